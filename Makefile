@@ -1,0 +1,68 @@
+# The commands of the project. `make run` and `make test` work on a bare Debian 12, as root or with
+# sudo: they install the packages they need (tools/packages-*.txt).
+
+BUILD := build
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+CONFIGURE = cmake --preset
+NINJA = cmake --build
+
+.PHONY: run build cuda test check test-asan test-tsan format format-check lint fuzz bench clean help
+
+help:            ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+run: build       ## build, get SmolLM2 (98 MB) and let it answer a question
+	@tools/demo $(BUILD)/release/bin/freshet
+
+build:           ## the program: build/release/bin/freshet
+	@tools/install_packages build
+	@$(CONFIGURE) release -DFRESHET_TESTS=OFF
+	@$(NINJA) --preset release -j $(JOBS) --target freshet
+
+cuda:            ## the program and its CUDA plug-in, for machines with nvcc: build/cuda/bin
+	@tools/install_packages build
+	@$(CONFIGURE) cuda -DFRESHET_TESTS=OFF
+	@$(NINJA) --preset cuda -j $(JOBS) --target freshet freshet_cuda
+
+test:            ## build and run every test; the published models' are skipped where there is no network
+	@tools/install_packages build test
+	@tools/test release -j $(JOBS)
+
+test-asan:       ## the same under AddressSanitizer and UBSan
+	@tools/install_packages build test
+	@tools/test asan -j $(JOBS)
+
+test-tsan:       ## the same under ThreadSanitizer
+	@tools/install_packages build test
+	@tools/test tsan -j $(JOBS)
+
+check:           ## order of the rooms, style
+	@tools/check_layers.py
+	@tools/check_style.py
+
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h')
+
+format:          ## lay out all sources with clang-format
+	@tools/install_packages dev
+	@clang-format-19 -i $(SOURCES)
+
+format-check:    ## fail where clang-format would change something
+	@clang-format-19 --dry-run --Werror $(SOURCES)
+
+lint:            ## clang-tidy over all sources
+	@tools/install_packages build test dev
+	@$(CONFIGURE) release -DFRESHET_TESTS=ON
+	@run-clang-tidy-19 -quiet -p $(BUILD)/release -j $(JOBS) '$(CURDIR)/(src|tests|bench)/.*\.cc$$'
+
+fuzz:            ## each fuzz target for FUZZ_SECONDS
+	@tools/install_packages build dev
+	@$(CONFIGURE) fuzz
+	@$(NINJA) --preset fuzz -j $(JOBS)
+	@tools/fuzz $(BUILD)/fuzz $(FUZZ_SECONDS)
+
+bench: build     ## measure SmolLM2 against the limits of this machine
+	@$(BUILD)/release/bin/freshet bench -m $$(tools/get_model smollm2)
+
+clean:
+	@rm -rf $(BUILD)

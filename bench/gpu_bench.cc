@@ -1,0 +1,245 @@
+// Speed of a GPU's forward pass on a shape with random weights, against what its memory can give.
+//
+// usage: freshet_gpu_bench CONFIG.json FORMAT TEST...
+//   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
+//         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
+//         w8       products of 8 rows with matrices of the shape's sizes, one by one
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+
+#include "backend/cuda/backend.h"
+#include "base/json.h"
+#include "layers/model.h"
+#include "models/dummy.h"
+#include "models/registry.h"
+
+namespace freshet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Bench {
+  ThreadPool pool{0};
+  std::unique_ptr<ops::Ops> ops;
+  ModelSpec spec;
+  quant::Format format = quant::Format::kBF16;
+  std::unique_ptr<Model> model;
+  double read_rate = 0.0;
+  double layer_bytes = 0.0, head_bytes = 0.0, layer_weights = 0.0;
+
+  double all_bytes() const { return layer_bytes + head_bytes; }  // that a step of one token reads
+};
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+// The batch of `sequences` with `queries` new tokens each after `before`.
+ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, int64_t stride,
+                      bool logits) {
+  ForwardBatch batch;
+  batch.query_start.push_back(0);
+  const size_t groups = kv_cache_spec(b.spec, ops::KvType::kF16).groups.size();
+  batch.tables.resize(groups);
+  for (int s = 0; s < sequences; ++s) {
+    for (int q = 0; q < queries; ++q) {
+      batch.token_ids.push_back((s * 7919 + (before + q) * 104729) % b.spec.vocab_size);
+      batch.positions.push_back(before + q);
+    }
+    batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+    batch.context_len.push_back(before + queries);
+    if (logits) batch.logit_rows.push_back(batch.query_start.back() - 1);
+    for (BlockTables& t : batch.tables) {
+      t.stride = stride;
+      for (int64_t i = 0; i < stride; ++i) t.ids.push_back(static_cast<int32_t>(s * stride + i));
+    }
+  }
+  return batch;
+}
+
+Status run_model(Bench& b, const std::string& name, int sequences, int context, bool prompt) {
+  const int64_t stride = (context + 1 + ops::kBlockTokens - 1) / ops::kBlockTokens + 1;
+  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvStorage cache,
+      KvStorage::allocate(
+          kv, std::vector<int32_t>(kv.groups.size(), static_cast<int32_t>(stride * sequences)),
+          b.ops->memory()));
+  const int64_t tokens = prompt ? int64_t{sequences} * context : std::max(sequences, 2048);
+  FRESHET_RETURN_IF_ERROR(b.model->reserve(tokens, sequences, context + 1));
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer logits, Buffer::allocate(static_cast<size_t>(sequences) *
+                                          static_cast<size_t>(b.spec.vocab_size) * sizeof(float),
+                                      b.ops->host_memory()));
+  std::vector<double> seconds;
+  const auto timed = [&](const ForwardBatch& batch) {
+    const auto begin = Clock::now();
+    b.model->forward(batch, cache, logits.as<float>(), nullptr);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  if (prompt) {
+    const ForwardBatch batch = batch_of(b, sequences, 0, context, stride, true);
+    for (int i = 0; i < 4; ++i) seconds.push_back(timed(batch));
+    seconds.erase(seconds.begin());
+    const double s = median(seconds);
+    std::printf("%-10s %9.3f ms  %9.0f tok/s  products %6.1f TFLOP/s\n", name.c_str(), s * 1e3,
+                static_cast<double>(tokens) / s,
+                2.0 * b.layer_weights * static_cast<double>(tokens) / s / 1e12);
+    return {};
+  }
+  for (int s = 0; s < sequences; ++s) {  // real keys and values, a sequence at a time
+    for (int first = 0; first < context; first += 2048) {
+      ForwardBatch one = batch_of(b, 1, first, std::min(2048, context - first), stride, false);
+      for (BlockTables& t : one.tables)
+        for (int32_t& id : t.ids) id += static_cast<int32_t>(s * stride);
+      (void)timed(one);
+    }
+  }
+  const ForwardBatch batch = batch_of(b, sequences, context, 1, stride, true);
+  for (int i = 0; i < 40; ++i) seconds.push_back(timed(batch));
+  seconds.erase(seconds.begin(), seconds.begin() + 5);
+  const double s = median(seconds);
+  double kv_bytes = 0.0;
+  for (const ops::KvShape& shape : kv.layers)
+    kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens * context * sequences;
+  std::printf("%-10s %9.3f ms  %9.1f tok/s  read %5.2f TB/s, %4.1f %% of the ceiling\n",
+              name.c_str(), s * 1e3, sequences / s, (b.all_bytes() + kv_bytes) / s / 1e12,
+              (b.all_bytes() + kv_bytes) / s / b.read_rate * 100.0);
+  return {};
+}
+
+// Products by themselves, over so many matrices that none is in a cache.
+Status run_products(Bench& b, const std::string& name, int64_t rows) {
+  const LayerSpec& l = b.spec.layers[0];
+  const int64_t hidden = b.spec.hidden_size, ff = l.mlp.ff;
+  const int64_t q = int64_t{l.attention.heads} * l.attention.head_dim;
+  const std::pair<int64_t, int64_t> shapes[] = {
+      {q, hidden}, {hidden, q}, {ff, hidden}, {hidden, ff}, {b.spec.vocab_size, hidden}};
+  const std::vector<uint8_t> noise = [] {
+    std::vector<uint8_t> v(1 << 22);
+    uint64_t state = 7;
+    for (size_t i = 0; i < v.size(); ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? 0x3b : 0xff);  // no huge numbers
+    }
+    return v;
+  }();
+  FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(size_t{1} << 30));
+  for (const auto& [n, k] : shapes) {
+    const size_t bytes = quant::row_bytes(b.format, k);
+    std::vector<const uint8_t*> pointers(static_cast<size_t>(n));
+    for (size_t i = 0; i < pointers.size(); ++i)
+      pointers[i] = noise.data() + i * 4160 % (noise.size() - bytes) / 16 * 16;
+    const auto copies = static_cast<int>(
+        std::max<size_t>(2, (size_t{600} << 20) / (static_cast<size_t>(n) * bytes)));
+    std::vector<ops::Weight> weights(static_cast<size_t>(copies));
+    for (ops::Weight& w : weights) {
+      FRESHET_ASSIGN_OR_RETURN(w, b.ops->pack(b.format, pointers, k));
+    }
+    FRESHET_ASSIGN_OR_RETURN(
+        const Buffer x, b.ops->upload(std::vector<float>(static_cast<size_t>(rows * k), 0.37f)));
+    FRESHET_ASSIGN_OR_RETURN(
+        const Buffer out,
+        Buffer::allocate(static_cast<size_t>(rows * n) * sizeof(float), b.ops->memory()));
+    const Matrix in{const_cast<float*>(x.as<float>()), rows, k, k};
+    std::vector<double> seconds;
+    for (int i = 0; i < 6; ++i) {
+      seconds.push_back(b.ops->device()->time([&] {
+        for (const ops::Weight& w : weights) {
+          const ops::Product p{&w, {const_cast<float*>(out.as<float>()), rows, n, n}};
+          b.ops->matmul(in, {&p, 1});
+        }
+      }));
+    }
+    const double s = median(seconds) / copies;
+    std::printf(
+        "%-10s %6lld x %-6lld %8.2f us  %5.2f TB/s  %4.1f %% of the ceiling  %6.1f TFLOP/s\n",
+        name.c_str(), static_cast<long long>(n), static_cast<long long>(k), s * 1e6,
+        static_cast<double>(n) * static_cast<double>(bytes) / s / 1e12,
+        static_cast<double>(n) * static_cast<double>(bytes) / s / b.read_rate * 100.0,
+        2.0 * static_cast<double>(rows * n * k) / s / 1e12);
+  }
+  return {};
+}
+
+Status load(Bench& b, const char* config, const char* format) {
+  std::ifstream file(config);
+  std::ostringstream text;
+  text << file.rdbuf();
+  FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse(text.str()));
+  FRESHET_ASSIGN_OR_RETURN(b.spec, models::read_spec(parsed));
+  const auto known = quant::format_by_name(format);
+  if (!known) return invalid_argument("unknown format {}", format);
+  b.format = *known;
+  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open());
+  b.ops = ops::Ops::create(b.pool, std::move(device));
+  FRESHET_ASSIGN_OR_RETURN(b.read_rate, b.ops->device()->read_rate());
+  std::printf("%s, reads %.2f TB/s\n", b.ops->device()->name().c_str(), b.read_rate / 1e12);
+  return {};
+}
+
+Status load_model(Bench& b) {
+  if (b.model != nullptr) return {};
+  const auto begin = Clock::now();
+  FRESHET_ASSIGN_OR_RETURN(b.model, models::dummy_model(b.spec, b.format, *b.ops));
+  double share = 1.0;
+  for (const LayerSpec& l : b.spec.layers) {
+    if (l.moe) share = static_cast<double>(l.moe->routing.top_k) / l.moe->routing.experts;
+  }
+  for (const Model::WeightInfo& w : b.model->weights()) {
+    const auto bytes =
+        static_cast<double>(w.rows) * static_cast<double>(quant::row_bytes(w.format, w.cols));
+    if (w.name == "embedding") {
+      if (b.spec.tied_embeddings) b.head_bytes += bytes;
+    } else if (w.name == "head") {
+      b.head_bytes += bytes;
+    } else {
+      const double part = w.name.starts_with("experts") ? share : 1.0;
+      b.layer_bytes += part * bytes;
+      b.layer_weights += part * static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    }
+  }
+  std::printf("packed in %.1f s; a step reads %.3f GB of weights, at least %.3f ms\n",
+              std::chrono::duration<double>(Clock::now() - begin).count(), b.all_bytes() / 1e9,
+              b.all_bytes() / b.read_rate * 1e3);
+  return {};
+}
+
+Status run_test(Bench& b, const std::string& test) {
+  int first = 0, second = 0;
+  if (std::sscanf(test.c_str(), "d%d@%d", &first, &second) == 2) {
+    FRESHET_RETURN_IF_ERROR(load_model(b));
+    return run_model(b, test, first, second, false);
+  }
+  if (std::sscanf(test.c_str(), "p%dx%d", &first, &second) == 2) {
+    FRESHET_RETURN_IF_ERROR(load_model(b));
+    return run_model(b, test, first, second, true);
+  }
+  if (std::sscanf(test.c_str(), "w%d", &first) == 1) return run_products(b, test, first);
+  return invalid_argument("unknown test {}", test);
+}
+
+Status run(int argc, char** argv) {
+  if (argc < 4) return invalid_argument("usage: freshet_gpu_bench CONFIG.json FORMAT TEST...");
+  Bench b;
+  FRESHET_RETURN_IF_ERROR(load(b, argv[1], argv[2]));
+  for (int i = 3; i < argc; ++i) {
+    FRESHET_RETURN_IF_ERROR(run_test(b, argv[i]));
+    std::fflush(stdout);
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace freshet
+
+int main(int argc, char** argv) {
+  const freshet::Status status = freshet::run(argc, argv);
+  if (!status.ok()) std::fprintf(stderr, "freshet_gpu_bench: %s\n", status.message().c_str());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,164 @@
+// Encoders of activation rows; layouts in matmul_layout.h. The same
+// bits on every instruction set: each step is exact or rounds once.
+#pragma once
+
+#include FRESHET_SIMD
+#include "backend/cpu/matmul_layout.h"
+
+namespace freshet::cpu {
+namespace {
+
+// Sixteen numbers from x, or fewer followed by zeros.
+FRESHET_INLINE F32 load_part(const float* x, int64_t left) {
+  if (left >= 16) return load_f(x);
+  float part[16] = {};
+  for (int64_t i = 0; i < left; ++i) part[i] = x[i];
+  return load_f(part);
+}
+
+FRESHET_INLINE float f32_from_bits(int32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+inline constexpr int32_t kInfinityBits = 0x7f800000;
+// Below this a block counts as zero: the inverse of its scale would overflow.
+inline constexpr float kSmallest = 1e-30f;
+
+struct BlockScale {
+  float d;
+  float inverse;  // 0: all numbers of the block are 0
+};
+
+// The scale that takes the largest magnitude to 127. `top` holds that magnitude's bits, compared as
+// a whole number so that a NaN counts as largest: it, and infinity, make the block's scale NaN.
+FRESHET_INLINE BlockScale block_scale(int32_t top) {
+  if (top >= kInfinityBits) {
+    return {f32_from_bits(0x7fc00000), 0.0f};
+  }
+  const float largest = f32_from_bits(top);
+  if (largest < kSmallest) return {0.0f, 0.0f};
+  return {largest / 127.0f, 127.0f / largest};
+}
+
+FRESHET_INLINE I32 magnitude_bits(F32 v) {
+  return and_i(bits_i(v), set_i(0x7fffffff));
+}
+
+// To the nearest BF16, ties to even; the bits in the low half. A NaN stays one.
+FRESHET_INLINE I32 to_bf16(F32 x) {
+  const I32 u = bits_i(x), top = shr(u, 16);
+  const I32 rounded = shr(add_i(add_i(u, set_i(0x7fff)), and_i(top, set_i(1))), 16);
+  const I32 nan = sar(sub_i(set_i(kInfinityBits), magnitude_bits(x)), 31);
+  return xor_i(rounded, and_i(xor_i(rounded, or_i(top, set_i(0x40))), nan));
+}
+
+// Stores the low halves of v, the middle two of each four exchanged.
+FRESHET_INLINE void store_swapped(uint8_t* to, I32 v) {
+  uint16_t h[16], swapped[16];
+  store_u16(h, v);
+  for (int i = 0; i < 16; ++i) swapped[i] = h[(i & 12) | (i & 1) << 1 | (i >> 1 & 1)];
+  std::memcpy(to, swapped, sizeof swapped);
+}
+
+// Any NaN becomes the same one: which of two comes out of a sum is up to the compiler.
+FRESHET_INLINE void put_number(uint8_t* at, float v) {
+  if (v != v) v = f32_from_bits(0x7fc00000);
+  std::memcpy(at, &v, sizeof v);
+}
+
+void encode_bf16(const float* x, int64_t cols, uint8_t* out) {
+  const Bf16Layout l = bf16_layout(cols);
+  for (int64_t k = 0; k < padded_cols(cols); k += 16) {
+    const F32 v = load_part(x + k, cols - k);
+    const I32 coarse = to_bf16(v);
+    const F32 coarse_f = bits_f(shl(coarse, 16));
+    const I32 fine = to_bf16(sub_f(v, coarse_f));
+    store_swapped(out + k * 2, coarse);
+    store_swapped(out + l.fine + k * 2, fine);
+    const float sum = reduce_add_f(coarse_f);
+    put_number(out + l.sum16 + k / 4, sum);
+    put_number(out + l.sum16_fine + k / 4, sum + reduce_add_f(bits_f(shl(fine, 16))));
+  }
+}
+
+// Sixteen numbers in two planes.
+struct Planes {
+  I32 coarse;
+  I32 fine;
+};
+// A zero inverse asks for zeros, whatever x holds.
+FRESHET_INLINE Planes quantize(F32 x, float inverse) {
+  if (inverse == 0.0f) return {zero_i(), zero_i()};
+  const F32 scaled = mul_f(x, set_f(inverse));
+  const I32 coarse = round_i(scaled);
+  return {coarse, round_i(mul_f(sub_f(scaled, to_f(coarse)), set_f(kFineSteps)))};
+}
+
+template <class T>
+FRESHET_INLINE void put(uint8_t* at, T v) {
+  std::memcpy(at, &v, sizeof v);
+}
+
+void encode_q8x32(const float* x, int64_t cols, uint8_t* out) {
+  const Q8x32Layout l = q8x32_layout(cols);
+  for (int64_t b = 0, k = 0; k < cols; ++b, k += 32) {
+    const F32 lo = load_part(x + k, cols - k), hi = load_part(x + k + 16, cols - k - 16);
+    const BlockScale scale = block_scale(reduce_max(max_i(magnitude_bits(lo), magnitude_bits(hi))));
+    const Planes qlo = quantize(lo, scale.inverse), qhi = quantize(hi, scale.inverse);
+    store_i8(out + k, qlo.coarse);
+    store_i8(out + k + 16, qhi.coarse);
+    store_i8(out + l.fine + k, qlo.fine);
+    store_i8(out + l.fine + k + 16, qhi.fine);
+    const int32_t sum = reduce_add(add_i(qlo.coarse, qhi.coarse));
+    const int32_t sum_fine = reduce_add(add_i(qlo.fine, qhi.fine));
+    put(out + l.d + b * 4, scale.d);
+    put(out + l.s + b * 4, scale.d * static_cast<float>(sum));
+    put(out + l.s_fine + b * 4,
+        scale.d * (static_cast<float>(sum) + static_cast<float>(sum_fine) / kFineSteps));
+    put(out + l.minus_sum + b * 4, -sum);
+    put(out + l.minus_sum_fine + b * 4, -sum_fine);
+  }
+}
+
+FRESHET_INLINE void put_sums(Q8x256Record& r, const int (&sum)[16]) {
+  for (int g = 0; g < 16; ++g) {
+    const int place = g / 4 * 4 + g % 2 * 2 + g % 4 / 2;  // (0, 2), (1, 3) of each four
+    r.sum16[place] = static_cast<int16_t>(sum[g]);
+    if (g < 8) r.sum32[place] = static_cast<int16_t>(sum[2 * g] + sum[2 * g + 1]);
+  }
+}
+
+void encode_q8x256(const float* x, int64_t cols, uint8_t* out) {
+  const Q8x256Layout l = q8x256_layout(cols);
+  for (int64_t b = 0; b < blocks_of(cols, 256); ++b) {
+    const float* const from = x + b * 256;
+    const int64_t left = cols - b * 256;
+    I32 top = zero_i();
+    for (int i = 0; i < 256; i += 16) {
+      top = max_i(top, magnitude_bits(load_part(from + i, left - i)));
+    }
+    const BlockScale scale = block_scale(reduce_max(top));
+    int sum[16], sum_fine[16];
+    for (int g = 0; g < 16; ++g) {
+      const Planes q = quantize(load_part(from + g * 16, left - g * 16), scale.inverse);
+      store_i8(out + b * 256 + g * 16, q.coarse);
+      store_i8(out + l.fine + b * 256 + g * 16, q.fine);
+      sum[g] = reduce_add(q.coarse);
+      sum_fine[g] = reduce_add(q.fine);
+    }
+    Q8x256Record r[2] = {};
+    r[0].d = scale.d;
+    r[0].minus_d = -scale.d;
+    r[1].d = scale.d / kFineSteps;
+    r[1].minus_d = -r[1].d;
+    put_sums(r[0], sum);
+    put_sums(r[1], sum_fine);
+    put(out + l.records + b * 2 * kLine, r[0]);
+    put(out + l.records + b * 2 * kLine + kLine, r[1]);
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu

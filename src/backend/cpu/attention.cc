@@ -1,0 +1,231 @@
+// Attention on the CPU: cuts a batch into tiles, hands them to the pool, and writes the cache.
+#include <algorithm>
+
+#include "backend/cpu/attention_isa.h"
+#include "backend/cpu/tables.h"
+
+namespace freshet::cpu {
+namespace {
+
+using ops::AttentionBatch;
+using ops::AttentionParams;
+using ops::KvShape;
+using ops::KvView;
+
+constexpr int kBlock = ops::kBlockTokens;
+constexpr int kMaxKeyDim = 1024;
+constexpr size_t kMaxPartialBytes = size_t{32} << 20;
+constexpr int64_t kTilesPerWorker = 4;  // with fewer, the splits of a tile go to several workers
+
+bool supports(const KvShape& s, const AttentionParams&) {
+  return s.key_dim % 8 == 0 && s.value_dim % 8 == 0 && s.key_dim > 0 && s.value_dim > 0 &&
+         s.key_dim <= kMaxKeyDim && s.value_dim <= kMaxKeyDim;
+}
+
+size_t element_bytes(const KvShape& s) {
+  return s.type == ops::KvType::kF32 ? 4 : 2;
+}
+
+size_t head_bytes(const KvShape& s) {
+  const int features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
+  return element_bytes(s) * kBlock * static_cast<size_t>(features);
+}
+
+int64_t queries_of(const AttentionBatch& b, int64_t sequence) {
+  const auto s = static_cast<size_t>(sequence);
+  return b.query_start[s + 1] - b.query_start[s];
+}
+
+template <class T>
+void scatter(const void* key, int key_dim, int64_t slot, uint8_t* to) {
+  for (int d = 0; d < key_dim; ++d) {
+    reinterpret_cast<T*>(to)[d * kBlock + slot] = static_cast<const T*>(key)[d];
+  }
+}
+
+void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, const float* v,
+                 int64_t slot, uint8_t* block) {
+  const size_t element = element_bytes(s);
+  alignas(64) uint8_t key[kMaxKeyDim * sizeof(float)];
+  for (int h = 0; h < s.kv_heads; ++h, block += head_bytes(s)) {
+    if (s.value_is_key_prefix) {
+      isa.convert(s.type, k, s.key_dim, block + static_cast<size_t>(slot * s.key_dim) * element);
+      continue;
+    }
+    isa.convert(s.type, k + int64_t{h} * s.key_dim, s.key_dim, key);
+    if (element == 4) {
+      scatter<uint32_t>(key, s.key_dim, slot, block);
+    } else {
+      scatter<uint16_t>(key, s.key_dim, slot, block);
+    }
+    uint8_t* values = block + element * kBlock * static_cast<size_t>(s.key_dim);
+    isa.convert(s.type, v + int64_t{h} * s.value_dim, s.value_dim,
+                values + static_cast<size_t>(slot * s.value_dim) * element);
+  }
+}
+
+void store(const AttentionIsa& isa, const KvView& cache, const Matrix& k, const Matrix& v,
+           const AttentionBatch& batch, ThreadPool& pool) {
+  const KvShape& s = cache.shape;
+  const auto store_rows = [&](int64_t first, int64_t last) {
+    auto next = std::upper_bound(batch.query_start.begin(), batch.query_start.end(), first);
+    for (int64_t token = first; token < last; ++token) {
+      while (*next <= token) ++next;  // sequences without queries
+      const auto sequence = next - batch.query_start.begin() - 1;
+      const int64_t position = batch.context_len[static_cast<size_t>(sequence)] - (*next - token);
+      const int32_t id = batch.block_tables[sequence * batch.table_stride + position / kBlock];
+      store_token(isa, s, k.row(token), s.value_is_key_prefix ? nullptr : v.row(token),
+                  position % kBlock, cache.data + static_cast<size_t>(id) * s.block_bytes());
+    }
+  };
+  if (k.rows * k.cols < 16 << 10) return store_rows(0, k.rows);
+  pool.parallel_for((k.rows + kBlock - 1) / kBlock, [&](int64_t i, int) {
+    store_rows(i * kBlock, std::min(k.rows, (i + 1) * kBlock));
+  });
+}
+
+// The tiles of a batch in order: sequences, KV heads, then rows, the later ones, which see more,
+// first.
+class Tiles {
+ public:
+  Tiles(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+        const AttentionParams& params, int64_t* ends)
+      : out_(out), q_(q), cache_(cache), batch_(batch), params_(params), ends_(ends) {
+    for (int64_t s = 0; s < batch.sequences(); ++s) {
+      const int64_t queries = queries_of(batch, s);
+      const int64_t context = batch.context_len[static_cast<size_t>(s)];
+      const int64_t first_seen =
+          params.window > 0 ? std::max<int64_t>(0, context - queries - params.window + 1) : 0;
+      count_ += tiles_of(s) * cache.shape.kv_heads;
+      ends_[s] = count_;
+      most_splits_ = std::max(most_splits_, (context - 1) / kSplit - first_seen / kSplit + 1);
+      most_rows_ = std::max(most_rows_, std::min<int64_t>(kAttendRows, queries * group()));
+    }
+  }
+
+  int64_t count() const { return count_; }
+  int64_t most_splits() const { return most_splits_; }
+  int64_t most_rows() const { return most_rows_; }  // of a tile
+
+  AttentionTile tile(int64_t i) const {
+    const KvShape& shape = cache_.shape;
+    const int64_t s = std::upper_bound(ends_, ends_ + batch_.sequences(), i) - ends_;
+    const int64_t tiles = tiles_of(s);
+    const int64_t in_sequence = i - (s > 0 ? ends_[s - 1] : 0);
+    const int64_t head = in_sequence / tiles;
+    const int64_t queries = queries_of(batch_, s);
+    AttentionTile t;
+    t.shape = shape;
+    t.block_bytes = shape.block_bytes();
+    t.data = cache_.data + static_cast<size_t>(head) * head_bytes(shape);
+    t.table = batch_.block_tables + s * batch_.table_stride;
+    t.group = group();
+    const int64_t token = batch_.query_start[static_cast<size_t>(s)];
+    t.q = q_.row(token) + head * t.group * shape.key_dim;
+    t.q_stride = q_.stride;
+    t.out = out_.row(token) + head * t.group * shape.value_dim;
+    t.out_stride = out_.stride;
+    t.sinks = params_.sinks != nullptr ? params_.sinks + head * t.group : nullptr;
+    t.first_row = (tiles - 1 - in_sequence % tiles) * kAttendRows;
+    t.rows = static_cast<int>(std::min<int64_t>(kAttendRows, queries * t.group - t.first_row));
+    t.first_position = batch_.context_len[static_cast<size_t>(s)] - queries;
+    t.scale = params_.scale;
+    t.softcap = params_.softcap;
+    t.window = params_.window;
+    return t;
+  }
+
+ private:
+  int group() const { return params_.heads / cache_.shape.kv_heads; }
+  int64_t tiles_of(int64_t s) const {
+    return (queries_of(batch_, s) * group() + kAttendRows - 1) / kAttendRows;
+  }
+
+  const Matrix& out_;
+  const Matrix& q_;
+  const KvView& cache_;
+  const AttentionBatch& batch_;
+  const AttentionParams& params_;
+  int64_t* ends_;  // [sequences]
+  int64_t count_ = 0;
+  int64_t most_splits_ = 1;
+  int64_t most_rows_ = 1;
+};
+
+size_t aligned(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+size_t worker_bytes(const KvShape& s) {
+  return aligned(static_cast<size_t>(attention_scratch_floats(s)) * sizeof(float));
+}
+
+size_t partial_bytes(const KvShape& s, int64_t rows, int64_t tiles, int64_t splits) {
+  return static_cast<size_t>(tiles * splits * attention_partial_floats(s, rows)) * sizeof(float);
+}
+
+size_t scratch_bytes(const KvShape& s, int heads, int64_t tokens, int64_t context, int workers) {
+  const int64_t tiles = kTilesPerWorker * workers;
+  const int64_t rows = std::min<int64_t>(kAttendRows, tokens * heads);
+  const int64_t splits = (context + kSplit - 1) / kSplit;
+  const size_t partials =
+      workers > 1 ? std::min(partial_bytes(s, rows, tiles, splits), kMaxPartialBytes) : 0;
+  return aligned(static_cast<size_t>(tokens) * sizeof(int64_t)) +
+         static_cast<size_t>(workers) * worker_bytes(s) + partials;
+}
+
+void run(const AttentionIsa& isa, const Matrix& out, const Matrix& q, const KvView& cache,
+         const AttentionBatch& batch, const AttentionParams& params, ThreadPool& pool,
+         uint8_t* scratch, size_t bytes) {
+  const KvShape& s = cache.shape;
+  const size_t lists = aligned(static_cast<size_t>(batch.sequences()) * sizeof(int64_t));
+  const Tiles tiles(out, q, cache, batch, params, reinterpret_cast<int64_t*>(scratch));
+  uint8_t* const workers = scratch + lists;
+  const auto tile_for = [&](int64_t i, int worker) {
+    AttentionTile t = tiles.tile(i);
+    t.scratch = reinterpret_cast<float*>(workers + static_cast<size_t>(worker) * worker_bytes(s));
+    return t;
+  };
+  const size_t used = lists + static_cast<size_t>(pool.size()) * worker_bytes(s);
+  const int64_t splits = tiles.most_splits();
+  if (pool.size() == 1 || splits == 1 || tiles.count() >= kTilesPerWorker * pool.size() ||
+      used + partial_bytes(s, tiles.most_rows(), tiles.count(), splits) > bytes) {
+    pool.parallel_for(tiles.count(),
+                      [&](int64_t i, int worker) { isa.attend(tile_for(i, worker)); });
+    return;
+  }
+  auto* const partials = reinterpret_cast<float*>(scratch + used);
+  const int64_t stride = attention_partial_floats(s, tiles.most_rows());
+  pool.parallel_for(tiles.count() * splits, [&](int64_t i, int worker) {
+    const AttentionTile t = tile_for(i / splits, worker);
+    const int64_t split = t.first_split() + i % splits;
+    if (split <= t.last_split()) isa.attend_split(t, split, partials + i * stride);
+  });
+  pool.parallel_for(tiles.count(), [&](int64_t i, int worker) {
+    isa.merge(tile_for(i, worker), partials + i * splits * stride, stride);
+  });
+}
+
+template <const AttentionIsa& kIsa>
+constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
+  return {name,
+          isa,
+          supports,
+          [](const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
+             ThreadPool& pool) { store(kIsa, cache, k, v, batch, pool); },
+          [](const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+             const AttentionParams& params, ThreadPool& pool, uint8_t* scratch,
+             size_t bytes) { run(kIsa, out, q, cache, batch, params, pool, scratch, bytes); },
+          scratch_bytes};
+}
+
+}  // namespace
+
+std::span<const ops::AttentionKernel> attention_kernels() {
+  static const ops::AttentionKernel kRows[] = {
+      row<kAttentionAvx512>("attention.avx512", ops::CpuIsa::kAvx512),
+      row<kAttentionAvx2>("attention.avx2", ops::CpuIsa::kAvx2)};
+  return kRows;
+}
+
+}  // namespace freshet::cpu

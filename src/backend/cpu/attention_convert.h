@@ -1,0 +1,42 @@
+// Rounding to the types of the cache, eight numbers at a time; for sources with AVX2 and F16C.
+#pragma once
+
+#include <cstdint>
+
+#include <immintrin.h>
+
+#include "ops/attention.h"
+
+namespace freshet::cpu {
+namespace {
+
+inline __m128i to_f16(__m256 x) {
+  const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
+  const __m256 clamped = _mm256_max_ps(least, _mm256_min_ps(most, x));  // NaN stays
+  return _mm256_cvtps_ph(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+inline __m128i to_bf16(__m256 x) {
+  const __m256i u = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i top = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, is_nan), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+}
+
+inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out) {
+  for (int64_t i = 0; i < n; i += 8) {
+    const __m256 v = _mm256_loadu_ps(x + i);
+    if (type == ops::KvType::kF32) {
+      _mm256_storeu_ps(static_cast<float*>(out) + i, v);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + i),
+                       type == ops::KvType::kF16 ? to_f16(v) : to_bf16(v));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,87 @@
+// What an instruction set provides to attention on the CPU, and the layout of a block there.
+//
+// The keys of a block lie transposed, so that lanes are tokens; values lie plain, so that lanes are
+// features: [kv_heads] of {keys [key_dim, 16], values [16, value_dim]}. Where a value is the prefix
+// of its key (MLA), a block is the keys alone, plain: [16, key_dim].
+//
+// The unit of work is a tile: up to kTileRows rows (pairs of a query and a head) that read one KV
+// head of one sequence. The context is cut at multiples of kSplit tokens from the sequence's start.
+// For every split of a row: scores, their maximum, exponentials, their sum and the weighted values,
+// each summed in order of position; then the splits are merged from left to right. A split's result
+// depends on the row alone, so it does not matter who computes which rows and splits when. A masked
+// score has the weight zero and changes no sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/kernel_table.h"
+
+namespace freshet::cpu {
+
+inline constexpr int kSplit = 256;      // tokens
+inline constexpr int kAttendRows = 64;  // of a tile
+
+struct AttentionTile {
+  ops::KvShape shape;
+  size_t block_bytes = 0;
+  const uint8_t* data = nullptr;   // of block 0, at this KV head
+  const int32_t* table = nullptr;  // the sequence's blocks
+  // Row r is head r % group of query r / group; q and out point to row 0 of the sequence.
+  const float* q = nullptr;
+  int64_t q_stride = 0;  // floats a token
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  const float* sinks = nullptr;  // [group] or nullptr
+  int group = 1;
+  int64_t first_row = 0;
+  int rows = 0;
+  int64_t first_position = 0;  // of the sequence's first query
+  float scale = 1.0f;
+  float softcap = 0.0f;
+  int window = 0;
+  float* scratch = nullptr;  // attention_scratch_floats()
+
+  // The context that row r of the tile sees: [first_seen, last_seen].
+  int64_t last_seen(int r) const { return first_position + (first_row + r) / group; }
+  int64_t first_seen(int r) const {
+    const int64_t from = last_seen(r) - window + 1;
+    return window > 0 && from > 0 ? from : 0;
+  }
+  int64_t first_split() const { return first_seen(0) / kSplit; }
+  int64_t last_split() const { return last_seen(rows - 1) / kSplit; }
+};
+
+// Row strides in floats, with room for whole vectors.
+inline constexpr int64_t padded_key_dim(const ops::KvShape& s) {
+  return (s.key_dim + 15) / 16 * 16;
+}
+inline constexpr int64_t padded_value_dim(const ops::KvShape& s) {
+  return (s.value_dim + 31) / 32 * 32;
+}
+inline constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
+  return kAttendRows * (padded_key_dim(s) + kSplit + padded_value_dim(s)) +  // q, scores, sums
+         32 * padded_key_dim(s) + kSplit * 32 +  // converted keys, values
+         8 * kAttendRows;
+}
+// A split's result: [rows, padded_value_dim], then a maximum and a sum for each row.
+inline constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
+  return rows * (padded_value_dim(s) + 2);
+}
+
+struct AttentionIsa {
+  // All splits; writes the tile's rows of `out`.
+  void (*attend)(const AttentionTile& tile);
+  // One split, into partial.
+  void (*attend_split)(const AttentionTile& tile, int64_t split, float* partial);
+  // Merges the partials of the tile's splits, which are partial_floats apart; writes `out`.
+  void (*merge)(const AttentionTile& tile, const float* partials, int64_t partial_floats);
+  // Rounds n numbers, a multiple of 8, to the cache's type. F16 saturates: an infinity would turn
+  // the zero weight of a masked token into NaN.
+  void (*convert)(ops::KvType type, const float* x, int64_t n, void* out);
+};
+
+extern const AttentionIsa kAttentionAvx2;
+extern const AttentionIsa kAttentionAvx512;
+
+}  // namespace freshet::cpu

@@ -1,0 +1,270 @@
+// The inner loops of attention over a Simd type: register tiles of rows x tokens (scores) and of
+// rows x features (values). An element of a tile is one chain of fused multiply-adds in ascending
+// order of the feature or of the position, whatever the tile's shape.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/attention_isa.h"
+
+namespace freshet::cpu {
+namespace {
+
+// Numbers of the cache's types, told apart by type.
+struct F16Bits {
+  uint16_t bits;
+};
+struct BF16Bits {
+  uint16_t bits;
+};
+
+// Rows of a split's tokens in the blocks of the cache.
+template <class T>
+struct PagedRows {
+  using Element = T;
+  const uint8_t* data;   // of block 0, at the first row
+  const int32_t* table;  // from the split's first block
+  size_t block_bytes;
+  int64_t stride;  // numbers a row
+
+  const T* row(int token) const {
+    const uint8_t* block = data + static_cast<size_t>(table[token / 16]) * block_bytes;
+    return reinterpret_cast<const T*>(block) + (token % 16) * stride;
+  }
+};
+
+// Where a tile of weighted values goes: to = to * keep + take * tile, or to = tile without keep.
+struct ValueTarget {
+  float* to;
+  int64_t stride;  // floats a row
+  const float* keep;
+  const float* take;
+
+  ValueTarget at_column(int d) const { return {to + d, stride, keep, take}; }
+};
+
+template <class S>
+struct AttentionKernels {
+  using F = typename S::F;
+  static constexpr int kLanes = S::kLanes;
+
+#define FRESHET_KERNEL static inline __attribute__((always_inline))
+  FRESHET_KERNEL F load(const float* p) { return S::load(p); }
+  FRESHET_KERNEL F load(const F16Bits* p) { return S::load_f16(&p->bits); }
+  FRESHET_KERNEL F load(const BF16Bits* p) { return S::load_bf16(&p->bits); }
+  FRESHET_KERNEL F load_n(const float* p, int n) { return S::load_n(p, n < kLanes ? n : kLanes); }
+  FRESHET_KERNEL F load_n(const F16Bits* p, int n) { return S::load_f16_n(&p->bits, n); }
+  FRESHET_KERNEL F load_n(const BF16Bits* p, int n) { return S::load_bf16_n(&p->bits, n); }
+
+  // n numbers, a multiple of 16.
+  template <class T>
+  static void load_all(const T* from, int64_t n, float* to) {
+    for (int64_t i = 0; i < n; i += kLanes) S::store(to + i, load(from + i));
+  }
+  // n numbers, and zeros up to `padded`.
+  template <class T>
+  static void load_row(const T* from, int n, float* to, int64_t padded) {
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) S::store(to + i, load(from + i));
+    for (; i < padded; i += kLanes) S::store(to + i, i < n ? load_n(from + i, n - i) : S::zero());
+  }
+  // Features [d, d + n) of tokens [from, to), n <= 2 * kLanes, as rows of two vectors.
+  template <class Rows>
+  static void load_columns(const Rows& rows, int from, int to, int d, int n, float* out) {
+    for (int t = from; t < to; ++t, out += 2 * kLanes) {
+      load_row(rows.row(t) + d, n, out, 2 * kLanes);
+    }
+  }
+
+  // out[r, token] for R rows of q [key_dim, R] and N vectors of tokens whose keys start at k[v],
+  // [key_dim, 16].
+  template <int R, int N, class T>
+  FRESHET_KERNEL void score_tile(const float* q, const T* const (&keys)[N], int key_dim,
+                                 float* out) {
+    const T* k[N];
+    F acc[R][N];
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) k[v] = keys[v];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) acc[r][v] = S::zero();
+    }
+    for (int d = 0; d < key_dim; ++d, q += R) {
+      F kv[N];
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) {
+        kv[v] = load(k[v]);
+        k[v] += 16;
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F x = S::set(q[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v < N; ++v) acc[r][v] = S::fma(x, kv[v], acc[r][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) S::store(out + r * kSplit + v * kLanes, acc[r][v]);
+    }
+  }
+
+  // Enough vectors at a time to hide the latency of a chain with R rows.
+  static constexpr int width_for(int rows) {
+    const int wide = rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? (kLanes == 16 ? 4 : 2) : 2;
+    return wide;
+  }
+
+  template <int R, int N, class T>
+  static void score_rows(const float* q, const T* const* blocks, int key_dim, int from, int to,
+                         float* out) {
+    int i = from;
+    for (; i + N * kLanes <= to; i += N * kLanes) {
+      const T* k[N];
+      for (int v = 0; v < N; ++v) {
+        const int token = i + v * kLanes;
+        k[v] = blocks[token / 16] + token % 16;
+      }
+      score_tile<R, N>(q, k, key_dim, out + i);
+    }
+    if constexpr (N * kLanes > 16) score_rows<R, N / 2>(q, blocks, key_dim, i, to, out);
+  }
+
+  // Scores of tokens [from, to), both multiples of 16, for 1 to kTileRows rows: out[r * kSplit +
+  // token].
+  template <class T, int R = S::kTileRows>
+  static void score(const float* q, const T* const* blocks, int key_dim, int rows, int from, int to,
+                    float* out) {
+    if constexpr (R > 1) {
+      if (rows < R) return score<T, R - 1>(q, blocks, key_dim, rows, from, to, out);
+    }
+    score_rows<R, width_for(R)>(q, blocks, key_dim, from, to, out);
+  }
+
+  // Rows of q and of keys with lanes along the features: R x 4 dot products.
+  template <int R>
+  FRESHET_KERNEL void dot_tile(const float* q, const float* keys, int64_t stride, float* out) {
+    F acc[R][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int t = 0; t < 4; ++t) acc[r][t] = S::zero();
+    }
+    for (int64_t d = 0; d < stride; d += kLanes) {
+      F k[4];
+#pragma GCC unroll 4
+      for (int t = 0; t < 4; ++t) k[t] = S::load(keys + t * stride + d);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const F x = S::load(q + r * stride + d);
+#pragma GCC unroll 4
+        for (int t = 0; t < 4; ++t) acc[r][t] = S::fma(x, k[t], acc[r][t]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) S::reduce_add4(acc[r], out + r * kSplit);
+  }
+
+  // 16 tokens. q: [rows, stride], keys: [16, stride], out: [rows, kSplit].
+  static void score_plain(const float* q, const float* keys, int64_t stride, int rows, float* out) {
+    constexpr int kR = S::kDotRows;
+    for (int t = 0; t < 16; t += 4) {
+      int r = 0;
+      for (; r + kR <= rows; r += kR) {
+        dot_tile<kR>(q + r * stride, keys + t * stride, stride, out + r * kSplit + t);
+      }
+      for (; r < rows; ++r) {
+        dot_tile<1>(q + r * stride, keys + t * stride, stride, out + r * kSplit + t);
+      }
+    }
+  }
+
+  // R rows x C vectors of features from d on: sums over tokens [from, to) of weight * value. With
+  // kPart the last vector has `lanes` lanes only.
+  template <int R, int C, bool kPart, class Rows>
+  FRESHET_KERNEL void value_tile(const float* weights, const Rows& rows, int from, int to, int d,
+                                 int lanes, const ValueTarget& target) {
+    F acc[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = S::zero();
+    }
+    for (int t = from; t < to;) {
+      const typename Rows::Element* row = rows.row(t) + d;
+      const int end = (t | 15) + 1 < to ? (t | 15) + 1 : to;
+      for (; t < end; ++t, row += rows.stride) {
+        F v[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+          v[c] = kPart ? load_n(row + c * kLanes, lanes) : load(row + c * kLanes);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const F p = S::set(weights[r * kSplit + t]);
+#pragma GCC unroll 8
+          for (int c = 0; c < C; ++c) acc[r][c] = S::fma(p, v[c], acc[r][c]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        float* at = target.to + r * target.stride + d + c * kLanes;
+        F v = acc[r][c];
+        if (target.keep != nullptr) {
+          v = S::fma(S::load(at), S::set(target.keep[r]), S::mul(v, S::set(target.take[r])));
+        }
+        S::store(at, v);
+      }
+    }
+  }
+
+  template <int R, int C, class Rows>
+  static void value_rows(const float* weights, const Rows& rows, int from, int to, int d,
+                         int value_dim, const ValueTarget& target) {
+    for (; d + C * kLanes <= value_dim; d += C * kLanes) {
+      value_tile<R, C, false>(weights, rows, from, to, d, kLanes, target);
+    }
+    if constexpr (C > 1) {
+      value_rows<R, C / 2>(weights, rows, from, to, d, value_dim, target);
+    } else if (d < value_dim) {
+      value_tile<R, 1, true>(weights, rows, from, to, d, value_dim - d, target);
+    }
+  }
+
+  // For 1 to kTileRows rows, straight from the cache. weights: [rows, kSplit].
+  template <class Rows, int R = S::kTileRows>
+  static void values(const float* weights, const Rows& rows, int n, int from, int to, int value_dim,
+                     const ValueTarget& target) {
+    if constexpr (R > 1) {
+      if (n < R) return values<Rows, R - 1>(weights, rows, n, from, to, value_dim, target);
+    }
+    value_rows<R, width_for(R)>(weights, rows, from, to, 0, value_dim, target);
+  }
+
+  struct ConvertedRows {
+    using Element = float;
+    static constexpr int64_t stride = 2 * kLanes;
+    const float* data;
+    const float* row(int token) const { return data + token * stride; }
+  };
+
+  // For 1 to kTileRows rows and two vectors of features, from rows that load_columns made.
+  template <int R = S::kTileRows>
+  static void converted_values(const float* weights, const float* values, int n, int from, int to,
+                               const ValueTarget& target) {
+    if constexpr (R > 1) {
+      if (n < R) return converted_values<R - 1>(weights, values, n, from, to, target);
+    }
+    value_tile<R, 2, false>(weights, ConvertedRows{values}, from, to, 0, kLanes, target);
+  }
+#undef FRESHET_KERNEL
+};
+
+}  // namespace
+}  // namespace freshet::cpu

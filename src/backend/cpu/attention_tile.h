@@ -1,0 +1,298 @@
+// Attention of one tile over a Simd type; attention_<isa>.cc makes an AttentionIsa of it.
+#pragma once
+
+#include "backend/cpu/attention_convert.h"
+#include "backend/cpu/attention_isa.h"
+#include "backend/cpu/attention_kernels.h"
+#include "backend/cpu/vector_math.h"
+
+namespace freshet::cpu {
+namespace {
+
+template <class S>
+class TileAttention {
+  using F = typename S::F;
+  using K = AttentionKernels<S>;
+  static constexpr int kLanes = S::kLanes;
+  static constexpr int kRows = S::kTileRows;
+  static constexpr float kNegInf = -__builtin_inff();
+
+  // Some rows that are computed together, and the tokens of a split that they need.
+  struct Group {
+    int first;  // row of the tile
+    int rows;
+    int from;  // tokens of the split, from a multiple of 16
+    int to;
+    int to_block() const { return (to + 15) & ~15; }
+  };
+
+  const AttentionTile& t_;
+  const int key_dim_ = t_.shape.key_dim;
+  const int value_dim_ = t_.shape.value_dim;
+  const int64_t key_stride_ = padded_key_dim(t_.shape);
+  const int64_t value_stride_ = padded_value_dim(t_.shape);
+  float* const q_ = t_.scratch;  // groups of [key_dim, rows]; with plain keys [rows, key_stride]
+  float* const scores_ = q_ + kAttendRows * key_stride_;      // [rows, kSplit]
+  float* const total_ = scores_ + kAttendRows * kSplit;       // [rows, value_stride]
+  float* const keys_ = total_ + kAttendRows * value_stride_;  // two blocks, converted
+  float* const values_ = keys_ + 32 * key_stride_;            // [kSplit, 2 vectors], converted
+  float* const max_ = values_ + kSplit * 32;                  // of all splits so far
+  float* const sum_ = max_ + kAttendRows;
+  float* const split_max_ = sum_ + kAttendRows;
+  float* const split_sum_ = split_max_ + kAttendRows;
+  float* const keep_ = split_sum_ + kAttendRows;  // factors of what was there and of what comes
+  float* const take_ = keep_ + kAttendRows;
+
+  explicit TileAttention(const AttentionTile& tile) : t_(tile) {}
+
+  bool plain_keys() const { return t_.shape.value_is_key_prefix; }
+  int groups() const { return (t_.rows + kRows - 1) / kRows; }
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+  static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+  Group group(int g, int64_t split) const {
+    const int first = g * kRows;
+    const int rows = static_cast<int>(least(kRows, t_.rows - first));
+    const int64_t start = split * kSplit;
+    const int64_t from = most(t_.first_seen(first), start) - start;
+    const int64_t to = least(t_.last_seen(first + rows - 1) + 1, start + kSplit) - start;
+    return {first, rows, static_cast<int>(from & ~int64_t{15}), static_cast<int>(to)};
+  }
+  // What all groups together need.
+  Group all(int64_t split) const {
+    const Group a = group(0, split), b = group(groups() - 1, split);
+    return {0, t_.rows, a.from, b.to};
+  }
+
+  void load_queries() {
+    for (int r = 0; r < t_.rows; ++r) {
+      const int64_t row = t_.first_row + r;
+      const float* from = t_.q + row / t_.group * t_.q_stride + row % t_.group * key_dim_;
+      if (plain_keys()) {
+        float* to = q_ + r * key_stride_;
+        for (int64_t d = 0; d < key_stride_; ++d) to[d] = d < key_dim_ ? from[d] : 0.0f;
+      } else {
+        const int first = r / kRows * kRows;
+        const int rows = static_cast<int>(least(kRows, t_.rows - first));
+        float* to = q_ + int64_t{first} * key_dim_ + (r - first);
+        for (int d = 0; d < key_dim_; ++d) to[int64_t{d} * rows] = from[d];
+      }
+    }
+  }
+
+  const uint8_t* block(int64_t split, int token) const {
+    return t_.data +
+           static_cast<size_t>(t_.table[split * (kSplit / 16) + token / 16]) * t_.block_bytes;
+  }
+
+  // scores_ of all groups for the split.
+  template <class T>
+  void score(int64_t split) {
+    const Group need = all(split);
+    if (plain_keys()) return score_plain<T>(split, need);
+    if (groups() == 1) {
+      const T* blocks[kSplit / 16];
+      for (int b = need.from / 16; b < need.to_block() / 16; ++b) {
+        blocks[b] = reinterpret_cast<const T*>(block(split, b * 16));
+      }
+      K::score(q_, blocks, key_dim_, need.rows, need.from, need.to_block(), scores_);
+      return;
+    }
+    const float* blocks[kSplit / 16];
+    for (int b = need.from; b < need.to_block(); b += 32) {
+      const int end = static_cast<int>(least(b + 32, need.to_block()));
+      for (int i = b; i < end; i += 16) {
+        float* to = keys_ + (i - b) * key_dim_;
+        K::load_all(reinterpret_cast<const T*>(block(split, i)), int64_t{16} * key_dim_, to);
+        blocks[i / 16] = to;
+      }
+      for (int g = 0; g < groups(); ++g) {
+        const Group some = group(g, split);
+        K::score(q_ + int64_t{some.first} * key_dim_, blocks, key_dim_, some.rows,
+                 static_cast<int>(most(b, some.from)),
+                 static_cast<int>(least(end, some.to_block())), scores_ + some.first * kSplit);
+      }
+    }
+  }
+
+  template <class T>
+  void score_plain(int64_t split, const Group& need) {
+    for (int b = need.from; b < need.to_block(); b += 16) {
+      const T* from = reinterpret_cast<const T*>(block(split, b));
+      for (int i = 0; i < 16; ++i) {
+        K::load_row(from + i * key_dim_, key_dim_, keys_ + i * key_stride_, key_stride_);
+      }
+      for (int g = 0; g < groups(); ++g) {
+        const Group some = group(g, split);
+        if (b < some.from || b >= some.to) continue;
+        K::score_plain(q_ + some.first * key_stride_, keys_, key_stride_, some.rows,
+                       scores_ + some.first * kSplit + b);
+      }
+    }
+  }
+
+  // Scores of row r to weights, of which it notes the maximum (before) and the sum.
+  void weigh(int r, const Group& g, int64_t split) {
+    float* s = scores_ + r * kSplit;
+    const int64_t start = split * kSplit;
+    const int64_t first = t_.first_seen(r) - start, end = t_.last_seen(r) + 1 - start;
+    const F scale = S::set(t_.scale), none = S::set(kNegInf), cap = S::set(t_.softcap);
+    F max = none;
+    for (int i = g.from; i < g.to_block(); i += kLanes) {
+      F v = S::mul(S::load(s + i), scale);
+      if (t_.softcap > 0.0f) v = S::mul(cap, Math<S>::tanh(S::div(v, cap)));
+      if (i < first || i + kLanes > end) v = S::keep_range(v, first - i, end - i, none);
+      S::store(s + i, v);
+      max = S::max(max, v);
+    }
+    const float m = S::reduce_max(max);
+    const F base = S::set(m == kNegInf ? 0.0f : m);
+    F sum = S::zero();
+    for (int i = g.from; i < g.to_block(); i += kLanes) {
+      const F p = Math<S>::exp(S::sub(S::load(s + i), base));
+      S::store(s + i, p);
+      sum = S::add(sum, p);
+    }
+    split_max_[r] = m;
+    split_sum_[r] = S::reduce_add(sum);
+  }
+
+  // Takes maxima and sums of a split into those of the rows [first, first + rows), rows <= kLanes,
+  // and finds the factors for the values.
+  void advance(int first, int rows, const float* split_max, const float* split_sum) {
+    const F old_max = S::load_n(max_ + first, rows), new_max = S::load_n(split_max, rows);
+    const F max = S::max(old_max, new_max);
+    const F base = S::if_less(S::set(kNegInf), max, max, S::zero());
+    const F keep = Math<S>::exp(S::sub(old_max, base)), take = Math<S>::exp(S::sub(new_max, base));
+    S::store_n(keep_ + first, keep, rows);
+    S::store_n(take_ + first, take, rows);
+    S::store_n(max_ + first, max, rows);
+    const F sum = S::mul(S::load_n(split_sum, rows), take);
+    S::store_n(sum_ + first, S::fma(S::load_n(sum_ + first, rows), keep, sum), rows);
+  }
+
+  // Adds a split's weighted values to total_, or writes them to partial.
+  template <class T>
+  void add_values(int64_t split, float* partial) {
+    const Group need = all(split);
+    const int64_t row = plain_keys() ? key_dim_ : value_dim_;
+    const size_t offset = plain_keys() ? 0 : sizeof(T) * 16 * static_cast<size_t>(key_dim_);
+    const PagedRows<T> stored{t_.data + offset, t_.table + split * (kSplit / 16), t_.block_bytes,
+                              row};
+    const auto target = [&](const Group& g) {
+      float* at = (partial != nullptr ? partial : total_) + g.first * value_stride_;
+      return ValueTarget{at, value_stride_, partial != nullptr ? nullptr : keep_ + g.first,
+                         take_ + g.first};
+    };
+    if (groups() == 1) {
+      K::values(scores_, stored, need.rows, need.from, need.to, value_dim_, target(need));
+      return;
+    }
+    for (int d = 0; d < value_dim_; d += 2 * kLanes) {
+      const int lanes = static_cast<int>(least(2 * kLanes, value_dim_ - d));
+      K::load_columns(stored, need.from, need.to, d, lanes, values_);
+      for (int g = 0; g < groups(); ++g) {
+        const Group some = group(g, split);
+        if (some.from >= some.to) continue;
+        K::converted_values(scores_ + some.first * kSplit,
+                            values_ - int64_t{need.from} * 2 * kLanes, some.rows, some.from,
+                            some.to, target(some).at_column(d));
+      }
+    }
+  }
+
+  template <class T>
+  void do_split(int64_t split, float* partial) {
+    score<T>(split);
+    for (int g = 0; g < groups(); ++g) {
+      const Group some = group(g, split);
+      for (int r = some.first; r < some.first + some.rows; ++r) weigh(r, some, split);
+      if (partial == nullptr && some.from < some.to) {
+        advance(some.first, some.rows, split_max_ + some.first, split_sum_ + some.first);
+      }
+    }
+    add_values<T>(split, partial);
+  }
+
+  void do_split(int64_t split, float* partial) {
+    switch (t_.shape.type) {
+      case ops::KvType::kF32:
+        return do_split<float>(split, partial);
+      case ops::KvType::kF16:
+        return do_split<F16Bits>(split, partial);
+      case ops::KvType::kBF16:
+        return do_split<BF16Bits>(split, partial);
+    }
+  }
+
+  void begin() {
+    for (int r = 0; r < t_.rows; ++r) {
+      max_[r] = kNegInf;
+      sum_[r] = 0.0f;
+    }
+    for (int64_t i = 0; i < t_.rows * value_stride_; i += kLanes) S::store(total_ + i, S::zero());
+  }
+
+  // A sink is a split of its own, at the end, with one score and no value.
+  void finish() {
+    for (int r = 0; r < t_.rows; ++r) {
+      const int64_t row = t_.first_row + r;
+      if (t_.sinks != nullptr) {
+        const float one = 1.0f;
+        advance(r, 1, t_.sinks + row % t_.group, &one);
+      }
+      const F keep = S::set(t_.sinks != nullptr ? keep_[r] : 1.0f), sum = S::set(sum_[r]);
+      const float* from = total_ + r * value_stride_;
+      float* to = t_.out + row / t_.group * t_.out_stride + row % t_.group * value_dim_;
+      for (int d = 0; d < value_dim_; d += kLanes) {
+        const F v = S::div(S::mul(S::load(from + d), keep), sum);
+        S::store_n(to + d, v, static_cast<int>(least(kLanes, value_dim_ - d)));
+      }
+    }
+  }
+
+ public:
+  static void attend(const AttentionTile& tile) {
+    TileAttention a(tile);
+    a.load_queries();
+    a.begin();
+    for (int64_t s = tile.first_split(); s <= tile.last_split(); ++s) a.do_split(s, nullptr);
+    a.finish();
+  }
+
+  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+    TileAttention a(tile);
+    a.load_queries();
+    // Groups of rows that see nothing of the split leave their part as it is here.
+    const int64_t values = tile.rows * a.value_stride_;
+    for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
+    a.do_split(split, partial);
+    for (int r = 0; r < tile.rows; ++r) {
+      partial[values + r] = a.split_max_[r];
+      partial[values + tile.rows + r] = a.split_sum_[r];
+    }
+  }
+
+  static void merge(const AttentionTile& tile, const float* partials, int64_t partial_floats) {
+    TileAttention a(tile);
+    a.begin();
+    const int64_t values = tile.rows * a.value_stride_;
+    for (int64_t s = tile.first_split(); s <= tile.last_split(); ++s, partials += partial_floats) {
+      for (int r = 0; r < tile.rows; ++r) {
+        a.advance(r, 1, partials + values + r, partials + values + tile.rows + r);
+        const F keep = S::set(a.keep_[r]), take = S::set(a.take_[r]);
+        float* to = a.total_ + r * a.value_stride_;
+        const float* from = partials + r * a.value_stride_;
+        for (int64_t d = 0; d < a.value_stride_; d += kLanes) {
+          S::store(to + d, S::fma(S::load(to + d), keep, S::mul(S::load(from + d), take)));
+        }
+      }
+    }
+    a.finish();
+  }
+
+  static constexpr AttentionIsa isa() { return {attend, attend_split, merge, convert_to_cache}; }
+};
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,15 @@
+// The CPU backend: what the processor can do, and the kernels for it.
+#pragma once
+
+#include "ops/kernel_table.h"
+
+namespace freshet::cpu {
+
+// What the processor can do (CPUID bits, XGETBV, the system's permission for tiles; never its model
+// name), capped at `limit`.
+ops::Capabilities detect(ops::CpuIsa limit = ops::CpuIsa::kAmx);
+
+// Every row this program was built with, whatever the processor; thread-safe, immutable.
+const ops::KernelTable& kernels();
+
+}  // namespace freshet::cpu

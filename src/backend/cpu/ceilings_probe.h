@@ -1,0 +1,27 @@
+// Loops that keep one kind of arithmetic unit busy, as each instruction set compiles them. Plain
+// data only; see matmul_call.h for why.
+#pragma once
+
+#include <cstdint>
+
+namespace freshet::cpu {
+
+struct Probe {
+  const char* name;   // "avx2 f32"
+  double operations;  // of one turn of the loop
+  void (*run)(int64_t turns);
+};
+
+// nullptr: no such arithmetic there.
+struct IsaProbes {
+  Probe f32;
+  Probe int8;
+};
+extern const IsaProbes kAvx2Probes;
+extern const IsaProbes kAvxVnniProbes;
+extern const IsaProbes kAvx512Probes;
+extern const IsaProbes kAvx512VnniProbes;
+extern const Probe kTileBf16Probe;
+extern const Probe kTileInt8Probe;
+
+}  // namespace freshet::cpu

@@ -1,0 +1,169 @@
+// The rows of matrix products and of the encoders of activations: what each instruction set
+// compiled, put together with packing.
+#include <array>
+#include <cstddef>
+
+#include "backend/cpu/matmul_call.h"
+#include "backend/cpu/matmul_layout.h"
+#include "backend/cpu/matmul_pack.h"
+#include "backend/cpu/tables.h"
+#include "ops/weight.h"
+
+namespace freshet::cpu {
+
+using ops::ActEncoder;
+using ops::ActKind;
+using ops::CpuIsa;
+using ops::MatmulArgs;
+using ops::MatmulKernel;
+using quant::Format;
+
+namespace {
+
+constexpr ActKind act_kind(Format f, CpuIsa isa) {
+  if (isa == CpuIsa::kAmx) return ActKind::kBF16;
+  switch (f) {
+    case Format::kF32:
+    case Format::kF16:
+      return ActKind::kF32;
+    case Format::kBF16:
+      return ActKind::kBF16;
+    default:
+      return panel_layout(f).block == 256 ? ActKind::kQ8x256 : ActKind::kQ8x32;
+  }
+}
+
+constexpr const char* kNames[kFormats] = {"f32",  "f16",    "bf16",   "q4_0", "q4_1", "q5_0",
+                                          "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k", "q5_k",
+                                          "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+
+template <const IsaKernels& kernels, Format f>
+void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
+         int64_t last) {
+  const MatmulCall call{args.weight->packed.data(),
+                        args.weight->rows,
+                        args.weight->cols,
+                        args.tokens,
+                        args.rows_index,
+                        act,
+                        act_row_bytes,
+                        args.out,
+                        args.out_stride,
+                        args.bias,
+                        args.scale,
+                        args.add};
+  if (args.tokens > 0) kernels.run[static_cast<size_t>(f)](call, first, last);
+}
+
+template <Format f>
+size_t packed_bytes_of(int64_t rows, int64_t cols) {
+  return packed_bytes(f, rows, cols);
+}
+template <Format f>
+void pack_panel_of(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols) {
+  pack_panel(f, packed, panel, rows, cols);
+}
+template <Format f>
+void unpack_row_of(const uint8_t* packed, int64_t row, int64_t cols, float* out) {
+  unpack_row(f, packed, row, cols, out);
+}
+
+struct Text {
+  char data[24] = {};
+};
+constexpr Text row_name(Format f, std::string_view isa) {
+  Text name;
+  size_t n = 0;
+  for (const char* c = kNames[static_cast<size_t>(f)]; *c != 0; ++c) name.data[n++] = *c;
+  name.data[n++] = '.';
+  for (const char c : isa) name.data[n++] = c;
+  return name;
+}
+
+constexpr std::string_view isa_name(CpuIsa isa) {
+  constexpr std::string_view kIsas[] = {"scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+  return kIsas[static_cast<size_t>(isa)];
+}
+template <Format f, CpuIsa isa>
+inline constexpr Text kRowName = row_name(f, isa_name(isa));
+
+template <const IsaKernels& kernels, CpuIsa isa, Format f>
+constexpr MatmulKernel row() {
+  return {kRowName<f, isa>.data,
+          f,
+          isa,
+          act_kind(f, isa),
+          packed_bytes_of<f>,
+          pack_panel_of<f>,
+          unpack_row_of<f>,
+          run<kernels, f>};
+}
+
+constexpr size_t kRows = 96;
+struct Rows {
+  std::array<MatmulKernel, kRows> rows{};
+  size_t count = 0;
+};
+
+template <const IsaKernels& kernels, CpuIsa isa, size_t... i>
+void append(Rows& to, std::index_sequence<i...>) {
+  ((kernels.run[i] != nullptr
+        ? void(to.rows[to.count++] = row<kernels, isa, static_cast<Format>(i)>())
+        : void()),
+   ...);
+}
+
+Rows all_rows() {
+  constexpr auto kAll = std::make_index_sequence<kFormats>();
+  Rows rows;
+#if defined(__x86_64__)
+  append<kAmxKernels, CpuIsa::kAmx>(rows, kAll);
+  append<kAvx512VnniKernels, CpuIsa::kAvx512Vnni>(rows, kAll);
+  append<kAvx512Kernels, CpuIsa::kAvx512>(rows, kAll);
+  append<kAvxVnniKernels, CpuIsa::kAvxVnni>(rows, kAll);
+  append<kAvx2Kernels, CpuIsa::kAvx2>(rows, kAll);
+#endif
+  append<kScalarKernels, CpuIsa::kScalar>(rows, kAll);
+  return rows;
+}
+
+size_t bf16_bytes(int64_t cols) {
+  return static_cast<size_t>(bf16_layout(cols).bytes);
+}
+size_t q8x32_bytes(int64_t cols) {
+  return static_cast<size_t>(q8x32_layout(cols).bytes);
+}
+size_t q8x256_bytes(int64_t cols) {
+  return static_cast<size_t>(q8x256_layout(cols).bytes);
+}
+
+template <const IsaKernels& k>
+void append(std::vector<ActEncoder>& to, CpuIsa isa) {
+  to.push_back({ActKind::kBF16, isa, bf16_bytes, k.bf16});
+  to.push_back({ActKind::kQ8x32, isa, q8x32_bytes, k.q8x32});
+  to.push_back({ActKind::kQ8x256, isa, q8x256_bytes, k.q8x256});
+}
+
+std::vector<ActEncoder> all_encoders() {
+  std::vector<ActEncoder> rows;
+#if defined(__x86_64__)
+  append<kAvx512Kernels>(rows, CpuIsa::kAvx512);
+  append<kAvx2Kernels>(rows, CpuIsa::kAvx2);
+#endif
+  append<kScalarKernels>(rows, CpuIsa::kScalar);
+  return rows;
+}
+
+}  // namespace
+
+std::span<const MatmulKernel> matmul_kernels() {
+  static const Rows rows = all_rows();
+  return {rows.rows.data(), rows.count};
+}
+
+std::span<const ActEncoder> act_encoders() {
+  static const std::vector<ActEncoder> rows = all_encoders();
+  return rows;
+}
+
+}  // namespace freshet::cpu

@@ -1,0 +1,18 @@
+// Kernels compiled for avx512.
+#define FRESHET_SIMD "backend/cpu/simd_avx512.h"
+
+#include "backend/cpu/act_encode.inl"
+#include "backend/cpu/matmul_call.h"
+#include "backend/cpu/matmul_nest.inl"
+
+namespace freshet::cpu {
+
+// By quant::Format.
+const IsaKernels kAvx512Kernels = {
+    .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>},
+    .bf16 = encode_bf16,
+    .q8x32 = encode_q8x32,
+    .q8x256 = encode_q8x256,
+};
+
+}  // namespace freshet::cpu

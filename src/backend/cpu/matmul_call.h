@@ -1,0 +1,50 @@
+// What a kernel compiled for an instruction set is told: plain data, so that its translation unit
+// needs no inline function of the standard library (one compiled there could be the copy that the
+// linker keeps for processors that lack the instructions).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/format.h"
+
+namespace freshet::cpu {
+
+struct MatmulCall {
+  const uint8_t* packed;
+  int64_t rows;
+  int64_t cols;
+  int64_t tokens;
+  const int32_t* rows_index;  // nullptr: activation rows in order
+  const uint8_t* act;
+  int64_t act_row_bytes;
+  float* out;  // [tokens, rows]
+  int64_t out_stride;
+  const float* bias;
+  float scale;
+  bool add;
+};
+
+// Computes panels [first, last) for all tokens.
+using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
+// Encodes one row of `cols` numbers.
+using EncodeRow = void (*)(const float* x, int64_t cols, uint8_t* out);
+
+inline constexpr int kFormats = 16;
+
+// The kernels of one instruction set; nullptr where it has none of its own.
+struct IsaKernels {
+  MatmulRun run[kFormats];  // by quant::Format
+  EncodeRow bf16;
+  EncodeRow q8x32;
+  EncodeRow q8x256;
+};
+
+extern const IsaKernels kScalarKernels;
+extern const IsaKernels kAvx2Kernels;
+extern const IsaKernels kAvxVnniKernels;
+extern const IsaKernels kAvx512Kernels;
+extern const IsaKernels kAvx512VnniKernels;
+extern const IsaKernels kAmxKernels;
+
+}  // namespace freshet::cpu

@@ -1,0 +1,169 @@
+// How a weight lies packed, and how activations lie encoded. One layout a format for every
+// instruction set.
+//
+// A panel is 16 output rows. Its "lines" are 64 bytes: 16 rows x 4 bytes, so that a dword lane (or
+// a column of an AMX tile) is an output row. In whole-number formats the four bytes are four
+// consecutive k, a "quad". Narrow formats keep several quads in one line, in the bits of each byte,
+// as their blocks do: packing moves dwords about and changes no bit (but the high bits of Q5_0 and
+// Q5_1, which are transposed within a row's 32). A panel is all its blocks' main parts (a multiple
+// of 64 bytes each), then all its blocks' tails:
+//
+//   format   main part of a block                                        tail
+//   q4_0     4 lines                                                     d[16] f16
+//   q4_1     4 lines, d[16] m[16] f16
+//   q5_0     4 lines, 1 line of high bits                                d[16] f16
+//   q5_1     4 lines, 1 line of high bits, d[16] m[16] f16
+//   q8_0     8 lines                                                     d[16] f16
+//   iq4_nl   4 lines                                                     d[16] f16
+//   mxfp4    4 lines                                                     e[16] bytes
+//   q2_k     16 lines, 4 of scales, d[16] dmin[16] f16
+//   q3_k     16 lines, 8 of high bits, 3 of scales                       d[16] f16
+//   q4_k     32 lines, 3 of scales, d[16] dmin[16] f16
+//   q5_k     32 lines, 8 of high bits, 3 of scales, d[16] dmin[16] f16
+//   q6_k     32 lines, 16 of high bits, 4 of scales                      d[16] f16
+//   iq4_xs   32 lines, 1 of scales, d[16] f16, scales_h[16] u16
+//   f32      a block is 32 k: 32 lines, each 16 rows x 1 k
+//   f16      16 lines, each two k: 16 rows of the even one, then 16 rows of the odd one
+//   bf16     16 lines, each 16 rows x 2 k (a row of an AMX BF16 tile): of each four k, 0 and 2,
+//   then
+//            1 and 3
+//
+// Rows beyond the last are zero bytes, and so are numbers beyond the last of a float row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/format.h"
+
+namespace freshet::cpu {
+
+inline constexpr int kPanelRows = 16;
+inline constexpr int kLine = 64;
+
+struct PanelLayout {
+  int block = 0;  // numbers a block
+  int main = 0;   // bytes of a panel's block, 16 rows
+  int tail = 0;
+};
+
+constexpr PanelLayout panel_layout(quant::Format f) {
+  using quant::Format;
+  switch (f) {
+    case Format::kF32:
+      return {32, 32 * kLine, 0};
+    case Format::kF16:
+    case Format::kBF16:
+      return {32, 16 * kLine, 0};
+    case Format::kQ4_0:
+    case Format::kIQ4_NL:
+      return {32, 4 * kLine, 32};
+    case Format::kQ4_1:
+      return {32, 5 * kLine, 0};
+    case Format::kQ5_0:
+      return {32, 5 * kLine, 32};
+    case Format::kQ5_1:
+      return {32, 6 * kLine, 0};
+    case Format::kQ8_0:
+      return {32, 8 * kLine, 32};
+    case Format::kMXFP4:
+      return {32, 4 * kLine, 16};
+    case Format::kQ2_K:
+      return {256, 21 * kLine, 0};
+    case Format::kQ3_K:
+      return {256, 27 * kLine, 32};
+    case Format::kQ4_K:
+      return {256, 36 * kLine, 0};
+    case Format::kQ5_K:
+      return {256, 44 * kLine, 0};
+    case Format::kQ6_K:
+      return {256, 52 * kLine, 32};
+    case Format::kIQ4_XS:
+      return {256, 34 * kLine, 0};
+  }
+  return {};
+}
+
+constexpr int64_t blocks_of(int64_t cols, int block) {
+  return (cols + block - 1) / block;
+}
+
+constexpr int64_t panel_bytes(const PanelLayout& l, int64_t cols) {
+  return (blocks_of(cols, l.block) * (l.main + l.tail) + kLine - 1) / kLine * kLine;
+}
+
+// Encoded activations hold two planes: a coarse one, and a fine one of what the coarse one leaves.
+// A product with a large matrix, where many small errors cancel, uses the coarse plane alone; one
+// with a smaller matrix adds the fine plane and is exact to about 16 bits. The choice depends on
+// the weight's shape alone.
+constexpr bool uses_fine_plane(int64_t rows, int64_t cols) {
+  return rows < 2048 || cols < 2048;
+}
+
+// Row sizes are an odd number of lines, so that the rows of a tile do not fall into one cache set.
+constexpr int64_t act_row_size(int64_t bytes) {
+  return ((bytes + kLine - 1) / kLine | 1) * kLine;
+}
+
+// x = d * (coarse + fine / 254), both within +-127.
+inline constexpr float kFineSteps = 254.0f;
+
+// A row in ActKind::kQ8x32: int8 coarse[n * 32], int8 fine[n * 32] (each padded to a line), then
+// arrays of a number a block: f32 d; f32 s = d * sum of coarse; f32 s_fine = the same of both
+// planes; i32 -sum of coarse; i32 -sum of fine.
+struct Q8x32Layout {
+  int64_t fine;  // byte offsets
+  int64_t d;
+  int64_t s;
+  int64_t s_fine;
+  int64_t minus_sum;
+  int64_t minus_sum_fine;
+  int64_t bytes;
+};
+constexpr Q8x32Layout q8x32_layout(int64_t cols) {
+  const int64_t n = blocks_of(cols, 32);
+  const int64_t plane = (n * 32 + kLine - 1) / kLine * kLine;
+  const int64_t d = 2 * plane;
+  return {plane, d, d + n * 4, d + n * 8, d + n * 12, d + n * 16, act_row_size(d + n * 20)};
+}
+
+// A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records a block.
+struct Q8x256Record {
+  float d;  // the fine record's: a fine step
+  float minus_d;
+  int32_t unused[2];
+  // Sums of 32 numbers as pairs (0, 2), (1, 3), (4, 6), (5, 7): the order in which the minima of
+  // Q4_K fall out of their bytes. Sums of 16 numbers likewise: (0, 2), (1, 3), (4, 6) ...
+  int16_t sum32[8];
+  int16_t sum16[16];
+};
+static_assert(sizeof(Q8x256Record) == kLine);
+
+struct Q8x256Layout {
+  int64_t fine;
+  int64_t records;
+  int64_t bytes;
+};
+constexpr Q8x256Layout q8x256_layout(int64_t cols) {
+  const int64_t n = blocks_of(cols, 256);
+  return {n * 256, n * 512, act_row_size(n * (512 + 2 * kLine))};
+}
+
+// Rows of kF32 are as they come. A row in ActKind::kBF16 is padded with zeros to a multiple of 32
+// numbers: coarse, then fine (both BF16), the middle two of each four numbers exchanged, as they
+// are in a panel of BF16; then F32 sums of 16 numbers of the coarse plane, and of both planes.
+constexpr int64_t padded_cols(int64_t cols) {
+  return (cols + 31) / 32 * 32;
+}
+struct Bf16Layout {
+  int64_t fine;
+  int64_t sum16;
+  int64_t sum16_fine;
+  int64_t bytes;
+};
+constexpr Bf16Layout bf16_layout(int64_t cols) {
+  const int64_t n = padded_cols(cols);
+  return {n * 2, n * 4, n * 4 + n / 4, act_row_size(n * 4 + n / 2)};
+}
+
+}  // namespace freshet::cpu

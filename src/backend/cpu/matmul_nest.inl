@@ -1,0 +1,306 @@
+// The loops around tiles, and run(), which a table of IsaKernels names for each format.
+//
+// One or two tokens: each panel is read once, straight from its packed form. More: groups of panels
+// are unpacked for a stretch of K that stays in the L2 cache, and every token's tile is taken
+// through the group while its own stretch is in the L1 cache; sums wait in between.
+#pragma once
+
+#include "backend/cpu/matmul_tiles.inl"
+
+namespace freshet::cpu {
+namespace {
+
+FRESHET_INLINE const uint8_t* act_row(const MatmulCall& c, int64_t t) {
+  return c.act + (c.rows_index ? c.rows_index[t] : t) * c.act_row_bytes;
+}
+
+// Rows t0 .. t0 + T; those beyond `last` repeat it, so that a tile needs no other form.
+template <int T>
+FRESHET_INLINE void tile_rows(const MatmulCall& c, int64_t t0, int64_t last,
+                              const uint8_t* (&row)[T]) {
+  for (int t = 0; t < T; ++t) row[t] = act_row(c, t0 + t < last ? t0 + t : last);
+}
+
+FRESHET_INLINE void finish(const MatmulCall& c, int64_t panel, int64_t t, F32 acc) {
+  const int64_t r0 = panel * kPanelRows;
+  float* out = c.out + t * c.out_stride + r0;
+  if (r0 + kPanelRows <= c.rows) {
+    if (c.bias) acc = add_f(acc, load_f(c.bias + r0));
+    acc = mul_f(acc, set_f(c.scale));
+    if (c.add) acc = add_f(load_f(out), acc);
+    store_f(out, acc);
+    return;
+  }
+  alignas(64) float v[kPanelRows];
+  store_f(v, acc);
+  for (int64_t i = 0; i < c.rows - r0; ++i) {
+    float x = v[i];
+    if (c.bias) x += c.bias[r0 + i];
+    x *= c.scale;
+    out[i] = c.add ? out[i] + x : x;
+  }
+}
+
+inline constexpr int kStretch = 2048;      // numbers of K that are unpacked at a time
+inline constexpr int kGroupPanels = 8;     // panels that are unpacked at a time
+inline constexpr int kTokenStretch = 512;  // tokens whose sums can wait
+
+// A family of formats as the nest sees it: how to open a panel (Source), unpack a stretch of it,
+// prepare a tile's rows, and take a tile through blocks [b0, b1). kPlanes: of the activations.
+struct FamilyBase {
+  static constexpr int64_t kRowBytes = 0;  // what prepare() writes, a row and block
+  static constexpr bool kFlush = false;
+  template <int T>
+  static void prepare(const uint8_t* (&)[T], int64_t, int64_t, uint8_t*) {}
+};
+
+template <class F, int planes>
+struct Family32 : FamilyBase {
+  using Source = Packed32<F>;
+  static constexpr int kBlock = 32, kTile = kMaxTile / planes;
+  static constexpr int64_t kUnpackedBlock = Unpacked32<F>::kBytes;
+  const Q8x32Layout layout;
+  explicit Family32(const MatmulCall& c) : layout(q8x32_layout(c.cols)) {}
+
+  static void unpack(const MatmulCall& c, int64_t panel, int64_t b0, int64_t b1, uint8_t* to) {
+    Unpacked32<F>::unpack(Source(c, panel), b0, b1, to);
+  }
+  template <int T>
+  void unpacked_tile(const MatmulCall&, int64_t, const uint8_t* panel,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    tile32<Unpacked32<F>, T, planes>(Unpacked32<F>{panel}, layout, row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile32<Source, T, planes>(w, layout, row, b0, b1, acc);
+  }
+};
+
+template <class F, int planes>
+struct Family256 : FamilyBase {
+  using Source = Packed256<F>;
+  static constexpr int kBlock = 256, kTile = kMaxTile / planes;
+  static constexpr int64_t kUnpackedBlock = Unpacked256<F>::kBytes;
+  const Q8x256Layout layout;
+  explicit Family256(const MatmulCall& c) : layout(q8x256_layout(c.cols)) {}
+
+  static void unpack(const MatmulCall& c, int64_t panel, int64_t b0, int64_t b1, uint8_t* to) {
+    Unpacked256<F>::unpack(Source(c, panel), b0, b1, to);
+  }
+  template <int T>
+  void unpacked_tile(const MatmulCall&, int64_t, const uint8_t* panel,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    tile256<Unpacked256<F>, T, planes>(Unpacked256<F>{panel}, layout, row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile256<Source, T, planes>(w, layout, row, b0, b1, acc);
+  }
+};
+
+// Numbers, used as they are packed, times F32 rows as they come.
+template <class F, int planes>
+struct FamilyF32 : FamilyBase {
+  using Source = Packed<F>;
+  static constexpr int kBlock = 32, kTile = kFloatTile;
+  static constexpr int64_t kUnpackedBlock = 0;
+  const int64_t cols;
+  explicit FamilyF32(const MatmulCall& c) : cols(c.cols) {}
+
+  static void unpack(const MatmulCall&, int64_t, int64_t, int64_t, uint8_t*) {}
+  template <int T>
+  void unpacked_tile(const MatmulCall& c, int64_t panel, const uint8_t*,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    packed_tile<T>(Source(c, panel), row, b0, b1, acc);
+  }
+  // A last block that is not whole is padded first.
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    const int64_t whole = cols / 32 < b1 ? cols / 32 : b1;
+    const uint8_t* x[T];
+    for (int t = 0; t < T; ++t) x[t] = row[t] + b0 * 128;
+    tile_float<F, T>(w, x, b0, whole, acc);
+    if (whole == b1) return;
+    float padded[T][32] = {};
+    for (int t = 0; t < T; ++t) {
+      std::memcpy(padded[t], row[t] + whole * 128, static_cast<size_t>(cols - whole * 32) * 4);
+      x[t] = reinterpret_cast<const uint8_t*>(padded[t]);
+    }
+    tile_float<F, T>(w, x, whole, b1, acc);
+  }
+};
+
+// Widens BF16 numbers of blocks [b0, b1) of each plane to F32, block by block.
+template <int planes>
+FRESHET_INLINE void widen_row(const uint8_t* row, int64_t fine, int64_t b0, int64_t b1,
+                              uint8_t* to) {
+  for (int64_t b = b0; b < b1; ++b) {
+    for (int p = 0; p < planes; ++p, to += 128) {
+      const uint8_t* x = row + p * fine + b * 64;
+      store_i(to, shl(load_u16(x), 16));
+      store_i(to + 64, shl(load_u16(x + 32), 16));
+    }
+  }
+}
+
+template <class F, int planes>
+struct FamilyBf16 : FamilyBase {
+  using Source = Packed<F>;
+  static constexpr int kBlock = 32, kTile = kFloatTile / planes;
+  static constexpr int64_t kUnpackedBlock = 0, kRowBytes = 128 * planes;
+  static constexpr bool kFlush = true;
+  const int64_t fine;
+  explicit FamilyBf16(const MatmulCall& c) : fine(bf16_layout(c.cols).fine) {}
+
+  static void unpack(const MatmulCall&, int64_t, int64_t, int64_t, uint8_t*) {}
+  template <int T>
+  void prepare(const uint8_t* (&row)[T], int64_t b0, int64_t b1, uint8_t* to) const {
+    for (int t = 0; t < T; ++t, to += (b1 - b0) * kRowBytes) {
+      widen_row<planes>(row[t], fine, b0, b1, to);
+      row[t] = to;
+    }
+  }
+  template <int T>
+  void unpacked_tile(const MatmulCall& c, int64_t panel, const uint8_t*,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    packed_tile<T>(Source(c, panel), row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile_float<F, T, planes>(w, row, b0, b1, acc);
+  }
+};
+
+template <class Family, int T>
+void run_few(const MatmulCall& c, int64_t first, int64_t last) {
+  constexpr int64_t kMostBlocks = 8192 / Family::kBlock;
+  alignas(64) uint8_t prepared[T * kMostBlocks * Family::kRowBytes + 64];
+  const Family family(c);
+  const int64_t blocks = blocks_of(c.cols, Family::kBlock);
+  const int64_t step = Family::kRowBytes == 0 || blocks < kMostBlocks ? blocks : kMostBlocks;
+  int64_t ready = -1;  // the stretch that `prepared` holds
+  const uint8_t* row[T];
+  for (int64_t p = first; p < last; ++p) {
+    const typename Family::Source w(c, p);
+    F32 acc[T];
+    for (int t = 0; t < T; ++t) acc[t] = zero_f();
+    for (int64_t b0 = 0; b0 < blocks; b0 += step) {
+      const int64_t b1 = b0 + step < blocks ? b0 + step : blocks;
+      if (b0 != ready) {
+        tile_rows<T>(c, 0, c.tokens - 1, row);
+        family.template prepare<T>(row, b0, b1, prepared);
+        ready = b0;
+      }
+      family.template packed_tile<T>(w, row, b0, b1, acc);
+    }
+    for (int t = 0; t < T; ++t) finish(c, p, t, acc[t]);
+  }
+}
+
+template <class Family>
+struct Scratch {
+  static constexpr int64_t kBlocks = kStretch / Family::kBlock;
+  static constexpr int64_t kPanelBytes = kBlocks * Family::kUnpackedBlock;
+  alignas(64) uint8_t panels[kGroupPanels * kPanelBytes + 64];
+  alignas(64) uint8_t rows[Family::kTile * kBlocks * Family::kRowBytes + 64];
+  alignas(64) float sums[kGroupPanels * kTokenStretch * kPanelRows];
+};
+
+// What the tiles of one stretch need to know.
+struct Stretch {
+  int64_t first, last;  // panels
+  int64_t t0, t1;       // tokens
+  int64_t b0, b1;       // blocks
+  int64_t blocks;
+};
+
+template <class Family, int T>
+void run_tile(const MatmulCall& c, const Family& family, Scratch<Family>& s, const Stretch& at,
+              int64_t t0) {
+  const uint8_t* row[T];
+  tile_rows<T>(c, t0, at.t1 - 1, row);
+  family.template prepare<T>(row, at.b0, at.b1, s.rows);
+  for (int64_t p = at.first; p < at.last; ++p) {
+    float* sums = s.sums + ((p - at.first) * kTokenStretch + (t0 - at.t0)) * kPanelRows;
+    F32 acc[T];
+    for (int t = 0; t < T; ++t) {
+      acc[t] = at.b0 > 0 && t0 + t < at.t1 ? load_f(sums + t * kPanelRows) : zero_f();
+    }
+    const uint8_t* panel = s.panels + (p - at.first) * Scratch<Family>::kPanelBytes;
+    family.template unpacked_tile<T>(c, p, panel, row, at.b0, at.b1, acc);
+    for (int t = 0; t < T && t0 + t < at.t1; ++t) {
+      if (at.b1 == at.blocks) {
+        finish(c, p, t0 + t, acc[t]);
+      } else {
+        store_f(sums + t * kPanelRows, acc[t]);
+      }
+    }
+  }
+}
+
+template <class Family>
+void run_stretch(const MatmulCall& c, const Family& family, Scratch<Family>& s, const Stretch& at) {
+  constexpr int kTile = Family::kTile, kHalf = kTile > 1 ? kTile / 2 : 1;
+  for (int64_t p = at.first; p < at.last; ++p) {
+    Family::unpack(c, p, at.b0, at.b1, s.panels + (p - at.first) * Scratch<Family>::kPanelBytes);
+  }
+  int64_t t = at.t0;
+  for (; at.t1 - t > kTile / 2; t += kTile) run_tile<Family, kTile>(c, family, s, at, t);
+  if (t < at.t1) run_tile<Family, kHalf>(c, family, s, at, t);
+}
+
+template <class Family>
+void run_many(const MatmulCall& c, int64_t first, int64_t last) {
+  const Family family(c);
+  const int64_t blocks = blocks_of(c.cols, Family::kBlock);
+  Scratch<Family> s;
+  Stretch at{};
+  at.blocks = blocks;
+  // A few tokens use an unpacked block at once: it should not leave the L1 cache meanwhile.
+  const bool few = c.tokens <= Family::kTile;
+  const int64_t step = (few ? 256 : kStretch) / Family::kBlock;
+  const int64_t group = few ? 1 : kGroupPanels;
+  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kTokenStretch) {
+    at.t1 = at.t0 + kTokenStretch < c.tokens ? at.t0 + kTokenStretch : c.tokens;
+    for (at.first = first; at.first < last; at.first += group) {
+      at.last = at.first + group < last ? at.first + group : last;
+      for (at.b0 = 0; at.b0 < blocks; at.b0 += step) {
+        at.b1 = at.b0 + step < blocks ? at.b0 + step : blocks;
+        run_stretch(c, family, s, at);
+      }
+    }
+  }
+}
+
+template <class Family>
+void run_family(const MatmulCall& c, int64_t first, int64_t last) {
+  const unsigned before = Family::kFlush ? flush_denormals() : 0;
+  if (c.tokens == 1) {
+    run_few<Family, 1>(c, first, last);
+  } else if (c.tokens == 2) {
+    run_few<Family, 2>(c, first, last);
+  } else {
+    run_many<Family>(c, first, last);
+  }
+  if (Family::kFlush) restore_denormals(before);
+}
+
+template <template <class, int> class Family, class F>
+void run(const MatmulCall& c, int64_t first, int64_t last) {
+  if (uses_fine_plane(c.rows, c.cols)) {
+    run_family<Family<F, 2>>(c, first, last);
+  } else {
+    run_family<Family<F, 1>>(c, first, last);
+  }
+}
+template <class F>
+void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
+  run_family<FamilyF32<F, 1>>(c, first, last);
+}
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,247 @@
+#include "backend/cpu/matmul_pack.h"
+
+#include <cstring>
+
+#include "backend/cpu/matmul_layout.h"
+#include "base/status.h"
+
+namespace freshet::cpu {
+namespace {
+
+using quant::Format;
+
+// Where a run of a stored block's bytes goes in a panel's block: `units` pieces of `unit` bytes, of
+// each row in turn, so that piece u of row r lies at `to` + (u * 16 + r) * unit. With unit 4 a
+// piece is a lane of a line.
+struct Run {
+  int from;
+  int unit;
+  int units;
+  int to;
+  bool tail = false;
+};
+
+constexpr int kMaxRuns = 5;
+struct BlockMap {
+  Run runs[kMaxRuns];
+  int count;
+};
+
+constexpr BlockMap block_map(Format f) {
+  switch (f) {
+    case Format::kQ4_0:
+    case Format::kIQ4_NL:
+      return {{{2, 4, 4, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kQ4_1:
+      return {{{4, 4, 4, 0}, {0, 2, 1, 256}, {2, 2, 1, 288}}, 3};
+    case Format::kQ5_0:
+      return {{{6, 4, 4, 0}, {2, 4, 1, 256}, {0, 2, 1, 0, true}}, 3};
+    case Format::kQ5_1:
+      return {{{8, 4, 4, 0}, {4, 4, 1, 256}, {0, 2, 1, 320}, {2, 2, 1, 352}}, 4};
+    case Format::kQ8_0:
+      return {{{2, 4, 8, 0}, {0, 2, 1, 0, true}}, 2};
+    case Format::kMXFP4:
+      return {{{1, 4, 4, 0}, {0, 1, 1, 0, true}}, 2};
+    case Format::kQ2_K:
+      return {{{16, 4, 16, 0}, {0, 4, 4, 1024}, {80, 2, 1, 1280}, {82, 2, 1, 1312}}, 4};
+    case Format::kQ3_K:
+      return {{{32, 4, 16, 0}, {0, 4, 8, 1024}, {96, 4, 3, 1536}, {108, 2, 1, 0, true}}, 4};
+    case Format::kQ4_K:
+      return {{{16, 4, 32, 0}, {4, 4, 3, 2048}, {0, 2, 1, 2240}, {2, 2, 1, 2272}}, 4};
+    case Format::kQ5_K:
+      return {{{48, 4, 32, 0}, {16, 4, 8, 2048}, {4, 4, 3, 2560}, {0, 2, 1, 2752}, {2, 2, 1, 2784}},
+              5};
+    case Format::kQ6_K:
+      return {{{0, 4, 32, 0}, {128, 4, 16, 2048}, {192, 4, 4, 3072}, {208, 2, 1, 0, true}}, 4};
+    case Format::kIQ4_XS:
+      return {{{8, 4, 32, 0}, {4, 4, 1, 2048}, {0, 2, 1, 2112}, {2, 2, 1, 2144}}, 4};
+    case Format::kF32:
+      return {{{0, 4, 32, 0}}, 1};
+    case Format::kF16:
+      return {{{0, 2, 32, 0}}, 1};
+    case Format::kBF16:
+      return {{{0, 4, 16, 0}}, 1};
+  }
+  return {};
+}
+
+// The stored bytes of a panel's worth of one block column are all placed, and nothing else is.
+constexpr bool covers(Format f, int stored_block_bytes) {
+  const BlockMap map = block_map(f);
+  int bytes = 0;
+  for (int i = 0; i < map.count; ++i) bytes += map.runs[i].unit * map.runs[i].units;
+  return bytes == stored_block_bytes &&
+         panel_layout(f).main + panel_layout(f).tail == 16 * stored_block_bytes;
+}
+static_assert(covers(Format::kQ4_0, 18) && covers(Format::kQ4_1, 20) && covers(Format::kQ5_0, 22));
+static_assert(covers(Format::kQ5_1, 24) && covers(Format::kQ8_0, 34) && covers(Format::kQ2_K, 84));
+static_assert(covers(Format::kQ3_K, 110) && covers(Format::kQ4_K, 144));
+static_assert(covers(Format::kQ5_K, 176) && covers(Format::kQ6_K, 210));
+static_assert(covers(Format::kIQ4_NL, 18) && covers(Format::kIQ4_XS, 136));
+static_assert(covers(Format::kMXFP4, 17) && covers(Format::kF32, 128));
+static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64));
+
+// The 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so that they line
+// up with quad p of a line.
+uint32_t spread_high_bits(uint32_t x) {
+  uint32_t out = 0;
+  for (int j = 0; j < 4; ++j) {
+    uint32_t t = x >> j & 0x11111111;
+    t = (t | t >> 3) & 0x03030303;
+    t = (t | t >> 6) & 0x000f000f;
+    out |= ((t | t >> 12) & 0xff) << (8 * j);
+  }
+  return out;
+}
+uint32_t gather_high_bits(uint32_t x) {
+  uint32_t out = 0;
+  for (int j = 0; j < 4; ++j) {
+    for (int p = 0; p < 8; ++p) out |= (x >> (8 * j + p) & 1) << (4 * p + j);
+  }
+  return out;
+}
+// In a block of BF16 the middle two of each four numbers change places (and back).
+void swap_middle(uint8_t* block) {
+  for (int i = 0; i < 32; i += 4) {
+    uint8_t t[2];
+    std::memcpy(t, block + 2 * i + 2, 2);
+    std::memcpy(block + 2 * i + 2, block + 2 * i + 4, 2);
+    std::memcpy(block + 2 * i + 4, t, 2);
+  }
+}
+
+constexpr bool has_spread_bits(Format f) {
+  return f == Format::kQ5_0 || f == Format::kQ5_1;
+}
+constexpr int kSpreadLine = 256;  // where those bits lie in a panel's block
+
+template <int kUnit>
+void scatter(const uint8_t* from, int units, uint8_t* to, int row) {
+  for (int u = 0; u < units; ++u) {
+    std::memcpy(to + (u * kPanelRows + row) * kUnit, from + u * kUnit, kUnit);
+  }
+}
+template <int kUnit>
+void gather(const uint8_t* from, int units, uint8_t* to, int row) {
+  for (int u = 0; u < units; ++u) {
+    std::memcpy(to + u * kUnit, from + (u * kPanelRows + row) * kUnit, kUnit);
+  }
+}
+
+void scatter_run(const Run& run, const uint8_t* block, uint8_t* to, int row) {
+  switch (run.unit) {
+    case 1:
+      scatter<1>(block + run.from, run.units, to + run.to, row);
+      break;
+    case 2:
+      scatter<2>(block + run.from, run.units, to + run.to, row);
+      break;
+    default:
+      scatter<4>(block + run.from, run.units, to + run.to, row);
+      break;
+  }
+}
+void gather_run(const Run& run, const uint8_t* from, uint8_t* block, int row) {
+  switch (run.unit) {
+    case 1:
+      gather<1>(from + run.to, run.units, block + run.from, row);
+      break;
+    case 2:
+      gather<2>(from + run.to, run.units, block + run.from, row);
+      break;
+    default:
+      gather<4>(from + run.to, run.units, block + run.from, row);
+      break;
+  }
+}
+
+constexpr int kMaxStoredBlock = 256;
+
+// Bytes of what fills a panel's block, for one row; plain formats count 32 numbers as a block.
+int stored_block_bytes(Format f) {
+  const PanelLayout l = panel_layout(f);
+  return (l.main + l.tail) / kPanelRows;
+}
+
+struct Panel {
+  uint8_t* main;
+  uint8_t* tail;
+};
+Panel panel_at(const PanelLayout& l, uint8_t* packed, int64_t panel, int64_t cols) {
+  uint8_t* const start = packed + panel * panel_bytes(l, cols);
+  return {start, start + blocks_of(cols, l.block) * l.main};
+}
+
+}  // namespace
+
+size_t packed_bytes(Format format, int64_t rows, int64_t cols) {
+  const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
+  return static_cast<size_t>(panels * panel_bytes(panel_layout(format), cols));
+}
+
+void pack_panel(Format format, uint8_t* packed, int64_t panel, const uint8_t* const* rows,
+                int64_t cols) {
+  const PanelLayout l = panel_layout(format);
+  const BlockMap map = block_map(format);
+  const int stored = stored_block_bytes(format);
+  const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(format, cols));
+  const int64_t blocks = blocks_of(cols, l.block);
+  const Panel at = panel_at(l, packed, panel, cols);
+  const int64_t used = blocks * (l.main + l.tail);
+  std::memset(at.main + used, 0, static_cast<size_t>(panel_bytes(l, cols) - used));
+  static constexpr uint8_t kZeros[kMaxStoredBlock] = {};
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (int r = 0; r < kPanelRows; ++r) {
+      const uint8_t* block = rows[r] != nullptr ? rows[r] + b * stored : kZeros;
+      uint8_t padded[kMaxStoredBlock];
+      if (rows[r] != nullptr && (b + 1) * stored > row_bytes) {
+        const auto left = static_cast<size_t>(row_bytes - b * stored);
+        std::memcpy(padded, block, left);
+        std::memset(padded + left, 0, sizeof padded - left);
+        block = padded;
+      }
+      if (format == Format::kBF16) {
+        if (block != padded) std::memcpy(padded, block, 64);
+        swap_middle(padded);
+        block = padded;
+      }
+      for (int i = 0; i < map.count; ++i) {
+        const Run& run = map.runs[i];
+        scatter_run(run, block, run.tail ? at.tail + b * l.tail : at.main + b * l.main, r);
+      }
+      if (has_spread_bits(format)) {
+        uint8_t* const high = at.main + b * l.main + kSpreadLine + 4 * r;
+        uint32_t bits;
+        std::memcpy(&bits, high, 4);
+        bits = spread_high_bits(bits);
+        std::memcpy(high, &bits, 4);
+      }
+    }
+  }
+}
+
+void unpack_row(Format format, const uint8_t* packed, int64_t row, int64_t cols, float* out) {
+  const PanelLayout l = panel_layout(format);
+  const BlockMap map = block_map(format);
+  const quant::FormatInfo& info = quant::info(format);
+  const int r = static_cast<int>(row % kPanelRows);
+  const Panel at = panel_at(l, const_cast<uint8_t*>(packed), row / kPanelRows, cols);
+  alignas(8) uint8_t block[kMaxStoredBlock];
+  for (int64_t b = 0; b < blocks_of(cols, l.block); ++b) {
+    for (int i = 0; i < map.count; ++i) {
+      const Run& run = map.runs[i];
+      gather_run(run, run.tail ? at.tail + b * l.tail : at.main + b * l.main, block, r);
+      if (has_spread_bits(format) && !run.tail && run.to == kSpreadLine) {
+        uint32_t bits;
+        std::memcpy(&bits, block + run.from, 4);
+        bits = gather_high_bits(bits);
+        std::memcpy(block + run.from, &bits, 4);
+      }
+    }
+    if (format == Format::kBF16) swap_middle(block);
+    const int64_t left = cols - b * l.block;
+    info.decode(block, out + b * l.block, left < l.block ? left : l.block);
+  }
+}
+
+}  // namespace freshet::cpu

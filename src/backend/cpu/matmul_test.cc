@@ -1,0 +1,527 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/backend.h"
+#include "backend/cpu/matmul_layout.h"
+#include "backend/cpu/tables.h"
+#include "ops/weight.h"
+#include "tensor/dtype.h"
+
+namespace freshet::cpu {
+namespace {
+
+using ops::ActEncoder;
+using ops::ActKind;
+using ops::CpuIsa;
+using ops::MatmulArgs;
+using ops::MatmulKernel;
+using ops::Weight;
+using quant::Format;
+
+constexpr uint8_t kGuard = 0xa5;
+constexpr size_t kGuardBytes = 256;
+
+// Bytes with guards on both sides.
+class Guarded {
+ public:
+  explicit Guarded(size_t bytes) : size_(bytes) {
+    auto b = Buffer::allocate(bytes + 2 * kGuardBytes);
+    buffer_ = std::move(b).value();
+    std::memset(buffer_.data(), kGuard, buffer_.size());
+  }
+  uint8_t* data() { return buffer_.data() + kGuardBytes; }
+  size_t size() const { return size_; }
+  bool intact() const {
+    const uint8_t* p = buffer_.data();
+    for (size_t i = 0; i < kGuardBytes; ++i) {
+      if (p[i] != kGuard || p[kGuardBytes + size_ + i] != kGuard) return false;
+    }
+    return true;
+  }
+
+ private:
+  Buffer buffer_;
+  size_t size_;
+};
+
+// Offsets of the f16 scales in a stored block.
+std::vector<int> scale_offsets(Format f) {
+  switch (f) {
+    case Format::kQ4_0:
+    case Format::kQ5_0:
+    case Format::kQ8_0:
+    case Format::kIQ4_NL:
+    case Format::kIQ4_XS:
+      return {0};
+    case Format::kQ4_1:
+    case Format::kQ5_1:
+    case Format::kQ4_K:
+    case Format::kQ5_K:
+      return {0, 2};
+    case Format::kQ2_K:
+      return {80, 82};
+    case Format::kQ3_K:
+      return {108};
+    case Format::kQ6_K:
+      return {208};
+    default:
+      return {};
+  }
+}
+
+enum class Values { kUsual, kExtreme };
+
+// Rows of random blocks: any bits in the numbers, scales of a usual or an extreme size.
+std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t cols, Values values,
+                                              uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  const auto& info = quant::info(f);
+  const size_t bytes = quant::row_bytes(f, cols);
+  std::vector<std::vector<uint8_t>> out(static_cast<size_t>(rows), std::vector<uint8_t>(bytes));
+  const uint16_t extremes[] = {0, 1, 0x8001, 0x03ff, 0x7bff, 0xfbff, 0x8000, 0x3c00};
+  for (auto& row : out) {
+    for (auto& b : row) b = static_cast<uint8_t>(rng());
+    if (info.block_size == 1) {
+      for (int64_t k = 0; k < cols; ++k) {
+        const float v = normal(rng);
+        const uint16_t bf = f32_to_bf16(v), h = f32_to_f16(v);
+        if (f == Format::kF32) std::memcpy(&row[static_cast<size_t>(k) * 4], &v, 4);
+        if (f == Format::kF16) std::memcpy(&row[static_cast<size_t>(k) * 2], &h, 2);
+        if (f == Format::kBF16) std::memcpy(&row[static_cast<size_t>(k) * 2], &bf, 2);
+      }
+      continue;
+    }
+    for (size_t at = 0; at < bytes; at += static_cast<size_t>(info.block_bytes)) {
+      for (const int offset : scale_offsets(f)) {
+        const uint16_t d =
+            values == Values::kExtreme ? extremes[rng() % 8] : f32_to_f16(0.01f * normal(rng));
+        std::memcpy(&row[at + static_cast<size_t>(offset)], &d, 2);
+      }
+      if (f == Format::kMXFP4 && values == Values::kUsual) {
+        row[at] = static_cast<uint8_t>(118 + rng() % 8);
+      }
+    }
+  }
+  return out;
+}
+
+struct Case {
+  Format format;
+  int64_t rows;
+  int64_t cols;
+  int64_t tokens;
+  Values values = Values::kUsual;
+};
+
+std::vector<float> random_x(const Case& c, uint32_t seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(c.tokens * c.cols));
+  for (auto& v : x) v = normal(rng) * (rng() % 64 == 0 ? 20.0f : 1.0f);
+  return x;
+}
+
+const ActEncoder* encoder(ActKind kind, const ops::Capabilities& can) {
+  for (const ActEncoder& e : act_encoders()) {
+    if (e.kind == kind && can.has(e.isa)) return &e;
+  }
+  return nullptr;
+}
+
+// Encoded rows, at some stride.
+struct Encoded {
+  Guarded bytes{0};
+  int64_t stride = 0;
+};
+Encoded encode(ActKind kind, const std::vector<float>& x, int64_t cols) {
+  const int64_t tokens = static_cast<int64_t>(x.size()) / cols;
+  Encoded e;
+  if (kind == ActKind::kF32) {
+    e.stride = cols * 4;
+    e.bytes = Guarded(x.size() * 4);
+    std::memcpy(e.bytes.data(), x.data(), x.size() * 4);
+    return e;
+  }
+  const ActEncoder* row = encoder(kind, detect());
+  e.stride = static_cast<int64_t>(row->row_bytes(cols));
+  e.bytes = Guarded(static_cast<size_t>(e.stride * tokens));
+  for (int64_t t = 0; t < tokens; ++t) {
+    row->encode(x.data() + t * cols, cols, e.bytes.data() + t * e.stride);
+  }
+  EXPECT_TRUE(e.bytes.intact());
+  return e;
+}
+
+// What an encoded row stands for.
+std::vector<double> decode_row(ActKind kind, const uint8_t* p, const Case& c) {
+  std::vector<double> x(static_cast<size_t>(c.cols));
+  const bool fine = uses_fine_plane(c.rows, c.cols);
+  const auto f32 = [&](int64_t at) {
+    float v;
+    std::memcpy(&v, p + at, 4);
+    return static_cast<double>(v);
+  };
+  const auto bf16 = [&](int64_t at) {
+    uint16_t h;
+    std::memcpy(&h, p + at, 2);
+    return static_cast<double>(bf16_to_f32(h));
+  };
+  const auto q = [&](int64_t at) { return static_cast<double>(static_cast<int8_t>(p[at])); };
+  for (int64_t k = 0; k < c.cols; ++k) {
+    auto& v = x[static_cast<size_t>(k)];
+    switch (kind) {
+      case ActKind::kF32:
+        v = f32(k * 4);
+        break;
+      case ActKind::kBF16: {
+        const int64_t at = (k / 4 * 4 + (k & 1) * 2 + (k >> 1 & 1)) * 2;
+        v = bf16(at) + (fine ? bf16(bf16_layout(c.cols).fine + at) : 0.0);
+        break;
+      }
+      case ActKind::kQ8x32: {
+        const Q8x32Layout l = q8x32_layout(c.cols);
+        v = (q(k) + (fine ? q(l.fine + k) / 254.0 : 0.0)) * f32(l.d + k / 32 * 4);
+        break;
+      }
+      case ActKind::kQ8x256: {
+        const Q8x256Layout l = q8x256_layout(c.cols);
+        v = (q(k) + (fine ? q(l.fine + k) / 254.0 : 0.0)) * f32(l.records + k / 256 * 2 * kLine);
+        break;
+      }
+    }
+  }
+  return x;
+}
+
+class Product {
+ public:
+  Product(const MatmulKernel& kernel, const Case& c, uint32_t seed = 1)
+      : case_(c), stored_(random_rows(c.format, c.rows, c.cols, c.values, seed)) {
+    w_.format = c.format;
+    w_.rows = c.rows;
+    w_.cols = c.cols;
+    w_.kernel = &kernel;
+    const size_t bytes = kernel.packed_bytes(c.rows, c.cols);
+    w_.packed = std::move(Buffer::allocate(bytes + kGuardBytes)).value();
+    std::memset(w_.packed.data(), kGuard, w_.packed.size());
+    for (int64_t p = 0; p * kPanelRows < c.rows; ++p) {
+      const uint8_t* rows[kPanelRows] = {};
+      for (int64_t r = 0; r < kPanelRows && p * kPanelRows + r < c.rows; ++r) {
+        rows[r] = stored_[static_cast<size_t>(p * kPanelRows + r)].data();
+      }
+      kernel.pack_panel(w_.packed.data(), p, rows, c.cols);
+    }
+    for (size_t i = 0; i < kGuardBytes; ++i) {
+      EXPECT_EQ(w_.packed.data()[bytes + i], kGuard) << "packing wrote past its end";
+    }
+  }
+
+  std::vector<float> run(Encoded& act, int64_t tokens, MatmulArgs args = {}, float fill = 0.0f) {
+    const int64_t stride = case_.rows + 5;
+    Guarded out(static_cast<size_t>(tokens * stride) * 4);
+    auto* o = reinterpret_cast<float*>(out.data());
+    std::fill(o, o + tokens * stride, fill);
+    args.weight = &w_;
+    args.tokens = tokens;
+    args.out = o;
+    args.out_stride = stride;
+    const int64_t panels = (case_.rows + kPanelRows - 1) / kPanelRows;
+    const int64_t middle = panels / 3;
+    w_.kernel->run(args, act.bytes.data(), act.stride, 0, middle);
+    w_.kernel->run(args, act.bytes.data(), act.stride, middle, panels);
+    EXPECT_TRUE(out.intact());
+    std::vector<float> result;
+    for (int64_t t = 0; t < tokens; ++t) {
+      result.insert(result.end(), o + t * stride, o + t * stride + case_.rows);
+      for (int i = 0; i < 5; ++i) EXPECT_EQ(o[t * stride + case_.rows + i], fill);
+    }
+    return result;
+  }
+
+  std::vector<float> decoded(int64_t row) const {
+    std::vector<float> v(static_cast<size_t>(case_.cols));
+    quant::info(case_.format)
+        .decode(stored_[static_cast<size_t>(row)].data(), v.data(), case_.cols);
+    return v;
+  }
+  const Weight& weight() const { return w_; }
+
+ private:
+  Case case_;
+  std::vector<std::vector<uint8_t>> stored_;
+  Weight w_;
+};
+
+std::vector<const MatmulKernel*> runnable(Format f) {
+  std::vector<const MatmulKernel*> rows;
+  const ops::Capabilities can = detect();
+  for (const MatmulKernel& k : matmul_kernels()) {
+    if (k.format == f && can.has(k.isa)) rows.push_back(&k);
+  }
+  return rows;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+}
+
+std::vector<Case> cases(Format f) {
+  if (quant::info(f).block_size == 256) {
+    return {{f, 2048, 2048, 3}, {f, 2049, 2304, 1}, {f, 2050, 2048, 18},
+            {f, 16, 256, 1},    {f, 1, 512, 2},     {f, 33, 768, 5},
+            {f, 40, 2304, 7},   {f, 160, 512, 19},  {f, 24, 2560, 70}};
+  }
+  std::vector<Case> list = {{f, 2048, 2048, 3}, {f, 2049, 2112, 1}, {f, 2050, 2048, 18},
+                            {f, 16, 32, 1},     {f, 1, 64, 2},      {f, 33, 288, 5},
+                            {f, 40, 2080, 7},   {f, 160, 96, 19},   {f, 24, 4160, 70},
+                            {f, 288, 64, 530},  {f, 17, 2048, 33},  {f, 64, 512, 16}};
+  if (quant::info(f).block_size == 1) {
+    list.push_back({f, 48, 24, 3});
+    list.push_back({f, 7, 1, 1});
+    list.push_back({f, 20, 50, 40});
+    list.push_back({f, 19, 2071, 6});
+  }
+  return list;
+}
+
+class MatmulOfFormat : public testing::TestWithParam<Format> {};
+
+std::string describe(const MatmulKernel& k, const Case& c) {
+  return fmt::format("{} rows={} cols={} tokens={}", k.name, c.rows, c.cols, c.tokens);
+}
+
+TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    for (const Case& c : cases(GetParam())) {
+      Product product(*k, c);
+      const auto x = random_x(c, 7);
+      Encoded act = encode(k->act, x, c.cols);
+      const auto out = product.run(act, c.tokens);
+      EXPECT_TRUE(act.bytes.intact());
+      for (int64_t t = 0; t < c.tokens; t += std::max<int64_t>(1, c.tokens / 9)) {
+        const auto ax = decode_row(k->act, act.bytes.data() + t * act.stride, c);
+        for (int64_t r = 0; r < c.rows; r += c.rows > 1000 ? 97 : 1) {
+          const auto w = product.decoded(r);
+          double exact = 0, size = 0, f32 = 0, norm_w = 0, norm_x = 0;
+          for (int64_t i = 0; i < c.cols; ++i) {
+            const auto at = static_cast<size_t>(i);
+            const double wi = static_cast<double>(w[at]);
+            const double xi = static_cast<double>(x[static_cast<size_t>(t * c.cols + i)]);
+            exact += wi * ax[at];
+            size += std::fabs(wi * ax[at]);
+            f32 += wi * xi;
+            norm_w += wi * wi;
+            norm_x += xi * xi;
+          }
+          const double got = static_cast<double>(out[static_cast<size_t>(t * c.rows + r)]);
+          ASSERT_NEAR(got, exact, 4e-6 * size + 1e-30)
+              << describe(*k, c) << " at " << t << "," << r;
+          // The loss by rounding activations to 8 bits, as a part of what random signs would give.
+          ASSERT_NEAR(
+              got, f32,
+              (uses_fine_plane(c.rows, c.cols) ? 2e-4 : 0.08) * std::sqrt(norm_w * norm_x) + 1e-30)
+              << describe(*k, c);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulOfFormat, SameBitsForAnyNumberOfTokensAndAnyInstructionSet) {
+  for (const Values values : {Values::kUsual, Values::kExtreme}) {
+    for (Case c : cases(GetParam())) {
+      c.values = values;
+      std::vector<float> first;
+      for (const MatmulKernel* k : runnable(GetParam())) {
+        Product product(*k, c);
+        Encoded act = encode(k->act, random_x(c, 3), c.cols);
+        const auto all = product.run(act, c.tokens);
+        // Tiles multiply BF16, the other rows integers: two families, each with bits of its own.
+        if (k->isa != CpuIsa::kAmx) {
+          if (first.empty()) first = all;
+          EXPECT_TRUE(same_bits(first, all)) << describe(*k, c) << " differs from the first row";
+        }
+        for (int64_t t = 0; t < c.tokens; t += std::max<int64_t>(1, c.tokens / 5)) {
+          const auto n = std::min<int64_t>(1 + t % 3, c.tokens - t);
+          std::vector<int32_t> index(static_cast<size_t>(n));
+          for (int64_t i = 0; i < n; ++i)
+            index[static_cast<size_t>(i)] = static_cast<int32_t>(t + i);
+          MatmulArgs args;
+          args.rows_index = index.data();
+          const auto alone = product.run(act, n, args);
+          EXPECT_EQ(std::memcmp(alone.data(), all.data() + t * c.rows, alone.size() * 4), 0)
+              << describe(*k, c) << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulOfFormat, GathersRowsAndFinishes) {
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    const Case c{GetParam(), 37, 512, 50};
+    Product product(*k, c);
+    Encoded act = encode(k->act, random_x(c, 11), c.cols);
+    const auto plain = product.run(act, c.tokens);
+    std::mt19937 rng(5);
+    for (const int64_t n : {1, 3, 16, 21, 40}) {
+      std::vector<int32_t> index(static_cast<size_t>(n));
+      for (auto& i : index) i = static_cast<int32_t>(rng() % 50);
+      std::vector<float> bias(37);
+      for (auto& b : bias) b = static_cast<float>(rng() % 100) * 0.37f;
+      MatmulArgs args;
+      args.rows_index = index.data();
+      args.bias = bias.data();
+      args.scale = 0.3f;
+      args.add = true;
+      const auto out = product.run(act, n, args, 2.5f);
+      for (int64_t t = 0; t < n; ++t) {
+        for (size_t r = 0; r < 37; ++r) {
+          const float sum = plain[static_cast<size_t>(index[static_cast<size_t>(t)]) * 37 + r];
+          const float scaled = (sum + bias[r]) * 0.3f;
+          EXPECT_EQ(out[static_cast<size_t>(t) * 37 + r], 2.5f + scaled) << describe(*k, c);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulOfFormat, UnpackedRowsAreTheDecodedOnes) {
+  const MatmulKernel* k = runnable(GetParam()).front();
+  for (Case c : cases(GetParam())) {
+    c.values = Values::kExtreme;
+    Product product(*k, c);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      Guarded out(static_cast<size_t>(c.cols) * 4);
+      k->unpack_row(product.weight().packed.data(), r, c.cols,
+                    reinterpret_cast<float*>(out.data()));
+      const auto want = product.decoded(r);
+      ASSERT_EQ(std::memcmp(out.data(), want.data(), want.size() * 4), 0) << describe(*k, c);
+      ASSERT_TRUE(out.intact());
+    }
+  }
+}
+
+TEST_P(MatmulOfFormat, PackingKeepsTheStoredSize) {
+  const MatmulKernel* k = runnable(GetParam()).front();
+  const auto stored = static_cast<double>(quant::row_bytes(GetParam(), 2048)) * 2048;
+  EXPECT_LE(static_cast<double>(k->packed_bytes(2048, 2048)), stored * 1.001);
+}
+
+TEST_P(MatmulOfFormat, NotANumberStaysInItsRow) {
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    const Case c{GetParam(), 20, 512, 21};
+    Product product(*k, c);
+    auto x = random_x(c, 13);
+    Encoded clean = encode(k->act, x, c.cols);
+    const auto want = product.run(clean, c.tokens);
+    x[static_cast<size_t>(4 * c.cols + 100)] = std::numeric_limits<float>::quiet_NaN();
+    x[static_cast<size_t>(9 * c.cols + 300)] = std::numeric_limits<float>::infinity();
+    for (int64_t i = 0; i < c.cols; ++i) x[static_cast<size_t>(12 * c.cols + i)] = 0.0f;
+    Encoded act = encode(k->act, x, c.cols);
+    const auto out = product.run(act, c.tokens);
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      for (int64_t r = 0; r < c.rows; ++r) {
+        const auto at = static_cast<size_t>(t * c.rows + r);
+        if (t == 4) {
+          EXPECT_TRUE(std::isnan(out[at])) << describe(*k, c);
+        } else if (t == 9) {
+          EXPECT_FALSE(std::isfinite(out[at])) << describe(*k, c);
+        } else if (t == 12) {
+          EXPECT_EQ(out[at], 0.0f) << describe(*k, c);
+        } else {
+          EXPECT_EQ(out[at], want[at]) << describe(*k, c) << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+std::vector<Format> formats() {
+  std::vector<Format> list;
+  for (const auto& i : quant::all_formats()) list.push_back(i.format);
+  return list;
+}
+INSTANTIATE_TEST_SUITE_P(Formats, MatmulOfFormat, testing::ValuesIn(formats()),
+                         [](const auto& p) { return std::string(quant::info(p.param).name); });
+
+TEST(MatmulRows, AreNamedByFormatAndIsaBestFirst) {
+  std::vector<CpuIsa> last(32, CpuIsa::kAmx);
+  for (const MatmulKernel& k : matmul_kernels()) {
+    EXPECT_EQ(std::string(k.name),
+              fmt::format("{}.{}", quant::info(k.format).name, ops::name_of(k.isa)));
+    EXPECT_LE(k.isa, last[static_cast<size_t>(k.format)]);
+    last[static_cast<size_t>(k.format)] = k.isa;
+  }
+  for (const auto& i : quant::all_formats()) {
+    EXPECT_EQ(last[static_cast<size_t>(i.format)], CpuIsa::kScalar) << i.name;
+  }
+}
+
+TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal;
+  const float odd[] = {0.0f, -0.0f, 1e-40f, 1e-31f, 1e38f, -1e38f, 0.5f, 1e-20f, 7.0f};
+  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x32, ActKind::kQ8x256}) {
+    for (const int64_t cols : {32, 64, 256, 480, 512, 2048, 7, 50}) {
+      for (int trial = 0; trial < 8; ++trial) {
+        std::vector<float> x(static_cast<size_t>(cols));
+        for (auto& v : x) {
+          v = trial == 1 ? 0.0f : std::ldexp(normal(rng), static_cast<int>(rng() % 9) * trial);
+          if (trial > 4 && rng() % 40 == 0) v = odd[rng() % 9];
+        }
+        std::vector<uint8_t> first;
+        for (const ActEncoder& e : act_encoders()) {
+          if (e.kind != kind || !detect().has(e.isa)) continue;
+          Guarded out(e.row_bytes(cols));
+          std::memset(out.data(), 0, out.size());
+          e.encode(x.data(), cols, out.data());
+          EXPECT_TRUE(out.intact());
+          EXPECT_EQ(out.size() % 64, 0u);
+          const std::vector<uint8_t> bytes(out.data(), out.data() + out.size());
+          if (first.empty()) first = bytes;
+          EXPECT_EQ(first, bytes) << ops::name_of(e.isa) << " cols=" << cols << " trial=" << trial;
+        }
+      }
+    }
+  }
+}
+
+TEST(ActEncoders, RoundToTheNearestOf255Levels) {
+  const ActEncoder* e = encoder(ActKind::kQ8x32, detect());
+  std::vector<float> x(32);
+  for (int i = 0; i < 32; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i - 16) * 0.5f;
+  x[0] = -127.0f;  // the step is 1: halves go to the even neighbour
+  std::vector<uint8_t> out(e->row_bytes(32));
+  e->encode(x.data(), 32, out.data());
+  int sum = 0;
+  for (int i = 0; i < 32; ++i) {
+    const auto want = std::nearbyint(x[static_cast<size_t>(i)]);
+    EXPECT_EQ(static_cast<float>(static_cast<int8_t>(out[static_cast<size_t>(i)])), want);
+    sum += static_cast<int>(want);
+  }
+  int32_t minus_sum;
+  std::memcpy(&minus_sum, out.data() + q8x32_layout(32).minus_sum, 4);
+  EXPECT_EQ(minus_sum, -sum);
+}
+
+TEST(Detect, LimitsWhatItReports) {
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx}) {
+    EXPECT_LE(detect(isa).isa, isa);
+  }
+  EXPECT_EQ(detect(CpuIsa::kScalar).isa, CpuIsa::kScalar);
+  EXPECT_FALSE(detect(CpuIsa::kAvx2).avx_vnni);
+  EXPECT_GE(detect().l2_bytes, 128 << 10);
+}
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,275 @@
+// Sixteen lanes of 32 bits in two AVX2 registers. See simd_scalar.h for what each name means.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <immintrin.h>
+
+#define FRESHET_INLINE static inline __attribute__((always_inline))
+#define FRESHET_INLINE_MEMBER inline __attribute__((always_inline))
+#define FRESHET_UNROLL _Pragma("GCC unroll 64")
+
+namespace freshet::cpu {
+namespace {
+
+struct F32 {
+  __m256 a, b;
+};
+struct I32 {
+  __m256i a, b;
+};
+using Scale = I32;
+
+inline constexpr int kMaxTile = 4;
+inline constexpr int kFloatTile = 2;
+#if defined(__AVXVNNI__)
+inline constexpr bool kFlipSigned = true;
+#else
+inline constexpr bool kFlipSigned = false;
+#endif
+
+FRESHET_INLINE unsigned flush_denormals() {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040u);
+  return before;
+}
+FRESHET_INLINE void restore_denormals(unsigned before) {
+  _mm_setcsr(before);
+}
+FRESHET_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
+
+FRESHET_INLINE F32 zero_f() {
+  return {_mm256_setzero_ps(), _mm256_setzero_ps()};
+}
+FRESHET_INLINE F32 set_f(float x) {
+  const __m256 v = _mm256_set1_ps(x);
+  return {v, v};
+}
+FRESHET_INLINE F32 load_f(const float* p) {
+  return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
+FRESHET_INLINE void store_f(float* p, F32 v) {
+  _mm256_storeu_ps(p, v.a);
+  _mm256_storeu_ps(p + 8, v.b);
+}
+FRESHET_INLINE F32 add_f(F32 x, F32 y) {
+  return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+FRESHET_INLINE F32 sub_f(F32 x, F32 y) {
+  return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+}
+FRESHET_INLINE F32 mul_f(F32 x, F32 y) {
+  return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+FRESHET_INLINE F32 fma_f(F32 x, F32 y, F32 z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+FRESHET_INLINE F32 load_f16(const void* p) {
+  const __m128i* h = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+
+FRESHET_INLINE float reduce_add_f(F32 v) {
+  const __m256 a = _mm256_add_ps(v.a, v.b);
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+FRESHET_INLINE I32 zero_i() {
+  return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+FRESHET_INLINE I32 set_i(int32_t x) {
+  const __m256i v = _mm256_set1_epi32(x);
+  return {v, v};
+}
+FRESHET_INLINE I32 load_i(const void* p) {
+  const __m256i* v = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+FRESHET_INLINE void store_i(void* p, I32 v) {
+  __m256i* to = static_cast<__m256i*>(p);
+  _mm256_storeu_si256(to, v.a);
+  _mm256_storeu_si256(to + 1, v.b);
+}
+FRESHET_INLINE I32 load_u8(const void* p) {
+  const __m128i v = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return {_mm256_cvtepu8_epi32(v), _mm256_cvtepu8_epi32(_mm_srli_si128(v, 8))};
+}
+FRESHET_INLINE I32 load_u16(const void* p) {
+  const __m128i* v = static_cast<const __m128i*>(p);
+  return {_mm256_cvtepu16_epi32(_mm_loadu_si128(v)), _mm256_cvtepu16_epi32(_mm_loadu_si128(v + 1))};
+}
+FRESHET_INLINE I32 add_i(I32 x, I32 y) {
+  return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
+}
+FRESHET_INLINE I32 sub_i(I32 x, I32 y) {
+  return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)};
+}
+FRESHET_INLINE I32 and_i(I32 x, I32 y) {
+  return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)};
+}
+FRESHET_INLINE I32 or_i(I32 x, I32 y) {
+  return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+}
+FRESHET_INLINE I32 xor_i(I32 x, I32 y) {
+  return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
+}
+FRESHET_INLINE I32 mul_i(I32 x, I32 y) {
+  return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
+}
+FRESHET_INLINE I32 shl(I32 x, int n) {
+  return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
+}
+FRESHET_INLINE I32 shr(I32 x, int n) {
+  return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)};
+}
+FRESHET_INLINE I32 sar(I32 x, int n) {
+  return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
+}
+FRESHET_INLINE I32 madd_i(I32 x, I32 y) {
+  return {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)};
+}
+FRESHET_INLINE I32 max_i(I32 x, I32 y) {
+  return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
+}
+FRESHET_INLINE int32_t reduce_max(I32 x) {
+  const __m256i m = _mm256_max_epi32(x.a, x.b);
+  __m128i v = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+FRESHET_INLINE int32_t reduce_add(I32 x) {
+  const __m256i m = _mm256_add_epi32(x.a, x.b);
+  __m128i v = _mm_add_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+}
+FRESHET_INLINE I32 bits_i(F32 x) {
+  return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
+FRESHET_INLINE I32 round_i(F32 x) {
+  return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
+}
+FRESHET_INLINE void store_i8(void* p, I32 x) {
+  const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  const __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+  _mm_storeu_si128(static_cast<__m128i*>(p), b);
+}
+FRESHET_INLINE void store_u16(void* p, I32 x) {
+  const __m256i w = _mm256_permute4x64_epi64(_mm256_packus_epi32(x.a, x.b), 0xd8);
+  _mm256_storeu_si256(static_cast<__m256i*>(p), w);
+}
+FRESHET_INLINE F32 to_f(I32 x) {
+  return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+FRESHET_INLINE F32 bits_f(I32 x) {
+  return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
+  const __m256i t =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  return {_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b)};
+}
+FRESHET_INLINE __m256i quad(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return _mm256_set1_epi32(v);
+}
+
+#if defined(__AVXVNNI__)
+
+FRESHET_INLINE Scale make_scale(I32 s) {
+  return s;
+}
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kQuads; ++p) {
+    const I32 line = w.line(first + p);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const __m256i q = quad(x[t] + 4 * p);
+      sum[t].a = _mm256_dpbusd_avx_epi32(sum[t].a, line.a, q);
+      sum[t].b = _mm256_dpbusd_avx_epi32(sum[t].b, line.b, q);
+    }
+  }
+}
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                               const int8_t* const (&x)[T]) {
+  I32 d[T];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) d[t] = zero_i();
+  dot<T, kQuads, kTop>(d, w, first, x);
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], mul_i(d[t], scale));
+}
+
+#else
+
+// A scale as a pair of 16-bit halves, so that one vpmaddwd both scales and adds pairs.
+FRESHET_INLINE Scale make_scale(I32 s) {
+  return or_i(and_i(s, set_i(0xffff)), shl(s, 16));
+}
+
+// Quads whose pair sums of products (u8 up to kTop times a number within +-127) fit 16 bits.
+template <int kTop>
+inline constexpr int kQuadsIn16Bits = 32767 / (kTop * 254);
+
+// kTop = 0: the lines are signed; their sign goes over to x.
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                               const int8_t* const (&x)[T]) {
+  if constexpr (kTop == 0) {
+#pragma GCC unroll 8
+    for (int p = 0; p < kQuads; ++p) {
+      const I32 line = w.line(first + p);
+      const I32 size = {_mm256_abs_epi8(line.a), _mm256_abs_epi8(line.b)};
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const __m256i q = quad(x[t] + 4 * p);
+        const __m256i a = _mm256_maddubs_epi16(size.a, _mm256_sign_epi8(q, line.a));
+        const __m256i b = _mm256_maddubs_epi16(size.b, _mm256_sign_epi8(q, line.b));
+        sum[t].a = _mm256_add_epi32(sum[t].a, _mm256_madd_epi16(a, scale.a));
+        sum[t].b = _mm256_add_epi32(sum[t].b, _mm256_madd_epi16(b, scale.b));
+      }
+    }
+  } else {
+    constexpr int kStep = kQuadsIn16Bits<kTop> < kQuads ? kQuadsIn16Bits<kTop> : kQuads;
+    static_assert(kStep > 0 && kQuads % kStep == 0);
+#pragma GCC unroll 8
+    for (int p = 0; p < kQuads; p += kStep) {
+      I32 d[T];
+#pragma GCC unroll 8
+      for (int i = 0; i < kStep; ++i) {
+        const I32 line = w.line(first + p + i);
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) {
+          const __m256i q = quad(x[t] + 4 * (p + i));
+          const __m256i a = _mm256_maddubs_epi16(line.a, q);
+          const __m256i b = _mm256_maddubs_epi16(line.b, q);
+          d[t].a = i == 0 ? a : _mm256_add_epi16(d[t].a, a);
+          d[t].b = i == 0 ? b : _mm256_add_epi16(d[t].b, b);
+        }
+      }
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], madd_i(d[t], scale));
+    }
+  }
+}
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
+  dot_scaled<T, kQuads, kTop>(sum, set_i(0x00010001), w, first, x);
+}
+
+#endif
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,189 @@
+// Sixteen lanes of 32 bits in one AVX-512 register. See simd_scalar.h for what each name means.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <immintrin.h>
+
+#define FRESHET_INLINE static inline __attribute__((always_inline))
+#define FRESHET_INLINE_MEMBER inline __attribute__((always_inline))
+#define FRESHET_UNROLL _Pragma("GCC unroll 64")
+
+namespace freshet::cpu {
+namespace {
+
+using F32 = __m512;
+using I32 = __m512i;
+using Scale = I32;
+
+inline constexpr int kMaxTile = 8;  // tokens that one pass over a panel serves
+inline constexpr int kFloatTile = 8;
+#if defined(__AVX512VNNI__)
+inline constexpr bool kFlipSigned = true;
+#else
+inline constexpr bool kFlipSigned = false;
+#endif
+
+FRESHET_INLINE unsigned flush_denormals() {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040u);
+  return before;
+}
+FRESHET_INLINE void restore_denormals(unsigned before) {
+  _mm_setcsr(before);
+}
+FRESHET_INLINE void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
+
+FRESHET_INLINE F32 zero_f() {
+  return _mm512_setzero_ps();
+}
+FRESHET_INLINE F32 set_f(float x) {
+  return _mm512_set1_ps(x);
+}
+FRESHET_INLINE F32 load_f(const float* p) {
+  return _mm512_loadu_ps(p);
+}
+FRESHET_INLINE void store_f(float* p, F32 v) {
+  _mm512_storeu_ps(p, v);
+}
+FRESHET_INLINE F32 add_f(F32 a, F32 b) {
+  return _mm512_add_ps(a, b);
+}
+FRESHET_INLINE F32 sub_f(F32 a, F32 b) {
+  return _mm512_sub_ps(a, b);
+}
+FRESHET_INLINE F32 mul_f(F32 a, F32 b) {
+  return _mm512_mul_ps(a, b);
+}
+FRESHET_INLINE F32 fma_f(F32 a, F32 b, F32 c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+FRESHET_INLINE F32 load_f16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+
+FRESHET_INLINE float reduce_add_f(F32 v) {
+  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
+}
+
+FRESHET_INLINE I32 zero_i() {
+  return _mm512_setzero_si512();
+}
+FRESHET_INLINE I32 set_i(int32_t x) {
+  return _mm512_set1_epi32(x);
+}
+FRESHET_INLINE I32 load_i(const void* p) {
+  return _mm512_loadu_si512(p);
+}
+FRESHET_INLINE void store_i(void* p, I32 v) {
+  _mm512_storeu_si512(p, v);
+}
+FRESHET_INLINE I32 load_u8(const void* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+FRESHET_INLINE I32 load_u16(const void* p) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+FRESHET_INLINE I32 add_i(I32 a, I32 b) {
+  return _mm512_add_epi32(a, b);
+}
+FRESHET_INLINE I32 sub_i(I32 a, I32 b) {
+  return _mm512_sub_epi32(a, b);
+}
+FRESHET_INLINE I32 mul_i(I32 a, I32 b) {
+  return _mm512_mullo_epi32(a, b);
+}
+FRESHET_INLINE I32 and_i(I32 a, I32 b) {
+  return _mm512_and_si512(a, b);
+}
+FRESHET_INLINE I32 or_i(I32 a, I32 b) {
+  return _mm512_or_si512(a, b);
+}
+FRESHET_INLINE I32 xor_i(I32 a, I32 b) {
+  return _mm512_xor_si512(a, b);
+}
+FRESHET_INLINE I32 shl(I32 a, int n) {
+  return _mm512_slli_epi32(a, static_cast<unsigned>(n));
+}
+FRESHET_INLINE I32 shr(I32 a, int n) {
+  return _mm512_srli_epi32(a, static_cast<unsigned>(n));
+}
+FRESHET_INLINE I32 sar(I32 a, int n) {
+  return _mm512_srai_epi32(a, static_cast<unsigned>(n));
+}
+FRESHET_INLINE I32 madd_i(I32 a, I32 b) {
+  return _mm512_madd_epi16(a, b);
+}
+FRESHET_INLINE I32 max_i(I32 a, I32 b) {
+  return _mm512_max_epi32(a, b);
+}
+FRESHET_INLINE int32_t reduce_max(I32 a) {
+  return _mm512_reduce_max_epi32(a);
+}
+FRESHET_INLINE int32_t reduce_add(I32 a) {
+  return _mm512_reduce_add_epi32(a);
+}
+FRESHET_INLINE I32 bits_i(F32 a) {
+  return _mm512_castps_si512(a);
+}
+FRESHET_INLINE I32 round_i(F32 a) {
+  return _mm512_cvtps_epi32(a);
+}
+FRESHET_INLINE void store_i8(void* p, I32 a) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+FRESHET_INLINE void store_u16(void* p, I32 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a));
+}
+FRESHET_INLINE F32 to_f(I32 a) {
+  return _mm512_cvtepi32_ps(a);
+}
+FRESHET_INLINE F32 bits_f(I32 a) {
+  return _mm512_castsi512_ps(a);
+}
+FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
+  const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
+}
+FRESHET_INLINE I32 quad(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return _mm512_set1_epi32(v);
+}
+FRESHET_INLINE Scale make_scale(I32 s) {
+  return s;
+}
+
+#if defined(__AVX512VNNI__)
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
+#pragma GCC unroll 8
+  for (int p = 0; p < kQuads; ++p) {
+    const I32 line = w.line(first + p);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) sum[t] = _mm512_dpbusd_epi32(sum[t], line, quad(x[t] + 4 * p));
+  }
+}
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                               const int8_t* const (&x)[T]) {
+  I32 d[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) d[t] = zero_i();
+  dot<T, kQuads, kTop>(d, w, first, x);
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], mul_i(d[t], scale));
+}
+
+#endif
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,11 @@
+// The sets of vector kernels, one a source vector_<isa>.cc.
+#pragma once
+
+#include "ops/kernel_table.h"
+
+namespace freshet::cpu {
+
+extern const ops::VectorKernels kVectorAvx2;
+extern const ops::VectorKernels kVectorAvx512;
+
+}  // namespace freshet::cpu

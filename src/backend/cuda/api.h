@@ -1,0 +1,189 @@
+// What the CUDA plug-in offers: a table of functions over plain data.
+//
+// The program knows no CUDA: it loads the plug-in with dlopen, asks freshet_cuda() for this table
+// and checks its version. Every function enqueues on one stream, in order, and returns 0 or an
+// error that error_text() names. Pointers are to device memory except where `host` is said. Used by
+// one thread. Plain types only, so that both sides may be built by different compilers.
+//
+// Two orders of numbers are the plug-in's own (fragments of mma.m16n8k16, so that a lane's operand
+// is one load of 16 bytes):
+//   weights: tiles of 16 rows by `unit` columns, [row tile][column unit], see formats.cuh;
+//   activations: BF16, [tile of 8 rows][32 columns][lane][8], columns padded to 64 with zeros.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace freshet::cuda {
+
+inline constexpr int kApiVersion = 1;
+inline constexpr int kTokenTile = 8;      // rows of a tile of activations
+inline constexpr int kPadCols = 64;       // columns of activations are padded to it
+inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
+inline constexpr int kMaxProducts = 16;
+inline constexpr int kMaxExperts = 512;
+inline constexpr int kMaxTopK = 32;
+
+enum class Code : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kCount };
+
+struct Rows {
+  float* data;
+  int64_t rows, cols, stride;
+};
+
+struct WeightView {
+  const uint8_t* data;
+  int64_t rows, cols;
+  Code code;
+};
+
+struct ProductArgs {
+  WeightView weight;
+  const uint8_t* act;  // fragments
+  int64_t act_chunks;  // of 32 columns, from one tile of rows to the next
+  const float* x;      // the same numbers as they are, for weights in F32
+  int64_t x_stride;
+  float* out;
+  int64_t out_stride;
+  const float* bias;
+  float scale;
+  int32_t add;
+};
+
+struct NormArgs {
+  const float *weight, *bias;
+  float eps;
+  int32_t layer;  // 1: layer norm, 0: RMS
+};
+
+struct GluArgs {
+  int32_t activation;
+  float limit, alpha;
+};
+
+struct RopeArgs {
+  float* x;
+  int64_t rows, stride;
+  int32_t heads, head_dim, offset, rotary_dim, interleaved;
+};
+
+struct CacheArgs {
+  uint8_t* data;  // F16 blocks: keys [kv_heads, 16, key_dim], then values [kv_heads, 16, value_dim]
+  int64_t block_bytes;
+  int32_t kv_heads, key_dim, value_dim, shared;  // shared: values are the first features of keys
+};
+
+struct BatchArgs {
+  const int32_t *query_start, *context_len, *tables;
+  int64_t table_stride;
+  int32_t sequences, tokens;
+};
+
+struct AttentionArgs {
+  float* out;
+  int64_t out_stride;
+  const float* q;
+  int64_t q_stride;
+  CacheArgs cache;
+  BatchArgs batch;
+  const float* sinks;
+  float scale, softcap;
+  int32_t heads, window;
+  int32_t max_context;  // of the batch, or more
+  int32_t max_queries;  // of a sequence
+  int32_t single;       // every sequence has one query
+  float* partial;       // room for partial results, or nullptr: one block walks the whole context
+  uint8_t* fragments;   // nullptr, or where the result goes as activations too
+};
+
+struct RoutingArgs {
+  int32_t score, experts, top_k, groups, top_groups, group_score_top, renormalize;
+  const float* correction;
+  float renormalize_eps, scale;
+};
+
+// Tokens by expert. A slot is a tile of `slot_tokens` places of one expert.
+struct GroupArgs {
+  const int32_t* ids;    // [tokens, top_k]
+  const float* weights;  // [tokens, top_k]
+  int32_t tokens, top_k, experts, slot_tokens, slots;
+  int32_t *token, *place;  // [slots * slot_tokens] (-1: none), [tokens, top_k]
+  int32_t* slot_expert;    // [slots]; -1: none
+  float* place_weight;     // [slots * slot_tokens]
+};
+
+struct ExpertArgs {
+  const uint8_t* const* weights;  // [experts], device
+  int64_t rows, cols;
+  Code code;
+  const uint8_t* act;  // fragments, one tile after the other as slots have them
+  float* out;          // [slots * slot_tokens, rows]
+  const float* bias;   // [experts, rows] or nullptr
+  const int32_t* slot_expert;
+  int32_t slots, slot_tokens;
+};
+
+struct Api {
+  int32_t version;
+  const char* (*error_text)(int error);
+  // Opens device 0. `name` gets its name (host), `memory` free and total bytes (host).
+  int (*open)(char* name, int name_bytes, int* compute_capability, int64_t memory[2]);
+  int (*allocate)(void** to, int64_t bytes);
+  int (*release)(void* memory);
+  int (*allocate_host)(void** to, int64_t bytes);  // pinned
+  int (*release_host)(void* memory);
+  int (*upload)(void* to, const void* host, int64_t bytes);
+  int (*download)(void* host, const void* from, int64_t bytes);
+  int (*copy)(void* to, const void* from, int64_t bytes);
+  int (*clear)(void* to, int64_t bytes);
+  int (*sync)();
+  // Everything enqueued between begin and end becomes a graph that can be played again.
+  int (*graph_begin)();
+  int (*graph_end)(void** graph);
+  int (*graph_play)(void* graph);
+  int (*graph_release)(void* graph);
+  // Marks of time on the stream, for measuring: elapsed milliseconds between the last two.
+  int (*mark)(int which);
+  int (*elapsed)(float* milliseconds);
+
+  int64_t (*packed_bytes)(Code code, int64_t rows, int64_t cols);  // 0: no such format
+  // Row tiles [first, first + count / 16) from `raw`: rows as they are stored, one after the other.
+  int (*pack)(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count,
+              int64_t rows, int64_t cols);
+  int (*embed)(const Rows* out, const WeightView* table, const int32_t* ids, int32_t offset,
+               float scale);
+  int64_t (*fragment_bytes)(int64_t rows, int64_t cols);
+  // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
+  int (*encode)(uint8_t* fragments, const Rows* x, const int32_t* index, const float* weights,
+                int64_t rows);
+  int (*products)(const ProductArgs* products, int count, int64_t tokens);
+  int (*expert_products)(const ExpertArgs* args);
+  // fragments: nullptr, or where the result goes as activations too.
+  int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, uint8_t* fragments);
+  int (*norm_heads)(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
+  int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
+                    int64_t half, float scale);
+  // Up to two matrices of the same tokens, then keys and values into the cache if `cache` is given.
+  int (*rope)(const RopeArgs* args, int count, const float* cos_sin);
+  int (*store)(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch);
+  int64_t (*attention_partial_bytes)(int sequences, int heads, int value_dim, int64_t context);
+  int (*attention)(const AttentionArgs* args);
+  int (*glu)(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
+             uint8_t* fragments);
+  int (*activation)(const Rows* x, int activation);
+  int (*add)(const Rows* out, const Rows* x, float scale);
+  int (*scale)(const Rows* x, float scale);
+  int (*softcap)(const Rows* x, float cap);
+  int (*gather)(const Rows* out, const Rows* x, const int32_t* rows);
+  int (*sigmoid_gate)(const Rows* x, const Rows* gate);
+  int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
+  int (*group)(const GroupArgs* args);
+  // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
+  int (*combine)(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
+  // Reads `bytes` once, for the ceiling of memory.
+  int (*read)(const void* memory, int64_t bytes, float* sink);
+};
+
+using ApiFunction = const Api* (*)();
+
+}  // namespace freshet::cuda

@@ -1,0 +1,70 @@
+// From the arguments of ops to those of the plug-in's table. Pure.
+#pragma once
+
+#include "backend/cuda/api.h"
+#include "ops/ops.h"
+
+namespace freshet::cuda {
+
+// kCount: the plug-in does not multiply with it.
+inline Code code_of(quant::Format format) {
+  switch (format) {
+    case quant::Format::kF32:
+      return Code::kF32;
+    case quant::Format::kF16:
+      return Code::kF16;
+    case quant::Format::kBF16:
+      return Code::kBF16;
+    case quant::Format::kQ8_0:
+      return Code::kQ8_0;
+    case quant::Format::kQ4_0:
+      return Code::kQ4_0;
+    case quant::Format::kQ4_K:
+      return Code::kQ4_K;
+    case quant::Format::kQ6_K:
+      return Code::kQ6_K;
+    case quant::Format::kMXFP4:
+      return Code::kMXFP4;
+    default:
+      return Code::kCount;
+  }
+}
+
+inline Rows rows_of(const Matrix& m) {
+  return {m.data, m.rows, m.cols, m.stride};
+}
+
+inline WeightView view_of(const ops::Weight& w) {
+  return {w.packed.data(), w.rows, w.cols, code_of(w.format)};
+}
+
+inline NormArgs args_of(const ops::Norm& n) {
+  return {n.weight, n.bias, n.eps, n.kind == ops::NormKind::kLayer};
+}
+
+inline CacheArgs args_of(const ops::KvView& v) {
+  const ops::KvShape& s = v.shape;
+  return {v.data,      static_cast<int64_t>(s.block_bytes()),
+          s.kv_heads,  s.key_dim,
+          s.value_dim, s.value_is_key_prefix};
+}
+
+inline RoutingArgs args_of(const ops::Routing& r) {
+  return {static_cast<int32_t>(r.score),
+          r.experts,
+          r.top_k,
+          r.groups,
+          r.top_groups,
+          r.group_score_top,
+          r.renormalize,
+          r.correction,
+          r.renormalize_eps,
+          r.scale};
+}
+
+// Chunks of 32 columns that a row of fragments has.
+inline int64_t chunks_of(int64_t cols) {
+  return (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
+}
+
+}  // namespace freshet::cuda

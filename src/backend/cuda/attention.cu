@@ -1,0 +1,570 @@
+// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32.
+//
+// A row is a query's head. Its result is defined as follows, whatever else is in the batch: the
+// context is cut at multiples of kSplitTokens; within a piece, chunks of 64 keys run through an
+// online softmax from left to right; pieces are merged from left to right. A chunk of which a row
+// sees nothing leaves the row's numbers as they are, bit for bit. So a block may walk the whole
+// context (prompts), or blocks may take a piece each and a second kernel merges (single queries).
+// Rows are the 16-row side here: the heads that share a key head, and neighbouring queries.
+#include "backend/cuda/common.cuh"
+#include "backend/cuda/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kBlockTokens = 16;
+constexpr int kChunk = 64;
+constexpr int kSlice = 128;  // features of values that a block sums
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kMostShared = 220 << 10;
+
+// A value beyond F16 is kept at its edge: an infinity would turn masked terms into NaN.
+__device__ __forceinline__ __half to_half(float v) {
+  return __float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f));
+}
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(v);
+}
+__device__ __forceinline__ void mma_half(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+struct Plan {
+  int warps, stages, key_pad, value_pad, slices, splits;
+  size_t shared;
+};
+
+struct Place {
+  int sequence, position;
+};
+
+__device__ Place place_of(const BatchArgs& b, int token) {
+  int low = 0, high = b.sequences - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (b.query_start[middle] <= token) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return {low, b.context_len[low] - (b.query_start[low + 1] - token)};
+}
+
+__device__ __forceinline__ __half* keys_at(const CacheArgs& c, int64_t block, int head, int slot) {
+  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
+         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.key_dim;
+}
+__device__ __forceinline__ __half* values_at(const CacheArgs& c, int64_t block, int head,
+                                             int slot) {
+  if (c.shared != 0) return keys_at(c, block, head, slot);
+  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
+         static_cast<int64_t>(c.kv_heads) * kBlockTokens * c.key_dim +
+         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.value_dim;
+}
+
+// Blocks [token, pieces of 256 numbers of its keys and then of its values].
+__global__ void store_kernel(CacheArgs cache, Rows k, Rows v, BatchArgs batch) {
+  let_next_start();
+  wait();
+  const int token = static_cast<int>(blockIdx.x);
+  const int keys = cache.kv_heads * cache.key_dim;
+  int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const bool is_key = i < keys;
+  if (!is_key) {
+    if (cache.shared != 0) return;
+    i -= keys;
+  }
+  const int dim = is_key ? cache.key_dim : cache.value_dim;
+  if (i >= cache.kv_heads * dim) return;
+  const float value = is_key ? k.data[token * k.stride + i] : v.data[token * v.stride + i];
+  const Place place = place_of(batch, token);
+  const int64_t block =
+      batch.tables[place.sequence * batch.table_stride + place.position / kBlockTokens];
+  const int slot = place.position % kBlockTokens;
+  __half* to =
+      is_key ? keys_at(cache, block, i / dim, slot) : values_at(cache, block, i / dim, slot);
+  to[i % dim] = to_half(value);
+}
+
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+
+// The factor that takes sums with maximum m to maximum `to`; 1 where both are empty.
+__device__ __forceinline__ float shrink(float m, float to) {
+  return m == to ? 1.0f : exp2f(__fsub_rn(m, to));
+}
+
+// What a block works on.
+struct Tile {
+  int sequence, first_row, rows;  // rows are [query, head of the group]
+  int queries, context, query_start;
+};
+
+// The tile of a walking block: sequences' tiles stand one after the other. Warp-wide.
+__device__ Tile find_tile(const BatchArgs& b, int group, int rows_per_block, int index) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int base = 0; base < b.sequences; base += 32) {
+    const int s = base + lane;
+    const int queries = s < b.sequences ? b.query_start[s + 1] - b.query_start[s] : 0;
+    const int tiles = (queries * group + rows_per_block - 1) / rows_per_block;
+    int upto = tiles;
+    for (int step = 1; step < 32; step <<= 1) {
+      const int other = __shfl_up_sync(0xffffffff, upto, step);
+      if (lane >= step) upto += other;
+    }
+    const unsigned here = __ballot_sync(0xffffffff, index < upto);
+    if (here != 0) {
+      const int owner = __ffs(static_cast<int>(here)) - 1;
+      const int before = __shfl_sync(0xffffffff, upto - tiles, owner);
+      const int q = __shfl_sync(0xffffffff, queries, owner);
+      const int first = (index - before) * rows_per_block;
+      const int found = base + owner;
+      return {found,
+              first,
+              min(rows_per_block, q * group - first),
+              q,
+              b.context_len[found],
+              b.query_start[found]};
+    }
+    index -= __shfl_sync(0xffffffff, upto, 31);
+  }
+  return {-1, 0, 0, 0, 0, 0};
+}
+
+// The tile of a block when every sequence has one query.
+__device__ __forceinline__ Tile single_tile(const BatchArgs& b, int group, int rows_per_block,
+                                            int index) {
+  const int tiles = (group + rows_per_block - 1) / rows_per_block;
+  const int sequence = index / tiles;
+  const int first = index % tiles * rows_per_block;
+  return {sequence, first, min(rows_per_block, group - first), 1, b.context_len[sequence],
+          sequence};
+}
+
+// The ids of a chunk's blocks, one a lane: a look-up for each vector would wait for memory each
+// time.
+__device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, int chunk,
+                                         int high) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (lane >= kChunk / kBlockTokens || chunk * kChunk + lane * kBlockTokens > high) return -1;
+  return a.batch.tables[sequence * a.batch.table_stride + chunk * (kChunk / kBlockTokens) + lane];
+}
+
+// Keys or values of a chunk into shared memory, zeros where nobody looks.
+__device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
+                                           const AttentionArgs& a, int id, int head, int chunk,
+                                           int low, int high, bool keys) {
+  const int vectors = (pad - 8) / 8;
+  const int threads = static_cast<int>(blockDim.x);
+  const int step_keys = threads / vectors, step_vectors = threads % vectors;
+  int key = static_cast<int>(threadIdx.x) / vectors;
+  int v = static_cast<int>(threadIdx.x) % vectors;
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * vectors; i += threads) {
+    const int p = chunk * kChunk + key;
+    const int block = __shfl_sync(0xffffffff, id, key / kBlockTokens);
+    const bool valid = p >= low && p <= high && v * 8 < features && block >= 0;
+    const int64_t real = valid ? block : 0;
+    const __half* from = (keys ? keys_at(a.cache, real, head, p % kBlockTokens)
+                               : values_at(a.cache, real, head, p % kBlockTokens)) +
+                         (valid ? first + v * 8 : 0);
+    cp_async16(to + key * pad + v * 8, from, valid);
+    key += step_keys;
+    v += step_vectors;
+    if (v >= vectors) {
+      v -= vectors;
+      ++key;
+    }
+  }
+}
+
+template <int VT>
+struct Sums {
+  float m[2], l[2], acc[VT][4];  // of rows g and g + 8
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = -INFINITY;
+      l[r] = 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < VT; ++j) {
+      for (int i = 0; i < 4; ++i) acc[j][i] = 0.0f;
+    }
+  }
+  // This, then `next`, which stands to the right of it.
+  __device__ __forceinline__ void merge(const Sums& next) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float most = fmaxf(m[r], next.m[r]);
+      const float mine = shrink(m[r], most), its = shrink(next.m[r], most);
+      m[r] = most;
+      l[r] = __fmaf_rn(next.l[r], its, __fmul_rn(l[r], mine));
+#pragma unroll
+      for (int j = 0; j < VT; ++j) {
+        for (int i = r * 2; i < r * 2 + 2; ++i) {
+          acc[j][i] = __fmaf_rn(next.acc[j][i], its, __fmul_rn(acc[j][i], mine));
+        }
+      }
+    }
+  }
+};
+
+// The result of a row from its sums; a sink joins the softmax and adds nothing.
+struct Ending {
+  float factor, sum;
+};
+__device__ __forceinline__ Ending ending(float m, float l, const float* sinks, int head) {
+  if (sinks == nullptr) return {1.0f, l};
+  const float sink = __fmul_rn(sinks[head], kLog2E);
+  const float most = fmaxf(m, sink);
+  const float factor = shrink(m, most);
+  return {factor, __fadd_rn(__fmul_rn(l, factor), exp2f(__fsub_rn(sink, most)))};
+}
+__device__ __forceinline__ float end_value(float acc, const Ending& e) {
+  return __fdiv_rn(__fmul_rn(acc, e.factor), e.sum);
+}
+
+// One chunk for a warp's 16 rows. `limit`: first and last position that rows g and g + 8 see.
+template <int VT>
+__device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& a, const __half* q,
+                                           const __half* keys, const __half* values, int key_pad,
+                                           int value_pad, int chunk, const int (&limit)[2][2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float s[8][4] = {};
+#pragma unroll 2
+  for (int k = 0; k < key_pad - 8; k += 16) {
+    uint32_t qa[4];
+    ldmatrix4(qa, q + (lane % 16) * key_pad + k + lane / 16 * 8);
+    const uint4 operand = make_uint4(qa[0], qa[1], qa[2], qa[3]);
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      uint32_t kb[4];
+      const int key = j * 8 + lane / 16 * 8 + lane % 8;
+      ldmatrix4(kb, keys + key * key_pad + k + lane / 8 % 2 * 8);
+      mma_half(s[j], operand, kb[0], kb[1]);
+      mma_half(s[j + 1], operand, kb[2], kb[3]);
+    }
+  }
+  float most[2] = {sums.m[0], sums.m[1]};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    for (int i = 0; i < 4; ++i) {
+      const int p = chunk * kChunk + j * 8 + lane % 4 * 2 + i % 2;
+      float v = __fmul_rn(s[j][i], a.scale);
+      if (a.softcap > 0.0f) v = __fmul_rn(a.softcap, tanhf(__fdiv_rn(v, a.softcap)));
+      v = __fmul_rn(v, kLog2E);
+      if (p < limit[i / 2][0] || p > limit[i / 2][1]) v = -INFINITY;
+      s[j][i] = v;
+      most[i / 2] = fmaxf(most[i / 2], v);
+    }
+  }
+  float part[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 1));
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 2));
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    for (int i = 0; i < 4; ++i) {
+      const float top = most[i / 2];
+      s[j][i] = s[j][i] == -INFINITY ? 0.0f : exp2f(__fsub_rn(s[j][i], top));
+      part[i / 2] = __fadd_rn(part[i / 2], s[j][i]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
+    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
+    const float factor = shrink(sums.m[r], most[r]);
+    sums.m[r] = most[r];
+    sums.l[r] = __fadd_rn(__fmul_rn(sums.l[r], factor), part[r]);
+#pragma unroll
+    for (int j = 0; j < VT; ++j) {
+      for (int i = r * 2; i < r * 2 + 2; ++i) sums.acc[j][i] = __fmul_rn(sums.acc[j][i], factor);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const uint4 operand = make_uint4(
+        pack_half(s[2 * k][0], s[2 * k][1]), pack_half(s[2 * k][2], s[2 * k][3]),
+        pack_half(s[2 * k + 1][0], s[2 * k + 1][1]), pack_half(s[2 * k + 1][2], s[2 * k + 1][3]));
+#pragma unroll
+    for (int j = 0; j < VT; j += 2) {
+      uint32_t vb[4];
+      ldmatrix4_trans(vb, values + (k * 16 + lane % 16) * value_pad + j * 8 + lane / 16 * 8);
+      mma_half(sums.acc[j], operand, vb[0], vb[1]);
+      mma_half(sums.acc[j + 1], operand, vb[2], vb[3]);
+    }
+  }
+}
+
+// partial: [sequence, head, split][value_dim + 2]: sums, maximum, sum of weights.
+__device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,
+                                             int split, int splits) {
+  return a.partial + ((static_cast<int64_t>(sequence) * a.heads + head) * splits + split) *
+                         (a.cache.value_dim + 2);
+}
+
+template <int VT>
+__device__ __forceinline__ void write_rows(const Sums<VT>& sums, const AttentionArgs& a,
+                                           const Plan& plan, const Tile& tile, int kv_head,
+                                           int slice, int split) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int group = a.heads / a.cache.kv_heads;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = warp * 16 + lane / 4 + r * 8;
+    if (row >= tile.rows) continue;
+    const int query = (tile.first_row + row) / group;
+    const int head = kv_head * group + (tile.first_row + row) % group;
+    float* to = a.out + (tile.query_start + query) * a.out_stride + head * a.cache.value_dim;
+    Ending end{1.0f, 1.0f};
+    if (split >= 0) {
+      to = partial_at(a, tile.sequence, head, split, plan.splits);
+      if (slice == 0 && lane % 4 == 0) {
+        to[a.cache.value_dim] = sums.m[r];
+        to[a.cache.value_dim + 1] = sums.l[r];
+      }
+    } else {
+      end = ending(sums.m[r], sums.l[r], a.sinks, head);
+    }
+#pragma unroll
+    for (int j = 0; j < VT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int d = slice * kSlice + j * 8 + lane % 4 * 2 + i;
+        if (d >= a.cache.value_dim) continue;
+        const float v = sums.acc[j][r * 2 + i];
+        to[d] = split >= 0 ? v : end_value(v, end);
+      }
+    }
+  }
+}
+
+// grid: tiles, key heads, slices of values x pieces of the context (pieces only if `split`).
+template <int VT>
+__global__ void __launch_bounds__(256)
+    attention_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
+                     int split) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  let_next_start();
+  wait();
+  const int group = a.heads / a.cache.kv_heads;
+  const int rows_per_block = plan.warps * 16;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  const int slice = static_cast<int>(blockIdx.z) % plan.slices;
+  const int index = static_cast<int>(blockIdx.x);
+  const Tile tile = a.single != 0 ? single_tile(a.batch, group, rows_per_block, index)
+                                  : find_tile(a.batch, group, rows_per_block, index);
+  if (tile.sequence < 0) return;
+  const int first_query = tile.first_row / group;
+  const int last_query = (tile.first_row + tile.rows - 1) / group;
+  const int offset = tile.context - tile.queries;
+  const int high = offset + last_query;
+  const int low = a.window > 0 ? max(0, offset + first_query - a.window + 1) : 0;
+  int first_chunk = low / kChunk, last_chunk = high / kChunk;
+  const int piece = split != 0 ? static_cast<int>(blockIdx.z) / plan.slices : -1;
+  constexpr int kChunks = kSplitTokens / kChunk;
+  if (piece >= 0) {
+    first_chunk = max(first_chunk, piece * kChunks);
+    last_chunk = min(last_chunk, piece * kChunks + kChunks - 1);
+    if (first_chunk > last_chunk) return;
+  }
+
+  auto* q = reinterpret_cast<__half*>(memory);
+  auto* buffers = q + rows_per_block * plan.key_pad;
+  const int stage_size = kChunk * (plan.key_pad + plan.value_pad);
+  const int features = min(kSlice, a.cache.value_dim - slice * kSlice);
+  const auto fetch = [&](int chunk) {
+    __half* to = buffers + (chunk % plan.stages) * stage_size;
+    const int id = chunk_ids(a, tile.sequence, chunk, high);
+    load_chunk(to, plan.key_pad, a.cache.key_dim, 0, a, id, kv_head, chunk, low, high, true);
+    load_chunk(to + kChunk * plan.key_pad, plan.value_pad, features, slice * kSlice, a, id, kv_head,
+               chunk, low, high, false);
+  };
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  for (int s = 0; s < plan.stages - 1; ++s) {
+    if (first_chunk + s <= last_chunk) fetch(first_chunk + s);
+    cp_async_commit();
+  }
+  // Queries, four rows of a warp at a time so that their loads fly together.
+  const int warps = static_cast<int>(blockDim.x / 32);
+  for (int base = warp; base < rows_per_block; base += 4 * warps) {
+    for (int d = lane; d < plan.key_pad - 8; d += 32) {
+      float v[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int row = base + n * warps, r = tile.first_row + row;
+        const bool real = row < tile.rows && d < a.cache.key_dim;
+        v[n] = real ? a.q[(tile.query_start + r / group) * a.q_stride +
+                          (kv_head * group + r % group) * a.cache.key_dim + d]
+                    : 0.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int row = base + n * warps;
+        if (row < rows_per_block) q[row * plan.key_pad + d] = to_half(v[n]);
+      }
+    }
+  }
+  int limit[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = min(warp * 16 + lane / 4 + r * 8, tile.rows - 1);
+    const int position = offset + (tile.first_row + row) / group;
+    limit[r][0] = a.window > 0 ? max(0, position - a.window + 1) : 0;
+    limit[r][1] = position;
+  }
+  const bool works = warp < plan.warps && warp * 16 < tile.rows;
+  Sums<VT> total, sums;
+  total.clear();
+  sums.clear();
+  for (int chunk = first_chunk; chunk <= last_chunk; ++chunk) {
+    const int next = chunk + plan.stages - 1;
+    __syncthreads();  // all are done with what the next fetch overwrites
+    if (next <= last_chunk) fetch(next);
+    cp_async_commit();
+    if (plan.stages == 2) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
+    }
+    __syncthreads();
+    const __half* keys = buffers + (chunk % plan.stages) * stage_size;
+    if (works) {
+      take_chunk<VT>(sums, a, q + warp * 16 * plan.key_pad, keys, keys + kChunk * plan.key_pad,
+                     plan.key_pad, plan.value_pad, chunk, limit);
+    }
+    if (chunk % kChunks == kChunks - 1 || chunk == last_chunk) {
+      total.merge(sums);
+      sums.clear();
+    }
+  }
+  if (works) write_rows<VT>(total, a, plan, tile, kv_head, slice, piece);
+}
+
+// Merges the pieces of single queries. Blocks: [rows of fragments, heads].
+__global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits) {
+  let_next_start();
+  wait();
+  const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
+  const int value_dim = a.cache.value_dim;
+  const int64_t cols = static_cast<int64_t>(a.heads) * value_dim;
+  auto* fragments = reinterpret_cast<__nv_bfloat16*>(a.fragments);
+  const bool real = s < a.batch.sequences;
+  if (fragments != nullptr && head == a.heads - 1) {
+    const int64_t padded = (cols + kPadCols - 1) / kPadCols * kPadCols;
+    for (int64_t c = cols + threadIdx.x; c < padded; c += blockDim.x) {
+      fragments[fragment_at(s, c, cols)] = __float2bfloat16_rn(0.0f);
+    }
+  }
+  const int position = real ? a.batch.context_len[s] - 1 : 0;
+  const int low = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  for (int d = static_cast<int>(threadIdx.x); d < value_dim; d += static_cast<int>(blockDim.x)) {
+    float out = 0.0f;
+    if (real) {
+      float m = -INFINITY, l = 0.0f, acc = 0.0f;
+#pragma unroll 4
+      for (int i = low / kSplitTokens; i <= position / kSplitTokens; ++i) {
+        const float* p = partial_at(a, s, head, i, splits);
+        const float its_m = p[value_dim], its_l = p[value_dim + 1];
+        const float most = fmaxf(m, its_m);
+        const float mine = shrink(m, most), its = shrink(its_m, most);
+        m = most;
+        l = __fmaf_rn(its_l, its, __fmul_rn(l, mine));
+        acc = __fmaf_rn(p[d], its, __fmul_rn(acc, mine));
+      }
+      out = end_value(acc, ending(m, l, a.sinks, head));
+      a.out[s * a.out_stride + head * value_dim + d] = out;
+    }
+    if (fragments != nullptr) {
+      fragments[fragment_at(s, static_cast<int64_t>(head) * value_dim + d, cols)] =
+          __float2bfloat16_rn(out);
+    }
+  }
+}
+
+Plan plan_of(const AttentionArgs& a) {
+  Plan p = {};
+  p.key_pad = (a.cache.key_dim + 15) / 16 * 16 + 8;
+  const int slice = a.cache.value_dim < kSlice ? a.cache.value_dim : kSlice;
+  p.value_pad = (slice <= 64 ? 64 : 128) + 8;
+  p.slices = static_cast<int>(ceil_div(a.cache.value_dim, kSlice));
+  p.splits = static_cast<int>(ceil_div(a.max_context, kSplitTokens));
+  const int group = a.heads / a.cache.kv_heads;
+  p.warps = static_cast<int>(ceil_div(static_cast<int64_t>(a.max_queries) * group, 16));
+  p.warps = p.warps > 8 ? 8 : p.warps;
+  p.stages = 2;
+  const auto bytes = [&] {
+    return 2 * static_cast<size_t>(p.warps * 16 * p.key_pad +
+                                   p.stages * kChunk * (p.key_pad + p.value_pad));
+  };
+  if (bytes() > kMostShared) p.stages = 1;
+  while (bytes() > kMostShared && p.warps > 1) p.warps = (p.warps + 1) / 2;
+  p.shared = bytes();
+  return p;
+}
+
+template <int VT>
+int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int split) {
+  static const cudaError_t kRaised = cudaFuncSetAttribute(
+      attention_kernel<VT>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
+  return launch(attention_kernel<VT>, grid, block, plan.shared, a, plan, split);
+}
+
+}  // namespace
+
+int store(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch) {
+  const int64_t numbers = static_cast<int64_t>(cache->kv_heads) *
+                          (cache->key_dim + (cache->shared != 0 ? 0 : cache->value_dim));
+  const dim3 grid(static_cast<unsigned>(k->rows), static_cast<unsigned>(ceil_div(numbers, 256)));
+  return launch(store_kernel, grid, dim3(256), 0, *cache, *k, *v, *batch);
+}
+
+int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
+  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + 2) *
+         ceil_div(context, kSplitTokens);
+}
+
+int attention(const AttentionArgs* args) {
+  const AttentionArgs& a = *args;
+  const Plan plan = plan_of(a);
+  if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
+  const int group = a.heads / a.cache.kv_heads;
+  const bool split = a.single != 0 && a.partial != nullptr;
+  const int64_t rows = plan.warps * 16;
+  const int64_t tiles = a.single != 0 ? a.batch.sequences * ceil_div(group, rows)
+                                      : a.batch.tokens * group / rows + a.batch.sequences;
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.cache.kv_heads),
+                  static_cast<unsigned>(plan.slices * (split ? plan.splits : 1)));
+  const int warps = plan.warps < 4 ? 4 : plan.warps;  // the others help to load
+  const dim3 block(static_cast<unsigned>(warps * 32));
+  const bool narrow = plan.value_pad == 64 + 8;
+  int error = narrow ? run<8>(a, plan, grid, block, split) : run<16>(a, plan, grid, block, split);
+  if (error != 0 || !split) return error;
+  const auto x = static_cast<unsigned>(a.fragments != nullptr
+                                           ? ceil_div(a.batch.sequences, kTokenTile) * kTokenTile
+                                           : a.batch.sequences);
+  return launch(merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,
+                plan.splits);
+}
+
+}  // namespace freshet::cuda

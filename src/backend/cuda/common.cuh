@@ -1,0 +1,99 @@
+// What the plug-in's kernels share: launches that overlap, fragments, exact arithmetic.
+//
+// Every kernel calls wait() before it reads what an earlier kernel wrote, or writes anything: it
+// may be started while its predecessor still runs (programmatic dependent launch), so that it
+// fetches weights in the meantime. Sums that must not depend on the batch are written with
+// __fmaf_rn and friends, which the compiler leaves as they are.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "backend/cuda/api.h"
+
+namespace freshet::cuda {
+
+extern cudaStream_t stream;
+extern int capability;  // of the device: 90 for compute capability 9.0
+
+__device__ __forceinline__ void wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel start as soon as there is room for it.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Blocks along z that form a cluster; 1: none.
+template <class... P, class... A>
+int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, unsigned cluster,
+                   A... args) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = 1;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = cluster;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  return static_cast<int>(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+template <class... P, class... A>
+int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
+  return launch_cluster(kernel, grid, block, shared, 1, args...);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(v);
+}
+
+// d += a b for a [16, 16], b [16, 8]; lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) +
+// 0, 1.
+__device__ __forceinline__ void mma(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// Where element (row, col) of activations lies in their fragments, in elements.
+__host__ __device__ __forceinline__ int64_t fragment_at(int64_t row, int64_t col, int64_t cols) {
+  const int64_t chunks = (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
+  const int64_t c = col & 31;
+  const int64_t lane = (row & 7) * 4 + ((c & 7) >> 1);
+  return (((row >> 3) * chunks + (col >> 5)) * 32 + lane) * 8 + (c >> 3) * 2 + (c & 1);
+}
+
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid = true) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace freshet::cuda

@@ -1,0 +1,369 @@
+#include "backend/cuda/device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cuda/arguments.h"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr size_t kStage = size_t{8} << 20;   // ids and tables of a step
+constexpr size_t kRaw = size_t{32} << 20;    // rows on their way
+constexpr size_t kTables = size_t{4} << 20;  // pointers to experts
+constexpr size_t kMostPartial = size_t{128} << 20;
+constexpr size_t kMostGraphs = 96;
+constexpr int kLeastCapability = 80;
+constexpr int kMostKeyDim = 1280;
+
+size_t aligned(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
+// Names only: the device multiplies by itself.
+constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
+  return {name,    format, ops::CpuIsa::kScalar, ops::ActKind::kF32, nullptr, nullptr,
+          nullptr, nullptr};
+}
+constexpr ops::MatmulKernel kRows[] = {
+    row_of("f32.cuda", quant::Format::kF32),   row_of("f16.cuda", quant::Format::kF16),
+    row_of("bf16.cuda", quant::Format::kBF16), row_of("q8_0.cuda", quant::Format::kQ8_0),
+    row_of("q4_0.cuda", quant::Format::kQ4_0), row_of("q4_k.cuda", quant::Format::kQ4_K),
+    row_of("q6_k.cuda", quant::Format::kQ6_K), row_of("mxfp4.cuda", quant::Format::kMXFP4),
+};
+
+const uint8_t* end_of(const Matrix& m) {
+  return reinterpret_cast<const uint8_t*>(m.data + (m.rows - 1) * m.stride + m.cols);
+}
+
+bool overlap(const void* a, const void* a_end, const void* b, const void* b_end) {
+  return a < b_end && b < a_end;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api) {
+  std::unique_ptr<CudaDevice> device(new CudaDevice(api));
+  char name[256] = {};
+  int capability = 0;
+  int64_t memory[2] = {};
+  if (const int error = api.open(name, sizeof name, &capability, memory); error != 0) {
+    return not_found("no usable GPU ({}): use --device cpu", api.error_text(error));
+  }
+  if (capability < kLeastCapability) {
+    return unsupported("{} has compute capability {}.{}, 8.0 is needed: use --device cpu", name,
+                       capability / 10, capability % 10);
+  }
+  device->name_ = name;
+  device->free_ = static_cast<size_t>(memory[0]);
+  device->total_ = static_cast<size_t>(memory[1]);
+  FRESHET_RETURN_IF_ERROR(device->open_buffers());
+  return std::unique_ptr<ops::Device>(std::move(device));
+}
+
+Status CudaDevice::open_buffers() {
+  FRESHET_ASSIGN_OR_RETURN(stage_, Buffer::allocate(kStage, this));
+  FRESHET_ASSIGN_OR_RETURN(host_stage_, Buffer::allocate(kStage, &pinned_));
+  FRESHET_ASSIGN_OR_RETURN(raw_, Buffer::allocate(kRaw, this));
+  FRESHET_ASSIGN_OR_RETURN(host_raw_, Buffer::allocate(kRaw, &pinned_));
+  FRESHET_ASSIGN_OR_RETURN(tables_, Buffer::allocate(kTables, this));
+  return {};
+}
+
+CudaDevice::~CudaDevice() {
+  api_.sync();
+  for (auto& [key, played] : steps_) {
+    if (played.graph != nullptr) api_.graph_release(played.graph);
+  }
+}
+
+void CudaDevice::check(int error, const char* what) const {
+  FRESHET_CHECK(error == 0, "CUDA: {}: {}", what, api_.error_text(error));
+}
+
+Result<void*> CudaDevice::take(size_t bytes) {
+  void* memory = nullptr;
+  if (api_.allocate(&memory, static_cast<int64_t>(bytes)) != 0) {
+    return resource_exhausted("{} has no {} bytes left", name_, bytes);
+  }
+  check(api_.clear(memory, static_cast<int64_t>(bytes)), "clear");
+  return memory;
+}
+void CudaDevice::give_back(void* memory) {
+  api_.sync();
+  api_.release(memory);
+}
+void CudaDevice::copy(void* to, const void* from, size_t bytes) {
+  flush();
+  check(api_.copy(to, from, static_cast<int64_t>(bytes)), "copy");
+}
+
+Result<void*> CudaDevice::Pinned::take(size_t bytes) {
+  void* memory = nullptr;
+  if (api_.allocate_host(&memory, static_cast<int64_t>(bytes)) != 0) {
+    return resource_exhausted("cannot pin {} bytes of the host's memory", bytes);
+  }
+  std::memset(memory, 0, bytes);
+  return memory;
+}
+void CudaDevice::Pinned::give_back(void* memory) {
+  api_.release_host(memory);
+}
+void CudaDevice::Pinned::copy(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+
+Status CudaDevice::write(void* to, const void* host, size_t bytes) {
+  int error = api_.upload(to, host, static_cast<int64_t>(bytes));
+  if (error == 0) error = api_.sync();
+  if (error != 0) return internal_error("CUDA: upload: {}", api_.error_text(error));
+  return {};
+}
+
+void CudaDevice::read(void* host, const void* from, size_t bytes) {
+  flush();
+  check(api_.download(host, from, static_cast<int64_t>(bytes)), "download");
+  check(api_.sync(), "step");
+  stage_busy_ = false;
+}
+
+double CudaDevice::time(FunctionRef<void()> body) {
+  float milliseconds = 0.0f;
+  check(api_.mark(0), "mark");
+  body();
+  flush();
+  check(api_.mark(1), "mark");
+  check(api_.elapsed(&milliseconds), "elapsed");
+  return static_cast<double>(milliseconds) / 1e3;
+}
+
+Result<double> CudaDevice::read_rate() {
+  constexpr size_t kBytes = size_t{4} << 30;
+  constexpr int kTimes = 5;
+  FRESHET_ASSIGN_OR_RETURN(const Buffer memory, Buffer::allocate(kBytes, this));
+  double best = 0.0;
+  for (int i = 0; i < kTimes; ++i) {
+    const double seconds = time([&] {
+      check(api_.read(memory.data(), static_cast<int64_t>(kBytes),
+                      reinterpret_cast<float*>(stage_.data())),
+            "read");
+    });
+    best = std::max(best, static_cast<double>(kBytes) / seconds);
+  }
+  return best;
+}
+
+// ---- Steps
+
+const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
+  const size_t bytes = aligned(host.size_bytes());
+  FRESHET_CHECK(bytes <= kStage, "a step with {} bytes of tables", host.size_bytes());
+  if (stage_at_ + bytes > kStage) {
+    FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", kStage);
+    check(api_.sync(), "stage");
+    stage_at_ = 0;
+  }
+  std::memcpy(host_stage_.data() + stage_at_, host.data(), host.size_bytes());
+  uint8_t* to = stage_.data() + stage_at_;
+  stage_at_ += bytes;
+  stage_busy_ = true;
+  return reinterpret_cast<const int32_t*>(to);
+}
+
+const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
+  for (const Registered& r : registered_) {
+    if (r.host == host.data() && r.size >= host.size()) return r.device;
+  }
+  FRESHET_CHECK(!recording_, "an array of {} numbers that the step did not name", host.size());
+  loose_ = true;
+  const int32_t* at = stage(host);
+  const size_t offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - stage_.data());
+  check(api_.upload(stage_.data() + offset, host_stage_.data() + offset,
+                    static_cast<int64_t>(host.size_bytes())),
+        "upload");
+  return at;
+}
+
+void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
+  if (stage_busy_) check(api_.sync(), "step");
+  stage_at_ = 0;
+  scratch_at_ = 0;
+  encoded_ = {};
+  registered_.clear();
+  loose_ = false;
+  for (const std::span<const int32_t> array : inputs.arrays) {
+    if (!array.empty()) registered_.push_back({array.data(), array.size(), stage(array)});
+  }
+  check(api_.upload(stage_.data(), host_stage_.data(), static_cast<int64_t>(stage_at_)), "upload");
+
+  Played* played = nullptr;
+  if (inputs.repeats) {
+    const std::vector<int64_t> key(inputs.key.begin(), inputs.key.end());
+    if (steps_.size() >= kMostGraphs && !steps_.contains(key)) {
+      for (auto& [other, p] : steps_) {
+        if (p.graph != nullptr) api_.graph_release(p.graph);
+      }
+      steps_.clear();
+    }
+    played = &steps_[key];
+  }
+  if (played != nullptr && played->graph == nullptr && played->seen > 0 && !played->loose) {
+    check(api_.graph_begin(), "record");
+    recording_ = true;
+    body();
+    flush();
+    recording_ = false;
+    check(api_.graph_end(&played->graph), "record");
+  }
+  if (played != nullptr && played->graph != nullptr) {
+    check(api_.graph_play(played->graph), "play");
+  } else {
+    body();
+    flush();
+  }
+  if (played != nullptr) {
+    ++played->seen;
+    played->loose = played->loose || loose_;
+  }
+  registered_.clear();
+}
+
+// ---- Scratch
+
+uint8_t* CudaDevice::scratch(size_t bytes) {
+  bytes = aligned(std::max<size_t>(bytes, 1));
+  if (scratch_at_ + bytes > scratch_.size()) scratch_at_ = 0;
+  FRESHET_CHECK(bytes <= scratch_.size(), "scratch planned for {} bytes, asked for {}",
+                scratch_.size(), bytes);
+  uint8_t* at = scratch_.data() + scratch_at_;
+  scratch_at_ += bytes;
+  for (Encoded& e : encoded_) {
+    if (e.data != nullptr && overlap(e.data, e.data + e.bytes, at, at + bytes)) e = {};
+  }
+  return at;
+}
+
+void CudaDevice::wrote(const Matrix& m) {
+  if (m.rows == 0) return;
+  for (Encoded& e : encoded_) {
+    if (e.data != nullptr && overlap(e.of.data, end_of(e.of), m.data, end_of(m))) e = {};
+  }
+}
+
+uint8_t* CudaDevice::new_encoded(const Matrix& of) {
+  const auto bytes = static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols));
+  uint8_t* data = scratch(bytes);
+  encoded_[next_encoded_] = {of, data, bytes};
+  next_encoded_ = (next_encoded_ + 1) % encoded_.size();
+  return data;
+}
+
+const uint8_t* CudaDevice::encoded(const Matrix& x) {
+  for (const Encoded& e : encoded_) {
+    if (e.data != nullptr && e.of.data == x.data && e.of.rows == x.rows && e.of.cols == x.cols &&
+        e.of.stride == x.stride) {
+      return e.data;
+    }
+  }
+  uint8_t* data = new_encoded(x);
+  const Rows rows = rows_of(x);
+  check(api_.encode(data, &rows, nullptr, nullptr, x.rows), "encode");
+  return data;
+}
+
+size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
+  const auto fragments = [this](int64_t rows, int64_t cols) {
+    return aligned(static_cast<size_t>(api_.fragment_bytes(rows, std::max<int64_t>(cols, 1))));
+  };
+  const auto floats = [](int64_t n) { return aligned(static_cast<size_t>(n) * sizeof(float)); };
+  size_t most = fragments(l.tokens, l.max_cols) +
+                static_cast<size_t>(l.heads) * fragments(l.tokens, l.max_head_dim);
+  most = std::max(
+      most, aligned(std::min(kMostPartial, static_cast<size_t>(api_.attention_partial_bytes(
+                                               static_cast<int>(l.tokens), l.heads, l.max_head_dim,
+                                               std::max<int64_t>(l.max_context, 1))))) +
+                fragments(l.tokens, l.max_cols));
+  if (l.top_k > 0) {
+    for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {
+      const int64_t pairs = tokens * l.top_k;
+      // Tiles are 8 tokens below 16 pairs an expert, and 32 above: both bounds.
+      const int64_t places =
+          std::max(pairs + 8 * std::min<int64_t>(pairs, kMaxExperts) + 8, pairs + 2 * pairs + 32);
+      most = std::max(most, floats(places * 3 * l.max_expert_ff) + floats(places * l.max_cols) +
+                                fragments(places, l.max_cols) + fragments(places, l.max_expert_ff) +
+                                4 * floats(places) + floats(pairs));
+    }
+  }
+  return 2 * most + (size_t{4} << 20);
+}
+
+Status CudaDevice::set_scratch(size_t bytes) {
+  encoded_ = {};
+  scratch_ = Buffer();
+  FRESHET_ASSIGN_OR_RETURN(scratch_, Buffer::allocate(bytes, this));
+  scratch_at_ = 0;
+  for (auto& [key, played] : steps_) {
+    if (played.graph != nullptr) api_.graph_release(played.graph);
+  }
+  steps_.clear();
+  return {};
+}
+
+// ---- Weights
+
+const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
+  for (const ops::MatmulKernel& row : kRows) {
+    if (row.format == format) return &row;
+  }
+  return nullptr;
+}
+
+Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
+                                std::span<const uint8_t* const> rows, int64_t cols) {
+  const Code code = code_of(format);
+  const auto count = static_cast<int64_t>(rows.size());
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer packed,
+      Buffer::allocate(static_cast<size_t>(api_.packed_bytes(code, count, cols)), this));
+  const size_t row_bytes = quant::row_bytes(format, cols);
+  const int64_t at_once = static_cast<int64_t>(kRaw / row_bytes) / 16 * 16;
+  if (at_once == 0) return unsupported("rows of {} bytes are too long for {}", row_bytes, name_);
+  constexpr int64_t kRowsAPiece = 64;
+  for (int64_t first = 0; first < count; first += at_once) {
+    const int64_t n = std::min(at_once, count - first);
+    pool.parallel_for((n + kRowsAPiece - 1) / kRowsAPiece, [&](int64_t piece, int) {
+      for (int64_t r = piece * kRowsAPiece; r < std::min(n, (piece + 1) * kRowsAPiece); ++r) {
+        std::memcpy(host_raw_.data() + static_cast<size_t>(r) * row_bytes,
+                    rows[static_cast<size_t>(first + r)], row_bytes);
+      }
+    });
+    int error = api_.upload(raw_.data(), host_raw_.data(),
+                            static_cast<int64_t>(static_cast<size_t>(n) * row_bytes));
+    if (error == 0) error = api_.pack(code, packed.data(), raw_.data(), first, n, count, cols);
+    if (error == 0) error = api_.sync();
+    if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));
+  }
+  return packed;
+}
+
+Status CudaDevice::supports(const ops::KvShape& s) const {
+  if (s.type != ops::KvType::kF16) {
+    return unsupported("keys and values of type {} on {}: it keeps f16, use --kv-cache-dtype auto",
+                       ops::name_of(s.type), name_);
+  }
+  if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || s.key_dim > kMostKeyDim) {
+    return unsupported("attention heads of {} and {} features on {}: use --device cpu", s.key_dim,
+                       s.value_dim, name_);
+  }
+  return {};
+}
+
+Status CudaDevice::supports(const ops::Routing& r) const {
+  if (r.experts > kMaxExperts || r.top_k > kMaxTopK) {
+    return unsupported("{} of {} experts a token on {}: use --device cpu", r.top_k, r.experts,
+                       name_);
+  }
+  return {};
+}
+
+}  // namespace freshet::cuda

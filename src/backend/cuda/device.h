@@ -1,0 +1,148 @@
+// A GPU behind the plug-in's table: the part of the CUDA backend that needs no CUDA.
+//
+// Memory: weights, cache and the model's arena are buffers of their own; scratch is one ring, whose
+// size scratch_bytes() plans, and a small staging area takes ids, positions and block tables, once
+// a step. Products want BF16 fragments of their input; ops whose result feeds a product leave them
+// in the ring as they go, and `Encoded` remembers which matrix they belong to until somebody writes
+// there. Steps that repeat are recorded as graphs and played back. Used by one thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/api.h"
+#include "ops/device.h"
+
+namespace freshet::cuda {
+
+class CudaDevice final : public ops::Device {
+ public:
+  static Result<std::unique_ptr<ops::Device>> open(const Api& api);
+  ~CudaDevice() override;
+
+  Result<void*> take(size_t bytes) override;
+  void give_back(void* memory) override;
+  void copy(void* to, const void* from, size_t bytes) override;
+
+  std::string name() const override { return name_; }
+  size_t free_bytes() const override { return free_; }
+  size_t total_bytes() const override { return total_; }
+  Memory& host_memory() override { return pinned_; }
+  Status write(void* to, const void* host, size_t bytes) override;
+  void read(void* host, const void* from, size_t bytes) override;
+  double time(FunctionRef<void()> body) override;
+  Result<double> read_rate() override;
+  void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
+
+  const ops::MatmulKernel* matmul_row(quant::Format format) const override;
+  Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
+                      int64_t cols) override;
+  Status supports(const ops::KvShape& shape) const override;
+  Status supports(const ops::Routing& routing) const override;
+
+  void embed(const Matrix& out, const ops::Weight& table, std::span<const int32_t> ids, float scale,
+             int32_t offset) override;
+  void matmul(const Matrix& x, std::span<const ops::Product> products) override;
+  void matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
+                    const Matrix& out) override;
+  void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) override;
+  void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
+                  bool weight_per_head) override;
+  void rope_table(float* cos_sin, std::span<const int32_t> positions,
+                  std::span<const float> inv_freq, float scale) override;
+  void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim, bool interleaved,
+            const float* cos_sin) override;
+  void store_kv(const ops::KvView& cache, const Matrix& k, const Matrix& v,
+                const ops::AttentionBatch& batch) override;
+  void attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
+                 const ops::AttentionBatch& batch, const ops::AttentionParams& params) override;
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) override;
+  void activation(const Matrix& x, ops::Activation activation) override;
+  void add(const Matrix& out, const Matrix& x, float scale) override;
+  void scale(const Matrix& x, float scale) override;
+  void softcap(const Matrix& x, float cap) override;
+  void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
+  void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
+  void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
+             float* weights) override;
+  void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
+           const ops::Experts& experts, bool add) override;
+
+  size_t scratch_bytes(const ops::Ops::ShapeLimits& limits) const override;
+  Status set_scratch(size_t bytes) override;
+
+ private:
+  class Pinned final : public Memory {
+   public:
+    explicit Pinned(const Api& api) : api_(api) {}
+    Result<void*> take(size_t bytes) override;
+    void give_back(void* memory) override;
+    void copy(void* to, const void* from, size_t bytes) override;
+
+   private:
+    const Api& api_;
+  };
+  // The BF16 form of a matrix.
+  struct Encoded {
+    Matrix of;
+    uint8_t* data = nullptr;
+    size_t bytes = 0;
+  };
+  struct Registered {
+    const int32_t* host;
+    size_t size;
+    const int32_t* device;
+  };
+  struct Played {
+    int seen = 0;
+    bool loose = false;  // it was given arrays that the step did not name
+    void* graph = nullptr;
+  };
+
+  explicit CudaDevice(const Api& api) : api_(api), pinned_(api) {}
+  Status open_buffers();
+  void check(int error, const char* what) const;
+  void flush();  // what was held back
+  uint8_t* scratch(size_t bytes);
+  template <class T>
+  T* scratch_array(int64_t n) {
+    return reinterpret_cast<T*>(scratch(static_cast<size_t>(n) * sizeof(T)));
+  }
+  void wrote(const Matrix& m);
+  uint8_t* new_encoded(const Matrix& of);
+  const uint8_t* encoded(const Matrix& x);
+  const int32_t* ints(std::span<const int32_t> host);
+  const int32_t* stage(std::span<const int32_t> host);
+  BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
+  const uint8_t* const* table_of(std::span<const ops::Weight> weights);
+  void run_expert(const ops::Weight& first, const uint8_t* const* table, const uint8_t* act,
+                  float* out, const float* bias, const GroupArgs& groups);
+
+  const Api& api_;
+  Pinned pinned_;
+  std::string name_;
+  size_t free_ = 0, total_ = 0;
+  Buffer scratch_;
+  size_t scratch_at_ = 0;
+  std::array<Encoded, 4> encoded_{};
+  size_t next_encoded_ = 0;
+  Buffer stage_, host_stage_;
+  size_t stage_at_ = 0;
+  bool stage_busy_ = false;
+  bool loose_ = false;
+  bool recording_ = false;
+  std::vector<Registered> registered_;
+  std::map<std::vector<int64_t>, Played> steps_;
+  Buffer tables_;
+  size_t tables_at_ = 0;
+  std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
+  Buffer raw_, host_raw_;  // rows on their way to being packed
+  std::array<RopeArgs, 2> ropes_{};
+  int held_ropes_ = 0;
+  const float* held_table_ = nullptr;
+};
+
+}  // namespace freshet::cuda

@@ -1,0 +1,509 @@
+// How stored formats lie in tiles of 16 rows by kUnit columns, and how a lane decodes its share.
+//
+// A lane of mma.m16n8k16 multiplies rows g = lane / 4 and g + 8, columns 2 t, 2 t + 1, 2 t + 8 and
+// 2 t + 9 of every 16 (t = lane % 4), so a tile keeps each lane's numbers together:
+//   quants  [kUnit / 64 pieces][vectors a piece][32 lanes][16 bytes]
+//   scales  [8 (g)][bytes of rows g and g + 8]
+// `Format::load` fetches a lane's part of 64 columns, `decode` turns it into four A operands.
+// Formats with scales decode to whole numbers, which BF16 holds exactly; sums over a group of
+// kGroup operands are then multiplied by the group's scale (and kMins: the sum of activations by
+// its least value). kGroup 0: operands are values. Packing moves bits and changes none.
+#pragma once
+
+#include "backend/cuda/common.cuh"
+
+namespace freshet::cuda {
+
+__device__ __forceinline__ float half_at(const uint8_t* p) {
+  return __half2float(*reinterpret_cast<const __half*>(p));
+}
+__device__ __forceinline__ float half_bits(uint32_t bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+// Row (0..15) and column (0..15) of number i (0..7) of a lane's operand.
+__host__ __device__ __forceinline__ int operand_row(int lane, int i) {
+  return lane / 4 + (i / 2 % 2) * 8;
+}
+__host__ __device__ __forceinline__ int operand_col(int lane, int i) {
+  return lane % 4 * 2 + (i / 4) * 8 + i % 2;
+}
+
+// How a lane fetches: weights from memory are read once and never change.
+struct FromMemory {
+  template <class T>
+  static __device__ __forceinline__ T get(const T* p) {
+    return __ldg(p);
+  }
+};
+struct FromShared {
+  template <class T>
+  static __device__ __forceinline__ T get(const T* p) {
+    return *p;
+  }
+};
+
+struct Piece {  // what a lane holds of 64 columns, before decoding
+  uint4 q[4];   // as many as the format has
+  uint4 s;      // scales
+};
+
+// Scales and least values of a group for rows g and g + 8.
+struct Scales {
+  float d0, d1, m0, m1;
+};
+__device__ __forceinline__ uint32_t sub2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 v = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(v);
+}
+__device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 v = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(v);
+}
+
+struct Plain {
+  static constexpr int kGroup = 0;
+  static constexpr bool kMins = false;
+  static __device__ Scales scales(const Piece&, int, int) { return {}; }
+};
+
+struct BF16 : Plain {
+  static constexpr Code kCode = Code::kBF16;
+  static constexpr int kUnit = 64, kVectors = 4, kTileBytes = 16 * 64 * 2, kBlock = 1, kBytes = 2;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    for (int i = 0; i < 4; ++i)
+      p.q[i] = From::get(reinterpret_cast<const uint4*>(tile) + i * 32 + lane);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int i = 0; i < 4; ++i) a[i] = p.q[i];
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < 16 * 64; i += 256) {
+      const int k = i / 256, lane = i / 8 % 32, n = i % 8;
+      const int col = k * 16 + operand_col(lane, n);
+      const uint8_t* row = rows[operand_row(lane, n)];
+      reinterpret_cast<uint16_t*>(tile)[i] =
+          row != nullptr && col < left ? reinterpret_cast<const uint16_t*>(row)[col] : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const int lane = row % 8 * 4 + col % 8 / 2, n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
+    const int i = col / 16 * 256 + lane * 8 + n;
+    return __uint_as_float(uint32_t{reinterpret_cast<const uint16_t*>(tile)[i]} << 16);
+  }
+};
+
+struct F16 : BF16 {
+  static constexpr Code kCode = Code::kF16;
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int i = 0; i < 4; ++i) {
+      a[i] = make_uint4(two(p.q[i].x), two(p.q[i].y), two(p.q[i].z), two(p.q[i].w));
+    }
+  }
+  static __device__ uint32_t two(uint32_t w) {
+    return pack_bf16(half_bits(w & 0xffff), half_bits(w >> 16));
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const int lane = row % 8 * 4 + col % 8 / 2, n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
+    return half_at(tile + 2 * (col / 16 * 256 + lane * 8 + n));
+  }
+};
+
+// Rows of 64 numbers one after the other. Dense products compute with F32 itself (products.cu);
+// experts' are rounded to BF16 as they arrive.
+struct F32 : Plain {
+  static constexpr Code kCode = Code::kF32;
+  static constexpr int kUnit = 64, kVectors = 8, kTileBytes = 16 * 64 * 4, kBlock = 1, kBytes = 4;
+  template <class From>
+  static __device__ uint32_t two(const uint8_t* tile, int row, int col) {
+    const float2 v = From::get(reinterpret_cast<const float2*>(tile) + (row * 64 + col) / 2);
+    return pack_bf16(v.x, v.y);
+  }
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    const int g = lane / 4, c = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      p.q[i] =
+          make_uint4(two<From>(tile, g, i * 16 + c), two<From>(tile, g + 8, i * 16 + c),
+                     two<From>(tile, g, i * 16 + c + 8), two<From>(tile, g + 8, i * 16 + c + 8));
+    }
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int i = 0; i < 4; ++i) a[i] = p.q[i];
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < 16 * 64; i += 256) {
+      const uint8_t* row = rows[i / 64];
+      const int col = i % 64;
+      reinterpret_cast<float*>(tile)[i] =
+          row != nullptr && col < left ? reinterpret_cast<const float*>(row)[col] : 0.0f;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    return reinterpret_cast<const float*>(tile)[row * 64 + col];
+  }
+};
+
+// The byte of number (row, col) of a 64-column piece whose lanes hold a byte a number.
+__host__ __device__ __forceinline__ int byte_place(int row, int col) {
+  const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
+  const int n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
+  return (k / 2) * 512 + lane * 16 + (k % 2) * 8 + n;
+}
+// The same for 4 bits a number: byte and half. A lane's 32 bits are eight numbers of 16 columns;
+// number n stands at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are neighbours.
+__host__ __device__ __forceinline__ int nibble_bit(int row, int col) {
+  const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
+  const int j = (col % 16 / 8) * 2 + row / 8;
+  return (lane * 16 + k * 4) * 8 + (col % 2) * 16 + j * 4;
+}
+
+struct Q8_0 {
+  static constexpr Code kCode = Code::kQ8_0;
+  static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 16 * 64 + 64, kBlock = 32,
+                       kBytes = 34;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    for (int i = 0; i < 2; ++i)
+      p.q[i] = From::get(reinterpret_cast<const uint4*>(tile) + i * 32 + lane);
+    const uint2 s = From::get(reinterpret_cast<const uint2*>(tile + 1024) + lane / 4);
+    p.s.x = s.x;
+    p.s.y = s.y;
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  // Byte i of w, made positive, as the low bits of the float 2^23 + byte.
+  static __device__ float one(uint32_t w, int i) {
+    return __uint_as_float(__byte_perm(w, 0x4b000000, 0x7650 + i)) - (8388608.0f + 128.0f);
+  }
+  static __device__ uint32_t two(uint32_t w, int first) {
+    return pack_bf16(one(w, first), one(w, first + 1));
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t low = (k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z) ^ 0x80808080;
+      const uint32_t high = (k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w) ^ 0x80808080;
+      a[k] = make_uint4(two(low, 0), two(low, 2), two(high, 0), two(high, 2));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    const uint32_t s = group == 0 ? p.s.x : p.s.y;
+    return {half_bits(s & 0xffff), half_bits(s >> 16), 0.0f, 0.0f};
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < 16 * 64; i += 256) {
+      const int row = i / 64, col = i % 64;
+      const bool real = rows[row] != nullptr && col < left;
+      tile[byte_place(row, col)] = real ? rows[row][col / 32 * 34 + 2 + col % 32] : 0;
+    }
+    if (thread < 32) pack_scale(tile + 1024, rows, left, thread, 34);
+  }
+  // Scales of 16 bits: [8 (g)][block][row half].
+  static __device__ void pack_scale(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
+                                    int block_bytes) {
+    const int g = i / 4, block = i / 2 % 2, row = g + i % 2 * 8;
+    const bool real = rows[row] != nullptr && block * 32 < left;
+    to[2 * i] = real ? rows[row][block * block_bytes] : 0;
+    to[2 * i + 1] = real ? rows[row][block * block_bytes + 1] : 0;
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = half_at(tile + 1024 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
+    return static_cast<float>(static_cast<int8_t>(tile[byte_place(row, col)])) * d;
+  }
+};
+
+// Two numbers at bits 0..3 and 16..19 of w, plus 128: 0x4300 | q is the BF16 number 128 + q.
+__device__ __forceinline__ uint32_t two_nibbles(uint32_t w) {
+  return (w & 0x000f000f) | 0x43004300;
+}
+constexpr uint32_t k128 = 0x43004300, k136 = 0x43084308, k160 = 0x43204320;  // twice, in BF16
+
+struct Q4_0 {
+  static constexpr Code kCode = Code::kQ4_0;
+  static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
+    const uint2 s = From::get(reinterpret_cast<const uint2*>(tile + 512) + lane / 4);
+    p.s.x = s.x;
+    p.s.y = s.y;
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  static __device__ uint32_t two(uint32_t w) { return sub2(two_nibbles(w), k136); }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int piece, int group) {
+    return Q8_0::scales(p, piece, group);
+  }
+  static __device__ int stored(const uint8_t* block, int col) {  // of 32
+    return (block[2 + col % 16] >> (col / 16 * 4)) & 15;
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    if (thread < 128) {  // 4 bytes each: eight numbers of 16 columns
+      const int lane = thread / 4, k = thread % 4;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        bits |= static_cast<uint32_t>(stored(rows[row] + col / 32 * kBytes, col % 32))
+                << (n % 2 * 16 + n / 2 % 4 * 4);
+      }
+      reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
+    }
+    if (thread < 32) Q8_0::pack_scale(tile + 512, rows, left, thread, kBytes);
+  }
+  static __device__ int quant(const uint8_t* tile, int row, int col) {
+    const int bit = nibble_bit(row, col);
+    return (reinterpret_cast<const uint32_t*>(tile)[bit / 32] >> (bit % 32)) & 15;
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = half_at(tile + 512 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
+    return static_cast<float>(quant(tile, row, col) - 8) * d;
+  }
+};
+
+struct MXFP4 {
+  static constexpr Code kCode = Code::kMXFP4;
+  static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 32, kBlock = 32, kBytes = 17;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
+    p.s.x = From::get(reinterpret_cast<const uint32_t*>(tile + 512) + lane / 4);
+  }
+  // The code's value doubled, times half a power of two.
+  static __device__ float value(uint32_t code, float d) {
+    const uint32_t m = code & 7;
+    const float v = static_cast<float>(m < 4 ? m : m < 6 ? m * 2 - 4 : m * 4 - 16);
+    return (code & 8 ? -v : v) * d;
+  }
+  static __device__ float scale(uint32_t e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  // A code's exponent and mantissa in their places are the BF16 number value 2^-126; times 2^127,
+  // since values are kept doubled.
+  static __device__ uint32_t two(uint32_t w) {
+    return mul2(((w & 0x00070007) << 6) | ((w & 0x00080008) << 12), 0x7f007f00);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    const uint32_t s = p.s.x >> (group * 16);
+    return {scale(s & 255), scale((s >> 8) & 255), 0.0f, 0.0f};
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    if (thread < 128) {
+      const int lane = thread / 4, k = thread % 4;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        const uint8_t* block = rows[row] + col / 32 * kBytes;
+        const uint32_t code = (block[1 + col % 16] >> (col % 32 / 16 * 4)) & 15;
+        bits |= code << (n % 2 * 16 + n / 2 % 4 * 4);
+      }
+      reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
+    }
+    if (thread < 32) {
+      const int g = thread / 4, block = thread / 2 % 2, row = g + thread % 2 * 8;
+      const bool real = rows[row] != nullptr && block * 32 < left;
+      tile[512 + thread] = real ? rows[row][block * kBytes] : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = scale(tile[512 + row % 8 * 4 + col / 32 * 2 + row / 8]);
+    return value(static_cast<uint32_t>(Q4_0::quant(tile, row, col)), d);
+  }
+};
+
+// Scale and least value of group g (of 8) in the 16 bytes that begin a row's block.
+__device__ __forceinline__ float2 scale_min(const uint4& h, int g) {
+  const uint32_t w[3] = {h.y, h.z, h.w};
+  const auto byte = [&](int i) { return (w[i / 4] >> (i % 4 * 8)) & 255; };
+  const uint32_t scale = g < 4 ? byte(g) & 63 : (byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4);
+  const uint32_t least = g < 4 ? byte(g + 4) & 63 : (byte(g + 4) >> 4) | (byte(g) >> 6 << 4);
+  return make_float2(half_bits(h.x & 0xffff) * static_cast<float>(scale),
+                     half_bits(h.x >> 16) * static_cast<float>(least));
+}
+
+struct Q4_K {
+  static constexpr Code kCode = Code::kQ4_K;
+  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
+  static constexpr int kBlock = 256, kBytes = 144;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
+    p.q[1] = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4);
+    p.q[2] = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4 + 8);
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = true;
+  static __device__ uint32_t two(uint32_t w) { return sub2(two_nibbles(w), k128); }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int piece, int group) {
+    const float2 s0 = scale_min(p.q[1], piece * 2 + group);
+    const float2 s1 = scale_min(p.q[2], piece * 2 + group);
+    return {s0.x, s1.x, s0.y, s1.y};
+  }
+  static __device__ uint32_t stored(const uint8_t* block, int col) {
+    return (block[16 + col / 64 * 32 + col % 32] >> (col % 64 / 32 * 4)) & 15;
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
+    for (int i = thread; i < 512; i += 256) {
+      const int piece = i / 128, lane = i / 4 % 32, k = i % 4;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = piece * 64 + k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr) continue;
+        bits |= stored(rows[row], col) << (n % 2 * 16 + n / 2 % 4 * 4);
+      }
+      reinterpret_cast<uint32_t*>(tile)[i] = bits;
+    }
+    const uint8_t* row = rows[thread / 16];
+    tile[2048 + thread] = row != nullptr ? row[thread % 16] : 0;
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const uint4 head = *(reinterpret_cast<const uint4*>(tile + 2048) + row);
+    const float2 s = scale_min(head, col / 32);
+    const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64);
+    return __fsub_rn(static_cast<float>(q) * s.x, s.y);
+  }
+};
+
+// Low four bits as Q4_K's, the two high bits [piece][32 lanes][8 bytes] (16 bits for 16 columns),
+// scales [16 rows][16], and d [16 rows].
+struct Q6_K {
+  static constexpr Code kCode = Code::kQ6_K;
+  static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 4 * 256 + 256 + 32;
+  static constexpr int kBlock = 256, kBytes = 210;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
+    const uint2 high = From::get(reinterpret_cast<const uint2*>(tile + 2048) + piece * 32 + lane);
+    p.q[1].x = high.x;
+    p.q[1].y = high.y;
+    p.q[1].z = From::get(reinterpret_cast<const uint32_t*>(tile + 3072) + lane / 4 * 4 + piece);
+    p.q[1].w =
+        From::get(reinterpret_cast<const uint32_t*>(tile + 3072) + (lane / 4 + 8) * 4 + piece);
+    const auto* d = reinterpret_cast<const uint16_t*>(tile + 3328);
+    p.s.x = From::get(d + lane / 4) | uint32_t{From::get(d + lane / 4 + 8)} << 16;
+  }
+  static constexpr int kGroup = 1;
+  static constexpr bool kMins = false;
+  static __device__ uint32_t two(uint32_t low, uint32_t high) {
+    return sub2(two_nibbles(low) | (high & 3) << 4 | (high >> 2 & 3) << 20, k160);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t h = (k < 2 ? p.q[1].x : p.q[1].y) >> (k % 2 * 16);
+      a[k] = make_uint4(two(q[k], h), two(q[k] >> 4, h >> 4), two(q[k] >> 8, h >> 8),
+                        two(q[k] >> 12, h >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    return {
+        half_bits(p.s.x & 0xffff) *
+            static_cast<float>(static_cast<int8_t>(p.q[1].z >> (8 * group))),
+        half_bits(p.s.x >> 16) * static_cast<float>(static_cast<int8_t>(p.q[1].w >> (8 * group))),
+        0.0f, 0.0f};
+  }
+  static __device__ uint32_t stored(const uint8_t* b, int i) {
+    const int half = i / 128;
+    const uint32_t low = (b[half * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
+    return low | ((b[128 + half * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) << 4;
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
+    for (int i = thread; i < 512; i += 256) {
+      const int piece = i / 128, lane = i / 4 % 32, k = i % 4;
+      uint32_t bits = 0, high = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = piece * 64 + k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr) continue;
+        const uint32_t v = stored(rows[row], col);
+        bits |= (v & 15) << (n % 2 * 16 + n / 2 % 4 * 4);
+        high |= (v >> 4) << (n / 2 * 4 + n % 2 * 2);
+      }
+      reinterpret_cast<uint32_t*>(tile)[i] = bits;
+      reinterpret_cast<uint16_t*>(tile + 2048)[i] = static_cast<uint16_t>(high);
+    }
+    const uint8_t* row = rows[thread / 16];
+    tile[3072 + thread] = row != nullptr ? row[192 + thread % 16] : 0;
+    if (thread < 32) {
+      const uint8_t* of = rows[thread / 2];
+      tile[3328 + thread] = of != nullptr ? of[208 + thread % 2] : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const int lane = row % 8 * 4 + col % 8 / 2, k = col % 64 / 16;
+    const int j = (col % 16 / 8) * 2 + row / 8;
+    const uint32_t high =
+        reinterpret_cast<const uint16_t*>(tile + 2048)[col / 64 * 128 + lane * 4 + k] >>
+            (j * 4 + col % 2 * 2) &
+        3;
+    const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64) | static_cast<int>(high << 4);
+    const float s = half_at(tile + 3328 + 2 * row) *
+                    static_cast<float>(static_cast<int8_t>(tile[3072 + row * 16 + col / 16]));
+    return static_cast<float>(q - 32) * s;
+  }
+};
+
+// Calls body with the format's struct; false where there is none.
+template <class Body>
+bool with_format(Code code, const Body& body) {
+  switch (code) {
+    case Code::kF32:
+      body(F32{});
+      return true;
+    case Code::kF16:
+      body(F16{});
+      return true;
+    case Code::kBF16:
+      body(BF16{});
+      return true;
+    case Code::kQ8_0:
+      body(Q8_0{});
+      return true;
+    case Code::kQ4_0:
+      body(Q4_0{});
+      return true;
+    case Code::kQ4_K:
+      body(Q4_K{});
+      return true;
+    case Code::kQ6_K:
+      body(Q6_K{});
+      return true;
+    case Code::kMXFP4:
+      body(MXFP4{});
+      return true;
+    case Code::kCount:
+      break;
+  }
+  return false;
+}
+
+// Bytes of a tile of 16 rows over all columns.
+template <class F>
+__host__ __device__ __forceinline__ int64_t panel_bytes(int64_t cols) {
+  return (cols + F::kUnit - 1) / F::kUnit * F::kTileBytes;
+}
+
+}  // namespace freshet::cuda

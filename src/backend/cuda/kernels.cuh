@@ -1,0 +1,42 @@
+// The plug-in's functions, by source; plugin.cu puts them into the table (api.h says what they do).
+#pragma once
+
+#include "backend/cuda/api.h"
+
+namespace freshet::cuda {
+
+// products.cu
+int products(const ProductArgs* products, int count, int64_t tokens);
+int expert_products(const ExpertArgs* args);
+// weights.cu
+int64_t packed_bytes(Code code, int64_t rows, int64_t cols);
+int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count, int64_t rows,
+         int64_t cols);
+int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t offset,
+          float scale);
+// rows.cu
+int64_t fragment_bytes(int64_t rows, int64_t cols);
+int encode(uint8_t* fragments, const Rows* x, const int32_t* index, const float* weights,
+           int64_t rows);
+int norm(const Rows* out, const Rows* x, const NormArgs* norm, uint8_t* fragments);
+int norm_heads(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
+int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
+               int64_t half, float scale);
+int rope(const RopeArgs* args, int count, const float* cos_sin);
+int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu, uint8_t* fragments);
+int activation(const Rows* x, int activation);
+int add(const Rows* out, const Rows* x, float scale);
+int scale(const Rows* x, float scale);
+int softcap(const Rows* x, float cap);
+int gather(const Rows* out, const Rows* x, const int32_t* rows);
+int sigmoid_gate(const Rows* x, const Rows* gate);
+// attention.cu
+int store(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch);
+int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context);
+int attention(const AttentionArgs* args);
+// experts.cu
+int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
+int group(const GroupArgs* args);
+int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
+
+}  // namespace freshet::cuda

@@ -1,0 +1,310 @@
+// Products with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
+//
+// A weight's columns alone decide how K is cut: into leaves(...) ranges, one a warp, whose sums are
+// added from left to right. Neither the number of tokens nor their places touch a sum, so a row has
+// the same bits in every batch. Each warp streams its weights through a ring in shared memory, and
+// asks for the first of them before the previous kernel ends.
+#include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+// A warp's own ring of kStages pieces of its weights in shared memory, filled by the bulk copy
+// engine: what is on its way takes no registers, and a block's first pieces are asked for before
+// the kernel in front of it ends.
+template <class F>
+struct Ring {
+  static constexpr int kStages = 4;
+  static constexpr int kUnits = F::kTileBytes <= 600    ? 4
+                                : F::kTileBytes <= 1100 ? 2
+                                                        : 1;  // a stage
+  static constexpr int kStageBytes = kUnits * F::kTileBytes;
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+template <class F, int NT>
+__device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
+                                            int piece) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    b[j][0] = act[j][static_cast<int64_t>(piece) * 64];
+    b[j][1] = act[j][static_cast<int64_t>(piece) * 64 + 32];
+  }
+}
+
+// The sum of a warp's leaf, pieces [first, last) of `panel`. `tokens` gives the activations, once
+// the kernel in front has ended.
+template <class F, int NT, class Tokens>
+__device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
+                                         int last, const Tokens& tokens) {
+  constexpr int kPieces = F::kUnit / 64;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const uint4* act[NT];
+#if __CUDA_ARCH__ >= 900
+  using R = Ring<F>;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[kWarps][R::kStages];
+  constexpr int kStagePieces = R::kUnits * kPieces;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
+  const int units = (last - first) / kPieces;
+  const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * F::kTileBytes;
+  const auto issue = [&](int chunk) {
+    const int count = min(R::kUnits, units - chunk * R::kUnits);
+    const uint32_t barrier = shared_address(&full[warp][chunk % R::kStages]);
+    const uint32_t bytes = static_cast<uint32_t>(count * F::kTileBytes);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(ring + chunk % R::kStages * R::kStageBytes)),
+        "l"(source + static_cast<int64_t>(chunk) * R::kStageBytes), "r"(bytes), "r"(barrier)
+        : "memory");
+  };
+  if (lane == 0) {
+    for (int s = 0; s < R::kStages; ++s) {
+      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&full[warp][s])));
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int s = 0; s < R::kStages; ++s) {
+      if (s * R::kUnits < units) issue(s);
+    }
+  }
+  __syncwarp();
+  wait();
+  tokens(act);
+  if (first == last) return;
+  uint4 b[NT][2], next[NT][2];
+  load_tokens<F, NT>(b, act, first);
+#pragma unroll 2
+  for (int i = first; i < last; ++i) {
+    const int at = i - first, chunk = at / kStagePieces;
+    if (at % kStagePieces == 0) {
+      const uint32_t barrier = shared_address(&full[warp][chunk % R::kStages]);
+      asm volatile(
+          "{\n.reg .pred done;\nAGAIN:\n"
+          "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+          "@!done bra AGAIN;\n}" ::"r"(barrier),
+          "r"(chunk / R::kStages & 1)
+          : "memory");
+    }
+    if (i + 1 < last) load_tokens<F, NT>(next, act, i + 1);
+    const uint8_t* tile =
+        ring + chunk % R::kStages * R::kStageBytes + at % kStagePieces / kPieces * F::kTileBytes;
+    Piece piece;
+    uint4 a[4];
+    F::template load<FromShared>(tile, at % kPieces, lane, piece);
+    F::decode(piece, at % kPieces, lane, a);
+    accumulate<F, NT>(sum, a, b, piece, at % kPieces);
+    if (at % kStagePieces == kStagePieces - 1) {
+      __syncwarp();
+      if (lane == 0 && (chunk + R::kStages) * R::kUnits < units) issue(chunk + R::kStages);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      b[j][0] = next[j][0];
+      b[j][1] = next[j][1];
+    }
+  }
+#else
+  wait();
+  tokens(act);
+  for (int i = first; i < last; ++i) {
+    uint4 b[NT][2], a[4];
+    Piece piece;
+    F::template load<FromMemory>(panel + static_cast<int64_t>(i / kPieces) * F::kTileBytes,
+                                 i % kPieces, lane, piece);
+    load_tokens<F, NT>(b, act, i);
+    F::decode(piece, i % kPieces, lane, a);
+    accumulate<F, NT>(sum, a, b, piece, i % kPieces);
+  }
+#endif
+}
+
+// Blocks of kWarps warps; block `block` of the product, tiles of tokens from token_tile on.
+template <class F, int NT>
+__device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t token_tile) {
+  constexpr int kPieces = F::kUnit / 64;
+  __shared__ float shared[kWarps][NT * 4][32];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int parts = leaves(w.cols);
+  const int leaf = warp % parts;
+  const int64_t row_tile = block * (kWarps / parts) + warp / parts;
+  const bool works = row_tile * 16 < w.rows;
+  const int64_t units = (w.cols + F::kUnit - 1) / F::kUnit;
+  const int first = static_cast<int>(units * leaf / parts) * kPieces;
+  const int last = works ? static_cast<int>(units * (leaf + 1) / parts) * kPieces : first;
+  float sum[NT][4] = {};
+  const auto tokens = [&](const uint4*(&act)[NT]) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const int64_t tile = token_tile + j < w.act_tiles ? token_tile + j : w.act_tiles - 1;
+      act[j] = reinterpret_cast<const uint4*>(w.act) + tile * w.act_chunks * 32 + lane;
+    }
+  };
+  sum_leaf<F, NT>(sum, w.weights + row_tile * panel_bytes<F>(w.cols), first, last, tokens);
+  if (parts > 1) {
+    if (leaf > 0) {
+#pragma unroll
+      for (int j = 0; j < NT * 4; ++j) shared[warp][j][lane] = sum[j / 4][j % 4];
+    }
+    __syncthreads();
+    if (leaf > 0) return;
+    for (int l = 1; l < parts; ++l) {
+#pragma unroll
+      for (int j = 0; j < NT * 4; ++j) {
+        sum[j / 4][j % 4] = __fadd_rn(sum[j / 4][j % 4], shared[warp + l][j][lane]);
+      }
+    }
+  }
+  if (works) finish<NT>(w, sum, row_tile, token_tile, lane);
+}
+
+template <class F, int NT>
+__global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
+    products_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  let_next_start();
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  const ProductArgs& p = list.of[i];
+  const Work w{p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
+               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+  multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
+}
+
+template <class F, int NT>
+__global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
+    experts_kernel(const __grid_constant__ ExpertArgs e) {
+  // Which expert a slot has is the work of an earlier kernel.
+  let_next_start();
+  wait();
+  const int slot = blockIdx.y;
+  const int expert = e.slot_expert[slot];
+  if (expert < 0) return;
+  const int64_t chunks = (e.cols + kPadCols - 1) / kPadCols * 2;
+  const Work w{e.weights[expert],
+               e.rows,
+               e.cols,
+               e.act + slot * NT * chunks * 512,
+               chunks,
+               NT,
+               e.out + static_cast<int64_t>(slot) * NT * 8 * e.rows,
+               e.rows,
+               NT * 8,
+               e.bias != nullptr ? e.bias + expert * e.rows : nullptr,
+               1.0f,
+               false};
+  multiply<F, NT>(w, blockIdx.x, 0);
+}
+
+// Products in F32: a warp sums a row of weights for up to kTokens tokens, each by itself.
+__global__ void __launch_bounds__(256)
+    f32_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  constexpr int kTokens = 4;
+  let_next_start();
+  wait();
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  const ProductArgs& p = list.of[i];
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t row = (blockIdx.x - list.first_block[i]) * kWarps + threadIdx.x / 32;
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
+  if (row >= p.weight.rows) return;
+  const int64_t cols = p.weight.cols;
+  const auto* panel =
+      reinterpret_cast<const float*>(p.weight.data + row / 16 * panel_bytes<F32>(cols));
+  float sum[kTokens] = {};
+  for (int64_t k = lane; k < cols; k += 32) {
+    const float w = panel[k / 64 * 1024 + row % 16 * 64 + k % 64];
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+      if (first + t < tokens) sum[t] = __fmaf_rn(w, p.x[(first + t) * p.x_stride + k], sum[t]);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    for (int step = 16; step > 0; step >>= 1) {
+      sum[t] = __fadd_rn(sum[t], __shfl_xor_sync(0xffffffff, sum[t], step));
+    }
+    if (lane != 0 || first + t >= tokens) continue;
+    float v = p.bias != nullptr ? __fadd_rn(sum[t], p.bias[row]) : sum[t];
+    v = __fmul_rn(v, p.scale);
+    float* to = p.out + (first + t) * p.out_stride + row;
+    *to = p.add != 0 ? __fadd_rn(*to, v) : v;
+  }
+}
+
+int64_t blocks_of(int64_t rows, int64_t cols) {
+  return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
+}
+
+// The attribute is set at every launch: it costs the host little, and nothing is remembered.
+template <class F, class Kernel, class... A>
+int launch_ring(Kernel kernel, dim3 grid, const A&... args) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<F>::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  return launch(kernel, grid, dim3(256), Ring<F>::kBytes, args...);
+}
+
+template <class F>
+int run_products(const ProductList& list, int64_t tokens) {
+  if constexpr (F::kCode == Code::kF32) {
+    const dim3 grid(static_cast<unsigned>(list.first_block[list.count]),
+                    static_cast<unsigned>(ceil_div(tokens, 4)));
+    return launch(f32_kernel, grid, dim3(256), 0, list, tokens);
+  } else {
+    constexpr int64_t kFew = 64;  // up to here streams of weights are faster than tiles
+    if (tokens > kFew) return run_tiles<F>(list, tokens);
+    const int64_t tiles = ceil_div(tokens, kTokenTile);
+    const auto x = static_cast<unsigned>(list.first_block[list.count]);
+    if (tiles == 1) return launch_ring<F>(products_kernel<F, 1>, dim3(x), list, tokens);
+    if (tiles == 2) return launch_ring<F>(products_kernel<F, 2>, dim3(x), list, tokens);
+    const auto y = static_cast<unsigned>(ceil_div(tiles, 4));
+    return launch_ring<F>(products_kernel<F, 4>, dim3(x, y), list, tokens);
+  }
+}
+
+}  // namespace
+
+int products(const ProductArgs* products, int count, int64_t tokens) {
+  // Runs of one format share a launch.
+  for (int first = 0; first < count;) {
+    ProductList list = {};
+    const Code code = products[first].weight.code;
+    int next = first;
+    while (next < count && products[next].weight.code == code && list.count < kMaxProducts) {
+      const ProductArgs& p = products[next++];
+      list.of[list.count] = p;
+      list.first_block[list.count + 1] =
+          list.first_block[list.count] +
+          static_cast<int32_t>(code == Code::kF32 ? ceil_div(p.weight.rows, kWarps)
+                                                  : blocks_of(p.weight.rows, p.weight.cols));
+      ++list.count;
+    }
+    int error = static_cast<int>(cudaErrorInvalidValue);
+    with_format(code, [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+    if (error != 0) return error;
+    first = next;
+  }
+  return 0;
+}
+
+int expert_products(const ExpertArgs* e) {
+  const dim3 grid(static_cast<unsigned>(blocks_of(e->rows, e->cols)),
+                  static_cast<unsigned>(e->slots));
+  int error = static_cast<int>(cudaErrorInvalidValue);
+  with_format(e->code, [&](auto f) {
+    using F = decltype(f);
+    error = e->slot_tokens == 8 ? launch_ring<F>(experts_kernel<F, 1>, grid, *e)
+                                : launch_ring<F>(experts_kernel<F, 4>, grid, *e);
+  });
+  return error;
+}
+
+}  // namespace freshet::cuda

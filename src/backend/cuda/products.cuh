@@ -1,0 +1,100 @@
+// What the kernels of products share: how K is cut, the epilogue, and the sum of a piece of 64
+// columns. They differ in who computes what; the order of a sum is the same in all of them.
+#pragma once
+
+#include "backend/cuda/formats.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kWarps = 8;
+
+// How many parts K is cut into: eight, as long as a part has 256 columns, so that a block of eight
+// warps reads one tile of rows from end to end.
+__host__ __device__ inline int leaves(int64_t cols) {
+  return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
+}
+
+struct ProductList {
+  ProductArgs of[kMaxProducts];
+  int32_t first_block[kMaxProducts + 1];
+  int32_t count;
+};
+
+// What a block needs to know of its product.
+struct Work {
+  const uint8_t* weights;
+  int64_t rows, cols;
+  const uint8_t* act;
+  int64_t act_chunks, act_tiles;
+  float* out;
+  int64_t out_stride, tokens;
+  const float* bias;
+  float scale;
+  bool add;
+};
+
+template <int NT>
+__device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
+                                       int64_t token_tile, int lane) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t token = (token_tile + j) * 8 + lane % 4 * 2 + i % 2;
+      const int64_t row = row_tile * 16 + lane / 4 + i / 2 * 8;
+      if (token >= w.tokens || row >= w.rows) continue;
+      float v = sum[j][i];
+      if (w.bias != nullptr) v = __fadd_rn(v, w.bias[row]);
+      v = __fmul_rn(v, w.scale);
+      float* to = w.out + token * w.out_stride + row;
+      *to = w.add ? __fadd_rn(*to, v) : v;
+    }
+  }
+}
+
+// sum += a piece of 64 columns: a is its four operands, b the tokens'.
+template <class F, int NT>
+__device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)[4],
+                                           const uint4 (&b)[NT][2], const Piece& piece, int index) {
+  if constexpr (F::kGroup == 0) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      mma(sum[j], a[0], b[j][0].x, b[j][0].y);
+      mma(sum[j], a[1], b[j][0].z, b[j][0].w);
+      mma(sum[j], a[2], b[j][1].x, b[j][1].y);
+      mma(sum[j], a[3], b[j][1].z, b[j][1].w);
+    }
+  } else {
+    constexpr uint32_t kOne = 0x3f803f80;
+#pragma unroll
+    for (int group = 0; group < 4 / F::kGroup; ++group) {
+      const Scales s = F::scales(piece, index, group);
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float part[4] = {}, ones[4] = {};
+#pragma unroll
+        for (int k = group * F::kGroup; k < (group + 1) * F::kGroup; ++k) {
+          const uint4& v = b[j][k / 2];
+          mma(part, a[k], k % 2 == 0 ? v.x : v.z, k % 2 == 0 ? v.y : v.w);
+          if constexpr (F::kMins) {
+            mma(ones, make_uint4(kOne, kOne, kOne, kOne), k % 2 == 0 ? v.x : v.z,
+                k % 2 == 0 ? v.y : v.w);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[j][i] = __fmaf_rn(part[i], i < 2 ? s.d0 : s.d1, sum[j][i]);
+          if constexpr (F::kMins) {
+            sum[j][i] = __fmaf_rn(-ones[i], i < 2 ? s.m0 : s.m1, sum[j][i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// products_tile.cu: many tokens.
+template <class F>
+int run_tiles(const ProductList& list, int64_t tokens);
+
+}  // namespace freshet::cuda

@@ -1,0 +1,41 @@
+#include "base/env.h"
+
+#include <cstdlib>
+
+namespace freshet {
+namespace {
+
+// In the order of EnvVar.
+constexpr EnvEntry kTable[] = {
+    {EnvVar::kCacheDir, "FRESHET_CACHE_DIR", "folder for cached measurements"},
+    {EnvVar::kXdgCacheHome, "XDG_CACHE_HOME",
+     "parent of the cache folder, if FRESHET_CACHE_DIR is unset"},
+    {EnvVar::kHome, "HOME", "home folder, whose .cache is used if neither of the above is set"},
+    {EnvVar::kApiKey, "FRESHET_API_KEY", "key that clients of the server must send"},
+    {EnvVar::kOpenAiKey, "OPENAI_API_KEY", "key that bench serve sends"},
+    {EnvVar::kNoColor, "NO_COLOR", "turns colours off in the terminal"},
+};
+
+}  // namespace
+
+std::span<const EnvEntry> env_table() {
+  return kTable;
+}
+
+std::optional<std::string> env(EnvVar var) {
+  const EnvEntry& entry = kTable[static_cast<size_t>(var)];
+  FRESHET_CHECK(entry.var == var);
+  const char* value = std::getenv(entry.name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+Result<std::string> cache_dir() {
+  if (auto dir = env(EnvVar::kCacheDir)) return *dir;
+  // The XDG specification wants relative paths ignored.
+  if (auto dir = env(EnvVar::kXdgCacheHome); dir && dir->front() == '/') return *dir + "/freshet";
+  if (auto home = env(EnvVar::kHome)) return *home + "/.cache/freshet";
+  return not_found("no cache folder: set FRESHET_CACHE_DIR or HOME");
+}
+
+}  // namespace freshet

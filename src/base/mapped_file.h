@@ -1,0 +1,37 @@
+// A file mapped read-only into memory. Movable, not copyable; reading is safe from many threads.
+// A file that is truncated while mapped raises SIGBUS on access: model files must not change in
+// use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+
+namespace freshet {
+
+class MappedFile {
+ public:
+  static Result<MappedFile> open(const std::string& path);
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+  // Tells the kernel that [offset, offset + size) will not be read again, so that its pages leave
+  // the resident set. The bytes stay readable.
+  void release(size_t offset, size_t size) const;
+  // Asks for [offset, offset + size) to be read ahead.
+  void prefetch(size_t offset, size_t size) const;
+
+ private:
+  const uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  std::string path_;
+};
+
+}  // namespace freshet

@@ -1,0 +1,34 @@
+// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as
+// 1, 2, 3" (SC 2011). A pure function of (key, counter): a draw depends on the request's seed and
+// the token's position alone, never on what else ran. Tested against Random123's vectors.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace freshet {
+
+constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
+                                             std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(p1),
+               static_cast<uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(p0)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return counter;
+}
+
+// A double in [0, 1) with 53 random bits for draw `stream` at `position` of the request with
+// `seed`.
+constexpr double philox_uniform(uint64_t seed, uint64_t position, uint32_t stream) {
+  const auto r = philox4x32(
+      {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), stream, 0},
+      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const uint64_t bits = (uint64_t{r[0]} << 21) ^ (uint64_t{r[1]} >> 11);
+  return static_cast<double>(bits & ((uint64_t{1} << 53) - 1)) * 0x1.0p-53;
+}
+
+}  // namespace freshet

@@ -1,0 +1,64 @@
+#include "bench_client/answer_reader.h"
+
+#include <algorithm>
+
+#include "base/json.h"
+
+namespace freshet::bench_client {
+namespace {
+
+int count_of(const json::Value& usage, std::string_view key) {
+  return static_cast<int>(std::clamp<int64_t>(usage.get_int(key, 0), 0, 1 << 30));
+}
+
+}  // namespace
+
+void AnswerReader::push(std::string_view bytes, double now) {
+  if (!parser_.push(bytes, [&](std::string_view data) { event(data, now); }) &&
+      outcome_.error.empty()) {
+    outcome_.error = "the server sent an event that is too long";
+  }
+}
+
+void AnswerReader::event(std::string_view data, double now) {
+  if (data == "[DONE]" || data.empty()) return;
+  const auto parsed = json::parse(data);
+  if (!parsed.ok() || !parsed->is_object()) {
+    if (outcome_.error.empty())
+      outcome_.error = "the server sent an event that is not a JSON object";
+    return;
+  }
+  if (const json::Value* error = parsed->find("error"); error != nullptr && !error->is_null()) {
+    outcome_.error = error->get_string("message", "the server gave up");
+    return;
+  }
+  if (const json::Value* usage = parsed->find("usage"); usage != nullptr && usage->is_object()) {
+    usage_seen_ = true;
+    outcome_.output_tokens = count_of(*usage, "completion_tokens");
+    if (usage->find("prompt_tokens") != nullptr)
+      outcome_.input_tokens = count_of(*usage, "prompt_tokens");
+  }
+  const json::Value* choices = parsed->find("choices");
+  if (choices == nullptr || !choices->is_array() || choices->as_array().empty()) return;
+  if (first_seen_) {
+    outcome_.itl.push_back(now - last_);
+  } else {
+    first_seen_ = true;
+    outcome_.ttft = now - outcome_.start;
+  }
+  last_ = now;
+  outcome_.latency = now - outcome_.start;
+  const json::Value& choice = choices->as_array().front();
+  const json::Value* delta = chat_ ? choice.find("delta") : &choice;
+  if (delta != nullptr) outcome_.text += delta->get_string(chat_ ? "content" : "text", "");
+}
+
+void AnswerReader::finish() {
+  if (!first_seen_ && outcome_.error.empty()) outcome_.error = "the answer held no token";
+  // A server without usage: the events are all there is to count.
+  if (!usage_seen_ && first_seen_)
+    outcome_.output_tokens = static_cast<int>(outcome_.itl.size()) + 1;
+  outcome_.success = outcome_.error.empty();
+}
+
+}  // namespace freshet::bench_client

@@ -1,0 +1,27 @@
+// The vocabulary of a server, over its /tokenize and /detokenize. One thread, the io_context's.
+#pragma once
+
+#include <string>
+
+#include "bench_client/dataset.h"
+#include "bench_client/http_client.h"
+
+namespace freshet::bench_client {
+
+class ServerVocabulary final : public Vocabulary {
+ public:
+  // `size`: ids are below it; 0: not known. Keeps a reference to `client`.
+  ServerVocabulary(HttpClient& client, std::string model, int size)
+      : client_(client), model_(std::move(model)), size_(size) {}
+
+  Result<Ids> encode(const std::string& text) override;
+  Result<std::string> decode(const Ids& ids) override;
+  Result<Ids> usable_ids() override;
+
+ private:
+  HttpClient& client_;
+  const std::string model_;
+  const int size_;
+};
+
+}  // namespace freshet::bench_client

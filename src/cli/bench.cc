@@ -1,0 +1,329 @@
+#include "eval/bench.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "cli/options.h"
+#include "eval/ceilings.h"
+#include "eval/session.h"
+
+namespace freshet::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> models;
+  std::string prompts = "512";
+  std::string generates = "128";
+  std::vector<std::string> pairs;  // "512,128"
+  std::string depths = "0";
+  std::string batches = "512";
+  std::string threads;
+  std::string sequences = "1";
+  int repetitions = 5;
+  std::string format = "md";
+  bool json = false;
+  std::string load_format = "auto";
+  RunOptions run;
+};
+
+Result<std::vector<int>> numbers(const char* flag, const std::string& text, int least) {
+  std::vector<int> values;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    int value = 0;
+    const auto [end, error] = std::from_chars(text.data() + at, text.data() + comma, value);
+    if (error != std::errc() || end != text.data() + comma || value < least || value > (1 << 24))
+      return invalid_argument("{} {}: write numbers from {} on, with commas between", flag, text,
+                              least);
+    values.push_back(value);
+    at = comma + 1;
+  }
+  return values;
+}
+
+// One load of a model, and what is timed on it.
+struct Plan {
+  std::string model;
+  int threads = 0;
+  int batch = 512;
+  std::vector<eval::BenchTest> tests;
+};
+
+struct Row {
+  std::string model;
+  std::string architecture;
+  size_t model_bytes = 0;
+  int64_t parameters = 0;
+  int threads = 0;
+  int batch = 0;
+  eval::BenchResult result;
+  eval::Ceilings ceilings;
+};
+
+Result<std::vector<eval::BenchTest>> tests_of(const Options& o) {
+  FRESHET_ASSIGN_OR_RETURN(const auto prompts, numbers("-p", o.prompts, 0));
+  FRESHET_ASSIGN_OR_RETURN(const auto generates, numbers("-n", o.generates, 0));
+  FRESHET_ASSIGN_OR_RETURN(const auto depths, numbers("-d", o.depths, 0));
+  FRESHET_ASSIGN_OR_RETURN(const auto sequences, numbers("--sequences", o.sequences, 1));
+  std::vector<eval::BenchTest> tests;
+  for (const int depth : depths) {
+    for (const int p : prompts) {
+      if (p > 0) tests.push_back({.prompt = p, .depth = depth});
+    }
+    for (const int n : generates) {
+      for (const int s : sequences) {
+        if (n > 0) tests.push_back({.generate = n, .depth = depth, .sequences = s});
+      }
+    }
+    for (const std::string& pair : o.pairs) {
+      FRESHET_ASSIGN_OR_RETURN(const auto both, numbers("-pg", pair, 1));
+      if (both.size() != 2)
+        return invalid_argument("-pg {}: write two numbers, e.g. 512,128", pair);
+      tests.push_back({.prompt = both[0], .generate = both[1], .depth = depth});
+    }
+  }
+  if (tests.empty()) return invalid_argument("nothing to do: -p, -n and -pg are all 0");
+  return tests;
+}
+
+Result<std::vector<Plan>> plans_of(const Options& o) {
+  FRESHET_ASSIGN_OR_RETURN(const auto tests, tests_of(o));
+  FRESHET_ASSIGN_OR_RETURN(const auto batches, numbers("-b", o.batches, 1));
+  std::vector<int> threads = {0};
+  if (!o.threads.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(threads, numbers("-t", o.threads, 1));
+  }
+  std::vector<Plan> plans;
+  const std::vector<std::string> embedded = {""};
+  for (const std::string& model : o.models.empty() ? embedded : o.models) {
+    for (const int t : threads) {
+      for (const int b : batches) plans.push_back({model, t, b, tests});
+    }
+  }
+  return plans;
+}
+
+class Report {
+ public:
+  Report(std::string format, Output& out) : format_(std::move(format)), out_(out) {}
+  Status begin();
+  Status add(const Row& row);
+  Status end();
+
+ private:
+  json::Object to_json(const Row& row) const;
+
+  std::string format_;
+  Output& out_;
+  int rows_ = 0;
+};
+
+std::string percent(double part, double whole) {
+  return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
+}
+
+std::string file_name(const std::string& path) {
+  if (path.empty()) return "default";
+  const size_t end = path.find_last_not_of('/');
+  const size_t slash = path.find_last_of('/', end);
+  return path.substr(slash + 1, end - slash);
+}
+
+Status Report::begin() {
+  if (format_ == "md")
+    out_.write(
+        "| model | size | params | backend | threads | test | t/s | read | of read | ops | of ops "
+        "|\n"
+        "| --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n");
+  if (format_ == "csv")
+    out_.write(
+        "model,architecture,size,params,backend,threads,batch,n_prompt,n_gen,n_depth,sequences,"
+        "test,"
+        "median_ts,stddev_ts,read_gb_s,read_fraction,gop_s,ops_fraction\n");
+  if (format_ == "json") out_.write("[");
+  return out_.flush();
+}
+
+json::Object Report::to_json(const Row& row) const {
+  const eval::BenchResult& r = row.result;
+  const double s = r.median_s();
+  json::Object j;
+  j["build_version"] = FRESHET_VERSION;
+  j["model_filename"] = row.model;
+  j["model_type"] = row.architecture;
+  j["model_size"] = row.model_bytes;
+  j["model_n_params"] = row.parameters;
+  j["backend"] = "CPU";
+  j["n_threads"] = row.threads;
+  j["n_batch"] = row.batch;
+  j["n_prompt"] = r.test.prompt;
+  j["n_gen"] = r.test.generate;
+  j["n_depth"] = r.test.depth;
+  j["n_sequences"] = r.test.sequences;
+  j["test"] = r.test.name();
+  j["median_ts"] = r.tokens_per_s();
+  j["stddev_ts"] = r.spread();
+  json::Array samples_ns, samples_ts;
+  double sum_ns = 0.0, sum_ts = 0.0;
+  for (const double x : r.seconds) {
+    samples_ns.emplace_back(static_cast<int64_t>(x * 1e9));
+    samples_ts.emplace_back(static_cast<double>(r.test.tokens()) / x);
+    sum_ns += x * 1e9;
+    sum_ts += static_cast<double>(r.test.tokens()) / x;
+  }
+  const auto n = static_cast<double>(r.seconds.size());
+  j["avg_ns"] = static_cast<int64_t>(sum_ns / n);
+  j["avg_ts"] = sum_ts / n;
+  j["samples_ns"] = std::move(samples_ns);
+  j["samples_ts"] = std::move(samples_ts);
+  j["read_bytes_per_s"] = r.work.bytes / s;
+  j["operations_per_s"] = r.work.operations / s;
+  j["ceiling_read_bytes_per_s"] = row.ceilings.read;
+  j["ceiling_operations_per_s"] = row.ceilings.operations;
+  j["ceiling_operations_name"] = row.ceilings.operations_name;
+  if (row.ceilings.read > 0.0) j["read_fraction"] = r.work.bytes / s / row.ceilings.read;
+  if (row.ceilings.operations > 0.0)
+    j["operations_fraction"] = r.work.operations / s / row.ceilings.operations;
+  return j;
+}
+
+Status Report::add(const Row& row) {
+  const eval::BenchResult& r = row.result;
+  const double s = r.median_s();
+  const double read = r.work.bytes / s, operations = r.work.operations / s;
+  if (format_ == "md")
+    out_.print(
+        "| {} | {:.2f} MiB | {:.2f} M | CPU | {} | {} | {:.2f} ± {:.2f} | {:.1f} GB/s | {} | "
+        "{:.1f} GOP/s | {} |\n",
+        file_name(row.model), static_cast<double>(row.model_bytes) / 1048576.0,
+        static_cast<double>(row.parameters) / 1e6, row.threads, r.test.name(), r.tokens_per_s(),
+        r.spread(), read / 1e9, percent(read, row.ceilings.read), operations / 1e9,
+        percent(operations, row.ceilings.operations));
+  if (format_ == "csv")
+    out_.print(
+        "\"{}\",{},{},{},CPU,{},{},{},{},{},{},{},{:.4f},{:.4f},{:.3f},{:.4f},{:.3f},{:.4f}\n",
+        row.model, row.architecture, row.model_bytes, row.parameters, row.threads, row.batch,
+        r.test.prompt, r.test.generate, r.test.depth, r.test.sequences, r.test.name(),
+        r.tokens_per_s(), r.spread(), read / 1e9,
+        row.ceilings.read > 0.0 ? read / row.ceilings.read : 0.0, operations / 1e9,
+        row.ceilings.operations > 0.0 ? operations / row.ceilings.operations : 0.0);
+  if (format_ == "json") {
+    out_.write(rows_ == 0 ? "\n" : ",\n");
+    out_.write(json::write(json::Value(to_json(row)), {.indent = 2}));
+  }
+  ++rows_;
+  return out_.flush();
+}
+
+Status Report::end() {
+  if (format_ == "json") out_.write("\n]\n");
+  return out_.flush();
+}
+
+Status run_plan(const Options& o, const Plan& plan, Report& report, Context& context) {
+  eval::SessionOptions s;
+  FRESHET_ASSIGN_OR_RETURN(s.model, resolve_model(plan.model));
+  s.threads = plan.threads;
+  s.device = o.run.device;
+  s.cpu_isa = o.run.cpu_isa;
+  s.load_format = o.load_format;
+  s.reference = o.run.reference;
+  s.force_kernels = o.run.force_kernels;
+  s.kv_cache_dtype = o.run.kv_cache_dtype;
+  s.batch = plan.batch;
+  for (const eval::BenchTest& t : plan.tests) {
+    s.context = std::max(s.context, t.context());
+    s.sequences = std::max(s.sequences, t.sequences);
+  }
+  s.batch = std::max<int64_t>(s.batch, s.sequences);
+  s.logit_rows = s.sequences;
+  ProgressLine progress;
+  s.on_progress = [&progress](const std::string& stage, double fraction) {
+    progress.update(stage, fraction);
+  };
+  FRESHET_ASSIGN_OR_RETURN(const auto session, eval::Session::open(s));
+  Row row;
+  row.model = plan.model;
+  row.architecture = session->model().spec().architecture;
+  row.model_bytes = session->weight_bytes();
+  row.parameters = eval::model_work(session->model()).parameters;
+  row.threads = session->threads();
+  row.batch = plan.batch;
+  progress.update("measuring the machine's limits", 0.0);
+  row.ceilings = eval::measure_ceilings(session->model(), session->threads());
+  for (size_t i = 0; i < plan.tests.size(); ++i) {
+    progress.update(plan.tests[i].name(),
+                    static_cast<double>(i) / static_cast<double>(plan.tests.size()));
+    FRESHET_ASSIGN_OR_RETURN(row.result,
+                             eval::run_bench(*session, plan.tests[i], o.repetitions,
+                                             [&] { return !context.interrupts.requested(); }));
+    progress.clear();
+    FRESHET_RETURN_IF_ERROR(report.add(row));
+  }
+  return {};
+}
+
+Status bench(const Options& o, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const auto plans, plans_of(o));
+  for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {});
+  Report report(o.json ? "json" : o.format, context.out);
+  FRESHET_RETURN_IF_ERROR(report.begin());
+  for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(run_plan(o, plan, report, context));
+  return report.end();
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = program.add_subcommand("bench", "Measure speed, against the limits of the machine");
+  c->add_option("-m,--model", o->models, "Model folder, .gguf file or name (may be given often)")
+      ->allow_extra_args(false);
+  const auto list = [&](const char* name, std::string& value, const char* about) {
+    c->add_option(name, value, about)->capture_default_str();
+  };
+  list("-p,--n-prompt", o->prompts, "Prompt lengths, with commas between; 0: none");
+  list("-n,--n-gen", o->generates, "Numbers of tokens to generate");
+  c->add_option("--pg", o->pairs, "PROMPT,GENERATE: both, timed together (-pg will do)")
+      ->allow_extra_args(false);
+  list("-d,--n-depth", o->depths, "Tokens in the cache before the test");
+  list("-b,--batch-size", o->batches, "Most tokens of a prompt in one step");
+  list("--sequences", o->sequences, "Sequences that generate at the same time");
+  c->add_option("-r,--repetitions", o->repetitions, "Repetitions of each test")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  c->add_option("-o,--output", o->format, "md, json or csv")
+      ->check(CLI::IsMember({"md", "json", "csv"}))
+      ->capture_default_str();
+  c->add_flag("--json", o->json, "The same as -o json");
+  add_compute_options(*c, o->run);
+  c->remove_option(c->get_option("--threads"));
+  c->add_option("-t,--threads", o->threads, "Numbers of threads, with commas between");
+  c->add_option("--load-format", o->load_format,
+                "auto, or dummy:FORMAT: random weights in the shape of MODEL/config.json")
+      ->capture_default_str();
+  c->add_option("--kv-cache-dtype", o->run.kv_cache_dtype, "Type of keys and values")
+      ->capture_default_str();
+  add_examples(*c,
+               "  freshet bench -m smollm2 -p 512,2048 -n 128 -pg 512,128\n"
+               "  freshet bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"
+               "  freshet bench -m model.gguf -p 0 -n 64 --sequences 1,8,32");
+  add_bench_ceilings(*c, context, action);
+  add_bench_serve(*c, context, action);
+  add_bench_throughput(*c, context, action);
+  c->callback([o, c, &context, &action] {
+    if (!c->get_subcommands().empty()) return;  // it has said what to do
+    action = [o, &context] { return bench(*o, context); };
+  });
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,94 @@
+// `freshet bench throughput`: the workloads of `bench serve` on an engine of this process.
+#include <memory>
+#include <string>
+
+#include "bench_client/throughput.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "cli/options.h"
+#include "cli/workload_options.h"
+
+namespace freshet::cli {
+namespace {
+
+struct Options {
+  std::string model;
+  RunOptions run;
+  int max_num_seqs = 256;
+  int max_num_batched_tokens = 2048;
+  bool no_prefix_caching = false;
+  WorkloadOptions workload;
+  SamplingParams params;
+  int samples = 1;
+  bool stop_at_eos = false;
+  std::string output_json;
+  bool quiet = false;
+};
+
+Status bench_throughput(const Options& o, Context& context) {
+  bench_client::ThroughputOptions options;
+  FRESHET_ASSIGN_OR_RETURN(options.dataset, workload(o.workload));
+  options.samples = o.samples;
+  options.params = o.params;
+  options.params.ignore_eos = !o.stop_at_eos;
+  options.params.seed = options.dataset.seed;
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
+  e.max_num_seqs = o.max_num_seqs;
+  e.max_num_batched_tokens = o.max_num_batched_tokens;
+  e.enable_prefix_caching = !o.no_prefix_caching;
+  ProgressLine progress;
+  if (!o.quiet) {
+    e.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
+    options.progress = [&](size_t done, size_t total) {
+      progress.update("requests", static_cast<double>(done) / static_cast<double>(total));
+    };
+  }
+  FRESHET_ASSIGN_OR_RETURN(const auto engine, Engine::load(e));
+  if (o.run.verbose) say(engine->memory_plan());
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {});
+  options.stop = &context.interrupts.requested();
+  FRESHET_ASSIGN_OR_RETURN(const bench_client::ThroughputResult result,
+                           bench_client::bench_throughput(*engine, options));
+  progress.clear();
+  context.out.write(bench_client::throughput_text(result));
+  if (o.output_json.empty()) return {};
+  json::WriteOptions layout;
+  layout.indent = 4;
+  return write_text_file(o.output_json,
+                         json::write(bench_client::throughput_json(result), layout) + "\n");
+}
+
+}  // namespace
+
+void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c =
+      bench.add_subcommand("throughput", "Measure the engine with many requests, without a server");
+  c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
+  c->add_option("--n", o->samples, "Answers to each prompt")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  c->add_option("--temperature", o->params.temperature, "0: greedy")->capture_default_str();
+  c->add_flag("--stop-at-eos", o->stop_at_eos, "Let answers end before their full length");
+  c->add_option("--max-num-seqs", o->max_num_seqs, "Most sequences in a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  c->add_option("--max-num-batched-tokens", o->max_num_batched_tokens, "Most tokens in a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Compute every prompt anew");
+  c->add_option("--output-json", o->output_json, "Write the numbers to this file");
+  c->add_flag("--disable-tqdm", o->quiet, "No progress");
+  add_engine_options(*c, o->run);
+  add_workload_options(*c, o->workload);
+  add_examples(*c,
+               "  freshet bench throughput -m smollm2 --num-prompts 64 --input-len 128 "
+               "--output-len 64\n"
+               "  freshet bench throughput -m model.gguf --dataset-name sharegpt \\\n"
+               "      --dataset-path sharegpt.json --num-prompts 100 --output-json numbers.json");
+  c->callback(
+      [o, &context, &action] { action = [o, &context] { return bench_throughput(*o, context); }; });
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,82 @@
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "loader/checkpoint.h"
+#include "quantizer/gguf_export.h"
+
+namespace freshet::cli {
+namespace {
+
+struct Options {
+  std::string input;
+  std::string output;
+  std::string type = "q8_0";
+  std::string name;
+  std::vector<std::string> metadata;
+  int threads = 0;
+  bool force = false;
+};
+
+// "tiny" of ".../tiny/".
+std::string name_of_folder(const std::string& path) {
+  std::error_code error;
+  const auto whole = std::filesystem::weakly_canonical(path, error);
+  return whole.filename().empty() ? whole.parent_path().filename() : whole.filename();
+}
+
+Status convert(const Options& o, Context& context) {
+  quantizer::ExportOptions e;
+  FRESHET_ASSIGN_OR_RETURN(e.recipe, quantizer::Recipe::by_name(o.type));
+  for (const std::string& entry : o.metadata) {
+    const size_t equals = entry.find('=');
+    if (equals == 0 || equals == std::string::npos)
+      return invalid_argument("--set {}: write KEY=VALUE", entry);
+    e.metadata.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  std::error_code error;
+  if (std::filesystem::exists(o.output, error) && !o.force)
+    return invalid_argument("{} exists already: --force replaces it", o.output);
+  FRESHET_ASSIGN_OR_RETURN(const std::string input, resolve_model(o.input));
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(input));
+  e.output = o.output;
+  e.name = o.name.empty() ? name_of_folder(input) : o.name;
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {});
+  ProgressLine progress;
+  e.progress = [&](double fraction) {
+    progress.update("converting", fraction);
+    return !context.interrupts.requested();
+  };
+  ThreadPool pool(o.threads);
+  FRESHET_RETURN_IF_ERROR(quantizer::export_gguf(checkpoint, pool, e));
+  progress.clear();
+  const auto bytes = std::filesystem::file_size(o.output, error);
+  context.out.print("{}: {} MB, {}\n", o.output, bytes / 1000000, e.recipe.name());
+  return {};
+}
+
+}  // namespace
+
+void add_convert(CLI::App& program, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = program.add_subcommand("convert", "Write a Hugging Face folder as a GGUF file");
+  c->add_option("input", o->input, "The folder")->required();
+  c->add_option("-o,--output", o->output, "The .gguf file to write")->required();
+  c->add_option("--type", o->type, "Format of the weights: " + quantizer::Recipe::names())
+      ->capture_default_str();
+  c->add_option("--name", o->name, "The model's name in the file (default: the folder's)");
+  c->add_option("--set", o->metadata, "KEY=VALUE, metadata to set or replace (may be given often)")
+      ->allow_extra_args(false);
+  c->add_option("-t,--threads", o->threads, "Worker threads (default: one a physical core)");
+  c->add_flag("--force", o->force, "Replace the output if it exists");
+  add_examples(*c,
+               "  freshet convert models/tiny -o tiny-q8_0.gguf --type q8_0\n"
+               "  freshet convert models/tiny -o tiny.gguf --type q4_k --set general.license=mit");
+  c->callback([o, &context, &action] { action = [o, &context] { return convert(*o, context); }; });
+}
+
+}  // namespace freshet::cli

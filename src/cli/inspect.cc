@@ -1,0 +1,308 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "cli/options.h"
+#include "eval/session.h"
+#include "layers/model.h"
+#include "loader/checkpoint.h"
+
+namespace freshet::cli {
+namespace {
+
+using loader::Checkpoint;
+using loader::TensorSource;
+
+struct Options {
+  std::string model;
+  bool json = false;
+  bool kernels = false;
+  bool tensors = false;
+  bool metadata = false;
+  RunOptions run;
+};
+
+struct FormatTotal {
+  int64_t tensors = 0;
+  int64_t numbers = 0;
+  size_t bytes = 0;
+};
+
+std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
+  std::map<std::string, FormatTotal> totals;
+  for (const TensorSource& t : checkpoint.tensors()) {
+    FormatTotal& f = totals[t.dtype];
+    ++f.tensors;
+    f.numbers += t.elements();
+    f.bytes += t.bytes;
+  }
+  return totals;
+}
+
+std::string describe(const MlpSpec& mlp) {
+  return fmt::format("{}MLP of {}", mlp.gated ? "gated " : "", mlp.ff);
+}
+
+// A layer in a few words; equal layers give equal words.
+std::string describe(const LayerSpec& layer) {
+  const AttentionSpec& a = layer.attention;
+  std::string text;
+  if (a.kind == AttentionSpec::Kind::kMla) {
+    text = fmt::format("latent attention, {} heads of {}+{}, rank {}", a.heads, a.nope_dim,
+                       a.rope_dim, a.kv_rank);
+  } else {
+    text =
+        fmt::format("{} heads of {} over {} for keys and values", a.heads, a.head_dim, a.kv_heads);
+  }
+  if (a.window > 0) text += fmt::format(", window {}", a.window);
+  if (a.sinks) text += ", sinks";
+  if (a.rope < 0) text += ", no rotation";
+  if (a.qk_norm != QkNorm::kNone) text += ", norms on queries and keys";
+  if (layer.moe) {
+    const MoeSpec& m = *layer.moe;
+    text +=
+        fmt::format("; {} of {} experts of {}", m.routing.top_k, m.routing.experts, m.expert_ff);
+    if (m.shared_ff > 0) text += fmt::format(" and a shared one of {}", m.shared_ff);
+  } else {
+    text += "; " + describe(layer.mlp);
+  }
+  if (layer.parallel) text += ", side by side";
+  return text;
+}
+
+// "0-4", "7", "1, 3, 5": which layers.
+std::string ranges(const std::vector<int>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t j = i;
+    while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) ++j;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
+    if (j > i) text += fmt::format("-{}", numbers[j]);
+    i = j + 1;
+  }
+  return text;
+}
+
+std::vector<std::pair<std::string, std::vector<int>>> layer_kinds(const ModelSpec& spec) {
+  std::vector<std::pair<std::string, std::vector<int>>> kinds;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const std::string text = describe(spec.layers[i]);
+    auto kind =
+        std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == text; });
+    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {text, {}});
+    kind->second.push_back(static_cast<int>(i));
+  }
+  return kinds;
+}
+
+size_t kv_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
+  size_t bytes = 0;
+  for (const ops::KvShape& s : kv_cache_spec(spec, type).layers)
+    bytes += s.block_bytes() / ops::kBlockTokens;
+  return bytes;
+}
+
+std::string size_text(size_t bytes) {
+  const auto b = static_cast<double>(bytes);
+  if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
+  if (b >= 1e6) return fmt::format("{:.1f} MB", b / 1e6);
+  return fmt::format("{:.1f} kB", b / 1e3);
+}
+
+int64_t numbers_of(const Checkpoint& checkpoint) {
+  int64_t n = 0;
+  for (const TensorSource& t : checkpoint.tensors()) n += t.elements();
+  return n;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (const int64_t n : shape) text += fmt::format("{}{}", text.size() > 1 ? ", " : "", n);
+  return text + "]";
+}
+
+void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
+                const std::vector<Model::WeightInfo>& weights, Output& out) {
+  const int64_t numbers = numbers_of(c);
+  out.print("model         {}\n", c.path());
+  out.print("container     {}\n",
+            c.kind() == Checkpoint::Kind::kGguf ? "GGUF" : "Hugging Face folder, safetensors");
+  out.print("architecture  {}\n", spec.architecture);
+  out.print("parameters    {:.2f} M in {} ({:.2f} bits each)\n", static_cast<double>(numbers) / 1e6,
+            size_text(c.total_bytes()),
+            8.0 * static_cast<double>(c.total_bytes()) /
+                static_cast<double>(std::max<int64_t>(1, numbers)));
+  out.print("vocabulary    {}, hidden size {}, context {}{}\n", spec.vocab_size, spec.hidden_size,
+            spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
+  out.print("cache         {} a token in F16\n",
+            size_text(kv_bytes_per_token(spec, ops::KvType::kF16)));
+  out.print("layers        {}\n", spec.layers.size());
+  for (const auto& [text, layers] : layer_kinds(spec))
+    out.print("  {:11} {}\n", ranges(layers), text);
+  out.print("formats\n");
+  for (const auto& [name, f] : formats_of(c))
+    out.print("  {:11} {:5} tensors, {:10.2f} M numbers, {}\n", name, f.tensors,
+              static_cast<double>(f.numbers) / 1e6, size_text(f.bytes));
+  if (o.tensors) {
+    out.print("tensors\n");
+    for (const TensorSource& t : c.tensors())
+      out.print("  {:48} {:8} {:20} {}\n", t.name, t.dtype, shape_text(t.shape),
+                size_text(t.bytes));
+  }
+  if (o.kernels) {
+    out.print("kernels\n");
+    for (const Model::WeightInfo& w : weights)
+      out.print("  {:48} {:8} {:20} {:>10}  {}\n", w.name, quant::info(w.format).name,
+                shape_text({w.rows, w.cols}), size_text(w.bytes), w.kernel);
+  }
+}
+
+json::Object layer_json(const LayerSpec& layer) {
+  const AttentionSpec& a = layer.attention;
+  json::Object j;
+  j["attention"] = a.kind == AttentionSpec::Kind::kMla ? "mla" : "gqa";
+  j["heads"] = a.heads;
+  j["kv_heads"] = a.kv_heads;
+  j["head_dim"] = a.head_dim;
+  j["window"] = a.window;
+  if (layer.moe) {
+    j["experts"] = layer.moe->routing.experts;
+    j["experts_per_token"] = layer.moe->routing.top_k;
+    j["ff"] = layer.moe->expert_ff;
+  } else {
+    j["ff"] = layer.mlp.ff;
+  }
+  return j;
+}
+
+json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec,
+                    const std::vector<Model::WeightInfo>& weights) {
+  json::Object j;
+  j["model"] = c.path();
+  j["container"] = c.kind() == Checkpoint::Kind::kGguf ? "gguf" : "safetensors";
+  j["architecture"] = spec.architecture;
+  j["parameters"] = numbers_of(c);
+  j["bytes"] = c.total_bytes();
+  j["vocab_size"] = spec.vocab_size;
+  j["hidden_size"] = spec.hidden_size;
+  j["max_context"] = spec.max_context;
+  j["tied_embeddings"] = spec.tied_embeddings;
+  j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
+  json::Array layers, formats, tensors, kernels;
+  for (const LayerSpec& layer : spec.layers) layers.emplace_back(layer_json(layer));
+  for (const auto& [name, f] : formats_of(c)) {
+    json::Object e;
+    e["format"] = name;
+    e["tensors"] = f.tensors;
+    e["numbers"] = f.numbers;
+    e["bytes"] = f.bytes;
+    formats.emplace_back(std::move(e));
+  }
+  for (const TensorSource& t : c.tensors()) {
+    json::Object e;
+    e["name"] = t.name;
+    e["format"] = t.dtype;
+    json::Array shape;
+    for (const int64_t n : t.shape) shape.emplace_back(n);
+    e["shape"] = std::move(shape);
+    e["bytes"] = t.bytes;
+    tensors.emplace_back(std::move(e));
+  }
+  for (const Model::WeightInfo& w : weights) {
+    json::Object e;
+    e["name"] = w.name;
+    e["format"] = quant::info(w.format).name;
+    e["rows"] = w.rows;
+    e["cols"] = w.cols;
+    e["bytes"] = w.bytes;
+    e["kernel"] = w.kernel;
+    kernels.emplace_back(std::move(e));
+  }
+  j["layers"] = std::move(layers);
+  j["formats"] = std::move(formats);
+  j["tensors"] = std::move(tensors);
+  if (o.kernels) j["kernels"] = std::move(kernels);
+  return j;
+}
+
+json::Value metadata_json(const Checkpoint& c) {
+  if (c.gguf() == nullptr) return c.config();
+  json::Object j;
+  for (const auto& [key, v] : c.gguf()->metadata()) {
+    if (v.is_array) {
+      j[key] = fmt::format("{} x {}", v.count, loader::name_of(v.type));
+    } else if (v.type == loader::GgufType::kString) {
+      j[key] = v.strings.front();
+    } else if (v.type == loader::GgufType::kBool) {
+      j[key] = v.int_at(0).value_or(0) != 0;
+    } else if (const auto i = v.int_at(0); i && v.type != loader::GgufType::kF32) {
+      j[key] = *i;
+    } else {
+      j[key] = v.number_at(0).value_or(0.0);
+    }
+  }
+  return j;
+}
+
+Status inspect(const Options& o, Output& out) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(path));
+  if (o.metadata) {
+    out.write(json::write(metadata_json(checkpoint), {.indent = 2}) + "\n");
+    return {};
+  }
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  std::vector<Model::WeightInfo> weights;
+  if (o.kernels) {
+    ProgressLine progress;
+    eval::SessionOptions s;
+    s.model = path;
+    s.threads = o.run.threads;
+    s.device = o.run.device;
+    s.cpu_isa = o.run.cpu_isa;
+    s.reference = o.run.reference;
+    s.force_kernels = o.run.force_kernels;
+    s.context = 1;
+    s.batch = 1;
+    s.on_progress = [&](const std::string& stage, double fraction) {
+      progress.update(stage, fraction);
+    };
+    FRESHET_ASSIGN_OR_RETURN(const auto session, eval::Session::open(s));
+    weights = session->model().weights();
+  }
+  if (o.json) {
+    out.write(json::write(to_json(o, checkpoint, spec, weights), {.indent = 2}) + "\n");
+  } else {
+    print_text(o, checkpoint, spec, weights, out);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& program, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = program.add_subcommand("inspect", "Show what a model is made of");
+  c->add_option("model", o->model,
+                "Model folder, .gguf file or name (default: the embedded model)");
+  c->add_flag("--json", o->json, "Print a JSON object");
+  c->add_flag("--tensors", o->tensors, "List every tensor");
+  c->add_flag("--metadata", o->metadata,
+              "Print the configuration (GGUF metadata or config.json) as JSON");
+  c->add_flag("--kernels", o->kernels, "Load the model and list the kernel chosen for each weight");
+  add_compute_options(*c, o->run);
+  add_examples(*c,
+               "  freshet inspect smollm2\n"
+               "  freshet inspect model.gguf --kernels --cpu-isa avx2\n"
+               "  freshet inspect model/ --json | jq .formats");
+  c->callback(
+      [o, &context, &action] { action = [o, &context] { return inspect(*o, context.out); }; });
+}
+
+}  // namespace freshet::cli

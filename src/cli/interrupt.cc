@@ -1,0 +1,81 @@
+#include "cli/interrupt.h"
+
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "base/status.h"
+
+namespace freshet::cli {
+namespace {
+
+constexpr int kInterrupted = 130;
+// What a signal handler may reach; -1 while there is no Interrupts.
+volatile int wake_fd = -1;
+
+void on_signal(int) {
+  const int saved = errno;
+  const char byte = 1;
+  if (wake_fd >= 0) (void)!::write(wake_fd, &byte, 1);
+  errno = saved;
+}
+
+int pipe_ends[2] = {-1, -1};
+
+}  // namespace
+
+Interrupts::Interrupts() {
+  FRESHET_CHECK(wake_fd < 0, "one Interrupts at a time");
+  FRESHET_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0);
+  wake_fd = pipe_ends[1];
+  struct sigaction action{};
+  action.sa_handler = on_signal;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
+  thread_ = std::thread([this] { loop(); });
+}
+
+Interrupts::~Interrupts() {
+  struct sigaction action{};
+  action.sa_handler = SIG_DFL;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  stop_ = true;
+  on_signal(0);
+  thread_.join();
+  wake_fd = -1;
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+}
+
+void Interrupts::loop() {
+  for (;;) {
+    char byte;
+    const ssize_t n = ::read(pipe_ends[0], &byte, 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0 || stop_) return;
+    const bool again = requested_.exchange(true);
+    const std::lock_guard lock(mutex_);
+    if (top_ == nullptr || again) ::_exit(kInterrupted);
+    top_->call_();
+  }
+}
+
+Interrupts::Handler::Handler(Interrupts& owner, std::function<void()> call)
+    : owner_(owner), call_(std::move(call)) {
+  const std::lock_guard lock(owner_.mutex_);
+  below_ = std::exchange(owner_.top_, this);
+}
+
+Interrupts::Handler::~Handler() {
+  const std::lock_guard lock(owner_.mutex_);
+  owner_.top_ = below_;
+}
+
+}  // namespace freshet::cli

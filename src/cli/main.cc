@@ -1,0 +1,109 @@
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "cli/command.h"
+
+namespace freshet::cli {
+
+int exit_code(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return 0;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kNotFound:
+    case StatusCode::kUnsupported:
+      return 2;
+    case StatusCode::kResourceExhausted:
+    case StatusCode::kIo:
+    case StatusCode::kInternal:
+      return 1;
+    case StatusCode::kCancelled:
+      return 130;
+  }
+  return 1;
+}
+
+void add_examples(CLI::App& command, const std::string& text) {
+  command.footer("Examples:\n" + text);
+}
+
+namespace {
+
+constexpr char kAbout[] =
+    "freshet runs large language models: published weights in, exact tokens out.\n"
+    "MODEL is a Hugging Face folder, a .gguf file, or the name of a model in the cache folder\n"
+    "(smollm2, after tools/get_model smollm2). Where it may be left out, the embedded model runs.";
+
+std::string footer() {
+  std::string text =
+      "Exit codes: 0 done, 1 failed, 2 bad input or usage, 130 interrupted.\n"
+      "Environment:\n";
+  for (const EnvEntry& e : env_table()) text += fmt::format("  {:18} {}\n", e.name, e.meaning);
+  return text + "Every command has a --help of its own.";
+}
+
+// An error in one line, whatever the library put into it.
+std::string one_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+int run(int argc, char** argv) {
+  Interrupts interrupts;
+  Output out;
+  Context context{out, interrupts};
+  Action action;
+
+  CLI::App program(kAbout, "freshet");
+  program.set_version_flag("--version", std::string("freshet ") + FRESHET_VERSION);
+  program.require_subcommand(1);
+  program.footer(footer());
+  for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
+                         add_convert, add_eval, add_bench, add_serve})
+    add(program, context, action);
+  // CLI11 reads one dash as one letter; llama-bench's -pg is the exception that people know.
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  for (std::string& a : arguments) {
+    if (a == "-pg") a = "--pg";
+  }
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    program.parse(std::move(arguments));
+  } catch (const CLI::Success& e) {  // --help, --version
+    return program.exit(e);
+  } catch (const CLI::ParseError& e) {
+    say("freshet: " + one_line(e.what()) + " (--help shows how)");
+    return 2;
+  }
+  set_log_sink(LogLevel::kWarning, stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor)));
+  Status status = action();
+  const Status written = out.flush();
+  if (status.ok()) status = written;
+  // After Ctrl-C nobody needs to be told.
+  if (!status.ok() && status.code() != StatusCode::kCancelled)
+    say("freshet: " + one_line(status.message()));
+  return exit_code(status);
+}
+
+}  // namespace
+}  // namespace freshet::cli
+
+int main(int argc, char** argv) {
+  try {
+    return freshet::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    freshet::cli::say("freshet: out of memory");
+  } catch (const std::exception& e) {
+    freshet::cli::say(std::string("freshet: ") + e.what());
+  }
+  return 1;
+}

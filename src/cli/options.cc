@@ -1,0 +1,160 @@
+#include "cli/options.h"
+
+#include <cctype>
+#include <charconv>
+
+#include "cli/model_path.h"
+#include "cli/output.h"
+
+namespace freshet::cli {
+
+void add_compute_options(CLI::App& c, RunOptions& o) {
+  const std::string group = "How it runs";
+  c.add_option("-t,--threads", o.threads, "Worker threads (default: one a physical core)")
+      ->check(CLI::Range(1, 4096))
+      ->group(group);
+  c.add_option("--device", o.device, "cpu, cuda, or auto: a GPU where there is one")
+      ->capture_default_str()
+      ->group(group);
+  c.add_option("--cpu-isa", o.cpu_isa,
+               "Highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512vnni, amx")
+      ->group(group);
+  c.add_flag("--reference", o.reference, "Compute in plain F32, without tuned kernels")
+      ->group(group);
+  c.add_option("--force-kernel", o.force_kernels,
+               "Use this kernel row or fail, e.g. matmul=q4_0.avx2 (may be given often)")
+      ->group(group);
+  c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and what was chosen")->group(group);
+}
+
+void add_engine_options(CLI::App& c, RunOptions& o) {
+  add_compute_options(c, o);
+  const std::string group = "How it runs";
+  c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
+               "Type of keys and values: auto, f32, f16, bf16")
+      ->capture_default_str()
+      ->group(group);
+  c.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,
+               "Share of a GPU's memory that may be taken")
+      ->check(CLI::Range(0.05, 1.0))
+      ->capture_default_str()
+      ->group(group);
+  c.add_option("--kv-cache-memory", o.kv_cache_memory,
+               "Memory for keys and values, e.g. 512M (default: from the plan)")
+      ->group(group);
+  c.add_option("--max-model-len", o.max_model_len,
+               "Longest sequence (default: what the model allows and memory holds)")
+      ->check(CLI::Range(1, 1 << 30))
+      ->group(group);
+}
+
+Result<size_t> parse_bytes(const std::string& text) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  std::string unit(rest, end);
+  for (char& c : unit) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  int shift = -1;
+  if (unit.empty() || unit == "B") shift = 0;
+  if (unit == "K" || unit == "KB" || unit == "KIB") shift = 10;
+  if (unit == "M" || unit == "MB" || unit == "MIB") shift = 20;
+  if (unit == "G" || unit == "GB" || unit == "GIB") shift = 30;
+  if (unit == "T" || unit == "TB" || unit == "TIB") shift = 40;
+  if (error != std::errc() || shift < 0 || number == 0 || number > (UINT64_MAX >> 1 >> shift))
+    return invalid_argument("'{}' is not an amount of memory such as 512M or 2G", text);
+  return static_cast<size_t>(number << shift);
+}
+
+Result<EngineOptions> engine_options(const RunOptions& o, const std::string& path) {
+  EngineOptions e;
+  e.model = path;
+  e.threads = o.threads;
+  e.device = o.device;
+  e.gpu_memory_utilization = o.gpu_memory_utilization;
+  e.cpu_isa = o.cpu_isa;
+  e.reference = o.reference;
+  e.force_kernels = o.force_kernels;
+  e.kv_cache_dtype = o.kv_cache_dtype;
+  e.max_model_len = o.max_model_len;
+  if (!o.kv_cache_memory.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));
+  }
+  return e;
+}
+
+Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::string& model) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(model));
+  FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o, path));
+  ProgressLine progress;
+  e.on_progress = [&progress](const std::string& stage, double fraction) {
+    progress.update(stage, fraction);
+  };
+  FRESHET_ASSIGN_OR_RETURN(auto engine, Engine::load(e));
+  if (o.verbose) say(engine->memory_plan());
+  return engine;
+}
+
+void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
+  SamplingParams& p = o.params;
+  p.max_tokens = max_tokens;
+  p.temperature = 0.7f;
+  p.top_p = 0.95f;
+  const std::string group = "How tokens are chosen";
+  c.add_option_function<int>(
+       "-n,--max-tokens",
+       [&o](const int& n) {
+         o.params.max_tokens = n;
+         o.max_tokens_given = true;
+       },
+       fmt::format("Most tokens to write (default: {})", max_tokens))
+      ->group(group);
+  const auto add = [&](const char* name, auto& value, const char* about) {
+    return c.add_option(name, value, about)->capture_default_str()->group(group);
+  };
+  add("--temp,--temperature", p.temperature, "0: always the best token");
+  add("--top-k", p.top_k, "Only the k best tokens; 0: all");
+  add("--top-p", p.top_p, "Only the best tokens that make up this probability");
+  add("--min-p", p.min_p, "Only tokens at least this likely, as a share of the best");
+  add("--typical-p", p.typical_p, "Only typical tokens that make up this probability");
+  add("--repetition-penalty", p.repetition_penalty,
+      "Divides logits of tokens that occurred; 1: off");
+  add("--presence-penalty", p.presence_penalty, "Taken from tokens already written");
+  add("--frequency-penalty", p.frequency_penalty, "Taken from tokens each time they were written");
+  c.add_option("--logit-bias", o.logit_bias,
+               "ID=VALUE, added to a token's logit (may be given often)")
+      ->group(group);
+  c.add_option("--seed", o.seed, "Makes the output repeatable (default: random)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(group);
+  c.add_option("--stop", p.stop, "Stop before this text (may be given often)")
+      ->allow_extra_args(false)
+      ->group(group);
+  c.add_option("--stop-token", p.stop_token_ids, "Stop at this token id (may be given often)")
+      ->allow_extra_args(false)
+      ->group(group);
+  c.add_flag("--ignore-eos", p.ignore_eos, "Go on after the end of the text")->group(group);
+  add("--min-tokens", p.min_tokens, "No end of text before so many tokens");
+  add("--beams", p.beam_width, "Beam search of this width; 0: none");
+  add("--length-penalty", p.length_penalty, "Beam search: above 1 prefers long texts");
+}
+
+Result<SamplingParams> sampling_params(const SamplingOptions& o) {
+  SamplingParams p = o.params;
+  if (o.seed >= 0) p.seed = static_cast<uint64_t>(o.seed);
+  for (const std::string& entry : o.logit_bias) {
+    const size_t equals = entry.find('=');
+    int32_t id = 0;
+    float bias = 0.0f;
+    const char* const begin = entry.data();
+    const char* const end = begin + entry.size();
+    const char* const middle = begin + std::min(equals, entry.size());
+    const bool good = equals != std::string::npos &&
+                      std::from_chars(begin, middle, id).ptr == middle &&
+                      std::from_chars(middle + 1, end, bias).ptr == end;
+    if (!good) return invalid_argument("--logit-bias {}: write ID=VALUE, e.g. 13=-100", entry);
+    p.logit_bias.emplace_back(id, bias);
+  }
+  return p;
+}
+
+}  // namespace freshet::cli

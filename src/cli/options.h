@@ -1,0 +1,52 @@
+// Options that several subcommands have: which model, how it runs, how tokens are chosen.
+//
+// add_*() declares them; the struct holds what was given once parsing is over. One thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "base/status.h"
+#include "freshet/engine.h"
+
+namespace freshet::cli {
+
+struct RunOptions {
+  int threads = 0;
+  std::string device = "cpu";
+  double gpu_memory_utilization = 0.9;
+  std::string cpu_isa;
+  bool reference = false;
+  std::vector<std::string> force_kernels;
+  std::string kv_cache_dtype = "auto";
+  std::string kv_cache_memory;  // "512M"
+  int max_model_len = 0;
+  bool verbose = false;
+};
+// Threads, instruction set, kernels; --verbose.
+void add_compute_options(CLI::App& command, RunOptions& options);
+// Those, and what the cache may take.
+void add_engine_options(CLI::App& command, RunOptions& options);
+
+// "1536", "512M", "2GiB" -> bytes.
+Result<size_t> parse_bytes(const std::string& text);
+
+// `path`: as resolve_model() gave it.
+Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
+
+// Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
+Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);
+
+struct SamplingOptions {
+  SamplingParams params;
+  bool max_tokens_given = false;
+  std::vector<std::string> logit_bias;  // "id=value"
+  int64_t seed = -1;
+};
+// `max_tokens`: the default of -n.
+void add_sampling_options(CLI::App& command, SamplingOptions& options, int max_tokens);
+Result<SamplingParams> sampling_params(const SamplingOptions& options);
+
+}  // namespace freshet::cli

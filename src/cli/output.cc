@@ -1,0 +1,81 @@
+#include "cli/output.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <unistd.h>
+
+namespace freshet::cli {
+namespace {
+
+constexpr size_t kBuffer = size_t{1} << 16;
+
+// 0, or the error.
+int write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Output::~Output() {
+  (void)flush();
+}
+
+void Output::write(std::string_view text) {
+  if (!status_.ok()) return;
+  buffer_ += text;
+  if (buffer_.size() >= kBuffer) (void)flush();
+}
+
+Status Output::flush() {
+  if (status_.ok() && !buffer_.empty()) {
+    if (const int error = write_all(fd_, buffer_); error != 0)
+      status_ = io_error("cannot write to standard output: {}", std::strerror(error));
+  }
+  buffer_.clear();
+  return status_;
+}
+
+bool Output::is_terminal() const {
+  return ::isatty(fd_) == 1;
+}
+bool stderr_is_terminal() {
+  return ::isatty(2) == 1;
+}
+bool stdin_is_terminal() {
+  return ::isatty(0) == 1;
+}
+
+void say(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  (void)write_all(2, text);
+}
+
+ProgressLine::ProgressLine() : enabled_(stderr_is_terminal()) {}
+
+ProgressLine::~ProgressLine() {
+  clear();
+}
+
+void ProgressLine::clear() {
+  if (enabled_ && percent_ >= 0) (void)write_all(2, "\r\x1b[K");
+  percent_ = -1;
+}
+
+void ProgressLine::update(std::string_view stage, double fraction) {
+  if (!enabled_) return;
+  const int percent = static_cast<int>(fraction * 100.0);
+  if (percent == percent_ && stage == stage_) return;
+  percent_ = percent;
+  stage_ = stage;
+  (void)write_all(2, fmt::format("\r\x1b[K{} {:3} %", stage, percent));
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,292 @@
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/chat_prompt.h"
+#include "cli/command.h"
+#include "cli/generation.h"
+#include "cli/model_path.h"
+#include "cli/options.h"
+#include "cli/prompts.h"
+
+namespace freshet::cli {
+namespace {
+
+struct Options {
+  std::string model;
+  std::vector<std::string> words;  // positional: [MODEL] [PROMPT]
+  std::string file;
+  std::string ids_file;
+  bool chat = false;
+  std::string system;
+  std::string chat_template;
+  int samples = 1;
+  int logprobs = -1;
+  int parallel = 32;
+  bool print_ids = false;
+  bool json = false;
+  bool stats = false;
+  bool stop_at_eos = false;
+  RunOptions run;
+  SamplingOptions sampling;
+};
+
+// Which model, and the prompt on the command line if there is one.
+struct What {
+  std::string model;
+  std::optional<std::string> prompt;
+};
+
+Result<What> understand(const Options& o) {
+  What what{o.model, std::nullopt};
+  std::vector<std::string> words = o.words;
+  const bool elsewhere = !o.file.empty() || !o.ids_file.empty();
+  if (what.model.empty() && !words.empty() &&
+      (words.size() > 1 || elsewhere || looks_like_model(words.front()))) {
+    what.model = words.front();
+    words.erase(words.begin());
+  }
+  if (words.size() > 1)
+    return invalid_argument("more than one prompt: put it in quotes, or use --file");
+  if (!words.empty()) what.prompt = words.front();
+  if (what.prompt && elsewhere) return invalid_argument("give either a prompt or --file or --ids");
+  return what;
+}
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return "none";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "none";
+}
+
+json::Array to_json(const std::vector<std::vector<TokenLogprob>>& logprobs) {
+  json::Array tokens;
+  for (const auto& list : logprobs) {
+    json::Array entries;
+    for (const TokenLogprob& t : list) {
+      json::Object entry;
+      entry["id"] = t.id;
+      entry["logprob"] = static_cast<double>(t.logprob);
+      entries.emplace_back(std::move(entry));
+    }
+    tokens.emplace_back(std::move(entries));
+  }
+  return tokens;
+}
+
+class Runner {
+ public:
+  Runner(const Options& options, Context& context, Engine& engine)
+      : o_(options), context_(context), engine_(engine) {}
+
+  Status add_prompts(const What& what);
+  Status run();
+
+ private:
+  struct Sample {
+    std::string text;
+    std::vector<int32_t> ids;
+    std::vector<std::vector<TokenLogprob>> logprobs;
+    FinishReason finish = FinishReason::kNone;
+  };
+  Result<std::unique_ptr<Generation>> start(size_t index);
+  Status finish(size_t index, Generation& generation);
+  void print(size_t index, const Generation& generation, const std::vector<Sample>& samples);
+  bool streams() const {
+    return prompts_.size() == 1 && o_.samples == 1 && !o_.json && !o_.print_ids;
+  }
+
+  const Options& o_;
+  Context& context_;
+  Engine& engine_;
+  SamplingParams params_;
+  std::vector<std::string> texts_;  // empty where ids were given
+  std::vector<std::vector<int32_t>> prompts_;
+};
+
+Status Runner::add_prompts(const What& what) {
+  FRESHET_ASSIGN_OR_RETURN(params_, sampling_params(o_.sampling));
+  params_.n = o_.samples;
+  params_.logprobs = o_.logprobs;
+  if (!o_.ids_file.empty()) {
+    params_.ignore_eos = !o_.stop_at_eos;
+    FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
+    return {};
+  }
+  if (what.prompt) {
+    texts_ = {*what.prompt};
+  } else if (!o_.file.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(texts_, read_prompts(o_.file));
+  } else if (!stdin_is_terminal()) {
+    FRESHET_ASSIGN_OR_RETURN(std::string text, read_stdin());
+    texts_ = {std::move(text)};
+  }
+  if (texts_.empty() || texts_.front().empty())
+    return invalid_argument("no prompt: freshet run [MODEL] \"Once upon a time\"");
+  const auto& tokenizer = engine_.tokenizer();
+  if (!o_.chat) {
+    for (const std::string& text : texts_) prompts_.push_back(tokenizer.encode(text));
+    return {};
+  }
+  FRESHET_ASSIGN_OR_RETURN(const ChatPrompt chat, ChatPrompt::make(tokenizer, o_.chat_template));
+  for (const std::string& text : texts_) {
+    json::Array messages;
+    if (!o_.system.empty()) messages.push_back(message("system", o_.system));
+    messages.push_back(message("user", text));
+    FRESHET_ASSIGN_OR_RETURN(auto ids, chat.encode(messages));
+    prompts_.push_back(std::move(ids));
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
+  Request request;
+  request.prompt = prompts_[index];
+  request.params = params_;
+  const int room = engine_.max_model_len() - static_cast<int>(request.prompt.size());
+  if (!o_.sampling.max_tokens_given && room > 0)
+    request.params.max_tokens = std::min(params_.max_tokens, room);
+  return Generation::start(engine_, std::move(request));
+}
+
+// Takes what comes until the request is over; prints as it comes or at the end.
+Status Runner::finish(size_t index, Generation& generation) {
+  std::vector<Sample> samples(static_cast<size_t>(o_.samples));
+  while (auto delta = generation.next()) {
+    Sample& s = samples[static_cast<size_t>(delta->index)];
+    if (streams()) {
+      context_.out.write(delta->text);
+      if (!context_.out.flush().ok()) generation.cancel();
+    } else {
+      s.text += delta->text;
+      s.ids.insert(s.ids.end(), delta->ids.begin(), delta->ids.end());
+      s.logprobs.insert(s.logprobs.end(), delta->logprobs.begin(), delta->logprobs.end());
+    }
+    s.finish = delta->finish;
+  }
+  FRESHET_RETURN_IF_ERROR(context_.out.status());
+  FRESHET_RETURN_IF_ERROR(generation.status());
+  if (streams()) {
+    context_.out.write("\n");
+  } else if (!context_.interrupts.requested()) {
+    print(index, generation, samples);
+  }
+  return context_.out.flush();
+}
+
+void Runner::print(size_t index, const Generation& generation, const std::vector<Sample>& samples) {
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Sample& s = samples[i];
+    if (o_.json) {
+      json::Object line;
+      line["prompt_index"] = index;
+      if (!texts_.empty()) line["prompt"] = texts_[index];
+      line["sample"] = i;
+      line["text"] = s.text;
+      line["ids"] = ids_to_json(s.ids);
+      line["finish_reason"] = name_of(s.finish);
+      if (o_.logprobs >= 0) line["logprobs"] = to_json(s.logprobs);
+      line["prompt_tokens"] = generation.usage().prompt_tokens;
+      context_.out.write(json::write(json::Value(std::move(line))) + "\n");
+    } else if (o_.print_ids) {
+      context_.out.write(json::write(json::Value(ids_to_json(s.ids))) + "\n");
+    } else {
+      if (prompts_.size() > 1) context_.out.print("--- {}\n", texts_.empty() ? "" : texts_[index]);
+      if (samples.size() > 1) context_.out.print("--- sample {}\n", i + 1);
+      context_.out.write(s.text + "\n");
+    }
+  }
+}
+
+Status Runner::run() {
+  std::mutex mutex;
+  std::deque<std::unique_ptr<Generation>> running;
+  const Interrupts::Handler on_interrupt(context_.interrupts, [&] {
+    const std::lock_guard lock(mutex);
+    for (const auto& g : running) g->cancel();
+  });
+  size_t started = 0;
+  for (size_t index = 0; index < prompts_.size(); ++index) {
+    while (started < prompts_.size() && running.size() < static_cast<size_t>(o_.parallel)) {
+      FRESHET_ASSIGN_OR_RETURN(auto g, start(started));
+      const std::lock_guard lock(mutex);
+      running.push_back(std::move(g));
+      ++started;
+    }
+    FRESHET_RETURN_IF_ERROR(finish(index, *running.front()));
+    if (context_.interrupts.requested()) return cancelled("interrupted");
+    if ((o_.stats || stderr_is_terminal()) && prompts_.size() == 1)
+      say(speed_line(*running.front()));
+    std::unique_ptr<Generation> over;  // outlives the lock
+    const std::lock_guard lock(mutex);
+    over = std::move(running.front());
+    running.pop_front();
+  }
+  return {};
+}
+
+Status run(const Options& o, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const What what, understand(o));
+  if (o.logprobs >= 0 && !o.json) return invalid_argument("--logprobs needs --json");
+  FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
+  Runner runner(o, context, *engine);
+  FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));
+  if (what.model.empty())
+    say("No model named: running the embedded default (21.5M parameters; it continues text).");
+  return runner.run();
+}
+
+}  // namespace
+
+void add_run(CLI::App& program, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = program.add_subcommand("run", "Continue a text, or many");
+  c->add_option(
+       "words", o->words,
+       "[MODEL] [PROMPT]; without a model the embedded one runs, without a prompt standard "
+       "input is read")
+      ->expected(0, 2);
+  c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
+  c->add_option("-f,--file", o->file,
+                "A file with a prompt a line, run in parallel; -: standard input");
+  c->add_option("--ids", o->ids_file,
+                "A JSON file with a list of lists of token ids as prompts (implies --ignore-eos)");
+  c->add_flag("--stop-at-eos", o->stop_at_eos, "With --ids: stop at the end of the text after all");
+  c->add_flag("--chat", o->chat,
+              "Put the prompt into the model's chat template, as a user's message");
+  c->add_option("--system", o->system, "With --chat: the system message");
+  c->add_option("--chat-template", o->chat_template, "With --chat: a Jinja file to use instead");
+  c->add_option("--samples", o->samples, "Write so many continuations of each prompt")
+      ->check(CLI::Range(1, 1024));
+  c->add_option("--parallel", o->parallel, "Prompts in work at the same time")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  c->add_flag("--print-ids", o->print_ids, "Print one JSON array of the new token ids a line");
+  c->add_flag("--json", o->json, "Print a JSON object a line: text, ids, finish_reason ...");
+  c->add_option("--logprobs", o->logprobs, "With --json: log-probabilities of so many best tokens")
+      ->check(CLI::Range(0, 1024));
+  c->add_flag("--stats", o->stats, "Print the speed to standard error (always on a terminal)");
+  add_sampling_options(*c, o->sampling, 256);
+  add_engine_options(*c, o->run);
+  add_examples(*c,
+               "  freshet run \"Once upon a time\"\n"
+               "  freshet run smollm2 --chat \"What is the capital of France?\"\n"
+               "  freshet run model.gguf -f prompts.txt -n 64 --json > answers.jsonl\n"
+               "  freshet run model/ --ids ids.json -n 24 --temp 0 --print-ids");
+  c->callback([o, &context, &action] { action = [o, &context] { return run(*o, context); }; });
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,298 @@
+#include <algorithm>
+#include <condition_variable>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/env.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "cli/options.h"
+#include "server/app.h"
+
+namespace freshet::cli {
+namespace {
+
+struct Options {
+  std::string model;
+  RunOptions run;
+  EngineOptions engine;  // the scheduler's part
+  server::HttpOptions http;
+  server::AppOptions app;
+  std::string api_key_file;
+  std::string chat_template_file;
+  double shutdown_timeout_s = 30.0;
+  bool no_prefix_caching = false;
+  bool no_access_log = false;
+  bool no_web_page = false;
+  std::string kv_cache_memory;
+};
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return not_found("cannot read {}", path);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// --api-key, --api-key-file (one a line) and FRESHET_API_KEY together.
+Status collect_keys(Options& o) {
+  if (!o.api_key_file.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(const std::string text, read_text(o.api_key_file));
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      if (!line.empty()) o.app.api_keys.push_back(line);
+    }
+    if (o.app.api_keys.empty())
+      return invalid_argument("--api-key-file {} holds no key", o.api_key_file);
+  }
+  if (const auto key = env(EnvVar::kApiKey); key && !key->empty()) o.app.api_keys.push_back(*key);
+  return {};
+}
+
+// "models/SmolLM2-135M.gguf" -> "SmolLM2-135M"
+std::string name_of_model(const std::string& model) {
+  std::string name = model.empty() ? "default" : model;
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  name = name.substr(name.find_last_of('/') + 1);
+  if (name.ends_with(".gguf")) name.resize(name.size() - 5);
+  return name;
+}
+
+class Shutdown {
+ public:
+  void request() {
+    std::lock_guard lock(mutex_);
+    requested_ = true;
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return requested_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool requested_ = false;
+};
+
+Result<EngineOptions> serving_options(const Options& o, const std::string& path) {
+  FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
+  e.max_num_seqs = o.engine.max_num_seqs;
+  e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
+  e.enable_prefix_caching = !o.no_prefix_caching;
+  e.max_num_queued_reqs = o.engine.max_num_queued_reqs;
+  e.max_num_queued_tokens = o.engine.max_num_queued_tokens;
+  e.batching = o.engine.batching;
+  e.max_batch_size = o.engine.max_batch_size;
+  e.max_wait_time_ms = o.engine.max_wait_time_ms;
+  e.max_tokens_per_batch = o.engine.max_tokens_per_batch;
+  e.preferred_batch_sizes = o.engine.preferred_batch_sizes;
+  return e;
+}
+
+Status serve(Options& o, Context& context) {
+  FRESHET_RETURN_IF_ERROR(collect_keys(o));
+  if (!o.chat_template_file.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(o.app.chat_template, read_text(o.chat_template_file));
+  }
+  if (o.app.served_model_names.empty()) o.app.served_model_names.push_back(name_of_model(o.model));
+  o.app.web_page = !o.no_web_page;
+  std::mutex log_mutex;
+  if (!o.no_access_log) {
+    o.app.access_log = [&log_mutex](const std::string& line) {
+      std::lock_guard lock(log_mutex);
+      say(line);
+    };
+  }
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(EngineOptions options, serving_options(o, path));
+  ProgressLine progress;
+  options.on_progress = [&](const std::string& stage, double f) { progress.update(stage, f); };
+  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::load(options));
+  progress.clear();
+  if (o.run.verbose) say(engine->memory_plan());
+  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
+                           server::App::create(*engine, o.app));
+  Shutdown shutdown;
+  const Interrupts::Handler handler(context.interrupts, [&] { shutdown.request(); });
+  FRESHET_ASSIGN_OR_RETURN(
+      const std::unique_ptr<server::HttpServer> http,
+      server::HttpServer::start(
+          o.http, [&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); }));
+  app->set_post([&http](std::function<void()> task) { http->post(std::move(task)); });
+  say(fmt::format("freshet: serving {} at {}://{}:{}", app->model_name(),
+                  o.http.tls_certificate.empty() ? "http" : "https", o.http.host, http->port()));
+  shutdown.wait();
+  say("freshet: finishing what runs; Ctrl-C again ends at once");
+  app->drain();
+  const bool finished = http->stop(o.shutdown_timeout_s);
+  engine.reset();  // while what its callbacks use still lives
+  if (!finished) return io_error("some requests were cut off after {} s", o.shutdown_timeout_s);
+  return {};
+}
+
+void add_http_options(CLI::App& command, Options& o) {
+  command.add_option("--host", o.http.host, "Address to listen on")
+      ->capture_default_str()
+      ->group("Server");
+  command.add_option("--port", o.http.port, "Port; 0: any free one")
+      ->capture_default_str()
+      ->group("Server");
+  command
+      .add_option("--served-model-name", o.app.served_model_names,
+                  "Names of the model in the API; the first is reported")
+      ->group("Server");
+  command
+      .add_option("--api-key", o.app.api_keys,
+                  "Keys of which a request must send one (also FRESHET_API_KEY)")
+      ->group("Server");
+  command.add_option("--api-key-file", o.api_key_file, "File with one key a line")->group("Server");
+  command
+      .add_option("--allowed-origins", o.app.allowed_origins,
+                  "Web origins that may call the API; * for any")
+      ->group("Server");
+  command.add_option("--ssl-certfile", o.http.tls_certificate, "TLS certificate chain, PEM")
+      ->group("Server");
+  command.add_option("--ssl-keyfile", o.http.tls_key, "TLS private key, PEM")->group("Server");
+  command
+      .add_option("--chat-template", o.chat_template_file,
+                  "Jinja file to use instead of the model's template")
+      ->group("Server");
+  command
+      .add_option("--tool-call-parser", o.app.tool_call_parser,
+                  "Dialect of tool calls: hermes, llama3_json, mistral")
+      ->group("Server");
+  command
+      .add_option_function<std::string>(
+          "--pooling",
+          [&o](const std::string& s) {
+            o.app.pooling = s == "mean" ? Pooling::kMean : Pooling::kLast;
+          },
+          "Embeddings: the state of the last token, or the mean of all")
+      ->check(CLI::IsMember({"last", "mean"}))
+      ->default_str("last")
+      ->group("Server");
+  command
+      .add_flag("--disable-access-log", o.no_access_log,
+                "No line on standard error for each request")
+      ->group("Server");
+  command.add_flag("--no-webui", o.no_web_page, "No page at /")->group("Server");
+}
+
+void add_limit_options(CLI::App& command, Options& o) {
+  command.add_option("--max-connections", o.http.max_connections, "Open connections at most")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Server");
+  command.add_option("--max-body-bytes", o.http.max_body_bytes, "Largest request body")
+      ->capture_default_str()
+      ->group("Server");
+  command.add_option("--max-header-bytes", o.http.max_header_bytes, "Largest request header")
+      ->capture_default_str()
+      ->group("Server");
+  command
+      .add_option("--header-timeout", o.http.header_timeout_s,
+                  "Seconds from a request's first byte to the end of its header")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Server");
+  command.add_option("--body-timeout", o.http.body_timeout_s, "Seconds for a request's body")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Server");
+  command
+      .add_option("--write-timeout", o.http.write_timeout_s,
+                  "Seconds without progress after which a client that does not read is cut off")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Server");
+  command
+      .add_option("--shutdown-timeout", o.shutdown_timeout_s,
+                  "Seconds that requests get to finish after SIGTERM")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group("Server");
+}
+
+void add_scheduler_options(CLI::App& command, Options& o) {
+  EngineOptions& e = o.engine;
+  command.add_option("--max-num-seqs", e.max_num_seqs, "Sequences in a step at most")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--max-num-batched-tokens", e.max_num_batched_tokens,
+                  "Tokens in a step at most; longer prompts are cut into chunks")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--max-num-queued-reqs", e.max_num_queued_reqs,
+                  "Waiting requests at most, then 429; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--max-num-queued-tokens", e.max_num_queued_tokens,
+                  "Waiting prompt tokens at most, then 429; 0: no limit")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group("Scheduler");
+  command
+      .add_flag("--no-enable-prefix-caching", o.no_prefix_caching, "Do not share cached prefixes")
+      ->group("Scheduler");
+  command.add_option("--batching", e.batching, "continuous, static or dynamic")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"continuous", "static", "dynamic"}))
+      ->group("Scheduler");
+  command
+      .add_option("--max-batch-size", e.max_batch_size,
+                  "Static and dynamic batching: requests in a batch")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--max-wait-time-ms", e.max_wait_time_ms,
+                  "Static and dynamic batching: wait for a full batch")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--max-tokens-per-batch", e.max_tokens_per_batch,
+                  "Static and dynamic batching: tokens in a batch")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber)
+      ->group("Scheduler");
+  command
+      .add_option("--preferred-batch-sizes", e.preferred_batch_sizes,
+                  "Dynamic batching: sizes to send off at once")
+      ->group("Scheduler");
+}
+
+}  // namespace
+
+void add_serve(CLI::App& program, Context& context, Action& action) {
+  CLI::App& command = *program.add_subcommand("serve", "Serve a model over the OpenAI API");
+  auto o = std::make_shared<Options>();
+  command.add_option("MODEL", o->model, "Model to serve; the embedded one if left out");
+  add_engine_options(command, o->run);
+  add_http_options(command, *o);
+  add_limit_options(command, *o);
+  add_scheduler_options(command, *o);
+  add_examples(command,
+               "  freshet serve smollm2\n"
+               "  freshet serve model.gguf --host 0.0.0.0 --port 8080 --api-key secret\n"
+               "  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+               "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'");
+  command.callback(
+      [o, &context, &action] { action = [o, &context] { return serve(*o, context); }; });
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,102 @@
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/model_path.h"
+#include "cli/prompts.h"
+#include "tokenizer/tokenizer.h"
+
+namespace freshet::cli {
+namespace {
+
+using tokenizer::Tokenizer;
+
+struct Options {
+  std::string model;
+  std::string text;
+  bool jsonl = false;
+  bool decode = false;
+  bool no_special = false;
+  bool skip_special = false;
+  bool json = false;
+};
+
+// One line in, one line out.
+Result<std::string> convert(const Tokenizer& tokenizer, const Options& o, std::string_view line) {
+  FRESHET_ASSIGN_OR_RETURN(const json::Value value, json::parse(line));
+  if (o.decode) {
+    FRESHET_ASSIGN_OR_RETURN(const auto ids, ids_from_json(value));
+    return json::write(json::Value(tokenizer.decode(ids, {.skip_special = o.skip_special})));
+  }
+  if (!value.is_string()) return invalid_argument("expected a JSON string");
+  return json::write(json::Value(
+      ids_to_json(tokenizer.encode(value.as_string(), {.add_special = !o.no_special}))));
+}
+
+Status convert_lines(const Tokenizer& tokenizer, const Options& o, Output& out) {
+  std::string line;
+  for (int64_t number = 1; std::getline(std::cin, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const auto converted = convert(tokenizer, o, line);
+    if (!converted.ok())
+      return converted.status().with_context(fmt::format("standard input, line {}", number));
+    out.write(*converted + "\n");
+    // One answer a question, for programs that talk with this one over pipes.
+    if (std::cin.rdbuf()->in_avail() <= 0) FRESHET_RETURN_IF_ERROR(out.flush());
+  }
+  return out.flush();
+}
+
+// For people: each token's id and text.
+Status show(const Tokenizer& tokenizer, const Options& o, Output& out) {
+  const auto ids = tokenizer.encode(o.text, {.add_special = !o.no_special});
+  if (o.json) {
+    out.write(json::write(json::Value(ids_to_json(ids))) + "\n");
+    return {};
+  }
+  for (const int32_t id : ids)
+    out.print("{:>8}  {}\n", id, json::write(json::Value(tokenizer.token_bytes(id))));
+  out.print("{} tokens\n", ids.size());
+  return {};
+}
+
+Status tokenize(const Options& o, Output& out) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::load(path));
+  if (o.jsonl) return convert_lines(tokenizer, o, out);
+  if (!o.decode) return show(tokenizer, o, out);
+  FRESHET_ASSIGN_OR_RETURN(const json::Value value, json::parse(o.text));
+  FRESHET_ASSIGN_OR_RETURN(const auto ids, ids_from_json(value));
+  out.write(tokenizer.decode(ids, {.skip_special = o.skip_special}) + "\n");
+  return {};
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& program, Context& context, Action& action) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = program.add_subcommand("tokenize", "Turn text into token ids and back");
+  c->add_option("model", o->model, "Model folder, .gguf file or bare tokenizer file")->required();
+  auto* text = c->add_option("text", o->text, "The text (with --decode: a JSON array of ids)");
+  auto* jsonl = c->add_flag("--jsonl", o->jsonl,
+                            "Read standard input: a JSON string a line in, a JSON array of ids a "
+                            "line out");
+  c->add_flag("--decode", o->decode, "The other way: ids in, text out");
+  c->add_flag("--no-special", o->no_special, "Add no special tokens");
+  c->add_flag("--skip-special", o->skip_special, "With --decode: leave special tokens out");
+  c->add_flag("--json", o->json, "Print the ids as one JSON array");
+  text->excludes(jsonl);
+  add_examples(*c,
+               "  freshet tokenize smollm2 \"Hello, world\"\n"
+               "  echo '\"Hello\"' | freshet tokenize smollm2 --jsonl --no-special\n"
+               "  echo '[9906, 11]' | freshet tokenize tokenizer.json --jsonl --decode");
+  c->callback([o, text, jsonl, &context, &action] {
+    if (text->count() + jsonl->count() == 0) throw CLI::RequiredError("a text or --jsonl");
+    action = [o, &context] { return tokenize(*o, context.out); };
+  });
+}
+
+}  // namespace freshet::cli

@@ -1,0 +1,31 @@
+// The options of `bench serve` and `bench throughput` that say what is asked: vLLM's names and
+// defaults.
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "base/status.h"
+#include "bench_client/dataset.h"
+
+namespace freshet::cli {
+
+struct WorkloadOptions {
+  std::string dataset_name = "random";
+  bench_client::DatasetOptions dataset;
+  int input_len = 0;  // 0: each dataset's own
+  int output_len = 0;
+  bool no_shuffle = false;
+};
+
+void add_workload_options(CLI::App& command, WorkloadOptions& options);
+Result<bench_client::DatasetOptions> workload(const WorkloadOptions& options);
+
+// "a=b" -> ("a", "b"), without blanks around; `flag` is for the error.
+Result<std::pair<std::string, std::string>> key_value(const char* flag, const std::string& text);
+
+// Writes a whole file, or appends to it; errors name it.
+Status write_text_file(const std::string& path, const std::string& text, bool append = false);
+
+}  // namespace freshet::cli

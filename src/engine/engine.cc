@@ -1,0 +1,253 @@
+#include "freshet/engine.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <filesystem>
+#include <future>
+#include <mutex>
+#include <random>
+
+#include "backend/cpu/backend.h"
+#include "backend/cuda/backend.h"
+#include "engine/memory.h"
+#include "engine/plan.h"
+#include "engine/step_loop.h"
+#include "layers/decoder.h"
+#include "ops/device.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_parts.h"
+
+namespace freshet {
+
+// In the order of their lives: each may use those above it.
+struct Engine::Impl {
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<ops::Ops> ops;
+  std::unique_ptr<Model> model;
+  std::optional<Tokenizer> tokenizer;
+  bool has_tokenizer = false;
+  engine::MemoryPlan plan;
+  std::unique_ptr<engine::StepLoop> loop;
+};
+
+namespace {
+
+using engine::MemoryPlan;
+using engine::PlanRequest;
+using loader::Checkpoint;
+
+struct Vocabulary {
+  Tokenizer tokenizer;
+  bool real = false;
+};
+
+// A model may come without a vocabulary; a vocabulary that cannot be read is an error.
+Result<Vocabulary> load_vocabulary(const std::string& path) {
+  auto loaded = Tokenizer::load(path);
+  if (loaded.ok()) return Vocabulary{std::move(*loaded), true};
+  if (loaded.status().code() != StatusCode::kNotFound) return loaded.status();
+  return Vocabulary{Tokenizer(std::make_shared<const tokenizer::TokenizerParts>()), false};
+}
+
+void add_ids(const json::Value* ids, std::vector<int32_t>& out) {
+  if (ids == nullptr) return;
+  const auto add = [&](const json::Value& id) {
+    if (!id.is_number()) return;
+    if (const auto number = id.as_int64(); number && *number >= 0 && *number <= INT32_MAX) {
+      out.push_back(static_cast<int32_t>(*number));
+    }
+  };
+  if (!ids->is_array()) return add(*ids);
+  for (const json::Value& id : ids->as_array()) add(id);
+}
+
+// What ends a text: by the vocabulary, and by the configurations, which may know more.
+std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& vocabulary,
+                             int vocab_size) {
+  std::vector<int32_t> ids;
+  if (vocabulary.real) ids = vocabulary.tokenizer.end_of_generation();
+  const json::Value& generation = checkpoint.generation_config();
+  const json::Value* specific = generation.is_object() ? generation.find("eos_token_id") : nullptr;
+  add_ids(specific != nullptr ? specific : checkpoint.config().find("eos_token_id"), ids);
+  std::erase_if(ids, [&](int32_t id) { return id >= vocab_size; });
+  std::ranges::sort(ids);
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+Result<ops::KvType> kv_type(const EngineOptions& options) {
+  if (options.kv_cache_dtype != "auto") return ops::kv_type_by_name(options.kv_cache_dtype);
+  return options.reference ? ops::KvType::kF32 : ops::KvType::kF16;
+}
+
+Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadPool& pool) {
+  if (options.device != "cpu") {
+    if (options.reference || !options.force_kernels.empty()) {
+      return invalid_argument("--reference and --force-kernel are for --device cpu");
+    }
+    FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device));
+    if (device != nullptr) return ops::Ops::create(pool, std::move(device));
+  }
+  ops::CpuIsa limit = ops::CpuIsa::kAmx;
+  if (!options.cpu_isa.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(limit, ops::isa_by_name(options.cpu_isa));
+  }
+  ops::OpsOptions o;
+  o.reference = options.reference;
+  o.force_kernels = options.force_kernels;
+  return ops::Ops::create(pool, cpu::kernels(), cpu::detect(limit), o);
+}
+
+Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
+                               const ModelSpec& spec, ops::Ops& ops) {
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
+  PlanRequest r;
+  r.weights = checkpoint.total_bytes();
+  r.model_context = spec.max_context;
+  if (spec.learned_positions > 0) {
+    r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
+  }
+  r.vocab_size = spec.vocab_size;
+  r.hidden_size = spec.hidden_size;
+  r.kv = kv_cache_spec(spec, type);
+  r.available = engine::available_memory();
+  if (const ops::Device* device = ops.device()) {
+    const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
+    r.available = std::min(device->free_bytes(),
+                           static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));
+    r.kv_share = 1.0;
+  }
+  r.max_model_len = options.max_model_len;
+  r.kv_cache_memory = options.kv_cache_memory;
+  r.max_num_seqs = options.max_num_seqs;
+  r.max_num_batched_tokens = options.max_num_batched_tokens;
+  const Decoder weightless(spec, {}, {}, ops);  // shapes are all that workspaces depend on
+  r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
+    return weightless.workspace_bytes(tokens, rows, context);
+  };
+  return engine::make_plan(r);
+}
+
+Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
+  engine::StepLoopOptions l;
+  l.scheduler.max_num_seqs = plan.max_num_seqs;
+  l.scheduler.max_num_batched_tokens = plan.max_num_batched_tokens;
+  l.scheduler.max_chunk = o.max_prefill_chunk;
+  l.scheduler.max_logit_rows = plan.max_logit_rows;
+  l.scheduler.max_model_len = plan.max_model_len;
+  l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
+  l.scheduler.fair_share = o.fair_share;
+  FRESHET_ASSIGN_OR_RETURN(l.scheduler.batching.kind, scheduler::batching_by_name(o.batching));
+  l.scheduler.batching.max_batch_size = o.max_batch_size;
+  l.scheduler.batching.max_wait_us = int64_t{o.max_wait_time_ms} * 1000;
+  l.scheduler.batching.max_tokens_per_batch = o.max_tokens_per_batch;
+  l.scheduler.batching.preferred_batch_sizes.assign(o.preferred_batch_sizes.begin(),
+                                                    o.preferred_batch_sizes.end());
+  l.scheduler.batching.instances = o.instances;
+  FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
+  l.blocks = plan.blocks;
+  l.share_prefixes = o.enable_prefix_caching;
+  l.max_queued_requests = o.max_num_queued_reqs;
+  l.max_queued_tokens = o.max_num_queued_tokens;
+  std::random_device random;
+  l.seed = (uint64_t{random()} << 32) | random();
+  return l;
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
+  const auto progress = [&](const char* stage, double fraction) {
+    if (options.on_progress) options.on_progress(stage, fraction);
+  };
+  progress("reading the configuration", 0.0);
+  auto impl = std::make_unique<Impl>();
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  impl->pool = std::make_unique<ThreadPool>(options.threads);
+  FRESHET_ASSIGN_OR_RETURN(impl->ops, make_ops(options, *impl->pool));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *impl->ops));
+  const MemoryPlan& plan = impl->plan;
+  FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
+
+  auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
+  FRESHET_ASSIGN_OR_RETURN(
+      impl->model, load_model(checkpoint, *impl->ops, [&](size_t done, size_t total) {
+        progress("loading weights",
+                 total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
+      }));
+  FRESHET_RETURN_IF_ERROR(
+      impl->model->reserve(plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len));
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, KvStorage::allocate(kv_cache_spec(spec, type),
+                                                                plan.blocks, impl->ops->memory()));
+  progress("loading the vocabulary", 0.0);
+  FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
+
+  l.eos = end_ids(checkpoint, words, spec.vocab_size);
+  impl->tokenizer.emplace(std::move(words.tokenizer));
+  impl->has_tokenizer = words.real;
+  FRESHET_ASSIGN_OR_RETURN(
+      impl->loop, engine::StepLoop::start(l, *impl->model, std::move(cache),
+                                          words.real ? &*impl->tokenizer : nullptr, *impl->pool,
+                                          impl->ops->host_memory()));
+  progress("ready", 1.0);
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Result<uint64_t> Engine::submit(Request request) {
+  return impl_->loop->submit(std::move(request));
+}
+void Engine::cancel(uint64_t request) {
+  impl_->loop->cancel(request);
+}
+
+Result<std::vector<std::string>> Engine::generate(const std::string& prompt,
+                                                  const SamplingParams& params) {
+  std::mutex mutex;
+  std::condition_variable over;
+  bool done = false;
+  Status error;
+  std::vector<std::string> texts(static_cast<size_t>(std::max(1, params.n)));
+  Request request;
+  request.prompt = tokenizer().encode(prompt);
+  request.params = params;
+  request.on_delta = [&](const Delta& delta) {
+    texts[static_cast<size_t>(delta.index)] += delta.text;
+    if (!delta.error.ok()) error = delta.error;
+  };
+  request.on_done = [&](const Usage&) {
+    const std::lock_guard lock(mutex);
+    done = true;
+    over.notify_one();
+  };
+  FRESHET_RETURN_IF_ERROR(submit(std::move(request)).status());
+  std::unique_lock lock(mutex);
+  over.wait(lock, [&] { return done; });
+  if (!error.ok()) return error;
+  return texts;
+}
+
+const Tokenizer& Engine::tokenizer() const {
+  return *impl_->tokenizer;
+}
+bool Engine::has_tokenizer() const {
+  return impl_->has_tokenizer;
+}
+const Model& Engine::model() const {
+  return *impl_->model;
+}
+int Engine::max_model_len() const {
+  return impl_->plan.max_model_len;
+}
+std::string Engine::memory_plan() const {
+  return impl_->plan.describe();
+}
+EngineStats Engine::stats() const {
+  return impl_->loop->stats();
+}
+
+}  // namespace freshet

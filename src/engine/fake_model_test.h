@@ -1,0 +1,108 @@
+// A model for tests of the engine: a hash in the place of a transformer.
+//
+// The key of position p is the hash of all tokens up to p, made from the key of p - 1 that it reads
+// from the cache, through the block table of each group, as attention would. Logits are
+// pseudo-random numbers of the keys that the last position sees. Any slip in blocks, copies,
+// windows or positions changes the tokens that follow.
+#pragma once
+
+#include <cstring>
+
+#include "layers/model.h"
+
+namespace freshet::engine {
+
+class FakeModel final : public Model {
+ public:
+  static constexpr int kVocab = 97;
+
+  explicit FakeModel(std::vector<int> windows) : windows_(std::move(windows)) {
+    spec_.architecture = "fake";
+    spec_.vocab_size = kVocab;
+    spec_.hidden_size = 1;
+    spec_.max_context = 1 << 16;
+  }
+
+  KvCacheSpec kv_spec() const {
+    KvCacheSpec kv;
+    for (size_t i = 0; i < windows_.size(); ++i) {
+      ops::KvShape shape;  // 128 bytes a block: one 64-bit key a slot
+      shape.type = ops::KvType::kF32;
+      shape.kv_heads = 1;
+      shape.key_dim = 1;
+      shape.value_dim = 1;
+      kv.layers.push_back(shape);
+      kv.groups.push_back({windows_[i], {static_cast<int>(i)}});
+    }
+    return kv;
+  }
+
+  const ModelSpec& spec() const override { return spec_; }
+  size_t workspace_bytes(int64_t, int64_t, int64_t) const override { return 0; }
+  Status reserve(int64_t, int64_t, int64_t) override { return {}; }
+  std::vector<WeightInfo> weights() const override { return {}; }
+
+  void forward(const ForwardBatch& b, const KvStorage& cache, float* logits,
+               float* hidden) override {
+    size_t row = 0;
+    for (int s = 0; s < b.sequences(); ++s) {
+      const auto seq = static_cast<size_t>(s);
+      for (int32_t t = b.query_start[seq]; t < b.query_start[seq + 1]; ++t) {
+        const int32_t p = b.positions[static_cast<size_t>(t)];
+        FRESHET_CHECK(p == b.context_len[seq] - b.query_start[seq + 1] + t);
+        uint64_t seen = 0;
+        for (size_t g = 0; g < windows_.size(); ++g)
+          seen = mix(seen + one_group(b, cache, g, seq, t, p));
+        if (hidden != nullptr) hidden[t] = static_cast<float>(seen >> 50);
+        if (row < b.logit_rows.size() && b.logit_rows[row] == t)
+          write(seen, logits + row++ * kVocab);
+      }
+    }
+    FRESHET_CHECK(row == b.logit_rows.size());
+  }
+
+ private:
+  static uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+  }
+
+  uint8_t* slot(const ForwardBatch& b, const KvStorage& cache, size_t g, size_t s,
+                int32_t p) const {
+    const BlockTables& t = b.tables[g];
+    const int32_t block =
+        t.ids[s * static_cast<size_t>(t.stride) + static_cast<size_t>(p / ops::kBlockTokens)];
+    const ops::KvView view = cache.layer(static_cast<int>(g));
+    FRESHET_CHECK(block >= 0 && block < view.blocks, "block {} at position {}", block, p);
+    return view.data + static_cast<size_t>(block) * view.shape.block_bytes() +
+           static_cast<size_t>(p % ops::kBlockTokens) * sizeof(uint64_t);
+  }
+
+  uint64_t one_group(const ForwardBatch& b, const KvStorage& cache, size_t g, size_t s, int32_t t,
+                     int32_t p) const {
+    uint64_t before = 0;
+    const int window = windows_[g];
+    if (p > 0 && window != 1) std::memcpy(&before, slot(b, cache, g, s, p - 1), sizeof before);
+    const uint64_t key = mix(before + 0x9E3779B97F4A7C15 +
+                             static_cast<uint64_t>(b.token_ids[static_cast<size_t>(t)]));
+    std::memcpy(slot(b, cache, g, s, p), &key, sizeof key);
+    // The oldest key in reach takes part, so that windows matter from both ends.
+    uint64_t oldest = 0;
+    const int32_t first = window == 0 ? 0 : std::max(0, p - window + 1);
+    std::memcpy(&oldest, slot(b, cache, g, s, first), sizeof oldest);
+    return mix(key) + mix(oldest ^ 0x5851F42D4C957F2D);
+  }
+
+  static void write(uint64_t seen, float* row) {
+    for (int v = 0; v < kVocab; ++v) {
+      row[v] =
+          static_cast<float>(mix(seen + static_cast<uint64_t>(v) * 0x9E3779B9) >> 40) * 0x1p-21f;
+    }
+  }
+
+  std::vector<int> windows_;
+  ModelSpec spec_;
+};
+
+}  // namespace freshet::engine

@@ -1,0 +1,47 @@
+// Runs a step of the scheduler on a model: block copies, the ragged batch, the logits.
+//
+// Owns the cache's memory and the rows of logits. Used by the step thread only; run() allocates
+// nothing once its vectors have grown to the largest step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "layers/batch.h"
+#include "layers/model.h"
+#include "scheduler/scheduler.h"
+#include "tensor/buffer.h"
+
+namespace freshet::engine {
+
+class ModelRunner {
+ public:
+  // `model` must outlive the runner and have reserved what such steps need. host_memory: where
+  // results come to; nullptr for the heap.
+  static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
+                                    int max_logit_rows, Memory* host_memory = nullptr);
+
+  // `hidden`: whether the states after the final norm are wanted too.
+  void run(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden);
+  // Row `k` of the `logits` rows of step.items[item] of the last run. Valid until the next.
+  std::span<float> row(size_t item, int32_t k);
+  // The state of token `i` of step.items[item], if the last run was asked for states.
+  std::span<const float> state(size_t item, int32_t i) const;
+  int64_t vocab() const { return vocab_; }
+  const KvStorage& cache() const { return cache_; }
+
+ private:
+  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer states);
+  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence);
+
+  Model* model_;
+  KvStorage cache_;
+  Buffer logits_;  // [max_logit_rows, vocab]
+  Buffer states_;  // [max_tokens, hidden]; its pages are taken when first used
+  int64_t vocab_;
+  ForwardBatch batch_;
+  std::vector<int64_t> first_row_;  // [items] of the last step
+};
+
+}  // namespace freshet::engine

@@ -1,0 +1,197 @@
+#include "engine/plan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "engine/memory.h"
+#include "kv_cache/block_cache.h"
+
+namespace freshet::engine {
+namespace {
+
+using kv_cache::BlockCache;
+using kv_cache::kBlockTokens;
+
+// The program, its vocabulary, requests and queues.
+constexpr size_t kFixed = size_t{48} << 20;
+// Left free of what the system says is available: its word is an estimate.
+constexpr size_t kReserve = size_t{64} << 20;
+// Sequences are seldom as long as they may be: the pools of groups with and without a window are
+// balanced for this length.
+constexpr int kUsualLength = 2048;
+// Rows of logits beyond one a sequence, so that log-probabilities of prompts come in useful pieces.
+constexpr int kMinLogitRows = 16;
+
+size_t bytes_of(const KvCacheSpec& kv, const std::vector<int32_t>& blocks) {
+  size_t bytes = 0;
+  for (size_t g = 0; g < blocks.size(); ++g) {
+    bytes += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks[g]);
+  }
+  return bytes;
+}
+
+// Blocks for `sequences` of usual length, of which one may be as long as `length`.
+std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int length, int chunk) {
+  std::vector<int32_t> blocks;
+  const int usual = std::min(length, kUsualLength);
+  for (const KvGroup& group : r.kv.groups) {
+    const int64_t longest = BlockCache::most_blocks(group.window, length, chunk);
+    const int64_t each = BlockCache::most_blocks(group.window, usual, kBlockTokens);
+    const int64_t most = longest * r.max_num_seqs;
+    const int64_t wanted = std::clamp(each * sequences, longest, std::max(longest, most));
+    blocks.push_back(static_cast<int32_t>(std::min<int64_t>(wanted, INT32_MAX)));
+  }
+  return blocks;
+}
+
+// The largest pools within `budget` bytes; nullopt when not even one sequence fits.
+std::optional<std::vector<int32_t>> largest_pools(const PlanRequest& r, size_t budget, int length,
+                                                  int chunk) {
+  if (bytes_of(r.kv, blocks_for(r, 0, length, chunk)) > budget) return std::nullopt;
+  int64_t low = 0;
+  int64_t high = int64_t{r.max_num_seqs} * (length / std::min(length, kUsualLength) + 1);
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (bytes_of(r.kv, blocks_for(r, middle, length, chunk)) <= budget) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return blocks_for(r, low, length, chunk);
+}
+
+// The longest sequence whose blocks fit `budget`, in whole blocks.
+int longest_that_fits(const PlanRequest& r, size_t budget, int most, int chunk) {
+  int low = 0;
+  int high = most / kBlockTokens;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (bytes_of(r.kv, blocks_for(r, 0, middle * kBlockTokens, chunk)) <= budget) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  // A limit that is no multiple of a block is still reachable with its last block in part.
+  return bytes_of(r.kv, blocks_for(r, 0, most, chunk)) <= budget ? most : low * kBlockTokens;
+}
+
+void size_step(const PlanRequest& r, MemoryPlan& plan) {
+  plan.max_num_seqs = r.max_num_seqs;
+  const int64_t useful = int64_t{plan.max_model_len} * r.max_num_seqs;
+  plan.max_num_batched_tokens =
+      static_cast<int>(std::min<int64_t>(r.max_num_batched_tokens, useful));
+  plan.max_logit_rows =
+      std::min(std::max(r.max_num_seqs, kMinLogitRows), plan.max_num_batched_tokens);
+  plan.workspace =
+      r.workspace(plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len);
+  plan.logits =
+      static_cast<size_t>(plan.max_logit_rows) * static_cast<size_t>(r.vocab_size) * sizeof(float);
+  plan.logits += static_cast<size_t>(plan.max_num_batched_tokens) *
+                 static_cast<size_t>(r.hidden_size) * sizeof(float);
+}
+
+// What a person could ask for instead, given `room` bytes for keys and values.
+std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length) {
+  std::vector<std::string> ways;
+  const bool wide = !r.kv.layers.empty() && r.kv.layers.front().type == ops::KvType::kF32;
+  const size_t needs = bytes_of(r.kv, blocks_for(r, 0, length, plan.max_num_batched_tokens));
+  if (wide && needs / 2 <= room) ways.emplace_back("--kv-cache-dtype f16");
+  const int shorter = longest_that_fits(r, room, length, plan.max_num_batched_tokens);
+  if (shorter >= kBlockTokens && shorter < length)
+    ways.push_back(fmt::format("--max-model-len {}", shorter));
+  if (ways.empty()) return "a smaller model or a machine with more memory is needed";
+  return fmt::format("{} would fit", fmt::join(ways, " or "));
+}
+
+}  // namespace
+
+size_t MemoryPlan::kv_bytes() const {
+  size_t bytes = 0;
+  for (const size_t group : kv) bytes += group;
+  return bytes;
+}
+
+size_t MemoryPlan::total() const {
+  return weights + kv_bytes() + workspace + logits + fixed;
+}
+
+std::string MemoryPlan::describe() const {
+  std::string text = fmt::format("memory plan: {}", format_bytes(total()));
+  if (available > 0) text += fmt::format(" of {} available", format_bytes(available));
+  text += fmt::format("\n  weights    {:>9}", format_bytes(weights));
+  for (size_t g = 0; g < kv.size(); ++g) {
+    const std::string reach =
+        windows[g] == 0 ? "full attention" : fmt::format("window of {}", windows[g]);
+    text += fmt::format("\n  cache      {:>9}  {}, {} blocks of {} tokens, {}", format_bytes(kv[g]),
+                        kv_type, blocks[g], kBlockTokens, reach);
+  }
+  text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
+                      max_num_batched_tokens);
+  text += fmt::format("\n  logits     {:>9}  {} rows", format_bytes(logits), max_logit_rows);
+  text += fmt::format("\n  program    {:>9}", format_bytes(fixed));
+  text += fmt::format("\n  sequences of up to {} tokens, {} at once", max_model_len, max_num_seqs);
+  return text;
+}
+
+Result<MemoryPlan> make_plan(const PlanRequest& r) {
+  if (r.max_num_seqs < 1)
+    return invalid_argument("max_num_seqs is {}: must be 1 or more", r.max_num_seqs);
+  if (r.max_num_batched_tokens < 1) {
+    return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
+                            r.max_num_batched_tokens);
+  }
+  const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
+  if (r.max_model_len < 0 || r.max_model_len == 1) {
+    return invalid_argument("max_model_len is {}: must be 2 or more", r.max_model_len);
+  }
+  if (r.max_model_len > model_context) {
+    return invalid_argument("max_model_len is {}: the model allows {}", r.max_model_len,
+                            model_context);
+  }
+  MemoryPlan plan;
+  plan.weights = r.weights;
+  plan.fixed = kFixed;
+  plan.available = r.available;
+  plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
+  for (const KvGroup& group : r.kv.groups) plan.windows.push_back(group.window);
+  plan.max_model_len = r.max_model_len > 0 ? r.max_model_len : model_context;
+  size_step(r, plan);
+
+  const size_t room =
+      r.available == 0 ? SIZE_MAX / 4 : r.available - std::min(r.available, kReserve);
+  const auto rest = [&] { return plan.weights + plan.workspace + plan.logits + plan.fixed; };
+  const auto left = [&] { return room - std::min(room, rest()); };
+  const auto budget = [&] {
+    if (r.kv_cache_memory > 0) return r.kv_cache_memory;
+    return static_cast<size_t>(static_cast<double>(left()) * r.kv_share);
+  };
+  if (r.max_model_len == 0) {
+    // The workspace of a shorter limit is smaller, so this errs on the safe side.
+    const int fits = longest_that_fits(r, std::min(budget(), left()), model_context,
+                                       plan.max_num_batched_tokens);
+    if (fits >= 2) plan.max_model_len = fits;
+    size_step(r, plan);
+  }
+  const int chunk = plan.max_num_batched_tokens;
+  const size_t least = bytes_of(r.kv, blocks_for(r, 0, plan.max_model_len, chunk));
+  if (r.kv_cache_memory > 0 && least > r.kv_cache_memory) {
+    return resource_exhausted(
+        "a sequence of {} tokens needs {} of cache, --kv-cache-memory is {}: {}",
+        plan.max_model_len, format_bytes(least), format_bytes(r.kv_cache_memory),
+        advice(r, plan, r.kv_cache_memory, plan.max_model_len));
+  }
+  const size_t asked = std::max(least, r.kv_cache_memory);
+  if (rest() + asked > room) {
+    return resource_exhausted("needs {}, {} free: {}", format_bytes(rest() + asked),
+                              format_bytes(room), advice(r, plan, left(), plan.max_model_len));
+  }
+  plan.blocks = *largest_pools(r, std::max(least, budget()), plan.max_model_len, chunk);
+  for (size_t g = 0; g < plan.blocks.size(); ++g) {
+    plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(plan.blocks[g]));
+  }
+  return plan;
+}
+
+}  // namespace freshet::engine

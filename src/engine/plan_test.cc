@@ -1,0 +1,145 @@
+#include "engine/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/memory.h"
+#include "kv_cache/block_cache.h"
+
+namespace freshet::engine {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// Like a 1B model: 16 layers, 8 heads of 64, F16: 32 KiB of cache a token.
+PlanRequest request_of(std::vector<KvGroup> groups = {}) {
+  PlanRequest r;
+  r.weights = 1000 * kMiB;
+  r.model_context = 131072;
+  r.vocab_size = 128000;
+  if (groups.empty()) groups = {{0, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}};
+  size_t layers = 0;
+  for (const KvGroup& g : groups) layers += g.layers.size();
+  ops::KvShape shape;
+  shape.kv_heads = 8;
+  shape.key_dim = 64;
+  shape.value_dim = 64;
+  r.kv.layers.assign(layers, shape);
+  r.kv.groups = std::move(groups);
+  r.available = 16384 * kMiB;
+  r.workspace = [](int64_t tokens, int64_t, int64_t) {
+    return static_cast<size_t>(tokens) * 100 * 1024;
+  };
+  return r;
+}
+
+TEST(Plan, FitsTheLongestSequenceInAQuarterOfWhatIsLeft) {
+  const auto plan = make_plan(request_of());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_LE(plan->kv_bytes(), 4096 * kMiB);
+  EXPECT_GT(plan->kv_bytes(), 3300 * kMiB);
+  EXPECT_LT(plan->max_model_len, 131072);
+  EXPECT_GT(plan->max_model_len, 100000);
+  EXPECT_GE(plan->blocks[0] * kv_cache::kBlockTokens, plan->max_model_len);
+  EXPECT_LE(plan->total(), 16384 * kMiB);
+  EXPECT_NE(plan->describe().find("full attention"), std::string::npos);
+}
+
+TEST(Plan, TakesNoMoreThanAllSequencesCouldUse) {
+  PlanRequest r = request_of();
+  r.max_model_len = 256;
+  r.max_num_seqs = 2;
+  const auto plan = make_plan(r);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->blocks[0], 32);
+  EXPECT_EQ(plan->max_num_batched_tokens, 512);
+  EXPECT_EQ(plan->max_logit_rows, 16);
+}
+
+TEST(Plan, HonoursWhatIsAsked) {
+  PlanRequest r = request_of();
+  r.max_model_len = 4096;
+  r.kv_cache_memory = 512 * kMiB;
+  const auto plan = make_plan(r);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->max_model_len, 4096);
+  EXPECT_LE(plan->kv_bytes(), 512 * kMiB);
+  EXPECT_GT(plan->kv_bytes(), 440 * kMiB);
+}
+
+TEST(Plan, BalancesGroups) {
+  std::vector<int> local, global;
+  for (int i = 0; i < 16; ++i) (i % 4 == 3 ? global : local).push_back(i);
+  PlanRequest r = request_of({{0, global}, {1024, local}});
+  r.max_model_len = 32768;
+  const auto plan = make_plan(r);
+  ASSERT_TRUE(plan.ok());
+  // Short sequences need as many blocks with a window as without, up to the window.
+  EXPECT_GT(plan->blocks[0], 32768 / 16);
+  EXPECT_GT(plan->blocks[1], plan->blocks[0] / 4);
+  EXPECT_LT(plan->blocks[1], plan->blocks[0]);
+  EXPECT_LE(plan->kv_bytes(), 4096 * kMiB);
+}
+
+TEST(Plan, RefusesAndSaysWhatWouldFit) {
+  PlanRequest r = request_of();
+  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF32;
+  r.available = 5000 * kMiB;
+  r.max_model_len = 65536;  // 4 GiB in F32
+  const auto plan = make_plan(r);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), StatusCode::kResourceExhausted);
+  const std::string message = plan.status().message();
+  EXPECT_EQ(message.find("needs 5."), 0u) << message;
+  EXPECT_NE(message.find("--kv-cache-dtype f16"), std::string::npos) << message;
+  const size_t at = message.find("--max-model-len ");
+  ASSERT_NE(at, std::string::npos) << message;
+  // And it is true.
+  r.max_model_len = std::stoi(message.substr(at + 16));
+  EXPECT_GT(r.max_model_len, 40000);
+  EXPECT_TRUE(make_plan(r).ok());
+  r.max_model_len += 512;
+  EXPECT_FALSE(make_plan(r).ok());
+}
+
+TEST(Plan, RefusesWeightsThatDoNotFit) {
+  PlanRequest r = request_of();
+  r.available = 900 * kMiB;
+  const auto plan = make_plan(r);
+  ASSERT_FALSE(plan.ok());
+  EXPECT_NE(plan.status().message().find("836 MiB free"),
+            std::string::npos);  // a little is kept back
+}
+
+TEST(Plan, RefusesNonsense) {
+  for (const int bad : {-1, 1, 200000}) {
+    PlanRequest r = request_of();
+    r.max_model_len = bad;
+    EXPECT_EQ(make_plan(r).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+  PlanRequest r = request_of();
+  r.max_num_seqs = 0;
+  EXPECT_FALSE(make_plan(r).ok());
+}
+
+TEST(Memory, ReadsTheSystemsFiles) {
+  EXPECT_EQ(mem_available_of("MemTotal: 1000 kB\nMemFree: 5 kB\nMemAvailable:    750 kB\n"),
+            750u * 1024);
+  EXPECT_EQ(mem_available_of("nothing"), 0u);
+  EXPECT_EQ(left_in_group("1000\n", "600\n", "anon 100\ninactive_file 200\n"), 600u);
+  EXPECT_EQ(left_in_group("1000", "1600", ""), 0u);
+  EXPECT_EQ(left_in_group("max\n", "600\n", ""), SIZE_MAX);
+  EXPECT_EQ(left_in_group("9223372036854771712\n", "600\n", ""),
+            SIZE_MAX);  // version 1's "no limit"
+  EXPECT_EQ(left_in_group("", "", ""), SIZE_MAX);
+  EXPECT_GT(available_memory(), 0u);
+}
+
+TEST(Memory, WritesSizes) {
+  EXPECT_EQ(format_bytes(512), "0 KiB");
+  EXPECT_EQ(format_bytes(size_t{9} << 30), "9.0 GiB");
+  EXPECT_EQ(format_bytes(41 * kMiB), "41 MiB");
+  EXPECT_EQ(format_bytes(kMiB * 3 / 2), "1.5 MiB");
+}
+
+}  // namespace
+}  // namespace freshet::engine

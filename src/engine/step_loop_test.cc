@@ -1,0 +1,515 @@
+#include "engine/step_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <future>
+#include <limits>
+#include <map>
+#include <set>
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "engine/fake_model_test.h"
+
+namespace freshet::engine {
+namespace {
+
+struct Outcome {
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::vector<std::vector<TokenLogprob>>> logprobs;
+  std::vector<FinishReason> finish;
+  std::vector<std::string> reason;
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  Usage usage;
+};
+
+// A request whose outcome can be waited for.
+struct Pending {
+  std::promise<void> promise;
+  Outcome outcome;
+  uint64_t id = 0;
+};
+
+struct RigOptions {
+  std::vector<int> windows = {0};
+  int max_model_len = 512;
+  int max_num_seqs = 128;
+  int tokens = 2048;
+  int chunk = 0;
+  int rows = 256;
+  bool share = true;
+  int max_queued = 0;
+  int threads = 2;
+  std::vector<int32_t> eos;
+  std::vector<int32_t> blocks;  // empty: plenty
+};
+
+class Rig {
+ public:
+  explicit Rig(const RigOptions& s) : model_(s.windows), pool_(s.threads, false) {
+    StepLoopOptions o;
+    o.scheduler.max_model_len = s.max_model_len;
+    o.scheduler.max_num_seqs = s.max_num_seqs;
+    o.scheduler.max_num_batched_tokens = s.tokens;
+    o.scheduler.max_chunk = s.chunk;
+    o.scheduler.max_logit_rows = s.rows;
+    o.blocks = s.blocks.empty() ? std::vector<int32_t>(s.windows.size(), 4096) : s.blocks;
+    o.share_prefixes = s.share;
+    o.eos = s.eos;
+    o.seed = 99;
+    o.max_queued_requests = s.max_queued;
+    auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
+    auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
+    EXPECT_TRUE(loop.ok()) << loop.status().message();
+    loop_ = std::move(*loop);
+  }
+
+  Pending& send(Request r) {
+    auto& p = pending_.emplace_back();
+    const auto n = static_cast<size_t>(r.params.n);
+    p.outcome.ids.resize(n);
+    p.outcome.logprobs.resize(n);
+    p.outcome.finish.resize(n);
+    p.outcome.reason.resize(n);
+    auto* q = &p;
+    if (!r.on_delta) {
+      r.on_delta = [q](const Delta& d) {
+        const auto i = static_cast<size_t>(d.index);
+        q->outcome.ids[i].insert(q->outcome.ids[i].end(), d.ids.begin(), d.ids.end());
+        q->outcome.logprobs[i].insert(q->outcome.logprobs[i].end(), d.logprobs.begin(),
+                                      d.logprobs.end());
+        q->outcome.finish[i] = d.finish;
+        q->outcome.reason[i] = d.stop_reason;
+      };
+    }
+    r.on_prompt_logprobs = [q](const auto& l) { q->outcome.prompt_logprobs = l; };
+    r.on_done = [q](const Usage& usage) {
+      q->outcome.usage = usage;
+      q->promise.set_value();
+    };
+    const auto id = loop_->submit(std::move(r));
+    EXPECT_TRUE(id.ok()) << id.status().message();
+    p.id = *id;
+    return p;
+  }
+  static const Outcome& wait(Pending& p) {
+    EXPECT_EQ(p.promise.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    return p.outcome;
+  }
+  const Outcome& run(Request r) { return wait(send(std::move(r))); }
+  StepLoop& loop() { return *loop_; }
+  void stop() { loop_.reset(); }
+
+ private:
+  FakeModel model_;
+  ThreadPool pool_;
+  std::deque<Pending> pending_;
+  std::unique_ptr<StepLoop> loop_;
+};
+
+// A prompt that shares its first half with others of the same family.
+std::vector<int32_t> prompt_of(int length, int which) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < length; ++i)
+    ids.push_back((i * 31 + (i < length / 2 ? 0 : which * 17) + 5) % FakeModel::kVocab);
+  return ids;
+}
+
+Request request_of(int which) {
+  Request r;
+  r.prompt = prompt_of(40 + which % 7 * 13, which);
+  SamplingParams& p = r.params;
+  p.max_tokens = 24 + which % 5;
+  p.seed = static_cast<uint64_t>(which) + 1;
+  p.logprobs = 2;
+  switch (which % 5) {
+    case 0:
+      p.temperature = 0;
+      break;
+    case 1:
+      p.temperature = 0.9f;
+      break;
+    case 2:
+      p.top_k = 7, p.top_p = 0.8f, p.repetition_penalty = 1.3f;
+      break;
+    case 3:
+      p.n = 3, p.min_p = 0.02f, p.frequency_penalty = 0.5f;
+      break;
+    case 4:
+      p.beam_width = 3, p.n = 2, p.logprobs = -1;
+      break;
+  }
+  return r;
+}
+
+void expect_same(const Outcome& a, const Outcome& b, int which) {
+  EXPECT_EQ(a.ids, b.ids) << "request " << which;
+  EXPECT_EQ(a.finish, b.finish) << "request " << which;
+  ASSERT_EQ(a.logprobs.size(), b.logprobs.size());
+  for (size_t s = 0; s < a.logprobs.size(); ++s) {
+    ASSERT_EQ(a.logprobs[s].size(), b.logprobs[s].size());
+    for (size_t t = 0; t < a.logprobs[s].size(); ++t) {
+      for (size_t k = 0; k < a.logprobs[s][t].size(); ++k) {
+        EXPECT_EQ(a.logprobs[s][t][k].id, b.logprobs[s][t][k].id);
+        EXPECT_EQ(a.logprobs[s][t][k].logprob, b.logprobs[s][t][k].logprob);  // to the bit
+      }
+    }
+  }
+}
+
+constexpr int kRequests = 64;
+
+// Every request alone, on an engine that shares nothing and never waits.
+const std::vector<Outcome>& alone(const std::vector<int>& windows) {
+  static std::map<std::vector<int>, std::vector<Outcome>> known;
+  std::vector<Outcome>& outcomes = known[windows];
+  if (!outcomes.empty()) return outcomes;
+  RigOptions setup;
+  setup.windows = windows;
+  setup.share = false;
+  Rig rig(setup);
+  for (int i = 0; i < kRequests; ++i) outcomes.push_back(rig.run(request_of(i)));
+  return outcomes;
+}
+
+class Law : public ::testing::TestWithParam<std::vector<int>> {
+ protected:
+  // Runs all requests together in `setup` and compares with each alone.
+  EngineStats expect_law(RigOptions setup) {
+    setup.windows = GetParam();
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(request_of(i)));
+    for (int i = 0; i < kRequests; ++i) {
+      expect_same(alone(setup.windows)[static_cast<size_t>(i)],
+                  Rig::wait(*sent[static_cast<size_t>(i)]), i);
+    }
+    return rig.loop().stats();
+  }
+};
+
+TEST_P(Law, ABatchChangesNothing) {
+  expect_law({.share = false});
+}
+
+TEST_P(Law, SharedPrefixesChangeNothing) {
+  expect_law({});
+  RigOptions setup;
+  setup.windows = GetParam();
+  Rig rig(setup);
+  for (int i = 0; i < kRequests; ++i) {  // the second time from the cache
+    rig.run(request_of(i));
+    const Outcome& again = rig.run(request_of(i));
+    expect_same(alone(setup.windows)[static_cast<size_t>(i)], again, i);
+    EXPECT_GE(again.usage.cached_tokens, again.usage.prompt_tokens - 16);
+    EXPECT_LT(again.usage.cached_tokens, again.usage.prompt_tokens);
+  }
+}
+
+TEST_P(Law, ChunksChangeNothing) {
+  expect_law({.chunk = 16});
+  expect_law({.tokens = 16, .rows = 16});
+  expect_law({.tokens = 3, .rows = 3});
+}
+
+TEST_P(Law, PreemptionChangesNothing) {
+  RigOptions setup{.max_model_len = 160, .tokens = 64};
+  for (const int window : GetParam()) {
+    setup.blocks.push_back(kv_cache::BlockCache::most_blocks(window, 160, 64) + 3);
+  }
+  const EngineStats stats = expect_law(setup);
+  EXPECT_GT(stats.preemptions, 0);
+  setup.share = false;
+  expect_law(setup);
+}
+
+TEST_P(Law, ThreadsChangeNothing) {
+  expect_law({.threads = 1});
+}
+
+INSTANTIATE_TEST_SUITE_P(Windows, Law,
+                         ::testing::Values(std::vector<int>{0}, std::vector<int>{0, 24},
+                                           std::vector<int>{17}));
+
+TEST(StepLoop, SamplesDiffer) {
+  Rig rig({});
+  Request r = request_of(1);
+  r.params.n = 4;
+  r.params.temperature = 1.0f;
+  const Outcome& o = rig.run(r);
+  EXPECT_NE(o.ids[0], o.ids[1]);
+  EXPECT_NE(o.ids[1], o.ids[2]);
+  EXPECT_EQ(o.usage.completion_tokens, 4 * r.params.max_tokens);
+  EXPECT_EQ(o.usage.seed, 2u);
+}
+
+TEST(StepLoop, PromptLogprobsAreThoseOfTheSameTokensAsOutput) {
+  // What the model said of a token must not depend on whether it was written or given.
+  Rig rig({.rows = 5});
+  Request r = request_of(0);
+  r.params.logprobs = 3;
+  const Outcome written = rig.run(r);
+  Request given = r;
+  given.prompt.insert(given.prompt.end(), written.ids[0].begin(), written.ids[0].end());
+  given.params.prompt_logprobs = 3;
+  given.params.max_tokens = 1;
+  const Outcome& o = rig.run(given);
+  ASSERT_EQ(o.prompt_logprobs.size(), given.prompt.size());
+  EXPECT_TRUE(o.prompt_logprobs[0].empty());
+  for (size_t i = 1; i < r.prompt.size(); ++i) EXPECT_EQ(o.prompt_logprobs[i].size(), 4u);
+  for (size_t i = 0; i < written.ids[0].size(); ++i) {
+    const auto& a = written.logprobs[0][i];
+    const auto& b = o.prompt_logprobs[r.prompt.size() + i];
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t k = 0; k < a.size(); ++k) {
+      EXPECT_EQ(a[k].id, b[k].id);
+      EXPECT_EQ(a[k].logprob, b[k].logprob);
+    }
+  }
+}
+
+TEST(StepLoop, EmbedsTheSameHoweverItRuns) {
+  const auto embed = [](Rig& rig, Pooling pooling, int which) {
+    Request r;
+    r.prompt = prompt_of(100, which);
+    r.pooling = pooling;
+    std::vector<float> embedding;
+    r.on_embedding = [&](const std::vector<float>& e) { embedding = e; };
+    const Outcome& o = rig.run(r);
+    EXPECT_TRUE(o.ids[0].empty());
+    EXPECT_EQ(embedding.size(), 1u);
+    return embedding.empty() ? 0.0f : embedding[0];
+  };
+  Rig whole({.windows = {0, 24}});
+  Rig chunks({.windows = {0, 24}, .tokens = 7, .rows = 7});
+  for (const Pooling pooling : {Pooling::kLast, Pooling::kMean}) {
+    for (int i = 0; i < 3; ++i) {
+      const float e = embed(whole, pooling, i);
+      EXPECT_GT(e, 0.0f);
+      EXPECT_EQ(embed(chunks, pooling, i), e);
+      EXPECT_EQ(embed(whole, pooling, i), e);  // with a cached prefix
+      EXPECT_NE(embed(whole, pooling, i + 10), e);
+    }
+  }
+  // The mean of positions is what the last of each prefix says.
+  double sum = 0.0;
+  const std::vector<int32_t> prompt = prompt_of(5, 1);
+  for (size_t n = 1; n <= prompt.size(); ++n) {
+    Request r;
+    r.prompt.assign(prompt.begin(), prompt.begin() + static_cast<long>(n));
+    r.pooling = Pooling::kLast;
+    r.on_embedding = [&](const std::vector<float>& e) { sum += static_cast<double>(e[0]); };
+    whole.run(r);
+  }
+  Request mean;
+  mean.prompt = prompt;
+  mean.pooling = Pooling::kMean;
+  mean.on_embedding = [&](const std::vector<float>& e) {
+    EXPECT_FLOAT_EQ(e[0], static_cast<float>(sum / 5.0));
+  };
+  whole.run(mean);
+}
+
+TEST(StepLoop, KeepsToAGrammar) {
+  std::vector<std::string> tokens;
+  for (int i = 0; i < FakeModel::kVocab; ++i)
+    tokens.emplace_back(1, static_cast<char>(' ' + i % 95));
+  const auto trie = std::make_shared<const grammar::TokenTrie>(tokens);
+  auto grammar = grammar::Grammar::from_regex(trie, "(ab|cd){3}x");
+  ASSERT_TRUE(grammar.ok()) << grammar.status().message();
+  for (const std::vector<int32_t>& eos : {std::vector<int32_t>{}, std::vector<int32_t>{95}}) {
+    Rig rig({.eos = eos});
+    std::set<std::string> texts;
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      Request r = request_of(1);
+      r.params.seed = seed;
+      r.params.n = 2;
+      r.params.temperature = 8.0f;
+      r.params.grammar = *grammar;
+      const Outcome& o = rig.run(r);
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(o.finish[i], FinishReason::kStop);
+        std::string text;
+        for (const int32_t id : o.ids[i]) {
+          if (std::ranges::find(eos, id) == eos.end()) text += tokens[static_cast<size_t>(id)];
+        }
+        ASSERT_EQ(text.size(), 7u);
+        EXPECT_EQ(text.back(), 'x');
+        for (size_t k = 0; k < 6; k += 2) {
+          EXPECT_TRUE(text.substr(k, 2) == "ab" || text.substr(k, 2) == "cd") << text;
+        }
+        texts.insert(text);
+      }
+    }
+    EXPECT_GT(texts.size(), 3u);
+  }
+}
+
+TEST(StepLoop, EndsAtEosAndStopTokens) {
+  Request r = request_of(0);
+  Rig free({});
+  const std::vector<int32_t> ids = free.run(r).ids[0];
+  const int32_t tenth = ids[9];
+  const auto first = static_cast<size_t>(std::find(ids.begin(), ids.end(), tenth) - ids.begin());
+
+  Rig rig({.eos = {tenth}});
+  const Outcome eos = rig.run(r);
+  EXPECT_EQ(eos.ids[0],
+            std::vector<int32_t>(ids.begin(), ids.begin() + static_cast<long>(first) + 1));
+  EXPECT_EQ(eos.finish[0], FinishReason::kStop);
+  EXPECT_EQ(eos.reason[0], "");
+
+  r.params.ignore_eos = true;
+  EXPECT_EQ(rig.run(r).ids[0], ids);
+  r.params.stop_token_ids = {tenth};
+  const Outcome& stopped = rig.run(r);
+  EXPECT_EQ(stopped.ids[0].size(), first + 1);
+  EXPECT_EQ(stopped.reason[0], std::to_string(tenth));
+
+  r.params.min_tokens = 20;
+  const Outcome& later = rig.run(r);
+  EXPECT_GE(later.ids[0].size(), 20u);
+  EXPECT_EQ(std::count(later.ids[0].begin(), later.ids[0].begin() + 19, tenth), 0);
+}
+
+TEST(StepLoop, TheLongestSequenceEndsByLength) {
+  Rig rig({.max_model_len = 64});
+  Request r;
+  r.prompt = prompt_of(60, 0);
+  r.params.max_tokens = 1000;
+  const Outcome& o = rig.run(r);
+  EXPECT_EQ(o.ids[0].size(), 4u);
+  EXPECT_EQ(o.finish[0], FinishReason::kLength);
+}
+
+TEST(StepLoop, RefusesWhatCannotBe) {
+  Rig rig({.max_model_len = 64, .max_num_seqs = 4});
+  const auto refused = [&](auto change) {
+    Request r;
+    r.prompt = {1, 2, 3};
+    change(r);
+    const auto id = rig.loop().submit(std::move(r));
+    EXPECT_FALSE(id.ok());
+    EXPECT_EQ(id.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(id.status().message().find('\n'), std::string::npos);
+    return id.status().message();
+  };
+  EXPECT_NE(refused([](Request& r) { r.prompt.clear(); }).find("empty"), std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.prompt.assign(64, 1); }).find("64 tokens"),
+            std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.prompt[1] = -1; }).find("token id -1"), std::string::npos);
+  EXPECT_NE(refused([](Request& r) { r.prompt[1] = FakeModel::kVocab; }).find("token id 97"),
+            std::string::npos);
+  refused([](Request& r) { r.params.temperature = std::numeric_limits<float>::quiet_NaN(); });
+  refused([](Request& r) { r.params.top_p = 1.5f; });
+  refused([](Request& r) { r.params.n = 5; });
+  refused([](Request& r) { r.params.beam_width = 5; });
+  refused([](Request& r) { r.params.max_tokens = 0; });
+  refused([](Request& r) { r.params.stop = {"x"}; });  // there is no vocabulary here
+  refused([](Request& r) { r.deadline_s = -1; });
+  refused([](Request& r) { r.deadline_s = std::numeric_limits<double>::quiet_NaN(); });
+}
+
+TEST(StepLoop, CancelsAndKeepsRunningOthers) {
+  Rig rig({.max_model_len = 4096, .blocks = {600}});
+  Request endless = request_of(0);
+  endless.params.max_tokens = 4000;
+  Pending& doomed = rig.send(endless);
+  Pending& other = rig.send(request_of(1));
+  rig.loop().cancel(doomed.id);
+  rig.loop().cancel(doomed.id);
+  rig.loop().cancel(123456);
+  EXPECT_EQ(Rig::wait(doomed).finish[0], FinishReason::kCancelled);
+  expect_same(alone({0})[1], Rig::wait(other), 1);
+}
+
+TEST(StepLoop, ADeadlinePasses) {
+  Rig rig({.max_model_len = 1 << 16, .max_num_seqs = 1, .tokens = 16, .blocks = {1 << 12}});
+  Request slow = request_of(0);
+  slow.params.max_tokens = 60000;
+  slow.deadline_s = 0.05;
+  Request behind = request_of(0);
+  behind.deadline_s = 0.01;
+  Pending& a = rig.send(slow);
+  Pending& b = rig.send(behind);
+  EXPECT_EQ(Rig::wait(a).finish[0], FinishReason::kCancelled);
+  EXPECT_EQ(Rig::wait(b).finish[0], FinishReason::kCancelled);
+}
+
+TEST(StepLoop, AFullQueueRefuses) {
+  Rig rig({.max_model_len = 1 << 16, .max_num_seqs = 1, .max_queued = 2, .blocks = {1 << 12}});
+  Request slow = request_of(0);
+  slow.params.max_tokens = 60000;
+  Pending& running = rig.send(slow);
+  while (rig.loop().stats().running == 0) std::this_thread::yield();
+  Pending& first = rig.send(request_of(0));
+  Pending& second = rig.send(request_of(0));
+  const auto third = rig.loop().submit(request_of(0));
+  ASSERT_FALSE(third.ok());
+  EXPECT_EQ(third.status().code(), StatusCode::kResourceExhausted);
+  rig.loop().cancel(running.id);
+  EXPECT_EQ(Rig::wait(first).finish[0], FinishReason::kLength);
+  const Outcome& waited = Rig::wait(second);
+  EXPECT_EQ(waited.finish[0], FinishReason::kLength);
+  EXPECT_FALSE(waited.usage.waited.empty());
+  EXPECT_TRUE(rig.loop().submit(request_of(0)).ok());
+}
+
+TEST(StepLoop, EndingTheEngineEndsItsRequests) {
+  Rig rig({.max_model_len = 1 << 16, .blocks = {1 << 13}});
+  Request slow = request_of(3);
+  slow.params.max_tokens = 60000;
+  Pending& a = rig.send(slow);
+  Pending& b = rig.send(slow);
+  rig.stop();
+  for (Pending* p : {&a, &b}) {
+    for (const FinishReason reason : Rig::wait(*p).finish)
+      EXPECT_EQ(reason, FinishReason::kCancelled);
+  }
+}
+
+TEST(StepLoop, ManyThreadsSubmitAndCancel) {
+  Rig rig({.max_model_len = 160, .max_num_seqs = 16, .blocks = {40}});
+  std::atomic<int> done = 0, sent = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        Request r = request_of(t * 50 + i);
+        r.on_done = [&](const Usage&) { ++done; };
+        const auto id = rig.loop().submit(std::move(r));
+        if (!id.ok()) continue;
+        ++sent;
+        if (i % 3 == 0) rig.loop().cancel(*id);
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (int i = 0; i < 6000 && done < sent; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(done, sent);
+  EXPECT_EQ(sent, 200);
+  for (int i = 0; i < 100 && rig.loop().stats().running > 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(rig.loop().stats().kv_cache_usage, 0.0);
+}
+
+TEST(StepLoop, IdlenessCostsNothing) {
+  Rig rig({});
+  rig.run(request_of(0));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the pool's workers fall asleep
+  const auto cpu_ms = [] {
+    timespec t{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
+  };
+  const double before = cpu_ms();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_LT(cpu_ms() - before, 5.0);  // half a percent of a core
+}
+
+}  // namespace
+}  // namespace freshet::engine

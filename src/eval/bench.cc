@@ -1,0 +1,174 @@
+#include "eval/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string_view>
+
+namespace freshet::eval {
+namespace {
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// Some tokens, always the same; the time does not depend on which.
+std::vector<int32_t> some_tokens(int64_t n, int64_t vocab) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  uint64_t state = 1;
+  for (int32_t& id : ids) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    id = static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab));
+  }
+  return ids;
+}
+
+class Runner {
+ public:
+  Runner(Session& session, const BenchTest& test)
+      : session_(session),
+        test_(test),
+        ids_(some_tokens(std::max<int64_t>(1, test.context()), session.model().spec().vocab_size)) {
+  }
+
+  // `tokens` more for every sequence, in steps of at most the batch; logits of the last.
+  void prefill(int64_t tokens) {
+    const int64_t batch = session_.options().batch;
+    for (int s = 0; s < test_.sequences; ++s) {
+      for (int64_t first = 0; first < tokens; first += batch) {
+        const int64_t n = std::min(batch, tokens - first);
+        const bool last = first + n == tokens;
+        const Session::Piece piece{s, std::span(ids_).first(static_cast<size_t>(n)),
+                                   last ? n - 1 : -1};
+        (void)session_.run({&piece, 1});
+      }
+    }
+  }
+  void generate(int64_t tokens) {
+    std::vector<Session::Piece> pieces;
+    for (int64_t t = 0; t < tokens; ++t) {
+      pieces.clear();
+      for (int s = 0; s < test_.sequences; ++s)
+        pieces.push_back({s, std::span(ids_).subspan(static_cast<size_t>(t), 1), 0});
+      (void)session_.run(pieces);
+    }
+  }
+  void rewind() {
+    for (int s = 0; s < test_.sequences; ++s) session_.set_length(s, test_.depth);
+  }
+
+ private:
+  Session& session_;
+  BenchTest test_;
+  std::vector<int32_t> ids_;
+};
+
+}  // namespace
+
+std::string BenchTest::name() const {
+  std::string text;
+  if (prompt > 0) text += fmt::format("pp{}", prompt);
+  if (generate > 0) text += fmt::format("{}tg{}", prompt > 0 ? "+" : "", generate);
+  if (depth > 0) text += fmt::format(" @ d{}", depth);
+  if (sequences > 1) text += fmt::format(" x {}", sequences);
+  return text;
+}
+
+double BenchResult::median_s() const {
+  std::vector<double> sorted = seconds;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t n = sorted.size();
+  return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0;
+}
+
+double BenchResult::tokens_per_s() const {
+  return static_cast<double>(test.tokens()) / median_s();
+}
+
+double BenchResult::spread() const {
+  if (seconds.size() < 2) return 0.0;
+  const auto tokens = static_cast<double>(test.tokens());
+  double mean = 0.0, sum = 0.0;
+  for (const double s : seconds) mean += tokens / s / static_cast<double>(seconds.size());
+  for (const double s : seconds) sum += (tokens / s - mean) * (tokens / s - mean);
+  return std::sqrt(sum / static_cast<double>(seconds.size() - 1));
+}
+
+ModelWork model_work(const Model& model) {
+  const ModelSpec& spec = model.spec();
+  const MoeSpec* moe = nullptr;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.moe) moe = &*layer.moe;
+  }
+  const double share = moe != nullptr ? static_cast<double>(moe->routing.top_k) /
+                                            static_cast<double>(std::max(1, moe->routing.experts))
+                                      : 1.0;
+  ModelWork work;
+  bool embedding = true;  // the first matrix with a row a token is the table, and the head if tied
+  for (const Model::WeightInfo& w : model.weights()) {
+    const double count = static_cast<double>(w.rows) * static_cast<double>(w.cols);
+    const double bytes =
+        static_cast<double>(w.rows) * static_cast<double>(quant::row_bytes(w.format, w.cols));
+    work.parameters += w.rows * w.cols;
+    if (w.rows == spec.vocab_size) {
+      if (!embedding || spec.tied_embeddings) {
+        work.head_weights = count;
+        work.head_bytes = bytes;
+      }
+      embedding = false;
+      continue;
+    }
+    const bool expert =
+        (contains(w.name, "experts") || contains(w.name, "exps")) && !contains(w.name, "shared");
+    work.layer_weights += expert ? share * count : count;
+    work.layer_bytes += expert ? share * bytes : bytes;
+  }
+  return work;
+}
+
+BenchWork work_of(const Session& session, const BenchTest& test) {
+  const ModelSpec& spec = session.model().spec();
+  const ModelWork m = model_work(session.model());
+  const KvCacheSpec cache = kv_cache_spec(spec, session.kv_type());
+  double kv_bytes = 0.0;  // of a token, in full layers
+  for (const ops::KvShape& shape : cache.layers)
+    kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens;
+  const auto batch = static_cast<double>(session.options().batch);
+  const double depth = test.depth, prompt = test.prompt, generate = test.generate;
+  const double n = test.sequences;
+  const double steps = n * std::ceil(prompt / batch);
+  BenchWork work;
+  work.bytes = steps * m.layer_bytes + (prompt > 0 ? n * m.head_bytes : 0.0) +
+               generate * (m.layer_bytes + m.head_bytes) +
+               n * kv_bytes *
+                   (prompt * (depth + prompt / 2.0) / std::max(1.0, std::min(batch, prompt)) +
+                    generate * (depth + prompt + generate / 2.0));
+  work.operations = 2.0 * n *
+                    ((prompt + generate) * m.layer_weights +
+                     ((prompt > 0 ? 1.0 : 0.0) + generate) * m.head_weights);
+  return work;
+}
+
+Result<BenchResult> run_bench(Session& session, const BenchTest& test, int repetitions,
+                              const std::function<bool()>& goes_on) {
+  using Clock = std::chrono::steady_clock;
+  FRESHET_CHECK(test.tokens() > 0 && test.sequences <= session.options().sequences);
+  Runner runner(session, test);
+  for (int s = 0; s < test.sequences; ++s) session.reset(s);
+  runner.prefill(test.depth);
+  // Once without the clock: page faults, frequencies.
+  runner.prefill(std::min(test.prompt, 64));
+  runner.generate(std::min(test.generate, 2));
+  BenchResult result{test, work_of(session, test), {}};
+  for (int i = 0; i < repetitions; ++i) {
+    if (!goes_on()) return cancelled("interrupted");
+    runner.rewind();
+    const auto begin = Clock::now();
+    runner.prefill(test.prompt);
+    runner.generate(test.generate);
+    result.seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  return result;
+}
+
+}  // namespace freshet::eval

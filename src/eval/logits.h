@@ -1,0 +1,42 @@
+// Logits at every position of given sequences, and log-likelihoods of texts.
+//
+// Both are pure functions of the model and the tokens. One thread drives the session.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "eval/session.h"
+
+namespace freshet::eval {
+
+// Calls row(position, logits) for each position of `ids`, in order; logits: [vocab].
+// REQUIRES: session.options().context >= ids.size().
+Status each_logits(Session& session, std::span<const int32_t> ids,
+                   const std::function<Status(int64_t position, std::span<const float>)>& row);
+
+struct PerplexityOptions {
+  int64_t window = 512;
+  int32_t bos = -1;  // put before each window; < 0: none, and a window's first token is not scored
+};
+
+struct Perplexity {
+  int64_t tokens = 0;  // scored
+  double nats_per_token = 0.0;
+  double standard_error = 0.0;  // of nats_per_token, from the windows' means
+  int64_t windows = 0;
+};
+
+// Over whole windows of `ids`, each seen by itself; what is left at the end is not scored.
+// REQUIRES: session.options().context > window. `progress` may cancel by returning false.
+Result<Perplexity> perplexity(Session& session, std::span<const int32_t> ids,
+                              const PerplexityOptions& options,
+                              const std::function<bool(double fraction)>& progress);
+
+// The token ids' check against a vocabulary: names the first that is too large.
+Status check_ids(std::span<const int32_t> ids, int64_t vocab);
+
+}  // namespace freshet::eval

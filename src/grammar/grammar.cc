@@ -1,0 +1,381 @@
+#include "grammar/grammar.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <utility>
+
+#include "grammar/json_schema.h"
+
+namespace freshet::grammar {
+namespace {
+
+constexpr size_t kFew = 512;    // up to so many tokens a list is smaller and faster than a bit set
+constexpr int kWideState = 64;  // states with so many bytes get their masks at compile time
+constexpr size_t kEagerStates = 64;  // ... but so many at most
+
+int byte_count(const State& s) {
+  int n = 0;
+  for (const Transition& t : s.bytes) n += t.last - t.first + 1;
+  return n;
+}
+
+}  // namespace
+
+struct Grammar::Cache {
+  explicit Cache(size_t states) : slots(states) {}
+  ~Cache() {
+    for (auto& slot : slots) delete slot.load();
+  }
+  std::vector<std::atomic<StateMask*>> slots;
+};
+
+Grammar::Grammar(std::shared_ptr<const TokenTrie> trie, Automaton automaton)
+    : trie_(std::move(trie)),
+      automaton_(std::move(automaton)),
+      cache_(std::make_unique<Cache>(automaton_.states.size())) {}
+
+Grammar::~Grammar() = default;
+
+Result<std::shared_ptr<const Grammar>> Grammar::make(std::shared_ptr<const TokenTrie> trie,
+                                                     const RuleSet& rules,
+                                                     const CompileLimits& limits) {
+  FRESHET_ASSIGN_OR_RETURN(Automaton automaton, build_automaton(rules, limits.automaton));
+  std::shared_ptr<const Grammar> grammar(new Grammar(std::move(trie), std::move(automaton)));
+  size_t eager = 0;
+  for (size_t s = 0; s < grammar->automaton_.states.size() && eager < kEagerStates; ++s) {
+    if (byte_count(grammar->automaton_.states[s]) < kWideState) continue;
+    grammar->state_mask(static_cast<int32_t>(s));
+    ++eager;
+  }
+  return grammar;
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::from_regex(std::shared_ptr<const TokenTrie> trie,
+                                                           std::string_view pattern,
+                                                           const CompileLimits& limits) {
+  if (pattern.size() > limits.source_bytes)
+    return resource_exhausted("the regular expression is longer than {} bytes",
+                              limits.source_bytes);
+  FRESHET_ASSIGN_OR_RETURN(Expression e, parse_regex(pattern));
+  RuleSet rules;
+  rules.define(0, std::move(e));
+  return make(std::move(trie), rules, limits);
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::from_ebnf(std::shared_ptr<const TokenTrie> trie,
+                                                          std::string_view text,
+                                                          const CompileLimits& limits) {
+  if (text.size() > limits.source_bytes)
+    return resource_exhausted("the grammar is longer than {} bytes", limits.source_bytes);
+  FRESHET_ASSIGN_OR_RETURN(const RuleSet rules, parse_ebnf(text));
+  return make(std::move(trie), rules, limits);
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::from_json_schema(
+    std::shared_ptr<const TokenTrie> trie, const json::Value& schema, const CompileLimits& limits,
+    std::string_view before, std::string_view after) {
+  if (json::write(schema).size() > limits.source_bytes) {
+    return resource_exhausted("the schema is larger than {} bytes", limits.source_bytes);
+  }
+  FRESHET_ASSIGN_OR_RETURN(RuleSet rules, json_schema_rules(schema));
+  if (!before.empty() || !after.empty()) {
+    rules.define(0, sequence({literal(before), rules.body(0), literal(after)}));
+  }
+  return make(std::move(trie), rules, limits);
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::from_choices(
+    std::shared_ptr<const TokenTrie> trie, const std::vector<std::string>& choices) {
+  if (choices.empty() || choices.size() > 4096)
+    return invalid_argument("'choice' must hold 1 to 4096 strings");
+  std::vector<Expression> parts;
+  for (const std::string& c : choices) parts.push_back(literal(c));
+  RuleSet rules;
+  rules.define(0, choice(std::move(parts)));
+  return make(std::move(trie), rules, {});
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::any_json_object(
+    std::shared_ptr<const TokenTrie> trie) {
+  json::Object schema;
+  schema["type"] = "object";
+  return from_json_schema(std::move(trie), json::Value(std::move(schema)));
+}
+
+Result<std::shared_ptr<const Grammar>> Grammar::from_description(
+    std::shared_ptr<const TokenTrie> trie, const json::Value& description,
+    const CompileLimits& limits) {
+  if (const json::Value* schema = description.find("json")) {
+    if (!schema->is_string()) {
+      return from_json_schema(std::move(trie), *schema, limits,
+                              description.get_string("before", ""),
+                              description.get_string("after", ""));
+    }
+    FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse(schema->as_string()));
+    return from_json_schema(std::move(trie), parsed, limits);
+  }
+  if (description.find("json_object") != nullptr) return any_json_object(std::move(trie));
+  if (const json::Value* v = description.find("regex"); v != nullptr && v->is_string()) {
+    return from_regex(std::move(trie), v->as_string(), limits);
+  }
+  if (const json::Value* v = description.find("grammar"); v != nullptr && v->is_string()) {
+    return from_ebnf(std::move(trie), v->as_string(), limits);
+  }
+  if (const json::Value* v = description.find("choice"); v != nullptr && v->is_array()) {
+    std::vector<std::string> choices;
+    for (const json::Value& c : v->as_array()) {
+      if (!c.is_string()) return invalid_argument("'choice' must hold strings");
+      choices.push_back(c.as_string());
+    }
+    return from_choices(std::move(trie), choices);
+  }
+  return invalid_argument("structured output needs json, json_object, regex, choice or grammar");
+}
+
+size_t Grammar::bytes() const {
+  size_t n = automaton_.bytes();
+  for (const auto& slot : cache_->slots) {
+    const StateMask* m = slot.load();
+    if (m != nullptr)
+      n +=
+          m->allowed.size() * 4 + m->few.size() * 4 + m->escapes.size() * sizeof(StateMask::Escape);
+  }
+  return n;
+}
+
+const Grammar::StateMask& Grammar::state_mask(int32_t state) const {
+  auto& slot = cache_->slots[static_cast<size_t>(state)];
+  if (const StateMask* found = slot.load(std::memory_order_acquire)) return *found;
+  auto fresh = std::make_unique<StateMask>();
+  find_mask(state, *fresh);
+  StateMask* expected = nullptr;
+  if (slot.compare_exchange_strong(expected, fresh.get(), std::memory_order_acq_rel))
+    return *fresh.release();
+  return *expected;  // another thread was first; both found the same
+}
+
+// Whether every plain character leads on, as often as a plain token has characters, without a way
+// out on the path: the inside of a string.
+bool Grammar::takes_plain_tokens(int32_t state) const {
+  for (int i = 0; i < TokenTrie::kPlainCharacters; ++i) {
+    const int32_t next = automaton_.after_plain_character(state);
+    if (next < 0) return false;
+    if (next == state) return true;
+    state = next;
+  }
+  return true;
+}
+
+// Walks a part of the trie with the one state alone. Calls are not entered: what they allow comes
+// from the configurations that the matcher expands them into.
+void Grammar::walk_alone(int32_t state, const TokenTrie::Part& trie, int32_t first, int32_t last,
+                         StateMask& mask, std::vector<int32_t>& tokens) const {
+  const bool not_plain = &trie == &trie_->not_plain();
+  std::vector<std::pair<int32_t, int32_t>>
+      open;  // (end of subtree, state on entry to its children)
+  uint8_t first_byte = 0;
+  for (int32_t i = first; i < last;) {
+    while (!open.empty() && i >= open.back().first) open.pop_back();
+    const int32_t current = open.empty() ? state : open.back().second;
+    const TrieNode& node = trie.nodes[static_cast<size_t>(i)];
+    if (open.empty()) first_byte = node.byte;
+    const int32_t next = automaton_.states[static_cast<size_t>(current)].on(node.byte);
+    if (next < 0) {
+      i = node.end;
+      continue;
+    }
+    const State& reached = automaton_.states[static_cast<size_t>(next)];
+    for (int32_t t = node.tokens_first; t < node.tokens_last; ++t)
+      tokens.push_back(trie.token_ids[static_cast<size_t>(t)]);
+    // From here a caller, or a rule that is called, may go on with the rest of a token.
+    if ((reached.final || !reached.calls.empty()) && node.end > i + 1)
+      mask.escapes.push_back({i, next, not_plain, first_byte});
+    open.emplace_back(node.end, next);
+    ++i;
+  }
+}
+
+// Most names that a property must not have differ from any other text by a few bytes: where a byte
+// leads to where it leads inside a string, the tokens that begin with it fare as they do there.
+bool Grammar::find_mask_by_difference(int32_t state, StateMask& mask) const {
+  const State& s = automaton_.states[static_cast<size_t>(state)];
+  const int32_t inside = s.on(0x7f);
+  if (inside < 0 || inside == state || automaton_.after_plain_character(inside) != inside)
+    return false;
+  const State& other = automaton_.states[static_cast<size_t>(inside)];
+  std::vector<int32_t> tokens;
+  std::vector<bool> differs(256, false);
+  const StateMask& base = state_mask(inside);
+  if (!base.plain) return false;
+  mask.allowed = trie_->plain_mask();
+  for (size_t w = 0; w < base.allowed.size(); ++w) mask.allowed[w] |= base.allowed[w];
+  for (const int32_t t : base.few) mask.allowed[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
+  const TokenTrie::Part& trie = trie_->all();
+  const int32_t count = static_cast<int32_t>(trie.nodes.size());
+  for (int32_t i = 0; i < count; i = trie.nodes[static_cast<size_t>(i)].end) {
+    const TrieNode& node = trie.nodes[static_cast<size_t>(i)];
+    if (s.on(node.byte) == other.on(node.byte)) continue;
+    differs[node.byte] = true;
+    const int32_t end = node.end < count ? trie.nodes[static_cast<size_t>(node.end)].tokens_first
+                                         : static_cast<int32_t>(trie.token_ids.size());
+    for (int32_t t = node.tokens_first; t < end; ++t) {
+      const int32_t id = trie.token_ids[static_cast<size_t>(t)];
+      mask.allowed[static_cast<size_t>(id) / 32] &= ~(1U << (id % 32));
+    }
+    walk_alone(state, trie, i, node.end, mask, tokens);
+  }
+  for (const int32_t t : tokens) mask.allowed[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
+  for (const auto& escape : base.escapes) {
+    if (!differs[escape.first]) mask.escapes.push_back(escape);
+  }
+  return true;
+}
+
+void Grammar::find_mask(int32_t state, StateMask& mask) const {
+  if (find_mask_by_difference(state, mask)) return;
+  mask.plain = takes_plain_tokens(state);
+  const TokenTrie::Part& trie = mask.plain ? trie_->not_plain() : trie_->all();
+  std::vector<int32_t> tokens;
+  walk_alone(state, trie, 0, static_cast<int32_t>(trie.nodes.size()), mask, tokens);
+  if (tokens.size() <= kFew) {
+    mask.few = std::move(tokens);
+    return;
+  }
+  mask.allowed.assign(mask_words(), 0);
+  for (int32_t t : tokens) mask.allowed[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
+}
+
+GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
+    : grammar_(std::move(grammar)) {
+  Configs first;
+  expand(grammar_->automaton().starts[0], -1, first);
+  std::sort(first.begin(), first.end(), [](const Config& a, const Config& b) {
+    return std::pair(a.state, a.parent) < std::pair(b.state, b.parent);
+  });
+  history_.push_back(std::move(first));
+}
+
+int32_t GrammarMatcher::intern(int32_t state, int32_t parent) {
+  const auto [it, fresh] =
+      frame_ids_.try_emplace(Frame{state, parent}, static_cast<int32_t>(frames_.size()));
+  if (fresh) frames_.push_back({state, parent});
+  return it->second;
+}
+
+// Adds (state, parent) and all that can be reached from it without a byte. `seen_` holds what this
+// expansion visited; it is cleared by whoever begins one.
+void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
+  const Config here{state, parent};
+  if (std::find(seen_.begin(), seen_.end(), here) != seen_.end()) return;
+  seen_.push_back(here);
+  const Automaton& a = grammar_->automaton();
+  const State& s = a.states[static_cast<size_t>(state)];
+  if (!s.bytes.empty() || (s.final && parent < 0)) out.push_back(here);
+  for (const Call& call : s.calls) {
+    const State& next = a.states[static_cast<size_t>(call.next)];
+    // A call in last place returns straight to our caller: recursion to the right needs no stack.
+    const int32_t back = next.only_final ? parent : intern(call.next, parent);
+    expand(a.starts[static_cast<size_t>(call.rule)], back, out);
+  }
+  if (s.final && parent >= 0) pop(parent, out);
+}
+
+void GrammarMatcher::pop(int32_t parent, Configs& out) {
+  const Frame frame = frames_[static_cast<size_t>(parent)];
+  expand(frame.state, frame.parent, out);
+}
+
+void GrammarMatcher::step(const Configs& from, uint8_t byte, Configs& out) {
+  out.clear();
+  seen_.clear();
+  for (const Config& c : from) {
+    const int32_t next = grammar_->automaton().states[static_cast<size_t>(c.state)].on(byte);
+    if (next >= 0) expand(next, c.parent, out);
+  }
+}
+
+bool GrammarMatcher::can_end() const {
+  for (const Config& c : history_.back()) {
+    if (c.parent < 0 && grammar_->automaton().states[static_cast<size_t>(c.state)].final)
+      return true;
+  }
+  return false;
+}
+
+bool GrammarMatcher::accept_bytes(std::string_view bytes) {
+  Configs current = history_.back();
+  Configs next;
+  for (const char c : bytes) {
+    step(current, static_cast<uint8_t>(c), next);
+    if (next.empty()) return false;
+    std::swap(current, next);
+  }
+  history_.push_back(std::move(current));
+  return true;
+}
+
+bool GrammarMatcher::accept(int32_t id) {
+  if (id < 0 || id >= grammar_->trie().vocab_size() || grammar_->trie().token(id).empty())
+    return false;
+  return accept_bytes(grammar_->trie().token(id));
+}
+
+void GrammarMatcher::rollback(int tokens) {
+  FRESHET_CHECK(tokens >= 0 && tokens <= accepted());
+  history_.resize(history_.size() - static_cast<size_t>(tokens));
+}
+
+// Marks the tokens in nodes [first, last), siblings and their subtrees, that `configs` can consume.
+void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t last,
+                          const Configs& configs, std::span<uint32_t> mask, size_t depth) {
+  if (levels_.size() <= depth) levels_.resize(depth + 1);
+  for (int32_t i = first; i < last;) {
+    const TrieNode& node = trie.nodes[static_cast<size_t>(i)];
+    Configs reached = std::move(levels_[depth]);
+    step(configs, node.byte, reached);
+    if (!reached.empty()) {
+      for (int32_t t = node.tokens_first; t < node.tokens_last; ++t) {
+        const int32_t id = trie.token_ids[static_cast<size_t>(t)];
+        mask[static_cast<size_t>(id) / 32] |= 1U << (id % 32);
+      }
+      if (node.end > i + 1) walk(trie, i + 1, node.end, reached, mask, depth + 1);
+    }
+    levels_[depth] = std::move(reached);
+    i = node.end;
+  }
+}
+
+void GrammarMatcher::fill_mask(std::span<uint32_t> mask) {
+  FRESHET_CHECK(mask.size() >= grammar_->mask_words());
+  std::fill(mask.begin(), mask.end(), 0);
+  const Configs now = history_.back();
+  for (const Config& c : now) {
+    const Grammar::StateMask& m = grammar_->state_mask(c.state);
+    for (size_t w = 0; w < m.allowed.size(); ++w) mask[w] |= m.allowed[w];
+    for (int32_t t : m.few) mask[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
+    if (m.plain) {
+      const auto& plain = grammar_->trie().plain_mask();
+      for (size_t w = 0; w < plain.size(); ++w) mask[w] |= plain[w];
+    }
+    if (m.escapes.empty()) continue;
+    // What goes on after an escape depends on the state reached there only through its calls and
+    // its finality: group the escapes by that state's way out.
+    std::unordered_map<int32_t, Configs> way_out;
+    for (const auto& [node, reached, not_plain, first] : m.escapes) {
+      const TokenTrie::Part& trie =
+          not_plain ? grammar_->trie().not_plain() : grammar_->trie().all();
+      const TrieNode& n = trie.nodes[static_cast<size_t>(node)];
+      auto [it, fresh] = way_out.try_emplace(reached);
+      if (fresh) {
+        seen_.clear();
+        expand(reached, c.parent, it->second);
+        const Config itself{reached, c.parent};
+        std::erase(it->second, itself);
+      }
+      if (!it->second.empty()) walk(trie, node + 1, n.end, it->second, mask, 0);
+    }
+  }
+}
+
+}  // namespace freshet::grammar

@@ -1,0 +1,353 @@
+#include "grammar/json_schema.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "grammar/decimal_range.h"
+#include "grammar/schema_check.h"
+#include "grammar/schema_compiler.h"
+
+namespace freshet::grammar {
+namespace {
+
+constexpr int kMaxDepth = 32;  // of goals within goals; deeper ones wait for their turn
+constexpr int kMaxConstantDepth = 64;
+constexpr int kMaxEmptyDepth = 4;
+constexpr int kMaxRules = 50'000;
+constexpr int kMaxIndent = 40;
+constexpr int64_t kBlock = 512;                   // characters counted in one rule
+constexpr int64_t kMaxStringLength = 10'000'000;  // of maxLength, where nothing else is asked
+
+bool is_small(const Expression& e) {
+  if (e.kind == Expression::Kind::kRule) return true;
+  if (e.kind == Expression::Kind::kLiteral) return e.literal.size() <= 16;
+  return e.kind == Expression::Kind::kChoice && e.children.size() <= 4 &&
+         std::all_of(e.children.begin(), e.children.end(), [](const Expression& c) {
+           return c.kind == Expression::Kind::kLiteral && c.literal.size() <= 8;
+         });
+}
+
+}  // namespace
+
+SchemaCompiler::SchemaCompiler(const json::Value& root)
+    : document_(root), branches_(document_, [this](const NodeIds& g) { return is_empty(g); }) {}
+
+Result<RuleSet> SchemaCompiler::compile() {
+  FRESHET_RETURN_IF_ERROR(document_.status());
+  add_basics();
+  FRESHET_ASSIGN_OR_RETURN(Expression e, goal({document_.root()}));
+  rules_.define(0, sequence({space(), std::move(e), space()}));
+  while (!pending_.empty()) {
+    const auto [rule, nodes] = std::move(pending_.back());
+    pending_.pop_back();
+    FRESHET_ASSIGN_OR_RETURN(Expression later, body(nodes));
+    rules_.define(rule, std::move(later));
+  }
+  return std::move(rules_);
+}
+
+Status SchemaCompiler::check_size() const {
+  if (rules_.size() > kMaxRules) return resource_exhausted("JSON schema: too large");
+  return {};
+}
+
+std::string SchemaCompiler::numbered(const char* name) const {
+  return std::string(name) + ":" + std::to_string(rules_.size());
+}
+
+// --- the parts of JSON ---
+
+void SchemaCompiler::add_basics() {
+  const Expression digit = char_class({{'0', '9'}});
+  indent_ = add_rule("indent", repeat(char_class({{' ', ' '}, {'\t', '\t'}}), 0, kMaxIndent));
+  string_ = add_rule("string",
+                     sequence({literal("\""), language_in_json_string(Language::of_length(0, -1)),
+                               literal("\"")}));
+  const Expression integer = sequence(
+      {optional(literal("-")),
+       choice({literal("0"), sequence({char_class({{'1', '9'}}), repeat(digit, 0, -1)})})});
+  const Expression zeros = document_.integers_have_no_fraction()
+                               ? empty()
+                               : optional(sequence({literal("."), repeat(literal("0"), 1, -1)}));
+  integer_ = add_rule("integer", sequence({integer, zeros}));
+  number_ = add_rule("number",
+                     sequence({integer, optional(sequence({literal("."), repeat(digit, 1, -1)})),
+                               optional(sequence({char_class({{'e', 'e'}, {'E', 'E'}}),
+                                                  optional(char_class({{'+', '+'}, {'-', '-'}})),
+                                                  repeat(digit, 1, -1)}))}));
+  value_ = rules_.add("value");
+  object_ = rules_.add("object");
+  array_ = rules_.add("array");
+  rules_.define(value_,
+                choice({rule_ref(object_), rule_ref(array_), rule_ref(string_), rule_ref(number_),
+                        literal("true"), literal("false"), literal("null")}));
+  rules_.define(object_,
+                braces('{', list_of(member(rule_ref(string_), rule_ref(value_)), 0, -1), '}'));
+  rules_.define(array_, braces('[', list_of(rule_ref(value_), 0, -1), ']'));
+}
+
+Expression SchemaCompiler::space() const {
+  return choice({empty(), literal(" "), sequence({literal("\n"), rule_ref(indent_)})});
+}
+
+Expression SchemaCompiler::member(Expression key, Expression value) const {
+  return sequence({std::move(key), space(), literal(":"), space(), std::move(value)});
+}
+
+Expression SchemaCompiler::braces(char open, Expression inner, char close) const {
+  return sequence({literal(std::string(1, open)), space(), std::move(inner), space(),
+                   literal(std::string(1, close))});
+}
+
+// min to max items with commas between.
+Expression SchemaCompiler::list_of(const Expression& item, int64_t min, int64_t max) const {
+  if (max == 0) return empty();
+  Expression more =
+      repeat(sequence({comma(), item}), static_cast<int>(std::max<int64_t>(0, min - 1)),
+             max < 0 ? -1 : static_cast<int>(max - 1));
+  Expression all = sequence({item, std::move(more)});
+  return min > 0 ? all : optional(std::move(all));
+}
+
+// --- goals ---
+
+Result<Expression> SchemaCompiler::goal(const NodeIds& nodes) {
+  FRESHET_RETURN_IF_ERROR(check_size());
+  const auto [it, fresh] = goals_.try_emplace(nodes, 0);
+  if (!fresh) {
+    const auto small = inline_.find(it->second);
+    return small != inline_.end() ? small->second : rule_ref(it->second);
+  }
+  const int rule = it->second = rules_.add(numbered("goal"));
+  if (depth_ >= kMaxDepth) {
+    pending_.emplace_back(rule, nodes);
+    return rule_ref(rule);
+  }
+  ++depth_;
+  auto made = body(nodes);
+  --depth_;
+  if (!made.ok()) return made.status();
+  if (is_small(*made) && !(made->kind == Expression::Kind::kRule && made->rule == rule))
+    inline_.emplace(rule, *made);
+  rules_.define(rule, *made);
+  const auto small = inline_.find(rule);
+  return small != inline_.end() ? small->second : rule_ref(rule);
+}
+
+Result<Expression> SchemaCompiler::body(const NodeIds& nodes) {
+  FRESHET_ASSIGN_OR_RETURN(const auto alternatives, branches_.branches(nodes));
+  if (alternatives.size() == 1) return branch(alternatives.front());
+  // Alternatives that other goals have too share their rules with them.
+  std::vector<Expression> parts;
+  for (const NodeIds& alternative : alternatives) {
+    FRESHET_ASSIGN_OR_RETURN(Expression e, branch(alternative));
+    parts.push_back(std::move(e));
+  }
+  return choice(std::move(parts));
+}
+
+Result<Expression> SchemaCompiler::branch(const NodeIds& nodes) {
+  if (nodes.empty()) return rule_ref(value_);
+  FRESHET_ASSIGN_OR_RETURN(auto values, listed(nodes));
+  if (values) return std::move(*values);
+  bool whole = false;
+  FRESHET_ASSIGN_OR_RETURN(const unsigned types, allowed_types(document_, nodes, whole));
+  std::vector<Expression> parts;
+  for (unsigned type = 1; type <= kObjectType; type <<= 1) {
+    if ((types & type) == 0) continue;
+    FRESHET_ASSIGN_OR_RETURN(Expression e, of_type(type, nodes, whole));
+    parts.push_back(std::move(e));
+  }
+  return choice(std::move(parts));
+}
+
+Result<Expression> SchemaCompiler::of_type(unsigned type, const NodeIds& nodes, bool whole) {
+  json::Array forbidden;
+  for (const int id : nodes) {
+    const json::Value* v = document_.find(id, kNotValues);
+    if (v == nullptr || !document_.node(id).written || !v->is_array()) continue;
+    for (const json::Value& one : v->as_array()) {
+      if (type_bit(one) == type) forbidden.push_back(one);
+    }
+    if ((type == kArrayType || type == kObjectType) && !forbidden.empty())
+      return document_.unsupported_keyword(id, "not", "of an array or object that is listed");
+  }
+  const auto listed_out = [&](const json::Value& v) {
+    return std::find(forbidden.begin(), forbidden.end(), v) != forbidden.end();
+  };
+  switch (type) {
+    case kNullType:
+      return listed_out(nullptr) ? never() : literal("null");
+    case kBooleanType: {
+      std::vector<Expression> parts;
+      for (const bool b : {true, false}) {
+        if (!listed_out(b)) parts.push_back(literal(b ? "true" : "false"));
+      }
+      return choice(std::move(parts));
+    }
+    case kNumberType: {
+      FRESHET_ASSIGN_OR_RETURN(auto language, number_language(document_, nodes, whole));
+      if (!language) return rule_ref(whole ? integer_ : number_);
+      return language_text(std::move(*language));
+    }
+    case kStringType:
+      return string(nodes);
+    case kArrayType:
+      return array(nodes);
+    default:
+      return object(nodes);
+  }
+}
+
+Result<Expression> SchemaCompiler::string(const NodeIds& nodes) {
+  FRESHET_ASSIGN_OR_RETURN(const auto free, string_language(document_, nodes, false));
+  if (!free) {
+    FRESHET_ASSIGN_OR_RETURN(const CountRange length, count_range(document_, nodes, "minLength",
+                                                                  "maxLength", kMaxStringLength));
+    return sized_string(length);
+  }
+  FRESHET_ASSIGN_OR_RETURN(auto language, string_language(document_, nodes));
+  if (language->empty()) return never();
+  return sequence({literal("\""), language_in_json_string(std::move(*language)), literal("\"")});
+}
+
+// So many characters, as a rule that all who ask for as many share. The closing quote, where there
+// is one, belongs to the rule: what lies before it then depends on no caller.
+Expression SchemaCompiler::characters(CountRange length, bool closed) {
+  const auto [it, fresh] = characters_.try_emplace({length.low, length.high, closed}, 0);
+  if (fresh) {
+    Expression e = language_in_json_string(Language::of_length(length.low, length.high));
+    if (closed) e = sequence({std::move(e), literal("\"")});
+    it->second = add_rule(numbered("characters"), std::move(e));
+  }
+  return rule_ref(it->second);
+}
+
+// Long strings count in blocks: full ones, then a last one that is not.
+Expression SchemaCompiler::sized_string(CountRange length) {
+  if (length.none()) return never();
+  if (length.low == 0 && length.high < 0) return rule_ref(string_);
+  const Expression quote = literal("\"");
+  if (std::max(length.low, length.high) <= 2 * kBlock)
+    return sequence({quote, characters(length, true)});
+  const auto blocks = [&](int64_t min, int64_t max) {
+    return repeat(characters({kBlock, kBlock}, false), static_cast<int>(min),
+                  static_cast<int>(max));
+  };
+  const int64_t sure = length.low / kBlock;
+  const int64_t least = length.low - sure * kBlock;
+  if (length.high < 0) return sequence({quote, blocks(sure, sure), characters({least, -1}, true)});
+  const int64_t most = length.high - sure * kBlock;
+  const int64_t full = most / kBlock;
+  std::vector<Expression> parts;
+  if (full == 0) {
+    parts.push_back(characters({least, most}, true));
+  } else {
+    const Expression rest = characters({0, kBlock - 1}, true);
+    parts.push_back(characters({least, kBlock - 1}, true));
+    if (full > 1) parts.push_back(sequence({blocks(1, full - 1), rest}));
+    parts.push_back(sequence({blocks(full, full), characters({0, most - full * kBlock}, true)}));
+  }
+  return sequence({quote, blocks(sure, sure), choice(std::move(parts))});
+}
+
+// The values of enum and const that meet all the nodes; nullopt: nothing is listed.
+Result<std::optional<Expression>> SchemaCompiler::listed(const NodeIds& nodes) {
+  json::Array values;
+  const auto has_list = std::find_if(nodes.begin(), nodes.end(), [&](int id) {
+    return document_.find(id, "const") != nullptr || document_.find(id, "enum") != nullptr;
+  });
+  if (has_list == nodes.end()) return std::optional<Expression>();
+  if (const json::Value* c = document_.find(*has_list, "const")) {
+    values.push_back(*c);
+  } else {
+    const json::Value* e = document_.find(*has_list, "enum");
+    if (!e->is_array()) return document_.error(*has_list, "enum", "must be an array");
+    values = e->as_array();
+  }
+  std::vector<Expression> parts;
+  for (const json::Value& v : values) {
+    bool good = true;
+    for (const int id : nodes) {
+      if (!good) break;
+      FRESHET_ASSIGN_OR_RETURN(good, meets(document_, id, v));
+    }
+    if (!good) continue;
+    FRESHET_ASSIGN_OR_RETURN(Expression e, constant(v, 0));
+    parts.push_back(std::move(e));
+  }
+  return std::optional<Expression>(choice(std::move(parts)));
+}
+
+Result<Expression> SchemaCompiler::constant(const json::Value& v, int depth) const {
+  if (depth > kMaxConstantDepth)
+    return invalid_argument("JSON schema: a constant nested deeper than {}", kMaxConstantDepth);
+  if (v.is_string()) return quoted_json(v.as_string());
+  std::vector<Expression> parts;
+  if (v.is_array()) {
+    for (const json::Value& e : v.as_array()) {
+      if (!parts.empty()) parts.push_back(comma());
+      FRESHET_ASSIGN_OR_RETURN(Expression item, constant(e, depth + 1));
+      parts.push_back(std::move(item));
+    }
+    return braces('[', sequence(std::move(parts)), ']');
+  }
+  if (v.is_object()) {
+    for (const auto& [key, value] : v.as_object()) {
+      if (!parts.empty()) parts.push_back(comma());
+      FRESHET_ASSIGN_OR_RETURN(Expression item, constant(value, depth + 1));
+      parts.push_back(member(quoted_json(key), std::move(item)));
+    }
+    return braces('{', sequence(std::move(parts)), '}');
+  }
+  return literal(json::write(v));
+}
+
+// --- emptiness ---
+
+bool SchemaCompiler::is_empty(const NodeIds& nodes) {
+  if (empty_depth_ >= kMaxEmptyDepth) return false;
+  ++empty_depth_;
+  const auto alternatives = branches_.branches(nodes);
+  bool all_empty = alternatives.ok();
+  for (size_t i = 0; all_empty && i < alternatives->size(); ++i) {
+    const auto one = branch_is_empty((*alternatives)[i]);
+    all_empty = one.ok() && *one;
+  }
+  --empty_depth_;
+  return all_empty;
+}
+
+Result<bool> SchemaCompiler::branch_is_empty(const NodeIds& nodes) {
+  if (nodes.empty()) return false;
+  FRESHET_ASSIGN_OR_RETURN(const auto values, listed(nodes));
+  if (values) return values->kind == Expression::Kind::kChoice && values->children.empty();
+  bool whole = false;
+  FRESHET_ASSIGN_OR_RETURN(const unsigned types, allowed_types(document_, nodes, whole));
+  if ((types & (kNullType | kBooleanType)) != 0) return false;
+  if ((types & kStringType) != 0) {
+    FRESHET_ASSIGN_OR_RETURN(const auto language, string_language(document_, nodes));
+    if (!language || !language->empty()) return false;
+  }
+  if ((types & kNumberType) != 0) {
+    FRESHET_ASSIGN_OR_RETURN(const bool none, number_is_empty(nodes, whole));
+    if (!none) return false;
+  }
+  if ((types & kArrayType) != 0) {
+    FRESHET_ASSIGN_OR_RETURN(const CountRange count,
+                             count_range(document_, nodes, "minItems", "maxItems"));
+    if (!count.none()) return false;
+  }
+  return (types & kObjectType) == 0 ? Result<bool>(true) : object_is_empty(nodes);
+}
+
+Result<bool> SchemaCompiler::number_is_empty(const NodeIds& nodes, bool whole) {
+  FRESHET_ASSIGN_OR_RETURN(const auto language, number_language(document_, nodes, whole));
+  return language.has_value() && language->empty();
+}
+
+Result<RuleSet> json_schema_rules(const json::Value& schema) {
+  return SchemaCompiler(schema).compile();
+}
+
+}  // namespace freshet::grammar

@@ -1,0 +1,82 @@
+// A JSON schema as a graph of numbered nodes, with its references resolved.
+//
+// A node is one (sub)schema with the JSON pointer that errors call it by. Besides those of the
+// document there are nodes that the compiler writes itself (negations, parts of conditionals); they
+// may use the keywords of kNot* and refer to nodes by number. Not synchronised.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/json.h"
+#include "base/status.h"
+
+namespace freshet::grammar {
+
+// Keywords of written nodes only.
+inline constexpr std::string_view kNotValues = "\x01not values";    // an array
+inline constexpr std::string_view kNotPattern = "\x01not pattern";  // a pattern
+inline constexpr std::string_view kNotMultiple = "\x01not multiple";
+inline constexpr std::string_view kNotWhole = "\x01not whole";
+
+using NodeIds = std::vector<int>;
+
+class SchemaDocument {
+ public:
+  static constexpr size_t kMaxNodes = 50'000;
+  struct Node {
+    const json::Value* schema;
+    std::string pointer;
+    std::string base;      // URI that references are relative to
+    bool written = false;  // by the compiler
+  };
+
+  explicit SchemaDocument(const json::Value& root);
+
+  Status status() const { return status_; }
+  int root() const { return 0; }
+  const Node& node(int id) const { return nodes_[static_cast<size_t>(id)]; }
+  const json::Value& schema(int id) const { return *node(id).schema; }
+  // The value of a keyword; nullptr when absent, or when the node is a boolean.
+  const json::Value* find(int id, std::string_view keyword) const {
+    return schema(id).find(keyword);
+  }
+  // The node of a subschema of `parent`.
+  int child(int parent, const json::Value& schema, std::string_view step);
+  Result<int> resolve(int id, std::string_view keyword);
+  // "[$ref] replaces its siblings", as drafts up to 7 have it.
+  bool ref_stands_alone() const { return old_draft_; }
+  // To draft 4, 1.0 is no integer.
+  bool integers_have_no_fraction() const { return draft4_; }
+
+  // A node that the compiler wrote, in the name of `origin`. It may hold {"$ref": link(n)}.
+  int write(int origin, json::Value schema);
+  static json::Value link(int id);
+  int negation(int id);  // {"not": id}, one a node
+
+  // "JSON schema: '<keyword>' at <pointer> ..."
+  Status error(int id, std::string_view keyword, std::string_view what) const;
+  Status unsupported_keyword(int id, std::string_view keyword, std::string_view why = {}) const;
+
+ private:
+  void index(const json::Value& v, const std::string& pointer, const std::string& base, int depth);
+  Result<const json::Value*> at_pointer(const json::Value& from, std::string_view pointer) const;
+  int add(const json::Value& schema, std::string pointer, std::string base, bool written);
+  std::string base_of(const json::Value& schema, const std::string& base) const;
+
+  const json::Value& root_;
+  Status status_;
+  bool old_draft_ = false;
+  bool draft4_ = false;
+  std::vector<Node> nodes_;
+  std::unordered_map<const json::Value*, int> by_value_;
+  std::unordered_map<std::string, const json::Value*> by_uri_;
+  std::unordered_map<const json::Value*, std::pair<std::string, std::string>> places_;
+  std::unordered_map<int, int> negations_;
+  std::deque<json::Value> written_;
+};
+
+}  // namespace freshet::grammar

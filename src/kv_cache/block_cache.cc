@@ -1,0 +1,372 @@
+#include "kv_cache/block_cache.h"
+
+#include <algorithm>
+
+namespace freshet::kv_cache {
+namespace {
+
+int32_t blocks_for(int32_t tokens) {
+  return (tokens + kBlockTokens - 1) / kBlockTokens;
+}
+
+}  // namespace
+
+BlockCache::BlockCache(Options options)
+    : options_(std::move(options)),
+      tree_(static_cast<int>(options_.groups.size()), options_.hash_seed) {
+  for (const GroupConfig& group : options_.groups) {
+    pools_.emplace_back(group.blocks);
+    Lru& l = lru_.emplace_back();
+    l.tick.assign(static_cast<size_t>(group.blocks), 0);
+    l.node.assign(static_cast<size_t>(group.blocks), kNoNode);
+  }
+}
+
+// ---- references and eviction -----------------------------------------------------------------
+
+void BlockCache::list(int group, int32_t block) {
+  Lru& l = lru(group);
+  const NodeId node = l.node[static_cast<size_t>(block)];
+  if (node == kNoNode || pool(group).refs(block) != 1) return;
+  if (evicts_leaves_only(group) && !tree_.is_leaf(node)) return;
+  l.order.emplace(l.tick[static_cast<size_t>(block)], block);
+}
+
+void BlockCache::unlist(int group, int32_t block) {
+  Lru& l = lru(group);
+  l.order.erase({l.tick[static_cast<size_t>(block)], block});
+}
+
+void BlockCache::ref(int group, int32_t block) {
+  if (lru(group).node[static_cast<size_t>(block)] != kNoNode && pool(group).refs(block) == 1) {
+    unlist(group, block);
+    --lru(group).idle;
+  }
+  pool_of(group).ref(block);
+}
+
+void BlockCache::unref(int group, int32_t block) {
+  const int32_t left = pool_of(group).unref(block);
+  Lru& l = lru(group);
+  if (left == 1 && l.node[static_cast<size_t>(block)] != kNoNode) {
+    ++l.idle;
+    l.tick[static_cast<size_t>(block)] = ++clock_;
+    list(group, block);
+  }
+}
+
+void BlockCache::give_to_tree(NodeId node, int group, int32_t block) {
+  ref(group, block);
+  tree_.set_block(node, group, block);
+  lru(group).node[static_cast<size_t>(block)] = node;
+}
+
+void BlockCache::take_from_tree(NodeId node, int group) {
+  const int32_t block = tree_.block(node, group);
+  if (block == kNoBlock) return;
+  Lru& l = lru(group);
+  if (pool(group).refs(block) == 1) {
+    unlist(group, block);
+    --l.idle;
+  }
+  tree_.set_block(node, group, kNoBlock);
+  l.node[static_cast<size_t>(block)] = kNoNode;
+  pool_of(group).unref(block);
+}
+
+void BlockCache::prune(NodeId node) {
+  const NodeId stays = tree_.prune(node);
+  if (stays == kNoNode || !tree_.is_leaf(stays)) return;
+  for (int g = 0; g < groups(); ++g) {  // a new leaf may be evicted now
+    if (const int32_t block = tree_.block(stays, g); block != kNoBlock) list(g, block);
+  }
+}
+
+void BlockCache::evict(int group, int32_t block) {
+  const NodeId node = lru(group).node[static_cast<size_t>(block)];
+  if (evicts_leaves_only(group)) {
+    for (int g = 0; g < groups(); ++g) take_from_tree(node, g);
+  } else {
+    take_from_tree(node, group);
+  }
+  prune(node);
+}
+
+int32_t BlockCache::take(int group) {
+  if (pool(group).free() == 0) {
+    FRESHET_CHECK(!lru(group).order.empty(), "group {} has no block to evict", group);
+    evict(group, lru(group).order.begin()->second);
+  }
+  return pool_of(group).take();
+}
+
+void BlockCache::drop_idle() {
+  for (int g = 0; g < groups(); ++g) {
+    while (!lru(g).order.empty()) evict(g, lru(g).order.begin()->second);
+  }
+}
+
+// ---- prefixes --------------------------------------------------------------------------------
+
+int32_t BlockCache::window_start(int group, int32_t computed) const {
+  if (window(group) == 0) return 0;
+  return std::max(0, computed - window(group) + 1) / kBlockTokens;
+}
+
+BlockCache::Path BlockCache::find(std::string_view salt, std::span<const int32_t> tokens) const {
+  Path path;
+  NodeId at = tree_.find_root(salt);
+  if (at == kNoNode) return path;
+  size_t done = 0;
+  while (tokens.size() - done >= kBlockTokens) {
+    const NodeId next = tree_.child(at, tokens.subspan(done, kBlockTokens));
+    if (next == kNoNode) break;
+    path.nodes.push_back(next);
+    at = next;
+    done += kBlockTokens;
+  }
+  path.partial = tree_.longest_partial(at, tokens.subspan(done));
+  return path;
+}
+
+// The most blocks of the path such that every group still has what a next query reads.
+int32_t BlockCache::usable(const Path& path) const {
+  const auto depth = static_cast<int32_t>(path.nodes.size());
+  std::vector<bool> good(static_cast<size_t>(depth) + 1, true);
+  for (int g = 0; g < groups(); ++g) {
+    int32_t run = 0;  // blocks in a row that end at `length`
+    for (int32_t length = 1; length <= depth; ++length) {
+      run = tree_.block(path.nodes[static_cast<size_t>(length) - 1], g) == kNoBlock ? 0 : run + 1;
+      if (run < length - window_start(g, length * kBlockTokens))
+        good[static_cast<size_t>(length)] = false;
+    }
+  }
+  int32_t length = depth;
+  while (!good[static_cast<size_t>(length)]) --length;
+  return length;
+}
+
+int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<const int32_t> tokens,
+                          std::vector<BlockCopy>& copies) {
+  FRESHET_CHECK(table.empty());
+  table.ids.resize(pools_.size());
+  table.first.assign(pools_.size(), 0);
+  if (!options_.share_prefixes) return 0;
+  const Path path = find(salt, tokens);
+  const int32_t length = usable(path);
+  move_cursor(table, length > 0 ? path.nodes[static_cast<size_t>(length) - 1] : tree_.root(salt));
+  table.registered = length;
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    const int32_t start = window_start(g, length * kBlockTokens);
+    table.first[static_cast<size_t>(g)] = start;
+    ids.assign(static_cast<size_t>(length), kNoBlock);
+    for (int32_t i = start; i < length; ++i) {
+      ids[static_cast<size_t>(i)] = tree_.block(path.nodes[static_cast<size_t>(i)], g);
+      ref(g, ids[static_cast<size_t>(i)]);
+    }
+  }
+  const bool whole = length == static_cast<int32_t>(path.nodes.size());
+  if (!whole || path.partial.tokens == 0) return length * kBlockTokens;
+
+  // Use the part of the next block that agrees: a private copy, if each group has block and room.
+  const NodeId source = path.partial.node;
+  for (int g = 0; g < groups(); ++g) {
+    const int32_t from = tree_.block(source, g);
+    if (from == kNoBlock) return length * kBlockTokens;
+    const bool takes_room =
+        pool(g).refs(from) == 1;  // an idle source must not be evicted for its copy
+    if (available(g) - (takes_room ? 1 : 0) < 1) return length * kBlockTokens;
+  }
+  for (int g = 0; g < groups(); ++g) ref(g, tree_.block(source, g));
+  for (int g = 0; g < groups(); ++g) {
+    const int32_t from = tree_.block(source, g);
+    const int32_t to = take(g);
+    table.ids[static_cast<size_t>(g)].push_back(to);
+    copies.push_back({g, from, to});
+  }
+  for (int g = 0; g < groups(); ++g) unref(g, tree_.block(source, g));
+  return length * kBlockTokens + path.partial.tokens;
+}
+
+void BlockCache::move_cursor(BlockTable& table, NodeId to) {
+  if (to != kNoNode) tree_.add_cursor(to);
+  const NodeId from = table.node;
+  table.node = to;
+  if (from != kNoNode) {
+    tree_.drop_cursor(from);
+    prune(from);
+  }
+}
+
+void BlockCache::offer(BlockTable& table, std::span<const int32_t> block_tokens) {
+  NodeId node = tree_.child(table.node, block_tokens);
+  if (node == kNoNode) {
+    for (int g = 0; g < groups(); ++g) {  // the parent is a leaf no more
+      if (const int32_t b = tree_.block(table.node, g); b != kNoBlock && evicts_leaves_only(g))
+        unlist(g, b);
+    }
+    node = tree_.add_child(table.node, block_tokens);
+  }
+  for (int g = 0; g < groups(); ++g) {
+    int32_t& mine = table.ids[static_cast<size_t>(g)][static_cast<size_t>(table.registered)];
+    if (mine == kNoBlock) continue;
+    const int32_t theirs = tree_.block(node, g);
+    if (theirs == kNoBlock) {
+      give_to_tree(node, g, mine);
+    } else if (theirs != mine) {  // the same tokens have the same bits: keep one copy
+      ref(g, theirs);
+      unref(g, mine);
+      mine = theirs;
+    }
+  }
+  move_cursor(table, node);
+  ++table.registered;
+}
+
+void BlockCache::slide(BlockTable& table, int32_t computed) {
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    int32_t& first = table.first[static_cast<size_t>(g)];
+    const int32_t start = std::min(window_start(g, computed), table.blocks(g));
+    for (; first < start; ++first) {
+      int32_t& id = ids[static_cast<size_t>(first)];
+      if (id != kNoBlock) unref(g, id);
+      id = kNoBlock;
+    }
+  }
+}
+
+void BlockCache::computed(BlockTable& table, std::span<const int32_t> tokens, int32_t computed) {
+  if (options_.share_prefixes) {
+    while ((table.registered + 1) * kBlockTokens <= computed) {
+      offer(table,
+            tokens.subspan(static_cast<size_t>(table.registered) * kBlockTokens, kBlockTokens));
+    }
+  }
+  slide(table, computed);
+}
+
+// ---- a sequence's blocks ---------------------------------------------------------------------
+
+bool BlockCache::copies_on_write(const BlockTable& table, int group, int32_t computed) const {
+  if (computed % kBlockTokens == 0) return false;
+  return pool(group).refs(
+             table.ids[static_cast<size_t>(group)][static_cast<size_t>(computed / kBlockTokens)]) >
+         1;
+}
+
+bool BlockCache::reserve(BlockTable& table, int32_t computed, int32_t end,
+                         std::vector<BlockCopy>& copies) {
+  for (int g = 0; g < groups(); ++g) {
+    const int32_t fresh = std::max(0, blocks_for(end) - table.blocks(g));
+    if (fresh + (copies_on_write(table, g, computed) ? 1 : 0) > available(g)) return false;
+  }
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<int32_t>& ids = table.ids[static_cast<size_t>(g)];
+    if (copies_on_write(table, g, computed)) {
+      int32_t& id = ids[static_cast<size_t>(computed / kBlockTokens)];
+      const int32_t to = take(g);
+      copies.push_back({g, id, to});
+      unref(g, id);
+      id = to;
+    }
+    while (table.blocks(g) < blocks_for(end)) ids.push_back(take(g));
+  }
+  return true;
+}
+
+int32_t BlockCache::fit(const BlockTable& table, int32_t computed, int32_t want) const {
+  int32_t end = want;
+  for (int g = 0; g < groups(); ++g) {
+    const int32_t left = available(g) - (copies_on_write(table, g, computed) ? 1 : 0);
+    if (left < 0) return computed;
+    // 64 bits: a pool may hold more tokens than an int32 counts
+    const int64_t most = (int64_t{table.blocks(g)} + left) * kBlockTokens;
+    end = static_cast<int32_t>(std::min<int64_t>(end, most));
+  }
+  return std::max(end, computed);
+}
+
+int32_t BlockCache::most_blocks(int window, int32_t end, int32_t chunk) {
+  const int32_t all = blocks_for(end);
+  if (window == 0) return all;
+  // The window before the chunk and the chunk itself, neither aligned to blocks.
+  return std::min(all, blocks_for(window) + blocks_for(chunk) + 1);
+}
+
+int32_t BlockCache::still_needs(const BlockTable& table, int group, int32_t end,
+                                int32_t chunk) const {
+  const int32_t held =
+      table.empty() ? 0 : table.blocks(group) - table.first[static_cast<size_t>(group)];
+  const int32_t ahead = blocks_for(end) - (table.empty() ? 0 : table.blocks(group));
+  return std::clamp(most_blocks(window(group), end, chunk) - held, 0, std::max(0, ahead));
+}
+
+BlockTable BlockCache::fork(const BlockTable& table, int32_t computed) {
+  BlockTable copy = table;
+  for (int g = 0; g < groups(); ++g) {
+    std::vector<int32_t>& ids = copy.ids[static_cast<size_t>(g)];
+    ids.resize(std::min(ids.size(), static_cast<size_t>(blocks_for(computed))));
+    for (const int32_t id : ids) {
+      if (id != kNoBlock) ref(g, id);
+    }
+  }
+  if (copy.node != kNoNode) tree_.add_cursor(copy.node);
+  return copy;
+}
+
+void BlockCache::release(BlockTable& table) {
+  for (int g = 0; g < static_cast<int>(table.ids.size()); ++g) {
+    // Last first: the end of a prefix is of use to fewer than its beginning.
+    for (auto id = table.ids[static_cast<size_t>(g)].rbegin();
+         id != table.ids[static_cast<size_t>(g)].rend(); ++id) {
+      if (*id != kNoBlock) unref(g, *id);
+    }
+  }
+  move_cursor(table, kNoNode);
+  table = BlockTable{};
+}
+
+// ---- verification ----------------------------------------------------------------------------
+
+Status BlockCache::check(std::span<const BlockTable* const> tables) const {
+  for (int g = 0; g < groups(); ++g) {
+    FRESHET_RETURN_IF_ERROR(pool(g).check_conserved().with_context(fmt::format("group {}", g)));
+    const Lru& l = lru_[static_cast<size_t>(g)];
+    std::vector<int32_t> expected(static_cast<size_t>(pool(g).size()), 0);
+    int32_t idle = 0;
+    for (int32_t b = 0; b < pool(g).size(); ++b) {
+      const NodeId node = l.node[static_cast<size_t>(b)];
+      if (node == kNoNode) continue;
+      ++expected[static_cast<size_t>(b)];
+      if (tree_.block(node, g) != b)
+        return internal_error("group {}: the tree lost block {}", g, b);
+      if (pool(g).refs(b) == 1) ++idle;
+      const bool may_go = pool(g).refs(b) == 1 && (!evicts_leaves_only(g) || tree_.is_leaf(node));
+      if (l.order.contains({l.tick[static_cast<size_t>(b)], b}) != may_go) {
+        return internal_error("group {}: block {} is {} the order of eviction", g, b,
+                              may_go ? "not in" : "in");
+      }
+    }
+    if (idle != l.idle)
+      return internal_error("group {}: {} idle blocks, {} counted", g, idle, l.idle);
+    if (idle > 0 && l.order.empty())
+      return internal_error("group {}: idle blocks, none to evict", g);
+    for (const BlockTable* table : tables) {
+      if (table->empty()) continue;
+      for (const int32_t id : table->ids[static_cast<size_t>(g)]) {
+        if (id != kNoBlock) ++expected[static_cast<size_t>(id)];
+      }
+    }
+    for (int32_t b = 0; b < pool(g).size(); ++b) {
+      if (expected[static_cast<size_t>(b)] != pool(g).refs(b)) {
+        return internal_error("group {}: block {} has {} references, {} holders", g, b,
+                              pool(g).refs(b), expected[static_cast<size_t>(b)]);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace freshet::kv_cache

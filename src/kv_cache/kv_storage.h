@@ -1,0 +1,50 @@
+// The bytes of the paged cache: one buffer a layer, cut into blocks.
+//
+// Layers are put into groups by attention window: a group's layers share block ids, and each group
+// has a pool of its own (kv_cache/block_pool.h), because a sliding window needs few blocks a
+// sequence however long it grows. KvStorage owns the memory and knows nothing of sequences.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "ops/attention.h"
+#include "tensor/buffer.h"
+
+namespace freshet {
+
+struct KvGroup {
+  int window = 0;           // 0: full attention
+  std::vector<int> layers;  // model layers of the group, ascending
+};
+
+// What the cache of a model looks like: a shape for every layer, and the groups.
+struct KvCacheSpec {
+  std::vector<ops::KvShape> layers;  // [layers]
+  std::vector<KvGroup> groups;
+  size_t block_bytes(int group) const;  // of one block id, over all layers of the group
+};
+
+class KvStorage {
+ public:
+  // blocks[g]: number of blocks of group g. memory: where they lie, nullptr for the host.
+  static Result<KvStorage> allocate(const KvCacheSpec& spec, const std::vector<int32_t>& blocks,
+                                    Memory* memory = nullptr);
+
+  ops::KvView layer(int layer) const;
+  int group_of(int layer) const { return group_of_[static_cast<size_t>(layer)]; }
+  const KvCacheSpec& spec() const { return spec_; }
+  int32_t blocks(int group) const { return blocks_[static_cast<size_t>(group)]; }
+  size_t bytes() const;
+  // Copies the contents of block `from` to block `to` in every layer of the group (copy on write).
+  void copy_block(int group, int32_t from, int32_t to);
+
+ private:
+  KvCacheSpec spec_;
+  std::vector<int32_t> blocks_;
+  std::vector<int> group_of_;
+  std::vector<Buffer> buffers_;  // [layers]
+};
+
+}  // namespace freshet

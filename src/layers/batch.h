@@ -1,0 +1,39 @@
+// One step's work, as the model sees it: a ragged batch over a paged cache.
+//
+// Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
+// has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
+// the last of its context_len[s] tokens. Layers with the same attention window share a block table:
+// a model has one or more cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "ops/attention.h"
+
+namespace freshet {
+
+struct BlockTables {
+  std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
+  int64_t stride = 0;
+};
+
+struct ForwardBatch {
+  std::vector<int32_t> token_ids;    // [tokens]
+  std::vector<int32_t> positions;    // [tokens]
+  std::vector<int32_t> query_start;  // [sequences + 1]
+  std::vector<int32_t> context_len;  // [sequences], this step's tokens included
+  std::vector<BlockTables> tables;   // [groups]
+  std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
+
+  int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
+  int sequences() const { return static_cast<int>(context_len.size()); }
+  ops::AttentionBatch attention(int group) const {
+    const BlockTables& t = tables[static_cast<size_t>(group)];
+    return {query_start, context_len, t.ids.data(), t.stride};
+  }
+};
+
+}  // namespace freshet

@@ -1,0 +1,260 @@
+#include "layers/decoder.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "layers/rope.h"
+#include "ops/device.h"
+
+namespace freshet {
+
+Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
+    : spec_(std::move(spec)), weights_(std::move(weights)), infos_(std::move(infos)), ops_(ops) {
+  cos_sin_.resize(spec_.ropes.size());
+}
+
+size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
+  const int64_t hidden = spec_.hidden_size;
+  size_t fixed = matrix_bytes(tokens, hidden);  // the residual stream
+  for (const RopeSpec& rope : spec_.ropes) fixed += matrix_bytes(tokens, rope.rotary_dim);
+  // The most that is taken on top of that at once: by the look-up, a layer or the head.
+  size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
+                matrix_bytes(tokens, hidden);
+  peak = std::max(
+      peak, matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
+  for (const LayerSpec& layer : spec_.layers) {
+    const bool mla = layer.attention.kind == AttentionSpec::Kind::kMla;
+    const size_t attention = mla ? mla_attention_bytes(layer.attention, tokens)
+                                 : gqa_attention_bytes(layer.attention, tokens);
+    const size_t mlp_part =
+        layer.moe ? moe_bytes(*layer.moe, hidden, tokens) : mlp_bytes(layer.mlp, tokens);
+    // Two normalised inputs (parallel branches) and one branch's output.
+    peak = std::max(peak, 3 * matrix_bytes(tokens, hidden) + std::max(attention, mlp_part));
+  }
+  if (ops_.device() != nullptr) {  // results wait there for the host
+    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
+  }
+  return fixed + peak;
+}
+
+ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
+  ops::Ops::ShapeLimits l;
+  l.tokens = tokens;
+  l.max_context = context;
+  l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
+  l.max_rows = std::max(spec_.vocab_size, spec_.hidden_size);
+  for (const LayerSpec& layer : spec_.layers) {
+    const AttentionSpec& a = layer.attention;
+    const bool mla = a.kind == AttentionSpec::Kind::kMla;
+    const int64_t key = mla ? a.kv_rank + a.rope_dim : a.head_dim;
+    const int64_t value = mla ? a.kv_rank : a.value_dim;
+    const int64_t widest = a.heads * std::max({key, value, int64_t{a.head_dim}});
+    l.heads = std::max(l.heads, a.heads);
+    l.max_head_dim = std::max(l.max_head_dim, static_cast<int>(std::max(key, value)));
+    l.max_cols = std::max({l.max_cols, widest, int64_t{a.q_rank}});
+    l.max_rows = std::max(l.max_rows, widest);
+    int64_t ff = layer.mlp.ff;
+    if (layer.moe) {
+      ff = std::max(layer.moe->expert_ff, layer.moe->shared_ff);
+      l.max_expert_ff = std::max(l.max_expert_ff, int64_t{layer.moe->expert_ff});
+      l.top_k = std::max(l.top_k, layer.moe->routing.top_k);
+    }
+    l.max_cols = std::max(l.max_cols, ff);
+    l.max_rows = std::max(l.max_rows, 2 * ff);
+  }
+  return l;
+}
+
+size_t Decoder::workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
+  return arena_bytes(tokens, logit_rows) + ops_.scratch_bytes(limits(tokens, context));
+}
+
+Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
+  FRESHET_CHECK(tokens > 0 && logit_rows > 0 && context > 0,
+                "a plan for {} tokens, {} logits, {} positions", tokens, logit_rows, context);
+  if (spec_.learned_positions > 0 && context > spec_.learned_positions - spec_.position_offset) {
+    return invalid_argument("a context of {} tokens: the model has {} learned positions", context,
+                            spec_.learned_positions - spec_.position_offset);
+  }
+  if (const ops::Device* device = ops_.device()) {
+    for (const LayerSpec& layer : spec_.layers) {
+      FRESHET_RETURN_IF_ERROR(device->supports(kv_shape(layer.attention, ops::KvType::kF16)));
+      if (layer.moe) FRESHET_RETURN_IF_ERROR(device->supports(layer.moe->routing));
+    }
+  }
+  FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
+  arena_ = Arena();  // gives its memory back before the new one is asked for
+  FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
+                           Buffer::allocate(arena_bytes(tokens, logit_rows), ops_.memory()));
+  arena_ = Arena(std::move(buffer));
+  max_tokens_ = tokens;
+  max_logit_rows_ = logit_rows;
+  frequencies_.clear();
+  for (const RopeSpec& rope : spec_.ropes) {
+    const std::vector<float> all = rope_frequencies(rope, context);
+    Vector& on_device = frequencies_.emplace_back();
+    FRESHET_ASSIGN_OR_RETURN(on_device.buffer, ops_.upload(all));
+    on_device.size = std::ssize(all);
+  }
+  every_.resize(static_cast<size_t>(tokens));
+  std::iota(every_.begin(), every_.end(), 0);
+  return {};
+}
+
+Matrix Decoder::embed(Step& step) {
+  const ForwardBatch& batch = step.batch;
+  const int64_t tokens = batch.tokens();
+  const Matrix x = arena_.matrix(tokens, spec_.hidden_size);
+  const Scratch scratch(arena_);
+  if (spec_.embedding_size == spec_.hidden_size) {
+    ops_.embed(x, weights_.embedding, batch.token_ids, spec_.embedding_scale);
+  } else {
+    const Matrix narrow = arena_.matrix(tokens, spec_.embedding_size);
+    ops_.embed(narrow, weights_.embedding, batch.token_ids, spec_.embedding_scale);
+    const ops::Product products[] = {product_of(weights_.embedding_in, x)};
+    ops_.matmul(narrow, products);
+  }
+  if (spec_.learned_positions > 0) {
+    const Matrix positions = arena_.matrix(tokens, spec_.hidden_size);
+    ops_.embed(positions, weights_.positions, batch.positions, 1.0f, spec_.position_offset);
+    ops_.add(x, positions, 1.0f);
+  }
+  return x;
+}
+
+// x = after(x + out(branch(in))), the norms as the spec has them; `in` is normalised already.
+void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x) {
+  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const BranchNorms& norms = attention ? spec.attention_norms : spec.mlp_norms;
+  const BranchNormWeights& norm_weights = attention ? w.attention_norms : w.mlp_norms;
+  const auto run = [&](const Into& into) {
+    if (attention) {
+      const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
+      (mla ? mla_attention : gqa_attention)(step, layer, w.attention, in, into);
+    } else if (spec.moe) {
+      moe(step, *spec.moe, w.moe, in, into);
+    } else {
+      mlp(step, spec.mlp, w.mlp, in, into);
+    }
+  };
+  const bool scaled_experts = !attention && spec.moe && spec_.residual_scale != 1.0f;
+  if (!norms.out && !scaled_experts && in.data != x.data) {
+    run({x, true, spec_.residual_scale});
+  } else {
+    const Scratch scratch(arena_);
+    const Matrix out = arena_.matrix(x.rows, x.cols);
+    run({out, false, 1.0f});
+    if (norms.out) ops_.norm(out, out, norm_of(*norms.out, norm_weights.out));
+    ops_.add(x, out, spec_.residual_scale);
+  }
+  if (norms.after) ops_.norm(x, x, norm_of(*norms.after, norm_weights.after));
+}
+
+void Decoder::run_layer(Step& step, int layer, const Matrix& x) {
+  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const Scratch scratch(arena_);
+  const auto normed = [&](const std::optional<NormSpec>& norm, const NormWeights& weights) {
+    if (!norm) return x;
+    const Matrix out = arena_.matrix(x.rows, x.cols);
+    ops_.norm(out, x, norm_of(*norm, weights));
+    return out;
+  };
+  const Matrix in = normed(spec.attention_norms.in, w.attention_norms.in);
+  if (spec.parallel) {
+    // Both inputs before either branch adds to x.
+    const Matrix mlp_in = spec.mlp_norms.in ? normed(spec.mlp_norms.in, w.mlp_norms.in) : in;
+    branch(step, layer, true, in, x);
+    branch(step, layer, false, mlp_in, x);
+  } else {
+    branch(step, layer, true, in, x);
+    branch(step, layer, false, normed(spec.mlp_norms.in, w.mlp_norms.in), x);
+  }
+}
+
+void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
+                           const Matrix& hidden) {
+  const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
+  const auto final_norm = [&](const Matrix& out, const Matrix& in) {
+    ops_.norm(out, in, norm_of(*spec_.final_norm, weights_.final_norm));
+  };
+  if (hidden.data != nullptr) {
+    if (spec_.final_norm) {
+      final_norm(hidden, x);
+    } else {
+      ops_.gather_rows(hidden, x, std::span(every_).first(static_cast<size_t>(x.rows)));
+    }
+  }
+  if (rows == 0) return;
+  const Scratch scratch(arena_);
+  Matrix last = arena_.matrix(rows, spec_.hidden_size);
+  ops_.gather_rows(last, x, step.batch.logit_rows);
+  if (spec_.final_norm) final_norm(last, last);
+  if (spec_.embedding_size != spec_.hidden_size) {
+    const Matrix narrow = arena_.matrix(rows, spec_.embedding_size);
+    const ops::Product products[] = {product_of(weights_.embedding_out, narrow)};
+    ops_.matmul(last, products);
+    last = narrow;
+  }
+  ops::Product head = product_of(weights_.head, logits);
+  if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
+  head.scale = spec_.logits_scale;
+  ops_.matmul(last, {&head, 1});
+  if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
+}
+
+void Decoder::run(Step& step, const Matrix& logits, const Matrix& hidden) {
+  const ForwardBatch& batch = step.batch;
+  for (size_t r = 0; r < spec_.ropes.size(); ++r) {
+    auto* table = arena_.allocate_array<float>(batch.tokens() * spec_.ropes[r].rotary_dim);
+    const Vector& frequencies = frequencies_[r];
+    ops_.rope_table(table, batch.positions,
+                    {frequencies.data(), static_cast<size_t>(frequencies.size)},
+                    spec_.ropes[r].attention_factor);
+    cos_sin_[r] = table;
+  }
+  const Matrix x = embed(step);
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    run_layer(step, static_cast<int>(layer), x);
+  }
+  write_logits(step, x, logits, hidden);
+}
+
+void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache, float* logits,
+                      float* hidden) {
+  const int64_t tokens = batch.tokens();
+  FRESHET_CHECK(tokens > 0 && tokens <= max_tokens_, "a step of {} tokens, planned for {}", tokens,
+                max_tokens_);
+  FRESHET_CHECK(static_cast<int64_t>(batch.logit_rows.size()) <= max_logit_rows_,
+                "logits of {} tokens, planned for {}", batch.logit_rows.size(), max_logit_rows_);
+  FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
+                "{} positions for {} tokens", batch.positions.size(), tokens);
+  arena_.reset();
+  const auto rows = static_cast<int64_t>(batch.logit_rows.size());
+  Matrix out{logits, rows, spec_.vocab_size, spec_.vocab_size};
+  Matrix states{hidden, tokens, spec_.hidden_size, spec_.hidden_size};
+  const bool apart = ops_.device() != nullptr;
+  if (apart) {  // the same places in every step of the same numbers
+    out = arena_.matrix(rows, spec_.vocab_size);
+    if (hidden != nullptr) states = arena_.matrix(tokens, spec_.hidden_size);
+  }
+  step_arrays_.assign(
+      {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
+  step_key_.assign({tokens, batch.sequences(), rows, hidden != nullptr});
+  for (const BlockTables& table : batch.tables) {
+    step_arrays_.push_back(table.ids);
+    step_key_.push_back(table.stride);
+  }
+  for (size_t layer = 0; apart && layer < spec_.layers.size(); ++layer) {
+    step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
+  }
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
+  const bool decode = tokens == batch.sequences() && rows == tokens && hidden == nullptr;
+  ops_.step({step_arrays_, step_key_, decode}, [&] { run(step, out, states); });
+  if (apart && rows > 0) ops_.read(logits, out);
+  if (apart && hidden != nullptr) ops_.read(hidden, states);
+}
+
+}  // namespace freshet

@@ -1,0 +1,57 @@
+// A loaded model: weights in a device's form, and the forward pass.
+//
+// forward() runs one ragged batch: it writes the batch's keys and values to the cache and the
+// logits of the wanted rows to `logits`. It allocates nothing; the batch must fit the limits of the
+// plan. Called from one thread at a time. Which architecture it is shows only in spec().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kv_cache/kv_storage.h"
+#include "layers/batch.h"
+#include "layers/spec.h"
+#include "loader/checkpoint.h"
+#include "ops/ops.h"
+
+namespace freshet {
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelSpec& spec() const = 0;
+
+  // Workspace for batches of at most `tokens` tokens with `logit_rows` logits rows and contexts of
+  // at most `context` tokens. Must be called before forward().
+  virtual size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const = 0;
+  virtual Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) = 0;
+
+  // logits: [batch.logit_rows.size(), spec().vocab_size] F32, final scaling and soft cap applied.
+  // hidden: nullptr, or [tokens, hidden_size]: the states after the final norm, for every token.
+  virtual void forward(const ForwardBatch& batch, const KvStorage& cache, float* logits,
+                       float* hidden) = 0;
+
+  // Every weight: name, format, shape, bytes, kernel; for `inspect`.
+  struct WeightInfo {
+    std::string name;
+    quant::Format format;
+    int64_t rows, cols;
+    size_t bytes;
+    std::string kernel;
+  };
+  virtual std::vector<WeightInfo> weights() const = 0;
+};
+
+using Progress = std::function<void(size_t done_bytes, size_t total_bytes)>;
+
+// models/registry.cc: reads the configuration only (cheap; for plans and `inspect`).
+Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint);
+// models/registry.cc: packs every weight. The checkpoint may be closed afterwards.
+Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
+                                          const Progress& progress);
+
+}  // namespace freshet

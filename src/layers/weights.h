@@ -1,0 +1,80 @@
+// The weights of a decoder in a device's form: what models/ fills and layers/ reads.
+//
+// Optional parts are empty where the ModelSpec has none. Immutable after loading. Movable: buffers
+// keep their addresses.
+#pragma once
+
+#include <vector>
+
+#include "ops/weight.h"
+#include "tensor/buffer.h"
+
+namespace freshet {
+
+// F32 parameters: norms, biases, sinks.
+struct Vector {
+  Buffer buffer;
+  int64_t size = 0;
+  const float* data() const { return size == 0 ? nullptr : buffer.as<float>(); }
+};
+
+struct Linear {
+  ops::Weight weight;  // [out, in]
+  Vector bias;         // [out]
+};
+
+struct NormWeights {
+  Vector weight;
+  Vector bias;
+};
+
+struct BranchNormWeights {
+  NormWeights in, out, after;
+};
+
+struct AttentionWeights {
+  Linear q, k, v, out;
+  NormWeights q_norm, k_norm;
+  Vector sinks;  // [heads]
+  // MLA. Queries come from q, or from q_down, its norm and q_up.
+  Linear q_down, q_up, kv_down;
+  NormWeights q_latent_norm, kv_latent_norm;
+  // [heads] of [kv_rank + rope_dim, nope_dim + rope_dim]: diag(W_k^T, I), which takes a query into
+  // the space of the cache and leaves its rotated part alone.
+  std::vector<ops::Weight> q_absorb;
+  std::vector<ops::Weight> v_up;  // [heads] of [value_dim, kv_rank]
+};
+
+struct MlpWeights {
+  Linear gate, up, down;
+};
+
+struct MoeWeights {
+  Linear router;
+  Vector correction;                 // [experts]
+  std::vector<ops::Weight> gate_up;  // [experts] of [2 * ff, hidden]
+  std::vector<ops::Weight> down;     // [experts] of [hidden, ff]
+  Vector gate_up_bias, down_bias;    // [experts, 2 * ff], [experts, hidden]
+  MlpWeights shared;
+  Linear shared_gate;  // [1, hidden]
+};
+
+struct LayerWeights {
+  AttentionWeights attention;
+  BranchNormWeights attention_norms;
+  MlpWeights mlp;
+  MoeWeights moe;
+  BranchNormWeights mlp_norms;
+};
+
+struct ModelWeights {
+  ops::Weight embedding;  // [vocab, embedding_size]
+  ops::Weight positions;  // [learned_positions, hidden]
+  Linear embedding_in;    // [hidden, embedding_size], where the two differ
+  Linear embedding_out;   // [embedding_size, hidden]
+  std::vector<LayerWeights> layers;
+  NormWeights final_norm;
+  Linear head;  // [vocab, embedding_size]; empty weight: the embedding
+};
+
+}  // namespace freshet

@@ -1,0 +1,201 @@
+#include "loader/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <map>
+
+namespace freshet::loader {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "name-00002-of-00003.gguf" split in its parts.
+struct SplitName {
+  std::string prefix;  // with the directory
+  int count = 0;
+  std::string part(int i) const { return fmt::format("{}-{:05}-of-{:05}.gguf", prefix, i, count); }
+};
+
+std::optional<SplitName> split_name(const std::string& path) {
+  constexpr size_t kTail = std::string_view("-00001-of-00003.gguf").size();
+  if (path.size() < kTail) return std::nullopt;
+  const std::string_view tail = std::string_view(path).substr(path.size() - kTail);
+  if (tail[0] != '-' || tail.substr(6, 4) != "-of-" || tail.substr(15) != ".gguf") {
+    return std::nullopt;
+  }
+  SplitName split{path.substr(0, path.size() - kTail)};
+  int index = 0;
+  const auto number = [](std::string_view s, int& v) {
+    const auto r = std::from_chars(s.data(), s.data() + s.size(), v);
+    return r.ec == std::errc() && r.ptr == s.data() + s.size();
+  };
+  if (!number(tail.substr(1, 5), index) || !number(tail.substr(10, 5), split.count)) {
+    return std::nullopt;
+  }
+  if (index < 1 || index > split.count) return std::nullopt;
+  return split;
+}
+
+Result<std::vector<std::string>> files_ending_in(const std::string& directory,
+                                                 std::string_view suffix) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.ends_with(suffix) && !name.starts_with('.')) out.push_back(it->path().string());
+  }
+  if (error) return io_error("cannot list {}: {}", directory, error.message());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// The GGUF model of a directory, its parts counted as one.
+Result<std::string> only_gguf(const std::string& directory) {
+  FRESHET_ASSIGN_OR_RETURN(std::vector<std::string> files, files_ending_in(directory, ".gguf"));
+  std::vector<std::string> models;
+  for (std::string& f : files) {
+    const auto split = split_name(f);
+    if (split && f != split->part(1)) continue;
+    models.push_back(std::move(f));
+  }
+  if (models.size() == 1) return models[0];
+  if (models.empty()) {
+    return not_found("{} holds no model: neither config.json with *.safetensors nor a .gguf file",
+                     directory);
+  }
+  return invalid_argument("{} holds {} GGUF models; name one, e.g. {}", directory, models.size(),
+                          models[0]);
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+// An index may name files of its own directory only.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const std::string& path) {
+  Checkpoint c;
+  c.path_ = path;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    if (path.ends_with(".safetensors")) {
+      return invalid_argument("{}: give the directory, which also holds config.json", path);
+    }
+    FRESHET_RETURN_IF_ERROR(c.open_gguf(path));
+    return c;
+  }
+  FRESHET_ASSIGN_OR_RETURN(const auto safetensors, files_ending_in(path, ".safetensors"));
+  if (!safetensors.empty() || exists(path + "/model.safetensors.index.json")) {
+    FRESHET_RETURN_IF_ERROR(c.open_hugging_face(path));
+    return c;
+  }
+  FRESHET_ASSIGN_OR_RETURN(const std::string gguf, only_gguf(path));
+  FRESHET_RETURN_IF_ERROR(c.open_gguf(gguf));
+  return c;
+}
+
+Status Checkpoint::open_hugging_face(const std::string& directory) {
+  kind_ = Kind::kHuggingFace;
+  const std::string config = directory + "/config.json";
+  if (!exists(config)) {
+    return not_found("{} holds safetensors but no config.json, which tells the architecture",
+                     directory);
+  }
+  FRESHET_ASSIGN_OR_RETURN(config_, json::parse_file(config));
+  if (!config_.is_object()) return invalid_argument("{} is not a JSON object", config);
+  if (const std::string generation = directory + "/generation_config.json"; exists(generation)) {
+    FRESHET_ASSIGN_OR_RETURN(generation_config_, json::parse_file(generation));
+  }
+  const std::string index = directory + "/model.safetensors.index.json";
+  if (exists(index)) {
+    FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse_file(index));
+    return open_index(directory, parsed).with_context(index);
+  }
+  std::vector<std::string> files = {directory + "/model.safetensors"};
+  if (!exists(files[0])) {
+    FRESHET_ASSIGN_OR_RETURN(files, files_ending_in(directory, ".safetensors"));
+  }
+  for (const std::string& path : files) {
+    FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
+    for (const TensorSource& t : file.tensors()) FRESHET_RETURN_IF_ERROR(add(t).with_context(path));
+    safetensors_.push_back(std::move(file));
+  }
+  return {};
+}
+
+Status Checkpoint::open_index(const std::string& directory, const json::Value& index) {
+  const json::Value* map = index.find("weight_map");
+  if (map == nullptr || !map->is_object()) return invalid_argument("it has no weight_map");
+  std::map<std::string, size_t> shards;  // file name -> place in safetensors_
+  for (const auto& [tensor, value] : map->as_object()) {
+    if (!value.is_string() || !is_plain_name(value.as_string())) {
+      return invalid_argument("tensor '{}' is mapped to something that is not a file name here",
+                              tensor);
+    }
+    const std::string& name = value.as_string();
+    auto shard = shards.find(name);
+    if (shard == shards.end()) {
+      FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(directory + "/" + name));
+      safetensors_.push_back(std::move(file));
+      shard = shards.emplace(name, safetensors_.size() - 1).first;
+    }
+    const TensorSource* t = safetensors_[shard->second].find(tensor);
+    if (t == nullptr) return invalid_argument("tensor '{}' is not in {}", tensor, name);
+    FRESHET_RETURN_IF_ERROR(add(*t));
+  }
+  return {};
+}
+
+Status Checkpoint::open_gguf(const std::string& path) {
+  kind_ = Kind::kGguf;
+  const auto split = split_name(path);
+  const int parts = split ? split->count : 1;
+  for (int i = 1; i <= parts; ++i) {
+    const std::string part = split ? split->part(i) : path;
+    FRESHET_ASSIGN_OR_RETURN(GgufFile file, GgufFile::open(part));
+    const int64_t said = file.get_int("split.count").value_or(0);
+    if (said > 1 && said != parts) {
+      return invalid_argument(
+          "{}: it says that it is one of {} parts; their names must end in "
+          "-00001-of-{:05}.gguf and so on",
+          part, said, said);
+    }
+    for (const TensorSource& t : file.tensors()) FRESHET_RETURN_IF_ERROR(add(t).with_context(part));
+    gguf_.push_back(std::move(file));
+  }
+  const auto expected = gguf_.front().get_int("split.tensors.count");
+  if (split && expected && *expected != static_cast<int64_t>(tensors_.size())) {
+    return invalid_argument("{}: the parts hold {} tensors of {}", path, tensors_.size(),
+                            *expected);
+  }
+  return {};
+}
+
+Status Checkpoint::add(const TensorSource& tensor) {
+  if (!index_.emplace(tensor.name, tensors_.size()).second) {
+    return invalid_argument("tensor '{}' is in more than one file", tensor.name);
+  }
+  tensors_.push_back(tensor);
+  total_bytes_ += tensor.bytes;
+  return {};
+}
+
+const TensorSource* Checkpoint::find(std::string_view name) const {
+  const auto it = index_.find(std::string(name));
+  return it == index_.end() ? nullptr : &tensors_[it->second];
+}
+
+void Checkpoint::prefetch() const {
+  for (const SafetensorsFile& f : safetensors_) f.file()->prefetch(0, f.file()->bytes().size());
+  for (const GgufFile& f : gguf_) f.file()->prefetch(0, f.file()->bytes().size());
+}
+
+}  // namespace freshet::loader

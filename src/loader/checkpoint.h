@@ -1,0 +1,59 @@
+// A model's weights on disk, whatever their container: what models are assembled from.
+//
+// open() accepts a directory with config.json and safetensors (one file, or shards with
+// model.safetensors.index.json), one .gguf file (or any part of a split one), or a directory that
+// holds one GGUF model. The mapped files live as long as the Checkpoint; TensorSource pointers
+// survive moving it. Immutable after opening, so safe to read from many threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/json.h"
+#include "base/status.h"
+#include "loader/gguf.h"
+#include "loader/safetensors.h"
+#include "loader/tensor_source.h"
+
+namespace freshet::loader {
+
+class Checkpoint {
+ public:
+  enum class Kind { kHuggingFace, kGguf };
+
+  static Result<Checkpoint> open(const std::string& path);
+
+  Kind kind() const { return kind_; }
+  const std::string& path() const { return path_; }      // as given to open()
+  const json::Value& config() const { return config_; }  // config.json; null for GGUF
+  const json::Value& generation_config() const { return generation_config_; }  // null when absent
+  // The (first part of the) GGUF file, whose metadata hold for the whole; nullptr for Hugging Face.
+  const GgufFile* gguf() const { return gguf_.empty() ? nullptr : &gguf_.front(); }
+
+  const std::vector<TensorSource>& tensors() const { return tensors_; }
+  const TensorSource* find(std::string_view name) const;  // nullptr when absent
+  size_t total_bytes() const { return total_bytes_; }     // of all tensors
+  // Asks the kernel to read all weights ahead.
+  void prefetch() const;
+
+ private:
+  Status open_hugging_face(const std::string& directory);
+  Status open_index(const std::string& directory, const json::Value& index);
+  Status open_gguf(const std::string& path);
+  Status add(const TensorSource& tensor);
+
+  Kind kind_ = Kind::kHuggingFace;
+  std::string path_;
+  json::Value config_;
+  json::Value generation_config_;
+  std::vector<SafetensorsFile> safetensors_;
+  std::vector<GgufFile> gguf_;
+  std::vector<TensorSource> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+  size_t total_bytes_ = 0;
+};
+
+}  // namespace freshet::loader

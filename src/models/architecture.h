@@ -1,0 +1,34 @@
+// What an architecture adds to the common decoder: its configuration's meaning and the names and
+// layout of its weights. One file each; registry.cc lists them.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "layers/spec.h"
+#include "models/config.h"
+#include "models/weight_names.h"
+
+namespace freshet::models {
+
+// How a product of queries, keys and values is laid out in one matrix.
+enum class FusedQkv {
+  kStacked,  // all queries, all keys, all values
+  kPerHead,  // head by head: its query, key and value
+};
+
+struct Architecture {
+  std::string_view type;  // config.json's model_type
+  ModelSpec (*spec)(Config& config);
+  std::span<const NameRule> names;       // in safetensors, where they differ from Llama's
+  std::span<const NameRule> gguf_names;  // in GGUF, where they differ from the common ones
+  // Peculiarities of the published safetensors; GGUF has none of these.
+  bool norms_less_one = false;       // norm weights are stored as w - 1
+  bool transposed = false;           // linear layers are stored [in, out]
+  bool experts_interleaved = false;  // experts [in, out], a gate column before each up column
+  FusedQkv fused_qkv = FusedQkv::kStacked;
+  // GGUF files have the rows of q and k in the order of interleaved rotation.
+  bool gguf_interleaves = false;
+};
+
+}  // namespace freshet::models

@@ -1,0 +1,134 @@
+#include <numeric>
+
+#include "models/assemble.h"
+
+namespace freshet::models {
+namespace {
+
+using Order = std::vector<int64_t>;
+
+Order range(int64_t first, int64_t count) {
+  Order order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), first);
+  return order;
+}
+
+// Rows of a head in the order (0, 2, 4 ... 1, 3, 5 ...), which takes llama.cpp's order for
+// interleaved rotation back to halves.
+Order halves(int heads, int head_dim) {
+  Order order;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t part = 0; part < 2; ++part) {
+      for (int64_t i = 0; i < head_dim / 2; ++i) order.push_back(h * head_dim + 2 * i + part);
+    }
+  }
+  return order;
+}
+
+struct FusedOrders {
+  Order q, k, v;
+};
+
+FusedOrders fused_orders(const AttentionSpec& a, FusedQkv layout) {
+  const int64_t q = int64_t{a.heads} * a.head_dim;
+  const int64_t k = int64_t{a.kv_heads} * a.head_dim;
+  const int64_t v = int64_t{a.kv_heads} * a.value_dim;
+  if (layout == FusedQkv::kStacked) return {range(0, q), range(q, k), range(q + k, v)};
+  FusedOrders orders;
+  for (int64_t h = 0; h < a.heads; ++h) {
+    Order* parts[] = {&orders.q, &orders.k, &orders.v};
+    for (int64_t part = 0; part < 3; ++part) {
+      const Order rows = range((h * 3 + part) * a.head_dim, a.head_dim);
+      parts[part]->insert(parts[part]->end(), rows.begin(), rows.end());
+    }
+  }
+  return orders;
+}
+
+Status assemble_qkv(WeightReader& reader, const ModelSpec& spec, int layer, AttentionWeights& out) {
+  const AttentionSpec& a = spec.layers[static_cast<size_t>(layer)].attention;
+  const int64_t hidden = spec.hidden_size;
+  const int64_t q = int64_t{a.heads} * a.head_dim;
+  const int64_t k = int64_t{a.kv_heads} * a.head_dim;
+  const int64_t v = int64_t{a.kv_heads} * a.value_dim;
+  const bool separate = reader.find(Role::kQuery, ".weight", layer) != nullptr ||
+                        reader.find(Role::kQkv, ".weight", layer) == nullptr;
+  if (separate) {
+    Order q_order, k_order;
+    if (reader.is_gguf() && reader.architecture().gguf_interleaves) {
+      q_order = halves(a.heads, a.head_dim);
+      k_order = halves(a.kv_heads, a.head_dim);
+    }
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.q, Role::kQuery, layer, q, hidden, a.qkv_bias, q_order));
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.k, Role::kKey, layer, k, hidden, a.qkv_bias, k_order));
+    return reader.linear(out.v, Role::kValue, layer, v, hidden, a.qkv_bias);
+  }
+  const FusedQkv layout = reader.is_gguf() ? FusedQkv::kStacked : reader.architecture().fused_qkv;
+  const FusedOrders orders = fused_orders(a, layout);
+  const int64_t rows = q + k + v;
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.q, Role::kQkv, layer, rows, hidden, a.qkv_bias, orders.q));
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.k, Role::kQkv, layer, rows, hidden, a.qkv_bias, orders.k));
+  return reader.linear(out.v, Role::kQkv, layer, rows, hidden, a.qkv_bias, orders.v);
+}
+
+// One weight for each head: a tensor [heads, head_dim], or one tensor a head.
+Status assemble_head_norms(WeightReader& reader, Role role, int layer, int heads, int head_dim,
+                           NormWeights& out) {
+  FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* first,
+                           reader.require(role, ".weight", layer, 0));
+  const int64_t all = int64_t{heads} * head_dim;
+  if (heads == 1 || first->elements() != head_dim) {
+    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> values, reader.values(*first, all));
+    return reader.store(out.weight, values);
+  }
+  std::vector<float> values;
+  for (int h = 0; h < heads; ++h) {
+    FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* tensor,
+                             reader.require(role, ".weight", layer, h));
+    FRESHET_ASSIGN_OR_RETURN(const std::vector<float> head, reader.values(*tensor, head_dim));
+    values.insert(values.end(), head.begin(), head.end());
+  }
+  return reader.store(out.weight, values);
+}
+
+Status assemble_qk_norm(WeightReader& reader, const AttentionSpec& a, Role role, int layer,
+                        int heads, NormWeights& out) {
+  switch (a.qk_norm) {
+    case QkNorm::kNone:
+      return {};
+    case QkNorm::kHead:
+      return reader.norm(out, role, a.qk_norm_spec, layer, a.head_dim);
+    case QkNorm::kHeadDistinct:
+      return assemble_head_norms(reader, role, layer, heads, a.head_dim, out);
+    case QkNorm::kFull:
+      return reader.norm(out, role, a.qk_norm_spec, layer, int64_t{heads} * a.head_dim);
+  }
+  return {};
+}
+
+}  // namespace
+
+Status assemble_attention(WeightReader& reader, const ModelSpec& spec, int layer,
+                          AttentionWeights& out) {
+  const AttentionSpec& a = spec.layers[static_cast<size_t>(layer)].attention;
+  if (a.kind == AttentionSpec::Kind::kMla) {
+    FRESHET_RETURN_IF_ERROR(assemble_latent_attention(reader, spec, layer, out));
+  } else {
+    FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, spec, layer, out));
+    FRESHET_RETURN_IF_ERROR(
+        assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
+    FRESHET_RETURN_IF_ERROR(
+        assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, out.k_norm));
+  }
+  if (a.sinks) {
+    FRESHET_RETURN_IF_ERROR(reader.vector(out.sinks, Role::kSinks, ".weight", layer, a.heads));
+  }
+  return reader.linear(out.out, Role::kOutput, layer, spec.hidden_size,
+                       int64_t{a.heads} * a.value_dim, a.out_bias);
+}
+
+}  // namespace freshet::models

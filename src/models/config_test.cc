@@ -1,0 +1,150 @@
+// Published configurations against transformers' reading of them (tests/data/configs/expected.json,
+// made by tools/golden_configs.py).
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "layers/rope.h"
+#include "models/registry.h"
+
+namespace freshet::models {
+namespace {
+
+std::string directory() {
+  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/configs/";
+}
+
+json::Value read(const std::string& name) {
+  auto value = json::parse_file(directory() + name);
+  FRESHET_CHECK(value.ok(), "{}", value.status().message());
+  return std::move(*value);
+}
+
+Result<ModelSpec> spec_of(std::string_view text) {
+  auto value = json::parse(text);
+  FRESHET_CHECK(value.ok(), "{}", value.status().message());
+  return read_spec(*value);
+}
+
+void expect_rope(const RopeSpec& rope, const json::Value& want) {
+  const std::vector<float> got = rope_frequencies(rope, 1);
+  ASSERT_EQ(static_cast<int64_t>(got.size()), want.get_int("count", -1));
+  const json::Array& ends = want.find("ends")->as_array();
+  const size_t places[] = {0, got.size() / 2, got.size() - 1};
+  for (size_t i = 0; i < 3; ++i) {
+    const double expected = ends[i].as_double();
+    EXPECT_NEAR(got[places[i]], expected, 1e-6 * expected) << "frequency " << places[i];
+  }
+  EXPECT_NEAR(rope.attention_factor, want.get_double("factor", 0), 1e-6);
+}
+
+void expect_facts(const ModelSpec& spec, const json::Value& want) {
+  const AttentionSpec& a = spec.layers.front().attention;
+  EXPECT_EQ(static_cast<int64_t>(spec.layers.size()), want.get_int("layers", -1));
+  EXPECT_EQ(spec.hidden_size, want.get_int("hidden", -1));
+  EXPECT_EQ(spec.vocab_size, want.get_int("vocab", -1));
+  EXPECT_EQ(a.heads, want.get_int("heads", -1));
+  EXPECT_EQ(a.kv_heads, want.get_int("kv_heads", -1));
+  EXPECT_EQ(a.head_dim, want.get_int("head_dim", -1));
+  EXPECT_EQ(a.value_dim, want.get_int("value_dim", -1));
+  EXPECT_EQ(spec.max_context, want.get_int("context", -1));
+  EXPECT_EQ(spec.tied_embeddings, want.get_bool("tied", false));
+  const json::Array& windows = want.find("windows")->as_array();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    EXPECT_EQ(spec.layers[i].attention.window, *windows[i].as_int64()) << "layer " << i;
+  }
+  if (const json::Value* ropes = want.find("ropes")) {
+    ASSERT_EQ(spec.ropes.size(), ropes->as_array().size());
+    for (size_t r = 0; r < spec.ropes.size(); ++r) expect_rope(spec.ropes[r], ropes->as_array()[r]);
+  } else {
+    EXPECT_TRUE(spec.ropes.empty());
+  }
+  const auto& moe = spec.layers.back().moe;
+  EXPECT_EQ(moe.has_value(), want.find("experts") != nullptr);
+  if (moe) {
+    EXPECT_EQ(moe->routing.experts, want.get_int("experts", -1));
+    EXPECT_EQ(moe->routing.top_k, want.get_int("experts_per_token", -1));
+  }
+}
+
+TEST(Config, PublishedOnesReadAsTransformersReadsThem) {
+  const json::Value expected = read("expected.json");
+  int supported = 0;
+  for (const auto& [name, want] : expected.as_object()) {
+    SCOPED_TRACE(name);
+    const Result<ModelSpec> spec = read_spec(read(name));
+    if (want.is_string()) {
+      ASSERT_FALSE(spec.ok());
+      EXPECT_EQ(spec.status().code(), StatusCode::kUnsupported);
+      EXPECT_NE(spec.status().message().find("unsupported architecture '"), std::string::npos);
+      continue;
+    }
+    ASSERT_TRUE(spec.ok()) << spec.status().message();
+    expect_facts(*spec, want);
+    ++supported;
+  }
+  EXPECT_EQ(supported, 100);
+}
+
+TEST(Config, DefaultsFillWhatIsLeftOut) {
+  const auto mistral = spec_of(R"({"model_type": "mistral"})");
+  ASSERT_TRUE(mistral.ok()) << mistral.status().message();
+  EXPECT_EQ(mistral->layers.front().attention.kv_heads, 8);
+  EXPECT_EQ(mistral->layers.front().attention.window, 4096);
+  const auto no_window = spec_of(R"({"model_type": "mistral", "sliding_window": null})");
+  ASSERT_TRUE(no_window.ok());
+  EXPECT_EQ(no_window->layers.front().attention.window, 0);
+  for (const Architecture& architecture : architectures()) {
+    json::Object object;
+    object["model_type"] = json::Value(architecture.type);
+    const auto spec = read_spec(json::Value(std::move(object)));
+    EXPECT_TRUE(spec.ok()) << architecture.type << ": " << spec.status().message();
+  }
+}
+
+TEST(Config, OldAndNewSpellingsOfRopeAgree) {
+  const auto before = spec_of(
+      R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling":
+          {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}})");
+  const auto after = spec_of(
+      R"({"model_type": "llama", "rope_parameters":
+          {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 512}})");
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_EQ(before->ropes, after->ropes);
+  EXPECT_EQ(before->ropes.front().original_context, 512);
+}
+
+TEST(Config, ErrorsNameTheKey) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"([1])", "not a JSON object"},
+      {R"({"hidden_size": 64})", "'model_type'"},
+      {R"({"model_type": "rwkv7"})", "unsupported architecture 'rwkv7'"},
+      {R"({"model_type": "llama", "hidden_size": "big"})", "'hidden_size'"},
+      {R"({"model_type": "llama", "hidden_size": -4})", "'hidden_size'"},
+      {R"({"model_type": "llama", "num_hidden_layers": 1e300})", "'num_hidden_layers'"},
+      {R"({"model_type": "llama", "num_hidden_layers": 100000})", "layers"},
+      {R"({"model_type": "llama", "num_attention_heads": 30, "num_key_value_heads": 8})", "30"},
+      {R"({"model_type": "llama", "num_attention_heads": 8192})", "heads"},
+      {R"({"model_type": "llama", "hidden_act": "sine"})", "'sine'"},
+      {R"({"model_type": "llama", "rms_norm_eps": "small"})", "'rms_norm_eps'"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "spiral"}})", "'spiral'"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 0}})", "factor 0"},
+      {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": []}})",
+       "factors"},
+      {R"({"model_type": "gemma2", "layer_types": ["full_attention"]})", "'layer_types'"},
+      {R"({"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["linear_attention"]})",
+       "'linear_attention'"},
+      {R"({"model_type": "mixtral", "num_experts_per_tok": 9})", "9 of 8 experts"},
+      {R"({"model_type": "deepseek_v3", "n_group": 7})", "groups"},
+  };
+  for (const auto& [text, part] : cases) {
+    const auto spec = spec_of(text);
+    ASSERT_FALSE(spec.ok()) << text;
+    EXPECT_NE(spec.status().message().find(part), std::string::npos)
+        << text << ": " << spec.status().message();
+    EXPECT_EQ(spec.status().message().find('\n'), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace freshet::models

@@ -1,0 +1,102 @@
+#include "models/decoder_config.h"
+
+#include <cmath>
+#include <limits>
+
+namespace freshet::models {
+
+ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& d) {
+  ModelSpec spec;
+  spec.architecture = name;
+  spec.vocab_size = c.size({"vocab_size"}, d.vocab);
+  spec.hidden_size = c.size({"n_embd", "hidden_size"}, d.hidden);
+  spec.embedding_size = spec.hidden_size;
+  spec.max_context = c.length({"n_positions", "max_position_embeddings"}, d.context);
+  spec.tied_embeddings = c.flag({"tie_word_embeddings"}, d.tied);
+
+  NormSpec norm;
+  norm.kind = d.norm;
+  norm.bias = d.norm_bias;
+  norm.eps = static_cast<float>(
+      c.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}, d.eps));
+  spec.final_norm = norm;
+
+  LayerSpec layer;
+  AttentionSpec& a = layer.attention;
+  a.heads = c.size({"n_head", "num_attention_heads"}, d.heads);
+  a.kv_heads = c.size({"num_key_value_heads"}, d.kv_heads > 0 ? d.kv_heads : a.heads);
+  a.head_dim = c.size({"head_dim"}, d.head_dim > 0 ? d.head_dim : spec.hidden_size / a.heads);
+  a.value_dim = a.head_dim;
+  a.scale = static_cast<float>(1.0 / std::sqrt(a.head_dim));
+  a.qk_norm_spec = norm;
+  if (d.rotary) {
+    RopeDefaults rope = d.rope;
+    rope.max_context = spec.max_context;
+    spec.ropes.push_back(read_rope(c, a.head_dim, rope));
+    a.rope = 0;
+  }
+  layer.attention_norms.in = norm;
+  layer.mlp_norms.in = norm;
+  layer.mlp.gated = d.gated;
+  layer.mlp.ff = c.size({"n_inner", "ffn_dim", "intermediate_size"}, d.ff);
+  layer.mlp.activation =
+      c.activation({"hidden_activation", "hidden_act", "activation_function"}, d.activation);
+  const int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
+  if (layers > 4096) {
+    c.fail(invalid_argument("the configuration asks for {} layers", layers));
+    return spec;
+  }
+  spec.layers.assign(static_cast<size_t>(layers), layer);
+  return spec;
+}
+
+void set_windows(Config& c, ModelSpec& spec, int window, const std::function<bool(int)>& sliding) {
+  if (window >= spec.max_context) window = 0;
+  const std::vector<std::string> types = c.texts({"layer_types"});
+  if (!types.empty() && types.size() < spec.layers.size()) {
+    c.fail(invalid_argument("the configuration's 'layer_types' lists {} of {} layers", types.size(),
+                            spec.layers.size()));
+    return;
+  }
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    bool slides = types.empty() && sliding(static_cast<int>(i));
+    if (!types.empty()) {
+      slides = types[i] == "sliding_attention";
+      if (!slides && types[i] != "full_attention") {
+        c.fail(unsupported("unsupported kind of layer '{}'", types[i]));
+        return;
+      }
+    }
+    spec.layers[i].attention.window = slides ? window : 0;
+  }
+}
+
+void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse) {
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (sparse(static_cast<int>(i))) spec.layers[i].moe = moe;
+  }
+}
+
+void set_latent_attention(Config& c, ModelSpec& spec, int q_rank) {
+  AttentionSpec a = spec.layers.front().attention;
+  a.kind = AttentionSpec::Kind::kMla;
+  // A null rank means that queries are projected directly; only an absent key has the default.
+  const json::Value* rank = c.find({"q_lora_rank"});
+  a.q_rank = rank != nullptr || c.has_null("q_lora_rank") ? c.count({"q_lora_rank"}, 0) : q_rank;
+  a.kv_rank = c.size({"kv_lora_rank"}, 512);
+  a.nope_dim = c.size({"qk_nope_head_dim"}, 128);
+  a.rope_dim = c.size({"qk_rope_head_dim"}, 64);
+  a.head_dim = a.nope_dim + a.rope_dim;
+  a.value_dim = c.size({"v_head_dim"}, 128);
+  a.kv_heads = a.heads;
+  a.scale = static_cast<float>(yarn_score_scale(c) / std::sqrt(a.head_dim));
+  a.qkv_bias = a.out_bias = c.flag({"attention_bias"}, false);
+  // The rope was read for whole heads; only the rotated part has one.
+  RopeDefaults rope;
+  rope.interleaved = c.flag({"rope_interleave"}, true);
+  rope.max_context = spec.max_context;
+  spec.ropes = {read_rope(c, a.rope_dim, rope)};
+  for (LayerSpec& layer : spec.layers) layer.attention = a;
+}
+
+}  // namespace freshet::models

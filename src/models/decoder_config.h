@@ -1,0 +1,50 @@
+// The part of a configuration that nearly all decoders share, read with an architecture's defaults:
+// what an architecture's file starts from and then changes.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "layers/spec.h"
+#include "models/config.h"
+#include "models/rope_config.h"
+
+namespace freshet::models {
+
+// transformers' defaults of a model type. Keys are tried in order, so that an architecture with
+// names of its own lists them first.
+struct DecoderDefaults {
+  int vocab = 32000;
+  int hidden = 4096;
+  int layers = 32;
+  int heads = 32;
+  int kv_heads = 0;  // 0: as many as heads
+  int head_dim = 0;  // 0: hidden / heads
+  int ff = 11008;
+  int64_t context = 2048;
+  bool tied = false;
+  ops::NormKind norm = ops::NormKind::kRms;
+  bool norm_bias = false;
+  double eps = 1e-6;
+  bool gated = true;
+  std::string_view activation = "silu";
+  bool rotary = true;
+  RopeDefaults rope;
+};
+
+// Pre-norm layers with full attention, one rope for all, no biases.
+ModelSpec decoder_spec(Config& config, std::string_view name, const DecoderDefaults& defaults);
+
+// Windows by `layer_types`, or by `sliding(layer)` where the list is absent. A window of 0 (no
+// sliding_window) or one that no context exceeds means full attention.
+void set_windows(Config& config, ModelSpec& spec, int window,
+                 const std::function<bool(int)>& sliding);
+
+// Experts in the layers where `sparse(layer)` holds; others keep their MLP.
+void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
+
+// Latent attention in every layer (DeepSeek V2 and V3), with the ranks and sizes of the
+// configuration. `q_rank` is the default.
+void set_latent_attention(Config& config, ModelSpec& spec, int q_rank);
+
+}  // namespace freshet::models

@@ -1,0 +1,161 @@
+#include "models/dummy.h"
+
+#include <map>
+#include <vector>
+
+#include "layers/decoder.h"
+
+namespace freshet::models {
+namespace {
+
+constexpr int64_t kPoolRows = 64;
+
+class Maker {
+ public:
+  Maker(quant::Format format, ops::Ops& ops) : format_(format), ops_(ops) {}
+
+  Status matrix(ops::Weight& out, const std::string& name, int64_t rows, int64_t cols) {
+    const std::vector<uint8_t>& pool = pool_of(cols);
+    const size_t bytes = quant::row_bytes(format_, cols);
+    std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
+    for (uint8_t const*& p : pointers) p = pool.data() + next() % kPoolRows * bytes;
+    FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format_, pointers, cols));
+    infos_.push_back({name, format_, rows, cols, out.packed.size(), out.kernel->name});
+    return {};
+  }
+  Status vector(Vector& out, int64_t size, float value) {
+    FRESHET_ASSIGN_OR_RETURN(out.buffer,
+                             ops_.upload(std::vector<float>(static_cast<size_t>(size), value)));
+    out.size = size;
+    return {};
+  }
+  Status linear(Linear& out, const std::string& name, int64_t rows, int64_t cols, bool bias) {
+    FRESHET_RETURN_IF_ERROR(matrix(out.weight, name, rows, cols));
+    return bias ? vector(out.bias, rows, 0.0f) : Status();
+  }
+  Status norm(NormWeights& out, const std::optional<NormSpec>& spec, int64_t size) {
+    if (!spec) return {};
+    if (spec->weight) FRESHET_RETURN_IF_ERROR(vector(out.weight, size, 1.0f));
+    return spec->bias ? vector(out.bias, size, 0.0f) : Status();
+  }
+  Status layer(LayerWeights& out, const LayerSpec& spec, int64_t hidden);
+  std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
+
+ private:
+  Status attention(AttentionWeights& out, const AttentionSpec& a, int64_t hidden);
+  Status experts(MoeWeights& out, const MoeSpec& m, int64_t hidden);
+  Status mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::string& prefix);
+  uint64_t next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return state_ >> 33;
+  }
+  const std::vector<uint8_t>& pool_of(int64_t cols) {
+    std::vector<uint8_t>& pool = pools_[cols];
+    if (!pool.empty()) return pool;
+    const quant::FormatInfo& info = quant::info(format_);
+    const size_t bytes = quant::row_bytes(format_, cols);
+    pool.resize(bytes * kPoolRows);
+    std::vector<float> row(static_cast<size_t>(cols));
+    for (int64_t r = 0; r < kPoolRows; ++r) {
+      for (float& v : row) v = 0.07f * (static_cast<float>(next() % 65536) / 65536.0f - 0.5f);
+      info.encode(row.data(), pool.data() + static_cast<size_t>(r) * bytes, cols, nullptr);
+    }
+    return pool;
+  }
+
+  quant::Format format_;
+  ops::Ops& ops_;
+  std::map<int64_t, std::vector<uint8_t>> pools_;
+  std::vector<Model::WeightInfo> infos_;
+  uint64_t state_ = 1;
+};
+
+Status Maker::attention(AttentionWeights& out, const AttentionSpec& a, int64_t hidden) {
+  if (a.kind == AttentionSpec::Kind::kMla)
+    return unsupported("random weights for latent attention");
+  const int64_t q = int64_t{a.heads} * a.head_dim;
+  const int64_t k = int64_t{a.kv_heads} * a.head_dim;
+  FRESHET_RETURN_IF_ERROR(linear(out.q, "attention.q", q, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.k, "attention.k", k, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(
+      linear(out.v, "attention.v", int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(
+      linear(out.out, "attention.out", hidden, int64_t{a.heads} * a.value_dim, a.out_bias));
+  if (a.qk_norm != QkNorm::kNone) {
+    const bool one = a.qk_norm == QkNorm::kHead;
+    FRESHET_RETURN_IF_ERROR(norm(out.q_norm, a.qk_norm_spec, one ? a.head_dim : q));
+    FRESHET_RETURN_IF_ERROR(norm(out.k_norm, a.qk_norm_spec, one ? a.head_dim : k));
+  }
+  return a.sinks ? vector(out.sinks, a.heads, 0.0f) : Status();
+}
+
+Status Maker::mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::string& prefix) {
+  if (m.gated) FRESHET_RETURN_IF_ERROR(linear(out.gate, prefix + ".gate", m.ff, hidden, m.bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.up, prefix + ".up", m.ff, hidden, m.bias));
+  return linear(out.down, prefix + ".down", hidden, m.ff, m.bias);
+}
+
+Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
+  const auto n = static_cast<size_t>(m.routing.experts);
+  FRESHET_RETURN_IF_ERROR(linear(out.router, "router", m.routing.experts, hidden, m.router_bias));
+  if (m.router_correction) FRESHET_RETURN_IF_ERROR(vector(out.correction, m.routing.experts, 0.0f));
+  out.gate_up.resize(n);
+  out.down.resize(n);
+  for (size_t e = 0; e < n; ++e) {
+    FRESHET_RETURN_IF_ERROR(
+        matrix(out.gate_up[e], "experts.gate_up", 2 * int64_t{m.expert_ff}, hidden));
+    FRESHET_RETURN_IF_ERROR(matrix(out.down[e], "experts.down", hidden, m.expert_ff));
+  }
+  if (m.expert_bias) {
+    const auto count = static_cast<int64_t>(n);
+    FRESHET_RETURN_IF_ERROR(vector(out.gate_up_bias, count * 2 * m.expert_ff, 0.0f));
+    FRESHET_RETURN_IF_ERROR(vector(out.down_bias, count * hidden, 0.0f));
+  }
+  if (m.shared_ff == 0) return {};
+  MlpSpec shared;
+  shared.ff = m.shared_ff;
+  FRESHET_RETURN_IF_ERROR(mlp(out.shared, shared, hidden, "shared"));
+  return m.shared_gate ? linear(out.shared_gate, "shared_gate", 1, hidden, false) : Status();
+}
+
+Status Maker::layer(LayerWeights& out, const LayerSpec& spec, int64_t hidden) {
+  FRESHET_RETURN_IF_ERROR(attention(out.attention, spec.attention, hidden));
+  const auto norms = [&](const BranchNorms& of, BranchNormWeights& w) -> Status {
+    FRESHET_RETURN_IF_ERROR(norm(w.in, of.in, hidden));
+    FRESHET_RETURN_IF_ERROR(norm(w.out, of.out, hidden));
+    return norm(w.after, of.after, hidden);
+  };
+  FRESHET_RETURN_IF_ERROR(norms(spec.attention_norms, out.attention_norms));
+  FRESHET_RETURN_IF_ERROR(norms(spec.mlp_norms, out.mlp_norms));
+  if (spec.moe) return experts(out.moe, *spec.moe, hidden);
+  return mlp(out.mlp, spec.mlp, hidden, "mlp");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, quant::Format format,
+                                           ops::Ops& ops) {
+  if (quant::info(format).encode == nullptr) {
+    return unsupported("random weights of type {}: nothing here writes it",
+                       quant::info(format).name);
+  }
+  Maker make(format, ops);
+  ModelWeights w;
+  const int64_t hidden = spec.hidden_size, width = spec.embedding_size;
+  FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", spec.vocab_size, width));
+  if (spec.learned_positions > 0)
+    FRESHET_RETURN_IF_ERROR(make.matrix(w.positions, "positions", spec.learned_positions, hidden));
+  if (width != hidden) {
+    FRESHET_RETURN_IF_ERROR(make.linear(w.embedding_in, "embedding_in", hidden, width, false));
+    FRESHET_RETURN_IF_ERROR(make.linear(w.embedding_out, "embedding_out", width, hidden, false));
+  }
+  w.layers.resize(spec.layers.size());
+  for (size_t i = 0; i < spec.layers.size(); ++i)
+    FRESHET_RETURN_IF_ERROR(make.layer(w.layers[i], spec.layers[i], hidden));
+  FRESHET_RETURN_IF_ERROR(make.norm(w.final_norm, spec.final_norm, hidden));
+  if (!spec.tied_embeddings)
+    FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", spec.vocab_size, width, spec.logits_bias));
+  return std::unique_ptr<Model>(new Decoder(spec, std::move(w), make.take_infos(), ops));
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,26 @@
+#include "models/architectures.h"
+#include "models/decoder_config.h"
+
+namespace freshet::models {
+namespace {
+
+ModelSpec spec(Config& c) {
+  ModelSpec s = decoder_spec(c, "llama", {});
+  const bool attention_bias = c.flag({"attention_bias"}, false);
+  const bool out_bias = c.flag({"attention_out_bias"}, attention_bias);
+  const bool mlp_bias = c.flag({"mlp_bias"}, false);
+  for (LayerSpec& layer : s.layers) {
+    layer.attention.qkv_bias = attention_bias;
+    layer.attention.out_bias = out_bias;
+    layer.mlp.bias = mlp_bias;
+  }
+  return s;
+}
+
+}  // namespace
+
+Architecture llama() {
+  return {.type = "llama", .spec = spec, .gguf_interleaves = true};
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,310 @@
+// Loading: what a checkpoint may spell differently, and what must be refused with one clear line.
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include "layers/model.h"
+#include "loader/safetensors.h"
+#include "models/finite.h"
+#include "ops/kernel_table.h"
+#include "tensor/dtype.h"
+
+namespace freshet {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Tensor {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+using Tensors = std::map<std::string, Tensor>;
+
+std::string golden(const std::string& name) {
+  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + name;
+}
+
+Tensors read_tensors(const std::string& name) {
+  auto file = loader::SafetensorsFile::open(golden(name) + "/model.safetensors");
+  FRESHET_CHECK(file.ok(), "{}", file.status().message());
+  Tensors tensors;
+  for (const loader::TensorSource& t : file->tensors()) {
+    tensors[t.name] = {t.dtype, t.shape,
+                       std::string(reinterpret_cast<const char*>(t.data), t.bytes)};
+  }
+  return tensors;
+}
+
+void write_tensors(const std::string& path, const Tensors& tensors) {
+  json::Object header;
+  std::string data;
+  for (const auto& [name, t] : tensors) {
+    json::Array shape;
+    for (const int64_t d : t.shape) shape.emplace_back(d);
+    json::Object entry;
+    entry["dtype"] = json::Value(t.dtype);
+    entry["shape"] = json::Value(std::move(shape));
+    entry["data_offsets"] = json::Value(json::Array{data.size(), data.size() + t.bytes.size()});
+    header[name] = json::Value(std::move(entry));
+    data += t.bytes;
+  }
+  const std::string text = json::write(json::Value(std::move(header)));
+  const uint64_t length = text.size();
+  std::ofstream out(path, std::ios::binary);
+  out.write(reinterpret_cast<const char*>(&length), sizeof length);
+  out << text << data;
+}
+
+class Load : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() /
+              fmt::format("freshet-load-{}-{}", ::testing::UnitTest::GetInstance()->random_seed(),
+                          static_cast<const void*>(this));
+    fs::create_directories(folder_);
+    auto made = ops::Ops::create(pool_, ops::reference_kernels(), {}, {.reference = true});
+    ASSERT_TRUE(made.ok());
+    ops_ = std::move(*made);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // Loads golden model `name` after `change` to its tensors and configuration.
+  Result<std::unique_ptr<Model>> load(const std::string& name,
+                                      const std::function<void(Tensors&, json::Object&)>& change) {
+    Tensors tensors = read_tensors(name);
+    auto config = json::parse_file(golden(name) + "/config.json");
+    change(tensors, config->as_object());
+    write_tensors((folder_ / "model.safetensors").string(), tensors);
+    std::ofstream(folder_ / "config.json") << json::write(*config);
+    FRESHET_ASSIGN_OR_RETURN(const loader::Checkpoint checkpoint,
+                             loader::Checkpoint::open(folder_.string()));
+    return load_model(checkpoint, *ops_, {});
+  }
+
+  void expect_error(const std::string& name,
+                    const std::function<void(Tensors&, json::Object&)>& change,
+                    std::initializer_list<const char*> parts) {
+    const auto model = load(name, change);
+    ASSERT_FALSE(model.ok());
+    const std::string message = model.status().message();
+    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos);
+  }
+
+  // Logits of one token at position 0.
+  static std::vector<float> first_logits(Model& model) {
+    const KvCacheSpec spec = kv_cache_spec(model.spec(), ops::KvType::kF32);
+    auto cache = KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), 1));
+    FRESHET_CHECK(cache.ok() && model.reserve(1, 1, 16).ok(), "no memory");
+    ForwardBatch batch{{5}, {0}, {0, 1}, {1}, {}, {0}};
+    for (size_t g = 0; g < spec.groups.size(); ++g) batch.tables.push_back({{0}, 1});
+    std::vector<float> logits(static_cast<size_t>(model.spec().vocab_size));
+    model.forward(batch, *cache, logits.data(), nullptr);
+    return logits;
+  }
+
+  ThreadPool pool_{1, false};
+  std::unique_ptr<ops::Ops> ops_;
+  fs::path folder_;
+};
+
+constexpr const char* kGate = "model.layers.1.mlp.gate_proj.weight";
+
+TEST_F(Load, UntouchedCheckpointLoads) {
+  const auto model = load("llama", [](Tensors&, json::Object&) {});
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  size_t bytes = 0;
+  for (const Model::WeightInfo& w : (*model)->weights()) bytes += w.bytes;
+  EXPECT_GT(bytes, 200'000u);
+}
+
+TEST_F(Load, HiddenStatesAreWhatTheHeadReads) {
+  Tensors tensors;
+  auto model = load("llama", [&](Tensors& t, json::Object&) { tensors = t; });
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const ModelSpec& spec = (*model)->spec();
+  const KvCacheSpec cache_spec = kv_cache_spec(spec, ops::KvType::kF32);
+  auto cache = KvStorage::allocate(cache_spec, {1});
+  ASSERT_TRUE(cache.ok() && (*model)->reserve(3, 1, 16).ok());
+  const ForwardBatch batch{{5, 9, 7}, {0, 1, 2}, {0, 3}, {3}, {{{0}, 1}}, {1}};
+  std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
+  std::vector<float> hidden(static_cast<size_t>(3 * spec.hidden_size));
+  (*model)->forward(batch, *cache, logits.data(), hidden.data());
+  const std::string& head = tensors["lm_head.weight"].bytes;
+  for (int row = 0; row < spec.vocab_size; ++row) {
+    double sum = 0;
+    for (int c = 0; c < spec.hidden_size; ++c) {
+      uint16_t bits;
+      std::memcpy(&bits, head.data() + (row * spec.hidden_size + c) * 2, 2);
+      sum += double{bf16_to_f32(bits)} * hidden[static_cast<size_t>(spec.hidden_size + c)];
+    }
+    EXPECT_NEAR(logits[static_cast<size_t>(row)], sum, 1e-4);
+  }
+}
+
+TEST_F(Load, OtherPrefixesAreTheSameModel) {
+  auto plain = load("llama", [](Tensors&, json::Object&) {});
+  ASSERT_TRUE(plain.ok());
+  const std::vector<float> want = first_logits(**plain);
+  for (const std::string prefix : {"", "language_model.model.", "model.language_model."}) {
+    auto model = load("llama", [&](Tensors& t, json::Object&) {
+      Tensors renamed;
+      for (const auto& [name, tensor] : t) {
+        const bool base = name.starts_with("model.");
+        const std::string head = prefix.starts_with("language") ? "language_model." + name : name;
+        renamed[base ? prefix + name.substr(6) : head] = tensor;
+      }
+      t = std::move(renamed);
+    });
+    ASSERT_TRUE(model.ok()) << prefix << ": " << model.status().message();
+    EXPECT_EQ(first_logits(**model), want) << prefix;
+  }
+}
+
+TEST_F(Load, StackedExpertsAreTheSameModel) {
+  auto plain = load("mixtral", [](Tensors&, json::Object&) {});
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  const auto stacked = [](Tensors& t, json::Object&) {
+    for (int layer = 0; layer < 2; ++layer) {
+      const std::string to = fmt::format("model.layers.{}.mlp.experts.", layer);
+      Tensor gate_up{"BF16", {4, 320, 64}, {}};
+      Tensor down{"BF16", {4, 64, 160}, {}};
+      for (int e = 0; e < 4; ++e) {
+        const std::string from =
+            fmt::format("model.layers.{}.block_sparse_moe.experts.{}.", layer, e);
+        gate_up.bytes += t[from + "w1.weight"].bytes + t[from + "w3.weight"].bytes;
+        down.bytes += t[from + "w2.weight"].bytes;
+        for (const char* w : {"w1", "w2", "w3"}) t.erase(from + w + ".weight");
+      }
+      t[to + "gate_up_proj"] = gate_up;
+      t[to + "down_proj"] = down;
+    }
+  };
+  auto model = load("mixtral", stacked);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  EXPECT_EQ(first_logits(**model), first_logits(**plain));
+}
+
+// The published form of GPT-OSS: a byte holds numbers 2i and 2i + 1, the scales lie apart.
+void to_mxfp4(Tensors& t, const std::string& name, int64_t rows, int64_t cols,
+              float (*value)(int)) {
+  constexpr int kLevels[] = {0, 1, 2, 3, 4, 6, 8, 12};  // doubled
+  const auto count = static_cast<size_t>(4 * rows * cols);
+  Tensor blocks{"U8", {4, rows, cols / 32, 16}, std::string(count / 2, '\0')};
+  Tensor scales{"U8", {4, rows, cols / 32}, std::string(count / 32, static_cast<char>(126))};
+  Tensor plain{"F32", {4, cols, rows}, std::string(count * 4, '\0')};
+  for (size_t i = 0; i < count; ++i) {
+    const int code = static_cast<int>(i * 7 + i / 13) & 15;
+    blocks.bytes[i / 2] = static_cast<char>(blocks.bytes[i / 2] | code << (i % 2 * 4));
+    const float v = value(code < 8 ? kLevels[code] : -kLevels[code - 8]);
+    const auto r = static_cast<int64_t>(i) / cols;  // over all experts
+    const auto c = static_cast<int64_t>(i) % cols;
+    const auto at = static_cast<size_t>((r / rows * cols + c) * rows + r % rows);
+    std::memcpy(plain.bytes.data() + at * 4, &v, 4);
+  }
+  t.erase(name);
+  t[name + "_blocks"] = blocks;
+  t[name + "_scales"] = scales;
+  t[name] = plain;
+}
+
+TEST_F(Load, FourBitExpertsMeanWhatTheirDefinitionSays) {
+  std::vector<float> logits[2];
+  for (const bool four_bit : {false, true}) {
+    auto model = load("gpt-oss", [&](Tensors& t, json::Object&) {
+      for (int layer = 0; layer < 2; ++layer) {
+        const std::string stem = fmt::format("model.layers.{}.mlp.experts.", layer);
+        // A level of E2M1 times 2^(126 - 127), from the doubled level.
+        const auto value = [](int doubled) { return static_cast<float>(doubled) / 4; };
+        to_mxfp4(t, stem + "gate_up_proj", 320, 64, value);
+        to_mxfp4(t, stem + "down_proj", 64, 160, value);
+        for (const char* part : {"gate_up_proj", "down_proj"}) {
+          if (four_bit) {
+            t.erase(stem + part);
+          } else {
+            t.erase(stem + part + "_blocks");
+            t.erase(stem + part + "_scales");
+          }
+        }
+      }
+    });
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    logits[four_bit ? 1 : 0] = first_logits(**model);
+  }
+  for (size_t i = 0; i < logits[0].size(); ++i) {
+    EXPECT_NEAR(logits[0][i], logits[1][i], 1e-4f * std::max(1.0f, std::abs(logits[0][i])));
+  }
+}
+
+TEST_F(Load, MissingTensorIsNamed) {
+  expect_error("llama", [](Tensors& t, json::Object&) { t.erase(kGate); }, {kGate, "missing"});
+  expect_error(
+      "deepseek-v3",
+      [](Tensors& t, json::Object&) { t.erase("model.layers.1.mlp.experts.5.up_proj.weight"); },
+      {"model.layers.1.mlp.experts.5.up_proj.weight", "missing"});
+  expect_error("llama", [](Tensors&, json::Object& c) { c["attention_bias"] = json::Value(true); },
+               {"model.layers.0.self_attn.q_proj.bias", "missing"});
+}
+
+TEST_F(Load, WrongShapesAreShown) {
+  expect_error("llama", [](Tensors& t, json::Object&) { t[kGate].shape = {64, 160}; },
+               {kGate, "[64, 160]", "[160, 64]"});
+  expect_error("llama", [](Tensors&, json::Object& c) { c["vocab_size"] = json::Value(300); },
+               {"model.embed_tokens.weight", "[288, 64]", "[300, 64]"});
+  expect_error("llama",
+               [](Tensors&, json::Object& c) { c["num_key_value_heads"] = json::Value(1); },
+               {"k_proj.weight", "[32, 64]", "[16, 64]"});
+  expect_error("gpt-oss",
+               [](Tensors&, json::Object& c) { c["num_local_experts"] = json::Value(8); },
+               {"router.weight", "[4, 64]", "[8, 64]"});
+}
+
+TEST_F(Load, NumbersThatAreNoneAreRefused) {
+  const auto poison = [](const char* name, uint16_t bits) {
+    return [=](Tensors& t, json::Object&) {
+      std::memcpy(t[name].bytes.data() + t[name].bytes.size() - 2, &bits, 2);
+    };
+  };
+  expect_error("llama", poison(kGate, 0x7fc0), {kGate, "NaN"});
+  expect_error("llama", poison(kGate, 0xff80), {kGate, "infinity"});
+  expect_error("llama", poison("model.norm.weight", 0x7f80), {"model.norm.weight", "infinity"});
+  expect_error("qwen2", poison("model.layers.0.self_attn.k_proj.bias", 0x7fc0),
+               {"model.layers.0.self_attn.k_proj.bias", "NaN"});
+}
+
+TEST_F(Load, UnknownTypesAreNamed) {
+  expect_error("llama",
+               [](Tensors& t, json::Object&) {
+                 t[kGate].dtype = "F8_E4M3";
+                 t[kGate].bytes.resize(t[kGate].bytes.size() / 2);
+               },
+               {kGate, "F8_E4M3", "not supported"});
+  expect_error("llama", [](Tensors&, json::Object& c) { c["model_type"] = json::Value("mamba9"); },
+               {"unsupported architecture 'mamba9'"});
+}
+
+TEST(Finite, FindsTheScalesOfEveryFormat) {
+  for (const quant::FormatInfo& info : quant::all_formats()) {
+    const auto block = static_cast<size_t>(info.block_bytes);
+    std::vector<uint8_t> row(block * 3, 0);
+    const int64_t n = 3 * info.block_size;
+    EXPECT_TRUE(models::all_finite(info.format, row.data(), n)) << info.name;
+    // Whatever two bytes are set to all ones: refused exactly when a number decodes to none.
+    for (size_t at = block; at + 2 <= 2 * block; ++at) {
+      std::fill(row.begin(), row.end(), 0);
+      row[at] = row[at + 1] = 0xff;
+      std::vector<float> values(static_cast<size_t>(n));
+      info.decode(row.data(), values.data(), n);
+      EXPECT_EQ(models::all_finite(info.format, row.data(), n), models::all_finite(values))
+          << info.name << " at byte " << at - block;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet

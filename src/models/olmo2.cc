@@ -1,0 +1,32 @@
+#include "models/architectures.h"
+#include "models/decoder_config.h"
+
+namespace freshet::models {
+namespace {
+
+constexpr NameRule kNames[] = {
+    {Role::kAttentionOut, "model.layers.{}.post_attention_layernorm"},
+    {Role::kMlpOut, "model.layers.{}.post_feedforward_layernorm"},
+};
+
+ModelSpec spec(Config& c) {
+  ModelSpec s = decoder_spec(c, "olmo2", {.vocab = 50304, .eps = 1e-5});
+  const bool bias = c.flag({"attention_bias"}, false);
+  for (LayerSpec& layer : s.layers) {
+    layer.attention.qkv_bias = layer.attention.out_bias = bias;
+    layer.attention.qk_norm = QkNorm::kFull;
+    for (BranchNorms* norms : {&layer.attention_norms, &layer.mlp_norms}) {
+      norms->out = norms->in;
+      norms->in.reset();
+    }
+  }
+  return s;
+}
+
+}  // namespace
+
+Architecture olmo2() {
+  return {.type = "olmo2", .spec = spec, .names = kNames};
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,27 @@
+// Rotary embeddings from configurations, in every spelling: `rope_theta` with `rope_scaling`, and
+// the newer `rope_parameters`, for all layers or by layer type.
+#pragma once
+
+#include <string_view>
+
+#include "layers/spec.h"
+#include "models/config.h"
+
+namespace freshet::models {
+
+struct RopeDefaults {
+  double theta = 10000.0;
+  double partial = 1.0;  // share of a head's features that rotate
+  bool interleaved = false;
+  bool truncate = true;
+  std::string_view layer_type;  // the part of rope_parameters that holds; empty: the only one
+  int64_t max_context = 0;
+};
+
+RopeSpec read_rope(Config& config, int head_dim, const RopeDefaults& defaults);
+
+// What latent attention's scores are multiplied by besides 1 / sqrt(dim): YaRN's temperature
+// squared, where `mscale_all_dim` asks for it.
+double yarn_score_scale(const Config& config);
+
+}  // namespace freshet::models

@@ -1,0 +1,85 @@
+// Which name each weight has in a file.
+//
+// A role is a weight's place in the decoder. Names are patterns: "{}" is the layer, "{e}" the
+// expert; ".weight" and ".bias" are appended. Safetensors start from Llama's names and GGUF from a
+// common table; an architecture lists what differs.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace freshet::models {
+
+enum class Role {
+  kEmbedding,
+  kPositions,
+  kEmbeddingIn,
+  kEmbeddingOut,
+  kFinalNorm,
+  kHead,
+  // Norms by where they stand: before a branch, on its output, after the residual.
+  kAttentionIn,
+  kAttentionOut,
+  kAttentionAfter,
+  kMlpIn,
+  kMlpOut,
+  kMlpAfter,
+  // Attention
+  kQuery,
+  kKey,
+  kValue,
+  kQkv,
+  kOutput,
+  kQueryNorm,
+  kKeyNorm,
+  kSinks,
+  kQueryDown,
+  kQueryLatentNorm,
+  kQueryUp,
+  kKvDown,
+  kKvLatentNorm,
+  kKvUp,
+  kKeyUpTransposed,
+  kValueUp,
+  // MLP
+  kGate,
+  kUp,
+  kDown,
+  kGateUp,
+  // Experts: one by one, or stacked in one tensor
+  kRouter,
+  kRouterCorrection,
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+  kExpertsGate,
+  kExpertsUp,
+  kExpertsDown,
+  kExpertsGateUp,
+  kSharedGate,
+  kSharedUp,
+  kSharedDown,
+  kSharedScale,
+  kCount,
+};
+
+struct NameRule {
+  Role role;
+  std::string_view pattern;  // empty: the weight does not occur
+};
+
+class WeightNames {
+ public:
+  static WeightNames safetensors(std::span<const NameRule> differences);
+  static WeightNames gguf(std::span<const NameRule> differences);
+
+  // Without a suffix; empty when the role has no name here.
+  std::string stem(Role role, int layer = -1, int expert = -1) const;
+
+ private:
+  std::array<std::string_view, static_cast<size_t>(Role::kCount)> patterns_{};
+};
+
+}  // namespace freshet::models

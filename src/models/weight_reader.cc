@@ -1,0 +1,217 @@
+#include "models/weight_reader.h"
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+
+#include "models/finite.h"
+
+namespace freshet::models {
+namespace {
+
+using loader::TensorSource;
+
+std::string text_of(std::span<const int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+Status wrong_shape(const TensorSource& source, std::span<const int64_t> wanted) {
+  return invalid_argument("tensor '{}' has shape {}, but the model's configuration asks for {}",
+                          source.name, text_of(source.shape), text_of(wanted));
+}
+
+// Checks that rows of `cols` numbers are whole blocks.
+Status check_cols(const TensorSource& source, const quant::FormatInfo& info, int64_t cols) {
+  if (cols % info.block_size == 0) return {};
+  return invalid_argument("tensor '{}': rows of {} numbers are not whole blocks of {}", source.name,
+                          cols, info.name);
+}
+
+}  // namespace
+
+WeightReader::WeightReader(const loader::Checkpoint& checkpoint, const Architecture& architecture,
+                           ops::Ops& ops, const Progress& progress)
+    : checkpoint_(checkpoint),
+      architecture_(architecture),
+      ops_(ops),
+      progress_(progress),
+      is_gguf_(checkpoint.kind() == loader::Checkpoint::Kind::kGguf),
+      names_(is_gguf_ ? WeightNames::gguf(architecture.gguf_names)
+                      : WeightNames::safetensors(architecture.names)) {}
+
+const TensorSource* WeightReader::find_name(const std::string& name) const {
+  if (const TensorSource* found = checkpoint_.find(name)) return found;
+  if (is_gguf_) return nullptr;
+  // A base model is saved without its first name, a multimodal one with more of them.
+  for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
+    if (!name.starts_with(base)) continue;
+    const std::string rest = name.substr(base.size());
+    if (const TensorSource* found = checkpoint_.find(rest)) return found;
+    if (const TensorSource* found = checkpoint_.find("model.language_model." + rest)) return found;
+  }
+  return checkpoint_.find("language_model." + name);
+}
+
+const TensorSource* WeightReader::find(Role role, std::string_view suffix, int layer,
+                                       int expert) const {
+  const std::string name = stem(role, layer, expert);
+  if (name.empty()) return nullptr;
+  if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
+  if (suffix == ".weight") return find_name(name);
+  return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
+}
+
+Result<const TensorSource*> WeightReader::require(Role role, std::string_view suffix, int layer,
+                                                  int expert) const {
+  const TensorSource* found = find(role, suffix, layer, expert);
+  if (found != nullptr) return found;
+  return invalid_argument(
+      "tensor '{}{}' is missing: the checkpoint is incomplete or not of type '{}'",
+      stem(role, layer, expert), suffix, architecture_.type);
+}
+
+Result<Rows> WeightReader::rows(const TensorSource& source, int64_t rows, int64_t cols,
+                                Layout layout) const {
+  const std::vector<int64_t> wanted =
+      layout == Layout::kRows ? std::vector{rows, cols} : std::vector{cols, rows};
+  const bool flat = rows == 1 && source.shape == std::vector{cols};
+  if (source.shape != wanted && !flat) return wrong_shape(source, wanted);
+  return rows_of(source, 0, 1, rows, cols, layout);
+}
+
+Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, int64_t count,
+                                   int64_t rows, int64_t cols, Layout layout) const {
+  if (count > 1 || source.shape.size() == 3) {
+    const std::vector<int64_t> wanted =
+        layout == Layout::kRows ? std::vector{count, rows, cols} : std::vector{count, cols, rows};
+    if (source.shape != wanted) return wrong_shape(source, wanted);
+  }
+  Rows out;
+  FRESHET_ASSIGN_OR_RETURN(out.format, source.usable_format());
+  const quant::FormatInfo& info = quant::info(out.format);
+  out.cols = cols;
+  out.rows.resize(static_cast<size_t>(rows));
+  if (layout == Layout::kRows) {
+    FRESHET_RETURN_IF_ERROR(check_cols(source, info, cols));
+    const size_t stride = quant::row_bytes(out.format, cols);
+    const uint8_t* first = source.data + static_cast<size_t>(index * rows) * stride;
+    for (size_t r = 0; r < out.rows.size(); ++r) out.rows[r] = first + r * stride;
+    return out;
+  }
+  if (info.block_size != 1) {
+    return unsupported("tensor '{}': type {} cannot be transposed", source.name, info.name);
+  }
+  const auto size = static_cast<size_t>(info.block_bytes);
+  const uint8_t* first = source.data + static_cast<size_t>(index * rows * cols) * size;
+  FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
+                           Buffer::allocate(static_cast<size_t>(rows * cols) * size));
+  for (int64_t r = 0; r < rows; ++r) {
+    uint8_t* to = buffer.data() + static_cast<size_t>(r * cols) * size;
+    out.rows[static_cast<size_t>(r)] = to;
+    for (int64_t c = 0; c < cols; ++c) {
+      std::memcpy(to + static_cast<size_t>(c) * size,
+                  first + static_cast<size_t>(c * rows + r) * size, size);
+    }
+  }
+  out.owned.push_back(std::move(buffer));
+  return out;
+}
+
+Result<std::vector<float>> WeightReader::values(const TensorSource& source, int64_t count) const {
+  FRESHET_ASSIGN_OR_RETURN(const quant::Format format, source.usable_format());
+  const quant::FormatInfo& info = quant::info(format);
+  if (source.elements() != count) return wrong_shape(source, std::vector{count});
+  if (count % info.block_size != 0) return check_cols(source, info, count);
+  std::vector<float> out(static_cast<size_t>(count));
+  info.decode(source.data, out.data(), count);
+  if (!all_finite(out))
+    return invalid_argument("tensor '{}' holds a NaN or an infinity", source.name);
+  return out;
+}
+
+Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows& rows,
+                          std::span<const int64_t> order) {
+  std::vector<const uint8_t*> picked;
+  for (const int64_t r : order) picked.push_back(rows.rows[static_cast<size_t>(r)]);
+  const std::vector<const uint8_t*>& wanted = order.empty() ? rows.rows : picked;
+  constexpr int64_t kRowsAtOnce = 64;
+  const auto count = static_cast<int64_t>(wanted.size());
+  std::atomic<bool> finite = true;
+  ops_.pool().parallel_for((count + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i, int) {
+    for (int64_t r = i * kRowsAtOnce; r < std::min(count, (i + 1) * kRowsAtOnce); ++r) {
+      if (!all_finite(rows.format, wanted[static_cast<size_t>(r)], rows.cols)) finite = false;
+    }
+  });
+  if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
+  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols));
+  infos_.push_back({name, out.format, out.rows, out.cols, out.packed.size(), out.kernel->name});
+  done_ += wanted.size() * quant::row_bytes(rows.format, rows.cols);
+  if (progress_) progress_(std::min(done_, checkpoint_.total_bytes()), checkpoint_.total_bytes());
+  return {};
+}
+
+Status WeightReader::store(Vector& out, std::span<const float> values) {
+  FRESHET_ASSIGN_OR_RETURN(out.buffer, ops_.upload(values));
+  out.size = static_cast<int64_t>(values.size());
+  return {};
+}
+
+Result<Rows> WeightReader::encode(std::span<const float> values, int64_t cols,
+                                  quant::Format format) const {
+  const quant::FormatInfo& info = quant::info(format);
+  FRESHET_CHECK(info.encode != nullptr && cols % info.block_size == 0, "cannot write {}",
+                info.name);
+  const int64_t rows = static_cast<int64_t>(values.size()) / cols;
+  const size_t stride = quant::row_bytes(format, cols);
+  Rows out;
+  out.format = format;
+  out.cols = cols;
+  FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(static_cast<size_t>(rows) * stride));
+  for (int64_t r = 0; r < rows; ++r) {
+    uint8_t* to = buffer.data() + static_cast<size_t>(r) * stride;
+    info.encode(values.data() + r * cols, to, cols, nullptr);
+    out.rows.push_back(to);
+  }
+  out.owned.push_back(std::move(buffer));
+  return out;
+}
+
+Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols,
+                            bool bias, std::span<const int64_t> order) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* weight, require(role, ".weight", layer));
+  const bool transposed = architecture_.transposed && !is_gguf_ && layer >= 0;
+  const Layout layout = transposed ? Layout::kTransposed : Layout::kRows;
+  FRESHET_ASSIGN_OR_RETURN(const Rows source, this->rows(*weight, rows, cols, layout));
+  FRESHET_RETURN_IF_ERROR(pack(out.weight, weight->name, source, order));
+  release(*weight);
+  if (!bias) return {};
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, require(role, ".bias", layer));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> all, values(*tensor, rows));
+  if (order.empty()) return store(out.bias, all);
+  std::vector<float> picked;
+  for (const int64_t r : order) picked.push_back(all[static_cast<size_t>(r)]);
+  return store(out.bias, picked);
+}
+
+Status WeightReader::vector(Vector& out, Role role, std::string_view suffix, int layer,
+                            int64_t size, float offset) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, require(role, suffix, layer));
+  FRESHET_ASSIGN_OR_RETURN(std::vector<float> all, values(*tensor, size));
+  for (float& v : all) v += offset;
+  return store(out, all);
+}
+
+Status WeightReader::norm(NormWeights& out, Role role, const NormSpec& spec, int layer,
+                          int64_t size) {
+  const float offset = architecture_.norms_less_one && !is_gguf_ ? 1.0f : 0.0f;
+  if (spec.weight)
+    FRESHET_RETURN_IF_ERROR(vector(out.weight, role, ".weight", layer, size, offset));
+  if (spec.bias) FRESHET_RETURN_IF_ERROR(vector(out.bias, role, ".bias", layer, size));
+  return {};
+}
+
+void WeightReader::release(const TensorSource& source) {
+  if (source.file != nullptr) source.file->release(source.file_offset, source.bytes);
+}
+
+}  // namespace freshet::models

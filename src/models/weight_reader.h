@@ -1,0 +1,87 @@
+// Weights out of a checkpoint: found by role, checked against the description, rearranged where the
+// file has another layout, and packed.
+//
+// Every error names the tensor. Row pointers lead into the mapped file wherever the file's layout
+// will do; a copy is made only of what must be transposed. Pages are given back after packing, so
+// that a loaded model is not resident twice. One thread.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "layers/model.h"
+#include "layers/weights.h"
+#include "models/architecture.h"
+
+namespace freshet::models {
+
+// Rows of a matrix in a stored format.
+struct Rows {
+  quant::Format format = quant::Format::kF32;
+  int64_t cols = 0;
+  std::vector<const uint8_t*> rows;
+  std::vector<Buffer> owned;  // what rows point to, where not into the file
+};
+
+enum class Layout { kRows, kTransposed };  // [out, in] or [in, out]
+
+class WeightReader {
+ public:
+  WeightReader(const loader::Checkpoint& checkpoint, const Architecture& architecture,
+               ops::Ops& ops, const Progress& progress);
+
+  bool is_gguf() const { return is_gguf_; }
+  const Architecture& architecture() const { return architecture_; }
+  ops::Ops& ops() { return ops_; }
+
+  // suffix: ".weight", ".bias" or "". nullptr when absent. A weight may lack its ".weight".
+  const loader::TensorSource* find(Role role, std::string_view suffix, int layer = -1,
+                                   int expert = -1) const;
+  const loader::TensorSource* find_name(const std::string& name) const;
+  Result<const loader::TensorSource*> require(Role role, std::string_view suffix, int layer = -1,
+                                              int expert = -1) const;
+  std::string stem(Role role, int layer = -1, int expert = -1) const {
+    return names_.stem(role, layer, expert);
+  }
+
+  // The matrix [rows, cols] in `source`; or matrix `index` of `count` in a tensor of three
+  // dimensions.
+  Result<Rows> rows(const loader::TensorSource& source, int64_t rows, int64_t cols,
+                    Layout layout = Layout::kRows) const;
+  Result<Rows> rows_of(const loader::TensorSource& source, int64_t index, int64_t count,
+                       int64_t rows, int64_t cols, Layout layout) const;
+  // All of a tensor as F32; `count` numbers.
+  Result<std::vector<float>> values(const loader::TensorSource& source, int64_t count) const;
+
+  // Packs the rows; `order` (empty: all, in order) picks and orders them. `name` is for errors.
+  Status pack(ops::Weight& out, const std::string& name, const Rows& rows,
+              std::span<const int64_t> order = {});
+  Status store(Vector& out, std::span<const float> values);
+  // A matrix given as F32, in `format` (one that we encode).
+  Result<Rows> encode(std::span<const float> values, int64_t cols, quant::Format format) const;
+
+  // A linear layer with its bias if it has one: the whole of a role's tensors.
+  Status linear(Linear& out, Role role, int layer, int64_t rows, int64_t cols, bool bias,
+                std::span<const int64_t> order = {});
+  Status norm(NormWeights& out, Role role, const NormSpec& spec, int layer, int64_t size);
+  // A vector of a role; `offset` is added to each number.
+  Status vector(Vector& out, Role role, std::string_view suffix, int layer, int64_t size,
+                float offset = 0);
+
+  void release(const loader::TensorSource& source);
+  std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
+
+ private:
+  const loader::Checkpoint& checkpoint_;
+  const Architecture& architecture_;
+  ops::Ops& ops_;
+  const Progress& progress_;
+  bool is_gguf_;
+  WeightNames names_;
+  std::vector<Model::WeightInfo> infos_;
+  size_t done_ = 0;
+};
+
+}  // namespace freshet::models

@@ -1,0 +1,79 @@
+// A device with memory of its own, as Ops sees it: what a backend implements whose kernels cannot
+// run on the host's pointers.
+//
+// Ops checks shapes, then hands the call on. Matrices, weights and parameters point into the
+// device's memory; spans of ids and positions, and the batch's tables, are the host's. Work is
+// enqueued in order, and only read() waits for it. One thread. The law of the batch holds here as
+// in ops.h.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "ops/ops.h"
+
+namespace freshet::ops {
+
+class Device : public Memory {
+ public:
+  virtual std::string name() const = 0;  // for people: "NVIDIA H200"
+  virtual size_t free_bytes() const = 0;
+  virtual size_t total_bytes() const = 0;
+  virtual Memory& host_memory() = 0;  // of the host, fast to copy from and to
+  virtual Status write(void* to, const void* host, size_t bytes) = 0;
+  virtual void read(void* host, const void* from, size_t bytes) = 0;  // waits
+
+  // For measuring: seconds that the device takes for what body enqueues, and bytes a second that it
+  // reads from its memory at best.
+  virtual double time(FunctionRef<void()> body) = 0;
+  virtual Result<double> read_rate() = 0;
+
+  // What a step is made of, by the caller's word: host arrays that ops of the step will be given,
+  // and the numbers that decide which ops run. With equal keys the same ops come in the same order
+  // with the same pointers, so a device may play back what it saw.
+  virtual void step(const StepInputs& inputs, FunctionRef<void()> body) = 0;
+
+  // The row that multiplies with a format; nullptr: none does.
+  virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
+  virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
+                              std::span<const uint8_t* const> rows, int64_t cols) = 0;
+  // One line that says why a cache of this shape cannot be served, or ok.
+  virtual Status supports(const KvShape& shape) const = 0;
+  virtual Status supports(const Routing& routing) const = 0;
+
+  virtual void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids,
+                     float scale, int32_t offset) = 0;
+  virtual void matmul(const Matrix& x, std::span<const Product> products) = 0;
+  virtual void matmul_heads(const Matrix& x, std::span<const Weight> weights,
+                            const Matrix& out) = 0;
+  virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm) = 0;
+  virtual void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
+                          bool weight_per_head) = 0;
+  virtual void rope_table(float* cos_sin, std::span<const int32_t> positions,
+                          std::span<const float> inv_freq, float scale) = 0;
+  virtual void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim,
+                    bool interleaved, const float* cos_sin) = 0;
+  virtual void store_kv(const KvView& cache, const Matrix& k, const Matrix& v,
+                        const AttentionBatch& batch) = 0;
+  virtual void attention(const Matrix& out, const Matrix& q, const KvView& cache,
+                         const AttentionBatch& batch, const AttentionParams& params) = 0;
+  virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) = 0;
+  virtual void activation(const Matrix& x, Activation activation) = 0;
+  virtual void add(const Matrix& out, const Matrix& x, float scale) = 0;
+  virtual void scale(const Matrix& x, float scale) = 0;
+  virtual void softcap(const Matrix& x, float cap) = 0;
+  virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
+  virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
+  virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
+                     float* weights) = 0;
+  virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
+                   int top_k, const Experts& experts, bool add) = 0;
+
+  virtual size_t scratch_bytes(const Ops::ShapeLimits& limits) const = 0;
+  virtual Status set_scratch(size_t bytes) = 0;
+};
+
+}  // namespace freshet::ops

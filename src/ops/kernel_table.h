@@ -1,0 +1,123 @@
+// Tables of kernels. A backend fills one; Ops chooses from it.
+//
+// A row is a named implementation of one op. Rows are listed best first; the first whose
+// requirements the processor meets and that supports the problem is taken, when a model is planned
+// and not per call. Tests and --force-kernel name a row; a forced row that cannot run is an error.
+// Row names are "<what>.<isa>", for instance "q4_0.avx512vnni".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "ops/attention.h"
+#include "quant/format.h"
+#include "tensor/buffer.h"
+
+namespace freshet::ops {
+
+struct Weight;
+
+// Instruction sets in ascending order; each includes those before it. kAvx512 means F, BW, DQ, VL;
+// kAvx512Vnni adds VNNI (and BF16 where a row says so); kAmx adds AMX-TILE, INT8 and BF16.
+enum class CpuIsa : uint8_t { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
+std::string_view name_of(CpuIsa isa);  // scalar avx2 avxvnni avx512 avx512vnni amx
+Result<CpuIsa> isa_by_name(std::string_view name);
+
+struct Capabilities {
+  CpuIsa isa = CpuIsa::kScalar;
+  bool has(CpuIsa needed) const;  // avx512 machines without AVX-VNNI still satisfy kAvx512 etc.
+  bool avx_vnni = false;
+  bool avx512_bf16 = false;
+  int l2_bytes = 1 << 20;
+};
+// A call of the matrix product: `rows_index` selects rows of x (nullptr: all, in order).
+struct MatmulArgs {
+  const Weight* weight = nullptr;
+  int64_t tokens = 0;                   // rows of the result
+  const int32_t* rows_index = nullptr;  // [tokens] rows of x, or nullptr
+  float* out = nullptr;                 // [tokens, weight->rows], row stride out_stride
+  int64_t out_stride = 0;
+  const float* bias = nullptr;
+  float scale = 1.0f;
+  bool add = false;
+};
+
+// How a kernel wants x: encoded once a row, shared by all products of a group that want the same.
+enum class ActKind : uint8_t {
+  kF32,     // as it is
+  kBF16,    // rounded to BF16
+  kQ8x32,   // int8 with an F32 scale a block of 32
+  kQ8x256,  // int8 with an F32 scale a block of 256 (K-quants)
+};
+
+struct MatmulKernel {
+  const char* name;
+  quant::Format format;
+  CpuIsa isa;
+  ActKind act;
+  // Bytes of the packed form of [rows, cols].
+  size_t (*packed_bytes)(int64_t rows, int64_t cols);
+  // Packs panel `panel` (16 rows): rows[r] is nullptr beyond the last row. Called in parallel.
+  void (*pack_panel)(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols);
+  // Decodes row `row` to F32 (embedding look-ups), bit-equal to quant::decode.
+  void (*unpack_row)(const uint8_t* packed, int64_t row, int64_t cols, float* out);
+  // Computes panels [first, last) of the product for all tokens. `act` is x in the kernel's
+  // ActKind.
+  void (*run)(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
+              int64_t last);
+};
+
+struct ActEncoder {
+  ActKind kind;
+  CpuIsa isa;
+  size_t (*row_bytes)(int64_t cols);  // a multiple of 64; pads cols up to the block with zeros
+  void (*encode)(const float* x, int64_t cols, uint8_t* out);  // one row; same bits on every isa
+};
+
+struct AttentionKernel {
+  const char* name;
+  CpuIsa isa;
+  bool (*supports)(const KvShape& shape, const AttentionParams& params);
+  void (*store)(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
+                ThreadPool& pool);
+  void (*run)(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+              const AttentionParams& params, ThreadPool& pool, uint8_t* scratch,
+              size_t scratch_bytes);
+  // Workspace of run() for at most `tokens` queries, `heads` heads and `context` cached tokens.
+  size_t (*scratch_bytes)(const KvShape& shape, int heads, int64_t tokens, int64_t context,
+                          int workers);
+};
+
+// Row-wise element kernels, one set an instruction set. Each handles one row (or one head).
+struct VectorKernels {
+  const char* name;
+  CpuIsa isa;
+  void (*rms_norm)(float* out, const float* x, const float* weight, const float* bias, int64_t n,
+                   float eps);
+  void (*layer_norm)(float* out, const float* x, const float* weight, const float* bias, int64_t n,
+                     float eps);
+  void (*rope)(float* head, const float* cos_sin, int rotary_dim, bool interleaved);
+  void (*glu)(float* out, const float* gate, const float* up, int64_t n, int activation,
+              float limit, float alpha);
+  void (*activation)(float* x, int64_t n, int activation);
+  void (*add)(float* out, const float* x, int64_t n, float scale);
+  void (*scale)(float* x, int64_t n, float scale);
+  void (*softcap)(float* x, int64_t n, float cap);
+};
+
+struct KernelTable {
+  std::string_view backend;  // "reference", "cpu"
+  std::span<const MatmulKernel> matmul;
+  std::span<const ActEncoder> encoders;
+  std::span<const AttentionKernel> attention;
+  std::span<const VectorKernels> vector;
+};
+
+const KernelTable& reference_kernels();  // ops/reference_*.cc: plain F32, for every format
+
+}  // namespace freshet::ops

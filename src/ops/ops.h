@@ -1,0 +1,201 @@
+// What a model may ask of a device.
+//
+// Ops is the one door between layers and kernels. Each call checks shapes once, picks the planned
+// kernel row and runs it on the pool; kernels themselves check nothing. One Ops serves one engine
+// and is called from its step thread only.
+//
+// Law of the batch: for every op, an output row depends on its own input rows alone, bit for bit;
+// never on how many rows there are, on their order, or on the number of workers. Sums run in an
+// order fixed by the shape of the weight (products) or by position (attention).
+//
+// Activations are F32 matrices [tokens, features]. Weights are in their stored format, packed once
+// at load (ops/weight.h). Pointers are device pointers: layers never read through them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "ops/attention.h"
+#include "ops/kernel_table.h"
+#include "ops/weight.h"
+#include "tensor/buffer.h"
+
+namespace freshet::ops {
+
+struct OpsOptions {
+  bool reference =
+      false;  // every op in its plain F32 form; weights decoded to F32 as they are used
+  std::vector<std::string> force_kernels;  // "matmul=q4_0.avx2": fails to plan where it cannot run
+  size_t scratch_bytes = 0;                // workspace for the kernels, from the memory plan
+};
+
+// One product of a group: out = [out +] scale * (x W^T + bias).
+struct Product {
+  const Weight* weight = nullptr;
+  Matrix out;                   // [x.rows, weight.rows]
+  const float* bias = nullptr;  // [weight.rows] or nullptr
+  float scale = 1.0f;
+  bool add = false;  // add to what out holds (a residual)
+};
+
+enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu };
+
+enum class NormKind { kRms, kLayer };
+struct Norm {
+  NormKind kind = NormKind::kRms;
+  const float* weight =
+      nullptr;                  // [features]; nullptr: ones. Gemma's (1 + w) is folded in at load.
+  const float* bias = nullptr;  // [features] or nullptr
+  float eps = 1e-6f;
+};
+
+// Gated unit: out = act(gate) * up; `limit` > 0 clamps as GPT-OSS does:
+// gate = min(gate, limit), up = clamp(up, ±limit), out = (up + 1) * gate * sigmoid(alpha * gate).
+struct Glu {
+  Activation activation = Activation::kSilu;
+  float limit = 0.0f;
+  float alpha = 0.0f;
+};
+
+// How router logits become expert weights, in this order: scores, group limit, top-k, renormalise,
+// scale.
+struct Routing {
+  enum class Score { kSoftmax, kSigmoid, kTopkSoftmax /* softmax over the chosen logits */ };
+  Score score = Score::kSoftmax;
+  int experts = 0;
+  int top_k = 0;
+  int groups = 1;                     // experts split into groups, of which
+  int top_groups = 1;                 // this many stay
+  int group_score_top = 1;            // a group's score: the sum of its best 1 or 2
+  const float* correction = nullptr;  // [experts] added for the choice, not for the weight
+  bool renormalize = false;
+  float renormalize_eps = 0.0f;
+  float scale = 1.0f;
+};
+
+struct Experts {
+  std::span<const Weight> gate_up;      // [experts] of [2 * ff, hidden]: gate rows, then up rows
+  std::span<const Weight> down;         // [experts] of [hidden, ff]
+  const float* gate_up_bias = nullptr;  // [experts, 2 * ff] or nullptr
+  const float* down_bias = nullptr;     // [experts, hidden] or nullptr
+  Glu glu;
+  bool weight_before = false;  // scale the expert's input instead of its output (Llama 4)
+};
+
+class Device;
+
+// See Device::step.
+struct StepInputs {
+  std::span<const std::span<const int32_t>>
+      arrays;  // host arrays that the step's ops will be given
+  std::span<const int64_t> key;
+  bool repeats = false;  // whether steps of this key are likely to come again
+};
+
+class Ops {
+ public:
+  // `backend` is the table to choose from, reference_kernels() what it lacks; `capabilities` say
+  // what the processor can run. An error names a forced kernel that cannot run here.
+  static Result<std::unique_ptr<Ops>> create(ThreadPool& pool, const KernelTable& backend,
+                                             const Capabilities& capabilities,
+                                             const OpsOptions& options);
+  // On a device with memory of its own (ops/device.h); its pointers are not the host's.
+  static std::unique_ptr<Ops> create(ThreadPool& pool, std::unique_ptr<Device> device);
+  ~Ops();
+
+  // nullptr on the host. Memory for what ops read and write, and for what they leave for the host.
+  Device* device() const;
+  Memory* memory() const;
+  Memory* host_memory() const;
+  // A copy of numbers of the host, for ops to read.
+  Result<Buffer> upload(std::span<const float> values);
+  // Copies a result to the host and waits for it.
+  void read(float* host, const Matrix& from);
+  // Runs body, the ops of one step; a device may play back an earlier step of the same key instead.
+  void step(const StepInputs& inputs, FunctionRef<void()> body);
+
+  ThreadPool& pool();
+  const Capabilities& capabilities() const;
+  bool reference() const;
+  // Names of the rows that are planned, for tests and for `inspect`.
+  std::string_view matmul_row(quant::Format format) const;
+  std::string_view attention_row(const KvShape& shape) const;
+  std::string_view vector_row() const;
+
+  // Packs rows (each row_bytes(format, cols) bytes, anywhere in memory, e.g. in a mapped file) for
+  // the kernel that this device will use. The same rows give the same Weight whatever the pool's
+  // size.
+  Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols);
+
+  // out[t] = row ids[t] + offset of table, decoded, times scale. out: [tokens, cols]
+  void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
+             int32_t offset = 0);
+  // Several products of the same x run as one region; x is quantised once for all of them.
+  void matmul(const Matrix& x, std::span<const Product> products);
+  // Per head: out[t, h] = x[t, h] W_h^T. x: [tokens, heads * W.cols], out: [tokens, heads *
+  // W.rows].
+  void matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out);
+
+  void norm(const Matrix& out, const Matrix& x, const Norm& norm);  // over a row
+  void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
+                  bool weight_per_head);  // in place
+
+  // cos_sin: [tokens, 2, rotary_dim / 2]: scale * cos and scale * sin of position * inv_freq.
+  void rope_table(float* cos_sin, std::span<const int32_t> positions,
+                  std::span<const float> inv_freq, float scale);
+  // Rotates the first rotary_dim features of each head, in place. interleaved: pairs (2i, 2i+1);
+  // otherwise (i, i + rotary_dim / 2). x: [tokens, heads * head_dim], the rotated part at `offset`
+  // in a head.
+  void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim, bool interleaved,
+            const float* cos_sin);
+
+  // Writes new keys and values (rounded to the cache's type) to their blocks. k: [tokens, kv_heads
+  // * key_dim].
+  void store_kv(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch);
+  // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim],
+  // out: [tokens, heads * value_dim].
+  void attention(const Matrix& out, const Matrix& q, const KvView& cache,
+                 const AttentionBatch& batch, const AttentionParams& params);
+
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
+  void activation(const Matrix& x, Activation activation);    // in place
+  void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
+  void scale(const Matrix& x, float scale);                   // in place
+  void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
+  void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
+  // x[t] *= sigmoid(gate[t, 0]); in place (the shared expert's gate of Qwen2-MoE).
+  void sigmoid_gate(const Matrix& x, const Matrix& gate);
+
+  // ids, weights: [tokens, top_k]
+  void route(const Matrix& logits, const Routing& routing, int32_t* ids, float* weights);
+  // out[t] = [out[t] +] sum over the chosen experts, in order of expert id. x: [tokens, hidden].
+  void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
+           const Experts& experts, bool add);
+
+  // Workspace that the calls above may need for at most `tokens` rows (for the memory plan).
+  struct ShapeLimits {
+    int64_t tokens = 0;
+    int64_t max_cols = 0;  // widest input of a product
+    int64_t max_rows = 0;  // widest output
+    int64_t max_expert_ff = 0;
+    int top_k = 0;
+    int heads = 0;
+    int max_head_dim = 0;
+    int64_t max_context = 0;
+  };
+  size_t scratch_bytes(const ShapeLimits& limits) const;
+  Status set_scratch(size_t bytes);
+
+ private:
+  struct Impl;
+  explicit Ops(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace freshet::ops

@@ -1,0 +1,53 @@
+// What the sources of Ops share; internal to this room.
+#pragma once
+
+#include <array>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace freshet::ops {
+
+inline constexpr int kPanelRows = 16;
+
+// One product in the form kernels take it. `act` is its input in the ActKind of the weight's
+// kernel.
+struct MatmulCall {
+  MatmulArgs args;
+  const uint8_t* act = nullptr;
+  int64_t act_row_bytes = 0;
+};
+
+struct Ops::Impl {
+  ThreadPool& pool;
+  Capabilities capabilities;
+  bool reference = false;
+  std::vector<const MatmulKernel*> matmul;        // [formats] the planned row
+  std::vector<const AttentionKernel*> attention;  // that can run here, best first
+  const VectorKernels* vector = nullptr;
+  std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr where nothing here needs one
+  Arena arena;
+  std::unique_ptr<Device> device;  // then all else but the pool and the arena is empty
+
+  Impl(ThreadPool& p, const Capabilities& c) : pool(p), capabilities(c) {}
+
+  const AttentionKernel& attention_for(const KvShape& shape) const;
+
+  // Calls body(first, last) for pieces of [0, rows), in parallel where the work is worth a region.
+  void for_rows(int64_t rows, int64_t cols, FunctionRef<void(int64_t first, int64_t last)> body);
+
+  // Rows of x in the form that `kind` wants, in the arena where that is not x itself.
+  struct Encoded {
+    const uint8_t* data = nullptr;
+    int64_t row_bytes = 0;
+  };
+  Encoded encode(const Matrix& x, ActKind kind);
+  size_t encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const;
+  // All products as one parallel region.
+  void run_calls(std::span<const MatmulCall> calls);
+};
+
+}  // namespace freshet::ops

@@ -1,0 +1,226 @@
+// Products with packed weights: packing, encoding of activations, and their distribution over the
+// pool.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/ops_impl.h"
+
+namespace freshet::ops {
+namespace {
+
+std::string describe(const Matrix& x, const Weight& w, const Matrix& out) {
+  return fmt::format("matmul tokens={} K={} N={} format={} kernel={}: x [{}, {}], out [{}, {}]",
+                     x.rows, w.cols, w.rows, quant::info(w.format).name,
+                     w.kernel != nullptr ? w.kernel->name : "none", x.rows, x.cols, out.rows,
+                     out.cols);
+}
+
+int64_t panels_of(const Weight& w) {
+  return (w.rows + kPanelRows - 1) / kPanelRows;
+}
+
+// How the products of a region are cut: pieces of so many panels and tokens.
+struct Cut {
+  int64_t panels;
+  int64_t tokens;
+  int64_t pieces;
+};
+
+constexpr int64_t kPiecesPerWorker = 6;
+constexpr int64_t kMinPieceBytes = 16 << 10;  // below this a stream of weights is all latency
+
+// Time to run one panel for all tokens, in bytes of weights: reading it, and computing with it,
+// which takes as long as reading does at about eight tokens.
+double panel_cost(const MatmulCall& c, int64_t panels) {
+  const double bytes =
+      static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
+  return bytes * std::max(1.0, static_cast<double>(c.args.tokens) / 8.0);
+}
+
+Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
+  const int64_t panels = panels_of(*c.args.weight);
+  const double cost = panel_cost(c, panels);
+  const double bytes =
+      static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
+  Cut cut{std::max<int64_t>(1, std::llround(piece_cost / cost)), c.args.tokens, 0};
+  if (c.args.tokens > 8) {  // the piece's weights stay in cache while the tokens pass by
+    cut.panels = std::min(
+        cut.panels,
+        std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(cache_bytes) / bytes)));
+  } else {
+    cut.panels = std::max(cut.panels, static_cast<int64_t>(kMinPieceBytes / bytes));
+  }
+  cut.panels = std::clamp<int64_t>(cut.panels, 1, panels);
+  if (cost > piece_cost && c.args.tokens > kPanelRows) {
+    const int64_t parts = std::llround(std::ceil(cost / piece_cost));
+    cut.tokens = (c.args.tokens / parts + kPanelRows) / kPanelRows * kPanelRows;
+  }
+  cut.pieces =
+      (panels + cut.panels - 1) / cut.panels * ((c.args.tokens + cut.tokens - 1) / cut.tokens);
+  return cut;
+}
+
+void run_piece(const MatmulCall& c, const Cut& cut, int64_t piece) {
+  const int64_t token_parts = (c.args.tokens + cut.tokens - 1) / cut.tokens;
+  const int64_t first = piece / token_parts * cut.panels;
+  const int64_t t0 = piece % token_parts * cut.tokens;
+  MatmulArgs args = c.args;
+  args.tokens = std::min(cut.tokens, args.tokens - t0);
+  args.out += t0 * args.out_stride;
+  const uint8_t* act = c.act;
+  if (args.rows_index != nullptr) {
+    args.rows_index += t0;
+  } else {
+    act += t0 * c.act_row_bytes;
+  }
+  args.weight->kernel->run(args, act, c.act_row_bytes, first,
+                           std::min(first + cut.panels, panels_of(*args.weight)));
+}
+
+}  // namespace
+
+Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols) {
+  const quant::FormatInfo& f = quant::info(format);
+  if (cols <= 0 || rows.empty() || cols % f.block_size != 0) {
+    return invalid_argument("a {} matrix cannot be [{}, {}]: rows come in blocks of {}", f.name,
+                            rows.size(), cols, f.block_size);
+  }
+  Weight w;
+  w.format = format;
+  w.rows = static_cast<int64_t>(rows.size());
+  w.cols = cols;
+  if (Device* d = device()) {
+    w.kernel = d->matmul_row(format);
+    if (w.kernel == nullptr) {
+      return unsupported(
+          "weights of type {} cannot be used on {}: run with --device cpu, or convert", f.name,
+          d->name());
+    }
+    FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols));
+    return w;
+  }
+  w.kernel = impl_->matmul[static_cast<size_t>(format)];
+  FRESHET_ASSIGN_OR_RETURN(w.packed, Buffer::allocate(w.kernel->packed_bytes(w.rows, cols)));
+  impl_->pool.parallel_for(panels_of(w), [&](int64_t panel, int) {
+    const uint8_t* panel_rows[kPanelRows] = {};
+    for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < w.rows; ++r) {
+      panel_rows[r] = rows[static_cast<size_t>(panel * kPanelRows + r)];
+    }
+    w.kernel->pack_panel(w.packed.data(), panel, panel_rows, cols);
+  });
+  return w;
+}
+
+size_t Ops::Impl::encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const {
+  if (kind == ActKind::kF32) return 0;
+  return static_cast<size_t>(rows) * encoders[static_cast<size_t>(kind)]->row_bytes(cols);
+}
+
+Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind) {
+  if (kind == ActKind::kF32) {
+    return {reinterpret_cast<const uint8_t*>(x.data),
+            x.stride * static_cast<int64_t>(sizeof(float))};
+  }
+  const ActEncoder& encoder = *encoders[static_cast<size_t>(kind)];
+  const auto row_bytes = static_cast<int64_t>(encoder.row_bytes(x.cols));
+  auto* data = static_cast<uint8_t*>(arena.allocate(encoded_bytes(kind, x.rows, x.cols)));
+  for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) encoder.encode(x.row(t), x.cols, data + t * row_bytes);
+  });
+  return {data, row_bytes};
+}
+
+void Ops::Impl::run_calls(std::span<const MatmulCall> calls) {
+  const size_t mark = arena.mark();
+  const auto n = static_cast<int64_t>(calls.size());
+  auto* cuts = arena.allocate_array<Cut>(n);
+  auto* ends = arena.allocate_array<int64_t>(n);
+  double total = 0.0;
+  for (const MatmulCall& c : calls) {
+    const int64_t panels = panels_of(*c.args.weight);
+    total += panel_cost(c, panels) * static_cast<double>(panels);
+  }
+  const double piece_cost = total / static_cast<double>(kPiecesPerWorker * pool.size());
+  int64_t pieces = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    cuts[i] = cut_of(calls[static_cast<size_t>(i)], piece_cost, capabilities.l2_bytes / 2);
+    ends[i] = pieces += cuts[i].pieces;
+  }
+  pool.parallel_for(pieces, [&](int64_t piece, int) {
+    const int64_t i = std::upper_bound(ends, ends + n, piece) - ends;
+    run_piece(calls[static_cast<size_t>(i)], cuts[i], piece - (i > 0 ? ends[i - 1] : 0));
+  });
+  arena.rewind(mark);
+}
+
+void Ops::embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
+                int32_t offset) {
+  FRESHET_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == table.cols,
+                "embed out [{}, {}], ids [{}], table [{}, {}]", out.rows, out.cols, ids.size(),
+                table.rows, table.cols);
+  for (const int32_t id : ids) {
+    FRESHET_CHECK(id + offset >= 0 && id + offset < table.rows, "embed id={} of {} rows",
+                  id + offset, table.rows);
+  }
+  if (Device* d = device()) return d->embed(out, table, ids, scale, offset);
+  impl_->for_rows(out.rows, out.cols, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      table.kernel->unpack_row(table.packed.data(), ids[static_cast<size_t>(t)] + offset,
+                               table.cols, out.row(t));
+      if (scale != 1.0f) impl_->vector->scale(out.row(t), out.cols, scale);
+    }
+  });
+}
+
+void Ops::matmul(const Matrix& x, std::span<const Product> products) {
+  if (x.rows == 0 || products.empty()) return;
+  if (Device* d = device()) {
+    for (const Product& p : products) {
+      FRESHET_CHECK(p.weight != nullptr && x.cols == p.weight->cols && p.out.rows == x.rows &&
+                        p.out.cols == p.weight->rows,
+                    "{}", describe(x, *p.weight, p.out));
+    }
+    return d->matmul(x, products);
+  }
+  Impl& m = *impl_;
+  const size_t mark = m.arena.mark();
+  auto* calls = m.arena.allocate_array<MatmulCall>(static_cast<int64_t>(products.size()));
+  std::array<Impl::Encoded, 4> encoded;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product& p = products[i];
+    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr && x.cols == p.weight->cols &&
+                      p.out.rows == x.rows && p.out.cols == p.weight->rows,
+                  "{}", describe(x, *p.weight, p.out));
+    const ActKind kind = p.weight->kernel->act;
+    Impl::Encoded& e = encoded[static_cast<size_t>(kind)];
+    if (e.data == nullptr) e = m.encode(x, kind);
+    calls[i] = {{p.weight, x.rows, nullptr, p.out.data, p.out.stride, p.bias, p.scale, p.add},
+                e.data,
+                e.row_bytes};
+  }
+  m.run_calls({calls, products.size()});
+  m.arena.rewind(mark);
+}
+
+void Ops::matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out) {
+  if (x.rows == 0) return;
+  if (Device* d = device()) return d->matmul_heads(x, weights, out);
+  Impl& m = *impl_;
+  const size_t mark = m.arena.mark();
+  const auto heads = static_cast<int64_t>(weights.size());
+  auto* calls = m.arena.allocate_array<MatmulCall>(heads);
+  for (int64_t h = 0; h < heads; ++h) {
+    const Weight& w = weights[static_cast<size_t>(h)];
+    FRESHET_CHECK(w.kernel != nullptr && x.cols == heads * w.cols && out.cols == heads * w.rows &&
+                      out.rows == x.rows,
+                  "{} heads={}", describe(x, w, out), heads);
+    const Impl::Encoded e = m.encode(x.slice_cols(h * w.cols, w.cols), w.kernel->act);
+    const Matrix to = out.slice_cols(h * w.rows, w.rows);
+    calls[h] = {
+        {&w, x.rows, nullptr, to.data, to.stride, nullptr, 1.0f, false}, e.data, e.row_bytes};
+  }
+  m.run_calls({calls, weights.size()});
+  m.arena.rewind(mark);
+}
+
+}  // namespace freshet::ops

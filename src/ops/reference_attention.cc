@@ -1,0 +1,233 @@
+// Attention over the paged cache, position by position. A block holds its keys, [16 tokens,
+// kv_heads * key_dim], and then its values, [16 tokens, kv_heads * value_dim]. Scores are summed in
+// eight F32 partial sums a chunk of 64 features; the rest is in double.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ops/reference.h"
+#include "tensor/dtype.h"
+
+namespace freshet::ops {
+namespace {
+
+constexpr float kF16Max = 65504.0f;
+
+// A value beyond F16 is kept at its edge: an infinity would turn masked terms (0 * inf) into NaN.
+void write(KvType type, uint8_t* base, int64_t i, float v) {
+  switch (type) {
+    case KvType::kF32:
+      reinterpret_cast<float*>(base)[i] = v;
+      break;
+    case KvType::kF16:
+      reinterpret_cast<uint16_t*>(base)[i] =
+          f32_to_f16(std::isnan(v) ? v : std::clamp(v, -kF16Max, kF16Max));
+      break;
+    case KvType::kBF16:
+      reinterpret_cast<uint16_t*>(base)[i] = f32_to_bf16(v);
+      break;
+  }
+}
+
+void read(KvType type, const uint8_t* base, int64_t i, int n, float* out) {
+  for (int d = 0; d < n; ++d) {
+    switch (type) {
+      case KvType::kF32:
+        out[d] = reinterpret_cast<const float*>(base)[i + d];
+        break;
+      case KvType::kF16:
+        out[d] = f16_to_f32(reinterpret_cast<const uint16_t*>(base)[i + d]);
+        break;
+      case KvType::kBF16:
+        out[d] = bf16_to_f32(reinterpret_cast<const uint16_t*>(base)[i + d]);
+        break;
+    }
+  }
+}
+
+struct Slot {
+  uint8_t* block;
+  int64_t index;  // in the block
+};
+
+Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int64_t position) {
+  const int32_t* table = batch.block_tables + sequence * batch.table_stride;
+  const int32_t id = table[position / kBlockTokens];
+  return {cache.data + static_cast<size_t>(id) * cache.shape.block_bytes(),
+          position % kBlockTokens};
+}
+
+int64_t key_at(const KvShape& s, const Slot& slot, int head) {
+  return (slot.index * s.kv_heads + head) * s.key_dim;
+}
+
+int64_t value_at(const KvShape& s, const Slot& slot, int head) {
+  if (s.value_is_key_prefix) return key_at(s, slot, head);
+  const int64_t keys = int64_t{kBlockTokens} * s.kv_heads * s.key_dim;
+  return keys + (slot.index * s.kv_heads + head) * s.value_dim;
+}
+
+struct Place {
+  int sequence;
+  int64_t position;
+};
+
+Place place_of(const AttentionBatch& batch, int64_t token) {
+  const auto next = std::upper_bound(batch.query_start.begin(), batch.query_start.end(), token);
+  const int s = static_cast<int>(next - batch.query_start.begin()) - 1;
+  const size_t i = static_cast<size_t>(s);
+  return {s, batch.context_len[i] - (batch.query_start[i + 1] - token)};
+}
+
+void store(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch,
+           ThreadPool& pool) {
+  const KvShape& s = cache.shape;
+  pool.parallel_for(k.rows, [&](int64_t token, int) {
+    const Place place = place_of(batch, token);
+    const Slot slot = slot_of(cache, batch, place.sequence, place.position);
+    for (int h = 0; h < s.kv_heads; ++h) {
+      for (int d = 0; d < s.key_dim; ++d) {
+        write(s.type, slot.block, key_at(s, slot, h) + d, k.row(token)[h * s.key_dim + d]);
+      }
+      if (s.value_is_key_prefix) continue;
+      for (int d = 0; d < s.value_dim; ++d) {
+        write(s.type, slot.block, value_at(s, slot, h) + d, v.row(token)[h * s.value_dim + d]);
+      }
+    }
+  });
+}
+
+double dot(const float* a, const float* b, int n) {
+  constexpr int kChunk = 64, kLanes = 8;
+  double sum = 0.0;
+  for (int d = 0; d < n; d += kChunk) {
+    const int end = std::min(n, d + kChunk);
+    float acc[kLanes] = {};
+    int i = d;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (int j = 0; j < kLanes; ++j) acc[j] += a[i + j] * b[i + j];
+    }
+    for (; i < end; ++i) acc[0] += a[i] * b[i];
+    sum += ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7]));
+  }
+  return sum;
+}
+
+// A query's head on its way through the context: the softmax in one pass. What was summed so far is
+// rescaled whenever a greater score turns up.
+struct Row {
+  const float* q;
+  float* out;
+  double* acc;          // [value_dim]
+  int64_t first, last;  // what it sees
+  double max, sum;
+
+  void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value) {
+    double score = dot(q, key, s.key_dim) * params.scale;
+    if (params.softcap > 0.0f) score = params.softcap * std::tanh(score / params.softcap);
+    if (score > max) {
+      const double shrink = std::exp(max - score);
+      for (int d = 0; d < s.value_dim; ++d) acc[d] *= shrink;
+      sum *= shrink;
+      max = score;
+    }
+    const double weight = std::exp(score - max);
+    sum += weight;
+    for (int d = 0; d < s.value_dim; ++d) acc[d] += weight * value[d];
+  }
+};
+
+// Rows that walk together, so that keys and values are read once for all.
+constexpr int kRows = 32;
+int queries_together(int group) {
+  return std::max(1, kRows / group);
+}
+
+struct Scratch {
+  Row* rows;     // [kRows or more]
+  double* acc;   // [rows, value_dim]
+  float* key;    // [key_dim]
+  float* value;  // [value_dim]
+
+  static size_t rows_for(int heads) { return static_cast<size_t>(std::max(heads, kRows)); }
+  static size_t bytes(const KvShape& s, int heads) {
+    const auto k = static_cast<size_t>(s.key_dim), v = static_cast<size_t>(s.value_dim);
+    return (rows_for(heads) * (sizeof(Row) + v * sizeof(double)) + (k + v) * sizeof(float) + 63) /
+           64 * 64;
+  }
+  Scratch(uint8_t* at, const KvShape& s, int heads)
+      : rows(reinterpret_cast<Row*>(at)),
+        acc(reinterpret_cast<double*>(rows + rows_for(heads))),
+        key(reinterpret_cast<float*>(acc + rows_for(heads) * static_cast<size_t>(s.value_dim))),
+        value(key + s.key_dim) {}
+};
+
+// Queries [first, last) of the batch, all of one sequence, with the heads of one KV head.
+void attend(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+            const AttentionParams& params, int64_t first, int64_t last, int kv_head,
+            Scratch scratch) {
+  const KvShape& s = cache.shape;
+  const int group = params.heads / s.kv_heads;
+  int64_t n = 0;
+  for (int64_t token = first; token < last; ++token) {
+    const int64_t position = place_of(batch, token).position;
+    const int64_t seen = params.window > 0 ? std::max<int64_t>(0, position - params.window + 1) : 0;
+    for (int h = kv_head * group; h < (kv_head + 1) * group; ++h, ++n) {
+      double* acc = scratch.acc + n * s.value_dim;
+      std::fill_n(acc, s.value_dim, 0.0);
+      const bool sink = params.sinks != nullptr;
+      scratch.rows[n] = {q.row(token) + h * s.key_dim,
+                         out.row(token) + h * s.value_dim,
+                         acc,
+                         seen,
+                         position,
+                         sink ? double{params.sinks[h]} : -std::numeric_limits<double>::infinity(),
+                         sink ? 1.0 : 0.0};
+    }
+  }
+  const int sequence = place_of(batch, first).sequence;
+  for (int64_t p = scratch.rows[0].first; p <= scratch.rows[n - 1].last; ++p) {
+    const Slot slot = slot_of(cache, batch, sequence, p);
+    read(s.type, slot.block, key_at(s, slot, kv_head), s.key_dim, scratch.key);
+    read(s.type, slot.block, value_at(s, slot, kv_head), s.value_dim, scratch.value);
+    for (Row* r = scratch.rows; r < scratch.rows + n; ++r) {
+      if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value);
+    }
+  }
+  for (const Row* r = scratch.rows; r < scratch.rows + n; ++r) {
+    for (int d = 0; d < s.value_dim; ++d) r->out[d] = static_cast<float>(r->acc[d] / r->sum);
+  }
+}
+
+void run(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
+         const AttentionParams& params, ThreadPool& pool, uint8_t* scratch, size_t) {
+  const KvShape& s = cache.shape;
+  const int64_t step = queries_together(params.heads / s.kv_heads);
+  const size_t worker_bytes = Scratch::bytes(s, params.heads);
+  // Every index is a KV head and a query, but only a query that stands at a step of its sequence
+  // works.
+  pool.parallel_for(q.rows * s.kv_heads, [&](int64_t i, int worker) {
+    const int64_t token = i / s.kv_heads;
+    const auto sequence = static_cast<size_t>(place_of(batch, token).sequence);
+    if ((token - batch.query_start[sequence]) % step != 0) return;
+    const int64_t last = std::min<int64_t>(token + step, batch.query_start[sequence + 1]);
+    attend(out, q, cache, batch, params, token, last, static_cast<int>(i % s.kv_heads),
+           Scratch(scratch + static_cast<size_t>(worker) * worker_bytes, s, params.heads));
+  });
+}
+
+size_t scratch_bytes(const KvShape& shape, int heads, int64_t, int64_t, int workers) {
+  return static_cast<size_t>(workers) * Scratch::bytes(shape, heads);
+}
+
+constexpr AttentionKernel kKernels[] = {
+    {"attention.reference", CpuIsa::kScalar,
+     [](const KvShape&, const AttentionParams&) { return true; }, store, run, scratch_bytes}};
+
+}  // namespace
+
+std::span<const AttentionKernel> reference_attention() {
+  return kKernels;
+}
+
+}  // namespace freshet::ops

@@ -1,0 +1,29 @@
+// The matrix of a linear layer, prepared for a device.
+//
+// A Weight is [rows, cols] = [output features, input features] in a storage format, packed for one
+// kernel row. Packing never changes a value and never changes the number of bits a value takes:
+// on the CPU, panels of 16 rows lie interleaved so that one vector lane (or tile column) is one
+// output row; rows are padded to a multiple of 16. Immutable after packing; safe to read from many
+// threads.
+#pragma once
+
+#include <cstdint>
+
+#include "quant/format.h"
+#include "tensor/buffer.h"
+
+namespace freshet::ops {
+
+struct MatmulKernel;
+
+struct Weight {
+  quant::Format format = quant::Format::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  const MatmulKernel* kernel = nullptr;  // who packed it and multiplies with it
+  Buffer packed;
+
+  bool empty() const { return rows == 0; }
+};
+
+}  // namespace freshet::ops

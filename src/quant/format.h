@@ -1,0 +1,59 @@
+// Storage formats of weights: how a row of numbers lies in a file and in memory.
+//
+// A row of K numbers is K / block_size blocks of block_bytes each; K must be a multiple of
+// block_size. Plain types are formats with a block of one. The quantised formats are those of GGUF
+// (ggml's block layouts, little-endian). decode() is the definition of what a block means: every
+// kernel is tested against it. All functions are pure and thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace freshet::quant {
+
+enum class Format : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4,
+};
+
+struct FormatInfo {
+  Format format;
+  std::string_view name;  // "q4_k", lower case
+  int block_size;         // numbers a block
+  int block_bytes;
+  uint32_t ggml_type;  // the type's number in a GGUF file
+  // n numbers, n a multiple of block_size. Bit-exact with the format's definition.
+  void (*decode)(const void* blocks, float* out, int64_t n);
+  // nullptr where we do not write the format. `importance`: nullptr or n weights of the squared
+  // error.
+  void (*encode)(const float* in, void* blocks, int64_t n, const float* importance);
+};
+
+const FormatInfo& info(Format f);
+std::span<const FormatInfo> all_formats();
+std::optional<Format> format_by_name(std::string_view name);  // any case
+std::optional<Format> format_by_ggml_type(uint32_t type);
+
+inline size_t row_bytes(Format f, int64_t k) {
+  const FormatInfo& i = info(f);
+  return static_cast<size_t>(k / i.block_size) * static_cast<size_t>(i.block_bytes);
+}
+
+}  // namespace freshet::quant

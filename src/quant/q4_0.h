@@ -1,0 +1,37 @@
+// Q4_0: 32 numbers d * (q - 8), q of 4 bits; 4.5 bits a number.
+// Byte i holds number i in its low half and number i + 16 in its high half.
+#pragma once
+
+#include "quant/search.h"
+
+namespace freshet::quant {
+
+struct Q4_0 {
+  static constexpr Format kFormat = Format::kQ4_0;
+  static constexpr std::string_view kName = "q4_0";
+  static constexpr int kBlockSize = 32;
+  static constexpr uint32_t kGgmlType = 2;
+  struct Block {
+    uint16_t d;  // f16
+    uint8_t qs[16];
+  };
+  static_assert(sizeof(Block) == 18);
+
+  static void decode(const Block& b, float* out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 16; ++i) {
+      out[i] = d * static_cast<float>((b.qs[i] & 15) - 8);
+      out[i + 16] = d * static_cast<float>((b.qs[i] >> 4) - 8);
+    }
+  }
+
+  static void encode(const float* x, const float* w, Block& b) {
+    int8_t q[32];
+    b.d = fit_symmetric_block<32>(x, w, -8, 7, q);
+    for (int i = 0; i < 16; ++i) {
+      b.qs[i] = static_cast<uint8_t>((q[i] + 8) | ((q[i + 16] + 8) << 4));
+    }
+  }
+};
+
+}  // namespace freshet::quant

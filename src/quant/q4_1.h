@@ -1,0 +1,36 @@
+// Q4_1: 32 numbers d * q + m, q of 4 bits; 5 bits a number. Halves of a byte as in Q4_0.
+#pragma once
+
+#include "quant/search.h"
+
+namespace freshet::quant {
+
+struct Q4_1 {
+  static constexpr Format kFormat = Format::kQ4_1;
+  static constexpr std::string_view kName = "q4_1";
+  static constexpr int kBlockSize = 32;
+  static constexpr uint32_t kGgmlType = 3;
+  struct Block {
+    uint16_t d;  // f16
+    uint16_t m;  // f16
+    uint8_t qs[16];
+  };
+  static_assert(sizeof(Block) == 20);
+
+  static void decode(const Block& b, float* out) {
+    const float d = f16_to_f32(b.d);
+    const float m = f16_to_f32(b.m);
+    for (int i = 0; i < 16; ++i) {
+      out[i] = d * static_cast<float>(b.qs[i] & 15) + m;
+      out[i + 16] = d * static_cast<float>(b.qs[i] >> 4) + m;
+    }
+  }
+
+  static void encode(const float* x, const float* w, Block& b) {
+    int8_t q[32];
+    fit_affine_block<32>(x, w, 15, q, b.d, b.m);
+    for (int i = 0; i < 16; ++i) b.qs[i] = static_cast<uint8_t>(q[i] | (q[i + 16] << 4));
+  }
+};
+
+}  // namespace freshet::quant

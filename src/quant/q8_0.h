@@ -1,0 +1,30 @@
+// Q8_0: 32 numbers d * q, q a signed byte; 8.5 bits a number.
+// We write q in [-127, 127] only, so that kernels may negate; -128 is decoded all the same.
+#pragma once
+
+#include "quant/search.h"
+
+namespace freshet::quant {
+
+struct Q8_0 {
+  static constexpr Format kFormat = Format::kQ8_0;
+  static constexpr std::string_view kName = "q8_0";
+  static constexpr int kBlockSize = 32;
+  static constexpr uint32_t kGgmlType = 8;
+  struct Block {
+    uint16_t d;  // f16
+    int8_t qs[32];
+  };
+  static_assert(sizeof(Block) == 34);
+
+  static void decode(const Block& b, float* out) {
+    const float d = f16_to_f32(b.d);
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(b.qs[i]) * d;
+  }
+
+  static void encode(const float* x, const float* w, Block& b) {
+    b.d = fit_symmetric_block<32>(x, w, -127, 127, b.qs);
+  }
+};
+
+}  // namespace freshet::quant

@@ -1,0 +1,237 @@
+#include "quantizer/export_plan.h"
+
+#include <utility>
+
+#include "quantizer/gguf_hyperparameters.h"
+
+namespace freshet::quantizer {
+namespace {
+
+using loader::TensorSource;
+using models::Role;
+using Order = std::vector<int64_t>;
+
+// Rows of each head in the order (0, half, 1, half + 1 ...), for interleaved rotation.
+Order interleaved(int heads, int head_dim) {
+  Order order;
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < head_dim / 2; ++i) {
+      order.push_back(h * head_dim + i);
+      order.push_back(h * head_dim + head_dim / 2 + i);
+    }
+  }
+  return order;
+}
+
+// From head by head (query, key, value) to all queries, all keys, all values.
+Order unfused(int heads, int head_dim) {
+  Order order;
+  for (int64_t part = 0; part < 3; ++part) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < head_dim; ++i) order.push_back((h * 3 + part) * head_dim + i);
+    }
+  }
+  return order;
+}
+
+}  // namespace
+
+int64_t Planned::rows() const {
+  int64_t n = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) n *= shape[i];
+  return n;
+}
+
+ExportPlanner::ExportPlanner(const models::WeightReader& reader,
+                             const loader::Checkpoint& checkpoint, const ModelSpec& spec,
+                             const Recipe& recipe)
+    : reader_(reader),
+      checkpoint_(checkpoint),
+      spec_(spec),
+      recipe_(recipe),
+      names_(models::WeightNames::gguf(reader.architecture().gguf_names)) {}
+
+std::string ExportPlanner::gguf_name(Role role, int layer, const char* suffix) const {
+  return names_.stem(role, layer) + suffix;
+}
+
+quant::Format ExportPlanner::format(Role role, int layer, int64_t cols) const {
+  const bool head = role == Role::kHead || (role == Role::kEmbedding && spec_.tied_embeddings);
+  return recipe_.format_for(role, layer, static_cast<int>(spec_.layers.size()), cols, head);
+}
+
+void ExportPlanner::add(Role role, int layer, const char* suffix, const TensorSource& source,
+                        Order order) {
+  used_.insert(source.name);
+  Planned p;
+  p.name = gguf_name(role, layer, suffix);
+  p.shape = source.shape;
+  p.transposed = reader_.architecture().transposed && layer >= 0 && p.shape.size() == 2;
+  if (p.transposed) std::swap(p.shape[0], p.shape[1]);
+  if (p.shape.size() > 1) p.format = format(role, layer, p.cols());
+  // Of a vector, each number is a row.
+  const int64_t rows = p.shape.size() > 1 ? p.rows() : p.cols();
+  if (p.shape.size() > 1 || !order.empty()) {
+    p.parts.push_back({&source, 0, rows, std::move(order)});
+  } else {
+    p.parts.push_back({&source, 0, 1, {}});
+  }
+  out_.push_back(std::move(p));
+}
+
+Status ExportPlanner::linear(Role role, int layer) {
+  for (const char* suffix : {".weight", ".bias"}) {
+    if (const TensorSource* t = reader_.find(role, suffix, layer);
+        t != nullptr && !used_.contains(t->name))
+      add(role, layer, suffix, *t);
+  }
+  return {};
+}
+
+Status ExportPlanner::norm(Role role, int layer) {
+  for (const char* suffix : {".weight", ".bias"}) {
+    const TensorSource* t = reader_.find(role, suffix, layer);
+    if (t == nullptr || used_.contains(t->name)) continue;
+    add(role, layer, suffix, *t);
+    if (reader_.architecture().norms_less_one && suffix == std::string_view(".weight"))
+      out_.back().offset = 1.0f;
+    out_.back().format = quant::Format::kF32;
+  }
+  return {};
+}
+
+Status ExportPlanner::attention(int layer) {
+  const AttentionSpec& a = spec_.layers[static_cast<size_t>(layer)].attention;
+  const bool turn = reader_.architecture().gguf_interleaves;
+  const bool per_head = reader_.architecture().fused_qkv == models::FusedQkv::kPerHead;
+  for (const char* suffix : {".weight", ".bias"}) {
+    const auto put = [&](Role role, Order order) {
+      const TensorSource* t = reader_.find(role, suffix, layer);
+      if (t != nullptr && !used_.contains(t->name)) add(role, layer, suffix, *t, std::move(order));
+    };
+    put(Role::kQkv, per_head ? unfused(a.heads, a.head_dim) : Order{});
+    put(Role::kQuery, turn ? interleaved(a.heads, a.head_dim) : Order{});
+    put(Role::kKey, turn ? interleaved(a.kv_heads, a.head_dim) : Order{});
+  }
+  FRESHET_RETURN_IF_ERROR(linear(Role::kValue, layer));
+  FRESHET_RETURN_IF_ERROR(linear(Role::kOutput, layer));
+  FRESHET_RETURN_IF_ERROR(norm(Role::kQueryNorm, layer));
+  return norm(Role::kKeyNorm, layer);
+}
+
+// One tensor [experts, rows, cols] of tensors an expert, or the file's own.
+Status ExportPlanner::stacked(Role own, Role together, int layer) {
+  const MoeSpec& moe = *spec_.layers[static_cast<size_t>(layer)].moe;
+  if (const TensorSource* t = reader_.find(together, ".weight", layer)) {
+    add(together, layer, ".weight", *t);
+    return {};
+  }
+  Planned p;
+  p.name = gguf_name(together, layer, ".weight");
+  for (int e = 0; e < moe.routing.experts; ++e) {
+    FRESHET_ASSIGN_OR_RETURN(const TensorSource* t, reader_.require(own, ".weight", layer, e));
+    if (t->shape.size() != 2) return invalid_argument("tensor '{}' is not a matrix", t->name);
+    used_.insert(t->name);
+    p.shape = {moe.routing.experts, t->shape[0], t->shape[1]};
+    p.parts.push_back({t, 0, t->shape[0], {}});
+  }
+  p.format = format(together, layer, p.cols());
+  out_.push_back(std::move(p));
+  return {};
+}
+
+// [experts, 2 * ff, hidden], gates first, becomes two tensors.
+Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
+  if (source.shape.size() != 3 || source.shape[1] % 2 != 0 ||
+      reader_.architecture().experts_interleaved)
+    return unsupported("tensor '{}' has a layout that cannot be converted", source.name);
+  used_.insert(source.name);
+  const int64_t experts = source.shape[0], ff = source.shape[1] / 2;
+  int64_t first = 0;
+  for (const Role role : {Role::kExpertsGate, Role::kExpertsUp}) {
+    Planned p;
+    p.name = gguf_name(role, layer, ".weight");
+    p.shape = {experts, ff, source.shape[2]};
+    p.format = format(role, layer, p.cols());
+    for (int64_t e = 0; e < experts; ++e) p.parts.push_back({&source, e * 2 * ff + first, ff, {}});
+    out_.push_back(std::move(p));
+    first = ff;
+  }
+  return {};
+}
+
+Status ExportPlanner::experts(int layer) {
+  FRESHET_RETURN_IF_ERROR(linear(Role::kRouter, layer));
+  for (const Role role :
+       {Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, Role::kSharedScale})
+    FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  if (const TensorSource* fused = reader_.find(Role::kExpertsGateUp, ".weight", layer)) {
+    FRESHET_RETURN_IF_ERROR(split_gate_up(*fused, layer));
+  } else {
+    FRESHET_RETURN_IF_ERROR(stacked(Role::kExpertGate, Role::kExpertsGate, layer));
+    FRESHET_RETURN_IF_ERROR(stacked(Role::kExpertUp, Role::kExpertsUp, layer));
+  }
+  return stacked(Role::kExpertDown, Role::kExpertsDown, layer);
+}
+
+Status ExportPlanner::layer(int layer) {
+  for (const Role role : {Role::kAttentionIn, Role::kAttentionOut, Role::kAttentionAfter,
+                          Role::kMlpIn, Role::kMlpOut, Role::kMlpAfter})
+    FRESHET_RETURN_IF_ERROR(norm(role, layer));
+  FRESHET_RETURN_IF_ERROR(attention(layer));
+  if (spec_.layers[static_cast<size_t>(layer)].moe) return experts(layer);
+  for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
+    FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  return {};
+}
+
+Status ExportPlanner::global() {
+  FRESHET_RETURN_IF_ERROR(linear(Role::kEmbedding, -1));
+  FRESHET_RETURN_IF_ERROR(linear(Role::kPositions, -1));
+  FRESHET_RETURN_IF_ERROR(norm(Role::kFinalNorm, -1));
+  if (!spec_.tied_embeddings) FRESHET_RETURN_IF_ERROR(linear(Role::kHead, -1));
+  return {};
+}
+
+void ExportPlanner::divisors() {
+  const auto put = [&](const char* name, std::vector<float> values) {
+    Planned p;
+    p.name = name;
+    p.shape = {std::ssize(values)};
+    p.values = std::move(values);
+    out_.push_back(std::move(p));
+  };
+  for (const RopeSpec& rope : spec_.ropes) {
+    if (rope.scaling == RopeSpec::Scaling::kLlama3) put("rope_freqs.weight", llama3_divisors(rope));
+    if (rope.scaling == RopeSpec::Scaling::kLongRope) {
+      put("rope_factors_long.weight", rope.long_factors);
+      put("rope_factors_short.weight", rope.short_factors);
+    }
+    if (rope.scaling == RopeSpec::Scaling::kLlama3 || rope.scaling == RopeSpec::Scaling::kLongRope)
+      return;
+  }
+}
+
+// Buffers that a model can make again, and a head that equals the embedding, need no place.
+Status ExportPlanner::all_used() const {
+  for (const TensorSource& t : checkpoint_.tensors()) {
+    const bool made_again = t.name.ends_with("rotary_emb.inv_freq") ||
+                            t.name.ends_with("attn.masked_bias") ||
+                            t.name.ends_with(".attn.bias") || t.name.ends_with("attention.bias");
+    const bool tied_head = spec_.tied_embeddings && t.name.ends_with("lm_head.weight");
+    if (!used_.contains(t.name) && !made_again && !tied_head)
+      return unsupported("tensor '{}' has no place in a GGUF file of this architecture", t.name);
+  }
+  return {};
+}
+
+Result<std::vector<Planned>> ExportPlanner::plan() {
+  FRESHET_RETURN_IF_ERROR(global());
+  for (size_t l = 0; l < spec_.layers.size(); ++l)
+    FRESHET_RETURN_IF_ERROR(layer(static_cast<int>(l)));
+  divisors();
+  FRESHET_RETURN_IF_ERROR(all_used());
+  return std::move(out_);
+}
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,70 @@
+// Which tensors a GGUF file of a checkpoint gets, and where each row of them comes from.
+//
+// A plan holds views into the checkpoint, which must outlive it. Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "layers/spec.h"
+#include "models/weight_reader.h"
+#include "quantizer/recipe.h"
+
+namespace freshet::quantizer {
+
+// A tensor to write: rows of the parts, one part after the other.
+struct Planned {
+  struct Part {
+    const loader::TensorSource* source = nullptr;
+    int64_t first_row = 0;
+    int64_t rows = 0;
+    std::vector<int64_t> order;  // rows of the source, counted from first_row; empty: as they are
+  };
+  std::string name;
+  std::vector<int64_t> shape;  // outermost first
+  quant::Format format = quant::Format::kF32;
+  std::vector<Part> parts;
+  bool transposed = false;    // the source is [cols, rows]
+  float offset = 0.0f;        // added to each number
+  std::vector<float> values;  // instead of parts
+
+  int64_t cols() const { return shape.back(); }
+  int64_t rows() const;
+};
+
+class ExportPlanner {
+ public:
+  ExportPlanner(const models::WeightReader& reader, const loader::Checkpoint& checkpoint,
+                const ModelSpec& spec, const Recipe& recipe);
+
+  Result<std::vector<Planned>> plan();
+
+ private:
+  Status global();
+  Status layer(int layer);
+  Status linear(models::Role role, int layer);
+  Status norm(models::Role role, int layer);
+  Status attention(int layer);
+  Status experts(int layer);
+  Status stacked(models::Role own, models::Role together, int layer);
+  Status split_gate_up(const loader::TensorSource& source, int layer);
+  void divisors();
+  Status all_used() const;
+
+  std::string gguf_name(models::Role role, int layer, const char* suffix) const;
+  quant::Format format(models::Role role, int layer, int64_t cols) const;
+  void add(models::Role role, int layer, const char* suffix, const loader::TensorSource& source,
+           std::vector<int64_t> order = {});
+
+  const models::WeightReader& reader_;
+  const loader::Checkpoint& checkpoint_;
+  const ModelSpec& spec_;
+  const Recipe& recipe_;
+  models::WeightNames names_;
+  std::vector<Planned> out_;
+  std::set<std::string> used_;
+};
+
+}  // namespace freshet::quantizer

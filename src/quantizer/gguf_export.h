@@ -1,0 +1,33 @@
+// Writes a Hugging Face checkpoint as a GGUF file, quantising on the way.
+//
+// Tensors are found by their roles and written under GGUF's names in the layout that its readers
+// expect: rows of queries and keys in the order of interleaved rotation, norms as they multiply,
+// experts stacked, fused products in the order queries, keys, values. A tensor that would be lost
+// is an error. At most one tensor is held in memory; rows are encoded in parallel.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "loader/checkpoint.h"
+#include "quantizer/recipe.h"
+
+namespace freshet::quantizer {
+
+struct ExportOptions {
+  std::string output;
+  Recipe recipe;
+  std::string name;  // general.name
+  // Metadata to set or replace: key, and a value written as JSON.
+  std::vector<std::pair<std::string, std::string>> metadata;
+  std::function<bool(double fraction)> progress;  // false: stop
+};
+
+Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                   const ExportOptions& options);
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,177 @@
+#include "quantizer/gguf_hyperparameters.h"
+
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+namespace freshet::quantizer {
+namespace {
+
+constexpr std::pair<std::string_view, std::string_view> kArchitectures[] = {
+    {"llama", "llama"},
+    {"mistral", "llama"},
+    {"mixtral", "llama"},
+    {"qwen2", "qwen2"},
+    {"qwen3", "qwen3"},
+    {"qwen2_moe", "qwen2moe"},
+    {"qwen3_moe", "qwen3moe"},
+    {"gemma", "gemma"},
+    {"gemma2", "gemma2"},
+    {"gemma3_text", "gemma3"},
+    {"gemma3", "gemma3"},
+    {"phi3", "phi3"},
+    {"gpt2", "gpt2"},
+    {"gpt_neox", "gptneox"},
+    {"olmo2", "olmo2"},
+    {"granite", "granite"},
+    {"starcoder2", "starcoder2"},
+    {"stablelm", "stablelm"},
+    {"cohere", "command-r"},
+    {"glm4", "glm4"},
+};
+
+class Keys {
+ public:
+  Keys(const std::string& architecture, loader::GgufWriter& out)
+      : prefix_(architecture + "."), out_(out) {}
+  void u32(std::string_view key, int64_t v) { out_.add_u32(name(key), static_cast<uint32_t>(v)); }
+  void f32(std::string_view key, double v) { out_.add_f32(name(key), static_cast<float>(v)); }
+  void flag(std::string_view key, bool v) { out_.add_bool(name(key), v); }
+  void text(std::string_view key, std::string_view v) { out_.add_string(name(key), v); }
+
+ private:
+  std::string name(std::string_view key) const { return prefix_ + std::string(key); }
+  std::string prefix_;
+  loader::GgufWriter& out_;
+};
+
+void add_rope(const RopeSpec& rope, Keys& keys) {
+  keys.f32("rope.freq_base", rope.theta);
+  keys.u32("rope.dimension_count", rope.rotary_dim);
+  const auto scaling = [&](const char* type) {
+    keys.text("rope.scaling.type", type);
+    keys.f32("rope.scaling.factor", rope.factor);
+    if (rope.original_context > 0)
+      keys.u32("rope.scaling.original_context_length", static_cast<int64_t>(rope.original_context));
+  };
+  switch (rope.scaling) {
+    case RopeSpec::Scaling::kLinear:
+      scaling("linear");
+      break;
+    case RopeSpec::Scaling::kYarn:
+      scaling("yarn");
+      keys.f32("rope.scaling.yarn_beta_fast", rope.beta_fast);
+      keys.f32("rope.scaling.yarn_beta_slow", rope.beta_slow);
+      break;
+    case RopeSpec::Scaling::kLongRope:
+      keys.u32("rope.scaling.original_context_length", static_cast<int64_t>(rope.original_context));
+      keys.f32("rope.scaling.attn_factor", static_cast<double>(rope.attention_factor));
+      break;
+    case RopeSpec::Scaling::kNone:
+    case RopeSpec::Scaling::kDynamic:
+    case RopeSpec::Scaling::kLlama3:
+    case RopeSpec::Scaling::kFactors:
+      break;
+  }
+}
+
+void add_experts(const ModelSpec& spec, Keys& keys) {
+  for (const LayerSpec& layer : spec.layers) {
+    if (!layer.moe) continue;
+    keys.u32("expert_count", layer.moe->routing.experts);
+    keys.u32("expert_used_count", layer.moe->routing.top_k);
+    keys.u32("expert_feed_forward_length", layer.moe->expert_ff);
+    if (layer.moe->shared_ff > 0)
+      keys.u32("expert_shared_feed_forward_length", layer.moe->shared_ff);
+    return;
+  }
+}
+
+// Multipliers and caps under the names that the architectures' readers look for.
+void add_scales(const json::Value& config, const std::string& architecture, const ModelSpec& spec,
+                Keys& keys) {
+  const auto copy = [&](const char* from, const char* to) {
+    const json::Value* v = config.find(from);
+    if (v != nullptr && v->is_number()) keys.f32(to, v->as_double());
+  };
+  if (architecture == "granite") {
+    copy("embedding_multiplier", "embedding_scale");
+    copy("residual_multiplier", "residual_scale");
+    copy("attention_multiplier", "attention.scale");
+    copy("logits_scaling", "logit_scale");
+  }
+  if (architecture == "command-r") copy("logit_scale", "logit_scale");
+  if (architecture == "gptneox")
+    keys.flag("use_parallel_residual", config.get_bool("use_parallel_residual", true));
+  const AttentionSpec& a = spec.layers.front().attention;
+  if (a.softcap > 0) keys.f32("attn_logit_softcapping", static_cast<double>(a.softcap));
+  if (spec.logits_softcap > 0)
+    keys.f32("final_logit_softcapping", static_cast<double>(spec.logits_softcap));
+}
+
+}  // namespace
+
+Result<std::string> gguf_architecture(std::string_view model_type) {
+  for (const auto& [type, name] : kArchitectures) {
+    if (type == model_type) return std::string(name);
+  }
+  return unsupported("converting '{}' to GGUF is not supported", model_type);
+}
+
+Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
+                           const std::string& architecture, loader::GgufWriter& out) {
+  if (spec.layers.empty()) return invalid_argument("the model has no layers");
+  const LayerSpec& layer = spec.layers.front();
+  const AttentionSpec& a = layer.attention;
+  if (a.kind == AttentionSpec::Kind::kMla)
+    return unsupported("converting latent attention to GGUF is not supported");
+  Keys keys(architecture, out);
+  keys.u32("vocab_size", spec.vocab_size);
+  keys.u32("context_length", spec.max_context);
+  keys.u32("embedding_length", spec.hidden_size);
+  keys.u32("block_count", std::ssize(spec.layers));
+  const int ff = layer.mlp.ff > 0 ? layer.mlp.ff : layer.moe ? layer.moe->expert_ff : 0;
+  keys.u32("feed_forward_length", ff);
+  keys.u32("attention.head_count", a.heads);
+  keys.u32("attention.head_count_kv", a.kv_heads);
+  keys.u32("attention.key_length", a.head_dim);
+  keys.u32("attention.value_length", a.value_dim);
+  const NormSpec norm = spec.final_norm.value_or(NormSpec{});
+  keys.f32(norm.kind == ops::NormKind::kRms ? "attention.layer_norm_rms_epsilon"
+                                            : "attention.layer_norm_epsilon",
+           static_cast<double>(norm.eps));
+  int window = 0;
+  for (const LayerSpec& l : spec.layers) window = std::max(window, l.attention.window);
+  if (window > 0) keys.u32("attention.sliding_window", window);
+  // Where layers rotate differently, full attention is what the plain key describes.
+  int rope = -1;
+  for (const LayerSpec& l : spec.layers) {
+    if (l.attention.rope >= 0 && (rope < 0 || l.attention.window == 0)) rope = l.attention.rope;
+  }
+  if (rope >= 0) add_rope(spec.ropes[static_cast<size_t>(rope)], keys);
+  add_experts(spec, keys);
+  add_scales(config, architecture, spec, keys);
+  return {};
+}
+
+std::vector<float> llama3_divisors(const RopeSpec& rope) {
+  std::vector<float> divisors;
+  const double longest = rope.original_context / rope.low_freq_factor;
+  const double shortest = rope.original_context / rope.high_freq_factor;
+  for (int i = 0; i < rope.rotary_dim / 2; ++i) {
+    const double frequency = std::pow(rope.theta, -2.0 * i / rope.rotary_dim);
+    const double wavelength = 2.0 * std::numbers::pi / frequency;
+    double divisor = 1.0;
+    if (wavelength > longest) {
+      divisor = rope.factor;
+    } else if (wavelength > shortest) {
+      const double smooth = (rope.original_context / wavelength - rope.low_freq_factor) /
+                            (rope.high_freq_factor - rope.low_freq_factor);
+      divisor = 1.0 / ((1.0 - smooth) / rope.factor + smooth);
+    }
+    divisors.push_back(static_cast<float>(divisor));
+  }
+  return divisors;
+}
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,186 @@
+#include "sampling/logits.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+#include "base/wide.h"
+
+namespace freshet {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int kLanes = 8;
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
+
+FRESHET_INLINE_BODY void load(Floats& v, const float* p) {
+  std::memcpy(&v, p, sizeof v);
+}
+
+FRESHET_INLINE_BODY void maxima_body(const float* x, int64_t blocks, float* block_max) {
+  for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock) {
+    Floats best = Floats{} + kNone;
+    for (int64_t i = 0; i < kLogitBlock; i += kLanes) {
+      Floats v;
+      load(v, x + i);
+      best = v > best ? v : best;  // false for a NaN, which is thereby passed over
+    }
+    float m = kNone;
+    for (int j = 0; j < kLanes; ++j) m = best[j] > m ? best[j] : m;
+    block_max[b] = m;
+  }
+}
+
+void maxima_plain(const float* x, int64_t blocks, float* out) {
+  maxima_body(x, blocks, out);
+}
+FRESHET_TARGET_AVX2 void maxima_avx2(const float* x, int64_t blocks, float* out) {
+  maxima_body(x, blocks, out);
+}
+
+// exp(x) for x <= 0: 2^n e^r with |r| <= ln(2)/2 and e^r by its Taylor polynomial of degree 7
+// (relative error below 1e-7). Below -87 the result would not be a normal number and is 0.
+FRESHET_INLINE_BODY void exp_lanes(Floats& x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Floats shifted = x * 1.44269504f + kRound;
+  const Floats n = shifted - kRound;
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Floats p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
+  p = p * r + (1.0f / 120.0f);
+  p = p * r + (1.0f / 24.0f);
+  p = p * r + (1.0f / 6.0f);
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  Ints bits, power;
+  std::memcpy(&bits, &p, sizeof bits);
+  std::memcpy(&power, &shifted, sizeof power);
+  bits += (power - std::bit_cast<int32_t>(kRound)) << 23;
+  Floats result;
+  std::memcpy(&result, &bits, sizeof result);
+  x = x > -87.0f ? result : Floats{};  // NaN: 0
+}
+
+FRESHET_INLINE_BODY void exp_body(const float* x, int64_t blocks, float maximum, float scale,
+                                  float* weight, double* block_sum) {
+  for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock, weight += kLogitBlock) {
+    Floats sum{};
+    for (int64_t i = 0; i < kLogitBlock; i += kLanes) {
+      Floats v;
+      load(v, x + i);
+      v = (v - maximum) * scale;
+      exp_lanes(v);
+      std::memcpy(weight + i, &v, sizeof v);
+      sum += v;
+    }
+    double total = 0.0;
+    for (int j = 0; j < kLanes; ++j) total += static_cast<double>(sum[j]);
+    block_sum[b] = total;
+  }
+}
+
+void exp_plain(const float* x, int64_t blocks, float maximum, float scale, float* weight,
+               double* sum) {
+  exp_body(x, blocks, maximum, scale, weight, sum);
+}
+FRESHET_TARGET_AVX2 void exp_avx2(const float* x, int64_t blocks, float maximum, float scale,
+                                  float* weight, double* sum) {
+  exp_body(x, blocks, maximum, scale, weight, sum);
+}
+
+// The rest of a row that is no multiple of the block, padded with what cannot be chosen.
+struct Tail {
+  float values[kLogitBlock];
+  Tail(std::span<const float> logits, int64_t first) {
+    std::fill(std::begin(values), std::end(values), kNone);
+    std::copy(logits.begin() + first, logits.end(), values);
+  }
+};
+
+int64_t whole_blocks(std::span<const float> logits) {
+  return static_cast<int64_t>(logits.size()) / kLogitBlock;
+}
+
+}  // namespace
+
+LogitScratch::LogitScratch(int64_t vocab) {
+  const auto blocks = static_cast<size_t>((vocab + kLogitBlock - 1) / kLogitBlock);
+  block_max.resize(blocks);
+  block_order.resize(blocks);
+  block_sum.resize(blocks);
+  weight.resize(blocks * kLogitBlock);
+  candidates.reserve(static_cast<size_t>(vocab));
+}
+
+float find_maxima(std::span<const float> logits, LogitScratch& s) {
+  static const auto maxima = cpu_has_avx2() ? maxima_avx2 : maxima_plain;
+  const int64_t blocks = whole_blocks(logits);
+  maxima(logits.data(), blocks, s.block_max.data());
+  if (const int64_t first = blocks * kLogitBlock; first < std::ssize(logits)) {
+    const Tail tail(logits, first);
+    maxima(tail.values, 1, s.block_max.data() + blocks);
+  }
+  return s.block_max.empty() ? kNone : *std::max_element(s.block_max.begin(), s.block_max.end());
+}
+
+int32_t argmax(std::span<const float> logits, const LogitScratch& s) {
+  const auto best = std::max_element(s.block_max.begin(), s.block_max.end());
+  if (best == s.block_max.end() || *best == kNone) return -1;
+  int64_t i = (best - s.block_max.begin()) * kLogitBlock;
+  while (logits[static_cast<size_t>(i)] != *best) ++i;
+  return static_cast<int32_t>(i);
+}
+
+double exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
+  static const auto run = cpu_has_avx2() ? exp_avx2 : exp_plain;
+  const int64_t blocks = whole_blocks(logits);
+  run(logits.data(), blocks, maximum, scale, s.weight.data(), s.block_sum.data());
+  if (const int64_t first = blocks * kLogitBlock; first < std::ssize(logits)) {
+    const Tail tail(logits, first);
+    run(tail.values, 1, maximum, scale, s.weight.data() + first, s.block_sum.data() + blocks);
+  }
+  double total = 0.0;
+  for (const double sum : s.block_sum) total += sum;
+  return total;
+}
+
+void gather_above(std::span<const float> logits, float threshold, LogitScratch& s) {
+  s.candidates.clear();
+  for (size_t b = 0; b < s.block_max.size(); ++b) {
+    if (!(s.block_max[b] >= threshold) || s.block_max[b] == kNone) continue;
+    const size_t end = std::min(logits.size(), (b + 1) * kLogitBlock);
+    for (size_t i = b * kLogitBlock; i < end; ++i) {
+      if (logits[i] >= threshold && logits[i] != kNone)
+        s.candidates.push_back({static_cast<int32_t>(i), logits[i], 0.0});
+    }
+  }
+}
+
+void gather_best(std::span<const float> logits, int64_t count, LogitScratch& s) {
+  // The count-th best of the blocks' maxima is a lower bound of the count-th best logit: that many
+  // blocks hold a logit at least as large.
+  float threshold = kNone;
+  if (count <= std::ssize(s.block_max)) {
+    s.block_order = s.block_max;
+    const auto nth = s.block_order.begin() + (count - 1);
+    std::nth_element(s.block_order.begin(), nth, s.block_order.end(), std::greater<>());
+    threshold = *nth;
+  }
+  gather_above(logits, threshold, s);
+  auto& c = s.candidates;
+  if (count < std::ssize(c)) {
+    std::nth_element(c.begin(), c.begin() + (count - 1), c.end(), better);
+    c.resize(static_cast<size_t>(count));
+  }
+  std::sort(c.begin(), c.end(), better);
+}
+
+double log_sum_exp(std::span<const float> logits, float maximum, LogitScratch& s) {
+  return static_cast<double>(maximum) + std::log(exponentials(logits, maximum, 1.0f, s));
+}
+
+}  // namespace freshet

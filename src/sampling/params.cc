@@ -1,0 +1,75 @@
+#include "sampling/params.h"
+
+#include <cmath>
+#include <string_view>
+
+namespace freshet {
+namespace {
+
+constexpr int kMaxSamples = 1024;
+constexpr int kMaxLogprobs = 1024;
+constexpr int kMaxBeams = 64;
+constexpr size_t kMaxStops = 1024;
+
+Status in_range(std::string_view name, float v, float low, float high) {
+  if (v >= low && v <= high) return {};
+  return invalid_argument("{} must be between {} and {}, not {}", name, low, high, v);
+}
+
+// (0, high]
+Status positive(std::string_view name, float v, float high) {
+  if (v > 0.0f && v <= high) return {};
+  return invalid_argument("{} must be above 0 and at most {}, not {}", name, high, v);
+}
+
+Status count(std::string_view name, int64_t v, int64_t low, int64_t high) {
+  if (v >= low && v <= high) return {};
+  return invalid_argument("{} must be between {} and {}, not {}", name, low, high, v);
+}
+
+Status validate_tokens(const SamplingParams& p, int64_t vocab) {
+  for (const auto& [id, bias] : p.logit_bias) {
+    if (id < 0 || id >= vocab)
+      return invalid_argument("logit_bias names token {}; the model has {}", id, vocab);
+    if (!std::isfinite(bias))
+      return invalid_argument("logit_bias of token {} must be finite, not {}", id, bias);
+  }
+  for (const int32_t id : p.stop_token_ids) {
+    if (id < 0 || id >= vocab)
+      return invalid_argument("stop_token_ids names token {}; the model has {}", id, vocab);
+  }
+  if (p.stop.size() > kMaxStops)
+    return invalid_argument("stop holds {} strings; at most {} are allowed", p.stop.size(),
+                            kMaxStops);
+  for (const std::string& s : p.stop) {
+    if (s.empty()) return invalid_argument("a stop string must not be empty");
+  }
+  return {};
+}
+
+}  // namespace
+
+Status validate(const SamplingParams& p, int64_t vocab) {
+  FRESHET_RETURN_IF_ERROR(in_range("temperature", p.temperature, 0.0f, 100.0f));
+  if (p.top_k < 0) return invalid_argument("top_k must be 0 (all) or more, not {}", p.top_k);
+  FRESHET_RETURN_IF_ERROR(positive("top_p", p.top_p, 1.0f));
+  FRESHET_RETURN_IF_ERROR(in_range("min_p", p.min_p, 0.0f, 1.0f));
+  FRESHET_RETURN_IF_ERROR(positive("typical_p", p.typical_p, 1.0f));
+  FRESHET_RETURN_IF_ERROR(positive("repetition_penalty", p.repetition_penalty, 1000.0f));
+  FRESHET_RETURN_IF_ERROR(in_range("presence_penalty", p.presence_penalty, -2.0f, 2.0f));
+  FRESHET_RETURN_IF_ERROR(in_range("frequency_penalty", p.frequency_penalty, -2.0f, 2.0f));
+  if (p.max_tokens < 1)
+    return invalid_argument("max_tokens must be at least 1, not {}", p.max_tokens);
+  FRESHET_RETURN_IF_ERROR(count("min_tokens", p.min_tokens, 0, p.max_tokens));
+  FRESHET_RETURN_IF_ERROR(count("logprobs", p.logprobs, -1, kMaxLogprobs));
+  FRESHET_RETURN_IF_ERROR(count("prompt_logprobs", p.prompt_logprobs, -1, kMaxLogprobs));
+  FRESHET_RETURN_IF_ERROR(count("n", p.n, 1, kMaxSamples));
+  FRESHET_RETURN_IF_ERROR(count("beam_width", p.beam_width, 0, kMaxBeams));
+  if (p.beam_width > 0 && p.n > p.beam_width)
+    return invalid_argument("n ({}) must not exceed beam_width ({})", p.n, p.beam_width);
+  if (!std::isfinite(p.length_penalty))
+    return invalid_argument("length_penalty must be finite, not {}", p.length_penalty);
+  return validate_tokens(p, vocab);
+}
+
+}  // namespace freshet

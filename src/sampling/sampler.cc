@@ -1,0 +1,271 @@
+#include "sampling/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/philox.h"
+#include "base/status.h"
+
+namespace freshet {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kGreedyBelow = 1e-5f;
+
+bool has_penalties(const SamplingParams& p) {
+  return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
+}
+
+// Keeps the shortest run of `c`, taken in the order of `before`, whose weights reach `mass` (at
+// least one), and returns its sum. Sorts piece by piece, so only about as much as is kept.
+template <class Before>
+double keep_mass(std::vector<Candidate>& c, double mass, const Before& before) {
+  size_t first = 0;
+  double sum = 0.0;
+  for (size_t piece = 64; first < c.size(); piece *= 4) {
+    const size_t end = std::min(c.size(), first + piece);
+    const auto begin = c.begin() + static_cast<int64_t>(first);
+    const auto stop = c.begin() + static_cast<int64_t>(end);
+    if (stop != c.end()) std::nth_element(begin, stop - 1, c.end(), before);
+    std::sort(begin, stop, before);
+    for (; first < end; ++first) {
+      sum += c[first].weight;
+      if (sum >= mass) {
+        c.resize(first + 1);
+        return sum;
+      }
+    }
+  }
+  return sum;
+}
+
+double weigh(std::vector<Candidate>& c, float maximum, float scale) {
+  double total = 0.0;
+  for (Candidate& x : c) {
+    x.weight = std::exp(static_cast<double>((x.logit - maximum) * scale));
+    total += x.weight;
+  }
+  return total;
+}
+
+// Tokens whose surprise is closest to the expected one, up to `mass`. Returns the kept weight.
+double keep_typical(std::vector<Candidate>& c, double total, double mass) {
+  double entropy = 0.0;
+  for (const Candidate& x : c) {
+    const double p = x.weight / total;
+    if (p > 0.0) entropy -= p * std::log(p);
+  }
+  const auto distance = [&](const Candidate& x) {
+    return std::abs(-std::log(x.weight / total) - entropy);
+  };
+  return keep_mass(c, mass * total, [&](const Candidate& a, const Candidate& b) {
+    const double da = distance(a), db = distance(b);
+    return da != db ? da < db : better(a, b);
+  });
+}
+
+int32_t pick(std::span<const Candidate> c, double target) {
+  double sum = 0.0;
+  for (const Candidate& x : c) {
+    sum += x.weight;
+    if (target < sum) return x.id;
+  }
+  // Rounding left the target at the very end.
+  for (auto x = c.rbegin(); x != c.rend(); ++x) {
+    if (x->weight > 0.0) return x->id;
+  }
+  return c.empty() ? -1 : c.front().id;
+}
+
+// The same over s.weight, block by block.
+int32_t pick_from_row(const LogitScratch& s, int64_t vocab, double target) {
+  double sum = 0.0;
+  size_t block = 0;
+  while (block + 1 < s.block_sum.size() && target >= sum + s.block_sum[block])
+    sum += s.block_sum[block++];
+  const auto first = static_cast<int64_t>(block) * kLogitBlock;
+  const int64_t end = std::min(vocab, first + kLogitBlock);
+  for (int64_t i = first; i < end; ++i) {
+    sum += static_cast<double>(s.weight[static_cast<size_t>(i)]);
+    if (target < sum) return static_cast<int32_t>(i);
+  }
+  for (int64_t i = end - 1; i >= 0; --i) {
+    if (s.weight[static_cast<size_t>(i)] > 0.0f) return static_cast<int32_t>(i);
+  }
+  return -1;
+}
+
+}  // namespace
+
+Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uint32_t index,
+                 std::span<const int32_t> prompt, int64_t max_output, std::vector<int32_t> stop_ids)
+    : params_(params),
+      vocab_(vocab),
+      seed_(seed),
+      index_(index),
+      stop_ids_(std::move(stop_ids)),
+      penalties_(has_penalties(params)) {
+  size_t distinct = 0;
+  if (penalties_) {
+    const bool prompt_counts = params.repetition_penalty != 1.0f;
+    const int64_t longest =
+        (prompt_counts ? std::ssize(prompt) : 0) + std::max<int64_t>(max_output, 0);
+    distinct = static_cast<size_t>(std::min(longest, vocab));
+    counts_ = TokenCounts(distinct);
+    if (prompt_counts) {
+      for (const int32_t id : prompt) counts_.add(id, false);
+    }
+  }
+  saved_.reserve(distinct + params.logit_bias.size() + stop_ids_.size());
+}
+
+bool Sampler::greedy() const {
+  return params_.temperature < kGreedyBelow;
+}
+
+double Sampler::uniform(int64_t position, Purpose purpose) const {
+  return philox_uniform(seed_, static_cast<uint64_t>(position),
+                        index_ * 4 + static_cast<uint32_t>(purpose));
+}
+
+void Sampler::accept(int32_t id) {
+  ++outputs_;
+  if (penalties_) counts_.add(id, true);
+}
+
+void Sampler::change(std::span<float> logits, int32_t id, float value) {
+  float& l = logits[static_cast<size_t>(id)];
+  saved_.emplace_back(id, l);
+  l = value;
+}
+
+void Sampler::adjust(std::span<float> logits, TokenMask mask) {
+  saved_.clear();
+  for (size_t w = 0; w < mask.size(); ++w) {
+    if (mask[w] == ~uint32_t{0}) continue;
+    const size_t end = std::min(logits.size(), (w + 1) * 32);
+    for (size_t i = w * 32; i < end; ++i) {
+      if (!((mask[w] >> (i % 32)) & 1)) logits[i] = kNone;
+    }
+  }
+  for (const TokenCounts::Entry& e : counts_.entries()) {
+    float l = logits[static_cast<size_t>(e.id)];
+    l = l > 0.0f ? l / params_.repetition_penalty : l * params_.repetition_penalty;
+    l -= params_.frequency_penalty * static_cast<float>(e.outputs);
+    if (e.outputs > 0) l -= params_.presence_penalty;
+    change(logits, e.id, l);
+  }
+  for (const auto& [id, bias] : params_.logit_bias)
+    change(logits, id, logits[static_cast<size_t>(id)] + bias);
+  if (outputs_ < params_.min_tokens) {
+    for (const int32_t id : stop_ids_) {
+      if (id >= 0 && id < vocab_) change(logits, id, kNone);
+    }
+  }
+}
+
+double Sampler::filter(std::span<const float> logits, float maximum, SamplerScratch& s) const {
+  const float scale = 1.0f / params_.temperature;
+  auto& c = s.row.candidates;
+  double total = 0.0;
+  const bool top_k = params_.top_k > 0 && params_.top_k < vocab_;
+  if (top_k || params_.min_p > 0.0f) {
+    const float cut =
+        params_.min_p > 0.0f ? maximum + params_.temperature * std::log(params_.min_p) : kNone;
+    if (top_k) {
+      gather_best(logits, params_.top_k, s.row);
+      while (c.size() > 1 && c.back().logit < cut) c.pop_back();
+    } else {
+      gather_above(logits, std::min(cut, maximum), s.row);
+    }
+    total = weigh(c, maximum, scale);
+  } else if (params_.top_p < 1.0f) {
+    // All tokens below `floor` together weigh less than what top-p leaves out.
+    const double all = exponentials(logits, maximum, scale, s.row);
+    const double floor =
+        (1.0 - static_cast<double>(params_.top_p)) * all / static_cast<double>(vocab_);
+    gather_above(
+        logits, maximum + params_.temperature * static_cast<float>(std::log(floor)) - 1e-3f, s.row);
+    for (Candidate& x : c) x.weight = static_cast<double>(s.row.weight[static_cast<size_t>(x.id)]);
+    total = all;
+  } else {
+    gather_above(logits, kNone, s.row);
+    total = weigh(c, maximum, scale);
+  }
+  if (params_.top_p < 1.0f)
+    total = keep_mass(c, static_cast<double>(params_.top_p) * total, better);
+  if (params_.typical_p < 1.0f)
+    total = keep_typical(c, total, static_cast<double>(params_.typical_p));
+  return total;
+}
+
+int32_t Sampler::draw(std::span<const float> logits, float maximum, int64_t position,
+                      SamplerScratch& s) const {
+  const double u = uniform(position, Purpose::kToken);
+  const bool filtered =
+      params_.top_k > 0 || params_.min_p > 0.0f || params_.top_p < 1.0f || params_.typical_p < 1.0f;
+  if (!filtered) {
+    const double total = exponentials(logits, maximum, 1.0f / params_.temperature, s.row);
+    return pick_from_row(s.row, vocab_, u * total);
+  }
+  const double total = filter(logits, maximum, s);
+  return pick(s.row.candidates, u * total);
+}
+
+int32_t Sampler::sample(std::span<float> logits, int64_t position, SamplerScratch& s,
+                        TokenMask mask, std::vector<TokenLogprob>* logprobs) {
+  FRESHET_CHECK(std::ssize(logits) == vocab_, "{} logits, planned for {}", logits.size(), vocab_);
+  double log_sum = 0.0;
+  const bool want = logprobs != nullptr && params_.logprobs >= 0;
+  if (want) log_sum = raw_logprobs(logits, -1, params_.logprobs, s, *logprobs);
+  adjust(logits, mask);
+  const float maximum = find_maxima(logits, s.row);
+  if (maximum == kNone) return -1;
+  const bool certain = greedy() || maximum == std::numeric_limits<float>::infinity();
+  const int32_t id = certain ? argmax(logits, s.row) : draw(logits, maximum, position, s);
+  if (want) {
+    float raw = logits[static_cast<size_t>(id)];
+    const auto changed = std::find_if(saved_.begin(), saved_.end(),
+                                      [&](const auto& entry) { return entry.first == id; });
+    if (changed != saved_.end()) raw = changed->second;
+    logprobs->insert(logprobs->begin(),
+                     {id, static_cast<float>(static_cast<double>(raw) - log_sum)});
+  }
+  return id;
+}
+
+std::span<const Candidate> Sampler::distribution(std::span<float> logits, SamplerScratch& s,
+                                                 TokenMask mask) {
+  adjust(logits, mask);
+  const float maximum = find_maxima(logits, s.row);
+  auto& c = s.row.candidates;
+  c.clear();
+  if (maximum == kNone) return c;
+  if (greedy() || maximum == std::numeric_limits<float>::infinity()) {
+    c.push_back({argmax(logits, s.row), maximum, 1.0});
+    return c;
+  }
+  const double total = filter(logits, maximum, s);
+  for (Candidate& x : c) x.weight /= total;
+  return c;
+}
+
+double raw_logprobs(std::span<const float> logits, int32_t chosen, int count, SamplerScratch& s,
+                    std::vector<TokenLogprob>& out) {
+  out.clear();
+  const float maximum = find_maxima(logits, s.row);
+  if (maximum == kNone) return static_cast<double>(kNone);
+  const double log_sum = log_sum_exp(logits, maximum, s.row);
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - log_sum);
+  };
+  if (chosen >= 0) out.push_back({chosen, logprob(logits[static_cast<size_t>(chosen)])});
+  if (count > 0) {
+    gather_best(logits, std::min<int64_t>(count, std::ssize(logits)), s.row);
+    for (const Candidate& c : s.row.candidates) out.push_back({c.id, logprob(c.logit)});
+  }
+  return log_sum;
+}
+
+}  // namespace freshet

@@ -1,0 +1,88 @@
+// Chooses the next token of one sequence from its logits.
+//
+// In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical; each filter
+// works on what the one before left, renormalised. At temperature 0 (or below 1e-5) the best token
+// is taken, of equals the lowest id. top-k keeps exactly k, of equals the lowest ids. Draws come
+// from a Philox counter keyed by (seed, position, sample): the choice is a function of these, of
+// the logits and of the sequence's own tokens, never of a batch or of threads. "Locally typical
+// sampling": Meister et al., 2023; min-p: Nguyen et al., 2024; repetition penalty: Keskar et al.,
+// 2019.
+//
+// One Sampler a sequence, used by one thread at a time. SamplerScratch may be shared by all
+// samplers that one thread runs. Neither allocates after construction (but the list of logprobs
+// does).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "freshet/engine.h"
+#include "sampling/logits.h"
+#include "sampling/params.h"
+#include "sampling/token_counts.h"
+
+namespace freshet {
+
+struct SamplerScratch {
+  explicit SamplerScratch(int64_t vocab) : row(vocab) {}
+  LogitScratch row;
+};
+
+// What may be drawn: bit (id % 32) of word (id / 32). Empty: everything.
+using TokenMask = std::span<const uint32_t>;
+
+class Sampler {
+ public:
+  // What a draw is for: each purpose has random numbers of its own.
+  enum class Purpose : uint32_t { kToken = 0, kAccept = 1, kResample = 2, kDraft = 3 };
+
+  // REQUIRES: validate(params, vocab).ok(). `index` is which of the n samples this is. `max_output`
+  // bounds the accept() calls. `stop_ids` (end of text and the request's stop tokens) cannot be
+  // chosen before params.min_tokens tokens.
+  Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uint32_t index,
+          std::span<const int32_t> prompt, int64_t max_output, std::vector<int32_t> stop_ids);
+
+  // The token for `position` (of the whole sequence, prompt included). Changes `logits`. Returns -1
+  // when nothing may be chosen (every logit is -inf or NaN, or the mask is empty). `logprobs`:
+  // nullptr, or filled with the chosen token and the params.logprobs best, by log-softmax of the
+  // raw logits.
+  int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
+                 std::vector<TokenLogprob>* logprobs = nullptr);
+  // Tells that `id` became part of the output.
+  void accept(int32_t id);
+
+  // The distribution that sample() draws from: weights sum to 1; valid until the scratch is used
+  // again. At temperature 0 it is one token. Changes `logits`. Empty when nothing may be chosen.
+  std::span<const Candidate> distribution(std::span<float> logits, SamplerScratch& s,
+                                          TokenMask mask = {});
+  // In [0, 1).
+  double uniform(int64_t position, Purpose purpose) const;
+  bool greedy() const;
+
+ private:
+  void adjust(std::span<float> logits, TokenMask mask);
+  void change(std::span<float> logits, int32_t id, float value);
+  // Fills s.row.candidates with weights; returns their sum.
+  double filter(std::span<const float> logits, float maximum, SamplerScratch& s) const;
+  int32_t draw(std::span<const float> logits, float maximum, int64_t position,
+               SamplerScratch& s) const;
+
+  SamplingParams params_;
+  int64_t vocab_;
+  uint64_t seed_;
+  uint32_t index_;
+  int64_t outputs_ = 0;
+  std::vector<int32_t> stop_ids_;
+  bool penalties_ = false;
+  TokenCounts counts_;                            // unused without penalties
+  std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order
+};
+
+// Log-probabilities of the raw logits: `chosen` first (unless < 0), then the `count` best. Returns
+// the log of the sum of exp(logits). For prompts' logprobs too.
+double raw_logprobs(std::span<const float> logits, int32_t chosen, int count, SamplerScratch& s,
+                    std::vector<TokenLogprob>& out);
+
+}  // namespace freshet

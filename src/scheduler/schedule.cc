@@ -1,0 +1,322 @@
+// Scheduler::schedule and what it is made of.
+#include <algorithm>
+#include <limits>
+
+#include "scheduler/scheduler.h"
+
+namespace freshet::scheduler {
+
+Step Scheduler::schedule(int64_t now) {
+  account_waiting(now);
+  Step step;
+  step.number = ++steps_;
+  expire(step);
+  renew_grant();
+  make_way(step);
+  const size_t preempted_for_others = step.preempted.size();
+
+  Budget budget{options_.max_num_batched_tokens, options_.max_logit_rows, 0};
+  plan_running(step, budget);
+  // What was just pushed out must not come back in the same step.
+  if (step.preempted.size() == preempted_for_others) admit(step, budget);
+  if (step.items.empty()) step.wake_at = break_standstill(step) ? now_ : wake_time();
+  return step;
+}
+
+// Beams that await a token hold blocks until the others of their request have run, which may be the
+// very sequences that find no room. All but the first in rank make way for it then. Returns whether
+// anything changed.
+bool Scheduler::break_standstill(Step& step) {
+  Sequence* first = candidate(grant_.requests > 0);
+  for (Sequence* s : running_) {
+    if (!s->awaits_token() && (first == nullptr || s->rank < first->rank)) first = s;
+  }
+  if (first == nullptr ||
+      (first->waits_for != WaitReason::kBlocks && first->waits_for != WaitReason::kSeats))
+    return !step.preempted.empty();
+  const bool unpinned = unpin_oldest();
+  const std::vector<Sequence*> others(running_.rbegin(), running_.rend());
+  for (Sequence* s : others) {
+    if (s != first) preempt(*s, step);
+  }
+  return unpinned || !step.preempted.empty();
+}
+
+// With nothing to run: when time alone may change that.
+int64_t Scheduler::wake_time() const {
+  int64_t wake = queue_.size() > 0 ? grant_.look_again : 0;
+  if (!deadlines_.empty() && (wake == 0 || deadlines_.begin()->first < wake))
+    wake = deadlines_.begin()->first;
+  return wake;
+}
+
+// A batch that found the step full goes on entering in the next; otherwise the policy is asked.
+void Scheduler::renew_grant() {
+  if (queue_.size() == 0) {
+    grant_ = {};
+    return;
+  }
+  if (batch_cut_short_ && grant_.requests > 0) return;
+  grant_ = policy_->grant({now_, queue_.oldest_arrival(), queue_.size(), queue_.prompt_tokens(),
+                           static_cast<int32_t>(batches_.size())});
+  grant_batch_ = steps_;
+  grant_unused_ = true;
+}
+
+// The time since the last step goes to what each sequence was waiting for then. Only the head of
+// the queue knows what it lacks; those behind it wait for the head, which dequeue() adds up at the
+// end.
+void Scheduler::account_waiting(int64_t now) {
+  const int64_t dt = std::max<int64_t>(0, now - now_);
+  now_ = std::max(now_, now);
+  if (dt == 0) return;
+  const auto add = [dt](Sequence& s) {
+    if (s.waits_for != WaitReason::kNone) s.request->waited[static_cast<size_t>(s.waits_for)] += dt;
+  };
+  for (Sequence* s : running_) add(*s);
+  for (Sequence* s : resumed_) add(*s);
+  if (const auto head = sequences_.find(head_);
+      head != sequences_.end() && !head->second->started) {
+    add(*head->second);
+  }
+}
+
+void Scheduler::expire(Step& step) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
+    const RequestId id = deadlines_.begin()->second;
+    step.expired.push_back(id);
+    cancel(id);
+  }
+}
+
+// ---- who runs on -----------------------------------------------------------------------------
+
+void Scheduler::plan_running(Step& step, Budget& budget) {
+  std::vector<Sequence*> order(running_.begin(), running_.end());
+  const auto decodes = [](const Sequence& s) { return s.size() - s.computed == 1; };
+  for (const Sequence* s : order) budget.decodes_left += decodes(*s) ? 1 : 0;
+  for (Sequence* s : order) {
+    if (s->state != State::kRunning) continue;  // preempted by a better one
+    s->waits_for = WaitReason::kNone;
+    if (decodes(*s)) --budget.decodes_left;
+    if (s->awaits_token()) continue;
+    s->waits_for = plan(*s, step, budget);
+  }
+  for (const StepItem& item : step.items) FRESHET_CHECK(at(item.sequence).state == State::kRunning);
+}
+
+// Adds the sequence's part of the step. kNone: it takes part; otherwise what it lacks.
+WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
+  const int32_t left = s.size() - s.computed;
+  const bool decode = left == 1;
+  // A prompt leaves a token to each sequence that decodes, if it can.
+  int32_t tokens = decode
+                       ? budget.tokens
+                       : std::max(budget.tokens - budget.decodes_left, std::min(budget.tokens, 1));
+  int32_t rows =
+      decode ? budget.rows : std::max(budget.rows - budget.decodes_left, std::min(budget.rows, 1));
+  if (tokens == 0 || rows == 0) return WaitReason::kTokenBudget;
+
+  StepItem item{s.id, s.computed, std::min({left, tokens, chunk()}), 0, 0};
+  if (s.logits_from >= 0) {  // rows of the logits are scarcer than tokens
+    const int32_t silent = std::clamp(s.logits_from - item.first, 0, item.count);
+    item.count = std::min(item.count, silent + rows);
+  }
+  if (decode) {
+    const auto drafts = static_cast<int32_t>(s.draft.size());
+    item.draft = std::max(
+        0, std::min({drafts, tokens - 1 - budget.decodes_left, rows - 1 - budget.decodes_left}));
+    item.count += item.draft;
+  }
+  if (!reserve(s, item, step)) return WaitReason::kBlocks;
+
+  const int32_t end = item.first + item.count;
+  if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
+  if (end - item.draft == s.size()) item.logits = std::max(item.logits, 1 + item.draft);
+  s.planned_in = step.number;
+  budget.tokens -= item.count;
+  budget.rows -= item.logits;
+  step.tokens += item.count;
+  step.logit_rows += item.logits;
+  step.items.push_back(item);
+  return WaitReason::kNone;
+}
+
+// Blocks for the item: fewer drafts, then fewer tokens of a prompt, then at the expense of a
+// sequence with a worse rank.
+bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
+  while (true) {
+    if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies)) return true;
+    if (item.draft > 0) {
+      item.count -= item.draft;
+      item.draft = 0;
+      continue;
+    }
+    if (const int32_t fit = cache_.fit(s.blocks, item.first, item.first + item.count);
+        fit > item.first) {
+      item.count = fit - item.first;
+      continue;
+    }
+    Sequence* loser = victim(s);
+    if (loser != nullptr) {
+      preempt(*loser, step);
+    } else if (!unpin_oldest()) {
+      return false;
+    }
+  }
+}
+
+// Who gives up its blocks for `for_whom`: the worst rank behind it that is not part of the step
+// yet, or else a sequence of its own request that has done its part of a beam step and waits for
+// it.
+Sequence* Scheduler::victim(const Sequence& for_whom) const {
+  for (auto it = running_.rbegin(); it != running_.rend() && for_whom.rank < (*it)->rank; ++it) {
+    if ((*it)->planned_in != steps_) return *it;
+  }
+  for (const SequenceId id : for_whom.request->sequences) {
+    Sequence& s = *sequences_.at(id);
+    if (s.state == State::kRunning && s.awaits_token() && s.id != for_whom.id) return &s;
+  }
+  return nullptr;
+}
+
+void Scheduler::preempt(Sequence& s, Step& step) {
+  const bool awaits = s.awaits_token();
+  stop_running(s);
+  ++stats_.preemptions;
+  ++s.request->preemptions;
+  step.preempted.push_back(s.id);
+  if (awaits) {
+    s.state = State::kSuspended;
+    s.waits_for = WaitReason::kNone;
+  } else {
+    enqueue(s);
+  }
+}
+
+// ---- who comes in ----------------------------------------------------------------------------
+
+// Next to start: who was interrupted before who is new, unless the new one has a better priority.
+Sequence* Scheduler::candidate(bool fresh_allowed) const {
+  Sequence* resumed = resumed_.empty() ? nullptr : *resumed_.begin();
+  Sequence* fresh = fresh_allowed ? queue_.next(now_) : nullptr;
+  if (resumed == nullptr) return fresh;
+  if (fresh == nullptr) return resumed;
+  return fresh->request->priority < resumed->request->priority && fresh->rank < resumed->rank
+             ? fresh
+             : resumed;
+}
+
+// Whether the blocks suffice for all of the sequence's tokens, next to what those that run are
+// still going to take for theirs. A little is left over for the tokens they will make.
+bool Scheduler::fits_whole(const Sequence& s) const {
+  for (int g = 0; g < cache_.groups(); ++g) {
+    const auto still = [&](const Sequence& q) {
+      return cache_.still_needs(q.blocks, g, std::min(q.size() + 1, options_.max_model_len),
+                                chunk());
+    };
+    int64_t needs = still(s);
+    for (const Sequence* r : running_) needs += still(*r);
+    if (!running_.empty()) needs += cache_.pool(g).size() / 100;
+    if (needs > cache_.available(g)) return false;
+  }
+  return true;
+}
+
+// The last token must run to give logits, and so must all whose logits are asked for.
+std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) {
+  if (s.compute_all) return {};
+  const int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
+  return std::span(s.tokens).first(static_cast<size_t>(most));
+}
+
+// What keeps `s` from starting now, were it next. Tries with the prefix that it would find.
+WaitReason Scheduler::obstacle(Sequence& s) {
+  if (seats_taken_ + seats(s) > options_.max_num_seqs) return WaitReason::kSeats;
+  std::vector<kv_cache::BlockCopy> copies;
+  cache_.begin(s.blocks, s.request->salt, may_be_cached(s), copies);
+  const bool fits = fits_whole(s);
+  cache_.release(s.blocks);
+  return fits ? WaitReason::kNone : WaitReason::kBlocks;
+}
+
+// Someone with a strictly better priority need not wait for the end of worse ones.
+void Scheduler::make_way(Step& step) {
+  if (running_.empty()) return;
+  Sequence* next = candidate(grant_.requests > 0);
+  if (next == nullptr) return;
+  while (!running_.empty()) {
+    Sequence* worst = *running_.rbegin();
+    if (worst->request->priority <= next->request->priority || worst->rank < next->rank) return;
+    if (obstacle(*next) == WaitReason::kNone) return;
+    preempt(*worst, step);
+  }
+}
+
+void Scheduler::admit(Step& step, Budget& budget) {
+  if (const auto head = sequences_.find(head_);
+      head != sequences_.end() && !head->second->started) {
+    head->second->waits_for = WaitReason::kQueued;
+  }
+  head_ = 0;
+  batch_cut_short_ = false;
+  while (true) {
+    Sequence* s = candidate(grant_.requests > 0);
+    WaitReason lacks = WaitReason::kBatchPolicy;
+    if (s == nullptr)
+      s = queue_.next(now_);  // there may be one that the policy keeps out
+    else if (s->started || grant_unused_ || s->prompt_tokens <= grant_.tokens)
+      lacks = start(*s, step, budget);
+    if (s == nullptr) return;
+    if (lacks == WaitReason::kNone) continue;
+    s->waits_for = lacks;
+    batch_cut_short_ = lacks == WaitReason::kTokenBudget && !s->started;
+    if (!s->started) head_ = s->id;
+    return;
+  }
+}
+
+// Gives a waiting sequence a seat, its cached prefix and its first tokens of the step.
+WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
+  if (budget.tokens == 0 || budget.rows == 0) return WaitReason::kTokenBudget;
+  if (seats_taken_ + seats(s) > options_.max_num_seqs) return WaitReason::kSeats;
+  const size_t copies = step.copies.size();
+  const int32_t cached = cache_.begin(s.blocks, s.request->salt, may_be_cached(s), step.copies);
+  const auto give_back = [&] {
+    cache_.release(s.blocks);
+    step.copies.resize(copies);
+    s.computed = 0;
+  };
+  if (!fits_whole(s)) {
+    give_back();
+    return WaitReason::kBlocks;
+  }
+  s.computed = cached;
+  const State before = s.state;
+  s.state = State::kRunning;
+  if (const WaitReason lacks = plan(s, step, budget); lacks != WaitReason::kNone) {
+    s.state = before;
+    give_back();
+    return lacks;
+  }
+  dequeue(s);
+  if (!s.started) {
+    s.started = true;
+    Request& r = *s.request;
+    r.cached_tokens = cached;
+    r.batch = grant_batch_;
+    r.waited[static_cast<size_t>(WaitReason::kQueued)] = behind_others(r, now_);
+    --grant_.requests;
+    grant_.tokens -= s.prompt_tokens;
+    grant_unused_ = false;
+    stats_.prompt_tokens += s.prompt_tokens;
+    stats_.cached_tokens += cached;
+    queue_.admitted(s, now_);
+    ++batches_[r.batch];
+  }
+  running_.insert(&s);
+  seats_taken_ += seats(s);
+  return WaitReason::kNone;
+}
+
+}  // namespace freshet::scheduler

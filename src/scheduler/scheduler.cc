@@ -1,0 +1,355 @@
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+
+namespace freshet::scheduler {
+
+const char* name_of(WaitReason reason) {
+  switch (reason) {
+    case WaitReason::kNone:
+      return "none";
+    case WaitReason::kQueued:
+      return "queued";
+    case WaitReason::kSeats:
+      return "seats";
+    case WaitReason::kBlocks:
+      return "blocks";
+    case WaitReason::kTokenBudget:
+      return "token budget";
+    case WaitReason::kBatchPolicy:
+      return "batch policy";
+    case WaitReason::kPreempted:
+      return "preempted";
+    case WaitReason::kCount:
+      break;
+  }
+  return "?";
+}
+
+// ---- life of requests ------------------------------------------------------------------------
+
+Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cache,
+                     std::unique_ptr<BatchingPolicy> policy)
+    : options_(options),
+      cache_(cache),
+      policy_(std::move(policy)),
+      queue_(options.ageing_us, options.fair_share) {}
+
+Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& options,
+                                                     kv_cache::BlockCache& cache) {
+  if (options.max_num_seqs < 1)
+    return invalid_argument("max_num_seqs is {}: must be 1 or more", options.max_num_seqs);
+  if (options.max_num_batched_tokens < 1) {
+    return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
+                            options.max_num_batched_tokens);
+  }
+  if (options.max_model_len < 2)
+    return invalid_argument("max_model_len is {}: must be 2 or more", options.max_model_len);
+  if (options.max_logit_rows < 1)
+    return invalid_argument("max_logit_rows is {}: must be 1 or more", options.max_logit_rows);
+  if (options.ageing_us < 0)
+    return invalid_argument("ageing_us is {}: must not be negative", options.ageing_us);
+  FRESHET_ASSIGN_OR_RETURN(auto policy, make_batching_policy(options.batching));
+  std::unique_ptr<Scheduler> scheduler(new Scheduler(options, cache, std::move(policy)));
+  for (int g = 0; g < cache.groups(); ++g) {
+    const int32_t most =
+        cache.most_blocks(cache.window(g), options.max_model_len, scheduler->chunk());
+    if (most > cache.pool(g).size()) {
+      return invalid_argument("a sequence of {} tokens needs {} cache blocks, {} exist",
+                              options.max_model_len, most, cache.pool(g).size());
+    }
+  }
+  return scheduler;
+}
+
+int32_t Scheduler::chunk() const {
+  return options_.max_chunk > 0 ? std::min(options_.max_chunk, options_.max_num_batched_tokens)
+                                : options_.max_num_batched_tokens;
+}
+
+Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
+  now_ = std::max(now_, now);
+  const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  if (prompt_tokens == 0) return invalid_argument("the prompt is empty");
+  if (request.max_tokens < 0 || prompt_tokens + request.max_tokens > options_.max_model_len) {
+    return invalid_argument("{} prompt tokens and {} new ones exceed max_model_len {}",
+                            prompt_tokens, request.max_tokens, options_.max_model_len);
+  }
+  if (request.samples < 1 || request.samples > options_.max_num_seqs) {
+    return invalid_argument("{} sequences a request: 1 to max_num_seqs ({}) are possible",
+                            request.samples, options_.max_num_seqs);
+  }
+  if (options_.max_queued_requests > 0 && queue_.size() >= options_.max_queued_requests) {
+    return resource_exhausted("the queue is full: {} requests wait", queue_.size());
+  }
+  if (options_.max_queued_tokens > 0 &&
+      queue_.prompt_tokens() + prompt_tokens > options_.max_queued_tokens) {
+    return resource_exhausted("the queue is full: {} prompt tokens wait, {} may",
+                              queue_.prompt_tokens(), options_.max_queued_tokens);
+  }
+  FRESHET_CHECK(!requests_.contains(request.id), "request {} twice", request.id);
+  auto& r = requests_[request.id];
+  r = std::make_unique<Request>();
+  r->id = request.id;
+  r->priority = request.priority;
+  r->tenant = request.tenant;
+  r->salt = std::move(request.salt);
+  r->arrival = now_;
+  r->deadline = request.deadline;
+  if (r->deadline > 0) deadlines_.emplace(r->deadline, r->id);
+
+  auto s = std::make_unique<Sequence>();
+  s->id = next_sequence_++;
+  s->request = r.get();
+  s->rank = queue_.rank_of(*r, s->id);
+  s->tokens = std::move(request.prompt);
+  s->prompt_tokens = s->size();
+  s->pending_forks = request.samples - 1;
+  s->logits_from = request.logits_from;
+  s->compute_all = request.compute_all;
+  s->pin_tokens = std::clamp(request.pin_tokens, 0, s->prompt_tokens);
+  r->sequences.push_back(s->id);
+  queue_.arrive(*r);
+  const SequenceId id = s->id;
+  enqueue(*sequences_.emplace(id, std::move(s)).first->second);
+  return id;
+}
+
+void Scheduler::enqueue(Sequence& s) {
+  s.state = State::kWaiting;
+  s.queued_at = now_;
+  s.waits_for = s.started ? WaitReason::kPreempted : WaitReason::kQueued;
+  if (s.started) {
+    resumed_.insert(&s);
+  } else {
+    queue_.add(s);
+  }
+}
+
+void Scheduler::dequeue(Sequence& s) {
+  if (s.started) {
+    resumed_.erase(&s);
+  } else {
+    queue_.remove(s);
+  }
+  if (head_ == s.id) head_ = 0;
+  s.waits_for = WaitReason::kNone;
+}
+
+void Scheduler::stop_running(Sequence& s) {
+  running_.erase(&s);
+  seats_taken_ -= seats(s);
+  cache_.release(s.blocks);
+  s.computed = 0;
+  s.draft.clear();
+}
+
+void Scheduler::drop(Sequence& s) {
+  if (s.state == State::kRunning) stop_running(s);
+  if (s.state == State::kWaiting) dequeue(s);
+  Request& r = *s.request;
+  if (s.started && --batches_[r.batch] == 0) batches_.erase(r.batch);
+  std::erase(r.sequences, s.id);
+  const bool last = r.sequences.empty();
+  sequences_.erase(s.id);
+  if (!last) return;
+  queue_.leave(r);
+  if (r.deadline > 0) deadlines_.erase({r.deadline, r.id});
+  requests_.erase(RequestId{r.id});
+}
+
+void Scheduler::finish(SequenceId sequence) {
+  drop(at(sequence));
+}
+
+bool Scheduler::cancel(RequestId request) {
+  const auto it = requests_.find(request);
+  if (it == requests_.end()) return false;
+  const std::vector<SequenceId> sequences = it->second->sequences;
+  for (const SequenceId id : sequences) drop(at(id));
+  return true;
+}
+
+const Request* Scheduler::request(RequestId request) const {
+  const auto it = requests_.find(request);
+  return it == requests_.end() ? nullptr : it->second.get();
+}
+
+// ---- what a step brought ---------------------------------------------------------------------
+
+void Scheduler::ran(const Step& step) {
+  for (const StepItem& item : step.items) {
+    const auto it = sequences_.find(item.sequence);
+    if (it == sequences_.end()) continue;
+    Sequence& s = *it->second;
+    // Tokens of the prompt cost half of those that are made, as the virtual token counter weighs
+    // them.
+    const int32_t of_prompt = std::clamp(s.prompt_tokens - item.first, 0, item.count);
+    queue_.charge(*s.request, of_prompt + int64_t{2} * (item.count - of_prompt));
+    s.computed = item.first + item.count - item.draft;
+    if (s.logits_from >= 0) s.logits_from = std::max(s.logits_from, s.computed);
+    cache_.computed(s.blocks, s.tokens, s.computed);
+    if (s.pin_tokens >= kv_cache::kBlockTokens && s.computed >= s.pin_tokens) pin(s);
+  }
+}
+
+// Holds the cached blocks of the prefix by a table of its own. A prefix that is pinned again counts
+// as used now. At most a quarter of a pool is pinned.
+void Scheduler::pin(Sequence& s) {
+  const auto whole =
+      static_cast<size_t>(s.pin_tokens / kv_cache::kBlockTokens) * kv_cache::kBlockTokens;
+  s.pin_tokens = 0;
+  kv_cache::BlockTable table;
+  std::vector<kv_cache::BlockCopy> copies;
+  cache_.begin(table, s.request->salt, std::span(s.tokens).first(whole), copies);
+  if (table.node == kv_cache::kNoNode) {  // nothing is shared
+    cache_.release(table);
+    return;
+  }
+  std::erase_if(pins_, [&](kv_cache::BlockTable& old) {
+    if (old.node != table.node) return false;
+    cache_.release(old);
+    return true;
+  });
+  pins_.push_back(std::move(table));
+  const auto too_many = [&] {
+    for (int g = 0; g < cache_.groups(); ++g) {
+      int64_t held = 0;
+      for (const kv_cache::BlockTable& pinned : pins_) held += pinned.blocks(g);
+      if (held > cache_.pool(g).size() / 4) return true;
+    }
+    return false;
+  };
+  while (!pins_.empty() && too_many()) unpin_oldest();
+}
+
+bool Scheduler::unpin_oldest() {
+  if (pins_.empty()) return false;
+  cache_.release(pins_.front());
+  pins_.pop_front();
+  return true;
+}
+
+void Scheduler::unpin_all() {
+  while (unpin_oldest()) {
+  }
+}
+
+void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
+  Sequence& s = at(sequence);
+  FRESHET_CHECK(!tokens.empty() && (s.awaits_token() || s.state == State::kSuspended),
+                "sequence {} awaits no token", sequence);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  s.draft.clear();
+  if (s.state == State::kSuspended) {
+    enqueue(s);
+    return;
+  }
+  if (tokens.size() > 1) {  // accepted drafts are in the cache already
+    s.computed = s.size() - 1;
+    cache_.computed(s.blocks, s.tokens, s.computed);
+  }
+}
+
+SequenceId Scheduler::fork(SequenceId sequence) {
+  Sequence& parent = at(sequence);
+  FRESHET_CHECK(parent.awaits_token() || parent.state == State::kSuspended);
+  auto child = std::make_unique<Sequence>();
+  child->id = next_sequence_++;
+  child->request = parent.request;
+  child->rank = queue_.rank_of(*parent.request, child->id);
+  child->tokens = parent.tokens;
+  child->prompt_tokens = parent.prompt_tokens;
+  child->started = true;
+  child->state = parent.state;
+  child->waits_for = WaitReason::kNone;
+  parent.request->sequences.push_back(child->id);
+  ++batches_[parent.request->batch];
+  Sequence& c = *sequences_.emplace(child->id, std::move(child)).first->second;
+  if (parent.pending_forks > 0) {  // its seat was kept
+    --parent.pending_forks;
+    if (parent.state == State::kRunning) --seats_taken_;
+  }
+  if (parent.state == State::kRunning && seats_taken_ == options_.max_num_seqs) {
+    c.state = State::kSuspended;
+  } else if (parent.state == State::kRunning) {
+    c.computed = parent.computed;
+    c.blocks = cache_.fork(parent.blocks, parent.computed);
+    running_.insert(&c);
+    ++seats_taken_;
+  }
+  return c.id;
+}
+
+void Scheduler::set_draft(SequenceId sequence, std::vector<int32_t> draft) {
+  Sequence& s = at(sequence);
+  const auto room = static_cast<size_t>(std::max(0, options_.max_model_len - s.size()));
+  if (draft.size() > room) draft.resize(room);
+  s.draft = std::move(draft);
+}
+
+// ---- books -----------------------------------------------------------------------------------
+
+// Time in the queue that has no better name was spent behind others.
+int64_t Scheduler::behind_others(const Request& r, int64_t now) {
+  int64_t left = now - r.arrival;
+  for (const int64_t t : r.waited) left -= t;
+  return std::max<int64_t>(0, left);
+}
+
+WaitTimes Scheduler::waits(RequestId request, int64_t now) const {
+  const Request* r = this->request(request);
+  if (r == nullptr) return {};
+  WaitTimes times = r->waited;
+  const int64_t dt = std::max<int64_t>(0, now - now_);
+  bool queued = false;
+  for (const SequenceId id : r->sequences) {
+    const Sequence& s = sequence(id);
+    queued = queued || !s.started;
+    if (s.waits_for != WaitReason::kNone && s.waits_for != WaitReason::kQueued) {
+      times[static_cast<size_t>(s.waits_for)] += dt;
+    }
+  }
+  if (queued) {
+    int64_t named = 0;
+    for (const int64_t t : times) named += t;
+    times[static_cast<size_t>(WaitReason::kQueued)] =
+        std::max<int64_t>(0, std::max(now, now_) - r->arrival - named);
+  }
+  return times;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats s = stats_;
+  s.running = static_cast<int32_t>(running_.size());
+  s.queued_requests = queue_.size();
+  s.queued_tokens = queue_.prompt_tokens();
+  s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size());
+  return s;
+}
+
+Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) const {
+  std::vector<const kv_cache::BlockTable*> tables(others.begin(), others.end());
+  int32_t taken = 0;
+  for (const auto& [id, s] : sequences_) {
+    const bool runs = s->state == State::kRunning;
+    if (runs != running_.contains(s.get()))
+      return internal_error("sequence {} is in the wrong set", id);
+    if (runs) taken += seats(*s);
+    if (!runs && !s->blocks.empty())
+      return internal_error("sequence {} holds blocks and does not run", id);
+    if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
+    for (int g = 0; runs && g < cache_.groups(); ++g) {
+      if (s->blocks.blocks(g) * kv_cache::kBlockTokens < s->computed) {
+        return internal_error("sequence {} lacks blocks for what it computed", id);
+      }
+    }
+    tables.push_back(&s->blocks);
+  }
+  for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
+  if (taken != seats_taken_)
+    return internal_error("{} seats are taken, {} counted", taken, seats_taken_);
+  return cache_.check(tables);
+}
+
+}  // namespace freshet::scheduler

@@ -1,0 +1,348 @@
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+#include <map>
+
+#include <gtest/gtest.h>
+
+namespace freshet::scheduler {
+namespace {
+
+// A scheduler over one pool, and a model that always answers 7.
+class Rig {
+ public:
+  explicit Rig(SchedulerOptions options, int32_t blocks = 1000)
+      : cache_(kv_cache::BlockCache::Options{{{0, blocks}}, true, 0}) {
+    if (options.max_model_len == 0) options.max_model_len = 256;
+    scheduler_ = *Scheduler::create(options, cache_);
+  }
+
+  SequenceId submit(RequestId id, int32_t length, int32_t max_tokens = 4, int32_t priority = 0,
+                    uint64_t tenant = 0) {
+    NewRequest r;
+    r.id = id;
+    r.prompt.assign(static_cast<size_t>(length), static_cast<int32_t>(id));
+    r.max_tokens = max_tokens;
+    r.priority = priority;
+    r.tenant = tenant;
+    remaining_[id] = max_tokens;
+    return *scheduler_->submit(std::move(r), now);
+  }
+
+  // Runs a step; returns the requests that took part, in order.
+  std::vector<RequestId> step() {
+    last = scheduler_->schedule(now);
+    scheduler_->ran(last);
+    std::vector<RequestId> took_part;
+    for (const StepItem& item : last.items) {
+      const Sequence& s = scheduler_->sequence(item.sequence);
+      const RequestId id = s.request->id;
+      took_part.push_back(id);
+      if (!s.awaits_token()) continue;
+      const int32_t seven = 7;
+      scheduler_->commit(s.id, {&seven, 1});
+      if (--remaining_[id] > 0) continue;
+      scheduler_->finish(item.sequence);
+      finished.push_back(id);
+    }
+    EXPECT_TRUE(scheduler_->check().ok()) << scheduler_->check().message();
+    return took_part;
+  }
+
+  Scheduler& operator*() { return *scheduler_; }
+  Scheduler* operator->() { return scheduler_.get(); }
+
+  int64_t now = 1000;
+  Step last;
+  std::vector<RequestId> finished;
+
+ private:
+  kv_cache::BlockCache cache_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::map<RequestId, int32_t> remaining_;
+};
+
+using Ids = std::vector<RequestId>;
+
+TEST(Scheduler, ChunksRideAlongWithDecodes) {
+  Rig rig({.max_num_batched_tokens = 32});
+  rig.submit(1, 10, 20);
+  EXPECT_EQ(rig.step(), Ids({1}));
+  rig.submit(2, 100);
+  EXPECT_EQ(rig.step(), Ids({1, 2}));
+  EXPECT_EQ(rig.last.items[0].count, 1);
+  EXPECT_EQ(rig.last.items[1].count, 31);  // the rest of the budget
+  EXPECT_EQ(rig.last.items[1].logits, 0);
+  rig.step();
+  rig.step();
+  rig.step();
+  EXPECT_EQ(rig.last.items[1].first, 93);
+  EXPECT_EQ(rig.last.items[1].count, 7);
+  EXPECT_EQ(rig.last.items[1].logits, 1);
+}
+
+TEST(Scheduler, LowerPriorityNumbersGoFirst) {
+  Rig rig({.max_num_seqs = 1, .ageing_us = 0});
+  rig.submit(1, 4, 1, 5);
+  rig.submit(2, 4, 1, 0);
+  rig.submit(3, 4, 1, -1);
+  rig.submit(4, 4, 1, 0);
+  for (int i = 0; i < 4; ++i) rig.step();
+  EXPECT_EQ(rig.finished, Ids({3, 2, 4, 1}));
+}
+
+TEST(Scheduler, ABetterPriorityTakesASeat) {
+  Rig rig({.max_num_seqs = 1, .ageing_us = 0});
+  rig.submit(1, 4, 50, 1);
+  rig.step();
+  rig.submit(2, 4, 1, 1);  // no better: waits
+  EXPECT_EQ(rig.step(), Ids({1}));
+  rig.submit(3, 4, 1, 0);
+  EXPECT_EQ(rig.step(), Ids({3}));
+  EXPECT_EQ(rig->stats().preemptions, 1);
+  EXPECT_EQ(rig.step(), Ids({1}));  // goes on before who is new
+}
+
+TEST(Scheduler, AgeingEndsWaiting) {
+  const auto steps_until_served = [](int64_t ageing_us) {
+    Rig rig({.max_num_seqs = 1, .ageing_us = ageing_us});
+    rig.submit(1'000'000, 4, 1, 3);
+    for (int i = 1; i <= 500; ++i) {  // a flood of better ones
+      rig.submit(static_cast<RequestId>(i), 4, 1, 0);
+      rig.now += 1000;
+      rig.step();
+      if (std::ranges::find(rig.finished, 1'000'000) != rig.finished.end()) return i;
+    }
+    return -1;
+  };
+  EXPECT_EQ(steps_until_served(0), -1);
+  const int steps = steps_until_served(10'000);
+  EXPECT_GE(steps, 29);
+  EXPECT_LE(steps, 45);
+}
+
+TEST(Scheduler, TenantsShareFairly) {
+  Rig rig({.max_num_seqs = 1, .ageing_us = 0});
+  for (RequestId id = 1; id <= 20; ++id) rig.submit(id, 8, 1, 0, 1);  // a crowd
+  rig.step();
+  rig.submit(101, 8, 1, 0, 2);
+  rig.submit(102, 8, 1, 0, 2);
+  for (int i = 0; i < 5; ++i) rig.step();
+  // The small tenant does not wait for the crowd, and does not get more than its turns.
+  EXPECT_EQ(rig.finished, Ids({1, 2, 101, 3, 102, 4}));
+}
+
+TEST(Scheduler, WithoutFairShareFirstComesFirst) {
+  Rig rig({.max_num_seqs = 1, .fair_share = false});
+  for (RequestId id = 1; id <= 4; ++id) rig.submit(id, 8, 1, 0, id % 2);
+  for (int i = 0; i < 4; ++i) rig.step();
+  EXPECT_EQ(rig.finished, Ids({1, 2, 3, 4}));
+}
+
+TEST(Scheduler, PreemptsTheLastAndResumesIt) {
+  Rig rig({.max_model_len = 64}, 5);
+  rig.submit(1, 30, 30);
+  rig.submit(2, 30, 30);
+  while (rig->stats().preemptions == 0) rig.step();
+  EXPECT_EQ(rig.last.preempted.size(), 1u);
+  EXPECT_EQ(rig.last.items.size(), 1u);
+  EXPECT_EQ(rig->sequence(rig.last.items[0].sequence).request->id, 1u);
+  for (int i = 0; i < 100 && !rig->idle(); ++i) rig.step();
+  EXPECT_EQ(rig.finished, Ids({1, 2}));
+}
+
+TEST(Scheduler, RecordsWhyARequestWaits) {
+  Rig rig({.max_num_seqs = 1});
+  rig.submit(1, 4, 3);
+  rig.submit(2, 4, 1);
+  rig.submit(3, 4, 1);
+  for (int i = 0; i < 4; ++i) {
+    rig.step();
+    rig.now += 100;
+  }
+  const auto of = [](const WaitTimes& t, WaitReason r) { return t[static_cast<size_t>(r)]; };
+  const WaitTimes third = rig->waits(3, rig.now);
+  EXPECT_EQ(of(third, WaitReason::kSeats) + of(third, WaitReason::kQueued), 400);
+  EXPECT_GE(of(third, WaitReason::kQueued), 300);
+  rig.submit(4, 4, 1);
+  rig.now += 50;
+  EXPECT_EQ(of(rig->waits(4, rig.now), WaitReason::kQueued), 50);
+}
+
+TEST(Scheduler, LimitsAdmission) {
+  Rig rig({.max_num_seqs = 1, .max_queued_requests = 2, .max_queued_tokens = 20});
+  const auto refuses = [&](RequestId id, int32_t length) {
+    NewRequest r;
+    r.id = id;
+    r.prompt.assign(static_cast<size_t>(length), 1);
+    r.max_tokens = 1;
+    const auto s = rig->submit(std::move(r), rig.now);
+    return !s.ok() && s.status().code() == StatusCode::kResourceExhausted;
+  };
+  EXPECT_TRUE(refuses(1, 21));
+  rig.submit(2, 10, 50);
+  rig.step();
+  rig.submit(3, 10);
+  EXPECT_TRUE(refuses(4, 11));
+  rig.submit(5, 10);
+  EXPECT_TRUE(refuses(6, 1));
+}
+
+TEST(Scheduler, ExpiresAndTellsWhenToLookAgain) {
+  Rig rig({});
+  NewRequest r;
+  r.id = 1;
+  r.prompt = {1, 2, 3};
+  r.max_tokens = 100;
+  r.deadline = 5000;
+  ASSERT_TRUE(rig->submit(std::move(r), rig.now).ok());
+  Step step = rig->schedule(1000);
+  rig->ran(step);  // now awaits a token that does not come
+  step = rig->schedule(2000);
+  EXPECT_TRUE(step.items.empty());
+  EXPECT_EQ(step.wake_at, 5000);
+  step = rig->schedule(5000);
+  EXPECT_EQ(step.expired, std::vector<RequestId>{1});
+  EXPECT_TRUE(rig->idle());
+}
+
+TEST(Scheduler, RefusesPoolsThatHoldNoSequence) {
+  kv_cache::BlockCache cache({{{0, 4}}, true, 0});
+  SchedulerOptions options;
+  options.max_model_len = 65;
+  EXPECT_FALSE(Scheduler::create(options, cache).ok());
+  options.max_model_len = 64;
+  EXPECT_TRUE(Scheduler::create(options, cache).ok());
+}
+
+TEST(Scheduler, GrantsDraftsAndKeepsTheRightOnes) {
+  Rig rig({});
+  const SequenceId s = rig.submit(1, 10, 50);
+  rig.step();
+  rig->set_draft(s, {7, 8, 9});
+  const Step step = rig->schedule(rig.now);
+  ASSERT_EQ(step.items.size(), 1u);
+  EXPECT_EQ(step.items[0].count, 4);
+  EXPECT_EQ(step.items[0].draft, 3);
+  EXPECT_EQ(step.items[0].logits, 4);
+  rig->ran(step);
+  const int32_t accepted[] = {7, 8, 1};  // two were right; the third is corrected
+  rig->commit(s, accepted);
+  EXPECT_EQ(rig->sequence(s).computed, 13);
+  EXPECT_EQ(rig->sequence(s).size(), 14);
+  const Step next = rig->schedule(rig.now);
+  EXPECT_EQ(next.items[0].first, 13);
+  EXPECT_EQ(next.items[0].count, 1);
+}
+
+BatchingOptions policy(BatchingKind kind, int32_t batch_size, int64_t wait_us) {
+  BatchingOptions options;
+  options.kind = kind;
+  options.max_batch_size = batch_size;
+  options.max_wait_us = wait_us;
+  return options;
+}
+
+TEST(Scheduler, PinnedPrefixesOutliveOthers) {
+  const auto cached_after_crowd = [](int32_t pin_tokens) {
+    Rig rig({.max_num_seqs = 1}, 40);
+    const auto send = [&](RequestId id, int32_t token, int32_t pin) {
+      NewRequest r;
+      r.id = id;
+      r.prompt.assign(100, token);
+      r.max_tokens = 1;
+      r.pin_tokens = pin;
+      EXPECT_TRUE(rig->submit(std::move(r), rig.now).ok());
+      const Step step = rig->schedule(rig.now);
+      rig->ran(step);
+      const int32_t cached = rig->request(id)->cached_tokens;
+      rig->finish(step.items[0].sequence);
+      EXPECT_TRUE(rig->check().ok());
+      return cached;
+    };
+    send(1, 1, pin_tokens);
+    for (int32_t i = 2; i < 20; ++i) send(static_cast<RequestId>(i), i, 0);
+    return send(100, 1, 0);
+  };
+  EXPECT_EQ(cached_after_crowd(0), 0);
+  EXPECT_EQ(cached_after_crowd(70), 64);
+}
+
+// ---- policies --------------------------------------------------------------------------------
+
+TEST(BatchingPolicy, StaticCollectsAndRunsToTheEnd) {
+  SchedulerOptions options;
+  options.batching = policy(BatchingKind::kStatic, 3, 10'000);
+  Rig rig(options);
+  rig.submit(1, 4, 1);
+  EXPECT_EQ(rig.step(), Ids());
+  EXPECT_EQ(rig.last.wake_at, 11'000);
+  rig.submit(2, 4, 5);
+  EXPECT_EQ(rig.step(), Ids());
+  rig.submit(3, 4, 1);
+  EXPECT_EQ(rig.step(), Ids({1, 2, 3}));
+  for (RequestId id = 4; id < 7; ++id) rig.submit(id, 4, 1);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(rig.step(), Ids({2}));  // holes are not filled
+  EXPECT_EQ(rig.step(), Ids({4, 5, 6}));
+  rig.submit(7, 4, 1);
+  rig.now += 10'000;
+  EXPECT_EQ(rig.step(), Ids({7}));  // waited long enough
+}
+
+TEST(BatchingPolicy, ABatchLargerThanAStepEntersWhole) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 10;
+  options.batching = policy(BatchingKind::kStatic, 2, 10'000);
+  Rig rig(options);
+  rig.submit(1, 10, 5);
+  rig.submit(2, 10, 5);
+  EXPECT_EQ(rig.step(), Ids({1}));
+  EXPECT_EQ(rig.step(), Ids({1, 2}));
+}
+
+TEST(BatchingPolicy, DynamicPrefersSizesAndBoundsDelay) {
+  SchedulerOptions options;
+  options.batching = policy(BatchingKind::kDynamic, 4, 10'000);
+  options.batching.preferred_batch_sizes = {2};
+  options.batching.instances = 2;
+  Rig rig(options);
+  rig.submit(1, 4, 9);
+  EXPECT_EQ(rig.step(), Ids());
+  rig.submit(2, 4, 9);
+  EXPECT_EQ(rig.step(), Ids({1, 2}));
+  rig.submit(3, 4, 9);
+  rig.now += 10'000;
+  EXPECT_EQ(rig.step(), Ids({1, 2, 3}));  // a second instance, after the delay
+  rig.submit(4, 4, 9);
+  rig.submit(5, 4, 9);
+  EXPECT_EQ(rig.step(), Ids({1, 2, 3}));  // both are busy
+}
+
+TEST(BatchingPolicy, TokensLimitABatch) {
+  SchedulerOptions options;
+  options.batching = policy(BatchingKind::kDynamic, 8, 0);
+  options.batching.max_tokens_per_batch = 25;
+  Rig rig(options);
+  for (RequestId id = 1; id <= 4; ++id) rig.submit(id, 10, 1);
+  EXPECT_EQ(rig.step(), Ids({1, 2}));
+  EXPECT_EQ(rig.step(), Ids({3, 4}));
+  rig.submit(5, 200, 1);
+  EXPECT_EQ(rig.step(), Ids({5}));  // one may always enter
+}
+
+TEST(BatchingPolicy, RefusesNonsense) {
+  EXPECT_FALSE(batching_by_name("eager").ok());
+  EXPECT_EQ(*batching_by_name("dynamic"), BatchingKind::kDynamic);
+  EXPECT_FALSE(make_batching_policy(policy(BatchingKind::kStatic, 0, 0)).ok());
+  EXPECT_FALSE(make_batching_policy(policy(BatchingKind::kStatic, 1, -1)).ok());
+  BatchingOptions options = policy(BatchingKind::kDynamic, 4, 0);
+  EXPECT_TRUE(make_batching_policy(options).ok());
+  options.preferred_batch_sizes = {8};
+  EXPECT_FALSE(make_batching_policy(options).ok());
+  options.preferred_batch_sizes.clear();
+  options.instances = 0;
+  EXPECT_FALSE(make_batching_policy(options).ok());
+}
+
+}  // namespace
+}  // namespace freshet::scheduler

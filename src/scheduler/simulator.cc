@@ -1,0 +1,568 @@
+#include "scheduler/simulator.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "base/philox.h"
+#include "scheduler/scheduler.h"
+
+namespace freshet::scheduler {
+namespace {
+
+using kv_cache::BlockCache;
+using kv_cache::BlockTable;
+using kv_cache::kBlockTokens;
+using kv_cache::kNoBlock;
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+uint64_t extend(uint64_t hash, int32_t token) {
+  return mix(hash + 0x9E3779B97F4A7C15 + static_cast<uint64_t>(static_cast<uint32_t>(token)));
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : seed_(seed) {}
+  // In [low, high].
+  int32_t in(int32_t low, int32_t high) {
+    const double u = philox_uniform(seed_, next_++, 0);
+    return low + static_cast<int32_t>(u * (static_cast<double>(high) - low + 1));
+  }
+  bool chance(int32_t percent) { return in(1, 100) <= percent; }
+  template <class T, size_t N>
+  T one_of(const T (&values)[N]) {
+    return values[in(0, static_cast<int32_t>(N) - 1)];
+  }
+
+ private:
+  uint64_t seed_;
+  uint64_t next_ = 0;
+};
+
+// What the simulated client wants of a request.
+struct Client {
+  std::vector<int32_t> prompt;
+  int32_t max_tokens = 0;
+  int32_t samples = 1;
+  bool beams = false;
+  bool drafts = false;
+  uint64_t arrival_step = 0;
+  std::map<SequenceId, uint64_t> stream;  // which sample a sequence is
+  bool split = false;                     // samples were forked
+};
+
+class Simulation {
+ public:
+  explicit Simulation(uint64_t seed) : random_(seed) {}
+  SimulationReport run();
+
+ private:
+  static constexpr int32_t kVocab = 5;
+
+  void configure();
+  void arrive();
+  void meddle();
+  void rob();
+  bool step();
+  bool check_admissions(const std::vector<std::pair<SequenceId, Rank>>& waiting_before,
+                        const Step& step);
+  bool check_step(const Step& step);
+  bool run_item(const StepItem& item);
+  bool advance(const StepItem& item);
+  bool advance_beams(Client& client, RequestId id);
+  bool end_sequence(SequenceId id, const Client& client);
+  int32_t next_token(const Sequence& s, uint64_t stream, std::span<const int32_t> more) const;
+  uint64_t* slots(int group, int32_t block) {
+    return contents_[static_cast<size_t>(group)].data() + static_cast<size_t>(block) * kBlockTokens;
+  }
+  bool fail(std::string what) {
+    if (report_.failure.empty()) report_.failure = fmt::format("step {}: {}", report_.steps, what);
+    return false;
+  }
+
+  Random random_;
+  SimulationReport report_;
+  BlockCache::Options cache_options_;
+  SchedulerOptions options_;
+  std::optional<BlockCache> cache_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<std::vector<uint64_t>> contents_;  // [groups][blocks * kBlockTokens]
+  std::vector<BlockTable> thief_;
+  std::map<RequestId, Client> clients_;
+  std::vector<std::vector<int32_t>> families_;  // prefixes that prompts share
+  RequestId next_request_ = 1;
+  int64_t now_ = 1'000'000;
+  int64_t idle_steps_ = 0;
+  bool clock_jumps_ = false;
+};
+
+// ---- the world -------------------------------------------------------------------------------
+
+void Simulation::configure() {
+  options_.max_model_len = random_.in(8, 160);
+  options_.max_num_batched_tokens = random_.one_of({1, 4, 16, 33, 64, 512});
+  options_.max_chunk = random_.one_of({0, 0, 1, 16, 20});
+  options_.max_num_seqs = random_.one_of({1, 2, 5, 16});
+  options_.max_logit_rows = random_.one_of({1, 4, 16, 64});
+  options_.ageing_us = random_.one_of<int64_t>({0, 1'000, 100'000});
+  options_.fair_share = random_.chance(50);
+  options_.max_queued_requests = random_.one_of({0, 0, 4});
+  options_.max_queued_tokens = random_.one_of<int64_t>({0, 0, 200});
+  options_.batching.kind = random_.one_of({BatchingKind::kContinuous, BatchingKind::kContinuous,
+                                           BatchingKind::kStatic, BatchingKind::kDynamic});
+  options_.batching.max_batch_size = random_.in(1, 8);
+  options_.batching.max_wait_us = random_.in(0, 5'000);
+  options_.batching.max_tokens_per_batch = random_.in(1, 300);
+  options_.batching.instances = random_.in(1, 3);
+  if (random_.chance(50))
+    options_.batching.preferred_batch_sizes = {options_.batching.max_batch_size};
+  clock_jumps_ = random_.chance(30);
+
+  const int32_t chunk = options_.max_num_batched_tokens;
+  const int groups = random_.in(1, 3);
+  const bool full = random_.chance(80);  // some models have windows only
+  for (int g = 0; g < groups; ++g) {
+    kv_cache::GroupConfig group;
+    group.window = g == 0 && full ? 0 : random_.one_of({1, 7, 16, 24, 40});
+    cache_options_.groups.push_back(group);
+  }
+  cache_options_.share_prefixes = random_.chance(80);
+  cache_options_.hash_seed = static_cast<uint64_t>(random_.in(0, 1 << 20));
+  for (kv_cache::GroupConfig& group : cache_options_.groups) {
+    group.blocks = BlockCache::most_blocks(group.window, options_.max_model_len, chunk) +
+                   random_.one_of({0, 1, 3, 10, 60});
+  }
+  cache_.emplace(cache_options_);
+  for (const kv_cache::GroupConfig& group : cache_options_.groups) {
+    contents_.emplace_back(static_cast<size_t>(group.blocks) * kBlockTokens, 0);
+  }
+  for (int i = random_.in(1, 4); i > 0; --i) {
+    std::vector<int32_t>& family = families_.emplace_back();
+    for (int n = random_.in(0, options_.max_model_len); n > 0; --n)
+      family.push_back(random_.in(0, kVocab - 1));
+  }
+}
+
+void Simulation::arrive() {
+  Client client;
+  NewRequest request;
+  request.id = next_request_++;
+  const std::vector<int32_t>& family =
+      families_[static_cast<size_t>(random_.in(0, static_cast<int32_t>(families_.size()) - 1))];
+  const int32_t longest = options_.max_model_len - 1;
+  const int32_t shared =
+      std::min<int32_t>(random_.in(0, static_cast<int32_t>(family.size())), longest);
+  request.prompt.assign(family.begin(), family.begin() + shared);
+  for (int n = random_.in(0, std::min(24, longest - shared)); n > 0 || request.prompt.empty();
+       --n) {
+    request.prompt.push_back(random_.in(0, kVocab - 1));
+  }
+  const auto prompt = static_cast<int32_t>(request.prompt.size());
+  request.max_tokens = random_.in(1, std::min(30, options_.max_model_len - prompt));
+  request.samples = random_.chance(25) ? random_.in(1, std::min(4, options_.max_num_seqs)) : 1;
+  request.priority = random_.chance(40) ? random_.in(-2, 2) : 0;
+  request.tenant = static_cast<uint64_t>(random_.in(0, 2));
+  request.salt = random_.chance(80) ? "" : "other";
+  if (random_.chance(10)) request.deadline = now_ + random_.in(0, 20'000);
+  if (random_.chance(10)) request.logits_from = random_.in(0, prompt - 1);
+  if (random_.chance(20)) request.pin_tokens = random_.in(0, shared);
+  if (random_.chance(5)) request.compute_all = true;
+  client.prompt = request.prompt;
+  client.max_tokens = request.max_tokens;
+  client.samples = request.samples;
+  client.beams = request.samples > 1 && random_.chance(40);
+  client.drafts = !client.beams && random_.chance(30);
+  client.arrival_step = static_cast<uint64_t>(report_.steps);
+  const RequestId id = request.id;
+  const auto sequence = scheduler_->submit(std::move(request), now_);
+  if (!sequence.ok()) {
+    if (sequence.status().code() != StatusCode::kResourceExhausted)
+      fail(sequence.status().message());
+    return;
+  }
+  client.stream[*sequence] = 0;
+  clients_[id] = std::move(client);
+  ++report_.requests;
+}
+
+// Clients that leave, drafts, time.
+void Simulation::meddle() {
+  now_ += random_.in(0, 2'000);
+  if (clock_jumps_ && random_.chance(5)) now_ += random_.in(-3'000'000, 3'000'000);
+  if (!clients_.empty() && random_.chance(4)) {
+    auto it = clients_.begin();
+    std::advance(it, random_.in(0, static_cast<int32_t>(clients_.size()) - 1));
+    if (!scheduler_->cancel(it->first)) fail("a live request could not be cancelled");
+    clients_.erase(it);
+    ++report_.cancelled;
+  }
+  for (auto& [id, client] : clients_) {
+    if (!client.drafts || (client.samples > 1 && !client.split)) continue;
+    for (const auto& [sequence, stream] : client.stream) {
+      const Sequence& s = scheduler_->sequence(sequence);
+      if (s.state != State::kRunning || s.size() - s.computed != 1 || random_.chance(40)) continue;
+      std::vector<int32_t> draft;
+      for (int n = random_.in(0, 5); n > 0; --n) {  // right more often than not
+        draft.push_back(random_.chance(80) ? next_token(s, stream, draft)
+                                           : random_.in(0, kVocab - 1));
+      }
+      scheduler_->set_draft(sequence, std::move(draft));
+    }
+  }
+}
+
+// Takes blocks away, or gives them back, as a rival for memory would.
+void Simulation::rob() {
+  if (!thief_.empty() && random_.chance(30)) {
+    cache_->release(thief_.back());
+    thief_.pop_back();
+  }
+  if (thief_.size() < 3 && random_.chance(5)) {
+    BlockTable table;
+    std::vector<kv_cache::BlockCopy> copies;
+    cache_->begin(table, "thief", {}, copies);
+    if (cache_->reserve(table, 0, random_.in(1, options_.max_model_len), copies)) {
+      thief_.push_back(std::move(table));
+    } else {
+      cache_->release(table);
+    }
+  }
+}
+
+// ---- the model -------------------------------------------------------------------------------
+
+int32_t Simulation::next_token(const Sequence& s, uint64_t stream,
+                               std::span<const int32_t> more) const {
+  uint64_t hash = 0;
+  for (const int32_t t : s.tokens) hash = extend(hash, t);
+  for (const int32_t t : more) hash = extend(hash, t);
+  return static_cast<int32_t>(mix(hash ^ (stream * 0x9E3779B9)) % kVocab);
+}
+
+// Writes the item's slots and verifies everything that its attention reads.
+bool Simulation::run_item(const StepItem& item) {
+  const Sequence& s = scheduler_->sequence(item.sequence);
+  std::vector<int32_t> tokens = s.tokens;
+  const auto known = static_cast<int32_t>(tokens.size());
+  tokens.insert(tokens.end(), s.draft.begin(), s.draft.end());
+  if (item.first != s.computed) return fail("an item does not start where the sequence stands");
+  if (item.first + item.count > known + item.draft)
+    return fail("an item runs tokens that do not exist");
+  std::vector<uint64_t> hashes;
+  uint64_t hash = 0;
+  for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
+  const int32_t end = item.first + item.count;
+  for (int g = 0; g < cache_->groups(); ++g) {
+    const std::vector<int32_t>& ids = s.blocks.ids[static_cast<size_t>(g)];
+    const int32_t window = cache_->window(g);
+    const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
+    for (int32_t p = from; p < end; ++p) {
+      const auto block = static_cast<size_t>(p / kBlockTokens);
+      if (block >= ids.size() || ids[block] == kNoBlock) {
+        return fail(
+            fmt::format("sequence {} has no block for position {} in group {}", s.id, p, g));
+      }
+      uint64_t& slot = slots(g, ids[block])[p % kBlockTokens];
+      if (p >= item.first) slot = hashes[static_cast<size_t>(p)];
+    }
+  }
+  return true;
+}
+
+bool Simulation::check_step(const Step& step) {
+  if (step.tokens > options_.max_num_batched_tokens) return fail("the token budget is exceeded");
+  if (step.logit_rows > options_.max_logit_rows) return fail("too many rows of logits");
+  if (scheduler_->stats().running > options_.max_num_seqs) return fail("too many sequences run");
+  std::set<SequenceId> seen;
+  std::optional<Rank> best;
+  for (const StepItem& item : step.items) {
+    if (item.count < 1 || !seen.insert(item.sequence).second)
+      return fail("an empty or doubled item");
+    const Rank rank = scheduler_->sequence(item.sequence).rank;
+    if (!best || rank < *best) best = rank;
+  }
+  for (const SequenceId id : step.preempted) {
+    const Sequence& s = scheduler_->sequence(id);
+    if (seen.contains(id)) continue;  // came back at once: there was room after all
+    if (s.state == State::kSuspended || step.items.empty()) continue;
+    if (s.rank < *best) return fail(fmt::format("sequence {} was preempted by a worse one", id));
+  }
+  // Everything that attention reads now must be what was computed for these very tokens.
+  for (const StepItem& item : step.items) {
+    const Sequence& s = scheduler_->sequence(item.sequence);
+    std::vector<int32_t> tokens = s.tokens;
+    tokens.insert(tokens.end(), s.draft.begin(), s.draft.end());
+    uint64_t hash = 0;
+    for (int32_t p = 0; p < item.first + item.count; ++p) {
+      hash = extend(hash, tokens[static_cast<size_t>(p)]);
+      for (int g = 0; g < cache_->groups(); ++g) {
+        const int32_t window = cache_->window(g);
+        if (window > 0 && p < item.first - window + 1) continue;
+        const int32_t block =
+            s.blocks.ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
+        if (slots(g, block)[p % kBlockTokens] != hash) {
+          return fail(fmt::format("sequence {} reads a wrong key at {} in group {} (block {})",
+                                  s.id, p, g, block));
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// ---- what the engine would do ----------------------------------------------------------------
+
+bool Simulation::end_sequence(SequenceId id, const Client& client) {
+  const Sequence& s = scheduler_->sequence(id);
+  if (!client.beams) {  // the result must be what the model says, whatever happened on the way
+    uint64_t hash = 0;
+    const uint64_t stream = client.stream.at(id);
+    for (int32_t p = 0; p < s.size(); ++p) {
+      const int32_t token = s.tokens[static_cast<size_t>(p)];
+      if (p < s.prompt_tokens
+              ? token != client.prompt[static_cast<size_t>(p)]
+              : token != static_cast<int32_t>(mix(hash ^ (stream * 0x9E3779B9)) % kVocab)) {
+        return fail(fmt::format("sequence {} has a wrong token at {}", id, p));
+      }
+      hash = extend(hash, token);
+    }
+  }
+  report_.digest = mix(report_.digest ^ id ^ (static_cast<uint64_t>(s.size()) << 32));
+  scheduler_->finish(id);
+  return true;
+}
+
+bool Simulation::advance_beams(Client& client, RequestId id) {
+  for (const auto& [sequence, stream] : client.stream) {
+    const Sequence& s = scheduler_->sequence(sequence);
+    if (!s.awaits_token() && s.state != State::kSuspended) return true;  // not all are there yet
+  }
+  const int32_t length = scheduler_->sequence(client.stream.begin()->first).size();
+  if (length - static_cast<int32_t>(client.prompt.size()) >= client.max_tokens) {
+    while (!client.stream.empty()) {
+      const SequenceId beam = client.stream.begin()->first;
+      if (!end_sequence(beam, client)) return false;
+      client.stream.erase(beam);
+    }
+    clients_.erase(id);
+    ++report_.finished;
+    return true;
+  }
+  std::vector<SequenceId> parents;
+  for (const auto& [sequence, stream] : client.stream) parents.push_back(sequence);
+  std::vector<SequenceId> chosen;
+  for (int32_t beam = 0; beam < client.samples; ++beam) {
+    chosen.push_back(
+        parents[static_cast<size_t>(random_.in(0, static_cast<int32_t>(parents.size()) - 1))]);
+  }
+  for (const SequenceId parent : parents) {
+    if (std::ranges::find(chosen, parent) == chosen.end()) scheduler_->finish(parent);
+  }
+  std::set<SequenceId> kept;
+  std::vector<std::pair<SequenceId, int32_t>> next;
+  for (const SequenceId parent : chosen) {
+    next.emplace_back(kept.insert(parent).second ? parent : scheduler_->fork(parent),
+                      random_.in(0, kVocab - 1));
+  }
+  client.stream.clear();
+  for (const auto& [sequence, token] : next) {
+    scheduler_->commit(sequence, {&token, 1});
+    client.stream[sequence] = 0;
+  }
+  return true;
+}
+
+bool Simulation::advance(const StepItem& item) {
+  if (!scheduler_->has(item.sequence)) return true;  // ended with its request in this step
+  const Sequence& s = scheduler_->sequence(item.sequence);
+  const RequestId id = s.request->id;
+  Client& client = clients_.at(id);
+  if (!s.awaits_token()) return true;
+  if (item.logits < 1 + item.draft) return fail("a finished item has no logits");
+  if (client.beams) return advance_beams(client, id);
+
+  std::vector<SequenceId> sequences{item.sequence};
+  if (!client.split) {
+    client.split = true;
+    for (int32_t i = 1; i < client.samples; ++i) {
+      const SequenceId fork = scheduler_->fork(item.sequence);
+      client.stream[fork] = static_cast<uint64_t>(i);
+      sequences.push_back(fork);
+    }
+  }
+  for (const SequenceId sequence : sequences) {
+    const Sequence& q = scheduler_->sequence(sequence);
+    const uint64_t stream = client.stream.at(sequence);
+    std::vector<int32_t> tokens;
+    const int32_t room = client.max_tokens - (q.size() - q.prompt_tokens);
+    const auto wants_more = [&] { return static_cast<int32_t>(tokens.size()) < room; };
+    for (int32_t i = 0; i < item.draft && wants_more(); ++i) {
+      const int32_t right = next_token(q, stream, tokens);
+      if (right != q.draft[static_cast<size_t>(i)]) break;
+      tokens.push_back(right);
+      ++report_.accepted_drafts;
+    }
+    if (wants_more()) tokens.push_back(next_token(q, stream, tokens));
+    scheduler_->commit(sequence, tokens);
+    if (q.size() - q.prompt_tokens < client.max_tokens) continue;
+    if (!end_sequence(sequence, client)) return false;
+    client.stream.erase(sequence);
+  }
+  if (client.stream.empty()) {
+    clients_.erase(id);
+    ++report_.finished;
+  }
+  return true;
+}
+
+// ---- a step ----------------------------------------------------------------------------------
+
+// With strict priorities nobody may pass someone with a better one; within a tenant nobody may pass
+// at all.
+bool Simulation::check_admissions(const std::vector<std::pair<SequenceId, Rank>>& waiting_before,
+                                  const Step& step) {
+  for (const StepItem& item : step.items) {
+    const auto fresh =
+        std::ranges::find(waiting_before, item.sequence, &std::pair<SequenceId, Rank>::first);
+    if (fresh == waiting_before.end()) continue;
+    const Request& admitted = *scheduler_->sequence(item.sequence).request;
+    for (const auto& [id, rank] : waiting_before) {
+      if (!scheduler_->has(id) || scheduler_->sequence(id).started) continue;
+      const Request& other = *scheduler_->sequence(id).request;
+      const bool same_tenant = !options_.fair_share || admitted.tenant == other.tenant;
+      if (same_tenant && rank < fresh->second)
+        return fail("a request was passed by a later one of its tenant");
+      if (options_.ageing_us == 0 && other.priority < admitted.priority)
+        return fail("a priority was not held");
+    }
+  }
+  return true;
+}
+
+bool Simulation::step() {
+  std::vector<std::pair<SequenceId, Rank>> waiting;
+  for (const auto& [id, client] : clients_) {
+    for (const auto& [sequence, stream] : client.stream) {
+      const Sequence& s = scheduler_->sequence(sequence);
+      if (!s.started) waiting.emplace_back(sequence, s.rank);
+    }
+  }
+  const Step step = scheduler_->schedule(now_);
+  ++report_.steps;
+  for (const RequestId id : step.expired) {
+    if (clients_.erase(id) != 1) return fail("an unknown request expired");
+    ++report_.expired;
+  }
+  for (const kv_cache::BlockCopy& copy : step.copies) {
+    std::copy_n(slots(copy.group, copy.from), kBlockTokens, slots(copy.group, copy.to));
+    ++report_.copies;
+  }
+  report_.digest = mix(report_.digest + step.items.size() * 1000003 + step.copies.size());
+  report_.preemptions += static_cast<int64_t>(step.preempted.size());
+  if (!check_admissions(waiting, step)) return false;
+  for (const StepItem& item : step.items) {
+    if (!run_item(item)) return false;
+  }
+  if (!check_step(step)) return false;
+  scheduler_->ran(step);
+  for (const StepItem& item : step.items) {
+    if (!advance(item)) return false;
+  }
+  std::vector<const BlockTable*> stolen;
+  for (const BlockTable& table : thief_) stolen.push_back(&table);
+  if (const Status books = scheduler_->check(stolen); !books.ok()) return fail(books.message());
+  if (!step.items.empty() || clients_.empty()) {
+    idle_steps_ = 0;
+    return true;
+  }
+  if (step.wake_at > now_) now_ = step.wake_at;  // a policy waits, and says how long
+  if (!thief_.empty()) ++report_.refused_while_robbed;
+  if (thief_.empty() && ++idle_steps_ > 50) {
+    std::string who;
+    for (const auto& [id, client] : clients_) {
+      for (const auto& [sequence, stream] : client.stream) {
+        const Sequence& s = scheduler_->sequence(sequence);
+        who +=
+            fmt::format(" [request {}{} sequence {}: {} of {}, state {}, {} forks, waits for {}]",
+                        id, client.beams ? " beam" : "", s.id, s.computed, s.size(),
+                        static_cast<int>(s.state), s.pending_forks, name_of(s.waits_for));
+      }
+    }
+    return fail("nothing runs though requests wait:" + who);
+  }
+  return true;
+}
+
+SimulationReport Simulation::run() {
+  configure();
+  auto scheduler = Scheduler::create(options_, *cache_);
+  if (!scheduler.ok()) {
+    fail(scheduler.status().message());
+    return report_;
+  }
+  scheduler_ = std::move(*scheduler);
+  const int32_t rounds = random_.in(5, 60);
+  const int32_t rate = random_.in(5, 95);
+  for (int32_t i = 0; i < rounds && report_.failure.empty(); ++i) {
+    while (random_.chance(rate) && clients_.size() < 40) arrive();
+    meddle();
+    rob();
+    if (!step()) return report_;
+  }
+  // No arrivals any more: everything must come to its end, in as many steps as there is work, with
+  // each request computed again for every other one at worst.
+  for (BlockTable& table : thief_) cache_->release(table);
+  thief_.clear();
+  int64_t work = 1000;
+  for (const auto& [id, client] : clients_) {
+    const int64_t tokens = static_cast<int64_t>(client.prompt.size()) + client.max_tokens;
+    work += client.samples * tokens * (client.beams ? client.max_tokens : 2) * 4;
+  }
+  while (!clients_.empty() && report_.failure.empty()) {
+    now_ += 500;
+    if (work-- <= 0) fail(fmt::format("{} requests starve", clients_.size()));
+    if (report_.failure.empty()) step();
+  }
+  if (!report_.failure.empty()) return report_;
+  report_.cached_tokens = scheduler_->stats().cached_tokens;
+  if (!scheduler_->idle()) fail("the scheduler keeps sequences that have ended");
+  scheduler_->unpin_all();
+  cache_->drop_idle();
+  for (int g = 0; g < cache_->groups(); ++g) {
+    if (cache_->pool(g).free() != cache_->pool(g).size())
+      fail(fmt::format("group {} lost blocks", g));
+  }
+  return report_;
+}
+
+}  // namespace
+
+SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
+  if (failure.empty()) failure = other.failure;
+  digest ^= other.digest;
+  steps += other.steps;
+  requests += other.requests;
+  finished += other.finished;
+  cancelled += other.cancelled;
+  expired += other.expired;
+  preemptions += other.preemptions;
+  cached_tokens += other.cached_tokens;
+  copies += other.copies;
+  accepted_drafts += other.accepted_drafts;
+  refused_while_robbed += other.refused_while_robbed;
+  return *this;
+}
+
+SimulationReport simulate(uint64_t seed) {
+  return Simulation(seed).run();
+}
+
+}  // namespace freshet::scheduler

@@ -1,0 +1,115 @@
+// One HTTP answer made of one or more engine requests.
+//
+// An Answer submits the requests, gathers their deltas, and lets an AnswerFormat turn them into a
+// whole JSON body or a stream of server-sent events. Engine callbacks only queue an event; the work
+// happens on the server's workers, one at a time for an answer, so the step thread never writes
+// JSON. A client that leaves, or a request that cannot be admitted, cancels all of the answer's
+// requests. Held alive by the callbacks of what still runs.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "freshet/engine.h"
+#include "server/api_error.h"
+#include "server/http_server.h"
+#include "server/metrics.h"
+
+namespace freshet::server {
+
+// A sample of a request, as far as it has come.
+struct Choice {
+  int prompt = 0;  // which engine request
+  std::string text;
+  std::vector<int32_t> ids;
+  std::vector<std::vector<TokenLogprob>> logprobs;
+  FinishReason finish = FinishReason::kNone;
+  std::string stop_reason;
+};
+
+struct AnswerState {
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::vector<std::vector<TokenLogprob>>>
+      prompt_logprobs;          // a list a prompt; may be empty
+  std::vector<Choice> choices;  // prompt * n + sample
+  Usage usage;                  // over all prompts
+};
+
+// How a route writes its answers. Called by one thread at a time.
+class AnswerFormat {
+ public:
+  virtual ~AnswerFormat() = default;
+  virtual json::Value whole(const AnswerState& state) = 0;
+  // Each appends complete events ("data: ...\n\n") to `out`.
+  virtual void stream_begin(const AnswerState& state, std::string& out) = 0;
+  virtual void stream_delta(const AnswerState& state, size_t choice, const Delta& delta,
+                            std::string& out) = 0;
+  virtual void stream_end(const AnswerState& state, std::string& out) = 0;
+};
+
+void append_event(const json::Value& value, std::string& out);  // "data: {...}\n\n"
+
+class Answer : public std::enable_shared_from_this<Answer> {
+ public:
+  using Post = std::function<void(std::function<void()>)>;  // runs a task on a worker
+  struct Options {
+    bool stream = false;
+    int n = 1;
+    int priority = 0;
+    std::string request_id;
+    std::string tenant;  // whose share of the machine this takes
+    std::string cache_salt;
+    double timeout_s = 0.0;
+  };
+
+  Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,
+         std::unique_ptr<AnswerFormat> format, Options options);
+
+  // Submits one request a prompt. What goes wrong is answered as an error.
+  void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params);
+
+ private:
+  struct Event {
+    enum class Kind { kDelta, kDone, kPromptLogprobs } kind;
+    size_t prompt = 0;
+    Delta delta;
+    Usage usage;
+    std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+    Clock::time_point at;
+  };
+
+  void push(Event event);
+  void drain();
+  void handle(Event& event, std::string& out);
+  void handle_delta(Event& event, std::string& out);
+  void handle_done(const Event& event);
+  void start_stream(std::string& out);
+  void complete(std::string& out);
+  void fail(const ApiError& error, std::string& out);
+  void cancel_all();
+
+  const std::shared_ptr<Exchange> exchange_;
+  Engine& engine_;
+  Metrics& metrics_;
+  const Post post_;
+  const std::unique_ptr<AnswerFormat> format_;
+  const Options options_;
+
+  std::mutex mutex_;  // guards what follows, down to the blank line
+  std::deque<Event> events_;
+  bool draining_ = false;
+  bool cancelled_ = false;
+  std::vector<uint64_t> requests_;
+
+  AnswerState state_;  // the rest belongs to run(), then to the drainer
+  std::vector<RequestRecord> records_;
+  size_t done_ = 0;
+  bool started_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace freshet::server

@@ -1,0 +1,368 @@
+#include "server/app.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/rand.h>
+
+#include "base/json.h"
+#include "layers/model.h"
+
+namespace freshet::server {
+namespace {
+
+constexpr size_t kAlwaysTokenised = size_t{1} << 20;  // some vocabularies drop white space
+constexpr size_t kGrammarCacheBytes = size_t{256} << 20;
+
+std::string sha256_hex(std::string_view data) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  FRESHET_CHECK(EVP_Digest(data.data(), data.size(), digest, &size, EVP_sha256(), nullptr) == 1);
+  std::string out;
+  for (unsigned i = 0; i < size; ++i) out += fmt::format("{:02x}", digest[i]);
+  return out;
+}
+
+std::string random_hex(size_t bytes) {
+  std::string raw(bytes, '\0');
+  FRESHET_CHECK(RAND_bytes(reinterpret_cast<unsigned char*>(raw.data()), static_cast<int>(bytes)) ==
+                1);
+  std::string out;
+  for (unsigned char c : raw) out += fmt::format("{:02x}", c);
+  return out;
+}
+
+std::string_view bearer(const HttpRequest& request) {
+  std::string_view value = request.header("authorization");
+  constexpr std::string_view kScheme = "Bearer ";
+  if (value.starts_with(kScheme)) return value.substr(kScheme.size());
+  return request.header("x-api-key");
+}
+
+// Equal in constant time for equal lengths.
+bool same_secret(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+// For labels: a client must not be able to make new ones.
+std::string known_method(const std::string& method) {
+  for (const char* known : {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"}) {
+    if (method == known) return method;
+  }
+  return "other";
+}
+
+}  // namespace
+
+void send_json(const App::Exchanges& exchange, const json::Value& value) {
+  HttpResponse response;
+  response.body = json::write(value);
+  exchange->send(std::move(response));
+}
+
+void send_error(const App::Exchanges& exchange, const ApiError& error) {
+  exchange->send(to_response(error));
+}
+
+App::App(Engine& engine, AppOptions options) : engine_(engine), options_(std::move(options)) {
+  if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
+  metrics_ = std::make_unique<Metrics>(model_name(), [this] { return engine_.stats(); });
+  secret_ = random_hex(32);
+  boot_id_ = random_hex(6);
+  started_at_ = std::chrono::duration_cast<std::chrono::seconds>(
+                    std::chrono::system_clock::now().time_since_epoch())
+                    .count();
+  post_ = [](std::function<void()> task) { task(); };
+}
+
+Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options) {
+  auto app = std::unique_ptr<App>(new App(engine, std::move(options)));
+  app->template_source_ = app->options_.chat_template;
+  if (app->template_source_.empty())
+    app->template_source_ = engine.tokenizer().chat_template().value_or("");
+  if (!app->template_source_.empty()) {
+    auto compiled = ChatTemplate::compile(app->template_source_);
+    if (!compiled.ok()) return compiled.status().with_context("chat template");
+    app->template_ = std::make_unique<ChatTemplate>(std::move(compiled).value());
+  }
+  app->tool_dialect_ = tool_dialect_of_template(app->template_source_);
+  if (!app->options_.tool_call_parser.empty()) {
+    const auto dialect = tool_dialect_by_name(app->options_.tool_call_parser);
+    if (!dialect) {
+      return invalid_argument("--tool-call-parser {}: must be hermes, llama3_json or mistral",
+                              app->options_.tool_call_parser);
+    }
+    app->tool_dialect_ = *dialect;
+  }
+  size_t longest = 1;
+  for (int32_t id = 0; id < engine.tokenizer().vocab_size(); ++id)
+    longest = std::max(longest, engine.tokenizer().token_bytes(id).size());
+  app->max_text_bytes_ =
+      std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
+  add_service_routes(*app, app->routes_);
+  add_openai_routes(*app, app->routes_);
+  add_embedding_routes(*app, app->routes_);
+  add_generate_routes(*app, app->routes_);
+  add_llama_routes(*app, app->routes_);
+  add_web_routes(*app, app->routes_);
+  return app;
+}
+
+bool App::authorised(const HttpRequest& request) const {
+  if (options_.api_keys.empty()) return true;
+  const std::string_view given = bearer(request);
+  bool found = false;
+  for (const std::string& key : options_.api_keys) found |= same_secret(key, given);
+  return found;
+}
+
+std::string App::cache_salt(const HttpRequest& request, const std::string& client_salt) const {
+  if (options_.api_keys.empty() && client_salt.empty()) return {};
+  return sha256_hex(fmt::format("{}\n{}\n{}", secret_,
+                                options_.api_keys.empty() ? "" : bearer(request), client_salt));
+}
+
+void App::add_cors(const HttpRequest& request, Headers& headers) const {
+  const std::string_view origin = request.header("origin");
+  if (origin.empty()) return;
+  for (const std::string& allowed : options_.allowed_origins) {
+    if (allowed != "*" && allowed != origin) continue;
+    headers.emplace_back("Access-Control-Allow-Origin", std::string(allowed == "*" ? "*" : origin));
+    headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    headers.emplace_back("Access-Control-Allow-Headers",
+                         "authorization, content-type, x-api-key, x-request-id");
+    headers.emplace_back("Vary", "Origin");
+    return;
+  }
+}
+
+void App::log_when_done(const Exchanges& exchange) {
+  const HttpRequest& r = exchange->request();
+  json::Object line;
+  line["id"] =
+      std::string(r.header("x-request-id").empty() ? fmt::format("{}-{}", boot_id_, r.number)
+                                                   : std::string(r.header("x-request-id")));
+  line["remote"] = r.remote;
+  line["method"] = r.method;
+  line["path"] = r.path;
+  if (!r.header("traceparent").empty()) line["traceparent"] = std::string(r.header("traceparent"));
+  line["bytes_in"] = static_cast<int64_t>(r.body.size());
+  bool known = false;
+  const Route* route = find(r, known);
+  const std::string handler = route != nullptr ? route->path : "unknown";
+  exchange->on_complete([this, line = std::move(line), handler, method = known_method(r.method),
+                         begin = Clock::now()](int status, size_t bytes) mutable {
+    const double seconds = seconds_between(begin, Clock::now());
+    metrics_->http_request(handler, method, status, seconds);
+    if (!options_.access_log) return;
+    line["status"] = status;
+    line["bytes_out"] = static_cast<int64_t>(bytes);
+    line["ms"] = static_cast<double>(static_cast<int64_t>(seconds * 1e6)) / 1e3;
+    options_.access_log(json::write(line));
+  });
+}
+
+const App::Route* App::find(const HttpRequest& request, bool& path_known) const {
+  const std::string& method = request.method == "HEAD" ? "GET" : request.method;
+  for (const Route& route : routes_) {
+    const bool below =
+        route.path.size() > 1 && route.path.ends_with('/') && request.path.starts_with(route.path);
+    if (!below && route.path != request.path) continue;
+    path_known = true;
+    if (route.method == method) return &route;
+  }
+  return nullptr;
+}
+
+namespace {
+
+// Adds the headers that every answer carries to whatever the route sends.
+class DecoratedExchange final : public Exchange {
+ public:
+  DecoratedExchange(std::shared_ptr<Exchange> inner, Headers headers)
+      : inner_(std::move(inner)), headers_(std::move(headers)) {}
+  const HttpRequest& request() const override { return inner_->request(); }
+  void send(HttpResponse r) override { inner_->send(decorate(std::move(r))); }
+  void start(HttpResponse r) override { inner_->start(decorate(std::move(r))); }
+  void write(std::string piece) override { inner_->write(std::move(piece)); }
+  void finish() override { inner_->finish(); }
+  void on_gone(std::function<void()> callback) override { inner_->on_gone(std::move(callback)); }
+  bool gone() const override { return inner_->gone(); }
+  void on_complete(std::function<void(int, size_t)> callback) override {
+    inner_->on_complete(std::move(callback));
+  }
+
+ private:
+  HttpResponse decorate(HttpResponse r) const {
+    r.headers.insert(r.headers.end(), headers_.begin(), headers_.end());
+    return r;
+  }
+  const std::shared_ptr<Exchange> inner_;
+  const Headers headers_;
+};
+
+}  // namespace
+
+void App::handle(std::shared_ptr<Exchange> raw) {
+  const HttpRequest& request = raw->request();
+  Headers headers;
+  add_cors(request, headers);
+  const std::string_view id = request.header("x-request-id");
+  headers.emplace_back("X-Request-Id", id.empty() ? fmt::format("{}-{}", boot_id_, request.number)
+                                                  : std::string(id.substr(0, 256)));
+  auto exchange = std::make_shared<DecoratedExchange>(std::move(raw), std::move(headers));
+  log_when_done(exchange);
+  if (request.method == "OPTIONS") return exchange->send({204, {}, "", ""});
+  bool path_known = false;
+  const Route* route = find(request, path_known);
+  if ((route == nullptr || !route->open) && !authorised(request)) {
+    return send_error(exchange,
+                      {401, "a valid API key is needed: send 'Authorization: Bearer <key>'", ""});
+  }
+  if (route == nullptr) {
+    if (!path_known)
+      return send_error(exchange, {404, fmt::format("there is no {}", request.path), ""});
+    return send_error(
+        exchange, {405, fmt::format("{} does not answer {}", request.path, request.method), ""});
+  }
+  json::Value body;
+  if (route->method == "POST") {
+    json::ParseLimits limits;
+    limits.depth = 64;
+    auto parsed = json::parse(request.body, limits);
+    if (!parsed.ok())
+      return send_error(
+          exchange, bad_request("", "the body is not valid JSON: " + parsed.status().message()));
+    body = std::move(parsed).value();
+  }
+  route->run(exchange, body);
+}
+
+FormatContext App::format_context(const char* id_prefix, const CommonRequest& request) {
+  FormatContext c;
+  c.id = request.request_id.empty() ? fmt::format("{}-{}{:08x}", id_prefix, boot_id_, ++ids_)
+                                    : fmt::format("{}-{}", id_prefix, request.request_id);
+  c.model = request.model.empty() ? model_name() : request.model;
+  c.created = std::chrono::duration_cast<std::chrono::seconds>(
+                  std::chrono::system_clock::now().time_since_epoch())
+                  .count();
+  c.token_bytes = [this](int32_t t) { return std::string(engine_.tokenizer().token_bytes(t)); };
+  return c;
+}
+
+Parsed<std::string> App::render_chat(const ChatRequest& request) const {
+  if (!template_) {
+    return bad_request(
+        "messages",
+        "this model has no chat template: use /v1/completions, or start with --chat-template");
+  }
+  const Tokenizer& tokenizer = engine_.tokenizer();
+  const auto text_of = [&](std::optional<int32_t> token) {
+    return token ? json::Value(tokenizer.token_text(*token)) : json::Value("");
+  };
+  json::Object context = request.template_kwargs;
+  context["messages"] = request.messages;
+  context["tools"] = request.tools;
+  context["add_generation_prompt"] = request.add_generation_prompt;
+  context["bos_token"] = text_of(tokenizer.bos());
+  context["eos_token"] = text_of(tokenizer.eos());
+  auto text = template_->render(json::Value(std::move(context)));
+  if (!text.ok())
+    return bad_request("messages",
+                       "the chat template refuses these messages: " + text.status().message());
+  if (request.continue_final_message) {
+    // Cut after the last message's content: what the template puts behind it closes the turn.
+    const std::string last = request.messages.back().get_string("content", "");
+    const size_t at = text->rfind(last);
+    if (!last.empty() && at != std::string::npos) text->resize(at + last.size());
+  }
+  return std::move(text).value();
+}
+
+int App::embedding_size() const {
+  return static_cast<int>(engine_.model().spec().hidden_size);
+}
+
+void App::set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const {
+  request.tenant = cache_salt(from, {});
+  request.cache_salt = cache_salt(from, common.cache_salt);
+}
+
+Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonRequest& request,
+                                         const char* param) const {
+  std::vector<int32_t> ids;
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    std::string_view kept = *text;
+    if (kept.size() > max_text_bytes_ && request.truncate_prompt_tokens > 0) {
+      kept.remove_prefix(kept.size() - max_text_bytes_);  // what is wanted lies behind it
+    } else if (kept.size() > max_text_bytes_) {
+      return bad_request(param, fmt::format("the {} has {} bytes: more than {} tokens can hold",
+                                            param, kept.size(), engine_.max_model_len()));
+    }
+    tokenizer::EncodeOptions options;
+    options.add_special = request.add_special_tokens;
+    ids = engine_.tokenizer().encode(kept, options);
+  } else {
+    ids = std::get<std::vector<int32_t>>(prompt);
+  }
+  const size_t keep = static_cast<size_t>(request.truncate_prompt_tokens);
+  if (keep > 0 && ids.size() > keep)
+    ids.erase(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(keep));
+  if (ids.empty()) return bad_request(param, fmt::format("the {} has no tokens", param));
+  return ids;
+}
+
+Parsed<std::shared_ptr<const grammar::Grammar>> App::grammar_of(const json::Value& structured) {
+  if (structured.is_null()) return std::shared_ptr<const grammar::Grammar>();
+  std::call_once(grammar_once_, [this] {
+    const Tokenizer& tokenizer = engine_.tokenizer();
+    std::vector<std::string> tokens(static_cast<size_t>(tokenizer.vocab_size()));
+    for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+      if (!tokenizer.is_special(id)) tokens[static_cast<size_t>(id)] = tokenizer.token_bytes(id);
+    }
+    grammars_ = std::make_unique<grammar::GrammarCache>(
+        std::make_shared<grammar::TokenTrie>(tokens), kGrammarCacheBytes);
+  });
+  auto compiled = grammars_->get(structured);
+  if (!compiled.ok()) {
+    ApiError error = bad_request("response_format", compiled.status().message());
+    return error;
+  }
+  return std::move(compiled).value();
+}
+
+std::optional<ApiError> App::check_model(const std::string& name) const {
+  if (name.empty()) return std::nullopt;
+  for (const std::string& served : options_.served_model_names) {
+    if (served == name) return std::nullopt;
+  }
+  return ApiError{
+      404, fmt::format("the model '{}' does not exist here; '{}' is served", name, model_name()),
+      "model"};
+}
+
+void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
+                 std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format) {
+  if (auto error = check_model(request.model)) return send_error(exchange, *error);
+  if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
+  auto grammar = grammar_of(request.structured);
+  if (auto* error = std::get_if<ApiError>(&grammar)) return send_error(exchange, *error);
+  params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
+  Answer::Options options;
+  options.stream = request.stream;
+  options.n = params.n;
+  options.priority = request.priority;
+  options.request_id = request.request_id;
+  options.tenant = cache_salt(exchange->request(), {});
+  options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
+  options.timeout_s = request.timeout_s;
+  auto answer = std::make_shared<Answer>(exchange, engine_, *metrics_, post_, std::move(format),
+                                         std::move(options));
+  answer->run(std::move(prompts), params);
+}
+
+}  // namespace freshet::server

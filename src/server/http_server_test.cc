@@ -1,0 +1,291 @@
+#include "server/http_server.h"
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+namespace freshet::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A blocking client that sends raw bytes and reads what comes back.
+class RawClient {
+ public:
+  explicit RawClient(uint16_t port) {
+    fd_ = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_port = htons(port);
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    timeval timeout{10, 0};
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&a), sizeof a), 0);
+  }
+  ~RawClient() { close(); }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  void send(std::string_view s) const {
+    while (!s.empty()) {
+      const ssize_t n = ::send(fd_, s.data(), s.size(), MSG_NOSIGNAL);
+      if (n <= 0) return;
+      s.remove_prefix(static_cast<size_t>(n));
+    }
+  }
+  // Reads until `marker` has been seen or the server closes.
+  std::string read_until(std::string_view marker) const {
+    std::string out;
+    char buffer[4096];
+    while (out.find(marker) == std::string::npos) {
+      const ssize_t n = ::recv(fd_, buffer, sizeof buffer, 0);
+      if (n <= 0) break;
+      out.append(buffer, static_cast<size_t>(n));
+    }
+    return out;
+  }
+  std::string read_all() const { return read_until(std::string_view("\0never\0", 7)); }
+
+ private:
+  int fd_ = -1;
+};
+
+template <class Predicate>
+bool eventually(Predicate p, std::chrono::milliseconds limit = 5000ms) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (std::chrono::steady_clock::now() < end) {
+    if (p()) return true;
+    std::this_thread::sleep_for(5ms);
+  }
+  return p();
+}
+
+std::unique_ptr<HttpServer> echo_server(HttpOptions options = {}) {
+  options.port = 0;
+  auto server = HttpServer::start(options, [](std::shared_ptr<Exchange> x) {
+    const HttpRequest& r = x->request();
+    x->send({200, {{"X-Path", r.path}}, "text/plain", r.method + ":" + r.body});
+  });
+  EXPECT_TRUE(server.ok()) << server.status().message();
+  return std::move(server).value();
+}
+
+TEST(HttpServer, AnswersAndKeepsAlive) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  for (int i = 0; i < 3; ++i) {
+    client.send("POST /a%20b?q=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello");
+    const std::string answer = client.read_until("POST:hello");
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
+    EXPECT_NE(answer.find("X-Path: /a b\r\n"), std::string::npos);
+    EXPECT_NE(answer.find("Content-Length: 10\r\n"), std::string::npos);
+  }
+}
+
+TEST(HttpServer, ReadsChunkedBodiesAndPipelinedRequests) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  client.send(
+      "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+      "GET /second HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  const std::string all = client.read_all();
+  EXPECT_NE(all.find("POST:abcde"), std::string::npos) << all;
+  EXPECT_NE(all.find("X-Path: /second"), std::string::npos) << all;
+}
+
+TEST(HttpServer, SendsContinueWhenAsked) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  client.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n");
+  EXPECT_TRUE(client.read_until("\r\n\r\n").starts_with("HTTP/1.1 100 Continue"));
+  client.send("hi");
+  EXPECT_NE(client.read_until("POST:hi").find("POST:hi"), std::string::npos);
+}
+
+class Refused : public testing::TestWithParam<const char*> {};
+
+TEST_P(Refused, With400AndAClosedConnection) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  client.send(GetParam());
+  const std::string answer = client.read_all();
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 400 ")) << answer;
+  EXPECT_NE(answer.find("Connection: close"), std::string::npos);
+  EXPECT_EQ(answer.find("smuggled"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Smuggling, Refused,
+    testing::Values(
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: "
+        "3\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3, 3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0x3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost : x\r\nContent-Length: 3\r\n\r\nabc", "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\n folded\r\n\r\n",
+        "GET / HTTP/1.1\nHost: a\r\n\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\rX: 2\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: a\r\n\r\n", "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n", "GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GARBAGE\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
+        "chunked\r\n\r\nffffffffffffffffff\r\nabc\r\n0\r\n\r\n"));
+
+TEST(HttpServer, RefusesLongChunkExtensions) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  client.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3;a=" +
+              std::string(32768, 'b') + "\r\nabc\r\n0\r\n\r\n");
+  EXPECT_TRUE(client.read_all().starts_with("HTTP/1.1 400 "));
+}
+
+TEST(HttpServer, LimitsHeaderBodyAndTime) {
+  HttpOptions options;
+  options.max_header_bytes = 1024;
+  options.max_body_bytes = 1000;
+  options.header_timeout_s = 0.3;
+  auto server = echo_server(options);
+  RawClient big_header(server->port());
+  big_header.send("GET / HTTP/1.1\r\nHost: x\r\nX: " + std::string(40000, 'a'));
+  EXPECT_TRUE(big_header.read_all().starts_with("HTTP/1.1 431 "));
+  RawClient big_body(server->port());
+  big_body.send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n");
+  EXPECT_TRUE(big_body.read_all().starts_with("HTTP/1.1 413 "));
+  RawClient big_chunks(server->port());
+  big_chunks.send("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" +
+                  std::string(2000, 'a') + "\r\n0\r\n\r\n");
+  const std::string refusal = big_chunks.read_all();
+  EXPECT_TRUE(refusal.starts_with("HTTP/1.1 413 ")) << refusal;
+  RawClient slow(server->port());
+  slow.send("GET / HT");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(slow.read_all(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
+}
+
+TEST(HttpServer, StreamsFromAnotherThread) {
+  std::thread producer;
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+    producer = std::thread([x] {
+      x->start({200, {}, "text/event-stream", ""});
+      for (int i = 0; i < 100; ++i) x->write("data: " + std::to_string(i) + "\n\n");
+      x->finish();
+    });
+  });
+  ASSERT_TRUE(server.ok());
+  RawClient client((*server)->port());
+  client.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string answer = client.read_until("0\r\n\r\n");
+  producer.join();
+  EXPECT_NE(answer.find("Transfer-Encoding: chunked"), std::string::npos);
+  EXPECT_NE(answer.find("data: 0\n\n"), std::string::npos);
+  EXPECT_NE(answer.find("data: 99\n\n"), std::string::npos);
+}
+
+TEST(HttpServer, TellsTheProducerThatTheClientLeft) {
+  std::atomic<bool> gone{false};
+  std::atomic<int> status{0};
+  std::shared_ptr<Exchange> held;
+  std::mutex mutex;
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+    x->on_gone([&] { gone = true; });
+    x->on_complete([&](int s, size_t) { status = s; });
+    x->start({200, {}, "text/event-stream", "data: 1\n\n"});
+    std::lock_guard lock(mutex);
+    held = x;
+  });
+  ASSERT_TRUE(server.ok());
+  for (const bool pipelined : {false, true}) {
+    gone = false;
+    status = 0;
+    RawClient client((*server)->port());
+    client.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    client.read_until("data: 1");
+    if (pipelined) client.send("GET / HTTP/1.1\r\n");
+    EXPECT_FALSE(gone);
+    client.close();
+    EXPECT_TRUE(eventually([&] { return gone.load(); }));
+    EXPECT_TRUE(eventually([&] { return status == 499; }));
+  }
+  std::lock_guard lock(mutex);
+  held.reset();
+}
+
+TEST(HttpServer, CutsOffAClientThatDoesNotRead) {
+  std::atomic<bool> gone{false};
+  HttpOptions options;
+  options.port = 0;
+  options.max_queued_bytes = 1 << 20;
+  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+    x->on_gone([&] { gone = true; });
+    x->start({200, {}, "text/event-stream", ""});
+    for (int i = 0; i < 1000 && !x->gone(); ++i) x->write(std::string(64 << 10, 'x'));
+  });
+  ASSERT_TRUE(server.ok());
+  RawClient client((*server)->port());
+  client.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_TRUE(eventually([&] { return gone.load(); }));
+}
+
+TEST(HttpServer, AnswersADroppedRequestWith500) {
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::start(options, [](std::shared_ptr<Exchange>) {});
+  ASSERT_TRUE(server.ok());
+  RawClient client((*server)->port());
+  client.send("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_TRUE(client.read_all().starts_with("HTTP/1.1 500 "));
+}
+
+TEST(HttpServer, StopWaitsForAnswersInProgress) {
+  std::thread producer;
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+    producer = std::thread([x] {
+      std::this_thread::sleep_for(200ms);
+      x->send({200, {}, "text/plain", "late"});
+    });
+  });
+  ASSERT_TRUE(server.ok());
+  RawClient idle((*server)->port());
+  RawClient client((*server)->port());
+  client.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  ASSERT_TRUE(eventually([&] { return (*server)->connections() == 2; }));
+  std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE((*server)->stop(5));
+  producer.join();
+  EXPECT_NE(client.read_all().find("late"), std::string::npos);
+}
+
+TEST(HttpServer, NamesWhatItCannotBind) {
+  auto first = echo_server();
+  HttpOptions options;
+  options.port = first->port();
+  auto second = HttpServer::start(options, [](std::shared_ptr<Exchange>) {});
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.status().message().find(std::to_string(options.port)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace freshet::server

@@ -1,0 +1,149 @@
+#include "server/metrics.h"
+
+#include <utility>
+
+namespace freshet::server {
+namespace {
+
+const std::vector<double> kTtft = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
+                                   0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
+                                   20,    40,    80,   160,  640,  2560};
+const std::vector<double> kItl = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                  0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+const std::vector<double> kLatency = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                      30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+const std::vector<double> kTokens = {1,    2,    5,    10,    20,    50,    100,    200,   500,
+                                     1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
+const std::vector<double> kN = {1, 2, 5, 10, 20};
+
+const char* name_of(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "abort";
+    case FinishReason::kError:
+      return "error";
+    default:
+      return "stop";
+  }
+}
+
+}  // namespace
+
+Metrics::Metrics(const std::string& model_name, std::function<EngineStats()> stats)
+    : stats_(std::move(stats)),
+      registry_({{"model_name", model_name}, {"engine", "0"}}),
+      ttft_(registry_.histogram("vllm:time_to_first_token_seconds",
+                                "Time to first token in seconds.", kTtft)),
+      itl_(registry_.histogram("vllm:inter_token_latency_seconds",
+                               "Time between tokens in seconds.", kItl)),
+      tpot_(registry_.histogram("vllm:request_time_per_output_token_seconds",
+                                "Mean time per output token of a request, in seconds.", kItl)),
+      e2e_(registry_.histogram("vllm:e2e_request_latency_seconds",
+                               "Time from arrival to the last token.", kLatency)),
+      queue_(registry_.histogram("vllm:request_queue_time_seconds",
+                                 "Time a request waited to be admitted.", kLatency)),
+      prefill_(registry_.histogram("vllm:request_prefill_time_seconds",
+                                   "Time from admission to the first token.", kLatency)),
+      decode_(registry_.histogram("vllm:request_decode_time_seconds",
+                                  "Time from the first token to the last.", kLatency)),
+      inference_(registry_.histogram("vllm:request_inference_time_seconds",
+                                     "Time from admission to the last token.", kLatency)),
+      prompt_tokens_(registry_.histogram("vllm:request_prompt_tokens",
+                                         "Prompt tokens of a request.", kTokens)),
+      generation_tokens_(registry_.histogram("vllm:request_generation_tokens",
+                                             "Generated tokens of a request.", kTokens)),
+      longest_sample_(registry_.histogram("vllm:request_max_num_generation_tokens",
+                                          "Generated tokens of a request's longest sample.",
+                                          kTokens)),
+      max_tokens_(registry_.histogram("vllm:request_params_max_tokens", "max_tokens of a request.",
+                                      kTokens)),
+      n_(registry_.histogram("vllm:request_params_n", "n of a request.", kN)),
+      prefill_computed_(
+          registry_.histogram("vllm:request_prefill_kv_computed_tokens",
+                              "Prompt tokens computed rather than found in the cache.", kTokens)),
+      http_seconds_(registry_.histogram("http_request_duration_seconds",
+                                        "Time to answer an HTTP request.", kTtft)),
+      refused_(registry_.counter("freshet:requests_refused_total",
+                                 "Requests refused because a queue was full.")) {
+  const auto of = [this](auto member) {
+    return [this, member] { return static_cast<double>(stats_().*member); };
+  };
+  registry_.gauge("vllm:num_requests_running", "Requests in the running batch.",
+                  of(&EngineStats::running));
+  registry_.gauge("vllm:num_requests_waiting", "Requests waiting to be admitted.",
+                  of(&EngineStats::waiting));
+  registry_.gauge("vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.",
+                  of(&EngineStats::kv_cache_usage));
+  registry_.counter_from("vllm:num_preemptions_total", "Preemptions.",
+                         of(&EngineStats::preemptions));
+  registry_.counter_from("vllm:prompt_tokens_total", "Prompt tokens processed.",
+                         of(&EngineStats::prompt_tokens));
+  registry_.counter_from("vllm:generation_tokens_total", "Tokens generated.",
+                         of(&EngineStats::generated_tokens));
+  registry_.counter_from("vllm:prefix_cache_queries_total",
+                         "Prompt tokens looked up in the prefix cache.",
+                         of(&EngineStats::prompt_tokens));
+  registry_.counter_from("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.",
+                         of(&EngineStats::cached_tokens));
+  registry_.counter_from("vllm:prompt_tokens_cached_total",
+                         "Prompt tokens found in the prefix cache.",
+                         of(&EngineStats::cached_tokens));
+  registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
+}
+
+void Metrics::inter_token_latency(double seconds, int tokens) {
+  if (tokens > 0) itl_.observe(seconds / tokens, static_cast<uint64_t>(tokens));
+}
+
+void Metrics::finished(const RequestRecord& r) {
+  registry_
+      .counter("vllm:request_success_total", "Finished requests.",
+               {{"finished_reason", name_of(r.finish)}})
+      .add();
+  const double latency = seconds_between(r.arrival, r.end);
+  e2e_.observe(latency);
+  prompt_tokens_.observe(r.prompt_tokens);
+  prefill_computed_.observe(r.prompt_tokens - r.cached_tokens);
+  generation_tokens_.observe(r.generation_tokens);
+  longest_sample_.observe(r.longest_sample);
+  max_tokens_.observe(r.max_tokens);
+  n_.observe(r.n);
+  queue_.observe(r.queue_s);
+  requests_.add();
+  latency_s_.add(latency);
+  tokens_.add(r.generation_tokens);
+  if (r.generation_tokens == 0) return;
+  const double decode = seconds_between(r.first_token, r.last_token);
+  prefill_.observe(seconds_between(r.arrival, r.first_token) - r.queue_s);
+  decode_.observe(decode);
+  inference_.observe(seconds_between(r.arrival, r.last_token) - r.queue_s);
+  decode_s_.add(latency);
+  if (r.generation_tokens > r.n) tpot_.observe(decode * r.n / (r.generation_tokens - r.n));
+}
+
+void Metrics::http_request(const std::string& handler, const std::string& method, int status,
+                           double seconds) {
+  registry_
+      .counter("http_requests_total", "HTTP requests answered.",
+               {{"handler", handler}, {"method", method}, {"status", std::to_string(status)}})
+      .add();
+  http_seconds_.observe(seconds);
+}
+
+json::Value Metrics::summary() const {
+  const double requests = requests_.value();
+  const EngineStats stats = stats_();
+  json::Object o;
+  o["total_requests"] = static_cast<int64_t>(requests);
+  o["total_tokens"] = static_cast<int64_t>(tokens_.value());
+  o["avg_latency_ms"] = requests > 0 ? 1000.0 * latency_s_.value() / requests : 0.0;
+  o["avg_tokens_per_second"] = decode_s_.value() > 0 ? tokens_.value() / decode_s_.value() : 0.0;
+  o["avg_batch_size"] = stats.steps > 0 ? static_cast<double>(stats.generated_tokens) /
+                                              static_cast<double>(stats.steps)
+                                        : 0.0;
+  return o;
+}
+
+}  // namespace freshet::server

@@ -1,0 +1,59 @@
+// What the server tells Prometheus: vLLM's names, labels and buckets (so that its dashboards work),
+// and freshet: for what is ours. Also the small JSON summary of /v1/metrics. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "base/json.h"
+#include "freshet/engine.h"
+#include "server/prometheus.h"
+
+namespace freshet::server {
+
+using Clock = std::chrono::steady_clock;
+inline double seconds_between(Clock::time_point a, Clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+// A finished request, for the record.
+struct RequestRecord {
+  Clock::time_point arrival, first_token, last_token, end;
+  int prompt_tokens = 0;
+  int cached_tokens = 0;
+  int generation_tokens = 0;
+  int longest_sample = 0;  // generated tokens of one of the n samples
+  int max_tokens = 0;
+  int n = 1;
+  double queue_s = 0.0;
+  FinishReason finish = FinishReason::kStop;
+};
+
+class Metrics {
+ public:
+  Metrics(const std::string& model_name, std::function<EngineStats()> stats);
+
+  void time_to_first_token(double seconds) { ttft_.observe(seconds); }
+  // A delta of `tokens` tokens came `seconds` after the one before it.
+  void inter_token_latency(double seconds, int tokens);
+  void finished(const RequestRecord& record);
+  void http_request(const std::string& handler, const std::string& method, int status,
+                    double seconds);
+  void refused() { refused_.add(); }
+
+  std::string expose() const { return registry_.expose(); }
+  json::Value summary() const;  // total_requests, total_tokens, avg_latency_ms, ...
+
+ private:
+  std::function<EngineStats()> stats_;
+  Registry registry_;
+  Histogram &ttft_, &itl_, &tpot_, &e2e_, &queue_, &prefill_, &decode_, &inference_;
+  Histogram &prompt_tokens_, &generation_tokens_, &longest_sample_, &max_tokens_, &n_,
+      &prefill_computed_;
+  Histogram& http_seconds_;
+  Counter& refused_;
+  Counter requests_, latency_s_, tokens_, decode_s_;
+};
+
+}  // namespace freshet::server

@@ -1,0 +1,439 @@
+#include "server/openai_format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace freshet::server {
+namespace {
+
+// JSON has no infinities; a token that cannot be drawn gets a very low finite value, as vLLM does.
+double finite(float logprob) {
+  return std::max(static_cast<double>(logprob), -9999.0);
+}
+
+std::string shown_token(int32_t id, const TokenBytes& bytes, bool as_id) {
+  return as_id ? fmt::format("token_id:{}", id) : bytes(id);
+}
+
+json::Array byte_array(const std::string& s) {
+  json::Array out;
+  for (char c : s) out.emplace_back(static_cast<int64_t>(static_cast<unsigned char>(c)));
+  return out;
+}
+
+json::Array id_array(const std::vector<int32_t>& ids) {
+  json::Array out;
+  out.reserve(ids.size());
+  for (int32_t id : ids) out.emplace_back(static_cast<int64_t>(id));
+  return out;
+}
+
+json::Object logprob_entry(const TokenLogprob& t, const TokenBytes& bytes, bool tokens_as_ids) {
+  json::Object o;
+  o["token"] = shown_token(t.id, bytes, tokens_as_ids);
+  o["logprob"] = finite(t.logprob);
+  o["bytes"] = byte_array(bytes(t.id));
+  return o;
+}
+
+// vLLM's prompt_logprobs: null for the first token, which nothing predicts, then {"id": {"logprob",
+// "decoded_token"}}.
+json::Value prompt_logprobs_json(const std::vector<std::vector<TokenLogprob>>& all,
+                                 const TokenBytes& bytes) {
+  json::Array out;
+  for (const auto& position : all) {
+    if (position.empty()) {
+      out.emplace_back();
+      continue;
+    }
+    json::Object o;
+    for (const TokenLogprob& t : position) {
+      json::Object entry;
+      entry["logprob"] = finite(t.logprob);
+      entry["decoded_token"] = bytes(t.id);
+      o[std::to_string(t.id)] = std::move(entry);
+    }
+    out.emplace_back(std::move(o));
+  }
+  return out;
+}
+
+// Fields that both shapes share.
+class OpenAiFormat : public AnswerFormat {
+ public:
+  OpenAiFormat(FormatContext context, const CommonRequest& request, const char* whole_object,
+               const char* chunk_object)
+      : context_(std::move(context)),
+        include_usage_(request.include_usage),
+        continuous_usage_(request.continuous_usage),
+        return_token_ids_(request.return_token_ids),
+        tokens_as_ids_(request.tokens_as_ids),
+        stop_token_ids_(request.params.stop_token_ids),
+        wants_logprobs_(request.params.logprobs >= 0),
+        whole_object_(whole_object),
+        chunk_object_(chunk_object) {}
+
+  void stream_end(const AnswerState& state, std::string& out) override {
+    if (include_usage_) {
+      json::Object o = head(chunk_object_);
+      o["choices"] = json::Array();
+      o["usage"] = usage_json(state.usage);
+      append_event(std::move(o), out);
+    }
+    out += "data: [DONE]\n\n";
+  }
+
+ protected:
+  json::Object head(const char* object) const {
+    json::Object o;
+    o["id"] = context_.id;
+    o["object"] = object;
+    o["created"] = context_.created;
+    o["model"] = context_.model;
+    return o;
+  }
+  void append_choice(json::Object choice, const AnswerState& state, std::string& out) const {
+    json::Object o = head(chunk_object_);
+    json::Array choices;
+    choices.emplace_back(std::move(choice));
+    o["choices"] = std::move(choices);
+    if (continuous_usage_) {
+      Usage so_far;
+      for (const auto& p : state.prompts) so_far.prompt_tokens += static_cast<int>(p.size());
+      for (const Choice& c : state.choices)
+        so_far.completion_tokens += static_cast<int>(c.ids.size());
+      o["usage"] = usage_json(so_far);
+    }
+    append_event(std::move(o), out);
+  }
+  void add_finish(json::Object& choice, FinishReason finish, const std::string& stop_reason) const {
+    choice["finish_reason"] = finish_reason_json(finish);
+    choice["stop_reason"] = stop_reason.empty() ? json::Value() : json::Value(stop_reason);
+    for (const int32_t id : stop_token_ids_) {  // which vLLM gives as numbers
+      if (stop_reason == std::to_string(id)) choice["stop_reason"] = static_cast<int64_t>(id);
+    }
+  }
+
+  const FormatContext context_;
+  const bool include_usage_;
+  const bool continuous_usage_;
+  const bool return_token_ids_;
+  const bool tokens_as_ids_;
+  const std::vector<int32_t> stop_token_ids_;
+  const bool wants_logprobs_;
+  const char* const whole_object_;
+  const char* const chunk_object_;
+};
+
+class CompletionFormat final : public OpenAiFormat {
+ public:
+  CompletionFormat(FormatContext context, const CompletionRequest& request,
+                   std::vector<std::string> prompt_texts)
+      : OpenAiFormat(std::move(context), request, "text_completion", "text_completion"),
+        echo_(request.echo),
+        scores_only_(request.scores_only),
+        prompt_texts_(std::move(prompt_texts)) {}
+
+  json::Value whole(const AnswerState& state) override {
+    json::Object o = head(whole_object_);
+    json::Array choices;
+    for (size_t i = 0; i < state.choices.size(); ++i) choices.emplace_back(whole_choice(state, i));
+    o["choices"] = std::move(choices);
+    Usage usage = state.usage;
+    if (scores_only_) usage.completion_tokens = 0;
+    o["usage"] = usage_json(usage);
+    return o;
+  }
+
+  void stream_begin(const AnswerState& state, std::string&) override {
+    offsets_.assign(state.choices.size(), 0);
+  }
+
+  void stream_delta(const AnswerState& state, size_t index, const Delta& delta,
+                    std::string& out) override {
+    json::Object c;
+    c["index"] = static_cast<int64_t>(index);
+    c["text"] = delta.text;
+    c["logprobs"] = wants_logprobs_ ? completion_logprobs(delta.logprobs, context_.token_bytes,
+                                                          tokens_as_ids_, offsets_[index])
+                                    : json::Value();
+    offsets_[index] += delta.text.size();
+    add_finish(c, delta.finish, delta.stop_reason);
+    if (return_token_ids_) {
+      const Choice& choice = state.choices[index];
+      const bool first = choice.ids.size() == delta.ids.size();
+      c["prompt_token_ids"] =
+          first ? json::Value(id_array(state.prompts[static_cast<size_t>(choice.prompt)]))
+                : json::Value();
+      c["token_ids"] = id_array(delta.ids);
+    }
+    append_choice(std::move(c), state, out);
+  }
+
+ private:
+  json::Object whole_choice(const AnswerState& state, size_t i) const {
+    const Choice& choice = state.choices[i];
+    const size_t prompt = static_cast<size_t>(choice.prompt);
+    const std::string text = scores_only_ ? "" : choice.text;
+    json::Object c;
+    c["index"] = static_cast<int64_t>(i);
+    c["text"] = echo_ ? prompt_texts_[prompt] + text : text;
+    c["logprobs"] = wants_logprobs_ ? whole_logprobs(state, choice) : json::Value();
+    add_finish(c, scores_only_ ? FinishReason::kLength : choice.finish, choice.stop_reason);
+    if (!state.prompt_logprobs[prompt].empty()) {
+      c["prompt_logprobs"] =
+          prompt_logprobs_json(state.prompt_logprobs[prompt], context_.token_bytes);
+    }
+    if (return_token_ids_) {
+      c["prompt_token_ids"] = id_array(state.prompts[prompt]);
+      c["token_ids"] = scores_only_ ? json::Array() : id_array(choice.ids);
+    }
+    return c;
+  }
+
+  // With echo, the prompt's tokens come first; nothing predicts the first of them.
+  json::Value whole_logprobs(const AnswerState& state, const Choice& choice) const {
+    std::vector<std::vector<TokenLogprob>> all;
+    if (echo_) {
+      const size_t prompt = static_cast<size_t>(choice.prompt);
+      all = state.prompt_logprobs[prompt];
+      if (!all.empty()) all[0] = {{state.prompts[prompt][0], std::nanf("")}};
+    }
+    if (!scores_only_) all.insert(all.end(), choice.logprobs.begin(), choice.logprobs.end());
+    return completion_logprobs(all, context_.token_bytes, tokens_as_ids_, 0);
+  }
+
+  const bool echo_;
+  const bool scores_only_;
+  const std::vector<std::string> prompt_texts_;
+  std::vector<size_t> offsets_;  // bytes of text sent, a choice
+};
+
+json::Value tool_calls_json(const std::vector<ToolCall>& calls, int first_index) {
+  json::Array out;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    json::Object function;
+    function["name"] = calls[i].name;
+    function["arguments"] = calls[i].arguments;
+    json::Object call;
+    if (first_index >= 0) call["index"] = first_index + static_cast<int>(i);
+    call["id"] = calls[i].id;
+    call["type"] = "function";
+    call["function"] = std::move(function);
+    out.emplace_back(std::move(call));
+  }
+  return out;
+}
+
+class ChatFormat final : public OpenAiFormat {
+ public:
+  ChatFormat(FormatContext context, const ChatRequest& request, ToolDialect dialect)
+      : OpenAiFormat(std::move(context), request, "chat.completion", "chat.completion.chunk"),
+        dialect_(dialect),
+        parse_tools_(!request.tools.is_null() &&
+                     request.tool_choice != ChatRequest::ToolChoice::kNone),
+        parallel_(request.parallel_tool_calls) {}
+
+  json::Value whole(const AnswerState& state) override {
+    json::Object o = head(whole_object_);
+    json::Array choices;
+    for (size_t i = 0; i < state.choices.size(); ++i)
+      choices.emplace_back(whole_choice(state.choices[i], i));
+    o["choices"] = std::move(choices);
+    o["usage"] = usage_json(state.usage);
+    if (!state.prompt_logprobs[0].empty()) {
+      o["prompt_logprobs"] = prompt_logprobs_json(state.prompt_logprobs[0], context_.token_bytes);
+    }
+    if (return_token_ids_) o["prompt_token_ids"] = id_array(state.prompts[0]);
+    return o;
+  }
+
+  void stream_begin(const AnswerState& state, std::string& out) override {
+    for (size_t i = 0; i < state.choices.size(); ++i) {
+      parsers_.emplace_back(dialect_, fmt::format("{}/{}", context_.id, i));
+      json::Object delta;
+      delta["role"] = "assistant";
+      delta["content"] = "";
+      json::Object c = chunk_choice(i, std::move(delta));
+      add_finish(c, FinishReason::kNone, {});
+      if (return_token_ids_) c["prompt_token_ids"] = id_array(state.prompts[0]);
+      append_choice(std::move(c), state, out);
+    }
+  }
+
+  void stream_delta(const AnswerState& state, size_t index, const Delta& delta,
+                    std::string& out) override {
+    ToolParser::Step step{delta.text, {}};
+    ToolParser& parser = parsers_[index];
+    const int calls_before = parser.calls_found();
+    if (parse_tools_) {
+      step = parser.feed(delta.text);
+      if (delta.finish != FinishReason::kNone) {
+        ToolParser::Step rest = parser.finish();
+        step.content += rest.content;
+        std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(step.calls));
+      }
+    }
+    keep_allowed(step.calls, calls_before);
+    const bool last = delta.finish != FinishReason::kNone;
+    const bool silent =
+        step.content.empty() && step.calls.empty() && delta.logprobs.empty() && !return_token_ids_;
+    if (silent && !last) return;
+    json::Object d;
+    if (!step.content.empty() || (step.calls.empty() && !last)) d["content"] = step.content;
+    if (!step.calls.empty()) d["tool_calls"] = tool_calls_json(step.calls, calls_before);
+    json::Object c = chunk_choice(index, std::move(d));
+    c["logprobs"] = wants_logprobs_
+                        ? chat_logprobs(delta.logprobs, context_.token_bytes, tokens_as_ids_)
+                        : json::Value();
+    add_finish(c, delta.finish, delta.stop_reason);
+    if (last && delta.finish == FinishReason::kStop && parser.calls_found() > 0)
+      c["finish_reason"] = "tool_calls";
+    if (return_token_ids_) c["token_ids"] = id_array(delta.ids);
+    append_choice(std::move(c), state, out);
+  }
+
+ private:
+  static json::Object chunk_choice(size_t index, json::Object delta) {
+    json::Object c;
+    c["index"] = static_cast<int64_t>(index);
+    c["delta"] = std::move(delta);
+    c["logprobs"] = nullptr;
+    return c;
+  }
+
+  // parallel_tool_calls: false keeps the first call of an answer.
+  void keep_allowed(std::vector<ToolCall>& calls, int calls_before) const {
+    if (parallel_ || calls.empty()) return;
+    calls.resize(calls_before > 0 ? 0 : 1);
+  }
+
+  json::Object whole_choice(const Choice& choice, size_t i) const {
+    ToolParser::Step parsed{choice.text, {}};
+    if (parse_tools_) {
+      ToolParser parser(dialect_, fmt::format("{}/{}", context_.id, i));
+      parsed = parser.feed(choice.text);
+      ToolParser::Step rest = parser.finish();
+      parsed.content += rest.content;
+      std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(parsed.calls));
+      keep_allowed(parsed.calls, 0);
+    }
+    json::Object message;
+    message["role"] = "assistant";
+    message["content"] = parsed.content.empty() && !parsed.calls.empty()
+                             ? json::Value()
+                             : json::Value(parsed.content);
+    if (!parsed.calls.empty()) message["tool_calls"] = tool_calls_json(parsed.calls, -1);
+    json::Object c;
+    c["index"] = static_cast<int64_t>(i);
+    c["message"] = std::move(message);
+    c["logprobs"] = wants_logprobs_
+                        ? chat_logprobs(choice.logprobs, context_.token_bytes, tokens_as_ids_)
+                        : json::Value();
+    add_finish(c, choice.finish, choice.stop_reason);
+    if (choice.finish == FinishReason::kStop && !parsed.calls.empty())
+      c["finish_reason"] = "tool_calls";
+    if (return_token_ids_) c["token_ids"] = id_array(choice.ids);
+    return c;
+  }
+
+  const ToolDialect dialect_;
+  const bool parse_tools_;
+  const bool parallel_;
+  std::vector<ToolParser> parsers_;  // a choice; streams only
+};
+
+}  // namespace
+
+json::Value usage_json(const Usage& usage) {
+  json::Object o;
+  o["prompt_tokens"] = usage.prompt_tokens;
+  o["total_tokens"] = usage.prompt_tokens + usage.completion_tokens;
+  o["completion_tokens"] = usage.completion_tokens;
+  json::Object details;
+  details["cached_tokens"] = usage.cached_tokens;
+  o["prompt_tokens_details"] = std::move(details);
+  return o;
+}
+
+json::Value finish_reason_json(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return nullptr;
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "abort";
+    case FinishReason::kError:
+      return "error";
+  }
+  return nullptr;
+}
+
+json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                          const TokenBytes& bytes, bool tokens_as_ids) {
+  json::Array content;
+  for (const auto& position : logprobs) {
+    if (position.empty()) continue;
+    json::Object o = logprob_entry(position.front(), bytes, tokens_as_ids);
+    json::Array top;
+    for (size_t i = 1; i < position.size(); ++i)
+      top.emplace_back(logprob_entry(position[i], bytes, tokens_as_ids));
+    o["top_logprobs"] = std::move(top);
+    content.emplace_back(std::move(o));
+  }
+  json::Object o;
+  o["content"] = std::move(content);
+  return o;
+}
+
+json::Value completion_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                                const TokenBytes& bytes, bool tokens_as_ids, size_t offset) {
+  json::Array offsets;
+  json::Array values;
+  json::Array tokens;
+  json::Array tops;
+  for (const auto& position : logprobs) {
+    if (position.empty()) continue;
+    const TokenLogprob& chosen = position.front();
+    offsets.emplace_back(static_cast<int64_t>(offset));
+    offset += bytes(chosen.id).size();
+    tokens.emplace_back(shown_token(chosen.id, bytes, tokens_as_ids));
+    if (std::isnan(chosen.logprob)) {
+      values.emplace_back();
+      tops.emplace_back();
+      continue;
+    }
+    values.emplace_back(finite(chosen.logprob));
+    json::Object top;
+    top[shown_token(chosen.id, bytes, tokens_as_ids)] = finite(chosen.logprob);
+    for (size_t i = 1; i < position.size(); ++i) {
+      top[shown_token(position[i].id, bytes, tokens_as_ids)] = finite(position[i].logprob);
+    }
+    tops.emplace_back(std::move(top));
+  }
+  json::Object o;
+  o["text_offset"] = std::move(offsets);
+  o["token_logprobs"] = std::move(values);
+  o["tokens"] = std::move(tokens);
+  o["top_logprobs"] = std::move(tops);
+  return o;
+}
+
+std::unique_ptr<AnswerFormat> make_completion_format(FormatContext context,
+                                                     const CompletionRequest& request,
+                                                     std::vector<std::string> prompt_texts) {
+  return std::make_unique<CompletionFormat>(std::move(context), request, std::move(prompt_texts));
+}
+
+std::unique_ptr<AnswerFormat> make_chat_format(FormatContext context, const ChatRequest& request,
+                                               ToolDialect dialect) {
+  return std::make_unique<ChatFormat>(std::move(context), request, dialect);
+}
+
+}  // namespace freshet::server

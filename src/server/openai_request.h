@@ -1,0 +1,81 @@
+// Requests of the OpenAI API, with vLLM's extra fields, as values.
+//
+// The parsers are pure: JSON in, a checked description out, or an ApiError that names the field.
+// Unknown fields are ignored, as OpenAI's and vLLM's servers do; known fields that ask for what
+// this server does not do are refused, so that nobody gets an answer to another question.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "freshet/engine.h"
+#include "server/api_error.h"
+
+namespace freshet::server {
+
+struct RequestLimits {
+  int max_n = 128;
+  size_t max_stop_strings = 64;
+  size_t max_stop_bytes = 4096;
+  int max_logprobs = 20;
+  size_t max_prompts = 1024;
+  size_t max_logit_bias = 4096;
+};
+
+// What every generating route understands.
+struct CommonRequest {
+  std::string model;
+  SamplingParams params;
+  bool max_tokens_given = false;  // otherwise: as much as the context allows (chat) or 16
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+  int priority = 0;
+  std::string request_id;
+  std::string user;
+  std::string cache_salt;  // mixed with the key's own salt
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;  // logprobs name tokens as "token_id:N"
+  bool add_special_tokens = true;
+  int truncate_prompt_tokens = 0;  // > 0: keep so many tokens of the prompt's end
+  double timeout_s = 0.0;
+  json::Value structured;  // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
+};
+
+using Prompt = std::variant<std::string, std::vector<int32_t>>;
+
+struct CompletionRequest : CommonRequest {
+  std::vector<Prompt> prompts;
+  bool echo = false;
+  bool scores_only = false;  // echo with max_tokens 0: the prompt's logprobs are all of the answer
+};
+
+struct ChatRequest : CommonRequest {
+  json::Array messages;  // content flattened to strings
+  json::Value tools;     // null or an array
+  enum class ToolChoice { kNone, kAuto, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
+  std::string tool_name;  // with kNamed
+  bool parallel_tool_calls = true;
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+  json::Object template_kwargs;
+};
+
+template <class T>
+using Parsed = std::variant<T, ApiError>;
+
+Parsed<CompletionRequest> parse_completion(const json::Value& body,
+                                           const RequestLimits& limits = {});
+Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits = {});
+// A string, an array of strings, token ids, or an array of lists of them, in the named field.
+Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
+                                          const RequestLimits& limits = {});
+// `messages` of a chat, checked and with text parts joined; used by /tokenize and /apply-template
+// too.
+Parsed<json::Array> parse_messages(const json::Value& messages);
+
+}  // namespace freshet::server

@@ -1,0 +1,180 @@
+// /v1/completions, /v1/chat/completions, /v1/models (and one of them), /tokenize, /detokenize.
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "server/app.h"
+#include "server/fields.h"
+
+namespace freshet::server {
+namespace {
+
+void completions(App& app, App::Exchanges exchange, const json::Value& body) {
+  auto parsed = parse_completion(body, app.options().limits);
+  if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
+  auto& request = std::get<CompletionRequest>(parsed);
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<std::string> texts;
+  for (const Prompt& prompt : request.prompts) {
+    auto ids = app.encode(prompt, request);
+    if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
+    prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
+    const auto* text = std::get_if<std::string>(&prompt);
+    if (request.echo)
+      texts.push_back(text != nullptr ? *text : app.engine().tokenizer().decode(prompts.back()));
+  }
+  auto format =
+      make_completion_format(app.format_context("cmpl", request), request, std::move(texts));
+  app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format));
+}
+
+void chat_completions(App& app, App::Exchanges exchange, const json::Value& body) {
+  auto parsed = parse_chat(body, app.options().limits);
+  if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
+  auto& request = std::get<ChatRequest>(parsed);
+  const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
+                      request.tool_choice == ChatRequest::ToolChoice::kNamed;
+  if (forced && !request.structured.is_null()) {
+    return send_error(exchange,
+                      bad_request("tool_choice", "a forced tool call excludes response_format"));
+  }
+
+  if (forced)
+    request.structured = forced_call(app.tool_dialect(), request.tools, request.tool_name);
+  auto text = app.render_chat(request);
+  if (auto* error = std::get_if<ApiError>(&text)) return send_error(exchange, *error);
+  auto ids = app.encode(std::get<std::string>(std::move(text)), request);
+  if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
+  auto& prompt = std::get<std::vector<int32_t>>(ids);
+  SamplingParams params = request.params;
+  if (!request.max_tokens_given) {
+    params.max_tokens = std::max(1, app.engine().max_model_len() - static_cast<int>(prompt.size()));
+  }
+  // Llama's and Mistral's calls begin with special tokens, which the parser must see.
+  if (!request.tools.is_null() && app.tool_dialect() != ToolDialect::kHermes)
+    params.skip_special_tokens = false;
+  auto format =
+      make_chat_format(app.format_context("chatcmpl", request), request, app.tool_dialect());
+  std::vector<std::vector<int32_t>> prompts;
+  prompts.push_back(std::move(prompt));
+  app.answer(std::move(exchange), request, std::move(params), std::move(prompts),
+             std::move(format));
+}
+
+json::Object model_json(App& app, const std::string& name) {
+  json::Object m;
+  m["id"] = name;
+  m["object"] = "model";
+  m["created"] = app.started_at();
+  m["owned_by"] = "freshet";
+  m["root"] = app.model_name();
+  m["parent"] = nullptr;
+  m["max_model_len"] = app.engine().max_model_len();
+  json::Object meta;  // llama-server's place for it
+  meta["n_vocab"] = app.engine().tokenizer().vocab_size();
+  m["meta"] = std::move(meta);
+  return m;
+}
+
+void models(App& app, const App::Exchanges& exchange) {
+  json::Array data;
+  for (const std::string& name : app.options().served_model_names)
+    data.emplace_back(model_json(app, name));
+  json::Object o;
+  o["object"] = "list";
+  o["data"] = std::move(data);
+  send_json(exchange, o);
+}
+
+constexpr std::string_view kModelsPath = "/v1/models/";
+
+void model(App& app, const App::Exchanges& exchange) {
+  const std::string name = exchange->request().path.substr(kModelsPath.size());
+  if (name.empty()) return models(app, exchange);
+  if (auto error = app.check_model(name)) return send_error(exchange, *error);
+  send_json(exchange, model_json(app, name));
+}
+
+// vLLM's shape, which takes llama-server's `content` for `prompt` too.
+void tokenize(App& app, const App::Exchanges& exchange, const json::Value& body) {
+  if (!body.is_object())
+    return send_error(exchange, bad_request("", "the body must be a JSON object"));
+  CommonRequest common;
+  std::string text;
+  bool pieces = false;
+  Fields fields(body);
+  fields.read("prompt", text, 64 << 20);
+  fields.read("content", text, 64 << 20);
+  fields.read("add_special_tokens", common.add_special_tokens);
+  fields.read("add_special", common.add_special_tokens);
+  fields.read("return_token_strs", pieces);
+  if (fields.error()) return send_error(exchange, *fields.error());
+  if (fields.get("messages") != nullptr) {
+    auto parsed = parse_chat(body, app.options().limits);
+    if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
+    auto rendered = app.render_chat(std::get<ChatRequest>(parsed));
+    if (auto* error = std::get_if<ApiError>(&rendered)) return send_error(exchange, *error);
+    text = std::get<std::string>(std::move(rendered));
+    common.add_special_tokens = false;
+  } else if (fields.get("prompt") == nullptr && fields.get("content") == nullptr) {
+    return send_error(exchange, bad_request("prompt", "give 'prompt' or 'messages'"));
+  }
+  std::vector<int32_t> ids;
+  if (!text.empty()) {
+    auto encoded = app.encode(text, common);
+    if (auto* found = std::get_if<std::vector<int32_t>>(&encoded)) ids = std::move(*found);
+  }
+  json::Array tokens;
+  json::Array strings;
+  for (int32_t id : ids) {
+    tokens.emplace_back(static_cast<int64_t>(id));
+    if (pieces) strings.emplace_back(app.engine().tokenizer().token_bytes(id));
+  }
+  json::Object o;
+  o["count"] = static_cast<int64_t>(ids.size());
+  o["max_model_len"] = app.engine().max_model_len();
+  o["tokens"] = std::move(tokens);
+  if (pieces) o["token_strs"] = std::move(strings);
+  send_json(exchange, o);
+}
+
+void detokenize(App& app, const App::Exchanges& exchange, const json::Value& body) {
+  std::vector<int32_t> ids;
+  Fields fields(body);
+  if (fields.get("tokens") == nullptr)
+    return send_error(exchange, bad_request("tokens", "'tokens' is missing"));
+  fields.read("tokens", ids, size_t{1} << 22);
+  if (fields.error()) return send_error(exchange, *fields.error());
+  for (int32_t id : ids) {
+    if (id >= app.engine().tokenizer().vocab_size()) {
+      return send_error(
+          exchange,
+          bad_request("tokens", fmt::format("token id {} is outside the vocabulary", id)));
+    }
+  }
+  const std::string text = app.engine().tokenizer().decode(ids);
+  json::Object o;
+  o["prompt"] = text;
+  o["content"] = text;
+  send_json(exchange, o);
+}
+
+}  // namespace
+
+void add_openai_routes(App& app, std::vector<App::Route>& routes) {
+  using X = App::Exchanges;
+  routes.push_back({"POST", "/v1/completions", false,
+                    [&app](X x, const json::Value& b) { completions(app, std::move(x), b); }});
+  routes.push_back({"POST", "/v1/chat/completions", false,
+                    [&app](X x, const json::Value& b) { chat_completions(app, std::move(x), b); }});
+  routes.push_back(
+      {"GET", "/v1/models", false, [&app](X x, const json::Value&) { models(app, x); }});
+  routes.push_back(
+      {"GET", std::string(kModelsPath), false, [&app](X x, const json::Value&) { model(app, x); }});
+  routes.push_back(
+      {"POST", "/tokenize", false, [&app](X x, const json::Value& b) { tokenize(app, x, b); }});
+  routes.push_back(
+      {"POST", "/detokenize", false, [&app](X x, const json::Value& b) { detokenize(app, x, b); }});
+}
+
+}  // namespace freshet::server

@@ -1,0 +1,256 @@
+#include "server/tool_parser.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/json.h"
+
+namespace freshet::server {
+namespace {
+
+constexpr std::string_view kOpen = "<tool_call>";
+constexpr std::string_view kClose = "</tool_call>";
+constexpr std::string_view kPythonTag = "<|python_tag|>";
+constexpr std::string_view kMistralTag = "[TOOL_CALLS]";
+constexpr std::string_view kMistralArgs = "[ARGS]";
+
+std::string_view trim(std::string_view s) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t first = s.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
+}
+
+// Length of the longest end of `text` that could be the beginning of `tag`.
+size_t partial_tag(std::string_view text, std::string_view tag) {
+  for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n) {
+    if (text.ends_with(tag.substr(0, n))) return n;
+  }
+  return 0;
+}
+
+// The end of the JSON value that starts text, by brackets and quotes; npos when it is not complete.
+size_t json_value_end(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted) {
+      if (c == '\\') ++i;
+      if (c == '"') quoted = false;
+    } else if (c == '"') {
+      quoted = true;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+    } else if ((c == '}' || c == ']') && --depth == 0) {
+      return i + 1;
+    }
+  }
+  return std::string_view::npos;
+}
+
+}  // namespace
+
+std::optional<ToolDialect> tool_dialect_by_name(std::string_view name) {
+  if (name == "hermes") return ToolDialect::kHermes;
+  if (name == "llama3_json") return ToolDialect::kLlama3;
+  if (name == "mistral") return ToolDialect::kMistral;
+  return std::nullopt;
+}
+
+ToolDialect tool_dialect_of_template(std::string_view chat_template) {
+  const auto has = [&](std::string_view s) {
+    return chat_template.find(s) != std::string_view::npos;
+  };
+  if (has(kOpen)) return ToolDialect::kHermes;
+  if (has(kMistralTag)) return ToolDialect::kMistral;
+  if (has(kPythonTag) || has("\"parameters\": dictionary")) return ToolDialect::kLlama3;
+  return ToolDialect::kHermes;
+}
+
+json::Value forced_call(ToolDialect dialect, const json::Value& tools, std::string_view only) {
+  const char* const arguments_key = dialect == ToolDialect::kLlama3 ? "parameters" : "arguments";
+  json::Array options;
+  for (const json::Value& tool : tools.as_array()) {
+    const json::Value& function = *tool.find("function");
+    const std::string name = function.get_string("name", "");
+    if (!only.empty() && name != only) continue;
+    json::Object named;
+    named["const"] = name;
+    json::Object any_object;
+    any_object["type"] = "object";
+    const json::Value* parameters = function.find("parameters");
+    json::Object properties;
+    properties["name"] = std::move(named);
+    properties[arguments_key] =
+        parameters != nullptr && parameters->is_object() ? *parameters : json::Value(any_object);
+    json::Object call;
+    call["type"] = "object";
+    call["properties"] = std::move(properties);
+    call["required"] = json::Array{"name", arguments_key};
+    call["additionalProperties"] = false;
+    options.emplace_back(std::move(call));
+  }
+  json::Object schema;
+  schema["anyOf"] = std::move(options);
+  json::Object description;
+  description["json"] = std::move(schema);
+  if (dialect == ToolDialect::kHermes) {
+    description["before"] = kOpen;
+    description["after"] = kClose;
+  } else if (dialect == ToolDialect::kMistral) {
+    description["before"] = fmt::format("{}[", kMistralTag);
+    description["after"] = "]";
+  }
+  return description;
+}
+
+ToolParser::ToolParser(ToolDialect dialect, std::string id_seed)
+    : dialect_(dialect), id_seed_(std::move(id_seed)) {}
+
+void ToolParser::add_call(std::string name, std::string arguments, Step& step) {
+  const size_t h = std::hash<std::string>{}(fmt::format("{}/{}", id_seed_, calls_found_++));
+  // Mistral's templates insist on ids of nine letters and digits.
+  std::string id = dialect_ == ToolDialect::kMistral ? fmt::format("{:09x}", h & 0xfffffffff)
+                                                     : fmt::format("call_{:016x}", h);
+  step.calls.push_back({std::move(id), std::move(name), std::move(arguments)});
+}
+
+// One call object or an array of them. All or nothing.
+bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_key, Step& step) {
+  auto parsed = json::parse(trim(text));
+  if (!parsed.ok()) return false;
+  json::Array calls;
+  if (parsed->is_array()) calls = parsed->as_array();
+  if (parsed->is_object()) calls.push_back(*parsed);
+  const auto arguments_of = [&](const json::Value& call) {
+    const json::Value* a = call.find(arguments_key);
+    return a != nullptr ? a : call.find("arguments");
+  };
+  for (const json::Value& call : calls) {
+    const json::Value* arguments = call.is_object() ? arguments_of(call) : nullptr;
+    if (arguments == nullptr || call.get_string("name", "").empty()) return false;
+  }
+  for (const json::Value& call : calls) {
+    const json::Value& a = *arguments_of(call);
+    add_call(call.get_string("name", ""), a.is_string() ? a.as_string() : json::write(a), step);
+  }
+  return !calls.empty();
+}
+
+void ToolParser::flush_hermes_call(std::string_view body, Step& step) {
+  if (!parse_calls(body, "arguments", step))
+    step.content += fmt::format("{}{}{}", kOpen, body, kClose);
+}
+
+ToolParser::Step ToolParser::feed_hermes() {
+  Step step;
+  for (;;) {
+    const std::string_view tag = inside_ ? kClose : kOpen;
+    const size_t at = held_.find(tag);
+    if (at == std::string::npos) break;
+    const std::string before = held_.substr(0, at);
+    held_.erase(0, at + tag.size());
+    if (inside_) {
+      flush_hermes_call(before, step);
+    } else if (calls_found_ == 0 || !trim(before).empty()) {
+      step.content += before;  // but not the white space between two calls
+    }
+    inside_ = !inside_;
+  }
+  if (inside_) return step;
+  const size_t keep = partial_tag(held_, kOpen);
+  if (calls_found_ > 0 && trim(std::string_view(held_).substr(0, held_.size() - keep)).empty())
+    return step;
+  step.content += held_.substr(0, held_.size() - keep);
+  held_.erase(0, held_.size() - keep);
+  return step;
+}
+
+ToolParser::Step ToolParser::feed(std::string_view text) {
+  held_ += text;
+  if (dialect_ == ToolDialect::kHermes) return feed_hermes();
+  Step step;
+  if (inside_) return step;  // the rest of the answer is calls: wait for its end
+  if (dialect_ == ToolDialect::kMistral) {
+    const size_t at = held_.find(kMistralTag);
+    const size_t shown =
+        at != std::string::npos ? at : held_.size() - partial_tag(held_, kMistralTag);
+    step.content = held_.substr(0, shown);
+    held_.erase(0, shown);
+    inside_ = at != std::string::npos;
+    return step;
+  }
+  if (!decided_) {
+    const std::string_view seen = trim(held_);
+    if (seen.empty() || (seen.size() < kPythonTag.size() && kPythonTag.starts_with(seen)))
+      return step;
+    decided_ = true;
+    inside_ = seen.front() == '{' || seen.starts_with(kPythonTag);
+    if (inside_) return step;
+  }
+  step.content = std::exchange(held_, {});
+  return step;
+}
+
+bool ToolParser::parse_mistral(std::string_view text, Step& step) {
+  text = trim(text);
+  if (text.starts_with('[')) return parse_calls(text, "arguments", step);
+  std::vector<std::pair<std::string, std::string>> calls;
+  while (!text.empty()) {
+    if (text.starts_with(kMistralTag)) text = trim(text.substr(kMistralTag.size()));
+    const size_t open = text.find('{');
+    if (open == std::string_view::npos) return false;
+    std::string_view name = trim(text.substr(0, open));
+    if (name.ends_with(kMistralArgs))
+      name = trim(name.substr(0, name.size() - kMistralArgs.size()));
+    const size_t length = json_value_end(text.substr(open));
+    if (name.empty() || length == std::string_view::npos) return false;
+    const std::string_view arguments = text.substr(open, length);
+    if (!json::parse(arguments).ok()) return false;
+    calls.emplace_back(name, arguments);
+    text = trim(text.substr(open + length));
+  }
+  for (auto& [name, arguments] : calls) add_call(std::move(name), std::move(arguments), step);
+  return !calls.empty();
+}
+
+ToolParser::Step ToolParser::finish() {
+  Step step;
+  const std::string rest = std::exchange(held_, {});
+  if (dialect_ == ToolDialect::kHermes) {
+    if (inside_) {
+      // A model often stops on its end token right after the object, without the closing tag.
+      if (!parse_calls(rest, "arguments", step)) step.content = fmt::format("{}{}", kOpen, rest);
+    } else if (calls_found_ == 0 || !trim(rest).empty()) {
+      step.content = rest;
+    }
+    return step;
+  }
+  if (!inside_) {
+    step.content = rest;
+    return step;
+  }
+  std::string_view text = trim(rest);
+  if (dialect_ == ToolDialect::kMistral) {
+    if (!parse_mistral(text.substr(kMistralTag.size()), step)) step = {rest, {}};
+    return step;
+  }
+  if (text.starts_with(kPythonTag)) text.remove_prefix(kPythonTag.size());
+  while (!trim(text).empty()) {
+    text = trim(text);
+    const size_t end = json_value_end(text);
+    if (end == std::string_view::npos || !parse_calls(text.substr(0, end), "parameters", step)) {
+      calls_found_ -= static_cast<int>(step.calls.size());
+      return {rest, {}};
+    }
+    text = trim(text.substr(end));
+    if (text.starts_with(';')) text.remove_prefix(1);
+  }
+  return step;
+}
+
+}  // namespace freshet::server

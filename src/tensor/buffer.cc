@@ -1,0 +1,64 @@
+#include "tensor/buffer.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace freshet {
+namespace {
+constexpr size_t kHugePage = size_t{2} << 20;
+}
+
+Result<Buffer> Buffer::allocate(size_t bytes, Memory* memory) {
+  Buffer b;
+  if (bytes == 0) return b;
+  if (memory != nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(void* const data, memory->take(bytes));
+    b.data_ = static_cast<uint8_t*>(data);
+    b.size_ = bytes;
+    b.memory_ = memory;
+    return b;
+  }
+  b.size_ = bytes;
+  if (bytes < kHugePage) {
+    b.data_ = static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+    if (b.data_ == nullptr) return resource_exhausted("cannot allocate {} bytes", bytes);
+    std::memset(b.data_, 0, bytes);
+    return b;
+  }
+  b.mapped_ = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  void* p = ::mmap(nullptr, b.mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) {
+    b.mapped_ = 0;
+    return resource_exhausted("cannot allocate {} bytes", bytes);
+  }
+  ::madvise(p, b.mapped_, MADV_HUGEPAGE);
+  b.data_ = static_cast<uint8_t*>(p);
+  return b;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept {
+  *this = std::move(other);
+}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(memory_, other.memory_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  if (memory_ != nullptr) {
+    memory_->give_back(data_);
+  } else if (mapped_ > 0) {
+    ::munmap(data_, mapped_);
+  } else {
+    std::free(data_);
+  }
+}
+
+}  // namespace freshet

@@ -1,0 +1,105 @@
+// Memory owners and views.
+//
+// Buffer owns zeroed, 64-byte aligned memory, of the host (large ones on transparent huge pages) or
+// of a Memory, which a device may have of its own; moving it keeps the address. Matrix is a
+// non-owning view of F32 rows. Arena hands out pieces of one Buffer that was sized by the memory
+// plan: allocation is a pointer bump, reset() takes all back, and asking for more than was planned
+// is a failed check, because no memory is found at run time. None of them is synchronised.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace freshet {
+
+// Memory that is not the heap's: a device's, or pinned. Outlives the buffers taken from it.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual Result<void*> take(size_t bytes) = 0;  // zeroed, aligned to 64
+  virtual void give_back(void* memory) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;  // both of this memory
+};
+
+class Buffer {
+ public:
+  Buffer() = default;
+  // An error when the system has not that much memory to give. nullptr: the host's.
+  static Result<Buffer> allocate(size_t bytes, Memory* memory = nullptr);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  uint8_t* data() { return data_; }
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  Memory* memory() const { return memory_; }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+  template <class T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_);
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+  size_t mapped_ = 0;  // bytes to unmap; 0: from the heap
+  Memory* memory_ = nullptr;
+};
+
+// rows x cols F32 values, row r starting at data + r * stride (in floats).
+struct Matrix {
+  float* data = nullptr;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t stride = 0;
+
+  float* row(int64_t r) const { return data + r * stride; }
+  Matrix slice_rows(int64_t first, int64_t count) const {
+    return {data + first * stride, count, cols, stride};
+  }
+  Matrix slice_cols(int64_t first, int64_t count) const {
+    return {data + first, rows, count, stride};
+  }
+};
+
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(Buffer buffer) : buffer_(static_cast<Buffer&&>(buffer)) {}
+
+  // 64-byte aligned, not zeroed.
+  void* allocate(size_t bytes) {
+    const size_t at = used_;
+    used_ += (bytes + 63) / 64 * 64;
+    FRESHET_CHECK(used_ <= buffer_.size(), "arena planned for {} bytes, asked for {}",
+                  buffer_.size(), used_);
+    if (used_ > peak_) peak_ = used_;
+    return buffer_.data() + at;
+  }
+  template <class T>
+  T* allocate_array(int64_t n) {
+    return static_cast<T*>(allocate(static_cast<size_t>(n) * sizeof(T)));
+  }
+  Matrix matrix(int64_t rows, int64_t cols) {
+    return {allocate_array<float>(rows * cols), rows, cols, cols};
+  }
+
+  size_t mark() const { return used_; }
+  void rewind(size_t mark) { used_ = mark; }  // frees all that was taken since mark()
+  void reset() { used_ = 0; }
+  size_t peak() const { return peak_; }
+  size_t capacity() const { return buffer_.size(); }
+
+ private:
+  Buffer buffer_;
+  size_t used_ = 0;
+  size_t peak_ = 0;
+};
+
+}  // namespace freshet

@@ -1,0 +1,48 @@
+// Vocabularies in GGUF metadata (tokenizer.ggml.*).
+//
+// GgufVocab is the plain data, with views into the file; nothing in it is trusted. The Tokenizer
+// made from it keeps no view.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "loader/gguf.h"
+#include "tokenizer/tokenizer.h"
+
+namespace freshet::tokenizer {
+
+struct GgufVocab {
+  std::string name;                      // general.name
+  std::string model;                     // llama, gpt2, gemma4, bert, t5
+  std::string pre;                       // how a gpt2 vocabulary splits words
+  std::vector<std::string_view> tokens;  // by id
+  std::vector<float> scores;             // by id, or empty
+  std::vector<int32_t> types;            // by id, or empty: 1 normal, 2 unknown, 3 control,
+                                         // 4 user-defined, 5 unused, 6 byte
+  std::vector<std::string_view> merges;  // "a b"
+  std::optional<int64_t> bos, eos, eot, eom, unk, sep, pad, cls;
+  std::optional<bool> add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces;
+  std::optional<bool> lowercase, strip_accents;  // bert
+  std::string charsmap;
+  std::optional<std::string> chat_template;
+  std::vector<std::pair<std::string, std::string>> named_templates;
+};
+
+Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file);
+Result<Tokenizer> tokenizer_from_gguf(const GgufVocab& vocab);
+
+// How a "gpt2" vocabulary named by tokenizer.ggml.pre splits words and merges.
+struct GgufPre {
+  std::vector<std::string> patterns;  // applied in turn, each to what the one before it left
+  bool ignore_merges = false;
+  bool add_bos = false;
+  bool marked_spaces = false;  // spaces are U+2581 and text is UTF-8, not printable bytes
+  bool whole_newlines = false;
+};
+std::optional<GgufPre> find_gguf_pre(std::string_view name);
+
+}  // namespace freshet::tokenizer

@@ -1,0 +1,75 @@
+// Normalisers: what happens to a text before it is split into words.
+//
+// A Normalizer is a list of steps, each from text to text, as in a tokenizer.json's "normalizer" (a
+// Sequence is flattened) or in a SentencePiece model. Immutable after building; safe from many
+// threads. Texts are valid UTF-8, except that kSentencePiece takes any bytes. A step that would
+// make the text more than 64 times longer than it came stops there, so that hostile replacements
+// cannot fill the memory.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer/charsmap.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/trie.h"
+#include "tokenizer/unicode.h"
+
+namespace freshet::tokenizer {
+
+// Where a piece of text stands in its input.
+struct PieceContext {
+  bool at_start = true;     // its first byte is the input's first byte
+  bool after_token = true;  // nothing or an added token is before it
+};
+
+// SentencePiece's normaliser (sentencepiece_model.proto, NormalizerSpec).
+struct SentencePieceRules {
+  std::shared_ptr<const Charsmap> charsmap;  // may be null
+  std::shared_ptr<const Trie> user_defined;  // left as they are; may be null
+  bool add_dummy_prefix = true;
+  bool remove_extra_whitespaces = true;
+  bool escape_whitespaces = true;
+  bool whitespace_as_suffix = false;
+};
+std::string sentencepiece_normalize(const SentencePieceRules& rules, std::string_view text);
+
+struct NormalizerStep {
+  enum class Kind {
+    kForm,  // form
+    kLowercase,
+    kStrip,  // left, right
+    kStripAccents,
+    kReplace,        // text or regex -> content
+    kPrepend,        // content, unless the text is empty
+    kSpacePrefix,    // content, where the piece comes first or after an added token
+    kPrecompiled,    // charsmap, by grapheme, as Hugging Face does
+    kSentencePiece,  // sentencepiece
+    kBert,           // clean, cjk, strip_accents, lowercase
+    kNmt,
+    kByteLevel,
+  };
+  Kind kind;
+  NormalForm form = NormalForm::kNfc;
+  bool left = true, right = true;
+  bool clean = true, cjk = true, strip_accents = true, lowercase = true;
+  std::string text, content;
+  std::shared_ptr<const Regex> regex;  // where set, in place of text
+  std::shared_ptr<const Charsmap> charsmap;
+  SentencePieceRules sentencepiece;
+};
+
+class Normalizer {
+ public:
+  void add(NormalizerStep step) { steps_.push_back(std::move(step)); }
+  bool empty() const { return steps_.empty(); }
+  size_t size() const { return steps_.size(); }
+  std::string run(std::string_view text, const PieceContext& context = {}) const;
+
+ private:
+  std::vector<NormalizerStep> steps_;
+};
+
+}  // namespace freshet::tokenizer

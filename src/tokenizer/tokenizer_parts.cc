@@ -1,0 +1,109 @@
+#include "tokenizer/tokenizer_parts.h"
+
+#include <algorithm>
+#include <array>
+
+namespace freshet::tokenizer {
+namespace {
+
+void compute_bytes(TokenizerParts& parts) {
+  const bool byte_level = parts.decoder.steps().size() == 1 &&
+                          parts.decoder.steps()[0].kind == DecoderStep::Kind::kByteLevel;
+  parts.bytes.resize(static_cast<size_t>(parts.vocab.size()));
+  for (int32_t id = 0; id < parts.vocab.size(); ++id) {
+    if (!parts.vocab.has(id)) continue;
+    const auto i = static_cast<size_t>(id);
+    const std::string_view text = parts.vocab.text(id);
+    const bool name = parts.special[i] && !byte_level;
+    parts.bytes[i] = name ? text : parts.vocab.arena().add(parts.decoder.token_bytes(text));
+  }
+  // One look-up a token does for what is by far the commonest decoder.
+  if (byte_level) parts.decode_mode = DecodeMode::kBytes;
+}
+
+}  // namespace
+
+Status finish_parts(TokenizerParts& parts) {
+  const auto size = static_cast<size_t>(parts.vocab.size());
+  if (size == 0) return invalid_argument("the vocabulary is empty");
+  parts.special.resize(size);
+  if (parts.decode_mode == DecodeMode::kTokens && parts.bytes.empty()) compute_bytes(parts);
+  parts.bytes.resize(size);
+  const auto valid = [&](int32_t id) { return id >= 0 && static_cast<size_t>(id) < size; };
+  for (const auto* list : {&parts.prefix, &parts.suffix}) {
+    for (const int32_t id : *list) {
+      if (!valid(id)) return invalid_argument("special token id {} is not in the vocabulary", id);
+    }
+  }
+  for (auto* id : {&parts.bos, &parts.eos, &parts.unk, &parts.pad}) {
+    if (*id && !valid(**id)) *id = std::nullopt;
+  }
+  auto& ends = parts.end_of_generation;
+  if (parts.eos) ends.push_back(*parts.eos);
+  std::erase_if(ends, [&](int32_t id) { return !valid(id); });
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  return {};
+}
+
+void guess_special_ids(TokenizerParts& parts) {
+  const auto first_of = [&](std::initializer_list<std::string_view> names) {
+    for (const std::string_view name : names) {
+      const int32_t id = parts.vocab.find(name);
+      if (id >= 0) return std::optional(id);
+    }
+    return std::optional<int32_t>();
+  };
+  if (!parts.bos) {
+    parts.bos = first_of({"<s>", "<|begin_of_text|>", "<bos>", "<|startoftext|>", "[CLS]",
+                          "<\xEF\xBD\x9C"
+                          "begin\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"});
+  }
+  if (!parts.eos) {
+    parts.eos = first_of({"</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>", "[SEP]",
+                          "<\xEF\xBD\x9C"
+                          "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>"});
+  }
+  if (!parts.unk) parts.unk = first_of({"<unk>", "[UNK]"});
+  if (!parts.pad) parts.pad = first_of({"<pad>", "[PAD]", "<|pad|>"});
+}
+
+void add_named_ends(TokenizerParts& parts) {
+  constexpr std::array<std::string_view, 23> kNames = {
+      "<|eot_id|>",
+      "<|im_end|>",
+      "<|end|>",
+      "<|return|>",
+      "<|call|>",
+      "<|flush|>",
+      "<|calls|>",
+      "<end_of_turn>",
+      "<|endoftext|>",
+      "</s>",
+      "<|eom_id|>",
+      "<EOT>",
+      "_<EOT>",
+      "[EOT]",
+      "[EOS]",
+      "<|end_of_text|>",
+      "<end_of_utterance>",
+      "<eos>",
+      "<turn|>",
+      "<|tool_response>",
+      "[e~[",
+      "<\xEF\xBD\x9C"
+      "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+      "<|fim_pad|>"};
+  const auto has = [&](std::string_view name) { return parts.vocab.find(name) >= 0; };
+  // Harmony and its like end messages, not turns, with <|end|>; Gemma 4 has a </s> that is no end.
+  const bool end_is_message =
+      (has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>"));
+  for (const std::string_view name : kNames) {
+    if (name == "<|end|>" && end_is_message) continue;
+    if (name == "</s>" && has("<|tool_response>")) continue;
+    const int32_t id = parts.vocab.find(name);
+    if (id >= 0) parts.end_of_generation.push_back(id);
+  }
+}
+
+}  // namespace freshet::tokenizer

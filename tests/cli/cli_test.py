@@ -1,0 +1,582 @@
+"""Tests of the program as scripts see it: exit codes, JSON, wrong input, signals.
+
+usage: cli_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
+"""
+import array
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
+SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+GOLDEN = os.path.join(SOURCE, "tests/data/golden")
+LLAMA = os.path.join(GOLDEN, "llama")
+
+
+def run(*arguments, stdin="", timeout=300, **options):
+    return subprocess.run([FRESHET, *arguments], input=stdin, capture_output=True, text=True,
+                          timeout=timeout, check=False, **options)
+
+
+def load_safetensors(path):
+    """name -> (shape, numbers)"""
+    with open(path, "rb") as f:
+        data = f.read()
+    size = struct.unpack("<Q", data[:8])[0]
+    tensors = {}
+    for name, entry in json.loads(data[8:8 + size]).items():
+        if name == "__metadata__":
+            continue
+        first, last = entry["data_offsets"]
+        numbers = array.array({"F32": "f", "I64": "q", "I32": "i"}[entry["dtype"]])
+        numbers.frombytes(data[8 + size + first:8 + size + last])
+        tensors[name] = (entry["shape"], numbers)
+    return tensors
+
+
+def indices(golden):
+    """The numbers i of ids_i."""
+    return sorted(int(name[4:]) for name in golden if name.startswith("ids_"))
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, content):
+        with open(self.path(name), "wb" if isinstance(content, bytes) else "w") as f:
+            f.write(content)
+        return self.path(name)
+
+    def succeeds(self, *arguments, **options):
+        result = run(*arguments, **options)
+        self.assertEqual(result.returncode, 0, f"{arguments}: {result.stderr}")
+        return result.stdout
+
+    def fails(self, code, *arguments, says="", **options):
+        """One line on standard error, nothing on standard output."""
+        result = run(*arguments, **options)
+        self.assertEqual(result.returncode, code, f"{arguments}: {result.stderr}")
+        self.assertEqual(len(result.stderr.strip().split("\n")), 1, result.stderr)
+        self.assertIn("freshet: ", result.stderr)
+        self.assertIn(says, result.stderr)
+        self.assertEqual(result.stdout, "")
+        return result.stderr
+
+
+class Usage(Case):
+    COMMANDS = ["run", "chat", "tokenize", "apply-template", "inspect", "convert", "eval", "bench"]
+
+    def test_help(self):
+        text = self.succeeds("--help")
+        for command in self.COMMANDS:
+            self.assertIn(command, text)
+            own = self.succeeds(command, "--help")
+            self.assertIn("--help", own)
+            if command != "eval":
+                self.assertIn("Examples:", own)
+        for deeper in ("logits", "perplexity"):
+            self.assertIn("Examples:", self.succeeds("eval", deeper, "--help"))
+
+    def test_version(self):
+        self.assertRegex(self.succeeds("--version"), r"^freshet \d+\.\d+\.\d+\n$")
+
+    def test_wrong_usage(self):
+        for arguments in ([], ["no-such-command"], ["run", "--no-such-flag"], ["run", "-n"],
+                          ["run", "-n", "many", "x"], ["bench", "-o", "xml"], ["eval"],
+                          ["eval", "logits", LLAMA], ["tokenize", LLAMA], ["convert", LLAMA],
+                          ["run", "--threads", "0", "x"], ["bench", "-p", "1,,2"],
+                          ["bench", "-p", "0", "-n", "0"], ["bench", "-pg", "512"]):
+            self.fails(2, *arguments)
+
+
+class WrongInput(Case):
+    def test_missing_model(self):
+        for arguments in (["run", "./missing.gguf", "x"], ["inspect", "missing"],
+                          ["tokenize", "missing", "x"], ["bench", "-m", "missing"],
+                          ["chat", "missing"], ["convert", "missing", "-o", self.path("o.gguf")],
+                          ["eval", "perplexity", "missing", __file__]):
+            self.fails(2, *arguments, says="missing")
+
+    def test_published_model_that_was_not_fetched(self):
+        environment = dict(os.environ, FRESHET_CACHE_DIR=self.folder)
+        self.fails(2, "run", "smollm2", "x", says="tools/get_model", env=environment)
+
+    def test_damaged_gguf(self):
+        with open(os.path.join(SOURCE, "models/default.gguf"), "rb") as f:
+            whole = f.read()
+        for size in (0, 3, 4, 23, 24, 1000, 100000, 1000000, len(whole) - 1):
+            path = self.write("cut.gguf", whole[:size])
+            self.fails(2, "inspect", path)
+            self.fails(2, "run", path, "x")
+        lying = bytearray(whole)
+        lying[8:16] = struct.pack("<Q", 1 << 60)  # tensors
+        self.fails(2, "run", self.write("lying.gguf", bytes(lying)), "x")
+
+    def test_damaged_folder(self):
+        os.mkdir(self.path("m"))
+        self.fails(2, "run", self.path("m"), "x")
+        self.write("m/config.json", "{")
+        self.fails(2, "inspect", self.path("m"))
+        self.write("m/model.safetensors", b"\xff" * 100)
+        self.fails(2, "inspect", self.path("m"))
+
+    def test_unknown_architecture(self):
+        os.mkdir(self.path("m"))
+        with open(os.path.join(LLAMA, "config.json")) as f:
+            config = json.load(f)
+        config["model_type"] = "martian"
+        self.write("m/config.json", json.dumps(config))
+        with open(os.path.join(LLAMA, "model.safetensors"), "rb") as f:
+            self.write("m/model.safetensors", f.read())
+        self.fails(2, "inspect", self.path("m"), says="martian")
+
+    def test_ids(self):
+        for text, says in (("[[1, 2", ""), ("{}", "list"), ("[[1.5]]", "1.5"), ("[[-1]]", "-1"),
+                           ("[[]]", "empty"), ("[]", "no list"), ("[[99999]]", "99999"),
+                           ('[["a"]]', "token ids")):
+            path = self.write("ids.json", text)
+            self.fails(2, "eval", "logits", LLAMA, "--ids", path, "-o", self.path("o"), says=says)
+            self.fails(2, "run", LLAMA, "--ids", path, "-n", "2", says=says)
+        self.fails(2, "run", LLAMA, "--ids", self.path("none.json"), "-n", "2", says="none.json")
+
+    def test_parameters(self):
+        for flags in (["--temp", "-1"], ["--top-p", "0"], ["--top-p", "nan"], ["--top-k", "-1"],
+                      ["--min-p", "2"], ["-n", "0"], ["--beams", "9999"],
+                      ["--logit-bias", "x"], ["--logit-bias", "99999999=1"], ["--stop", ""],
+                      ["--cpu-isa", "mmx"], ["--kv-cache-dtype", "q1"], ["--kv-cache-memory", "x"],
+                      ["--force-kernel", "matmul=none"], ["--samples", "0"], ["--logprobs", "3"]):
+            self.fails(2, "run", "default", "Hello", *flags)
+
+    def test_prompt(self):
+        self.fails(2, "run", "default", stdin="", says="no prompt")
+        self.fails(2, "run", "default", "-f", self.path("none.txt"), says="none.txt")
+        self.fails(2, "run", "default", "x", "-f", __file__)
+        self.fails(2, "run", "default", "word " * 5000)
+
+    def test_chat_without_a_template(self):
+        self.fails(2, "run", "default", "Hello", "--chat", says="template")
+
+    def test_memory_that_does_not_suffice(self):
+        result = run("run", "default", "Hello", "--kv-cache-memory", "1K")
+        self.assertIn(result.returncode, (1, 2))
+        self.assertEqual(len(result.stderr.strip().split("\n")), 1)
+
+
+class Run(Case):
+    def ids_and_greedy(self, folder):
+        golden = load_safetensors(os.path.join(folder, "golden.safetensors"))
+        return ([list(golden[f"ids_{i}"][1]) for i in indices(golden)],
+                [list(golden[f"greedy_{i}"][1]) for i in indices(golden)])
+
+    def test_greedy_ids_are_the_golden_ones(self):
+        for name in ("llama", "gemma2", "qwen3", "gpt2", "mixtral"):
+            ids, greedy = self.ids_and_greedy(os.path.join(GOLDEN, name))
+            path = self.write("ids.json", json.dumps(ids))
+            text = self.succeeds("run", os.path.join(GOLDEN, name), "--ids", path, "-n", "24",
+                                 "--temp", "0", "--print-ids", "--reference")
+            self.assertEqual([json.loads(line) for line in text.splitlines()], greedy, name)
+
+    def test_alone_as_in_parallel(self):
+        ids, _ = self.ids_and_greedy(LLAMA)
+        path = self.write("ids.json", json.dumps(ids * 4))
+        flags = ["run", LLAMA, "--ids", path, "-n", "12", "--seed", "7", "--print-ids"]
+        self.assertEqual(self.succeeds(*flags, "--parallel", "1"),
+                         self.succeeds(*flags, "--parallel", "20"))
+
+    def test_default_model_streams(self):
+        text = self.succeeds("run", "Once upon a time", "-n", "20", "--temp", "0")
+        self.assertGreater(len(text.split()), 5)
+        self.assertEqual(text, self.succeeds("run", "default", "Once upon a time", "-n", "20",
+                                             "--temp", "0"))
+        self.assertEqual(text, self.succeeds("run", "-n", "20", "--temp", "0",
+                                             stdin="Once upon a time\n"))
+
+    def test_seeds(self):
+        flags = ["run", "Once upon a time", "-n", "16"]
+        self.assertEqual(self.succeeds(*flags, "--seed", "1"), self.succeeds(*flags, "--seed", "1"))
+        self.assertNotEqual(self.succeeds(*flags, "--seed", "1"),
+                            self.succeeds(*flags, "--seed", "2"))
+
+    def test_json(self):
+        prompts = self.write("p.txt", 'Once upon\n"The\\nsea"\n\nA man\n')
+        lines = self.succeeds("run", "default", "-f", prompts, "-n", "4", "--temp", "0", "--json",
+                              "--samples", "2", "--logprobs", "2").splitlines()
+        entries = [json.loads(line) for line in lines]
+        self.assertEqual([e["prompt"] for e in entries],
+                         ["Once upon"] * 2 + ["The\nsea"] * 2 + ["A man"] * 2)
+        self.assertEqual([e["sample"] for e in entries], [0, 1] * 3)
+        for e in entries:
+            self.assertEqual(e["finish_reason"], "length")
+            self.assertEqual(len(e["ids"]), 4)
+            self.assertEqual(len(e["logprobs"]), 4)
+            for id_, chosen in zip(e["ids"], e["logprobs"]):
+                self.assertEqual(len(chosen), 3)
+                self.assertEqual(chosen[0]["id"], id_)
+                self.assertEqual(chosen[1], chosen[0])  # greedy: the best is the chosen one
+                self.assertLessEqual(chosen[2]["logprob"], chosen[1]["logprob"])
+
+    def test_stop(self):
+        flags = ["run", "Once upon a time", "-n", "40", "--temp", "0"]
+        text = self.succeeds(*flags)
+        word = text.split()[6]
+        stopped = self.succeeds(*flags, "--stop", word)
+        self.assertEqual(stopped.rstrip("\n"), text[:text.index(word)])
+
+    def test_speed_line(self):
+        result = run("run", "Once upon a time", "-n", "8", "--stats")
+        self.assertRegex(result.stderr, r"\d+ tokens of prompt in .* tokens written in ")
+
+    def test_verbose_prints_the_plan(self):
+        result = run("run", "Once", "-n", "1", "--verbose")
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, r"(?i)weights")
+
+
+class Tokenize(Case):
+    TEXTS = ["Hello, world", "", " two  spaces", "naïve 東京 🙂", "a\nb\t", "\u0000x", "<s>"]
+
+    def test_there_and_back(self):
+        lines = "".join(json.dumps(t) + "\n" for t in self.TEXTS)
+        ids = self.succeeds("tokenize", "default", "--jsonl", "--no-special", stdin=lines)
+        self.assertEqual(len(ids.splitlines()), len(self.TEXTS))
+        back = self.succeeds("tokenize", "default", "--jsonl", "--decode", stdin=ids)
+        self.assertEqual([json.loads(line) for line in back.splitlines()], self.TEXTS)
+
+    def test_special_tokens(self):
+        with_bos = json.loads(self.succeeds("tokenize", "default", "--jsonl", stdin='"Hi"\n'))
+        without = json.loads(self.succeeds("tokenize", "default", "--jsonl", "--no-special",
+                                           stdin='"Hi"\n'))
+        self.assertEqual(with_bos, [1] + without)
+
+    def test_answers_line_by_line(self):
+        with subprocess.Popen([FRESHET, "tokenize", "default", "--jsonl"], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+            for text in ("one", "two"):
+                process.stdin.write(json.dumps(text) + "\n")
+                process.stdin.flush()
+                self.assertIsInstance(json.loads(process.stdout.readline()), list)
+            process.stdin.close()
+            self.assertEqual(process.wait(60), 0)
+
+    def test_wrong_lines(self):
+        for line in ("no json", "[1, 2]", '{"a": 1}'):
+            self.fails(2, "tokenize", "default", "--jsonl", stdin=line + "\n", says="line 1")
+        for line in ('"text"', "[1, -5]", "[1.5]", "[99999999999999]"):
+            self.fails(2, "tokenize", "default", "--jsonl", "--decode", stdin=line + "\n")
+
+    def test_text(self):
+        self.assertIn("2 tokens", self.succeeds("tokenize", "default", "Once upon", "--no-special"))
+        self.assertIsInstance(json.loads(self.succeeds("tokenize", "default", "Hi", "--json")), list)
+
+
+class Templates(Case):
+    TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+                "{% if add_generation_prompt %}<assistant>{% endif %}{{ name }}")
+
+    def test_variables(self):
+        path = self.write("t.jinja", self.TEMPLATE)
+        messages = [{"role": "user", "content": "Hi"}]
+        self.assertEqual(self.succeeds("apply-template", path, stdin=json.dumps(messages)),
+                         "<user>Hi<assistant>")
+        context = {"messages": messages, "add_generation_prompt": False, "name": "é"}
+        self.assertEqual(self.succeeds("apply-template", path, stdin=json.dumps(context)),
+                         "<user>Hié")
+
+    def test_time(self):
+        path = self.write("t.jinja", "{{ strftime_now('%d %b %Y') }}")
+        self.assertEqual(self.succeeds("apply-template", path, "--now", "2024-07-26T12:30:00",
+                                       stdin="{}"), "26 Jul 2024")
+        self.fails(2, "apply-template", path, "--now", "yesterday", stdin="{}")
+
+    def test_wrong(self):
+        path = self.write("t.jinja", "{{ raise_exception('no') }}")
+        self.fails(2, "apply-template", path, stdin="{}", says="no")
+        self.fails(2, "apply-template", self.write("u.jinja", "{% if %}"), stdin="{}")
+        self.fails(2, "apply-template", path, stdin="not json")
+        self.fails(2, "apply-template", path, stdin="5")
+        self.fails(2, "apply-template", self.path("none.jinja"), stdin="{}")
+        endless = self.write("e.jinja", "{% for i in range(99999999999) %}x{% endfor %}")
+        self.fails(2, "apply-template", endless, stdin="{}")
+
+
+class Inspect(Case):
+    def test_json(self):
+        about = json.loads(self.succeeds("inspect", "default", "--json", "--kernels"))
+        self.assertEqual(about["architecture"], "llama")
+        self.assertEqual(about["container"], "gguf")
+        self.assertEqual(len(about["layers"]), 5)
+        self.assertEqual(sum(f["tensors"] for f in about["formats"]), len(about["tensors"]))
+        self.assertEqual(sum(t["bytes"] for t in about["tensors"]), about["bytes"])
+        self.assertTrue(all(k["kernel"] for k in about["kernels"]))
+
+    def test_forced_kernels(self):
+        about = json.loads(self.succeeds("inspect", "default", "--json", "--kernels", "--cpu-isa",
+                                         "scalar"))
+        for kernel in about["kernels"]:
+            self.assertTrue(kernel["kernel"].endswith(".scalar"), kernel)
+
+    def test_folder_as_text(self):
+        text = self.succeeds("inspect", os.path.join(GOLDEN, "deepseek-v2"), "--tensors")
+        for word in ("latent attention", "experts", "BF16"):
+            self.assertIn(word, text)
+        self.assertIsInstance(json.loads(self.succeeds("inspect", LLAMA, "--metadata")), dict)
+
+
+class Convert(Case):
+    def logits(self, model, ids):
+        self.succeeds("eval", "logits", model, "--ids", ids, "-o", self.path("o.safetensors"),
+                      "--reference")
+        return load_safetensors(self.path("o.safetensors"))["logits_0"][1]
+
+    def test_every_architecture_computes_the_same(self):
+        ids = self.write("ids.json", json.dumps([list(range(3, 40))]))
+        for name in sorted(os.listdir(GOLDEN)):
+            if name in ("deepseek-v2", "deepseek-v3", "gpt-oss", "opt"):
+                continue
+            folder, file = os.path.join(GOLDEN, name), self.path(name + ".gguf")
+            self.succeeds("convert", folder, "-o", file, "--type", "bf16")
+            want, got = self.logits(folder, ids), self.logits(file, ids)
+            largest = max(abs(x) for x in want)
+            worst = max(abs(a - b) for a, b in zip(want, got))
+            self.assertLess(worst, 1e-5 * largest, name)
+
+    def test_types(self):
+        sizes = {}
+        for name in ("f32", "f16", "bf16", "q8_0", "q6_k", "q4_k", "q4_k_m", "q4_0"):
+            path = self.path(name + ".gguf")
+            self.succeeds("convert", LLAMA, "-o", path, "--type", name)
+            self.succeeds("inspect", path)
+            sizes[name] = os.path.getsize(path)
+        self.assertGreater(sizes["f32"], sizes["bf16"])
+        self.assertGreater(sizes["bf16"], sizes["q8_0"])
+
+    def test_refusals(self):
+        path = self.path("o.gguf")
+        self.fails(2, "convert", LLAMA, "-o", path, "--type", "q9", says="q8_0")
+        self.fails(2, "convert", os.path.join(GOLDEN, "deepseek-v2"), "-o", path, says="deepseek_v2")
+        self.assertFalse(os.path.exists(path))
+        self.succeeds("convert", LLAMA, "-o", path)
+        self.fails(2, "convert", LLAMA, "-o", path, says="--force")
+        self.fails(2, "convert", path, "-o", self.path("p.gguf"), says="Hugging Face")
+        self.fails(1, "convert", LLAMA, "-o", self.path("no/such/folder/o.gguf"))
+
+    def test_metadata(self):
+        path = self.path("o.gguf")
+        self.succeeds("convert", LLAMA, "-o", path, "--set", "general.license=mit", "--set",
+                      "x.flag=true", "--name", "Test")
+        metadata = json.loads(self.succeeds("inspect", path, "--metadata"))
+        self.assertEqual(metadata["general.license"], "mit")
+        self.assertEqual(metadata["general.name"], "Test")
+        self.assertIs(metadata["x.flag"], True)
+
+
+class Eval(Case):
+    def test_logits_are_the_golden_ones(self):
+        golden = load_safetensors(os.path.join(LLAMA, "golden.safetensors"))
+        lists = [list(golden[f"ids_{i}"][1]) for i in indices(golden)]
+        ids = self.write("ids.json", json.dumps(lists))
+        out = self.path("o.safetensors")
+        about = json.loads(self.succeeds("eval", "logits", LLAMA, "--ids", ids, "-o", out, "--json",
+                                         "--reference"))
+        self.assertEqual(about["sequences"], len(lists))
+        got = load_safetensors(out)
+        for place, i in enumerate(indices(golden)):
+            self.assertEqual(got[f"logits_{place}"][0], golden[f"logits_{i}"][0])
+            want = golden[f"logits_{i}"][1]
+            largest = max(abs(x) for x in want)
+            worst = max(abs(a - b) for a, b in zip(want, got[f"logits_{place}"][1]))
+            self.assertLess(worst, 2e-4 * largest)
+
+    def test_perplexity(self):
+        text = self.write("t.txt", "The sea was calm and the ship lay still. " * 40)
+        about = json.loads(self.succeeds("eval", "perplexity", "default", text, "--window", "64",
+                                         "--json"))
+        self.assertEqual(about["tokens"], about["windows"] * 64)
+        self.assertGreater(about["nats_per_token"], 0.0)
+        self.assertLess(about["nats_per_token"], 9.7)  # log(16384): guessing
+        shorter = json.loads(self.succeeds("eval", "perplexity", "default", text, "--window", "64",
+                                           "--max-chars", "600", "--json"))
+        self.assertLess(shorter["tokens"], about["tokens"])
+        self.fails(2, "eval", "perplexity", "default", text, "--max-chars", "5", says="window")
+
+    def test_batches_do_not_change_perplexity(self):
+        text = self.write("t.txt", "She had never seen the town before, and it pleased her. " * 40)
+        flags = ["eval", "perplexity", "default", text, "--window", "50", "--json"]
+        self.assertEqual(self.succeeds(*flags, "--batch", "1"), self.succeeds(*flags, "--batch", "7"))
+
+
+class Bench(Case):
+    FLAGS = ["bench", "-p", "16", "-n", "4", "-pg", "8,4", "-d", "0,32", "-r", "2", "-m", LLAMA]
+    TESTS = ["pp16", "tg4", "pp8+tg4", "pp16 @ d32", "tg4 @ d32", "pp8+tg4 @ d32"]
+
+    def test_ceilings(self):
+        rates = {c["name"]: c["rate"] for c in json.loads(self.succeeds("bench", "ceilings", "--json", "-t", "1"))}
+        self.assertGreater(rates["read"], 1e8)
+        self.fails(2, "bench", "ceilings", "--cpu-isa", "mmx")
+
+    def test_shapes_load(self):
+        for kind in ("q4_0", "q8_0", "q4_k_m", "q6_k", "bf16", "f16"):
+            path = self.path(kind + ".gguf")
+            subprocess.run([sys.executable, os.path.join(SOURCE, "tools/shape_gguf.py"), path, "--type", kind,
+                            "--layers", "2", "--hidden", "256", "--ffn", "512", "--heads", "4", "--kv-heads", "2",
+                            "--vocab", "512"], check=True)
+            rows = json.loads(self.succeeds("bench", "-m", path, "-p", "8", "-n", "2", "-r", "1", "--json"))
+            self.assertEqual([row["test"] for row in rows], ["pp8", "tg2"])
+
+    def test_json(self):
+        rows = json.loads(self.succeeds(*self.FLAGS, "-o", "json"))
+        self.assertEqual([r["test"] for r in rows], self.TESTS)
+        for r in rows:
+            self.assertGreater(r["median_ts"], 0.0)
+            self.assertEqual(len(r["samples_ts"]), 2)
+            self.assertGreater(r["ceiling_read_bytes_per_s"], 0.0)
+            self.assertIn("read_fraction", r)
+        self.assertEqual(rows, sorted(rows, key=lambda r: r["n_depth"]))
+
+    def test_md_and_csv(self):
+        text = self.succeeds(*self.FLAGS)
+        for name in self.TESTS:
+            self.assertIn(f"| {name} |", text)
+        lines = self.succeeds(*self.FLAGS, "-o", "csv").splitlines()
+        self.assertEqual(len(lines), 7)
+        self.assertEqual({len(line.split(",")) for line in lines}, {len(lines[0].split(","))})
+
+    def test_sequences(self):
+        rows = json.loads(self.succeeds("bench", "-m", LLAMA, "-p", "0", "-n", "4", "--sequences",
+                                        "1,3", "-r", "1", "--json"))
+        self.assertEqual([r["test"] for r in rows], ["tg4", "tg4 x 3"])
+
+
+class Chat(Case):
+    TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+    def test_turns_and_commands(self):
+        path = self.write("t.jinja", self.TEMPLATE)
+        script = "Hello\n/history\n/undo\n/history\n/system Be brief.\n/history\n/help\n/exit\nnever"
+        text = self.succeeds("chat", "default", "--chat-template", path, "--temp", "0", "-n", "5",
+                             stdin=script)
+        self.assertIn("user: Hello\n", text)
+        self.assertIn("assistant: ", text)
+        self.assertIn("system: Be brief.\n", text)
+        self.assertEqual(text.count("user: Hello"), 1)
+        self.assertIn("/retry", text)
+        self.assertNotIn("never", text)
+
+    def test_unknown_command(self):
+        path = self.write("t.jinja", self.TEMPLATE)
+        result = run("chat", "default", "--chat-template", path, stdin="/nonsense\n")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("/help", result.stderr)
+
+    def test_terminal(self):
+        """On a terminal Ctrl-C stops an answer and the conversation goes on; Ctrl-D leaves."""
+        path = self.write("t.jinja", self.TEMPLATE)
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.environ["FRESHET_CACHE_DIR"] = self.folder
+            os.execv(FRESHET, [FRESHET, "chat", "default", "--chat-template", path, "-n", "1500",
+                               "--ignore-eos"])
+        self.addCleanup(os.close, terminal)
+        seen = b""
+
+        def wait_for(what, seconds=120):
+            nonlocal seen
+            end = time.time() + seconds
+            while what not in seen:
+                self.assertLess(time.time(), end, seen)
+                seen += os.read(terminal, 4096)
+            seen = seen[seen.index(what) + len(what):]
+
+        wait_for(b"/help")
+        wait_for(b"> ")
+        os.write(terminal, b"Tell me a story\n")
+        wait_for(b"Tell me a story")
+        wait_for(b" ")  # the answer has begun
+        time.sleep(0.2)
+        os.write(terminal, b"\x03")
+        wait_for(b"> ")
+        os.write(terminal, b"/history\n")
+        wait_for(b"user: Tell me a story")
+        wait_for(b"> ")
+        os.write(terminal, b"half a line")
+        wait_for(b"half a line")
+        os.write(terminal, b"\x03")
+        wait_for(b"> ")
+        os.write(terminal, b"\x04")
+        _, status = os.waitpid(pid, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+
+
+class Interrupts(Case):
+    def start(self, *arguments):
+        return subprocess.Popen([FRESHET, *arguments], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE)
+
+    def test_while_writing(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.start("run", "default", "Once upon a time", "-n", "1900", "--ignore-eos") as p:
+                self.assertTrue(p.stdout.read(1))
+                p.send_signal(number)
+                self.assertEqual(p.wait(60), 130)
+
+    def test_while_loading(self):
+        with self.start("run", "default", "Once", "-n", "1900", "--ignore-eos") as p:
+            time.sleep(0.05)
+            p.send_signal(signal.SIGINT)
+            self.assertIn(p.wait(60), (130, -signal.SIGINT))
+
+    def test_measuring(self):
+        text = self.write("t.txt", "The sea was calm and the ship lay still. " * 20000)
+        with self.start("eval", "perplexity", "default", text) as p:
+            time.sleep(2)
+            p.send_signal(signal.SIGINT)
+            self.assertEqual(p.wait(60), 130)
+
+
+class Output(Case):
+    COMMANDS = (["run", "Once upon a time", "-n", "30"], ["inspect", "default", "--json"],
+                ["tokenize", "default", "Hello"], ["--help"])
+
+    def test_full_disk(self):
+        for arguments in self.COMMANDS[:3]:
+            with open("/dev/full", "wb") as full:
+                result = subprocess.run([FRESHET, *arguments], stdout=full, stderr=subprocess.PIPE,
+                                        text=True, timeout=300, check=False)
+            self.assertEqual(result.returncode, 1, arguments)
+            self.assertIn("No space left", result.stderr)
+
+    def test_reader_that_leaves(self):
+        for arguments in self.COMMANDS[:3]:
+            read, write = os.pipe()
+            os.close(read)
+            result = subprocess.run([FRESHET, *arguments], stdout=write, stderr=subprocess.PIPE,
+                                    text=True, timeout=300, check=False)
+            os.close(write)
+            self.assertEqual(result.returncode, 1, arguments)
+            self.assertIn("Broken pipe", result.stderr)
+
+    def test_logits_to_a_full_disk(self):
+        ids = self.write("ids.json", "[[1, 2, 3]]")
+        self.fails(1, "eval", "logits", LLAMA, "--ids", ids, "-o", "/dev/full", says="No space left")
+
+    def test_closed_output(self):
+        result = subprocess.run(["sh", "-c", f'"{FRESHET}" tokenize default Hello >&-'],
+                                stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        self.assertEqual(result.returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,494 @@
+// Every op of the CUDA backend against the reference op, on random shapes and in guarded memory;
+// and the law of the batch: a row has the same bits alone and in any batch. Skipped without a GPU.
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "backend/cuda/backend.h"
+#include "tensor/dtype.h"
+#include "tests/op_cases.h"
+#include "tests/op_test_util.h"
+
+namespace freshet {
+namespace {
+
+using ops::kBlockTokens;
+using test::random_floats;
+
+float bf16(float v) {
+  return bf16_to_f32(f32_to_bf16(v));
+}
+std::vector<float> rounded(std::vector<float> v) {
+  for (float& x : v) x = bf16(x);
+  return v;
+}
+
+// Floats of the device between two walls that notice a write.
+class DeviceFloats {
+ public:
+  DeviceFloats(ops::Ops& o, size_t n) : ops_(o), n_(n) {
+    std::vector<float> all(n + 2 * kWall, kMark);
+    buffer_ = std::move(o.upload(all)).value();
+  }
+  DeviceFloats(ops::Ops& o, const std::vector<float>& v) : DeviceFloats(o, v.size()) {
+    EXPECT_TRUE(o.device()->write(data(), v.data(), v.size() * sizeof(float)).ok());
+  }
+  float* data() { return buffer_.as<float>() + kWall; }
+  Matrix matrix(int64_t rows, int64_t cols) { return {data(), rows, cols, cols}; }
+  std::vector<float> get() {
+    std::vector<float> all(n_ + 2 * kWall);
+    ops_.device()->read(all.data(), buffer_.data(), all.size() * sizeof(float));
+    for (size_t i = 0; i < kWall; ++i) {
+      EXPECT_EQ(all[i], kMark) << "before";
+      EXPECT_EQ(all[kWall + n_ + i], kMark) << "after";
+    }
+    return {all.begin() + kWall, all.begin() + static_cast<int64_t>(kWall + n_)};
+  }
+
+ private:
+  static constexpr size_t kWall = 128;
+  static constexpr float kMark = -12345.5f;
+  ops::Ops& ops_;
+  size_t n_;
+  Buffer buffer_;
+};
+
+class Cuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto device = cuda::open(std::string("auto"));
+    ASSERT_TRUE(device.ok()) << device.status().message();
+    if (*device == nullptr) GTEST_SKIP() << "no GPU here";
+    gpu = ops::Ops::create(pool, std::move(*device));
+    ASSERT_TRUE(gpu->set_scratch(size_t{512} << 20).ok());
+    ops::OpsOptions options;
+    options.reference = true;
+    cpu = std::move(ops::Ops::create(pool, ops::reference_kernels(), {}, options)).value();
+    ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
+  }
+
+  // Each got value within `allowed` of the wanted one.
+  static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
+                          float allowed, const std::string& what) {
+    ASSERT_EQ(got.size(), want.size()) << what;
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(std::fabs(got[i] - want[i]) <= allowed)
+          << what << " at " << i << ": " << got[i] << " for " << want[i];
+    }
+  }
+  static float largest(const std::vector<float>& v) {
+    float most = 0.0f;
+    for (const float x : v) most = std::max(most, std::fabs(x));
+    return most;
+  }
+
+  // Random rows in a stored format.
+  struct Stored {
+    std::vector<uint8_t> bytes;
+    std::vector<const uint8_t*> rows;
+  };
+  static Stored stored(quant::Format format, int64_t rows, int64_t cols, uint32_t seed) {
+    const quant::FormatInfo& info = quant::info(format);
+    const std::vector<float> values = random_floats(static_cast<size_t>(rows * cols), seed, 0.5f);
+    const size_t row_bytes = quant::row_bytes(format, cols);
+    Stored s;
+    s.bytes.resize(row_bytes * static_cast<size_t>(rows));
+    for (int64_t r = 0; r < rows; ++r) {
+      uint8_t* to = s.bytes.data() + row_bytes * static_cast<size_t>(r);
+      info.encode(values.data() + r * cols, to, cols, nullptr);
+      s.rows.push_back(to);
+    }
+    return s;
+  }
+
+  ThreadPool pool{2, false};
+  std::unique_ptr<ops::Ops> gpu, cpu;
+};
+
+const quant::Format kFormats[] = {quant::Format::kBF16, quant::Format::kF16,  quant::Format::kF32,
+                                  quant::Format::kQ8_0, quant::Format::kQ4_0, quant::Format::kQ4_K,
+                                  quant::Format::kQ6_K, quant::Format::kMXFP4};
+
+TEST_F(Cuda, ProductsAreNearTheReference) {
+  std::vector<cases::MatmulCase> all = cases::matmul_cases();
+  all.push_back({3, 4100, 1024});  // few leaves
+  all.push_back({40, 96, 4096});   // many
+  all.push_back({300, 200, 512});
+  for (const quant::Format format : kFormats) {
+    uint32_t seed = 1;
+    for (cases::MatmulCase c : all) {
+      if (quant::info(format).block_size == 1 && seed % 3 == 0) c.cols -= 37;  // ragged ends
+      const std::string what =
+          fmt::format("{} {}x{}x{}", quant::info(format).name, c.tokens, c.rows, c.cols);
+      const Stored s = stored(format, c.rows, c.cols, seed += 3);
+      const auto w = gpu->pack(format, s.rows, c.cols);
+      const auto ref = cpu->pack(format, s.rows, c.cols);
+      ASSERT_TRUE(w.ok() && ref.ok()) << what;
+      std::vector<float> x =
+          rounded(random_floats(static_cast<size_t>(c.tokens * c.cols), seed + 1));
+      const std::vector<float> bias = random_floats(static_cast<size_t>(c.rows), seed + 2);
+      std::vector<float> want = random_floats(static_cast<size_t>(c.tokens * c.rows), seed);
+      DeviceFloats dx(*gpu, x), db(*gpu, bias), out(*gpu, want);
+      ops::Product p{&*ref, {want.data(), c.tokens, c.rows, c.rows}, bias.data(), 0.5f, true};
+      cpu->matmul({x.data(), c.tokens, c.cols, c.cols}, {&p, 1});
+      ops::Product q{&*w, out.matrix(c.tokens, c.rows), db.data(), 0.5f, true};
+      gpu->matmul(dx.matrix(c.tokens, c.cols), {&q, 1});
+      // F16 is rounded to BF16: half a unit of 2^-8 each, at random. The others are exact.
+      const float allowed = 1e-2f * std::sqrt(static_cast<float>(c.cols)) * 0.5f * 0.5f + 1e-4f;
+      expect_near(out.get(), want, format == quant::Format::kF16 ? allowed : 2e-3f, what);
+    }
+  }
+}
+
+TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
+  constexpr int64_t kRows = 528, kMost = 256;
+  for (const quant::Format format : kFormats) {
+    for (const int64_t cols : {int64_t{512}, int64_t{4096}}) {
+      const Stored s = stored(format, kRows, cols, 5);
+      const auto w = gpu->pack(format, s.rows, cols);
+      ASSERT_TRUE(w.ok());
+      DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 6));
+      const auto run = [&](int64_t first, int64_t count) {
+        DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
+        ops::Product p{&*w, out.matrix(count, kRows), nullptr, 1.0f, false};
+        gpu->matmul(x.matrix(kMost, cols).slice_rows(first, count), {&p, 1});
+        return out.get();
+      };
+      std::vector<float> alone;
+      for (int64_t t = 0; t < kMost; ++t) {
+        const auto row = run(t, 1);
+        alone.insert(alone.end(), row.begin(), row.end());
+      }
+      for (const int64_t count : {2, 7, 8, 9, 16, 17, 31, 64, 65, 100, 128, 129, 200, 256}) {
+        for (const int64_t first : {int64_t{0}, kMost - count}) {
+          const auto got = run(first, count);
+          ASSERT_EQ(std::memcmp(got.data(), alone.data() + first * kRows, got.size() * 4), 0)
+              << quant::info(format).name << " cols=" << cols << " rows " << first << "+" << count;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
+  for (const quant::Format format : kFormats) {
+    const Stored s = stored(format, 50, 512, 9);
+    const auto w = gpu->pack(format, s.rows, 512);
+    ASSERT_TRUE(w.ok());
+    const std::vector<int32_t> ids = {0, 15, 16, 47, 3, 33};
+    DeviceFloats out(*gpu, ids.size() * 512);
+    gpu->embed(out.matrix(6, 512), *w, ids, 1.0f, 2);
+    std::vector<float> want(ids.size() * 512);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      quant::info(format).decode(s.rows[static_cast<size_t>(ids[i] + 2)], want.data() + i * 512,
+                                 512);
+    }
+    expect_near(out.get(), want, 1e-6f, std::string(quant::info(format).name));
+  }
+}
+
+TEST_F(Cuda, RowOpsAreNearTheReference) {
+  uint32_t seed = 100;
+  for (const int64_t n : cases::row_lengths()) {
+    const int64_t rows = 1 + n % 5;
+    const auto size = static_cast<size_t>(rows * n);
+    const std::vector<float> a = random_floats(size, ++seed, 2.0f), b = random_floats(size, ++seed);
+    const std::vector<float> w = random_floats(static_cast<size_t>(n), ++seed);
+    DeviceFloats dw(*gpu, w);
+    const auto both = [&](const std::string& what, float allowed, auto&& op) {
+      std::vector<float> host = a, other = b;
+      DeviceFloats on(*gpu, a), with(*gpu, b);
+      op(*cpu, Matrix{host.data(), rows, n, n}, Matrix{other.data(), rows, n, n}, w.data());
+      op(*gpu, on.matrix(rows, n), with.matrix(rows, n), dw.data());
+      expect_near(on.get(), host, allowed, fmt::format("{} n={}", what, n));
+    };
+    for (const auto kind : {ops::NormKind::kRms, ops::NormKind::kLayer}) {
+      both("norm", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float* weight) {
+        o.norm(x, x, {kind, weight, weight, 1e-5f});
+      });
+    }
+    for (int k = 0; k <= 6; ++k) {
+      both("activation", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float*) {
+        o.activation(x, static_cast<ops::Activation>(k));
+      });
+      both("glu", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+        o.glu(x, x, y, {static_cast<ops::Activation>(k), 0.0f, 0.0f});
+      });
+    }
+    both("glu limit", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+      o.glu(x, x, y, {ops::Activation::kSilu, 1.5f, 1.7f});
+    });
+    both("add", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.add(x, y, 0.3f); });
+    both("scale", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.scale(x, 3.0f); });
+    both("softcap", 1e-4f,
+         [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.softcap(x, 1.5f); });
+    both("sigmoid_gate", 1e-4f,
+         [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.sigmoid_gate(x, y); });
+    both("gather", 0.0f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+      std::vector<int32_t> from(static_cast<size_t>(rows), 0);
+      from.back() = static_cast<int32_t>(rows - 1);
+      o.gather_rows(x, y, from);
+    });
+  }
+}
+
+TEST_F(Cuda, HeadsRotateAndAreNormalised) {
+  uint32_t seed = 300;
+  for (const int head_dim : {8, 64, 96, 128}) {
+    for (const bool interleaved : {false, true}) {
+      const int heads = 3, rotary = head_dim / 2, offset = head_dim / 4;
+      const std::vector<int32_t> positions = {0, 1, 77, 5000, 131071};
+      const auto tokens = static_cast<int64_t>(positions.size());
+      const int64_t cols = int64_t{heads} * head_dim;
+      std::vector<float> x = random_floats(static_cast<size_t>(tokens * cols), ++seed);
+      const std::vector<float> w = random_floats(static_cast<size_t>(cols), ++seed);
+      std::vector<float> freq;
+      for (int i = 0; i < rotary / 2; ++i) {
+        freq.push_back(
+            std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(rotary)));
+      }
+      std::vector<float> table(static_cast<size_t>(tokens * rotary));
+      DeviceFloats dx(*gpu, x), dw(*gpu, w), df(*gpu, freq), dt(*gpu, table.size());
+      cpu->rope_table(table.data(), positions, freq, 1.1f);
+      gpu->rope_table(dt.data(), positions, {df.data(), freq.size()}, 1.1f);
+      expect_near(dt.get(), table, 1e-6f, "rope_table");
+      const Matrix host{x.data(), tokens, cols, cols}, on = dx.matrix(tokens, cols);
+      for (const bool distinct : {false, true}) {
+        cpu->norm_heads(host, heads, head_dim, {ops::NormKind::kRms, w.data(), nullptr, 1e-6f},
+                        distinct);
+        gpu->norm_heads(on, heads, head_dim, {ops::NormKind::kRms, dw.data(), nullptr, 1e-6f},
+                        distinct);
+        cpu->rope(host, heads, head_dim, offset, rotary, interleaved, table.data());
+        gpu->rope(on, heads, head_dim, offset, rotary, interleaved, dt.data());
+      }
+      expect_near(dx.get(), x, 1e-3f, fmt::format("rope head_dim={}", head_dim));
+    }
+  }
+}
+
+// A cache on each side with the same keys and values.
+struct AttentionProblem {
+  AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed)
+      : c(of), gpu(g), cpu(h) {
+    c.shape.type = ops::KvType::kF16;
+    std::mt19937 rng(seed);
+    int64_t total = 0;
+    for (const auto& s : c.sequences) {
+      stride = std::max<int64_t>(stride, (s.context + kBlockTokens - 1) / kBlockTokens);
+      total += s.context;
+      tokens += s.queries;
+    }
+    blocks = static_cast<int32_t>(c.sequences.size()) * static_cast<int32_t>(stride) + 3;
+    std::vector<int32_t> ids(static_cast<size_t>(blocks));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), rng);
+    for (size_t i = 0; i < c.sequences.size() * static_cast<size_t>(stride); ++i) {
+      tables.push_back(ids[i]);
+    }
+    const size_t bytes = c.shape.block_bytes() * static_cast<size_t>(blocks);
+    host_cache = std::move(Buffer::allocate(bytes)).value();
+    gpu_cache = std::move(Buffer::allocate(bytes, gpu.memory())).value();
+    const int64_t k_cols = int64_t{c.shape.kv_heads} * c.shape.key_dim;
+    const int64_t v_cols = int64_t{c.shape.kv_heads} * c.shape.value_dim;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t n = c.sequences[s].context;
+      std::vector<float> k = random_floats(static_cast<size_t>(n * k_cols), seed + 1);
+      std::vector<float> v = random_floats(static_cast<size_t>(n * v_cols), seed + 2);
+      const int32_t starts[] = {0, n};
+      const ops::AttentionBatch batch{
+          starts, {&n, 1}, tables.data() + static_cast<int64_t>(s) * stride, stride};
+      DeviceFloats dk(gpu, k), dv(gpu, v);
+      cpu.store_kv(host_view(), {k.data(), n, k_cols, k_cols}, {v.data(), n, v_cols, v_cols},
+                   batch);
+      gpu.store_kv(gpu_view(), dk.matrix(n, k_cols), dv.matrix(n, v_cols), batch);
+      (void)dk.get();
+      seed += 3;
+    }
+    queries =
+        rounded(random_floats(static_cast<size_t>(tokens * c.heads * c.shape.key_dim), seed + 5));
+    sinks = random_floats(static_cast<size_t>(c.heads), seed + 6, 2.0f);
+  }
+  ops::KvView host_view() { return {c.shape, host_cache.data(), blocks}; }
+  ops::KvView gpu_view() { return {c.shape, gpu_cache.data(), blocks}; }
+
+  struct Part {
+    size_t sequence;
+    int32_t skip, queries;
+  };
+  std::vector<float> attend(bool on_gpu, const std::vector<Part>& parts) {
+    std::vector<int32_t> starts = {0}, contexts, part_tables;
+    std::vector<float> q;
+    const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    for (const Part& p : parts) {
+      const auto& s = c.sequences[p.sequence];
+      int64_t first = p.skip;
+      for (size_t i = 0; i < p.sequence; ++i) first += c.sequences[i].queries;
+      q.insert(q.end(), queries.begin() + first * q_cols,
+               queries.begin() + (first + p.queries) * q_cols);
+      starts.push_back(starts.back() + p.queries);
+      contexts.push_back(s.context - s.queries + p.skip + p.queries);
+      const auto table = tables.begin() + static_cast<int64_t>(p.sequence) * stride;
+      part_tables.insert(part_tables.end(), table, table + stride);
+    }
+    const int64_t n = starts.back();
+    const ops::AttentionBatch batch{starts, contexts, part_tables.data(), stride};
+    ops::AttentionParams params{c.heads, 1.0f / std::sqrt(static_cast<float>(c.shape.key_dim)),
+                                c.softcap, c.window, c.sinks ? sinks.data() : nullptr};
+    if (!on_gpu) {
+      std::vector<float> out(static_cast<size_t>(n * out_cols));
+      cpu.attention({out.data(), n, out_cols, out_cols}, {q.data(), n, q_cols, q_cols}, host_view(),
+                    batch, params);
+      return out;
+    }
+    DeviceFloats dq(gpu, q), ds(gpu, sinks), out(gpu, static_cast<size_t>(n * out_cols));
+    if (c.sinks) params.sinks = ds.data();
+    gpu.attention(out.matrix(n, out_cols), dq.matrix(n, q_cols), gpu_view(), batch, params);
+    return out.get();
+  }
+
+  cases::AttentionCase c;
+  ops::Ops &gpu, &cpu;
+  std::vector<int32_t> tables;
+  std::vector<float> queries, sinks;
+  Buffer host_cache, gpu_cache;
+  int64_t stride = 0, tokens = 0;
+  int32_t blocks = 0;
+};
+
+TEST_F(Cuda, AttentionIsNearTheReferenceAndKeepsItsBits) {
+  uint32_t seed = 1000;
+  for (const cases::AttentionCase& c : cases::attention_cases()) {
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      whole.push_back({s, 0, c.sequences[s].queries});
+    }
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
+    size_t at = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      for (int32_t q = 0; q < c.sequences[s].queries; ++q, at += row) {
+        if (q % 5 != 0 && q + 1 != c.sequences[s].queries) continue;
+        const std::vector<float> alone = p.attend(true, {{s, q, 1}});
+        ASSERT_EQ(std::memcmp(alone.data(), got.data() + at, row * sizeof(float)), 0)
+            << c.name() << ": query " << q << " of sequence " << s << " alone";
+        const int32_t few = std::min(3, c.sequences[s].queries - q);
+        const std::vector<float> some = p.attend(true, {{s, q, few}});
+        ASSERT_EQ(std::memcmp(some.data(), got.data() + at, row * sizeof(float) * size_t(few)), 0)
+            << c.name() << ": queries from " << q << " of sequence " << s;
+      }
+    }
+  }
+}
+
+TEST_F(Cuda, HeadwiseProductsAreNearTheReference) {
+  for (const auto& [cols, rows] :
+       {std::pair{int64_t{192}, int64_t{576}}, {int64_t{40}, int64_t{24}}}) {
+    const int64_t heads = 18, tokens = 5;
+    std::vector<ops::Weight> on, host;
+    std::vector<Stored> keep;
+    for (int64_t h = 0; h < heads; ++h) {
+      keep.push_back(stored(quant::Format::kBF16, rows, cols, static_cast<uint32_t>(h) + 1));
+      on.push_back(std::move(gpu->pack(quant::Format::kBF16, keep.back().rows, cols)).value());
+      host.push_back(std::move(cpu->pack(quant::Format::kBF16, keep.back().rows, cols)).value());
+    }
+    std::vector<float> x = rounded(random_floats(static_cast<size_t>(tokens * heads * cols), 3));
+    std::vector<float> want(static_cast<size_t>(tokens * heads * rows));
+    DeviceFloats dx(*gpu, x), out(*gpu, want.size());
+    cpu->matmul_heads({x.data(), tokens, heads * cols, heads * cols}, host,
+                      {want.data(), tokens, heads * rows, heads * rows});
+    gpu->matmul_heads(dx.matrix(tokens, heads * cols), on, out.matrix(tokens, heads * rows));
+    expect_near(out.get(), want, 1e-3f, "matmul_heads");
+  }
+}
+
+TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
+  using Score = ops::Routing::Score;
+  uint32_t seed = 500;
+  for (const int64_t tokens : {1, 3, 20, 150}) {
+    for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kTopkSoftmax}) {
+      const int64_t hidden = 128, ff = 96, experts = 16;
+      ops::Routing r;
+      r.score = score;
+      r.experts = 16;
+      r.top_k = 4;
+      r.renormalize = score != Score::kTopkSoftmax;
+      r.renormalize_eps = 1e-20f;
+      r.scale = 1.5f;
+      if (score == Score::kSigmoid) {
+        r.groups = 4;
+        r.top_groups = 2;
+        r.group_score_top = 2;
+      }
+      std::vector<float> logits = random_floats(static_cast<size_t>(tokens * experts), ++seed);
+      std::vector<float> correction = random_floats(16, ++seed, 0.1f);
+      std::vector<int32_t> ids(static_cast<size_t>(tokens * 4));
+      std::vector<float> weights(ids.size());
+      DeviceFloats dl(*gpu, logits), dc(*gpu, correction), di(*gpu, ids.size()),
+          dw(*gpu, ids.size());
+      auto* on_ids = reinterpret_cast<int32_t*>(di.data());
+      r.correction = score == Score::kSigmoid ? correction.data() : nullptr;
+      cpu->route({logits.data(), tokens, experts, experts}, r, ids.data(), weights.data());
+      if (r.correction != nullptr) r.correction = dc.data();
+      gpu->route(dl.matrix(tokens, experts), r, on_ids, dw.data());
+      const std::vector<float> got_ids = di.get();
+      ASSERT_EQ(std::memcmp(got_ids.data(), ids.data(), ids.size() * 4), 0) << "ids";
+      expect_near(dw.get(), weights, 1e-5f, "weights");
+
+      std::vector<Stored> keep;
+      std::vector<ops::Weight> up_on, up_host, down_on, down_host;
+      for (int64_t e = 0; e < experts; ++e) {
+        keep.push_back(stored(quant::Format::kBF16, 2 * ff, hidden, ++seed));
+        up_on.push_back(
+            std::move(gpu->pack(quant::Format::kBF16, keep.back().rows, hidden)).value());
+        up_host.push_back(
+            std::move(cpu->pack(quant::Format::kBF16, keep.back().rows, hidden)).value());
+        keep.push_back(stored(quant::Format::kBF16, hidden, ff, ++seed));
+        down_on.push_back(std::move(gpu->pack(quant::Format::kBF16, keep.back().rows, ff)).value());
+        down_host.push_back(
+            std::move(cpu->pack(quant::Format::kBF16, keep.back().rows, ff)).value());
+      }
+      std::vector<float> x = rounded(random_floats(static_cast<size_t>(tokens * hidden), ++seed));
+      std::vector<float> bias = random_floats(static_cast<size_t>(experts * 2 * ff), ++seed);
+      std::vector<float> want = random_floats(x.size(), ++seed);
+      DeviceFloats dx(*gpu, x), out(*gpu, want), db(*gpu, bias);
+      ops::Experts e;
+      e.gate_up = up_host;
+      e.down = down_host;
+      e.gate_up_bias = bias.data();
+      cpu->moe({want.data(), tokens, hidden, hidden}, {x.data(), tokens, hidden, hidden},
+               ids.data(), weights.data(), 4, e, true);
+      e.gate_up = up_on;
+      e.down = down_on;
+      e.gate_up_bias = db.data();
+      gpu->moe(out.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
+               true);
+      const std::vector<float> got = out.get();
+      expect_near(got, want, 1e-2f * largest(want), "moe");
+      // A token by itself.
+      const int64_t t = tokens - 1;
+      DeviceFloats one(*gpu, random_floats(static_cast<size_t>(hidden), 1));
+      gpu->moe(one.matrix(1, hidden), dx.matrix(tokens, hidden).slice_rows(t, 1), on_ids + t * 4,
+               dw.data() + t * 4, 4, e, false);
+      DeviceFloats many(*gpu, x.size());
+      gpu->moe(many.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
+               false);
+      ASSERT_EQ(std::memcmp(one.get().data(), many.get().data() + t * hidden, size_t(hidden) * 4),
+                0)
+          << "experts of a token alone, of " << tokens;
+    }
+  }
+}
+
+TEST_F(Cuda, RefusesWhatItCannotDo) {
+  const Stored s = stored(quant::Format::kQ5_0, 16, 256, 1);
+  const auto w = gpu->pack(quant::Format::kQ5_0, s.rows, 256);
+  ASSERT_FALSE(w.ok());
+  EXPECT_NE(w.status().message().find("q5_0"), std::string::npos);
+  EXPECT_FALSE(gpu->device()->supports({ops::KvType::kBF16, 1, 64, 64, false}).ok());
+}
+
+}  // namespace
+}  // namespace freshet

@@ -1,0 +1,95 @@
+// The golden models (tests/data/golden: tiny checkpoints with transformers' own outputs) as tests
+// read them, on whatever device, and the law of the batch on one of them.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "loader/safetensors.h"
+#include "tests/golden_harness.h"
+
+namespace freshet::testing {
+
+inline std::string directory() {
+  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/";
+}
+
+inline std::vector<std::string> models(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+struct Case {
+  Ids ids;
+  std::vector<float> logits;  // [ids, vocab]
+  Ids greedy;
+};
+
+inline Ids read_ids(const loader::TensorSource& tensor) {
+  Ids ids(static_cast<size_t>(tensor.elements()));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    int64_t id;
+    std::memcpy(&id, tensor.data + i * sizeof id, sizeof id);
+    ids[i] = static_cast<int32_t>(id);
+  }
+  return ids;
+}
+
+inline std::vector<Case> read_cases(const std::string& name,
+                                    const std::string& folder = directory()) {
+  auto file = loader::SafetensorsFile::open(folder + name + "/golden.safetensors");
+  FRESHET_CHECK(file.ok(), "{}", file.status().message());
+  std::vector<Case> cases;
+  for (int i = 0; i < 8; ++i) {
+    const std::string number = std::to_string(i);
+    const loader::TensorSource* ids = file->find("ids_" + number);
+    if (ids == nullptr) continue;
+    const loader::TensorSource* logits = file->find("logits_" + number);
+    Case c{read_ids(*ids), std::vector<float>(static_cast<size_t>(logits->elements())),
+           read_ids(*file->find("greedy_" + number))};
+    std::memcpy(c.logits.data(), logits->data, logits->bytes);
+    cases.push_back(std::move(c));
+  }
+  return cases;
+}
+
+inline void expect_same_bits(const std::vector<float>& got, const std::vector<float>& want,
+                             const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << what;
+}
+
+// Alone, together, whole and in chunks.
+inline void expect_batch_changes_no_bit(Runner& runner, const std::vector<Case>& cases,
+                                        const std::string& what) {
+  std::vector<Ids> sequences;
+  std::vector<std::vector<float>> alone;
+  for (const Case& c : cases) {
+    sequences.push_back(c.ids);
+    alone.push_back(runner.run({c.ids}, 0, 3)[0]);
+  }
+  for (const int chunk : {0, 1, 5, 16}) {
+    const auto together = runner.run(sequences, chunk, static_cast<uint32_t>(20 + chunk));
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      expect_same_bits(together[s], alone[s],
+                       fmt::format("{}: sequence {} in chunks of {}", what, s, chunk));
+    }
+  }
+}
+
+inline std::string test_name(const ::testing::TestParamInfo<std::string>& model) {
+  std::string name = model.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+}  // namespace freshet::testing

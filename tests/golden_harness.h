@@ -1,0 +1,187 @@
+// Runs a model over token sequences through the paged cache, for tests: shuffled blocks, any
+// chunking, any mix of sequences in a step.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/backend.h"
+#include "layers/model.h"
+#include "loader/checkpoint.h"
+#include "ops/device.h"
+
+namespace freshet::testing {
+
+using Ids = std::vector<int32_t>;
+
+class Runner {
+ public:
+  struct Options {
+    bool reference = true;
+    ops::KvType kv = ops::KvType::kF32;
+    int threads = 2;
+    int64_t max_tokens = 512;
+    int64_t context = 512;
+  };
+
+  static Result<std::unique_ptr<Runner>> open(const std::string& path, const Options& options,
+                                              std::unique_ptr<ops::Device> device = nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(const loader::Checkpoint checkpoint, loader::Checkpoint::open(path));
+    return open(checkpoint, options, std::move(device));
+  }
+
+  static Result<std::unique_ptr<Runner>> open(const loader::Checkpoint& checkpoint,
+                                              const Options& options,
+                                              std::unique_ptr<ops::Device> device = nullptr) {
+    std::unique_ptr<Runner> runner(new Runner(options));
+    ops::OpsOptions ops_options;
+    ops_options.reference = options.reference;
+    if (device != nullptr) {
+      runner->ops_ = ops::Ops::create(runner->pool_, std::move(device));
+    } else {
+      FRESHET_ASSIGN_OR_RETURN(runner->ops_, ops::Ops::create(runner->pool_, cpu::kernels(),
+                                                              cpu::detect(), ops_options));
+    }
+    FRESHET_ASSIGN_OR_RETURN(runner->model_, load_model(checkpoint, *runner->ops_, {}));
+    FRESHET_RETURN_IF_ERROR(
+        runner->model_->reserve(options.max_tokens, options.max_tokens, options.context));
+    return runner;
+  }
+
+  Model& model() { return *model_; }
+  int vocab() const { return model_->spec().vocab_size; }
+
+  // The logits of every position of each sequence, [length, vocab]. Each step takes the next
+  // `chunk` tokens of every sequence that has some left (0: all at once).
+  std::vector<std::vector<float>> run(const std::vector<Ids>& sequences, int chunk,
+                                      uint32_t seed = 1) {
+    allocate(sequences, seed);
+    std::vector<std::vector<float>> logits(sequences.size());
+    std::vector<int32_t> done(sequences.size(), 0);
+    for (;;) {
+      std::vector<int> members;
+      std::vector<int32_t> counts;
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        const auto left = static_cast<int32_t>(sequences[s].size()) - done[s];
+        if (left == 0) continue;
+        members.push_back(static_cast<int>(s));
+        counts.push_back(chunk > 0 ? std::min(chunk, left) : left);
+      }
+      if (members.empty()) return logits;
+      const std::vector<float> out = step(sequences, members, counts, done);
+      int64_t row = 0;
+      for (size_t m = 0; m < members.size(); ++m) {
+        const auto s = static_cast<size_t>(members[m]);
+        const float* first = out.data() + row * vocab();
+        logits[s].insert(logits[s].end(), first, first + int64_t{counts[m]} * vocab());
+        row += counts[m];
+        done[s] += counts[m];
+      }
+    }
+  }
+
+  // The most likely token after each of `count` steps; `margins` how far it was ahead.
+  Ids greedy(const Ids& prompt, int count, std::vector<float>* margins = nullptr) {
+    Ids all = prompt;
+    Ids reserved = prompt;
+    reserved.resize(prompt.size() + static_cast<size_t>(count));
+    allocate({reserved}, 7);
+    std::vector<int32_t> done = {0};
+    for (int i = 0; i < count; ++i) {
+      const auto fresh = static_cast<int32_t>(all.size()) - done[0];
+      const std::vector<float> out = step({all}, {0}, {fresh}, done);
+      done[0] += fresh;
+      const auto last = out.end() - vocab();
+      const auto best = std::max_element(last, out.end());
+      if (margins != nullptr) {
+        float second = -1e30f;
+        for (auto it = last; it != out.end(); ++it) {
+          if (it != best) second = std::max(second, *it);
+        }
+        margins->push_back(*best - second);
+      }
+      all.push_back(static_cast<int32_t>(best - last));
+    }
+    return {all.begin() + static_cast<int64_t>(prompt.size()), all.end()};
+  }
+
+ private:
+  explicit Runner(const Options& options) : options_(options), pool_(options.threads, false) {}
+
+  // A fresh cache in which each sequence has blocks in no particular order.
+  void allocate(const std::vector<Ids>& sequences, uint32_t seed) {
+    const KvCacheSpec spec = kv_cache_spec(model_->spec(), options_.kv);
+    std::mt19937 random(seed);
+    int32_t blocks = 3;
+    stride_ = 1;
+    for (const Ids& ids : sequences) {
+      const auto needed =
+          static_cast<int64_t>(ids.size() + ops::kBlockTokens - 1) / ops::kBlockTokens;
+      blocks += static_cast<int32_t>(needed);
+      stride_ = std::max(stride_, needed);
+    }
+    auto storage =
+        KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), blocks), ops_->memory());
+    FRESHET_CHECK(storage.ok(), "{}", storage.status().message());
+    cache_ = std::make_unique<KvStorage>(std::move(*storage));
+    tables_.assign(spec.groups.size(), {});
+    for (auto& table : tables_) {
+      std::vector<int32_t> ids(static_cast<size_t>(blocks));
+      for (int32_t i = 0; i < blocks; ++i) ids[static_cast<size_t>(i)] = i;
+      std::shuffle(ids.begin(), ids.end(), random);
+      size_t next = 0;
+      for (const Ids& sequence : sequences) {
+        std::vector<int32_t> mine(static_cast<size_t>(stride_), -1);
+        const size_t needed = (sequence.size() + ops::kBlockTokens - 1) / ops::kBlockTokens;
+        for (size_t b = 0; b < needed; ++b) mine[b] = ids[next++];
+        table.push_back(std::move(mine));
+      }
+    }
+  }
+
+  std::vector<float> step(const std::vector<Ids>& sequences, const std::vector<int>& members,
+                          const std::vector<int32_t>& counts, const std::vector<int32_t>& done) {
+    ForwardBatch batch;
+    batch.query_start.push_back(0);
+    for (size_t m = 0; m < members.size(); ++m) {
+      const auto s = static_cast<size_t>(members[m]);
+      for (int32_t i = 0; i < counts[m]; ++i) {
+        batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+        batch.token_ids.push_back(sequences[s][static_cast<size_t>(done[s] + i)]);
+        batch.positions.push_back(done[s] + i);
+      }
+      batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+      batch.context_len.push_back(done[s] + counts[m]);
+    }
+    const auto& groups = cache_->spec().groups;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      BlockTables tables{{}, stride_};
+      for (const int member : members) {
+        const auto s = static_cast<size_t>(member);
+        std::vector<int32_t> row = tables_[g][s];
+        // Blocks that slid out of the window are gone for good, as in the engine.
+        const int64_t reach = groups[g].window > 0 ? int64_t{done[s]} - groups[g].window + 1 : 0;
+        for (int64_t b = 0; (b + 1) * ops::kBlockTokens <= reach; ++b)
+          row[static_cast<size_t>(b)] = -1;
+        tables.ids.insert(tables.ids.end(), row.begin(), row.end());
+      }
+      batch.tables.push_back(std::move(tables));
+    }
+    std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
+    model_->forward(batch, *cache_, logits.data(), nullptr);
+    return logits;
+  }
+
+  Options options_;
+  ThreadPool pool_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvStorage> cache_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_;  // [groups][sequences][blocks]
+  int64_t stride_ = 0;
+};
+
+}  // namespace freshet::testing

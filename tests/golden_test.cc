@@ -1,0 +1,134 @@
+// Every architecture against transformers' own outputs (tests/data/golden: tiny checkpoints with
+// random weights, logits at every position, greedy continuations; F32 arithmetic on BF16 weights),
+// and the law of the batch over all of them.
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "tests/golden_cases.h"
+
+namespace freshet::testing {
+namespace {
+
+// Options that a type's usual configuration does not touch (tools/golden_models.py).
+std::string variants_directory() {
+  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-variants/";
+}
+
+std::unique_ptr<Runner> open(const std::string& name, bool reference) {
+  Runner::Options options;
+  options.reference = reference;
+  options.kv = reference ? ops::KvType::kF32 : ops::KvType::kF16;
+  options.context = 256;
+  auto runner = Runner::open(directory() + name, options);
+  EXPECT_TRUE(runner.ok()) << runner.status().message();
+  return runner.ok() ? std::move(*runner) : nullptr;
+}
+
+float largest(const std::vector<float>& values) {
+  float most = 0;
+  for (const float v : values) most = std::max(most, std::fabs(v));
+  return most;
+}
+
+void expect_close(const std::vector<float>& got, const std::vector<float>& want, float tolerance,
+                  const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  const float allowed = tolerance * largest(want);
+  float worst = 0;
+  size_t where = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float off = std::fabs(got[i] - want[i]);
+    if (!(off <= worst)) {
+      worst = off;
+      where = i;
+    }
+  }
+  EXPECT_LE(worst, allowed) << what << " at number " << where << ": " << got[where] << " for "
+                            << want[where];
+}
+
+class Golden : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Golden, ReferencePathMatchesTransformers) {
+  const auto runner = open(GetParam(), true);
+  ASSERT_NE(runner, nullptr);
+  for (const Case& c : read_cases(GetParam())) {
+    expect_close(runner->run({c.ids}, 0)[0], c.logits, 2e-4f, GetParam());
+  }
+}
+
+TEST_P(Golden, FastPathIsNearTransformers) {
+  const auto runner = open(GetParam(), false);
+  ASSERT_NE(runner, nullptr);
+  for (const Case& c : read_cases(GetParam())) {
+    expect_close(runner->run({c.ids}, 0)[0], c.logits, 1e-2f, GetParam());
+  }
+}
+
+TEST_P(Golden, GreedyContinuationsAreTheSame) {
+  const auto runner = open(GetParam(), true);
+  ASSERT_NE(runner, nullptr);
+  for (const Case& c : read_cases(GetParam())) {
+    std::vector<float> margins;
+    const Ids got = runner->greedy(c.ids, static_cast<int>(c.greedy.size()), &margins);
+    for (size_t i = 0; i < got.size(); ++i) {
+      if (margins[i] <= 1e-3f) break;  // a tie may fall either way, and all that follows with it
+      ASSERT_EQ(got[i], c.greedy[i]) << "after " << i << " tokens";
+    }
+  }
+}
+
+TEST_P(Golden, TheBatchChangesNoBit) {
+  for (const bool reference : {true, false}) {
+    const auto runner = open(GetParam(), reference);
+    ASSERT_NE(runner, nullptr);
+    expect_batch_changes_no_bit(*runner, read_cases(GetParam()), reference ? "reference" : "fast");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::ValuesIn(models(directory())), test_name);
+
+TEST(GoldenSet, AllArchitecturesAreHere) {
+  EXPECT_EQ(models(directory()).size(), 27u);
+}
+
+class GoldenVariant : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenVariant, ReferencePathMatchesTransformers) {
+  auto runner = Runner::open(variants_directory() + GetParam(), {.context = 64});
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  for (const Case& c : read_cases(GetParam(), variants_directory())) {
+    // transformers takes frequencies that depend on the length from the sequence it is given.
+    const auto length = static_cast<int64_t>(c.ids.size());
+    ASSERT_TRUE((*runner)->model().reserve(length, length, length).ok());
+    expect_close((*runner)->run({c.ids}, 0)[0], c.logits, 2e-4f, GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenVariant, ::testing::ValuesIn(models(variants_directory())),
+                         test_name);
+
+// The same weights as llama.cpp's converter lays them out.
+std::string gguf_directory() {
+  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-gguf/";
+}
+
+class GoldenGguf : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenGguf, ReferencePathMatchesTransformers) {
+  const std::string path = gguf_directory() + GetParam() + "/model.gguf";
+  auto runner = Runner::open(path, {.max_tokens = 64, .context = 64});
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  for (const Case& c : read_cases(GetParam(), gguf_directory())) {
+    expect_close((*runner)->run({c.ids}, 0)[0], c.logits, 2e-4f, GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenGguf, ::testing::ValuesIn(models(gguf_directory())),
+                         test_name);
+
+}  // namespace
+}  // namespace freshet::testing

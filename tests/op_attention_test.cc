@@ -1,0 +1,221 @@
+// Every attention row that this processor can run, against the reference row; and the law of the
+// batch: a query's result has the same bits alone, in a batch, in a chunk, and for any pool.
+#include <algorithm>
+#include <numeric>
+
+#include "tests/op_cases.h"
+#include "tests/op_test_util.h"
+
+namespace freshet {
+namespace {
+
+using cases::AttentionCase;
+using ops::AttentionBatch;
+using ops::AttentionParams;
+using ops::kBlockTokens;
+using test::Guarded;
+
+// Keys, values and queries of a case, and a cache of shuffled blocks.
+struct Problem {
+  explicit Problem(const AttentionCase& attention_case, uint32_t seed) : c(attention_case) {
+    std::mt19937 rng(seed);
+    int64_t total = 0;
+    for (const auto& s : c.sequences) {
+      stride = std::max<int64_t>(stride, (s.context + kBlockTokens - 1) / kBlockTokens);
+      total += s.context;
+      tokens += s.queries;
+    }
+    const auto kv = static_cast<size_t>(total * c.shape.kv_heads);
+    keys = test::random_floats(kv * static_cast<size_t>(c.shape.key_dim), seed + 1);
+    values = test::random_floats(kv * static_cast<size_t>(c.shape.value_dim), seed + 2);
+    const auto q_floats = static_cast<size_t>(tokens * c.heads * c.shape.key_dim);
+    queries = test::random_floats(q_floats, seed + 3);
+    sinks = test::random_floats(static_cast<size_t>(c.heads), seed + 4, 2.0f);
+    params = {c.heads, 1.0f / std::sqrt(static_cast<float>(c.shape.key_dim)), c.softcap, c.window,
+              c.sinks ? sinks.data() : nullptr};
+    blocks = static_cast<int32_t>(c.sequences.size()) * static_cast<int32_t>(stride) + 3;
+    std::vector<int32_t> ids(static_cast<size_t>(blocks));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), rng);
+    tables.assign(static_cast<size_t>(stride) * c.sequences.size(), -1);
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      for (int64_t b = first_block(s); b * kBlockTokens < c.sequences[s].context; ++b) {
+        tables[s * static_cast<size_t>(stride) + static_cast<size_t>(b)] = ids.back();
+        ids.pop_back();
+      }
+    }
+  }
+
+  // The first block that any query of the sequence may see.
+  int64_t first_block(size_t s) const {
+    const auto& q = c.sequences[s];
+    const int seen = c.window > 0 ? std::max(0, q.context - q.queries - c.window + 1) : 0;
+    return seen / kBlockTokens;
+  }
+  Matrix rows_of(std::vector<float>& v, int64_t first, int64_t count, int64_t cols) const {
+    return {v.data() + first * cols, count, cols, cols};
+  }
+
+  // Fills the cache with NaN, and then stores each sequence in two steps.
+  void fill(ops::Ops& o, const ops::KvView& cache) {
+    std::memset(cache.data, 0xff, c.shape.block_bytes() * static_cast<size_t>(blocks));
+    int64_t first = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t context = c.sequences[s].context;
+      const auto from = static_cast<int32_t>(first_block(s) * kBlockTokens);
+      const int32_t middle = from + (context - from) / 2;
+      for (const auto& [a, b] : {std::pair{from, middle}, std::pair{middle, context}}) {
+        if (a == b) continue;
+        const int32_t starts[] = {0, b - a};
+        const AttentionBatch batch{
+            starts, {&b, 1}, tables.data() + static_cast<int64_t>(s) * stride, stride};
+        o.store_kv(cache,
+                   rows_of(keys, first + a, b - a, int64_t{c.shape.kv_heads} * c.shape.key_dim),
+                   rows_of(values, first + a, b - a, int64_t{c.shape.kv_heads} * c.shape.value_dim),
+                   batch);
+      }
+      first += context;
+    }
+  }
+
+  struct Part {
+    size_t sequence;
+    int32_t skip, queries;  // of the sequence's queries
+  };
+  // Attends the parts as one batch; out has a row for each of their queries.
+  void attend(ops::Ops& o, const ops::KvView& cache, const std::vector<Part>& parts, float* out) {
+    std::vector<int32_t> starts = {0}, contexts, part_tables;
+    std::vector<float> q;
+    const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
+    for (const Part& p : parts) {
+      const auto& s = c.sequences[p.sequence];
+      int64_t first = p.skip;
+      for (size_t i = 0; i < p.sequence; ++i) first += c.sequences[i].queries;
+      q.insert(q.end(), queries.begin() + first * q_cols,
+               queries.begin() + (first + p.queries) * q_cols);
+      starts.push_back(starts.back() + p.queries);
+      contexts.push_back(s.context - s.queries + p.skip + p.queries);
+      const auto table = tables.begin() + static_cast<int64_t>(p.sequence) * stride;
+      part_tables.insert(part_tables.end(), table, table + stride);
+    }
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    o.attention({out, starts.back(), out_cols, out_cols}, {q.data(), starts.back(), q_cols, q_cols},
+                cache, {starts, contexts, part_tables.data(), stride}, params);
+  }
+
+  size_t out_floats() const { return static_cast<size_t>(tokens * c.heads * c.shape.value_dim); }
+  std::unique_ptr<ops::Ops> make(ThreadPool& pool, const std::string& row) const {
+    auto o = test::make_ops(pool, "attention=" + row);
+    EXPECT_EQ(o->attention_row(c.shape), row);
+    EXPECT_TRUE(o->set_scratch(
+                     o->scratch_bytes({.tokens = tokens,
+                                       .max_cols = 1,
+                                       .max_rows = 1,
+                                       .heads = c.heads,
+                                       .max_head_dim = std::max(c.shape.key_dim, c.shape.value_dim),
+                                       .max_context = stride * kBlockTokens}))
+                    .ok());
+    return o;
+  }
+
+  AttentionCase c;
+  AttentionParams params;
+  std::vector<float> keys, values, queries, sinks;
+  std::vector<int32_t> tables;
+  int64_t stride = 0;
+  int64_t tokens = 0;
+  int32_t blocks = 0;
+};
+
+class AttentionConformance : public testing::TestWithParam<const char*> {};
+
+std::vector<const char*> runnable_rows() {
+  std::vector<const char*> names;
+  for (const ops::AttentionKernel& row : cpu::kernels().attention) {
+    if (test::machine().has(row.isa)) names.push_back(row.name);
+  }
+  return names;
+}
+INSTANTIATE_TEST_SUITE_P(Rows, AttentionConformance, testing::ValuesIn(runnable_rows()),
+                         [](const auto& i) {
+                           std::string s = i.param;
+                           std::replace(s.begin(), s.end(), '.', '_');
+                           return s;
+                         });
+
+std::vector<Problem::Part> whole(const AttentionCase& c) {
+  std::vector<Problem::Part> parts;
+  for (size_t s = 0; s < c.sequences.size(); ++s) parts.push_back({s, 0, c.sequences[s].queries});
+  return parts;
+}
+
+TEST_P(AttentionConformance, AgreesWithTheReference) {
+  ThreadPool pool(2, false);
+  uint32_t seed = 1;
+  for (const AttentionCase& c : cases::attention_cases()) {
+    SCOPED_TRACE(c.name());
+    Problem p(c, seed += 10);
+    std::vector<std::vector<float>> outs;
+    for (const char* row : {"attention.reference", GetParam()}) {
+      const auto o = p.make(pool, row);
+      Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+      Guarded out(p.out_floats() * sizeof(float));
+      const ops::KvView cache{c.shape, memory.data(), p.blocks};
+      p.fill(*o, cache);
+      p.attend(*o, cache, whole(c), out.floats());
+      outs.emplace_back(out.floats(), out.floats() + p.out_floats());
+    }
+    float worst = 0.0f;
+    for (size_t i = 0; i < outs[0].size(); ++i) {
+      ASSERT_TRUE(std::isfinite(outs[1][i])) << "at " << i;
+      worst = std::max(worst, std::abs(outs[0][i] - outs[1][i]));
+    }
+    EXPECT_LT(worst, 1e-5f);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(AttentionConformance, TheBatchNeverChangesAResult) {
+  ThreadPool one(1), two(2, false), many(7, false);
+  uint32_t seed = 2;
+  for (const AttentionCase& c : cases::attention_cases()) {
+    SCOPED_TRACE(c.name());
+    Problem p(c, seed += 10);
+    const auto o = p.make(one, GetParam());
+    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+    const ops::KvView cache{c.shape, memory.data(), p.blocks};
+    p.fill(*o, cache);
+    std::vector<float> want(p.out_floats()), got(p.out_floats());
+    p.attend(*o, cache, whole(c), want.data());
+    const auto expect_same = [&](const char* how) {
+      ASSERT_EQ(0, std::memcmp(want.data(), got.data(), want.size() * sizeof(float))) << how;
+      std::fill(got.begin(), got.end(), 0.0f);
+    };
+    // In a cache that another pool has written, with splits shared out among workers.
+    for (ThreadPool* pool : {&two, &many}) {
+      const auto other = p.make(*pool, GetParam());
+      p.fill(*other, cache);
+      p.attend(*other, cache, whole(c), got.data());
+      expect_same("pool");
+    }
+    // Every sequence in chunks of `chunk` queries, each a batch of its own.
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    const auto with_splits = p.make(many, GetParam());
+    for (const int chunk : {1, 7, 1000}) {
+      int64_t first = 0;
+      for (size_t s = 0; s < c.sequences.size(); ++s) {
+        for (int q = 0; q < c.sequences[s].queries; q += chunk) {
+          const int n = std::min(chunk, c.sequences[s].queries - q);
+          p.attend(chunk == 7 ? *with_splits : *o, cache, {{s, q, n}},
+                   got.data() + (first + q) * out_cols);
+        }
+        first += c.sequences[s].queries;
+      }
+      expect_same("chunks");
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet

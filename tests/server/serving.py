@@ -1,0 +1,210 @@
+"""Starts `freshet serve` for tests, on a free port, and talks to it with the standard library.
+
+FRESHET_TEST_MODEL names a model to run the suites with instead of the one that the program carries.
+"""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
+SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+TEMPLATE = os.path.join(SOURCE, "tests/server/chat.jinja")
+GOLDEN = os.path.join(SOURCE, "tests/data/golden/llama")
+
+
+class Server:
+    """The model that the program carries, unless `model` names another."""
+
+    def __init__(self, *flags, model=None, env=None, template=TEMPLATE):
+        model = model or os.environ.get("FRESHET_TEST_MODEL")
+        command = [FRESHET, "serve"] + ([model, "--served-model-name", "default"] if model else [])
+        command += ["--port", "0", *flags]
+        if template:
+            command += ["--chat-template", template]
+        self.folder = tempfile.TemporaryDirectory()
+        self.log_path = os.path.join(self.folder.name, "log")
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log,
+                                            env={**os.environ, **(env or {})})
+        end = time.monotonic() + 120
+        self.port = None
+        while self.port is None:
+            found = re.search(r"serving .* at (https?)://\S+:(\d+)", self.log())
+            if found:
+                self.scheme, self.port = found.group(1), int(found.group(2))
+                break
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                raise RuntimeError("the server did not start: " + self.log())
+            time.sleep(0.05)
+        self.url = f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def log(self):
+        with open(self.log_path, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def access_log(self):
+        return [json.loads(line) for line in self.log().split("\n") if line.startswith("{")]
+
+    def stop(self):
+        """Returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.folder.cleanup()
+        return self.process.returncode
+
+    def connect(self, timeout=60, context=None):
+        if self.scheme == "https":
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout,
+                                               context=context or ssl._create_unverified_context())
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        """(status, headers with lower-case names, body bytes)"""
+        connection = self.connect(timeout)
+        data = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+        if isinstance(data, str):
+            data = data.encode()
+        try:
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path, **options):
+        status, _, data = self.request("GET", path, **options)
+        return status, json.loads(data)
+
+    def post(self, path, body, **options):
+        status, _, data = self.request("POST", path, body, **options)
+        return status, json.loads(data)
+
+    def raw(self, data, timeout=10, end_input=False):
+        """Sends bytes; returns all that comes back until the server closes or falls silent."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as s:
+            try:
+                s.sendall(data)
+                if end_input:
+                    s.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # refused before all was sent: the answer says why
+            out = b""
+            while True:
+                try:
+                    piece = s.recv(1 << 16)
+                except (socket.timeout, ConnectionResetError):
+                    return out
+                if not piece:
+                    return out
+                out += piece
+
+    def metrics(self):
+        """name{labels} -> number, of the text format."""
+        _, _, data = self.request("GET", "/metrics")
+        out = {}
+        for line in data.decode().split("\n"):
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                out[name] = float(value)
+        return out
+
+    def metric(self, name):
+        """The sum over the labels."""
+        return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self):
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self):
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+class Case(unittest.TestCase):
+    """One server a class, started with `flags`."""
+    flags = ()
+    options = {}
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.flags, **cls.options)
+        cls.addClassCleanup(cls.server.stop)
+
+    def complete(self, **body):
+        """The first choice of a completion."""
+        status, answer = self.server.post("/v1/completions", body)
+        self.assertEqual(status, 200, answer)
+        return answer["choices"][0]
+
+    def assert_error(self, answer, status, param=None, words=""):
+        """OpenAI's shape, which its client turns into exceptions."""
+        got, body = answer
+        self.assertEqual(got, status, body)
+        self.assertEqual(set(body), {"error"})
+        error = body["error"]
+        self.assertEqual(set(error), {"message", "type", "param", "code"})
+        self.assertEqual(error["code"], status)
+        self.assertEqual(error["param"], param)
+        self.assertNotIn("\n", error["message"])
+        self.assertIn(words, error["message"])
+
+
+class BackgroundStream(threading.Thread):
+    """A long greedy stream that goes on while others misbehave; compare `ids` with alone()."""
+    BODY = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True, "stream": True}
+
+    def __init__(self, server, body=None):
+        super().__init__(daemon=True)
+        self.server = server
+        self.body = {**self.BODY, **(body or {})}
+        self.ids = []
+        self.error = None
+        self.begun = threading.Event()
+
+    def run(self):
+        try:
+            connection = self.server.connect(timeout=240)
+            connection.request("POST", "/v1/completions", json.dumps(self.body))
+            answer = connection.getresponse()
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(event)
+                for choice in event["choices"]:
+                    self.ids += choice["token_ids"]
+                self.begun.set()
+            connection.close()
+        except Exception as e:  # shown by the test
+            self.error = e
+            self.begun.set()
+
+    @classmethod
+    def alone(cls, server, body=None):
+        stream = cls(server, body)
+        stream.run()
+        if stream.error:
+            raise stream.error
+        return stream.ids

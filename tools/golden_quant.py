@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Writes tests/data/quant: what the storage formats must decode to, and how well others encode.
+
+For each format of the GGUF package that we read: NAME.blocks (random blocks with the edge cases of
+their scales) and NAME.f32 (the numbers that gguf.quants.dequantize makes of them). input.f32 holds
+numbers of several distributions and rmse.txt the error of gguf.quants.quantize on each of them,
+a line "format distribution rmse" each; distributions lie in order, ROWS numbers each. With --ggml,
+the library's own encoders are measured too, and those of formats that the package cannot write.
+
+Needs: pip install gguf numpy. Usage: tools/golden_quant.py [--out FOLDER] [--ggml libggml-base.so]
+"""
+import argparse
+import ctypes
+import pathlib
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from gguf import quants
+
+# Byte offsets of the f16 fields of a block.
+F16_FIELDS = {
+    T.F16: [0], T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
+    T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
+    T.IQ4_NL: [0], T.IQ4_XS: [0],
+}
+OTHERS = [T.F32, T.BF16, T.MXFP4]
+# +0, -0, least and greatest subnormal, least normal, one, greatest of both signs.
+EDGES = np.array([0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0xFBFF], np.uint16)
+ROWS = 4096
+
+
+def blocks_of(kind, rng):
+    size, bytes_ = quants.GGML_QUANT_SIZES[kind]
+    n = 512 if size == 1 else 40 if size == 32 else 20
+    b = rng.integers(0, 256, (n, bytes_), dtype=np.uint8)
+    b[1] = 0
+    b[2] = 255
+    for offset in F16_FIELDS.get(kind, []):
+        d = (rng.standard_normal(n) * 0.05).astype(np.float16).view(np.uint16)
+        d[3:3 + len(EDGES)] = np.roll(EDGES, offset)
+        if size == 1:
+            d[20:] = rng.integers(0, 65536, n - 20, dtype=np.uint16)
+            nan = (d & 0x7FFF) > 0x7C00
+            d[nan] &= 0x7BFF
+        b[:, offset:offset + 2] = d.view(np.uint8).reshape(n, 2)
+    if kind == T.MXFP4:
+        b[:, 0] = rng.integers(100, 140, n)
+        b[3:9, 0] = [0, 1, 2, 127, 253, 254]
+    if kind in (T.F32, T.BF16):
+        values = rng.standard_normal(n).astype(np.float32)
+        values[:8] = [0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-40, 3.4e38, 1.0]
+        b = values.view(np.uint8).reshape(n, 4)
+        b = b if kind == T.F32 else np.ascontiguousarray(b[:, 2:])
+    return b
+
+
+def decode(kind, b):
+    if kind == T.F32:
+        return b.view(np.float32).reshape(-1)
+    if kind == T.F16:
+        return b.view(np.float16).astype(np.float32).reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return quants.dequantize(b.reshape(-1), kind).reshape(-1)
+
+
+def inputs(rng):
+    sparse = rng.standard_normal(ROWS) * (rng.random(ROWS) < 0.1)
+    outliers = rng.standard_normal(ROWS)
+    outliers[::97] *= 20
+    return {
+        "normal": rng.standard_normal(ROWS) * 0.02,
+        "laplace": rng.laplace(0, 0.02, ROWS),
+        "uniform": rng.uniform(-1, 1, ROWS),
+        "shifted": rng.standard_normal(ROWS) * 0.1 + 3,
+        "sparse": sparse,
+        "outliers": outliers,
+        "student": rng.standard_t(3, ROWS) * 0.01,
+        "tiny": rng.standard_normal(ROWS) * 1e-4,
+    }
+
+
+def encode_ggml(library, kind, x):
+    """x in rows of 256, as ggml_quantize_chunk encodes them without importance."""
+    size, bytes_ = quants.GGML_QUANT_SIZES[kind]
+    out = np.zeros(x.size // size * bytes_, np.uint8)
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk(
+        ctypes.c_int(kind.value), x.ctypes.data_as(ctypes.c_void_p),
+        out.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(0), ctypes.c_int64(x.size // 256),
+        ctypes.c_int64(256), ctypes.c_void_p(None))
+    return out
+
+
+def rmse(kind, x, encoded):
+    blocks = np.frombuffer(encoded.tobytes(), np.uint8).reshape(-1, quants.GGML_QUANT_SIZES[kind][1])
+    return np.sqrt(np.mean((x.astype(np.float64) - decode(kind, blocks)) ** 2))
+
+
+def errors(rows, library):
+    python = [T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.MXFP4]
+    native = [T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS]
+    for kind in python + (native if library else []):
+        for name, x in rows.items():
+            e = rmse(kind, x, quants.quantize(x, kind)) if kind in python else np.inf
+            if library and kind not in (T.F16, T.BF16):
+                e = min(e, rmse(kind, x, encode_ggml(library, kind, x)))
+            yield f"{kind.name.lower()} {name} {e:.9e}\n"
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
+    args.add_argument("--ggml", type=ctypes.CDLL)
+    args = args.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(20)
+    for kind in [*F16_FIELDS, *OTHERS]:
+        b = blocks_of(kind, rng)
+        name = kind.name.lower()
+        (args.out / f"{name}.blocks").write_bytes(b.tobytes())
+        (args.out / f"{name}.f32").write_bytes(decode(kind, b).astype("<f4").tobytes())
+    rows = {k: v.astype(np.float32) for k, v in inputs(rng).items()}
+    (args.out / "input.f32").write_bytes(b"".join(v.tobytes() for v in rows.values()))
+    (args.out / "rmse.txt").write_text("".join(errors(rows, args.ggml)), encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()
