@@ -107,6 +107,8 @@ Status Chat::answer() {
     const std::lock_guard lock(mutex_);
     current_ = generation.get();
   }
+  // Ctrl-C may have come before there was anything to stop.
+  if (context_.interrupts.requested()) generation->cancel();
   std::string text;
   while (auto delta = generation->next()) {
     text += delta->text;
@@ -186,28 +188,41 @@ Result<bool> Chat::command(const std::string& line) {
   return true;
 }
 
-Status converse(Chat& chat, LineEditor& editor, Context& context) {
-  std::string line;
-  for (;;) {
+// A line's turn, in which Ctrl-C stops the answer. False: the conversation is over.
+Result<bool> take_turn(Chat& chat, LineEditor& editor, Context& context, const std::string& line) {
+  Status status;
+  bool more = true;
+  if (line.front() == '/') {
+    const auto result = chat.command(line);
+    status = result.status();
+    more = !result.ok() || *result;
+  } else {
+    status = chat.say_to_model(line);
+  }
+  FRESHET_RETURN_IF_ERROR(context.out.status());
+  if (!editor.is_terminal()) {
+    FRESHET_RETURN_IF_ERROR(status);
+    if (context.interrupts.requested()) return cancelled("interrupted");
+  }
+  if (!status.ok()) say(status.message());
+  editor.forget_cancel();
+  context.interrupts.clear();
+  return more;
+}
+
+Status converse(Chat& chat, LineEditor& editor, Context& context, const std::string& first) {
+  std::string line = first;
+  for (bool more = true; more;) {
+    if (!line.empty()) {
+      FRESHET_ASSIGN_OR_RETURN(more, take_turn(chat, editor, context, line));
+      if (!more) break;
+    }
     const LineEditor::Event event = editor.read(line);
     if (event == LineEditor::Event::kEnd) break;
-    if (event == LineEditor::Event::kCancelled) context.interrupts.clear();
-    if (event == LineEditor::Event::kCancelled || line.empty()) continue;
-    Status status;
-    if (line.front() == '/') {
-      const auto more = chat.command(line);
-      if (more.ok() && !*more) break;
-      status = more.status();
-    } else {
-      status = chat.say_to_model(line);
+    if (event == LineEditor::Event::kCancelled) {
+      context.interrupts.clear();
+      line.clear();
     }
-    FRESHET_RETURN_IF_ERROR(context.out.status());
-    if (!editor.is_terminal()) {
-      FRESHET_RETURN_IF_ERROR(status);
-      if (context.interrupts.requested()) return cancelled("interrupted");
-    }
-    if (!status.ok()) say(status.message());
-    context.interrupts.clear();
   }
   if (editor.is_terminal()) context.out.write("\n");
   return {};
@@ -225,11 +240,7 @@ Status run_chat(const Options& o, Context& context) {
     if (!chat.stop()) editor.cancel();
   });
   if (editor.is_terminal()) say("/help lists the commands. Ctrl-C stops an answer, Ctrl-D leaves.");
-  if (!o.first.empty()) {
-    FRESHET_RETURN_IF_ERROR(chat.say_to_model(o.first));
-    if (context.interrupts.requested() && !editor.is_terminal()) return cancelled("interrupted");
-  }
-  return converse(chat, editor, context);
+  return converse(chat, editor, context, o.first);
 }
 
 }  // namespace

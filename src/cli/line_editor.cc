@@ -32,6 +32,11 @@ char* prompt_of(EditLine* edit) {
   return terminal_of(edit).prompt.data();
 }
 
+void take_wake(const Terminal& terminal) {
+  uint64_t count;
+  (void)!::read(terminal.wake, &count, sizeof count);
+}
+
 // libedit's reader of characters, except that cancel() ends the wait. 1: a character, 0: the end.
 int get_character(EditLine* edit, wchar_t* out) {
   Terminal& terminal = terminal_of(edit);
@@ -43,13 +48,14 @@ int get_character(EditLine* edit, wchar_t* out) {
       return -1;
     }
     if (fds[1].revents != 0) {
-      uint64_t count;
-      (void)!::read(terminal.wake, &count, sizeof count);
+      take_wake(terminal);
       terminal.cancelled = true;
       return 0;
     }
     char byte;
     if (::read(0, &byte, 1) != 1) return 0;
+    // A Ctrl-D typed before the editor had the terminal; the kernel kept it as NUL.
+    if (byte == '\0') byte = '\x04';
     bytes += byte;
     const auto first = static_cast<unsigned char>(bytes.front());
     const size_t needed = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
@@ -107,6 +113,10 @@ void LineEditor::cancel() {
   if (impl_->terminal.wake >= 0) (void)!::write(impl_->terminal.wake, &one, sizeof one);
 }
 
+void LineEditor::forget_cancel() {
+  if (impl_->terminal.wake >= 0) take_wake(impl_->terminal);
+}
+
 void LineEditor::Impl::remember(const std::string& line) {
   HistEvent event;
   ::history(history, &event, H_ENTER, line.c_str());
@@ -116,6 +126,8 @@ void LineEditor::Impl::remember(const std::string& line) {
 LineEditor::Event LineEditor::Impl::read_terminal(std::string& line) {
   int count = 0;
   terminal.cancelled = false;
+  // Before the prompt, which el_gets would print first: who sees it may type.
+  el_set(edit, EL_PREP_TERM, 1);
   const char* text = el_gets(edit, &count);
   if (terminal.cancelled) {
     el_reset(edit);

@@ -22,6 +22,8 @@ class LineEditor {
   Event read(std::string& line);
   // Makes a read() in progress, on a terminal, return kCancelled.
   void cancel();
+  // A cancel() that met no read() would end the next one: this takes it back.
+  void forget_cancel();
   bool is_terminal() const;
 
  private:

@@ -6,6 +6,7 @@ import array
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -74,6 +75,47 @@ class Case(unittest.TestCase):
         self.assertIn(says, result.stderr)
         self.assertEqual(result.stdout, "")
         return result.stderr
+
+
+class Terminal:
+    """The side of a pseudo-terminal where the person sits. Nothing here waits for ever."""
+
+    def __init__(self, pid, master):
+        self.pid = pid
+        self.master = master
+        self.seen = ""
+
+    def write(self, text):
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text, seconds=60):
+        end = time.time() + seconds
+        while text not in self.seen:
+            if not select.select([self.master], [], [], max(0.0, end - time.time()))[0]:
+                raise AssertionError(f"no {text!r} within {seconds} s after {self.seen!r}")
+            self.seen += os.read(self.master, 4096).decode(errors="replace")
+        self.seen = self.seen.split(text, 1)[1]
+
+    def exit_code(self, seconds=60):
+        """Reads on until the program has gone."""
+        end = time.time() + seconds
+        while time.time() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid != 0:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            if select.select([self.master], [], [], 0.05)[0]:
+                try:
+                    self.seen += os.read(self.master, 4096).decode(errors="replace")
+                except OSError:  # EIO: the other side is closed
+                    time.sleep(0.05)
+        raise AssertionError(f"still running after {seconds} s: {self.seen!r}")
+
+    def close(self):
+        if self.pid != 0:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
 
 
 class Usage(Case):
@@ -481,43 +523,52 @@ class Chat(Case):
         self.assertEqual(result.returncode, 2)
         self.assertIn("/help", result.stderr)
 
+    def on_a_terminal(self, *arguments, term="xterm"):
+        """Starts a chat on a terminal of its own."""
+        path = self.write("t.jinja", self.TEMPLATE)
+        pid, master = pty.fork()
+        if pid == 0:
+            os.environ.update(FRESHET_CACHE_DIR=self.folder, TERM=term)
+            os.execv(FRESHET, [FRESHET, "chat", "default", "--chat-template", path, *arguments])
+        terminal = Terminal(pid, master)
+        self.addCleanup(terminal.close)
+        terminal.wait_for("/help")
+        terminal.wait_for("> ")
+        return terminal
+
     def test_terminal(self):
         """On a terminal Ctrl-C stops an answer and the conversation goes on; Ctrl-D leaves."""
-        path = self.write("t.jinja", self.TEMPLATE)
-        pid, terminal = pty.fork()
-        if pid == 0:
-            os.environ["FRESHET_CACHE_DIR"] = self.folder
-            os.execv(FRESHET, [FRESHET, "chat", "default", "--chat-template", path, "-n", "1500",
-                               "--ignore-eos"])
-        self.addCleanup(os.close, terminal)
-        seen = b""
+        for term in ("xterm", "dumb", "none-such"):
+            with self.subTest(term):
+                terminal = self.on_a_terminal("-n", "1500", "--ignore-eos", term=term)
+                terminal.write("Tell me a story\n")
+                terminal.wait_for("Tell me a story")
+                terminal.wait_for(" ")  # the answer has begun
+                terminal.write("\x03")
+                terminal.wait_for("> ")
+                terminal.write("/history\n")
+                terminal.wait_for("user: Tell me a story")
+                terminal.wait_for("> ")
+                terminal.write("half a line")
+                terminal.wait_for("half a line")
+                terminal.write("\x03")
+                terminal.wait_for("> ")
+                terminal.write("\x04")
+                self.assertEqual(terminal.exit_code(), 0)
 
-        def wait_for(what, seconds=120):
-            nonlocal seen
-            end = time.time() + seconds
-            while what not in seen:
-                self.assertLess(time.time(), end, seen)
-                seen += os.read(terminal, 4096)
-            seen = seen[seen.index(what) + len(what):]
-
-        wait_for(b"/help")
-        wait_for(b"> ")
-        os.write(terminal, b"Tell me a story\n")
-        wait_for(b"Tell me a story")
-        wait_for(b" ")  # the answer has begun
-        time.sleep(0.2)
-        os.write(terminal, b"\x03")
-        wait_for(b"> ")
-        os.write(terminal, b"/history\n")
-        wait_for(b"user: Tell me a story")
-        wait_for(b"> ")
-        os.write(terminal, b"half a line")
-        wait_for(b"half a line")
-        os.write(terminal, b"\x03")
-        wait_for(b"> ")
-        os.write(terminal, b"\x04")
-        _, status = os.waitpid(pid, 0)
-        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+    def test_typed_ahead(self):
+        """What is typed while an answer is written holds after it."""
+        terminal = self.on_a_terminal("-n", "1500", "--ignore-eos")
+        terminal.write("Tell me a story\n")
+        terminal.wait_for("\n")
+        terminal.write("\x03")  # perhaps before the answer has begun
+        terminal.write("/history\n")
+        terminal.wait_for("user: Tell me a story")
+        terminal.wait_for("> ")
+        terminal.write("And another\n")
+        terminal.wait_for("\n")
+        terminal.write("\x03\x04")
+        self.assertEqual(terminal.exit_code(), 0)
 
 
 class Interrupts(Case):
