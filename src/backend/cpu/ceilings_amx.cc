@@ -1,4 +1,5 @@
 #define FRESHET_SIMD "backend/cpu/simd_avx512.h"
+#define FRESHET_TILES "backend/cpu/tiles_amx.h"
 
 #include "backend/cpu/ceilings_probe.h"
 #include "backend/cpu/matmul_amx_tiles.inl"
@@ -9,7 +10,7 @@ namespace {
 // Four tiles of sums, 16 x 16 x 64 bytes of depth each.
 void run_bf16(int64_t turns) {
   Tiles tiles;
-  tiles.configure(16, 32);
+  tiles.configure(16, 64);
   for (int64_t i = 0; i < turns; ++i) {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -19,7 +20,7 @@ void run_bf16(int64_t turns) {
 }
 void run_int8(int64_t turns) {
   Tiles tiles;
-  tiles.configure(16, 32);
+  tiles.configure(16, 64);
   for (int64_t i = 0; i < turns; ++i) {
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);

@@ -20,8 +20,7 @@ using quant::Format;
 
 namespace {
 
-constexpr ActKind act_kind(Format f, CpuIsa isa) {
-  if (isa == CpuIsa::kAmx) return ActKind::kBF16;
+constexpr ActKind act_kind(Format f) {
   switch (f) {
     case Format::kF32:
     case Format::kF16:
@@ -92,7 +91,7 @@ constexpr MatmulKernel row() {
   return {kRowName<f, isa>.data,
           f,
           isa,
-          act_kind(f, isa),
+          act_kind(f),
           packed_bytes_of<f>,
           pack_panel_of<f>,
           unpack_row_of<f>,

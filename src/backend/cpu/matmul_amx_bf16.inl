@@ -11,7 +11,7 @@ inline constexpr int kBf16Group = 16;     // panels
 
 template <int kPlanes>
 struct Bf16Scratch {
-  alignas(64) uint8_t rows[2][kPlanes * kTileRows * kCopyStride<kBf16Stretch>];
+  alignas(64) uint8_t rows[2][kPlanes * kTileRows * kCopyStride<kBf16Stretch * 2>];
   alignas(64) float sums[kBf16Group * kTokenStretch * kPanelRows];
 };
 
@@ -38,12 +38,12 @@ FRESHET_INLINE void bf16_tiles(const TileRows (&rows)[2], const uint8_t* const (
     FRESHET_UNROLL
     for (int p = 0; p < kPlanes; ++p) {
       tile_load<4>(rows[0].plane[p] + b * 64, rows[0].stride);
-      tile_dp<0, 4, 6>();
-      if (kW > 1) tile_dp<1, 4, 7>();
+      tile_dp_bf16<0, 4, 6>();
+      if (kW > 1) tile_dp_bf16<1, 4, 7>();
       if (kX > 1) {
         tile_load<5>(rows[1].plane[p] + b * 64, rows[1].stride);
-        tile_dp<2, 5, 6>();
-        if (kW > 1) tile_dp<3, 5, 7>();
+        tile_dp_bf16<2, 5, 6>();
+        if (kW > 1) tile_dp_bf16<3, 5, 7>();
       }
     }
   }
@@ -81,17 +81,18 @@ template <int kPlanes>
 void bf16_stretch(const MatmulCall& c, Bf16Scratch<kPlanes>& s, Tiles& tiles, const Stretch& at) {
   const int64_t fine = bf16_layout(c.cols).fine;
   const auto rows_at = [&](int64_t t, int64_t count, int copy) {
-    return tile_rows_at<kPlanes, kBf16Stretch>(c, fine, t, count, at.b0, at.b1, s.rows[copy]);
+    return tile_rows_at<kPlanes, kBf16Stretch * 2>(c, fine, t, count, at.b0 * 64,
+                                                   (at.b1 - at.b0) * 64, s.rows[copy]);
   };
   int64_t t = at.t0;
   for (; at.t1 - t >= 2 * kTileRows; t += 2 * kTileRows) {
-    tiles.configure(kTileRows, 32);
+    tiles.configure(kTileRows, 64);
     const TileRows rows[2] = {rows_at(t, kTileRows, 0), rows_at(t + kTileRows, kTileRows, 1)};
     bf16_token_tiles<2, kPlanes>(c, s, at, rows, t, 2 * kTileRows);
   }
   for (; t < at.t1; t += kTileRows) {
     const int64_t count = at.t1 - t < kTileRows ? at.t1 - t : kTileRows;
-    tiles.configure(tile_height(count), 32);
+    tiles.configure(tile_height(count), 64);
     const TileRows rows[2] = {rows_at(t, count, 0), {}};
     bf16_token_tiles<1, kPlanes>(c, s, at, rows, t, count);
   }

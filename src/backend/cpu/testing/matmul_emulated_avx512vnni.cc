@@ -1,0 +1,15 @@
+// The products on tiles of bytes, on emulated tiles: for the tests.
+#define FRESHET_SIMD "backend/cpu/simd_avx512.h"
+#define FRESHET_TILES "backend/cpu/tiles_emulated.h"
+
+#include "backend/cpu/matmul_amx_blocks.inl"
+
+namespace freshet::cpu {
+
+extern const IsaKernels kEmulatedTileKernels;
+const IsaKernels kEmulatedTileKernels = {.run = {nullptr, nullptr, nullptr, FRESHET_TILE_BLOCKS},
+                                         .bf16 = nullptr,
+                                         .q8x32 = nullptr,
+                                         .q8x256 = nullptr};
+
+}  // namespace freshet::cpu

@@ -1,0 +1,67 @@
+// tiles_amx.h in plain code, so that kernels on tiles are tested where there are none.
+//
+// Written from the pseudocode of TILELOADD, TILESTORED and TDPBSSD (Intel SDM). One thread.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace freshet::cpu {
+namespace {
+
+struct EmulatedTile {
+  int rows = 0;
+  int row_bytes = 0;
+  uint8_t bytes[16][64];
+};
+EmulatedTile emulated_tiles[8];
+
+class Tiles {
+ public:
+  void configure(int tokens, int bytes) {
+    for (int i = 0; i < 8; ++i) {
+      EmulatedTile& t = emulated_tiles[i];
+      t.rows = i < 6 ? tokens : bytes / 4;
+      t.row_bytes = i == 4 || i == 5 ? bytes : 64;
+      std::memset(t.bytes, 0, sizeof t.bytes);
+    }
+  }
+};
+
+template <int kTile>
+void tile_zero() {
+  std::memset(emulated_tiles[kTile].bytes, 0, sizeof emulated_tiles[kTile].bytes);
+}
+template <int kTile>
+void tile_load(const void* from, int64_t stride) {
+  EmulatedTile& t = emulated_tiles[kTile];
+  tile_zero<kTile>();
+  for (int i = 0; i < t.rows; ++i) {
+    std::memcpy(t.bytes[i], static_cast<const uint8_t*>(from) + i * stride,
+                static_cast<size_t>(t.row_bytes));
+  }
+}
+template <int kTile>
+void tile_store(void* to) {
+  const EmulatedTile& t = emulated_tiles[kTile];
+  for (int i = 0; i < t.rows; ++i) std::memcpy(static_cast<uint8_t*>(to) + i * 64, t.bytes[i], 64);
+}
+template <int kTile, int kX, int kW>
+void tile_dp_i8() {
+  EmulatedTile& sums = emulated_tiles[kTile];
+  const EmulatedTile &x = emulated_tiles[kX], &w = emulated_tiles[kW];
+  for (int m = 0; m < sums.rows; ++m) {
+    for (int n = 0; n < 16; ++n) {
+      int32_t sum;
+      std::memcpy(&sum, &sums.bytes[m][n * 4], 4);
+      for (int k = 0; k < x.row_bytes; ++k) {
+        sum += int32_t{static_cast<int8_t>(x.bytes[m][k])} *
+               int32_t{static_cast<int8_t>(w.bytes[k / 4][n * 4 + k % 4])};
+      }
+      std::memcpy(&sums.bytes[m][n * 4], &sum, 4);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu
