@@ -281,17 +281,16 @@ class ConnectionImpl final : public Connection,
     out.http11 = message.version() == 11;
     out.keep_alive = message.keep_alive() && !shared_.stopping;
     out.request.method = std::string(message.method_string());
-    const std::string_view target(message.target().data(), message.target().size());
-    if (target.empty() || target.front() != '/') return false;
-    const size_t question = target.find('?');
-    auto path = percent_decode(target.substr(0, question));
-    if (!path) return false;
-    out.request.path = std::move(*path);
-    if (question != std::string_view::npos)
-      out.request.query = std::string(target.substr(question + 1));
+    auto target = parse_target({message.target().data(), message.target().size()},
+                               std::is_same_v<Stream, TlsStream> ? "https" : "http");
+    if (!target) return false;
+    out.request.path = std::move(target->path);
+    out.request.query = std::move(target->query);
+    if (!target->host.empty()) out.request.headers.emplace_back("host", target->host);
     for (const auto& field : message) {
       std::string name(field.name_string());
       for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      if (name == "host" && !target->host.empty()) continue;  // the target's counts
       out.request.headers.emplace_back(std::move(name), std::string(field.value()));
     }
     error_code ec;

@@ -23,6 +23,53 @@ bool is_token_char(char c) {
          std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
 }
 
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+int hex_digit(char c) {
+  if (is_digit(c)) return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// A name or an IPv4 address (RFC 3986's reg-name), with nothing percent-encoded that is odd.
+bool is_host_name(std::string_view s) {
+  for (size_t i = 0; i < s.size(); ++i) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(s[i])) ||
+                       std::string_view("-._~!$&'()*+,;=").find(s[i]) != std::string_view::npos;
+    if (plain) continue;
+    if (s[i] != '%' || i + 2 >= s.size() || hex_digit(s[i + 1]) < 0 || hex_digit(s[i + 2]) < 0)
+      return false;
+    i += 2;
+  }
+  return true;
+}
+
+// host[:port], where IPv6 addresses stand in brackets. No user name, which has an '@'.
+bool is_host_and_port(std::string_view s) {
+  size_t end = s.find(':');
+  if (s.starts_with('[')) {
+    end = s.find(']');
+    if (end == std::string_view::npos) return false;
+    const std::string_view address = s.substr(1, end - 1);
+    if (address.find(':') == std::string_view::npos || !std::ranges::all_of(address, [](char c) {
+          return hex_digit(c) >= 0 || c == ':' || c == '.';
+        }))
+      return false;
+    ++end;
+  } else if (!is_host_name(s.substr(0, end))) {
+    return false;
+  }
+  if (end >= s.size()) return true;
+  if (s[end] != ':') return false;
+  std::string_view port = s.substr(end + 1);
+  if (!std::ranges::all_of(port, is_digit)) return false;
+  while (port.size() > 1 && port.front() == '0') port.remove_prefix(1);
+  return port.size() < 5 || (port.size() == 5 && port <= "65535");
+}
+
 // What a header block may say about framing, gathered over its lines.
 struct FramingFields {
   int hosts = 0;
@@ -39,7 +86,10 @@ std::optional<std::string> check_field(std::string_view line, bool http10, Frami
     return "invalid character in a header name";
   const std::string field = lower(name);
   const std::string_view value = trim(line.substr(colon + 1));
-  if (field == "host" && ++seen.hosts > 1) return "more than one Host";
+  if (field == "host") {
+    if (++seen.hosts > 1) return "more than one Host";
+    if (!is_host_and_port(value)) return "invalid Host";
+  }
   if (field == "content-length") {
     if (++seen.lengths > 1) return "more than one Content-Length";
     if (value.empty() || value.size() > 18 ||
@@ -53,13 +103,6 @@ std::optional<std::string> check_field(std::string_view line, bool http10, Frami
       return "only the chunked transfer coding is accepted";
   }
   return std::nullopt;
-}
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
 }
 
 }  // namespace
@@ -104,6 +147,28 @@ std::optional<std::string> percent_decode(std::string_view s) {
     out += static_cast<char>(high * 16 + low);
     i += 2;
   }
+  return out;
+}
+
+std::optional<RequestTarget> parse_target(std::string_view target, std::string_view scheme) {
+  if (target.find('#') != std::string_view::npos) return std::nullopt;
+  RequestTarget out;
+  if (!target.starts_with('/')) {
+    constexpr std::string_view kMark = "://";
+    const size_t mark = target.find(kMark);
+    if (mark == std::string_view::npos || lower(target.substr(0, mark)) != scheme)
+      return std::nullopt;
+    target.remove_prefix(mark + kMark.size());
+    const std::string_view host = target.substr(0, target.find_first_of("/?"));
+    if (host.empty() || host.starts_with(':') || !is_host_and_port(host)) return std::nullopt;
+    out.host = host;
+    target.remove_prefix(host.size());
+  }
+  const size_t question = target.find('?');
+  auto path = percent_decode(target.substr(0, question));
+  if (!path) return std::nullopt;
+  out.path = path->empty() ? "/" : std::move(*path);
+  if (question != std::string_view::npos) out.query = target.substr(question + 1);
   return out;
 }
 

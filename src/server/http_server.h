@@ -9,7 +9,7 @@
 // Framing is strict (RFC 9112), because proxies may stand in front: folded header lines, bare CR or
 // LF, repeated or conflicting Host, Content-Length and Transfer-Encoding, codings other than
 // chunked, and chunk extensions beyond a small size are refused with 400 and the connection is
-// closed.
+// closed. A target is a path, or an address in full whose host then takes the place of Host's.
 #pragma once
 
 #include <cstdint>
@@ -108,6 +108,16 @@ class HttpServer {
 // themselves.
 std::string_view reason_phrase(int status);
 std::optional<std::string> percent_decode(std::string_view s);
+
+// What the second word of a request line names.
+struct RequestTarget {
+  std::string path;   // decoded
+  std::string query;  // raw
+  std::string host;   // of a target in absolute form, with its port; "" in origin form
+};
+// Origin form (/path?query), or absolute form with this scheme ("http" or "https": that of the
+// connection). nullopt: anything else, user names and fragments among it.
+std::optional<RequestTarget> parse_target(std::string_view target, std::string_view scheme);
 
 // Checks of a raw header block (up to and including the blank line) that the parser does not make.
 // Returns why it is refused, or nullopt.

@@ -73,7 +73,10 @@ std::unique_ptr<HttpServer> echo_server(HttpOptions options = {}) {
   options.port = 0;
   auto server = HttpServer::start(options, [](std::shared_ptr<Exchange> x) {
     const HttpRequest& r = x->request();
-    x->send({200, {{"X-Path", r.path}}, "text/plain", r.method + ":" + r.body});
+    x->send({200,
+             {{"X-Path", r.path}, {"X-Host", std::string(r.header("host"))}},
+             "text/plain",
+             r.method + ":" + r.body});
   });
   EXPECT_TRUE(server.ok()) << server.status().message();
   return std::move(server).value();
@@ -140,12 +143,79 @@ INSTANTIATE_TEST_SUITE_P(
         "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\n folded\r\n\r\n",
         "GET / HTTP/1.1\nHost: a\r\n\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\rX: 2\r\n\r\n",
-        "GET / HTTP/2.0\r\nHost: a\r\n\r\n", "GET http://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: a\r\n\r\n", "GET ftp://a/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET http://a/ HTTP/1.1\r\n\r\n", "GET http://a/ HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a b\r\n\r\n", "GET / HTTP/1.1\r\nHost: me@a\r\n\r\n",
         "GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n", "GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n",
         "GARBAGE\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
         "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
         "chunked\r\n\r\nffffffffffffffffff\r\nabc\r\n0\r\n\r\n"));
+
+// RFC 9112, section 3.2.2: a server must take them, and believe the target rather than Host.
+TEST(HttpServer, TakesTargetsInAbsoluteForm) {
+  auto server = echo_server();
+  RawClient client(server->port());
+  const std::pair<std::string, std::string> cases[] = {
+      {"http://example.org:81/a%20b?q=/", "X-Path: /a b\r\nX-Host: example.org:81\r\n"},
+      {"HTTP://Example.ORG", "X-Path: /\r\nX-Host: Example.ORG\r\n"},
+      {"http://127.0.0.1?q", "X-Path: /\r\nX-Host: 127.0.0.1\r\n"},
+      {"http://[::1]:8000/b", "X-Path: /b\r\nX-Host: [::1]:8000\r\n"},
+      {"/http://c/", "X-Path: /http://c/\r\nX-Host: other:1\r\n"},
+  };
+  for (const auto& [target, headers] : cases) {
+    client.send("POST " + target + " HTTP/1.1\r\nHost: other:1\r\nContent-Length: 5\r\n\r\nhello");
+    const std::string answer = client.read_until("POST:hello");
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << target << "\n" << answer;
+    EXPECT_NE(answer.find(headers), std::string::npos) << target << "\n" << answer;
+  }
+  client.send("GET http://example.org/ HTTP/1.0\r\n\r\n");
+  EXPECT_NE(client.read_all().find("X-Host: example.org\r\n"), std::string::npos);
+}
+
+TEST(HttpServer, RefusesOtherTargets) {
+  for (const char* target : {"",
+                             "*",
+                             "a",
+                             "a/b",
+                             "example.org:80",
+                             "http:",
+                             "http:/a",
+                             "http://",
+                             "http:///a",
+                             "http://:80/",
+                             "http://?q",
+                             "http://me@a/",
+                             "http://me:word@a/",
+                             "http://a:b/",
+                             "http://a:65536/",
+                             "http://a:99999999999/",
+                             "http://a:-1/",
+                             "http://a#f",
+                             "http://a/b#f",
+                             "/a#f",
+                             "http://[::1/",
+                             "http://::1/",
+                             "http://[a]/",
+                             "http://[::1]a/",
+                             "http://a%zz/",
+                             "http://a\\b/",
+                             "http://a\"/",
+                             "http://a/%zz",
+                             "http://a/%00",
+                             "https://a/",
+                             "ftp://a/",
+                             "file:///a",
+                             "ws://a/",
+                             " http://a/",
+                             "http ://a/"}) {
+    EXPECT_FALSE(parse_target(target, "http").has_value()) << target;
+  }
+  EXPECT_TRUE(parse_target("https://a/", "https").has_value());
+  EXPECT_FALSE(parse_target("http://a/", "https").has_value());
+  EXPECT_EQ(parse_target("http://a:/b", "http")->host, "a:");  // legal: the scheme's port
+  EXPECT_EQ(parse_target("http://a:00080", "http")->path, "/");
+}
 
 TEST(HttpServer, RefusesLongChunkExtensions) {
   auto server = echo_server();
