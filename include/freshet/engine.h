@@ -7,6 +7,7 @@
 // never prints.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -122,7 +123,8 @@ struct EngineOptions {
   int max_num_seqs = 256;
   int max_num_batched_tokens = 2048;  // a step's token budget (chunked prefill)
   bool enable_prefix_caching = true;
-  int max_num_queued_reqs = 0;  // 0: no limit
+  double kv_cache_metrics_sample = 0.0;  // share of the cache's blocks whose lives are timed
+  int max_num_queued_reqs = 0;           // 0: no limit
   int64_t max_num_queued_tokens = 0;
   int max_prefill_chunk = 0;           // most prompt tokens of one request in a step; 0: the budget
   int64_t priority_ageing_ms = 30000;  // so much waiting is worth one level of priority; 0: never
@@ -139,14 +141,48 @@ struct EngineOptions {
 };
 
 struct EngineStats {
+  // Upper bounds of steps_by_tokens; its last entry counts what is larger.
+  static constexpr std::array<int, 13> kStepTokens = {1,   8,    16,   32,   64,   128,  256,
+                                                      512, 1024, 2048, 4096, 8192, 16384};
+  // Upper bounds in seconds of Durations; its last entry counts what is longer.
+  static constexpr std::array<double, 21> kDurations = {
+      0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,  1,   2,
+      5,     10,    20,    30,   60,   120,  300, 600, 1200, 1800};
+  struct Durations {
+    std::array<int64_t, kDurations.size() + 1> counts{};
+    double sum = 0.0;
+    void add(double seconds);
+  };
+
   int64_t steps = 0;
+  // Steps by what they did: tokens of prompts that were computed, and tokens generated.
+  std::array<int64_t, kStepTokens.size() + 1> steps_by_tokens{};
+  int64_t step_tokens = 0;  // their sum
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t recomputed_tokens = 0;  // cached, but a prompt's last token must run all the same
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
   int running = 0;
   int waiting = 0;
+  int deferred = 0;             // of those, kept out by the batching policy, not for want of room
   double kv_cache_usage = 0.0;  // 0..1
+  // Of the cache's blocks that are timed, when they are evicted: since they were taken, since they
+  // were last found by a prompt, and between such finds.
+  Durations block_lifetime, block_idle, block_reuse_gap;
+};
+
+// How the cache of keys and values was laid out.
+struct CacheInfo {
+  int block_tokens = 0;
+  int64_t blocks = 0;  // of the layers with full attention, where there are such
+  int64_t tokens = 0;  // that these hold
+  size_t bytes = 0;    // of all layers
+  std::string type;    // of an element
+  bool prefix_caching = false;
+  int sliding_window = 0;  // of layers that have one; 0: none
+  double gpu_memory_utilization = 0.0;
+  bool timed = false;  // lives of blocks are in EngineStats
 };
 
 class Engine {
@@ -171,6 +207,7 @@ class Engine {
   bool has_tokenizer() const;
   const Model& model() const;
   int max_model_len() const;
+  CacheInfo cache_info() const;
   std::string memory_plan() const;  // for people: what takes how many bytes
   EngineStats stats() const;
 

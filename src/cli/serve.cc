@@ -26,6 +26,7 @@ struct Options {
   std::string chat_template_file;
   double shutdown_timeout_s = 30.0;
   bool no_prefix_caching = false;
+  bool kv_cache_metrics = false;
   bool no_access_log = false;
   bool no_web_page = false;
   std::string kv_cache_memory;
@@ -87,6 +88,7 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   e.max_num_seqs = o.engine.max_num_seqs;
   e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
   e.enable_prefix_caching = !o.no_prefix_caching;
+  if (o.kv_cache_metrics) e.kv_cache_metrics_sample = o.engine.kv_cache_metrics_sample;
   e.max_num_queued_reqs = o.engine.max_num_queued_reqs;
   e.max_num_queued_tokens = o.engine.max_num_queued_tokens;
   e.batching = o.engine.batching;
@@ -276,6 +278,20 @@ void add_scheduler_options(CLI::App& command, Options& o) {
       ->group("Scheduler");
 }
 
+void add_metrics_options(CLI::App& command, Options& o) {
+  command
+      .add_flag("--kv-cache-metrics", o.kv_cache_metrics,
+                "In /metrics: how long cached blocks live, lie idle and wait to be used again")
+      ->group("Metrics");
+  o.engine.kv_cache_metrics_sample = 0.01;
+  command
+      .add_option("--kv-cache-metrics-sample", o.engine.kv_cache_metrics_sample,
+                  "Share of blocks that are timed for it")
+      ->capture_default_str()
+      ->check(CLI::Range(1e-6, 1.0))
+      ->group("Metrics");
+}
+
 }  // namespace
 
 void add_serve(CLI::App& program, Context& context, Action& action) {
@@ -286,6 +302,7 @@ void add_serve(CLI::App& program, Context& context, Action& action) {
   add_http_options(command, *o);
   add_limit_options(command, *o);
   add_scheduler_options(command, *o);
+  add_metrics_options(command, *o);
   add_examples(command,
                "  freshet serve smollm2\n"
                "  freshet serve model.gguf --host 0.0.0.0 --port 8080 --api-key secret\n"

@@ -27,6 +27,7 @@ struct Engine::Impl {
   std::optional<Tokenizer> tokenizer;
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
+  CacheInfo cache;
   std::unique_ptr<engine::StepLoop> loop;
 };
 
@@ -147,6 +148,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   FRESHET_RETURN_IF_ERROR(scheduler::make_batching_policy(l.scheduler.batching).status());
   l.blocks = plan.blocks;
   l.share_prefixes = o.enable_prefix_caching;
+  l.timed_share = o.kv_cache_metrics_sample;
   l.max_queued_requests = o.max_num_queued_reqs;
   l.max_queued_tokens = o.max_num_queued_tokens;
   std::random_device random;
@@ -154,7 +156,32 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   return l;
 }
 
+CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
+  CacheInfo info;
+  info.block_tokens = ops::kBlockTokens;
+  // Groups with a window hold fewer blocks a sequence, so they say little about how much fits.
+  size_t told = 0;
+  for (size_t g = 0; g < plan.windows.size(); ++g) {
+    info.sliding_window = std::max(info.sliding_window, plan.windows[g]);
+    if (plan.windows[g] == 0) told = g;
+  }
+  info.blocks = plan.blocks.empty() ? 0 : plan.blocks[told];
+  info.tokens = info.blocks * ops::kBlockTokens;
+  info.bytes = plan.kv_bytes();
+  info.type = plan.kv_type;
+  info.prefix_caching = o.enable_prefix_caching;
+  info.timed = o.kv_cache_metrics_sample > 0.0;
+  info.gpu_memory_utilization = o.gpu_memory_utilization;
+  return info;
+}
+
 }  // namespace
+
+void EngineStats::Durations::add(double seconds) {
+  const auto bucket = std::ranges::lower_bound(kDurations, seconds) - kDurations.begin();
+  ++counts[static_cast<size_t>(bucket)];
+  sum += seconds;
+}
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
@@ -172,6 +199,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *impl->ops));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
+  impl->cache = describe_cache(options, plan);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(
@@ -242,6 +270,9 @@ const Model& Engine::model() const {
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;
+}
+CacheInfo Engine::cache_info() const {
+  return impl_->cache;
 }
 std::string Engine::memory_plan() const {
   return impl_->plan.describe();

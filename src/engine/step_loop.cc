@@ -43,6 +43,7 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   }
   blocks.share_prefixes = options.share_prefixes;
   blocks.hash_seed = options.seed;
+  blocks.timed_share = options.timed_share;
   FRESHET_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
@@ -260,7 +261,10 @@ void StepLoop::begin(uint64_t id, Request request) {
 }
 
 bool StepLoop::step() {
-  const scheduler::Step step = scheduler_->schedule(now_us());
+  const int64_t now = now_us();
+  blocks_->lives().set_time(now);
+  const scheduler::Step step = scheduler_->schedule(now);
+  count_evicted_blocks();
   wake_at_ = step.wake_at;
   for (const uint64_t id : step.expired) {
     end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
@@ -268,8 +272,9 @@ bool StepLoop::step() {
   if (step.items.empty()) return false;
   runner_.run(step, *scheduler_, embeddings_ > 0);
   scheduler_->ran(step);
-  ++counted_.steps;
   gather(step);
+  int64_t generated = -counted_.generated_tokens;
+  const int64_t prompts = prompt_tokens(step);  // while its sequences are all there
   sample_all();
   if (embeddings_ > 0) embed(step);
   deliver_prompt_logprobs();
@@ -282,7 +287,36 @@ bool StepLoop::step() {
     if (live.beams && s.awaits_token())
       advance_beams(live, item.sequence, runner_.row(i, item.logits - 1));
   }
+  generated += counted_.generated_tokens;
+  count_step(prompts + generated);
   return true;
+}
+
+// Of prompts, computed in this step.
+int64_t StepLoop::prompt_tokens(const scheduler::Step& step) const {
+  int64_t tokens = 0;
+  for (const scheduler::StepItem& item : step.items) {
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
+  }
+  return tokens;
+}
+
+void StepLoop::count_step(int64_t tokens) {
+  const auto& bounds = EngineStats::kStepTokens;
+  ++counted_.steps;
+  counted_.step_tokens += tokens;
+  ++counted_.steps_by_tokens[static_cast<size_t>(std::ranges::lower_bound(bounds, tokens) -
+                                                 bounds.begin())];
+}
+
+void StepLoop::count_evicted_blocks() {
+  for (const kv_cache::BlockLife& life : blocks_->lives().take()) {
+    counted_.block_lifetime.add(static_cast<double>(life.lifetime) * 1e-6);
+    counted_.block_idle.add(static_cast<double>(life.idle) * 1e-6);
+    for (const int64_t gap : life.gaps)
+      counted_.block_reuse_gap.add(static_cast<double>(gap) * 1e-6);
+  }
 }
 
 void StepLoop::publish() {
@@ -292,6 +326,8 @@ void StepLoop::publish() {
   counted_.preemptions = s.preemptions;
   counted_.prompt_tokens = s.prompt_tokens;
   counted_.cached_tokens = s.cached_tokens;
+  counted_.recomputed_tokens = s.recomputed_tokens;
+  counted_.deferred = s.deferred;
   counted_.kv_cache_usage = 0.0;
   for (int g = 0; g < blocks_->groups(); ++g) {
     const double used = 1.0 - static_cast<double>(blocks_->available(g)) / blocks_->pool(g).size();

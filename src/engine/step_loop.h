@@ -26,6 +26,7 @@ struct StepLoopOptions {
   scheduler::SchedulerOptions scheduler;
   std::vector<int32_t> blocks;  // [groups] of the cache
   bool share_prefixes = true;
+  double timed_share = 0.0;     // of the cache's blocks
   std::vector<int32_t> eos;     // ids that end a text, ascending
   uint64_t seed = 0;            // requests without a seed draw theirs from this
   int max_queued_requests = 0;  // 0: no limit
@@ -79,6 +80,9 @@ class StepLoop {
   void empty_inbox();
   void begin(uint64_t id, Request request);
   bool step();  // false: nothing to run
+  int64_t prompt_tokens(const scheduler::Step& step) const;
+  void count_step(int64_t tokens);
+  void count_evicted_blocks();
   void publish();
 
   void gather(const scheduler::Step& step);

@@ -13,7 +13,8 @@ int32_t blocks_for(int32_t tokens) {
 
 BlockCache::BlockCache(Options options)
     : options_(std::move(options)),
-      tree_(static_cast<int>(options_.groups.size()), options_.hash_seed) {
+      tree_(static_cast<int>(options_.groups.size()), options_.hash_seed),
+      lives_(options_.timed_share) {
   for (const GroupConfig& group : options_.groups) {
     pools_.emplace_back(group.blocks);
     Lru& l = lru_.emplace_back();
@@ -84,10 +85,10 @@ void BlockCache::prune(NodeId node) {
 
 void BlockCache::evict(int group, int32_t block) {
   const NodeId node = lru(group).node[static_cast<size_t>(block)];
-  if (evicts_leaves_only(group)) {
-    for (int g = 0; g < groups(); ++g) take_from_tree(node, g);
-  } else {
-    take_from_tree(node, group);
+  for (int g = 0; g < groups(); ++g) {
+    if (g != group && !evicts_leaves_only(group)) continue;
+    if (const int32_t b = tree_.block(node, g); b != kNoBlock) lives_.evicted(g, b);
+    take_from_tree(node, g);
   }
   prune(node);
 }
@@ -97,7 +98,9 @@ int32_t BlockCache::take(int group) {
     FRESHET_CHECK(!lru(group).order.empty(), "group {} has no block to evict", group);
     evict(group, lru(group).order.begin()->second);
   }
-  return pool_of(group).take();
+  const int32_t block = pool_of(group).take();
+  lives_.born(group, block);
+  return block;
 }
 
 void BlockCache::drop_idle() {
@@ -146,6 +149,23 @@ int32_t BlockCache::usable(const Path& path) const {
   return length;
 }
 
+int32_t BlockCache::cached(std::string_view salt, std::span<const int32_t> tokens) const {
+  if (!options_.share_prefixes) return 0;
+  const Path path = find(salt, tokens);
+  const int32_t length = usable(path);
+  bool partly = length == static_cast<int32_t>(path.nodes.size()) && path.partial.tokens > 0;
+  for (int g = 0; partly && g < groups(); ++g)
+    partly = tree_.block(path.partial.node, g) != kNoBlock;
+  return length * kBlockTokens + (partly ? path.partial.tokens : 0);
+}
+
+void BlockCache::used(const BlockTable& table, int32_t cached) {
+  for (int g = 0; g < groups(); ++g) {
+    for (int32_t i = table.first[static_cast<size_t>(g)]; i < cached / kBlockTokens; ++i)
+      lives_.used(g, table.ids[static_cast<size_t>(g)][static_cast<size_t>(i)]);
+  }
+}
+
 int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<const int32_t> tokens,
                           std::vector<BlockCopy>& copies) {
   FRESHET_CHECK(table.empty());
@@ -162,8 +182,9 @@ int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<co
     table.first[static_cast<size_t>(g)] = start;
     ids.assign(static_cast<size_t>(length), kNoBlock);
     for (int32_t i = start; i < length; ++i) {
-      ids[static_cast<size_t>(i)] = tree_.block(path.nodes[static_cast<size_t>(i)], g);
-      ref(g, ids[static_cast<size_t>(i)]);
+      int32_t& id = ids[static_cast<size_t>(i)];
+      id = tree_.block(path.nodes[static_cast<size_t>(i)], g);
+      ref(g, id);
     }
   }
   const bool whole = length == static_cast<int32_t>(path.nodes.size());

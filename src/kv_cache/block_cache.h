@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kv_cache/block_lives.h"
 #include "kv_cache/block_pool.h"
 #include "kv_cache/prefix_tree.h"
 
@@ -57,6 +58,7 @@ class BlockCache {
     std::vector<GroupConfig> groups;
     bool share_prefixes = true;
     uint64_t hash_seed = 0;
+    double timed_share = 0.0;  // of blocks, whose lives() are kept
   };
   explicit BlockCache(Options options);
 
@@ -71,6 +73,10 @@ class BlockCache {
   // With share_prefixes off that is 0.
   int32_t begin(BlockTable& table, std::string_view salt, std::span<const int32_t> tokens,
                 std::vector<BlockCopy>& copies);
+  // For lives(): the `cached` tokens that begin() found for the table are used after all.
+  void used(const BlockTable& table, int32_t cached);
+  // How much of `tokens` begin() would find now, had it room for a copy.
+  int32_t cached(std::string_view salt, std::span<const int32_t> tokens) const;
   // Makes room for tokens [computed, end). All or nothing; false: not enough blocks.
   bool reserve(BlockTable& table, int32_t computed, int32_t end, std::vector<BlockCopy>& copies);
   // The largest `end` in [computed, want] that reserve() would grant.
@@ -87,7 +93,8 @@ class BlockCache {
   // A second table over the blocks of the first `computed` tokens.
   BlockTable fork(const BlockTable& table, int32_t computed);
   void release(BlockTable& table);  // leaves it empty
-  void drop_idle();                 // forgets every prefix that no sequence holds
+  BlockLives& lives() { return lives_; }
+  void drop_idle();  // forgets every prefix that no sequence holds
 
   // Whether all references are those of `tables` and of the tree.
   Status check(std::span<const BlockTable* const> tables) const;
@@ -132,6 +139,7 @@ class BlockCache {
   std::vector<BlockPool> pools_;
   std::vector<Lru> lru_;
   PrefixTree tree_;
+  BlockLives lives_;
   uint64_t clock_ = 0;
 };
 

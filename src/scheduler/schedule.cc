@@ -300,6 +300,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     return lacks;
   }
   dequeue(s);
+  cache_.used(s.blocks, cached);
   if (!s.started) {
     s.started = true;
     Request& r = *s.request;
@@ -311,6 +312,8 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     grant_unused_ = false;
     stats_.prompt_tokens += s.prompt_tokens;
     stats_.cached_tokens += cached;
+    const bool to_the_end = cached > 0 && cached + 1 == s.size();
+    if (to_the_end && cache_.cached(r.salt, s.tokens) == s.size()) ++stats_.recomputed_tokens;
     queue_.admitted(s, now_);
     ++batches_[r.batch];
   }

@@ -325,6 +325,9 @@ SchedulerStats Scheduler::stats() const {
   s.queued_requests = queue_.size();
   s.queued_tokens = queue_.prompt_tokens();
   s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size());
+  const auto head = sequences_.find(head_);
+  const bool held = head != sequences_.end() && head->second->waits_for == WaitReason::kBatchPolicy;
+  s.deferred = held ? queue_.size() : 0;  // whoever stands behind it waits for the same
   return s;
 }
 

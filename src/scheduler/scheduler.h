@@ -46,11 +46,13 @@ struct SchedulerOptions {
 struct SchedulerStats {
   int32_t running = 0;
   int32_t waiting = 0;          // sequences that want to run and do not
+  int32_t deferred = 0;         // of those, kept out by the batching policy
   int32_t queued_requests = 0;  // of those, requests that never ran
   int64_t queued_tokens = 0;    // of their prompts
   int64_t preemptions = 0;
-  int64_t prompt_tokens = 0;  // asked for, at first admission
-  int64_t cached_tokens = 0;  // of those, found in the cache
+  int64_t prompt_tokens = 0;      // asked for, at first admission
+  int64_t cached_tokens = 0;      // of those, found in the cache
+  int64_t recomputed_tokens = 0;  // of prompts cached to their end: the last, which runs again
 };
 
 class Scheduler {

@@ -167,6 +167,7 @@ void Answer::handle_done(const Event& event) {
   record.end = event.at;
   record.prompt_tokens = event.usage.prompt_tokens;
   record.cached_tokens = event.usage.cached_tokens;
+  record.preemptions = event.usage.preemptions;
   record.generation_tokens = event.usage.completion_tokens;
   for (const Choice& c : state_.choices) {
     if (static_cast<size_t>(c.prompt) != event.prompt) continue;

@@ -94,6 +94,7 @@ class EmbeddingAnswer : public std::enable_shared_from_this<EmbeddingAnswer> {
     record.end = Clock::now();
     record.prompt_tokens = usage.prompt_tokens;
     record.cached_tokens = usage.cached_tokens;
+    record.preemptions = usage.preemptions;
     record.finish = vectors_[i].empty() ? FinishReason::kCancelled : FinishReason::kStop;
     for (const auto& [reason, seconds] : usage.waited) record.queue_s += seconds;
     app_.metrics().finished(record);

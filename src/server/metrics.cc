@@ -1,6 +1,9 @@
 #include "server/metrics.h"
 
+#include <string_view>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace freshet::server {
 namespace {
@@ -12,9 +15,19 @@ const std::vector<double> kItl = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
                                   0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
 const std::vector<double> kLatency = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                       30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
-const std::vector<double> kTokens = {1,    2,    5,    10,    20,    50,    100,    200,   500,
-                                     1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
 const std::vector<double> kN = {1, 2, 5, 10, 20};
+const std::vector<double> kPreemptions = {0, 1, 2, 5, 10, 20, 50, 100};
+
+// 1, 2, 5, 10, ... up to `most`.
+std::vector<double> one_two_five(int64_t most) {
+  std::vector<double> bounds;
+  for (int64_t ten = 1; ten <= most; ten *= 10) {
+    for (const int64_t digit : {1, 2, 5}) {
+      if (digit * ten <= most) bounds.push_back(static_cast<double>(digit * ten));
+    }
+  }
+  return bounds;
+}
 
 const char* name_of(FinishReason reason) {
   switch (reason) {
@@ -31,8 +44,10 @@ const char* name_of(FinishReason reason) {
 
 }  // namespace
 
-Metrics::Metrics(const std::string& model_name, std::function<EngineStats()> stats)
-    : stats_(std::move(stats)),
+Metrics::Metrics(const std::string& model_name, int max_model_len, const CacheInfo& cache,
+                 std::function<EngineStats()> stats)
+    : tokens_bounds_(one_two_five(max_model_len)),
+      stats_(std::move(stats)),
       registry_({{"model_name", model_name}, {"engine", "0"}}),
       ttft_(registry_.histogram("vllm:time_to_first_token_seconds",
                                 "Time to first token in seconds.", kTtft)),
@@ -51,35 +66,93 @@ Metrics::Metrics(const std::string& model_name, std::function<EngineStats()> sta
       inference_(registry_.histogram("vllm:request_inference_time_seconds",
                                      "Time from admission to the last token.", kLatency)),
       prompt_tokens_(registry_.histogram("vllm:request_prompt_tokens",
-                                         "Prompt tokens of a request.", kTokens)),
+                                         "Prompt tokens of a request.", tokens_bounds_)),
       generation_tokens_(registry_.histogram("vllm:request_generation_tokens",
-                                             "Generated tokens of a request.", kTokens)),
+                                             "Generated tokens of a request.", tokens_bounds_)),
       longest_sample_(registry_.histogram("vllm:request_max_num_generation_tokens",
                                           "Generated tokens of a request's longest sample.",
-                                          kTokens)),
+                                          tokens_bounds_)),
       max_tokens_(registry_.histogram("vllm:request_params_max_tokens", "max_tokens of a request.",
-                                      kTokens)),
+                                      tokens_bounds_)),
       n_(registry_.histogram("vllm:request_params_n", "n of a request.", kN)),
-      prefill_computed_(
-          registry_.histogram("vllm:request_prefill_kv_computed_tokens",
-                              "Prompt tokens computed rather than found in the cache.", kTokens)),
+      prefill_computed_(registry_.histogram(
+          "vllm:request_prefill_kv_computed_tokens",
+          "Prompt tokens computed rather than found in the cache.", tokens_bounds_)),
+      preemptions_(registry_.histogram("vllm:request_num_preemptions", "Preemptions of a request.",
+                                       kPreemptions)),
       http_seconds_(registry_.histogram("http_request_duration_seconds",
                                         "Time to answer an HTTP request.", kTtft)),
       refused_(registry_.counter("freshet:requests_refused_total",
                                  "Requests refused because a queue was full.")) {
-  const auto of = [this](auto member) {
-    return [this, member] { return static_cast<double>(stats_().*member); };
-  };
+  add_gauges(cache);
+  add_counters();
+  add_histograms(cache);
+}
+
+std::function<double()> Metrics::of(auto member) const {
+  return [this, member] { return static_cast<double>(stats_().*member); };
+}
+
+void Metrics::add_gauges(const CacheInfo& cache) {
   registry_.gauge("vllm:num_requests_running", "Requests in the running batch.",
                   of(&EngineStats::running));
   registry_.gauge("vllm:num_requests_waiting", "Requests waiting to be admitted.",
                   of(&EngineStats::waiting));
+  const char* by_reason = "vllm:num_requests_waiting_by_reason";
+  const char* reasons =
+      "Requests waiting to be admitted, for want of room (capacity) or because the batching policy "
+      "keeps them out (deferred).";
+  registry_.gauge(by_reason, reasons,
+                  [this] {
+                    const EngineStats s = stats_();
+                    return static_cast<double>(s.waiting - s.deferred);
+                  },
+                  {{"reason", "capacity"}});
+  registry_.gauge(by_reason, reasons, of(&EngineStats::deferred), {{"reason", "deferred"}});
   registry_.gauge("vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.",
                   of(&EngineStats::kv_cache_usage));
+  for (const char* state : {"awake", "weights_offloaded", "discard_all"}) {
+    const double value = std::string_view(state) == "awake" ? 1.0 : 0.0;
+    registry_.gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.",
+                    [value] { return value; }, {{"sleep_state", state}});
+  }
+  registry_.info("vllm:cache_config_info", "How the KV cache was laid out.",
+                 {{"engine", "0"},
+                  {"block_size", std::to_string(cache.block_tokens)},
+                  {"cache_dtype", cache.type},
+                  {"enable_prefix_caching", cache.prefix_caching ? "True" : "False"},
+                  {"gpu_memory_utilization", fmt::format("{}", cache.gpu_memory_utilization)},
+                  {"kv_cache_memory_bytes", std::to_string(cache.bytes)},
+                  {"kv_cache_size_tokens", std::to_string(cache.tokens)},
+                  {"num_gpu_blocks", std::to_string(cache.blocks)},
+                  {"sliding_window",
+                   cache.sliding_window > 0 ? std::to_string(cache.sliding_window) : "None"}});
+}
+
+void Metrics::add_counters() {
   registry_.counter_from("vllm:num_preemptions_total", "Preemptions.",
                          of(&EngineStats::preemptions));
   registry_.counter_from("vllm:prompt_tokens_total", "Prompt tokens processed.",
                          of(&EngineStats::prompt_tokens));
+  const char* by_source = "vllm:prompt_tokens_by_source_total";
+  const char* sources =
+      "Prompt tokens by where their keys and values came from. Those that were found and yet "
+      "computed count twice.";
+  registry_.counter_from(by_source, sources,
+                         [this] {
+                           const EngineStats s = stats_();
+                           return static_cast<double>(s.prompt_tokens - s.cached_tokens);
+                         },
+                         {{"source", "local_compute"}});
+  registry_.counter_from(by_source, sources,
+                         [this] {
+                           const EngineStats s = stats_();
+                           return static_cast<double>(s.cached_tokens + s.recomputed_tokens);
+                         },
+                         {{"source", "local_cache_hit"}});
+  registry_.counter_from("vllm:prompt_tokens_recomputed_total",
+                         "Last tokens of prompts that were cached whole: computed all the same.",
+                         of(&EngineStats::recomputed_tokens));
   registry_.counter_from("vllm:generation_tokens_total", "Tokens generated.",
                          of(&EngineStats::generated_tokens));
   registry_.counter_from("vllm:prefix_cache_queries_total",
@@ -91,6 +164,41 @@ Metrics::Metrics(const std::string& model_name, std::function<EngineStats()> sta
                          "Prompt tokens found in the prefix cache.",
                          of(&EngineStats::cached_tokens));
   registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
+}
+
+void Metrics::add_histograms(const CacheInfo& cache) {
+  const auto snapshot = [](const auto& counts, double sum) {
+    Histogram::Snapshot h;
+    uint64_t total = 0;
+    for (const int64_t n : counts) h.cumulative.push_back(total += static_cast<uint64_t>(n));
+    h.sum = sum;
+    return h;
+  };
+  const auto& tokens = EngineStats::kStepTokens;
+  registry_.histogram_from("vllm:iteration_tokens_total",
+                           "Tokens of a step: of prompts, computed, and generated.",
+                           {tokens.begin(), tokens.end()}, [this, snapshot] {
+                             const EngineStats s = stats_();
+                             return snapshot(s.steps_by_tokens, static_cast<double>(s.step_tokens));
+                           });
+  if (!cache.timed) return;
+  const auto& seconds = EngineStats::kDurations;
+  const auto durations = [&](const char* name, const char* help, auto member) {
+    registry_.histogram_from(name, help, {seconds.begin(), seconds.end()},
+                             [this, snapshot, member] {
+                               const EngineStats::Durations d = stats_().*member;
+                               return snapshot(d.counts, d.sum);
+                             });
+  };
+  durations("vllm:kv_block_lifetime_seconds",
+            "From taking a cache block to its eviction, of a sample.",
+            &EngineStats::block_lifetime);
+  durations("vllm:kv_block_idle_before_evict_seconds",
+            "From the last use of a cache block to its eviction, of a sample.",
+            &EngineStats::block_idle);
+  durations("vllm:kv_block_reuse_gap_seconds",
+            "Between the last uses of a cache block that was evicted, of a sample.",
+            &EngineStats::block_reuse_gap);
 }
 
 void Metrics::inter_token_latency(double seconds, int tokens) {
@@ -110,6 +218,7 @@ void Metrics::finished(const RequestRecord& r) {
   longest_sample_.observe(r.longest_sample);
   max_tokens_.observe(r.max_tokens);
   n_.observe(r.n);
+  preemptions_.observe(r.preemptions);
   queue_.observe(r.queue_s);
   requests_.add();
   latency_s_.add(latency);

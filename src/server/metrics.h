@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "freshet/engine.h"
@@ -26,13 +27,15 @@ struct RequestRecord {
   int longest_sample = 0;  // generated tokens of one of the n samples
   int max_tokens = 0;
   int n = 1;
+  int preemptions = 0;
   double queue_s = 0.0;
   FinishReason finish = FinishReason::kStop;
 };
 
 class Metrics {
  public:
-  Metrics(const std::string& model_name, std::function<EngineStats()> stats);
+  Metrics(const std::string& model_name, int max_model_len, const CacheInfo& cache,
+          std::function<EngineStats()> stats);
 
   void time_to_first_token(double seconds) { ttft_.observe(seconds); }
   // A delta of `tokens` tokens came `seconds` after the one before it.
@@ -46,11 +49,17 @@ class Metrics {
   json::Value summary() const;  // total_requests, total_tokens, avg_latency_ms, ...
 
  private:
+  void add_gauges(const CacheInfo& cache);
+  void add_counters();
+  void add_histograms(const CacheInfo& cache);
+  std::function<double()> of(auto member) const;
+
+  const std::vector<double> tokens_bounds_;
   std::function<EngineStats()> stats_;
   Registry registry_;
   Histogram &ttft_, &itl_, &tpot_, &e2e_, &queue_, &prefill_, &decode_, &inference_;
   Histogram &prompt_tokens_, &generation_tokens_, &longest_sample_, &max_tokens_, &n_,
-      &prefill_computed_;
+      &prefill_computed_, &preemptions_;
   Histogram& http_seconds_;
   Counter& refused_;
   Counter requests_, latency_s_, tokens_, decode_s_;

@@ -79,8 +79,10 @@ Counter& Registry::counter(const std::string& name, const std::string& help, con
   for (Sample& s : f.samples) {
     if (s.labels == labels) return *s.counter;
   }
-  f.samples.push_back({labels, std::make_unique<Counter>(), nullptr, nullptr});
-  return *f.samples.back().counter;
+  Sample& sample = f.samples.emplace_back();
+  sample.labels = labels;
+  sample.counter = std::make_unique<Counter>();
+  return *sample.counter;
 }
 
 Histogram& Registry::histogram(const std::string& name, const std::string& help,
@@ -88,26 +90,49 @@ Histogram& Registry::histogram(const std::string& name, const std::string& help,
   std::lock_guard lock(mutex_);
   Family& f = family(name, help, "histogram");
   if (f.samples.empty())
-    f.samples.push_back({{}, nullptr, std::make_unique<Histogram>(std::move(bounds)), nullptr});
+    f.samples.emplace_back().histogram = std::make_unique<Histogram>(std::move(bounds));
   return *f.samples.back().histogram;
+}
+
+void Registry::histogram_from(const std::string& name, const std::string& help,
+                              std::vector<double> bounds,
+                              std::function<Histogram::Snapshot()> read) {
+  std::lock_guard lock(mutex_);
+  Sample& sample = family(name, help, "histogram").samples.emplace_back();
+  sample.bounds = std::move(bounds);
+  sample.read_histogram = std::move(read);
+}
+
+void Registry::add_read(Family& family, std::function<double()> read, const Labels& labels) {
+  Sample& sample = family.samples.emplace_back();
+  sample.labels = labels;
+  sample.read = std::move(read);
 }
 
 void Registry::gauge(const std::string& name, const std::string& help, std::function<double()> read,
                      const Labels& labels) {
   std::lock_guard lock(mutex_);
-  family(name, help, "gauge").samples.push_back({labels, nullptr, nullptr, std::move(read)});
+  add_read(family(name, help, "gauge"), std::move(read), labels);
 }
 
 void Registry::counter_from(const std::string& name, const std::string& help,
-                            std::function<double()> read) {
+                            std::function<double()> read, const Labels& labels) {
   std::lock_guard lock(mutex_);
-  family(name, help, "counter").samples.push_back({{}, nullptr, nullptr, std::move(read)});
+  add_read(family(name, help, "counter"), std::move(read), labels);
+}
+
+void Registry::info(const std::string& name, const std::string& help, const Labels& labels) {
+  std::lock_guard lock(mutex_);
+  Family& f = family(name, help, "gauge");
+  add_read(f, [] { return 1.0; }, labels);
+  f.samples.back().bare = true;
 }
 
 void Registry::expose_histogram(const Family& f, const Sample& sample, std::string& out) const {
-  const auto s = sample.histogram->snapshot();
+  const bool ours = sample.histogram != nullptr;
+  const auto s = ours ? sample.histogram->snapshot() : sample.read_histogram();
+  const auto& bounds = ours ? sample.histogram->bounds() : sample.bounds;
   const Labels labels = joined(common_, sample.labels);
-  const auto& bounds = sample.histogram->bounds();
   for (size_t i = 0; i < s.cumulative.size(); ++i) {
     Labels with_bound = labels;
     with_bound.emplace_back("le", i < bounds.size() ? number(bounds[i]) : "+Inf");
@@ -124,13 +149,13 @@ std::string Registry::expose() const {
     out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", f->name, escape(f->help, false), f->name,
                        f->type);
     for (const Sample& s : f->samples) {
-      if (s.histogram) {
+      if (s.histogram || s.read_histogram) {
         expose_histogram(*f, s, out);
         continue;
       }
       const double value = s.counter ? s.counter->value() : s.read();
-      out += fmt::format("{}{} {}\n", f->name, format_labels(joined(common_, s.labels)),
-                         number(value));
+      const Labels labels = s.bare ? s.labels : joined(common_, s.labels);
+      out += fmt::format("{}{} {}\n", f->name, format_labels(labels), number(value));
     }
   }
   return out;

@@ -57,11 +57,17 @@ class Registry {
   Counter& counter(const std::string& name, const std::string& help, const Labels& labels = {});
   Histogram& histogram(const std::string& name, const std::string& help,
                        std::vector<double> bounds);
+  // One whose counts something else keeps.
+  void histogram_from(const std::string& name, const std::string& help, std::vector<double> bounds,
+                      std::function<Histogram::Snapshot()> read);
   // Read when the page is made; may be called from any thread.
   void gauge(const std::string& name, const std::string& help, std::function<double()> read,
              const Labels& labels = {});
   // A counter whose value something else keeps.
-  void counter_from(const std::string& name, const std::string& help, std::function<double()> read);
+  void counter_from(const std::string& name, const std::string& help, std::function<double()> read,
+                    const Labels& labels = {});
+  // A gauge that is always 1 and has these labels alone: they are what it tells.
+  void info(const std::string& name, const std::string& help, const Labels& labels);
 
   std::string expose() const;
 
@@ -71,12 +77,16 @@ class Registry {
     std::unique_ptr<Counter> counter;
     std::unique_ptr<Histogram> histogram;
     std::function<double()> read;
+    std::vector<double> bounds;  // with read_histogram
+    std::function<Histogram::Snapshot()> read_histogram;
+    bool bare = false;  // without the common labels
   };
   struct Family {
     std::string name, help, type;
     std::vector<Sample> samples;
   };
   Family& family(const std::string& name, const std::string& help, const char* type);
+  static void add_read(Family& family, std::function<double()> read, const Labels& labels);
   void expose_histogram(const Family& family, const Sample& sample, std::string& out) const;
 
   const Labels common_;
