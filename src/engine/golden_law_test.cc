@@ -1,6 +1,8 @@
 // The law of the batch on every architecture: a request's tokens and log-probabilities are the
-// same, bit for bit, alone, in a batch, with a cached prefix, in chunks and after preemption.
+// same, bit for bit, alone, in a batch of 64, with a cached prefix, in chunks and after preemption,
+// greedy and sampled. With FRESHET_EXTRA_DATA also on the trained models there (models/).
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <future>
 #include <memory>
@@ -11,54 +13,82 @@
 #include "kv_cache/block_cache.h"
 #include "layers/model.h"
 
+#ifndef FRESHET_EXTRA_DATA
+#define FRESHET_EXTRA_DATA ""
+#endif
+
 namespace freshet {
 namespace {
 
-constexpr int kRequests = 20;
-constexpr int kNewTokens = 12;
-constexpr int kMaxLen = 128;
+constexpr int kRequests = 64;
+constexpr int kPrefix = 40;  // tokens that the longer prompts begin with
 
 struct Outcome {
   std::vector<int32_t> ids;
-  std::vector<float> logprobs;
+  std::vector<uint32_t> logprobs;  // bits
   bool operator==(const Outcome&) const = default;
 };
 
-std::string folder() {
-  return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden";
-}
+struct Replies {
+  std::vector<Outcome> outcomes;
+  int most_running = 0;
+  // Requests that were preempted.
+  int greedy_preempted = 0;
+  int sampled_preempted = 0;
+};
 
 std::vector<std::string> models() {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder())) {
-    if (entry.is_directory()) names.push_back(entry.path().filename());
+  std::vector<std::string> found;
+  const std::string golden = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden";
+  for (const auto& entry : std::filesystem::directory_iterator(golden)) {
+    if (entry.is_directory()) found.push_back(entry.path());
   }
-  std::ranges::sort(names);
-  return names;
+  const std::string extra = FRESHET_EXTRA_DATA;
+  for (const char* trained : {"target", "draft", "tiny"}) {
+    const std::string path = extra + "/models/" + trained;
+    if (!extra.empty() && std::filesystem::is_directory(path)) found.push_back(path);
+  }
+  std::ranges::sort(found);
+  return found;
 }
 
 class GoldenLaw : public ::testing::TestWithParam<std::string> {
  protected:
+  // Golden models have few positions; the trained ones get prompts of many blocks.
+  static bool trained() { return GetParam().find("/models/") != std::string::npos; }
+  static int max_len() { return trained() ? 384 : 128; }
+  static int longest_prompt() { return trained() ? 330 : 92; }
+  static int new_tokens() { return trained() ? 24 : 12; }
+
   std::unique_ptr<Engine> load(EngineOptions o) {
-    o.model = folder() + "/" + GetParam();
+    o.model = GetParam();
     o.threads = 2;
-    o.max_model_len = kMaxLen;
+    o.max_model_len = max_len();
     auto engine = Engine::load(o);
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     return engine.ok() ? std::move(*engine) : nullptr;
   }
 
+  static bool is_greedy(int which) { return which % 2 == 0; }
+
   static Request request_of(int which, int vocab) {
     Request r;
-    const int length = 3 + which * 29 % 90;
+    const int length = 3 + which * 29 % (longest_prompt() - 2);
     for (int i = 0; i < length; ++i) {
-      r.prompt.push_back((i * 37 + (i < 40 ? 0 : which * 11) + 3) % vocab);
+      r.prompt.push_back((i * 37 + (i < kPrefix ? 0 : which * 11) + 3) % vocab);
     }
-    r.params.max_tokens = kNewTokens;
-    r.params.ignore_eos = true;
-    r.params.logprobs = 1;
-    r.params.seed = static_cast<uint64_t>(which);
-    r.params.temperature = which % 2 == 0 ? 0.0f : 0.8f;
+    SamplingParams& p = r.params;
+    p.max_tokens = new_tokens();
+    p.ignore_eos = true;
+    p.logprobs = 1;
+    p.seed = static_cast<uint64_t>(which);
+    p.temperature = is_greedy(which) ? 0.0f : 0.8f;
+    if (which % 4 == 2) p.repetition_penalty = 1.3f;
+    if (which % 4 == 3) {
+      p.top_k = 40;
+      p.top_p = 0.9f;
+      p.presence_penalty = 0.5f;
+    }
     return r;
   }
 
@@ -68,86 +98,124 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
     kPushing,  // when the first half runs, the second comes with a better priority
   };
 
-  static std::vector<Outcome> run(Engine& engine, Order order) {
-    std::vector<Outcome> outcomes(kRequests);
+  static Replies run(Engine& engine, Order order) {
+    Replies result;
+    result.outcomes.resize(kRequests);
     std::vector<std::promise<void>> done(kRequests);
     std::promise<void> begun;  // the first token of all is there; its callback holds the step loop
     std::promise<void> all_submitted;
-    if (order != Order::kPushing) all_submitted.set_value();
+    if (order == Order::kOneByOne) all_submitted.set_value();
     const auto go_on = all_submitted.get_future().share();
     for (int i = 0; i < kRequests; ++i) {
       const auto at = static_cast<size_t>(i);
       Request r = request_of(i, engine.model().spec().vocab_size);
-      r.on_delta = [&outcomes, &begun, go_on, at](const Delta& d) {
-        if (at == 0 && outcomes[at].ids.empty()) begun.set_value();
+      r.on_delta = [&result, &engine, &begun, go_on, at](const Delta& d) {
+        Outcome& o = result.outcomes[at];
+        if (at == 0 && o.ids.empty()) begun.set_value();
         go_on.wait();
-        Outcome& o = outcomes[at];
+        result.most_running = std::max(result.most_running, engine.stats().running);
         o.ids.insert(o.ids.end(), d.ids.begin(), d.ids.end());
         for (const auto& list : d.logprobs) {
-          for (const TokenLogprob& t : list) o.logprobs.push_back(t.logprob);
+          for (const TokenLogprob& t : list)
+            o.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
         }
       };
-      r.on_done = [&done, at](const Usage&) { done[at].set_value(); };
+      r.on_done = [&result, &done, at](const Usage& u) {
+        if (u.preemptions > 0)
+          ++(is_greedy(static_cast<int>(at)) ? result.greedy_preempted : result.sampled_preempted);
+        done[at].set_value();
+      };
       r.priority = order == Order::kPushing && i < kRequests / 2 ? 1 : 0;
       if (order == Order::kPushing && i == kRequests / 2) begun.get_future().wait();
       const auto id = engine.submit(std::move(r));
       EXPECT_TRUE(id.ok()) << id.status().message();
       if (order == Order::kOneByOne) done[at].get_future().wait();
     }
-    if (order == Order::kPushing) all_submitted.set_value();
+    if (order != Order::kOneByOne) all_submitted.set_value();
     for (size_t i = 0; order != Order::kOneByOne && i < kRequests; ++i) done[i].get_future().wait();
-    return outcomes;
+    return result;
   }
 
+  // Room for the longest sequence and a few more.
   static size_t tight_cache(const Model& model, int chunk) {
     const KvCacheSpec kv = kv_cache_spec(model.spec(), ops::KvType::kF16);
     size_t bytes = 0;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
       const int window = kv.groups[g].window;
-      bytes += kv.block_bytes(static_cast<int>(g)) *
-               static_cast<size_t>(kv_cache::BlockCache::most_blocks(window, kMaxLen, chunk) + 5);
+      bytes +=
+          kv.block_bytes(static_cast<int>(g)) *
+          static_cast<size_t>(kv_cache::BlockCache::most_blocks(window, max_len(), chunk) + 24);
     }
     return bytes;
   }
 };
+
+void expect_same(const Replies& run, const std::vector<Outcome>& alone, const char* how) {
+  for (size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_EQ(run.outcomes[i].ids, alone[i].ids) << how << ": request " << i;
+    EXPECT_EQ(run.outcomes[i].logprobs, alone[i].logprobs) << how << ": request " << i;
+  }
+}
 
 TEST_P(GoldenLaw, Holds) {
   EngineOptions plain;
   plain.enable_prefix_caching = false;
   const auto first = load(plain);
   ASSERT_NE(first, nullptr);
-  const std::vector<Outcome> alone = run(*first, Order::kOneByOne);
+  const std::vector<Outcome> alone = run(*first, Order::kOneByOne).outcomes;
   for (const Outcome& o : alone) {
-    EXPECT_EQ(o.ids.size(), size_t{kNewTokens});
-    EXPECT_EQ(o.logprobs.size(), size_t{2 * kNewTokens});
+    EXPECT_EQ(o.ids.size(), static_cast<size_t>(new_tokens()));
+    EXPECT_EQ(o.logprobs.size(), static_cast<size_t>(2 * new_tokens()));
   }
-  EXPECT_EQ(run(*first, Order::kTogether), alone) << "batched";
+  const Replies batched = run(*first, Order::kTogether);
+  expect_same(batched, alone, "batched");
+  EXPECT_EQ(batched.most_running, kRequests);
 
   const auto cached = load({});
   ASSERT_NE(cached, nullptr);
-  EXPECT_EQ(run(*cached, Order::kTogether), alone) << "sharing prefixes";
-  EXPECT_EQ(run(*cached, Order::kOneByOne), alone) << "from the cache";
-  EXPECT_GT(cached->stats().cached_tokens, 300);
+  expect_same(run(*cached, Order::kTogether), alone, "sharing prefixes");
+  const int64_t shared = cached->stats().cached_tokens;
+  expect_same(run(*cached, Order::kOneByOne), alone, "from the cache");
+  EXPECT_GT(cached->stats().cached_tokens - shared, kRequests * 16);
 
   EngineOptions chunked;
   chunked.max_num_batched_tokens = 16;
-  const auto small = load(chunked);
-  ASSERT_NE(small, nullptr);
-  EXPECT_EQ(run(*small, Order::kTogether), alone) << "in chunks of at most 16";
+  const auto narrow = load(chunked);
+  ASSERT_NE(narrow, nullptr);
+  expect_same(run(*narrow, Order::kTogether), alone, "in steps of 16 tokens");
+
+  chunked.max_num_batched_tokens = 2048;
+  chunked.max_prefill_chunk = 16;
+  chunked.enable_prefix_caching = false;
+  const auto wide = load(chunked);
+  ASSERT_NE(wide, nullptr);
+  const Replies in_chunks = run(*wide, Order::kTogether);
+  expect_same(in_chunks, alone, "batched, in chunks of 16");
+  EXPECT_EQ(in_chunks.most_running, kRequests);
+}
+
+TEST_P(GoldenLaw, HoldsAfterPreemption) {
+  EngineOptions plain;
+  plain.enable_prefix_caching = false;
+  const auto first = load(plain);
+  ASSERT_NE(first, nullptr);
+  const std::vector<Outcome> alone = run(*first, Order::kOneByOne).outcomes;
 
   EngineOptions tight;
-  tight.max_num_batched_tokens = 64;
+  tight.max_num_batched_tokens = 256;
   tight.enable_prefix_caching = false;
-  tight.max_num_seqs = 4;
-  tight.kv_cache_memory = tight_cache(first->model(), 64);
+  tight.kv_cache_memory = tight_cache(first->model(), 256);
   const auto crowded = load(tight);
   ASSERT_NE(crowded, nullptr);
-  EXPECT_EQ(run(*crowded, Order::kPushing), alone) << "preempted";
-  EXPECT_GT(crowded->stats().preemptions, 0);
+  const Replies pushed = run(*crowded, Order::kPushing);
+  expect_same(pushed, alone, "preempted");
+  EXPECT_GT(pushed.greedy_preempted, 0);
+  EXPECT_GT(pushed.sampled_preempted, 0);
+  RecordProperty("preemptions", static_cast<int>(crowded->stats().preemptions));
 }
 
 std::string name_of(const ::testing::TestParamInfo<std::string>& info) {
-  std::string name = info.param;
+  std::string name = std::filesystem::path(info.param).filename();
   std::ranges::replace(name, '-', '_');
   return name;
 }
