@@ -12,6 +12,7 @@
 #include "bench_client/throughput.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
+#include "cli/options.h"
 #include "cli/workload_options.h"
 #include "tokenizer/tokenizer.h"
 
@@ -231,7 +232,7 @@ void add_server_options(CLI::App& c, Options& o) {
   c.add_flag("--insecure", o.serve.insecure, "Do not check TLS certificates")->group(group);
   c.add_option("--ready-check-timeout-sec", o.serve.ready_timeout_s,
                "Wait so long for the server to come up")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group(group);
 }
 

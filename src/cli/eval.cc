@@ -161,7 +161,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   perplexity->add_option("--max-chars", p->max_chars, "Use only so many characters of the text")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   perplexity->add_option("--batch", p->batch, "Windows computed at the same time")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();

@@ -48,6 +48,24 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
       ->group(group);
 }
 
+CLI::Validator above_zero() {
+  const auto check = [](const std::string& text) -> std::string {
+    double number = 0.0;
+    if (CLI::detail::lexical_cast(text, number) && number > 0.0) return "";
+    return fmt::format("must be a number above 0, not {}", text);
+  };
+  return {[check](std::string& text) { return check(text); }, "ABOVE 0"};
+}
+
+CLI::Validator not_negative() {
+  const auto check = [](const std::string& text) -> std::string {
+    double number = 0.0;
+    if (CLI::detail::lexical_cast(text, number) && number >= 0.0) return "";
+    return fmt::format("must be a number of at least 0, not {}", text);
+  };
+  return {[check](std::string& text) { return check(text); }, "FROM 0"};
+}
+
 Result<size_t> parse_bytes(const std::string& text) {
   uint64_t number = 0;
   const char* const end = text.data() + text.size();
@@ -124,7 +142,7 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
                "ID=VALUE, added to a token's logit (may be given often)")
       ->group(group);
   c.add_option("--seed", o.seed, "Makes the output repeatable (default: random)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group(group);
   c.add_option("--stop", p.stop, "Stop before this text (may be given often)")
       ->allow_extra_args(false)

@@ -39,6 +39,10 @@ Result<EngineOptions> engine_options(const RunOptions& options, const std::strin
 // Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);
 
+// Checks of numbers, in words: CLI11's own name the largest double.
+CLI::Validator above_zero();
+CLI::Validator not_negative();
+
 struct SamplingOptions {
   SamplingParams params;
   bool max_tokens_given = false;

@@ -146,6 +146,7 @@ void add_http_options(CLI::App& command, Options& o) {
       ->group("Server");
   command.add_option("--port", o.http.port, "Port; 0: any free one")
       ->capture_default_str()
+      ->check(CLI::Range(0, 65535))
       ->group("Server");
   command
       .add_option("--served-model-name", o.app.served_model_names,
@@ -191,7 +192,7 @@ void add_http_options(CLI::App& command, Options& o) {
 void add_limit_options(CLI::App& command, Options& o) {
   command.add_option("--max-connections", o.http.max_connections, "Open connections at most")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Server");
   command.add_option("--max-body-bytes", o.http.max_body_bytes, "Largest request body")
       ->capture_default_str()
@@ -203,23 +204,23 @@ void add_limit_options(CLI::App& command, Options& o) {
       .add_option("--header-timeout", o.http.header_timeout_s,
                   "Seconds from a request's first byte to the end of its header")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Server");
   command.add_option("--body-timeout", o.http.body_timeout_s, "Seconds for a request's body")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Server");
   command
       .add_option("--write-timeout", o.http.write_timeout_s,
                   "Seconds without progress after which a client that does not read is cut off")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Server");
   command
       .add_option("--shutdown-timeout", o.shutdown_timeout_s,
                   "Seconds that requests get to finish after SIGTERM")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Server");
 }
 
@@ -227,25 +228,25 @@ void add_scheduler_options(CLI::App& command, Options& o) {
   EngineOptions& e = o.engine;
   command.add_option("--max-num-seqs", e.max_num_seqs, "Sequences in a step at most")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-num-batched-tokens", e.max_num_batched_tokens,
                   "Tokens in a step at most; longer prompts are cut into chunks")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-num-queued-reqs", e.max_num_queued_reqs,
                   "Waiting requests at most, then 429; 0: no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Scheduler");
   command
       .add_option("--max-num-queued-tokens", e.max_num_queued_tokens,
                   "Waiting prompt tokens at most, then 429; 0: no limit")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Scheduler");
   command
       .add_flag("--no-enable-prefix-caching", o.no_prefix_caching, "Do not share cached prefixes")
@@ -258,19 +259,19 @@ void add_scheduler_options(CLI::App& command, Options& o) {
       .add_option("--max-batch-size", e.max_batch_size,
                   "Static and dynamic batching: requests in a batch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-wait-time-ms", e.max_wait_time_ms,
                   "Static and dynamic batching: wait for a full batch")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->group("Scheduler");
   command
       .add_option("--max-tokens-per-batch", e.max_tokens_per_batch,
                   "Static and dynamic batching: tokens in a batch")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber)
+      ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--preferred-batch-sizes", e.preferred_batch_sizes,

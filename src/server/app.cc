@@ -152,8 +152,8 @@ void App::log_when_done(const Exchanges& exchange) {
   line["path"] = r.path;
   if (!r.header("traceparent").empty()) line["traceparent"] = std::string(r.header("traceparent"));
   line["bytes_in"] = static_cast<int64_t>(r.body.size());
-  bool known = false;
-  const Route* route = find(r, known);
+  std::string allowed;
+  const Route* route = find(r, allowed);
   const std::string handler = route != nullptr ? route->path : "unknown";
   exchange->on_complete([this, line = std::move(line), handler, method = known_method(r.method),
                          begin = Clock::now()](int status, size_t bytes) mutable {
@@ -167,14 +167,15 @@ void App::log_when_done(const Exchanges& exchange) {
   });
 }
 
-const App::Route* App::find(const HttpRequest& request, bool& path_known) const {
+const App::Route* App::find(const HttpRequest& request, std::string& allowed) const {
   const std::string& method = request.method == "HEAD" ? "GET" : request.method;
   for (const Route& route : routes_) {
     const bool below =
         route.path.size() > 1 && route.path.ends_with('/') && request.path.starts_with(route.path);
     if (!below && route.path != request.path) continue;
-    path_known = true;
     if (route.method == method) return &route;
+    allowed += (allowed.empty() ? "" : ", ") + route.method;
+    if (route.method == "GET") allowed += ", HEAD";
   }
   return nullptr;
 }
@@ -218,17 +219,19 @@ void App::handle(std::shared_ptr<Exchange> raw) {
   auto exchange = std::make_shared<DecoratedExchange>(std::move(raw), std::move(headers));
   log_when_done(exchange);
   if (request.method == "OPTIONS") return exchange->send({204, {}, "", ""});
-  bool path_known = false;
-  const Route* route = find(request, path_known);
+  std::string allowed;
+  const Route* route = find(request, allowed);
   if ((route == nullptr || !route->open) && !authorised(request)) {
     return send_error(exchange,
                       {401, "a valid API key is needed: send 'Authorization: Bearer <key>'", ""});
   }
   if (route == nullptr) {
-    if (!path_known)
+    if (allowed.empty())
       return send_error(exchange, {404, fmt::format("there is no {}", request.path), ""});
-    return send_error(
-        exchange, {405, fmt::format("{} does not answer {}", request.path, request.method), ""});
+    HttpResponse refusal =
+        to_response({405, fmt::format("{} does not answer {}", request.path, request.method), ""});
+    refusal.headers.emplace_back("Allow", allowed + ", OPTIONS");
+    return exchange->send(std::move(refusal));
   }
   json::Value body;
   if (route->method == "POST") {

@@ -88,7 +88,8 @@ class App {
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   void add_cors(const HttpRequest& request, Headers& headers) const;
   void log_when_done(const Exchanges& exchange);
-  const Route* find(const HttpRequest& request, bool& path_known) const;
+  // The route, or nullptr: `allowed` names the methods that the path has, if it is known.
+  const Route* find(const HttpRequest& request, std::string& allowed) const;
 
   Engine& engine_;
   AppOptions options_;

@@ -231,6 +231,9 @@ class Errors(Case):
         post = self.server.post
         self.assert_error(self.server.get("/nothing"), 404, words="/nothing")
         self.assert_error(self.server.get("/v1/completions"), 405, words="GET")
+        for method, path, allowed in (("GET", "/v1/completions", "POST, OPTIONS"),
+                                      ("PUT", "/health", "GET, HEAD, OPTIONS")):
+            self.assertEqual(self.server.request(method, path)[1]["allow"], allowed)
         self.assert_error(post("/v1/completions", "{"), 400, words="JSON")
         self.assert_error(post("/v1/completions", "[]"), 400)
         self.assert_error(post("/v1/completions", {}), 400, "prompt")
