@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda test check test-asan test-tsan format format-check lint fuzz bench clean help
+.PHONY: run build cuda test check test-asan test-tsan test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -36,6 +36,15 @@ test-asan:       ## the same under AddressSanitizer and UBSan
 test-tsan:       ## the same under ThreadSanitizer
 	@tools/install_packages build test
 	@tools/test tsan -j $(JOBS)
+
+# What an instruction set can change; the rest would take hours under emulation.
+ARM64_TESTS = backend_cpu_test op_conformance_test golden_test
+test-arm64:      ## cross-compile for 64-bit ARM; kernels and golden models under emulation
+	@tools/install_packages build test arm64
+	@$(CONFIGURE) arm64 -DFRESHET_TESTS=ON
+	@$(NINJA) --preset arm64 -j $(JOBS) --target freshet $(ARM64_TESTS)
+	@set -e; for test in $(ARM64_TESTS); do \
+	  qemu-aarch64 $$(find $(BUILD)/arm64 -name $$test -type f) --gtest_brief=1; done
 
 check:           ## order of the rooms, style
 	@tools/check_layers.py

@@ -17,7 +17,8 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
       ->capture_default_str()
       ->group(group);
   c.add_option("--cpu-isa", o.cpu_isa,
-               "Highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512vnni, amx")
+               "Highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512vnni, amx; "
+               "on 64-bit ARM scalar, neon, neondot")
       ->group(group);
   c.add_flag("--reference", o.reference, "Compute in plain F32, without tuned kernels")
       ->group(group);

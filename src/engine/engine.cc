@@ -89,7 +89,7 @@ Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadP
     FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device));
     if (device != nullptr) return ops::Ops::create(pool, std::move(device));
   }
-  ops::CpuIsa limit = ops::CpuIsa::kAmx;
+  ops::CpuIsa limit = ops::kAnyIsa;
   if (!options.cpu_isa.empty()) {
     FRESHET_ASSIGN_OR_RETURN(limit, ops::isa_by_name(options.cpu_isa));
   }

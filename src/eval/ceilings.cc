@@ -39,7 +39,7 @@ Ceilings measure_ceilings(const Model& model, int threads) {
 }
 
 Result<std::vector<Ceiling>> measure_all_ceilings(int threads, const std::string& cpu_isa) {
-  ops::CpuIsa limit = ops::CpuIsa::kAmx;
+  ops::CpuIsa limit = ops::kAnyIsa;
   if (!cpu_isa.empty()) {
     FRESHET_ASSIGN_OR_RETURN(limit, ops::isa_by_name(cpu_isa));
   }

@@ -23,9 +23,21 @@ namespace freshet::ops {
 struct Weight;
 
 // Instruction sets in ascending order; each includes those before it. kAvx512 means F, BW, DQ, VL;
-// kAvx512Vnni adds VNNI (and BF16 where a row says so); kAmx adds AMX-TILE, INT8 and BF16.
-enum class CpuIsa : uint8_t { kScalar, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAmx };
-std::string_view name_of(CpuIsa isa);  // scalar avx2 avxvnni avx512 avx512vnni amx
+// kAvx512Vnni adds VNNI (and BF16 where a row says so); kAmx adds AMX-TILE, INT8 and BF16. After
+// these, those of 64-bit ARM: kNeon is its baseline, kNeonDot adds the dot products of bytes.
+enum class CpuIsa : uint8_t {
+  kScalar,
+  kAvx2,
+  kAvxVnni,
+  kAvx512,
+  kAvx512Vnni,
+  kAmx,
+  kNeon,
+  kNeonDot
+};
+inline constexpr CpuIsa kAnyIsa = CpuIsa::kNeonDot;  // as a limit: none
+std::string_view name_of(CpuIsa isa);  // scalar avx2 avxvnni avx512 avx512vnni amx neon neondot
+// Of the architecture that this was built for.
 Result<CpuIsa> isa_by_name(std::string_view name);
 
 struct Capabilities {

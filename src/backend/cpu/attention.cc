@@ -223,8 +223,13 @@ constexpr ops::AttentionKernel row(const char* name, ops::CpuIsa isa) {
 
 std::span<const ops::AttentionKernel> attention_kernels() {
   static const ops::AttentionKernel kRows[] = {
+#if defined(__aarch64__)
+      row<kAttentionNeon>("attention.neon", ops::CpuIsa::kNeon),
+#else
       row<kAttentionAvx512>("attention.avx512", ops::CpuIsa::kAvx512),
-      row<kAttentionAvx2>("attention.avx2", ops::CpuIsa::kAvx2)};
+      row<kAttentionAvx2>("attention.avx2", ops::CpuIsa::kAvx2),
+#endif
+  };
   return kRows;
 }
 

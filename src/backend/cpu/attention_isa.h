@@ -83,5 +83,6 @@ struct AttentionIsa {
 
 extern const AttentionIsa kAttentionAvx2;
 extern const AttentionIsa kAttentionAvx512;
+extern const AttentionIsa kAttentionNeon;
 
 }  // namespace freshet::cpu

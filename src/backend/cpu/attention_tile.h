@@ -1,7 +1,11 @@
 // Attention of one tile over a Simd type; attention_<isa>.cc makes an AttentionIsa of it.
 #pragma once
 
+#if defined(__aarch64__)
+#include "backend/cpu/attention_convert_neon.h"
+#else
 #include "backend/cpu/attention_convert.h"
+#endif
 #include "backend/cpu/attention_isa.h"
 #include "backend/cpu/attention_kernels.h"
 #include "backend/cpu/vector_math.h"

@@ -5,9 +5,9 @@
 
 namespace freshet::cpu {
 
-// What the processor can do (CPUID bits, XGETBV, the system's permission for tiles; never its model
-// name), capped at `limit`.
-ops::Capabilities detect(ops::CpuIsa limit = ops::CpuIsa::kAmx);
+// What the processor can do (CPUID bits, XGETBV, the system's permission for tiles; the kernel's
+// hardware capabilities on ARM; never a model name), capped at `limit`.
+ops::Capabilities detect(ops::CpuIsa limit = ops::kAnyIsa);
 
 // Every row this program was built with, whatever the processor; thread-safe, immutable.
 const ops::KernelTable& kernels();

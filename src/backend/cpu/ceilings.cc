@@ -97,7 +97,7 @@ const Probe* probe_of(const ops::MatmulKernel& kernel) {
   const bool numbers = kernel.act == ActKind::kF32 || kernel.act == ActKind::kBF16;
   switch (kernel.isa) {
     case CpuIsa::kAmx:
-      return &kTileBf16Probe;
+      return numbers ? &kTileBf16Probe : &kTileInt8Probe;
     case CpuIsa::kAvx512Vnni:
       return &kAvx512VnniProbes.int8;
     case CpuIsa::kAvx512:
@@ -106,7 +106,7 @@ const Probe* probe_of(const ops::MatmulKernel& kernel) {
       return &kAvxVnniProbes.int8;
     case CpuIsa::kAvx2:
       return numbers ? &kAvx2Probes.f32 : &kAvx2Probes.int8;
-    case CpuIsa::kScalar:
+    default:
       return nullptr;
   }
   return nullptr;
@@ -122,6 +122,21 @@ std::vector<const Probe*> probes_for(const Capabilities& can) {
     list.push_back(&kTileBf16Probe);
     list.push_back(&kTileInt8Probe);
   }
+  return list;
+}
+
+#elif defined(__aarch64__)
+
+const Probe* probe_of(const ops::MatmulKernel& kernel) {
+  if (kernel.isa == CpuIsa::kScalar) return nullptr;
+  if (kernel.act == ActKind::kF32 || kernel.act == ActKind::kBF16) return &kNeonProbes.f32;
+  return kernel.isa == CpuIsa::kNeonDot ? &kNeonDotProbes.int8 : &kNeonProbes.int8;
+}
+
+std::vector<const Probe*> probes_for(const Capabilities& can) {
+  std::vector<const Probe*> list;
+  if (can.has(CpuIsa::kNeon)) list = {&kNeonProbes.f32, &kNeonProbes.int8};
+  if (can.has(CpuIsa::kNeonDot)) list.push_back(&kNeonDotProbes.int8);
   return list;
 }
 

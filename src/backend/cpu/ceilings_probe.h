@@ -23,5 +23,7 @@ extern const IsaProbes kAvx512Probes;
 extern const IsaProbes kAvx512VnniProbes;
 extern const Probe kTileBf16Probe;
 extern const Probe kTileInt8Probe;
+extern const IsaProbes kNeonProbes;
+extern const IsaProbes kNeonDotProbes;
 
 }  // namespace freshet::cpu

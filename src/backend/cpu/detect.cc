@@ -4,6 +4,9 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#include <unistd.h>
 #endif
 
 namespace freshet::cpu {
@@ -79,6 +82,21 @@ Capabilities probe(CpuIsa limit) {
   const bool tiles =
       bit(l7.edx, 24) && bit(l7.edx, 25) && bit(l7.edx, 22) && (state >> 17 & 3) == 3;
   if (tiles && limit >= CpuIsa::kAmx && tiles_permitted()) c.isa = CpuIsa::kAmx;
+  return c;
+}
+
+#elif defined(__aarch64__)
+
+Capabilities probe(CpuIsa limit) {
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  Capabilities c;
+  const long l2 = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (l2 > 0) c.l2_bytes = static_cast<int>(l2);
+  if (limit < CpuIsa::kNeon) return c;
+  c.isa = CpuIsa::kNeon;
+  if (limit >= CpuIsa::kNeonDot && (::getauxval(AT_HWCAP) & kDotProducts) != 0) {
+    c.isa = CpuIsa::kNeonDot;
+  }
   return c;
 }
 

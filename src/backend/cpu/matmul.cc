@@ -80,7 +80,8 @@ constexpr Text row_name(Format f, std::string_view isa) {
 }
 
 constexpr std::string_view isa_name(CpuIsa isa) {
-  constexpr std::string_view kIsas[] = {"scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "amx"};
+  constexpr std::string_view kIsas[] = {"scalar",     "avx2", "avxvnni", "avx512",
+                                        "avx512vnni", "amx",  "neon",    "neondot"};
   return kIsas[static_cast<size_t>(isa)];
 }
 template <Format f, CpuIsa isa>
@@ -121,6 +122,9 @@ Rows all_rows() {
   append<kAvx512Kernels, CpuIsa::kAvx512>(rows, kAll);
   append<kAvxVnniKernels, CpuIsa::kAvxVnni>(rows, kAll);
   append<kAvx2Kernels, CpuIsa::kAvx2>(rows, kAll);
+#elif defined(__aarch64__)
+  append<kNeonDotKernels, CpuIsa::kNeonDot>(rows, kAll);
+  append<kNeonKernels, CpuIsa::kNeon>(rows, kAll);
 #endif
   append<kScalarKernels, CpuIsa::kScalar>(rows, kAll);
   return rows;
@@ -148,6 +152,8 @@ std::vector<ActEncoder> all_encoders() {
 #if defined(__x86_64__)
   append<kAvx512Kernels>(rows, CpuIsa::kAvx512);
   append<kAvx2Kernels>(rows, CpuIsa::kAvx2);
+#elif defined(__aarch64__)
+  append<kNeonKernels>(rows, CpuIsa::kNeon);
 #endif
   append<kScalarKernels>(rows, CpuIsa::kScalar);
   return rows;

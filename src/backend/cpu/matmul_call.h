@@ -46,5 +46,7 @@ extern const IsaKernels kAvxVnniKernels;
 extern const IsaKernels kAvx512Kernels;
 extern const IsaKernels kAvx512VnniKernels;
 extern const IsaKernels kAmxKernels;
+extern const IsaKernels kNeonKernels;
+extern const IsaKernels kNeonDotKernels;
 
 }  // namespace freshet::cpu

@@ -4,7 +4,11 @@
 namespace freshet::cpu {
 
 std::span<const ops::VectorKernels> vector_kernels() {
+#if defined(__aarch64__)
+  static const ops::VectorKernels kRows[] = {kVectorNeon};
+#else
   static const ops::VectorKernels kRows[] = {kVectorAvx512, kVectorAvx2};
+#endif
   return kRows;
 }
 

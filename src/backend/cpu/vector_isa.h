@@ -7,5 +7,6 @@ namespace freshet::cpu {
 
 extern const ops::VectorKernels kVectorAvx2;
 extern const ops::VectorKernels kVectorAvx512;
+extern const ops::VectorKernels kVectorNeon;
 
 }  // namespace freshet::cpu

@@ -1,0 +1,12 @@
+// What the program was built for.
+#pragma once
+
+namespace freshet {
+
+#if defined(__aarch64__)
+inline constexpr bool kArm64 = true;
+#else
+inline constexpr bool kArm64 = false;
+#endif
+
+}  // namespace freshet
