@@ -95,45 +95,67 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
   enum class Order {
     kOneByOne,
     kTogether,
-    kPushing,  // when the first half runs, the second comes with a better priority
+    kPushing,  // when requests of the first half run, the second comes with a better priority
   };
 
-  static Replies run(Engine& engine, Order order) {
-    Replies result;
-    result.outcomes.resize(kRequests);
-    std::vector<std::promise<void>> done(kRequests);
-    std::promise<void> begun;  // the first token of all is there; its callback holds the step loop
-    std::promise<void> all_submitted;
-    if (order == Order::kOneByOne) all_submitted.set_value();
-    const auto go_on = all_submitted.get_future().share();
-    for (int i = 0; i < kRequests; ++i) {
-      const auto at = static_cast<size_t>(i);
-      Request r = request_of(i, engine.model().spec().vocab_size);
-      r.on_delta = [&result, &engine, &begun, go_on, at](const Delta& d) {
-        Outcome& o = result.outcomes[at];
-        if (at == 0 && o.ids.empty()) begun.set_value();
-        go_on.wait();
-        result.most_running = std::max(result.most_running, engine.stats().running);
-        o.ids.insert(o.ids.end(), d.ids.begin(), d.ids.end());
-        for (const auto& list : d.logprobs) {
-          for (const TokenLogprob& t : list)
-            o.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
-        }
-      };
-      r.on_done = [&result, &done, at](const Usage& u) {
-        if (u.preemptions > 0)
-          ++(is_greedy(static_cast<int>(at)) ? result.greedy_preempted : result.sampled_preempted);
-        done[at].set_value();
-      };
-      r.priority = order == Order::kPushing && i < kRequests / 2 ? 1 : 0;
-      if (order == Order::kPushing && i == kRequests / 2) begun.get_future().wait();
-      const auto id = engine.submit(std::move(r));
-      EXPECT_TRUE(id.ok()) << id.status().message();
-      if (order == Order::kOneByOne) done[at].get_future().wait();
+  // Callbacks hold the step loop at a request's first token until others have been submitted.
+  struct Gates {
+    std::promise<void> half_submitted, all_submitted, sampled_runs;
+    std::shared_future<void> half = half_submitted.get_future().share();
+    std::shared_future<void> all = all_submitted.get_future().share();
+    bool sampled_ran = false;
+
+    void pass(Order order, int which) {
+      if (order == Order::kTogether) all.wait();
+      if (order != Order::kPushing) return;
+      half.wait();
+      if (is_greedy(which) || sampled_ran) return;
+      sampled_ran = true;
+      sampled_runs.set_value();
+      all.wait();
     }
-    if (order != Order::kOneByOne) all_submitted.set_value();
-    for (size_t i = 0; order != Order::kOneByOne && i < kRequests; ++i) done[i].get_future().wait();
-    return result;
+  };
+
+  static Request request_with_callbacks(int which, Engine& engine, Order order, Gates& gates,
+                                        Replies& replies, std::promise<void>& done) {
+    Request r = request_of(which, engine.model().spec().vocab_size);
+    Outcome& o = replies.outcomes[static_cast<size_t>(which)];
+    r.on_delta = [&, order, which](const Delta& d) {
+      if (o.ids.empty()) gates.pass(order, which);
+      replies.most_running = std::max(replies.most_running, engine.stats().running);
+      o.ids.insert(o.ids.end(), d.ids.begin(), d.ids.end());
+      for (const auto& list : d.logprobs) {
+        for (const TokenLogprob& t : list) o.logprobs.push_back(std::bit_cast<uint32_t>(t.logprob));
+      }
+    };
+    r.on_done = [&, which](const Usage& u) {
+      if (u.preemptions > 0)
+        ++(is_greedy(which) ? replies.greedy_preempted : replies.sampled_preempted);
+      done.set_value();
+    };
+    r.priority = order == Order::kPushing && which < kRequests / 2 ? 1 : 0;
+    return r;
+  }
+
+  static Replies run(Engine& engine, Order order) {
+    Replies replies;
+    replies.outcomes.resize(kRequests);
+    std::vector<std::promise<void>> done(kRequests);
+    Gates gates;
+    for (int i = 0; i < kRequests; ++i) {
+      if (order == Order::kPushing && i == kRequests / 2) {
+        gates.half_submitted.set_value();
+        gates.sampled_runs.get_future().wait();
+      }
+      std::promise<void>& mine = done[static_cast<size_t>(i)];
+      const auto id = engine.submit(request_with_callbacks(i, engine, order, gates, replies, mine));
+      EXPECT_TRUE(id.ok()) << id.status().message();
+      if (order == Order::kOneByOne) mine.get_future().wait();
+    }
+    gates.all_submitted.set_value();
+    for (int i = 0; order != Order::kOneByOne && i < kRequests; ++i)
+      done[static_cast<size_t>(i)].get_future().wait();
+    return replies;
   }
 
   // Room for the longest sequence and a few more.
