@@ -319,7 +319,7 @@ void StepLoop::count_evicted_blocks() {
   }
 }
 
-void StepLoop::publish() {
+void StepLoop::publish_stats() {
   const scheduler::SchedulerStats s = scheduler_->stats();
   counted_.running = s.running;
   counted_.waiting = s.waiting;
@@ -335,6 +335,12 @@ void StepLoop::publish() {
   }
   const std::lock_guard lock(mutex_);
   published_ = counted_;
+}
+
+void StepLoop::publish() {
+  publish_stats();
+  const scheduler::SchedulerStats s = scheduler_->stats();
+  const std::lock_guard lock(mutex_);
   queued_requests_ = s.queued_requests;
   queued_tokens_ = s.queued_tokens;
   for (const auto& [id, request] : arrived_) {

@@ -83,7 +83,8 @@ class StepLoop {
   int64_t prompt_tokens(const scheduler::Step& step) const;
   void count_step(int64_t tokens);
   void count_evicted_blocks();
-  void publish();
+  void publish();        // what stats() tells, and how much waits
+  void publish_stats();  // before a request's last callback: whoever got its answer sees it counted
 
   void gather(const scheduler::Step& step);
   void gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& item, size_t index);

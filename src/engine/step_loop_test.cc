@@ -234,6 +234,23 @@ INSTANTIATE_TEST_SUITE_P(Windows, Law,
                          ::testing::Values(std::vector<int>{0}, std::vector<int>{0, 24},
                                            std::vector<int>{17}));
 
+TEST(StepLoop, WhoeverHasItsAnswerIsCounted) {
+  Rig rig({});
+  std::promise<EngineStats> seen;
+  Request r;
+  r.prompt = {1, 2, 3};
+  r.params.max_tokens = 7;
+  r.params.ignore_eos = true;
+  r.on_done = [&](const Usage&) { seen.set_value(rig.loop().stats()); };
+  ASSERT_TRUE(rig.loop().submit(std::move(r)).ok());
+  auto future = seen.get_future();
+  ASSERT_EQ(future.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  const EngineStats stats = future.get();
+  EXPECT_EQ(stats.generated_tokens, 7);
+  EXPECT_EQ(stats.prompt_tokens, 3);
+  EXPECT_EQ(stats.running, 0);
+}
+
 TEST(StepLoop, SamplesDiffer) {
   Rig rig({});
   Request r = request_of(1);

@@ -291,6 +291,7 @@ void StepLoop::finish_if_over(LiveRequest& live) {
   if (live.open > 0) return;
   const auto node = live_.extract(live.id);
   if (live.embedding) --embeddings_;
+  publish_stats();
   if (live.request.on_done) live.request.on_done(live.usage);
 }
 
@@ -318,6 +319,7 @@ void StepLoop::end_request(uint64_t id, FinishReason reason, const Status& statu
   if (live.request.on_delta) {
     for (const Delta& delta : deltas) live.request.on_delta(delta);
   }
+  publish_stats();
   if (live.request.on_done) live.request.on_done(live.usage);
 }
 
