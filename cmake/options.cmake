@@ -6,7 +6,8 @@ target_compile_options(freshet_options INTERFACE -Wall -Wextra -Wshadow -Wno-mis
                        -ffp-contract=off)
 target_compile_definitions(freshet_options INTERFACE FRESHET_VERSION="${PROJECT_VERSION}")
 if(FRESHET_SANITIZE)
-  target_compile_options(freshet_options INTERFACE -fsanitize=${FRESHET_SANITIZE} -fno-omit-frame-pointer -g)
+  target_compile_options(freshet_options INTERFACE -fsanitize=${FRESHET_SANITIZE}
+                         -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(freshet_options INTERFACE -fsanitize=${FRESHET_SANITIZE})
 endif()
 

@@ -1,7 +1,6 @@
 // Properties that hold for any text, and bad input of every kind.
 #include "tokenizer/tokenizer.h"
 
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -10,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "base/test_clock.h"
 #include "base/utf8.h"
 #include "tokenizer/tokenizer_parts.h"
 #include "tokenizer/unicode.h"
@@ -20,17 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kData = FRESHET_SOURCE_DIR "/tests/data/tokenizers/";
-
-// Sanitizers and unoptimised builds take their time.
-#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-constexpr bool kSlow = false;
-#else
-constexpr bool kSlow = true;
-#endif
-
-double cpu_seconds() {
-  return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-}
 
 Tokenizer load(const std::string& name) {
   auto tokenizer = Tokenizer::load(kData + name);
@@ -145,7 +134,7 @@ TEST(Tokenizer, TakesMegabytesOfOneCharacter) {
       const double start = cpu_seconds();
       const auto ids = tokenizer.encode(text);
       EXPECT_FALSE(ids.empty() && c == "a");
-      EXPECT_LT(cpu_seconds() - start, kSlow ? 60.0 : 2.0) << c;
+      EXPECT_LT(cpu_seconds() - start, kSlowBuild ? 60.0 : 2.0) << c;
     }
   }
 }
@@ -410,7 +399,7 @@ TEST(Unicode, SortsLongRunsOfMarksInTime) {
   for (int i = 0; i < 300'000; ++i) text += i % 2 == 0 ? "\u0301" : "\u0323";
   const double start = cpu_seconds();
   EXPECT_EQ(normalize(text, NormalForm::kNfd).size(), text.size());
-  EXPECT_LT(cpu_seconds() - start, kSlow ? 30.0 : 1.0);
+  EXPECT_LT(cpu_seconds() - start, kSlowBuild ? 30.0 : 1.0);
 }
 
 }  // namespace

@@ -51,7 +51,10 @@ class Serve(unittest.TestCase):
     def stop(cls):
         cls.server.terminate()
         cls.server.wait(60)
+        said = cls.server.stderr.read()
         cls.server.stderr.close()
+        if cls.server.returncode == 99:  # a sanitizer's; set in CMakePresets.json
+            raise AssertionError(said)
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -20,6 +20,8 @@ SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 TEMPLATE = os.path.join(SOURCE, "tests/server/chat.jinja")
 GOLDEN = os.path.join(SOURCE, "tests/data/golden/llama")
 
+SANITIZER_EXIT = 99  # of a program whose sanitizer found something; set in CMakePresets.json
+
 
 class Server:
     """The model that the program carries, unless `model` names another."""
@@ -64,7 +66,10 @@ class Server:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        log = self.log()
         self.folder.cleanup()
+        if self.process.returncode == SANITIZER_EXIT:
+            raise AssertionError("a sanitizer found something: " + log[-20000:])
         return self.process.returncode
 
     def connect(self, timeout=60, context=None):

@@ -86,7 +86,11 @@ class Server:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
+        said = self.process.stderr.read()
         self.process.stderr.close()
+        if self.process.returncode == 99:  # a sanitizer's; set in CMakePresets.json
+            raise AssertionError(said)
 
 
 class Case(unittest.TestCase):
