@@ -312,10 +312,11 @@ class ConnectionImpl final : public Connection,
   }
 
   std::function<void()> make_waker() {
-    return [weak = this->weak_from_this(), executor = stream_.get_executor()] {
+    // Without an executor of its own: an exchange may outlive the server, whose executors may not.
+    return [weak = this->weak_from_this()] {
       auto self = weak.lock();
       if (!self || self->wake_posted_.exchange(true)) return;
-      asio::post(executor, [self] {
+      asio::post(self->stream_.get_executor(), [self] {
         self->wake_posted_ = false;
         self->woken_ = true;
         self->wake_timer_.cancel();

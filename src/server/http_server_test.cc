@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -268,6 +269,27 @@ TEST(HttpServer, StreamsFromAnotherThread) {
   EXPECT_NE(answer.find("Transfer-Encoding: chunked"), std::string::npos);
   EXPECT_NE(answer.find("data: 0\n\n"), std::string::npos);
   EXPECT_NE(answer.find("data: 99\n\n"), std::string::npos);
+}
+
+TEST(HttpServer, AnExchangeMayOutliveIt) {
+  std::promise<std::shared_ptr<Exchange>> promise;
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+    x->start({200, {}, "text/event-stream", "data: 1\n\n"});
+    promise.set_value(std::move(x));
+  });
+  ASSERT_TRUE(server.ok());
+  RawClient client((*server)->port());
+  client.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+  auto future = promise.get_future();
+  ASSERT_EQ(future.wait_for(10s), std::future_status::ready);
+  std::shared_ptr<Exchange> held = future.get();
+  EXPECT_FALSE((*server)->stop(0.01));
+  (*server).reset();
+  EXPECT_TRUE(held->gone());
+  held->write("data: 2\n\n");  // to nobody
+  held.reset();                // a sanitizer would see a use of the server's memory
 }
 
 TEST(HttpServer, TellsTheProducerThatTheClientLeft) {
