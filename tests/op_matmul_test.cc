@@ -52,7 +52,6 @@ double tolerance(const MatmulKernel& row) {
       return 1e-6;
     case ops::ActKind::kBF16:
       return 1e-3;
-    case ops::ActKind::kQ8x32:
     case ops::ActKind::kQ8x256:
       return 2.5e-3;
   }

@@ -63,8 +63,7 @@ struct MatmulArgs {
 enum class ActKind : uint8_t {
   kF32,     // as it is
   kBF16,    // rounded to BF16
-  kQ8x32,   // int8 with an F32 scale a block of 32
-  kQ8x256,  // int8 with an F32 scale a block of 256 (K-quants)
+  kQ8x256,  // int8 with an F32 scale a block of 256
 };
 
 struct MatmulKernel {

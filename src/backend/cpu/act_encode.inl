@@ -2,7 +2,7 @@
 // bits on every instruction set: each step is exact or rounds once.
 #pragma once
 
-#include FRESHET_SIMD
+#include "backend/cpu/float_bits.inl"
 #include "backend/cpu/matmul_layout.h"
 
 namespace freshet::cpu {
@@ -16,13 +16,6 @@ FRESHET_INLINE F32 load_part(const float* x, int64_t left) {
   return load_f(part);
 }
 
-FRESHET_INLINE float f32_from_bits(int32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-
-inline constexpr int32_t kInfinityBits = 0x7f800000;
 // Below this a block counts as zero: the inverse of its scale would overflow.
 inline constexpr float kSmallest = 1e-30f;
 
@@ -40,10 +33,6 @@ FRESHET_INLINE BlockScale block_scale(int32_t top) {
   const float largest = f32_from_bits(top);
   if (largest < kSmallest) return {0.0f, 0.0f};
   return {largest / 127.0f, 127.0f / largest};
-}
-
-FRESHET_INLINE I32 magnitude_bits(F32 v) {
-  return and_i(bits_i(v), set_i(0x7fffffff));
 }
 
 // To the nearest BF16, ties to even; the bits in the low half. A NaN stays one.
@@ -99,27 +88,6 @@ FRESHET_INLINE Planes quantize(F32 x, float inverse) {
 template <class T>
 FRESHET_INLINE void put(uint8_t* at, T v) {
   std::memcpy(at, &v, sizeof v);
-}
-
-void encode_q8x32(const float* x, int64_t cols, uint8_t* out) {
-  const Q8x32Layout l = q8x32_layout(cols);
-  for (int64_t b = 0, k = 0; k < cols; ++b, k += 32) {
-    const F32 lo = load_part(x + k, cols - k), hi = load_part(x + k + 16, cols - k - 16);
-    const BlockScale scale = block_scale(reduce_max(max_i(magnitude_bits(lo), magnitude_bits(hi))));
-    const Planes qlo = quantize(lo, scale.inverse), qhi = quantize(hi, scale.inverse);
-    store_i8(out + k, qlo.coarse);
-    store_i8(out + k + 16, qhi.coarse);
-    store_i8(out + l.fine + k, qlo.fine);
-    store_i8(out + l.fine + k + 16, qhi.fine);
-    const int32_t sum = reduce_add(add_i(qlo.coarse, qhi.coarse));
-    const int32_t sum_fine = reduce_add(add_i(qlo.fine, qhi.fine));
-    put(out + l.d + b * 4, scale.d);
-    put(out + l.s + b * 4, scale.d * static_cast<float>(sum));
-    put(out + l.s_fine + b * 4,
-        scale.d * (static_cast<float>(sum) + static_cast<float>(sum_fine) / kFineSteps));
-    put(out + l.minus_sum + b * 4, -sum);
-    put(out + l.minus_sum_fine + b * 4, -sum_fine);
-  }
 }
 
 FRESHET_INLINE void put_sums(Q8x256Record& r, const int (&sum)[16]) {

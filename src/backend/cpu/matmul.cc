@@ -28,7 +28,7 @@ constexpr ActKind act_kind(Format f) {
     case Format::kBF16:
       return ActKind::kBF16;
     default:
-      return panel_layout(f).block == 256 ? ActKind::kQ8x256 : ActKind::kQ8x32;
+      return ActKind::kQ8x256;
   }
 }
 
@@ -133,9 +133,6 @@ Rows all_rows() {
 size_t bf16_bytes(int64_t cols) {
   return static_cast<size_t>(bf16_layout(cols).bytes);
 }
-size_t q8x32_bytes(int64_t cols) {
-  return static_cast<size_t>(q8x32_layout(cols).bytes);
-}
 size_t q8x256_bytes(int64_t cols) {
   return static_cast<size_t>(q8x256_layout(cols).bytes);
 }
@@ -143,7 +140,6 @@ size_t q8x256_bytes(int64_t cols) {
 template <const IsaKernels& k>
 void append(std::vector<ActEncoder>& to, CpuIsa isa) {
   to.push_back({ActKind::kBF16, isa, bf16_bytes, k.bf16});
-  to.push_back({ActKind::kQ8x32, isa, q8x32_bytes, k.q8x32});
   to.push_back({ActKind::kQ8x256, isa, q8x256_bytes, k.q8x256});
 }
 

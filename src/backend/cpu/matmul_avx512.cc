@@ -11,7 +11,6 @@ namespace freshet::cpu {
 const IsaKernels kAvx512Kernels = {
     .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>},
     .bf16 = encode_bf16,
-    .q8x32 = encode_q8x32,
     .q8x256 = encode_q8x256,
 };
 

@@ -1,13 +1,14 @@
 // What the blocks of each whole-number format mean, as lines of quads and vectors of scales; see
 // matmul_layout.h for where the bytes lie.
 //
-// A format of 32: Lines (line(p): quad p as unsigned bytes up to kTop, 2^kShift too high; kShift 0:
-// not shifted; kTop 0: signed, see kFlipSigned), scale() and, where kAffine, low().
-// A format of 256: sub(j): the Lines of 32 numbers; group_scale(g), whole numbers a group of
-// kGroup; kAffine: min_bytes(k), those of four groups; otherwise kShift as above.
+// A format of 256: sub(j): the Lines of 32 numbers (line(p): quad p as unsigned bytes up to kTop,
+// 2^kShift too high; kShift 0: not shifted; kTop 0: signed, see kFlipSigned); group_scale(g), whole
+// numbers a group of kGroup; kAffine: min_bytes(k), those of four groups; d() and dmin().
+// A format of 32: lines(), scale() and, where kAffine, low(). Eight of its blocks count as one of
+// 256, their scales as whole numbers of kScaleBits, see whole_scales().
 #pragma once
 
-#include FRESHET_SIMD
+#include "backend/cpu/float_bits.inl"
 #include "backend/cpu/matmul_layout.h"
 
 namespace freshet::cpu {
@@ -67,16 +68,34 @@ struct ByteLines {
   }
 };
 
+// The scales of up to eight blocks of 32 as whole numbers times one unit, a power of two: that for
+// which the largest has kBits bits. Numbers times such scales add up exactly over all the blocks,
+// in any order. An F16 has eleven bits: with twelve, no scale within a factor of two of the largest
+// is rounded. kBits is as large as a number of the format leaves room for in 16 bits. Scales that
+// are not finite make the unit NaN.
+template <int kBits>
+FRESHET_INLINE F32 whole_scales(const F32 (&d)[8], I32 (&whole)[8]) {
+  I32 top = set_i(27 << 23);  // 2^-100: what is smaller counts as zero
+  FRESHET_UNROLL
+  for (int g = 0; g < 8; ++g) top = max_i(top, magnitude_bits(d[g]));
+  // The largest may round up to a power of two.
+  const I32 exponent = shr(add_i(top, set_i(1 << (23 - kBits))), 23);
+  const F32 inverse = bits_f(shl(sub_i(set_i(253 + kBits), exponent), 23));
+  FRESHET_UNROLL
+  for (int g = 0; g < 8; ++g) whole[g] = round_i(mul_f(d[g], inverse));
+  return fma_f(bits_f(top), zero_f(), bits_f(shl(add_i(exponent, set_i(1 - kBits)), 23)));
+}
+
 struct BlockQ4_0 {
   static constexpr Format kFormat = Format::kQ4_0;
-  static constexpr int kTop = 15, kShift = 3;
+  static constexpr int kTop = 15, kShift = 3, kGroup = 32, kScaleBits = 12;
   static constexpr bool kAffine = false;
   FRESHET_INLINE NibbleLines lines(const uint8_t* main) { return {main}; }
   FRESHET_INLINE F32 scale(const uint8_t*, const uint8_t* tail) { return load_f16(tail); }
 };
 struct BlockQ4_1 {
   static constexpr Format kFormat = Format::kQ4_1;
-  static constexpr int kTop = 15, kShift = 0;
+  static constexpr int kTop = 15, kShift = 0, kGroup = 32, kScaleBits = 11;
   static constexpr bool kAffine = true;
   FRESHET_INLINE NibbleLines lines(const uint8_t* main) { return {main}; }
   FRESHET_INLINE F32 scale(const uint8_t* main, const uint8_t*) { return load_f16(main + 256); }
@@ -84,14 +103,14 @@ struct BlockQ4_1 {
 };
 struct BlockQ5_0 {
   static constexpr Format kFormat = Format::kQ5_0;
-  static constexpr int kTop = 31, kShift = 4;
+  static constexpr int kTop = 31, kShift = 4, kGroup = 32, kScaleBits = 11;
   static constexpr bool kAffine = false;
   FRESHET_INLINE FiveBitLines lines(const uint8_t* main) { return {main}; }
   FRESHET_INLINE F32 scale(const uint8_t*, const uint8_t* tail) { return load_f16(tail); }
 };
 struct BlockQ5_1 {
   static constexpr Format kFormat = Format::kQ5_1;
-  static constexpr int kTop = 31, kShift = 0;
+  static constexpr int kTop = 31, kShift = 0, kGroup = 32, kScaleBits = 10;
   static constexpr bool kAffine = true;
   FRESHET_INLINE FiveBitLines lines(const uint8_t* main) { return {main}; }
   FRESHET_INLINE F32 scale(const uint8_t* main, const uint8_t*) { return load_f16(main + 320); }
@@ -99,14 +118,14 @@ struct BlockQ5_1 {
 };
 struct BlockQ8_0 {
   static constexpr Format kFormat = Format::kQ8_0;
-  static constexpr int kTop = 0, kShift = kFlipSigned ? 7 : 0;
+  static constexpr int kTop = 0, kShift = kFlipSigned ? 7 : 0, kGroup = 32, kScaleBits = 8;
   static constexpr bool kAffine = false;
   FRESHET_INLINE ByteLines lines(const uint8_t* main) { return {main}; }
   FRESHET_INLINE F32 scale(const uint8_t*, const uint8_t* tail) { return load_f16(tail); }
 };
 struct BlockIQ4_NL {
   static constexpr Format kFormat = Format::kIQ4_NL;
-  static constexpr int kTop = 0, kShift = kFlipSigned ? 7 : 0;
+  static constexpr int kTop = 0, kShift = kFlipSigned ? 7 : 0, kGroup = 32, kScaleBits = 8;
   static constexpr bool kAffine = false;
   FRESHET_INLINE TableLines lines(const uint8_t* main) {
     return {main, kFlipSigned ? kIq4Flipped : kIq4Levels};
@@ -115,7 +134,7 @@ struct BlockIQ4_NL {
 };
 struct BlockMXFP4 {
   static constexpr Format kFormat = Format::kMXFP4;
-  static constexpr int kTop = 28, kShift = 4;
+  static constexpr int kTop = 28, kShift = 4, kGroup = 32, kScaleBits = 11;
   static constexpr bool kAffine = false;
   FRESHET_INLINE TableLines lines(const uint8_t* main) { return {main, kE2M1Levels}; }
   // 2^(e - 128), subnormal for e < 2 (levels are doubled).

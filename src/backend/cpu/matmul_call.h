@@ -36,7 +36,6 @@ inline constexpr int kFormats = 16;
 struct IsaKernels {
   MatmulRun run[kFormats];  // by quant::Format
   EncodeRow bf16;
-  EncodeRow q8x32;
   EncodeRow q8x256;
 };
 

@@ -108,25 +108,6 @@ constexpr int64_t act_row_size(int64_t bytes) {
 // x = d * (coarse + fine / 254), both within +-127.
 inline constexpr float kFineSteps = 254.0f;
 
-// A row in ActKind::kQ8x32: int8 coarse[n * 32], int8 fine[n * 32] (each padded to a line), then
-// arrays of a number a block: f32 d; f32 s = d * sum of coarse; f32 s_fine = the same of both
-// planes; i32 -sum of coarse; i32 -sum of fine.
-struct Q8x32Layout {
-  int64_t fine;  // byte offsets
-  int64_t d;
-  int64_t s;
-  int64_t s_fine;
-  int64_t minus_sum;
-  int64_t minus_sum_fine;
-  int64_t bytes;
-};
-constexpr Q8x32Layout q8x32_layout(int64_t cols) {
-  const int64_t n = blocks_of(cols, 32);
-  const int64_t plane = (n * 32 + kLine - 1) / kLine * kLine;
-  const int64_t d = 2 * plane;
-  return {plane, d, d + n * 4, d + n * 8, d + n * 12, d + n * 16, act_row_size(d + n * 20)};
-}
-
 // A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records a block.
 struct Q8x256Record {
   float d;  // the fine record's: a fine step

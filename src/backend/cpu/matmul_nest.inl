@@ -55,29 +55,6 @@ struct FamilyBase {
 };
 
 template <class F, int planes>
-struct Family32 : FamilyBase {
-  using Source = Packed32<F>;
-  static constexpr int kBlock = 32, kTile = kMaxTile / planes;
-  static constexpr int64_t kUnpackedBlock = Unpacked32<F>::kBytes;
-  const Q8x32Layout layout;
-  explicit Family32(const MatmulCall& c) : layout(q8x32_layout(c.cols)) {}
-
-  static void unpack(const MatmulCall& c, int64_t panel, int64_t b0, int64_t b1, uint8_t* to) {
-    Unpacked32<F>::unpack(Source(c, panel), b0, b1, to);
-  }
-  template <int T>
-  void unpacked_tile(const MatmulCall&, int64_t, const uint8_t* panel,
-                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
-    tile32<Unpacked32<F>, T, planes>(Unpacked32<F>{panel}, layout, row, b0, b1, acc);
-  }
-  template <int T>
-  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
-                   F32 (&acc)[T]) const {
-    tile32<Source, T, planes>(w, layout, row, b0, b1, acc);
-  }
-};
-
-template <class F, int planes>
 struct Family256 : FamilyBase {
   using Source = Packed256<F>;
   static constexpr int kBlock = 256, kTile = kMaxTile / planes;

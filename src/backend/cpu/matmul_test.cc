@@ -118,6 +118,70 @@ std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t co
   return out;
 }
 
+// Of a format of blocks of 32: the bits that the scales of eight blocks are taken to, and a block's
+// scale and offset. 0 bits: the format is computed as it decodes.
+int scale_bits(Format f) {
+  switch (f) {
+    case Format::kQ4_0:
+      return 12;
+    case Format::kQ4_1:
+    case Format::kQ5_0:
+    case Format::kMXFP4:
+      return 11;
+    case Format::kQ5_1:
+      return 10;
+    case Format::kQ8_0:
+    case Format::kIQ4_NL:
+      return 8;
+    default:
+      return 0;
+  }
+}
+double half_at(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return static_cast<double>(f16_to_f32(h));
+}
+
+// values[0, n) to multiples of one power of two, the largest to `bits` bits.
+void round_together(double* values, int n, int bits) {
+  double most = 0.0;
+  for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(values[i]));
+  double unit = std::ldexp(1.0, -126);
+  while (std::nearbyint(most / unit) >= std::ldexp(1.0, bits)) unit *= 2.0;
+  for (int i = 0; i < n; ++i) values[i] = std::nearbyint(values[i] / unit) * unit;
+}
+
+// What the products take a stored row for.
+std::vector<double> weights_of(Format f, const std::vector<uint8_t>& row, int64_t cols) {
+  std::vector<float> decoded(static_cast<size_t>(cols));
+  quant::info(f).decode(row.data(), decoded.data(), cols);
+  std::vector<double> w(decoded.begin(), decoded.end());
+  if (scale_bits(f) == 0) return w;
+  const auto bytes = static_cast<size_t>(quant::info(f).block_bytes);
+  const bool affine = f == Format::kQ4_1 || f == Format::kQ5_1;
+  const int64_t blocks = cols / 32;
+  for (int64_t b = 0; b < blocks; b += 8) {
+    const int n = static_cast<int>(std::min<int64_t>(8, blocks - b));
+    double scale[8] = {}, low[8] = {}, whole[8], whole_low[8];
+    for (int i = 0; i < n; ++i) {
+      const uint8_t* block = row.data() + static_cast<size_t>(b + i) * bytes;
+      scale[i] = f == Format::kMXFP4 ? std::ldexp(1.0, *block - 128) : half_at(block);
+      if (affine) low[i] = half_at(block + 2);
+    }
+    std::copy_n(scale, 8, whole);
+    std::copy_n(low, 8, whole_low);
+    round_together(whole, n, scale_bits(f));
+    round_together(whole_low, n, 15);
+    for (int i = 0; i < n * 32; ++i) {
+      double& v = w[static_cast<size_t>(b * 32 + i)];
+      const int at = i / 32;
+      v = scale[at] == 0.0 ? whole_low[at] : (v - low[at]) / scale[at] * whole[at] + whole_low[at];
+    }
+  }
+  return w;
+}
+
 struct Case {
   Format format;
   int64_t rows;
@@ -191,11 +255,6 @@ std::vector<double> decode_row(ActKind kind, const uint8_t* p, const Case& c) {
         v = bf16(at) + (fine ? bf16(bf16_layout(c.cols).fine + at) : 0.0);
         break;
       }
-      case ActKind::kQ8x32: {
-        const Q8x32Layout l = q8x32_layout(c.cols);
-        v = (q(k) + (fine ? q(l.fine + k) / 254.0 : 0.0)) * f32(l.d + k / 32 * 4);
-        break;
-      }
       case ActKind::kQ8x256: {
         const Q8x256Layout l = q8x256_layout(c.cols);
         v = (q(k) + (fine ? q(l.fine + k) / 254.0 : 0.0)) * f32(l.records + k / 256 * 2 * kLine);
@@ -256,6 +315,9 @@ class Product {
     quant::info(case_.format)
         .decode(stored_[static_cast<size_t>(row)].data(), v.data(), case_.cols);
     return v;
+  }
+  std::vector<double> taken(int64_t row) const {
+    return weights_of(case_.format, stored_[static_cast<size_t>(row)], case_.cols);
   }
   const Weight& weight() const { return w_; }
 
@@ -353,12 +415,13 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
         const auto ax = decode_row(k->act, act.bytes.data() + t * act.stride, c);
         for (int64_t r = 0; r < c.rows; r += c.rows > 1000 ? 97 : 1) {
           const auto w = product.decoded(r);
+          const auto taken = product.taken(r);
           double exact = 0, size = 0, f32 = 0, norm_w = 0, norm_x = 0;
           for (int64_t i = 0; i < c.cols; ++i) {
             const auto at = static_cast<size_t>(i);
             const double wi = static_cast<double>(w[at]);
             const double xi = static_cast<double>(x[static_cast<size_t>(t * c.cols + i)]);
-            exact += wi * ax[at];
+            exact += taken[at] * ax[at];
             size += std::fabs(wi * ax[at]);
             f32 += wi * xi;
             norm_w += wi * wi;
@@ -367,10 +430,14 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
           const double got = static_cast<double>(out[static_cast<size_t>(t * c.rows + r)]);
           ASSERT_NEAR(got, exact, 4e-6 * size + 1e-30)
               << describe(*k, c) << " at " << t << "," << r;
-          // The loss by rounding activations to 8 bits, as a part of what random signs would give.
-          ASSERT_NEAR(
-              got, f32,
-              (uses_fine_plane(c.rows, c.cols) ? 2e-4 : 0.08) * std::sqrt(norm_w * norm_x) + 1e-30)
+          // The loss by rounding activations to 8 bits, and scales, as a part of what random signs
+          // would give.
+          const double rounding =
+              scale_bits(c.format) > 0 ? std::ldexp(1.0, -scale_bits(c.format)) : 0.0;
+          ASSERT_NEAR(got, f32,
+                      ((uses_fine_plane(c.rows, c.cols) ? 2e-4 : 0.08) + rounding) *
+                              std::sqrt(norm_w * norm_x) +
+                          1e-30)
               << describe(*k, c);
         }
       }
@@ -515,7 +582,7 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
   const float odd[] = {0.0f, -0.0f, 1e-40f, 1e-31f, 1e38f, -1e38f, 0.5f, 1e-20f, 7.0f};
-  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x32, ActKind::kQ8x256}) {
+  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x256}) {
     for (const int64_t cols : {32, 64, 256, 480, 512, 2048, 7, 50}) {
       for (int trial = 0; trial < 8; ++trial) {
         std::vector<float> x(static_cast<size_t>(cols));
@@ -541,21 +608,26 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
 }
 
 TEST(ActEncoders, RoundToTheNearestOf255Levels) {
-  const ActEncoder* e = encoder(ActKind::kQ8x32, detect());
-  std::vector<float> x(32);
-  for (int i = 0; i < 32; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i - 16) * 0.5f;
+  const ActEncoder* e = encoder(ActKind::kQ8x256, detect());
+  std::vector<float> x(256);
+  for (int i = 0; i < 256; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i % 100 - 50) * 0.5f;
   x[0] = -127.0f;  // the step is 1: halves go to the even neighbour
-  std::vector<uint8_t> out(e->row_bytes(32));
-  e->encode(x.data(), 32, out.data());
-  int sum = 0;
-  for (int i = 0; i < 32; ++i) {
-    const auto want = std::nearbyint(x[static_cast<size_t>(i)]);
-    EXPECT_EQ(static_cast<float>(static_cast<int8_t>(out[static_cast<size_t>(i)])), want);
-    sum += static_cast<int>(want);
+  std::vector<uint8_t> out(e->row_bytes(256));
+  e->encode(x.data(), 256, out.data());
+  Q8x256Record record;
+  std::memcpy(&record, out.data() + q8x256_layout(256).records, sizeof record);
+  EXPECT_EQ(record.d, 1.0f);
+  const int first_of[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (size_t place = 0; place < 8; ++place) {
+    int sum = 0;
+    for (size_t j = 0; j < 32; ++j) {
+      const size_t i = static_cast<size_t>(first_of[place]) * 32 + j;
+      const auto want = std::nearbyint(x[i]);
+      EXPECT_EQ(static_cast<float>(static_cast<int8_t>(out[i])), want);
+      sum += static_cast<int>(want);
+    }
+    EXPECT_EQ(record.sum32[place], sum);
   }
-  int32_t minus_sum;
-  std::memcpy(&minus_sum, out.data() + q8x32_layout(32).minus_sum, 4);
-  EXPECT_EQ(minus_sum, -sum);
 }
 
 TEST(Detect, LimitsWhatItReports) {

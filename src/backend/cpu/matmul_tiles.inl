@@ -1,9 +1,11 @@
 // A tile: T activation rows times one panel, over blocks [b0, b1).
 //
 // Numbers add up in one order, whatever T, the instruction set, or where the lines come from: exact
-// whole-number sums of a block (of 32 or 256), then acc = fma(sum, d_weight * d_x, acc) block after
+// whole-number sums of a block of 256, then acc = fma(sum, d_weight * d_x, acc) block after
 // block, and the part of an affine format's offset after it.
 #pragma once
+
+#include <type_traits>
 
 #include "backend/cpu/matmul_blocks.inl"
 #include "backend/cpu/matmul_call.h"
@@ -50,44 +52,9 @@ struct Packed {
   }
 };
 
-template <class F>
-struct Packed32 : Packed<F> {
-  using Packed<F>::Packed;
-  FRESHET_INLINE_MEMBER auto lines(int64_t b) const { return F::lines(this->main(b)); }
-  FRESHET_INLINE_MEMBER F32 scale(int64_t b) const {
-    return F::scale(this->main(b), this->tail(b));
-  }
-  FRESHET_INLINE_MEMBER F32 low(int64_t b) const { return F::low(this->main(b)); }
-  FRESHET_INLINE_MEMBER void ahead(int64_t b) const {
-    prefetch_lines<panel_layout(F::kFormat).main / kLine>(this->main(b) + kAhead);
-  }
-};
-
 struct WholeLines {
   const uint8_t* p;
   FRESHET_INLINE_MEMBER I32 line(int i) const { return line_at(p, i); }
-};
-
-// Blocks unpacked to a byte a number: 8 lines, scale (and low) as F32. Serves many tokens.
-template <class F>
-struct Unpacked32 {
-  using Block = F;
-  static constexpr int64_t kBytes = (9 + (F::kAffine ? 1 : 0)) * kLine;
-  const uint8_t* data;
-  FRESHET_INLINE_MEMBER WholeLines lines(int64_t b) const { return {data + b * kBytes}; }
-  FRESHET_INLINE_MEMBER F32 scale(int64_t b) const { return bits_f(line_at(data + b * kBytes, 8)); }
-  FRESHET_INLINE_MEMBER F32 low(int64_t b) const { return bits_f(line_at(data + b * kBytes, 9)); }
-  FRESHET_INLINE_MEMBER void ahead(int64_t) const {}
-
-  static void unpack(const Packed32<F>& from, int64_t b0, int64_t b1, uint8_t* to) {
-    for (int64_t b = b0; b < b1; ++b, to += kBytes) {
-      const auto lines = from.lines(b);
-      FRESHET_UNROLL
-      for (int i = 0; i < 8; ++i) store_i(to + i * kLine, lines.line(i));
-      store_f(reinterpret_cast<float*>(to + 8 * kLine), from.scale(b));
-      if constexpr (F::kAffine) store_f(reinterpret_cast<float*>(to + 9 * kLine), from.low(b));
-    }
-  }
 };
 
 // The planes of an activation row that a product uses count as rows of their own until their
@@ -98,70 +65,110 @@ FRESHET_INLINE F32 join_planes(const I32* sum) {
   return fma_f(to_f(sum[0]), set_f(kFineSteps), to_f(sum[1]));
 }
 
-template <class Source, int T, int kPlanes>
-FRESHET_INLINE void tile32(const Source& w, const Q8x32Layout& l, const uint8_t* const (&row)[T],
-                           int64_t b0, int64_t b1, F32 (&acc)[T]) {
-  using F = typename Source::Block;
-  constexpr int kRows = T * kPlanes;
-  const int64_t minus_sum[2] = {l.minus_sum, l.minus_sum_fine};
-  for (int64_t b = b0; b < b1; ++b) {
-    w.ahead(b - b0);
-    I32 sum[kRows];
-    const int8_t* x[kRows];
-    FRESHET_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const uint8_t* const from = row[r / kPlanes];
-      const int plane = r % kPlanes;
-      x[r] = reinterpret_cast<const int8_t*>(from) + plane * l.fine + b * 32;
-      sum[r] =
-          F::kShift > 0 ? shl(set_i(i32_at(from + minus_sum[plane] + b * 4)), F::kShift) : zero_i();
-    }
-    dot<kRows, 8, F::kTop>(sum, w.lines(b - b0), 0, x);
-    F32 d = w.scale(b - b0);
-    if constexpr (kPlanes == 2) d = mul_f(d, set_f(1.0f / kFineSteps));
-    FRESHET_UNROLL
-    for (int t = 0; t < T; ++t) {
-      const F32 joined = join_planes<kPlanes>(sum + t * kPlanes);
-      acc[t] = fma_f(joined, mul_f(d, set_f(f32_at(row[t] + l.d + b * 4))), acc[t]);
-      if constexpr (F::kAffine) {
-        const int64_t s = kPlanes == 2 ? l.s_fine : l.s;
-        acc[t] = fma_f(w.low(b - b0), set_f(f32_at(row[t] + s + b * 4)), acc[t]);
-      }
-    }
-  }
-}
-
-// Pairs of the offsets of groups, as 16-bit halves, in the order of the sums of Q8x256Record.
-template <class F>
-FRESHET_INLINE I32 offset_pair(const uint8_t* main, int i) {
-  if constexpr (F::kAffine) {
-    const I32 m = F::min_bytes(main, i / 2);
-    return and_i(i % 2 ? shr(m, 8) : m, set_i(0x00ff00ff));
-  } else {
-    const int g = i / 2 * 4 + i % 2;
-    const I32 a = F::group_scale(main, g), b = F::group_scale(main, g + 2);
-    return or_i(and_i(shl(a, F::kShift), set_i(0xffff)), shl(b, F::kShift + 16));
-  }
-}
 template <class F>
 inline constexpr int kOffsetPairs = F::kAffine || F::kShift > 0 ? 128 / F::kGroup : 0;
+template <class F>
+inline constexpr bool kOf32 = panel_layout(F::kFormat).block == 32;
 
+// Two offsets of groups, as 16-bit halves.
+FRESHET_INLINE I32 halves(I32 a, I32 b) {
+  return or_i(and_i(a, set_i(0xffff)), shl(b, 16));
+}
+// Pair i of offsets is of groups first_of_pair(i) and the next but one: the order of the sums of
+// Q8x256Record.
+constexpr int first_of_pair(int i) {
+  return i / 2 * 4 + i % 2;
+}
+
+// A block of 256 as it is packed.
+template <class F>
+struct PackedBlock {
+  using Block = F;
+  static constexpr bool kEachSubDiffers = true;  // where the bits of 32 numbers lie
+  const uint8_t* main;
+  const uint8_t* tail;
+  FRESHET_INLINE_MEMBER PackedBlock(const Packed<F>& from, int64_t b, int64_t)
+      : main(from.main(b)), tail(from.tail(b)) {}
+  static constexpr int subs() { return 8; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const { return F::sub(main, j); }
+  FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return F::group_scale(main, g); }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale(group_scale(g)); }
+  FRESHET_INLINE_MEMBER I32 pair(int i) const {
+    if constexpr (F::kAffine) {
+      const I32 m = F::min_bytes(main, i / 2);
+      return and_i(i % 2 ? shr(m, 8) : m, set_i(0x00ff00ff));
+    } else {
+      const int g = first_of_pair(i);
+      return halves(shl(group_scale(g), F::kShift), shl(group_scale(g + 2), F::kShift));
+    }
+  }
+  FRESHET_INLINE_MEMBER F32 d() const { return F::d(main, tail); }
+  FRESHET_INLINE_MEMBER F32 dmin() const { return F::dmin(main); }
+  FRESHET_INLINE_MEMBER void ahead(int j) const {
+    constexpr int kEighth = (panel_layout(F::kFormat).main / kLine + 7) / 8;
+    prefetch_lines<kEighth>(main + j * kEighth * kLine + kAhead);
+  }
+};
+
+// Eight blocks of 32 (fewer at the end of a row) as one of 256.
+template <class F>
+struct PackedGroup {
+  using Block = F;
+  static constexpr bool kEachSubDiffers = false;
+  static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  static constexpr int kMinBits = 15;
+  const uint8_t* main;
+  int count;
+  I32 whole[8];
+  I32 whole_low[F::kAffine ? 8 : 1];
+  F32 unit;
+  F32 low_unit;
+  FRESHET_INLINE_MEMBER PackedGroup(const Packed<F>& from, int64_t b, int64_t blocks)
+      : main(from.main(8 * b)),
+        count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)),
+        low_unit(zero_f()) {
+    const uint8_t* const tail = from.tail(8 * b);
+    F32 v[8];
+    FRESHET_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      v[g] = g < count ? F::scale(main + g * kLayout.main, tail + g * kLayout.tail) : zero_f();
+    }
+    unit = whole_scales<F::kScaleBits>(v, whole);
+    if constexpr (F::kAffine) {
+      FRESHET_UNROLL
+      for (int g = 0; g < 8; ++g) v[g] = g < count ? F::low(main + g * kLayout.main) : zero_f();
+      low_unit = sub_f(zero_f(), whole_scales<kMinBits>(v, whole_low));
+    }
+  }
+  FRESHET_INLINE_MEMBER int subs() const { return count; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
+  FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return whole[g]; }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale(whole[g]); }
+  FRESHET_INLINE_MEMBER I32 pair(int i) const {
+    const int g = first_of_pair(i);
+    if constexpr (F::kAffine) {
+      return halves(whole_low[g], whole_low[g + 2]);
+    } else {
+      return halves(shl(whole[g], F::kShift), shl(whole[g + 2], F::kShift));
+    }
+  }
+  FRESHET_INLINE_MEMBER F32 d() const { return unit; }
+  // An affine format's offset is added; minima of the formats of 256 are taken away.
+  FRESHET_INLINE_MEMBER F32 dmin() const { return low_unit; }
+  FRESHET_INLINE_MEMBER void ahead(int j) const {
+    prefetch_lines<kLayout.main / kLine>(main + j * kLayout.main + kAhead);
+  }
+};
+
+// Packed blocks of 256 numbers, of either kind.
 template <class F>
 struct Packed256 : Packed<F> {
-  using Packed<F>::Packed;
-  FRESHET_INLINE_MEMBER auto sub(int64_t b, int j) const { return F::sub(this->main(b), j); }
-  FRESHET_INLINE_MEMBER Scale scale(int64_t b, int g) const {
-    return make_scale(F::group_scale(this->main(b), g));
-  }
-  FRESHET_INLINE_MEMBER I32 pair(int64_t b, int i) const {
-    return offset_pair<F>(this->main(b), i);
-  }
-  FRESHET_INLINE_MEMBER F32 d(int64_t b) const { return F::d(this->main(b), this->tail(b)); }
-  FRESHET_INLINE_MEMBER F32 dmin(int64_t b) const { return F::dmin(this->main(b)); }
-  FRESHET_INLINE_MEMBER void ahead(int64_t b, int j) const {
-    constexpr int kEighth = (panel_layout(F::kFormat).main / kLine + 7) / 8;
-    prefetch_lines<kEighth>(this->main(b) + j * kEighth * kLine + kAhead);
-  }
+  using Block = F;
+  using View = std::conditional_t<kOf32<F>, PackedGroup<F>, PackedBlock<F>>;
+  const int64_t blocks;  // as the format counts them
+  Packed256(const MatmulCall& c, int64_t panel)
+      : Packed<F>(c, panel), blocks(blocks_of(c.cols, Packed<F>::kLayout.block)) {}
+  FRESHET_INLINE_MEMBER View block(int64_t b) const { return View(*this, b, blocks); }
 };
 
 // A block unpacked to 64 lines, a scale a group, the offsets' pairs, d (and dmin) as F32.
@@ -172,64 +179,69 @@ struct Unpacked256 {
   static constexpr int kScaleLine = 64, kPairLine = kScaleLine + kGroups,
                        kDLine = kPairLine + kOffsetPairs<F>;
   static constexpr int64_t kBytes = (kDLine + (F::kAffine ? 2 : 1)) * kLine;
+  struct View {
+    using Block = F;
+    static constexpr bool kEachSubDiffers = false;
+    const uint8_t* data;
+    static constexpr int subs() { return 8; }
+    FRESHET_INLINE_MEMBER WholeLines sub(int j) const { return {data + j * 8 * kLine}; }
+    FRESHET_INLINE_MEMBER Scale scale(int g) const { return line_at(data, kScaleLine + g); }
+    FRESHET_INLINE_MEMBER I32 pair(int i) const { return line_at(data, kPairLine + i); }
+    FRESHET_INLINE_MEMBER F32 d() const { return bits_f(line_at(data, kDLine)); }
+    FRESHET_INLINE_MEMBER F32 dmin() const { return bits_f(line_at(data, kDLine + 1)); }
+    FRESHET_INLINE_MEMBER void ahead(int) const {}
+  };
   const uint8_t* data;
-  FRESHET_INLINE_MEMBER I32 at(int64_t b, int i) const { return line_at(data + b * kBytes, i); }
-  FRESHET_INLINE_MEMBER WholeLines sub(int64_t b, int j) const {
-    return {data + b * kBytes + j * 8 * kLine};
-  }
-  FRESHET_INLINE_MEMBER Scale scale(int64_t b, int g) const { return at(b, kScaleLine + g); }
-  FRESHET_INLINE_MEMBER I32 pair(int64_t b, int i) const { return at(b, kPairLine + i); }
-  FRESHET_INLINE_MEMBER F32 d(int64_t b) const { return bits_f(at(b, kDLine)); }
-  FRESHET_INLINE_MEMBER F32 dmin(int64_t b) const { return bits_f(at(b, kDLine + 1)); }
-  FRESHET_INLINE_MEMBER void ahead(int64_t, int) const {}
+  FRESHET_INLINE_MEMBER View block(int64_t b) const { return {data + b * kBytes}; }
 
   static void unpack(const Packed256<F>& from, int64_t b0, int64_t b1, uint8_t* to) {
     for (int64_t b = b0; b < b1; ++b, to += kBytes) {
+      const auto block = from.block(b);
       FRESHET_UNROLL
       for (int j = 0; j < 8; ++j) {
-        const auto lines = from.sub(b, j);
+        const bool is = j < block.subs();
+        const auto lines = block.sub(is ? j : 0);
         FRESHET_UNROLL
-        for (int i = 0; i < 8; ++i) store_i(to + (j * 8 + i) * kLine, lines.line(i));
+        for (int i = 0; i < 8; ++i) {
+          store_i(to + (j * 8 + i) * kLine, is ? lines.line(i) : zero_i());
+        }
       }
       FRESHET_UNROLL
-      for (int g = 0; g < kGroups; ++g) store_i(to + (kScaleLine + g) * kLine, from.scale(b, g));
+      for (int g = 0; g < kGroups; ++g) store_i(to + (kScaleLine + g) * kLine, block.scale(g));
       FRESHET_UNROLL
       for (int i = 0; i < kOffsetPairs<F>; ++i) {
-        store_i(to + (kPairLine + i) * kLine, from.pair(b, i));
+        store_i(to + (kPairLine + i) * kLine, block.pair(i));
       }
-      store_f(reinterpret_cast<float*>(to + kDLine * kLine), from.d(b));
-      if constexpr (F::kAffine) {
-        store_f(reinterpret_cast<float*>(to + (kDLine + 1) * kLine), from.dmin(b));
-      }
+      store_i(to + kDLine * kLine, bits_i(block.d()));
+      if constexpr (F::kAffine) store_i(to + (kDLine + 1) * kLine, bits_i(block.dmin()));
     }
   }
 };
 
-template <class Source, int T>
-FRESHET_INLINE void sub256(const Source& w, int64_t b, int j, const int8_t* const (&row)[T],
-                           I32 (&sum)[T]) {
-  using F = typename Source::Block;
+template <class View, int T>
+FRESHET_INLINE void sub256(const View& w, int j, const int8_t* const (&row)[T], I32 (&sum)[T]) {
+  using F = typename View::Block;
   const int8_t* x[T];
   FRESHET_UNROLL
   for (int t = 0; t < T; ++t) x[t] = row[t] + j * 32;
-  const auto lines = w.sub(b, j);
+  const auto lines = w.sub(j);
   if constexpr (F::kGroup == 32) {
-    dot_scaled<T, 8, F::kTop>(sum, w.scale(b, j), lines, 0, x);
+    dot_scaled<T, 8, F::kTop>(sum, w.scale(j), lines, 0, x);
   } else {
-    dot_scaled<T, 4, F::kTop>(sum, w.scale(b, 2 * j), lines, 0, x);
+    dot_scaled<T, 4, F::kTop>(sum, w.scale(2 * j), lines, 0, x);
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) x[t] += 16;
-    dot_scaled<T, 4, F::kTop>(sum, w.scale(b, 2 * j + 1), lines, 4, x);
+    dot_scaled<T, 4, F::kTop>(sum, w.scale(2 * j + 1), lines, 4, x);
   }
 }
 
 template <class Source, int T, int kPlanes>
-FRESHET_INLINE void tile256(const Source& w, const Q8x256Layout& l, const uint8_t* const (&row)[T],
-                            int64_t b0, int64_t b1, F32 (&acc)[T]) {
+FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
+                            const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) {
   using F = typename Source::Block;
   constexpr int kRows = T * kPlanes;
-  constexpr bool kFromPacked = sizeof(Source) > sizeof(void*);
   for (int64_t b = b0; b < b1; ++b) {
+    const auto w = source.block(b - b0);
     I32 sum[kRows], offset[kRows];
     const int8_t* x[kRows];
     const uint8_t* record[kRows];
@@ -241,26 +253,29 @@ FRESHET_INLINE void tile256(const Source& w, const Q8x256Layout& l, const uint8_
       record[r] = from + l.records + (b * 2 + plane) * kLine;
       sum[r] = offset[r] = zero_i();
     }
-    if constexpr (kFromPacked) {  // where a number's bits lie depends on j: known to the compiler
+    if constexpr (w.kEachSubDiffers) {  // j is to be known to the compiler
       FRESHET_UNROLL
       for (int j = 0; j < 8; ++j) {
-        w.ahead(b - b0, j);
-        sub256<Source, kRows>(w, b - b0, j, x, sum);
+        w.ahead(j);
+        sub256(w, j, x, sum);
       }
     } else {
-      for (int j = 0; j < 8; ++j) sub256<Source, kRows>(w, b - b0, j, x, sum);
+      for (int j = 0; j < w.subs(); ++j) {
+        w.ahead(j);
+        sub256(w, j, x, sum);
+      }
     }
     constexpr int64_t kSums =
         F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
     FRESHET_UNROLL
     for (int i = 0; i < kOffsetPairs<F>; ++i) {
-      const I32 pair = w.pair(b - b0, i);
+      const I32 pair = w.pair(i);
       FRESHET_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        offset[r] = add_i(offset[r], madd_i(pair, set_i(i32_at(record[r] + kSums + 4 * i))));
+        offset[r] = add_madd_i(offset[r], pair, set_i(i32_at(record[r] + kSums + 4 * i)));
       }
     }
-    const F32 d = w.d(b - b0);
+    const F32 d = w.d();
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) {
       const uint8_t* const last = record[t * kPlanes + kPlanes - 1];
@@ -269,7 +284,7 @@ FRESHET_INLINE void tile256(const Source& w, const Q8x256Layout& l, const uint8_
       const I32* const o = offset + t * kPlanes;
       if constexpr (F::kAffine) {
         acc[t] = fma_f(join_planes<kPlanes>(s), scale, acc[t]);
-        const F32 down = mul_f(w.dmin(b - b0), set_f(f32_at(last + 4)));
+        const F32 down = mul_f(w.dmin(), set_f(f32_at(last + 4)));
         acc[t] = fma_f(join_planes<kPlanes>(o), down, acc[t]);
       } else {
         FRESHET_UNROLL

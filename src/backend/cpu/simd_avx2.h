@@ -130,8 +130,9 @@ FRESHET_INLINE I32 shr(I32 x, int n) {
 FRESHET_INLINE I32 sar(I32 x, int n) {
   return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
 }
-FRESHET_INLINE I32 madd_i(I32 x, I32 y) {
-  return {_mm256_madd_epi16(x.a, y.a), _mm256_madd_epi16(x.b, y.b)};
+FRESHET_INLINE I32 add_madd_i(I32 sum, I32 x, I32 y) {
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
 }
 FRESHET_INLINE I32 max_i(I32 x, I32 y) {
   return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
@@ -259,7 +260,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
         }
       }
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], madd_i(d[t], scale));
+      for (int t = 0; t < T; ++t) sum[t] = add_madd_i(sum[t], d[t], scale);
     }
   }
 }

@@ -117,8 +117,12 @@ FRESHET_INLINE I32 shr(I32 a, int n) {
 FRESHET_INLINE I32 sar(I32 a, int n) {
   return _mm512_srai_epi32(a, static_cast<unsigned>(n));
 }
-FRESHET_INLINE I32 madd_i(I32 a, I32 b) {
-  return _mm512_madd_epi16(a, b);
+FRESHET_INLINE I32 add_madd_i(I32 sum, I32 a, I32 b) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sum, a, b);
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
 }
 FRESHET_INLINE I32 max_i(I32 a, I32 b) {
   return _mm512_max_epi32(a, b);

@@ -152,12 +152,13 @@ FRESHET_INLINE I32 sar(I32 x, int n) {
   FRESHET_EACH(x.v[i] = vshlq_s32(x.v[i], vdupq_n_s32(-n)))
   return x;
 }
-FRESHET_INLINE I32 madd_i(I32 x, I32 y) {
-  FRESHET_EACH(const int16x8_t a = vreinterpretq_s16_s32(x.v[i]);
-               const int16x8_t b = vreinterpretq_s16_s32(y.v[i]);
-               x.v[i] =
-                   vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)))
-  return x;
+FRESHET_INLINE I32 add_madd_i(I32 sum, I32 x, I32 y) {
+  FRESHET_EACH(
+      const int16x8_t a = vreinterpretq_s16_s32(x.v[i]);
+      const int16x8_t b = vreinterpretq_s16_s32(y.v[i]);
+      sum.v[i] = vaddq_s32(
+          sum.v[i], vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b))))
+  return sum;
 }
 FRESHET_INLINE I32 max_i(I32 x, I32 y) {
   FRESHET_EACH(x.v[i] = vmaxq_s32(x.v[i], y.v[i]))

@@ -159,10 +159,10 @@ FRESHET_INLINE I32 shr(I32 a, int n) {
 FRESHET_INLINE I32 sar(I32 a, int n) {
   return each<I32>([&](int i) { return a.v[i] >> n; });
 }
-// Sum of the products of the signed 16-bit halves of each lane.
-FRESHET_INLINE I32 madd_i(I32 a, I32 b) {
+// sum + the products of the signed 16-bit halves of each lane.
+FRESHET_INLINE I32 add_madd_i(I32 sum, I32 a, I32 b) {
   return each<I32>([&](int i) {
-    return static_cast<int16_t>(a.v[i]) * static_cast<int16_t>(b.v[i]) +
+    return sum.v[i] + static_cast<int16_t>(a.v[i]) * static_cast<int16_t>(b.v[i]) +
            (a.v[i] >> 16) * (b.v[i] >> 16);
   });
 }

@@ -63,8 +63,8 @@ FRESHET_INLINE void tile_store(void* to){
     FRESHET_EACH_TILE(FRESHET_TILE_CASE)
 #undef FRESHET_TILE_CASE
 }
-// Tile kTile += activations of tile kX times weights of tile kW: BF16 to F32, or signed bytes to
-// 32-bit whole numbers.
+// Tile kTile += activations of tile kX times weights of tile kW: BF16 to F32, or signed bytes times
+// signed (i8) or unsigned ones (u8) to 32-bit whole numbers.
 #define FRESHET_TILE_PRODUCT(name, intrinsic) \
   template <int kTile, int kX, int kW>        \
   FRESHET_INLINE void name() {                \
@@ -81,6 +81,7 @@ FRESHET_INLINE void tile_store(void* to){
     if constexpr (kX == 5 && kW == 7) intrinsic(n, 5, 7); \
   }
 FRESHET_TILE_PRODUCT(tile_dp_bf16, _tile_dpbf16ps) FRESHET_TILE_PRODUCT(tile_dp_i8, _tile_dpbssd)
+    FRESHET_TILE_PRODUCT(tile_dp_u8, _tile_dpbsud)
 #undef FRESHET_TILE_CASE
 #undef FRESHET_TILE_PRODUCT
 #undef FRESHET_EACH_TILE

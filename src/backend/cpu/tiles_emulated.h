@@ -1,6 +1,7 @@
 // tiles_amx.h in plain code, so that kernels on tiles are tested where there are none.
 //
-// Written from the pseudocode of TILELOADD, TILESTORED and TDPBSSD (Intel SDM). One thread.
+// Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD and TDPBSUD (Intel SDM). One
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ void tile_store(void* to) {
   const EmulatedTile& t = emulated_tiles[kTile];
   for (int i = 0; i < t.rows; ++i) std::memcpy(static_cast<uint8_t*>(to) + i * 64, t.bytes[i], 64);
 }
-template <int kTile, int kX, int kW>
-void tile_dp_i8() {
+template <class Weight, int kTile, int kX, int kW>
+void emulated_dp() {
   EmulatedTile& sums = emulated_tiles[kTile];
   const EmulatedTile &x = emulated_tiles[kX], &w = emulated_tiles[kW];
   for (int m = 0; m < sums.rows; ++m) {
@@ -56,11 +57,19 @@ void tile_dp_i8() {
       std::memcpy(&sum, &sums.bytes[m][n * 4], 4);
       for (int k = 0; k < x.row_bytes; ++k) {
         sum += int32_t{static_cast<int8_t>(x.bytes[m][k])} *
-               int32_t{static_cast<int8_t>(w.bytes[k / 4][n * 4 + k % 4])};
+               int32_t{static_cast<Weight>(w.bytes[k / 4][n * 4 + k % 4])};
       }
       std::memcpy(&sums.bytes[m][n * 4], &sum, 4);
     }
   }
+}
+template <int kTile, int kX, int kW>
+void tile_dp_i8() {
+  emulated_dp<int8_t, kTile, kX, kW>();
+}
+template <int kTile, int kX, int kW>
+void tile_dp_u8() {
+  emulated_dp<uint8_t, kTile, kX, kW>();
 }
 
 }  // namespace

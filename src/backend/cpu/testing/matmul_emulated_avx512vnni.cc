@@ -7,9 +7,7 @@
 namespace freshet::cpu {
 
 extern const IsaKernels kEmulatedTileKernels;
-const IsaKernels kEmulatedTileKernels = {.run = {nullptr, nullptr, nullptr, FRESHET_TILE_BLOCKS},
-                                         .bf16 = nullptr,
-                                         .q8x32 = nullptr,
-                                         .q8x256 = nullptr};
+const IsaKernels kEmulatedTileKernels = {
+    .run = {nullptr, nullptr, nullptr, FRESHET_TILE_BLOCKS}, .bf16 = nullptr, .q8x256 = nullptr};
 
 }  // namespace freshet::cpu

@@ -1,0 +1,220 @@
+// Speed of single ops of the CPU backend, against what the machine can do at most, measured in the
+// same run.
+//
+// usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--types T,..] [--shape ROWSxCOLS] [--tokens
+// N,..]
+//                         [--context N] [--rounds N]
+//
+// Products: as many copies of a matrix as no cache holds are multiplied one after the other, as
+// layers do. With --context, attention instead: the last N of so many tokens of one sequence, 32
+// heads on 8 KV heads of 64, F16 cache. A line a test: median time of a call, bytes a second and
+// their share of the read ceiling, operations a second and their share of the arithmetic that the
+// product's kernel is bound by.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "backend/cpu/backend.h"
+#include "backend/cpu/ceilings.h"
+#include "ops/ops.h"
+#include "quant/format.h"
+
+namespace freshet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kBeyondCaches = size_t{256} << 20;
+constexpr double kLeastSeconds = 0.15;  // of a test
+constexpr int64_t kRandomRows = 64;     // that a matrix repeats
+
+struct Options {
+  int threads = 0;
+  std::string isa;
+  std::vector<std::string> types = {"q4_0", "q8_0", "q4_k", "q6_k", "bf16"};
+  std::string shape = "8192x2048";
+  std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 512};
+  int64_t context = 0;
+  int rounds = 5;
+};
+
+struct Bench {
+  ThreadPool pool;
+  std::unique_ptr<ops::Ops> ops;
+  double read = 0.0;
+  int rounds = 0;
+
+  explicit Bench(int threads) : pool(threads) {}
+};
+
+std::vector<float> random_floats(size_t n) {
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal;
+  std::vector<float> v(n);
+  for (float& x : v) x = normal(rng);
+  return v;
+}
+
+// Median seconds of a call, over rounds of as many calls as take long enough.
+template <class Call>
+double seconds_of(const Bench& b, const Call& call) {
+  call(0);
+  std::vector<double> seconds;
+  int next = 1;
+  while (static_cast<int>(seconds.size()) < b.rounds ||
+         std::accumulate(seconds.begin(), seconds.end(), 0.0) < kLeastSeconds) {
+    const Clock::time_point start = Clock::now();
+    call(next++);
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  std::nth_element(seconds.begin(),
+                   seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2),
+                   seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+void print_row(const Bench& b, const std::string& name, int64_t tokens, double seconds,
+               double bytes, double operations, double ceiling) {
+  std::printf("%-20s %6lld %10.1f us %7.1f GB/s %3.0f %% %8.1f GOP/s", name.c_str(),
+              static_cast<long long>(tokens), seconds * 1e6, bytes / seconds / 1e9,
+              100.0 * bytes / seconds / b.read, operations / seconds / 1e9);
+  if (ceiling > 0.0) std::printf(" %3.0f %%", 100.0 * operations / seconds / ceiling);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+Status bench_products(Bench& b, const Options& o, const std::string& type, int64_t rows,
+                      int64_t cols) {
+  const std::optional<quant::Format> known = quant::format_by_name(type);
+  if (!known) return invalid_argument("--types {}: no such format", type);
+  const quant::Format format = *known;
+  const size_t row_bytes = quant::row_bytes(format, cols);
+  const std::vector<float> numbers = random_floats(static_cast<size_t>(kRandomRows * cols));
+  std::vector<uint8_t> encoded(row_bytes * kRandomRows);
+  quant::info(format).encode(numbers.data(), encoded.data(), kRandomRows * cols, nullptr);
+  std::vector<const uint8_t*> row_at(static_cast<size_t>(rows));
+  for (size_t r = 0; r < row_at.size(); ++r)
+    row_at[r] = encoded.data() + r % kRandomRows * row_bytes;
+  const size_t copies =
+      std::max<size_t>(2, kBeyondCaches / (row_bytes * static_cast<size_t>(rows)) + 1);
+  std::vector<ops::Weight> weights;
+  for (size_t i = 0; i < copies; ++i) {
+    FRESHET_ASSIGN_OR_RETURN(ops::Weight w, b.ops->pack(format, row_at, cols));
+    weights.push_back(std::move(w));
+  }
+  const auto ceiling = cpu::measure_arithmetic(b.pool, *weights[0].kernel);
+  std::printf("%s, %lldx%lld, of %s %.0f GOP/s:\n", weights[0].kernel->name,
+              static_cast<long long>(rows), static_cast<long long>(cols),
+              std::string(ceiling.name).c_str(), ceiling.rate / 1e9);
+  for (const int64_t tokens : o.tokens) {
+    std::vector<float> x = random_floats(static_cast<size_t>(tokens * cols));
+    std::vector<float> out(static_cast<size_t>(tokens * rows));
+    const Matrix in{x.data(), tokens, cols, cols};
+    const double seconds = seconds_of(b, [&](int i) {
+      const ops::Product product{&weights[static_cast<size_t>(i) % copies],
+                                 {out.data(), tokens, rows, rows}};
+      b.ops->matmul(in, {&product, 1});
+    });
+    const double work = 2.0 * static_cast<double>(rows * cols * tokens);
+    print_row(b, weights[0].kernel->name, tokens, seconds,
+              static_cast<double>(weights[0].packed.size()), work, ceiling.rate);
+  }
+  return {};
+}
+
+// Of one layer; layers of a model follow each other, so that no cache holds them all.
+Status bench_attention(Bench& b, const Options& o) {
+  constexpr int kHeads = 32, kKvHeads = 8, kDim = 64;
+  const ops::KvShape shape{ops::KvType::kF16, kKvHeads, kDim, kDim, false};
+  const int64_t blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
+  const size_t layer_bytes = static_cast<size_t>(blocks) * shape.block_bytes();
+  const size_t layers = std::max<size_t>(2, kBeyondCaches / layer_bytes + 1);
+  FRESHET_ASSIGN_OR_RETURN(Buffer cache, Buffer::allocate(layers * layer_bytes));
+  std::vector<int32_t> table(static_cast<size_t>(blocks));
+  std::iota(table.begin(), table.end(), 0);
+  const std::vector<int32_t> context = {static_cast<int32_t>(o.context)};
+  const auto view = [&](size_t i) {
+    return ops::KvView{shape, cache.data() + i % layers * layer_bytes,
+                       static_cast<int32_t>(blocks)};
+  };
+  const auto batch = [&](const std::vector<int32_t>& starts) {
+    return ops::AttentionBatch{starts, context, table.data(), blocks};
+  };
+  const std::vector<int32_t> whole = {0, static_cast<int32_t>(o.context)};
+  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kKvHeads * kDim));
+  const Matrix keys{kv.data(), o.context, kKvHeads * kDim, kKvHeads * kDim};
+  for (size_t i = 0; i < layers; ++i) b.ops->store_kv(view(i), keys, keys, batch(whole));
+  std::printf("%s, of context %lld:\n", std::string(b.ops->attention_row(shape)).c_str(),
+              static_cast<long long>(o.context));
+  for (const int64_t tokens : o.tokens) {
+    if (tokens > o.context) continue;
+    const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
+    std::vector<float> q = random_floats(static_cast<size_t>(tokens * kHeads * kDim));
+    std::vector<float> out(q.size());
+    const ops::AttentionParams params{.heads = kHeads, .scale = 0.125f};
+    const double seconds = seconds_of(b, [&](int i) {
+      b.ops->attention({out.data(), tokens, kHeads * kDim, kHeads * kDim},
+                       {q.data(), tokens, kHeads * kDim, kHeads * kDim},
+                       view(static_cast<size_t>(i)), batch(starts), params);
+    });
+    const double pairs =
+        static_cast<double>(tokens) * static_cast<double>(2 * o.context - tokens + 1) / 2;
+    print_row(b, "attention", tokens, seconds, static_cast<double>(layer_bytes),
+              pairs * kHeads * kDim * 4.0, 0.0);
+  }
+  return {};
+}
+
+Status run(const Options& o) {
+  ops::CpuIsa isa = ops::kAnyIsa;
+  if (!o.isa.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(isa, ops::isa_by_name(o.isa));
+  }
+  long long rows = 0, cols = 0;
+  if (std::sscanf(o.shape.c_str(), "%lldx%lld", &rows, &cols) != 2 || rows <= 0 || cols <= 0) {
+    return invalid_argument("--shape {}: expected ROWSxCOLS", o.shape);
+  }
+  Bench b(o.threads);
+  b.rounds = o.rounds;
+  ops::OpsOptions options;
+  options.scratch_bytes = size_t{1} << 30;
+  FRESHET_ASSIGN_OR_RETURN(b.ops,
+                           ops::Ops::create(b.pool, cpu::kernels(), cpu::detect(isa), options));
+  b.read = cpu::measure_read(b.pool);
+  std::printf("%d threads, read %.1f GB/s\n", b.pool.size(), b.read / 1e9);
+  if (o.context > 0) return bench_attention(b, o);
+  for (const std::string& type : o.types)
+    FRESHET_RETURN_IF_ERROR(bench_products(b, o, type, rows, cols));
+  return {};
+}
+
+}  // namespace
+}  // namespace freshet
+
+int main(int argc, char** argv) {
+  CLI::App app("Speed of single ops of the CPU backend");
+  freshet::Options o;
+  app.add_option("-t,--threads", o.threads, "threads (0: all cores)");
+  app.add_option("--cpu-isa", o.isa, "highest instruction set to use");
+  app.add_option("--types", o.types, "formats of weights")->delimiter(',');
+  app.add_option("--shape", o.shape, "ROWSxCOLS of the weights");
+  app.add_option("--tokens", o.tokens, "rows of activations")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_option("--context", o.context, "measure attention over so many tokens")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rounds", o.rounds, "least number of timed calls")->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  const freshet::Status status = freshet::run(o);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
+  return status.ok() ? 0 : 1;
+}
