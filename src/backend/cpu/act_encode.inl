@@ -43,32 +43,14 @@ FRESHET_INLINE I32 to_bf16(F32 x) {
   return xor_i(rounded, and_i(xor_i(rounded, or_i(top, set_i(0x40))), nan));
 }
 
-// Stores the low halves of v, the middle two of each four exchanged.
-FRESHET_INLINE void store_swapped(uint8_t* to, I32 v) {
-  uint16_t h[16], swapped[16];
-  store_u16(h, v);
-  for (int i = 0; i < 16; ++i) swapped[i] = h[(i & 12) | (i & 1) << 1 | (i >> 1 & 1)];
-  std::memcpy(to, swapped, sizeof swapped);
-}
-
-// Any NaN becomes the same one: which of two comes out of a sum is up to the compiler.
-FRESHET_INLINE void put_number(uint8_t* at, float v) {
-  if (v != v) v = f32_from_bits(0x7fc00000);
-  std::memcpy(at, &v, sizeof v);
-}
-
 void encode_bf16(const float* x, int64_t cols, uint8_t* out) {
   const Bf16Layout l = bf16_layout(cols);
   for (int64_t k = 0; k < padded_cols(cols); k += 16) {
     const F32 v = load_part(x + k, cols - k);
     const I32 coarse = to_bf16(v);
-    const F32 coarse_f = bits_f(shl(coarse, 16));
-    const I32 fine = to_bf16(sub_f(v, coarse_f));
-    store_swapped(out + k * 2, coarse);
-    store_swapped(out + l.fine + k * 2, fine);
-    const float sum = reduce_add_f(coarse_f);
-    put_number(out + l.sum16 + k / 4, sum);
-    put_number(out + l.sum16_fine + k / 4, sum + reduce_add_f(bits_f(shl(fine, 16))));
+    const I32 fine = to_bf16(sub_f(v, bits_f(shl(coarse, 16))));
+    store_u16(out + k * 2, swap_middle(coarse));
+    store_u16(out + l.fine + k * 2, swap_middle(fine));
   }
 }
 

@@ -147,8 +147,13 @@ struct Unit {
   }
 };
 
-inline constexpr int kBlocksGroup = 8;   // panels that are unpacked at a time
-inline constexpr int kStretchUnits = 4;  // of K: a few units of a panel stay in the L1 cache
+// Of K, panels and tokens that work goes on with before the next: unpacked panels stay in the L2
+// cache, and activations, of half the K, in the L1 cache. Few tokens use a unit once or twice: it
+// is unpacked to the L1 cache.
+inline constexpr int kStretchUnits = 2;
+inline constexpr int kBlocksGroup = 16;
+inline constexpr int64_t kBlocksTokens = 256;
+inline constexpr int64_t kOnceTokens = 2 * kMostRows;
 inline constexpr int64_t kStretchBytes = kStretchUnits * kUnitK;
 
 template <class F>
@@ -156,7 +161,7 @@ struct BlocksScratch {
   alignas(64) uint8_t panels[kBlocksGroup * kStretchUnits * Unit<F>::kBytes];
   alignas(64) uint8_t rows[2][kMostRows * kCopyStride<kStretchBytes>];
   alignas(64) int32_t stored[2][4 * kTileInts];
-  alignas(64) float sums[kBlocksGroup * kTokenStretch * kPanelRows];
+  alignas(64) float sums[kBlocksGroup * kBlocksTokens * kPanelRows];
 };
 
 // The tokens of up to two tiles (one, if both planes count) and what a group of panels makes of
@@ -233,7 +238,7 @@ struct BlocksStep {
                                s.stored[(units - 1) & 1], sums);
   }
   void panel(int64_t p) const {
-    float* const sums = s.sums + ((p - at.first) * kTokenStretch + (t0 - at.t0)) * kPanelRows;
+    float* const sums = s.sums + ((p - at.first) * kBlocksTokens + (t0 - at.t0)) * kPanelRows;
     if (at.b0 == 0) {
       for (int t = 0; t < tokens; ++t) store_f(sums + t * kPanelRows, zero_f());
     }
@@ -269,12 +274,14 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   Tiles tiles;
   Stretch at{};
   at.blocks = blocks_of(c.cols, kUnitK);
-  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kTokenStretch) {
-    at.t1 = at.t0 + kTokenStretch < c.tokens ? at.t0 + kTokenStretch : c.tokens;
-    for (at.first = first; at.first < last; at.first += kBlocksGroup) {
-      at.last = at.first + kBlocksGroup < last ? at.first + kBlocksGroup : last;
-      for (at.b0 = 0; at.b0 < at.blocks; at.b0 += kStretchUnits) {
-        at.b1 = at.b0 + kStretchUnits < at.blocks ? at.b0 + kStretchUnits : at.blocks;
+  const bool once = c.tokens <= kOnceTokens;
+  const int64_t group = once ? 1 : kBlocksGroup, units = once ? 1 : kStretchUnits;
+  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kBlocksTokens) {
+    at.t1 = at.t0 + kBlocksTokens < c.tokens ? at.t0 + kBlocksTokens : c.tokens;
+    for (at.first = first; at.first < last; at.first += group) {
+      at.last = at.first + group < last ? at.first + group : last;
+      for (at.b0 = 0; at.b0 < at.blocks; at.b0 += units) {
+        at.b1 = at.b0 + units < at.blocks ? at.b0 + units : at.blocks;
         blocks_stretch<F, kPlanes>(c, s, tiles, at);
       }
     }

@@ -132,19 +132,17 @@ constexpr Q8x256Layout q8x256_layout(int64_t cols) {
 
 // Rows of kF32 are as they come. A row in ActKind::kBF16 is padded with zeros to a multiple of 32
 // numbers: coarse, then fine (both BF16), the middle two of each four numbers exchanged, as they
-// are in a panel of BF16; then F32 sums of 16 numbers of the coarse plane, and of both planes.
+// are in a panel of BF16.
 constexpr int64_t padded_cols(int64_t cols) {
   return (cols + 31) / 32 * 32;
 }
 struct Bf16Layout {
   int64_t fine;
-  int64_t sum16;
-  int64_t sum16_fine;
   int64_t bytes;
 };
 constexpr Bf16Layout bf16_layout(int64_t cols) {
   const int64_t n = padded_cols(cols);
-  return {n * 2, n * 4, n * 4 + n / 4, act_row_size(n * 4 + n / 2)};
+  return {n * 2, act_row_size(n * 4)};
 }
 
 }  // namespace freshet::cpu

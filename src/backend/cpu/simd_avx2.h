@@ -72,13 +72,6 @@ FRESHET_INLINE F32 load_f16(const void* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
 }
 
-FRESHET_INLINE float reduce_add_f(F32 v) {
-  const __m256 a = _mm256_add_ps(v.a, v.b);
-  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
-}
-
 FRESHET_INLINE I32 zero_i() {
   return {_mm256_setzero_si256(), _mm256_setzero_si256()};
 }
@@ -154,6 +147,9 @@ FRESHET_INLINE I32 bits_i(F32 x) {
 }
 FRESHET_INLINE I32 round_i(F32 x) {
   return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)};
+}
+FRESHET_INLINE I32 swap_middle(I32 x) {
+  return {_mm256_shuffle_epi32(x.a, 0xd8), _mm256_shuffle_epi32(x.b, 0xd8)};
 }
 FRESHET_INLINE void store_i8(void* p, I32 x) {
   const __m256i w = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);

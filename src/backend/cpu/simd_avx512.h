@@ -65,13 +65,6 @@ FRESHET_INLINE F32 load_f16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 
-FRESHET_INLINE float reduce_add_f(F32 v) {
-  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-  return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
-}
-
 FRESHET_INLINE I32 zero_i() {
   return _mm512_setzero_si512();
 }
@@ -138,6 +131,9 @@ FRESHET_INLINE I32 bits_i(F32 a) {
 }
 FRESHET_INLINE I32 round_i(F32 a) {
   return _mm512_cvtps_epi32(a);
+}
+FRESHET_INLINE I32 swap_middle(I32 a) {
+  return _mm512_shuffle_epi32(a, _MM_PERM_DBCA);
 }
 FRESHET_INLINE void store_i8(void* p, I32 a) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));

@@ -79,11 +79,6 @@ FRESHET_INLINE F32 load_f16(const void* p) {
                    vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(p) + 4 * i))))
   return r;
 }
-FRESHET_INLINE float reduce_add_f(F32 x) {
-  const float32x4_t a = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
-  const float32x2_t b = vadd_f32(vget_low_f32(a), vget_high_f32(a));
-  return vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
-}
 
 FRESHET_INLINE I32 set_i(int32_t x) {
   I32 r;
@@ -192,6 +187,12 @@ FRESHET_INLINE F32 to_f(I32 x) {
 }
 FRESHET_INLINE int16x8_t low_halves(int32x4_t a, int32x4_t b) {
   return vcombine_s16(vmovn_s32(a), vmovn_s32(b));
+}
+FRESHET_INLINE I32 swap_middle(I32 x) {
+  FRESHET_EACH(const int32x2_t low = vget_low_s32(x.v[i]);
+               const int32x2_t high = vget_high_s32(x.v[i]);
+               x.v[i] = vcombine_s32(vzip1_s32(low, high), vzip2_s32(low, high)))
+  return x;
 }
 FRESHET_INLINE void store_i8(void* p, I32 x) {
   vst1q_s8(static_cast<int8_t*>(p), vcombine_s8(vmovn_s16(low_halves(x.v[0], x.v[1])),

@@ -97,12 +97,6 @@ FRESHET_INLINE F32 load_f16(const void* p) {
 }
 
 // Halves are added to each other until one number is left.
-FRESHET_INLINE float reduce_add_f(F32 v) {
-  for (int n = 8; n > 0; n /= 2) {
-    for (int i = 0; i < n; ++i) v.v[i] += v.v[i + n];
-  }
-  return v.v[0];
-}
 
 FRESHET_INLINE I32 zero_i() {
   return {};
@@ -190,6 +184,10 @@ FRESHET_INLINE I32 round_i(F32 a) {
   return each<I32>([&](int i) { return static_cast<int32_t>((a.v[i] + kMagic) - kMagic); });
 }
 // The low byte, or half, of each lane.
+// The middle two of each four numbers exchanged.
+FRESHET_INLINE I32 swap_middle(I32 a) {
+  return each<I32>([&](int i) { return a.v[(i & 12) | (i & 1) << 1 | (i >> 1 & 1)]; });
+}
 FRESHET_INLINE void store_i8(void* p, I32 a) {
   for (int i = 0; i < 16; ++i) static_cast<int8_t*>(p)[i] = static_cast<int8_t>(a.v[i]);
 }
