@@ -6,21 +6,24 @@
 namespace freshet::cpu {
 namespace {
 
-inline constexpr int kBf16Stretch = 512;  // of K
-inline constexpr int kBf16Group = 16;     // panels
+// Of K, panels and tokens that work goes on with before the next: tokens and panels stay in the L2
+// cache, two tiles' worth of tokens in the L1 cache.
+inline constexpr int kBf16Stretch = 512;
+inline constexpr int kBf16Group = 8;
+inline constexpr int64_t kBf16Tokens = 256;
 
 template <int kPlanes>
 struct Bf16Scratch {
   alignas(64) uint8_t rows[2][kPlanes * kTileRows * kCopyStride<kBf16Stretch * 2>];
-  alignas(64) float sums[kBf16Group * kTokenStretch * kPanelRows];
+  alignas(64) float sums[kBf16Group * kBf16Tokens * kPanelRows];
 };
 
 // One or two tiles of tokens (tiles 4 and 5) times one or two panels (6 and 7); the sums of token
-// tile x and panel w are in tile 2 x + w, and in memory at sums[x] + w * kTokenStretch rows.
+// tile x and panel w are in tile 2 x + w, and in memory at sums[x] + w * kBf16Tokens rows.
 template <int kX, int kW, int kPlanes>
 FRESHET_INLINE void bf16_tiles(const TileRows (&rows)[2], const uint8_t* const (&panel)[2],
                                int64_t blocks, bool fresh, float* const (&sums)[2]) {
-  constexpr int64_t kNext = int64_t{kTokenStretch} * kPanelRows;
+  constexpr int64_t kNext = kBf16Tokens * kPanelRows;
   if (fresh) {
     tile_zero<0>();
     if (kW > 1) tile_zero<1>();
@@ -60,7 +63,7 @@ void bf16_token_tiles(const MatmulCall& c, Bf16Scratch<kPlanes>& s, const Stretc
     return Packed<LinesBF16>(c, p < at.last ? p : at.first).main(at.b0);
   };
   for (int64_t p = at.first; p < at.last; p += 2) {
-    float* const base = s.sums + ((p - at.first) * kTokenStretch + (t0 - at.t0)) * kPanelRows;
+    float* const base = s.sums + ((p - at.first) * kBf16Tokens + (t0 - at.t0)) * kPanelRows;
     float* const sums[2] = {base, base + kTileRows * kPanelRows};
     const uint8_t* const panel[2] = {packed(p), packed(p + 1)};
     const int64_t blocks = at.b1 - at.b0;
@@ -71,7 +74,7 @@ void bf16_token_tiles(const MatmulCall& c, Bf16Scratch<kPlanes>& s, const Stretc
     }
     if (at.b1 != at.blocks) continue;
     for (int64_t w = p; w < p + 2 && w < at.last; ++w) {
-      const float* const from = base + (w - p) * kTokenStretch * kPanelRows;
+      const float* const from = base + (w - p) * kBf16Tokens * kPanelRows;
       for (int64_t t = 0; t < count; ++t) finish(c, w, t0 + t, load_f(from + t * kPanelRows));
     }
   }
@@ -108,8 +111,8 @@ void bf16_many(const MatmulCall& c, int64_t first, int64_t last) {
   const bool few = c.tokens <= 2 * kTileRows;
   const int64_t step =
       few && c.rows_index == nullptr && c.tokens % kTileRows == 0 ? at.blocks : kBf16Stretch / 32;
-  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kTokenStretch) {
-    at.t1 = at.t0 + kTokenStretch < c.tokens ? at.t0 + kTokenStretch : c.tokens;
+  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kBf16Tokens) {
+    at.t1 = at.t0 + kBf16Tokens < c.tokens ? at.t0 + kBf16Tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += kBf16Group) {
       at.last = at.first + kBf16Group < last ? at.first + kBf16Group : last;
       for (at.b0 = 0; at.b0 < at.blocks; at.b0 += step) {

@@ -84,7 +84,7 @@ constexpr int first_of_pair(int i) {
 template <class F>
 struct PackedBlock {
   using Block = F;
-  static constexpr bool kEachSubDiffers = true;  // where the bits of 32 numbers lie
+  static constexpr bool kUnrolled = true;  // where the bits of 32 numbers lie differs
   const uint8_t* main;
   const uint8_t* tail;
   FRESHET_INLINE_MEMBER PackedBlock(const Packed<F>& from, int64_t b, int64_t)
@@ -114,10 +114,11 @@ struct PackedBlock {
 template <class F>
 struct PackedGroup {
   using Block = F;
-  static constexpr bool kEachSubDiffers = false;
+  static constexpr bool kUnrolled = true;  // scales stay in registers
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   static constexpr int kMinBits = 15;
   const uint8_t* main;
+  const uint8_t* tail;
   int count;
   I32 whole[8];
   I32 whole_low[F::kAffine ? 8 : 1];
@@ -125,9 +126,9 @@ struct PackedGroup {
   F32 low_unit;
   FRESHET_INLINE_MEMBER PackedGroup(const Packed<F>& from, int64_t b, int64_t blocks)
       : main(from.main(8 * b)),
+        tail(from.tail(8 * b)),
         count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)),
         low_unit(zero_f()) {
-    const uint8_t* const tail = from.tail(8 * b);
     F32 v[8];
     FRESHET_UNROLL
     for (int g = 0; g < 8; ++g) {
@@ -157,6 +158,8 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER F32 dmin() const { return low_unit; }
   FRESHET_INLINE_MEMBER void ahead(int j) const {
     prefetch_lines<kLayout.main / kLine>(main + j * kLayout.main + kAhead);
+    // A group begins with its scales: they are fetched to the L1 cache one group ahead.
+    if (j * kLine < 8 * kLayout.tail) prefetch_near(tail + 8 * kLayout.tail + j * kLine);
   }
 };
 
@@ -181,7 +184,7 @@ struct Unpacked256 {
   static constexpr int64_t kBytes = (kDLine + (F::kAffine ? 2 : 1)) * kLine;
   struct View {
     using Block = F;
-    static constexpr bool kEachSubDiffers = false;
+    static constexpr bool kUnrolled = false;
     const uint8_t* data;
     static constexpr int subs() { return 8; }
     FRESHET_INLINE_MEMBER WholeLines sub(int j) const { return {data + j * 8 * kLine}; }
@@ -253,17 +256,14 @@ FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
       record[r] = from + l.records + (b * 2 + plane) * kLine;
       sum[r] = offset[r] = zero_i();
     }
-    if constexpr (w.kEachSubDiffers) {  // j is to be known to the compiler
+    if constexpr (w.kUnrolled) {
       FRESHET_UNROLL
       for (int j = 0; j < 8; ++j) {
         w.ahead(j);
-        sub256(w, j, x, sum);
+        if (j < w.subs()) sub256(w, j, x, sum);
       }
     } else {
-      for (int j = 0; j < w.subs(); ++j) {
-        w.ahead(j);
-        sub256(w, j, x, sum);
-      }
+      for (int j = 0; j < 8; ++j) sub256(w, j, x, sum);
     }
     constexpr int64_t kSums =
         F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);

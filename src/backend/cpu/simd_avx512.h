@@ -36,6 +36,9 @@ FRESHET_INLINE void restore_denormals(unsigned before) {
 FRESHET_INLINE void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
+FRESHET_INLINE void prefetch_near(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
 
 FRESHET_INLINE F32 zero_f() {
   return _mm512_setzero_ps();

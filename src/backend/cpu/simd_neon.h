@@ -42,6 +42,9 @@ FRESHET_INLINE void restore_denormals(unsigned before) {
 FRESHET_INLINE void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
 }
+FRESHET_INLINE void prefetch_near(const void* p) {
+  __builtin_prefetch(p, 0, 3);
+}
 
 FRESHET_INLINE F32 set_f(float x) {
   F32 r;

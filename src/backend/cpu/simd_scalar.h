@@ -63,6 +63,7 @@ FRESHET_INLINE void restore_denormals(unsigned before) {
 FRESHET_INLINE void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
 }
+FRESHET_INLINE void prefetch_near(const void*) {}
 
 FRESHET_INLINE F32 zero_f() {
   return {};
