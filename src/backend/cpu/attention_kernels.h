@@ -78,10 +78,11 @@ struct AttentionKernels {
   }
 
   // out[r, token] for R rows of q [key_dim, R] and N vectors of tokens whose keys start at k[v],
-  // [key_dim, 16].
-  template <int R, int N, class T>
-  FRESHET_KERNEL void score_tile(const float* q, const T* const (&keys)[N], int key_dim,
-                                 float* out) {
+  // [key_dim, 16]. From the cache (kStored), where the blocks of a head lie apart, their values,
+  // which follow the keys, and the keys from next[v] on are fetched meanwhile.
+  template <int R, int N, bool kStored, class T>
+  FRESHET_KERNEL void score_tile(const float* q, const T* const (&keys)[N],
+                                 const T* const (&next)[N], int key_dim, float* out) {
     const T* k[N];
     F acc[R][N];
 #pragma GCC unroll 8
@@ -92,6 +93,13 @@ struct AttentionKernels {
       for (int v = 0; v < N; ++v) acc[r][v] = S::zero();
     }
     for (int d = 0; d < key_dim; ++d, q += R) {
+      if (kStored && d % static_cast<int>(4 / sizeof(T)) == 0) {
+#pragma GCC unroll 8
+        for (int v = 0; v < N; v += kLanes == 16 ? 1 : 2) {
+          __builtin_prefetch(k[v] + 16 * key_dim);
+          __builtin_prefetch(next[v] + 16 * d);
+        }
+      }
       F kv[N];
 #pragma GCC unroll 8
       for (int v = 0; v < N; ++v) {
@@ -118,30 +126,31 @@ struct AttentionKernels {
     return wide;
   }
 
-  template <int R, int N, class T>
+  template <int R, int N, bool kStored, class T>
   static void score_rows(const float* q, const T* const* blocks, int key_dim, int from, int to,
                          float* out) {
     int i = from;
     for (; i + N * kLanes <= to; i += N * kLanes) {
-      const T* k[N];
+      const T *k[N], *next[N];
       for (int v = 0; v < N; ++v) {
-        const int token = i + v * kLanes;
+        const int token = i + v * kLanes, later = token + N * kLanes;
         k[v] = blocks[token / 16] + token % 16;
+        next[v] = later < to ? blocks[later / 16] : k[v];
       }
-      score_tile<R, N>(q, k, key_dim, out + i);
+      score_tile<R, N, kStored>(q, k, next, key_dim, out + i);
     }
-    if constexpr (N * kLanes > 16) score_rows<R, N / 2>(q, blocks, key_dim, i, to, out);
+    if constexpr (N * kLanes > 16) score_rows<R, N / 2, kStored>(q, blocks, key_dim, i, to, out);
   }
 
   // Scores of tokens [from, to), both multiples of 16, for 1 to kTileRows rows: out[r * kSplit +
   // token].
-  template <class T, int R = S::kTileRows>
+  template <bool kStored, class T, int R = S::kTileRows>
   static void score(const float* q, const T* const* blocks, int key_dim, int rows, int from, int to,
                     float* out) {
     if constexpr (R > 1) {
-      if (rows < R) return score<T, R - 1>(q, blocks, key_dim, rows, from, to, out);
+      if (rows < R) return score<kStored, T, R - 1>(q, blocks, key_dim, rows, from, to, out);
     }
-    score_rows<R, width_for(R)>(q, blocks, key_dim, from, to, out);
+    score_rows<R, width_for(R), kStored>(q, blocks, key_dim, from, to, out);
   }
 
   // Rows of q and of keys with lanes along the features: R x 4 dot products.

@@ -99,7 +99,7 @@ class TileAttention {
       for (int b = need.from / 16; b < need.to_block() / 16; ++b) {
         blocks[b] = reinterpret_cast<const T*>(block(split, b * 16));
       }
-      K::score(q_, blocks, key_dim_, need.rows, need.from, need.to_block(), scores_);
+      K::template score<true>(q_, blocks, key_dim_, need.rows, need.from, need.to_block(), scores_);
       return;
     }
     const float* blocks[kSplit / 16];
@@ -112,9 +112,10 @@ class TileAttention {
       }
       for (int g = 0; g < groups(); ++g) {
         const Group some = group(g, split);
-        K::score(q_ + int64_t{some.first} * key_dim_, blocks, key_dim_, some.rows,
-                 static_cast<int>(most(b, some.from)),
-                 static_cast<int>(least(end, some.to_block())), scores_ + some.first * kSplit);
+        K::template score<false>(q_ + int64_t{some.first} * key_dim_, blocks, key_dim_, some.rows,
+                                 static_cast<int>(most(b, some.from)),
+                                 static_cast<int>(least(end, some.to_block())),
+                                 scores_ + some.first * kSplit);
       }
     }
   }
