@@ -3,6 +3,7 @@
 // usage: freshet_gpu_bench CONFIG.json FORMAT TEST...
 //   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
+//         a8@512   attention of such a step by itself, a cache a layer
 //         w8       products of 8 rows with matrices of the shape's sizes, one by one
 #include <algorithm>
 #include <chrono>
@@ -113,6 +114,73 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   return {};
 }
 
+// Bytes that look like small numbers in F16 and BF16.
+std::vector<uint8_t> noise_bytes() {
+  std::vector<uint8_t> v(1 << 22);
+  uint64_t state = 7;
+  for (size_t i = 0; i < v.size(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? 0x3b : 0xff);  // no huge numbers
+  }
+  return v;
+}
+
+// Attention by itself: one query a sequence, every layer with a cache of its own.
+Status run_attention(Bench& b, const std::string& name, int sequences, int context) {
+  const int64_t stride = (context + ops::kBlockTokens - 1) / ops::kBlockTokens;
+  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  FRESHET_ASSIGN_OR_RETURN(
+      const KvStorage cache,
+      KvStorage::allocate(
+          kv, std::vector<int32_t>(kv.groups.size(), static_cast<int32_t>(stride * sequences)),
+          b.ops->memory()));
+  const std::vector<uint8_t> noise = noise_bytes();
+  const auto layers = static_cast<int>(b.spec.layers.size());
+  for (int l = 0; l < layers; ++l) {
+    uint8_t* to = cache.layer(l).data;
+    const size_t bytes = cache.bytes() / static_cast<size_t>(layers);
+    size_t filled = std::min(bytes, noise.size());
+    FRESHET_RETURN_IF_ERROR(b.ops->device()->write(to, noise.data(), filled));
+    for (; filled < bytes; filled *= 2) {
+      b.ops->memory()->copy(to + filled, to, std::min(filled, bytes - filled));
+    }
+  }
+  const int heads = b.spec.layers[0].attention.heads;
+  const ops::KvShape& shape = kv.layers[0];
+  const int64_t q_cols = int64_t{heads} * shape.key_dim, cols = int64_t{heads} * shape.value_dim;
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer q, b.ops->upload(std::vector<float>(static_cast<size_t>(sequences * q_cols), 0.37f)));
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer out,
+      Buffer::allocate(static_cast<size_t>(sequences * cols) * sizeof(float), b.ops->memory()));
+  FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(size_t{1} << 30));
+  const ForwardBatch batch = batch_of(b, sequences, context - 1, 1, stride, false);
+  const ops::AttentionBatch places{batch.query_start, batch.context_len, batch.tables[0].ids.data(),
+                                   stride};
+  const std::span<const int32_t> arrays[] = {batch.query_start, batch.context_len,
+                                             batch.tables[0].ids};
+  ops::StepInputs inputs;
+  inputs.arrays = arrays;
+  std::vector<double> seconds;
+  for (int i = 0; i < 8; ++i) {
+    seconds.push_back(b.ops->device()->time([&] {
+      b.ops->device()->step(inputs, [&] {
+        for (int l = 0; l < layers; ++l) {
+          b.ops->attention({out.as<float>(), sequences, cols, cols},
+                           {q.as<float>(), sequences, q_cols, q_cols}, cache.layer(l), places,
+                           {heads, 0.1f});
+        }
+      });
+    }));
+  }
+  const double s = median(seconds) / layers;
+  const double bytes =
+      static_cast<double>(shape.block_bytes()) / ops::kBlockTokens * context * sequences;
+  std::printf("%-10s %9.2f us a layer  read %5.2f TB/s, %4.1f %% of the ceiling\n", name.c_str(),
+              s * 1e6, bytes / s / 1e12, bytes / s / b.read_rate * 100.0);
+  return {};
+}
+
 // Products by themselves, over so many matrices that none is in a cache.
 Status run_products(Bench& b, const std::string& name, int64_t rows) {
   const LayerSpec& l = b.spec.layers[0];
@@ -120,15 +188,7 @@ Status run_products(Bench& b, const std::string& name, int64_t rows) {
   const int64_t q = int64_t{l.attention.heads} * l.attention.head_dim;
   const std::pair<int64_t, int64_t> shapes[] = {
       {q, hidden}, {hidden, q}, {ff, hidden}, {hidden, ff}, {b.spec.vocab_size, hidden}};
-  const std::vector<uint8_t> noise = [] {
-    std::vector<uint8_t> v(1 << 22);
-    uint64_t state = 7;
-    for (size_t i = 0; i < v.size(); ++i) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? 0x3b : 0xff);  // no huge numbers
-    }
-    return v;
-  }();
+  const std::vector<uint8_t> noise = noise_bytes();
   FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(size_t{1} << 30));
   for (const auto& [n, k] : shapes) {
     const size_t bytes = quant::row_bytes(b.format, k);
@@ -215,6 +275,9 @@ Status run_test(Bench& b, const std::string& test) {
   if (std::sscanf(test.c_str(), "d%d@%d", &first, &second) == 2) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_model(b, test, first, second, false);
+  }
+  if (std::sscanf(test.c_str(), "a%d@%d", &first, &second) == 2) {
+    return run_attention(b, test, first, second);
   }
   if (std::sscanf(test.c_str(), "p%dx%d", &first, &second) == 2) {
     FRESHET_RETURN_IF_ERROR(load_model(b));

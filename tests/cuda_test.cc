@@ -170,6 +170,31 @@ TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
   }
 }
 
+// So many rows that blocks walk through the leaves of K rather than share them.
+TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
+  constexpr int64_t kRows = 10256, kCols = 2048, kMost = 300;
+  for (const quant::Format format : {quant::Format::kBF16, quant::Format::kQ4_0}) {
+    const Stored s = stored(format, kRows, kCols, 15);
+    const auto w = gpu->pack(format, s.rows, kCols);
+    ASSERT_TRUE(w.ok());
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * kCols), 16));
+    const auto run = [&](int64_t first, int64_t count) {
+      DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
+      ops::Product p{&*w, out.matrix(count, kRows), nullptr, 1.0f, false};
+      gpu->matmul(x.matrix(kMost, kCols).slice_rows(first, count), {&p, 1});
+      return out.get();
+    };
+    for (const int64_t count : {40, 64, 128, 200, 300}) {
+      const std::vector<float> got = run(0, count);
+      for (const int64_t t : {int64_t{0}, int64_t{37}, count - 1}) {
+        const std::vector<float> alone = run(t, 1);
+        ASSERT_EQ(std::memcmp(got.data() + t * kRows, alone.data(), alone.size() * 4), 0)
+            << quant::info(format).name << ": row " << t << " of " << count;
+      }
+    }
+  }
+}
+
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
     const Stored s = stored(format, 50, 512, 9);

@@ -5,10 +5,12 @@
 // error that error_text() names. Pointers are to device memory except where `host` is said. Used by
 // one thread. Plain types only, so that both sides may be built by different compilers.
 //
-// Two orders of numbers are the plug-in's own (fragments of mma.m16n8k16, so that a lane's operand
-// is one load of 16 bytes):
+// Two orders of numbers are the plug-in's own:
 //   weights: tiles of 16 rows by `unit` columns, [row tile][column unit], see formats.cuh;
-//   activations: BF16, [tile of 8 rows][32 columns][lane][8], columns padded to 64 with zeros.
+//   activations: BF16, columns padded to 64 with zeros. For few tokens in the order of lanes, so
+//   that an operand of mma.m16n8k16 is one load of 16 bytes: [tile of 8 rows][32 columns][lane][8].
+//   For many as core matrices, which ldmatrix and wgmma read from shared memory, so that tokens
+//   that stand together are one copy: [64 columns][tile of 8 rows][8 columns][row][8].
 #pragma once
 
 #include <cstddef>
@@ -16,7 +18,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 1;
+inline constexpr int kApiVersion = 2;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
@@ -31,6 +33,12 @@ struct Rows {
   int64_t rows, cols, stride;
 };
 
+// Where a result goes as activations too; nullptr: nowhere.
+struct Activations {
+  uint8_t* data;
+  int64_t core_tiles;  // of rows, if as core matrices; 0: in the order of lanes
+};
+
 struct WeightView {
   const uint8_t* data;
   int64_t rows, cols;
@@ -39,8 +47,8 @@ struct WeightView {
 
 struct ProductArgs {
   WeightView weight;
-  const uint8_t* act;  // fragments
-  int64_t act_chunks;  // of 32 columns, from one tile of rows to the next
+  const uint8_t* act;  // in the order that core_order() names
+  int64_t act_chunks;  // in the order of lanes: of 32 columns, from one tile of rows to the next
   const float* x;      // the same numbers as they are, for weights in F32
   int64_t x_stride;
   float* out;
@@ -93,7 +101,7 @@ struct AttentionArgs {
   int32_t max_queries;  // of a sequence
   int32_t single;       // every sequence has one query
   float* partial;       // room for partial results, or nullptr: one block walks the whole context
-  uint8_t* fragments;   // nullptr, or where the result goes as activations too
+  Activations act;
 };
 
 struct RoutingArgs {
@@ -116,7 +124,7 @@ struct ExpertArgs {
   const uint8_t* const* weights;  // [experts], device
   int64_t rows, cols;
   Code code;
-  const uint8_t* act;  // fragments, one tile after the other as slots have them
+  const uint8_t* act;  // in the order of lanes, one tile after the other as slots have them
   float* out;          // [slots * slot_tokens, rows]
   const float* bias;   // [experts, rows] or nullptr
   const int32_t* slot_expert;
@@ -154,12 +162,13 @@ struct Api {
                float scale);
   int64_t (*fragment_bytes)(int64_t rows, int64_t cols);
   // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
-  int (*encode)(uint8_t* fragments, const Rows* x, const int32_t* index, const float* weights,
+  // Whether products of so many tokens want activations as core matrices.
+  int (*core_order)(Code code, int64_t tokens);
+  int (*encode)(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
                 int64_t rows);
   int (*products)(const ProductArgs* products, int count, int64_t tokens);
   int (*expert_products)(const ExpertArgs* args);
-  // fragments: nullptr, or where the result goes as activations too.
-  int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, uint8_t* fragments);
+  int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
   int (*norm_heads)(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
   int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
                     int64_t half, float scale);
@@ -169,7 +178,7 @@ struct Api {
   int64_t (*attention_partial_bytes)(int sequences, int heads, int value_dim, int64_t context);
   int (*attention)(const AttentionArgs* args);
   int (*glu)(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
-             uint8_t* fragments);
+             const Activations* act);
   int (*activation)(const Rows* x, int activation);
   int (*add)(const Rows* out, const Rows* x, float scale);
   int (*scale)(const Rows* x, float scale);

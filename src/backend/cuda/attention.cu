@@ -1,38 +1,13 @@
-// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32.
-//
-// A row is a query's head. Its result is defined as follows, whatever else is in the batch: the
-// context is cut at multiples of kSplitTokens; within a piece, chunks of 64 keys run through an
-// online softmax from left to right; pieces are merged from left to right. A chunk of which a row
-// sees nothing leaves the row's numbers as they are, bit for bit. So a block may walk the whole
-// context (prompts), or blocks may take a piece each and a second kernel merges (single queries).
-// Rows are the 16-row side here: the heads that share a key head, and neighbouring queries.
-#include "backend/cuda/common.cuh"
+// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32: storing keys and
+// values, prompts, and single queries of unusual heads. attention.cuh has the order of sums.
+#include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kBlockTokens = 16;
-constexpr int kChunk = 64;
 constexpr int kSlice = 128;  // features of values that a block sums
-constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kMostShared = 220 << 10;
-
-// A value beyond F16 is kept at its edge: an infinity would turn masked terms into NaN.
-__device__ __forceinline__ __half to_half(float v) {
-  return __float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f));
-}
-__device__ __forceinline__ uint32_t pack_half(float low, float high) {
-  const __half2 v = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(v);
-}
-__device__ __forceinline__ void mma_half(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
 
 struct Plan {
   int warps, stages, key_pad, value_pad, slices, splits;
@@ -54,18 +29,6 @@ __device__ Place place_of(const BatchArgs& b, int token) {
     }
   }
   return {low, b.context_len[low] - (b.query_start[low + 1] - token)};
-}
-
-__device__ __forceinline__ __half* keys_at(const CacheArgs& c, int64_t block, int head, int slot) {
-  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
-         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.key_dim;
-}
-__device__ __forceinline__ __half* values_at(const CacheArgs& c, int64_t block, int head,
-                                             int slot) {
-  if (c.shared != 0) return keys_at(c, block, head, slot);
-  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
-         static_cast<int64_t>(c.kv_heads) * kBlockTokens * c.key_dim +
-         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.value_dim;
 }
 
 // Blocks [token, pieces of 256 numbers of its keys and then of its values].
@@ -90,61 +53,6 @@ __global__ void store_kernel(CacheArgs cache, Rows k, Rows v, BatchArgs batch) {
   __half* to =
       is_key ? keys_at(cache, block, i / dim, slot) : values_at(cache, block, i / dim, slot);
   to[i % dim] = to_half(value);
-}
-
-__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* row) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(at));
-}
-__device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* row) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(at));
-}
-
-// The factor that takes sums with maximum m to maximum `to`; 1 where both are empty.
-__device__ __forceinline__ float shrink(float m, float to) {
-  return m == to ? 1.0f : exp2f(__fsub_rn(m, to));
-}
-
-// What a block works on.
-struct Tile {
-  int sequence, first_row, rows;  // rows are [query, head of the group]
-  int queries, context, query_start;
-};
-
-// The tile of a walking block: sequences' tiles stand one after the other. Warp-wide.
-__device__ Tile find_tile(const BatchArgs& b, int group, int rows_per_block, int index) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int base = 0; base < b.sequences; base += 32) {
-    const int s = base + lane;
-    const int queries = s < b.sequences ? b.query_start[s + 1] - b.query_start[s] : 0;
-    const int tiles = (queries * group + rows_per_block - 1) / rows_per_block;
-    int upto = tiles;
-    for (int step = 1; step < 32; step <<= 1) {
-      const int other = __shfl_up_sync(0xffffffff, upto, step);
-      if (lane >= step) upto += other;
-    }
-    const unsigned here = __ballot_sync(0xffffffff, index < upto);
-    if (here != 0) {
-      const int owner = __ffs(static_cast<int>(here)) - 1;
-      const int before = __shfl_sync(0xffffffff, upto - tiles, owner);
-      const int q = __shfl_sync(0xffffffff, queries, owner);
-      const int first = (index - before) * rows_per_block;
-      const int found = base + owner;
-      return {found,
-              first,
-              min(rows_per_block, q * group - first),
-              q,
-              b.context_len[found],
-              b.query_start[found]};
-    }
-    index -= __shfl_sync(0xffffffff, upto, 31);
-  }
-  return {-1, 0, 0, 0, 0, 0};
 }
 
 // The tile of a block when every sequence has one query.
@@ -193,53 +101,6 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
   }
 }
 
-template <int VT>
-struct Sums {
-  float m[2], l[2], acc[VT][4];  // of rows g and g + 8
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      m[r] = -INFINITY;
-      l[r] = 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < VT; ++j) {
-      for (int i = 0; i < 4; ++i) acc[j][i] = 0.0f;
-    }
-  }
-  // This, then `next`, which stands to the right of it.
-  __device__ __forceinline__ void merge(const Sums& next) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float most = fmaxf(m[r], next.m[r]);
-      const float mine = shrink(m[r], most), its = shrink(next.m[r], most);
-      m[r] = most;
-      l[r] = __fmaf_rn(next.l[r], its, __fmul_rn(l[r], mine));
-#pragma unroll
-      for (int j = 0; j < VT; ++j) {
-        for (int i = r * 2; i < r * 2 + 2; ++i) {
-          acc[j][i] = __fmaf_rn(next.acc[j][i], its, __fmul_rn(acc[j][i], mine));
-        }
-      }
-    }
-  }
-};
-
-// The result of a row from its sums; a sink joins the softmax and adds nothing.
-struct Ending {
-  float factor, sum;
-};
-__device__ __forceinline__ Ending ending(float m, float l, const float* sinks, int head) {
-  if (sinks == nullptr) return {1.0f, l};
-  const float sink = __fmul_rn(sinks[head], kLog2E);
-  const float most = fmaxf(m, sink);
-  const float factor = shrink(m, most);
-  return {factor, __fadd_rn(__fmul_rn(l, factor), exp2f(__fsub_rn(sink, most)))};
-}
-__device__ __forceinline__ float end_value(float acc, const Ending& e) {
-  return __fdiv_rn(__fmul_rn(acc, e.factor), e.sum);
-}
-
 // One chunk for a warp's 16 rows. `limit`: first and last position that rows g and g + 8 see.
 template <int VT>
 __device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& a, const __half* q,
@@ -266,9 +127,7 @@ __device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& 
   for (int j = 0; j < 8; ++j) {
     for (int i = 0; i < 4; ++i) {
       const int p = chunk * kChunk + j * 8 + lane % 4 * 2 + i % 2;
-      float v = __fmul_rn(s[j][i], a.scale);
-      if (a.softcap > 0.0f) v = __fmul_rn(a.softcap, tanhf(__fdiv_rn(v, a.softcap)));
-      v = __fmul_rn(v, kLog2E);
+      float v = score_of(a, s[j][i]);
       if (p < limit[i / 2][0] || p > limit[i / 2][1]) v = -INFINITY;
       s[j][i] = v;
       most[i / 2] = fmaxf(most[i / 2], v);
@@ -292,13 +151,7 @@ __device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& 
   for (int r = 0; r < 2; ++r) {
     part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
     part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
-    const float factor = shrink(sums.m[r], most[r]);
-    sums.m[r] = most[r];
-    sums.l[r] = __fadd_rn(__fmul_rn(sums.l[r], factor), part[r]);
-#pragma unroll
-    for (int j = 0; j < VT; ++j) {
-      for (int i = r * 2; i < r * 2 + 2; ++i) sums.acc[j][i] = __fmul_rn(sums.acc[j][i], factor);
-    }
+    sums.rescale(r, most[r], part[r]);
   }
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -313,13 +166,6 @@ __device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& 
       mma_half(sums.acc[j + 1], operand, vb[2], vb[3]);
     }
   }
-}
-
-// partial: [sequence, head, split][value_dim + 2]: sums, maximum, sum of weights.
-__device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,
-                                             int split, int splits) {
-  return a.partial + ((static_cast<int64_t>(sequence) * a.heads + head) * splits + split) *
-                         (a.cache.value_dim + 2);
 }
 
 template <int VT>
@@ -381,7 +227,6 @@ __global__ void __launch_bounds__(256)
   const int low = a.window > 0 ? max(0, offset + first_query - a.window + 1) : 0;
   int first_chunk = low / kChunk, last_chunk = high / kChunk;
   const int piece = split != 0 ? static_cast<int>(blockIdx.z) / plan.slices : -1;
-  constexpr int kChunks = kSplitTokens / kChunk;
   if (piece >= 0) {
     first_chunk = max(first_chunk, piece * kChunks);
     last_chunk = min(last_chunk, piece * kChunks + kChunks - 1);
@@ -460,19 +305,24 @@ __global__ void __launch_bounds__(256)
   if (works) write_rows<VT>(total, a, plan, tile, kv_head, slice, piece);
 }
 
-// Merges the pieces of single queries. Blocks: [rows of fragments, heads].
+__device__ __forceinline__ void put_one(const Activations& act, int64_t row, int64_t col,
+                                        int64_t cols, float v) {
+  reinterpret_cast<__nv_bfloat16*>(act.data)[activation_at(act, row, col, cols)] =
+      __float2bfloat16_rn(v);
+}
+
+// Merges the pieces of single queries. Blocks: [rows of activations, heads].
 __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits) {
   let_next_start();
   wait();
   const int s = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const int value_dim = a.cache.value_dim;
   const int64_t cols = static_cast<int64_t>(a.heads) * value_dim;
-  auto* fragments = reinterpret_cast<__nv_bfloat16*>(a.fragments);
   const bool real = s < a.batch.sequences;
-  if (fragments != nullptr && head == a.heads - 1) {
+  if (a.act.data != nullptr && head == a.heads - 1) {
     const int64_t padded = (cols + kPadCols - 1) / kPadCols * kPadCols;
     for (int64_t c = cols + threadIdx.x; c < padded; c += blockDim.x) {
-      fragments[fragment_at(s, c, cols)] = __float2bfloat16_rn(0.0f);
+      put_one(a.act, s, c, cols, 0.0f);
     }
   }
   const int position = real ? a.batch.context_len[s] - 1 : 0;
@@ -494,9 +344,8 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
       out = end_value(acc, ending(m, l, a.sinks, head));
       a.out[s * a.out_stride + head * value_dim + d] = out;
     }
-    if (fragments != nullptr) {
-      fragments[fragment_at(s, static_cast<int64_t>(head) * value_dim + d, cols)] =
-          __float2bfloat16_rn(out);
+    if (a.act.data != nullptr) {
+      put_one(a.act, s, static_cast<int64_t>(head) * value_dim + d, cols, out);
     }
   }
 }
@@ -540,12 +389,14 @@ int store(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs*
 }
 
 int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
-  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + 2) *
+  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
          ceil_div(context, kSplitTokens);
 }
 
 int attention(const AttentionArgs* args) {
   const AttentionArgs& a = *args;
+  if (single_fits(a)) return attention_single(a);
+  if (prompt_fits(a)) return attention_prompt(a);
   const Plan plan = plan_of(a);
   if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
   const int group = a.heads / a.cache.kv_heads;
@@ -560,7 +411,7 @@ int attention(const AttentionArgs* args) {
   const bool narrow = plan.value_pad == 64 + 8;
   int error = narrow ? run<8>(a, plan, grid, block, split) : run<16>(a, plan, grid, block, split);
   if (error != 0 || !split) return error;
-  const auto x = static_cast<unsigned>(a.fragments != nullptr
+  const auto x = static_cast<unsigned>(a.act.data != nullptr
                                            ? ceil_div(a.batch.sequences, kTokenTile) * kTokenTile
                                            : a.batch.sequences);
   return launch(merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,

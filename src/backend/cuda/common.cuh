@@ -15,7 +15,9 @@
 namespace freshet::cuda {
 
 extern cudaStream_t stream;
-extern int capability;  // of the device: 90 for compute capability 9.0
+extern int capability;                            // of the device: 90 for compute capability 9.0
+extern int multiprocessors;                       // it has
+inline constexpr size_t kSharedOfSm = 227 << 10;  // bytes of shared memory of Hopper's
 
 __device__ __forceinline__ void wait() {
 #if __CUDA_ARCH__ >= 900
@@ -29,9 +31,9 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// Blocks along z that form a cluster; 1: none.
+// A cluster of so many blocks; one: none.
 template <class... P, class... A>
-int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, unsigned cluster,
+int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, dim3 cluster,
                    A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
   cudaLaunchConfig_t config = {};
@@ -43,16 +45,16 @@ int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, u
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1;
-  attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = cluster;
+  attributes[1].val.clusterDim.x = cluster.x;
+  attributes[1].val.clusterDim.y = cluster.y;
+  attributes[1].val.clusterDim.z = cluster.z;
   config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
+  config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
   return static_cast<int>(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
-  return launch_cluster(kernel, grid, block, shared, 1, args...);
+  return launch_cluster(kernel, grid, block, shared, dim3(1), args...);
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {
@@ -74,12 +76,36 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint4& a, uint32_t b0, 
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// Where element (row, col) of activations lies in their fragments, in elements.
-__host__ __device__ __forceinline__ int64_t fragment_at(int64_t row, int64_t col, int64_t cols) {
+__device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+__device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+
+// Where element (row, col) of activations lies, in elements.
+__device__ __forceinline__ int64_t activation_at(const Activations& act, int64_t row, int64_t col,
+                                                 int64_t cols) {
+  if (act.core_tiles > 0) {
+    return ((col >> 6) * act.core_tiles + (row >> 3)) * 512 + (col & 63) / 8 * 64 + (row & 7) * 8 +
+           (col & 7);
+  }
   const int64_t chunks = (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
   const int64_t c = col & 31;
   const int64_t lane = (row & 7) * 4 + ((c & 7) >> 1);
   return (((row >> 3) * chunks + (col >> 5)) * 32 + lane) * 8 + (c >> 3) * 2 + (c & 1);
+}
+// Two neighbouring activations, at an even column.
+__device__ __forceinline__ void put_pair(const Activations& act, int64_t row, int64_t col,
+                                         int64_t cols, float low, float high) {
+  reinterpret_cast<uint32_t*>(act.data)[activation_at(act, row, col, cols) / 2] =
+      pack_bf16(low, high);
 }
 
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid = true) {
@@ -95,5 +121,43 @@ template <int N>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+// Barriers in shared memory, and the bulk copies that report to them (Hopper).
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+               : "memory");
+}
+__device__ __forceinline__ void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+#endif
 
 }  // namespace freshet::cuda

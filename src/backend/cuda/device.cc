@@ -250,25 +250,30 @@ void CudaDevice::wrote(const Matrix& m) {
   }
 }
 
-uint8_t* CudaDevice::new_encoded(const Matrix& of) {
+Activations CudaDevice::new_encoded(const Matrix& of, bool core) {
   const auto bytes = static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols));
   uint8_t* data = scratch(bytes);
-  encoded_[next_encoded_] = {of, data, bytes};
+  encoded_[next_encoded_] = {of, data, bytes, core};
   next_encoded_ = (next_encoded_ + 1) % encoded_.size();
-  return data;
+  return {data, core ? (of.rows + kTokenTile - 1) / kTokenTile : 0};
+}
+Activations CudaDevice::new_encoded(const Matrix& of) {
+  return new_encoded(of, api_.core_order(last_code_, of.rows) != 0);
 }
 
-const uint8_t* CudaDevice::encoded(const Matrix& x) {
+const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {
+  const bool core = api_.core_order(code, x.rows) != 0;
+  last_code_ = code;
   for (const Encoded& e : encoded_) {
-    if (e.data != nullptr && e.of.data == x.data && e.of.rows == x.rows && e.of.cols == x.cols &&
-        e.of.stride == x.stride) {
+    if (e.data != nullptr && e.core == core && e.of.data == x.data && e.of.rows == x.rows &&
+        e.of.cols == x.cols && e.of.stride == x.stride) {
       return e.data;
     }
   }
-  uint8_t* data = new_encoded(x);
+  const Activations act = new_encoded(x, core);
   const Rows rows = rows_of(x);
-  check(api_.encode(data, &rows, nullptr, nullptr, x.rows), "encode");
-  return data;
+  check(api_.encode(&act, &rows, nullptr, nullptr, x.rows), "encode");
+  return act.data;
 }
 
 size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {

@@ -2,9 +2,10 @@
 //
 // Memory: weights, cache and the model's arena are buffers of their own; scratch is one ring, whose
 // size scratch_bytes() plans, and a small staging area takes ids, positions and block tables, once
-// a step. Products want BF16 fragments of their input; ops whose result feeds a product leave them
-// in the ring as they go, and `Encoded` remembers which matrix they belong to until somebody writes
-// there. Steps that repeat are recorded as graphs and played back. Used by one thread.
+// a step. Products want their input in BF16, in an order of their own; ops whose result feeds a
+// product leave them in the ring as they go, and `Encoded` remembers which matrix they belong to
+// until somebody writes there. Steps that repeat are recorded as graphs and played back. Used by
+// one thread.
 #pragma once
 
 #include <array>
@@ -90,6 +91,7 @@ class CudaDevice final : public ops::Device {
     Matrix of;
     uint8_t* data = nullptr;
     size_t bytes = 0;
+    bool core = false;
   };
   struct Registered {
     const int32_t* host;
@@ -112,8 +114,9 @@ class CudaDevice final : public ops::Device {
     return reinterpret_cast<T*>(scratch(static_cast<size_t>(n) * sizeof(T)));
   }
   void wrote(const Matrix& m);
-  uint8_t* new_encoded(const Matrix& of);
-  const uint8_t* encoded(const Matrix& x);
+  Activations new_encoded(const Matrix& of);
+  Activations new_encoded(const Matrix& of, bool core);
+  const uint8_t* encoded(const Matrix& x, Code code);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
@@ -129,6 +132,7 @@ class CudaDevice final : public ops::Device {
   size_t scratch_at_ = 0;
   std::array<Encoded, 4> encoded_{};
   size_t next_encoded_ = 0;
+  Code last_code_ = Code::kBF16;  // of weights: the next ones are likely to be the same
   Buffer stage_, host_stage_;
   size_t stage_at_ = 0;
   bool stage_busy_ = false;

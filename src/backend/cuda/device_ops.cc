@@ -30,15 +30,14 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
 
 void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products) {
   flush();
-  const bool exact = std::ranges::all_of(
-      products, [](const ops::Product& p) { return p.weight->format == quant::Format::kF32; });
-  const uint8_t* act = exact ? nullptr : encoded(x);
   std::array<ProductArgs, kMaxProducts> args;
   FRESHET_CHECK(products.size() <= args.size(), "{} products at once", products.size());
   for (size_t i = 0; i < products.size(); ++i) {
     const ops::Product& p = products[i];
-    args[i] = {view_of(*p.weight), act,    chunks_of(x.cols), x.data, x.stride, p.out.data,
-               p.out.stride,       p.bias, p.scale,           p.add};
+    const WeightView w = view_of(*p.weight);
+    const uint8_t* act = w.code == Code::kF32 ? nullptr : encoded(x, w.code);
+    args[i] = {w,       act,  chunks_of(x.cols), x.data, x.stride, p.out.data, p.out.stride, p.bias,
+               p.scale, p.add};
   }
   check(api_.products(args.data(), static_cast<int>(products.size()), x.rows), "products");
   for (const ops::Product& p : products) wrote(p.out);
@@ -50,7 +49,12 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
   const int64_t cols = weights.front().cols;
   // Heads of whole pieces are slices of one encoded matrix.
   const bool whole = cols % kPadCols == 0;
-  const uint8_t* all = whole ? encoded(x) : nullptr;
+  const Code code = view_of(weights.front()).code;
+  const uint8_t* all = whole ? encoded(x, code) : nullptr;
+  // Bytes of 64 columns, of a tile of rows or of all.
+  const bool core = api_.core_order(code, x.rows) != 0;
+  const int64_t tiles = core ? (x.rows + kTokenTile - 1) / kTokenTile : 0;
+  const int64_t step = 1024 * std::max<int64_t>(tiles, 1);
   std::array<ProductArgs, kMaxProducts> args;
   int count = 0;
   for (size_t h = 0; h < weights.size(); ++h) {
@@ -61,12 +65,13 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
     const Matrix to = out.slice_cols(head * w.rows, w.rows);
     const uint8_t* act = nullptr;
     if (whole) {
-      act = all + head * (cols / 32) * 512;
+      act = all + head * (cols / kPadCols) * step;
     } else {
       const Rows part = rows_of(x.slice_cols(head * cols, cols));
-      uint8_t* data = scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols)));
-      check(api_.encode(data, &part, nullptr, nullptr, x.rows), "encode");
-      act = data;
+      const Activations to_part{scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols))),
+                                tiles};
+      check(api_.encode(&to_part, &part, nullptr, nullptr, x.rows), "encode");
+      act = to_part.data;
     }
     args[static_cast<size_t>(count++)] = {view_of(w),
                                           act,
@@ -92,7 +97,8 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm)
   wrote(out);
   const Rows to = rows_of(out), from = rows_of(x);
   const NormArgs args = args_of(norm);
-  check(api_.norm(&to, &from, &args, new_encoded(out)), "norm");
+  const Activations act = new_encoded(out);
+  check(api_.norm(&to, &from, &args, &act), "norm");
 }
 
 void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
@@ -173,7 +179,7 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
       batch.sequences(), params.heads, cache.shape.value_dim, a.max_context));
   if (a.single != 0 && partial <= scratch_.size() / 4) {
     a.partial = reinterpret_cast<float*>(scratch(partial));
-    a.fragments = new_encoded(out);
+    a.act = new_encoded(out);
   }
   check(api_.attention(&a), "attention");
 }
@@ -184,7 +190,8 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
   wrote(out);
   const Rows to = rows_of(out), g = rows_of(gate), u = rows_of(up);
   const GluArgs args{static_cast<int32_t>(glu.activation), glu.limit, glu.alpha};
-  check(api_.glu(&to, &g, &u, &args, new_encoded(out)), "glu");
+  const Activations act = new_encoded(out);
+  check(api_.glu(&to, &g, &u, &args, &act), "glu");
 }
 
 void CudaDevice::activation(const Matrix& x, ops::Activation activation) {
@@ -290,20 +297,20 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   g.place_weight = scratch_array<float>(places);
   check(api_.group(&g), "group");
 
-  uint8_t* act = scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols)));
+  const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
   const Rows in = rows_of(x);
-  check(api_.encode(act, &in, g.token, e.weight_before ? g.place_weight : nullptr, places),
+  check(api_.encode(&act, &in, g.token, e.weight_before ? g.place_weight : nullptr, places),
         "encode");
   const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
-  run_expert(e.gate_up[0], table_of(e.gate_up), act, gate_up.data, e.gate_up_bias, g);
+  run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
   const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
-  uint8_t* hidden_act = scratch(static_cast<size_t>(api_.fragment_bytes(places, ff)));
+  const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
   const Rows to = rows_of(hidden), gate = rows_of(gate_up.slice_cols(0, ff)),
              up = rows_of(gate_up.slice_cols(ff, ff));
   const GluArgs glu{static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
-  check(api_.glu(&to, &gate, &up, &glu, hidden_act), "glu");
+  check(api_.glu(&to, &gate, &up, &glu, &hidden_act), "glu");
   auto* y = scratch_array<float>(places * out.cols);
-  run_expert(e.down[0], table_of(e.down), hidden_act, y, e.down_bias, g);
+  run_expert(e.down[0], table_of(e.down), hidden_act.data, y, e.down_bias, g);
   const Rows result = rows_of(out);
   check(api_.combine(&result, y, &g, !e.weight_before, add), "combine");
   wrote(out);

@@ -4,6 +4,7 @@
 // 2 t + 9 of every 16 (t = lane % 4), so a tile keeps each lane's numbers together:
 //   quants  [kUnit / 64 pieces][vectors a piece][32 lanes][16 bytes]
 //   scales  [8 (g)][bytes of rows g and g + 8]
+// (BF16 has core matrices instead.)
 // `Format::load` fetches a lane's part of 64 columns, `decode` turns it into four A operands.
 // Formats with scales decode to whole numbers, which BF16 holds exactly; sums over a group of
 // kGroup operands are then multiplied by the group's scale (and kMins: the sum of activations by
@@ -31,12 +32,14 @@ __host__ __device__ __forceinline__ int operand_col(int lane, int i) {
 
 // How a lane fetches: weights from memory are read once and never change.
 struct FromMemory {
+  static constexpr bool kShared = false;
   template <class T>
   static __device__ __forceinline__ T get(const T* p) {
     return __ldg(p);
   }
 };
 struct FromShared {
+  static constexpr bool kShared = true;
   template <class T>
   static __device__ __forceinline__ T get(const T* p) {
     return *p;
@@ -69,8 +72,50 @@ struct Plain {
   static __device__ Scales scales(const Piece&, int, int) { return {}; }
 };
 
+// Core matrices of 8 rows by 8 columns, 128 bytes each: [row / 8][col / 8][row % 8][col % 8]. That
+// is how wgmma takes them from shared memory, and ldmatrix makes a lane's operand of four.
 struct BF16 : Plain {
   static constexpr Code kCode = Code::kBF16;
+  static constexpr int kUnit = 64, kVectors = 4, kTileBytes = 16 * 64 * 2, kBlock = 1, kBytes = 2;
+  static __host__ __device__ int place(int row, int col) {  // in elements
+    return (row / 8 * 8 + col / 8) * 64 + row % 8 * 8 + col % 8;
+  }
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    const auto* numbers = reinterpret_cast<const uint16_t*>(tile);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (From::kShared) {
+        uint32_t a[4];
+        ldmatrix4(a, numbers + place(lane % 16, i * 16 + lane / 16 * 8));
+        p.q[i] = make_uint4(a[0], a[1], a[2], a[3]);
+      } else {
+        const auto two = [&](int n) {
+          return From::get(reinterpret_cast<const uint32_t*>(
+              numbers + place(operand_row(lane, n), i * 16 + operand_col(lane, n))));
+        };
+        p.q[i] = make_uint4(two(0), two(2), two(4), two(6));
+      }
+    }
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int i = 0; i < 4; ++i) a[i] = p.q[i];
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < 16 * 64; i += 256) {
+      const int row = i / 512 * 8 + i / 8 % 8, col = i / 64 % 8 * 8 + i % 8;
+      reinterpret_cast<uint16_t*>(tile)[i] = rows[row] != nullptr && col < left
+                                                 ? reinterpret_cast<const uint16_t*>(rows[row])[col]
+                                                 : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    return __uint_as_float(uint32_t{reinterpret_cast<const uint16_t*>(tile)[place(row, col)]}
+                           << 16);
+  }
+};
+
+struct F16 : Plain {
+  static constexpr Code kCode = Code::kF16;
   static constexpr int kUnit = 64, kVectors = 4, kTileBytes = 16 * 64 * 2, kBlock = 1, kBytes = 2;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
@@ -78,7 +123,9 @@ struct BF16 : Plain {
       p.q[i] = From::get(reinterpret_cast<const uint4*>(tile) + i * 32 + lane);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    for (int i = 0; i < 4; ++i) a[i] = p.q[i];
+    for (int i = 0; i < 4; ++i) {
+      a[i] = make_uint4(two(p.q[i].x), two(p.q[i].y), two(p.q[i].z), two(p.q[i].w));
+    }
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     for (int i = thread; i < 16 * 64; i += 256) {
@@ -87,20 +134,6 @@ struct BF16 : Plain {
       const uint8_t* row = rows[operand_row(lane, n)];
       reinterpret_cast<uint16_t*>(tile)[i] =
           row != nullptr && col < left ? reinterpret_cast<const uint16_t*>(row)[col] : 0;
-    }
-  }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const int lane = row % 8 * 4 + col % 8 / 2, n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
-    const int i = col / 16 * 256 + lane * 8 + n;
-    return __uint_as_float(uint32_t{reinterpret_cast<const uint16_t*>(tile)[i]} << 16);
-  }
-};
-
-struct F16 : BF16 {
-  static constexpr Code kCode = Code::kF16;
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    for (int i = 0; i < 4; ++i) {
-      a[i] = make_uint4(two(p.q[i].x), two(p.q[i].y), two(p.q[i].z), two(p.q[i].w));
     }
   }
   static __device__ uint32_t two(uint32_t w) {
@@ -500,10 +533,26 @@ bool with_format(Code code, const Body& body) {
   return false;
 }
 
-// Bytes of a tile of 16 rows over all columns.
+// So many tiles of rows lie side by side, a unit of columns after the other: what a block of
+// products_wgmma.cu takes of BF16 at once is one copy.
 template <class F>
-__host__ __device__ __forceinline__ int64_t panel_bytes(int64_t cols) {
-  return (cols + F::kUnit - 1) / F::kUnit * F::kTileBytes;
+inline constexpr int kPanelTiles = 1;
+template <>
+inline constexpr int kPanelTiles<BF16> = 8;
+
+// From a tile to the one to the right of it.
+template <class F>
+inline constexpr int64_t kUnitStep = int64_t{kPanelTiles<F>} * F::kTileBytes;
+
+// Where a tile of rows begins, and how many bytes `tiles` of them take.
+template <class F>
+__host__ __device__ __forceinline__ int64_t tile_at(int64_t tile, int64_t cols) {
+  const int64_t units = (cols + F::kUnit - 1) / F::kUnit;
+  return tile / kPanelTiles<F> * units * kUnitStep<F> + tile % kPanelTiles<F> * F::kTileBytes;
+}
+template <class F>
+__host__ __device__ __forceinline__ int64_t tiles_bytes(int64_t tiles, int64_t cols) {
+  return tile_at<F>((tiles + kPanelTiles<F> - 1) / kPanelTiles<F> * kPanelTiles<F>, cols);
 }
 
 }  // namespace freshet::cuda

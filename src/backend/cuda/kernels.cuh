@@ -6,6 +6,7 @@
 namespace freshet::cuda {
 
 // products.cu
+int core_order(Code code, int64_t tokens);
 int products(const ProductArgs* products, int count, int64_t tokens);
 int expert_products(const ExpertArgs* args);
 // weights.cu
@@ -16,14 +17,15 @@ int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t 
           float scale);
 // rows.cu
 int64_t fragment_bytes(int64_t rows, int64_t cols);
-int encode(uint8_t* fragments, const Rows* x, const int32_t* index, const float* weights,
+int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows);
-int norm(const Rows* out, const Rows* x, const NormArgs* norm, uint8_t* fragments);
+int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
 int norm_heads(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
 int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
                int64_t half, float scale);
 int rope(const RopeArgs* args, int count, const float* cos_sin);
-int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu, uint8_t* fragments);
+int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
+        const Activations* act);
 int activation(const Rows* x, int activation);
 int add(const Rows* out, const Rows* x, float scale);
 int scale(const Rows* x, float scale);

@@ -8,6 +8,7 @@ namespace freshet::cuda {
 
 cudaStream_t stream = nullptr;
 int capability = 0;
+int multiprocessors = 0;
 
 namespace {
 
@@ -30,6 +31,7 @@ int open(char* name, int name_bytes, int* compute_capability, int64_t memory[2])
   std::strncpy(name, properties.name, static_cast<size_t>(name_bytes - 1));
   name[name_bytes - 1] = 0;
   capability = properties.major * 10 + properties.minor;
+  multiprocessors = properties.multiProcessorCount;
   *compute_capability = capability;
   size_t free = 0, total = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free, &total); e != cudaSuccess) return code(e);
@@ -117,48 +119,27 @@ int read(const void* memory, int64_t bytes, float* sink) {
 
 extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* freshet_cuda() {
   using namespace freshet::cuda;
-  static const Api kApi = {kApiVersion,
-                           error_text,
-                           open,
-                           allocate,
-                           release,
-                           allocate_host,
-                           release_host,
-                           move,
-                           move,
-                           move,
-                           clear,
-                           sync,
-                           graph_begin,
-                           graph_end,
-                           graph_play,
-                           graph_release,
-                           mark,
-                           elapsed,
-                           packed_bytes,
-                           pack,
-                           embed,
-                           fragment_bytes,
-                           encode,
-                           products,
-                           expert_products,
-                           norm,
-                           norm_heads,
-                           rope_table,
-                           rope,
-                           store,
-                           attention_partial_bytes,
-                           attention,
-                           glu,
-                           activation,
-                           add,
-                           scale,
-                           softcap,
-                           gather,
-                           sigmoid_gate,
-                           route,
-                           group,
-                           combine,
-                           read};
+  static const Api kApi = {kApiVersion,  error_text,
+                           open,         allocate,
+                           release,      allocate_host,
+                           release_host, move,
+                           move,         move,
+                           clear,        sync,
+                           graph_begin,  graph_end,
+                           graph_play,   graph_release,
+                           mark,         elapsed,
+                           packed_bytes, pack,
+                           embed,        fragment_bytes,
+                           core_order,   encode,
+                           products,     expert_products,
+                           norm,         norm_heads,
+                           rope_table,   rope,
+                           store,        attention_partial_bytes,
+                           attention,    glu,
+                           activation,   add,
+                           scale,        softcap,
+                           gather,       sigmoid_gate,
+                           route,        group,
+                           combine,      read};
   return &kApi;
 }

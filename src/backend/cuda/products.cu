@@ -19,13 +19,10 @@ struct Ring {
   static constexpr int kUnits = F::kTileBytes <= 600    ? 4
                                 : F::kTileBytes <= 1100 ? 2
                                                         : 1;  // a stage
+  static_assert(kUnits == 1 || kPanelTiles<F> == 1, "a stage is one copy");
   static constexpr int kStageBytes = kUnits * F::kTileBytes;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
-
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 template <class F, int NT>
 __device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
@@ -53,24 +50,18 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   const int warp = static_cast<int>(threadIdx.x / 32);
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
   const int units = (last - first) / kPieces;
-  const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * F::kTileBytes;
+  const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * kUnitStep<F>;
   const auto issue = [&](int chunk) {
     const int count = min(R::kUnits, units - chunk * R::kUnits);
-    const uint32_t barrier = shared_address(&full[warp][chunk % R::kStages]);
-    const uint32_t bytes = static_cast<uint32_t>(count * F::kTileBytes);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_address(ring + chunk % R::kStages * R::kStageBytes)),
-        "l"(source + static_cast<int64_t>(chunk) * R::kStageBytes), "r"(bytes), "r"(barrier)
-        : "memory");
+    uint64_t* barrier = &full[warp][chunk % R::kStages];
+    const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
+    barrier_expect(barrier, bytes);
+    bulk_copy(ring + chunk % R::kStages * R::kStageBytes,
+              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes, barrier);
   };
   if (lane == 0) {
-    for (int s = 0; s < R::kStages; ++s) {
-      asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&full[warp][s])));
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], 1);
+    barriers_ready();
     for (int s = 0; s < R::kStages; ++s) {
       if (s * R::kUnits < units) issue(s);
     }
@@ -85,13 +76,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   for (int i = first; i < last; ++i) {
     const int at = i - first, chunk = at / kStagePieces;
     if (at % kStagePieces == 0) {
-      const uint32_t barrier = shared_address(&full[warp][chunk % R::kStages]);
-      asm volatile(
-          "{\n.reg .pred done;\nAGAIN:\n"
-          "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-          "@!done bra AGAIN;\n}" ::"r"(barrier),
-          "r"(chunk / R::kStages & 1)
-          : "memory");
+      barrier_wait(&full[warp][chunk % R::kStages], chunk / R::kStages & 1);
     }
     if (i + 1 < last) load_tokens<F, NT>(next, act, i + 1);
     const uint8_t* tile =
@@ -117,7 +102,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   for (int i = first; i < last; ++i) {
     uint4 b[NT][2], a[4];
     Piece piece;
-    F::template load<FromMemory>(panel + static_cast<int64_t>(i / kPieces) * F::kTileBytes,
+    F::template load<FromMemory>(panel + static_cast<int64_t>(i / kPieces) * kUnitStep<F>,
                                  i % kPieces, lane, piece);
     load_tokens<F, NT>(b, act, i);
     F::decode(piece, i % kPieces, lane, a);
@@ -147,7 +132,7 @@ __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t t
       act[j] = reinterpret_cast<const uint4*>(w.act) + tile * w.act_chunks * 32 + lane;
     }
   };
-  sum_leaf<F, NT>(sum, w.weights + row_tile * panel_bytes<F>(w.cols), first, last, tokens);
+  sum_leaf<F, NT>(sum, w.weights + tile_at<F>(row_tile, w.cols), first, last, tokens);
   if (parts > 1) {
     if (leaf > 0) {
 #pragma unroll
@@ -216,8 +201,7 @@ __global__ void __launch_bounds__(256)
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
   if (row >= p.weight.rows) return;
   const int64_t cols = p.weight.cols;
-  const auto* panel =
-      reinterpret_cast<const float*>(p.weight.data + row / 16 * panel_bytes<F32>(cols));
+  const auto* panel = reinterpret_cast<const float*>(p.weight.data + tile_at<F32>(row / 16, cols));
   float sum[kTokens] = {};
   for (int64_t k = lane; k < cols; k += 32) {
     const float w = panel[k / 64 * 1024 + row % 16 * 64 + k % 64];
@@ -259,8 +243,10 @@ int run_products(const ProductList& list, int64_t tokens) {
                     static_cast<unsigned>(ceil_div(tokens, 4)));
     return launch(f32_kernel, grid, dim3(256), 0, list, tokens);
   } else {
-    constexpr int64_t kFew = 64;  // up to here streams of weights are faster than tiles
-    if (tokens > kFew) return run_tiles<F>(list, tokens);
+    if constexpr (F::kCode == Code::kBF16) {
+      if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
+    }
+    if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
     const auto x = static_cast<unsigned>(list.first_block[list.count]);
     if (tiles == 1) return launch_ring<F>(products_kernel<F, 1>, dim3(x), list, tokens);
@@ -271,6 +257,10 @@ int run_products(const ProductList& list, int64_t tokens) {
 }
 
 }  // namespace
+
+int core_order(Code code, int64_t tokens) {
+  return tokens > kFewTokens || wgmma_takes(code, tokens);
+}
 
 int products(const ProductArgs* products, int count, int64_t tokens) {
   // Runs of one format share a launch.

@@ -33,22 +33,39 @@ struct Work {
   bool add;
 };
 
+// Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together.
 template <int NT>
 __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
                                        int64_t token_tile, int lane) {
+  constexpr int kAtOnce = NT % 2 == 0 ? 2 : 1;
+  const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
+  const bool real[2] = {row < w.rows, row + 8 < w.rows};
+  float bias[2] = {};
 #pragma unroll
-  for (int j = 0; j < NT; ++j) {
+  for (int r = 0; r < 2; ++r) {
+    if (w.bias != nullptr && real[r]) bias[r] = w.bias[row + r * 8];
+  }
+  float* at = w.out + token * w.out_stride + row;
+  int64_t left = w.tokens - token;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t token = (token_tile + j) * 8 + lane % 4 * 2 + i % 2;
-      const int64_t row = row_tile * 16 + lane / 4 + i / 2 * 8;
-      if (token >= w.tokens || row >= w.rows) continue;
-      float v = sum[j][i];
-      if (w.bias != nullptr) v = __fadd_rn(v, w.bias[row]);
+  for (int first = 0; first < NT; first += kAtOnce) {
+    const auto each = [&](auto&& body) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce * 4; ++n) {
+        const int to = n / 4 * 8 + n % 2, r = n % 4 / 2;
+        if (to < left && real[r]) body(n, r, at + to * w.out_stride + r * 8);
+      }
+    };
+    float before[kAtOnce * 4];
+    if (w.add) each([&](int n, int, const float* from) { before[n] = *from; });
+    each([&](int n, int r, float* to) {
+      float v = sum[first + n / 4][n % 4];
+      if (w.bias != nullptr) v = __fadd_rn(v, bias[r]);
       v = __fmul_rn(v, w.scale);
-      float* to = w.out + token * w.out_stride + row;
-      *to = w.add ? __fadd_rn(*to, v) : v;
-    }
+      *to = w.add ? __fadd_rn(before[n], v) : v;
+    });
+    at += kAtOnce * 8 * w.out_stride;
+    left -= kAtOnce * 8;
   }
 }
 
@@ -93,8 +110,16 @@ __device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)
   }
 }
 
+// Up to so many tokens streams of weights are faster than tiles, and want activations in the order
+// of lanes.
+inline constexpr int64_t kFewTokens = 64;
+
 // products_tile.cu: many tokens.
 template <class F>
 int run_tiles(const ProductList& list, int64_t tokens);
+
+// products_wgmma.cu: BF16 on Hopper.
+bool wgmma_takes(Code code, int64_t tokens);
+int run_wgmma(const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

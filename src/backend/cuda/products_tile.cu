@@ -6,6 +6,7 @@
 // Eight warps stand 4 by 2: each has two tiles of rows, whose operands it fetches for itself, a
 // piece ahead, and eight tiles of tokens, which pass through kStages stages of shared memory for
 // all.
+#include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products.cuh"
 
 namespace freshet::cuda {
@@ -16,23 +17,6 @@ constexpr int kMine = 2;  // tiles of rows of a warp
 
 template <int kMyTokens>  // tiles of tokens of a warp
 constexpr int kStageBytesOf = 2 * kMyTokens * 1024;
-
-__device__ __forceinline__ void cluster_sync() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// A float at the same place of another block of the cluster.
-__device__ __forceinline__ float from_block(const float* p, int rank) {
-  float v = 0.0f;
-#if __CUDA_ARCH__ >= 900
-  uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-#endif
-  return v;
-}
 
 // Adds the leaves' sums, which stand in the blocks' shared memory, and writes what falls to this
 // block.
@@ -89,12 +73,12 @@ __global__ void __launch_bounds__(256, 1)
 #pragma unroll
   for (int m = 0; m < kMine; ++m) {
     const int64_t tile = first_row + m < row_tiles ? first_row + m : row_tiles - 1;
-    panels[m] = p.weight.data + tile * panel_bytes<F>(cols);
+    panels[m] = p.weight.data + tile_at<F>(tile, cols);
   }
   const auto load = [&](Piece(&piece)[kMine], int i) {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
-      F::template load<FromMemory>(panels[m] + static_cast<int64_t>(i / kPieces) * F::kTileBytes,
+      F::template load<FromMemory>(panels[m] + static_cast<int64_t>(i / kPieces) * kUnitStep<F>,
                                    i % kPieces, lane, piece[m]);
     }
   };
@@ -105,7 +89,7 @@ __global__ void __launch_bounds__(256, 1)
       const int64_t tile =
           first_token + at / 64 < act_tiles ? first_token + at / 64 : act_tiles - 1;
       cp_async16(stages + i % kStages * kStageBytes + at * 16,
-                 p.act + (tile * p.act_chunks + 2 * i) * 512 + at % 64 * 16);
+                 p.act + (i * act_tiles + tile) * 1024 + at % 64 * 16);
     }
   };
 
@@ -140,7 +124,11 @@ __global__ void __launch_bounds__(256, 1)
     for (int m = 0; m < kMine; ++m) F::decode(now[m], i % kPieces, lane, a[m]);
 #pragma unroll
     for (int j = 0; j < kMyTokens; ++j) {
-      const uint4 b[1][2] = {{tile[j * 64], tile[j * 64 + 32]}};
+      uint32_t low[4], high[4];
+      ldmatrix4(low, tile + j * 64);
+      ldmatrix4(high, tile + j * 64 + 32);
+      const uint4 b[1][2] = {{make_uint4(low[0], low[1], low[2], low[3]),
+                              make_uint4(high[0], high[1], high[2], high[3])}};
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         float(&to)[1][4] = reinterpret_cast<float(&)[1][4]>(sum[m][j]);
@@ -186,7 +174,7 @@ int launch_tiles(const ProductList& list, int64_t tokens, int parts) {
   const auto leaf_blocks = static_cast<unsigned>(kSplit ? parts : 1);
   const dim3 grid(static_cast<unsigned>(ceil_div(tokens, 16 * kMyTokens)),
                   static_cast<unsigned>(list.first_block[list.count]), leaf_blocks);
-  return launch_cluster(kernel, grid, dim3(256), kBytes, leaf_blocks, list, tokens);
+  return launch_cluster(kernel, grid, dim3(256), kBytes, dim3(1, 1, leaf_blocks), list, tokens);
 }
 
 }  // namespace

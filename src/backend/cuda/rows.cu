@@ -8,16 +8,12 @@ namespace {
 constexpr int kThreads = 256;
 
 // Activations as fragments: rows padded to 8 and columns to 64 with zeros.
-__device__ __forceinline__ void put_pair(uint8_t* fragments, int64_t row, int64_t col, int64_t cols,
-                                         float low, float high) {
-  *reinterpret_cast<uint32_t*>(fragments + 2 * fragment_at(row, col, cols)) = pack_bf16(low, high);
-}
 __device__ __forceinline__ int64_t padded(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * kPadCols;
 }
 
-__global__ void encode_kernel(uint8_t* fragments, Rows x, const int32_t* index,
-                              const float* weights, int64_t rows) {
+__global__ void encode_kernel(Activations act, Rows x, const int32_t* index, const float* weights,
+                              int64_t rows) {
   let_next_start();
   wait();
   const int64_t row = blockIdx.y;
@@ -28,7 +24,7 @@ __global__ void encode_kernel(uint8_t* fragments, Rows x, const int32_t* index,
   const float* p = x.data + from * x.stride;
   const float low = from >= 0 && c < x.cols ? p[c] * factor : 0.0f;
   const float high = from >= 0 && c + 1 < x.cols ? p[c + 1] * factor : 0.0f;
-  put_pair(fragments, row, c, x.cols, low, high);
+  put_pair(act, row, c, x.cols, low, high);
 }
 
 // Wide rows by kWide threads, kHeld numbers each in registers; what is left over is read again.
@@ -51,7 +47,7 @@ __device__ __forceinline__ float sum_of_block(float v, float* shared) {
 
 template <int Threads>
 __device__ __forceinline__ void norm_row(float* out, const float* x, int64_t n, const NormArgs& a,
-                                         int64_t offset, float* shared, uint8_t* fragments,
+                                         int64_t offset, float* shared, const Activations& act,
                                          int64_t row) {
   const int64_t first = threadIdx.x * 2;
   float held[kHeld];
@@ -90,13 +86,13 @@ __device__ __forceinline__ void norm_row(float* out, const float* x, int64_t n, 
     if (a.bias != nullptr) v = __fadd_rn(v, a.bias[offset + i]);
     return v;
   };
-  const int64_t end = fragments != nullptr ? padded(n) : n;
+  const int64_t end = act.data != nullptr ? padded(n) : n;
   const auto put = [&](int64_t c, float v0, float v1) {
     const float low = c < n ? value(c, v0) : 0.0f;
     const float high = c + 1 < n ? value(c + 1, v1) : 0.0f;
     if (c < n) out[c] = low;
     if (c + 1 < n) out[c + 1] = high;
-    if (fragments != nullptr) put_pair(fragments, row, c, n, low, high);
+    if (act.data != nullptr) put_pair(act, row, c, n, low, high);
   };
 #pragma unroll
   for (int i = 0; i < kHeld; i += 2) {
@@ -108,19 +104,19 @@ __device__ __forceinline__ void norm_row(float* out, const float* x, int64_t n, 
 }
 
 __global__ void __launch_bounds__(kWide)
-    norm_kernel(Rows out, Rows x, NormArgs a, uint8_t* fragments) {
+    norm_kernel(Rows out, Rows x, NormArgs a, Activations act) {
   __shared__ float shared[32];
   let_next_start();
   wait();
   const int64_t row = blockIdx.x;
-  if (row >= x.rows) {  // padding of the fragments
+  if (row >= x.rows) {  // padding of the activations
     for (int64_t i = threadIdx.x * 2; i < padded(x.cols); i += kWide * 2) {
-      put_pair(fragments, row, i, x.cols, 0.0f, 0.0f);
+      put_pair(act, row, i, x.cols, 0.0f, 0.0f);
     }
     return;
   }
-  norm_row<kWide>(out.data + row * out.stride, x.data + row * x.stride, x.cols, a, 0, shared,
-                  fragments, row);
+  norm_row<kWide>(out.data + row * out.stride, x.data + row * x.stride, x.cols, a, 0, shared, act,
+                  row);
 }
 
 __global__ void __launch_bounds__(32)
@@ -130,7 +126,7 @@ __global__ void __launch_bounds__(32)
   wait();
   float* p = x.data + blockIdx.x * x.stride + static_cast<int64_t>(blockIdx.y) * head_dim;
   norm_row<32>(p, p, head_dim, a, per_head != 0 ? static_cast<int64_t>(blockIdx.y) * head_dim : 0,
-               shared, nullptr, 0);
+               shared, Activations{}, 0);
 }
 
 __global__ void rope_table_kernel(float* cos_sin, const int32_t* positions, const float* inv_freq,
@@ -150,22 +146,47 @@ struct RopePair {
   RopeArgs of[2];
 };
 
+// Pairs a thread rotates: neighbours, so that they are one load where halves stand apart.
+constexpr int kPairs = 4;
+
+__device__ __forceinline__ void rotate(float& first, float& second, float c, float s) {
+  const float x = first, y = second;
+  first = __fmaf_rn(x, c, -__fmul_rn(y, s));
+  second = __fmaf_rn(y, c, __fmul_rn(x, s));
+}
+
 __global__ void rope_kernel(RopePair pair, const float* cos_sin) {
   let_next_start();
   wait();
   const RopeArgs& a = pair.of[blockIdx.y];
-  const int64_t t = blockIdx.x;
   const int half = a.rotary_dim / 2;
-  const float* table = cos_sin + t * a.rotary_dim;
-  const int i = static_cast<int>(blockIdx.z) * kThreads + static_cast<int>(threadIdx.x);
-  if (i < a.heads * half) {
-    float* head = a.x + t * a.stride + static_cast<int64_t>(i / half) * a.head_dim + a.offset;
+  const float* table = cos_sin + blockIdx.x * static_cast<int64_t>(a.rotary_dim);
+  float* row = a.x + blockIdx.x * a.stride + a.offset;
+  const int at = (static_cast<int>(blockIdx.z) * kThreads + static_cast<int>(threadIdx.x)) * kPairs;
+  if (at >= a.heads * half) return;
+  const auto whole = [](int64_t n) { return n % kPairs == 0; };
+  if (a.interleaved == 0 && whole(half) && whole(a.head_dim) && whole(a.stride) &&
+      whole(reinterpret_cast<intptr_t>(row) / 4) && whole(reinterpret_cast<intptr_t>(table) / 4)) {
+    const int k = at % half;
+    float* head = row + static_cast<int64_t>(at / half) * a.head_dim + k;
+    auto* x = reinterpret_cast<float4*>(head);
+    auto* y = reinterpret_cast<float4*>(head + half);
+    const float4 c = *reinterpret_cast<const float4*>(table + k);
+    const float4 s = *reinterpret_cast<const float4*>(table + half + k);
+    float4 first = *x, second = *y;
+    rotate(first.x, second.x, c.x, s.x);
+    rotate(first.y, second.y, c.y, s.y);
+    rotate(first.z, second.z, c.z, s.z);
+    rotate(first.w, second.w, c.w, s.w);
+    *x = first;
+    *y = second;
+    return;
+  }
+  for (int i = at; i < min(at + kPairs, a.heads * half); ++i) {
+    float* head = row + static_cast<int64_t>(i / half) * a.head_dim;
     const int k = i % half;
-    float& first = head[a.interleaved != 0 ? 2 * k : k];
-    float& second = head[a.interleaved != 0 ? 2 * k + 1 : k + half];
-    const float c = table[k], s = table[half + k], x = first, y = second;
-    first = __fmaf_rn(x, c, -__fmul_rn(y, s));
-    second = __fmaf_rn(y, c, __fmul_rn(x, s));
+    rotate(head[a.interleaved != 0 ? 2 * k : k], head[a.interleaved != 0 ? 2 * k + 1 : k + half],
+           table[k], table[half + k]);
   }
 }
 
@@ -201,7 +222,7 @@ __device__ __forceinline__ float gated(float gate, float up, const GluArgs& a) {
   return activate(gate, a.activation) * up;
 }
 
-__global__ void glu_kernel(Rows out, Rows gate, Rows up, GluArgs a, uint8_t* fragments) {
+__global__ void glu_kernel(Rows out, Rows gate, Rows up, GluArgs a, Activations act) {
   let_next_start();
   wait();
   const int64_t row = blockIdx.y;
@@ -213,7 +234,7 @@ __global__ void glu_kernel(Rows out, Rows gate, Rows up, GluArgs a, uint8_t* fra
     v[i] = gated(gate.data[row * gate.stride + c + i], up.data[row * up.stride + c + i], a);
     out.data[row * out.stride + c + i] = v[i];
   }
-  if (fragments != nullptr) put_pair(fragments, row, c, out.cols, v[0], v[1]);
+  if (act.data != nullptr) put_pair(act, row, c, out.cols, v[0], v[1]);
 }
 
 // Calls body(row, col) for every element.
@@ -273,16 +294,16 @@ int64_t fragment_bytes(int64_t rows, int64_t cols) {
   return padded_rows(rows) * ceil_div(cols, kPadCols) * kPadCols * 2;
 }
 
-int encode(uint8_t* fragments, const Rows* x, const int32_t* index, const float* weights,
+int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows) {
-  return launch(encode_kernel, pairs_of(x->cols, padded_rows(rows)), dim3(kThreads), 0, fragments,
-                *x, index, weights, rows);
+  return launch(encode_kernel, pairs_of(x->cols, padded_rows(rows)), dim3(kThreads), 0, *act, *x,
+                index, weights, rows);
 }
 
-int norm(const Rows* out, const Rows* x, const NormArgs* norm, uint8_t* fragments) {
-  const int64_t rows = fragments != nullptr ? padded_rows(x->rows) : x->rows;
+int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
+  const int64_t rows = act->data != nullptr ? padded_rows(x->rows) : x->rows;
   return launch(norm_kernel, dim3(static_cast<unsigned>(rows)), dim3(kWide), 0, *out, *x, *norm,
-                fragments);
+                *act);
 }
 
 int norm_heads(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head) {
@@ -306,14 +327,15 @@ int rope(const RopeArgs* args, int count, const float* cos_sin) {
     pairs = its > pairs ? its : pairs;
   }
   const dim3 grid(static_cast<unsigned>(args->rows), static_cast<unsigned>(count),
-                  static_cast<unsigned>(ceil_div(pairs, kThreads)));
+                  static_cast<unsigned>(ceil_div(pairs, kThreads * kPairs)));
   return launch(rope_kernel, grid, dim3(kThreads), 0, pair, cos_sin);
 }
 
-int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu, uint8_t* fragments) {
-  const int64_t rows = fragments != nullptr ? padded_rows(out->rows) : out->rows;
+int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
+        const Activations* act) {
+  const int64_t rows = act->data != nullptr ? padded_rows(out->rows) : out->rows;
   return launch(glu_kernel, pairs_of(out->cols, rows), dim3(kThreads), 0, *out, *gate, *up, *glu,
-                fragments);
+                *act);
 }
 int activation(const Rows* x, int activation) {
   return launch(activation_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, activation);

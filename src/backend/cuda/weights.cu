@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(256)
   __shared__ const uint8_t* shared[16];
   if (threadIdx.x < 16) shared[threadIdx.x] = of[threadIdx.x];
   __syncthreads();
-  uint8_t* to = packed + (first / 16 + tile) * panel_bytes<F>(cols) + unit * F::kTileBytes;
+  uint8_t* to = packed + tile_at<F>(first / 16 + tile, cols) + unit * kUnitStep<F>;
   F::pack(to, shared, cols - unit * F::kUnit, static_cast<int>(threadIdx.x));
 }
 
@@ -31,9 +31,9 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
   let_next_start();
   const int64_t t = blockIdx.x;
   const int64_t row = ids[t] + offset;
-  const uint8_t* panel = table.data + row / 16 * panel_bytes<F>(table.cols);
+  const uint8_t* panel = table.data + tile_at<F>(row / 16, table.cols);
   for (int64_t c = threadIdx.x; c < table.cols; c += blockDim.x) {
-    const uint8_t* tile = panel + c / F::kUnit * F::kTileBytes;
+    const uint8_t* tile = panel + c / F::kUnit * kUnitStep<F>;
     out.data[t * out.stride + c] =
         F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit)) * scale;
   }
@@ -43,7 +43,7 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
 
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
-  with_format(code, [&](auto f) { bytes = ceil_div(rows, 16) * panel_bytes<decltype(f)>(cols); });
+  with_format(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
   return bytes;
 }
 
