@@ -13,7 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -200,7 +200,7 @@ Status run(const Options& o) {
 }  // namespace
 }  // namespace freshet
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app("Speed of single ops of the CPU backend");
   freshet::Options o;
   app.add_option("-t,--threads", o.threads, "threads (0: all cores)");
@@ -217,4 +217,7 @@ int main(int argc, char** argv) {
   const freshet::Status status = freshet::run(o);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
   return status.ok() ? 0 : 1;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 1;
 }

@@ -134,9 +134,11 @@ class [[nodiscard]] Result {
 // FRESHET_ASSIGN_OR_RETURN(auto x, f());
 #define FRESHET_ASSIGN_OR_RETURN(lhs, expression) \
   FRESHET_ASSIGN_OR_RETURN_(FRESHET_CONCAT(result_, __LINE__), lhs, expression)
+// NOLINTBEGIN(bugprone-macro-parentheses): names and declarations
 #define FRESHET_ASSIGN_OR_RETURN_(result, lhs, expression) \
   auto result = (expression);                              \
   if (!result.ok()) return result.status();                \
   lhs = std::move(result).value()
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace freshet

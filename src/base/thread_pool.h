@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace freshet {
 
@@ -24,9 +25,9 @@ class FunctionRef<R(Args...)> {
   FunctionRef(F&& f)
       : object_(const_cast<void*>(static_cast<const void*>(&f))),
         call_([](void* o, Args... args) -> R {
-          return (*static_cast<std::remove_reference_t<F>*>(o))(static_cast<Args>(args)...);
+          return (*static_cast<std::remove_reference_t<F>*>(o))(std::forward<Args>(args)...);
         }) {}
-  R operator()(Args... args) const { return call_(object_, static_cast<Args>(args)...); }
+  R operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
 
  private:
   void* object_;

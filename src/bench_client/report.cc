@@ -149,14 +149,15 @@ Result<Goodput> parse_goodput(const std::vector<std::string>& pairs) {
     const auto value = colon < pair.size() ? number(pair.substr(colon + 1)) : std::nullopt;
     if (!value || *value < 0.0)
       return invalid_argument("--goodput {}: write NAME:MILLISECONDS, as in ttft:200", pair);
-    if (name == "ttft")
+    if (name == "ttft") {
       goodput.ttft = value;
-    else if (name == "tpot")
+    } else if (name == "tpot") {
       goodput.tpot = value;
-    else if (name == "e2el")
+    } else if (name == "e2el") {
       goodput.e2el = value;
-    else
+    } else {
       return invalid_argument("--goodput {}: limits are ttft, tpot and e2el", pair);
+    }
   }
   return goodput;
 }

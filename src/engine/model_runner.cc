@@ -84,7 +84,7 @@ std::span<float> ModelRunner::row(size_t item, int32_t k) {
 
 std::span<const float> ModelRunner::state(size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
-  const auto token = static_cast<size_t>(batch_.query_start[item] + i);
+  const auto token = static_cast<size_t>(batch_.query_start[item]) + static_cast<size_t>(i);
   return {states_.as<float>() + token * hidden, hidden};
 }
 

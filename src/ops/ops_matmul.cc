@@ -176,9 +176,10 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   if (x.rows == 0 || products.empty()) return;
   if (Device* d = device()) {
     for (const Product& p : products) {
-      FRESHET_CHECK(p.weight != nullptr && x.cols == p.weight->cols && p.out.rows == x.rows &&
-                        p.out.cols == p.weight->rows,
-                    "{}", describe(x, *p.weight, p.out));
+      FRESHET_CHECK(p.weight != nullptr, "matmul without a weight");
+      FRESHET_CHECK(
+          x.cols == p.weight->cols && p.out.rows == x.rows && p.out.cols == p.weight->rows, "{}",
+          describe(x, *p.weight, p.out));
     }
     return d->matmul(x, products);
   }
@@ -188,8 +189,8 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   std::array<Impl::Encoded, 4> encoded;
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
-    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr && x.cols == p.weight->cols &&
-                      p.out.rows == x.rows && p.out.cols == p.weight->rows,
+    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
+    FRESHET_CHECK(x.cols == p.weight->cols && p.out.rows == x.rows && p.out.cols == p.weight->rows,
                   "{}", describe(x, *p.weight, p.out));
     const ActKind kind = p.weight->kernel->act;
     Impl::Encoded& e = encoded[static_cast<size_t>(kind)];

@@ -27,11 +27,12 @@ void version(const App::Exchanges& exchange) {
 
 void add_service_routes(App& app, std::vector<App::Route>& routes) {
   using X = App::Exchanges;
-  routes.push_back({"GET", "/health", true, [](X x, const json::Value&) { health(x); }});
-  routes.push_back({"GET", "/ready", true, [&app](X x, const json::Value&) { ready(app, x); }});
-  routes.push_back({"GET", "/version", false, [](X x, const json::Value&) { version(x); }});
+  routes.push_back({"GET", "/health", true, [](const X& x, const json::Value&) { health(x); }});
   routes.push_back(
-      {"GET", "/metrics", false, [&app](X x, const json::Value&) {
+      {"GET", "/ready", true, [&app](const X& x, const json::Value&) { ready(app, x); }});
+  routes.push_back({"GET", "/version", false, [](const X& x, const json::Value&) { version(x); }});
+  routes.push_back(
+      {"GET", "/metrics", false, [&app](const X& x, const json::Value&) {
          x->send({200, {}, "text/plain; version=0.0.4; charset=utf-8", app.metrics().expose()});
        }});
 }

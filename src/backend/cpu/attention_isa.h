@@ -53,19 +53,19 @@ struct AttentionTile {
 };
 
 // Row strides in floats, with room for whole vectors.
-inline constexpr int64_t padded_key_dim(const ops::KvShape& s) {
+constexpr int64_t padded_key_dim(const ops::KvShape& s) {
   return (s.key_dim + 15) / 16 * 16;
 }
-inline constexpr int64_t padded_value_dim(const ops::KvShape& s) {
+constexpr int64_t padded_value_dim(const ops::KvShape& s) {
   return (s.value_dim + 31) / 32 * 32;
 }
-inline constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
+constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
   return kAttendRows * (padded_key_dim(s) + kSplit + padded_value_dim(s)) +  // q, scores, sums
          32 * padded_key_dim(s) + kSplit * 32 +  // converted keys, values
          8 * kAttendRows;
 }
 // A split's result: [rows, padded_value_dim], then a maximum and a sum for each row.
-inline constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
+constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
   return rows * (padded_value_dim(s) + 2);
 }
 
