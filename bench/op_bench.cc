@@ -1,15 +1,15 @@
 // Speed of single ops of the CPU backend, against what the machine can do at most, measured in the
 // same run.
 //
-// usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--types T,..] [--shape ROWSxCOLS] [--tokens
-// N,..]
-//                         [--context N] [--rounds N]
+// usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
+//                         [--types T,..] [--shape ROWSxCOLS] | [--context N]
 //
 // Products: as many copies of a matrix as no cache holds are multiplied one after the other, as
 // layers do. With --context, attention instead: the last N of so many tokens of one sequence, 32
-// heads on 8 KV heads of 64, F16 cache. A line a test: median time of a call, bytes a second and
-// their share of the read ceiling, operations a second and their share of the arithmetic that the
-// product's kernel is bound by.
+// heads on 8 KV heads of 64, F16 cache.
+//
+// A line a test: median time of a call, bytes a second and their share of the read ceiling,
+// operations a second and their share of the arithmetic that the product's kernel is bound by.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -36,6 +36,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kBeyondCaches = size_t{256} << 20;
 constexpr double kLeastSeconds = 0.15;  // of a test
 constexpr int64_t kRandomRows = 64;     // that a matrix repeats
+constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 64;
 
 struct Options {
   int threads = 0;
@@ -95,8 +96,14 @@ void print_row(const Bench& b, const std::string& name, int64_t tokens, double s
 Status bench_products(Bench& b, const Options& o, const std::string& type, int64_t rows,
                       int64_t cols) {
   const std::optional<quant::Format> known = quant::format_by_name(type);
-  if (!known) return invalid_argument("--types {}: no such format", type);
+  if (!known || quant::info(*known).encode == nullptr) {
+    return invalid_argument("--types {}: no format that can be written", type);
+  }
   const quant::Format format = *known;
+  if (cols % quant::info(format).block_size != 0) {
+    return invalid_argument("--shape {}: rows of {} come in blocks of {}", o.shape, type,
+                            quant::info(format).block_size);
+  }
   const size_t row_bytes = quant::row_bytes(format, cols);
   const std::vector<float> numbers = random_floats(static_cast<size_t>(kRandomRows * cols));
   std::vector<uint8_t> encoded(row_bytes * kRandomRows);
@@ -133,7 +140,7 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
 
 // Of one layer; layers of a model follow each other, so that no cache holds them all.
 Status bench_attention(Bench& b, const Options& o) {
-  constexpr int kHeads = 32, kKvHeads = 8, kDim = 64;
+  constexpr int kDim = kHeadDim;
   const ops::KvShape shape{ops::KvType::kF16, kKvHeads, kDim, kDim, false};
   const int64_t blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const size_t layer_bytes = static_cast<size_t>(blocks) * shape.block_bytes();
@@ -185,10 +192,15 @@ Status run(const Options& o) {
   }
   Bench b(o.threads);
   b.rounds = o.rounds;
-  ops::OpsOptions options;
-  options.scratch_bytes = size_t{1} << 30;
-  FRESHET_ASSIGN_OR_RETURN(b.ops,
-                           ops::Ops::create(b.pool, cpu::kernels(), cpu::detect(isa), options));
+  FRESHET_ASSIGN_OR_RETURN(b.ops, ops::Ops::create(b.pool, cpu::kernels(), cpu::detect(isa), {}));
+  const ops::Ops::ShapeLimits limits = {
+      .tokens = *std::max_element(o.tokens.begin(), o.tokens.end()),
+      .max_cols = cols,
+      .max_rows = rows,
+      .heads = kHeads,
+      .max_head_dim = kHeadDim,
+      .max_context = o.context};
+  FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(b.ops->scratch_bytes(limits)));
   b.read = cpu::measure_read(b.pool);
   std::printf("%d threads, read %.1f GB/s\n", b.pool.size(), b.read / 1e9);
   if (o.context > 0) return bench_attention(b, o);
@@ -209,10 +221,11 @@ int main(int argc, char** argv) try {
   app.add_option("--shape", o.shape, "ROWSxCOLS of the weights");
   app.add_option("--tokens", o.tokens, "rows of activations")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 24));
   app.add_option("--context", o.context, "measure attention over so many tokens")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--rounds", o.rounds, "least number of timed calls")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--rounds", o.rounds, "least number of timed calls")
+      ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);
   const freshet::Status status = freshet::run(o);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());

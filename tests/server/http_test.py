@@ -278,7 +278,7 @@ class Errors(Case):
     def test_timeout(self):
         begin = time.monotonic()
         status, answer = self.server.post("/v1/completions", {
-            "prompt": "a", "max_tokens": 2000, "ignore_eos": True, "timeout": 0.2})
+            "prompt": "a", "max_tokens": 2000, "n": 16, "ignore_eos": True, "timeout": 0.2})
         self.assertLess(time.monotonic() - begin, 5)
         self.assertEqual(status, 200)
         self.assertEqual(answer["choices"][0]["finish_reason"], "abort")
@@ -646,7 +646,7 @@ class Metrics(Case):
                 (("--batching", "static", "--max-batch-size", "1", "--max-wait-time-ms", "1"), 0, 2)):
             server = Server(*flags)
             self.addCleanup(server.stop)
-            first = BackgroundStream(server, {"max_tokens": 600})
+            first = BackgroundStream(server, {"max_tokens": 1900})
             first.start()
             self.assertTrue(first.begun.wait(60))
             others = [BackgroundStream(server, {"max_tokens": 1}) for _ in range(2)]
@@ -664,7 +664,7 @@ class Metrics(Case):
         server = Server("--kv-cache-memory", "6M", "--max-model-len", "2048",
                         "--no-enable-prefix-caching")
         self.addCleanup(server.stop)
-        low = {"prompt": list(range(500, 1500)), "max_tokens": 300, "priority": 5}
+        low = {"prompt": list(range(500, 1500)), "max_tokens": 900, "priority": 5}
         alone = BackgroundStream.alone(server, low)
         before = server.metrics()
         stream = BackgroundStream(server, low)
@@ -801,7 +801,7 @@ class Drain(unittest.TestCase):
     def test_limit(self):
         server = Server("--shutdown-timeout", "0.3")
         self.addCleanup(server.stop)
-        stream = BackgroundStream(server, {"max_tokens": 2000})
+        stream = BackgroundStream(server, {"max_tokens": 2000, "n": 16})
         stream.start()
         stream.begun.wait(60)
         begin = time.monotonic()
@@ -813,7 +813,7 @@ class Drain(unittest.TestCase):
     def test_second_signal(self):
         server = Server()
         self.addCleanup(server.stop)
-        stream = BackgroundStream(server, {"max_tokens": 2000})
+        stream = BackgroundStream(server, {"max_tokens": 2000, "n": 16})
         stream.start()
         stream.begun.wait(60)
         server.process.send_signal(signal.SIGINT)

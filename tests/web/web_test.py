@@ -11,8 +11,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
@@ -75,10 +77,9 @@ class Server:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
 
-    def running(self):
-        """Requests in the batch, as /metrics says."""
+    def metric(self, name):
         _, _, text = self.get("/metrics")
-        return float(re.search(r"^vllm:num_requests_running\S* (\S+)$", text, re.M)[1])
+        return float(re.search(rf"^{name}\S* (\S+)$", text, re.M)[1])
 
     def close(self):
         self.process.terminate()
@@ -154,6 +155,9 @@ class Chat(Case):
             const body = document.querySelector('.assistant .body');
             if (body) lengths.add(body.textContent.length);
         }).observe(document.getElementById('log'), {subtree: true, childList: true, characterData: true}); }""")
+        # Some 25 kB of answer, slow enough to be seen in pieces whatever the machine's speed.
+        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
+            "offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1})
         self.message(page).fill("Tell me about rivers.\nPlease.")
         page.keyboard.press("Enter")
         self.answered(page, 1)
@@ -179,8 +183,12 @@ class Chat(Case):
     def test_stop_edit_retry(self):
         page = self.open()
         self.set_tokens(page, 1000)
-        page.evaluate("""() => { const real = fetch; window.fetch = (path, options) => real(path, options?.body
-            ? {...options, body: JSON.stringify({...JSON.parse(options.body), ignore_eos: true})} : options); }""")
+        # Work that a fast machine does not finish before the key is pressed: many answers, each to its end.
+        page.evaluate("""() => { const real = fetch; window.fetch = (path, options) => {
+            const body = options?.body ? JSON.parse(options.body) : {};
+            if (body.max_tokens === 1000) Object.assign(body, {n: 64, ignore_eos: true});
+            return real(path, options?.body ? {...options, body: JSON.stringify(body)} : options); }; }""")
+        before = self.server.metric("vllm:generation_tokens_total")
         self.message(page).fill("Go on and on.")
         page.get_by_role("button", name="Send").click()
         page.wait_for_selector(".streaming .tok", state="attached")
@@ -188,10 +196,11 @@ class Chat(Case):
         self.answered(page, 1)
         self.assertIn("stopped", page.locator(".numbers").inner_text())
         for _ in range(50):
-            if self.server.running() == 0:
+            if self.server.metric("vllm:num_requests_running") == 0:
                 break
             page.wait_for_timeout(100)
-        self.assertEqual(self.server.running(), 0, "the server went on after the stop")
+        self.assertEqual(self.server.metric("vllm:num_requests_running"), 0, "the server went on after the stop")
+        self.assertLess(self.server.metric("vllm:generation_tokens_total") - before, 64 * 1000)
         self.set_tokens(page, 8)
         page.get_by_role("button", name="Retry").click()
         self.answered(page, 1)
@@ -345,22 +354,41 @@ class Live(Case):
     def values(self, page):
         return page.locator(".chart canvas").evaluate_all("all => all.map(c => c.getAttribute('aria-label'))")
 
+    @contextmanager
+    def busy(self):
+        """Clients that ask again and again, so that what the panel looks for is there however fast the machine."""
+        done = threading.Event()
+        body = json.dumps({"prompt": "The railway", "max_tokens": 200, "ignore_eos": True}).encode()
+
+        def ask():
+            while not done.is_set():
+                request = urllib.request.Request(self.server.url + "/v1/completions", body,
+                                                 {"Content-Type": "application/json"})
+                urllib.request.urlopen(request, timeout=60).read()
+
+        clients = [threading.Thread(target=ask) for _ in range(3)]
+        for client in clients:
+            client.start()
+        try:
+            yield
+        finally:
+            done.set()
+            for client in clients:
+                client.join(60)
+
     def test_dashboard_moves(self):
         page = self.open()
         page.wait_for_function("document.querySelector('canvas').getAttribute('aria-label')?.includes('generated')")
         still = page.locator("canvas").first.evaluate("c => c.toDataURL()")
-        self.set_tokens(page, 1500, "1")  # seconds of work for a panel that asks every second
-        page.locator("#prompt").fill("The history of the railway")
-        page.keyboard.press("Enter")
-        page.wait_for_function("""() => /running [1-9]/.test(
-            document.querySelectorAll('canvas')[3].getAttribute('aria-label'))""")
-        page.wait_for_function("""() => /generated [1-9]/.test(
-            document.querySelector('canvas').getAttribute('aria-label'))""")
-        self.assertEqual(len(self.values(page)), 5)
-        for latency in (1, 2):  # of the last ten seconds: looked for as they come
-            page.wait_for_function("""at => /mean [\\d.]+ m?s/.test(
-                document.querySelectorAll('canvas')[at].getAttribute('aria-label'))""", arg=latency)
-        page.wait_for_function("() => !document.querySelector('.streaming')")
+        with self.busy():
+            page.wait_for_function("""() => /running [1-9]/.test(
+                document.querySelectorAll('canvas')[3].getAttribute('aria-label'))""")
+            page.wait_for_function("""() => /generated [1-9]/.test(
+                document.querySelector('canvas').getAttribute('aria-label'))""")
+            self.assertEqual(len(self.values(page)), 5)
+            for latency in (1, 2):
+                page.wait_for_function("""at => /mean [\\d.]+ m?s/.test(
+                    document.querySelectorAll('canvas')[at].getAttribute('aria-label'))""", arg=latency)
         self.assertNotEqual(page.locator("canvas").first.evaluate("c => c.toDataURL()"), still, "nothing was drawn")
         page.locator("canvas").first.hover(position={"x": 200, "y": 40})
         self.assertIn("s ago", self.values(page)[0])

@@ -81,9 +81,12 @@ std::vector<int> scale_offsets(Format f) {
   }
 }
 
-enum class Values { kUsual, kExtreme };
+enum class Values { kUsual, kExtreme, kBadScale };
 
-// Rows of random blocks: any bits in the numbers, scales of a usual or an extreme size.
+constexpr size_t kBadRow = 3;  // of kBadScale
+
+// Rows of random blocks: any bits in the numbers, scales of a usual or an extreme size, or the
+// first one of a row not a number.
 std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t cols, Values values,
                                               uint32_t seed) {
   std::mt19937 rng(seed);
@@ -114,6 +117,10 @@ std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t co
         row[at] = static_cast<uint8_t>(118 + rng() % 8);
       }
     }
+  }
+  if (values == Values::kBadScale) {
+    const uint16_t nan = 0x7e00;
+    std::memcpy(&out[kBadRow][static_cast<size_t>(scale_offsets(f)[0])], &nan, 2);
   }
   return out;
 }
@@ -551,6 +558,27 @@ TEST_P(MatmulOfFormat, NotANumberStaysInItsRow) {
           EXPECT_EQ(out[at], 0.0f) << describe(*k, c);
         } else {
           EXPECT_EQ(out[at], want[at]) << describe(*k, c) << " token " << t;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulOfFormat, AScaleThatIsNoNumberSpoilsItsRowAlone) {
+  if (scale_offsets(GetParam()).empty()) GTEST_SKIP() << "no scale of F16";
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    for (const int64_t tokens : {1, 40}) {
+      const Case usual{GetParam(), 20, 512, tokens};
+      Case bad = usual;
+      bad.values = Values::kBadScale;
+      Encoded act = encode(k->act, random_x(usual, 13), usual.cols);
+      const auto want = Product(*k, usual).run(act, tokens);
+      const auto out = Product(*k, bad).run(act, tokens);
+      for (size_t i = 0; i < out.size(); ++i) {
+        if (i % 20 == kBadRow) {
+          EXPECT_TRUE(std::isnan(out[i])) << describe(*k, bad);
+        } else {
+          EXPECT_EQ(out[i], want[i]) << describe(*k, bad);
         }
       }
     }

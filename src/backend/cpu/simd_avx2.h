@@ -264,11 +264,6 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
   }
 }
 
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
-  dot_scaled<T, kQuads, kTop>(sum, set_i(0x00010001), w, first, x);
-}
-
 #endif
 
 }  // namespace

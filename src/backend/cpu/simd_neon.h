@@ -120,10 +120,6 @@ FRESHET_INLINE I32 sub_i(I32 x, I32 y) {
   FRESHET_EACH(x.v[i] = vsubq_s32(x.v[i], y.v[i]))
   return x;
 }
-FRESHET_INLINE I32 mul_i(I32 x, I32 y) {
-  FRESHET_EACH(x.v[i] = vmulq_s32(x.v[i], y.v[i]))
-  return x;
-}
 FRESHET_INLINE I32 and_i(I32 x, I32 y) {
   FRESHET_EACH(x.v[i] = vandq_s32(x.v[i], y.v[i]))
   return x;

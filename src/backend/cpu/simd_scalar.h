@@ -63,7 +63,10 @@ FRESHET_INLINE void restore_denormals(unsigned before) {
 FRESHET_INLINE void prefetch(const void* p) {
   __builtin_prefetch(p, 0, 2);
 }
-FRESHET_INLINE void prefetch_near(const void*) {}
+// To the L1 cache.
+FRESHET_INLINE void prefetch_near(const void* p) {
+  __builtin_prefetch(p, 0, 3);
+}
 
 FRESHET_INLINE F32 zero_f() {
   return {};
@@ -132,9 +135,6 @@ FRESHET_INLINE I32 add_i(I32 a, I32 b) {
 }
 FRESHET_INLINE I32 sub_i(I32 a, I32 b) {
   return each<I32>([&](int i) { return wrap(raw(a.v[i]) - raw(b.v[i])); });
-}
-FRESHET_INLINE I32 mul_i(I32 a, I32 b) {
-  return each<I32>([&](int i) { return wrap(raw(a.v[i]) * raw(b.v[i])); });
 }
 FRESHET_INLINE I32 and_i(I32 a, I32 b) {
   return each<I32>([&](int i) { return a.v[i] & b.v[i]; });
@@ -236,11 +236,6 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
       }
     }
   }
-}
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
-  dot_scaled<T, kQuads, kTop>(sum, set_i(1), w, first, x);
 }
 
 }  // namespace
