@@ -133,26 +133,7 @@ __device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& 
       most[i / 2] = fmaxf(most[i / 2], v);
     }
   }
-  float part[2] = {};
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 1));
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 2));
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    for (int i = 0; i < 4; ++i) {
-      const float top = most[i / 2];
-      s[j][i] = s[j][i] == -INFINITY ? 0.0f : exp2f(__fsub_rn(s[j][i], top));
-      part[i / 2] = __fadd_rn(part[i / 2], s[j][i]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
-    sums.rescale(r, most[r], part[r]);
-  }
+  weigh<VT, true>(s, most, sums);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const uint4 operand = make_uint4(

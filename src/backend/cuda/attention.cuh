@@ -100,6 +100,34 @@ struct Sums {
   }
 };
 
+// Scores of a chunk become weights, and the sums so far are taken to the new maximum. `most`: of a
+// lane's own scores and the sums. kMasked: scores may be -infinity, of keys that a row does not
+// see.
+template <int VT, bool kMasked>
+__device__ __forceinline__ void weigh(float (&score)[8][4], float (&most)[2], Sums<VT>& sums) {
+  float part[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 1));
+    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 2));
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool none = kMasked && score[j][i] == -INFINITY;
+      score[j][i] = none ? 0.0f : exp2f(__fsub_rn(score[j][i], most[i / 2]));
+      part[i / 2] = __fadd_rn(part[i / 2], score[j][i]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
+    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
+    sums.rescale(r, most[r], part[r]);
+  }
+}
+
 // The result of a row from its sums; a sink joins the softmax and adds nothing.
 struct Ending {
   float factor, sum;

@@ -112,7 +112,7 @@ template <int VT, bool kMasked>
 __device__ __forceinline__ void soften(float (&score)[8][4], Sums<VT>& sums, const AttentionArgs& a,
                                        const int (&seen)[2][2]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  float most[2] = {sums.m[0], sums.m[1]}, part[2] = {};
+  float most[2] = {sums.m[0], sums.m[1]};
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -124,26 +124,7 @@ __device__ __forceinline__ void soften(float (&score)[8][4], Sums<VT>& sums, con
       most[i / 2] = fmaxf(most[i / 2], v);
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 1));
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 2));
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool none = kMasked && score[j][i] == -INFINITY;
-      score[j][i] = none ? 0.0f : exp2f(__fsub_rn(score[j][i], most[i / 2]));
-      part[i / 2] = __fadd_rn(part[i / 2], score[j][i]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
-    sums.rescale(r, most[r], part[r]);
-  }
+  weigh<VT, kMasked>(score, most, sums);
 }
 
 template <int D>

@@ -20,6 +20,15 @@ struct ProductList {
   int32_t count;
 };
 
+// A list in which each block takes so many rows.
+inline ProductList with_blocks(ProductList list, int64_t rows) {
+  for (int i = 0; i < list.count; ++i) {
+    const int64_t blocks = ceil_div(list.of[i].weight.rows, rows);
+    list.first_block[i + 1] = list.first_block[i] + static_cast<int32_t>(blocks);
+  }
+  return list;
+}
+
 // What a block needs to know of its product.
 struct Work {
   const uint8_t* weights;

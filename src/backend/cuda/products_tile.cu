@@ -182,12 +182,8 @@ int launch_tiles(const ProductList& list, int64_t tokens, int parts) {
 template <class F>
 int run_tiles(const ProductList& given, int64_t tokens) {
   constexpr int64_t kEnoughBlocks = 64;  // more walk faster than eight times as many add up
-  ProductList list = given;
+  const ProductList list = with_blocks(given, 16 * kRowTiles);
   const int parts = leaves(list.of[0].weight.cols);  // all have as many columns
-  for (int i = 0; i < list.count; ++i) {
-    list.first_block[i + 1] = list.first_block[i] + static_cast<int32_t>(ceil_div(
-                                                        list.of[i].weight.rows, 16 * kRowTiles));
-  }
   const int64_t blocks = list.first_block[list.count] * ceil_div(tokens, 128);
   const bool split = capability >= 90 && parts > 1 && blocks < kEnoughBlocks;
   if (split) return launch_tiles<F, 8, true>(list, tokens, parts);

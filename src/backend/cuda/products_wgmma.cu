@@ -264,12 +264,8 @@ bool wgmma_takes(Code code, int64_t tokens) {
 
 int run_wgmma(const ProductList& given, int64_t tokens) {
   constexpr int64_t kEnoughTiles = 40;  // more walk faster than eight times as many add up
-  ProductList list = given;
+  const ProductList list = with_blocks(given, 16 * kRowTiles);
   const int parts = leaves(list.of[0].weight.cols);  // all have as many columns
-  for (int i = 0; i < list.count; ++i) {
-    list.first_block[i + 1] = list.first_block[i] + static_cast<int32_t>(ceil_div(
-                                                        list.of[i].weight.rows, 16 * kRowTiles));
-  }
   const int64_t tiles = list.first_block[list.count] * ceil_div(tokens, 128);
   if (parts > 1 && tiles < kEnoughTiles) {
     return tokens <= 64 ? launch_wgmma<8, true>(list, tokens, parts)
