@@ -1,8 +1,8 @@
 // The loops around tiles, and run(), which a table of IsaKernels names for each format.
 //
-// One or two tokens: each panel is read once, straight from its packed form. More: groups of panels
-// are unpacked for a stretch of K that stays in the L2 cache, and every token's tile is taken
-// through the group while its own stretch is in the L1 cache; sums wait in between.
+// The tokens of one tile: each panel is read once, straight from its packed form. More: groups of
+// panels are unpacked for a stretch of K that stays in the L2 cache, and every token's tile is
+// taken through the group while its own stretch is in the L1 cache; sums wait in between.
 #pragma once
 
 #include "backend/cpu/matmul_tiles.inl"
@@ -174,7 +174,7 @@ void run_few(const MatmulCall& c, int64_t first, int64_t last) {
       }
       family.template packed_tile<T>(w, row, b0, b1, acc);
     }
-    for (int t = 0; t < T; ++t) finish(c, p, t, acc[t]);
+    for (int t = 0; t < T && t < c.tokens; ++t) finish(c, p, t, acc[t]);
   }
 }
 
@@ -237,16 +237,13 @@ void run_many(const MatmulCall& c, int64_t first, int64_t last) {
   Scratch<Family> s;
   Stretch at{};
   at.blocks = blocks;
-  // A few tokens use an unpacked block at once: it should not leave the L1 cache meanwhile.
-  const bool few = c.tokens <= Family::kTile;
-  const int64_t step = (few ? 256 : kStretch) / Family::kBlock;
-  const int64_t group = few ? 1 : kGroupPanels;
+  constexpr int64_t kStep = kStretch / Family::kBlock;
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kTokenStretch) {
     at.t1 = at.t0 + kTokenStretch < c.tokens ? at.t0 + kTokenStretch : c.tokens;
-    for (at.first = first; at.first < last; at.first += group) {
-      at.last = at.first + group < last ? at.first + group : last;
-      for (at.b0 = 0; at.b0 < blocks; at.b0 += step) {
-        at.b1 = at.b0 + step < blocks ? at.b0 + step : blocks;
+    for (at.first = first; at.first < last; at.first += kGroupPanels) {
+      at.last = at.first + kGroupPanels < last ? at.first + kGroupPanels : last;
+      for (at.b0 = 0; at.b0 < blocks; at.b0 += kStep) {
+        at.b1 = at.b0 + kStep < blocks ? at.b0 + kStep : blocks;
         run_stretch(c, family, s, at);
       }
     }
@@ -255,11 +252,16 @@ void run_many(const MatmulCall& c, int64_t first, int64_t last) {
 
 template <class Family>
 void run_family(const MatmulCall& c, int64_t first, int64_t last) {
+  constexpr int kTile = Family::kTile > 2 ? Family::kTile : 2;
   const unsigned before = Family::kFlush ? flush_denormals() : 0;
   if (c.tokens == 1) {
     run_few<Family, 1>(c, first, last);
   } else if (c.tokens == 2) {
     run_few<Family, 2>(c, first, last);
+  } else if (c.tokens <= kTile / 2) {
+    run_few<Family, kTile / 2>(c, first, last);
+  } else if (c.tokens <= kTile) {
+    run_few<Family, kTile>(c, first, last);
   } else {
     run_many<Family>(c, first, last);
   }

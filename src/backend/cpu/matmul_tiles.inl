@@ -15,7 +15,7 @@ namespace freshet::cpu {
 namespace {
 
 // Bytes that a packed panel is read ahead; tuned for the matrix-vector product.
-inline constexpr int kAhead = 2048;
+inline constexpr int kAhead = 4096;
 
 template <int N>
 FRESHET_INLINE void prefetch_lines(const uint8_t* p) {
@@ -41,9 +41,11 @@ struct Packed {
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   const uint8_t* main_part;
   const uint8_t* tail_part;
+  const uint8_t* end;  // where the next panel begins
   Packed(const MatmulCall& c, int64_t panel)
       : main_part(c.packed + panel * panel_bytes(kLayout, c.cols)),
-        tail_part(main_part + blocks_of(c.cols, kLayout.block) * kLayout.main) {}
+        tail_part(main_part + blocks_of(c.cols, kLayout.block) * kLayout.main),
+        end(main_part + panel_bytes(kLayout, c.cols)) {}
   FRESHET_INLINE_MEMBER const uint8_t* main(int64_t b) const {
     return main_part + b * kLayout.main;
   }
@@ -119,6 +121,7 @@ struct PackedGroup {
   static constexpr int kMinBits = 15;
   const uint8_t* main;
   const uint8_t* tail;
+  const Packed<F>& panel;
   int count;
   I32 whole[8];
   I32 whole_low[F::kAffine ? 8 : 1];
@@ -127,6 +130,7 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER PackedGroup(const Packed<F>& from, int64_t b, int64_t blocks)
       : main(from.main(8 * b)),
         tail(from.tail(8 * b)),
+        panel(from),
         count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)),
         low_unit(zero_f()) {
     F32 v[8];
@@ -156,10 +160,16 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER F32 d() const { return unit; }
   // An affine format's offset is added; minima of the formats of 256 are taken away.
   FRESHET_INLINE_MEMBER F32 dmin() const { return low_unit; }
+  // Main parts are fetched kAhead bytes ahead and tails, which a group begins with, one group ahead
+  // to the L1 cache; after a panel's end the next one's.
   FRESHET_INLINE_MEMBER void ahead(int j) const {
-    prefetch_lines<kLayout.main / kLine>(main + j * kLayout.main + kAhead);
-    // A group begins with its scales: they are fetched to the L1 cache one group ahead.
-    if (j * kLine < 8 * kLayout.tail) prefetch_near(tail + 8 * kLayout.tail + j * kLine);
+    const uint8_t* next = main + j * kLayout.main + kAhead;
+    if (next >= panel.tail_part) next += panel.end - panel.tail_part;
+    prefetch_lines<kLayout.main / kLine>(next);
+    if (j * kLine >= 8 * kLayout.tail) return;
+    next = tail + 8 * kLayout.tail + j * kLine;
+    if (next >= panel.end) next += panel.tail_part - panel.main_part;
+    prefetch_near(next);
   }
 };
 
@@ -202,6 +212,7 @@ struct Unpacked256 {
       const auto block = from.block(b);
       FRESHET_UNROLL
       for (int j = 0; j < 8; ++j) {
+        block.ahead(j);
         const bool is = j < block.subs();
         const auto lines = block.sub(is ? j : 0);
         FRESHET_UNROLL
