@@ -94,7 +94,7 @@ struct PackedBlock {
   static constexpr int subs() { return 8; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::sub(main, j); }
   FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return F::group_scale(main, g); }
-  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale(group_scale(g)); }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale<F::kTop>(group_scale(g)); }
   FRESHET_INLINE_MEMBER I32 pair(int i) const {
     if constexpr (F::kAffine) {
       const I32 m = F::min_bytes(main, i / 2);
@@ -148,7 +148,7 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER int subs() const { return count; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
   FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return whole[g]; }
-  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale(whole[g]); }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale<F::kTop>(whole[g]); }
   FRESHET_INLINE_MEMBER I32 pair(int i) const {
     const int g = first_of_pair(i);
     if constexpr (F::kAffine) {

@@ -114,9 +114,6 @@ FRESHET_INLINE I32 or_i(I32 x, I32 y) {
 FRESHET_INLINE I32 xor_i(I32 x, I32 y) {
   return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)};
 }
-FRESHET_INLINE I32 mul_i(I32 x, I32 y) {
-  return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)};
-}
 FRESHET_INLINE I32 shl(I32 x, int n) {
   return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
 }
@@ -127,8 +124,12 @@ FRESHET_INLINE I32 sar(I32 x, int n) {
   return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)};
 }
 FRESHET_INLINE I32 add_madd_i(I32 sum, I32 x, I32 y) {
+#if defined(__AVXVNNI__)
+  return {_mm256_dpwssd_avx_epi32(sum.a, x.a, y.a), _mm256_dpwssd_avx_epi32(sum.b, x.b, y.b)};
+#else
   return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)),
           _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
+#endif
 }
 FRESHET_INLINE I32 max_i(I32 x, I32 y) {
   return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)};
@@ -182,38 +183,20 @@ FRESHET_INLINE __m256i quad(const int8_t* p) {
 
 #if defined(__AVXVNNI__)
 
-FRESHET_INLINE Scale make_scale(I32 s) {
-  return s;
+inline constexpr bool kPairScales = true;
+FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
+  const __m256i q = quad(x);
+  return {_mm256_dpbusd_avx_epi32(sum.a, line.a, q), _mm256_dpbusd_avx_epi32(sum.b, line.b, q)};
 }
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
-#pragma GCC unroll 8
-  for (int p = 0; p < kQuads; ++p) {
-    const I32 line = w.line(first + p);
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      const __m256i q = quad(x[t] + 4 * p);
-      sum[t].a = _mm256_dpbusd_avx_epi32(sum[t].a, line.a, q);
-      sum[t].b = _mm256_dpbusd_avx_epi32(sum[t].b, line.b, q);
-    }
-  }
-}
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
-                               const int8_t* const (&x)[T]) {
-  I32 d[T];
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) d[t] = zero_i();
-  dot<T, kQuads, kTop>(d, w, first, x);
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], mul_i(d[t], scale));
+FRESHET_INLINE I32 add_mul_i(I32 sum, I32 x, I32 y) {
+  return {_mm256_add_epi32(sum.a, _mm256_mullo_epi32(x.a, y.a)),
+          _mm256_add_epi32(sum.b, _mm256_mullo_epi32(x.b, y.b))};
 }
 
 #else
 
 // A scale as a pair of 16-bit halves, so that one vpmaddwd both scales and adds pairs.
+template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
   return or_i(and_i(s, set_i(0xffff)), shl(s, 16));
 }
@@ -268,3 +251,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
 
 }  // namespace
 }  // namespace freshet::cpu
+
+#if defined(__AVXVNNI__)
+#include "backend/cpu/dot_quads.inl"
+#endif

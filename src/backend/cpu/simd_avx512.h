@@ -92,9 +92,6 @@ FRESHET_INLINE I32 add_i(I32 a, I32 b) {
 FRESHET_INLINE I32 sub_i(I32 a, I32 b) {
   return _mm512_sub_epi32(a, b);
 }
-FRESHET_INLINE I32 mul_i(I32 a, I32 b) {
-  return _mm512_mullo_epi32(a, b);
-}
 FRESHET_INLINE I32 and_i(I32 a, I32 b) {
   return _mm512_and_si512(a, b);
 }
@@ -154,39 +151,24 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
 }
-FRESHET_INLINE I32 quad(const int8_t* p) {
-  int32_t v;
-  std::memcpy(&v, p, 4);
-  return _mm512_set1_epi32(v);
-}
-FRESHET_INLINE Scale make_scale(I32 s) {
-  return s;
-}
 
 #if defined(__AVX512VNNI__)
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
-#pragma GCC unroll 8
-  for (int p = 0; p < kQuads; ++p) {
-    const I32 line = w.line(first + p);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) sum[t] = _mm512_dpbusd_epi32(sum[t], line, quad(x[t] + 4 * p));
-  }
+inline constexpr bool kPairScales = true;
+// The compiler does not fold the broadcast into the instruction by itself.
+FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(sum)
+      : "v"(line), "m"(*reinterpret_cast<const int8_t(*)[4]>(x)));
+  return sum;
 }
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
-                               const int8_t* const (&x)[T]) {
-  I32 d[T];
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) d[t] = zero_i();
-  dot<T, kQuads, kTop>(d, w, first, x);
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) sum[t] = add_i(sum[t], mul_i(d[t], scale));
+FRESHET_INLINE I32 add_mul_i(I32 sum, I32 a, I32 b) {
+  return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b));
 }
-
 #endif
 
 }  // namespace
 }  // namespace freshet::cpu
+
+#if defined(__AVX512VNNI__)
+#include "backend/cpu/dot_quads.inl"
+#endif

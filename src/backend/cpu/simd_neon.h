@@ -207,15 +207,8 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   FRESHET_EACH(index.v[i] = vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(index.v[i]))))
   return index;
 }
-FRESHET_INLINE Scale make_scale(I32 s) {
-  return s;
-}
 
-FRESHET_INLINE int8x16_t quad(const int8_t* p) {
-  int32_t v;
-  std::memcpy(&v, p, 4);
-  return vreinterpretq_s8_s32(vdupq_n_s32(v));
-}
+inline constexpr bool kPairScales = false;
 // sum += the products of bytes, four to a lane. A pair of products fits 16 bits: x is within +-127.
 FRESHET_INLINE int32x4_t dot4(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -226,33 +219,21 @@ FRESHET_INLINE int32x4_t dot4(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #endif
 }
 
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot(I32 (&sum)[T], const Lines& w, int first, const int8_t* const (&x)[T]) {
-#pragma GCC unroll 8
-  for (int p = 0; p < kQuads; ++p) {
-    const I32 line = w.line(first + p);
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      const int8x16_t q = quad(x[t] + 4 * p);
-      FRESHET_EACH(sum[t].v[i] = dot4(sum[t].v[i], vreinterpretq_s8_s32(line.v[i]), q))
-    }
-  }
+FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
+  int32_t v;
+  std::memcpy(&v, x, 4);
+  const int8x16_t q = vreinterpretq_s8_s32(vdupq_n_s32(v));
+  FRESHET_EACH(sum.v[i] = dot4(sum.v[i], vreinterpretq_s8_s32(line.v[i]), q))
+  return sum;
 }
-
-template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
-                               const int8_t* const (&x)[T]) {
-  I32 d[T];
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) d[t] = zero_i();
-  dot<T, kQuads, kTop>(d, w, first, x);
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) {
-    FRESHET_EACH(sum[t].v[i] = vmlaq_s32(sum[t].v[i], d[t].v[i], scale.v[i]))
-  }
+FRESHET_INLINE I32 add_mul_i(I32 sum, I32 x, I32 y) {
+  FRESHET_EACH(sum.v[i] = vmlaq_s32(sum.v[i], x.v[i], y.v[i]))
+  return sum;
 }
 
 #undef FRESHET_EACH
 
 }  // namespace
 }  // namespace freshet::cpu
+
+#include "backend/cpu/dot_quads.inl"

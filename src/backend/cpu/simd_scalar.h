@@ -213,7 +213,8 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   return load_i(b);
 }
 
-// A scale in the form that dot_scaled wants.
+// A scale in the form that dot_scaled wants for lines whose bytes are at most kTop.
+template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
   return s;
 }

@@ -1,0 +1,50 @@
+// dot_scaled() by an instruction that adds four products of bytes to each lane (VNNI, NEON).
+//
+// Included at the end of a simd_*.h that defines kPairScales, dot_quad(sum, line, x): the line's
+// bytes times four activations, the same for each lane, and add_mul_i(sum, x, y).
+//
+// A 32-bit sum takes VNNI three slow instructions to scale and add. One that fits 16 bits takes
+// one, vpdpwssd, with a scale whose upper half is zero (kPairScales).
+#pragma once
+
+namespace freshet::cpu {
+namespace {
+
+// How many quads' products (u8 up to kTop times a number within +-127) add up within 16 bits; 0
+// where sums of 32 bits are scaled, for it gains nothing with fewer than two.
+template <int kTop>
+inline constexpr int kQuadsIn16Bits = kPairScales && kTop > 0 && kTop * 127 * 8 <= 32767
+                                          ? 32767 / (kTop * 127 * 4)
+                                          : 0;
+
+template <int kTop>
+FRESHET_INLINE Scale make_scale(I32 s) {
+  return kQuadsIn16Bits<kTop> > 0 ? and_i(s, set_i(0xffff)) : s;
+}
+
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                               const int8_t* const (&x)[T]) {
+  constexpr int kFit = kQuadsIn16Bits<kTop>;
+  constexpr int kStep = kFit == 0 || kFit > kQuads ? kQuads : kFit;
+  static_assert(kQuads % kStep == 0);
+  FRESHET_UNROLL
+  for (int p = 0; p < kQuads; p += kStep) {
+    I32 d[T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) d[t] = zero_i();
+    FRESHET_UNROLL
+    for (int i = p; i < p + kStep; ++i) {
+      const I32 line = w.line(first + i);
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) d[t] = dot_quad(d[t], line, x[t] + 4 * i);
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = kFit > 0 ? add_madd_i(sum[t], d[t], scale) : add_mul_i(sum[t], d[t], scale);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu
