@@ -233,7 +233,8 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
       for (int i = 0; i < 16; ++i) {
         int d = 0;
         for (int j = 0; j < 4; ++j) d += b[4 * i + j] * q[j];
-        sum[t].v[i] += scale.v[i] * d;
+        sum[t].v[i] =
+            wrap(raw(sum[t].v[i]) + raw(scale.v[i]) * raw(d));  // a scale may be no number
       }
     }
   }
