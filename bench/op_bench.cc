@@ -140,8 +140,7 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
 
 // Of one layer; layers of a model follow each other, so that no cache holds them all.
 Status bench_attention(Bench& b, const Options& o) {
-  constexpr int kDim = kHeadDim;
-  const ops::KvShape shape{ops::KvType::kF16, kKvHeads, kDim, kDim, false};
+  const ops::KvShape shape{ops::KvType::kF16, kKvHeads, kHeadDim, kHeadDim, false};
   const int64_t blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const size_t layer_bytes = static_cast<size_t>(blocks) * shape.block_bytes();
   const size_t layers = std::max<size_t>(2, kBeyondCaches / layer_bytes + 1);
@@ -157,26 +156,26 @@ Status bench_attention(Bench& b, const Options& o) {
     return ops::AttentionBatch{starts, context, table.data(), blocks};
   };
   const std::vector<int32_t> whole = {0, static_cast<int32_t>(o.context)};
-  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kKvHeads * kDim));
-  const Matrix keys{kv.data(), o.context, kKvHeads * kDim, kKvHeads * kDim};
+  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kKvHeads * kHeadDim));
+  const Matrix keys{kv.data(), o.context, kKvHeads * kHeadDim, kKvHeads * kHeadDim};
   for (size_t i = 0; i < layers; ++i) b.ops->store_kv(view(i), keys, keys, batch(whole));
   std::printf("%s, of context %lld:\n", std::string(b.ops->attention_row(shape)).c_str(),
               static_cast<long long>(o.context));
   for (const int64_t tokens : o.tokens) {
     if (tokens > o.context) continue;
     const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
-    std::vector<float> q = random_floats(static_cast<size_t>(tokens * kHeads * kDim));
+    std::vector<float> q = random_floats(static_cast<size_t>(tokens * kHeads * kHeadDim));
     std::vector<float> out(q.size());
     const ops::AttentionParams params{.heads = kHeads, .scale = 0.125f};
     const double seconds = seconds_of(b, [&](int i) {
-      b.ops->attention({out.data(), tokens, kHeads * kDim, kHeads * kDim},
-                       {q.data(), tokens, kHeads * kDim, kHeads * kDim},
+      b.ops->attention({out.data(), tokens, kHeads * kHeadDim, kHeads * kHeadDim},
+                       {q.data(), tokens, kHeads * kHeadDim, kHeads * kHeadDim},
                        view(static_cast<size_t>(i)), batch(starts), params);
     });
     const double pairs =
         static_cast<double>(tokens) * static_cast<double>(2 * o.context - tokens + 1) / 2;
     print_row(b, "attention", tokens, seconds, static_cast<double>(layer_bytes),
-              pairs * kHeads * kDim * 4.0, 0.0);
+              pairs * kHeads * kHeadDim * 4.0, 0.0);
   }
   return {};
 }
