@@ -7,7 +7,9 @@ numbers of several distributions and rmse.txt the error of gguf.quants.quantize 
 a line "format distribution rmse" each; distributions lie in order, ROWS numbers each. With --ggml,
 the library's own encoders are measured too, and those of formats that the package cannot write.
 
-Needs: pip install gguf numpy. Usage: tools/golden_quant.py [--out FOLDER] [--ggml libggml-base.so]
+FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes.
+
+Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER] [--ggml libggml-base.so | --fp8]
 """
 import argparse
 import ctypes
@@ -107,11 +109,37 @@ def errors(rows, library):
             yield f"{kind.name.lower()} {name} {e:.9e}\n"
 
 
+def fp8(out):
+    """128 codes, then an F32 scale; the error is that of scales which just cover a block."""
+    import ml_dtypes
+    e4m3 = ml_dtypes.float8_e4m3fn
+    rng = np.random.default_rng(21)
+    codes = rng.integers(0, 256, (20, 128), dtype=np.uint8)
+    codes[(codes & 0x7f) == 0x7f] = 0x80
+    codes[0] = np.delete(np.arange(256), [127, 255])[:128]
+    codes[1] = np.delete(np.arange(256), [127, 255])[126:]
+    scales = (rng.standard_normal((20, 1)) * 0.05).astype("<f4")
+    scales[:6, 0] = [1, 1, 0, -0.0, 1e-40, 7e35]
+    (out / "fp8.blocks").write_bytes(np.hstack([codes, scales.view(np.uint8)]).tobytes())
+    (out / "fp8.f32").write_bytes((codes.view(e4m3).astype("<f4") * scales).tobytes())
+    rows = np.frombuffer((out / "input.f32").read_bytes(), "<f4").reshape(-1, ROWS // 128, 128)
+    lines = [s for s in (out / "rmse.txt").read_text().splitlines(True) if not s.startswith("fp8 ")]
+    for name, x in zip(inputs(rng), rows):
+        scale = np.abs(x).max(-1, keepdims=True) / np.float32(448)
+        y = (x / np.where(scale > 0, scale, 1)).astype(e4m3).astype(np.float32) * scale
+        error = np.sqrt(np.mean((x.astype(np.float64) - y) ** 2))
+        lines.append(f"fp8 {name} {error:.9e}\n")
+    (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
     args.add_argument("--ggml", type=ctypes.CDLL)
+    args.add_argument("--fp8", action="store_true")
     args = args.parse_args()
+    if args.fp8:
+        return fp8(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20)
     for kind in [*F16_FIELDS, *OTHERS]:
@@ -122,6 +150,7 @@ def main():
     rows = {k: v.astype(np.float32) for k, v in inputs(rng).items()}
     (args.out / "input.f32").write_bytes(b"".join(v.tobytes() for v in rows.values()))
     (args.out / "rmse.txt").write_text("".join(errors(rows, args.ggml)), encoding="ascii")
+    return fp8(args.out)
 
 
 if __name__ == "__main__":

@@ -104,6 +104,9 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
   PlanRequest r;
   r.weights = checkpoint.total_bytes();
+  for (const loader::TensorSource& t : checkpoint.tensors()) {
+    if (t.dtype == "F8_E4M3") r.weights += t.bytes / 32;  // an F32 scale for 128 numbers
+  }
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);

@@ -1,4 +1,5 @@
 // Loading: what a checkpoint may spell differently, and what must be refused with one clear line.
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -241,6 +242,136 @@ TEST_F(Load, FourBitExpertsMeanWhatTheirDefinitionSays) {
   }
 }
 
+// A llama of 128 columns whose linear layers are E4M3 with scales of `kind`, or the F32 numbers
+// that these stand for.
+enum class Scales { kTensor, kRow, kRowColumn, kBlock };
+
+float e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double v =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return static_cast<float>(code & 0x80 ? -v : v);
+}
+
+template <class T>
+void append(std::string& to, T v) {
+  to.append(reinterpret_cast<const char*>(&v), sizeof v);
+}
+
+void to_fp8(Tensors& t, const std::string& name, int64_t rows, int64_t cols, Scales kind,
+            bool fp8) {
+  const int64_t across = (cols + 127) / 128;
+  const auto scale_of = [&](int64_t r, int64_t c) {
+    const int64_t i = kind == Scales::kTensor  ? 0
+                      : kind == Scales::kBlock ? r / 128 * across + c / 128
+                                               : r;
+    return bf16_to_f32(f32_to_bf16(0.0005f * static_cast<float>(3 + i % 11)));
+  };
+  Tensor codes{"F8_E4M3", {rows, cols}, {}}, plain{"F32", {rows, cols}, {}};
+  uint32_t state = static_cast<uint32_t>(name.size() * 977 + static_cast<size_t>(rows));
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    state = state * 1664525 + 1013904223;
+    auto code = static_cast<uint8_t>(state >> 24);
+    if ((code & 0x7f) > 0x70) code &= 0xbf;  // no NaN, few large ones
+    append(codes.bytes, code);
+    append(plain.bytes, e4m3(code) * scale_of(i / cols, i % cols));
+  }
+  t[name] = fp8 ? codes : plain;
+  if (!fp8) return;
+  const bool blocks = kind == Scales::kBlock, bf16 = kind == Scales::kRowColumn;
+  Tensor scales{bf16 ? "BF16" : "F32", {}, {}};
+  const int64_t down = kind == Scales::kTensor ? 1 : blocks ? (rows + 127) / 128 : rows;
+  if (kind != Scales::kTensor) scales.shape = {down};
+  if (bf16) scales.shape.push_back(1);
+  if (blocks) scales.shape.push_back(across);
+  for (int64_t r = 0; r < down; ++r) {
+    for (int64_t c = 0; c < (blocks ? across : 1); ++c) {
+      const float scale = scale_of(blocks ? r * 128 : r, c * 128);
+      if (bf16) {
+        append(scales.bytes, f32_to_bf16(scale));
+      } else {
+        append(scales.bytes, scale);
+      }
+    }
+  }
+  t[name + (blocks ? "_scale_inv" : "_scale")] = scales;
+}
+
+void to_fp8_llama(Tensors& t, json::Object& config, Scales kind, bool fp8) {
+  constexpr int64_t kHidden = 128, kFf = 384, kVocab = 288;
+  config["hidden_size"] = json::Value(kHidden);
+  config["intermediate_size"] = json::Value(kFf);
+  config["head_dim"] = json::Value(32);
+  if (fp8) {
+    auto q = json::parse(R"({"quant_method": "fp8", "weight_block_size": [128, 128]})");
+    config["quantization_config"] = *q;
+  }
+  for (auto& [name, tensor] : t) {
+    if (!name.ends_with("norm.weight")) continue;
+    tensor = {"F32", {kHidden}, {}};
+    for (int64_t i = 0; i < kHidden; ++i) append(tensor.bytes, 1.0f);
+  }
+  to_fp8(t, "model.embed_tokens.weight", kVocab, kHidden, kind, false);
+  to_fp8(t, "lm_head.weight", kVocab, kHidden, kind, false);
+  for (int l = 0; l < 2; ++l) {
+    const std::string at = fmt::format("model.layers.{}.", l);
+    to_fp8(t, at + "self_attn.q_proj.weight", 128, kHidden, kind, fp8);
+    to_fp8(t, at + "self_attn.k_proj.weight", 64, kHidden, kind, fp8);
+    to_fp8(t, at + "self_attn.v_proj.weight", 64, kHidden, kind, fp8);
+    to_fp8(t, at + "self_attn.o_proj.weight", kHidden, 128, kind, fp8);
+    to_fp8(t, at + "mlp.gate_proj.weight", kFf, kHidden, kind, fp8);
+    to_fp8(t, at + "mlp.up_proj.weight", kFf, kHidden, kind, fp8);
+    to_fp8(t, at + "mlp.down_proj.weight", kHidden, kFf, kind, fp8);
+  }
+}
+
+TEST_F(Load, Fp8MeansItsNumbersTimesItsScales) {
+  for (const Scales kind : {Scales::kTensor, Scales::kRow, Scales::kRowColumn, Scales::kBlock}) {
+    std::vector<float> logits[2];
+    for (const bool fp8 : {false, true}) {
+      auto model =
+          load("llama", [&](Tensors& t, json::Object& c) { to_fp8_llama(t, c, kind, fp8); });
+      ASSERT_TRUE(model.ok()) << model.status().message();
+      int stored = 0;
+      for (const Model::WeightInfo& w : (*model)->weights())
+        stored += w.format == quant::Format::kFP8;
+      EXPECT_EQ(stored, fp8 ? 14 : 0);
+      logits[fp8 ? 1 : 0] = first_logits(**model);
+    }
+    EXPECT_EQ(logits[0], logits[1]);
+  }
+}
+
+TEST_F(Load, Fp8WithoutItsScalesIsRefused) {
+  const std::string scales = std::string(kGate) + "_scale_inv";
+  const auto change = [&](const std::function<void(Tensors&, json::Object&)>& more) {
+    return [=](Tensors& t, json::Object& c) {
+      to_fp8_llama(t, c, Scales::kBlock, true);
+      more(t, c);
+    };
+  };
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t.erase(scales); }),
+               {kGate, "no scale", "missing"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[scales].shape = {1, 3}; }),
+               {scales.c_str(), "[1, 3]", "[384, 128]"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) {
+                 t[scales].bytes = std::string("\0\0\xc0\x7f", 4) + t[scales].bytes.substr(4);
+               }),
+               {scales.c_str(), "NaN"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[kGate].bytes[77] = '\x7f'; }),
+               {kGate, "NaN"});
+  expect_error("llama", change([&](Tensors&, json::Object& c) {
+                 c["quantization_config"] = *json::parse(R"({"weight_block_size": [128, 64]})");
+               }),
+               {"128 by 64", "multiples of 128"});
+  expect_error("llama",
+               [&](Tensors& t, json::Object&) {
+                 t[kGate].dtype = "F8_E4M3";
+                 t[kGate].bytes.resize(t[kGate].bytes.size() / 2);
+               },
+               {kGate, "64 numbers", "128 of fp8"});
+}
+
 TEST_F(Load, MissingTensorIsNamed) {
   expect_error("llama", [](Tensors& t, json::Object&) { t.erase(kGate); }, {kGate, "missing"});
   expect_error(
@@ -280,10 +411,10 @@ TEST_F(Load, NumbersThatAreNoneAreRefused) {
 TEST_F(Load, UnknownTypesAreNamed) {
   expect_error("llama",
                [](Tensors& t, json::Object&) {
-                 t[kGate].dtype = "F8_E4M3";
+                 t[kGate].dtype = "F8_E5M2";
                  t[kGate].bytes.resize(t[kGate].bytes.size() / 2);
                },
-               {kGate, "F8_E4M3", "not supported"});
+               {kGate, "F8_E5M2", "not supported"});
   expect_error("llama", [](Tensors&, json::Object& c) { c["model_type"] = json::Value("mamba9"); },
                {"unsupported architecture 'mamba9'"});
 }

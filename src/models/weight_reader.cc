@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "models/finite.h"
+#include "models/fp8_rows.h"
 
 namespace freshet::models {
 namespace {
@@ -85,6 +86,9 @@ Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, in
     const std::vector<int64_t> wanted =
         layout == Layout::kRows ? std::vector{count, rows, cols} : std::vector{count, cols, rows};
     if (source.shape != wanted) return wrong_shape(source, wanted);
+  }
+  if (source.dtype == "F8_E4M3" && layout == Layout::kRows) {
+    return fp8_rows(*this, source, index, count, rows, cols);
   }
   Rows out;
   FRESHET_ASSIGN_OR_RETURN(out.format, source.usable_format());

@@ -33,6 +33,7 @@ class WeightReader {
                ops::Ops& ops, const Progress& progress);
 
   bool is_gguf() const { return is_gguf_; }
+  const json::Value& config() const { return checkpoint_.config(); }
   const Architecture& architecture() const { return architecture_; }
   ops::Ops& ops() { return ops_; }
 

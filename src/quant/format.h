@@ -2,8 +2,8 @@
 //
 // A row of K numbers is K / block_size blocks of block_bytes each; K must be a multiple of
 // block_size. Plain types are formats with a block of one. The quantised formats are those of GGUF
-// (ggml's block layouts, little-endian). decode() is the definition of what a block means: every
-// kernel is tested against it. All functions are pure and thread-safe.
+// (ggml's block layouts, little-endian), and FP8. decode() is the definition of what a block means:
+// every kernel is tested against it. All functions are pure and thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +18,7 @@ enum class Format : uint8_t {
   kF32,
   kF16,
   kBF16,
+  kFP8,
   kQ4_0,
   kQ4_1,
   kQ5_0,
@@ -33,12 +34,14 @@ enum class Format : uint8_t {
   kMXFP4,
 };
 
+inline constexpr uint32_t kNoGgmlType = ~uint32_t{0};
+
 struct FormatInfo {
   Format format;
   std::string_view name;  // "q4_k", lower case
   int block_size;         // numbers a block
   int block_bytes;
-  uint32_t ggml_type;  // the type's number in a GGUF file
+  uint32_t ggml_type;  // the type's number in a GGUF file, or kNoGgmlType
   // n numbers, n a multiple of block_size. Bit-exact with the format's definition.
   void (*decode)(const void* blocks, float* out, int64_t n);
   // nullptr where we do not write the format. `importance`: nullptr or n weights of the squared

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "quant/format.h"
+#include "quant/fp8.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -66,9 +67,9 @@ constexpr FormatInfo row() {
 
 // In the order of Format.
 constexpr std::array kFormats = {
-    row<F32>(),  row<F16>(),    row<BF16>(),   row<Q4_0>(),  row<Q4_1>(), row<Q5_0>(),
-    row<Q5_1>(), row<Q8_0>(),   row<Q2_K>(),   row<Q3_K>(),  row<Q4_K>(), row<Q5_K>(),
-    row<Q6_K>(), row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(),
+    row<F32>(),  row<F16>(),  row<BF16>(),   row<FP8>(),    row<Q4_0>(),  row<Q4_1>(),
+    row<Q5_0>(), row<Q5_1>(), row<Q8_0>(),   row<Q2_K>(),   row<Q3_K>(),  row<Q4_K>(),
+    row<Q5_K>(), row<Q6_K>(), row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {
@@ -105,7 +106,7 @@ std::optional<Format> format_by_name(std::string_view name) {
 
 std::optional<Format> format_by_ggml_type(uint32_t type) {
   for (const FormatInfo& i : kFormats) {
-    if (i.ggml_type == type) return i.format;
+    if (i.ggml_type == type && type != kNoGgmlType) return i.format;
   }
   return std::nullopt;
 }

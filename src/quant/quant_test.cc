@@ -162,7 +162,11 @@ INSTANTIATE_TEST_SUITE_P(Quant, EachBlockFormat, testing::ValuesIn(block_formats
 TEST(Formats, AreFoundByNameAndNumber) {
   for (const FormatInfo& i : all_formats()) {
     EXPECT_EQ(format_by_name(i.name), i.format);
-    EXPECT_EQ(format_by_ggml_type(i.ggml_type), i.format);
+    if (i.ggml_type == kNoGgmlType) {
+      EXPECT_EQ(format_by_ggml_type(i.ggml_type), std::nullopt);
+    } else {
+      EXPECT_EQ(format_by_ggml_type(i.ggml_type), i.format);
+    }
     EXPECT_EQ(&info(i.format), &i);
   }
   EXPECT_EQ(format_by_name("Q4_K"), Format::kQ4_K);

@@ -24,6 +24,7 @@ constexpr ActKind act_kind(Format f) {
   switch (f) {
     case Format::kF32:
     case Format::kF16:
+    case Format::kFP8:
       return ActKind::kF32;
     case Format::kBF16:
       return ActKind::kBF16;
@@ -32,9 +33,9 @@ constexpr ActKind act_kind(Format f) {
   }
 }
 
-constexpr const char* kNames[kFormats] = {"f32",  "f16",    "bf16",   "q4_0", "q4_1", "q5_0",
-                                          "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k", "q5_k",
-                                          "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+constexpr const char* kNames[kFormats] = {"f32",  "f16",  "bf16",   "fp8",    "q4_0", "q4_1",
+                                          "q5_0", "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k",
+                                          "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
 
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,

@@ -16,7 +16,8 @@
 namespace freshet::cpu {
 
 // By quant::Format.
-const IsaKernels kAmxKernels = {
-    .run = {nullptr, nullptr, run_bf16, FRESHET_TILE_BLOCKS}, .bf16 = nullptr, .q8x256 = nullptr};
+const IsaKernels kAmxKernels = {.run = {nullptr, nullptr, run_bf16, nullptr, FRESHET_TILE_BLOCKS},
+                                .bf16 = nullptr,
+                                .q8x256 = nullptr};
 
 }  // namespace freshet::cpu

@@ -30,7 +30,7 @@ using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
 // Encodes one row of `cols` numbers.
 using EncodeRow = void (*)(const float* x, int64_t cols, uint8_t* out);
 
-inline constexpr int kFormats = 16;
+inline constexpr int kFormats = 17;
 
 // The kernels of one instruction set; nullptr where it has none of its own.
 struct IsaKernels {

@@ -27,6 +27,8 @@
 //   bf16     16 lines, each 16 rows x 2 k (a row of an AMX BF16 tile): of each four k, 0 and 2,
 //   then
 //            1 and 3
+//   fp8      a block is 128 k: 32 lines, each 16 rows x 2 k, then 16 rows of the next two;
+//            scale[16] f32
 //
 // Rows beyond the last are zero bytes, and so are numbers beyond the last of a float row.
 #pragma once
@@ -55,6 +57,8 @@ constexpr PanelLayout panel_layout(quant::Format f) {
     case Format::kF16:
     case Format::kBF16:
       return {32, 16 * kLine, 0};
+    case Format::kFP8:
+      return {128, 33 * kLine, 0};
     case Format::kQ4_0:
     case Format::kIQ4_NL:
       return {32, 4 * kLine, 32};

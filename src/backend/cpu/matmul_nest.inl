@@ -152,6 +152,26 @@ struct FamilyBf16 : FamilyBase {
   }
 };
 
+// FP8 likewise: rows are whole blocks.
+struct FamilyFp8 : FamilyBase {
+  using Source = Packed<LinesFP8>;
+  static constexpr int kBlock = 128, kTile = kFloatTile;
+  static constexpr int64_t kUnpackedBlock = 0;
+  explicit FamilyFp8(const MatmulCall&) {}
+
+  static void unpack(const MatmulCall&, int64_t, int64_t, int64_t, uint8_t*) {}
+  template <int T>
+  void unpacked_tile(const MatmulCall& c, int64_t panel, const uint8_t*,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    tile_fp8<T>(Source(c, panel), row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile_fp8<T>(w, row, b0, b1, acc);
+  }
+};
+
 template <class Family, int T>
 void run_few(const MatmulCall& c, int64_t first, int64_t last) {
   constexpr int64_t kMostBlocks = 8192 / Family::kBlock;
@@ -275,6 +295,9 @@ void run(const MatmulCall& c, int64_t first, int64_t last) {
   } else {
     run_family<Family<F, 1>>(c, first, last);
   }
+}
+inline void run_fp8(const MatmulCall& c, int64_t first, int64_t last) {
+  run_family<FamilyFp8>(c, first, last);
 }
 template <class F>
 void run_f32(const MatmulCall& c, int64_t first, int64_t last) {

@@ -61,6 +61,8 @@ constexpr BlockMap block_map(Format f) {
       return {{{0, 2, 32, 0}}, 1};
     case Format::kBF16:
       return {{{0, 4, 16, 0}}, 1};
+    case Format::kFP8:
+      return {{{0, 2, 64, 0}, {128, 4, 1, 2048}}, 2};
   }
   return {};
 }
@@ -79,7 +81,7 @@ static_assert(covers(Format::kQ3_K, 110) && covers(Format::kQ4_K, 144));
 static_assert(covers(Format::kQ5_K, 176) && covers(Format::kQ6_K, 210));
 static_assert(covers(Format::kIQ4_NL, 18) && covers(Format::kIQ4_XS, 136));
 static_assert(covers(Format::kMXFP4, 17) && covers(Format::kF32, 128));
-static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64));
+static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64) && covers(Format::kFP8, 132));
 
 // The 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so that they line
 // up with quad p of a line.

@@ -9,7 +9,7 @@ namespace freshet::cpu {
 
 // By quant::Format.
 const IsaKernels kScalarKernels = {
-    .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>,
+    .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>, run_fp8,
             run<Family256, BlockQ4_0>, run<Family256, BlockQ4_1>, run<Family256, BlockQ5_0>,
             run<Family256, BlockQ5_1>, run<Family256, BlockQ8_0>, run<Family256, BlockQ2_K>,
             run<Family256, BlockQ3_K>, run<Family256, BlockQ4_K>, run<Family256, BlockQ5_K>,

@@ -99,6 +99,15 @@ std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t co
     for (auto& b : row) b = static_cast<uint8_t>(rng());
     const bool odd = (&row - out.data()) % 2 != 0;
     if (values == Values::kLargest) std::fill(row.begin(), row.end(), odd ? 0 : 0xff);
+    if (f == Format::kFP8) {
+      for (auto& b : row) b = (b & 0x7f) == 0x7f ? static_cast<uint8_t>(b & 0xfe) : b;  // no NaN
+      for (size_t at = 128; at < bytes; at += 132) {
+        const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
+        const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
+        std::memcpy(&row[at], &d, 4);
+      }
+      continue;
+    }
     if (info.block_size == 1) {
       for (int64_t k = 0; k < cols; ++k) {
         const float v = normal(rng);
@@ -389,7 +398,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 std::vector<Case> cases(Format f) {
-  if (quant::info(f).block_size == 256) {
+  if (quant::info(f).block_size > 32) {
     return {{f, 2048, 2048, 3}, {f, 2049, 2304, 1}, {f, 2050, 2048, 18},
             {f, 16, 256, 1},    {f, 1, 512, 2},     {f, 33, 768, 5},
             {f, 40, 2304, 7},   {f, 160, 512, 19},  {f, 24, 2560, 70}};

@@ -368,5 +368,39 @@ FRESHET_INLINE void tile_float(const Packed<F>& w, const uint8_t* const (&x)[T],
   }
 }
 
+// FP8: blocks of 128 k times F32 rows; the sum of a block is scaled.
+struct LinesFP8 {
+  static constexpr Format kFormat = Format::kFP8;
+};
+template <int T>
+FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x)[T], int64_t b0,
+                             int64_t b1, F32 (&acc)[T]) {
+  constexpr int kPairBytes = 2 * kPanelRows, kUnits = 256;  // a number as loaded, times 256
+  for (int64_t b = b0; b < b1; ++b) {
+    const uint8_t* p = w.main(b);
+    prefetch_lines<1>(p + 32 * kLine + kAhead);
+    F32 even[T], odd[T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) even[t] = odd[t] = zero_f();
+    for (int i = 0; i < 64; i += 4) {
+      prefetch_lines<2>(p + i * kPairBytes + kAhead);
+      FRESHET_UNROLL
+      for (int j = i; j < i + 4; ++j) {
+        F32 we, wo;
+        load_e4m3(p + j * kPairBytes, we, wo);
+        FRESHET_UNROLL
+        for (int t = 0; t < T; ++t) {
+          const uint8_t* const from = x[t] + b * 512 + 8 * j;
+          even[t] = fma_f(we, set_f(f32_at(from)), even[t]);
+          odd[t] = fma_f(wo, set_f(f32_at(from + 4)), odd[t]);
+        }
+      }
+    }
+    const F32 scale = mul_f(bits_f(line_at(p, 32)), set_f(kUnits));
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) acc[t] = fma_f(add_f(even[t], odd[t]), scale, acc[t]);
+  }
+}
+
 }  // namespace
 }  // namespace freshet::cpu

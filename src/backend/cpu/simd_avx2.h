@@ -21,6 +21,7 @@ struct I32 {
 };
 using Scale = I32;
 
+inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 4;
 inline constexpr int kFloatTile = 2;
 #if defined(__AVXVNNI__)
@@ -73,6 +74,15 @@ FRESHET_INLINE F32 fma_f(F32 x, F32 y, F32 z) {
 FRESHET_INLINE F32 load_f16(const void* p) {
   const __m128i* h = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+}
+FRESHET_INLINE __m256 e4m3_above(__m128i v) {
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(v, 1), _mm_set1_epi16(kE4M3InF16)));
+}
+FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
+  const __m128i* h = static_cast<const __m128i*>(p);
+  const __m128i a = _mm_loadu_si128(h), b = _mm_loadu_si128(h + 1);
+  even = {e4m3_above(_mm_slli_epi16(a, 8)), e4m3_above(_mm_slli_epi16(b, 8))};
+  odd = {e4m3_above(a), e4m3_above(b)};
 }
 
 FRESHET_INLINE I32 zero_i() {

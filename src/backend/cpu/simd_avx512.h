@@ -17,6 +17,7 @@ using F32 = __m512;
 using I32 = __m512i;
 using Scale = I32;
 
+inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 8;  // tokens that one pass over a panel serves
 inline constexpr int kFloatTile = 8;
 #if defined(__AVX512VNNI__)
@@ -66,6 +67,14 @@ FRESHET_INLINE F32 fma_f(F32 a, F32 b, F32 c) {
 }
 FRESHET_INLINE F32 load_f16(const void* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+FRESHET_INLINE F32 e4m3_above(__m256i v) {
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16(kE4M3InF16)));
+}
+FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
+  const __m256i v = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  even = e4m3_above(_mm256_slli_epi16(v, 8));
+  odd = e4m3_above(v);
 }
 
 FRESHET_INLINE I32 zero_i() {

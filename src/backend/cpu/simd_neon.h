@@ -21,6 +21,7 @@ struct I32 {
 };
 using Scale = I32;
 
+inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 4;
 inline constexpr int kFloatTile = 2;
 inline constexpr bool kFlipSigned = false;  // both ways to multiply bytes take signed ones
@@ -81,6 +82,16 @@ FRESHET_INLINE F32 load_f16(const void* p) {
   FRESHET_EACH(r.v[i] = vcvt_f32_f16(
                    vreinterpret_f16_u16(vld1_u16(static_cast<const uint16_t*>(p) + 4 * i))))
   return r;
+}
+FRESHET_INLINE float32x4_t e4m3_above(int16x4_t v) {
+  return vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(vshr_n_s16(v, 1), vdup_n_s16(kE4M3InF16))));
+}
+FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
+  for (int i = 0; i < 4; ++i) {
+    const int16x4_t v = vld1_s16(static_cast<const int16_t*>(p) + 4 * i);
+    even.v[i] = e4m3_above(vshl_n_s16(v, 8));
+    odd.v[i] = e4m3_above(v);
+  }
 }
 
 FRESHET_INLINE I32 set_i(int32_t x) {

@@ -99,6 +99,17 @@ FRESHET_INLINE F32 load_f16(const void* p) {
   std::memcpy(h, p, sizeof h);
   return each<F32>([&](int i) { return f16_to_f32(h[i]); });
 }
+// 16 rows of two numbers of E4M3 each. Exponent and mantissa in their places of an F16 are the
+// number times 2^-8.
+FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
+  uint8_t b[32];
+  std::memcpy(b, p, sizeof b);
+  const auto number = [](uint8_t code) {
+    return f16_to_f32(static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7));
+  };
+  even = each<F32>([&](int i) { return number(b[2 * i]); });
+  odd = each<F32>([&](int i) { return number(b[2 * i + 1]); });
+}
 
 // Halves are added to each other until one number is left.
 

@@ -8,6 +8,8 @@ namespace freshet::cpu {
 
 extern const IsaKernels kEmulatedTileKernels;
 const IsaKernels kEmulatedTileKernels = {
-    .run = {nullptr, nullptr, nullptr, FRESHET_TILE_BLOCKS}, .bf16 = nullptr, .q8x256 = nullptr};
+    .run = {nullptr, nullptr, nullptr, nullptr, FRESHET_TILE_BLOCKS},
+    .bf16 = nullptr,
+    .q8x256 = nullptr};
 
 }  // namespace freshet::cpu
