@@ -15,6 +15,7 @@ using ops::KvView;
 constexpr int kBlock = ops::kBlockTokens;
 constexpr int kMaxKeyDim = 1024;
 constexpr size_t kMaxPartialBytes = size_t{32} << 20;
+constexpr int64_t kRunsPerWorker = 8;   // of splits of a tile
 constexpr int64_t kTilesPerWorker = 4;  // with fewer, the splits of a tile go to several workers
 
 bool supports(const KvShape& s, const AttentionParams&) {
@@ -132,6 +133,7 @@ class Tiles {
     t.scale = params_.scale;
     t.softcap = params_.softcap;
     t.window = params_.window;
+    t.until = t.last_split();
     return t;
   }
 
@@ -196,10 +198,18 @@ void run(const AttentionIsa& isa, const Matrix& out, const Matrix& q, const KvVi
   }
   auto* const partials = reinterpret_cast<float*>(scratch + used);
   const int64_t stride = attention_partial_floats(s, tiles.most_rows());
-  pool.parallel_for(tiles.count() * splits, [&](int64_t i, int worker) {
-    const AttentionTile t = tile_for(i / splits, worker);
-    const int64_t split = t.first_split() + i % splits;
-    if (split <= t.last_split()) isa.attend_split(t, split, partials + i * stride);
+  // A worker takes some splits in a row, to fetch the next one meanwhile.
+  const int64_t run =
+      std::clamp<int64_t>(tiles.count() * splits / (kRunsPerWorker * pool.size()), 1, splits);
+  const int64_t runs = (splits + run - 1) / run;
+  pool.parallel_for(tiles.count() * runs, [&](int64_t i, int worker) {
+    AttentionTile t = tile_for(i / runs, worker);
+    const int64_t first = i % runs * run, count = t.last_split() - t.first_split() + 1;
+    t.until = t.first_split() + std::min(first + run, count) - 1;
+    float* partial = partials + (i / runs * splits + first) * stride;
+    for (int64_t split = t.first_split() + first; split <= t.until; ++split, partial += stride) {
+      isa.attend_split(t, split, partial);
+    }
   });
   pool.parallel_for(tiles.count(), [&](int64_t i, int worker) {
     isa.merge(tile_for(i, worker), partials + i * splits * stride, stride);

@@ -40,6 +40,7 @@ struct AttentionTile {
   float scale = 1.0f;
   float softcap = 0.0f;
   int window = 0;
+  int64_t until = 0;         // the last split of the tile that the caller asks for next
   float* scratch = nullptr;  // attention_scratch_floats()
 
   // The context that row r of the tile sees: [first_seen, last_seen].

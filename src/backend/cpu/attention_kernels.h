@@ -19,18 +19,29 @@ struct BF16Bits {
   uint16_t bits;
 };
 
-// Rows of a split's tokens in the blocks of the cache.
+// Values of a split's tokens in the blocks of the cache, and the keys of the next split, which are
+// fetched while these values are read.
 template <class T>
 struct PagedRows {
   using Element = T;
+  static constexpr bool kStored = true;
   const uint8_t* data;   // of block 0, at the first row
   const int32_t* table;  // from the split's first block
   size_t block_bytes;
-  int64_t stride;  // numbers a row
+  int64_t stride;             // numbers a row
+  const uint8_t* keys;        // of block 0
+  const int32_t* next_table;  // from the next split's first block
+  int next;                   // tokens of the next split
+  int64_t key_bytes;          // a token
 
   const T* row(int token) const {
     const uint8_t* block = data + static_cast<size_t>(table[token / 16]) * block_bytes;
     return reinterpret_cast<const T*>(block) + (token % 16) * stride;
+  }
+  // Where the keys of the next split's block lie that is as far from its start as `token`.
+  const uint8_t* fetch_from(int token) const {
+    if (token >= next) return nullptr;
+    return keys + static_cast<size_t>(next_table[token / 16]) * block_bytes;
   }
 };
 
@@ -205,7 +216,15 @@ struct AttentionKernels {
     for (int t = from; t < to;) {
       const typename Rows::Element* row = rows.row(t) + d;
       const int end = (t | 15) + 1 < to ? (t | 15) + 1 : to;
+      const uint8_t* fetch = nullptr;
+      if constexpr (Rows::kStored) fetch = d == 0 ? rows.fetch_from(t) : nullptr;
       for (; t < end; ++t, row += rows.stride) {
+        if constexpr (Rows::kStored) {
+          const int64_t line = (t & 15) * rows.key_bytes;
+          for (int64_t i = 0; fetch != nullptr && i < rows.key_bytes; i += 64) {
+            __builtin_prefetch(fetch + line + i);
+          }
+        }
         F v[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
@@ -258,6 +277,7 @@ struct AttentionKernels {
 
   struct ConvertedRows {
     using Element = float;
+    static constexpr bool kStored = false;
     static constexpr int64_t stride = 2 * kLanes;
     const float* data;
     const float* row(int token) const { return data + token * stride; }

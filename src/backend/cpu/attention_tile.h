@@ -182,8 +182,17 @@ class TileAttention {
     const Group need = all(split);
     const int64_t row = plain_keys() ? key_dim_ : value_dim_;
     const size_t offset = plain_keys() ? 0 : sizeof(T) * 16 * static_cast<size_t>(key_dim_);
-    const PagedRows<T> stored{t_.data + offset, t_.table + split * (kSplit / 16), t_.block_bytes,
-                              row};
+    const int32_t* const table = t_.table + split * (kSplit / 16);
+    const int64_t later =
+        split < t_.until ? t_.last_seen(t_.rows - 1) + 1 - (split + 1) * kSplit : 0;
+    const PagedRows<T> stored{t_.data + offset,
+                              table,
+                              t_.block_bytes,
+                              row,
+                              t_.data,
+                              table + kSplit / 16,
+                              static_cast<int>(least(later, kSplit)),
+                              int64_t{key_dim_} * static_cast<int64_t>(sizeof(T))};
     const auto target = [&](const Group& g) {
       float* at = (partial != nullptr ? partial : total_) + g.first * value_stride_;
       return ValueTarget{at, value_stride_, partial != nullptr ? nullptr : keep_ + g.first,
