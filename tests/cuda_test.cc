@@ -2,6 +2,7 @@
 // and the law of the batch: a row has the same bits alone and in any batch. Skipped without a GPU.
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <numeric>
 
 #include "backend/cuda/backend.h"
@@ -100,6 +101,23 @@ class Cuda : public testing::Test {
     }
     return s;
   }
+
+  struct WeightsOfExperts {
+    WeightsOfExperts(ops::Ops& gpu, ops::Ops& cpu, int64_t experts, int64_t hidden, int64_t ff,
+                     uint32_t seed) {
+      const auto put = [&](int64_t rows, int64_t cols, auto& on, auto& host) {
+        const Stored& s = keep.emplace_back(stored(quant::Format::kBF16, rows, cols, ++seed));
+        on.push_back(std::move(gpu.pack(quant::Format::kBF16, s.rows, cols)).value());
+        host.push_back(std::move(cpu.pack(quant::Format::kBF16, s.rows, cols)).value());
+      };
+      for (int64_t e = 0; e < experts; ++e) {
+        put(2 * ff, hidden, up_on, up_host);
+        put(hidden, ff, down_on, down_host);
+      }
+    }
+    std::vector<Stored> keep;
+    std::vector<ops::Weight> up_on, up_host, down_on, down_host;
+  };
 
   ThreadPool pool{2, false};
   std::unique_ptr<ops::Ops> gpu, cpu;
@@ -432,9 +450,18 @@ TEST_F(Cuda, HeadwiseProductsAreNearTheReference) {
 TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
   using Score = ops::Routing::Score;
   uint32_t seed = 500;
-  for (const int64_t tokens : {1, 3, 20, 150}) {
-    for (const Score score : {Score::kSoftmax, Score::kSigmoid, Score::kTopkSoftmax}) {
-      const int64_t hidden = 128, ff = 96, experts = 16;
+  struct Case {
+    Score score;
+    int64_t hidden, ff;
+  };
+  const int64_t experts = 16;
+  std::deque<WeightsOfExperts> keep;  // a device knows experts by their addresses
+  for (const auto& [score, hidden, ff] : {Case{Score::kSoftmax, 128, 96},
+                                          {Score::kSigmoid, 544, 192},
+                                          {Score::kTopkSoftmax, 1088, 64}}) {
+    keep.emplace_back(*gpu, *cpu, experts, hidden, ff, seed += 100);
+    for (const int64_t tokens : {1, 3, 12, 20, 70, 150, 600}) {
+      SCOPED_TRACE("tokens " + std::to_string(tokens) + ", features " + std::to_string(hidden));
       ops::Routing r;
       r.score = score;
       r.experts = 16;
@@ -462,31 +489,18 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
       ASSERT_EQ(std::memcmp(got_ids.data(), ids.data(), ids.size() * 4), 0) << "ids";
       expect_near(dw.get(), weights, 1e-5f, "weights");
 
-      std::vector<Stored> keep;
-      std::vector<ops::Weight> up_on, up_host, down_on, down_host;
-      for (int64_t e = 0; e < experts; ++e) {
-        keep.push_back(stored(quant::Format::kBF16, 2 * ff, hidden, ++seed));
-        up_on.push_back(
-            std::move(gpu->pack(quant::Format::kBF16, keep.back().rows, hidden)).value());
-        up_host.push_back(
-            std::move(cpu->pack(quant::Format::kBF16, keep.back().rows, hidden)).value());
-        keep.push_back(stored(quant::Format::kBF16, hidden, ff, ++seed));
-        down_on.push_back(std::move(gpu->pack(quant::Format::kBF16, keep.back().rows, ff)).value());
-        down_host.push_back(
-            std::move(cpu->pack(quant::Format::kBF16, keep.back().rows, ff)).value());
-      }
       std::vector<float> x = rounded(random_floats(static_cast<size_t>(tokens * hidden), ++seed));
       std::vector<float> bias = random_floats(static_cast<size_t>(experts * 2 * ff), ++seed);
       std::vector<float> want = random_floats(x.size(), ++seed);
       DeviceFloats dx(*gpu, x), out(*gpu, want), db(*gpu, bias);
       ops::Experts e;
-      e.gate_up = up_host;
-      e.down = down_host;
+      e.gate_up = keep.back().up_host;
+      e.down = keep.back().down_host;
       e.gate_up_bias = bias.data();
       cpu->moe({want.data(), tokens, hidden, hidden}, {x.data(), tokens, hidden, hidden},
                ids.data(), weights.data(), 4, e, true);
-      e.gate_up = up_on;
-      e.down = down_on;
+      e.gate_up = keep.back().up_on;
+      e.down = keep.back().down_on;
       e.gate_up_bias = db.data();
       gpu->moe(out.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
                true);
@@ -504,6 +518,61 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
                 0)
           << "experts of a token alone, of " << tokens;
     }
+  }
+}
+
+// The product, the routes and the groups of few tokens are one kernel; of many, several.
+TEST_F(Cuda, ARoutersTokensGoToTheirExperts) {
+  constexpr int64_t kHidden = 200, kFf = 64, kExperts = 40, kTopK = 4;
+  const Stored router = stored(quant::Format::kF32, kExperts, kHidden, 700);
+  const auto on = gpu->pack(quant::Format::kF32, router.rows, kHidden);
+  const auto host = cpu->pack(quant::Format::kF32, router.rows, kHidden);
+  ASSERT_TRUE(on.ok() && host.ok());
+  const WeightsOfExperts weights_of(*gpu, *cpu, kExperts, kHidden, kFf, 701);
+  ops::Routing r;
+  r.experts = kExperts;
+  r.top_k = kTopK;
+  r.renormalize = true;
+  const auto run = [&](ops::Ops& o, const ops::Weight& w, ops::Experts e, const Matrix& x,
+                       const Matrix& logits, int32_t* ids, float* weights, const Matrix& out) {
+    const ops::Product p{&w, logits, nullptr, 1.0f, false};
+    o.matmul(x, {&p, 1});
+    o.route(logits, r, ids, weights);
+    o.moe(out, x, ids, weights, kTopK, e, false);
+  };
+  ops::Experts e_on, e_host;
+  e_on.gate_up = weights_of.up_on;
+  e_on.down = weights_of.down_on;
+  e_host.gate_up = weights_of.up_host;
+  e_host.down = weights_of.down_host;
+  constexpr int64_t kMost = 1500;
+  std::vector<float> x = rounded(random_floats(kMost * kHidden, 799));
+  DeviceFloats dx(*gpu, x);
+  for (const int64_t tokens : {1, 9, 40, 300, 600, 1500}) {
+    const auto pairs = static_cast<size_t>(tokens * kTopK);
+    const auto numbers = static_cast<size_t>(tokens * kHidden);
+    std::vector<float> logits(static_cast<size_t>(tokens * kExperts)), weights(pairs);
+    std::vector<float> want(numbers);
+    std::vector<int32_t> ids(pairs);
+    run(*cpu, *host, e_host, {x.data(), tokens, kHidden, kHidden},
+        {logits.data(), tokens, kExperts, kExperts}, ids.data(), weights.data(),
+        {want.data(), tokens, kHidden, kHidden});
+    DeviceFloats dl(*gpu, logits.size()), di(*gpu, pairs), dw(*gpu, pairs), out(*gpu, numbers);
+    auto* on_ids = reinterpret_cast<int32_t*>(di.data());
+    const auto on_gpu = [&](int64_t first, int64_t n) {
+      run(*gpu, *on, e_on, dx.matrix(kMost, kHidden).slice_rows(first, n), dl.matrix(n, kExperts),
+          on_ids, dw.data(), out.matrix(n, kHidden));
+    };
+    on_gpu(0, tokens);
+    EXPECT_EQ(std::memcmp(di.get().data(), ids.data(), pairs * 4), 0) << "ids of " << tokens;
+    expect_near(dl.get(), logits, 1e-4f, "logits");
+    expect_near(dw.get(), weights, 1e-4f, "weights");
+    const std::vector<float> got = out.get();
+    expect_near(got, want, 1e-2f * largest(want), "experts");
+    on_gpu(tokens - 1, 1);
+    const std::vector<float> last = out.get();
+    ASSERT_EQ(std::memcmp(last.data(), got.data() + (tokens - 1) * kHidden, kHidden * 4), 0)
+        << "a token alone, of " << tokens;
   }
 }
 

@@ -15,12 +15,16 @@ class Maker {
   Maker(quant::Format format, ops::Ops& ops) : format_(format), ops_(ops) {}
 
   Status matrix(ops::Weight& out, const std::string& name, int64_t rows, int64_t cols) {
-    const std::vector<uint8_t>& pool = pool_of(cols);
-    const size_t bytes = quant::row_bytes(format_, cols);
+    return matrix(out, name, format_, rows, cols);
+  }
+  Status matrix(ops::Weight& out, const std::string& name, quant::Format format, int64_t rows,
+                int64_t cols) {
+    const std::vector<uint8_t>& pool = pool_of(format, cols);
+    const size_t bytes = quant::row_bytes(format, cols);
     std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
     for (uint8_t const*& p : pointers) p = pool.data() + next() % kPoolRows * bytes;
-    FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format_, pointers, cols));
-    infos_.push_back({name, format_, rows, cols, out.packed.size(), out.kernel->name});
+    FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols));
+    infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
     return {};
   }
   Status vector(Vector& out, int64_t size, float value) {
@@ -49,11 +53,11 @@ class Maker {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return state_ >> 33;
   }
-  const std::vector<uint8_t>& pool_of(int64_t cols) {
-    std::vector<uint8_t>& pool = pools_[cols];
+  const std::vector<uint8_t>& pool_of(quant::Format format, int64_t cols) {
+    std::vector<uint8_t>& pool = pools_[{format, cols}];
     if (!pool.empty()) return pool;
-    const quant::FormatInfo& info = quant::info(format_);
-    const size_t bytes = quant::row_bytes(format_, cols);
+    const quant::FormatInfo& info = quant::info(format);
+    const size_t bytes = quant::row_bytes(format, cols);
     pool.resize(bytes * kPoolRows);
     std::vector<float> row(static_cast<size_t>(cols));
     for (int64_t r = 0; r < kPoolRows; ++r) {
@@ -65,7 +69,7 @@ class Maker {
 
   quant::Format format_;
   ops::Ops& ops_;
-  std::map<int64_t, std::vector<uint8_t>> pools_;
+  std::map<std::pair<quant::Format, int64_t>, std::vector<uint8_t>> pools_;
   std::vector<Model::WeightInfo> infos_;
   uint64_t state_ = 1;
 };
@@ -97,7 +101,10 @@ Status Maker::mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::
 
 Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
   const auto n = static_cast<size_t>(m.routing.experts);
-  FRESHET_RETURN_IF_ERROR(linear(out.router, "router", m.routing.experts, hidden, m.router_bias));
+  // In F32, as the loader keeps it.
+  FRESHET_RETURN_IF_ERROR(
+      matrix(out.router.weight, "router", quant::Format::kF32, m.routing.experts, hidden));
+  if (m.router_bias) FRESHET_RETURN_IF_ERROR(vector(out.router.bias, m.routing.experts, 0.0f));
   if (m.router_correction) FRESHET_RETURN_IF_ERROR(vector(out.correction, m.routing.experts, 0.0f));
   out.gate_up.resize(n);
   out.down.resize(n);

@@ -18,13 +18,14 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 2;
+inline constexpr int kApiVersion = 3;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
+inline constexpr int kMaxRouterTokens = 512;
 
 enum class Code : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kCount };
 
@@ -110,14 +111,16 @@ struct RoutingArgs {
   float renormalize_eps, scale;
 };
 
-// Tokens by expert. A slot is a tile of `slot_tokens` places of one expert.
+// Tokens by expert. A slot is a tile of `slot_tokens` places of one expert; slots ascend by expert.
 struct GroupArgs {
   const int32_t* ids;    // [tokens, top_k]
   const float* weights;  // [tokens, top_k]
   int32_t tokens, top_k, experts, slot_tokens, slots;
   int32_t *token, *place;  // [slots * slot_tokens] (-1: none), [tokens, top_k]
   int32_t* slot_expert;    // [slots]; -1: none
+  int32_t* used;           // [1]: how many slots have an expert
   float* place_weight;     // [slots * slot_tokens]
+  int32_t whole;           // 1: every slot has a place for every token, in their order
 };
 
 struct ExpertArgs {
@@ -129,6 +132,20 @@ struct ExpertArgs {
   const float* bias;   // [experts, rows] or nullptr
   const int32_t* slot_expert;
   int32_t slots, slot_tokens;
+};
+
+// Gate, up and down of all experts.
+struct ExpertsArgs {
+  const uint8_t *const *gate_up, *const *down;  // [experts], device
+  const float *gate_up_bias, *down_bias;        // [experts, 2 * ff], [experts, hidden] or nullptr
+  int64_t hidden, ff;
+  GluArgs glu;
+  GroupArgs groups;
+  Rows x;
+  int32_t weight_before;  // 1: x by a token's weight
+  Activations in;         // as core matrices: if groups.whole, x; or else room for x by place
+  Activations act;        // room for the gated, by place
+  float* y;               // [slots * slot_tokens, hidden]
 };
 
 struct Api {
@@ -168,6 +185,9 @@ struct Api {
                 int64_t rows);
   int (*products)(const ProductArgs* products, int count, int64_t tokens);
   int (*expert_products)(const ExpertArgs* args);
+  // Whether experts() takes weights of this format and a gated unit of so many features.
+  int (*experts_fused)(Code code, int64_t ff);
+  int (*experts)(const ExpertsArgs* args);
   int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
   int (*norm_heads)(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
   int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
@@ -187,6 +207,9 @@ struct Api {
   int (*sigmoid_gate)(const Rows* x, const Rows* gate);
   int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
   int (*group)(const GroupArgs* args);
+  // A product in F32 of at most kMaxRouterTokens tokens, then route and group.
+  int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
+                int32_t* ids, float* weights, const GroupArgs* groups);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
   int (*combine)(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
   // Reads `bytes` once, for the ceiling of memory.

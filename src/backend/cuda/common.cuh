@@ -158,6 +158,25 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// Copies to memory, of bytes of shared memory that its writers have handed over with
+// shared_for_copies() and a barrier.
+__device__ __forceinline__ void shared_for_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+      "cp.async.bulk.commit_group;" ::"l"(to),
+      "r"(shared_address(from)), "r"(bytes)
+      : "memory");
+}
+// This thread's copies have read what they copy, or are over.
+__device__ __forceinline__ void bulk_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_stores_done() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 #endif
 
 }  // namespace freshet::cuda

@@ -245,6 +245,7 @@ uint8_t* CudaDevice::scratch(size_t bytes) {
 
 void CudaDevice::wrote(const Matrix& m) {
   if (m.rows == 0) return;
+  if (router_.held && overlap(router_.x.data, end_of(router_.x), m.data, end_of(m))) flush_router();
   for (Encoded& e : encoded_) {
     if (e.data != nullptr && overlap(e.of.data, end_of(e.of), m.data, end_of(m))) e = {};
   }
@@ -262,8 +263,11 @@ Activations CudaDevice::new_encoded(const Matrix& of) {
 }
 
 const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {
-  const bool core = api_.core_order(code, x.rows) != 0;
   last_code_ = code;
+  return encoded(x, api_.core_order(code, x.rows) != 0);
+}
+
+const uint8_t* CudaDevice::encoded(const Matrix& x, bool core) {
   for (const Encoded& e : encoded_) {
     if (e.data != nullptr && e.core == core && e.of.data == x.data && e.of.rows == x.rows &&
         e.of.cols == x.cols && e.of.stride == x.stride) {
@@ -291,9 +295,12 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
   if (l.top_k > 0) {
     for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {
       const int64_t pairs = tokens * l.top_k;
-      // Tiles are 8 tokens below 16 pairs an expert, and 32 above: both bounds.
-      const int64_t places =
-          std::max(pairs + 8 * std::min<int64_t>(pairs, kMaxExperts) + 8, pairs + 2 * pairs + 32);
+      // Tiles are 8 tokens, or at most twice as many as an expert has on average: both bounds.
+      // A few tokens may go to every expert in use.
+      const int64_t whole =
+          32 * std::min<int64_t>(std::min<int64_t>(tokens, 32) * l.top_k, kMaxExperts);
+      const int64_t places = std::max(
+          {pairs + 8 * std::min<int64_t>(pairs, kMaxExperts) + 8, pairs + 2 * pairs + 128, whole});
       most = std::max(most, floats(places * 3 * l.max_expert_ff) + floats(places * l.max_cols) +
                                 fragments(places, l.max_cols) + fragments(places, l.max_expert_ff) +
                                 4 * floats(places) + floats(pairs));

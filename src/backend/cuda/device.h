@@ -98,6 +98,15 @@ class CudaDevice final : public ops::Device {
     size_t size;
     const int32_t* device;
   };
+  // A router's product, and then its routes, that wait for what comes next.
+  struct Router {
+    bool held = false;
+    Matrix x, out;
+    ProductArgs product{};
+    RoutingArgs routing{};
+    int32_t* ids = nullptr;
+    float* weights = nullptr;
+  };
   struct Played {
     int seen = 0;
     bool loose = false;  // it was given arrays that the step did not name
@@ -117,10 +126,18 @@ class CudaDevice final : public ops::Device {
   Activations new_encoded(const Matrix& of);
   Activations new_encoded(const Matrix& of, bool core);
   const uint8_t* encoded(const Matrix& x, Code code);
+  const uint8_t* encoded(const Matrix& x, bool core);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
+  bool hold_router(const Matrix& x, std::span<const ops::Product> products);
+  void flush_router();
+  void run_groups(const GroupArgs& groups);
+  GroupArgs new_groups(const int32_t* ids, const float* weights, int64_t tokens, int top_k,
+                       int64_t experts, int slot_tokens, int slots);
+  float* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
+  float* run_experts_singly(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
   void run_expert(const ops::Weight& first, const uint8_t* const* table, const uint8_t* act,
                   float* out, const float* bias, const GroupArgs& groups);
 
@@ -143,6 +160,7 @@ class CudaDevice final : public ops::Device {
   Buffer tables_;
   size_t tables_at_ = 0;
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
+  Router router_;
   Buffer raw_, host_raw_;  // rows on their way to being packed
   std::array<RopeArgs, 2> ropes_{};
   int held_ropes_ = 0;

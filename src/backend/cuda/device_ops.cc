@@ -5,19 +5,6 @@
 #include "backend/cuda/device.h"
 
 namespace freshet::cuda {
-namespace {
-
-// Tiles of tokens of one expert, and the most of them there can be.
-struct Slots {
-  int tokens;
-  int count;
-};
-Slots slots_for(int64_t pairs, int64_t experts) {
-  const int tokens = pairs >= 16 * experts ? 32 : 8;
-  return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
-}
-
-}  // namespace
 
 void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<const int32_t> ids,
                        float scale, int32_t offset) {
@@ -30,6 +17,7 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
 
 void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products) {
   flush();
+  if (hold_router(x, products)) return;
   std::array<ProductArgs, kMaxProducts> args;
   FRESHET_CHECK(products.size() <= args.size(), "{} products at once", products.size());
   for (size_t i = 0; i < products.size(); ++i) {
@@ -131,6 +119,7 @@ void CudaDevice::rope(const Matrix& x, int heads, int head_dim, int offset, int 
 }
 
 void CudaDevice::flush() {
+  flush_router();
   if (held_ropes_ == 0) return;
   check(api_.rope(ropes_.data(), held_ropes_, held_table_), "rope");
   held_ropes_ = 0;
@@ -234,86 +223,6 @@ void CudaDevice::sigmoid_gate(const Matrix& x, const Matrix& gate) {
   const Rows rows = rows_of(x), gates = rows_of(gate);
   check(api_.sigmoid_gate(&rows, &gates), "sigmoid_gate");
   wrote(x);
-}
-
-// ---- Experts
-
-void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
-                       float* weights) {
-  flush();
-  const Rows rows = rows_of(logits);
-  const RoutingArgs args = args_of(routing);
-  check(api_.route(&rows, &args, ids, weights), "route");
-}
-
-const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights) {
-  const auto key = std::pair<const void*, const void*>(weights.data(), weights[0].packed.data());
-  if (const auto found = known_tables_.find(key); found != known_tables_.end()) {
-    return found->second;
-  }
-  FRESHET_CHECK(!recording_, "experts that no step before had");
-  std::vector<const uint8_t*> pointers;
-  for (const ops::Weight& w : weights) {
-    FRESHET_CHECK(w.format == weights[0].format, "experts of {} and {}", quant::info(w.format).name,
-                  quant::info(weights[0].format).name);
-    pointers.push_back(w.packed.data());
-  }
-  const size_t bytes = (pointers.size() * sizeof(void*) + 255) / 256 * 256;
-  FRESHET_CHECK(tables_at_ + bytes <= tables_.size(), "more than {} bytes of pointers to experts",
-                tables_.size());
-  uint8_t* to = tables_.data() + tables_at_;
-  tables_at_ += bytes;
-  const Status status = write(to, pointers.data(), pointers.size() * sizeof(void*));
-  FRESHET_CHECK(status.ok(), "{}", status.message());
-  return known_tables_[key] = reinterpret_cast<const uint8_t* const*>(to);
-}
-
-void CudaDevice::run_expert(const ops::Weight& first, const uint8_t* const* table,
-                            const uint8_t* act, float* out, const float* bias, const GroupArgs& g) {
-  const ExpertArgs args{table, first.rows,    first.cols, code_of(first.format), act, out,
-                        bias,  g.slot_expert, g.slots,    g.slot_tokens};
-  check(api_.expert_products(&args), "expert_products");
-}
-
-void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
-                     int top_k, const ops::Experts& e, bool add) {
-  flush();
-  const auto experts = static_cast<int64_t>(e.gate_up.size());
-  const int64_t pairs = x.rows * top_k;
-  const int64_t ff = e.down[0].cols;
-  const Slots slots = slots_for(pairs, experts);
-  const int64_t places = int64_t{slots.tokens} * slots.count;
-  GroupArgs g{};
-  g.ids = ids;
-  g.weights = weights;
-  g.tokens = static_cast<int32_t>(x.rows);
-  g.top_k = top_k;
-  g.experts = static_cast<int32_t>(experts);
-  g.slot_tokens = slots.tokens;
-  g.slots = slots.count;
-  g.token = scratch_array<int32_t>(places);
-  g.place = scratch_array<int32_t>(pairs);
-  g.slot_expert = scratch_array<int32_t>(slots.count);
-  g.place_weight = scratch_array<float>(places);
-  check(api_.group(&g), "group");
-
-  const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
-  const Rows in = rows_of(x);
-  check(api_.encode(&act, &in, g.token, e.weight_before ? g.place_weight : nullptr, places),
-        "encode");
-  const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
-  run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
-  const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
-  const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
-  const Rows to = rows_of(hidden), gate = rows_of(gate_up.slice_cols(0, ff)),
-             up = rows_of(gate_up.slice_cols(ff, ff));
-  const GluArgs glu{static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
-  check(api_.glu(&to, &gate, &up, &glu, &hidden_act), "glu");
-  auto* y = scratch_array<float>(places * out.cols);
-  run_expert(e.down[0], table_of(e.down), hidden_act.data, y, e.down_bias, g);
-  const Rows result = rows_of(out);
-  check(api_.combine(&result, y, &g, !e.weight_before, add), "combine");
-  wrote(out);
 }
 
 }  // namespace freshet::cuda

@@ -1,20 +1,16 @@
 // Routing of tokens to experts, their order by expert, and the sums of what experts gave.
-#include "backend/cuda/common.cuh"
 #include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products_f32.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// The greatest value of a warp and the lowest index that has it.
-__device__ __forceinline__ void best_of_warp(float& v, int& index) {
-  for (int step = 16; step > 0; step >>= 1) {
-    const float other = __shfl_xor_sync(0xffffffff, v, step);
-    const int its = __shfl_xor_sync(0xffffffff, index, step);
-    if (other > v || (other == v && its < index)) {
-      v = other;
-      index = its;
-    }
-  }
+// The greatest value of a warp, or rather the lowest index that has it.
+__device__ __forceinline__ int best_of_warp(float v, int index) {
+  const auto bits = __float_as_uint(v + 0.0f);                        // zeros are equal
+  const uint32_t key = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;  // ascends with the value
+  const uint32_t best = __reduce_max_sync(0xffffffff, key);
+  return __reduce_min_sync(0xffffffff, key == best ? index : INT32_MAX);
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -51,113 +47,332 @@ __device__ void limit_groups(const RoutingArgs& r, float* choice, float* group_s
   }
 }
 
-// A warp a token.
-__global__ void route_kernel(Rows logits, RoutingArgs r, int32_t* ids, float* weights) {
-  __shared__ float scores[kMaxExperts], choice[kMaxExperts], group_scores[kMaxExperts];
-  __shared__ float chosen[kMaxTopK];
-  let_next_start();
-  wait();
-  const int64_t t = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x);
-  const float* x = logits.data + t * logits.stride;
-  float most = -INFINITY, sum = 0.0f;
+// Floats of shared memory of a warp that routes.
+__host__ __device__ inline int routing_room(const RoutingArgs& r) {
+  return r.groups > 1 ? r.experts + r.groups : 0;
+}
+
+// A warp's token: from logits to experts and their weights. Lane l has experts l, l + 32, ...
+template <int kMine>
+__device__ __forceinline__ void route_token(const float* x, const RoutingArgs& r, float* room,
+                                            int32_t* ids, float* weights) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float score[kMine], choice[kMine];
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    score[i] = lane + i * 32 < r.experts ? __ldcg(x + lane + i * 32) : -INFINITY;
+  }
   if (r.score == 0) {  // softmax over all
-    for (int e = lane; e < r.experts; e += 32) most = fmaxf(most, x[e]);
+    float most = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) most = fmaxf(most, score[i]);
     for (int step = 16; step > 0; step >>= 1) {
       most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
     }
-    for (int e = lane; e < r.experts; e += 32) sum += expf(x[e] - most);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (lane + i * 32 < r.experts) sum += score[i] = expf(score[i] - most);
+    }
     sum = warp_sum(sum);
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) score[i] = __fdiv_rn(score[i], sum);
   }
-  for (int e = lane; e < r.experts; e += 32) {
-    float v = x[e];
-    if (r.score == 0) v = __fdiv_rn(expf(v - most), sum);
-    if (r.score == 1) v = __fdiv_rn(1.0f, 1.0f + expf(-v));
-    scores[e] = v;
-    choice[e] = r.correction != nullptr ? v + r.correction[e] : v;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int e = lane + i * 32;
+    if (r.score == 1) score[i] = __fdiv_rn(1.0f, 1.0f + expf(-score[i]));
+    const bool corrected = r.correction != nullptr && e < r.experts;
+    choice[i] = e >= r.experts ? -INFINITY : corrected ? score[i] + r.correction[e] : score[i];
   }
-  __syncwarp();
-  if (r.groups > 1 && lane == 0) limit_groups(r, choice, group_scores);
-  __syncwarp();
+  if (r.groups > 1) {
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (lane + i * 32 < r.experts) room[lane + i * 32] = choice[i];
+    }
+    __syncwarp();
+    if (lane == 0) limit_groups(r, room, room + r.experts);
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (lane + i * 32 < r.experts) choice[i] = room[lane + i * 32];
+    }
+  }
+  int id = 0;  // lane k has choice k
+  float chosen = 0.0f;
   for (int k = 0; k < r.top_k; ++k) {
     float v = -INFINITY;
     int best = r.experts;
-    for (int e = lane; e < r.experts; e += 32) {
-      if (choice[e] > v) {
-        v = choice[e];
-        best = e;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      if (choice[i] > v) {
+        v = choice[i];
+        best = lane + i * 32;
       }
     }
-    best_of_warp(v, best);
+    best = best_of_warp(v, best);
     if (best >= r.experts) best = 0;  // all are taken or not numbers
-    if (lane == 0) {
-      choice[best] = -INFINITY;
-      ids[t * r.top_k + k] = best;
-      chosen[k] = scores[best];
+    float its = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const bool mine = best == lane + i * 32;
+      its = mine ? score[i] : its;
+      choice[i] = mine ? -INFINITY : choice[i];
     }
-    __syncwarp();
+    its = __shfl_sync(0xffffffff, its, best % 32);
+    if (lane == k) {
+      id = best;
+      chosen = its;
+    }
   }
-  if (lane != 0) return;
+  const auto sum_of_chosen = [&](float all) {
+    for (int k = 0; k < r.top_k; ++k) all += __shfl_sync(0xffffffff, chosen, k);
+    return all;
+  };
   if (r.score == 2) {  // softmax over the chosen
-    float top = chosen[0], all = 0.0f;
-    for (int k = 1; k < r.top_k; ++k) top = fmaxf(top, chosen[k]);
-    for (int k = 0; k < r.top_k; ++k) all += chosen[k] = expf(chosen[k] - top);
-    for (int k = 0; k < r.top_k; ++k) chosen[k] = __fdiv_rn(chosen[k], all);
+    float top = lane < r.top_k ? chosen : -INFINITY;
+    for (int step = 16; step > 0; step >>= 1) {
+      top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+    }
+    chosen = expf(chosen - top);
+    chosen = __fdiv_rn(chosen, sum_of_chosen(0.0f));
   }
   float factor = r.scale;
-  if (r.renormalize != 0) {
-    float all = r.renormalize_eps;
-    for (int k = 0; k < r.top_k; ++k) all += chosen[k];
-    factor = __fdiv_rn(factor, all);
+  if (r.renormalize != 0) factor = __fdiv_rn(factor, sum_of_chosen(r.renormalize_eps));
+  if (lane >= r.top_k) return;
+  ids[lane] = id;
+  weights[lane] = chosen * factor;
+}
+
+constexpr int kFewExperts = 128;  // four a lane
+
+// A warp a token.
+template <int kMine>
+__global__ void __launch_bounds__(256)
+    route_kernel(Rows logits, RoutingArgs r, int32_t* ids, float* weights) {
+  extern __shared__ float room[];
+  let_next_start();
+  wait();
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (t >= logits.rows) return;
+  route_token<kMine>(logits.data + t * logits.stride, r, room + warp * routing_room(r),
+                     ids + t * r.top_k, weights + t * r.top_k);
+}
+
+struct Grouping {  // of one block, in shared memory
+  int32_t count[kMaxExperts], next[kMaxExperts], first[kMaxExperts], of_warp[32];
+};
+
+// slot numbers of experts, and how many there are in all, from their counts. All threads.
+template <int Threads>
+__device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  int before = 0;
+  for (int base = 0; base < a.experts; base += Threads) {
+    const int e = base + thread;
+    const int count = e < a.experts ? g.count[e] : 0;
+    const int slots = a.whole != 0 ? count > 0 : (count + a.slot_tokens - 1) / a.slot_tokens;
+    int sum = slots;
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == 31) g.of_warp[thread / 32] = sum;
+    __syncthreads();
+    int all = 0;
+    for (int w = 0; w < Threads / 32; ++w) {
+      if (w < thread / 32) sum += g.of_warp[w];
+      all += g.of_warp[w];
+    }
+    if (e < a.experts) g.first[e] = before + sum - slots;
+    for (int s = 0; s < slots; ++s) a.slot_expert[before + sum - slots + s] = e;
+    before += all;
+    __syncthreads();
   }
-  for (int k = 0; k < r.top_k; ++k) weights[t * r.top_k + k] = chosen[k] * factor;
+  return before;
 }
 
 // One block. Which place a token gets among its expert's is chance, and touches no sum.
-__global__ void __launch_bounds__(1024) group_kernel(GroupArgs a) {
-  __shared__ int32_t count[kMaxExperts], next[kMaxExperts];
-  let_next_start();
-  wait();
-  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+template <int Threads>
+__device__ __forceinline__ void group_tokens(const GroupArgs& a, Grouping& g) {
+  const int thread = static_cast<int>(threadIdx.x);
   const int pairs = a.tokens * a.top_k;
-  for (int e = thread; e < a.experts; e += threads) count[e] = 0;
-  for (int p = thread; p < a.slots * a.slot_tokens; p += threads) a.token[p] = -1;
-  for (int s = thread; s < a.slots; s += threads) a.slot_expert[s] = -1;
+  // A thread's first pair stays in registers: few tokens have no more.
+  int id = thread < pairs ? __ldcg(a.ids + thread) : 0;
+  float weight = thread < pairs ? __ldcg(a.weights + thread) : 0.0f;
+  for (int e = thread; e < a.experts; e += Threads) g.count[e] = g.next[e] = 0;
+  for (int p = thread; p < a.slots * a.slot_tokens; p += Threads) a.token[p] = -1;
   __syncthreads();
-  for (int i = thread; i < pairs; i += threads) atomicAdd(&count[a.ids[i]], 1);
-  __syncthreads();
-  if (thread == 0) {
-    int slot = 0;
-    for (int e = 0; e < a.experts; ++e) {
-      next[e] = slot * a.slot_tokens;
-      const int slots = (count[e] + a.slot_tokens - 1) / a.slot_tokens;
-      for (int s = 0; s < slots; ++s) a.slot_expert[slot++] = e;
-    }
+  for (int i = thread; i < pairs; i += Threads) {
+    atomicAdd(&g.count[i == thread ? id : __ldcg(a.ids + i)], 1);
   }
   __syncthreads();
-  for (int i = thread; i < pairs; i += threads) {
-    const int place = atomicAdd(&next[a.ids[i]], 1);
+  const int used = number_slots<Threads>(a, g);
+  if (thread == 0) *a.used = used;
+  for (int s = used + thread; s < a.slots; s += Threads) a.slot_expert[s] = -1;
+  for (int i = thread; i < pairs; i += Threads) {
+    if (i != thread) {
+      id = __ldcg(a.ids + i);
+      weight = __ldcg(a.weights + i);
+    }
+    const int token = i / a.top_k;
+    const int in = a.whole != 0 ? token : atomicAdd(&g.next[id], 1);
+    const int place = g.first[id] * a.slot_tokens + in;
+    a.token[place] = token;
+    a.place_weight[place] = weight;
+    a.place[i] = place;
+  }
+}
+
+constexpr int kGroupThreads = 1024;
+__global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupArgs a) {
+  __shared__ Grouping g;
+  let_next_start();
+  wait();
+  group_tokens<kGroupThreads>(a, g);
+}
+
+constexpr int kRoutedByBlock = 16;  // tokens, at most
+// How many blocks have come this far: zero between launches.
+__device__ int32_t arrived[kMaxRouterTokens / kWarps + 1];
+
+// Whether this block is the last of so many to come here. What the others wrote before is there.
+__device__ __forceinline__ bool last_of(int32_t* counter, int blocks) {
+  __shared__ int last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    last = before == blocks - 1;
+    if (last != 0) *counter = 0;
+  }
+  __syncthreads();
+  return last != 0;
+}
+
+// Many pairs: blocks count some each, and the last of them numbers the slots; then each block takes
+// as many places of an expert as it has tokens for.
+constexpr int kManyThreads = 512, kPairsOfThread = 8, kPairsOfBlock = kManyThreads * kPairsOfThread;
+__device__ int32_t total[kMaxExperts];  // zero between launches
+__device__ int32_t next_place[kMaxExperts];
+
+__global__ void __launch_bounds__(kManyThreads) count_kernel(GroupArgs a) {
+  __shared__ Grouping g;
+  let_next_start();
+  wait();
+  const int thread = static_cast<int>(threadIdx.x), pairs = a.tokens * a.top_k;
+  const int first = static_cast<int>(blockIdx.x) * kPairsOfBlock + thread;
+  for (int e = thread; e < a.experts; e += kManyThreads) g.count[e] = 0;
+  const int places = a.slots * a.slot_tokens, all = static_cast<int>(gridDim.x) * kManyThreads;
+  for (int p = static_cast<int>(blockIdx.x) * kManyThreads + thread; p < places; p += all) {
+    a.token[p] = -1;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < kPairsOfThread; ++n) {
+    const int i = first + n * kManyThreads;
+    if (i < pairs) atomicAdd(&g.count[a.ids[i]], 1);
+  }
+  __syncthreads();
+  for (int e = thread; e < a.experts; e += kManyThreads) {
+    if (g.count[e] > 0) atomicAdd(&total[e], g.count[e]);
+  }
+  if (!last_of(arrived, static_cast<int>(gridDim.x))) return;
+  for (int e = thread; e < a.experts; e += kManyThreads) {
+    g.count[e] = __ldcg(&total[e]);
+    total[e] = 0;
+  }
+  __syncthreads();
+  const int used = number_slots<kManyThreads>(a, g);
+  if (thread == 0) *a.used = used;
+  for (int s = used + thread; s < a.slots; s += kManyThreads) a.slot_expert[s] = -1;
+  for (int e = thread; e < a.experts; e += kManyThreads) next_place[e] = g.first[e] * a.slot_tokens;
+}
+
+__global__ void __launch_bounds__(kManyThreads) place_kernel(GroupArgs a) {
+  __shared__ int32_t count[kMaxExperts], base[kMaxExperts];
+  let_next_start();
+  wait();
+  const int thread = static_cast<int>(threadIdx.x), pairs = a.tokens * a.top_k;
+  const int first = static_cast<int>(blockIdx.x) * kPairsOfBlock + thread;
+  for (int e = thread; e < a.experts; e += kManyThreads) count[e] = 0;
+  __syncthreads();
+  int id[kPairsOfThread], in[kPairsOfThread];
+#pragma unroll
+  for (int n = 0; n < kPairsOfThread; ++n) {
+    const int i = first + n * kManyThreads;
+    id[n] = i < pairs ? a.ids[i] : -1;
+  }
+#pragma unroll
+  for (int n = 0; n < kPairsOfThread; ++n) in[n] = id[n] >= 0 ? atomicAdd(&count[id[n]], 1) : 0;
+  __syncthreads();
+  for (int e = thread; e < a.experts; e += kManyThreads) {
+    if (count[e] > 0) base[e] = atomicAdd(&next_place[e], count[e]);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < kPairsOfThread; ++n) {
+    if (id[n] < 0) continue;
+    const int i = first + n * kManyThreads, place = base[id[n]] + in[n];
     a.token[place] = i / a.top_k;
     a.place_weight[place] = a.weights[i];
     a.place[i] = place;
   }
 }
 
+// The router's product, then routes, then groups: of the blocks with some tokens that which ends
+// last routes them, and of those again the last groups all. Blocks: [8 warps' experts, tokens]; a
+// warp has an expert and a token, or kSquares of them.
+template <bool kSquares, int kMine>
+__global__ void __launch_bounds__(256)
+    router_kernel(const __grid_constant__ ProductArgs p, int tokens, int routed,
+                  const __grid_constant__ RoutingArgs r, int32_t* ids, float* weights,
+                  const __grid_constant__ GroupArgs g) {
+  extern __shared__ float room[];
+  __shared__ Grouping grouping;
+  let_next_start();
+  constexpr int kSide = kSquares ? kF32Side : 1;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kSide;
+  const int first = static_cast<int>(blockIdx.y) * kSide;
+  if constexpr (kSquares) {
+    f32_square<kF32Side>(p, row, first, tokens);
+  } else {
+    f32_row(p, row, first);
+  }
+  const int part = first / routed, begin = part * routed, end = min(begin + routed, tokens);
+  const int blocks = (end - begin + kSide - 1) / kSide;
+  if (!last_of(arrived + 1 + part, blocks * static_cast<int>(gridDim.x))) return;
+  for (int64_t t = begin + warp; t < end; t += kWarps) {
+    route_token<kMine>(p.out + t * p.out_stride, r, room + warp * routing_room(r),
+                       ids + t * r.top_k, weights + t * r.top_k);
+  }
+  const int parts = (tokens + routed - 1) / routed;
+  if (parts == 1) {
+    __syncthreads();
+  } else if (!last_of(arrived, parts)) {
+    return;
+  }
+  group_tokens<256>(g, grouping);
+}
+
 __global__ void combine_kernel(Rows out, const float* y, GroupArgs a, int weighted, int add) {
   __shared__ int32_t places[kMaxTopK];
   let_next_start();
   wait();
-  const int64_t t = blockIdx.y;
-  if (threadIdx.x == 0) {  // ascending, hence in order of expert
-    for (int k = 0; k < a.top_k; ++k) {
-      const int32_t place = a.place[t * a.top_k + k];
-      int at = k;
-      for (; at > 0 && places[at - 1] > place; --at) places[at] = places[at - 1];
-      places[at] = place;
-    }
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x < 32) {  // ascending, hence in order of expert
+    const int lane = static_cast<int>(threadIdx.x);
+    const int32_t place = lane < a.top_k ? a.place[t * a.top_k + lane] : 0;
+    int at = 0;
+    for (int k = 0; k < a.top_k; ++k) at += __shfl_sync(0xffffffff, place, k) < place;
+    if (lane < a.top_k) places[at] = place;
   }
   __syncthreads();
-  const int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (c >= out.cols) return;
   float sum = 0.0f;
   for (int k = 0; k < a.top_k; ++k) {
@@ -172,17 +387,45 @@ __global__ void combine_kernel(Rows out, const float* y, GroupArgs a, int weight
 }  // namespace
 
 int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights) {
-  return launch(route_kernel, dim3(static_cast<unsigned>(logits->rows)), dim3(32), 0, *logits,
-                *routing, ids, weights);
+  const auto run = [&](auto kernel) {
+    return launch(kernel, dim3(static_cast<unsigned>(ceil_div(logits->rows, kWarps))), dim3(256),
+                  sizeof(float) * kWarps * routing_room(*routing), *logits, *routing, ids, weights);
+  };
+  return routing->experts <= kFewExperts ? run(route_kernel<kFewExperts / 32>)
+                                         : run(route_kernel<kMaxExperts / 32>);
+}
+
+int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
+           float* weights, const GroupArgs* groups) {
+  const bool squares = tokens > kWarps;
+  const int side = squares ? kF32Side : 1;
+  const dim3 grid(static_cast<unsigned>(ceil_div(product->weight.rows, kWarps * side)),
+                  static_cast<unsigned>(ceil_div(tokens, side)));
+  const int routed = tokens <= kRoutedByBlock ? kRoutedByBlock : kWarps;
+  const auto run = [&](auto kernel) {
+    return launch(kernel, grid, dim3(256), sizeof(float) * kWarps * routing_room(*routing),
+                  *product, static_cast<int>(tokens), routed, *routing, ids, weights, *groups);
+  };
+  constexpr int kFew = kFewExperts / 32, kMany = kMaxExperts / 32;
+  if (routing->experts <= kFewExperts) {
+    return squares ? run(router_kernel<true, kFew>) : run(router_kernel<false, kFew>);
+  }
+  return squares ? run(router_kernel<true, kMany>) : run(router_kernel<false, kMany>);
 }
 
 int group(const GroupArgs* args) {
-  return launch(group_kernel, dim3(1), dim3(1024), 0, *args);
+  const int64_t pairs = int64_t{args->tokens} * args->top_k;
+  if (pairs > kPairsOfBlock && args->whole == 0) {
+    const dim3 blocks(static_cast<unsigned>(ceil_div(pairs, kPairsOfBlock)));
+    const int error = launch(count_kernel, blocks, dim3(kManyThreads), 0, *args);
+    return error != 0 ? error : launch(place_kernel, blocks, dim3(kManyThreads), 0, *args);
+  }
+  return launch(group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
 }
 
 int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(out->cols, 256)),
-                  static_cast<unsigned>(out->rows));
+  const dim3 grid(static_cast<unsigned>(out->rows),
+                  static_cast<unsigned>(ceil_div(out->cols, 256)));
   return launch(combine_kernel, grid, dim3(256), 0, *out, y, *args, weighted, add);
 }
 

@@ -9,6 +9,9 @@ namespace freshet::cuda {
 int core_order(Code code, int64_t tokens);
 int products(const ProductArgs* products, int count, int64_t tokens);
 int expert_products(const ExpertArgs* args);
+// experts_wgmma.cu
+int experts_fused(Code code, int64_t ff);
+int experts(const ExpertsArgs* args);
 // weights.cu
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols);
 int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count, int64_t rows,
@@ -39,6 +42,8 @@ int attention(const AttentionArgs* args);
 // experts.cu
 int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
 int group(const GroupArgs* args);
+int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
+           float* weights, const GroupArgs* groups);
 int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
 
 }  // namespace freshet::cuda

@@ -132,6 +132,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            embed,        fragment_bytes,
                            core_order,   encode,
                            products,     expert_products,
+                           experts_fused, experts,
                            norm,         norm_heads,
                            rope_table,   rope,
                            store,        attention_partial_bytes,
@@ -140,6 +141,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            scale,        softcap,
                            gather,       sigmoid_gate,
                            route,        group,
-                           combine,      read};
+                           router,       combine,
+                           read};
   return &kApi;
 }

@@ -6,6 +6,7 @@
 // asks for the first of them before the previous kernel ends.
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
+#include "backend/cuda/products_f32.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -187,42 +188,6 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
-// Products in F32: a warp sums a row of weights for up to kTokens tokens, each by itself.
-__global__ void __launch_bounds__(256)
-    f32_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
-  constexpr int kTokens = 4;
-  let_next_start();
-  wait();
-  int i = 0;
-  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
-  const ProductArgs& p = list.of[i];
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t row = (blockIdx.x - list.first_block[i]) * kWarps + threadIdx.x / 32;
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens;
-  if (row >= p.weight.rows) return;
-  const int64_t cols = p.weight.cols;
-  const auto* panel = reinterpret_cast<const float*>(p.weight.data + tile_at<F32>(row / 16, cols));
-  float sum[kTokens] = {};
-  for (int64_t k = lane; k < cols; k += 32) {
-    const float w = panel[k / 64 * 1024 + row % 16 * 64 + k % 64];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      if (first + t < tokens) sum[t] = __fmaf_rn(w, p.x[(first + t) * p.x_stride + k], sum[t]);
-    }
-  }
-#pragma unroll
-  for (int t = 0; t < kTokens; ++t) {
-    for (int step = 16; step > 0; step >>= 1) {
-      sum[t] = __fadd_rn(sum[t], __shfl_xor_sync(0xffffffff, sum[t], step));
-    }
-    if (lane != 0 || first + t >= tokens) continue;
-    float v = p.bias != nullptr ? __fadd_rn(sum[t], p.bias[row]) : sum[t];
-    v = __fmul_rn(v, p.scale);
-    float* to = p.out + (first + t) * p.out_stride + row;
-    *to = p.add != 0 ? __fadd_rn(*to, v) : v;
-  }
-}
-
 int64_t blocks_of(int64_t rows, int64_t cols) {
   return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
 }
@@ -239,9 +204,7 @@ int launch_ring(Kernel kernel, dim3 grid, const A&... args) {
 template <class F>
 int run_products(const ProductList& list, int64_t tokens) {
   if constexpr (F::kCode == Code::kF32) {
-    const dim3 grid(static_cast<unsigned>(list.first_block[list.count]),
-                    static_cast<unsigned>(ceil_div(tokens, 4)));
-    return launch(f32_kernel, grid, dim3(256), 0, list, tokens);
+    return run_f32(list, tokens);
   } else {
     if constexpr (F::kCode == Code::kBF16) {
       if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
@@ -273,8 +236,7 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
       list.of[list.count] = p;
       list.first_block[list.count + 1] =
           list.first_block[list.count] +
-          static_cast<int32_t>(code == Code::kF32 ? ceil_div(p.weight.rows, kWarps)
-                                                  : blocks_of(p.weight.rows, p.weight.cols));
+          static_cast<int32_t>(blocks_of(p.weight.rows, p.weight.cols));
       ++list.count;
     }
     int error = static_cast<int>(cudaErrorInvalidValue);

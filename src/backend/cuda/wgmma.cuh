@@ -28,39 +28,43 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // clang-format off
-#define FRESHET_SUMS4(i) \
-  "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3]), \
-  "+f"(d[i + 1][0]), "+f"(d[i + 1][1]), "+f"(d[i + 1][2]), "+f"(d[i + 1][3]), \
-  "+f"(d[i + 2][0]), "+f"(d[i + 2][1]), "+f"(d[i + 2][2]), "+f"(d[i + 2][3]), \
-  "+f"(d[i + 3][0]), "+f"(d[i + 3][1]), "+f"(d[i + 3][2]), "+f"(d[i + 3][3])
-#define FRESHET_WGMMA(n, registers, a_and_b, add, ...) \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" registers "}, " a_and_b \
-               ", adds, 1, 1, 0, 0;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(adds))
-#define FRESHET_R0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define FRESHET_R1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define FRESHET_R2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define FRESHET_R3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-// d = a b, or d += a b if `adds`, for 8 tiles of tokens; d[j] is as mma has it.
-__device__ __forceinline__ void wgmma(float (&d)[8][4], uint64_t a, uint64_t b, int adds) {
-  FRESHET_WGMMA("64", FRESHET_R0 ", " FRESHET_R1, "%32, %33", "%34",
-                FRESHET_SUMS4(0), FRESHET_SUMS4(4));
-}
-
-// d = a b, or d += a b if `adds`, for 16 tiles of tokens; d[j] is as mma has it.
-__device__ __forceinline__ void wgmma(float (&d)[16][4], uint64_t a, uint64_t b, int adds) {
-  FRESHET_WGMMA("128", FRESHET_R0 ", " FRESHET_R1 ", " FRESHET_R2 ", " FRESHET_R3, "%64, %65",
-                "%66",
-                FRESHET_SUMS4(0), FRESHET_SUMS4(4), FRESHET_SUMS4(8), FRESHET_SUMS4(12));
-}
-
-#undef FRESHET_R0
+#define FRESHET_SUM1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FRESHET_SUM2(i) FRESHET_SUM1(i), FRESHET_SUM1(i + 1)
+#define FRESHET_SUM4(i) FRESHET_SUM2(i), FRESHET_SUM2(i + 2)
+#define FRESHET_SUM8(i) FRESHET_SUM4(i), FRESHET_SUM4(i + 4)
+#define FRESHET_SUM16(i) FRESHET_SUM8(i), FRESHET_SUM8(i + 8)
+#define FRESHET_R1 "%0, %1, %2, %3"
+#define FRESHET_R2 FRESHET_R1 ", %4, %5, %6, %7"
+#define FRESHET_R4 FRESHET_R2 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FRESHET_R8 FRESHET_R4 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, " \
+                              "%28, %29, %30, %31"
+#define FRESHET_R16 FRESHET_R8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
+                               "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
+                               "%55, %56, %57, %58, %59, %60, %61, %62, %63"
+// d = a b, or d += a b if `adds`, for some tiles of tokens; d[j] is as mma has it.
+#define FRESHET_WGMMA(tiles, n, a_and_b, add) \
+  __device__ __forceinline__ void wgmma(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
+    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" FRESHET_R##tiles "}" \
+                 ", " a_and_b ", adds, 1, 1, 0, 0;\n}" \
+                 : FRESHET_SUM##tiles(0) : "l"(a), "l"(b), "r"(adds)); \
+  }
+FRESHET_WGMMA(1, "8", "%4, %5", "%6")
+FRESHET_WGMMA(2, "16", "%8, %9", "%10")
+FRESHET_WGMMA(4, "32", "%16, %17", "%18")
+FRESHET_WGMMA(8, "64", "%32, %33", "%34")
+FRESHET_WGMMA(16, "128", "%64, %65", "%66")
+#undef FRESHET_SUM1
+#undef FRESHET_SUM2
+#undef FRESHET_SUM4
+#undef FRESHET_SUM8
+#undef FRESHET_SUM16
 #undef FRESHET_R1
 #undef FRESHET_R2
-#undef FRESHET_R3
+#undef FRESHET_R4
+#undef FRESHET_R8
+#undef FRESHET_R16
 #undef FRESHET_WGMMA
-#undef FRESHET_SUMS4
 // clang-format on
 #endif
 

@@ -1,0 +1,207 @@
+// The ops of a CudaDevice for experts.
+#include <algorithm>
+
+#include "backend/cuda/arguments.h"
+#include "backend/cuda/device.h"
+
+namespace freshet::cuda {
+namespace {
+
+// Tiles of tokens of one expert, and the most of them there can be.
+struct Slots {
+  int tokens;
+  int count;
+};
+Slots slots_of(int tokens, int64_t pairs, int64_t experts) {
+  return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
+}
+// With wgmma: twice what an expert has on average, and at most 128.
+Slots wide_slots(int64_t pairs, int64_t experts) {
+  int tokens = 8;
+  while (tokens < 128 && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
+  return slots_of(tokens, pairs, experts);
+}
+// So few tokens that every expert in use gets all of them.
+constexpr int64_t kWholeTokens = 32;
+Slots whole_slots(int64_t tokens, int64_t pairs, int64_t experts) {
+  const int most = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
+  return {most, static_cast<int>(std::min(pairs, experts))};
+}
+
+}  // namespace
+
+// A router's product waits for the routes, and these for the groups: one kernel does all three.
+bool CudaDevice::hold_router(const Matrix& x, std::span<const ops::Product> products) {
+  const ops::Product& p = products[0];
+  if (products.size() != 1 || p.weight->format != quant::Format::kF32 ||
+      x.rows > kMaxRouterTokens || x.rows == 0) {
+    return false;
+  }
+  router_ = Router{};
+  router_.x = x;
+  router_.out = p.out;
+  router_.product = {view_of(*p.weight), nullptr,      0,      x.data,  x.stride,
+                     p.out.data,         p.out.stride, p.bias, p.scale, p.add};
+  wrote(p.out);
+  router_.held = true;
+  return true;
+}
+
+void CudaDevice::flush_router() {
+  if (!router_.held) return;
+  router_.held = false;
+  check(api_.products(&router_.product, 1, router_.x.rows), "products");
+  if (router_.ids == nullptr) return;
+  const Rows rows = rows_of(router_.out);
+  check(api_.route(&rows, &router_.routing, router_.ids, router_.weights), "route");
+}
+
+void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
+                       float* weights) {
+  const RoutingArgs args = args_of(routing);
+  if (router_.held && router_.ids == nullptr && router_.out.data == logits.data &&
+      router_.out.rows == logits.rows && router_.out.stride == logits.stride &&
+      router_.out.cols == logits.cols) {
+    router_.routing = args;
+    router_.ids = ids;
+    router_.weights = weights;
+    return;
+  }
+  flush();
+  const Rows rows = rows_of(logits);
+  check(api_.route(&rows, &args, ids, weights), "route");
+}
+
+// Tokens by expert, after the routes that are held back if these are the ones.
+void CudaDevice::run_groups(const GroupArgs& g) {
+  if (router_.held && router_.ids == g.ids && router_.weights == g.weights &&
+      router_.x.rows == g.tokens && router_.routing.top_k == g.top_k) {
+    router_.held = false;
+    check(
+        api_.router(&router_.product, g.tokens, &router_.routing, router_.ids, router_.weights, &g),
+        "router");
+    return;
+  }
+  flush();
+  check(api_.group(&g), "group");
+}
+
+const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights) {
+  const auto key = std::pair<const void*, const void*>(weights.data(), weights[0].packed.data());
+  if (const auto found = known_tables_.find(key); found != known_tables_.end()) {
+    return found->second;
+  }
+  FRESHET_CHECK(!recording_, "experts that no step before had");
+  std::vector<const uint8_t*> pointers;
+  for (const ops::Weight& w : weights) {
+    FRESHET_CHECK(w.format == weights[0].format, "experts of {} and {}", quant::info(w.format).name,
+                  quant::info(weights[0].format).name);
+    pointers.push_back(w.packed.data());
+  }
+  const size_t bytes = (pointers.size() * sizeof(void*) + 255) / 256 * 256;
+  FRESHET_CHECK(tables_at_ + bytes <= tables_.size(), "more than {} bytes of pointers to experts",
+                tables_.size());
+  uint8_t* to = tables_.data() + tables_at_;
+  tables_at_ += bytes;
+  const Status status = write(to, pointers.data(), pointers.size() * sizeof(void*));
+  FRESHET_CHECK(status.ok(), "{}", status.message());
+  return known_tables_[key] = reinterpret_cast<const uint8_t* const*>(to);
+}
+
+void CudaDevice::run_expert(const ops::Weight& first, const uint8_t* const* table,
+                            const uint8_t* act, float* out, const float* bias, const GroupArgs& g) {
+  const ExpertArgs args{table, first.rows,    first.cols, code_of(first.format), act, out,
+                        bias,  g.slot_expert, g.slots,    g.slot_tokens};
+  check(api_.expert_products(&args), "expert_products");
+}
+
+GroupArgs CudaDevice::new_groups(const int32_t* ids, const float* weights, int64_t tokens,
+                                 int top_k, int64_t experts, int slot_tokens, int slots) {
+  const int64_t places = int64_t{slot_tokens} * slots;
+  GroupArgs g{};
+  g.ids = ids;
+  g.weights = weights;
+  g.tokens = static_cast<int32_t>(tokens);
+  g.top_k = top_k;
+  g.experts = static_cast<int32_t>(experts);
+  g.slot_tokens = slot_tokens;
+  g.slots = slots;
+  g.token = scratch_array<int32_t>(places);
+  g.place = scratch_array<int32_t>(tokens * top_k);
+  g.slot_expert = scratch_array<int32_t>(slots);
+  g.used = scratch_array<int32_t>(1);
+  g.place_weight = scratch_array<float>(places);
+  return g;
+}
+
+// Gate, up and down in two kernels. Few tokens go to every expert in use as they are.
+float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
+  const int64_t ff = e.down[0].cols, hidden = e.down[0].rows;
+  const int64_t places = int64_t{g.slot_tokens} * g.slots;
+  const auto room = [&](int64_t cols) {
+    return Activations{scratch(static_cast<size_t>(api_.fragment_bytes(places, cols))),
+                       places / kTokenTile};
+  };
+  ExpertsArgs args{};
+  args.gate_up = table_of(e.gate_up);
+  args.down = table_of(e.down);
+  args.gate_up_bias = e.gate_up_bias;
+  args.down_bias = e.down_bias;
+  args.hidden = hidden;
+  args.ff = ff;
+  args.glu = {static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
+  args.groups = g;
+  args.x = rows_of(x);
+  args.weight_before = e.weight_before;
+  if (g.whole != 0) {
+    args.in = {const_cast<uint8_t*>(encoded(x, true)), (x.rows + kTokenTile - 1) / kTokenTile};
+  } else {
+    args.in = room(x.cols);
+  }
+  args.act = room(ff);
+  args.y = scratch_array<float>(places * hidden);
+  check(api_.experts(&args), "experts");
+  return args.y;
+}
+
+// Gate and up, gating, and down, each by itself.
+float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
+  const int64_t ff = e.down[0].cols;
+  const int64_t places = int64_t{g.slot_tokens} * g.slots;
+  const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
+  const Rows in = rows_of(x);
+  check(api_.encode(&act, &in, g.token, e.weight_before ? g.place_weight : nullptr, places),
+        "encode");
+  const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
+  run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
+  const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
+  const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
+  const Rows to = rows_of(hidden), gate = rows_of(gate_up.slice_cols(0, ff)),
+             up = rows_of(gate_up.slice_cols(ff, ff));
+  const GluArgs glu{static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
+  check(api_.glu(&to, &gate, &up, &glu, &hidden_act), "glu");
+  auto* y = scratch_array<float>(places * e.down[0].rows);
+  run_expert(e.down[0], table_of(e.down), hidden_act.data, y, e.down_bias, g);
+  return y;
+}
+
+void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
+                     int top_k, const ops::Experts& e, bool add) {
+  const auto experts = static_cast<int64_t>(e.gate_up.size());
+  const int64_t pairs = x.rows * top_k;
+  const Code code = code_of(e.gate_up[0].format);
+  const bool fused = code == code_of(e.down[0].format) && api_.experts_fused(code, e.down[0].cols);
+  const bool whole = fused && x.rows <= kWholeTokens && !e.weight_before;
+  const Slots slots = whole   ? whole_slots(x.rows, pairs, experts)
+                      : fused ? wide_slots(pairs, experts)
+                              : slots_of(pairs >= 16 * experts ? 32 : 8, pairs, experts);
+  GroupArgs g = new_groups(ids, weights, x.rows, top_k, experts, slots.tokens, slots.count);
+  g.whole = whole;
+  run_groups(g);
+  const float* y = fused ? run_experts(x, e, g) : run_experts_singly(x, e, g);
+  const Rows result = rows_of(out);
+  check(api_.combine(&result, y, &g, !e.weight_before, add), "combine");
+  wrote(out);
+}
+
+}  // namespace freshet::cuda

@@ -1,0 +1,40 @@
+// Activations of gated units, for every kernel that ends in one: the same bits everywhere.
+#pragma once
+
+#include "backend/cuda/common.cuh"
+
+namespace freshet::cuda {
+
+__device__ __forceinline__ float sigmoid(float x) {
+  return __fdiv_rn(1.0f, 1.0f + expf(-x));
+}
+
+__device__ __forceinline__ float activate(float x, int kind) {  // the order of ops::Activation
+  switch (kind) {
+    case 1:
+      return x * sigmoid(x);
+    case 2:
+      return 0.5f * x * erfcf(-x * 0.70710678118654752f);
+    case 3:
+      return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    case 4:
+      return fmaxf(x, 0.0f);
+    case 5:
+      return x > 0.0f ? x * x : 0.0f;
+    case 6:
+      return x * sigmoid(1.702f * x);
+    default:
+      return x;
+  }
+}
+
+__device__ __forceinline__ float gated(float gate, float up, const GluArgs& a) {
+  if (a.limit > 0.0f) {
+    const float g = fminf(gate, a.limit);
+    const float u = fminf(fmaxf(up, -a.limit), a.limit);
+    return (u + 1.0f) * g * sigmoid(a.alpha * g);
+  }
+  return activate(gate, a.activation) * up;
+}
+
+}  // namespace freshet::cuda

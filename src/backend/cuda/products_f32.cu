@@ -1,0 +1,127 @@
+// Products in F32: for few tokens a warp a row, for more a warp 4 rows by 4 tokens; for many, tiles
+// that pass through shared memory.
+#include "backend/cuda/products_f32.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+__device__ __forceinline__ int product_of_block(const ProductList& list) {
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  return i;
+}
+
+template <bool kSquares>
+__global__ void __launch_bounds__(256)
+    f32_few_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  let_next_start();
+  const int i = product_of_block(list);
+  const int64_t at =
+      static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kWarps + threadIdx.x / 32;
+  if constexpr (kSquares) {
+    f32_square<kF32Side>(list.of[i], at * kF32Side, static_cast<int64_t>(blockIdx.y) * kF32Side,
+                         tokens);
+  } else {
+    f32_row(list.of[i], at, blockIdx.y);
+  }
+}
+
+// Blocks of 32 rows by 32 tokens, warps 4 by 4 with 8 by 8 each; stages of 128 columns.
+constexpr int kSide = 8, kBlockSide = 32, kStages = 3;
+constexpr int kStageFloats = 2 * kBlockSide * 128;
+
+__global__ void __launch_bounds__(512, 1)
+    f32_many_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  extern __shared__ __align__(16) float stages[];
+  let_next_start();
+  wait();
+  const int i = product_of_block(list), warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const ProductArgs& p = list.of[i];
+  const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
+  const bool aligned =
+      cols % 4 == 0 && p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
+  // A warp fetches two rows and two tokens.
+  const auto fetch = [&](int64_t piece) {
+    float* to = stages + piece % kStages * kStageFloats + lane * 4;
+    const int64_t col = piece * 128 + lane * 4;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int at = warp * 2 + n;
+      const int64_t row = first_row + at < rows ? first_row + at : rows - 1;
+      const int64_t token = first_token + at < tokens ? first_token + at : tokens - 1;
+      const F32Row w(p.weight, row);
+      const bool real = col < w.padded;
+      cp_async16(to + at * 128, w.data + (real ? col / 64 * 1024 + col % 64 : 0), real);
+      const float* x = p.x + token * p.x_stride;
+      float* its = to + (kBlockSide + at) * 128;
+      if (aligned) {
+        cp_async16(its, x + (col < cols ? col : 0), col < cols);
+      } else {
+        *reinterpret_cast<float4*>(its) = f32_token(x, cols, piece);
+      }
+    }
+  };
+  for (int n = 0; n < kStages - 1; ++n) {
+    if (n < pieces) fetch(n);
+    cp_async_commit();
+  }
+  float sum[kSide][kSide] = {};
+#pragma unroll 1
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    if (piece + kStages - 1 < pieces) fetch(piece + kStages - 1);
+    cp_async_commit();
+    const float* stage = stages + piece % kStages * kStageFloats + lane * 4;
+    float4 w[kSide];
+#pragma unroll
+    for (int r = 0; r < kSide; ++r) {
+      w[r] = *reinterpret_cast<const float4*>(stage + (warp % 4 * kSide + r) * 128);
+    }
+#pragma unroll
+    for (int t = 0; t < kSide; ++t) {
+      const float4 x =
+          *reinterpret_cast<const float4*>(stage + (kBlockSide + warp / 4 * kSide + t) * 128);
+#pragma unroll
+      for (int r = 0; r < kSide; ++r) sum[r][t] = f32_add(sum[r][t], w[r], x);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kSide; ++r) {
+#pragma unroll
+    for (int t = 0; t < kSide; ++t) {
+      const float v = f32_lanes(sum[r][t]);
+      const int64_t row = first_row + warp % 4 * kSide + r;
+      const int64_t token = first_token + warp / 4 * kSide + t;
+      if (lane == 0 && row < rows && token < tokens) f32_put(p, token, row, v);
+    }
+  }
+}
+
+}  // namespace
+
+int run_f32(const ProductList& given, int64_t tokens) {
+  const auto grid = [&](const ProductList& list, int side) {
+    return dim3(static_cast<unsigned>(list.first_block[list.count]),
+                static_cast<unsigned>(ceil_div(tokens, side)));
+  };
+  if (tokens <= kWarps) {
+    const ProductList list = with_blocks(given, kWarps);
+    return launch(f32_few_kernel<false>, grid(list, 1), dim3(256), 0, list, tokens);
+  }
+  if (tokens <= kMaxRouterTokens) {
+    const ProductList list = with_blocks(given, kWarps * kF32Side);
+    return launch(f32_few_kernel<true>, grid(list, kF32Side), dim3(256), 0, list, tokens);
+  }
+  constexpr int kBytes = kStages * kStageFloats * static_cast<int>(sizeof(float));
+  const cudaError_t error =
+      cudaFuncSetAttribute(f32_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const ProductList list = with_blocks(given, kBlockSide);
+  return launch(f32_many_kernel, grid(list, kBlockSide), dim3(512), kBytes, list, tokens);
+}
+
+}  // namespace freshet::cuda
