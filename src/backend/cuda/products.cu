@@ -208,6 +208,7 @@ int run_products(const ProductList& list, int64_t tokens) {
   } else {
     if constexpr (F::kCode == Code::kBF16) {
       if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
+      if (few_takes(list, tokens)) return run_few(list, tokens);
     }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);

@@ -127,6 +127,10 @@ inline constexpr int64_t kFewTokens = 64;
 template <class F>
 int run_tiles(const ProductList& list, int64_t tokens);
 
+// products_few.cu: BF16 on Hopper, few tokens in the order of lanes.
+bool few_takes(const ProductList& list, int64_t tokens);
+int run_few(const ProductList& list, int64_t tokens);
+
 // products_wgmma.cu: BF16 on Hopper.
 bool wgmma_takes(Code code, int64_t tokens);
 int run_wgmma(const ProductList& list, int64_t tokens);
