@@ -136,30 +136,42 @@ class TileAttention {
     }
   }
 
-  // Scores of row r to weights, of which it notes the maximum (before) and the sum.
+  // Scores of row r to weights, of which it notes the maximum (before) and the sum. With capped
+  // scores the scale is in them already.
   void weigh(int r, const Group& g, int64_t split) {
     float* s = scores_ + r * kSplit;
     const int64_t start = split * kSplit;
     const int64_t first = t_.first_seen(r) - start, end = t_.last_seen(r) + 1 - start;
-    const F scale = S::set(t_.scale), none = S::set(kNegInf), cap = S::set(t_.softcap);
+    const F none = S::set(kNegInf);
+    if (t_.softcap > 0.0f) cap_scores(s, g);
     F max = none;
     for (int i = g.from; i < g.to_block(); i += kLanes) {
-      F v = S::mul(S::load(s + i), scale);
-      if (t_.softcap > 0.0f) v = S::mul(cap, Math<S>::tanh(S::div(v, cap)));
-      if (i < first || i + kLanes > end) v = S::keep_range(v, first - i, end - i, none);
-      S::store(s + i, v);
+      F v = S::load(s + i);
+      if (i < first || i + kLanes > end) {
+        v = S::keep_range(v, first - i, end - i, none);
+        S::store(s + i, v);
+      }
       max = S::max(max, v);
     }
     const float m = S::reduce_max(max);
-    const F base = S::set(m == kNegInf ? 0.0f : m);
+    const float scale = t_.softcap > 0.0f ? 1.0f : t_.scale;
+    const F to_power = S::set(scale * 1.44269504f);
+    const F base = S::set(m == kNegInf ? 0.0f : m * (scale * 1.44269504f));
     F sum = S::zero();
     for (int i = g.from; i < g.to_block(); i += kLanes) {
-      const F p = Math<S>::exp(S::sub(S::load(s + i), base));
+      const F p = Math<S>::power_of_two(S::fms(S::load(s + i), to_power, base));
       S::store(s + i, p);
       sum = S::add(sum, p);
     }
-    split_max_[r] = m;
+    split_max_[r] = m * scale;
     split_sum_[r] = S::reduce_add(sum);
+  }
+  void cap_scores(float* s, const Group& g) {
+    const F scale = S::set(t_.scale), cap = S::set(t_.softcap);
+    for (int i = g.from; i < g.to_block(); i += kLanes) {
+      const F v = S::div(S::mul(S::load(s + i), scale), cap);
+      S::store(s + i, S::mul(cap, Math<S>::tanh(v)));
+    }
   }
 
   // Takes maxima and sums of a split into those of the rows [first, first + rows), rows <= kLanes,

@@ -28,6 +28,21 @@ struct Math {
     return S::if_less(x, low, S::zero(), S::scale_by_power(p, n));
   }
 
+  // 2^x for x <= 0; 0 below -126.
+  FRESHET_MATH F power_of_two(F x) {
+    const F low = S::set(-126.0f);
+    const F clamped = S::max(low, x);
+    const F n = S::round(clamped);
+    const F f = S::sub(clamped, n);
+    F p = S::set(0.00132647273f);  // 1.1e-7 for |f| <= 0.5, 1 at 0
+    p = S::fma(p, f, S::set(0.00967151299f));
+    p = S::fma(p, f, S::set(0.0555073358f));
+    p = S::fma(p, f, S::set(0.240222424f));
+    p = S::fma(p, f, S::set(0.693147004f));
+    p = S::fma(p, f, S::set(1.0f));
+    return S::if_less(x, low, S::zero(), S::scale_by_power(p, n));
+  }
+
   FRESHET_MATH F sigmoid(F x) {
     return S::div(S::set(1.0f), S::add(S::set(1.0f), exp(S::sub(S::zero(), x))));
   }
