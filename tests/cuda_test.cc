@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "backend/cuda/backend.h"
+#include "quant/fp8.h"
 #include "tensor/dtype.h"
 #include "tests/op_cases.h"
 #include "tests/op_test_util.h"
@@ -21,6 +22,19 @@ float bf16(float v) {
 }
 std::vector<float> rounded(std::vector<float> v) {
   for (float& x : v) x = bf16(x);
+  return v;
+}
+
+// To E4M3, 128 numbers with one scale.
+std::vector<float> rounded_e4m3(std::vector<float> v) {
+  for (size_t at = 0; at < v.size(); at += 128) {
+    float most = 0.0f;
+    for (size_t i = at; i < at + 128; ++i) most = std::max(most, std::fabs(v[i]));
+    const float scale = most / 448.0f;
+    for (size_t i = at; i < at + 128; ++i) {
+      v[i] = quant::e4m3_to_f32(quant::f32_to_e4m3(v[i] / scale)) * scale;
+    }
+  }
   return v;
 }
 
@@ -123,9 +137,10 @@ class Cuda : public testing::Test {
   std::unique_ptr<ops::Ops> gpu, cpu;
 };
 
-const quant::Format kFormats[] = {quant::Format::kBF16, quant::Format::kF16,  quant::Format::kF32,
-                                  quant::Format::kQ8_0, quant::Format::kQ4_0, quant::Format::kQ4_K,
-                                  quant::Format::kQ6_K, quant::Format::kMXFP4};
+const quant::Format kFormats[] = {
+    quant::Format::kBF16, quant::Format::kF16,  quant::Format::kF32,
+    quant::Format::kFP8,  quant::Format::kQ8_0, quant::Format::kQ4_0,
+    quant::Format::kQ4_K, quant::Format::kQ6_K, quant::Format::kMXFP4};
 
 TEST_F(Cuda, ProductsAreNearTheReference) {
   std::vector<cases::MatmulCase> all = cases::matmul_cases();
@@ -142,8 +157,8 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
       const auto w = gpu->pack(format, s.rows, c.cols);
       const auto ref = cpu->pack(format, s.rows, c.cols);
       ASSERT_TRUE(w.ok() && ref.ok()) << what;
-      std::vector<float> x =
-          rounded(random_floats(static_cast<size_t>(c.tokens * c.cols), seed + 1));
+      std::vector<float> x = random_floats(static_cast<size_t>(c.tokens * c.cols), seed + 1);
+      x = format == quant::Format::kFP8 ? rounded_e4m3(x) : rounded(x);
       const std::vector<float> bias = random_floats(static_cast<size_t>(c.rows), seed + 2);
       std::vector<float> want = random_floats(static_cast<size_t>(c.tokens * c.rows), seed);
       DeviceFloats dx(*gpu, x), db(*gpu, bias), out(*gpu, want);
@@ -151,9 +166,13 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
       cpu->matmul({x.data(), c.tokens, c.cols, c.cols}, {&p, 1});
       ops::Product q{&*w, out.matrix(c.tokens, c.rows), db.data(), 0.5f, true};
       gpu->matmul(dx.matrix(c.tokens, c.cols), {&q, 1});
-      // F16 is rounded to BF16: half a unit of 2^-8 each, at random. The others are exact.
-      const float allowed = 1e-2f * std::sqrt(static_cast<float>(c.cols)) * 0.5f * 0.5f + 1e-4f;
-      expect_near(out.get(), want, format == quant::Format::kF16 ? allowed : 2e-3f, what);
+      // F16 is rounded to BF16: half a unit of 2^-8 each, at random. Tensor cores sum products of
+      // E4M3 in less than F32. The others are exact.
+      const float typical = std::sqrt(static_cast<float>(c.cols)) * 0.5f * 0.5f;
+      const float allowed = format == quant::Format::kF16   ? 1e-2f * typical + 1e-4f
+                            : format == quant::Format::kFP8 ? 2e-3f * typical + 1e-4f
+                                                            : 2e-3f;
+      expect_near(out.get(), want, allowed, what);
     }
   }
 }
@@ -192,8 +211,10 @@ TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
 // share them depends on the rows, and for 6,160 on the tokens, too.
 TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
   constexpr int64_t kCols = 2048, kMost = 300;
-  const std::pair<quant::Format, int64_t> shapes[] = {
-      {quant::Format::kBF16, 14352}, {quant::Format::kBF16, 6160}, {quant::Format::kQ4_0, 10256}};
+  const std::pair<quant::Format, int64_t> shapes[] = {{quant::Format::kBF16, 14352},
+                                                      {quant::Format::kBF16, 6160},
+                                                      {quant::Format::kFP8, 10256},
+                                                      {quant::Format::kQ4_0, 10256}};
   for (const auto& [format, rows] : shapes) {
     const Stored s = stored(format, rows, kCols, 15);
     const auto w = gpu->pack(format, s.rows, kCols);
@@ -212,6 +233,45 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
         ASSERT_EQ(std::memcmp(got.data() + t * rows, alone.data(), alone.size() * 4), 0)
             << quant::info(format).name << ": row " << t << " of " << count;
       }
+    }
+  }
+}
+
+// Scales that rows, or columns, have in common are taken another way.
+TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
+  constexpr int64_t kRows = 200, kCols = 2304, kMost = 150;
+  constexpr auto kFp8 = quant::Format::kFP8;
+  enum { kRow, kBlock, kBoth };
+  for (const int kind : {kRow, kBlock, kBoth}) {
+    Stored s = stored(kFp8, kRows, kCols, 31);
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t b = 0; b < kCols / 128; ++b) {
+        const bool of_row = kind == kRow || (kind == kBoth && r >= 64);
+        const float scale = 1e-3f * static_cast<float>(of_row ? 1 + r % 7 : 2 + b % 3 + r / 64);
+        uint8_t* block = s.bytes.data() + (r * (kCols / 128) + b) * 132;
+        std::memcpy(block + 128, &scale, sizeof scale);
+      }
+    }
+    const auto w = gpu->pack(kFp8, s.rows, kCols), ref = cpu->pack(kFp8, s.rows, kCols);
+    ASSERT_TRUE(w.ok() && ref.ok());
+    std::vector<float> x = rounded_e4m3(random_floats(kMost * kCols, 32));
+    const std::vector<float> bias = random_floats(kRows, 33);
+    std::vector<float> want(kMost * kRows);
+    const ops::Product p{&*ref, {want.data(), kMost, kRows, kRows}, bias.data(), 0.5f, false};
+    cpu->matmul({x.data(), kMost, kCols, kCols}, {&p, 1});
+    DeviceFloats dx(*gpu, x), db(*gpu, bias);
+    const auto run = [&](int64_t first, int64_t count) {
+      DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
+      const ops::Product q{&*w, out.matrix(count, kRows), db.data(), 0.5f, false};
+      gpu->matmul(dx.matrix(kMost, kCols).slice_rows(first, count), {&q, 1});
+      return out.get();
+    };
+    const std::vector<float> all = run(0, kMost);
+    expect_near(all, want, 1e-3f * largest(want), fmt::format("scales of kind {}", kind));
+    for (const int64_t count : {1, 10, 30, 60}) {
+      const std::vector<float> some = run(77, count);
+      ASSERT_EQ(std::memcmp(some.data(), all.data() + 77 * kRows, some.size() * 4), 0)
+          << "kind " << kind << ", " << count << " tokens";
     }
   }
 }

@@ -1,14 +1,25 @@
 #include "models/dummy.h"
 
+#include <cstddef>
+#include <cstring>
 #include <map>
 #include <vector>
 
 #include "layers/decoder.h"
+#include "quant/fp8.h"
 
 namespace freshet::models {
 namespace {
 
 constexpr int64_t kPoolRows = 64;
+
+// As FP8 checkpoints are published: a scale a row.
+void one_scale(uint8_t* row, int64_t cols) {
+  constexpr size_t kBytes = sizeof(quant::FP8::Block), kScale = offsetof(quant::FP8::Block, scale);
+  for (int64_t b = 1; b < cols / quant::FP8::kBlockSize; ++b) {
+    std::memcpy(row + static_cast<size_t>(b) * kBytes + kScale, row + kScale, sizeof(float));
+  }
+}
 
 class Maker {
  public:
@@ -62,7 +73,9 @@ class Maker {
     std::vector<float> row(static_cast<size_t>(cols));
     for (int64_t r = 0; r < kPoolRows; ++r) {
       for (float& v : row) v = 0.07f * (static_cast<float>(next() % 65536) / 65536.0f - 0.5f);
-      info.encode(row.data(), pool.data() + static_cast<size_t>(r) * bytes, cols, nullptr);
+      uint8_t* to = pool.data() + static_cast<size_t>(r) * bytes;
+      info.encode(row.data(), to, cols, nullptr);
+      if (format_ == quant::Format::kFP8) one_scale(to, cols);
     }
     return pool;
   }

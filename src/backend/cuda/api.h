@@ -11,6 +11,8 @@
 //   that an operand of mma.m16n8k16 is one load of 16 bytes: [tile of 8 rows][32 columns][lane][8].
 //   For many as core matrices, which ldmatrix and wgmma read from shared memory, so that tokens
 //   that stand together are one copy: [64 columns][tile of 8 rows][8 columns][row][8].
+//   FP8 weights on Hopper want them in E4M3, with an F32 scale for 128 columns of a row:
+//   [128 columns][tile of 8 rows], a tile [16 columns][row][16], then [row] scales.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +24,17 @@ inline constexpr int kApiVersion = 3;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
+inline constexpr int kE4M3Cols = 128;     // columns that share a scale
+inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
 inline constexpr int kMaxRouterTokens = 512;
 
-enum class Code : int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kCount };
+enum class Code : int32_t { kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kCount };
+
+// Orders of activations.
+enum class Order : int32_t { kLanes, kCores, kE4M3 };
 
 struct Rows {
   float* data;
@@ -37,7 +44,8 @@ struct Rows {
 // Where a result goes as activations too; nullptr: nowhere.
 struct Activations {
   uint8_t* data;
-  int64_t core_tiles;  // of rows, if as core matrices; 0: in the order of lanes
+  int64_t core_tiles;  // of rows, if as core matrices (or in E4M3); 0: in the order of lanes
+  int32_t e4m3;
 };
 
 struct WeightView {
@@ -48,7 +56,7 @@ struct WeightView {
 
 struct ProductArgs {
   WeightView weight;
-  const uint8_t* act;  // in the order that core_order() names
+  const uint8_t* act;  // in the order that order_for() names
   int64_t act_chunks;  // in the order of lanes: of 32 columns, from one tile of rows to the next
   const float* x;      // the same numbers as they are, for weights in F32
   int64_t x_stride;
@@ -179,8 +187,8 @@ struct Api {
                float scale);
   int64_t (*fragment_bytes)(int64_t rows, int64_t cols);
   // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
-  // Whether products of so many tokens want activations as core matrices.
-  int (*core_order)(Code code, int64_t tokens);
+  // The order in which products of so many tokens want activations.
+  Order (*order_for)(Code code, int64_t tokens);
   int (*encode)(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
                 int64_t rows);
   int (*products)(const ProductArgs* products, int count, int64_t tokens);

@@ -15,6 +15,8 @@ inline Code code_of(quant::Format format) {
       return Code::kF16;
     case quant::Format::kBF16:
       return Code::kBF16;
+    case quant::Format::kFP8:
+      return Code::kFP8;
     case quant::Format::kQ8_0:
       return Code::kQ8_0;
     case quant::Format::kQ4_0:

@@ -57,7 +57,7 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args
   return launch_cluster(kernel, grid, block, shared, dim3(1), args...);
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) {
+__host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
@@ -107,6 +107,36 @@ __device__ __forceinline__ void put_pair(const Activations& act, int64_t row, in
   reinterpret_cast<uint32_t*>(act.data)[activation_at(act, row, col, cols) / 2] =
       pack_bf16(low, high);
 }
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+__device__ __forceinline__ uint32_t two_e4m3(float low, float high) {
+  uint16_t v;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
+  return v;
+}
+// Eight neighbouring activations of a half warp's 128, at a column that is a multiple of 8.
+__device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, int64_t col,
+                                         const float (&v)[8]) {
+  float most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
+  const uint32_t half = threadIdx.x % 32 < 16 ? 0x0000ffff : 0xffff0000;
+#pragma unroll
+  for (int step = 8; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(half, most, step));
+  constexpr float kMost = 448.0f, kLeast = 1e-30f;
+  const float up = most > kLeast ? __fdiv_rn(kMost, most) : 0.0f;
+  uint8_t* tile = act.data + ((col >> 7) * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
+  uint2 codes;
+  codes.x = two_e4m3(v[0] * up, v[1] * up) | two_e4m3(v[2] * up, v[3] * up) << 16;
+  codes.y = two_e4m3(v[4] * up, v[5] * up) | two_e4m3(v[6] * up, v[7] * up) << 16;
+  const int64_t in = col & 127, of_tile = row & 7;
+  *reinterpret_cast<uint2*>(tile + (in >> 4) * 128 + of_tile * 16 + (in & 15)) = codes;
+  if (in == 0) {
+    reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[of_tile] =
+        most > kLeast ? __fdiv_rn(most, kMost) : 0.0f;
+  }
+}
+#endif
 
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid = true) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));

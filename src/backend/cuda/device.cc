@@ -26,10 +26,11 @@ constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
           nullptr, nullptr};
 }
 constexpr ops::MatmulKernel kRows[] = {
-    row_of("f32.cuda", quant::Format::kF32),   row_of("f16.cuda", quant::Format::kF16),
-    row_of("bf16.cuda", quant::Format::kBF16), row_of("q8_0.cuda", quant::Format::kQ8_0),
-    row_of("q4_0.cuda", quant::Format::kQ4_0), row_of("q4_k.cuda", quant::Format::kQ4_K),
-    row_of("q6_k.cuda", quant::Format::kQ6_K), row_of("mxfp4.cuda", quant::Format::kMXFP4),
+    row_of("f32.cuda", quant::Format::kF32),     row_of("f16.cuda", quant::Format::kF16),
+    row_of("bf16.cuda", quant::Format::kBF16),   row_of("fp8.cuda", quant::Format::kFP8),
+    row_of("q8_0.cuda", quant::Format::kQ8_0),   row_of("q4_0.cuda", quant::Format::kQ4_0),
+    row_of("q4_k.cuda", quant::Format::kQ4_K),   row_of("q6_k.cuda", quant::Format::kQ6_K),
+    row_of("mxfp4.cuda", quant::Format::kMXFP4),
 };
 
 const uint8_t* end_of(const Matrix& m) {
@@ -251,30 +252,33 @@ void CudaDevice::wrote(const Matrix& m) {
   }
 }
 
-Activations CudaDevice::new_encoded(const Matrix& of, bool core) {
+Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
   const auto bytes = static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols));
   uint8_t* data = scratch(bytes);
-  encoded_[next_encoded_] = {of, data, bytes, core};
+  encoded_[next_encoded_] = {of, data, bytes, order};
   next_encoded_ = (next_encoded_ + 1) % encoded_.size();
-  return {data, core ? (of.rows + kTokenTile - 1) / kTokenTile : 0};
+  const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
+  return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
 }
 Activations CudaDevice::new_encoded(const Matrix& of) {
-  return new_encoded(of, api_.core_order(last_code_, of.rows) != 0);
+  const Order order = api_.order_for(last_code_, of.rows);
+  if (order == Order::kE4M3) return {};  // encoded by itself
+  return new_encoded(of, order);
 }
 
 const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {
   last_code_ = code;
-  return encoded(x, api_.core_order(code, x.rows) != 0);
+  return encoded(x, api_.order_for(code, x.rows));
 }
 
-const uint8_t* CudaDevice::encoded(const Matrix& x, bool core) {
+const uint8_t* CudaDevice::encoded(const Matrix& x, Order order) {
   for (const Encoded& e : encoded_) {
-    if (e.data != nullptr && e.core == core && e.of.data == x.data && e.of.rows == x.rows &&
+    if (e.data != nullptr && e.order == order && e.of.data == x.data && e.of.rows == x.rows &&
         e.of.cols == x.cols && e.of.stride == x.stride) {
       return e.data;
     }
   }
-  const Activations act = new_encoded(x, core);
+  const Activations act = new_encoded(x, order);
   const Rows rows = rows_of(x);
   check(api_.encode(&act, &rows, nullptr, nullptr, x.rows), "encode");
   return act.data;

@@ -2,10 +2,10 @@
 //
 // Memory: weights, cache and the model's arena are buffers of their own; scratch is one ring, whose
 // size scratch_bytes() plans, and a small staging area takes ids, positions and block tables, once
-// a step. Products want their input in BF16, in an order of their own; ops whose result feeds a
-// product leave them in the ring as they go, and `Encoded` remembers which matrix they belong to
-// until somebody writes there. Steps that repeat are recorded as graphs and played back. Used by
-// one thread.
+// a step. Products want their input in BF16 (or E4M3), in an order of their own; ops whose result
+// feeds a product leave them in the ring as they go, and `Encoded` remembers which matrix they
+// belong to until somebody writes there. Steps that repeat are recorded as graphs and played back.
+// Used by one thread.
 #pragma once
 
 #include <array>
@@ -86,12 +86,12 @@ class CudaDevice final : public ops::Device {
    private:
     const Api& api_;
   };
-  // The BF16 form of a matrix.
+  // A matrix as products want it.
   struct Encoded {
     Matrix of;
     uint8_t* data = nullptr;
     size_t bytes = 0;
-    bool core = false;
+    Order order = Order::kLanes;
   };
   struct Registered {
     const int32_t* host;
@@ -124,9 +124,9 @@ class CudaDevice final : public ops::Device {
   }
   void wrote(const Matrix& m);
   Activations new_encoded(const Matrix& of);
-  Activations new_encoded(const Matrix& of, bool core);
+  Activations new_encoded(const Matrix& of, Order order);
   const uint8_t* encoded(const Matrix& x, Code code);
-  const uint8_t* encoded(const Matrix& x, bool core);
+  const uint8_t* encoded(const Matrix& x, Order order);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);

@@ -154,7 +154,8 @@ float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Gro
   args.x = rows_of(x);
   args.weight_before = e.weight_before;
   if (g.whole != 0) {
-    args.in = {const_cast<uint8_t*>(encoded(x, true)), (x.rows + kTokenTile - 1) / kTokenTile};
+    args.in = {const_cast<uint8_t*>(encoded(x, Order::kCores)),
+               (x.rows + kTokenTile - 1) / kTokenTile};
   } else {
     args.in = room(x.cols);
   }

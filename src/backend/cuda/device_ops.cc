@@ -36,13 +36,16 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
   flush();
   const int64_t cols = weights.front().cols;
   // Heads of whole pieces are slices of one encoded matrix.
-  const bool whole = cols % kPadCols == 0;
   const Code code = view_of(weights.front()).code;
+  const Order order = api_.order_for(code, x.rows);
+  const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
+  const bool whole = cols % unit == 0;
   const uint8_t* all = whole ? encoded(x, code) : nullptr;
-  // Bytes of 64 columns, of a tile of rows or of all.
-  const bool core = api_.core_order(code, x.rows) != 0;
-  const int64_t tiles = core ? (x.rows + kTokenTile - 1) / kTokenTile : 0;
-  const int64_t step = 1024 * std::max<int64_t>(tiles, 1);
+  const int64_t tiles = (x.rows + kTokenTile - 1) / kTokenTile;
+  // Bytes of a unit of columns, of a tile of rows or of all.
+  const int64_t step = order == Order::kLanes   ? 1024
+                       : order == Order::kCores ? 1024 * tiles
+                                                : kE4M3TileBytes * tiles;
   std::array<ProductArgs, kMaxProducts> args;
   int count = 0;
   for (size_t h = 0; h < weights.size(); ++h) {
@@ -53,11 +56,11 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
     const Matrix to = out.slice_cols(head * w.rows, w.rows);
     const uint8_t* act = nullptr;
     if (whole) {
-      act = all + head * (cols / kPadCols) * step;
+      act = all + head * (cols / unit) * step;
     } else {
       const Rows part = rows_of(x.slice_cols(head * cols, cols));
       const Activations to_part{scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols))),
-                                tiles};
+                                order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
       check(api_.encode(&to_part, &part, nullptr, nullptr, x.rows), "encode");
       act = to_part.data;
     }

@@ -114,6 +114,74 @@ struct BF16 : Plain {
   }
 };
 
+// Tiles of 8 rows as tokens have them, [16 columns][row][16] and then [row] scales; two are a tile
+// of the kernels that multiply in BF16, which holds E4M3 exactly. Behind all tiles stands what the
+// scales of each 64 rows have in common.
+struct FP8 {
+  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // nothing; all rows; all columns
+  static constexpr Code kCode = Code::kFP8;
+  static constexpr int kUnit = 128, kVectors = 4, kTileBytes = 2 * 8 * (128 + 4);
+  static constexpr int kBlock = 128, kBytes = 132;
+  static constexpr int kGroup = 4;
+  static constexpr bool kMins = false;
+  static __host__ __device__ int place(int row, int col) {
+    return row / 8 * (kTileBytes / 2) + col / 16 * 128 + row % 8 * 16 + col % 16;
+  }
+  static __host__ __device__ int scale_place(int row) {
+    return row / 8 * (kTileBytes / 2) + 1024 + row % 8 * 4;
+  }
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
+    for (int i = 0; i < 4; ++i) {
+      const auto two = [&](int n) {
+        const int col = piece * 64 + i * 16 + operand_col(lane, n);
+        return From::get(
+            reinterpret_cast<const uint16_t*>(tile + place(operand_row(lane, n), col)));
+      };
+      p.q[i] = make_uint4(two(0), two(2), two(4), two(6));
+    }
+    const auto scale = [&](int row) {
+      return From::get(reinterpret_cast<const uint32_t*>(tile + scale_place(row)));
+    };
+    p.s.x = scale(lane / 4);
+    p.s.y = scale(lane / 4 + 8);
+  }
+  // Exponent and mantissa in their places of an F16 are the number times 2^-8.
+  static __device__ float value(uint32_t code) {
+    return half_bits((code & 0x80) << 8 | (code & 0x7f) << 7) * 256.0f;
+  }
+  static __device__ uint32_t two(uint32_t w) { return pack_bf16(value(w & 255), value(w >> 8)); }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int i = 0; i < 4; ++i) {
+      a[i] = make_uint4(two(p.q[i].x), two(p.q[i].y), two(p.q[i].z), two(p.q[i].w));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int) {
+    return {__uint_as_float(p.s.x), __uint_as_float(p.s.y), 0.0f, 0.0f};
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
+    for (int i = thread; i < 16 * 128; i += 256) {
+      const int row = i / 1024 * 8 + i % 128 / 16, col = i % 1024 / 128 * 16 + i % 16;
+      tile[place(row, col)] = rows[row] != nullptr ? rows[row][col] : 0;
+    }
+    if (thread < 64) {
+      const uint8_t* row = rows[thread / 4];
+      tile[scale_place(thread / 4) + thread % 4] = row != nullptr ? row[128 + thread % 4] : 0;
+    }
+  }
+  static __host__ __device__ int64_t tiles_bytes(int64_t rows, int64_t cols) {
+    return (rows + 63) / 64 * 4 * (cols / kUnit) * kTileBytes;
+  }
+  static __host__ __device__ const int32_t* scaled_at(const uint8_t* packed, int64_t rows,
+                                                      int64_t cols) {
+    return reinterpret_cast<const int32_t*>(packed + tiles_bytes(rows, cols));
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    return value(tile[place(row, col)]) *
+           *reinterpret_cast<const float*>(tile + scale_place(row));
+  }
+};
+
 struct F16 : Plain {
   static constexpr Code kCode = Code::kF16;
   static constexpr int kUnit = 64, kVectors = 4, kTileBytes = 16 * 64 * 2, kBlock = 1, kBytes = 2;
@@ -512,6 +580,9 @@ bool with_format(Code code, const Body& body) {
     case Code::kBF16:
       body(BF16{});
       return true;
+    case Code::kFP8:
+      body(FP8{});
+      return true;
     case Code::kQ8_0:
       body(Q8_0{});
       return true;
@@ -539,6 +610,8 @@ template <class F>
 inline constexpr int kPanelTiles = 1;
 template <>
 inline constexpr int kPanelTiles<BF16> = 8;
+template <>
+inline constexpr int kPanelTiles<FP8> = 4;
 
 // From a tile to the one to the right of it.
 template <class F>

@@ -6,7 +6,7 @@
 namespace freshet::cuda {
 
 // products.cu
-int core_order(Code code, int64_t tokens);
+Order order_for(Code code, int64_t tokens);
 int products(const ProductArgs* products, int count, int64_t tokens);
 int expert_products(const ExpertArgs* args);
 // experts_wgmma.cu

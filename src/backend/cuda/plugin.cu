@@ -130,7 +130,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            mark,         elapsed,
                            packed_bytes, pack,
                            embed,        fragment_bytes,
-                           core_order,   encode,
+                           order_for,    encode,
                            products,     expert_products,
                            experts_fused, experts,
                            norm,         norm_heads,

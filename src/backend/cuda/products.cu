@@ -210,6 +210,9 @@ int run_products(const ProductList& list, int64_t tokens) {
       if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
       if (few_takes(list, tokens)) return run_few(list, tokens);
     }
+    if constexpr (F::kCode == Code::kFP8) {
+      if (capability == 90) return run_fp8(list, tokens);
+    }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
     const auto x = static_cast<unsigned>(list.first_block[list.count]);
@@ -222,8 +225,9 @@ int run_products(const ProductList& list, int64_t tokens) {
 
 }  // namespace
 
-int core_order(Code code, int64_t tokens) {
-  return tokens > kFewTokens || wgmma_takes(code, tokens);
+Order order_for(Code code, int64_t tokens) {
+  if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
+  return tokens > kFewTokens || wgmma_takes(code, tokens) ? Order::kCores : Order::kLanes;
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {

@@ -135,4 +135,7 @@ int run_few(const ProductList& list, int64_t tokens);
 bool wgmma_takes(Code code, int64_t tokens);
 int run_wgmma(const ProductList& list, int64_t tokens);
 
+// products_fp8.cu: FP8 on Hopper.
+int run_fp8(const ProductList& list, int64_t tokens);
+
 }  // namespace freshet::cuda

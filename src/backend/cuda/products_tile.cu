@@ -192,6 +192,7 @@ int run_tiles(const ProductList& given, int64_t tokens) {
 
 template int run_tiles<F16>(const ProductList&, int64_t);
 template int run_tiles<BF16>(const ProductList&, int64_t);
+template int run_tiles<FP8>(const ProductList&, int64_t);
 template int run_tiles<Q8_0>(const ProductList&, int64_t);
 template int run_tiles<Q4_0>(const ProductList&, int64_t);
 template int run_tiles<Q4_K>(const ProductList&, int64_t);

@@ -28,6 +28,22 @@ __global__ void encode_kernel(Activations act, Rows x, const int32_t* index, con
   put_pair(act, row, c, x.cols, low, high);
 }
 
+// E4M3: a half warp takes 128 columns, and its scale takes the largest of them to 448.
+__global__ void encode_e4m3_kernel(Activations act, Rows x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+  let_next_start();
+  wait();
+  const int64_t row = blockIdx.y;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
+  if (c >= ceil_div(x.cols, kE4M3Cols) * kE4M3Cols) return;
+  float v[8];
+  for (int i = 0; i < 8; ++i) {
+    v[i] = row < x.rows && c + i < x.cols ? x.data[row * x.stride + c + i] : 0.0f;
+  }
+  put_e4m3(act, row, c, v);
+#endif
+}
+
 // Wide rows by kWide threads, kHeld numbers each in registers; what is left over is read again.
 constexpr int kWide = 512, kHeld = 16;
 
@@ -260,11 +276,18 @@ dim3 pairs_of(int64_t cols, int64_t rows) {
 }  // namespace
 
 int64_t fragment_bytes(int64_t rows, int64_t cols) {
-  return padded_rows(rows) * ceil_div(cols, kPadCols) * kPadCols * 2;
+  const int64_t bf16 = padded_rows(rows) * ceil_div(cols, kPadCols) * kPadCols * 2;
+  const int64_t e4m3 = ceil_div(rows, kTokenTile) * ceil_div(cols, kE4M3Cols) * kE4M3TileBytes;
+  return bf16 > e4m3 ? bf16 : e4m3;
 }
 
 int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows) {
+  if (act->e4m3 != 0) {
+    const int64_t units = ceil_div(x->cols, kE4M3Cols) * kE4M3Cols / 8;
+    return launch(encode_e4m3_kernel, grid_of(units, padded_rows(rows)), dim3(kThreads), 0, *act,
+                  *x);
+  }
   return launch(encode_kernel, pairs_of(x->cols, padded_rows(rows)), dim3(kThreads), 0, *act, *x,
                 index, weights, rows);
 }

@@ -24,6 +24,30 @@ __global__ void __launch_bounds__(256)
   F::pack(to, shared, cols - unit * F::kUnit, static_cast<int>(threadIdx.x));
 }
 
+// What the scales of 64 rows have in common.
+__global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t rows, int64_t cols) {
+  wait();
+  const int64_t panel = blockIdx.x, units = cols / FP8::kUnit;
+  const int64_t left = rows - panel * 64;
+  const int count = static_cast<int>(left < 64 ? left : 64);
+  const auto scale = [&](int64_t row, int64_t unit) {
+    const uint8_t* tile = packed + tile_at<FP8>(panel * 4 + row / 16, cols) + unit * kUnitStep<FP8>;
+    return *reinterpret_cast<const float*>(tile + FP8::scale_place(static_cast<int>(row % 16)));
+  };
+  int of_steps = 1, of_rows = 1;
+  for (int64_t i = threadIdx.x; i < count * units; i += 256) {
+    const float its = scale(i % count, i / count);
+    of_steps &= its == scale(0, i / count);
+    of_rows &= its == scale(i % count, 0);
+  }
+  of_steps = __syncthreads_and(of_steps);
+  of_rows = __syncthreads_and(of_rows);
+  if (threadIdx.x == 0) {
+    const_cast<int32_t*>(FP8::scaled_at(packed, rows, cols))[panel] =
+        of_rows != 0 ? FP8::kOfRows : of_steps != 0 ? FP8::kOfSteps : FP8::kOfBlocks;
+  }
+}
+
 template <class F>
 __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int32_t offset,
                              float scale) {
@@ -44,6 +68,7 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
   with_format(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
+  if (code == Code::kFP8) bytes += ceil_div(rows, 64) * static_cast<int64_t>(sizeof(int32_t));
   return bytes;
 }
 
@@ -56,6 +81,10 @@ int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t 
                     static_cast<unsigned>(ceil_div(count, 16)));
     error = launch(pack_kernel<F>, grid, dim3(256), 0, packed, raw, first, rows, cols);
   });
+  if (error == 0 && code == Code::kFP8 && first + count >= rows) {
+    const dim3 panels(static_cast<unsigned>(ceil_div(rows, 64)));
+    error = launch(scaled_kernel, panels, dim3(256), 0, packed, rows, cols);
+  }
   return error;
 }
 
