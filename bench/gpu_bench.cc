@@ -3,17 +3,21 @@
 // usage: freshet_gpu_bench CONFIG.json FORMAT TEST...
 //   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
+//         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
+//                  sees all logits; s8@512: with temperature and top-p
 //         a8@512   attention of such a step by itself, a cache a layer
 //         w8       products of 8 rows with matrices of the shape's sizes, one by one
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <future>
 #include <numeric>
 #include <sstream>
 
 #include "backend/cuda/backend.h"
 #include "base/json.h"
+#include "engine/step_loop.h"
 #include "layers/model.h"
 #include "models/dummy.h"
 #include "models/registry.h"
@@ -80,7 +84,7 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   std::vector<double> seconds;
   const auto timed = [&](const ForwardBatch& batch) {
     const auto begin = Clock::now();
-    b.model->forward(batch, cache, logits.as<float>(), nullptr);
+    b.model->forward(batch, cache, {logits.as<float>()});
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   if (prompt) {
@@ -111,6 +115,48 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   std::printf("%-10s %9.3f ms  %9.1f tok/s  read %5.2f TB/s, %4.1f %% of the ceiling\n",
               name.c_str(), s * 1e3, sequences / s, (b.all_bytes() + kv_bytes) / s / 1e12,
               (b.all_bytes() + kv_bytes) / s / b.read_rate * 100.0);
+  return {};
+}
+
+// The same through the engine, from one token of a sequence to the next: what scheduling, sampling
+// and delivering add to a step.
+Status run_engine(Bench& b, const std::string& name, int sequences, int context, char how) {
+  constexpr int kTokens = 96, kChunk = 2048;
+  const int longest = context + kTokens + 1;
+  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  engine::StepLoopOptions options;
+  options.scheduler.max_num_seqs = sequences;
+  options.scheduler.max_num_batched_tokens = kChunk;
+  options.scheduler.max_model_len = longest;
+  options.blocks.assign(kv.groups.size(), (longest / ops::kBlockTokens + 2) * sequences);
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache,
+                           KvStorage::allocate(kv, options.blocks, b.ops->memory()));
+  FRESHET_RETURN_IF_ERROR(b.model->reserve(kChunk, options.scheduler.max_logit_rows, longest));
+  FRESHET_ASSIGN_OR_RETURN(
+      const auto loop, engine::StepLoop::start(options, *b.model, std::move(cache), nullptr, b.pool,
+                                               b.ops->host_memory()));
+  std::vector<Clock::time_point> times;  // of the last sequence's tokens: by then all decode
+  std::vector<std::promise<void>> done(static_cast<size_t>(sequences));
+  for (int s = 0; s < sequences; ++s) {
+    Request r;
+    for (int i = 0; i < context; ++i)
+      r.prompt.push_back((s * 7919 + i * 104729) % static_cast<int32_t>(b.spec.vocab_size));
+    r.params.max_tokens = kTokens;
+    r.params.ignore_eos = true;
+    r.params.temperature = how == 's' ? 0.8f : 0.0f;
+    r.params.top_p = how == 's' ? 0.95f : 1.0f;
+    if (how == 'l') r.params.logit_bias = {{0, 0.0f}};
+    r.params.seed = 1;
+    if (s + 1 == sequences) r.on_delta = [&](const Delta&) { times.push_back(Clock::now()); };
+    r.on_done = [&done, s](const Usage&) { done[static_cast<size_t>(s)].set_value(); };
+    FRESHET_RETURN_IF_ERROR(loop->submit(std::move(r)).status());
+  }
+  for (auto& d : done) d.get_future().wait();
+  std::vector<double> seconds;
+  for (size_t i = 9; i < times.size() / 2; ++i)
+    seconds.push_back(std::chrono::duration<double>(times[i] - times[i - 1]).count());
+  const double s = median(seconds);
+  std::printf("%-10s %9.3f ms  %9.1f tok/s\n", name.c_str(), s * 1e3, sequences / s);
   return {};
 }
 
@@ -275,6 +321,10 @@ Status run_test(Bench& b, const std::string& test) {
   if (std::sscanf(test.c_str(), "d%d@%d", &first, &second) == 2) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_model(b, test, first, second, false);
+  }
+  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[els]%d@%d", how, &first, &second) == 3) {
+    FRESHET_RETURN_IF_ERROR(load_model(b));
+    return run_engine(b, test, first, second, how[0]);
   }
   if (std::sscanf(test.c_str(), "a%d@%d", &first, &second) == 2) {
     return run_attention(b, test, first, second);

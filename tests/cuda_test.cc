@@ -1,29 +1,22 @@
-// Every op of the CUDA backend against the reference op, on random shapes and in guarded memory;
-// and the law of the batch: a row has the same bits alone and in any batch. Skipped without a GPU.
+// Products, attention and experts of the CUDA backend against the reference ops, on random shapes
+// and in guarded memory; and the law of the batch: a row has the same bits alone and in any batch.
+// Skipped without a GPU.
 #include <cmath>
 #include <cstring>
 #include <deque>
 #include <numeric>
 
-#include "backend/cuda/backend.h"
 #include "quant/fp8.h"
-#include "tensor/dtype.h"
+#include "tests/cuda_fixture.h"
 #include "tests/op_cases.h"
-#include "tests/op_test_util.h"
 
 namespace freshet {
 namespace {
 
 using ops::kBlockTokens;
+using test::DeviceFloats;
 using test::random_floats;
-
-float bf16(float v) {
-  return bf16_to_f32(f32_to_bf16(v));
-}
-std::vector<float> rounded(std::vector<float> v) {
-  for (float& x : v) x = bf16(x);
-  return v;
-}
+using test::rounded;
 
 // To E4M3, 128 numbers with one scale.
 std::vector<float> rounded_e4m3(std::vector<float> v) {
@@ -38,84 +31,8 @@ std::vector<float> rounded_e4m3(std::vector<float> v) {
   return v;
 }
 
-// Floats of the device between two walls that notice a write.
-class DeviceFloats {
- public:
-  DeviceFloats(ops::Ops& o, size_t n) : ops_(o), n_(n) {
-    std::vector<float> all(n + 2 * kWall, kMark);
-    buffer_ = std::move(o.upload(all)).value();
-  }
-  DeviceFloats(ops::Ops& o, const std::vector<float>& v) : DeviceFloats(o, v.size()) {
-    EXPECT_TRUE(o.device()->write(data(), v.data(), v.size() * sizeof(float)).ok());
-  }
-  float* data() { return buffer_.as<float>() + kWall; }
-  Matrix matrix(int64_t rows, int64_t cols) { return {data(), rows, cols, cols}; }
-  std::vector<float> get() {
-    std::vector<float> all(n_ + 2 * kWall);
-    ops_.device()->read(all.data(), buffer_.data(), all.size() * sizeof(float));
-    for (size_t i = 0; i < kWall; ++i) {
-      EXPECT_EQ(all[i], kMark) << "before";
-      EXPECT_EQ(all[kWall + n_ + i], kMark) << "after";
-    }
-    return {all.begin() + kWall, all.begin() + static_cast<int64_t>(kWall + n_)};
-  }
-
- private:
-  static constexpr size_t kWall = 128;
-  static constexpr float kMark = -12345.5f;
-  ops::Ops& ops_;
-  size_t n_;
-  Buffer buffer_;
-};
-
-class Cuda : public testing::Test {
+class Cuda : public test::CudaTest {
  protected:
-  void SetUp() override {
-    auto device = cuda::open(std::string("auto"));
-    ASSERT_TRUE(device.ok()) << device.status().message();
-    if (*device == nullptr) GTEST_SKIP() << "no GPU here";
-    gpu = ops::Ops::create(pool, std::move(*device));
-    ASSERT_TRUE(gpu->set_scratch(size_t{512} << 20).ok());
-    ops::OpsOptions options;
-    options.reference = true;
-    cpu = std::move(ops::Ops::create(pool, ops::reference_kernels(), {}, options)).value();
-    ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
-  }
-
-  // Each got value within `allowed` of the wanted one.
-  static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
-                          float allowed, const std::string& what) {
-    ASSERT_EQ(got.size(), want.size()) << what;
-    for (size_t i = 0; i < got.size(); ++i) {
-      ASSERT_TRUE(std::fabs(got[i] - want[i]) <= allowed)
-          << what << " at " << i << ": " << got[i] << " for " << want[i];
-    }
-  }
-  static float largest(const std::vector<float>& v) {
-    float most = 0.0f;
-    for (const float x : v) most = std::max(most, std::fabs(x));
-    return most;
-  }
-
-  // Random rows in a stored format.
-  struct Stored {
-    std::vector<uint8_t> bytes;
-    std::vector<const uint8_t*> rows;
-  };
-  static Stored stored(quant::Format format, int64_t rows, int64_t cols, uint32_t seed) {
-    const quant::FormatInfo& info = quant::info(format);
-    const std::vector<float> values = random_floats(static_cast<size_t>(rows * cols), seed, 0.5f);
-    const size_t row_bytes = quant::row_bytes(format, cols);
-    Stored s;
-    s.bytes.resize(row_bytes * static_cast<size_t>(rows));
-    for (int64_t r = 0; r < rows; ++r) {
-      uint8_t* to = s.bytes.data() + row_bytes * static_cast<size_t>(r);
-      info.encode(values.data() + r * cols, to, cols, nullptr);
-      s.rows.push_back(to);
-    }
-    return s;
-  }
-
   struct WeightsOfExperts {
     WeightsOfExperts(ops::Ops& gpu, ops::Ops& cpu, int64_t experts, int64_t hidden, int64_t ff,
                      uint32_t seed) {
@@ -132,9 +49,6 @@ class Cuda : public testing::Test {
     std::vector<Stored> keep;
     std::vector<ops::Weight> up_on, up_host, down_on, down_host;
   };
-
-  ThreadPool pool{2, false};
-  std::unique_ptr<ops::Ops> gpu, cpu;
 };
 
 const quant::Format kFormats[] = {
@@ -290,85 +204,6 @@ TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
                                  512);
     }
     expect_near(out.get(), want, 1e-6f, std::string(quant::info(format).name));
-  }
-}
-
-TEST_F(Cuda, RowOpsAreNearTheReference) {
-  uint32_t seed = 100;
-  for (const int64_t n : cases::row_lengths()) {
-    const int64_t rows = 1 + n % 5;
-    const auto size = static_cast<size_t>(rows * n);
-    const std::vector<float> a = random_floats(size, ++seed, 2.0f), b = random_floats(size, ++seed);
-    const std::vector<float> w = random_floats(static_cast<size_t>(n), ++seed);
-    DeviceFloats dw(*gpu, w);
-    const auto both = [&](const std::string& what, float allowed, auto&& op) {
-      std::vector<float> host = a, other = b;
-      DeviceFloats on(*gpu, a), with(*gpu, b);
-      op(*cpu, Matrix{host.data(), rows, n, n}, Matrix{other.data(), rows, n, n}, w.data());
-      op(*gpu, on.matrix(rows, n), with.matrix(rows, n), dw.data());
-      expect_near(on.get(), host, allowed, fmt::format("{} n={}", what, n));
-    };
-    for (const auto kind : {ops::NormKind::kRms, ops::NormKind::kLayer}) {
-      both("norm", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float* weight) {
-        o.norm(x, x, {kind, weight, weight, 1e-5f});
-      });
-    }
-    for (int k = 0; k <= 6; ++k) {
-      both("activation", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float*) {
-        o.activation(x, static_cast<ops::Activation>(k));
-      });
-      both("glu", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
-        o.glu(x, x, y, {static_cast<ops::Activation>(k), 0.0f, 0.0f});
-      });
-    }
-    both("glu limit", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
-      o.glu(x, x, y, {ops::Activation::kSilu, 1.5f, 1.7f});
-    });
-    both("add", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.add(x, y, 0.3f); });
-    both("scale", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.scale(x, 3.0f); });
-    both("softcap", 1e-4f,
-         [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.softcap(x, 1.5f); });
-    both("sigmoid_gate", 1e-4f,
-         [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.sigmoid_gate(x, y); });
-    both("gather", 0.0f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
-      std::vector<int32_t> from(static_cast<size_t>(rows), 0);
-      from.back() = static_cast<int32_t>(rows - 1);
-      o.gather_rows(x, y, from);
-    });
-  }
-}
-
-TEST_F(Cuda, HeadsRotateAndAreNormalised) {
-  uint32_t seed = 300;
-  for (const int head_dim : {8, 64, 96, 128}) {
-    for (const bool interleaved : {false, true}) {
-      const int heads = 3, rotary = head_dim / 2, offset = head_dim / 4;
-      const std::vector<int32_t> positions = {0, 1, 77, 5000, 131071};
-      const auto tokens = static_cast<int64_t>(positions.size());
-      const int64_t cols = int64_t{heads} * head_dim;
-      std::vector<float> x = random_floats(static_cast<size_t>(tokens * cols), ++seed);
-      const std::vector<float> w = random_floats(static_cast<size_t>(cols), ++seed);
-      std::vector<float> freq;
-      for (int i = 0; i < rotary / 2; ++i) {
-        freq.push_back(
-            std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(rotary)));
-      }
-      std::vector<float> table(static_cast<size_t>(tokens * rotary));
-      DeviceFloats dx(*gpu, x), dw(*gpu, w), df(*gpu, freq), dt(*gpu, table.size());
-      cpu->rope_table(table.data(), positions, freq, 1.1f);
-      gpu->rope_table(dt.data(), positions, {df.data(), freq.size()}, 1.1f);
-      expect_near(dt.get(), table, 1e-6f, "rope_table");
-      const Matrix host{x.data(), tokens, cols, cols}, on = dx.matrix(tokens, cols);
-      for (const bool distinct : {false, true}) {
-        cpu->norm_heads(host, heads, head_dim, {ops::NormKind::kRms, w.data(), nullptr, 1e-6f},
-                        distinct);
-        gpu->norm_heads(on, heads, head_dim, {ops::NormKind::kRms, dw.data(), nullptr, 1e-6f},
-                        distinct);
-        cpu->rope(host, heads, head_dim, offset, rotary, interleaved, table.data());
-        gpu->rope(on, heads, head_dim, offset, rotary, interleaved, dt.data());
-      }
-      expect_near(dx.get(), x, 1e-3f, fmt::format("rope head_dim={}", head_dim));
-    }
   }
 }
 

@@ -171,7 +171,7 @@ class Runner {
       batch.tables.push_back(std::move(tables));
     }
     std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
-    model_->forward(batch, *cache_, logits.data(), nullptr);
+    model_->forward(batch, *cache_, {logits.data()});
     return logits;
   }
 

@@ -6,7 +6,9 @@
 // windows or positions changes the tokens that follow.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "layers/model.h"
 
@@ -42,8 +44,9 @@ class FakeModel final : public Model {
   Status reserve(int64_t, int64_t, int64_t) override { return {}; }
   std::vector<WeightInfo> weights() const override { return {}; }
 
-  void forward(const ForwardBatch& b, const KvStorage& cache, float* logits,
-               float* hidden) override {
+  // Of rows of which the best will do, every other one is left out, as on a device.
+  void forward(const ForwardBatch& b, const KvStorage& cache, const StepResults& results) override {
+    float* const hidden = results.hidden;
     size_t row = 0;
     for (int s = 0; s < b.sequences(); ++s) {
       const auto seq = static_cast<size_t>(s);
@@ -54,8 +57,9 @@ class FakeModel final : public Model {
         for (size_t g = 0; g < windows_.size(); ++g)
           seen = mix(seen + one_group(b, cache, g, seq, t, p));
         if (hidden != nullptr) hidden[t] = static_cast<float>(seen >> 50);
-        if (row < b.logit_rows.size() && b.logit_rows[row] == t)
-          write(seen, logits + row++ * kVocab);
+        if (row == b.logit_rows.size() || b.logit_rows[row] != t) continue;
+        const bool only_best = !b.best_only.empty() && b.best_only[row] != 0;
+        finish(seen, only_best && p % 2 == 0, results, row++);
       }
     }
     FRESHET_CHECK(row == b.logit_rows.size());
@@ -94,6 +98,15 @@ class FakeModel final : public Model {
     return mix(key) + mix(oldest ^ 0x5851F42D4C957F2D);
   }
 
+  static void finish(uint64_t seen, bool only_best, const StepResults& results, size_t row) {
+    float* logits = results.logits + row * kVocab;
+    write(seen, logits);
+    if (results.best == nullptr) return;
+    results.best[row] = StepResults::kSeeLogits;
+    if (!only_best) return;
+    results.best[row] = static_cast<int32_t>(std::max_element(logits, logits + kVocab) - logits);
+    std::fill_n(logits, kVocab, std::numeric_limits<float>::quiet_NaN());
+  }
   static void write(uint64_t seen, float* row) {
     for (int v = 0; v < kVocab; ++v) {
       row[v] =

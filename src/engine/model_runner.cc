@@ -14,22 +14,27 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
   const auto bytes = static_cast<size_t>(max_logit_rows) *
                      static_cast<size_t>(model.spec().vocab_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer best,
+      Buffer::allocate(static_cast<size_t>(max_logit_rows) * sizeof(int32_t), host_memory));
   const auto state_bytes = static_cast<size_t>(max_tokens) *
                            static_cast<size_t>(model.spec().hidden_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer states, Buffer::allocate(state_bytes));
-  return ModelRunner(model, std::move(cache), std::move(logits), std::move(states));
+  return ModelRunner(model, std::move(cache), std::move(logits), std::move(best),
+                     std::move(states));
 }
 
-ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer states)
+ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states)
     : model_(&model),
       cache_(std::move(cache)),
       logits_(std::move(logits)),
+      best_(std::move(best)),
       states_(std::move(states)),
       vocab_(model.spec().vocab_size) {
   batch_.tables.resize(cache_.spec().groups.size());
 }
 
-void ModelRunner::add(const StepItem& item, const Sequence& s) {
+void ModelRunner::add(const StepItem& item, const Sequence& s, bool only_best) {
   const int32_t known = s.size();
   for (int32_t p = item.first; p < item.first + item.count; ++p) {
     const bool draft = p >= known;
@@ -42,9 +47,11 @@ void ModelRunner::add(const StepItem& item, const Sequence& s) {
   batch_.context_len.push_back(item.first + item.count);
   first_row_.push_back(static_cast<int64_t>(batch_.logit_rows.size()));
   for (int32_t i = tokens - item.logits; i < tokens; ++i) batch_.logit_rows.push_back(i);
+  batch_.best_only.resize(batch_.logit_rows.size(), only_best);
 }
 
-void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, bool hidden) {
+void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, bool hidden,
+                      FunctionRef<bool(const StepItem&)> only_best) {
   for (const kv_cache::BlockCopy& copy : step.copies) {
     cache_.copy_block(copy.group, copy.from, copy.to);
   }
@@ -53,8 +60,11 @@ void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, b
   batch_.query_start.assign(1, 0);
   batch_.context_len.clear();
   batch_.logit_rows.clear();
+  batch_.best_only.clear();
   first_row_.clear();
-  for (const StepItem& item : step.items) add(item, scheduler.sequence(item.sequence));
+  for (const StepItem& item : step.items) {
+    add(item, scheduler.sequence(item.sequence), only_best(item));
+  }
 
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
     BlockTables& tables = batch_.tables[g];
@@ -75,11 +85,17 @@ void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, b
   }
   FRESHET_CHECK(std::ssize(batch_.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
                 "{} rows of logits", batch_.logit_rows.size());
-  model_->forward(batch_, cache_, logits_.as<float>(), hidden ? states_.as<float>() : nullptr);
+  model_->forward(
+      batch_, cache_,
+      {logits_.as<float>(), hidden ? states_.as<float>() : nullptr, best_.as<int32_t>()});
 }
 
 std::span<float> ModelRunner::row(size_t item, int32_t k) {
   return {logits_.as<float>() + (first_row_[item] + k) * vocab_, static_cast<size_t>(vocab_)};
+}
+
+int32_t ModelRunner::best(size_t item, int32_t k) const {
+  return best_.as<int32_t>()[first_row_[item] + k];
 }
 
 std::span<const float> ModelRunner::state(size_t item, int32_t i) const {

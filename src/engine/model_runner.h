@@ -22,22 +22,27 @@ class ModelRunner {
   static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
                                     int max_logit_rows, Memory* host_memory = nullptr);
 
-  // `hidden`: whether the states after the final norm are wanted too.
-  void run(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden);
+  // `hidden`: whether the states after the final norm are wanted too. `only_best`: whether of an
+  // item's rows no more is wanted than the best token.
+  void run(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden,
+           FunctionRef<bool(const scheduler::StepItem&)> only_best);
   // Row `k` of the `logits` rows of step.items[item] of the last run. Valid until the next.
   std::span<float> row(size_t item, int32_t k);
+  // Its best token, if the model named one: then the row itself is not there. Or kSeeLogits.
+  int32_t best(size_t item, int32_t k) const;
   // The state of token `i` of step.items[item], if the last run was asked for states.
   std::span<const float> state(size_t item, int32_t i) const;
   int64_t vocab() const { return vocab_; }
   const KvStorage& cache() const { return cache_; }
 
  private:
-  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer states);
-  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence);
+  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states);
+  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence, bool only_best);
 
   Model* model_;
   KvStorage cache_;
   Buffer logits_;  // [max_logit_rows, vocab]
+  Buffer best_;    // [max_logit_rows]
   Buffer states_;  // [max_tokens, hidden]; its pages are taken when first used
   int64_t vocab_;
   ForwardBatch batch_;

@@ -270,7 +270,8 @@ bool StepLoop::step() {
     end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
   }
   if (step.items.empty()) return false;
-  runner_.run(step, *scheduler_, embeddings_ > 0);
+  runner_.run(step, *scheduler_, embeddings_ > 0,
+              [this](const scheduler::StepItem& item) { return only_best(item); });
   scheduler_->ran(step);
   gather(step);
   int64_t generated = -counted_.generated_tokens;

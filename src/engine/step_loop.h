@@ -57,6 +57,7 @@ class StepLoop {
     std::span<float> row;
     bool shared = false;  // other choices read the same row
     int64_t position = 0;
+    int32_t best = StepResults::kSeeLogits;  // or the token, chosen already
     int32_t token = -1;
     std::vector<TokenLogprob> logprobs;
   };
@@ -86,6 +87,7 @@ class StepLoop {
   void publish();        // what stats() tells, and how much waits
   void publish_stats();  // before a request's last callback: whoever got its answer sees it counted
 
+  bool only_best(const scheduler::StepItem& item) const;
   void gather(const scheduler::Step& step);
   void gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& item, size_t index);
   void choose(Choice& choice, Worker& worker);

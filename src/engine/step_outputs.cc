@@ -6,6 +6,17 @@
 
 namespace freshet::engine {
 
+// Whether all that comes of an item's logits is their largest: then they need not come here.
+bool StepLoop::only_best(const scheduler::StepItem& item) const {
+  const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+  const LiveRequest& live = *live_.at(s.request->id);
+  if (live.beams || live.embedding || live.request.params.prompt_logprobs >= 0) return false;
+  return std::ranges::all_of(live.samples, [&](const auto& sample) {
+    const bool its = !live.forked || sample->sequence == s.id;
+    return !its || (!sample->matcher && sample->sampler.takes_best());
+  });
+}
+
 void StepLoop::gather(const scheduler::Step& step) {
   choices_.clear();
   prompt_rows_.clear();
@@ -19,8 +30,14 @@ void StepLoop::gather(const scheduler::Step& step) {
     for (const auto& sample : live.samples) {
       // Before the samples part, the prompt's last row is for all of them.
       if (live.forked && sample->sequence != s.id) continue;
-      choices_.push_back(
-          {&live, sample.get(), row, !live.forked && live.samples.size() > 1, s.size(), -1, {}});
+      choices_.push_back({&live,
+                          sample.get(),
+                          row,
+                          !live.forked && live.samples.size() > 1,
+                          s.size(),
+                          runner_.best(i, item.logits - 1),
+                          -1,
+                          {}});
     }
   }
 }
@@ -55,6 +72,10 @@ bool fill_mask(Sample& sample, std::span<const int32_t> end_ids) {
 }  // namespace
 
 void StepLoop::choose(Choice& c, Worker& worker) {
+  if (c.best != StepResults::kSeeLogits) {
+    c.token = c.best;
+    return;
+  }
   std::span<float> row = c.row;
   if (c.shared) {  // sample() changes its row
     std::ranges::copy(row, worker.row.begin());
@@ -74,6 +95,13 @@ void StepLoop::choose(Choice& c, Worker& worker) {
 
 void StepLoop::sample_all() {
   const auto prompts = static_cast<int64_t>(prompt_rows_.size());
+  const bool chosen = prompts == 0 && std::ranges::all_of(choices_, [](const Choice& c) {
+                        return c.best != StepResults::kSeeLogits;
+                      });
+  if (chosen) {  // not worth waking the pool
+    for (Choice& c : choices_) c.token = c.best;
+    return;
+  }
   const auto total = prompts + static_cast<int64_t>(choices_.size());
   pool_.parallel_for(total, [&](int64_t i, int w) {
     Worker& worker = workers_[static_cast<size_t>(w)];

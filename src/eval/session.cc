@@ -138,7 +138,7 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
   }
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
   FRESHET_CHECK(batch_.tokens() <= options_.batch && rows <= options_.logit_rows);
-  model_->forward(batch_, cache_, logits_.as<float>(), nullptr);
+  model_->forward(batch_, cache_, {logits_.as<float>()});
   return {logits_.as<float>(), static_cast<size_t>(rows * model_->spec().vocab_size)};
 }
 

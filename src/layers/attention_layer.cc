@@ -21,6 +21,14 @@ ops::Product product_of(const Linear& linear, const Into& into) {
   return product;
 }
 
+const ops::Weight* reader_of(std::initializer_list<const Linear*> products) {
+  const ops::Weight* first = &(*products.begin())->weight;
+  for (const Linear* l : products) {
+    if (l->weight.format != first->format) return nullptr;
+  }
+  return first;
+}
+
 namespace {
 
 void qk_norm(Step& step, const AttentionSpec& spec, const NormWeights& w, const Matrix& x,
@@ -65,8 +73,9 @@ void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matri
   const ops::AttentionBatch batch = step.batch.attention(step.cache.group_of(layer));
   step.ops.store_kv(cache, k, v, batch);
   const Matrix mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
-  step.ops.attention(mixed, q, cache, batch,
-                     {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()});
+  step.ops.attention(
+      mixed, q, cache, batch,
+      {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data(), reader_of({&w.out})});
   const ops::Product out[] = {product_of(w.out, into)};
   step.ops.matmul(mixed, out);
 }

@@ -27,6 +27,7 @@ struct ForwardBatch {
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
   std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
+  std::vector<uint8_t> best_only;    // empty, or [logit_rows]: 1: of its row, the best id will do
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
@@ -34,6 +35,17 @@ struct ForwardBatch {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return {query_start, context_len, t.ids.data(), t.stride};
   }
+};
+
+// Where a step's results go, in the host's memory.
+struct StepResults {
+  static constexpr int32_t kSeeLogits = -2;
+
+  float* logits = nullptr;  // [logit_rows, vocab], final scaling and soft cap applied
+  float* hidden = nullptr;  // or [tokens, hidden]: the states after the final norm
+  // Or [logit_rows]: the id that ops::Ops::argmax() names, and the row of logits is not written; or
+  // kSeeLogits, always where the batch wants more than the best.
+  int32_t* best = nullptr;
 };
 
 }  // namespace freshet

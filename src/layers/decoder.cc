@@ -22,7 +22,7 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
                 matrix_bytes(tokens, hidden);
   peak = std::max(
-      peak, matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
+      peak, 2 * matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
   for (const LayerSpec& layer : spec_.layers) {
     const bool mla = layer.attention.kind == AttentionSpec::Kind::kMla;
     const size_t attention = mla ? mla_attention_bytes(layer.attention, tokens)
@@ -33,7 +33,8 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     peak = std::max(peak, 3 * matrix_bytes(tokens, hidden) + std::max(attention, mlp_part));
   }
   if (ops_.device() != nullptr) {  // results wait there for the host
-    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
+    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden) +
+             matrix_bytes(logit_rows, 1);
   }
   return fixed + peak;
 }
@@ -152,55 +153,81 @@ void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, co
   if (norms.after) ops_.norm(x, x, norm_of(*norms.after, norm_weights.after));
 }
 
+namespace {
+
+const ops::Weight* reader_of_attention(const AttentionSpec& spec, const AttentionWeights& w) {
+  if (spec.kind != AttentionSpec::Kind::kMla) return reader_of({&w.q, &w.k, &w.v});
+  return reader_of({spec.q_rank > 0 ? &w.q_down : &w.q, &w.kv_down});
+}
+
+const ops::Weight* reader_of_mlp(const LayerSpec& spec, const LayerWeights& w) {
+  if (spec.moe) return nullptr;
+  return spec.mlp.gated ? reader_of({&w.mlp.gate, &w.mlp.up}) : reader_of({&w.mlp.up});
+}
+
+}  // namespace
+
 void Decoder::run_layer(Step& step, int layer, const Matrix& x) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const Scratch scratch(arena_);
-  const auto normed = [&](const std::optional<NormSpec>& norm, const NormWeights& weights) {
+  const auto normed = [&](const std::optional<NormSpec>& norm, const NormWeights& weights,
+                          const ops::Weight* reader) {
     if (!norm) return x;
     const Matrix out = arena_.matrix(x.rows, x.cols);
-    ops_.norm(out, x, norm_of(*norm, weights));
+    ops_.norm(out, x, norm_of(*norm, weights), reader);
     return out;
   };
-  const Matrix in = normed(spec.attention_norms.in, w.attention_norms.in);
   if (spec.parallel) {
     // Both inputs before either branch adds to x.
-    const Matrix mlp_in = spec.mlp_norms.in ? normed(spec.mlp_norms.in, w.mlp_norms.in) : in;
+    const Matrix in = normed(spec.attention_norms.in, w.attention_norms.in, nullptr);
+    const Matrix mlp_in =
+        spec.mlp_norms.in ? normed(spec.mlp_norms.in, w.mlp_norms.in, nullptr) : in;
     branch(step, layer, true, in, x);
     branch(step, layer, false, mlp_in, x);
   } else {
-    branch(step, layer, true, in, x);
-    branch(step, layer, false, normed(spec.mlp_norms.in, w.mlp_norms.in), x);
+    const ops::Weight* readers[] = {reader_of_attention(spec.attention, w.attention),
+                                    reader_of_mlp(spec, w)};
+    branch(step, layer, true, normed(spec.attention_norms.in, w.attention_norms.in, readers[0]), x);
+    branch(step, layer, false, normed(spec.mlp_norms.in, w.mlp_norms.in, readers[1]), x);
   }
 }
 
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
-  const auto final_norm = [&](const Matrix& out, const Matrix& in) {
-    ops_.norm(out, in, norm_of(*spec_.final_norm, weights_.final_norm));
+  const auto final_norm = [&](const Matrix& out, const Matrix& in, const ops::Weight* reader) {
+    ops_.norm(out, in, norm_of(*spec_.final_norm, weights_.final_norm), reader);
   };
+  const bool narrows = spec_.embedding_size != spec_.hidden_size;
+  ops::Product head = product_of(weights_.head, logits);
+  if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
+  head.scale = spec_.logits_scale;
   if (hidden.data != nullptr) {
     if (spec_.final_norm) {
-      final_norm(hidden, x);
+      final_norm(hidden, x, nullptr);
     } else {
       ops_.gather_rows(hidden, x, std::span(every_).first(static_cast<size_t>(x.rows)));
     }
   }
   if (rows == 0) return;
   const Scratch scratch(arena_);
-  Matrix last = arena_.matrix(rows, spec_.hidden_size);
-  ops_.gather_rows(last, x, step.batch.logit_rows);
-  if (spec_.final_norm) final_norm(last, last);
-  if (spec_.embedding_size != spec_.hidden_size) {
+  Matrix last = x;
+  if (rows < x.rows) {
+    last = arena_.matrix(rows, spec_.hidden_size);
+    ops_.gather_rows(last, x, step.batch.logit_rows);
+  }
+  if (spec_.final_norm) {
+    const Matrix normed = arena_.matrix(rows, spec_.hidden_size);
+    final_norm(normed, last, narrows ? &weights_.embedding_out.weight : head.weight);
+    last = normed;
+  }
+  if (narrows) {
     const Matrix narrow = arena_.matrix(rows, spec_.embedding_size);
     const ops::Product products[] = {product_of(weights_.embedding_out, narrow)};
     ops_.matmul(last, products);
     last = narrow;
   }
-  ops::Product head = product_of(weights_.head, logits);
-  if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
-  head.scale = spec_.logits_scale;
   ops_.matmul(last, {&head, 1});
   if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
 }
@@ -222,8 +249,28 @@ void Decoder::run(Step& step, const Matrix& logits, const Matrix& hidden) {
   write_logits(step, x, logits, hidden);
 }
 
-void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache, float* logits,
-                      float* hidden) {
+// The logits of rows whose best id will not do, and all else that is wanted.
+void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
+                    const StepResults& results) {
+  const auto only_best = [&](int64_t row) {
+    return best != nullptr && batch.best_only[static_cast<size_t>(row)] != 0;
+  };
+  for (int64_t row = 0, end = 0; row < logits.rows; row = end + 1) {
+    for (end = row; end < logits.rows && !only_best(end);) ++end;
+    const auto bytes = static_cast<size_t>((end - row) * logits.cols) * sizeof(float);
+    ops_.fetch(results.logits + row * logits.cols, logits.row(row), bytes);
+  }
+  if (best != nullptr) {
+    ops_.fetch(results.best, best, static_cast<size_t>(logits.rows) * sizeof(int32_t));
+  }
+  ops_.wait();
+  for (int64_t row = 0; results.best != nullptr && row < logits.rows; ++row) {
+    if (!only_best(row)) results.best[row] = StepResults::kSeeLogits;
+  }
+}
+
+void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
+                      const StepResults& results) {
   const int64_t tokens = batch.tokens();
   FRESHET_CHECK(tokens > 0 && tokens <= max_tokens_, "a step of {} tokens, planned for {}", tokens,
                 max_tokens_);
@@ -233,16 +280,22 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache, float* 
                 "{} positions for {} tokens", batch.positions.size(), tokens);
   arena_.reset();
   const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  Matrix out{logits, rows, spec_.vocab_size, spec_.vocab_size};
-  Matrix states{hidden, tokens, spec_.hidden_size, spec_.hidden_size};
+  Matrix logits{results.logits, rows, spec_.vocab_size, spec_.vocab_size};
+  Matrix states{results.hidden, tokens, spec_.hidden_size, spec_.hidden_size};
+  const bool wants_states = results.hidden != nullptr;
+  int32_t* best = nullptr;
   const bool apart = ops_.device() != nullptr;
   if (apart) {  // the same places in every step of the same numbers
-    out = arena_.matrix(rows, spec_.vocab_size);
-    if (hidden != nullptr) states = arena_.matrix(tokens, spec_.hidden_size);
+    logits = arena_.matrix(rows, spec_.vocab_size);
+    if (wants_states) states = arena_.matrix(tokens, spec_.hidden_size);
+    // On the host a sampler is there as soon.
+    if (results.best != nullptr && !batch.best_only.empty()) {
+      best = arena_.allocate_array<int32_t>(rows);
+    }
   }
   step_arrays_.assign(
       {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
-  step_key_.assign({tokens, batch.sequences(), rows, hidden != nullptr});
+  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr});
   for (const BlockTables& table : batch.tables) {
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
@@ -251,10 +304,20 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache, float* 
     step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
   }
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
-  const bool decode = tokens == batch.sequences() && rows == tokens && hidden == nullptr;
-  ops_.step({step_arrays_, step_key_, decode}, [&] { run(step, out, states); });
-  if (apart && rows > 0) ops_.read(logits, out);
-  if (apart && hidden != nullptr) ops_.read(hidden, states);
+  const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
+  ops_.step({step_arrays_, step_key_, decode}, [&] {
+    run(step, logits, states);
+    if (best != nullptr && rows > 0) ops_.argmax(logits, best);
+  });
+  if (!apart) {
+    if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
+    return;
+  }
+  if (wants_states) {
+    ops_.fetch(results.hidden, states.data,
+               static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float));
+  }
+  if (rows > 0 || wants_states) fetch(batch, logits, best, results);
 }
 
 }  // namespace freshet

@@ -21,8 +21,8 @@ class Decoder final : public Model {
   const ModelSpec& spec() const override { return spec_; }
   size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override;
   Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) override;
-  void forward(const ForwardBatch& batch, const KvStorage& cache, float* logits,
-               float* hidden) override;
+  void forward(const ForwardBatch& batch, const KvStorage& cache,
+               const StepResults& results) override;
   std::vector<WeightInfo> weights() const override { return infos_; }
 
  private:
@@ -32,6 +32,8 @@ class Decoder final : public Model {
   void run_layer(Step& step, int layer, const Matrix& x);
   void branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x);
   void run(Step& step, const Matrix& logits, const Matrix& hidden);
+  void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
+             const StepResults& results);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;

@@ -9,7 +9,7 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, 
     const Matrix gate = step.arena.matrix(x.rows, spec.ff);
     const ops::Product products[] = {product_of(w.gate, gate), product_of(w.up, up)};
     step.ops.matmul(x, products);
-    step.ops.glu(up, gate, up, {spec.activation, 0.0f, 0.0f});
+    step.ops.glu(up, gate, up, {spec.activation, 0.0f, 0.0f}, reader_of({&w.down}));
   } else {
     const ops::Product products[] = {product_of(w.up, up)};
     step.ops.matmul(x, products);

@@ -1,8 +1,8 @@
 // A loaded model: weights in a device's form, and the forward pass.
 //
 // forward() runs one ragged batch: it writes the batch's keys and values to the cache and the
-// logits of the wanted rows to `logits`. It allocates nothing; the batch must fit the limits of the
-// plan. Called from one thread at a time. Which architecture it is shows only in spec().
+// logits of the wanted rows to its results. It allocates nothing; the batch must fit the limits of
+// the plan. Called from one thread at a time. Which architecture it is shows only in spec().
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,8 @@ class Model {
   virtual size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const = 0;
   virtual Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) = 0;
 
-  // logits: [batch.logit_rows.size(), spec().vocab_size] F32, final scaling and soft cap applied.
-  // hidden: nullptr, or [tokens, hidden_size]: the states after the final norm, for every token.
-  virtual void forward(const ForwardBatch& batch, const KvStorage& cache, float* logits,
-                       float* hidden) = 0;
+  virtual void forward(const ForwardBatch& batch, const KvStorage& cache,
+                       const StepResults& results) = 0;
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {

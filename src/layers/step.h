@@ -5,6 +5,7 @@
 // is made of them. None allocates. `out` is [tokens, hidden].
 #pragma once
 
+#include <initializer_list>
 #include <vector>
 
 #include "layers/batch.h"
@@ -50,6 +51,8 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
+// What Ops::norm() calls a reader, of products that together are all that reads a matrix.
+const ops::Weight* reader_of(std::initializer_list<const Linear*> products);
 
 // attention_layer.cc: queries, keys and values of equal heads.
 void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,

@@ -105,7 +105,7 @@ class Load : public ::testing::Test {
     ForwardBatch batch{{5}, {0}, {0, 1}, {1}, {}, {0}};
     for (size_t g = 0; g < spec.groups.size(); ++g) batch.tables.push_back({{0}, 1});
     std::vector<float> logits(static_cast<size_t>(model.spec().vocab_size));
-    model.forward(batch, *cache, logits.data(), nullptr);
+    model.forward(batch, *cache, {logits.data()});
     return logits;
   }
 
@@ -135,7 +135,7 @@ TEST_F(Load, HiddenStatesAreWhatTheHeadReads) {
   const ForwardBatch batch{{5, 9, 7}, {0, 1, 2}, {0, 3}, {3}, {{{0}, 1}}, {1}};
   std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
   std::vector<float> hidden(static_cast<size_t>(3 * spec.hidden_size));
-  (*model)->forward(batch, *cache, logits.data(), hidden.data());
+  (*model)->forward(batch, *cache, {logits.data(), hidden.data()});
   const std::string& head = tensors["lm_head.weight"].bytes;
   for (int row = 0; row < spec.vocab_size; ++row) {
     double sum = 0;

@@ -14,6 +14,8 @@
 
 namespace freshet::ops {
 
+struct Weight;
+
 inline constexpr int kBlockTokens = 16;
 
 enum class KvType : uint8_t { kF32, kF16, kBF16 };
@@ -54,6 +56,7 @@ struct AttentionParams {
   int window = 0;        // > 0: a query sees itself and the window - 1 tokens before it
   const float* sinks =
       nullptr;  // [heads]: a logit each that takes part in the softmax and adds nothing
+  const Weight* reader = nullptr;  // of the result, as in Ops::norm()
 };
 
 }  // namespace freshet::ops

@@ -3,7 +3,7 @@
 //
 // Ops checks shapes, then hands the call on. Matrices, weights and parameters point into the
 // device's memory; spans of ids and positions, and the batch's tables, are the host's. Work is
-// enqueued in order, and only read() waits for it. One thread. The law of the batch holds here as
+// enqueued in order, and only wait() waits for it. One thread. The law of the batch holds here as
 // in ops.h.
 #pragma once
 
@@ -24,7 +24,8 @@ class Device : public Memory {
   virtual size_t total_bytes() const = 0;
   virtual Memory& host_memory() = 0;  // of the host, fast to copy from and to
   virtual Status write(void* to, const void* host, size_t bytes) = 0;
-  virtual void read(void* host, const void* from, size_t bytes) = 0;  // waits
+  virtual void fetch(void* host, const void* from, size_t bytes) = 0;  // there after wait()
+  virtual void wait() = 0;
 
   // For measuring: seconds that the device takes for what body enqueues, and bytes a second that it
   // reads from its memory at best.
@@ -49,7 +50,7 @@ class Device : public Memory {
   virtual void matmul(const Matrix& x, std::span<const Product> products) = 0;
   virtual void matmul_heads(const Matrix& x, std::span<const Weight> weights,
                             const Matrix& out) = 0;
-  virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm) = 0;
+  virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader) = 0;
   virtual void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                           bool weight_per_head) = 0;
   virtual void rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -60,13 +61,15 @@ class Device : public Memory {
                         const AttentionBatch& batch) = 0;
   virtual void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                          const AttentionBatch& batch, const AttentionParams& params) = 0;
-  virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) = 0;
+  virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
+                   const Weight* reader) = 0;
   virtual void activation(const Matrix& x, Activation activation) = 0;
   virtual void add(const Matrix& out, const Matrix& x, float scale) = 0;
   virtual void scale(const Matrix& x, float scale) = 0;
   virtual void softcap(const Matrix& x, float cap) = 0;
   virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
+  virtual void argmax(const Matrix& x, int32_t* ids) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
   virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,

@@ -42,15 +42,13 @@ Result<Buffer> Ops::upload(std::span<const float> values) {
   return buffer;
 }
 
-void Ops::read(float* host, const Matrix& from) {
-  FRESHET_CHECK(from.stride == from.cols, "read a matrix of {} in rows of {}", from.cols,
-                from.stride);
-  const size_t bytes = static_cast<size_t>(from.rows * from.cols) * sizeof(float);
-  if (Device* d = device()) {
-    d->read(host, from.data, bytes);
-  } else if (bytes > 0) {
-    std::memcpy(host, from.data, bytes);
-  }
+void Ops::fetch(void* host, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  if (Device* d = device()) return d->fetch(host, from, bytes);
+  std::memcpy(host, from, bytes);
+}
+void Ops::wait() {
+  if (Device* d = device()) d->wait();
 }
 
 void Ops::step(const StepInputs& inputs, FunctionRef<void()> body) {

@@ -115,8 +115,9 @@ class Ops {
   Memory* host_memory() const;
   // A copy of numbers of the host, for ops to read.
   Result<Buffer> upload(std::span<const float> values);
-  // Copies a result to the host and waits for it.
-  void read(float* host, const Matrix& from);
+  // Copies a result to the host, where it is after the next wait().
+  void fetch(void* host, const void* from, size_t bytes);
+  void wait();
   // Runs body, the ops of one step; a device may play back an earlier step of the same key instead.
   void step(const StepInputs& inputs, FunctionRef<void()> body);
 
@@ -142,7 +143,9 @@ class Ops {
   // W.rows].
   void matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out);
 
-  void norm(const Matrix& out, const Matrix& x, const Norm& norm);  // over a row
+  // Over a row. `reader`: nullptr, or out is only read as x of products with weights of its format:
+  // a device may then leave it in the form that these take, and nowhere else.
+  void norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader = nullptr);
   void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                   bool weight_per_head);  // in place
 
@@ -163,7 +166,8 @@ class Ops {
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
-  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
+           const Weight* reader = nullptr);                   // as in norm()
   void activation(const Matrix& x, Activation activation);    // in place
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place
@@ -171,6 +175,9 @@ class Ops {
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
   // x[t] *= sigmoid(gate[t, 0]); in place (the shared expert's gate of Qwen2-MoE).
   void sigmoid_gate(const Matrix& x, const Matrix& gate);
+  // ids[t]: the lowest column that holds the largest number of row t, NaNs passed over; -1 where
+  // nothing is above minus infinity.
+  void argmax(const Matrix& x, int32_t* ids);
 
   // ids, weights: [tokens, top_k]
   void route(const Matrix& logits, const Routing& routing, int32_t* ids, float* weights);

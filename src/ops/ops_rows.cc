@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops/ops_impl.h"
 
@@ -23,9 +24,9 @@ void norm_row(const VectorKernels& v, float* out, const float* x, int64_t n, con
 
 }  // namespace
 
-void Ops::norm(const Matrix& out, const Matrix& x, const Norm& norm) {
+void Ops::norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader) {
   check_same("norm", out, x);
-  if (Device* d = device()) return d->norm(out, x, norm);
+  if (Device* d = device()) return d->norm(out, x, norm, reader);
   impl_->for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       norm_row(*impl_->vector, out.row(t), x.row(t), x.cols, norm, 0);
@@ -86,10 +87,11 @@ void Ops::rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_
   });
 }
 
-void Ops::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) {
+void Ops::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
+              const Weight* reader) {
   check_same("glu", gate, up);
   check_same("glu", out, gate);
-  if (Device* d = device()) return d->glu(out, gate, up, glu);
+  if (Device* d = device()) return d->glu(out, gate, up, glu, reader);
   impl_->for_rows(out.rows, out.cols * 4, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       impl_->vector->glu(out.row(t), gate.row(t), up.row(t), out.cols,
@@ -143,6 +145,21 @@ void Ops::gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_
     const int32_t from = rows[static_cast<size_t>(t)];
     std::memcpy(out.row(t), x.row(from), static_cast<size_t>(x.cols) * sizeof(float));
   }
+}
+
+void Ops::argmax(const Matrix& x, int32_t* ids) {
+  if (Device* d = device()) return d->argmax(x, ids);
+  impl_->for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      float most = -std::numeric_limits<float>::infinity();
+      ids[t] = -1;
+      for (int64_t c = 0; c < x.cols; ++c) {
+        if (!(x.row(t)[c] > most)) continue;
+        most = x.row(t)[c];
+        ids[t] = static_cast<int32_t>(c);
+      }
+    }
+  });
 }
 
 void Ops::sigmoid_gate(const Matrix& x, const Matrix& gate) {

@@ -124,6 +124,11 @@ bool Sampler::greedy() const {
   return params_.temperature < kGreedyBelow;
 }
 
+bool Sampler::takes_best() const {
+  const bool may_stop = outputs_ >= params_.min_tokens || stop_ids_.empty();
+  return greedy() && !penalties_ && params_.logit_bias.empty() && may_stop && params_.logprobs < 0;
+}
+
 double Sampler::uniform(int64_t position, Purpose purpose) const {
   return philox_uniform(seed_, static_cast<uint64_t>(position),
                         index_ * 4 + static_cast<uint32_t>(purpose));

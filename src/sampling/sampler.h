@@ -60,6 +60,9 @@ class Sampler {
   // In [0, 1).
   double uniform(int64_t position, Purpose purpose) const;
   bool greedy() const;
+  // Whether sample() would take the best of the raw logits, with nothing else to tell of them (but
+  // for a mask).
+  bool takes_best() const;
 
  private:
   void adjust(std::span<float> logits, TokenMask mask);

@@ -20,7 +20,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 3;
+inline constexpr int kApiVersion = 4;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
@@ -78,12 +78,6 @@ struct GluArgs {
   float limit, alpha;
 };
 
-struct RopeArgs {
-  float* x;
-  int64_t rows, stride;
-  int32_t heads, head_dim, offset, rotary_dim, interleaved;
-};
-
 struct CacheArgs {
   uint8_t* data;  // F16 blocks: keys [kv_heads, 16, key_dim], then values [kv_heads, 16, value_dim]
   int64_t block_bytes;
@@ -94,6 +88,26 @@ struct BatchArgs {
   const int32_t *query_start, *context_len, *tables;
   int64_t table_stride;
   int32_t sequences, tokens;
+};
+
+// Heads of queries, keys and values of the same tokens: each part is normalised, then rotated, in
+// place, and put into the cache, as far as it says.
+struct HeadsArgs {
+  enum Store : int32_t { kNowhere, kKeys, kValues };
+  struct Part {
+    float* x;
+    int64_t stride;
+    int32_t heads, head_dim;
+    NormArgs norm;
+    int32_t normed, norm_per_head;            // per head: weights [heads, head_dim]
+    int32_t offset, rotary_dim, interleaved;  // rotary_dim 0: not rotated
+    Store store;
+  } of[3];
+  int32_t count;
+  int64_t tokens;
+  const float* cos_sin;  // [tokens, rotary_dim] of all parts
+  CacheArgs cache;
+  BatchArgs batch;
 };
 
 struct AttentionArgs {
@@ -197,12 +211,9 @@ struct Api {
   int (*experts_fused)(Code code, int64_t ff);
   int (*experts)(const ExpertsArgs* args);
   int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
-  int (*norm_heads)(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
   int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
                     int64_t half, float scale);
-  // Up to two matrices of the same tokens, then keys and values into the cache if `cache` is given.
-  int (*rope)(const RopeArgs* args, int count, const float* cos_sin);
-  int (*store)(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch);
+  int (*heads)(const HeadsArgs* args);
   int64_t (*attention_partial_bytes)(int sequences, int heads, int value_dim, int64_t context);
   int (*attention)(const AttentionArgs* args);
   int (*glu)(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
@@ -213,6 +224,7 @@ struct Api {
   int (*softcap)(const Rows* x, float cap);
   int (*gather)(const Rows* out, const Rows* x, const int32_t* rows);
   int (*sigmoid_gate)(const Rows* x, const Rows* gate);
+  int (*argmax)(const Rows* x, int32_t* ids);
   int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
   int (*group)(const GroupArgs* args);
   // A product in F32 of at most kMaxRouterTokens tokens, then route and group.

@@ -69,4 +69,13 @@ inline int64_t chunks_of(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
 }
 
+inline bool overlap(const void* a, const void* a_end, const void* b, const void* b_end) {
+  return a < b_end && b < a_end;
+}
+// Of what lies between first and last number. REQUIRES: both have rows.
+inline bool overlap(const Matrix& a, const Matrix& b) {
+  const auto end = [](const Matrix& m) { return m.data + (m.rows - 1) * m.stride + m.cols; };
+  return overlap(a.data, end(a), b.data, end(b));
+}
+
 }  // namespace freshet::cuda

@@ -1,5 +1,5 @@
-// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32: storing keys and
-// values, prompts, and single queries of unusual heads. attention.cuh has the order of sums.
+// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32: prompts and single
+// queries of unusual heads. attention.cuh has the order of sums.
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 
@@ -13,47 +13,6 @@ struct Plan {
   int warps, stages, key_pad, value_pad, slices, splits;
   size_t shared;
 };
-
-struct Place {
-  int sequence, position;
-};
-
-__device__ Place place_of(const BatchArgs& b, int token) {
-  int low = 0, high = b.sequences - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (b.query_start[middle] <= token) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return {low, b.context_len[low] - (b.query_start[low + 1] - token)};
-}
-
-// Blocks [token, pieces of 256 numbers of its keys and then of its values].
-__global__ void store_kernel(CacheArgs cache, Rows k, Rows v, BatchArgs batch) {
-  let_next_start();
-  wait();
-  const int token = static_cast<int>(blockIdx.x);
-  const int keys = cache.kv_heads * cache.key_dim;
-  int i = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
-  const bool is_key = i < keys;
-  if (!is_key) {
-    if (cache.shared != 0) return;
-    i -= keys;
-  }
-  const int dim = is_key ? cache.key_dim : cache.value_dim;
-  if (i >= cache.kv_heads * dim) return;
-  const float value = is_key ? k.data[token * k.stride + i] : v.data[token * v.stride + i];
-  const Place place = place_of(batch, token);
-  const int64_t block =
-      batch.tables[place.sequence * batch.table_stride + place.position / kBlockTokens];
-  const int slot = place.position % kBlockTokens;
-  __half* to =
-      is_key ? keys_at(cache, block, i / dim, slot) : values_at(cache, block, i / dim, slot);
-  to[i % dim] = to_half(value);
-}
 
 // The tile of a block when every sequence has one query.
 __device__ __forceinline__ Tile single_tile(const BatchArgs& b, int group, int rows_per_block,
@@ -361,13 +320,6 @@ int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int spl
 }
 
 }  // namespace
-
-int store(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch) {
-  const int64_t numbers = static_cast<int64_t>(cache->kv_heads) *
-                          (cache->key_dim + (cache->shared != 0 ? 0 : cache->value_dim));
-  const dim3 grid(static_cast<unsigned>(k->rows), static_cast<unsigned>(ceil_div(numbers, 256)));
-  return launch(store_kernel, grid, dim3(256), 0, *cache, *k, *v, *batch);
-}
 
 int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
   return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *

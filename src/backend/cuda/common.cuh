@@ -138,6 +138,53 @@ __device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, in
 }
 #endif
 
+// Eight neighbouring numbers of a row: what a thread of the row ops takes at once.
+inline constexpr int kUnit = 8;
+// Of row `p`, from column c on; zeros beyond n. `whole`: rows start at multiples of 16 bytes.
+__device__ __forceinline__ void load_unit(float (&v)[kUnit], const float* p, int64_t c, int64_t n,
+                                          bool whole) {
+  if (whole && c + kUnit <= n) {
+    const float4 low = *reinterpret_cast<const float4*>(p + c);
+    const float4 high = *reinterpret_cast<const float4*>(p + c + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) v[i] = c + i < n ? p[c + i] : 0.0f;
+}
+__device__ __forceinline__ void store_unit(float* p, const float (&v)[kUnit], int64_t c, int64_t n,
+                                           bool whole) {
+  if (whole && c + kUnit <= n) {
+    *reinterpret_cast<float4*>(p + c) = make_float4(v[0], v[1], v[2], v[3]);
+    *reinterpret_cast<float4*>(p + c + 4) = make_float4(v[4], v[5], v[6], v[7]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    if (c + i < n) p[c + i] = v[i];
+  }
+}
+__device__ __forceinline__ bool whole_rows(const float* p, int64_t stride) {
+  return (reinterpret_cast<uintptr_t>(p) / 4 | static_cast<uintptr_t>(stride)) % 4 == 0;
+}
+// Eight activations, at a column that is a multiple of 8.
+__device__ __forceinline__ void put_unit(const Activations& act, int64_t row, int64_t col,
+                                         int64_t cols, const float (&v)[kUnit]) {
+  uint4 packed = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                            pack_bf16(v[6], v[7]));
+  uint8_t* to = act.data + activation_at(act, row, col, cols) * 2;
+  if (act.core_tiles > 0) {
+    *reinterpret_cast<uint4*>(to) = packed;
+    return;
+  }
+  // A pair a lane.
+  *reinterpret_cast<uint32_t*>(to) = packed.x;
+  *reinterpret_cast<uint32_t*>(to + 16) = packed.y;
+  *reinterpret_cast<uint32_t*>(to + 32) = packed.z;
+  *reinterpret_cast<uint32_t*>(to + 48) = packed.w;
+}
+
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid = true) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   const int bytes = valid ? 16 : 0;

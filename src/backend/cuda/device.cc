@@ -33,14 +33,6 @@ constexpr ops::MatmulKernel kRows[] = {
     row_of("mxfp4.cuda", quant::Format::kMXFP4),
 };
 
-const uint8_t* end_of(const Matrix& m) {
-  return reinterpret_cast<const uint8_t*>(m.data + (m.rows - 1) * m.stride + m.cols);
-}
-
-bool overlap(const void* a, const void* a_end, const void* b, const void* b_end) {
-  return a < b_end && b < a_end;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api) {
@@ -121,9 +113,12 @@ Status CudaDevice::write(void* to, const void* host, size_t bytes) {
   return {};
 }
 
-void CudaDevice::read(void* host, const void* from, size_t bytes) {
+void CudaDevice::fetch(void* host, const void* from, size_t bytes) {
   flush();
   check(api_.download(host, from, static_cast<int64_t>(bytes)), "download");
+}
+void CudaDevice::wait() {
+  flush();
   check(api_.sync(), "step");
   stage_busy_ = false;
 }
@@ -246,9 +241,9 @@ uint8_t* CudaDevice::scratch(size_t bytes) {
 
 void CudaDevice::wrote(const Matrix& m) {
   if (m.rows == 0) return;
-  if (router_.held && overlap(router_.x.data, end_of(router_.x), m.data, end_of(m))) flush_router();
+  if (router_.held && overlap(router_.x, m)) flush_router();
   for (Encoded& e : encoded_) {
-    if (e.data != nullptr && overlap(e.of.data, end_of(e.of), m.data, end_of(m))) e = {};
+    if (e.data != nullptr && overlap(e.of, m)) e = {};
   }
 }
 
@@ -260,10 +255,17 @@ Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
   const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
   return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
 }
-Activations CudaDevice::new_encoded(const Matrix& of) {
-  const Order order = api_.order_for(last_code_, of.rows);
-  if (order == Order::kE4M3) return {};  // encoded by itself
-  return new_encoded(of, order);
+// Where an op writes what products will read, see Ops::norm(). E4M3 is encoded by itself.
+CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader) {
+  wrote(out);
+  Output result{rows_of(out), {}};
+  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
+  if (reader != nullptr && code == Code::kF32) return result;
+  const Order order = api_.order_for(code, out.rows);
+  if (order == Order::kE4M3) return result;
+  if (reader != nullptr) result.rows.data = nullptr;
+  result.act = new_encoded(out, order);
+  return result;
 }
 
 const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {

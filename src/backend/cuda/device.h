@@ -33,7 +33,8 @@ class CudaDevice final : public ops::Device {
   size_t total_bytes() const override { return total_; }
   Memory& host_memory() override { return pinned_; }
   Status write(void* to, const void* host, size_t bytes) override;
-  void read(void* host, const void* from, size_t bytes) override;
+  void fetch(void* host, const void* from, size_t bytes) override;
+  void wait() override;
   double time(FunctionRef<void()> body) override;
   Result<double> read_rate() override;
   void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
@@ -49,7 +50,8 @@ class CudaDevice final : public ops::Device {
   void matmul(const Matrix& x, std::span<const ops::Product> products) override;
   void matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
                     const Matrix& out) override;
-  void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) override;
+  void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
+            const ops::Weight* reader) override;
   void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                   bool weight_per_head) override;
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -60,13 +62,15 @@ class CudaDevice final : public ops::Device {
                 const ops::AttentionBatch& batch) override;
   void attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                  const ops::AttentionBatch& batch, const ops::AttentionParams& params) override;
-  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) override;
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu,
+           const ops::Weight* reader) override;
   void activation(const Matrix& x, ops::Activation activation) override;
   void add(const Matrix& out, const Matrix& x, float scale) override;
   void scale(const Matrix& x, float scale) override;
   void softcap(const Matrix& x, float cap) override;
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
+  void argmax(const Matrix& x, int32_t* ids) override;
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
              float* weights) override;
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
@@ -117,13 +121,19 @@ class CudaDevice final : public ops::Device {
   Status open_buffers();
   void check(int error, const char* what) const;
   void flush();  // what was held back
+  HeadsArgs::Part& hold(const Matrix& x, int heads, int head_dim,
+                        FunctionRef<bool(const HeadsArgs::Part&)> done);
   uint8_t* scratch(size_t bytes);
   template <class T>
   T* scratch_array(int64_t n) {
     return reinterpret_cast<T*>(scratch(static_cast<size_t>(n) * sizeof(T)));
   }
   void wrote(const Matrix& m);
-  Activations new_encoded(const Matrix& of);
+  struct Output {
+    Rows rows;        // without data where nobody reads it as it is
+    Activations act;  // without where no product reads it
+  };
+  Output output_of(const Matrix& out, const ops::Weight* reader);
   Activations new_encoded(const Matrix& of, Order order);
   const uint8_t* encoded(const Matrix& x, Code code);
   const uint8_t* encoded(const Matrix& x, Order order);
@@ -162,9 +172,7 @@ class CudaDevice final : public ops::Device {
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
   Router router_;
   Buffer raw_, host_raw_;  // rows on their way to being packed
-  std::array<RopeArgs, 2> ropes_{};
-  int held_ropes_ = 0;
-  const float* held_table_ = nullptr;
+  HeadsArgs held_{};       // parts that wait for what else their heads need
 };
 
 }  // namespace freshet::cuda

@@ -82,23 +82,14 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
   wrote(out);
 }
 
-void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) {
+void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
+                      const ops::Weight* reader) {
   flush();
   if (x.rows == 0) return;
-  wrote(out);
-  const Rows to = rows_of(out), from = rows_of(x);
+  const Output to = output_of(out, reader);
+  const Rows from = rows_of(x);
   const NormArgs args = args_of(norm);
-  const Activations act = new_encoded(out);
-  check(api_.norm(&to, &from, &args, &act), "norm");
-}
-
-void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
-                            bool weight_per_head) {
-  flush();
-  const Rows rows = rows_of(x);
-  const NormArgs args = args_of(norm);
-  check(api_.norm_heads(&rows, heads, head_dim, &args, weight_per_head), "norm_heads");
-  wrote(x);
+  check(api_.norm(&to.rows, &from, &args, &to.act), "norm");
 }
 
 void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -110,22 +101,67 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
         "rope_table");
 }
 
-// Queries' and keys' rotations come one after the other: the first is held back for the second.
-void CudaDevice::rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim,
-                      bool interleaved, const float* cos_sin) {
-  if (held_ropes_ > 0 && (held_table_ != cos_sin || ropes_[0].rows != x.rows)) flush();
-  ropes_[static_cast<size_t>(held_ropes_++)] = {x.data,   x.rows, x.stride,   heads,
-                                                head_dim, offset, rotary_dim, interleaved};
-  held_table_ = cos_sin;
-  wrote(x);
-  if (held_ropes_ == 2) flush();
-}
+// ---- Heads: norms, rotations and the store of a layer come one after the other, and are held back
+// so that one kernel does them all.
 
 void CudaDevice::flush() {
   flush_router();
-  if (held_ropes_ == 0) return;
-  check(api_.rope(ropes_.data(), held_ropes_, held_table_), "rope");
-  held_ropes_ = 0;
+  if (held_.count == 0) return;
+  check(api_.heads(&held_), "heads");
+  held_ = {};
+}
+
+// The part of what is held that is `x`: one that has `done` is over, and another begins.
+HeadsArgs::Part& CudaDevice::hold(const Matrix& x, int heads, int head_dim,
+                                  FunctionRef<bool(const HeadsArgs::Part&)> done) {
+  HeadsArgs::Part* found = nullptr;
+  bool fits = held_.tokens == x.rows;
+  for (HeadsArgs::Part& p : std::span(held_.of).first(static_cast<size_t>(held_.count))) {
+    if (p.x == x.data && p.stride == x.stride && p.heads == heads && p.head_dim == head_dim) {
+      found = &p;
+      fits = fits && !done(p);
+    } else {
+      const Matrix its{p.x, held_.tokens, int64_t{p.heads} * p.head_dim, p.stride};
+      fits = fits && !overlap(its, x);
+    }
+  }
+  fits = fits && (found != nullptr || held_.count < std::ssize(held_.of));
+  if (!fits) {
+    flush();
+    found = nullptr;
+  }
+  held_.tokens = x.rows;
+  if (found == nullptr) {
+    found = &held_.of[held_.count++];
+    found->x = x.data;
+    found->stride = x.stride;
+    found->heads = heads;
+    found->head_dim = head_dim;
+  }
+  return *found;
+}
+
+void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
+                            bool weight_per_head) {
+  if (x.rows == 0) return;
+  HeadsArgs::Part& part =
+      hold(x, heads, head_dim, [](const auto& p) { return p.normed != 0 || p.rotary_dim != 0; });
+  part.norm = args_of(norm);
+  part.normed = 1;
+  part.norm_per_head = weight_per_head;
+  wrote(x);
+}
+
+void CudaDevice::rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim,
+                      bool interleaved, const float* cos_sin) {
+  if (x.rows == 0 || rotary_dim == 0) return;
+  if (held_.cos_sin != nullptr && held_.cos_sin != cos_sin) flush();
+  HeadsArgs::Part& part = hold(x, heads, head_dim, [](const auto& p) { return p.rotary_dim != 0; });
+  part.offset = offset;
+  part.rotary_dim = rotary_dim;
+  part.interleaved = interleaved;
+  held_.cos_sin = cos_sin;
+  wrote(x);
 }
 
 BatchArgs CudaDevice::batch_args(const ops::AttentionBatch& b, int64_t tokens) {
@@ -137,11 +173,18 @@ BatchArgs CudaDevice::batch_args(const ops::AttentionBatch& b, int64_t tokens) {
 
 void CudaDevice::store_kv(const ops::KvView& cache, const Matrix& k, const Matrix& v,
                           const ops::AttentionBatch& batch) {
+  if (k.rows == 0) return;
+  const ops::KvShape& s = cache.shape;
+  const BatchArgs its_batch = batch_args(batch, k.rows);
+  const auto store = [&](const Matrix& x, int dim, HeadsArgs::Store as) {
+    hold(x, s.kv_heads, dim, [](const auto& p) { return p.store != HeadsArgs::kNowhere; }).store =
+        as;
+    held_.cache = args_of(cache);
+    held_.batch = its_batch;
+  };
+  store(k, s.key_dim, HeadsArgs::kKeys);
+  if (!s.value_is_key_prefix) store(v, s.value_dim, HeadsArgs::kValues);
   flush();
-  const CacheArgs to = args_of(cache);
-  const Rows keys = rows_of(k), values = rows_of(v);
-  const BatchArgs b = batch_args(batch, k.rows);
-  check(api_.store(&to, &keys, &values, &b), "store_kv");
 }
 
 void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
@@ -171,19 +214,19 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
       batch.sequences(), params.heads, cache.shape.value_dim, a.max_context));
   if (a.single != 0 && partial <= scratch_.size() / 4) {
     a.partial = reinterpret_cast<float*>(scratch(partial));
-    a.act = new_encoded(out);
+    a.act = output_of(out, params.reader).act;
   }
   check(api_.attention(&a), "attention");
 }
 
-void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) {
+void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu,
+                     const ops::Weight* reader) {
   flush();
   if (out.rows == 0) return;
-  wrote(out);
-  const Rows to = rows_of(out), g = rows_of(gate), u = rows_of(up);
+  const Output to = output_of(out, reader);
+  const Rows g = rows_of(gate), u = rows_of(up);
   const GluArgs args{static_cast<int32_t>(glu.activation), glu.limit, glu.alpha};
-  const Activations act = new_encoded(out);
-  check(api_.glu(&to, &g, &u, &args, &act), "glu");
+  check(api_.glu(&to.rows, &g, &u, &args, &to.act), "glu");
 }
 
 void CudaDevice::activation(const Matrix& x, ops::Activation activation) {
@@ -226,6 +269,12 @@ void CudaDevice::sigmoid_gate(const Matrix& x, const Matrix& gate) {
   const Rows rows = rows_of(x), gates = rows_of(gate);
   check(api_.sigmoid_gate(&rows, &gates), "sigmoid_gate");
   wrote(x);
+}
+
+void CudaDevice::argmax(const Matrix& x, int32_t* ids) {
+  flush();
+  const Rows rows = rows_of(x);
+  check(api_.argmax(&rows, ids), "argmax");
 }
 
 }  // namespace freshet::cuda

@@ -22,11 +22,8 @@ int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t 
 int64_t fragment_bytes(int64_t rows, int64_t cols);
 int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows);
-int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
-int norm_heads(const Rows* x, int heads, int head_dim, const NormArgs* norm, int per_head);
 int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
                int64_t half, float scale);
-int rope(const RopeArgs* args, int count, const float* cos_sin);
 int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
         const Activations* act);
 int activation(const Rows* x, int activation);
@@ -35,8 +32,12 @@ int scale(const Rows* x, float scale);
 int softcap(const Rows* x, float cap);
 int gather(const Rows* out, const Rows* x, const int32_t* rows);
 int sigmoid_gate(const Rows* x, const Rows* gate);
+int argmax(const Rows* x, int32_t* ids);
+// norms.cu
+int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
+// heads.cu
+int heads(const HeadsArgs* args);
 // attention.cu
-int store(const CacheArgs* cache, const Rows* k, const Rows* v, const BatchArgs* batch);
 int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context);
 int attention(const AttentionArgs* args);
 // experts.cu

@@ -51,16 +51,15 @@ __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t ro
 template <class F>
 __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int32_t offset,
                              float scale) {
-  wait();
   let_next_start();
+  wait();
   const int64_t t = blockIdx.x;
   const int64_t row = ids[t] + offset;
-  const uint8_t* panel = table.data + tile_at<F>(row / 16, table.cols);
-  for (int64_t c = threadIdx.x; c < table.cols; c += blockDim.x) {
-    const uint8_t* tile = panel + c / F::kUnit * kUnitStep<F>;
-    out.data[t * out.stride + c] =
-        F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit)) * scale;
-  }
+  const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
+  if (c >= table.cols) return;
+  const uint8_t* tile = table.data + tile_at<F>(row / 16, table.cols) + c / F::kUnit * kUnitStep<F>;
+  out.data[t * out.stride + c] =
+      F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit)) * scale;
 }
 
 }  // namespace
@@ -92,8 +91,9 @@ int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t 
           float scale) {
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(table->code, [&](auto f) {
-    error = launch(embed_kernel<decltype(f)>, dim3(static_cast<unsigned>(out->rows)), dim3(256), 0,
-                   *out, *table, ids, offset, scale);
+    const dim3 grid(static_cast<unsigned>(out->rows),
+                    static_cast<unsigned>(ceil_div(table->cols, 256)));
+    error = launch(embed_kernel<decltype(f)>, grid, dim3(256), 0, *out, *table, ids, offset, scale);
   });
   return error;
 }

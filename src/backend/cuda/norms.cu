@@ -1,0 +1,149 @@
+// Norms of rows. A row's length alone gives the order of its sums: lane v of 512 takes units of
+// eight numbers v, v + 512, ... from left to right, and the lanes' sums meet in one tree. A thread
+// is one lane where there are few rows, and four where there are many.
+#include "backend/cuda/common.cuh"
+#include "backend/cuda/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kLanes = 512, kWarpsOfRow = kLanes / 32;
+constexpr int kFewRows = 264;  // two for each multiprocessor
+
+// A thread's part of a row: the first unit of each of its lanes in registers, others read again.
+template <int kThreads>
+struct RowNorm {
+  static constexpr int kEach = kLanes / kThreads;  // lanes
+  using Unit = float[kUnit];
+
+  const float* x;
+  int64_t n;
+  bool whole;
+  Unit held[kEach];
+
+  __device__ __forceinline__ static int64_t column(int lane) {
+    return (static_cast<int64_t>(threadIdx.x) + lane * kThreads) * kUnit;
+  }
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int l = 0; l < kEach; ++l) load_unit(held[l], x, column(l), n, whole);
+  }
+  // Sums f(v, column) over the row; the same number in every thread.
+  template <class F>
+  __device__ __forceinline__ float sum(float* shared, const F& f) const {
+    float sums[kEach] = {};
+#pragma unroll
+    for (int l = 0; l < kEach; ++l) {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) f(sums[l], held[l][i], column(l) + i);
+      for (int64_t c = column(l) + kLanes * kUnit; c < n; c += kLanes * kUnit) {
+        Unit v;
+        load_unit(v, x, c, n, whole);
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) f(sums[l], v[i], c + i);
+      }
+    }
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+#pragma unroll
+      for (int l = 0; l < kEach; ++l) {
+        sums[l] = __fadd_rn(sums[l], __shfl_xor_sync(0xffffffff, sums[l], step));
+      }
+    }
+#pragma unroll
+    for (int l = 0; l < kEach; ++l) {
+      if (lane == 0) shared[warp + l * (kThreads / 32)] = sums[l];
+    }
+    __syncthreads();
+    float v = shared[lane % kWarpsOfRow];
+#pragma unroll
+    for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
+      v = __fadd_rn(v, __shfl_xor_sync(0xffffffff, v, step));
+    }
+    return v;
+  }
+};
+
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
+    norm_kernel(Rows out, Rows x, NormArgs a, Activations act) {
+  __shared__ float shared[2][kWarpsOfRow];
+  using Norm = RowNorm<kThreads>;
+  let_next_start();
+  const int64_t row = blockIdx.x, n = x.cols;
+  const int64_t end = act.data != nullptr ? (n + kPadCols - 1) / kPadCols * kPadCols : n;
+  const bool whole_out = whole_rows(out.data, out.stride);
+  const bool whole_weight = whole_rows(a.weight, 0) && whole_rows(a.bias, 0);
+  // Where there is one row only, memory's latency is most of the time: weights are on their way
+  // before the row is there.
+  typename Norm::Unit weight[Norm::kEach];
+  const auto load_weight = [&] {
+#pragma unroll
+    for (int l = 0; l < Norm::kEach; ++l) {
+      load_unit(weight[l], a.weight, Norm::column(l), a.weight != nullptr ? n : 0, whole_weight);
+    }
+  };
+  if (kThreads == kLanes) load_weight();
+  wait();
+  if (row >= x.rows) {  // padding of the activations
+    const float zeros[kUnit] = {};
+    for (int64_t c = Norm::column(0); c < end; c += kThreads * kUnit) {
+      put_unit(act, row, c, n, zeros);
+    }
+    return;
+  }
+  Norm r;
+  r.x = x.data + row * x.stride;
+  r.n = n;
+  r.whole = whole_rows(x.data, x.stride);
+  r.load();
+  const auto count = static_cast<float>(n);
+  float mean = 0.0f;
+  if (a.layer != 0) {
+    mean = r.sum(shared[0], [](float& s, float v, int64_t) { s = __fadd_rn(s, v); }) / count;
+  }
+  const float squares = r.sum(shared[1], [&](float& s, float v, int64_t c) {
+    const float d = c < n ? v - mean : 0.0f;
+    s = __fmaf_rn(d, d, s);
+  });
+  const float scale = rsqrtf(squares / count + a.eps);
+  const auto put = [&](int64_t c, typename Norm::Unit& v, const typename Norm::Unit& w) {
+    if (c >= end) return;
+    float b[kUnit];
+    load_unit(b, a.bias, c, a.bias != nullptr ? n : 0, whole_weight);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      v[i] = __fmul_rn(__fsub_rn(v[i], mean), scale);
+      if (a.weight != nullptr) v[i] = __fmul_rn(v[i], w[i]);
+      if (a.bias != nullptr) v[i] = __fadd_rn(v[i], b[i]);
+      if (c + i >= n) v[i] = 0.0f;
+    }
+    if (out.data != nullptr) store_unit(out.data + row * out.stride, v, c, n, whole_out);
+    if (act.data != nullptr) put_unit(act, row, c, n, v);
+  };
+  if (kThreads != kLanes) load_weight();
+#pragma unroll
+  for (int l = 0; l < Norm::kEach; ++l) {
+    put(Norm::column(l), r.held[l], weight[l]);
+    for (int64_t c = Norm::column(l) + kLanes * kUnit; c < end; c += kLanes * kUnit) {
+      typename Norm::Unit v, w;
+      load_unit(v, r.x, c, n, r.whole);
+      load_unit(w, a.weight, c, a.weight != nullptr ? n : 0, whole_weight);
+      put(c, v, w);
+    }
+  }
+}
+
+}  // namespace
+
+int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
+  const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
+  const dim3 grid(static_cast<unsigned>(rows));
+  if (x->rows <= kFewRows) {
+    return launch(norm_kernel<kLanes>, grid, dim3(kLanes), 0, *out, *x, *norm, *act);
+  }
+  return launch(norm_kernel<kLanes / 4>, grid, dim3(kLanes / 4), 0, *out, *x, *norm, *act);
+}
+
+}  // namespace freshet::cuda

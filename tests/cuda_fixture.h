@@ -1,0 +1,112 @@
+// What the tests of the CUDA backend share: a device beside the reference ops, guarded memory.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/backend.h"
+#include "tensor/dtype.h"
+#include "tests/op_test_util.h"
+
+namespace freshet::test {
+
+inline float bf16(float v) {
+  return bf16_to_f32(f32_to_bf16(v));
+}
+inline std::vector<float> rounded(std::vector<float> v) {
+  for (float& x : v) x = bf16(x);
+  return v;
+}
+
+// Floats of the device between two walls that notice a write.
+class DeviceFloats {
+ public:
+  DeviceFloats(ops::Ops& o, size_t n) : ops_(o), n_(n) {
+    std::vector<float> all(n + 2 * kWall, kMark);
+    buffer_ = std::move(o.upload(all)).value();
+  }
+  DeviceFloats(ops::Ops& o, const std::vector<float>& v) : DeviceFloats(o, v.size()) {
+    const size_t bytes = v.size() * sizeof(float);
+    if (o.device() == nullptr) {  // the reference's
+      std::memcpy(data(), v.data(), bytes);
+    } else {
+      EXPECT_TRUE(o.device()->write(data(), v.data(), bytes).ok());
+    }
+  }
+  float* data() { return buffer_.as<float>() + kWall; }
+  Matrix matrix(int64_t rows, int64_t cols) { return {data(), rows, cols, cols}; }
+  std::vector<float> get() {
+    std::vector<float> all(n_ + 2 * kWall);
+    ops_.fetch(all.data(), buffer_.data(), all.size() * sizeof(float));
+    ops_.wait();
+    for (size_t i = 0; i < kWall; ++i) {
+      EXPECT_EQ(all[i], kMark) << "before";
+      EXPECT_EQ(all[kWall + n_ + i], kMark) << "after";
+    }
+    return {all.begin() + kWall, all.begin() + static_cast<int64_t>(kWall + n_)};
+  }
+
+ private:
+  static constexpr size_t kWall = 128;
+  static constexpr float kMark = -12345.5f;
+  ops::Ops& ops_;
+  size_t n_;
+  Buffer buffer_;
+};
+
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto device = cuda::open(std::string("auto"));
+    ASSERT_TRUE(device.ok()) << device.status().message();
+    if (*device == nullptr) GTEST_SKIP() << "no GPU here";
+    gpu = ops::Ops::create(pool, std::move(*device));
+    ASSERT_TRUE(gpu->set_scratch(size_t{512} << 20).ok());
+    ops::OpsOptions options;
+    options.reference = true;
+    cpu = std::move(ops::Ops::create(pool, ops::reference_kernels(), {}, options)).value();
+    ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
+  }
+
+  // Each got value within `allowed` of the wanted one.
+  static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
+                          float allowed, const std::string& what) {
+    ASSERT_EQ(got.size(), want.size()) << what;
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_TRUE(std::fabs(got[i] - want[i]) <= allowed)
+          << what << " at " << i << ": " << got[i] << " for " << want[i];
+    }
+  }
+  static float largest(const std::vector<float>& v) {
+    float most = 0.0f;
+    for (const float x : v) most = std::max(most, std::fabs(x));
+    return most;
+  }
+
+  // Random rows in a stored format.
+  struct Stored {
+    std::vector<uint8_t> bytes;
+    std::vector<const uint8_t*> rows;
+  };
+  static Stored stored(quant::Format format, int64_t rows, int64_t cols, uint32_t seed) {
+    const quant::FormatInfo& info = quant::info(format);
+    const std::vector<float> values = random_floats(static_cast<size_t>(rows * cols), seed, 0.5f);
+    const size_t row_bytes = quant::row_bytes(format, cols);
+    Stored s;
+    s.bytes.resize(row_bytes * static_cast<size_t>(rows));
+    for (int64_t r = 0; r < rows; ++r) {
+      uint8_t* to = s.bytes.data() + row_bytes * static_cast<size_t>(r);
+      info.encode(values.data() + r * cols, to, cols, nullptr);
+      s.rows.push_back(to);
+    }
+    return s;
+  }
+
+  ThreadPool pool{2, false};
+  std::unique_ptr<ops::Ops> gpu, cpu;
+};
+
+}  // namespace freshet::test

@@ -1,0 +1,261 @@
+// The CUDA backend's ops on rows and heads against the reference ops, and the law of the batch for
+// their sums. Skipped without a GPU.
+#include <limits>
+#include <tuple>
+
+#include "sampling/sampler.h"
+#include "tests/cuda_fixture.h"
+#include "tests/op_cases.h"
+
+namespace freshet {
+namespace {
+
+using test::DeviceFloats;
+using test::random_floats;
+
+class CudaRows : public test::CudaTest {};
+
+TEST_F(CudaRows, RowOpsAreNearTheReference) {
+  uint32_t seed = 100;
+  for (const int64_t n : cases::row_lengths()) {
+    const int64_t rows = 1 + n % 5;
+    const auto size = static_cast<size_t>(rows * n);
+    const std::vector<float> a = random_floats(size, ++seed, 2.0f), b = random_floats(size, ++seed);
+    const std::vector<float> w = random_floats(static_cast<size_t>(n), ++seed);
+    DeviceFloats dw(*gpu, w);
+    const auto both = [&](const std::string& what, float allowed, auto&& op) {
+      std::vector<float> host = a, other = b;
+      DeviceFloats on(*gpu, a), with(*gpu, b);
+      op(*cpu, Matrix{host.data(), rows, n, n}, Matrix{other.data(), rows, n, n}, w.data());
+      op(*gpu, on.matrix(rows, n), with.matrix(rows, n), dw.data());
+      expect_near(on.get(), host, allowed, fmt::format("{} n={}", what, n));
+    };
+    for (const auto kind : {ops::NormKind::kRms, ops::NormKind::kLayer}) {
+      both("norm", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float* weight) {
+        o.norm(x, x, {kind, weight, weight, 1e-5f});
+      });
+    }
+    for (int k = 0; k <= 6; ++k) {
+      both("activation", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix, const float*) {
+        o.activation(x, static_cast<ops::Activation>(k));
+      });
+      both("glu", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+        o.glu(x, x, y, {static_cast<ops::Activation>(k), 0.0f, 0.0f});
+      });
+    }
+    both("glu limit", 1e-4f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+      o.glu(x, x, y, {ops::Activation::kSilu, 1.5f, 1.7f});
+    });
+    both("add", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.add(x, y, 0.3f); });
+    both("scale", 1e-5f, [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.scale(x, 3.0f); });
+    both("softcap", 1e-4f,
+         [&](ops::Ops& o, Matrix x, Matrix, const float*) { o.softcap(x, 1.5f); });
+    both("sigmoid_gate", 1e-4f,
+         [&](ops::Ops& o, Matrix x, Matrix y, const float*) { o.sigmoid_gate(x, y); });
+    both("gather", 0.0f, [&](ops::Ops& o, Matrix x, Matrix y, const float*) {
+      std::vector<int32_t> from(static_cast<size_t>(rows), 0);
+      from.back() = static_cast<int32_t>(rows - 1);
+      o.gather_rows(x, y, from);
+    });
+  }
+}
+
+TEST_F(CudaRows, HeadsRotateAndAreNormalised) {
+  uint32_t seed = 300;
+  for (const int head_dim : {8, 64, 96, 128}) {
+    for (const bool interleaved : {false, true}) {
+      const int heads = 3, rotary = head_dim / 2, offset = head_dim / 4;
+      const std::vector<int32_t> positions = {0, 1, 77, 5000, 131071};
+      const auto tokens = static_cast<int64_t>(positions.size());
+      const int64_t cols = int64_t{heads} * head_dim;
+      std::vector<float> x = random_floats(static_cast<size_t>(tokens * cols), ++seed);
+      const std::vector<float> w = random_floats(static_cast<size_t>(cols), ++seed);
+      std::vector<float> freq;
+      for (int i = 0; i < rotary / 2; ++i) {
+        freq.push_back(
+            std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(rotary)));
+      }
+      std::vector<float> table(static_cast<size_t>(tokens * rotary));
+      DeviceFloats dx(*gpu, x), dw(*gpu, w), df(*gpu, freq), dt(*gpu, table.size());
+      cpu->rope_table(table.data(), positions, freq, 1.1f);
+      gpu->rope_table(dt.data(), positions, {df.data(), freq.size()}, 1.1f);
+      expect_near(dt.get(), table, 1e-6f, "rope_table");
+      const Matrix host{x.data(), tokens, cols, cols}, on = dx.matrix(tokens, cols);
+      for (const bool distinct : {false, true}) {
+        cpu->norm_heads(host, heads, head_dim, {ops::NormKind::kRms, w.data(), nullptr, 1e-6f},
+                        distinct);
+        gpu->norm_heads(on, heads, head_dim, {ops::NormKind::kRms, dw.data(), nullptr, 1e-6f},
+                        distinct);
+        cpu->rope(host, heads, head_dim, offset, rotary, interleaved, table.data());
+        gpu->rope(on, heads, head_dim, offset, rotary, interleaved, dt.data());
+      }
+      expect_near(dx.get(), x, 1e-3f, fmt::format("rope head_dim={}", head_dim));
+    }
+  }
+}
+
+// Few rows and many take different kernels.
+TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
+  constexpr int64_t kRows = 300;
+  for (const int64_t n : {37, 512, 4096, 4104, 9000}) {
+    const std::vector<float> values = random_floats(static_cast<size_t>(kRows * n), 7, 3.0f);
+    const std::vector<float> w = random_floats(static_cast<size_t>(n), 8);
+    DeviceFloats x(*gpu, values), weight(*gpu, w);
+    for (const auto kind : {ops::NormKind::kRms, ops::NormKind::kLayer}) {
+      const auto run = [&](int64_t first, int64_t count) {
+        DeviceFloats out(*gpu, static_cast<size_t>(count * n));
+        gpu->norm(out.matrix(count, n), x.matrix(kRows, n).slice_rows(first, count),
+                  {kind, weight.data(), weight.data(), 1e-5f});
+        return out.get();
+      };
+      const std::vector<float> all = run(0, kRows);
+      std::vector<float> want(values.size());
+      cpu->norm({want.data(), kRows, n, n}, {const_cast<float*>(values.data()), kRows, n, n},
+                {kind, w.data(), w.data(), 1e-5f});
+      expect_near(all, want, 1e-4f, fmt::format("norm n={}", n));
+      for (const auto& [first, count] : {std::pair{0, 1}, {150, 1}, {299, 1}, {20, 32}}) {
+        const std::vector<float> some = run(first, count);
+        ASSERT_EQ(std::memcmp(some.data(), all.data() + first * n, some.size() * 4), 0)
+            << "rows " << first << "+" << count << " of " << n;
+      }
+    }
+  }
+}
+
+// What comes between the products of a layer and its attention runs as one kernel.
+TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
+  constexpr int kQueryHeads = 6, kKeyHeads = 2, kBlocks = 9;
+  const std::vector<int32_t> starts = {0, 3, 4, 21}, contexts = {20, 1, 33};
+  const std::vector<int32_t> tables = {4, 0, -1, 7, -1, -1, 8, 2, 5};
+  const int64_t tokens = starts.back();
+  uint32_t seed = 700;
+  for (const auto& [dim, value_dim, rotary] :
+       {std::tuple{128, 128, 128}, {64, 64, 64}, {96, 64, 32}, {256, 128, 64}}) {
+    for (const bool interleaved : {false, true}) {
+      const ops::KvShape shape{ops::KvType::kF16, kKeyHeads, dim, value_dim, false};
+      const ops::AttentionBatch batch{starts, contexts, tables.data(), 3};
+      const std::vector<float> w = random_floats(static_cast<size_t>(dim), ++seed);
+      const std::vector<float> table = random_floats(static_cast<size_t>(tokens * rotary), ++seed);
+      const std::vector<float> values[] = {
+          random_floats(static_cast<size_t>(tokens * kQueryHeads * dim), ++seed),
+          random_floats(static_cast<size_t>(tokens * kKeyHeads * dim), ++seed),
+          random_floats(static_cast<size_t>(tokens * kKeyHeads * value_dim), ++seed)};
+      // Queries, keys, and the cache.
+      struct Got {
+        std::vector<float> q, k;
+        std::vector<uint16_t> cache;
+      };
+      const size_t bytes = shape.block_bytes() * kBlocks;
+      const auto store = [&](ops::Ops& o, DeviceFloats& k, DeviceFloats& v) {
+        const Buffer cache = std::move(Buffer::allocate(bytes, o.memory())).value();
+        o.store_kv({shape, const_cast<uint8_t*>(cache.data()), kBlocks},
+                   k.matrix(tokens, kKeyHeads * dim), v.matrix(tokens, kKeyHeads * value_dim),
+                   batch);
+        std::vector<uint16_t> got(bytes / 2);
+        o.fetch(got.data(), cache.data(), bytes);
+        o.wait();
+        return got;
+      };
+      const auto run = [&](ops::Ops& o, bool apart) {
+        DeviceFloats dw(o, w), dt(o, table), q(o, values[0]), k(o, values[1]), v(o, values[2]);
+        const Matrix qs = q.matrix(tokens, kQueryHeads * dim),
+                     ks = k.matrix(tokens, kKeyHeads * dim);
+        const ops::Norm norm{ops::NormKind::kRms, dw.data(), nullptr, 1e-6f};
+        const auto next = [&] {
+          if (apart) o.wait();
+        };
+        o.norm_heads(qs, kQueryHeads, dim, norm, false);
+        next();
+        o.norm_heads(ks, kKeyHeads, dim, norm, false);
+        next();
+        o.rope(qs, kQueryHeads, dim, dim - rotary, rotary, interleaved, dt.data());
+        next();
+        o.rope(ks, kKeyHeads, dim, dim - rotary, rotary, interleaved, dt.data());
+        next();
+        Got got;
+        got.cache = store(o, k, v);
+        got.q = q.get();
+        got.k = k.get();
+        return got;
+      };
+      const Got got = run(*gpu, false), apart = run(*gpu, true), want = run(*cpu, false);
+      const std::string what = fmt::format("heads of {} rotated by {}", dim, rotary);
+      EXPECT_EQ(std::memcmp(got.q.data(), apart.q.data(), got.q.size() * 4), 0) << what;
+      EXPECT_EQ(std::memcmp(got.k.data(), apart.k.data(), got.k.size() * 4), 0) << what;
+      EXPECT_EQ(got.cache, apart.cache) << what;
+      expect_near(got.q, want.q, 1e-5f, what);
+      expect_near(got.k, want.k, 1e-5f, what);
+      // The cache's layout is the device's own: against keys of the reference, stored there.
+      DeviceFloats k(*gpu, want.k), v(*gpu, values[2]);
+      const std::vector<uint16_t> alone = store(*gpu, k, v);
+      for (size_t i = 0; i < got.cache.size(); ++i) {
+        ASSERT_NEAR(f16_to_f32(got.cache[i]), f16_to_f32(alone[i]), 8e-3f) << what << " at " << i;
+      }
+    }
+  }
+}
+
+// An op that knows its reader leaves out what the reader does not need.
+TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
+  constexpr int64_t kCols = 768, kOut = 48;
+  for (const quant::Format format :
+       {quant::Format::kBF16, quant::Format::kF32, quant::Format::kQ8_0, quant::Format::kQ4_K}) {
+    const Stored s = stored(format, kOut, kCols, 3);
+    const auto w = gpu->pack(format, s.rows, kCols);
+    ASSERT_TRUE(w.ok());
+    for (const int64_t rows : {1, 20, 50, 300}) {
+      const auto size = static_cast<size_t>(rows * kCols);
+      DeviceFloats x(*gpu, random_floats(size, 1)), up(*gpu, random_floats(size, 2));
+      const auto run = [&](bool gates, const ops::Weight* reader) {
+        DeviceFloats between(*gpu, size), out(*gpu, static_cast<size_t>(rows * kOut));
+        const Matrix in = x.matrix(rows, kCols), to = between.matrix(rows, kCols);
+        if (gates) {
+          gpu->glu(to, in, up.matrix(rows, kCols), {ops::Activation::kSilu, 0.0f, 0.0f}, reader);
+        } else {
+          gpu->norm(to, in, {ops::NormKind::kRms, nullptr, nullptr, 1e-5f}, reader);
+        }
+        const ops::Product p{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
+        gpu->matmul(to, {&p, 1});
+        return out.get();
+      };
+      for (const bool gates : {false, true}) {
+        EXPECT_EQ(run(gates, &*w), run(gates, nullptr))
+            << quant::info(format).name << " of " << rows << " rows";
+      }
+    }
+  }
+}
+
+TEST_F(CudaRows, ArgmaxIsTheFirstOfTheLargest) {
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  for (const int64_t n : {1, 7, 128, 8192, 128256, 50257}) {
+    const int64_t rows = 6;
+    std::vector<float> x = random_floats(static_cast<size_t>(rows * n), 5, 9.0f);
+    const auto at = [&](int64_t row, int64_t c) -> float& {
+      return x[static_cast<size_t>(row * n + c)];
+    };
+    at(1, n - 1) = at(1, n / 2) = 100.0f;  // the lower wins
+    for (int64_t c = 0; c < n; ++c) at(2, c) = kNone;
+    for (int64_t c = 0; c < n; ++c) at(3, c) = c % 2 == 0 ? std::nanf("") : -7.0f;
+    at(4, n / 3) = std::numeric_limits<float>::infinity();
+    for (int64_t c = 0; c < n; ++c) at(5, c) = c == n - 1 ? 0.0f : -0.0f;  // the same number
+    std::vector<int32_t> want(rows), got(rows);
+    cpu->argmax({x.data(), rows, n, n}, want.data());
+    DeviceFloats dx(*gpu, x), ids(*gpu, static_cast<size_t>(rows));
+    gpu->argmax(dx.matrix(rows, n), reinterpret_cast<int32_t*>(ids.data()));
+    const std::vector<float> back = ids.get();
+    std::memcpy(got.data(), back.data(), back.size() * 4);
+    EXPECT_EQ(got, want) << n;
+    EXPECT_EQ(got[2], -1);
+    EXPECT_EQ(got[5], 0);
+    SamplerScratch scratch(n);  // what the host's sampler takes
+    for (int64_t r = 0; r < rows; ++r) {
+      Sampler greedy({.temperature = 0.0f}, n, 0, 0, {}, 1, {});
+      EXPECT_EQ(got[static_cast<size_t>(r)],
+                greedy.sample({&at(r, 0), static_cast<size_t>(n)}, 0, scratch));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet
