@@ -60,6 +60,60 @@ Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
   return cut;
 }
 
+// Pieces of about the same cost, `pieces` in all.
+void cut_all(std::span<const MatmulCall> calls, int64_t pieces, int64_t cache_bytes, Cut* cuts) {
+  double total = 0.0;
+  for (const MatmulCall& c : calls) {
+    const int64_t panels = panels_of(*c.args.weight);
+    total += panel_cost(c, panels) * static_cast<double>(panels);
+  }
+  const double piece_cost = total / static_cast<double>(pieces);
+  for (size_t i = 0; i < calls.size(); ++i) cuts[i] = cut_of(calls[i], piece_cost, cache_bytes);
+}
+
+// From so many tokens on, computing counts and reading the weights does not.
+constexpr int64_t kManyTokens = 64;
+constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
+// What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
+// and fetching its activations, once a group of panels.
+constexpr int64_t kUnpackCost = 40;
+constexpr int64_t kFetchCost = 1;
+constexpr int64_t kFetchGroup = 16;
+
+// Calls of many tokens, in pieces of `panels` and of all tokens or equal parts of them.
+Cut cut_many(const MatmulCall& c, int64_t panels, int64_t parts) {
+  const int64_t all = panels_of(*c.args.weight), tokens = c.args.tokens;
+  parts = std::clamp<int64_t>(tokens / kLeastTokens, 1, parts);
+  const int64_t step = 2 * kPanelRows;
+  Cut cut{std::min(panels, all), ((tokens + parts - 1) / parts + step - 1) / step * step, 0};
+  cut.pieces = (all + cut.panels - 1) / cut.panels * ((tokens + cut.tokens - 1) / cut.tokens);
+  return cut;
+}
+
+// Pieces for which the workers are done first, if they all work at one speed.
+void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts) {
+  double best = 0.0;
+  for (const int64_t panels : {32, 16, 12, 8, 6, 4, 2}) {
+    for (const int64_t parts : {1, 2, 4}) {
+      int64_t pieces = 0, cost = 0;
+      for (const MatmulCall& c : calls) {
+        const Cut cut = cut_many(c, panels, parts);
+        const int64_t all = panels_of(*c.args.weight);
+        const int64_t groups = (cut.panels + kFetchGroup - 1) / kFetchGroup;
+        cost += (all * kUnpackCost) * ((c.args.tokens + cut.tokens - 1) / cut.tokens) +
+                c.args.tokens * (all + (all + cut.panels - 1) / cut.panels * groups * kFetchCost);
+        pieces += cut.pieces;
+      }
+      const int64_t rounds = (pieces + workers - 1) / workers;
+      const double time =
+          static_cast<double>(cost) * static_cast<double>(rounds) / static_cast<double>(pieces);
+      if (best != 0.0 && time >= best) continue;
+      best = time;
+      for (size_t i = 0; i < calls.size(); ++i) cuts[i] = cut_many(calls[i], panels, parts);
+    }
+  }
+}
+
 void run_piece(const MatmulCall& c, const Cut& cut, int64_t piece) {
   const int64_t token_parts = (c.args.tokens + cut.tokens - 1) / cut.tokens;
   const int64_t first = piece / token_parts * cut.panels;
@@ -135,17 +189,15 @@ void Ops::Impl::run_calls(std::span<const MatmulCall> calls) {
   const auto n = static_cast<int64_t>(calls.size());
   auto* cuts = arena.allocate_array<Cut>(n);
   auto* ends = arena.allocate_array<int64_t>(n);
-  double total = 0.0;
-  for (const MatmulCall& c : calls) {
-    const int64_t panels = panels_of(*c.args.weight);
-    total += panel_cost(c, panels) * static_cast<double>(panels);
+  if (!calls.empty() && std::all_of(calls.begin(), calls.end(), [](const MatmulCall& c) {
+        return c.args.tokens > kManyTokens;
+      })) {
+    cut_all_many(calls, pool.size(), cuts);
+  } else {
+    cut_all(calls, kPiecesPerWorker * pool.size(), capabilities.l2_bytes / 2, cuts);
   }
-  const double piece_cost = total / static_cast<double>(kPiecesPerWorker * pool.size());
   int64_t pieces = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    cuts[i] = cut_of(calls[static_cast<size_t>(i)], piece_cost, capabilities.l2_bytes / 2);
-    ends[i] = pieces += cuts[i].pieces;
-  }
+  for (int64_t i = 0; i < n; ++i) ends[i] = pieces += cuts[i].pieces;
   pool.parallel_for(pieces, [&](int64_t piece, int) {
     const int64_t i = std::upper_bound(ends, ends + n, piece) - ends;
     run_piece(calls[static_cast<size_t>(i)], cuts[i], piece - (i > 0 ? ends[i - 1] : 0));

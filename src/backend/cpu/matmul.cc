@@ -131,8 +131,12 @@ Rows all_rows() {
   return rows;
 }
 
+// Long rows are 17 lines apart, modulo 64: eight lines of each of 32 rows, the operands of a step
+// on tiles, spread over all sets of an L1 cache.
 size_t bf16_bytes(int64_t cols) {
-  return static_cast<size_t>(bf16_layout(cols).bytes);
+  int64_t lines = bf16_layout(cols).bytes / kLine;
+  if (lines >= 64) lines += (17 + 64 - lines % 64) % 64;
+  return static_cast<size_t>(lines * kLine);
 }
 size_t q8x256_bytes(int64_t cols) {
   return static_cast<size_t>(q8x256_layout(cols).bytes);

@@ -6,118 +6,159 @@
 namespace freshet::cpu {
 namespace {
 
-// Of K, panels and tokens that work goes on with before the next: tokens and panels stay in the L2
-// cache, two tiles' worth of tokens in the L1 cache.
-inline constexpr int kBf16Stretch = 512;
-inline constexpr int kBf16Group = 8;
+// Of K, panels and tokens that work goes on with before the next: panels and sums stay in the L2
+// cache, a step's activations in the L1 cache.
+inline constexpr int64_t kBf16Blocks = 8;
+inline constexpr int kBf16StretchBytes = kBf16Blocks * 64;
+inline constexpr int kBf16Group = 16;
 inline constexpr int64_t kBf16Tokens = 256;
+inline constexpr int64_t kBf16Sums = 4 * kTileInts;  // of a step and two panels
 
 template <int kPlanes>
 struct Bf16Scratch {
-  alignas(64) uint8_t rows[2][kPlanes * kTileRows * kCopyStride<kBf16Stretch * 2>];
-  alignas(64) float sums[kBf16Group * kBf16Tokens * kPanelRows];
+  alignas(64) uint8_t rows[kCopyBytes<kPlanes, kBf16StretchBytes>];
+  alignas(64) float sums[kBf16Group / 2 * kBf16Tokens / (2 * kTileRows) * kBf16Sums];
 };
 
-// One or two tiles of tokens (tiles 4 and 5) times one or two panels (6 and 7); the sums of token
-// tile x and panel w are in tile 2 x + w, and in memory at sums[x] + w * kBf16Tokens rows.
-template <int kX, int kW, int kPlanes>
-FRESHET_INLINE void bf16_tiles(const TileRows (&rows)[2], const uint8_t* const (&panel)[2],
-                               int64_t blocks, bool fresh, float* const (&sums)[2]) {
-  constexpr int64_t kNext = kBf16Tokens * kPanelRows;
-  if (fresh) {
-    tile_zero<0>();
-    if (kW > 1) tile_zero<1>();
-    if (kX > 1) tile_zero<2>();
-    if (kX > 1 && kW > 1) tile_zero<3>();
-  } else {
-    tile_load<0>(sums[0], kLine);
-    if (kW > 1) tile_load<1>(sums[0] + kNext, kLine);
-    if (kX > 1) tile_load<2>(sums[1], kLine);
-    if (kX > 1 && kW > 1) tile_load<3>(sums[1] + kNext, kLine);
+// A stretch of one or two panels times a step's tokens.
+struct Bf16Product {
+  const Step* step;
+  float* sums;  // of tile x and panel w from (2 x + w) * kTileInts on
+  int64_t panel;
+  int panels;
+  bool last;  // stretch of the rows
+};
+
+// Products one after the other: the sums of one are stored between the tile instructions of the
+// next, each tile's just before it is used again.
+template <int kPlanes>
+class Bf16Pipe {
+ public:
+  explicit Bf16Pipe(const MatmulCall& call) : c(call) {}
+
+  // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
+  void run(const Bf16Product& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
+           bool fresh) {
+    const auto run =
+        p.step->tiles == 2
+            ? (p.panels == 2 ? &Bf16Pipe::template tiles<2, 2> : &Bf16Pipe::template tiles<2, 1>)
+            : (p.panels == 2 ? &Bf16Pipe::template tiles<1, 2> : &Bf16Pipe::template tiles<1, 1>);
+    (this->*run)(p, panel, x_at, blocks, fresh);
+    if (before.last) finish_before();
+    before = p;
   }
-  for (int64_t b = 0; b < blocks; ++b) {
-    tile_load<6>(panel[0] + b * 1024, kLine);
-    if (kW > 1) tile_load<7>(panel[1] + b * 1024, kLine);
+  void drain() {
+    tile_store<0>(before.sums);
+    tile_store<1>(before.sums + kTileInts);
+    tile_store<2>(before.sums + 2 * kTileInts);
+    tile_store<3>(before.sums + 3 * kTileInts);
+    if (before.last) finish_before();
+    before.sums = nowhere;
+    before.last = false;
+  }
+
+ private:
+  template <int kTile>
+  FRESHET_INLINE_MEMBER void begin(const float* sums, bool fresh) {
+    tile_store<kTile>(before.sums + kTile * kTileInts);
+    if (fresh) {
+      tile_zero<kTile>();
+    } else {
+      tile_load<kTile>(sums + kTile * kTileInts, kLine);
+    }
+  }
+  // Of each block the products of the coarse plane, then those of the fine one.
+  template <int kX, int kW, bool kFirst>
+  FRESHET_INLINE_MEMBER void block(const Bf16Product& p, const uint8_t* const (&panel)[2],
+                                   const uint8_t* const (&x)[2], int64_t b, bool fresh) {
+    const int64_t stride = p.step->stride;
     FRESHET_UNROLL
-    for (int p = 0; p < kPlanes; ++p) {
-      tile_load<4>(rows[0].plane[p] + b * 64, rows[0].stride);
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const int64_t at = plane * p.step->fine + b * 64;
+      const bool first = kFirst && plane == 0;
+      if (plane == 0) tile_load<6>(panel[0] + b * 1024, kLine);
+      tile_load<4>(x[0] + at, stride);
+      if (first) begin<0>(p.sums, fresh);
       tile_dp_bf16<0, 4, 6>();
-      if (kW > 1) tile_dp_bf16<1, 4, 7>();
-      if (kX > 1) {
-        tile_load<5>(rows[1].plane[p] + b * 64, rows[1].stride);
-        tile_dp_bf16<2, 5, 6>();
-        if (kW > 1) tile_dp_bf16<3, 5, 7>();
+      if (kW == 2 && plane == 0) tile_load<7>(panel[1] + b * 1024, kLine);
+      if (first) begin<1>(p.sums, fresh);
+      if (kW == 2) tile_dp_bf16<1, 4, 7>();
+      if (kX == 2) tile_load<5>(x[1] + at, stride);
+      if (first) begin<2>(p.sums, fresh);
+      if (kX == 2) tile_dp_bf16<2, 5, 6>();
+      if (first) begin<3>(p.sums, fresh);
+      if (kX == 2 && kW == 2) tile_dp_bf16<3, 5, 7>();
+    }
+  }
+  template <int kX, int kW>
+  void tiles(const Bf16Product& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
+             bool fresh) {
+    const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
+    block<kX, kW, true>(p, panel, x, 0, fresh);
+    for (int64_t b = 1; b < blocks; ++b) block<kX, kW, false>(p, panel, x, b, fresh);
+  }
+  __attribute__((noinline)) void finish_before() const {
+    const Step& s = *before.step;
+    for (int w = 0; w < before.panels; ++w) {
+      for (int t = 0; t < s.count; ++t) {
+        const int row = s.row(t);
+        const float* const from =
+            before.sums + (2 * (row / kTileRows) + w) * kTileInts + row % kTileRows * kPanelRows;
+        finish(c, before.panel + w, s.t0 + t, load_f(from));
       }
     }
   }
-  tile_store<0>(sums[0]);
-  if (kW > 1) tile_store<1>(sums[0] + kNext);
-  if (kX > 1) tile_store<2>(sums[1]);
-  if (kX > 1 && kW > 1) tile_store<3>(sums[1] + kNext);
-}
 
-template <int kX, int kPlanes>
-void bf16_token_tiles(const MatmulCall& c, Bf16Scratch<kPlanes>& s, const Stretch& at,
-                      const TileRows (&rows)[2], int64_t t0, int64_t count) {
-  const auto packed = [&](int64_t p) {
-    return Packed<LinesBF16>(c, p < at.last ? p : at.first).main(at.b0);
-  };
-  for (int64_t p = at.first; p < at.last; p += 2) {
-    float* const base = s.sums + ((p - at.first) * kBf16Tokens + (t0 - at.t0)) * kPanelRows;
-    float* const sums[2] = {base, base + kTileRows * kPanelRows};
-    const uint8_t* const panel[2] = {packed(p), packed(p + 1)};
-    const int64_t blocks = at.b1 - at.b0;
-    if (p + 1 < at.last) {
-      bf16_tiles<kX, 2, kPlanes>(rows, panel, blocks, at.b0 == 0, sums);
-    } else {
-      bf16_tiles<kX, 1, kPlanes>(rows, panel, blocks, at.b0 == 0, sums);
-    }
-    if (at.b1 != at.blocks) continue;
-    for (int64_t w = p; w < p + 2 && w < at.last; ++w) {
-      const float* const from = base + (w - p) * kBf16Tokens * kPanelRows;
-      for (int64_t t = 0; t < count; ++t) finish(c, w, t0 + t, load_f(from + t * kPanelRows));
-    }
-  }
-}
+  const MatmulCall& c;
+  alignas(64) float nowhere[kBf16Sums];  // for what the tiles hold at first
+  Bf16Product before{nullptr, nowhere, 0, 0, false};
+};
 
 template <int kPlanes>
-void bf16_stretch(const MatmulCall& c, Bf16Scratch<kPlanes>& s, Tiles& tiles, const Stretch& at) {
+void bf16_stretch(const MatmulCall& c, Bf16Scratch<kPlanes>& s, Bf16Pipe<kPlanes>& pipe,
+                  const Stretch& at) {
   const int64_t fine = bf16_layout(c.cols).fine;
-  const auto rows_at = [&](int64_t t, int64_t count, int copy) {
-    return tile_rows_at<kPlanes, kBf16Stretch * 2>(c, fine, t, count, at.b0 * 64,
-                                                   (at.b1 - at.b0) * 64, s.rows[copy]);
-  };
-  int64_t t = at.t0;
-  for (; at.t1 - t >= 2 * kTileRows; t += 2 * kTileRows) {
-    tiles.configure(kTileRows, 64);
-    const TileRows rows[2] = {rows_at(t, kTileRows, 0), rows_at(t + kTileRows, kTileRows, 1)};
-    bf16_token_tiles<2, kPlanes>(c, s, at, rows, t, 2 * kTileRows);
+  Step steps[2];  // this and the one before, whose last sums are still to be stored
+  float* sums = s.sums;
+  int i = 0;
+  for (int64_t t = at.t0; t < at.t1; t += steps[i].count, i ^= 1) {
+    Step& step = steps[i];
+    step = Step(c, t, at.t1 - t, 2, fine);
+    int64_t x_at = at.b0 * 64;
+    if (c.rows_index != nullptr) {
+      step.gather<kPlanes, kBf16StretchBytes>(c, fine, x_at, (at.b1 - at.b0) * 64, s.rows);
+      x_at = 0;
+    }
+    for (int64_t p = at.first; p < at.last; p += 2, sums += kBf16Sums) {
+      const int panels = p + 1 < at.last ? 2 : 1;
+      const uint8_t* const panel[2] = {Packed<LinesBF16>(c, p).main(at.b0),
+                                       Packed<LinesBF16>(c, p + panels - 1).main(at.b0)};
+      pipe.run({&step, sums, p, panels, at.b1 == at.blocks}, panel, x_at, at.b1 - at.b0,
+               at.b0 == 0);
+    }
   }
-  for (; t < at.t1; t += kTileRows) {
-    const int64_t count = at.t1 - t < kTileRows ? at.t1 - t : kTileRows;
-    tiles.configure(tile_height(count), 64);
-    const TileRows rows[2] = {rows_at(t, count, 0), {}};
-    bf16_token_tiles<1, kPlanes>(c, s, at, rows, t, count);
-  }
+  pipe.drain();
 }
 
 template <int kPlanes>
 void bf16_many(const MatmulCall& c, int64_t first, int64_t last) {
   Bf16Scratch<kPlanes> s;
+  Bf16Pipe<kPlanes> pipe(c);
   Tiles tiles;
+  tiles.configure(tile_height(c), 64);
   Stretch at{};
   at.blocks = blocks_of(c.cols, 32);
   // Few tokens read each panel from end to end, as it lies in memory.
-  const bool few = c.tokens <= 2 * kTileRows;
-  const int64_t step =
-      few && c.rows_index == nullptr && c.tokens % kTileRows == 0 ? at.blocks : kBf16Stretch / 32;
-  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += kBf16Tokens) {
-    at.t1 = at.t0 + kBf16Tokens < c.tokens ? at.t0 + kBf16Tokens : c.tokens;
+  const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
+  const int64_t step = few ? at.blocks : kBf16Blocks;
+  const int64_t tokens = tokens_at_a_time(c.tokens, kBf16Tokens);
+  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
+    at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += kBf16Group) {
       at.last = at.first + kBf16Group < last ? at.first + kBf16Group : last;
       for (at.b0 = 0; at.b0 < at.blocks; at.b0 += step) {
         at.b1 = at.b0 + step < at.blocks ? at.b0 + step : at.blocks;
-        bf16_stretch(c, s, tiles, at);
+        bf16_stretch<kPlanes>(c, s, pipe, at);
       }
     }
   }

@@ -8,41 +8,71 @@ namespace freshet::cpu {
 namespace {
 
 inline constexpr int kTileRows = 16;
+inline constexpr int kTileInts = kTileRows * kPanelRows;
 
-// A tile's rows of a stretch of K: where each plane starts, and the distance of rows.
-struct TileRows {
-  const uint8_t* plane[2];
-  int64_t stride;
-};
-
-// Tokens of a tile: a power of two from 4, of which `count` are wanted.
-FRESHET_INLINE int tile_height(int64_t count) {
-  return count > 8 ? 16 : count > 4 ? 8 : 4;
+// The height of a call's tiles, which all its steps keep.
+FRESHET_INLINE int tile_height(const MatmulCall& c) {
+  return c.tokens < kTileRows ? static_cast<int>(c.tokens) : kTileRows;
 }
 
 template <int kStretchBytes>
 inline constexpr int64_t kCopyStride = kStretchBytes + kLine;
 
-// Rows [t0, t0 + count), `bytes` of each plane from `begin` on. Rows that do not follow each other
-// in memory, or are fewer than the tile is high, are copied to `copy`, the last one repeated.
-template <int kPlanes, int kStretchBytes>
-TileRows tile_rows_at(const MatmulCall& c, int64_t fine, int64_t t0, int64_t count, int64_t begin,
-                      int64_t bytes, uint8_t* copy) {
-  const int height = tile_height(count);
-  TileRows rows{};
-  if (c.rows_index == nullptr && count == height) {
-    const uint8_t* const at = act_row(c, t0) + begin;
-    return {{at, at + fine}, c.act_row_bytes};
+// The tokens of a step: up to two tiles of rows. A call's last tile begins so early that it is
+// full: what comes twice is left out of the results.
+struct Step {
+  const uint8_t* x[2];  // where the tiles begin
+  int64_t stride;
+  int64_t fine;  // from the coarse plane to the fine one
+  int64_t t0;
+  int count;
+  int tiles;
+  int back;    // rows that the first tile begins early,
+  int second;  // and the token that the second one begins with
+
+  Step() = default;
+  Step(const MatmulCall& c, int64_t first, int64_t left, int most_tiles, int64_t fine_at)
+      : stride(c.act_row_bytes), fine(fine_at), t0(first) {
+    const int height = tile_height(c);
+    count = static_cast<int>(left < most_tiles * height ? left : most_tiles * height);
+    tiles = count > height ? 2 : 1;
+    back = count < height && c.rows_index == nullptr ? height - count : 0;
+    second = tiles == 2 ? (c.rows_index == nullptr ? count - height : height) : 0;
+    x[0] = c.act + (t0 - back) * stride;
+    x[1] = c.act + (t0 + second) * stride;
   }
-  for (int p = 0; p < kPlanes; ++p) {
-    rows.plane[p] = copy;
-    for (int i = 0; i < height; ++i, copy += kCopyStride<kStretchBytes>) {
-      const uint8_t* const from = act_row(c, t0 + (i < count ? i : count - 1)) + p * fine + begin;
-      for (int64_t at = 0; at < bytes; at += kLine) store_i(copy + at, load_i(from + at));
+  // The row of token t, those of the second tile after those of the first.
+  FRESHET_INLINE_MEMBER int row(int t) const {
+    return t < kTileRows ? t + back : kTileRows + t - second;
+  }
+  // Rows that are picked out of others: copies `bytes` of each plane from `begin` on.
+  template <int kPlanes, int kStretchBytes>
+  void gather(const MatmulCall& c, int64_t fine_at, int64_t begin, int64_t bytes, uint8_t* copy) {
+    stride = kCopyStride<kStretchBytes>;
+    fine = 2 * kTileRows * stride;
+    for (int t = 0; t < count; ++t) {
+      const uint8_t* const from = act_row(c, t0 + t) + begin;
+      uint8_t* const to = copy + t * stride;
+      FRESHET_UNROLL
+      for (int p = 0; p < kPlanes; ++p) {
+        for (int64_t k = 0; k < bytes; k += kLine) {
+          store_i(to + p * fine + k, load_i(from + p * fine_at + k));
+        }
+      }
     }
+    x[0] = copy;
+    x[1] = copy + kTileRows * stride;
   }
-  rows.stride = kCopyStride<kStretchBytes>;
-  return rows;
+};
+
+// Room for a step's gathered rows.
+template <int kPlanes, int kStretchBytes>
+inline constexpr int64_t kCopyBytes = 2 * kPlanes * kTileRows * kCopyStride<kStretchBytes>;
+
+// Tokens that a call of many goes through at a time, at most `most`: equal parts in whole steps.
+FRESHET_INLINE int64_t tokens_at_a_time(int64_t tokens, int64_t most) {
+  const int64_t parts = blocks_of(tokens, static_cast<int>(most));
+  return blocks_of(blocks_of(tokens, static_cast<int>(parts)), 2 * kTileRows) * 2 * kTileRows;
 }
 
 }  // namespace
