@@ -227,7 +227,8 @@ struct Api {
   int (*argmax)(const Rows* x, int32_t* ids);
   int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
   int (*group)(const GroupArgs* args);
-  // A product in F32 of at most kMaxRouterTokens tokens, then route and group.
+  // A product in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16
+  // bytes; then route and group.
   int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.

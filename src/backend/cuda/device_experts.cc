@@ -33,7 +33,9 @@ Slots whole_slots(int64_t tokens, int64_t pairs, int64_t experts) {
 // A router's product waits for the routes, and these for the groups: one kernel does all three.
 bool CudaDevice::hold_router(const Matrix& x, std::span<const ops::Product> products) {
   const ops::Product& p = products[0];
-  if (products.size() != 1 || p.weight->format != quant::Format::kF32 ||
+  const bool aligned =
+      x.cols % 4 == 0 && x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  if (products.size() != 1 || p.weight->format != quant::Format::kF32 || !aligned ||
       x.rows > kMaxRouterTokens || x.rows == 0) {
     return false;
   }

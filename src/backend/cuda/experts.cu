@@ -339,9 +339,9 @@ __global__ void __launch_bounds__(256)
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kSide;
   const int first = static_cast<int>(blockIdx.y) * kSide;
   if constexpr (kSquares) {
-    f32_square<kF32Side>(p, row, first, tokens);
+    f32_square(p, row, first, tokens);
   } else {
-    f32_row(p, row, first);
+    f32_row<true>(p, row, first);
   }
   const int part = first / routed, begin = part * routed, end = min(begin + routed, tokens);
   const int blocks = (end - begin + kSide - 1) / kSide;
@@ -397,6 +397,7 @@ int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* w
 
 int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
            float* weights, const GroupArgs* groups) {
+  if (!f32_aligned(*product)) return static_cast<int>(cudaErrorInvalidValue);
   const bool squares = tokens > kWarps;
   const int side = squares ? kF32Side : 1;
   const dim3 grid(static_cast<unsigned>(ceil_div(product->weight.rows, kWarps * side)),

@@ -333,10 +333,20 @@ __global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ Exp
   const float factor = e.weight_before != 0 ? e.groups.place_weight[place] : 1.0f;
   const float* x = e.x.data + token * e.x.stride;
   const int64_t padded = (e.hidden + kPadCols - 1) / kPadCols * kPadCols;
+  const bool aligned = e.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+#pragma unroll 4
   for (int64_t c = threadIdx.x / 8 * 8; c < padded; c += 256) {
     float v[8];
+    if (aligned && c < e.hidden) {
+      const auto* four = reinterpret_cast<const float4*>(x + c);
+      *reinterpret_cast<float4*>(v) = four[0];
+      *reinterpret_cast<float4*>(v + 4) = four[1];
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = c + i < e.hidden ? __fmul_rn(x[c + i], factor) : 0.0f;
+      for (int i = 0; i < 8; ++i) v[i] = c + i < e.hidden ? x[c + i] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(v[i], factor);
     auto* to = reinterpret_cast<uint4*>(e.in.data) + activation_at(e.in, place, c, e.hidden) / 8;
     *to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
                      pack_bf16(v[6], v[7]));

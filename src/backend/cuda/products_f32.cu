@@ -11,7 +11,7 @@ __device__ __forceinline__ int product_of_block(const ProductList& list) {
   return i;
 }
 
-template <bool kSquares>
+template <bool kSquares, bool kAligned>
 __global__ void __launch_bounds__(256)
     f32_few_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
   let_next_start();
@@ -19,10 +19,9 @@ __global__ void __launch_bounds__(256)
   const int64_t at =
       static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kWarps + threadIdx.x / 32;
   if constexpr (kSquares) {
-    f32_square<kF32Side>(list.of[i], at * kF32Side, static_cast<int64_t>(blockIdx.y) * kF32Side,
-                         tokens);
+    f32_square(list.of[i], at * kF32Side, static_cast<int64_t>(blockIdx.y) * kF32Side, tokens);
   } else {
-    f32_row(list.of[i], at, blockIdx.y);
+    for (int64_t t = blockIdx.y; t < tokens; t += gridDim.y) f32_row<kAligned>(list.of[i], at, t);
   }
 }
 
@@ -41,8 +40,6 @@ __global__ void __launch_bounds__(512, 1)
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
-  const bool aligned =
-      cols % 4 == 0 && p.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
   // A warp fetches two rows and two tokens.
   const auto fetch = [&](int64_t piece) {
     float* to = stages + piece % kStages * kStageFloats + lane * 4;
@@ -57,11 +54,7 @@ __global__ void __launch_bounds__(512, 1)
       cp_async16(to + at * 128, w.data + (real ? col / 64 * 1024 + col % 64 : 0), real);
       const float* x = p.x + token * p.x_stride;
       float* its = to + (kBlockSide + at) * 128;
-      if (aligned) {
-        cp_async16(its, x + (col < cols ? col : 0), col < cols);
-      } else {
-        *reinterpret_cast<float4*>(its) = f32_token(x, cols, piece);
-      }
+      cp_async16(its, x + (col < cols ? col : 0), col < cols);
     }
   };
   for (int n = 0; n < kStages - 1; ++n) {
@@ -108,13 +101,18 @@ int run_f32(const ProductList& given, int64_t tokens) {
     return dim3(static_cast<unsigned>(list.first_block[list.count]),
                 static_cast<unsigned>(ceil_div(tokens, side)));
   };
-  if (tokens <= kWarps) {
+  bool aligned = true;
+  for (int i = 0; i < given.count; ++i) aligned = aligned && f32_aligned(given.of[i]);
+  if (tokens <= kWarps || !aligned) {
     const ProductList list = with_blocks(given, kWarps);
-    return launch(f32_few_kernel<false>, grid(list, 1), dim3(256), 0, list, tokens);
+    dim3 blocks = grid(list, 1);
+    blocks.y = blocks.y < 65535 ? blocks.y : 65535;
+    return aligned ? launch(f32_few_kernel<false, true>, blocks, dim3(256), 0, list, tokens)
+                   : launch(f32_few_kernel<false, false>, blocks, dim3(256), 0, list, tokens);
   }
   if (tokens <= kMaxRouterTokens) {
     const ProductList list = with_blocks(given, kWarps * kF32Side);
-    return launch(f32_few_kernel<true>, grid(list, kF32Side), dim3(256), 0, list, tokens);
+    return launch(f32_few_kernel<true, true>, grid(list, kF32Side), dim3(256), 0, list, tokens);
   }
   constexpr int kBytes = kStages * kStageFloats * static_cast<int>(sizeof(float));
   const cudaError_t error =

@@ -22,21 +22,24 @@ struct F32Row {
     return __ldg(reinterpret_cast<const float4*>(data + col / 64 * 1024 + col % 64));
   }
 };
-// Not whole or not aligned.
-static __device__ __noinline__ float4 f32_token_rest(const float* x, int64_t cols, int64_t col) {
-  float4 v = {};
-  if (col < cols) v.x = x[col];
-  if (col + 1 < cols) v.y = x[col + 1];
-  if (col + 2 < cols) v.z = x[col + 2];
-  if (col + 3 < cols) v.w = x[col + 3];
-  return v;
+// Whether rows of tokens are whole fours.
+__host__ __device__ inline bool f32_aligned(const ProductArgs& p) {
+  return p.weight.cols % 4 == 0 && p.x_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
+template <bool kAligned>
 __device__ __forceinline__ float4 f32_token(const float* x, int64_t cols, int64_t piece) {
   const int64_t col = piece * 128 + threadIdx.x % 32 * 4;
-  if (col + 4 <= cols && reinterpret_cast<uintptr_t>(x) % 16 == 0) {
-    return *reinterpret_cast<const float4*>(x + col);
+  float4 v = {};
+  if constexpr (kAligned) {
+    if (col < cols) v = *reinterpret_cast<const float4*>(x + col);
+  } else {
+    if (col < cols) v.x = x[col];
+    if (col + 1 < cols) v.y = x[col + 1];
+    if (col + 2 < cols) v.z = x[col + 2];
+    if (col + 3 < cols) v.w = x[col + 3];
   }
-  return col < cols ? f32_token_rest(x, cols, col) : float4{};
+  return v;
 }
 __device__ __forceinline__ float f32_add(float sum, const float4& w, const float4& x) {
   sum = __fmaf_rn(w.x, x.x, sum);
@@ -60,6 +63,7 @@ __device__ __forceinline__ void f32_put(const ProductArgs& p, int64_t token, int
 
 // A warp's row for a token; its weights are asked for before the kernel in front ends. Every warp
 // of a block comes here.
+template <bool kAligned>
 __device__ __forceinline__ void f32_row(const ProductArgs& p, int64_t row, int64_t token) {
   constexpr int kHeld = 16;
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128;
@@ -76,7 +80,7 @@ __device__ __forceinline__ void f32_row(const ProductArgs& p, int64_t row, int64
   for (int64_t base = 0; base < pieces; base += kHeld) {
     float4 v[kHeld];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) v[i] = f32_token(x, cols, base + i);
+    for (int i = 0; i < kHeld; ++i) v[i] = f32_token<kAligned>(x, cols, base + i);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       sum = f32_add(sum, base == 0 ? held[i] : w.at(base + i), v[i]);
@@ -86,14 +90,16 @@ __device__ __forceinline__ void f32_row(const ProductArgs& p, int64_t row, int64
   if (threadIdx.x % 32 == 0) f32_put(p, token, row, sum);
 }
 
-// A warp's kSide rows for kSide tokens, the next piece on its way while one is added.
-template <int kSide>
+// A warp's kF32Side rows for as many tokens, whose rows are whole fours; three pieces are on their
+// way while one is added.
+inline constexpr int kF32Side = 4;
 __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, int64_t token,
                                            int64_t tokens) {
+  constexpr int kSide = kF32Side, kHeld = 4;
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128;
   const bool works = row < p.weight.rows && token < tokens;
   const F32Row rows(p.weight, works ? row : 0);  // of a tile of 16 they stand 64 numbers apart
-  float4 w[kSide], next_w[kSide], x[kSide], next_x[kSide];
+  float4 w[kHeld][kSide], x[kHeld][kSide];
   const auto load_w = [&](float4(&to)[kSide], int64_t piece) {
 #pragma unroll
     for (int r = 0; r < kSide; ++r) {
@@ -106,27 +112,27 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
 #pragma unroll
     for (int t = 0; t < kSide; ++t) {
       const int64_t at = token + t < tokens ? token + t : tokens - 1;
-      to[t] = f32_token(p.x + at * p.x_stride, cols, piece);
+      to[t] = f32_token<true>(p.x + at * p.x_stride, cols, piece);
     }
   };
-  load_w(next_w, 0);
+#pragma unroll
+  for (int n = 0; n < kHeld - 1; ++n) load_w(w[n], n);
   wait();
   if (!works) return;
-  load_x(next_x, 0);
+#pragma unroll
+  for (int n = 0; n < kHeld - 1; ++n) load_x(x[n], n);
   float sum[kSide][kSide] = {};
 #pragma unroll 1
-  for (int64_t piece = 0; piece < pieces; ++piece) {
+  for (int64_t first = 0; first < pieces; first += kHeld) {
 #pragma unroll
-    for (int i = 0; i < kSide; ++i) {
-      w[i] = next_w[i];
-      x[i] = next_x[i];
-    }
-    load_w(next_w, piece + 1);  // beyond the last: zeros
-    load_x(next_x, piece + 1);
+    for (int n = 0; n < kHeld; ++n) {  // beyond the last piece are zeros
+      load_w(w[(n + kHeld - 1) % kHeld], first + n + kHeld - 1);
+      load_x(x[(n + kHeld - 1) % kHeld], first + n + kHeld - 1);
 #pragma unroll
-    for (int r = 0; r < kSide; ++r) {
+      for (int r = 0; r < kSide; ++r) {
 #pragma unroll
-      for (int t = 0; t < kSide; ++t) sum[r][t] = f32_add(sum[r][t], w[r], x[t]);
+        for (int t = 0; t < kSide; ++t) sum[r][t] = f32_add(sum[r][t], w[n][r], x[n][t]);
+      }
     }
   }
 #pragma unroll
@@ -140,8 +146,6 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
     }
   }
 }
-inline constexpr int kF32Side = 4;  // of the squares of some tokens
-
 // products_f32.cu
 int run_f32(const ProductList& list, int64_t tokens);
 
