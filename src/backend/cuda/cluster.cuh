@@ -11,13 +11,31 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// A float at the same place of another block of the cluster.
+// What stands at the same place of another block of the cluster.
+__device__ __forceinline__ uint32_t place_in_block(const void* p, int rank) {
+  uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
+#endif
+  return at;
+}
 __device__ __forceinline__ float from_block(const float* p, int rank) {
   float v = 0.0f;
 #if __CUDA_ARCH__ >= 900
-  uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  asm volatile("ld.shared::cluster.f32 %0, [%1];"
+               : "=f"(v)
+               : "r"(place_in_block(p, rank))
+               : "memory");
+#endif
+  return v;
+}
+__device__ __forceinline__ float4 from_block(const float4* p, int rank) {
+  float4 v = {};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(place_in_block(p, rank))
+               : "memory");
 #endif
   return v;
 }
