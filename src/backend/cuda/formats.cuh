@@ -7,8 +7,10 @@
 // (BF16 has core matrices instead.)
 // `Format::load` fetches a lane's part of 64 columns, `decode` turns it into four A operands.
 // Formats with scales decode to whole numbers, which BF16 holds exactly; sums over a group of
-// kGroup operands are then multiplied by the group's scale (and kMins: the sum of activations by
-// its least value). kGroup 0: operands are values. Packing moves bits and changes none.
+// kGroup operands are then multiplied by the group's scale. kGroup 0: operands are values. kMins: a
+// unit is eight groups, each with a least value, which counts as often as its activations add up
+// to: one more operand for the unit, whose other side are these sums, in two BF16 numbers each.
+// Packing moves bits and changes none.
 #pragma once
 
 #include "backend/cuda/common.cuh"
@@ -51,9 +53,14 @@ struct Piece {  // what a lane holds of 64 columns, before decoding
   uint4 s;      // scales
 };
 
-// Scales and least values of a group for rows g and g + 8.
+// Scales of a group for rows g and g + 8.
 struct Scales {
-  float d0, d1, m0, m1;
+  float d0, d1;
+};
+// Least values of a unit: the operand's two registers (its other two are the same), and the factors
+// of rows g and g + 8 in F16.
+struct Least {
+  uint32_t a0, a1, d;
 };
 __device__ __forceinline__ uint32_t sub2(uint32_t a, uint32_t b) {
   const __nv_bfloat162 v = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
@@ -276,23 +283,23 @@ struct Q8_0 {
   }
   static constexpr int kGroup = 2;
   static constexpr bool kMins = false;
-  // Byte i of w, made positive, as the low bits of the float 2^23 + byte.
-  static __device__ float one(uint32_t w, int i) {
-    return __uint_as_float(__byte_perm(w, 0x4b000000, 0x7650 + i)) - (8388608.0f + 128.0f);
-  }
+  // Bytes first and first + 1 of w. Under the exponent of 128 their lower seven bits add
+  // themselves, and the upper one, which counts -128, makes 256 of 128: the difference is the
+  // number.
   static __device__ uint32_t two(uint32_t w, int first) {
-    return pack_bf16(one(w, first), one(w, first + 1));
+    const uint32_t both = __byte_perm(w, 0x43434343, 0x4140 + first * 0x0101);
+    return sub2(both & 0xff7fff7f, both & 0xff80ff80);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     for (int k = 0; k < 4; ++k) {
-      const uint32_t low = (k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z) ^ 0x80808080;
-      const uint32_t high = (k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w) ^ 0x80808080;
+      const uint32_t low = k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z;
+      const uint32_t high = k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w;
       a[k] = make_uint4(two(low, 0), two(low, 2), two(high, 0), two(high, 2));
     }
   }
   static __device__ Scales scales(const Piece& p, int, int group) {
     const uint32_t s = group == 0 ? p.s.x : p.s.y;
-    return {half_bits(s & 0xffff), half_bits(s >> 16), 0.0f, 0.0f};
+    return {half_bits(s & 0xffff), half_bits(s >> 16)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     for (int i = thread; i < 16 * 64; i += 256) {
@@ -316,9 +323,12 @@ struct Q8_0 {
   }
 };
 
-// Two numbers at bits 0..3 and 16..19 of w, plus 128: 0x4300 | q is the BF16 number 128 + q.
+// Two numbers at bits 0..3 and 16..19 of w, plus 128: 0x4300 | q is the BF16 number 128 + q. One
+// instruction, which the compiler makes two of.
 __device__ __forceinline__ uint32_t two_nibbles(uint32_t w) {
-  return (w & 0x000f000f) | 0x43004300;
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "r"(0x000f000f), "r"(0x43004300));
+  return v;
 }
 constexpr uint32_t k128 = 0x43004300, k136 = 0x43084308, k160 = 0x43204320;  // twice, in BF16
 
@@ -403,7 +413,7 @@ struct MXFP4 {
   }
   static __device__ Scales scales(const Piece& p, int, int group) {
     const uint32_t s = p.s.x >> (group * 16);
-    return {scale(s & 255), scale((s >> 8) & 255), 0.0f, 0.0f};
+    return {scale(s & 255), scale((s >> 8) & 255)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     if (thread < 128) {
@@ -430,16 +440,18 @@ struct MXFP4 {
   }
 };
 
-// Scale and least value of group g (of 8) in the 16 bytes that begin a row's block.
-__device__ __forceinline__ float2 scale_min(const uint4& h, int g) {
-  const uint32_t w[3] = {h.y, h.z, h.w};
-  const auto byte = [&](int i) { return (w[i / 4] >> (i % 4 * 8)) & 255; };
-  const uint32_t scale = g < 4 ? byte(g) & 63 : (byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4);
-  const uint32_t least = g < 4 ? byte(g + 4) & 63 : (byte(g + 4) >> 4) | (byte(g) >> 6 << 4);
-  return make_float2(half_bits(h.x & 0xffff) * static_cast<float>(scale),
-                     half_bits(h.x >> 16) * static_cast<float>(least));
+// Scale and least value of group g (of 8) in the 16 bytes that begin a stored block.
+__device__ __forceinline__ uint2 scale_min(const uint8_t* head, int g) {
+  const auto byte = [&](int i) { return uint32_t{head[4 + i]}; };
+  if (g < 4) return {byte(g) & 63, byte(g + 4) & 63};
+  return {(byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4), (byte(g + 4) >> 4) | (byte(g) >> 6 << 4)};
 }
 
+// The scales of 16 rows by 256 columns:
+//   [8 (g)][4 pieces] words: a byte for each of row g's two groups, and of row g + 8's, has a scale
+//     in its lower six bits; its upper two are bits 2 p and 2 p + 1 of a byte of the rows' d
+//   [8 (g)][4 (t)] words: least values of groups 2 t, 2 t + 1 of row g at bits 0 and 16, of row
+//     g + 8 at 6 and 22; at 12 and 28 four bits (t, from the lowest) of the rows' factor of these
 struct Q4_K {
   static constexpr Code kCode = Code::kQ4_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
@@ -447,8 +459,10 @@ struct Q4_K {
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
-    p.q[1] = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4);
-    p.q[2] = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4 + 8);
+    const uint4 w = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4);
+    p.s.x = (piece < 2 ? piece == 0 ? w.x : w.y : piece == 2 ? w.z : w.w) & 0x3f3f3f3f;
+    p.s.y = (w.x >> 6 & 0x03030303) | (w.y >> 4 & 0x0c0c0c0c) | (w.z >> 2 & 0x30303030) |
+            (w.w & 0xc0c0c0c0);
   }
   static constexpr int kGroup = 2;
   static constexpr bool kMins = true;
@@ -459,11 +473,24 @@ struct Q4_K {
       a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
     }
   }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    const float2 s0 = scale_min(p.q[1], piece * 2 + group);
-    const float2 s1 = scale_min(p.q[2], piece * 2 + group);
-    return {s0.x, s1.x, s0.y, s1.y};
+  // d times byte i of w, which is read as the float 2^23 + byte.
+  static __device__ float times(float d, uint32_t w, int i) {
+    return __fmaf_rn(__uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + i)), d, d * -8388608.0f);
   }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    return {times(half_bits(p.s.y & 0xffff), p.s.x, group),
+            times(half_bits(p.s.y >> 16), p.s.x, 2 + group)};
+  }
+  // A lane's operand of the 16 rows' least values.
+  template <class From>
+  static __device__ Least least(const uint8_t* tile, int lane) {
+    const uint4 w = From::get(reinterpret_cast<const uint4*>(tile + 2176) + lane / 4);
+    const uint32_t mine = From::get(reinterpret_cast<const uint32_t*>(tile + 2176) + lane);
+    const uint32_t d = (w.x >> 12 & 0x000f000f) | (w.y >> 8 & 0x00f000f0) |
+                       (w.z >> 4 & 0x0f000f00) | (w.w & 0xf000f000);
+    return {sub2(two_small(mine), k128), sub2(two_small(mine >> 6), k128), d};
+  }
+  static __device__ uint32_t two_small(uint32_t w) { return (w & 0x003f003f) | k128; }
   static __device__ uint32_t stored(const uint8_t* block, int col) {
     return (block[16 + col / 64 * 32 + col % 32] >> (col % 64 / 32 * 4)) & 15;
   }
@@ -478,19 +505,47 @@ struct Q4_K {
       }
       reinterpret_cast<uint32_t*>(tile)[i] = bits;
     }
-    const uint8_t* row = rows[thread / 16];
-    tile[2048 + thread] = row != nullptr ? row[thread % 16] : 0;
+    if (thread < 64) pack_word(reinterpret_cast<uint32_t*>(tile + 2048) + thread, rows, thread);
+  }
+  static __device__ void pack_word(uint32_t* to, const uint8_t* const* rows, int i) {
+    const int g = i % 32 / 4, n = i % 4;  // n: the piece, or t
+    uint32_t word = 0;
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* row = rows[g + half * 8];
+      if (row == nullptr) continue;
+      for (int k = 0; k < 2; ++k) {
+        const uint2 s = scale_min(row, 2 * n + k);
+        if (i < 32) {
+          word |= (s.x | (row[k] >> 2 * n & 3u) << 6) << (half * 16 + k * 8);
+        } else {
+          word |= s.y << (k * 16 + half * 6);
+        }
+      }
+      if (i >= 32) word |= (row[2 + n / 2] >> n % 2 * 4 & 15u) << (half * 16 + 12);
+    }
+    *to = word;
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
-    const uint4 head = *(reinterpret_cast<const uint4*>(tile + 2048) + row);
-    const float2 s = scale_min(head, col / 32);
+    const auto* words = reinterpret_cast<const uint32_t*>(tile + 2048) + row % 8 * 4;
+    const int half = row / 8, group = col / 32;
+    uint32_t d = 0, least = 0;
+    for (int n = 0; n < 4; ++n) {
+      for (int k = 0; k < 2; ++k) {
+        d |= (words[n] >> (half * 16 + k * 8 + 6) & 3) << (k * 8 + n * 2);
+      }
+      least |= (words[32 + n] >> (half * 16 + 12) & 15) << (n * 4);
+    }
+    const uint32_t scale = words[group / 2] >> (half * 16 + group % 2 * 8) & 63;
+    const uint32_t m = words[32 + group / 2] >> (group % 2 * 16 + half * 6) & 63;
     const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64);
-    return __fsub_rn(static_cast<float>(q) * s.x, s.y);
+    return __fsub_rn(static_cast<float>(q) * (half_bits(d) * static_cast<float>(scale)),
+                     half_bits(least) * static_cast<float>(m));
   }
 };
 
-// Low four bits as Q4_K's, the two high bits [piece][32 lanes][8 bytes] (16 bits for 16 columns),
-// scales [16 rows][16], and d [16 rows].
+// Low four bits as Q4_K's, the two high bits [piece][32 lanes][2 of 32 columns] (number n of the
+// first or second 16 at bit 16 (n % 2) + 2 (n / 2), or 8 further), scales [16 rows][16], and d
+// [16 rows].
 struct Q6_K {
   static constexpr Code kCode = Code::kQ6_K;
   static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 4 * 256 + 256 + 32;
@@ -510,22 +565,23 @@ struct Q6_K {
   static constexpr int kGroup = 1;
   static constexpr bool kMins = false;
   static __device__ uint32_t two(uint32_t low, uint32_t high) {
-    return sub2(two_nibbles(low) | (high & 3) << 4 | (high >> 2 & 3) << 20, k160);
+    return sub2(two_nibbles(low) | (high & 0x00300030), k160);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const uint32_t h = (k < 2 ? p.q[1].x : p.q[1].y) >> (k % 2 * 16);
-      a[k] = make_uint4(two(q[k], h), two(q[k] >> 4, h >> 4), two(q[k] >> 8, h >> 8),
-                        two(q[k] >> 12, h >> 12));
+      const uint32_t h = k < 2 ? p.q[1].x : p.q[1].y;
+      a[k] = k % 2 == 0 ? make_uint4(two(q[k], h << 4), two(q[k] >> 4, h << 2), two(q[k] >> 8, h),
+                                     two(q[k] >> 12, h >> 2))
+                        : make_uint4(two(q[k], h >> 4), two(q[k] >> 4, h >> 6),
+                                     two(q[k] >> 8, h >> 8), two(q[k] >> 12, h >> 10));
     }
   }
   static __device__ Scales scales(const Piece& p, int, int group) {
     return {
         half_bits(p.s.x & 0xffff) *
             static_cast<float>(static_cast<int8_t>(p.q[1].z >> (8 * group))),
-        half_bits(p.s.x >> 16) * static_cast<float>(static_cast<int8_t>(p.q[1].w >> (8 * group))),
-        0.0f, 0.0f};
+        half_bits(p.s.x >> 16) * static_cast<float>(static_cast<int8_t>(p.q[1].w >> (8 * group)))};
   }
   static __device__ uint32_t stored(const uint8_t* b, int i) {
     const int half = i / 128;
@@ -533,19 +589,21 @@ struct Q6_K {
     return low | ((b[128 + half * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) << 4;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
-    for (int i = thread; i < 512; i += 256) {
-      const int piece = i / 128, lane = i / 4 % 32, k = i % 4;
-      uint32_t bits = 0, high = 0;
+    uint32_t high = 0;
+    for (int k = 0; k < 2; ++k) {
+      const int i = thread * 2 + k, lane = thread / 2 % 32;
+      uint32_t bits = 0;
       for (int n = 0; n < 8; ++n) {
-        const int row = operand_row(lane, n), col = piece * 64 + k * 16 + operand_col(lane, n);
+        const int row = operand_row(lane, n);
+        const int col = thread / 64 * 64 + i % 4 * 16 + operand_col(lane, n);
         if (rows[row] == nullptr) continue;
         const uint32_t v = stored(rows[row], col);
-        bits |= (v & 15) << (n % 2 * 16 + n / 2 % 4 * 4);
-        high |= (v >> 4) << (n / 2 * 4 + n % 2 * 2);
+        bits |= (v & 15) << (n % 2 * 16 + n / 2 * 4);
+        high |= (v >> 4) << (n % 2 * 16 + k * 8 + n / 2 * 2);
       }
       reinterpret_cast<uint32_t*>(tile)[i] = bits;
-      reinterpret_cast<uint16_t*>(tile + 2048)[i] = static_cast<uint16_t>(high);
     }
+    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = high;
     const uint8_t* row = rows[thread / 16];
     tile[3072 + thread] = row != nullptr ? row[192 + thread % 16] : 0;
     if (thread < 32) {
@@ -557,8 +615,8 @@ struct Q6_K {
     const int lane = row % 8 * 4 + col % 8 / 2, k = col % 64 / 16;
     const int j = (col % 16 / 8) * 2 + row / 8;
     const uint32_t high =
-        reinterpret_cast<const uint16_t*>(tile + 2048)[col / 64 * 128 + lane * 4 + k] >>
-            (j * 4 + col % 2 * 2) &
+        reinterpret_cast<const uint32_t*>(tile + 2048)[col / 64 * 64 + lane * 2 + k / 2] >>
+            (col % 2 * 16 + k % 2 * 8 + j * 2) &
         3;
     const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64) | static_cast<int>(high << 4);
     const float s = half_at(tile + 3328 + 2 * row) *

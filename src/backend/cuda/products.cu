@@ -43,6 +43,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   constexpr int kPieces = F::kUnit / 64;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint4* act[NT];
+  OnesOf<F, NT> ones;
 #if __CUDA_ARCH__ >= 900
   using R = Ring<F>;
   extern __shared__ __align__(128) uint8_t rings[];
@@ -86,7 +87,9 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
     uint4 a[4];
     F::template load<FromShared>(tile, at % kPieces, lane, piece);
     F::decode(piece, at % kPieces, lane, a);
+    count_ones<F, NT>(ones, b, at % kPieces, lane);
     accumulate<F, NT>(sum, a, b, piece, at % kPieces);
+    end_piece<F, FromShared, NT>(sum, ones, tile, at % kPieces, lane);
     if (at % kStagePieces == kStagePieces - 1) {
       __syncwarp();
       if (lane == 0 && (chunk + R::kStages) * R::kUnits < units) issue(chunk + R::kStages);
@@ -103,11 +106,13 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   for (int i = first; i < last; ++i) {
     uint4 b[NT][2], a[4];
     Piece piece;
-    F::template load<FromMemory>(panel + static_cast<int64_t>(i / kPieces) * kUnitStep<F>,
-                                 i % kPieces, lane, piece);
+    const uint8_t* tile = panel + static_cast<int64_t>(i / kPieces) * kUnitStep<F>;
+    F::template load<FromMemory>(tile, i % kPieces, lane, piece);
     load_tokens<F, NT>(b, act, i);
     F::decode(piece, i % kPieces, lane, a);
+    count_ones<F, NT>(ones, b, i % kPieces, lane);
     accumulate<F, NT>(sum, a, b, piece, i % kPieces);
+    end_piece<F, FromMemory, NT>(sum, ones, tile, i % kPieces, lane);
   }
 #endif
 }
@@ -213,6 +218,11 @@ int run_products(const ProductList& list, int64_t tokens) {
     if constexpr (F::kCode == Code::kFP8) {
       if (capability == 90) return run_fp8(list, tokens);
     }
+    if constexpr (F::kGroup > 0 && F::kCode != Code::kFP8) {
+      if (capability == 90) {
+        return tokens <= kTokenTile ? run_stream<F>(list, tokens) : run_decode<F>(list, tokens);
+      }
+    }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
     const auto x = static_cast<unsigned>(list.first_block[list.count]);
@@ -223,11 +233,18 @@ int run_products(const ProductList& list, int64_t tokens) {
   }
 }
 
+bool quantised(Code code) {
+  bool scaled = false;
+  with_format(code, [&](auto f) { scaled = decltype(f)::kGroup > 0; });
+  return scaled;
+}
+
 }  // namespace
 
 Order order_for(Code code, int64_t tokens) {
   if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
-  return tokens > kFewTokens || wgmma_takes(code, tokens) ? Order::kCores : Order::kLanes;
+  if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
+  return quantised(code) && capability == 90 && tokens > kTokenTile ? Order::kCores : Order::kLanes;
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {

@@ -1,0 +1,240 @@
+// Products of quantised weights with up to eight tokens on Hopper.
+//
+// Blocks stay, two a multiprocessor, and walk through tiles of 16 rows, kTiles at once; each of the
+// eight warps takes a leaf of K. What a warp reads next is always on its way into its own ring in
+// shared memory, and its activations into registers, across tiles. The bits are those of
+// products.cu.
+#include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+template <class F, int kTiles>
+struct Ring {
+  static constexpr int kPieces = F::kUnit / 64;
+  static constexpr int kUnits = kPieces > 1 ? 1 : F::kTileBytes <= 600 ? 4 : 2;  // of a stage
+  static constexpr int kTileBytes = kUnits * F::kTileBytes;
+  static constexpr int kStageBytes = kTiles * kTileBytes;
+  static constexpr int kStages = kStageBytes > 3000 && kTiles == 1 ? 3 : 4 / kTiles;
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+  // Blocks of a multiprocessor.
+  static constexpr size_t kOthers = size_t{kTiles} * 8192 + 2048;
+  static constexpr int kBlocks = 2 * (kBytes + kOthers) <= kSharedOfSm ? 2 : 1;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A warp's part of K, in units, and its place among the tiles that a block takes at once.
+struct Leaf {
+  int parts, index, tile;
+  int first, count;
+};
+
+__device__ __forceinline__ int product_of(const ProductList& list, int index) {
+  int i = 0;
+  while (i + 1 < list.count && index >= list.first_block[i + 1]) ++i;
+  return i;
+}
+
+// What a warp asks for: its first lanes, one for each tile.
+template <class F, int kTiles>
+struct Source {
+  using R = Ring<F, kTiles>;
+  uint8_t* ring;
+  uint64_t* full;
+  int index;
+  const uint8_t* from = nullptr;
+  int asked = 0;  // units of the tile
+  int stage = 0;
+
+  __device__ __forceinline__ void find(const ProductList& list, const Leaf& leaf) {
+    if (index >= list.first_block[list.count]) return;
+    const int i = product_of(list, index);
+    const WeightView& w = list.of[i].weight;
+    const int64_t tiles = (w.rows + 15) / 16;
+    const int64_t tile =
+        static_cast<int64_t>(index - list.first_block[i]) * (kWarps / leaf.parts) + leaf.tile;
+    from = w.data + tile_at<F>(tile < tiles ? tile : tiles - 1, w.cols) +
+           static_cast<int64_t>(leaf.first) * kUnitStep<F>;
+  }
+  __device__ __forceinline__ void ask(const ProductList& list, const Leaf& leaf, int lane) {
+    const int count = min(R::kUnits, leaf.count - asked);
+    if (index < list.first_block[list.count]) {
+      const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
+      barrier_expect(full + stage, bytes);
+      bulk_copy(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes, full + stage);
+      from += bytes;
+    } else {
+      barrier_arrive(full + stage);
+    }
+    stage = stage + 1 == R::kStages ? 0 : stage + 1;
+    asked += count;
+    if (asked < leaf.count) return;
+    asked = 0;
+    index += kTiles * static_cast<int>(gridDim.x);
+    find(list, leaf);
+  }
+};
+#endif
+
+// kTiles of a block have the same tokens.
+template <class F, int kTiles>
+__global__ void __launch_bounds__(256, 2)
+    stream_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using R = Ring<F, kTiles>;
+  constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a stage
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[kWarps][R::kStages];
+  __shared__ float sums[2][kWarps][kTiles * 4][32];
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int64_t cols = list.of[0].weight.cols;
+  const int units = static_cast<int>((cols + F::kUnit - 1) / F::kUnit), parts = leaves(cols);
+  Leaf leaf{parts, warp % parts, warp / parts, 0, 0};
+  leaf.first = units * leaf.index / parts;
+  leaf.count = units * (leaf.index + 1) / parts - leaf.first;
+  const int blocks = static_cast<int>(gridDim.x), end = list.first_block[list.count];
+  uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
+  Source<F, kTiles> source{ring, full[warp], static_cast<int>(blockIdx.x) + lane * blocks};
+  if (lane == 0) {
+    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], kTiles);
+    barriers_ready();
+  }
+  __syncwarp();
+  if (lane < kTiles) {
+    source.find(list, leaf);
+    for (int s = 0; s < R::kStages; ++s) source.ask(list, leaf, lane);
+  }
+  __syncwarp();
+  wait();
+  // Lanes of tokens that are not there read another's.
+  const int act_lane = lane / 4 < tokens ? lane : lane % 4;
+  const auto act_of = [&](int index) {
+    return reinterpret_cast<const uint4*>(list.of[product_of(list, index)].act) +
+           leaf.first * R::kPieces * 64 + act_lane;
+  };
+  uint4 b[kAtOnce][1][2];
+  const auto load_tokens = [&](const uint4* from, int i) {
+    b[i][0][0] = from[i * 64];
+    b[i][0][1] = from[i * 64 + 32];
+  };
+  const uint4* act = act_of(static_cast<int>(blockIdx.x));
+#pragma unroll
+  for (int i = 0; i < kAtOnce; ++i) {
+    if (i < leaf.count * R::kPieces) load_tokens(act, i);
+  }
+  int stage = 0, parity = 0, round = 0;
+  for (int index = static_cast<int>(blockIdx.x); index < end;
+       index += kTiles * blocks, round += kTiles) {
+    float sum[kTiles][1][4] = {};
+    OnesOf<F, 1> ones;
+    for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
+      // Where the tokens of the stage after this one are.
+      int next_count = min(R::kUnits, leaf.count - unit - R::kUnits) * R::kPieces;
+      act += kAtOnce * 64;
+      if (next_count <= 0 && index + kTiles * blocks < end) {
+        next_count = min(R::kUnits, leaf.count) * R::kPieces;
+        act = act_of(index + kTiles * blocks);
+      }
+      const uint8_t* tiles = ring + stage * R::kStageBytes;
+      barrier_wait(&full[warp][stage], parity);
+      const auto take = [&](int i) {
+        count_ones<F, 1>(ones, b[i], i % R::kPieces, lane);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          Piece piece;
+          uint4 a[4];
+          const uint8_t* tile = tiles + m * R::kTileBytes + i / R::kPieces * F::kTileBytes;
+          F::template load<FromShared>(tile, i % R::kPieces, lane, piece);
+          F::decode(piece, i % R::kPieces, lane, a);
+          accumulate<F, 1>(sum[m], a, b[i], piece, i % R::kPieces);
+          end_piece<F, FromShared, 1>(sum[m], ones, tile, i % R::kPieces, lane);
+        }
+        if (i < next_count) load_tokens(act, i);
+      };
+      if (unit + R::kUnits <= leaf.count) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) take(i);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (i < (leaf.count - unit) * R::kPieces) {
+            take(i);
+          } else if (i < next_count) {
+            load_tokens(act, i);
+          }
+        }
+      }
+      __syncwarp();
+      if (lane < kTiles) source.ask(list, leaf, lane);
+      __syncwarp();
+      if (++stage == R::kStages) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    // Leaves are added from left to right, by another warp for each tile.
+    float(&to)[kWarps][kTiles * 4][32] = sums[round / kTiles & 1];
+    if (parts > 1) {
+#pragma unroll
+      for (int i = 0; i < kTiles * 4; ++i) to[warp][i][lane] = sum[i / 4][0][i % 4];
+      __syncthreads();
+    }
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      const int at = index + m * blocks;
+      if (at >= end || leaf.index != (round + m) % parts) continue;
+      for (int l = 0; l < parts && parts > 1; ++l) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float v = to[leaf.tile * parts + l][m * 4 + i][lane];
+          sum[m][0][i] = l == 0 ? v : __fadd_rn(sum[m][0][i], v);
+        }
+      }
+      const int product = product_of(list, at);
+      const ProductArgs& p = list.of[product];
+      const Work w{p.weight.data, p.weight.rows, cols,   p.act,  p.act_chunks, 1,
+                   p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0};
+      const int64_t row_tile =
+          static_cast<int64_t>(at - list.first_block[product]) * (kWarps / parts) + leaf.tile;
+      if (row_tile * 16 < w.rows) finish<1>(w, sum[m], row_tile, 0, lane);
+    }
+  }
+#endif
+}
+
+template <class F, int kTiles>
+int launch_stream(const ProductList& list, int64_t tokens) {
+  using R = Ring<F, kTiles>;
+  const auto kernel = stream_kernel<F, kTiles>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const int blocks = list.first_block[list.count], most = R::kBlocks * multiprocessors;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks < most ? blocks : most)), dim3(256),
+                R::kBytes, list, tokens);
+}
+
+}  // namespace
+
+template <class F>
+int run_stream(const ProductList& list, int64_t tokens) {
+  bool same = true;
+  for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+  // Two tiles at once where every block has some.
+  if constexpr (Ring<F, 2>::kBlocks == 2) {
+    if (same && list.first_block[list.count] > 4 * multiprocessors) {
+      return launch_stream<F, 2>(list, tokens);
+    }
+  }
+  return launch_stream<F, 1>(list, tokens);
+}
+
+template int run_stream<Q8_0>(const ProductList&, int64_t);
+template int run_stream<Q4_0>(const ProductList&, int64_t);
+template int run_stream<Q4_K>(const ProductList&, int64_t);
+template int run_stream<Q6_K>(const ProductList&, int64_t);
+template int run_stream<MXFP4>(const ProductList&, int64_t);
+
+}  // namespace freshet::cuda
