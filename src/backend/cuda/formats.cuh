@@ -164,7 +164,7 @@ struct FP8 {
     }
   }
   static __device__ Scales scales(const Piece& p, int, int) {
-    return {__uint_as_float(p.s.x), __uint_as_float(p.s.y), 0.0f, 0.0f};
+    return {__uint_as_float(p.s.x), __uint_as_float(p.s.y)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
     for (int i = thread; i < 16 * 128; i += 256) {
