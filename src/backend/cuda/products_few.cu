@@ -31,7 +31,7 @@ struct Share {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int NT>
-inline constexpr int kAhead = NT == 1 ? 4 : NT == 2 ? 3 : 2;  // pieces of tokens in registers
+inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
 
 // A warp's leaf of a share: R tiles at a time, all units of the leaf, then the next R.
 template <int NT, int R>
@@ -105,8 +105,9 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[R][
 }
 #endif
 
+// Few registers leave room for the small kernel in front: the next block starts beside it.
 template <int NT, int R>
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(256, NT == 1 ? 3 : NT == 2 ? 2 : 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
 #if __CUDA_ARCH__ >= 900
   using S = Shape<NT, R>;
