@@ -5,7 +5,8 @@
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
 //         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
 //                  sees all logits; s8@512: with temperature and top-p
-//         a8@512   attention of such a step by itself, a cache a layer
+//         a8@512   attention of decoding by itself, a cache a layer
+//         A4x1024  attention of prompts by itself
 //         w8       products of 8 rows with matrices of the shape's sizes, one by one
 #include <algorithm>
 #include <chrono>
@@ -161,18 +162,19 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
 }
 
 // Bytes that look like small numbers in F16 and BF16.
-std::vector<uint8_t> noise_bytes() {
+std::vector<uint8_t> noise_bytes(bool both_signs = false) {
   std::vector<uint8_t> v(1 << 22);
   uint64_t state = 7;
+  const int high = both_signs ? 0xbb : 0x3b;  // no huge numbers
   for (size_t i = 0; i < v.size(); ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? 0x3b : 0xff);  // no huge numbers
+    v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? high : 0xff);
   }
   return v;
 }
 
-// Attention by itself: one query a sequence, every layer with a cache of its own.
-Status run_attention(Bench& b, const std::string& name, int sequences, int context) {
+// Attention by itself, of the last `queries` tokens of each sequence; a layer has its own cache.
+Status run_attention(Bench& b, const std::string& name, int sequences, int context, int queries) {
   const int64_t stride = (context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
   FRESHET_ASSIGN_OR_RETURN(
@@ -180,27 +182,39 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
       KvStorage::allocate(
           kv, std::vector<int32_t>(kv.groups.size(), static_cast<int32_t>(stride * sequences)),
           b.ops->memory()));
-  const std::vector<uint8_t> noise = noise_bytes();
+  const std::vector<uint8_t> noise = noise_bytes(true);
   const auto layers = static_cast<int>(b.spec.layers.size());
-  for (int l = 0; l < layers; ++l) {
-    uint8_t* to = cache.layer(l).data;
-    const size_t bytes = cache.bytes() / static_cast<size_t>(layers);
-    size_t filled = std::min(bytes, noise.size());
-    FRESHET_RETURN_IF_ERROR(b.ops->device()->write(to, noise.data(), filled));
+  const auto fill = [&](uint8_t* to, size_t bytes, const uint8_t* from, size_t size) -> Status {
+    size_t filled = std::min(bytes, size);
+    FRESHET_RETURN_IF_ERROR(b.ops->device()->write(to, from, filled));
     for (; filled < bytes; filled *= 2) {
       b.ops->memory()->copy(to + filled, to, std::min(filled, bytes - filled));
     }
+    return {};
+  };
+  for (int l = 0; l < layers; ++l) {
+    FRESHET_RETURN_IF_ERROR(fill(cache.layer(l).data, cache.bytes() / static_cast<size_t>(layers),
+                                 noise.data(), noise.size()));
   }
   const int heads = b.spec.layers[0].attention.heads;
   const ops::KvShape& shape = kv.layers[0];
   const int64_t q_cols = int64_t{heads} * shape.key_dim, cols = int64_t{heads} * shape.value_dim;
+  const int64_t tokens = int64_t{sequences} * queries;
+  std::vector<float> some(size_t{1} << 20);
+  for (size_t i = 0; i < some.size(); ++i) {
+    some[i] = static_cast<float>(static_cast<int8_t>(noise[2 * i])) / 64.0f;
+  }
   FRESHET_ASSIGN_OR_RETURN(
-      Buffer q, b.ops->upload(std::vector<float>(static_cast<size_t>(sequences * q_cols), 0.37f)));
+      Buffer q,
+      Buffer::allocate(static_cast<size_t>(tokens * q_cols) * sizeof(float), b.ops->memory()));
+  FRESHET_RETURN_IF_ERROR(fill(q.data(), static_cast<size_t>(tokens * q_cols) * sizeof(float),
+                               reinterpret_cast<const uint8_t*>(some.data()),
+                               some.size() * sizeof(float)));
   FRESHET_ASSIGN_OR_RETURN(
       Buffer out,
-      Buffer::allocate(static_cast<size_t>(sequences * cols) * sizeof(float), b.ops->memory()));
+      Buffer::allocate(static_cast<size_t>(tokens * cols) * sizeof(float), b.ops->memory()));
   FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(size_t{1} << 30));
-  const ForwardBatch batch = batch_of(b, sequences, context - 1, 1, stride, false);
+  const ForwardBatch batch = batch_of(b, sequences, context - queries, queries, stride, false);
   const ops::AttentionBatch places{batch.query_start, batch.context_len, batch.tables[0].ids.data(),
                                    stride};
   const std::span<const int32_t> arrays[] = {batch.query_start, batch.context_len,
@@ -212,14 +226,20 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
     seconds.push_back(b.ops->device()->time([&] {
       b.ops->device()->step(inputs, [&] {
         for (int l = 0; l < layers; ++l) {
-          b.ops->attention({out.as<float>(), sequences, cols, cols},
-                           {q.as<float>(), sequences, q_cols, q_cols}, cache.layer(l), places,
+          b.ops->attention({out.as<float>(), tokens, cols, cols},
+                           {q.as<float>(), tokens, q_cols, q_cols}, cache.layer(l), places,
                            {heads, 0.1f});
         }
       });
     }));
   }
   const double s = median(seconds) / layers;
+  if (queries > 1) {
+    const double seen = static_cast<double>(tokens) * (context - 0.5 * (queries - 1));
+    std::printf("%-10s %9.2f us a layer  %6.1f TFLOP/s\n", name.c_str(), s * 1e6,
+                2.0 * heads * (shape.key_dim + shape.value_dim) * seen / s / 1e12);
+    return {};
+  }
   const double bytes =
       static_cast<double>(shape.block_bytes()) / ops::kBlockTokens * context * sequences;
   std::printf("%-10s %9.2f us a layer  read %5.2f TB/s, %4.1f %% of the ceiling\n", name.c_str(),
@@ -327,7 +347,10 @@ Status run_test(Bench& b, const std::string& test) {
     return run_engine(b, test, first, second, how[0]);
   }
   if (std::sscanf(test.c_str(), "a%d@%d", &first, &second) == 2) {
-    return run_attention(b, test, first, second);
+    return run_attention(b, test, first, second, 1);
+  }
+  if (std::sscanf(test.c_str(), "A%dx%d", &first, &second) == 2) {
+    return run_attention(b, test, first, second, second);
   }
   if (std::sscanf(test.c_str(), "p%dx%d", &first, &second) == 2) {
     FRESHET_RETURN_IF_ERROR(load_model(b));

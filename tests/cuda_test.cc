@@ -324,6 +324,49 @@ TEST_F(Cuda, AttentionIsNearTheReferenceAndKeepsItsBits) {
   }
 }
 
+// Prompts around the edges of pieces, tiles and windows: near the reference, and the same bits in
+// one step, cut in two anywhere, and a query at a time.
+TEST_F(Cuda, AttentionOfPromptsKeepsItsBitsHoweverTheyAreCut) {
+  using ops::KvType;
+  const std::vector<cases::AttentionCase> all = {
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{641, 300}, {128, 128}, {383, 200}}},
+      {{KvType::kF16, 2, 128, 128, false}, 2, 0.0f, 200, false, {{700, 513}, {90, 90}}},
+      {{KvType::kF16, 1, 128, 128, false}, 4, 30.0f, 128, true, {{520, 260}, {257, 255}}},
+      {{KvType::kF16, 2, 128, 128, false}, 16, 30.0f, 0, false, {{300, 299}}},
+      {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 130, true, {{777, 600}, {255, 17}}},
+      {{KvType::kF16, 2, 64, 64, false}, 6, 0.0f, 0, false, {{513, 513}, {640, 5}}},
+      {{KvType::kF16, 1, 128, 128, false}, 1, 0.0f, 1, false, {{400, 300}}},
+  };
+  uint32_t seed = 9000;
+  for (const cases::AttentionCase& c : all) {
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
+    size_t at = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t queries = c.sequences[s].queries;
+      const auto expect_same = [&](int32_t skip, int32_t count) {
+        const std::vector<float> part = p.attend(true, {{s, skip, count}});
+        ASSERT_EQ(std::memcmp(part.data(), got.data() + at + static_cast<size_t>(skip) * row,
+                              part.size() * sizeof(float)),
+                  0)
+            << c.name() << ": " << count << " queries from " << skip << " of sequence " << s;
+      };
+      for (const int32_t cut : {1, 63, 128, queries / 2, queries - 130, queries - 1}) {
+        if (cut <= 0 || cut >= queries) continue;
+        expect_same(0, cut);
+        expect_same(cut, queries - cut);
+      }
+      for (int32_t q = queries - 1; q >= 0; q -= 37) expect_same(q, 1);
+      at += row * static_cast<size_t>(queries);
+    }
+  }
+}
+
 TEST_F(Cuda, HeadwiseProductsAreNearTheReference) {
   for (const auto& [cols, rows] :
        {std::pair{int64_t{192}, int64_t{576}}, {int64_t{40}, int64_t{24}}}) {

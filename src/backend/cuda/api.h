@@ -78,8 +78,9 @@ struct GluArgs {
   float limit, alpha;
 };
 
+// F16 blocks of 16 slots: keys [kv_heads][8 slots][8 features][slot][feature], then values alike.
 struct CacheArgs {
-  uint8_t* data;  // F16 blocks: keys [kv_heads, 16, key_dim], then values [kv_heads, 16, value_dim]
+  uint8_t* data;  // all numbers finite, also those that were never stored
   int64_t block_bytes;
   int32_t kv_heads, key_dim, value_dim, shared;  // shared: values are the first features of keys
 };

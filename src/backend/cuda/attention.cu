@@ -10,7 +10,7 @@ constexpr int kSlice = 128;  // features of values that a block sums
 constexpr int kMostShared = 220 << 10;
 
 struct Plan {
-  int warps, stages, key_pad, value_pad, slices, splits;
+  int warps, key_pad, value_pad, slices, splits;
   size_t shared;
 };
 
@@ -39,69 +39,65 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
                                            int low, int high, bool keys) {
   const int vectors = (pad - 8) / 8;
   const int threads = static_cast<int>(blockDim.x);
-  const int step_keys = threads / vectors, step_vectors = threads % vectors;
-  int key = static_cast<int>(threadIdx.x) / vectors;
-  int v = static_cast<int>(threadIdx.x) % vectors;
-  for (int i = static_cast<int>(threadIdx.x); i < kChunk * vectors; i += threads) {
-    const int p = chunk * kChunk + key;
-    const int block = __shfl_sync(0xffffffff, id, key / kBlockTokens);
-    const bool valid = p >= low && p <= high && v * 8 < features && block >= 0;
-    const int64_t real = valid ? block : 0;
-    const __half* from = (keys ? keys_at(a.cache, real, head, p % kBlockTokens)
-                               : values_at(a.cache, real, head, p % kBlockTokens)) +
-                         (valid ? first + v * 8 : 0);
-    cp_async16(to + key * pad + v * 8, from, valid);
-    key += step_keys;
-    v += step_vectors;
-    if (v >= vectors) {
-      v -= vectors;
-      ++key;
-    }
+  const int dim = keys || a.cache.shared != 0 ? a.cache.key_dim : a.cache.value_dim;
+  const int key = static_cast<int>(threadIdx.x) % kChunk, p = chunk * kChunk + key;
+  const int block = __shfl_sync(0xffffffff, id, key / kBlockTokens);
+  const bool seen = p >= low && p <= high && block >= 0;
+  const int64_t real = seen ? block : 0;
+  const __half* from = keys ? keys_at(a.cache, real, head) : values_at(a.cache, real, head);
+  for (int v = static_cast<int>(threadIdx.x) / kChunk; v < vectors; v += threads / kChunk) {
+    const bool valid = seen && v * 8 < features;
+    const int at = valid ? place_in_block(p % kBlockTokens, first + v * 8, dim) : 0;
+    cp_async16(to + key * pad + v * 8, from + at, valid);
   }
 }
 
-// One chunk for a warp's 16 rows. `limit`: first and last position that rows g and g + 8 see.
-template <int VT>
-__device__ __forceinline__ void take_chunk(Sums<VT>& sums, const AttentionArgs& a, const __half* q,
-                                           const __half* keys, const __half* values, int key_pad,
-                                           int value_pad, int chunk, const int (&limit)[2][2]) {
+// Scores of a warp's 16 rows with a chunk's keys. `limit`: first and last position that rows g and
+// g + 8 see.
+__device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionArgs& a,
+                                            const __half* q, const __half* keys, int pad, int chunk,
+                                            const int (&limit)[2][2]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  float s[8][4] = {};
 #pragma unroll 2
-  for (int k = 0; k < key_pad - 8; k += 16) {
+  for (int k = 0; k < pad - 8; k += 16) {
     uint32_t qa[4];
-    ldmatrix4(qa, q + (lane % 16) * key_pad + k + lane / 16 * 8);
+    ldmatrix4(qa, q + (lane % 16) * pad + k + lane / 16 * 8);
     const uint4 operand = make_uint4(qa[0], qa[1], qa[2], qa[3]);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       uint32_t kb[4];
       const int key = j * 8 + lane / 16 * 8 + lane % 8;
-      ldmatrix4(kb, keys + key * key_pad + k + lane / 8 % 2 * 8);
-      mma_half(s[j], operand, kb[0], kb[1]);
-      mma_half(s[j + 1], operand, kb[2], kb[3]);
+      ldmatrix4(kb, keys + key * pad + k + lane / 8 % 2 * 8);
+      mma_half(score[j], operand, kb[0], kb[1]);
+      mma_half(score[j + 1], operand, kb[2], kb[3]);
     }
   }
-  float most[2] = {sums.m[0], sums.m[1]};
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+#pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int p = chunk * kChunk + j * 8 + lane % 4 * 2 + i % 2;
-      float v = score_of(a, s[j][i]);
-      if (p < limit[i / 2][0] || p > limit[i / 2][1]) v = -INFINITY;
-      s[j][i] = v;
-      most[i / 2] = fmaxf(most[i / 2], v);
+      const bool seen = p >= limit[i / 2][0] && p <= limit[i / 2][1];
+      score[j][i] = seen ? score_of(a, score[j][i]) : -INFINITY;
     }
   }
-  weigh<VT, true>(s, most, sums);
+}
+
+// Adds a chunk's values, weighted.
+template <int VT>
+__device__ __forceinline__ void add_values(Sums<VT>& sums, const float (*weight)[4],
+                                           const __half* values, int pad) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const uint4 operand = make_uint4(
-        pack_half(s[2 * k][0], s[2 * k][1]), pack_half(s[2 * k][2], s[2 * k][3]),
-        pack_half(s[2 * k + 1][0], s[2 * k + 1][1]), pack_half(s[2 * k + 1][2], s[2 * k + 1][3]));
+    const float(&low)[4] = weight[2 * k];
+    const float(&high)[4] = weight[2 * k + 1];
+    const uint4 operand = make_uint4(pack_half(low[0], low[1]), pack_half(low[2], low[3]),
+                                     pack_half(high[0], high[1]), pack_half(high[2], high[3]));
 #pragma unroll
     for (int j = 0; j < VT; j += 2) {
       uint32_t vb[4];
-      ldmatrix4_trans(vb, values + (k * 16 + lane % 16) * value_pad + j * 8 + lane / 16 * 8);
+      ldmatrix4_trans(vb, values + (k * 16 + lane % 16) * pad + j * 8 + lane / 16 * 8);
       mma_half(sums.acc[j], operand, vb[0], vb[1]);
       mma_half(sums.acc[j + 1], operand, vb[2], vb[3]);
     }
@@ -121,7 +117,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
     const int query = (tile.first_row + row) / group;
     const int head = kv_head * group + (tile.first_row + row) % group;
     float* to = a.out + (tile.query_start + query) * a.out_stride + head * a.cache.value_dim;
-    Ending end{1.0f, 1.0f};
+    float end = 1.0f;
     if (split >= 0) {
       to = partial_at(a, tile.sequence, head, split, plan.splits);
       if (slice == 0 && lane % 4 == 0) {
@@ -129,7 +125,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
         to[a.cache.value_dim + 1] = sums.l[r];
       }
     } else {
-      end = ending(sums.m[r], sums.l[r], a.sinks, head);
+      end = ending(sums.m[r], sums.l[r], a, head);
     }
 #pragma unroll
     for (int j = 0; j < VT; ++j) {
@@ -138,7 +134,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
         const int d = slice * kSlice + j * 8 + lane % 4 * 2 + i;
         if (d >= a.cache.value_dim) continue;
         const float v = sums.acc[j][r * 2 + i];
-        to[d] = split >= 0 ? v : end_value(v, end);
+        to[d] = split >= 0 ? v : __fmul_rn(v, end);
       }
     }
   }
@@ -175,20 +171,41 @@ __global__ void __launch_bounds__(256)
 
   auto* q = reinterpret_cast<__half*>(memory);
   auto* buffers = q + rows_per_block * plan.key_pad;
-  const int stage_size = kChunk * (plan.key_pad + plan.value_pad);
+  const int slot_size = kChunk * max(plan.key_pad, plan.value_pad);
   const int features = min(kSlice, a.cache.value_dim - slice * kSlice);
-  const auto fetch = [&](int chunk) {
-    __half* to = buffers + (chunk % plan.stages) * stage_size;
-    const int id = chunk_ids(a, tile.sequence, chunk, high);
-    load_chunk(to, plan.key_pad, a.cache.key_dim, 0, a, id, kv_head, chunk, low, high, true);
-    load_chunk(to + kChunk * plan.key_pad, plan.value_pad, features, slice * kSlice, a, id, kv_head,
-               chunk, low, high, false);
+  // Halves of pieces pass through two slots: keys of both halves, then values of both.
+  int next_chunk = first_chunk, fetched = 0;
+  bool next_keys = true;
+  const auto fetch = [&] {
+    if (next_chunk <= last_chunk) {
+      __half* to = buffers + (fetched++ % 2) * slot_size;
+      const int id = chunk_ids(a, tile.sequence, next_chunk, high);
+      load_chunk(to, next_keys ? plan.key_pad : plan.value_pad,
+                 next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a, id,
+                 kv_head, next_chunk, low, high, next_keys);
+      if (next_chunk % kChunks == kChunks - 1 || next_chunk == last_chunk) {
+        if (next_keys) {
+          next_chunk = max(first_chunk, next_chunk / kChunks * kChunks);
+        } else {
+          ++next_chunk;
+        }
+        next_keys = !next_keys;
+      } else {
+        ++next_chunk;
+      }
+    }
+    cp_async_commit();
+  };
+  int taken = 0;
+  const auto take = [&] {  // the next slot, filled; asks for the one after it
+    __syncthreads();       // all are done with what that overwrites
+    fetch();
+    cp_async_wait<1>();
+    __syncthreads();
+    return buffers + (taken++ % 2) * slot_size;
   };
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  for (int s = 0; s < plan.stages - 1; ++s) {
-    if (first_chunk + s <= last_chunk) fetch(first_chunk + s);
-    cp_async_commit();
-  }
+  fetch();
   // Queries, four rows of a warp at a time so that their loads fly together.
   const int warps = static_cast<int>(blockDim.x / 32);
   for (int base = warp; base < rows_per_block; base += 4 * warps) {
@@ -218,29 +235,39 @@ __global__ void __launch_bounds__(256)
     limit[r][1] = position;
   }
   const bool works = warp < plan.warps && warp * 16 < tile.rows;
-  Sums<VT> total, sums;
+  const float steep = steepness(a);
+  Sums<VT> total;
   total.clear();
-  sums.clear();
-  for (int chunk = first_chunk; chunk <= last_chunk; ++chunk) {
-    const int next = chunk + plan.stages - 1;
-    __syncthreads();  // all are done with what the next fetch overwrites
-    if (next <= last_chunk) fetch(next);
-    cp_async_commit();
-    if (plan.stages == 2) {
-      cp_async_wait<1>();
-    } else {
-      cp_async_wait<0>();
+  for (int p = first_chunk / kChunks; p <= last_chunk / kChunks; ++p) {
+    float score[kKeyTiles][4] = {};
+#pragma unroll
+    for (int half = 0; half < kChunks; ++half) {
+      const int chunk = p * kChunks + half;
+      if (chunk >= first_chunk && chunk <= last_chunk) {
+        const __half* keys = take();
+        if (works) {
+          score_chunk(score + half * 8, a, q + warp * 16 * plan.key_pad, keys, plan.key_pad, chunk,
+                      limit);
+        }
+      } else {
+        for (int j = half * 8; j < half * 8 + 8; ++j) {
+          for (int i = 0; i < 4; ++i) score[j][i] = -INFINITY;
+        }
+      }
     }
-    __syncthreads();
-    const __half* keys = buffers + (chunk % plan.stages) * stage_size;
-    if (works) {
-      take_chunk<VT>(sums, a, q + warp * 16 * plan.key_pad, keys, keys + kChunk * plan.key_pad,
-                     plan.key_pad, plan.value_pad, chunk, limit);
+    Sums<VT> sums;
+    sums.clear();
+    largest_score(score, sums.m);
+    weigh(score, steep, sums.m, sums.l);
+    add_lanes(sums.l);
+#pragma unroll
+    for (int half = 0; half < kChunks; ++half) {
+      const int chunk = p * kChunks + half;
+      if (chunk < first_chunk || chunk > last_chunk) continue;
+      const __half* values = take();
+      if (works) add_values<VT>(sums, score + half * 8, values, plan.value_pad);
     }
-    if (chunk % kChunks == kChunks - 1 || chunk == last_chunk) {
-      total.merge(sums);
-      sums.clear();
-    }
+    total.merge(sums, steep);
   }
   if (works) write_rows<VT>(total, a, plan, tile, kv_head, slice, piece);
 }
@@ -270,18 +297,19 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
   for (int d = static_cast<int>(threadIdx.x); d < value_dim; d += static_cast<int>(blockDim.x)) {
     float out = 0.0f;
     if (real) {
+      const float steep = steepness(a);
       float m = -INFINITY, l = 0.0f, acc = 0.0f;
 #pragma unroll 4
       for (int i = low / kSplitTokens; i <= position / kSplitTokens; ++i) {
         const float* p = partial_at(a, s, head, i, splits);
         const float its_m = p[value_dim], its_l = p[value_dim + 1];
         const float most = fmaxf(m, its_m);
-        const float mine = shrink(m, most), its = shrink(its_m, most);
+        const float mine = shrink(m, most, steep), its = shrink(its_m, most, steep);
         m = most;
         l = __fmaf_rn(its_l, its, __fmul_rn(l, mine));
         acc = __fmaf_rn(p[d], its, __fmul_rn(acc, mine));
       }
-      out = end_value(acc, ending(m, l, a.sinks, head));
+      out = __fmul_rn(acc, ending(m, l, a, head));
       a.out[s * a.out_stride + head * value_dim + d] = out;
     }
     if (a.act.data != nullptr) {
@@ -300,12 +328,10 @@ Plan plan_of(const AttentionArgs& a) {
   const int group = a.heads / a.cache.kv_heads;
   p.warps = static_cast<int>(ceil_div(static_cast<int64_t>(a.max_queries) * group, 16));
   p.warps = p.warps > 8 ? 8 : p.warps;
-  p.stages = 2;
   const auto bytes = [&] {
-    return 2 * static_cast<size_t>(p.warps * 16 * p.key_pad +
-                                   p.stages * kChunk * (p.key_pad + p.value_pad));
+    const int widest = p.key_pad > p.value_pad ? p.key_pad : p.value_pad;
+    return 2 * static_cast<size_t>(p.warps * 16 * p.key_pad + 2 * kChunk * widest);
   };
-  if (bytes() > kMostShared) p.stages = 1;
   while (bytes() > kMostShared && p.warps > 1) p.warps = (p.warps + 1) / 2;
   p.shared = bytes();
   return p;
@@ -339,7 +365,7 @@ int attention(const AttentionArgs* args) {
                                       : a.batch.tokens * group / rows + a.batch.sequences;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.slices * (split ? plan.splits : 1)));
-  const int warps = plan.warps < 4 ? 4 : plan.warps;  // the others help to load
+  const int warps = plan.warps <= 4 ? 4 : 8;  // those without rows help to load
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
   int error = narrow ? run<8>(a, plan, grid, block, split) : run<16>(a, plan, grid, block, split);

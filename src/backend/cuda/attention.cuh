@@ -1,11 +1,13 @@
 // What the kernels of attention share: the cache's places, operands, and the order of sums.
 //
 // A row is a query's head. Its result is defined as follows, whatever else is in the batch: the
-// context is cut at multiples of kSplitTokens; within a piece, chunks of 64 keys run through an
-// online softmax from left to right; pieces are merged from left to right. A chunk of which a row
-// sees nothing leaves the row's numbers as they are, bit for bit. So a block may walk the whole
-// context (prompts), or blocks may take pieces of it, which one of them merges (single queries).
-// Rows are the 16-row side of mma: the heads that share a key head, and neighbouring queries.
+// context is cut into pieces at multiples of kSplitTokens keys. A piece has a softmax of its own,
+// over the scores of all its keys, and its weighted values are summed from zero, in order of keys;
+// pieces are merged from left to right. Keys that a row does not see weigh nothing, and change no
+// bit: a kernel may leave them out, half pieces and pieces of them too. So a block may walk the
+// whole context (prompts), or blocks may take pieces of it, which one of them merges (single
+// queries). Rows are the 16-row side of mma, or the 64-row side of wgmma: the heads that share a
+// key head, and neighbouring queries.
 #pragma once
 
 #include "backend/cuda/common.cuh"
@@ -13,8 +15,9 @@
 namespace freshet::cuda {
 
 inline constexpr int kBlockTokens = 16;
-inline constexpr int kChunk = 64;
+inline constexpr int kChunk = 64;                      // keys that single queries load at a time
 inline constexpr int kChunks = kSplitTokens / kChunk;  // of a piece
+inline constexpr int kKeyTiles = kSplitTokens / 8;     // of a piece
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // A value beyond F16 is kept at its edge: an infinity would turn masked terms into NaN.
@@ -33,28 +36,54 @@ __device__ __forceinline__ void mma_half(float (&d)[4], const uint4& a, uint32_t
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ __half* keys_at(const CacheArgs& c, int64_t block, int head, int slot) {
+// A block's keys or values of a head are core matrices: [8 slots][8 features][slot][feature], so
+// that ldmatrix and wgmma read them from shared memory as one bulk copy leaves them. Every number
+// there is finite, also where nothing was stored yet.
+__device__ __forceinline__ __half* keys_at(const CacheArgs& c, int64_t block, int head) {
   return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
-         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.key_dim;
+         static_cast<int64_t>(head) * kBlockTokens * c.key_dim;
 }
-__device__ __forceinline__ __half* values_at(const CacheArgs& c, int64_t block, int head,
-                                             int slot) {
-  if (c.shared != 0) return keys_at(c, block, head, slot);
+__device__ __forceinline__ __half* values_at(const CacheArgs& c, int64_t block, int head) {
+  if (c.shared != 0) return keys_at(c, block, head);
   return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
          static_cast<int64_t>(c.kv_heads) * kBlockTokens * c.key_dim +
-         (static_cast<int64_t>(head) * kBlockTokens + slot) * c.value_dim;
+         static_cast<int64_t>(head) * kBlockTokens * c.value_dim;
+}
+// The place of a number in there, for heads of `dim` features.
+__device__ __forceinline__ int place_in_block(int slot, int feature, int dim) {
+  return slot / 8 * 8 * dim + feature / 8 * 64 + slot % 8 * 8 + feature % 8;
 }
 
-// A score as it enters the softmax, in powers of two.
+__device__ __forceinline__ float power_of_two(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+// A score before the softmax's factor: a product, or the hyperbolic tangent that caps it.
+__device__ __forceinline__ float capped(float sum, float steep) {
+  const float power = power_of_two(__fmul_rn(fabsf(sum), steep));
+  return copysignf(__fdividef(__fsub_rn(1.0f, power), __fadd_rn(1.0f, power)), sum);
+}
+__device__ __forceinline__ float cap_steepness(const AttentionArgs& a) {
+  return __fmul_rn(-2.0f * kLog2E, __fdiv_rn(a.scale, a.softcap));
+}
 __device__ __forceinline__ float score_of(const AttentionArgs& a, float sum) {
-  float v = __fmul_rn(sum, a.scale);
-  if (a.softcap > 0.0f) v = __fmul_rn(a.softcap, tanhf(__fdiv_rn(v, a.softcap)));
-  return __fmul_rn(v, kLog2E);
+  return a.softcap > 0.0f ? capped(sum, cap_steepness(a)) : sum;
 }
-
+// The factor that makes powers of two of scores.
+__device__ __forceinline__ float steepness(const AttentionArgs& a) {
+  return __fmul_rn(a.softcap > 0.0f ? a.softcap : a.scale, kLog2E);
+}
+// What weigh() takes from scores: that of the largest, or nothing where no key is seen.
+__device__ __forceinline__ float offset_of(float most, float steep) {
+  return most == -INFINITY ? 0.0f : __fmul_rn(most, steep);
+}
+__device__ __forceinline__ float weight_of(float score, float steep, float offset) {
+  return power_of_two(__fmaf_rn(score, steep, -offset));
+}
 // The factor that takes sums with maximum m to maximum `to`; 1 where both are empty.
-__device__ __forceinline__ float shrink(float m, float to) {
-  return m == to ? 1.0f : exp2f(__fsub_rn(m, to));
+__device__ __forceinline__ float shrink(float m, float to, float steep) {
+  return m == to ? 1.0f : power_of_two(__fmul_rn(__fsub_rn(m, to), steep));
 }
 
 // Sums of rows g and g + 8 of a lane (kRows 1: of row g alone), over VT tiles of 8 features.
@@ -72,22 +101,12 @@ struct Sums {
       for (int i = 0; i < 4; ++i) acc[j][i] = 0.0f;
     }
   }
-  // A chunk whose weights sum to `part` has raised the maximum to `most`.
-  __device__ __forceinline__ void rescale(int r, float most, float part) {
-    const float factor = shrink(m[r], most);
-    m[r] = most;
-    l[r] = __fadd_rn(__fmul_rn(l[r], factor), part);
-#pragma unroll
-    for (int j = 0; j < VT; ++j) {
-      for (int i = r * 2; i < r * 2 + 2; ++i) acc[j][i] = __fmul_rn(acc[j][i], factor);
-    }
-  }
   // This, then `next`, which stands to the right of it.
-  __device__ __forceinline__ void merge(const Sums& next) {
+  __device__ __forceinline__ void merge(const Sums& next, float steep) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float most = fmaxf(m[r], next.m[r]);
-      const float mine = shrink(m[r], most), its = shrink(next.m[r], most);
+      const float mine = shrink(m[r], most, steep), its = shrink(next.m[r], most, steep);
       m[r] = most;
       l[r] = __fmaf_rn(next.l[r], its, __fmul_rn(l[r], mine));
 #pragma unroll
@@ -100,47 +119,53 @@ struct Sums {
   }
 };
 
-// Scores of a chunk become weights, and the sums so far are taken to the new maximum. `most`: of a
-// lane's own scores and the sums. kMasked: scores may be -infinity, of keys that a row does not
-// see.
-template <int VT, bool kMasked>
-__device__ __forceinline__ void weigh(float (&score)[8][4], float (&most)[2], Sums<VT>& sums) {
-  float part[2] = {};
+// The largest score of a piece, of rows g and g + 8. A score of -infinity: not seen.
+__device__ __forceinline__ void largest_score(const float (&score)[kKeyTiles][4], float (&m)[2]) {
+  m[0] = m[1] = -INFINITY;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 1));
-    most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffff, most[r], 2));
+  for (int j = 0; j < kKeyTiles; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) m[r] = fmaxf(m[r], fmaxf(score[j][r * 2], score[j][r * 2 + 1]));
   }
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int step = 1; step < 4; step <<= 1) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool none = kMasked && score[j][i] == -INFINITY;
-      score[j][i] = none ? 0.0f : exp2f(__fsub_rn(score[j][i], most[i / 2]));
-      part[i / 2] = __fadd_rn(part[i / 2], score[j][i]);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 1));
-    part[r] = __fadd_rn(part[r], __shfl_xor_sync(0xffffffff, part[r], 2));
-    sums.rescale(r, most[r], part[r]);
+    for (int r = 0; r < 2; ++r) m[r] = fmaxf(m[r], __shfl_xor_sync(0xffffffff, m[r], step));
   }
 }
 
-// The result of a row from its sums; a sink joins the softmax and adds nothing.
-struct Ending {
-  float factor, sum;
-};
-__device__ __forceinline__ Ending ending(float m, float l, const float* sinks, int head) {
-  if (sinks == nullptr) return {1.0f, l};
-  const float sink = __fmul_rn(sinks[head], kLog2E);
-  const float most = fmaxf(m, sink);
-  const float factor = shrink(m, most);
-  return {factor, __fadd_rn(__fmul_rn(l, factor), exp2f(__fsub_rn(sink, most)))};
+// Scores become weights, l the sum of a lane's.
+__device__ __forceinline__ void weigh(float (&score)[kKeyTiles][4], float steep,
+                                      const float (&m)[2], float (&l)[2]) {
+  const float offset[2] = {offset_of(m[0], steep), offset_of(m[1], steep)};
+  l[0] = l[1] = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kKeyTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      score[j][i] = weight_of(score[j][i], steep, offset[i / 2]);
+      l[i / 2] = __fadd_rn(l[i / 2], score[j][i]);
+    }
+  }
 }
-__device__ __forceinline__ float end_value(float acc, const Ending& e) {
-  return __fdiv_rn(__fmul_rn(acc, e.factor), e.sum);
+
+// The sums of lanes become the row's.
+__device__ __forceinline__ void add_lanes(float (&l)[2]) {
+#pragma unroll
+  for (int step = 1; step < 4; step <<= 1) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) l[r] = __fadd_rn(l[r], __shfl_xor_sync(0xffffffff, l[r], step));
+  }
+}
+
+// The factor that makes a row's result of its sums; a sink joins the softmax and adds nothing.
+__device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a, int head) {
+  if (a.sinks == nullptr) return __fdiv_rn(1.0f, l);
+  const float sink = __fmul_rn(a.sinks[head], kLog2E);
+  const float mine = __fmul_rn(m, steepness(a)), most = fmaxf(mine, sink);
+  const float factor = power_of_two(__fsub_rn(mine, most));
+  const float sum = __fadd_rn(__fmul_rn(l, factor), power_of_two(__fsub_rn(sink, most)));
+  return __fdiv_rn(factor, sum);
 }
 
 // partial: [sequence, head, piece][value_dim sums, maximum, sum of weights, two of padding].

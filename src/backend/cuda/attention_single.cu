@@ -1,8 +1,9 @@
 // Attention with one query a sequence: memory decides its speed, so keys and values stream.
 //
-// A block takes a run of pieces of one sequence's context, for all heads of one key head. Chunks of
-// 64 keys pass through a ring in shared memory; those that no kernel of this step writes are asked
-// for before the kernel in front has ended. Four warps share a chunk: by keys for the scores, which
+// A block takes a run of pieces of one sequence's context, for all heads of one key head. One warp
+// keeps a ring in shared memory filled by the bulk copy engine, half a piece's keys or values at a
+// time, a copy for each block of the cache; halves that no kernel of this step writes are asked for
+// before the kernel in front has ended. Four warps share a piece: by keys for the scores, which
 // they leave to each other in shared memory, and by features for the values. A block that has the
 // whole context writes the result; of several, the one that ends last merges all pieces from left
 // to right. So neither the cut into runs nor the order of blocks touches a bit.
@@ -12,9 +13,9 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kSingleWarps = 4, kThreads = kSingleWarps * 32;
-constexpr int kStages = 3;
-constexpr int kScorePad = kChunk + 8;
+constexpr int kSingleWarps = 4, kSumming = kSingleWarps * 32, kThreads = kSumming + 32;
+constexpr int kSlots = 6;
+constexpr int kScorePad = kSplitTokens + 8;
 constexpr int kRowsOfTile = 16;
 constexpr int kMostRun = 16;            // pieces of a block
 constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
@@ -30,9 +31,9 @@ struct Single {
 
 template <int D, int kRows>
 struct Shared {
-  __half keys[kStages][kChunk * (D + 8)], values[kStages][kChunk * (D + 8)];
+  __half slots[kSlots][kChunk * D];
   float scores[8 * kRows][kScorePad];
-  int ids[kMostRun * kSplitTokens / kBlockTokens];
+  uint64_t full[kSlots], empty[kSlots];
   int last;
 };
 
@@ -62,32 +63,52 @@ __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Single
   return w;
 }
 
-// Asks for a chunk's keys and values, zeros where the query does not look: two groups of copies.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The halves of a piece that a run has.
+struct Halves {
+  int first, last;
+};
+__device__ __forceinline__ Halves halves_of(const Range& w, int piece) {
+  return {max(w.first_chunk, piece * kChunks), min(w.last_chunk, piece * kChunks + kChunks - 1)};
+}
+
+// One warp fills the ring: a piece's keys, then its values. Blocks of which nothing is seen are
+// replaced by others.
 template <int D, int kRows>
-__device__ __forceinline__ void fetch(Shared<D, kRows>& s, const AttentionArgs& a, const Range& w,
-                                      int chunk) {
-  constexpr int kVectors = D / 8, kAtOnce = kThreads / kVectors;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int vector = thread % kVectors, key = thread / kVectors;
-  const int stage = (chunk - w.first_chunk) % kStages;
-  const int* ids = s.ids + (chunk - w.first_chunk) * (kChunk / kBlockTokens);
-  const int at = key * (D + 8) + vector * 8;
-#pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    __half* to = (part == 0 ? s.keys[stage] : s.values[stage]) + at;
-    if (chunk <= w.last_chunk) {
-#pragma unroll
-      for (int n = 0; n < kChunk / kAtOnce; ++n) {
-        const int p = chunk * kChunk + n * kAtOnce + key;
-        const bool valid = p >= w.low && p <= w.position;
-        const int64_t id = valid ? ids[n * kAtOnce / kBlockTokens] : 0;
-        const int slot = (n * kAtOnce) % kBlockTokens + key;
-        const __half* from = part == 0 ? keys_at(a.cache, id, w.kv_head, slot)
-                                       : values_at(a.cache, id, w.kv_head, slot);
-        cp_async16(to + n * kAtOnce * (D + 8), from + vector * 8, valid);
+__device__ __forceinline__ void produce(Shared<D, kRows>& s, const AttentionArgs& a,
+                                        const Range& w) {
+  constexpr int kBlocks = kChunk / kBlockTokens, kBlockBytes = kBlockTokens * D * 2;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto ids_of = [&](int piece) {
+    const int block = piece * (kSplitTokens / kBlockTokens) + lane % (kSplitTokens / kBlockTokens);
+    const int real = min(max(block, w.low / kBlockTokens), w.position / kBlockTokens);
+    return a.batch.tables[w.sequence * a.batch.table_stride + real];
+  };
+  bool waited = false;
+  int at = 0;
+  int next_ids = ids_of(w.first_chunk / kChunks);
+  for (int piece = w.first_chunk / kChunks; piece <= w.last_chunk / kChunks; ++piece) {
+    const Halves halves = halves_of(w, piece);
+    const int ids = next_ids;
+    next_ids = ids_of(piece + 1);
+    for (int part = 0; part < 2; ++part) {
+      for (int chunk = halves.first; chunk <= halves.last; ++chunk, ++at) {
+        if (!waited && chunk >= w.position / kChunk) {
+          wait();
+          waited = true;
+        }
+        const int slot = at % kSlots;
+        if (at >= kSlots) barrier_wait(&s.empty[slot], (at / kSlots - 1) & 1);
+        const int64_t id = __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
+        if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
+        __syncwarp();
+        if (lane < kBlocks) {
+          bulk_copy(s.slots[slot] + lane * kBlockTokens * D,
+                    part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
+                    kBlockBytes, &s.full[slot]);
+        }
       }
     }
-    cp_async_commit();
   }
 }
 
@@ -121,18 +142,19 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[D / 16], const Attention
   }
 }
 
-// A warp's 16 keys of a chunk against all rows.
+// A warp's 16 keys of half a piece against all rows.
 template <int D, int kRows>
 __device__ __forceinline__ void score_keys(Shared<D, kRows>& s, const AttentionArgs& a,
-                                           const Range& w, const uint4 (&q)[D / 16], int chunk) {
+                                           const Range& w, const uint4 (&q)[D / 16], int chunk,
+                                           int slot) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const __half* keys = s.keys[(chunk - w.first_chunk) % kStages] +
-                       (warp * 16 + lane / 16 * 8 + lane % 8) * (D + 8) + lane / 8 % 2 * 8;
+  const __half* keys =
+      s.slots[slot] + (warp * 2 + lane / 16) * 8 * D + lane / 8 % 2 * 64 + lane % 8 * 8;
   float sum[2][4] = {};
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     uint32_t b[4];
-    ldmatrix4(b, keys + k * 16);
+    ldmatrix4(b, keys + k * 128);
     mma_half(sum[0], q[k], b[0], b[1]);
     mma_half(sum[1], q[k], b[2], b[3]);
   }
@@ -147,42 +169,56 @@ __device__ __forceinline__ void score_keys(Shared<D, kRows>& s, const AttentionA
         const int p = chunk * kChunk + key + i;
         v[i] = p >= w.low && p <= w.position ? score_of(a, sum[j][r * 2 + i]) : -INFINITY;
       }
-      *reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][key]) = make_float2(v[0], v[1]);
+      *reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][chunk % kChunks * kChunk + key]) =
+          make_float2(v[0], v[1]);
     }
   }
 }
 
-// Weights a warp's features of a chunk's values by all scores.
+// Half a piece of which nothing is seen.
 template <int D, int kRows>
-__device__ __forceinline__ void sum_values(Sums<D / 32, kRows>& sums, const Shared<D, kRows>& s,
-                                           int stage) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  uint32_t weights[8][2] = {};  // of tiles of 8 keys, rows g and g + 8
+__device__ __forceinline__ void score_nothing(Shared<D, kRows>& s, int half) {
+  for (int i = static_cast<int>(threadIdx.x); i < 8 * kRows * kChunk; i += kSumming) {
+    s.scores[i / kChunk][half * kChunk + i % kChunk] = -INFINITY;
+  }
+}
+
+// A piece's weights as operands, of tiles of 8 keys, rows g and g + 8.
+template <int D, int kRows>
+__device__ __forceinline__ void weigh_piece(Sums<D / 32, kRows>& sums, const Shared<D, kRows>& s,
+                                            float steep, uint32_t (&weights)[kKeyTiles][2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    float2 v[8];
-    float most = sums.m[r];
+    float2 v[kKeyTiles];
+    float most = -INFINITY, sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < kKeyTiles; ++j) {
       v[j] = *reinterpret_cast<const float2*>(&s.scores[lane / 4 + r * 8][j * 8 + lane % 4 * 2]);
       most = fmaxf(most, fmaxf(v[j].x, v[j].y));
     }
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-    float part = 0.0f;
+    const float offset = offset_of(most, steep);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      v[j].x = v[j].x == -INFINITY ? 0.0f : exp2f(__fsub_rn(v[j].x, most));
-      v[j].y = v[j].y == -INFINITY ? 0.0f : exp2f(__fsub_rn(v[j].y, most));
-      part = __fadd_rn(__fadd_rn(part, v[j].x), v[j].y);
-      weights[j][r] = pack_half(v[j].x, v[j].y);
+    for (int j = 0; j < kKeyTiles; ++j) {
+      const float low = weight_of(v[j].x, steep, offset), high = weight_of(v[j].y, steep, offset);
+      sum = __fadd_rn(__fadd_rn(sum, low), high);
+      weights[j][r] = pack_half(low, high);
     }
-    part = __fadd_rn(part, __shfl_xor_sync(0xffffffff, part, 1));
-    part = __fadd_rn(part, __shfl_xor_sync(0xffffffff, part, 2));
-    sums.rescale(r, most, part);
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, 1));
+    sums.m[r] = most;
+    sums.l[r] = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, 2));
   }
+}
+
+// Adds a warp's features of half a piece's values.
+template <int D, int kRows>
+__device__ __forceinline__ void add_values(Sums<D / 32, kRows>& sums, const __half* slot,
+                                           const uint32_t (*weights)[2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const __half* values =
-      s.values[stage] + lane % 16 * (D + 8) + warp * (D / kSingleWarps) + lane / 16 * 8;
+      slot + lane / 8 % 2 * 8 * D + (warp * (D / 32) + lane / 16) * 64 + lane % 8 * 8;
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
     const uint4 operand = make_uint4(weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0],
@@ -190,7 +226,7 @@ __device__ __forceinline__ void sum_values(Sums<D / 32, kRows>& sums, const Shar
 #pragma unroll
     for (int j = 0; j < D / 32; j += 2) {
       uint32_t b[4];
-      ldmatrix4_trans(b, values + k * 16 * (D + 8) + j * 8);
+      ldmatrix4_trans(b, values + k * 16 * D + j * 64);
       mma_half(sums.acc[j], operand, b[0], b[1]);
       mma_half(sums.acc[j + 1], operand, b[2], b[3]);
     }
@@ -218,11 +254,11 @@ __device__ __forceinline__ void write_sums(const Sums<D / 32, kRows>& sums, cons
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     const int first = warp * (D / kSingleWarps) + lane % 4 * 2;
     if (piece < 0) {
-      const Ending end = ending(sums.m[r], sums.l[r], a.sinks, head);
+      const float end = ending(sums.m[r], sums.l[r], a, head);
 #pragma unroll
       for (int j = 0; j < D / 32; ++j) {
         put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + j * 8,
-                   end_value(sums.acc[j][r * 2], end), end_value(sums.acc[j][r * 2 + 1], end));
+                   __fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
       }
       continue;
     }
@@ -238,21 +274,32 @@ __device__ __forceinline__ void write_sums(const Sums<D / 32, kRows>& sums, cons
   }
 }
 
-// Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features.
-template <int D>
-__device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w, int pieces) {
-  constexpr int kPairs = D / 64;
+// Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features. A warp's share
+// of the ring takes the sums of 32 pieces at once, as each is a wait for memory.
+template <int D, int kRows>
+__device__ __forceinline__ void merge_pieces(Shared<D, kRows>& s, const AttentionArgs& a,
+                                             const Range& w, int pieces) {
+  constexpr int kPairs = D / 64, kVectors = D / 4;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const float steep = steepness(a);
+  static_assert(kSingleWarps * 32 * D * sizeof(float) <= sizeof(s.slots));
+  float* sums = reinterpret_cast<float*>(s.slots) + warp * 32 * D;
   for (int row = warp; row < w.rows; row += kSingleWarps) {
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     const float* from = partial_at(a, w.sequence, head, 0, pieces);
     float m = -INFINITY, l = 0.0f;
     float2 acc[kPairs] = {};
-    for (int base = 0; base < w.pieces; base += 32) {
-      // Factors of 32 pieces at once, a lane a piece: a running maximum rounds nothing.
+    for (int base = 0; base < w.pieces; base += 32, from += 32 * (D + kPartialEnd)) {
       const int count = min(32, w.pieces - base);
+      __syncwarp();
+      for (int v = lane; v < count * kVectors; v += 32) {
+        const int piece = v / kVectors;
+        cp_async16(sums + v * 4, from + piece * (D + kPartialEnd) + v % kVectors * 4);
+      }
+      cp_async_commit();
+      // Factors of these pieces, a lane a piece: a running maximum rounds nothing.
       float2 its_end = make_float2(-INFINITY, 0.0f);
-      const float* ends = from + (base + lane) * (D + kPartialEnd) + D;
+      const float* ends = from + lane * (D + kPartialEnd) + D;
       if (lane < count) its_end = __ldcg(reinterpret_cast<const float2*>(ends));
       float most = fmaxf(m, its_end.x);
       for (int step = 1; step < 32; step <<= 1) {
@@ -260,27 +307,29 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
         if (lane >= step) most = fmaxf(most, other);
       }
       const float before = __shfl_up_sync(0xffffffff, most, 1);
-      const float mine = shrink(lane == 0 ? m : before, most), its = shrink(its_end.x, most);
+      const float mine = shrink(lane == 0 ? m : before, most, steep);
+      const float its = shrink(its_end.x, most, steep);
       m = __shfl_sync(0xffffffff, most, 31);
-#pragma unroll 8
+      cp_async_wait<0>();
+      __syncwarp();
+#pragma unroll 4
       for (int i = 0; i < count; ++i) {
-        const auto* p = reinterpret_cast<const float2*>(from + (base + i) * (D + kPartialEnd));
         const float my_factor = __shfl_sync(0xffffffff, mine, i);
         const float its_factor = __shfl_sync(0xffffffff, its, i);
         l = __fmaf_rn(__shfl_sync(0xffffffff, its_end.y, i), its_factor, __fmul_rn(l, my_factor));
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-          const float2 v = __ldcg(p + j * 32 + lane);
+          const float2 v = reinterpret_cast<const float2*>(sums + i * D)[j * 32 + lane];
           acc[j].x = __fmaf_rn(v.x, its_factor, __fmul_rn(acc[j].x, my_factor));
           acc[j].y = __fmaf_rn(v.y, its_factor, __fmul_rn(acc[j].y, my_factor));
         }
       }
     }
-    const Ending end = ending(m, l, a.sinks, head);
+    const float end = ending(m, l, a, head);
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
-                 end_value(acc[j].x, end), end_value(acc[j].y, end));
+                 __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
     }
   }
 }
@@ -294,78 +343,115 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w)
       (static_cast<int64_t>(w.kv_head) * (a.heads / a.cache.kv_heads) + w.first_row) * D;
   const int end = (a.batch.sequences + kTokenTile - 1) / kTokenTile * kTokenTile;
   for (int row = a.batch.sequences; row < end; ++row) {
-    for (int c = static_cast<int>(threadIdx.x) * 2; c < w.rows * D; c += kThreads * 2) {
+    for (int c = static_cast<int>(threadIdx.x) * 2; c < w.rows * D; c += kSumming * 2) {
       put_pair(a.act, row, first + c, cols, 0.0f, 0.0f);
     }
   }
+}
+
+__device__ __forceinline__ void sync_summing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
 // Whether this block is the last of its tile's to come here.
 template <int D, int kRows>
 __device__ __forceinline__ bool comes_last(Shared<D, kRows>& s, const Range& w) {
   __threadfence();
-  __syncthreads();
+  sync_summing();
   if (threadIdx.x == 0) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
     s.last = atomicAdd(&count, 1u) + 1 == static_cast<unsigned>(w.runs);
     if (s.last != 0) count = 0;
   }
-  __syncthreads();
+  sync_summing();
   __threadfence();
   return s.last != 0;
 }
+
+// Four warps: all pieces of the run.
+template <int D, int kRows>
+__device__ __forceinline__ void sum_pieces(Shared<D, kRows>& s, const AttentionArgs& a,
+                                           const Single& plan, const Range& w) {
+  uint4 q[D / 16];
+  load_queries<D, kRows>(q, a, w);
+  const float steep = steepness(a);
+  Sums<D / 32, kRows> total;
+  total.clear();
+  int at = 0;
+  const auto take = [&] {
+    barrier_wait(&s.full[at % kSlots], at / kSlots & 1);
+    return at % kSlots;
+  };
+  const auto leave = [&] {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at % kSlots]);
+    ++at;
+  };
+  for (int piece = w.first_chunk / kChunks; piece <= w.last_chunk / kChunks; ++piece) {
+    const Halves halves = halves_of(w, piece);
+    for (int chunk = piece * kChunks; chunk < (piece + 1) * kChunks; ++chunk) {
+      if (chunk >= halves.first && chunk <= halves.last) {
+        score_keys(s, a, w, q, chunk, take());
+        leave();
+      } else {
+        score_nothing(s, chunk % kChunks);
+      }
+    }
+    sync_summing();  // all scores are there
+    Sums<D / 32, kRows> sums;
+    sums.clear();
+    uint32_t weights[kKeyTiles][2] = {};
+    weigh_piece<D, kRows>(sums, s, steep, weights);
+    sync_summing();  // and all have read them
+#pragma unroll
+    for (int half = 0; half < kChunks; ++half) {
+      const int chunk = piece * kChunks + half;
+      if (chunk < halves.first || chunk > halves.last) continue;
+      add_values<D, kRows>(sums, s.slots[take()], weights + half * 8);
+      leave();
+    }
+    if (w.runs == 1) {
+      total.merge(sums, steep);
+    } else {
+      write_sums<D, kRows>(sums, a, w, piece - w.first_piece, plan.pieces);
+    }
+  }
+  if (w.runs == 1) write_sums<D, kRows>(total, a, w, -1, 0);
+}
+#endif
 
 // Blocks: [sequences x tiles of rows, key heads, runs of pieces].
 template <int D, int kRows>
 __global__ void __launch_bounds__(kThreads)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Single plan) {
-  extern __shared__ __align__(16) uint8_t memory[];
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<D, kRows>*>(memory);
   let_next_start();
   // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
   // writes the query's own place only.
   const Range w = find_range(a, plan);
   if (w.last_chunk < w.first_chunk) return;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int first_block = w.first_chunk * (kChunk / kBlockTokens);
-  if (first_block + thread <= w.position / kBlockTokens &&
-      thread < (w.last_chunk - w.first_chunk + 1) * (kChunk / kBlockTokens)) {
-    s.ids[thread] = a.batch.tables[w.sequence * a.batch.table_stride + first_block + thread];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(&s.full[i], 1);
+      barrier_init(&s.empty[i], kSingleWarps);
+    }
+    barriers_ready();
   }
   __syncthreads();
-  for (int chunk = w.first_chunk; chunk < w.first_chunk + kStages - 1; ++chunk) {
-    if (chunk >= w.position / kChunk) wait();
-    fetch(s, a, w, chunk);
+  if (threadIdx.x >= kSumming) {
+    produce(s, a, w);
+    return;
   }
   wait();
-  uint4 q[D / 16];
-  load_queries<D, kRows>(q, a, w);
-  Sums<D / 32, kRows> total, sums;
-  total.clear();
-  sums.clear();
-  for (int chunk = w.first_chunk; chunk <= w.last_chunk; ++chunk) {
-    cp_async_wait<2 * (kStages - 1) - 1>();
-    __syncthreads();  // the chunk's keys are here, and all have left the chunk before it
-    fetch(s, a, w, chunk + kStages - 1);
-    score_keys(s, a, w, q, chunk);
-    cp_async_wait<2 * (kStages - 1)>();
-    __syncthreads();  // its scores and its values are
-    sum_values<D, kRows>(sums, s, (chunk - w.first_chunk) % kStages);
-    if (chunk % kChunks != kChunks - 1 && chunk != w.last_chunk) continue;
-    if (w.runs == 1) {
-      total.merge(sums);
-    } else {
-      write_sums<D, kRows>(sums, a, w, chunk / kChunks - w.first_piece, plan.pieces);
-    }
-    sums.clear();
-  }
-  if (w.runs == 1) {
-    write_sums<D, kRows>(total, a, w, -1, 0);
-  } else {
+  sum_pieces(s, a, plan, w);
+  if (w.runs > 1) {
     if (!comes_last(s, w)) return;
-    merge_pieces<D>(a, w, plan.pieces);
+    merge_pieces(s, a, w, plan.pieces);
   }
   pad_rows<D>(a, w);
+#endif
 }
 
 Single plan_single(const AttentionArgs& a, int resident) {
@@ -396,7 +482,12 @@ int run(const AttentionArgs& a) {
   static const cudaError_t kRaised = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
-  const Single plan = plan_single(a, multiprocessors * static_cast<int>(kSharedOfSm / kBytes));
+  static const int kResident = [&] {
+    int blocks = 1;
+    (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
+    return multiprocessors * blocks;
+  }();
+  const Single plan = plan_single(a, kResident);
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(ceil_div(plan.pieces, plan.run)));
@@ -414,8 +505,8 @@ bool single_fits(const AttentionArgs& a) {
   const int d = a.cache.key_dim;
   const int64_t tiles = int64_t{a.batch.sequences} * a.cache.kv_heads *
                         ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile);
-  // Hopper has the shared memory for it; the walking kernel asks for less.
-  return capability >= 90 && a.single != 0 && a.partial != nullptr && a.cache.value_dim == d &&
+  // Hopper's copies; this file's code for other GPUs is empty.
+  return capability == 90 && a.single != 0 && a.partial != nullptr && a.cache.value_dim == d &&
          (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
          a.q_stride % 2 == 0;
 }

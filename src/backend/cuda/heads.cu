@@ -34,8 +34,9 @@ __device__ __forceinline__ __half* place_in_cache(const HeadsArgs& a, HeadsArgs:
   const int64_t block =
       a.batch.tables[place.sequence * a.batch.table_stride + place.position / kBlockTokens];
   const int slot = place.position % kBlockTokens;
-  return store == HeadsArgs::kKeys ? keys_at(a.cache, block, head, slot)
-                                   : values_at(a.cache, block, head, slot);
+  return store == HeadsArgs::kKeys
+             ? keys_at(a.cache, block, head) + place_in_block(slot, 0, a.cache.key_dim)
+             : values_at(a.cache, block, head) + place_in_block(slot, 0, a.cache.value_dim);
 }
 
 __device__ __forceinline__ float sum_of_warp(float v) {
@@ -157,8 +158,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     if (to != nullptr) {  // heads of the cache are multiples of 8
       const __half2 low = __halves2half2(to_half(v.x), to_half(v.y));
       const __half2 high = __halves2half2(to_half(v.z), to_half(v.w));
-      *reinterpret_cast<uint2*>(to + c) = make_uint2(reinterpret_cast<const uint32_t&>(low),
-                                                     reinterpret_cast<const uint32_t&>(high));
+      *reinterpret_cast<uint2*>(to + place_in_block(0, c, dim)) = make_uint2(
+          reinterpret_cast<const uint32_t&>(low), reinterpret_cast<const uint32_t&>(high));
     }
   }
 }

@@ -1,17 +1,20 @@
-// wgmma.m64nNk16 in BF16 with sums in F32: both operands are core matrices in shared memory, tiles
-// of 8 rows by 64 columns one after the other. For the same order of K it gives the bits of
-// mma.m16n8k16.
+// wgmma.m64nNk16 in BF16 and F16 with sums in F32; operands in shared memory are core matrices of 8
+// by 8 numbers, 128 bytes each. For the same order of K it gives the bits of mma.m16n8k16.
 #pragma once
 
 #include "backend/cuda/common.cuh"
 
 namespace freshet::cuda {
 
-// Where an operand lies: neighbours in K are 128 bytes apart, tiles of 8 rows 1,024.
-__device__ __forceinline__ uint64_t operand_at(const void* shared) {
-  constexpr uint64_t kNextInK = 128 >> 4, kNextRows = 1024 >> 4;
+// Where an operand lies, and the bytes between core matrices that are neighbours in K and in rows.
+__device__ __forceinline__ uint64_t operand_at(const void* shared, uint64_t next_in_k,
+                                               uint64_t next_rows) {
   // In a cluster an address has the block's rank in its upper bits.
-  return (shared_address(shared) >> 4 & 0x3fff) | kNextInK << 16 | kNextRows << 32;
+  return (shared_address(shared) >> 4 & 0x3fff) | next_in_k >> 4 << 16 | next_rows >> 4 << 32;
+}
+// Tiles of 8 rows by 64 columns, one after the other.
+__device__ __forceinline__ uint64_t operand_at(const void* shared) {
+  return operand_at(shared, 128, 1024);
 }
 inline constexpr uint64_t kNextStep = 256 >> 4;  // of 16 columns, added to an operand's place
 
@@ -25,6 +28,15 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int N>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// Computations of these stay on their side of this place.
+template <int N>
+__device__ __forceinline__ void pin(float (&v)[N][4]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    asm volatile("" : "+f"(v[j][0]), "+f"(v[j][1]), "+f"(v[j][2]), "+f"(v[j][3])::"memory");
+  }
 }
 
 // clang-format off
@@ -41,19 +53,30 @@ __device__ __forceinline__ void wgmma_wait() {
 #define FRESHET_R16 FRESHET_R8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
                                "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
                                "%55, %56, %57, %58, %59, %60, %61, %62, %63"
-// d = a b, or d += a b if `adds`, for some tiles of tokens; d[j] is as mma has it.
-#define FRESHET_WGMMA(tiles, n, a_and_b, add) \
-  __device__ __forceinline__ void wgmma(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
+// d = a b, or d += a b if `adds`, for some tiles of b's columns; d[j] is as mma has it.
+#define FRESHET_WGMMA(name, type, tiles, n, a_and_b, add) \
+  __device__ __forceinline__ void name(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \
-                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" FRESHET_R##tiles "}" \
-                 ", " a_and_b ", adds, 1, 1, 0, 0;\n}" \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type \
+                 " {" FRESHET_R##tiles "}, " a_and_b ", adds, 1, 1, 0, 0;\n}" \
                  : FRESHET_SUM##tiles(0) : "l"(a), "l"(b), "r"(adds)); \
   }
-FRESHET_WGMMA(1, "8", "%4, %5", "%6")
-FRESHET_WGMMA(2, "16", "%8, %9", "%10")
-FRESHET_WGMMA(4, "32", "%16, %17", "%18")
-FRESHET_WGMMA(8, "64", "%32, %33", "%34")
-FRESHET_WGMMA(16, "128", "%64, %65", "%66")
+FRESHET_WGMMA(wgmma, "bf16", 1, "8", "%4, %5", "%6")
+FRESHET_WGMMA(wgmma, "bf16", 2, "16", "%8, %9", "%10")
+FRESHET_WGMMA(wgmma, "bf16", 4, "32", "%16, %17", "%18")
+FRESHET_WGMMA(wgmma, "bf16", 8, "64", "%32, %33", "%34")
+FRESHET_WGMMA(wgmma, "bf16", 16, "128", "%64, %65", "%66")
+FRESHET_WGMMA(wgmma_half, "f16", 16, "128", "%64, %65", "%66")
+// The same for a from registers, as mma has it, and b with its columns side by side: next_in_k and
+// next_rows of its place are those of core matrices whose rows are K.
+__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+                                           int adds) {
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FRESHET_R8 "}, "
+               "{%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}"
+               : FRESHET_SUM8(0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+}
 #undef FRESHET_SUM1
 #undef FRESHET_SUM2
 #undef FRESHET_SUM4
