@@ -25,16 +25,6 @@ struct Ring {
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
 
-template <class F, int NT>
-__device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
-                                            int piece) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    b[j][0] = act[j][static_cast<int64_t>(piece) * 64];
-    b[j][1] = act[j][static_cast<int64_t>(piece) * 64 + 32];
-  }
-}
-
 // The sum of a warp's leaf, pieces [first, last) of `panel`. `tokens` gives the activations, once
 // the kernel in front has ended.
 template <class F, int NT, class Tokens>
@@ -73,14 +63,14 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   tokens(act);
   if (first == last) return;
   uint4 b[NT][2], next[NT][2];
-  load_tokens<F, NT>(b, act, first);
+  load_tokens(b, act, first);
 #pragma unroll 2
   for (int i = first; i < last; ++i) {
     const int at = i - first, chunk = at / kStagePieces;
     if (at % kStagePieces == 0) {
       barrier_wait(&full[warp][chunk % R::kStages], chunk / R::kStages & 1);
     }
-    if (i + 1 < last) load_tokens<F, NT>(next, act, i + 1);
+    if (i + 1 < last) load_tokens(next, act, i + 1);
     const uint8_t* tile =
         ring + chunk % R::kStages * R::kStageBytes + at % kStagePieces / kPieces * F::kTileBytes;
     Piece piece;
@@ -108,7 +98,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
     Piece piece;
     const uint8_t* tile = panel + static_cast<int64_t>(i / kPieces) * kUnitStep<F>;
     F::template load<FromMemory>(tile, i % kPieces, lane, piece);
-    load_tokens<F, NT>(b, act, i);
+    load_tokens(b, act, i);
     F::decode(piece, i % kPieces, lane, a);
     count_ones<F, NT>(ones, b, i % kPieces, lane);
     accumulate<F, NT>(sum, a, b, piece, i % kPieces);

@@ -31,6 +31,41 @@ inline ProductList with_blocks(ProductList list, int64_t rows) {
   return list;
 }
 
+// A tile of a product: where its rows begin, in the units in which the kernel counts them (tiles of
+// 16 rows, or panels), and its first tile of 8 tokens.
+struct ProductTile {
+  int product;
+  int64_t unit, token_tile;
+};
+
+// The tile of a block of kUnits units of rows and NT tiles of tokens. Neighbours in `index` share
+// activations and weights that are in the L2 cache.
+template <int NT, int kUnits>
+__device__ __forceinline__ ProductTile find_product_tile(const ProductList& list, int64_t tokens,
+                                                         int index) {
+  constexpr int kRowsAtOnce = 16;  // blocks of rows that walk through the tokens together
+  const int rows = list.first_block[list.count];
+  const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
+  const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
+  const int together = min(kRowsAtOnce, rows - group * kRowsAtOnce);
+  const int block = group * kRowsAtOnce + in % together;
+  int product = 0;
+  while (product + 1 < list.count && block >= list.first_block[product + 1]) ++product;
+  return {product, static_cast<int64_t>(block - list.first_block[product]) * kUnits,
+          static_cast<int64_t>(in / together) * NT};
+}
+
+// A lane's activations of 64 columns, from NT tiles of tokens in the order of lanes.
+template <int NT>
+__device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
+                                            int piece) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    b[j][0] = act[j][static_cast<int64_t>(piece) * 64];
+    b[j][1] = act[j][static_cast<int64_t>(piece) * 64 + 32];
+  }
+}
+
 // What a block needs to know of its product.
 struct Work {
   const uint8_t* weights;

@@ -64,16 +64,6 @@ struct Stream {
   }
 };
 
-template <int NT>
-__device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
-                                            int piece) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    b[j][0] = act[j][static_cast<int64_t>(piece) * 64];
-    b[j][1] = act[j][static_cast<int64_t>(piece) * 64 + 32];
-  }
-}
-
 // Adds the leaves of a group's sums: a warp has all of an item's.
 template <int NT, int R>
 __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[R][NT][4],
@@ -107,7 +97,9 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[R][
 
 // Few registers leave room for the small kernel in front: the next block starts beside it.
 template <int NT, int R>
-__global__ void __launch_bounds__(256, NT == 1 ? 3 : NT == 2 ? 2 : 1)
+__global__ void __launch_bounds__(256, NT == 1   ? 3
+                                       : NT == 2 ? 2
+                                                 : 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
 #if __CUDA_ARCH__ >= 900
   using S = Shape<NT, R>;

@@ -37,25 +37,6 @@ constexpr int kStepCols = kE4M3Cols;
 constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
 
 // A tile of the product: so many panels, NT tiles of tokens.
-struct Tile {
-  int product;
-  int64_t panel, token_tile;
-};
-
-template <int NT, int kPanels>
-__device__ __forceinline__ Tile find_tile(const ProductList& list, int64_t tokens, int index) {
-  constexpr int kRowsAtOnce = 16;  // blocks of rows that walk through the tokens together
-  const int rows = list.first_block[list.count];
-  const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
-  const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
-  const int together = min(kRowsAtOnce, rows - group * kRowsAtOnce);
-  const int block = group * kRowsAtOnce + in % together;
-  int product = 0;
-  while (product + 1 < list.count && block >= list.first_block[product + 1]) ++product;
-  return {product, static_cast<int64_t>(block - list.first_block[product]) * kPanels,
-          static_cast<int64_t>(in / together) * NT};
-}
-
 struct Leaf {
   int first, count;  // steps of 128 columns
 };
@@ -155,18 +136,18 @@ __device__ __forceinline__ void produce_many(ManyRing ring, const ProductList& l
   const int64_t act_tiles = (tokens + 7) / 8;
   int issued = 0;  // in all
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const Tile tile = find_tile<kManyTiles, 2>(list, tokens, index);
+    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const int steps = static_cast<int>((p.weight.cols + kStepCols - 1) / kStepCols);
     const int64_t left = act_tiles - tile.token_tile;
     const auto bytes =
         static_cast<uint32_t>(left < kManyTiles ? left : kManyTiles) * kE4M3TileBytes;
-    const int panels = (tile.panel + 1) * kPanelRows < p.weight.rows ? 2 : 1;
+    const int panels = (tile.unit + 1) * kPanelRows < p.weight.rows ? 2 : 1;
     const auto copy_rows = [&](int n, int stage) {
       uint8_t* to = ring.stages + stage * kManyStage;
       barrier_expect(&ring.full[stage], static_cast<uint32_t>(panels * kPanelBytes) + bytes);
       for (int i = 0; i < panels; ++i) {
-        bulk_copy(to + i * kPanelBytes, panel_at(p.weight, tile.panel + i, n), kPanelBytes,
+        bulk_copy(to + i * kPanelBytes, panel_at(p.weight, tile.unit + i, n), kPanelBytes,
                   &ring.full[stage]);
       }
     };
@@ -257,11 +238,11 @@ __device__ __forceinline__ void add_steps(ManyRing& ring, float (&leaf)[kManyTil
 
 // The sums of 128 rows and a warp's 16 tokens.
 __device__ __forceinline__ void finish_tokens(const Work& w, const float (&sum)[kManyTiles][4],
-                                              const Tile& tile, const bool (&of_rows)[2]) {
+                                              const ProductTile& tile, const bool (&of_rows)[2]) {
   constexpr int kAtOnce = 4;  // loads of what is added fly together
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int64_t token = tile.token_tile * 8 + warp * 16 + lane / 4;
-  const int64_t first = tile.panel * kPanelRows + lane % 4 * 2;
+  const int64_t first = tile.unit * kPanelRows + lane % 4 * 2;
   const bool pairs = w.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(w.out) % 8 == 0;
 #pragma unroll
   for (int from = 0; from < kManyTiles; from += kAtOnce) {
@@ -310,7 +291,7 @@ __device__ __forceinline__ void finish_tokens(const Work& w, const float (&sum)[
 
 template <bool kOne>
 __device__ __forceinline__ void walk_tile(ManyRing& ring, const ProductArgs& p, int64_t tokens,
-                                          const Tile& tile, const bool (&of_rows)[2]) {
+                                          const ProductTile& tile, const bool (&of_rows)[2]) {
   const int parts = leaves8(p.weight.cols);
   float total[kManyTiles][4], sum[kManyTiles][4];
   for (int leaf = 0; leaf < parts; ++leaf) {
@@ -335,12 +316,12 @@ __device__ __forceinline__ void walk(ManyRing ring, const ProductList& list, int
   int next[2] = {};
   const auto look_up = [&](int index) {
     if (index >= tour.tiles) return;
-    const Tile tile = find_tile<kManyTiles, 2>(list, tokens, index);
-    for (int i = 0; i < 2; ++i) next[i] = scaled(list.of[tile.product].weight, tile.panel + i);
+    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
+    for (int i = 0; i < 2; ++i) next[i] = scaled(list.of[tile.product].weight, tile.unit + i);
   };
   look_up(tour.first);
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const Tile tile = find_tile<kManyTiles, 2>(list, tokens, index);
+    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const bool of_rows[2] = {next[0] == FP8::kOfRows, next[1] == FP8::kOfRows};
     const bool one = next[0] != FP8::kOfBlocks && next[1] != FP8::kOfBlocks;
@@ -406,14 +387,14 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT>::kStages, Few<NT>::kSta
   const int64_t act_tiles = (tokens + 7) / 8;
   int issued = 0;  // in all
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const Tile tile = find_tile<NT, 1>(list, tokens, index);
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const Leaf part = leaf_of(p.weight.cols, leaf);
     const int64_t left = act_tiles - tile.token_tile;
     const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
     const auto copy_rows = [&](int n, int stage) {
       barrier_expect(&ring.full[stage], kPanelBytes + bytes);
-      bulk_copy(ring.stages + stage * S::kStage, panel_at(p.weight, tile.panel, part.first + n),
+      bulk_copy(ring.stages + stage * S::kStage, panel_at(p.weight, tile.unit, part.first + n),
                 kPanelBytes, &ring.full[stage]);
     };
     const auto copy_tokens = [&](int n, int stage) {
@@ -496,12 +477,14 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT>::kStages, Few<NT>::kSta
       address_in(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
   const uint32_t arrived = address_in(meeting.arrived, owner);
   const auto look_up = [&](int index) {
-    const Tile tile = find_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
-    return scaled(list.of[tile.product].weight, tile.panel);
+    const ProductTile tile =
+        find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
+    return scaled(list.of[tile.product].weight, tile.unit);
   };
   int parity = 1, next = look_up(tour.first);
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const WeightView& weight = list.of[find_tile<NT, 1>(list, tokens, index).product].weight;
+    const WeightView& weight =
+        list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
     const bool of_rows = next == FP8::kOfRows;
     next = look_up(index + tour.step);
     float leaf_sum[NT][4];
@@ -530,10 +513,10 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
   int parity = 0;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const Tile tile = find_tile<NT, 1>(list, tokens, index);
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const Work work = work_of(p, tokens);
-    const bool of_rows = scaled(p.weight, tile.panel) == FP8::kOfRows;
+    const bool of_rows = scaled(p.weight, tile.unit) == FP8::kOfRows;
     cluster_barrier_wait(meeting.arrived, parity);
     const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + lane;
     for (int at = warp; at < mine * NT; at += Few<NT>::kFinishers) {
@@ -543,7 +526,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
         v = make_float4(__fadd_rn(v.x, next.x), __fadd_rn(v.y, next.y), __fadd_rn(v.z, next.z),
                         __fadd_rn(v.w, next.w));
       }
-      const int64_t row_tile = tile.panel * 4 + meeting.rank * mine + at / NT;
+      const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + at / NT;
       if (of_rows) {
         const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
         const auto times = [&](int row) {

@@ -43,8 +43,7 @@ struct Shape {
   static constexpr int kMostTokens = (kRoom - kChunks * kChunkBytes) / kPieceBytes;
   static constexpr int kTokens = kMostTokens < 16 ? kMostTokens : 16;  // stages
   static_assert(kTokens >= 3);
-  static constexpr int kRings =
-      kChunks * kChunkBytes + kTokens * kPieceBytes + kSums * kSumBytes;
+  static constexpr int kRings = kChunks * kChunkBytes + kTokens * kPieceBytes + kSums * kSumBytes;
   static constexpr int kShared = kTotalBytes + kRings;
   static_assert(!kSplit || kRings >= NT * 4 * kConsumers * 4, "sums take the place of stages");
   // Registers change hands between whole warpgroups only.
@@ -56,26 +55,6 @@ struct Shape {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-struct Tile {
-  int product;
-  int64_t row_tile, token_tile;
-};
-
-template <class S>
-__device__ __forceinline__ Tile find_tile(const ProductList& list, int64_t tokens, int index) {
-  constexpr int NT = S::NT;
-  constexpr int kRowsAtOnce = 16;  // blocks of rows that walk through the tokens together
-  const int rows = list.first_block[list.count];
-  const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
-  const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
-  const int together = min(kRowsAtOnce, rows - group * kRowsAtOnce);
-  const int block = group * kRowsAtOnce + in % together;
-  int product = 0;
-  while (product + 1 < list.count && block >= list.first_block[product + 1]) ++product;
-  return {product, static_cast<int64_t>(block - list.first_block[product]) * S::kRowTiles,
-          static_cast<int64_t>(in / together) * NT};
-}
-
 // Units of a leaf. All products of a list have as many columns, and leaves are a power of two.
 struct Leaf {
   int first, count;
@@ -128,7 +107,7 @@ struct Cursor {
   int64_t tokens;
   Leaves leaves;
   int tiles, index, leaf;
-  Tile tile = {};
+  ProductTile tile = {};
   Leaf part = {};
   int unit = 0;
   __device__ Cursor(const ProductList& l, int64_t n, int all, int block_leaf)
@@ -138,7 +117,7 @@ struct Cursor {
         tiles(all),
         index(static_cast<int>(blockIdx.x)),
         leaf(block_leaf) {
-    tile = find_tile<S>(list, tokens, index);
+    tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
     part = leaves.of(leaf);
   }
   __device__ __forceinline__ bool more() const { return index < tiles; }
@@ -156,7 +135,7 @@ struct Cursor {
     if (last) {
       leaf = 0;
       index += static_cast<int>(gridDim.x);
-      if (more()) tile = find_tile<S>(list, tokens, index);
+      if (more()) tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
     }
     part = leaves.of(leaf);
     return last;
@@ -173,8 +152,8 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
   const int64_t step = static_cast<int64_t>(rows.leaves.units) * F::kTileBytes;  // to the next rows
   while (rows.more()) {
     const WeightView& w = list.of[rows.tile.product].weight;
-    const uint8_t* panel = w.data + rows.tile.row_tile * step;
-    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - rows.tile.row_tile);
+    const uint8_t* panel = w.data + rows.tile.unit * step;
+    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - rows.tile.unit);
     for (bool same = true; same; chunk.next()) {  // tile
       const uint8_t* from = panel + (rows.part.first + rows.unit) * F::kTileBytes;
       const auto bytes = static_cast<uint32_t>(rows.count() * F::kTileBytes);
@@ -359,9 +338,8 @@ __device__ __forceinline__ void sum_pieces(const Rings<S>& rings, Places<S>& at,
 
 // sum -= what the least values of a unit take from it.
 template <class S>
-__device__ __forceinline__ void subtract_least(const Rings<S>& rings, Places<S>& at,
-                                               Operands<S>& o, const Least& least,
-                                               float (&sum)[S::NT][4]) {
+__device__ __forceinline__ void subtract_least(const Rings<S>& rings, Places<S>& at, Operands<S>& o,
+                                               const Least& least, float (&sum)[S::NT][4]) {
   barrier_wait(&rings.sums_full[at.sums.stage], at.sums.parity);
   wgmma_begin();
   wgmma(o.part[0], make_uint4(least.a0, least.a1, least.a0, least.a1),
@@ -431,7 +409,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   total += threadIdx.x;
   for (int index = static_cast<int>(blockIdx.x); index < tiles;
        index += static_cast<int>(gridDim.x)) {
-    const Tile tile = find_tile<S>(list, tokens, index);
+    const ProductTile tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     float sum[NT][4];
     for (int leaf = 0; leaf < leaves.parts; ++leaf) {
@@ -446,7 +424,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
         }
       }
     }
-    finish<NT>(work_of(p, tokens), sum, tile.row_tile + warp, tile.token_tile, lane);
+    finish<NT>(work_of(p, tokens), sum, tile.unit + warp, tile.token_tile, lane);
   }
 }
 
@@ -454,7 +432,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
 // right.
 template <class S>
 __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::NT][4],
-                                           float* shared, int leaf, const Tile& tile) {
+                                           float* shared, int leaf, const ProductTile& tile) {
   constexpr int NT = S::NT, kConsumers = S::kConsumers, kMostLeaves = 8;
   const int thread = static_cast<int>(threadIdx.x), parts = leaves(w.cols);
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");  // nobody reads stages any more
@@ -481,7 +459,7 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::
         if (l < parts) all[0][i] = __fadd_rn(all[0][i], of[l][i]);
       }
     }
-    finish<1>(w, all, tile.row_tile + thread / 32, tile.token_tile + j, thread % 32);
+    finish<1>(w, all, tile.unit + thread / 32, tile.token_tile + j, thread % 32);
   }
   cluster_sync();  // nobody leaves while others read here
 }
@@ -517,9 +495,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   __syncthreads();
   // Tokens first: their pieces are operands.
   uint8_t* chunks = shared + S::kTokens * S::kPieceBytes;
-  const Rings<S> rings{chunks,      shared,      chunks + S::kChunks * S::kChunkBytes,
-                                   chunk_full,  chunk_empty, tokens_full,
-                                   tokens_empty, sums_full,  sums_empty};
+  const Rings<S> rings{chunks,       shared,      chunks + S::kChunks * S::kChunkBytes,
+                       chunk_full,   chunk_empty, tokens_full,
+                       tokens_empty, sums_full,   sums_empty};
   const int leaf = static_cast<int>(blockIdx.z);
   if (thread >= kConsumers) {
     if constexpr (S::kMoves) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
@@ -546,9 +524,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       float sum[S::NT][4];
       Places<S> at;
       sum_leaf<S>(rings, at, sum, leaves_of<typename S::F>(list).of(leaf).count * S::kPieces);
-      const Tile tile = find_tile<S>(list, tokens, static_cast<int>(blockIdx.x));
+      const ProductTile tile =
+          find_product_tile<S::NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
       add_leaves<S>(work_of(list.of[tile.product], tokens), sum, reinterpret_cast<float*>(shared),
-                     leaf, tile);
+                    leaf, tile);
     } else {
       walk<S>(rings, list, tokens, tiles, reinterpret_cast<float*>(shared + S::kRings));
     }

@@ -37,26 +37,6 @@ using Pair = Shape<NT, kRowBytes / 2>;
 constexpr int kWalkThreads = kConsumers + 128, kPairThreads = kConsumers + 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A tile of the product.
-struct Tile {
-  int product;
-  int64_t row_tile, token_tile;
-};
-
-template <int NT>
-__device__ __forceinline__ Tile find_tile(const ProductList& list, int64_t tokens, int index) {
-  constexpr int kRowsAtOnce = 16;  // blocks of rows that walk through the tokens together
-  const int rows = list.first_block[list.count];
-  const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
-  const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
-  const int together = min(kRowsAtOnce, rows - group * kRowsAtOnce);
-  const int block = group * kRowsAtOnce + in % together;
-  int product = 0;
-  while (product + 1 < list.count && block >= list.first_block[product + 1]) ++product;
-  return {product, static_cast<int64_t>(block - list.first_block[product]) * kRowTiles,
-          static_cast<int64_t>(in / together) * NT};
-}
-
 // Pieces of 64 columns of a leaf.
 struct Leaf {
   int first, count;
@@ -116,7 +96,7 @@ __device__ __forceinline__ void fill(Ring<S>& ring, const uint8_t* rows, const u
 }
 
 template <int NT>
-__device__ __forceinline__ uint32_t token_bytes(const Tile& tile, int64_t tokens) {
+__device__ __forceinline__ uint32_t token_bytes(const ProductTile& tile, int64_t tokens) {
   const int left = static_cast<int>((tokens + 7) / 8 - tile.token_tile);
   return static_cast<uint32_t>(min(NT, left) * kTokenBytes);
 }
@@ -129,10 +109,10 @@ __device__ __forceinline__ void produce(Ring<Walk<NT>> ring, const ProductList& 
   bool waited = false;
   for (int index = static_cast<int>(blockIdx.x); index < tiles;
        index += static_cast<int>(gridDim.x)) {
-    const Tile tile = find_tile<NT>(list, tokens, index);
+    const ProductTile tile = find_product_tile<NT, kRowTiles>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const int64_t cols = p.weight.cols;
-    fill<Walk<NT>, kRowBytes>(ring, p.weight.data + tile_at<BF16>(tile.row_tile, cols),
+    fill<Walk<NT>, kRowBytes>(ring, p.weight.data + tile_at<BF16>(tile.unit, cols),
                               p.act + tile.token_tile * kTokenBytes, token_step,
                               token_bytes<NT>(tile, tokens), static_cast<int>((cols + 63) / 64),
                               waited, [](int n) { return static_cast<int64_t>(n); });
@@ -181,7 +161,7 @@ __device__ __forceinline__ void walk(Ring<Walk<NT>> ring, const ProductList& lis
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   for (int index = static_cast<int>(blockIdx.x); index < tiles;
        index += static_cast<int>(gridDim.x)) {
-    const Tile tile = find_tile<NT>(list, tokens, index);
+    const ProductTile tile = find_product_tile<NT, kRowTiles>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const int parts = leaves(p.weight.cols);
     float total[NT][4], sum[NT][4];
@@ -195,7 +175,7 @@ __device__ __forceinline__ void walk(Ring<Walk<NT>> ring, const ProductList& lis
         }
       }
     }
-    finish<NT>(work_of(p, tokens), total, tile.row_tile + warp, tile.token_tile, lane);
+    finish<NT>(work_of(p, tokens), total, tile.unit + warp, tile.token_tile, lane);
   }
 }
 
@@ -329,12 +309,13 @@ __global__ void __launch_bounds__(kPairThreads, 1)
   let_next_start();
   Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 64);
   const int half = static_cast<int>(blockIdx.x % 2), rank = static_cast<int>(blockIdx.z);
-  const Tile tile = find_tile<NT>(list, tokens, static_cast<int>(blockIdx.x / 2));
+  const ProductTile tile =
+      find_product_tile<NT, kRowTiles>(list, tokens, static_cast<int>(blockIdx.x / 2));
   const ProductArgs& p = list.of[tile.product];
-  const int64_t cols = p.weight.cols, row_tile = tile.row_tile + half * (kRowTiles / 2);
+  const int64_t cols = p.weight.cols, row_tile = tile.unit + half * (kRowTiles / 2);
   const int mine = leaves(cols) / 4, first_leaf = rank * 2 * mine;
-  const Turns turns{
-      {leaves_of(cols, first_leaf, mine), leaves_of(cols, first_leaf + mine, mine)}, mine};
+  const Turns turns{{leaves_of(cols, first_leaf, mine), leaves_of(cols, first_leaf + mine, mine)},
+                    mine};
   float sum[2][NT][4];
   if (threadIdx.x == kConsumers) {
     bool waited = false;
