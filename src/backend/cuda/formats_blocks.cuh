@@ -1,0 +1,170 @@
+// Formats in blocks of 32 numbers with a scale each, as tiles (formats.cuh).
+#pragma once
+
+#include "backend/cuda/formats_lanes.cuh"
+
+namespace freshet::cuda {
+
+struct Q8_0 {
+  static constexpr Code kCode = Code::kQ8_0;
+  static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 16 * 64 + 64, kBlock = 32,
+                       kBytes = 34;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    for (int i = 0; i < 2; ++i)
+      p.q[i] = From::get(reinterpret_cast<const uint4*>(tile) + i * 32 + lane);
+    const uint2 s = From::get(reinterpret_cast<const uint2*>(tile + 1024) + lane / 4);
+    p.s.x = s.x;
+    p.s.y = s.y;
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  // Bytes first and first + 1 of w. Under the exponent of 128 their lower seven bits add
+  // themselves, and the upper one, which counts -128, makes 256 of 128: the difference is the
+  // number.
+  static __device__ uint32_t two(uint32_t w, int first) {
+    const uint32_t both = __byte_perm(w, 0x43434343, 0x4140 + first * 0x0101);
+    return sub2(both & 0xff7fff7f, both & 0xff80ff80);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t low = k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z;
+      const uint32_t high = k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w;
+      a[k] = make_uint4(two(low, 0), two(low, 2), two(high, 0), two(high, 2));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    const uint32_t s = group == 0 ? p.s.x : p.s.y;
+    return {half_bits(s & 0xffff), half_bits(s >> 16)};
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < 16 * 64; i += 256) {
+      const int row = i / 64, col = i % 64;
+      const bool real = rows[row] != nullptr && col < left;
+      tile[byte_place(row, col)] = real ? rows[row][col / 32 * 34 + 2 + col % 32] : 0;
+    }
+    if (thread < 32) pack_scale(tile + 1024, rows, left, thread, 34);
+  }
+  // Scales of 16 bits: [8 (g)][block][row half].
+  static __device__ void pack_scale(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
+                                    int block_bytes) {
+    const int g = i / 4, block = i / 2 % 2, row = g + i % 2 * 8;
+    const bool real = rows[row] != nullptr && block * 32 < left;
+    to[2 * i] = real ? rows[row][block * block_bytes] : 0;
+    to[2 * i + 1] = real ? rows[row][block * block_bytes + 1] : 0;
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = half_at(tile + 1024 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
+    return static_cast<float>(static_cast<int8_t>(tile[byte_place(row, col)])) * d;
+  }
+};
+
+struct Q4_0 {
+  static constexpr Code kCode = Code::kQ4_0;
+  static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
+    const uint2 s = From::get(reinterpret_cast<const uint2*>(tile + 512) + lane / 4);
+    p.s.x = s.x;
+    p.s.y = s.y;
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  static __device__ uint32_t two(uint32_t w) { return sub2(two_nibbles(w), k136); }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int piece, int group) {
+    return Q8_0::scales(p, piece, group);
+  }
+  static __device__ int stored(const uint8_t* block, int col) {  // of 32
+    return (block[2 + col % 16] >> (col / 16 * 4)) & 15;
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    if (thread < 128) {  // 4 bytes each: eight numbers of 16 columns
+      const int lane = thread / 4, k = thread % 4;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        bits |= static_cast<uint32_t>(stored(rows[row] + col / 32 * kBytes, col % 32))
+                << (n % 2 * 16 + n / 2 % 4 * 4);
+      }
+      reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
+    }
+    if (thread < 32) Q8_0::pack_scale(tile + 512, rows, left, thread, kBytes);
+  }
+  static __device__ int quant(const uint8_t* tile, int row, int col) {
+    const int bit = nibble_bit(row, col);
+    return (reinterpret_cast<const uint32_t*>(tile)[bit / 32] >> (bit % 32)) & 15;
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = half_at(tile + 512 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
+    return static_cast<float>(quant(tile, row, col) - 8) * d;
+  }
+};
+
+struct MXFP4 {
+  static constexpr Code kCode = Code::kMXFP4;
+  static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 32, kBlock = 32, kBytes = 17;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
+    p.s.x = From::get(reinterpret_cast<const uint32_t*>(tile + 512) + lane / 4);
+  }
+  // The code's value doubled, times half a power of two.
+  static __device__ float value(uint32_t code, float d) {
+    const uint32_t m = code & 7;
+    const float v = static_cast<float>(m < 4 ? m : m < 6 ? m * 2 - 4 : m * 4 - 16);
+    return (code & 8 ? -v : v) * d;
+  }
+  static __device__ float scale(uint32_t e) {
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
+  static constexpr int kGroup = 2;
+  static constexpr bool kMins = false;
+  // A code's exponent and mantissa in their places are the BF16 number value 2^-126; times 2^127,
+  // since values are kept doubled.
+  static __device__ uint32_t two(uint32_t w) {
+    return mul2(((w & 0x00070007) << 6) | ((w & 0x00080008) << 12), 0x7f007f00);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    for (int k = 0; k < 4; ++k) {
+      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+    }
+  }
+  static __device__ Scales scales(const Piece& p, int, int group) {
+    const uint32_t s = p.s.x >> (group * 16);
+    return {scale(s & 255), scale((s >> 8) & 255)};
+  }
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    if (thread < 128) {
+      const int lane = thread / 4, k = thread % 4;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        const uint8_t* block = rows[row] + col / 32 * kBytes;
+        const uint32_t code = (block[1 + col % 16] >> (col % 32 / 16 * 4)) & 15;
+        bits |= code << (n % 2 * 16 + n / 2 % 4 * 4);
+      }
+      reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
+    }
+    if (thread < 32) {
+      const int g = thread / 4, block = thread / 2 % 2, row = g + thread % 2 * 8;
+      const bool real = rows[row] != nullptr && block * 32 < left;
+      tile[512 + thread] = real ? rows[row][block * kBytes] : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    const float d = scale(tile[512 + row % 8 * 4 + col / 32 * 2 + row / 8]);
+    return value(static_cast<uint32_t>(Q4_0::quant(tile, row, col)), d);
+  }
+};
+
+}  // namespace freshet::cuda
