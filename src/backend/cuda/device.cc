@@ -65,9 +65,14 @@ Status CudaDevice::open_buffers() {
 
 CudaDevice::~CudaDevice() {
   api_.sync();
+  forget_steps();
+}
+
+void CudaDevice::forget_steps() {
   for (auto& [key, played] : steps_) {
     if (played.graph != nullptr) api_.graph_release(played.graph);
   }
+  steps_.clear();
 }
 
 void CudaDevice::check(int error, const char* what) const {
@@ -84,6 +89,9 @@ Result<void*> CudaDevice::take(size_t bytes) {
 }
 void CudaDevice::give_back(void* memory) {
   api_.sync();
+  forget_steps();  // they and the tables may hold its address, which others will get
+  known_tables_.clear();
+  tables_at_ = 0;
   api_.release(memory);
 }
 void CudaDevice::copy(void* to, const void* from, size_t bytes) {
@@ -195,12 +203,7 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   Played* played = nullptr;
   if (inputs.repeats) {
     const std::vector<int64_t> key(inputs.key.begin(), inputs.key.end());
-    if (steps_.size() >= kMostGraphs && !steps_.contains(key)) {
-      for (auto& [other, p] : steps_) {
-        if (p.graph != nullptr) api_.graph_release(p.graph);
-      }
-      steps_.clear();
-    }
+    if (steps_.size() >= kMostGraphs && !steps_.contains(key)) forget_steps();
     played = &steps_[key];
   }
   if (played != nullptr && played->graph == nullptr && played->seen > 0 && !played->loose) {
@@ -320,10 +323,7 @@ Status CudaDevice::set_scratch(size_t bytes) {
   scratch_ = Buffer();
   FRESHET_ASSIGN_OR_RETURN(scratch_, Buffer::allocate(bytes, this));
   scratch_at_ = 0;
-  for (auto& [key, played] : steps_) {
-    if (played.graph != nullptr) api_.graph_release(played.graph);
-  }
-  steps_.clear();
+  forget_steps();
   return {};
 }
 

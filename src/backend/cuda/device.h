@@ -121,6 +121,7 @@ class CudaDevice final : public ops::Device {
   Status open_buffers();
   void check(int error, const char* what) const;
   void flush();  // what was held back
+  void forget_steps();
   HeadsArgs::Part& hold(const Matrix& x, int heads, int head_dim,
                         FunctionRef<bool(const HeadsArgs::Part&)> done);
   uint8_t* scratch(size_t bytes);
@@ -155,6 +156,10 @@ class CudaDevice final : public ops::Device {
   Pinned pinned_;
   std::string name_;
   size_t free_ = 0, total_ = 0;
+  // What holds addresses of buffers; declared before these, since one given back clears it.
+  std::map<std::vector<int64_t>, Played> steps_;
+  std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
+  size_t tables_at_ = 0;
   Buffer scratch_;
   size_t scratch_at_ = 0;
   std::array<Encoded, 4> encoded_{};
@@ -166,10 +171,7 @@ class CudaDevice final : public ops::Device {
   bool loose_ = false;
   bool recording_ = false;
   std::vector<Registered> registered_;
-  std::map<std::vector<int64_t>, Played> steps_;
   Buffer tables_;
-  size_t tables_at_ = 0;
-  std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
   Router router_;
   Buffer raw_, host_raw_;  // rows on their way to being packed
   HeadsArgs held_{};       // parts that wait for what else their heads need
