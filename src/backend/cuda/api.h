@@ -20,7 +20,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 4;
+inline constexpr int kApiVersion = 5;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
@@ -31,7 +31,12 @@ inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
 inline constexpr int kMaxRouterTokens = 512;
 
-enum class Code : int32_t { kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4, kCount };
+// clang-format off
+enum class Code : int32_t {
+  kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4,
+  kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kCount
+};
+// clang-format on
 
 // Orders of activations.
 enum class Order : int32_t { kLanes, kCores, kE4M3 };

@@ -27,9 +27,24 @@ inline Code code_of(quant::Format format) {
       return Code::kQ6_K;
     case quant::Format::kMXFP4:
       return Code::kMXFP4;
-    default:
-      return Code::kCount;
+    case quant::Format::kQ4_1:
+      return Code::kQ4_1;
+    case quant::Format::kQ5_0:
+      return Code::kQ5_0;
+    case quant::Format::kQ5_1:
+      return Code::kQ5_1;
+    case quant::Format::kIQ4_NL:
+      return Code::kIQ4_NL;
+    case quant::Format::kIQ4_XS:
+      return Code::kIQ4_XS;
+    case quant::Format::kQ2_K:
+      return Code::kQ2_K;
+    case quant::Format::kQ3_K:
+      return Code::kQ3_K;
+    case quant::Format::kQ5_K:
+      return Code::kQ5_K;
   }
+  return Code::kCount;
 }
 
 inline Rows rows_of(const Matrix& m) {

@@ -26,11 +26,15 @@ constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
           nullptr, nullptr};
 }
 constexpr ops::MatmulKernel kRows[] = {
-    row_of("f32.cuda", quant::Format::kF32),     row_of("f16.cuda", quant::Format::kF16),
-    row_of("bf16.cuda", quant::Format::kBF16),   row_of("fp8.cuda", quant::Format::kFP8),
-    row_of("q8_0.cuda", quant::Format::kQ8_0),   row_of("q4_0.cuda", quant::Format::kQ4_0),
-    row_of("q4_k.cuda", quant::Format::kQ4_K),   row_of("q6_k.cuda", quant::Format::kQ6_K),
-    row_of("mxfp4.cuda", quant::Format::kMXFP4),
+    row_of("f32.cuda", quant::Format::kF32),       row_of("f16.cuda", quant::Format::kF16),
+    row_of("bf16.cuda", quant::Format::kBF16),     row_of("fp8.cuda", quant::Format::kFP8),
+    row_of("q8_0.cuda", quant::Format::kQ8_0),     row_of("q4_0.cuda", quant::Format::kQ4_0),
+    row_of("q4_k.cuda", quant::Format::kQ4_K),     row_of("q6_k.cuda", quant::Format::kQ6_K),
+    row_of("mxfp4.cuda", quant::Format::kMXFP4),   row_of("q4_1.cuda", quant::Format::kQ4_1),
+    row_of("q5_0.cuda", quant::Format::kQ5_0),     row_of("q5_1.cuda", quant::Format::kQ5_1),
+    row_of("iq4_nl.cuda", quant::Format::kIQ4_NL), row_of("iq4_xs.cuda", quant::Format::kIQ4_XS),
+    row_of("q2_k.cuda", quant::Format::kQ2_K),     row_of("q3_k.cuda", quant::Format::kQ3_K),
+    row_of("q5_k.cuda", quant::Format::kQ5_K),
 };
 
 }  // namespace

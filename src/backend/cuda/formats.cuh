@@ -13,6 +13,7 @@
 // Packing moves bits and changes none.
 #pragma once
 
+#include "backend/cuda/formats_bits.cuh"
 #include "backend/cuda/formats_blocks.cuh"
 #include "backend/cuda/formats_k.cuh"
 #include "backend/cuda/formats_values.cuh"
@@ -50,11 +51,42 @@ bool with_format(Code code, const Body& body) {
     case Code::kMXFP4:
       body(MXFP4{});
       return true;
+    case Code::kQ4_1:
+      body(Q4_1{});
+      return true;
+    case Code::kQ5_0:
+      body(Q5_0{});
+      return true;
+    case Code::kQ5_1:
+      body(Q5_1{});
+      return true;
+    case Code::kIQ4_NL:
+      body(IQ4_NL{});
+      return true;
+    case Code::kIQ4_XS:
+      body(IQ4_XS{});
+      return true;
+    case Code::kQ2_K:
+      body(Q2_K{});
+      return true;
+    case Code::kQ3_K:
+      body(Q3_K{});
+      return true;
+    case Code::kQ5_K:
+      body(Q5_K{});
+      return true;
     case Code::kCount:
       break;
   }
   return false;
 }
+
+// Formats that products_quant_wgmma.cu decodes into registers; of the others with scales it would
+// be minutes of compiling for files that are rare.
+template <class F>
+inline constexpr bool kDecoded = F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 ||
+                                 F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K ||
+                                 F::kCode == Code::kMXFP4;
 
 // So many tiles of rows lie side by side, a unit of columns after the other: what a block of
 // products_wgmma.cu takes of BF16 at once is one copy.

@@ -91,6 +91,11 @@ struct Q4_K {
     *to = word;
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
+    return affine(tile, row, col,
+                  static_cast<uint32_t>(Q4_0::quant(tile + col / 64 * 512, row, col % 64)));
+  }
+  // The number that q stands for there.
+  static __device__ float affine(const uint8_t* tile, int row, int col, uint32_t q) {
     const auto* words = reinterpret_cast<const uint32_t*>(tile + 2048) + row % 8 * 4;
     const int half = row / 8, group = col / 32;
     uint32_t d = 0, least = 0;
@@ -102,7 +107,6 @@ struct Q4_K {
     }
     const uint32_t scale = words[group / 2] >> (half * 16 + group % 2 * 8) & 63;
     const uint32_t m = words[32 + group / 2] >> (group % 2 * 16 + half * 6) & 63;
-    const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64);
     return __fsub_rn(static_cast<float>(q) * (half_bits(d) * static_cast<float>(scale)),
                      half_bits(least) * static_cast<float>(m));
   }

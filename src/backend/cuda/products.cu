@@ -209,9 +209,10 @@ int run_products(const ProductList& list, int64_t tokens) {
       if (capability == 90) return run_fp8(list, tokens);
     }
     if constexpr (F::kGroup > 0 && F::kCode != Code::kFP8) {
-      if (capability == 90) {
-        return tokens <= kTokenTile ? run_stream<F>(list, tokens) : run_decode<F>(list, tokens);
-      }
+      if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
+    }
+    if constexpr (kDecoded<F>) {
+      if (capability == 90) return run_decode<F>(list, tokens);
     }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
@@ -223,10 +224,10 @@ int run_products(const ProductList& list, int64_t tokens) {
   }
 }
 
-bool quantised(Code code) {
-  bool scaled = false;
-  with_format(code, [&](auto f) { scaled = decltype(f)::kGroup > 0; });
-  return scaled;
+bool decoded(Code code) {
+  bool is = false;
+  with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
+  return is;
 }
 
 }  // namespace
@@ -234,7 +235,7 @@ bool quantised(Code code) {
 Order order_for(Code code, int64_t tokens) {
   if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
   if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
-  return quantised(code) && capability == 90 && tokens > kTokenTile ? Order::kCores : Order::kLanes;
+  return decoded(code) && capability == 90 && tokens > kTokenTile ? Order::kCores : Order::kLanes;
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {

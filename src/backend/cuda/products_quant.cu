@@ -236,5 +236,10 @@ template int run_stream<Q4_0>(const ProductList&, int64_t);
 template int run_stream<Q4_K>(const ProductList&, int64_t);
 template int run_stream<Q6_K>(const ProductList&, int64_t);
 template int run_stream<MXFP4>(const ProductList&, int64_t);
+template int run_stream<Q5_0>(const ProductList&, int64_t);
+template int run_stream<IQ4_NL>(const ProductList&, int64_t);
+template int run_stream<IQ4_XS>(const ProductList&, int64_t);
+template int run_stream<Q3_K>(const ProductList&, int64_t);
+template int run_stream<Q5_K>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

@@ -203,5 +203,13 @@ template int run_tiles<Q4_0>(const ProductList&, int64_t);
 template int run_tiles<Q4_K>(const ProductList&, int64_t);
 template int run_tiles<Q6_K>(const ProductList&, int64_t);
 template int run_tiles<MXFP4>(const ProductList&, int64_t);
+template int run_tiles<Q4_1>(const ProductList&, int64_t);
+template int run_tiles<Q5_0>(const ProductList&, int64_t);
+template int run_tiles<Q5_1>(const ProductList&, int64_t);
+template int run_tiles<IQ4_NL>(const ProductList&, int64_t);
+template int run_tiles<IQ4_XS>(const ProductList&, int64_t);
+template int run_tiles<Q2_K>(const ProductList&, int64_t);
+template int run_tiles<Q3_K>(const ProductList&, int64_t);
+template int run_tiles<Q5_K>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda
