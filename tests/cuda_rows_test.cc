@@ -198,8 +198,8 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
 // An op that knows its reader leaves out what the reader does not need.
 TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
   constexpr int64_t kCols = 768, kOut = 48;
-  for (const quant::Format format :
-       {quant::Format::kBF16, quant::Format::kF32, quant::Format::kQ8_0, quant::Format::kQ4_K}) {
+  for (const quant::Format format : {quant::Format::kBF16, quant::Format::kF32, quant::Format::kFP8,
+                                     quant::Format::kQ8_0, quant::Format::kQ4_K}) {
     const Stored s = stored(format, kOut, kCols, 3);
     const auto w = gpu->pack(format, s.rows, kCols);
     ASSERT_TRUE(w.ok());
@@ -216,6 +216,13 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
         }
         const ops::Product p{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
         gpu->matmul(to, {&p, 1});
+        if (reader == nullptr) {  // numbers that come from elsewhere are encoded alike
+          DeviceFloats copy(*gpu, between.get()), again(*gpu, static_cast<size_t>(rows * kOut));
+          gpu->scale(copy.matrix(rows, kCols), 1.0f);  // forgets what was encoded here before
+          const ops::Product q{&*w, again.matrix(rows, kOut), nullptr, 1.0f, false};
+          gpu->matmul(copy.matrix(rows, kCols), {&q, 1});
+          EXPECT_EQ(again.get(), out.get()) << quant::info(format).name << " of " << rows;
+        }
         return out.get();
       };
       for (const bool gates : {false, true}) {

@@ -114,6 +114,15 @@ __device__ __forceinline__ uint32_t two_e4m3(float low, float high) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
   return v;
 }
+// Takes the largest of 128 numbers to 448, and back.
+struct E4M3Scale {
+  float up, down;
+};
+__device__ __forceinline__ E4M3Scale e4m3_scale(float most) {
+  constexpr float kMost = 448.0f, kLeast = 1e-30f;
+  if (!(most > kLeast)) return {0.0f, 0.0f};
+  return {__fdiv_rn(kMost, most), __fdiv_rn(most, kMost)};
+}
 // Eight neighbouring activations of a half warp's 128, at a column that is a multiple of 8.
 __device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, int64_t col,
                                          const float (&v)[8]) {
@@ -123,8 +132,8 @@ __device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, in
   const uint32_t half = threadIdx.x % 32 < 16 ? 0x0000ffff : 0xffff0000;
 #pragma unroll
   for (int step = 8; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(half, most, step));
-  constexpr float kMost = 448.0f, kLeast = 1e-30f;
-  const float up = most > kLeast ? __fdiv_rn(kMost, most) : 0.0f;
+  const E4M3Scale scale = e4m3_scale(most);
+  const float up = scale.up;
   uint8_t* tile = act.data + ((col >> 7) * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
   uint2 codes;
   codes.x = two_e4m3(v[0] * up, v[1] * up) | two_e4m3(v[2] * up, v[3] * up) << 16;
@@ -132,8 +141,7 @@ __device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, in
   const int64_t in = col & 127, of_tile = row & 7;
   *reinterpret_cast<uint2*>(tile + (in >> 4) * 128 + of_tile * 16 + (in & 15)) = codes;
   if (in == 0) {
-    reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[of_tile] =
-        most > kLeast ? __fdiv_rn(most, kMost) : 0.0f;
+    reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[of_tile] = scale.down;
   }
 }
 #endif
@@ -183,6 +191,23 @@ __device__ __forceinline__ void put_unit(const Activations& act, int64_t row, in
   *reinterpret_cast<uint32_t*>(to + 16) = packed.y;
   *reinterpret_cast<uint32_t*>(to + 32) = packed.z;
   *reinterpret_cast<uint32_t*>(to + 48) = packed.w;
+}
+
+// Columns of a row of activations, with those that fill it up.
+__host__ __device__ inline int64_t padded_cols(const Activations& act, int64_t cols) {
+  const int64_t unit = act.e4m3 != 0 ? kE4M3Cols : kPadCols;
+  return (cols + unit - 1) / unit * unit;
+}
+// The same in the order that `act` names; of E4M3 a half warp's 16 threads put 128 neighbours.
+__device__ __forceinline__ void put_any(const Activations& act, int64_t row, int64_t col,
+                                        int64_t cols, const float (&v)[kUnit]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+  if (act.e4m3 != 0) {
+    put_e4m3(act, row, col, v);
+    return;
+  }
+#endif
+  put_unit(act, row, col, cols, v);
 }
 
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid = true) {

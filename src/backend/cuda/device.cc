@@ -262,14 +262,13 @@ Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
   const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
   return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
 }
-// Where an op writes what products will read, see Ops::norm(). E4M3 is encoded by itself.
+// Where an op writes what products will read, see Ops::norm().
 CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader) {
   wrote(out);
   Output result{rows_of(out), {}};
   const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
   if (reader != nullptr && code == Code::kF32) return result;
   const Order order = api_.order_for(code, out.rows);
-  if (order == Order::kE4M3) return result;
   if (reader != nullptr) result.rows.data = nullptr;
   result.act = new_encoded(out, order);
   return result;

@@ -214,7 +214,10 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
       batch.sequences(), params.heads, cache.shape.value_dim, a.max_context));
   if (a.single != 0 && partial <= scratch_.size() / 4) {
     a.partial = reinterpret_cast<float*>(scratch(partial));
-    a.act = output_of(out, params.reader).act;
+    const ops::Weight* reader = params.reader;
+    const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
+    // Of attention, E4M3 is encoded by itself.
+    if (api_.order_for(code, out.rows) != Order::kE4M3) a.act = output_of(out, reader).act;
   }
   check(api_.attention(&a), "attention");
 }

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   using Norm = RowNorm<kThreads>;
   let_next_start();
   const int64_t row = blockIdx.x, n = x.cols;
-  const int64_t end = act.data != nullptr ? (n + kPadCols - 1) / kPadCols * kPadCols : n;
+  const int64_t end = act.data != nullptr ? padded_cols(act, n) : n;
   const bool whole_out = whole_rows(out.data, out.stride);
   const bool whole_weight = whole_rows(a.weight, 0) && whole_rows(a.bias, 0);
   // Where there is one row only, memory's latency is most of the time: weights are on their way
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   if (row >= x.rows) {  // padding of the activations
     const float zeros[kUnit] = {};
     for (int64_t c = Norm::column(0); c < end; c += kThreads * kUnit) {
-      put_unit(act, row, c, n, zeros);
+      put_any(act, row, c, n, zeros);
     }
     return;
   }
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
       if (c + i >= n) v[i] = 0.0f;
     }
     if (out.data != nullptr) store_unit(out.data + row * out.stride, v, c, n, whole_out);
-    if (act.data != nullptr) put_unit(act, row, c, n, v);
+    if (act.data != nullptr) put_any(act, row, c, n, v);
   };
   if (kThreads != kLanes) load_weight();
 #pragma unroll

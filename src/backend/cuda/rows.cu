@@ -10,42 +10,22 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ __forceinline__ int64_t padded(int64_t cols) {
-  return (cols + kPadCols - 1) / kPadCols * kPadCols;
-}
-
-// Blocks of 256 threads, a unit of eight neighbours each: rows padded to 8 and columns to 64 with
-// zeros, as activations are.
+// Blocks of 256 threads, a unit of eight neighbours each: rows padded to 8 and columns to 64 (in
+// E4M3: 128) with zeros, as activations are.
 __global__ void encode_kernel(Activations act, Rows x, const int32_t* index, const float* weights,
                               int64_t rows) {
   let_next_start();
   wait();
   const int64_t row = blockIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kUnit;
-  if (c >= padded(x.cols)) return;
+  if (c >= padded_cols(act, x.cols)) return;
   const int64_t from = row < rows ? (index != nullptr ? index[row] : row) : -1;
   const float factor = weights != nullptr && from >= 0 ? weights[row] : 1.0f;
   float v[kUnit];
   load_unit(v, x.data + from * x.stride, c, from >= 0 ? x.cols : 0, whole_rows(x.data, x.stride));
 #pragma unroll
   for (int i = 0; i < kUnit; ++i) v[i] *= factor;
-  put_unit(act, row, c, x.cols, v);
-}
-
-// E4M3: a half warp takes 128 columns, and its scale takes the largest of them to 448.
-__global__ void encode_e4m3_kernel(Activations act, Rows x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-  let_next_start();
-  wait();
-  const int64_t row = blockIdx.y;
-  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 8;
-  if (c >= ceil_div(x.cols, kE4M3Cols) * kE4M3Cols) return;
-  float v[8];
-  for (int i = 0; i < 8; ++i) {
-    v[i] = row < x.rows && c + i < x.cols ? x.data[row * x.stride + c + i] : 0.0f;
-  }
-  put_e4m3(act, row, c, v);
-#endif
+  put_any(act, row, c, x.cols, v);
 }
 
 __global__ void rope_table_kernel(float* cos_sin, const int32_t* positions, const float* inv_freq,
@@ -66,7 +46,7 @@ __global__ void glu_kernel(Rows out, Rows gate, Rows up, GluArgs a, Activations 
   wait();
   const int64_t row = blockIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kUnit;
-  if (c >= padded(out.cols)) return;
+  if (c >= padded_cols(act, out.cols)) return;
   const int64_t n = row < out.rows ? out.cols : 0;
   float v[kUnit], u[kUnit];
   load_unit(v, gate.data + row * gate.stride, c, n, whole_rows(gate.data, gate.stride));
@@ -76,7 +56,7 @@ __global__ void glu_kernel(Rows out, Rows gate, Rows up, GluArgs a, Activations 
   if (out.data != nullptr) {
     store_unit(out.data + row * out.stride, v, c, n, whole_rows(out.data, out.stride));
   }
-  if (act.data != nullptr) put_unit(act, row, c, out.cols, v);
+  if (act.data != nullptr) put_any(act, row, c, out.cols, v);
 }
 
 // Calls body(row, col) for every element.
@@ -169,8 +149,8 @@ dim3 grid_of(int64_t cols, int64_t rows) {
 int64_t padded_rows(int64_t rows) {
   return ceil_div(rows, kTokenTile) * kTokenTile;
 }
-dim3 units_of(int64_t cols, int64_t rows) {
-  return grid_of(ceil_div(cols, kPadCols) * (kPadCols / kUnit), rows);
+dim3 units_of(const Activations& act, int64_t cols, int64_t rows) {
+  return grid_of(padded_cols(act, cols) / kUnit, rows);
 }
 
 }  // namespace
@@ -183,13 +163,8 @@ int64_t fragment_bytes(int64_t rows, int64_t cols) {
 
 int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows) {
-  if (act->e4m3 != 0) {
-    const int64_t units = ceil_div(x->cols, kE4M3Cols) * kE4M3Cols / 8;
-    return launch(encode_e4m3_kernel, grid_of(units, padded_rows(rows)), dim3(kThreads), 0, *act,
-                  *x);
-  }
-  return launch(encode_kernel, units_of(x->cols, padded_rows(rows)), dim3(kThreads), 0, *act, *x,
-                index, weights, rows);
+  return launch(encode_kernel, units_of(*act, x->cols, padded_rows(rows)), dim3(kThreads), 0, *act,
+                *x, index, weights, rows);
 }
 
 int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
@@ -201,8 +176,8 @@ int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, 
 int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
         const Activations* act) {
   const int64_t rows = act->data != nullptr ? padded_rows(out->rows) : out->rows;
-  return launch(glu_kernel, units_of(out->cols, rows), dim3(kThreads), 0, *out, *gate, *up, *glu,
-                *act);
+  return launch(glu_kernel, units_of(*act, out->cols, rows), dim3(kThreads), 0, *out, *gate, *up,
+                *glu, *act);
 }
 int activation(const Rows* x, int activation) {
   return launch(activation_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, activation);
