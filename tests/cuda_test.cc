@@ -216,7 +216,8 @@ TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
 
 // A cache on each side with the same keys and values.
 struct AttentionProblem {
-  AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed)
+  AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed,
+                   float sharpness = 1.0f)
       : c(of), gpu(g), cpu(h) {
     c.shape.type = ops::KvType::kF16;
     std::mt19937 rng(seed);
@@ -254,6 +255,7 @@ struct AttentionProblem {
     }
     queries =
         rounded(random_floats(static_cast<size_t>(tokens * c.heads * c.shape.key_dim), seed + 5));
+    for (float& q : queries) q *= sharpness;
     sinks = random_floats(static_cast<size_t>(c.heads), seed + 6, 2.0f);
   }
   ops::KvView host_view() { return {c.shape, host_cache.data(), blocks}; }
@@ -332,8 +334,11 @@ TEST_F(Cuda, AttentionIsNearTheReferenceAndKeepsItsBits) {
 }
 
 // Prompts around the edges of pieces, tiles and windows: near the reference, and the same bits in
-// one step, cut in two anywhere, and a query at a time.
-TEST_F(Cuda, AttentionOfPromptsKeepsItsBitsHoweverTheyAreCut) {
+// one step, cut in two anywhere, and a query at a time. Sharp ones: scores far apart, so that a
+// softmax's reference is raised on the way.
+class CudaAttentionOfPrompts : public Cuda, public ::testing::WithParamInterface<float> {};
+INSTANTIATE_TEST_SUITE_P(Sharpness, CudaAttentionOfPrompts, ::testing::Values(1.0f, 32.0f, 256.0f));
+TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
   using ops::KvType;
   const std::vector<cases::AttentionCase> all = {
       {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
@@ -343,11 +348,14 @@ TEST_F(Cuda, AttentionOfPromptsKeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kF16, 2, 128, 128, false}, 16, 30.0f, 0, false, {{300, 299}}},
       {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 130, true, {{777, 600}, {255, 17}}},
       {{KvType::kF16, 2, 64, 64, false}, 6, 0.0f, 0, false, {{513, 513}, {640, 5}}},
+      {{KvType::kF16, 1, 128, 128, false}, 4, 0.0f, 0, false, {{2100, 530}}},
+      {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 700, true, {{1700, 300}}},
+      {{KvType::kF16, 1, 96, 96, false}, 2, 0.0f, 600, false, {{1300, 70}}},
       {{KvType::kF16, 1, 128, 128, false}, 1, 0.0f, 1, false, {{400, 300}}},
   };
   uint32_t seed = 9000;
   for (const cases::AttentionCase& c : all) {
-    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    AttentionProblem p(c, *gpu, *cpu, seed += 50, GetParam());
     std::vector<AttentionProblem::Part> whole;
     for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
     const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);

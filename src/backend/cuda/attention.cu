@@ -85,15 +85,12 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
 
 // Adds a chunk's values, weighted.
 template <int VT>
-__device__ __forceinline__ void add_values(Sums<VT>& sums, const float (*weight)[4],
+__device__ __forceinline__ void add_values(Sums<VT>& sums, const uint32_t (*weights)[4],
                                            const __half* values, int pad) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    const float(&low)[4] = weight[2 * k];
-    const float(&high)[4] = weight[2 * k + 1];
-    const uint4 operand = make_uint4(pack_half(low[0], low[1]), pack_half(low[2], low[3]),
-                                     pack_half(high[0], high[1]), pack_half(high[2], high[3]));
+    const uint4 operand = make_uint4(weights[k][0], weights[k][1], weights[k][2], weights[k][3]);
 #pragma unroll
     for (int j = 0; j < VT; j += 2) {
       uint32_t vb[4];
@@ -164,8 +161,8 @@ __global__ void __launch_bounds__(256)
   int first_chunk = low / kChunk, last_chunk = high / kChunk;
   const int piece = split != 0 ? static_cast<int>(blockIdx.z) / plan.slices : -1;
   if (piece >= 0) {
-    first_chunk = max(first_chunk, piece * kChunks);
-    last_chunk = min(last_chunk, piece * kChunks + kChunks - 1);
+    first_chunk = max(first_chunk, piece * kChunksOfPiece);
+    last_chunk = min(last_chunk, piece * kChunksOfPiece + kChunksOfPiece - 1);
     if (first_chunk > last_chunk) return;
   }
 
@@ -173,7 +170,7 @@ __global__ void __launch_bounds__(256)
   auto* buffers = q + rows_per_block * plan.key_pad;
   const int slot_size = kChunk * max(plan.key_pad, plan.value_pad);
   const int features = min(kSlice, a.cache.value_dim - slice * kSlice);
-  // Halves of pieces pass through two slots: keys of both halves, then values of both.
+  // Halves of tiles pass through two slots: keys of both halves, then values of both.
   int next_chunk = first_chunk, fetched = 0;
   bool next_keys = true;
   const auto fetch = [&] {
@@ -236,13 +233,14 @@ __global__ void __launch_bounds__(256)
   }
   const bool works = warp < plan.warps && warp * 16 < tile.rows;
   const float steep = steepness(a);
-  Sums<VT> total;
+  Sums<VT> total, sums;
   total.clear();
-  for (int p = first_chunk / kChunks; p <= last_chunk / kChunks; ++p) {
+  sums.clear();
+  for (int t = first_chunk / kChunks; t <= last_chunk / kChunks; ++t) {
     float score[kKeyTiles][4] = {};
 #pragma unroll
     for (int half = 0; half < kChunks; ++half) {
-      const int chunk = p * kChunks + half;
+      const int chunk = t * kChunks + half;
       if (chunk >= first_chunk && chunk <= last_chunk) {
         const __half* keys = take();
         if (works) {
@@ -255,20 +253,29 @@ __global__ void __launch_bounds__(256)
         }
       }
     }
-    Sums<VT> sums;
-    sums.clear();
-    largest_score(score, sums.m);
-    weigh(score, steep, sums.m, sums.l);
-    add_lanes(sums.l);
+    const bool begins = t % kTiles == 0 || t == first_chunk / kChunks;
+    if (begins) {
+      add_lanes(sums.l);
+      total.merge(sums, steep);
+      sums.clear();
+    }
+    uint32_t weights[kKeyTiles / 2][4];
+    float factor[2];
+    const bool raised = take_scores<2>(
+        sums, begins,
+        [&](int r, int j) { return make_float2(score[j][r * 2], score[j][r * 2 + 1]); }, steep,
+        factor, [&](int r, int j, uint32_t pair) { weights[j / 2][j % 2 * 2 + r] = pair; });
+    if (raised) sums.scale(factor);
 #pragma unroll
     for (int half = 0; half < kChunks; ++half) {
-      const int chunk = p * kChunks + half;
+      const int chunk = t * kChunks + half;
       if (chunk < first_chunk || chunk > last_chunk) continue;
       const __half* values = take();
-      if (works) add_values<VT>(sums, score + half * 8, values, plan.value_pad);
+      if (works) add_values<VT>(sums, weights + half * 4, values, plan.value_pad);
     }
-    total.merge(sums, steep);
   }
+  add_lanes(sums.l);
+  total.merge(sums, steep);
   if (works) write_rows<VT>(total, a, plan, tile, kv_head, slice, piece);
 }
 
@@ -300,7 +307,7 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
       const float steep = steepness(a);
       float m = -INFINITY, l = 0.0f, acc = 0.0f;
 #pragma unroll 4
-      for (int i = low / kSplitTokens; i <= position / kSplitTokens; ++i) {
+      for (int i = low / kPieceTokens; i <= position / kPieceTokens; ++i) {
         const float* p = partial_at(a, s, head, i, splits);
         const float its_m = p[value_dim], its_l = p[value_dim + 1];
         const float most = fmaxf(m, its_m);
@@ -324,7 +331,7 @@ Plan plan_of(const AttentionArgs& a) {
   const int slice = a.cache.value_dim < kSlice ? a.cache.value_dim : kSlice;
   p.value_pad = (slice <= 64 ? 64 : 128) + 8;
   p.slices = static_cast<int>(ceil_div(a.cache.value_dim, kSlice));
-  p.splits = static_cast<int>(ceil_div(a.max_context, kSplitTokens));
+  p.splits = static_cast<int>(ceil_div(a.max_context, kPieceTokens));
   const int group = a.heads / a.cache.kv_heads;
   p.warps = static_cast<int>(ceil_div(static_cast<int64_t>(a.max_queries) * group, 16));
   p.warps = p.warps > 8 ? 8 : p.warps;
@@ -349,7 +356,7 @@ int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int spl
 
 int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
   return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
-         ceil_div(context, kSplitTokens);
+         ceil_div(context, kPieceTokens);
 }
 
 int attention(const AttentionArgs* args) {

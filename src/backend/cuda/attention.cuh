@@ -1,13 +1,16 @@
 // What the kernels of attention share: the cache's places, operands, and the order of sums.
 //
 // A row is a query's head. Its result is defined as follows, whatever else is in the batch: the
-// context is cut into pieces at multiples of kSplitTokens keys. A piece has a softmax of its own,
-// over the scores of all its keys, and its weighted values are summed from zero, in order of keys;
-// pieces are merged from left to right. Keys that a row does not see weigh nothing, and change no
-// bit: a kernel may leave them out, half pieces and pieces of them too. So a block may walk the
-// whole context (prompts), or blocks may take pieces of it, which one of them merges (single
-// queries). Rows are the 16-row side of mma, or the 64-row side of wgmma: the heads that share a
-// key head, and neighbouring queries.
+// context is cut into pieces at multiples of kPieceTokens keys, and pieces into tiles of
+// kTileTokens. A piece has a softmax of its own: weights are powers of two of scores less a
+// reference, which is the largest score of its first tile that is seen. Where the weights of a
+// later tile sum to more than kMostWeight in one of the four lanes that share a row, the reference
+// becomes the largest score so far, and what was summed is scaled. Weighted values are
+// summed in order of keys; pieces are merged from left to right. Keys that a row does not see weigh
+// nothing, and change no bit: a kernel may leave them out, half tiles and tiles of them too. So a
+// block may walk the whole context (prompts), or blocks may take pieces of it, which one of them
+// merges (single queries). Rows are the 16-row side of mma, or the 64-row side of wgmma: the heads
+// that share a key head, and neighbouring queries.
 #pragma once
 
 #include "backend/cuda/common.cuh"
@@ -15,9 +18,14 @@
 namespace freshet::cuda {
 
 inline constexpr int kBlockTokens = 16;
-inline constexpr int kChunk = 64;                      // keys that single queries load at a time
-inline constexpr int kChunks = kSplitTokens / kChunk;  // of a piece
-inline constexpr int kKeyTiles = kSplitTokens / 8;     // of a piece
+inline constexpr int kPieceTokens = 512;                   // keys that have one softmax
+inline constexpr int kTileTokens = 128;                    // keys that are weighed together
+inline constexpr int kTiles = kPieceTokens / kTileTokens;  // of a piece
+inline constexpr int kChunk = 64;                          // keys that single queries load at once
+inline constexpr int kChunks = kTileTokens / kChunk;       // of a tile
+inline constexpr int kChunksOfPiece = kTiles * kChunks;
+inline constexpr int kKeyTiles = kTileTokens / 8;  // columns of mma, of a tile
+inline constexpr float kMostWeight = 16384.0f;     // F16 ends at 65504
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // A value beyond F16 is kept at its edge: an infinity would turn masked terms into NaN.
@@ -86,29 +94,41 @@ __device__ __forceinline__ float shrink(float m, float to, float steep) {
   return m == to ? 1.0f : power_of_two(__fmul_rn(__fsub_rn(m, to), steep));
 }
 
+// Of a piece so far, or of some: the reference and the sum of weights (of a piece: a lane's).
+template <int kRows>
+struct Softmax {
+  float m[kRows], l[kRows];
+};
+
 // Sums of rows g and g + 8 of a lane (kRows 1: of row g alone), over VT tiles of 8 features.
 template <int VT, int kRows = 2>
-struct Sums {
-  float m[kRows], l[kRows], acc[VT][4];
+struct Sums : Softmax<kRows> {
+  float acc[VT][4];
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      m[r] = -INFINITY;
-      l[r] = 0.0f;
+      this->m[r] = -INFINITY;
+      this->l[r] = 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < VT; ++j) {
       for (int i = 0; i < 4; ++i) acc[j][i] = 0.0f;
     }
   }
+  __device__ __forceinline__ void scale(const float (&factor)[kRows]) {
+#pragma unroll
+    for (int j = 0; j < VT; ++j) {
+      for (int i = 0; i < 2 * kRows; ++i) acc[j][i] = __fmul_rn(acc[j][i], factor[i / 2]);
+    }
+  }
   // This, then `next`, which stands to the right of it.
   __device__ __forceinline__ void merge(const Sums& next, float steep) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float most = fmaxf(m[r], next.m[r]);
-      const float mine = shrink(m[r], most, steep), its = shrink(next.m[r], most, steep);
-      m[r] = most;
-      l[r] = __fmaf_rn(next.l[r], its, __fmul_rn(l[r], mine));
+      const float most = fmaxf(this->m[r], next.m[r]);
+      const float mine = shrink(this->m[r], most, steep), its = shrink(next.m[r], most, steep);
+      this->m[r] = most;
+      this->l[r] = __fmaf_rn(next.l[r], its, __fmul_rn(this->l[r], mine));
 #pragma unroll
       for (int j = 0; j < VT; ++j) {
         for (int i = r * 2; i < r * 2 + 2; ++i) {
@@ -119,42 +139,78 @@ struct Sums {
   }
 };
 
-// The largest score of a piece, of rows g and g + 8. A score of -infinity: not seen.
-__device__ __forceinline__ void largest_score(const float (&score)[kKeyTiles][4], float (&m)[2]) {
-  m[0] = m[1] = -INFINITY;
+// A lane's weights of a tile in pairs, and their sum. score(r, j): of row r, keys 8 j +
+// 2 (lane % 4) and the next; put(r, j, pair) takes them.
+template <int kRows, class Score, class Put>
+__device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
+                                      const float (&offset)[kRows], const Put& put) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sum[r] = 0.0f;
 #pragma unroll
   for (int j = 0; j < kKeyTiles; ++j) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) m[r] = fmaxf(m[r], fmaxf(score[j][r * 2], score[j][r * 2 + 1]));
-  }
-#pragma unroll
-  for (int step = 1; step < 4; step <<= 1) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) m[r] = fmaxf(m[r], __shfl_xor_sync(0xffffffff, m[r], step));
-  }
-}
-
-// Scores become weights, l the sum of a lane's.
-__device__ __forceinline__ void weigh(float (&score)[kKeyTiles][4], float steep,
-                                      const float (&m)[2], float (&l)[2]) {
-  const float offset[2] = {offset_of(m[0], steep), offset_of(m[1], steep)};
-  l[0] = l[1] = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kKeyTiles; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      score[j][i] = weight_of(score[j][i], steep, offset[i / 2]);
-      l[i / 2] = __fadd_rn(l[i / 2], score[j][i]);
+    for (int r = 0; r < kRows; ++r) {
+      const float2 v = score(r, j);
+      const float low = weight_of(v.x, steep, offset[r]), high = weight_of(v.y, steep, offset[r]);
+      sum[r] = __fadd_rn(__fadd_rn(sum[r], low), high);
+      put(r, j, pack_half(low, high));
     }
   }
 }
 
+// Takes a tile's scores into the piece. Returns whether some row's reference was raised; `factor`
+// is what its sums so far are worth. A score of -infinity: not seen.
+template <int kRows, class Score, class Put>
+__device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,
+                                            float steep, float (&factor)[kRows], const Put& put) {
+  float sum[kRows], offset[kRows];
+  bool again = begins;
+  if (!begins) {
+    // Nothing seen so far: an offset of infinity, and no sum within the bound.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) offset[r] = __fmul_rn(s.m[r], steep);
+    weigh<kRows>(sum, score, steep, offset, put);
+    bool beyond = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) beyond |= !(sum[r] <= kMostWeight);
+    again = __any_sync(0xffffffff, beyond);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) factor[r] = 1.0f;
+  if (again) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      bool beyond = begins || !(sum[r] <= kMostWeight);
+      float most = begins ? -INFINITY : s.m[r];
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j) most = fmaxf(most, fmaxf(score(r, j).x, score(r, j).y));
+#pragma unroll
+      for (int step = 1; step < 4; step <<= 1) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+        beyond |= __shfl_xor_sync(0xffffffff, static_cast<int>(beyond), step) != 0;
+      }
+      if (beyond) {
+        factor[r] = begins ? 0.0f : shrink(s.m[r], most, steep);
+        s.m[r] = most;
+      }
+      offset[r] = offset_of(s.m[r], steep);
+    }
+    weigh<kRows>(sum, score, steep, offset, put);
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    s.l[r] = begins ? sum[r] : __fmaf_rn(s.l[r], factor[r], sum[r]);
+  }
+  return again && !begins;
+}
+
 // The sums of lanes become the row's.
-__device__ __forceinline__ void add_lanes(float (&l)[2]) {
+template <int kRows>
+__device__ __forceinline__ void add_lanes(float (&l)[kRows]) {
 #pragma unroll
   for (int step = 1; step < 4; step <<= 1) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) l[r] = __fadd_rn(l[r], __shfl_xor_sync(0xffffffff, l[r], step));
+    for (int r = 0; r < kRows; ++r) l[r] = __fadd_rn(l[r], __shfl_xor_sync(0xffffffff, l[r], step));
   }
 }
 

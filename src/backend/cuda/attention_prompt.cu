@@ -1,11 +1,11 @@
 // Attention of prompts on Hopper, for the usual sizes of heads: wgmma, rows on its 64-row side.
 //
 // A block takes tiles of 128 rows of a key head, one after the other, as they come: who is free
-// asks for the next. Of each it walks the pieces that some row sees. One warp keeps a ring in
-// shared memory filled by the bulk copy engine: a tile's queries as they are, then each piece's
-// keys and its values, a copy for each block of the cache. Two warpgroups have 64 rows each. While
-// a piece's weights are taken, the tensor cores add the values of the piece before it, 64 features
-// at a time, so that their sums leave room for the scores. The warpgroups take turns at them.
+// asks for the next. Of each it walks the steps, of kTileTokens keys, that some row sees. One warp
+// keeps a ring in shared memory filled by the bulk copy engine: a tile's queries as they are, then
+// each step's keys and its values, a copy for each block of the cache. Two warpgroups have 64 rows
+// each. While a step's weights are taken, the tensor cores add the values of the step before it.
+// The warpgroups take turns at them. Sums of the pieces before stand in shared memory.
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -22,9 +22,10 @@ __device__ unsigned handed_out, done;
 
 template <int D>
 struct Shared {
-  static constexpr int kSlots = 6;
-  __half slots[kSlots][kSplitTokens * D];  // or the queries of a warpgroup, in F32
+  static constexpr int kSlots = 4;
+  __half slots[kSlots][kTileTokens * D];  // or the queries of a warpgroup, in F32
   __half queries[kRows * D];
+  float4 totals[D / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
   Tile tiles[kInfos];
   int heads[kInfos];
@@ -44,13 +45,13 @@ __device__ __forceinline__ int first_seen(const AttentionArgs& a, int position) 
   return a.window > 0 ? max(0, position - a.window + 1) : 0;
 }
 
-// Pieces that rows [first, end) see.
-struct Pieces {
+// Steps that rows [first, end) see something of.
+struct Steps {
   int first, last;
 };
-__device__ __forceinline__ Pieces pieces_of(const AttentionArgs& a, const Walk& w, int first,
-                                            int end) {
-  return {first_seen(a, w.position(first)) / kSplitTokens, w.position(end - 1) / kSplitTokens};
+__device__ __forceinline__ Steps steps_of(const AttentionArgs& a, const Walk& w, int first,
+                                          int end) {
+  return {first_seen(a, w.position(first)) / kTileTokens, w.position(end - 1) / kTileTokens};
 }
 
 template <int D>
@@ -92,20 +93,20 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
   ++ring.at;
 }
 
-// Keys and values of all pieces that a tile sees. Blocks of which nothing is seen are replaced by
+// Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
 // others.
 template <int D>
-__device__ __forceinline__ void copy_pieces(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
-  constexpr int kBlocks = kSplitTokens / kBlockTokens, kBlockBytes = kBlockTokens * D * 2;
+__device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
+  constexpr int kBlocks = kTileTokens / kBlockTokens, kBlockBytes = kBlockTokens * D * 2;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const Pieces pieces = pieces_of(a, w, 0, w.tile.rows);
+  const Steps steps = steps_of(a, w, 0, w.tile.rows);
   const int low = first_seen(a, w.position(0)) / kBlockTokens;
   const int high = w.position(w.tile.rows - 1) / kBlockTokens;
   const int* table = a.batch.tables + w.tile.sequence * a.batch.table_stride;
-  int next_id = table[min(max(pieces.first * kBlocks + lane % kBlocks, low), high)];
-  for (int piece = pieces.first; piece <= pieces.last; ++piece) {
+  int next_id = table[min(max(steps.first * kBlocks + lane % kBlocks, low), high)];
+  for (int step = steps.first; step <= steps.last; ++step) {
     const int64_t id = next_id;
-    next_id = table[min(max((piece + 1) * kBlocks + lane % kBlocks, low), high)];
+    next_id = table[min(max((step + 1) * kBlocks + lane % kBlocks, low), high)];
     for (int part = 0; part < 2; ++part, ++ring.at) {
       ring.wait_empty();
       uint64_t* full = &ring.s.full[ring.slot()];
@@ -146,7 +147,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
     __syncwarp();
     for (int g = 0; g < kGroups; ++g) copy_queries(ring, a, w, g * kGroupRows);
     if (w.tile.sequence < 0) break;
-    copy_pieces(ring, a, w);
+    copy_steps(ring, a, w);
   }
   if (lane == 0 && atomicAdd(&done, 1u) + 1 == gridDim.x) {
     handed_out = 0;
@@ -154,7 +155,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// Warpgroups take turns at the tensor cores, a piece each, so that one weighs while the other
+// Warpgroups take turns at the tensor cores, a step each, so that one weighs while the other
 // multiplies.
 __device__ __forceinline__ void wait_turn() {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.x / 128) + 3), "n"(kConsumers)
@@ -201,14 +202,34 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
 // A warpgroup's numbers. Rows g and g + 8 of a lane, as mma has them.
 template <int D>
 struct Numbers {
-  static constexpr int kParts = D / 64;  // features of values at a time
-  Sums<D / 8> total;
-  float score[kKeyTiles][4], part[8][4];
-  uint32_t weights[kSplitTokens / 16][4];
-  // Of the piece whose values are added next: the lane's sum of weights, the total's factor, its
-  // own.
-  float sum[2], mine[2], its[2];
+  float acc[D / 8][4];  // of the piece
+  float score[kKeyTiles][4];
+  Softmax<2> piece, total;
+  bool begins;  // the piece's first values come next
 };
+// A step's weights: operands of its values.
+using Weights = uint32_t[kTileTokens / 16][4];
+
+using freshet::cuda::wgmma_half;
+// As wgmma.cuh has it for 64 columns.
+__device__ __forceinline__ void wgmma_half(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
+                                           int adds) {
+// clang-format off
+#define FRESHET_SUM(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FRESHET_SUMS(i) FRESHET_SUM(i), FRESHET_SUM(i + 1), FRESHET_SUM(i + 2), FRESHET_SUM(i + 3)
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+               "{%64, %65, %66, %67}, %68, adds, 1, 1, 1;\n}"
+               : FRESHET_SUMS(0), FRESHET_SUMS(4), FRESHET_SUMS(8), FRESHET_SUMS(12)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+#undef FRESHET_SUM
+#undef FRESHET_SUMS
+// clang-format on
+}
 
 // scores = queries keys
 template <int D>
@@ -224,82 +245,59 @@ __device__ __forceinline__ void multiply_keys(Numbers<D>& n, const Shared<D>& s,
   wgmma_commit();
 }
 
-// part = weights values, of 64 features
+// sums += weights values
 template <int D>
-__device__ __forceinline__ void multiply_values(Numbers<D>& n, const Shared<D>& s, int slot,
-                                                int part) {
-  const uint64_t b = operand_at(s.slots[slot] + part * 512, D * 16, 128);
+__device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& weights,
+                                                const Shared<D>& s, int slot) {
+  const uint64_t b = operand_at(s.slots[slot], D * 16, 128);
   wgmma_begin();
 #pragma unroll
-  for (int k = 0; k < kSplitTokens / 16; ++k) {
-    wgmma_half(n.part, n.weights[k], b + k * (D * 32 >> 4), k > 0);
+  for (int k = 0; k < kTileTokens / 16; ++k) {
+    wgmma_half(n.acc, weights[k], b + k * (D * 32 >> 4), k > 0 || !n.begins);
   }
   wgmma_commit();
 }
 
-// The total as it is before a piece's values are added. A factor of one changes no bit.
+// A piece's sums join those of the pieces before it.
 template <int D>
-__device__ __forceinline__ void join_sums(Numbers<D>& n) {
-  add_lanes(n.sum);
+__device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Shared<D>& s,
+                                            float steep) {
+  add_lanes(piece.l);
+  float mine[2], its[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    n.total.l[r] = __fmaf_rn(n.sum[r], n.its[r], __fmul_rn(n.total.l[r], n.mine[r]));
-  }
-  if (__any_sync(0xffffffff, n.mine[0] != 1.0f || n.mine[1] != 1.0f)) {
-#pragma unroll
-    for (int j = 0; j < D / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) n.total.acc[j][i] = __fmul_rn(n.total.acc[j][i], n.mine[i / 2]);
-    }
-  }
-  pin(n.total.acc);
-}
-
-template <int D>
-__device__ __forceinline__ void add_part(Numbers<D>& n, int part) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& sum = n.total.acc[part * 8 + j][i];
-      sum = __fmaf_rn(n.part[j][i], n.its[i / 2], sum);
-    }
-  }
-}
-
-// Scores become weights in their place; sum, mine and its of this piece.
-template <int D>
-__device__ __forceinline__ void weigh_scores(Numbers<D>& n, float steep, float (&sum)[2],
-                                             float (&mine)[2], float (&its)[2]) {
-  float m[2];
-  largest_score(n.score, m);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float most = fmaxf(n.total.m[r], m[r]);
+    const float most = fmaxf(n.total.m[r], piece.m[r]);
     mine[r] = shrink(n.total.m[r], most, steep);
-    its[r] = shrink(m[r], most, steep);
+    its[r] = shrink(piece.m[r], most, steep);
     n.total.m[r] = most;
+    n.total.l[r] = __fmaf_rn(piece.l[r], its[r], __fmul_rn(n.total.l[r], mine[r]));
   }
-  weigh(n.score, steep, m, sum);
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j) {
+    float4& at = s.totals[j][threadIdx.x];
+    float4 v = at;
+    v.x = __fmaf_rn(n.acc[j][0], its[0], __fmul_rn(v.x, mine[0]));
+    v.y = __fmaf_rn(n.acc[j][1], its[0], __fmul_rn(v.y, mine[0]));
+    v.z = __fmaf_rn(n.acc[j][2], its[1], __fmul_rn(v.z, mine[1]));
+    v.w = __fmaf_rn(n.acc[j][3], its[1], __fmul_rn(v.w, mine[1]));
+    at = v;
+  }
 }
 
+// A step's scores become weights.
 template <int D>
-__device__ __forceinline__ void pack_weights(Numbers<D>& n) {
-#pragma unroll
-  for (int k = 0; k < kSplitTokens / 16; ++k) {
-    const float(&low)[4] = n.score[2 * k];
-    const float(&high)[4] = n.score[2 * k + 1];
-    n.weights[k][0] = pack_half(low[0], low[1]);
-    n.weights[k][1] = pack_half(low[2], low[3]);
-    n.weights[k][2] = pack_half(high[0], high[1]);
-    n.weights[k][3] = pack_half(high[2], high[3]);
-  }
+__device__ __forceinline__ bool weigh_scores(Numbers<D>& n, bool begins, float steep,
+                                             float (&factor)[2], Weights& weights) {
+  return take_scores<2>(
+      n.piece, begins,
+      [&](int r, int j) { return make_float2(n.score[j][r * 2], n.score[j][r * 2 + 1]); }, steep,
+      factor, [&](int r, int j, uint32_t pair) { weights[j / 2][j % 2 * 2 + r] = pair; });
 }
 
 // Caps scores and hides those of keys that a row does not see. limit: first and last position that
 // rows g and g + 8 do.
 template <int D>
-__device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& a, int piece,
+__device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& a, int step,
                                             const int (&limit)[2][2]) {
   if (a.softcap > 0.0f) {
     const float steep = cap_steepness(a);
@@ -310,7 +308,7 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
     }
   }
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int first = piece * kSplitTokens + lane % 4 * 2;
+  const int first = step * kTileTokens + lane % 4 * 2;
   const int from[2] = {limit[0][0] - first, limit[1][0] - first};
   const int upto[2] = {limit[0][1] - first, limit[1][1] - first};
 #pragma unroll
@@ -323,87 +321,84 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
   }
 }
 
-// The values of the piece whose weights are there.
+// The last step's values; sums of all pieces are left in n.acc.
 template <int D>
-__device__ __forceinline__ void add_values(Numbers<D>& n, Ring<D>& ring) {
+__device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights, Ring<D>& ring,
+                                           float steep) {
   ring.wait_full();
-  join_sums(n);
-#pragma unroll
-  for (int part = 0; part < Numbers<D>::kParts; ++part) {
-    multiply_values(n, ring.s, ring.slot(), part);
-    wgmma_wait<0>();
-    pin(n.part);
-    add_part(n, part);
-  }
+  multiply_values(n, weights, ring.s, ring.slot());
+  wgmma_wait<0>();
+  pin(n.acc);
   ring.leave(ring.slot());
   ++ring.at;
+  merge_piece(n, n.piece, ring.s, steep);
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j) {
+    const float4 v = ring.s.totals[j][threadIdx.x];
+    n.acc[j][0] = v.x, n.acc[j][1] = v.y, n.acc[j][2] = v.z, n.acc[j][3] = v.w;
+  }
 }
 
-// A piece's keys by themselves.
+// The first step's keys.
 template <int D>
-__device__ __forceinline__ void take_keys(Numbers<D>& n, Ring<D>& ring, const AttentionArgs& a,
-                                          int piece, const int (&limit)[2][2], bool masked,
-                                          float steep) {
+__device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<D>& ring,
+                                          const AttentionArgs& a, int step,
+                                          const int (&limit)[2][2], bool masked, float steep) {
   ring.wait_full();
   wait_turn();
   multiply_keys(n, ring.s, ring.slot());
   pass_turn();
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j) ring.s.totals[j][threadIdx.x] = make_float4(0, 0, 0, 0);
+  n.total = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+  n.begins = true;
   wgmma_wait<0>();
   pin(n.score);
   ring.leave(ring.slot());
   ++ring.at;
-  if (masked) mask_scores(n, a, piece, limit);
-  weigh_scores(n, steep, n.sum, n.mine, n.its);
-  pack_weights(n);
+  if (masked) mask_scores(n, a, step, limit);
+  float factor[2];
+  weigh_scores(n, true, steep, factor, weights);
 }
 
-// The values of a piece, and the keys of the next.
+// The values of the step before, and a step's keys.
 template <int D>
-__device__ __forceinline__ void take_both(Numbers<D>& n, Ring<D>& ring, const AttentionArgs& a,
-                                          int piece, const int (&limit)[2][2], bool masked,
-                                          float steep) {
-  constexpr int kLast = Numbers<D>::kParts - 1;
+__device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, Weights& weights,
+                                          Ring<D>& ring, const AttentionArgs& a, int step,
+                                          const int (&limit)[2][2], bool masked, float steep) {
   ring.wait_full();
   const int values = ring.slot();
-  wait_turn();
-  if constexpr (kLast > 0) multiply_values(n, ring.s, values, 0);
   ++ring.at;
   ring.wait_full();
   const int keys = ring.slot();
-  multiply_keys(n, ring.s, keys);
   ++ring.at;
-  join_sums(n);
-  if constexpr (kLast > 0) {
-    wgmma_wait<1>();
-    pin(n.part);
-    add_part(n, 0);
-    pin(n.part);
-  }
-  multiply_values(n, ring.s, values, kLast);
+  wait_turn();
+  multiply_keys(n, ring.s, keys);
+  multiply_values(n, before, ring.s, values);
   pass_turn();
   wgmma_wait<1>();
   pin(n.score);
   ring.leave(keys);
-  if (masked) mask_scores(n, a, piece, limit);
-  float sum[2], mine[2], its[2];
-  weigh_scores(n, steep, sum, mine, its);
-  pin(n.score);
+  if (masked) mask_scores(n, a, step, limit);
+  n.begins = step % kTiles == 0;
+  Softmax<2> piece = n.piece;
+  float factor[2];
+  const bool raised = weigh_scores(n, n.begins, steep, factor, weights);
   ring.wait_full();  // of the keys' values: ptxas moves the next wait up to the last branch
   wgmma_wait<0>();
-  pin(n.part);
+  pin(n.acc);
   ring.leave(values);
-  add_part(n, kLast);
+  if (n.begins) merge_piece(n, piece, ring.s, steep);
+  if (!raised) return;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    n.sum[r] = sum[r];
-    n.mine[r] = mine[r];
-    n.its[r] = its[r];
+  for (int j = 0; j < D / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) n.acc[j][i] = __fmul_rn(n.acc[j][i], factor[i / 2]);
   }
-  pack_weights(n);
 }
 
 template <int D>
-__device__ __forceinline__ void write_rows(const Sums<D / 8>& sums, const AttentionArgs& a,
+__device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
@@ -413,24 +408,24 @@ __device__ __forceinline__ void write_rows(const Sums<D / 8>& sums, const Attent
     const int query = (w.tile.first_row + row) / w.group;
     const int head = w.kv_head * w.group + (w.tile.first_row + row) % w.group;
     float* to = a.out + (w.tile.query_start + query) * a.out_stride + head * D + lane % 4 * 2;
-    const float end = ending(sums.m[r], sums.l[r], a, head);
+    const float end = ending(n.total.m[r], n.total.l[r], a, head);
 #pragma unroll
     for (int j = 0; j < D / 8; ++j) {
       *reinterpret_cast<float2*>(to + j * 8) =
-          make_float2(__fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+          make_float2(__fmul_rn(n.acc[j][r * 2], end), __fmul_rn(n.acc[j][r * 2 + 1], end));
     }
   }
 }
 
-// All pieces that a warpgroup's rows see; the ring has those of the block.
+// All steps that a warpgroup's rows see; the ring has those of the block.
 template <int D>
 __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   const int group = static_cast<int>(threadIdx.x / 128), lane = static_cast<int>(threadIdx.x % 32);
   const int first_row = group * kGroupRows;
   const int rows = min(kGroupRows, w.tile.rows - first_row);
-  const Pieces all = pieces_of(a, w, 0, w.tile.rows);
-  const auto skip = [&](int pieces) {
-    for (int i = 0; i < 2 * pieces; ++i, ++ring.at) {
+  const Steps all = steps_of(a, w, 0, w.tile.rows);
+  const auto skip = [&](int steps) {
+    for (int i = 0; i < 2 * steps; ++i, ++ring.at) {
       ring.wait_full();
       ring.leave(ring.slot());
       if (i % 2 != 0) continue;
@@ -442,11 +437,11 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
     skip(all.last - all.first + 1);
     return;
   }
-  const Pieces mine = pieces_of(a, w, first_row, first_row + rows);
+  const Steps mine = steps_of(a, w, first_row, first_row + rows);
   const int first = w.position(first_row), last = w.position(first_row + rows - 1);
-  // Pieces that all rows see whole.
-  const int whole = (first_seen(a, last) + kSplitTokens - 1) / kSplitTokens;
-  const int end = a.softcap > 0.0f ? whole : (first + 1) / kSplitTokens;
+  // Steps that all rows see whole.
+  const int whole = (first_seen(a, last) + kTileTokens - 1) / kTileTokens;
+  const int end = a.softcap > 0.0f ? whole : (first + 1) / kTileTokens;
   int limit[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -456,15 +451,22 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   }
   const float steep = steepness(a);
   Numbers<D> n;
-  n.total.clear();
+  Weights even, odd;
   skip(mine.first - all.first);
-  const auto masked = [&](int piece) { return piece < whole || piece >= end; };
-  take_keys(n, ring, a, mine.first, limit, masked(mine.first), steep);
-  for (int piece = mine.first + 1; piece <= mine.last; ++piece) {
-    take_both(n, ring, a, piece, limit, masked(piece), steep);
+  const auto masked = [&](int step) { return step < whole || step >= end; };
+  take_keys(n, even, ring, a, mine.first, limit, masked(mine.first), steep);
+  int step = mine.first + 1;
+  for (; step < mine.last; step += 2) {
+    take_both(n, even, odd, ring, a, step, limit, masked(step), steep);
+    take_both(n, odd, even, ring, a, step + 1, limit, masked(step + 1), steep);
   }
-  add_values(n, ring);
-  write_rows<D>(n.total, a, w);
+  if (step == mine.last) {
+    take_both(n, even, odd, ring, a, step, limit, masked(step), steep);
+    add_values(n, odd, ring, steep);
+  } else {
+    add_values(n, even, ring, steep);
+  }
+  write_rows<D>(n, a, w);
   skip(all.last - mine.last);
 }
 

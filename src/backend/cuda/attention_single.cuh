@@ -1,0 +1,460 @@
+// Attention with one query a sequence: memory decides its speed, so keys and values stream.
+//
+// A block takes a run of pieces of one sequence's context, for all heads of one key head. One warp
+// keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or values at a
+// time, a copy for each block of the cache; halves that no kernel of this step writes are asked for
+// before the kernel in front has ended. Four warps share a tile: by keys for the scores, which
+// they leave to each other in shared memory, and by features for the values. A block that has the
+// whole context writes the result; of several, the one that ends last merges all pieces from left
+// to right. So neither the cut into runs nor the order of blocks touches a bit.
+//
+// How numbers of the cache become operands is a Stored's business (HalfStored).
+#pragma once
+
+#include "backend/cuda/attention.cuh"
+
+namespace freshet::cuda::single {
+
+inline constexpr int kWarps = 4, kSumming = kWarps * 32, kThreads = kSumming + 32;
+inline constexpr int kSlots = 6;
+inline constexpr int kScorePad = kTileTokens + 8;
+inline constexpr int kRowsOfTile = 16;
+inline constexpr int kMostRun = 32;            // pieces of a block
+inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
+
+struct Plan {
+  int tiles;   // of rows, for a key head
+  int pieces;  // most pieces a row sees
+  int run;     // pieces a block takes
+};
+
+// A cache in F16: what a block of it has of a head, and operands of mma from half a tile.
+template <int D>
+struct HalfStored {
+  static constexpr int kBlockBytes = kBlockTokens * D * 2;
+  // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16).
+  static __device__ __forceinline__ void keys(uint32_t (&b)[4], const uint8_t* slot, int keys,
+                                              int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    ldmatrix4(b, reinterpret_cast<const __half*>(slot) + (keys * 2 + lane / 16) * 8 * D +
+                     lane / 8 % 2 * 64 + lane % 8 * 8 + k * 128);
+  }
+  // Of keys [16 k, 16 k + 16): two columns of 8 features, the first one `column`.
+  static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
+                                                int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    ldmatrix4_trans(b, reinterpret_cast<const __half*>(slot) + (k * 2 + lane / 8 % 2) * 8 * D +
+                           (column + lane / 16) * 64 + lane % 8 * 8);
+  }
+};
+
+// Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says.
+template <int kDim, int kRowsOfLane, template <int> class Stored_>
+struct Kind {
+  static constexpr int D = kDim, kRows = kRowsOfLane;
+  using Stored = Stored_<kDim>;
+};
+
+template <class T>
+struct Shared {
+  static constexpr int kBlocks = kChunk / kBlockTokens;
+  uint8_t slots[kSlots][kBlocks * T::Stored::kBlockBytes];
+  float scores[8 * T::kRows][kScorePad];
+  uint64_t full[kSlots], empty[kSlots];
+  int last;
+};
+
+// What a block works on.
+struct Range {
+  int sequence, kv_head, first_row, rows;
+  int low, position;                  // keys that the query sees
+  int first_piece, pieces;            // that they touch
+  int runs, first_chunk, last_chunk;  // last < first: nothing for this block
+};
+
+// Of the block at [sequence and tile of rows, key head, run of pieces].
+__device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x,
+                                            int y, int z) {
+  Range w;
+  const int group = a.heads / a.cache.kv_heads;
+  w.sequence = x / plan.tiles;
+  w.kv_head = y;
+  w.first_row = x % plan.tiles * kRowsOfTile;
+  w.rows = min(kRowsOfTile, group - w.first_row);
+  w.position = a.batch.context_len[w.sequence] - 1;
+  w.low = a.window > 0 ? max(0, w.position - a.window + 1) : 0;
+  w.first_piece = w.low / kPieceTokens;
+  w.pieces = w.position / kPieceTokens + 1 - w.first_piece;
+  w.runs = (w.pieces + plan.run - 1) / plan.run;
+  const int first = w.first_piece + z * plan.run;
+  w.first_chunk = max(w.low / kChunk, first * kChunksOfPiece);
+  w.last_chunk = min(w.position / kChunk, (first + plan.run) * kChunksOfPiece - 1);
+  return w;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The halves of a tile that a run has.
+struct Halves {
+  int first, last;
+};
+__device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
+  return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
+}
+
+// One warp fills the ring: a tile's keys, then its values. Blocks of which nothing is seen are
+// replaced by others.
+template <class T>
+__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a,
+                                        const Range& w) {
+  constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto ids_of = [&](int tile) {
+    const int block = tile * (kTileTokens / kBlockTokens) + lane % (kTileTokens / kBlockTokens);
+    const int real = min(max(block, w.low / kBlockTokens), w.position / kBlockTokens);
+    return a.batch.tables[w.sequence * a.batch.table_stride + real];
+  };
+  bool waited = false;
+  int at = 0;
+  int next_ids = ids_of(w.first_chunk / kChunks);
+  for (int tile = w.first_chunk / kChunks; tile <= w.last_chunk / kChunks; ++tile) {
+    const Halves halves = halves_of(w, tile);
+    const int ids = next_ids;
+    next_ids = ids_of(tile + 1);
+    for (int part = 0; part < 2; ++part) {
+      for (int chunk = halves.first; chunk <= halves.last; ++chunk, ++at) {
+        if (!waited && chunk >= w.position / kChunk) {
+          wait();
+          waited = true;
+        }
+        const int slot = at % kSlots;
+        if (at >= kSlots) barrier_wait(&s.empty[slot], (at / kSlots - 1) & 1);
+        const int64_t id = __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
+        if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
+        __syncwarp();
+        if (lane < kBlocks) {
+          bulk_copy(s.slots[slot] + lane * kBlockBytes,
+                    part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
+                    kBlockBytes, &s.full[slot]);
+        }
+      }
+    }
+  }
+}
+
+// The operands of a tile's queries.
+template <class T>
+__device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const AttentionArgs& a,
+                                             const Range& w) {
+  constexpr int D = T::D, kRows = T::kRows;
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  const float* from = a.q + w.sequence * a.q_stride + (head + g) * D + 2 * t;
+  float2 v[kRows][D / 8];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int k = 0; k < D / 8; ++k) {
+      v[r][k] = make_float2(0.0f, 0.0f);
+      if (g + 8 * r < w.rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * D + k * 8);
+    }
+  }
+  const auto pair = [](const float2& f) {
+    const __half2 h = __halves2half2(to_half(f.x), to_half(f.y));
+    return reinterpret_cast<const uint32_t&>(h);
+  };
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+    q[k] = make_uint4(pair(v[0][2 * k]), 0, pair(v[0][2 * k + 1]), 0);
+    if constexpr (kRows == 2) {
+      q[k].y = pair(v[1][2 * k]);
+      q[k].w = pair(v[1][2 * k + 1]);
+    }
+  }
+}
+
+// A warp's 16 keys of half a tile against all rows.
+template <class T>
+__device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a,
+                                           const Range& w, const uint4 (&q)[T::D / 16], int chunk,
+                                           int slot) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  float sum[2][4] = {};
+#pragma unroll
+  for (int k = 0; k < T::D / 16; ++k) {
+    uint32_t b[4];
+    T::Stored::keys(b, s.slots[slot], warp, k);
+    mma_half(sum[0], q[k], b[0], b[1]);
+    mma_half(sum[1], q[k], b[2], b[3]);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int key = warp * 16 + j * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < T::kRows; ++r) {
+      float v[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int p = chunk * kChunk + key + i;
+        v[i] = p >= w.low && p <= w.position ? score_of(a, sum[j][r * 2 + i]) : -INFINITY;
+      }
+      *reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][chunk % kChunks * kChunk + key]) =
+          make_float2(v[0], v[1]);
+    }
+  }
+}
+
+// Half a tile of which nothing is seen.
+template <class T>
+__device__ __forceinline__ void score_nothing(Shared<T>& s, int half) {
+  for (int i = static_cast<int>(threadIdx.x); i < 8 * T::kRows * kChunk; i += kSumming) {
+    s.scores[i / kChunk][half * kChunk + i % kChunk] = -INFINITY;
+  }
+}
+
+// A tile's weights as operands, of 8 keys each, rows g and g + 8.
+template <class T>
+__device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool begins,
+                                           const Shared<T>& s, float steep,
+                                           uint32_t (&weights)[kKeyTiles][2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float factor[T::kRows];
+  const bool raised = take_scores<T::kRows>(
+      sums, begins,
+      [&](int r, int j) {
+        return *reinterpret_cast<const float2*>(&s.scores[lane / 4 + r * 8][j * 8 + lane % 4 * 2]);
+      },
+      steep, factor,
+      [&](int r, int j, uint32_t pair) { weights[j][r] = pair; });
+  if (raised) sums.scale(factor);
+}
+
+// Adds a warp's features of half a tile's values.
+template <class T>
+__device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
+                                           const uint32_t (*weights)[2]) {
+  constexpr int kMine = T::D / 32;  // tiles of 8 features
+  const int warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+    const uint4 operand = make_uint4(weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0],
+                                     weights[2 * k + 1][1]);
+#pragma unroll
+    for (int j = 0; j < kMine; j += 2) {
+      uint32_t b[4];
+      T::Stored::values(b, slot, k, warp * kMine + j);
+      mma_half(sums.acc[j], operand, b[0], b[1]);
+      mma_half(sums.acc[j + 1], operand, b[2], b[3]);
+    }
+  }
+}
+
+// Two neighbouring numbers of the result, and of its form as activations.
+__device__ __forceinline__ void put_result(const AttentionArgs& a, int sequence, int64_t col,
+                                           float low, float high) {
+  *reinterpret_cast<float2*>(a.out + sequence * a.out_stride + col) = make_float2(low, high);
+  if (a.act.data == nullptr) return;
+  const int64_t cols = static_cast<int64_t>(a.heads) * a.cache.value_dim;
+  put_pair(a.act, sequence, col, cols, low, high);
+}
+
+// A piece's sums as partial results, or the sums of all as the result.
+template <class T>
+__device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
+                                           const AttentionArgs& a, const Range& w, int piece,
+                                           int pieces) {
+  constexpr int D = T::D, kRows = T::kRows;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = lane / 4 + r * 8;
+    if (row >= w.rows) continue;
+    const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
+    const int first = warp * (D / kWarps) + lane % 4 * 2;
+    if (piece < 0) {
+      const float end = ending(sums.m[r], sums.l[r], a, head);
+#pragma unroll
+      for (int j = 0; j < D / 32; ++j) {
+        put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + j * 8,
+                   __fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+      }
+      continue;
+    }
+    float* to = partial_at(a, w.sequence, head, piece, pieces);
+#pragma unroll
+    for (int j = 0; j < D / 32; ++j) {
+      *reinterpret_cast<float2*>(to + first + j * 8) =
+          make_float2(sums.acc[j][r * 2], sums.acc[j][r * 2 + 1]);
+    }
+    if (warp == 0 && lane % 4 == 0) {
+      *reinterpret_cast<float2*>(to + D) = make_float2(sums.m[r], sums.l[r]);
+    }
+  }
+}
+
+// Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features. A warp's share
+// of the ring takes the sums of 32 pieces at once, as each is a wait for memory.
+template <class T>
+__device__ __forceinline__ void merge_pieces(Shared<T>& s, const AttentionArgs& a,
+                                             const Range& w, int pieces) {
+  constexpr int D = T::D;
+  constexpr int kPairs = D / 64, kVectors = D / 4;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const float steep = steepness(a);
+  static_assert(kWarps * 32 * D * sizeof(float) <= sizeof(s.slots));
+  float* sums = reinterpret_cast<float*>(s.slots) + warp * 32 * D;
+  for (int row = warp; row < w.rows; row += kWarps) {
+    const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
+    const float* from = partial_at(a, w.sequence, head, 0, pieces);
+    float m = -INFINITY, l = 0.0f;
+    float2 acc[kPairs] = {};
+    for (int base = 0; base < w.pieces; base += 32, from += 32 * (D + kPartialEnd)) {
+      const int count = min(32, w.pieces - base);
+      __syncwarp();
+      for (int v = lane; v < count * kVectors; v += 32) {
+        const int piece = v / kVectors;
+        cp_async16(sums + v * 4, from + piece * (D + kPartialEnd) + v % kVectors * 4);
+      }
+      cp_async_commit();
+      // Factors of these pieces, a lane a piece: a running maximum rounds nothing.
+      float2 its_end = make_float2(-INFINITY, 0.0f);
+      const float* ends = from + lane * (D + kPartialEnd) + D;
+      if (lane < count) its_end = __ldcg(reinterpret_cast<const float2*>(ends));
+      float most = fmaxf(m, its_end.x);
+      for (int step = 1; step < 32; step <<= 1) {
+        const float other = __shfl_up_sync(0xffffffff, most, step);
+        if (lane >= step) most = fmaxf(most, other);
+      }
+      const float before = __shfl_up_sync(0xffffffff, most, 1);
+      const float mine = shrink(lane == 0 ? m : before, most, steep);
+      const float its = shrink(its_end.x, most, steep);
+      m = __shfl_sync(0xffffffff, most, 31);
+      cp_async_wait<0>();
+      __syncwarp();
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) {
+        const float my_factor = __shfl_sync(0xffffffff, mine, i);
+        const float its_factor = __shfl_sync(0xffffffff, its, i);
+        l = __fmaf_rn(__shfl_sync(0xffffffff, its_end.y, i), its_factor, __fmul_rn(l, my_factor));
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          const float2 v = reinterpret_cast<const float2*>(sums + i * D)[j * 32 + lane];
+          acc[j].x = __fmaf_rn(v.x, its_factor, __fmul_rn(acc[j].x, my_factor));
+          acc[j].y = __fmaf_rn(v.y, its_factor, __fmul_rn(acc[j].y, my_factor));
+        }
+      }
+    }
+    const float end = ending(m, l, a, head);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
+                 __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
+    }
+  }
+}
+
+// Zeros for the rows that fill up the activations' last tile.
+template <int D>
+__device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
+  if (a.act.data == nullptr || w.sequence + 1 != a.batch.sequences) return;
+  const int64_t cols = static_cast<int64_t>(a.heads) * D;
+  const int64_t first =
+      (static_cast<int64_t>(w.kv_head) * (a.heads / a.cache.kv_heads) + w.first_row) * D;
+  const int end = (a.batch.sequences + kTokenTile - 1) / kTokenTile * kTokenTile;
+  for (int row = a.batch.sequences; row < end; ++row) {
+    for (int c = static_cast<int>(threadIdx.x) * 2; c < w.rows * D; c += kSumming * 2) {
+      put_pair(a.act, row, first + c, cols, 0.0f, 0.0f);
+    }
+  }
+}
+
+__device__ __forceinline__ void sync_summing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
+}
+
+// Whether this block is the last of its tile's to come here; the last one leaves a zero.
+template <class T>
+__device__ __forceinline__ bool comes_last(Shared<T>& s, const Range& w, unsigned& count) {
+  __threadfence();
+  sync_summing();
+  if (threadIdx.x == 0) {
+    s.last = atomicAdd(&count, 1u) + 1 == static_cast<unsigned>(w.runs);
+    if (s.last != 0) count = 0;
+  }
+  sync_summing();
+  __threadfence();
+  return s.last != 0;
+}
+
+// Four warps: all pieces of the run.
+template <class T>
+__device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
+                                           const Plan& plan, const Range& w) {
+  uint4 q[T::D / 16];
+  load_queries<T>(q, a, w);
+  const float steep = steepness(a);
+  Sums<T::D / 32, T::kRows> total, sums;
+  total.clear();
+  sums.clear();
+  int at = 0;
+  const auto take = [&] {
+    barrier_wait(&s.full[at % kSlots], at / kSlots & 1);
+    return at % kSlots;
+  };
+  const auto leave = [&] {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at % kSlots]);
+    ++at;
+  };
+  const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
+  for (int tile = first; tile <= last; ++tile) {
+    const Halves halves = halves_of(w, tile);
+    for (int chunk = tile * kChunks; chunk < (tile + 1) * kChunks; ++chunk) {
+      if (chunk >= halves.first && chunk <= halves.last) {
+        score_keys(s, a, w, q, chunk, take());
+        leave();
+      } else {
+        score_nothing(s, chunk % kChunks);
+      }
+    }
+    sync_summing();  // all scores are there
+    uint32_t weights[kKeyTiles][2] = {};
+    weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, s, steep, weights);
+    sync_summing();  // and all have read them
+#pragma unroll
+    for (int half = 0; half < kChunks; ++half) {
+      const int chunk = tile * kChunks + half;
+      if (chunk < halves.first || chunk > halves.last) continue;
+      add_values<T>(sums, s.slots[take()], weights + half * 8);
+      leave();
+    }
+    if (tile % kTiles != kTiles - 1 && tile != last) continue;
+    add_lanes(sums.l);
+    if (w.runs == 1) {
+      total.merge(sums, steep);
+    } else {
+      write_sums<T>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
+    }
+    sums.clear();
+  }
+  if (w.runs == 1) write_sums<T>(total, a, w, -1, 0);
+}
+
+// A block's work; nothing where its range is empty. `count`: one for each x and y.
+template <class T>
+__device__ __forceinline__ void take_range(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
+                                           const Range& w, unsigned& count) {
+  if (threadIdx.x >= kSumming) {
+    produce(s, a, w);
+    return;
+  }
+  wait();
+  sum_pieces(s, a, plan, w);
+  if (w.runs > 1) {
+    if (!comes_last(s, w, count)) return;
+    merge_pieces(s, a, w, plan.pieces);
+  }
+  pad_rows<T::D>(a, w);
+}
+#endif
+
+}  // namespace freshet::cuda::single
