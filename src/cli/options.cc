@@ -32,7 +32,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
   add_compute_options(c, o);
   const std::string group = "How it runs";
   c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
-               "Type of keys and values: auto, f32, f16, bf16")
+               "Type of keys and values: auto, f32, f16, bf16, fp8")
       ->capture_default_str()
       ->group(group);
   c.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,

@@ -116,6 +116,9 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.kv = kv_cache_spec(spec, type);
   r.available = engine::available_memory();
   if (const ops::Device* device = ops.device()) {
+    for (const ops::KvShape& shape : r.kv.layers) {
+      FRESHET_RETURN_IF_ERROR(device->supports(shape));
+    }
     const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
     r.available = std::min(device->free_bytes(),
                            static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));

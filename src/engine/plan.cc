@@ -95,9 +95,11 @@ void size_step(const PlanRequest& r, MemoryPlan& plan) {
 // What a person could ask for instead, given `room` bytes for keys and values.
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length) {
   std::vector<std::string> ways;
-  const bool wide = !r.kv.layers.empty() && r.kv.layers.front().type == ops::KvType::kF32;
+  const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
   const size_t needs = bytes_of(r.kv, blocks_for(r, 0, length, plan.max_num_batched_tokens));
-  if (wide && needs / 2 <= room) ways.emplace_back("--kv-cache-dtype f16");
+  if (type != ops::KvType::kFP8 && needs / 2 <= room) {
+    ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
+  }
   const int shorter = longest_that_fits(r, room, length, plan.max_num_batched_tokens);
   if (shorter >= kBlockTokens && shorter < length)
     ways.push_back(fmt::format("--max-model-len {}", shorter));

@@ -91,6 +91,12 @@ TEST(Plan, RefusesAndSaysWhatWouldFit) {
   const std::string message = plan.status().message();
   EXPECT_EQ(message.find("needs 5."), 0u) << message;
   EXPECT_NE(message.find("--kv-cache-dtype f16"), std::string::npos) << message;
+  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF16;
+  r.available = 3000 * kMiB;
+  const std::string half = make_plan(r).status().message();
+  EXPECT_NE(half.find("--kv-cache-dtype fp8"), std::string::npos) << half;
+  for (ops::KvShape& shape : r.kv.layers) shape.type = ops::KvType::kF32;
+  r.available = 5000 * kMiB;
   const size_t at = message.find("--max-model-len ");
   ASSERT_NE(at, std::string::npos) << message;
   // And it is true.

@@ -83,6 +83,9 @@ Status Session::make_cache() {
   if (type_name == "auto") type_name = options_.reference ? "f32" : "f16";
   FRESHET_ASSIGN_OR_RETURN(kv_type_, ops::kv_type_by_name(type_name));
   const KvCacheSpec spec = kv_cache_spec(model_->spec(), kv_type_);
+  for (const ops::KvShape& shape : spec.layers) {
+    if (ops_->device() != nullptr) FRESHET_RETURN_IF_ERROR(ops_->device()->supports(shape));
+  }
   blocks_ = (options_.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const int64_t all = blocks_ * options_.sequences;
   if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);

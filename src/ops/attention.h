@@ -18,9 +18,11 @@ struct Weight;
 
 inline constexpr int kBlockTokens = 16;
 
-enum class KvType : uint8_t { kF32, kF16, kBF16 };
+// kFP8: E4M3 without a scale; what lies beyond the largest number, 448, becomes it.
+enum class KvType : uint8_t { kF32, kF16, kBF16, kFP8 };
 Result<KvType> kv_type_by_name(std::string_view name);
 std::string_view name_of(KvType type);
+size_t element_bytes(KvType type);
 
 // One layer's shape of the cache.
 struct KvShape {

@@ -376,9 +376,11 @@ TEST(KernelTable, NamesOfInstructionSets) {
   EXPECT_FALSE(Capabilities{.isa = CpuIsa::kAmx}.has(CpuIsa::kAvxVnni));
   EXPECT_FALSE(Capabilities{.isa = CpuIsa::kAvx2}.has(CpuIsa::kAvx512));
   EXPECT_EQ(*kv_type_by_name("bf16"), KvType::kBF16);
+  EXPECT_EQ(*kv_type_by_name("fp8"), KvType::kFP8);
   EXPECT_FALSE(kv_type_by_name("q8").ok());
   EXPECT_EQ((KvShape{KvType::kF16, 2, 24, 24, false}.block_bytes()), 16u * 2 * 48 * 2);
   EXPECT_EQ((KvShape{KvType::kBF16, 1, 40, 32, true}.block_bytes()), 16u * 40 * 2);
+  EXPECT_EQ((KvShape{KvType::kFP8, 2, 24, 16, false}.block_bytes()), 16u * 2 * 40);
 }
 
 }  // namespace

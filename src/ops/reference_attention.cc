@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/reference.h"
+#include "quant/fp8.h"
 #include "tensor/dtype.h"
 
 namespace freshet::ops {
@@ -26,6 +27,9 @@ void write(KvType type, uint8_t* base, int64_t i, float v) {
     case KvType::kBF16:
       reinterpret_cast<uint16_t*>(base)[i] = f32_to_bf16(v);
       break;
+    case KvType::kFP8:
+      base[i] = quant::f32_to_e4m3(v);
+      break;
   }
 }
 
@@ -40,6 +44,9 @@ void read(KvType type, const uint8_t* base, int64_t i, int n, float* out) {
         break;
       case KvType::kBF16:
         out[d] = bf16_to_f32(reinterpret_cast<const uint16_t*>(base)[i + d]);
+        break;
+      case KvType::kFP8:
+        out[d] = quant::e4m3_to_f32(base[i + d]);
         break;
     }
   }

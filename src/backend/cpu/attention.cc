@@ -23,13 +23,9 @@ bool supports(const KvShape& s, const AttentionParams&) {
          s.key_dim <= kMaxKeyDim && s.value_dim <= kMaxKeyDim;
 }
 
-size_t element_bytes(const KvShape& s) {
-  return s.type == ops::KvType::kF32 ? 4 : 2;
-}
-
 size_t head_bytes(const KvShape& s) {
   const int features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
-  return element_bytes(s) * kBlock * static_cast<size_t>(features);
+  return ops::element_bytes(s.type) * kBlock * static_cast<size_t>(features);
 }
 
 int64_t queries_of(const AttentionBatch& b, int64_t sequence) {
@@ -46,7 +42,7 @@ void scatter(const void* key, int key_dim, int64_t slot, uint8_t* to) {
 
 void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, const float* v,
                  int64_t slot, uint8_t* block) {
-  const size_t element = element_bytes(s);
+  const size_t element = ops::element_bytes(s.type);
   alignas(64) uint8_t key[kMaxKeyDim * sizeof(float)];
   for (int h = 0; h < s.kv_heads; ++h, block += head_bytes(s)) {
     if (s.value_is_key_prefix) {
@@ -56,6 +52,8 @@ void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, cons
     isa.convert(s.type, k + int64_t{h} * s.key_dim, s.key_dim, key);
     if (element == 4) {
       scatter<uint32_t>(key, s.key_dim, slot, block);
+    } else if (element == 1) {
+      scatter<uint8_t>(key, s.key_dim, slot, block);
     } else {
       scatter<uint16_t>(key, s.key_dim, slot, block);
     }

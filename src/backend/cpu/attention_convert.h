@@ -26,11 +26,34 @@ inline __m128i to_bf16(__m256 x) {
   return _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
 }
 
+// In the lower eight bytes.
+inline __m128i to_e4m3(__m256 x) {
+  const __m256i u = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 20), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+  __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(up, 20), _mm256_set1_epi32(120 << 3));
+  code = _mm256_min_epi32(code, _mm256_set1_epi32(0x7e));
+  // Below 2^-6 a sum keeps multiples of 2^-9.
+  const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(u), _mm256_set1_ps(16384.0f));
+  const __m256i least = _mm256_and_si256(_mm256_castps_si256(sum), _mm256_set1_epi32(15));
+  const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), u);
+  code = _mm256_blendv_epi8(code, least, small);
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  code = _mm256_or_si256(code, _mm256_and_si256(is_nan, _mm256_set1_epi32(0x7f)));
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(_mm256_castps_si256(x), 31), 7);
+  code = _mm256_or_si256(code, sign);
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+  return _mm_packus_epi16(words, words);
+}
+
 inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out) {
   for (int64_t i = 0; i < n; i += 8) {
     const __m256 v = _mm256_loadu_ps(x + i);
     if (type == ops::KvType::kF32) {
       _mm256_storeu_ps(static_cast<float*>(out) + i, v);
+    } else if (type == ops::KvType::kFP8) {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(static_cast<uint8_t*>(out) + i), to_e4m3(v));
     } else {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(static_cast<uint16_t*>(out) + i),
                        type == ops::KvType::kF16 ? to_f16(v) : to_bf16(v));

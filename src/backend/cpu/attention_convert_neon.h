@@ -23,7 +23,28 @@ inline uint16x4_t to_bf16(float32x4_t x) {
   return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), up, quiet), 16);
 }
 
+// In the lower byte of each number.
+inline uint16x4_t to_e4m3(float32x4_t x) {
+  const uint32x4_t u = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffff));
+  const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 20), vdupq_n_u32(1));
+  const uint32x4_t up = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7ffff)));
+  uint32x4_t code = vsubq_u32(vshrq_n_u32(up, 20), vdupq_n_u32(120 << 3));
+  code = vminq_u32(code, vdupq_n_u32(0x7e));
+  // Below 2^-6 a sum keeps multiples of 2^-9.
+  const float32x4_t sum = vaddq_f32(vreinterpretq_f32_u32(u), vdupq_n_f32(16384.0f));
+  const uint32x4_t least = vandq_u32(vreinterpretq_u32_f32(sum), vdupq_n_u32(15));
+  code = vbslq_u32(vcltq_u32(u, vdupq_n_u32(121 << 23)), least, code);
+  code = vbslq_u32(vceqq_f32(x, x), code, vdupq_n_u32(0x7f));
+  const uint32x4_t sign = vshlq_n_u32(vshrq_n_u32(vreinterpretq_u32_f32(x), 31), 7);
+  return vmovn_u32(vorrq_u32(code, sign));
+}
+
 inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out) {
+  for (int64_t i = 0; type == ops::KvType::kFP8 && i < n; i += 8) {
+    const uint16x4_t low = to_e4m3(vld1q_f32(x + i)), high = to_e4m3(vld1q_f32(x + i + 4));
+    vst1_u8(static_cast<uint8_t*>(out) + i, vmovn_u16(vcombine_u16(low, high)));
+  }
+  if (type == ops::KvType::kFP8) return;
   for (int64_t i = 0; i < n; i += 4) {
     const float32x4_t v = vld1q_f32(x + i);
     if (type == ops::KvType::kF32) {

@@ -18,6 +18,9 @@ struct F16Bits {
 struct BF16Bits {
   uint16_t bits;
 };
+struct E4M3Bits {
+  uint8_t bits;
+};
 
 // Values of a split's tokens in the blocks of the cache, and the keys of the next split, which are
 // fetched while these values are read.
@@ -64,9 +67,11 @@ struct AttentionKernels {
   FRESHET_KERNEL F load(const float* p) { return S::load(p); }
   FRESHET_KERNEL F load(const F16Bits* p) { return S::load_f16(&p->bits); }
   FRESHET_KERNEL F load(const BF16Bits* p) { return S::load_bf16(&p->bits); }
+  FRESHET_KERNEL F load(const E4M3Bits* p) { return S::load_e4m3(&p->bits); }
   FRESHET_KERNEL F load_n(const float* p, int n) { return S::load_n(p, n < kLanes ? n : kLanes); }
   FRESHET_KERNEL F load_n(const F16Bits* p, int n) { return S::load_f16_n(&p->bits, n); }
   FRESHET_KERNEL F load_n(const BF16Bits* p, int n) { return S::load_bf16_n(&p->bits, n); }
+  FRESHET_KERNEL F load_n(const E4M3Bits* p, int n) { return S::load_e4m3_n(&p->bits, n); }
 
   // n numbers, a multiple of 16.
   template <class T>

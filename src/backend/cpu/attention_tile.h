@@ -248,6 +248,8 @@ class TileAttention {
         return do_split<F16Bits>(split, partial);
       case ops::KvType::kBF16:
         return do_split<BF16Bits>(split, partial);
+      case ops::KvType::kFP8:
+        return do_split<E4M3Bits>(split, partial);
     }
   }
 
