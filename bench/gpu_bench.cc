@@ -5,6 +5,8 @@
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
 //         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
 //                  sees all logits; s8@512: with temperature and top-p
+//         o64x128+128@32  64 requests of 128 tokens that ask for 128, 32 at once, greedily;
+//                  O: drawn at temperature 1
 //         a8@512   attention of decoding by itself, a cache a layer
 //         A4x1024  attention of prompts by itself
 //         w8       products of 8 rows with matrices of the shape's sizes, one by one
@@ -158,6 +160,46 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
     seconds.push_back(std::chrono::duration<double>(times[i] - times[i - 1]).count());
   const double s = median(seconds);
   std::printf("%-10s %9.3f ms  %9.1f tok/s\n", name.c_str(), s * 1e3, sequences / s);
+  return {};
+}
+
+// Many requests at once, from the first to the last token.
+Status run_offline(Bench& b, const std::string& name, int requests, int input, int output,
+                   int sequences, bool drawn) {
+  constexpr int kBatched = 2048;
+  const int longest = input + output + 1;
+  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  engine::StepLoopOptions options;
+  options.scheduler.max_num_seqs = sequences;
+  options.scheduler.max_logit_rows = std::max(256, sequences);
+  options.scheduler.max_num_batched_tokens = kBatched;
+  options.scheduler.max_model_len = longest;
+  options.share_prefixes = false;
+  options.blocks.assign(kv.groups.size(), (longest / ops::kBlockTokens + 2) * sequences);
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache,
+                           KvStorage::allocate(kv, options.blocks, b.ops->memory()));
+  FRESHET_RETURN_IF_ERROR(b.model->reserve(kBatched, options.scheduler.max_logit_rows, longest));
+  FRESHET_ASSIGN_OR_RETURN(
+      const auto loop, engine::StepLoop::start(options, *b.model, std::move(cache), nullptr, b.pool,
+                                               b.ops->host_memory()));
+  std::vector<std::promise<void>> done(static_cast<size_t>(requests));
+  const auto begin = Clock::now();
+  for (int s = 0; s < requests; ++s) {
+    Request r;
+    for (int i = 0; i < input; ++i)
+      r.prompt.push_back((s * 7919 + i * 104729) % static_cast<int32_t>(b.spec.vocab_size));
+    r.params.max_tokens = output;
+    r.params.ignore_eos = true;
+    r.params.temperature = drawn ? 1.0f : 0.0f;
+    r.params.seed = 1;
+    r.on_done = [&done, s](const Usage&) { done[static_cast<size_t>(s)].set_value(); };
+    FRESHET_RETURN_IF_ERROR(loop->submit(std::move(r)).status());
+  }
+  for (auto& d : done) d.get_future().wait();
+  const double s = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double outputs = static_cast<double>(requests) * output;
+  std::printf("%-10s %9.3f s  %9.1f output tok/s, %lld steps\n", name.c_str(), s, outputs / s,
+              static_cast<long long>(loop->stats().steps));
   return {};
 }
 
@@ -345,6 +387,12 @@ Status run_test(Bench& b, const std::string& test) {
   if (char how[2] = {}; std::sscanf(test.c_str(), "%1[els]%d@%d", how, &first, &second) == 3) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_engine(b, test, first, second, how[0]);
+  }
+  int count = 0, sequences = 0;
+  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[oO]%dx%d+%d@%d", how, &count, &first,
+                                    &second, &sequences) == 5) {
+    FRESHET_RETURN_IF_ERROR(load_model(b));
+    return run_offline(b, test, count, first, second, sequences, how[0] == 'O');
   }
   if (std::sscanf(test.c_str(), "a%d@%d", &first, &second) == 2) {
     return run_attention(b, test, first, second, 1);
