@@ -21,14 +21,17 @@ constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
   return counter;
 }
 
-// A double in [0, 1) with 53 random bits for draw `stream` at `position` of the request with
-// `seed`.
-constexpr double philox_uniform(uint64_t seed, uint64_t position, uint32_t stream) {
+// 64 random bits for draw `stream` at `position` of the request with `seed`.
+constexpr uint64_t philox_bits(uint64_t seed, uint64_t position, uint32_t stream) {
   const auto r = philox4x32(
       {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), stream, 0},
       {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  const uint64_t bits = (uint64_t{r[0]} << 21) ^ (uint64_t{r[1]} >> 11);
-  return static_cast<double>(bits & ((uint64_t{1} << 53) - 1)) * 0x1.0p-53;
+  return uint64_t{r[0]} << 32 | r[1];
+}
+
+// Of these the first 53, as a double in [0, 1).
+constexpr double philox_uniform(uint64_t seed, uint64_t position, uint32_t stream) {
+  return static_cast<double>(philox_bits(seed, position, stream) >> 11) * 0x1.0p-53;
 }
 
 }  // namespace freshet

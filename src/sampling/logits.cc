@@ -6,7 +6,9 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 
+#include "base/status.h"
 #include "base/wide.h"
 
 namespace freshet {
@@ -43,52 +45,66 @@ FRESHET_TARGET_AVX2 void maxima_avx2(const float* x, int64_t blocks, float* out)
 }
 
 // exp(x) for x <= 0: 2^n e^r with |r| <= ln(2)/2 and e^r by its Taylor polynomial of degree 7
-// (relative error below 1e-7). Below -87 the result would not be a normal number and is 0.
-FRESHET_INLINE_BODY void exp_lanes(Floats& x) {
+// (relative error below 1e-7). Below -87 the result would not be a normal number and is 0. Of one
+// number or of lanes.
+template <class F, class I>
+FRESHET_INLINE_BODY void exp_of(F& x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const Floats shifted = x * 1.44269504f + kRound;
-  const Floats n = shifted - kRound;
-  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Floats p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
+  const F shifted = x * 1.44269504f + kRound;
+  const F n = shifted - kRound;
+  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  F p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
   p = p * r + (1.0f / 120.0f);
   p = p * r + (1.0f / 24.0f);
   p = p * r + (1.0f / 6.0f);
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  Ints bits, power;
+  I bits, power;
   std::memcpy(&bits, &p, sizeof bits);
   std::memcpy(&power, &shifted, sizeof power);
   bits += (power - std::bit_cast<int32_t>(kRound)) << 23;
-  Floats result;
+  F result;
   std::memcpy(&result, &bits, sizeof result);
-  x = x > -87.0f ? result : Floats{};  // NaN: 0
+  x = x > -87.0f ? result : F{};  // NaN: 0
+}
+
+// Adding 2^52 leaves the nearest whole number in the low bits.
+constexpr double kUnits = static_cast<double>(Weight{1} << kWeightBits), kWhole = 0x1p52;
+using Doubles = double __attribute__((vector_size(8 * kLanes)));
+using Weights = Weight __attribute__((vector_size(8 * kLanes)));
+
+FRESHET_INLINE_BODY void add_whole(Weights& sum, const Floats& fractions) {
+  const Doubles units = __builtin_convertvector(fractions, Doubles) * kUnits + kWhole;
+  Weights bits;
+  std::memcpy(&bits, &units, sizeof bits);
+  sum += bits - std::bit_cast<Weight>(kWhole);
 }
 
 FRESHET_INLINE_BODY void exp_body(const float* x, int64_t blocks, float maximum, float scale,
-                                  float* weight, double* block_sum) {
+                                  float* weight, Weight* block_sum) {
   for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock, weight += kLogitBlock) {
-    Floats sum{};
+    Weights sum{};
     for (int64_t i = 0; i < kLogitBlock; i += kLanes) {
       Floats v;
       load(v, x + i);
       v = (v - maximum) * scale;
-      exp_lanes(v);
+      exp_of<Floats, Ints>(v);
       std::memcpy(weight + i, &v, sizeof v);
-      sum += v;
+      add_whole(sum, v);
     }
-    double total = 0.0;
-    for (int j = 0; j < kLanes; ++j) total += static_cast<double>(sum[j]);
+    Weight total = 0;
+    for (int j = 0; j < kLanes; ++j) total += sum[j];
     block_sum[b] = total;
   }
 }
 
 void exp_plain(const float* x, int64_t blocks, float maximum, float scale, float* weight,
-               double* sum) {
+               Weight* sum) {
   exp_body(x, blocks, maximum, scale, weight, sum);
 }
 FRESHET_TARGET_AVX2 void exp_avx2(const float* x, int64_t blocks, float maximum, float scale,
-                                  float* weight, double* sum) {
+                                  float* weight, Weight* sum) {
   exp_body(x, blocks, maximum, scale, weight, sum);
 }
 
@@ -108,6 +124,7 @@ int64_t whole_blocks(std::span<const float> logits) {
 }  // namespace
 
 LogitScratch::LogitScratch(int64_t vocab) {
+  FRESHET_CHECK(vocab <= kMostVocab, "a vocabulary of {}", vocab);
   const auto blocks = static_cast<size_t>((vocab + kLogitBlock - 1) / kLogitBlock);
   block_max.resize(blocks);
   block_order.resize(blocks);
@@ -135,7 +152,17 @@ int32_t argmax(std::span<const float> logits, const LogitScratch& s) {
   return static_cast<int32_t>(i);
 }
 
-double exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
+float exp_fraction(float x) {
+  exp_of<float, int32_t>(x);
+  return x;
+}
+
+Weight whole(float fraction) {
+  const double units = static_cast<double>(fraction) * kUnits + kWhole;
+  return std::bit_cast<Weight>(units) - std::bit_cast<Weight>(kWhole);
+}
+
+Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
   static const auto run = cpu_has_avx2() ? exp_avx2 : exp_plain;
   const int64_t blocks = whole_blocks(logits);
   run(logits.data(), blocks, maximum, scale, s.weight.data(), s.block_sum.data());
@@ -143,9 +170,7 @@ double exponentials(std::span<const float> logits, float maximum, float scale, L
     const Tail tail(logits, first);
     run(tail.values, 1, maximum, scale, s.weight.data() + first, s.block_sum.data() + blocks);
   }
-  double total = 0.0;
-  for (const double sum : s.block_sum) total += sum;
-  return total;
+  return std::accumulate(s.block_sum.begin(), s.block_sum.end(), Weight{0});
 }
 
 void gather_above(std::span<const float> logits, float threshold, LogitScratch& s) {
@@ -155,7 +180,7 @@ void gather_above(std::span<const float> logits, float threshold, LogitScratch& 
     const size_t end = std::min(logits.size(), (b + 1) * kLogitBlock);
     for (size_t i = b * kLogitBlock; i < end; ++i) {
       if (logits[i] >= threshold && logits[i] != kNone)
-        s.candidates.push_back({static_cast<int32_t>(i), logits[i], 0.0});
+        s.candidates.push_back({static_cast<int32_t>(i), logits[i], 0});
     }
   }
 }
@@ -180,7 +205,8 @@ void gather_best(std::span<const float> logits, int64_t count, LogitScratch& s) 
 }
 
 double log_sum_exp(std::span<const float> logits, float maximum, LogitScratch& s) {
-  return static_cast<double>(maximum) + std::log(exponentials(logits, maximum, 1.0f, s));
+  const auto sum = static_cast<double>(exponentials(logits, maximum, 1.0f, s));
+  return static_cast<double>(maximum) + std::log(sum / kUnits);
 }
 
 }  // namespace freshet

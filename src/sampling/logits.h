@@ -1,7 +1,8 @@
 // Passes over a row of logits: maxima, exponentials, selection of the best. No row is ever sorted.
 //
-// All are pure functions of the row: blocks and lanes have fixed sizes, so the sums have the same
-// bits on every processor and however many threads the engine has. A NaN counts as minus infinity.
+// All are pure functions of the row. A token's share is a whole number, so that sums are exact in
+// whatever order they are made: a GPU's sampler (ops/sample.h) finds the same tokens with as many
+// threads as it likes. A NaN counts as minus infinity.
 // LogitScratch is sized once for a vocabulary and then reused; nothing here allocates after that.
 #pragma once
 
@@ -11,11 +12,16 @@
 
 namespace freshet {
 
+// exp(logit - maximum), in units of 2^-44 and rounded to the nearest: the best token's is 2^44.
+using Weight = uint64_t;
+constexpr int kWeightBits = 44;
+constexpr int64_t kMostVocab = int64_t{1} << 19;  // all weights together fit 64 bits
+
 // A token that may be chosen. `weight` is its share, up to a common factor.
 struct Candidate {
   int32_t id = 0;
   float logit = 0.0f;
-  double weight = 0.0;
+  Weight weight = 0;
 };
 
 // Best first; of equals the lowest id.
@@ -30,8 +36,8 @@ struct LogitScratch {
 
   std::vector<float> block_max;       // [blocks]
   std::vector<float> block_order;     // [blocks], for selection
-  std::vector<double> block_sum;      // [blocks]
-  std::vector<float> weight;          // [vocab]
+  std::vector<Weight> block_sum;      // [blocks]
+  std::vector<float> weight;          // [vocab], as fractions
   std::vector<Candidate> candidates;  // capacity: vocab
 };
 
@@ -39,9 +45,12 @@ struct LogitScratch {
 float find_maxima(std::span<const float> logits, LogitScratch& s);
 // The lowest id that holds the maximum; -1 when every logit is -inf. REQUIRES: find_maxima().
 int32_t argmax(std::span<const float> logits, const LogitScratch& s);
-// s.weight[i] = exp((logits[i] - maximum) * scale), s.block_sum their sums a block; returns the
-// total.
-double exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
+// exp(x) for x <= 0 (a NaN: 0) as a fraction, and a fraction as a whole number.
+float exp_fraction(float x);
+Weight whole(float fraction);
+// s.weight[i] = exp((logits[i] - maximum) * scale), s.block_sum the sums of whole(s.weight) a
+// block; returns the total.
+Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
 // s.candidates: every token whose logit is at least `threshold` (and above -inf), in order of id.
 // REQUIRES: find_maxima().
 void gather_above(std::span<const float> logits, float threshold, LogitScratch& s);

@@ -17,12 +17,18 @@ bool has_penalties(const SamplingParams& p) {
   return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
+// The share `part` of a total, at least 1.
+Weight mass_of(float part, Weight total) {
+  const double mass = static_cast<double>(part) * static_cast<double>(total);
+  return std::max<Weight>(1, static_cast<Weight>(mass));
+}
+
 // Keeps the shortest run of `c`, taken in the order of `before`, whose weights reach `mass` (at
 // least one), and returns its sum. Sorts piece by piece, so only about as much as is kept.
 template <class Before>
-double keep_mass(std::vector<Candidate>& c, double mass, const Before& before) {
+Weight keep_mass(std::vector<Candidate>& c, Weight mass, const Before& before) {
   size_t first = 0;
-  double sum = 0.0;
+  Weight sum = 0;
   for (size_t piece = 64; first < c.size(); piece *= 4) {
     const size_t end = std::min(c.size(), first + piece);
     const auto begin = c.begin() + static_cast<int64_t>(first);
@@ -40,58 +46,60 @@ double keep_mass(std::vector<Candidate>& c, double mass, const Before& before) {
   return sum;
 }
 
-double weigh(std::vector<Candidate>& c, float maximum, float scale) {
-  double total = 0.0;
+Weight weigh(std::vector<Candidate>& c, float maximum, float scale) {
+  Weight total = 0;
   for (Candidate& x : c) {
-    x.weight = std::exp(static_cast<double>((x.logit - maximum) * scale));
+    x.weight = whole(exp_fraction((x.logit - maximum) * scale));
     total += x.weight;
   }
   return total;
 }
 
-// Tokens whose surprise is closest to the expected one, up to `mass`. Returns the kept weight.
-double keep_typical(std::vector<Candidate>& c, double total, double mass) {
+// Tokens whose surprise is closest to the expected one, up to `part`. Returns the kept weight.
+Weight keep_typical(std::vector<Candidate>& c, Weight total, float part) {
+  const auto share = [&](const Candidate& x) {
+    return static_cast<double>(x.weight) / static_cast<double>(total);
+  };
   double entropy = 0.0;
   for (const Candidate& x : c) {
-    const double p = x.weight / total;
+    const double p = share(x);
     if (p > 0.0) entropy -= p * std::log(p);
   }
-  const auto distance = [&](const Candidate& x) {
-    return std::abs(-std::log(x.weight / total) - entropy);
-  };
-  return keep_mass(c, mass * total, [&](const Candidate& a, const Candidate& b) {
+  const auto distance = [&](const Candidate& x) { return std::abs(-std::log(share(x)) - entropy); };
+  return keep_mass(c, mass_of(part, total), [&](const Candidate& a, const Candidate& b) {
     const double da = distance(a), db = distance(b);
     return da != db ? da < db : better(a, b);
   });
 }
 
-int32_t pick(std::span<const Candidate> c, double target) {
-  double sum = 0.0;
+// Which of `total` shares random bits name.
+Weight target_of(uint64_t bits, Weight total) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<Weight>((static_cast<Wide>(bits) * total) >> 64);
+}
+
+// The token that owns share number `target`; shares are dealt out in order of ids.
+int32_t pick(std::vector<Candidate>& c, Weight target) {
+  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
+  if (!std::is_sorted(c.begin(), c.end(), by_id)) std::sort(c.begin(), c.end(), by_id);
+  Weight sum = 0;
   for (const Candidate& x : c) {
     sum += x.weight;
     if (target < sum) return x.id;
   }
-  // Rounding left the target at the very end.
-  for (auto x = c.rbegin(); x != c.rend(); ++x) {
-    if (x->weight > 0.0) return x->id;
-  }
-  return c.empty() ? -1 : c.front().id;
+  return -1;
 }
 
 // The same over s.weight, block by block.
-int32_t pick_from_row(const LogitScratch& s, int64_t vocab, double target) {
-  double sum = 0.0;
+int32_t pick_from_row(const LogitScratch& s, int64_t vocab, Weight target) {
+  Weight sum = 0;
   size_t block = 0;
   while (block + 1 < s.block_sum.size() && target >= sum + s.block_sum[block])
     sum += s.block_sum[block++];
   const auto first = static_cast<int64_t>(block) * kLogitBlock;
-  const int64_t end = std::min(vocab, first + kLogitBlock);
-  for (int64_t i = first; i < end; ++i) {
-    sum += static_cast<double>(s.weight[static_cast<size_t>(i)]);
+  for (int64_t i = first; i < std::min(vocab, first + kLogitBlock); ++i) {
+    sum += whole(s.weight[static_cast<size_t>(i)]);
     if (target < sum) return static_cast<int32_t>(i);
-  }
-  for (int64_t i = end - 1; i >= 0; --i) {
-    if (s.weight[static_cast<size_t>(i)] > 0.0f) return static_cast<int32_t>(i);
   }
   return -1;
 }
@@ -129,9 +137,9 @@ bool Sampler::takes_best() const {
   return greedy() && !penalties_ && params_.logit_bias.empty() && may_stop && params_.logprobs < 0;
 }
 
-double Sampler::uniform(int64_t position, Purpose purpose) const {
-  return philox_uniform(seed_, static_cast<uint64_t>(position),
-                        index_ * 4 + static_cast<uint32_t>(purpose));
+uint64_t Sampler::bits(int64_t position, Purpose purpose) const {
+  return philox_bits(seed_, static_cast<uint64_t>(position),
+                     index_ * 4 + static_cast<uint32_t>(purpose));
 }
 
 void Sampler::accept(int32_t id) {
@@ -170,10 +178,10 @@ void Sampler::adjust(std::span<float> logits, TokenMask mask) {
   }
 }
 
-double Sampler::filter(std::span<const float> logits, float maximum, SamplerScratch& s) const {
+Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScratch& s) const {
   const float scale = 1.0f / params_.temperature;
   auto& c = s.row.candidates;
-  double total = 0.0;
+  Weight total = 0;
   const bool top_k = params_.top_k > 0 && params_.top_k < vocab_;
   if (top_k || params_.min_p > 0.0f) {
     const float cut =
@@ -187,35 +195,32 @@ double Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
     total = weigh(c, maximum, scale);
   } else if (params_.top_p < 1.0f) {
     // All tokens below `floor` together weigh less than what top-p leaves out.
-    const double all = exponentials(logits, maximum, scale, s.row);
-    const double floor =
-        (1.0 - static_cast<double>(params_.top_p)) * all / static_cast<double>(vocab_);
+    total = exponentials(logits, maximum, scale, s.row);
+    const double floor = (1.0 - static_cast<double>(params_.top_p)) * static_cast<double>(total) *
+                         std::ldexp(1.0, -kWeightBits) / static_cast<double>(vocab_);
     gather_above(
         logits, maximum + params_.temperature * static_cast<float>(std::log(floor)) - 1e-3f, s.row);
-    for (Candidate& x : c) x.weight = static_cast<double>(s.row.weight[static_cast<size_t>(x.id)]);
-    total = all;
+    for (Candidate& x : c) x.weight = whole(s.row.weight[static_cast<size_t>(x.id)]);
   } else {
     gather_above(logits, kNone, s.row);
     total = weigh(c, maximum, scale);
   }
-  if (params_.top_p < 1.0f)
-    total = keep_mass(c, static_cast<double>(params_.top_p) * total, better);
-  if (params_.typical_p < 1.0f)
-    total = keep_typical(c, total, static_cast<double>(params_.typical_p));
+  if (params_.top_p < 1.0f) total = keep_mass(c, mass_of(params_.top_p, total), better);
+  if (params_.typical_p < 1.0f) total = keep_typical(c, total, params_.typical_p);
   return total;
 }
 
 int32_t Sampler::draw(std::span<const float> logits, float maximum, int64_t position,
                       SamplerScratch& s) const {
-  const double u = uniform(position, Purpose::kToken);
+  const uint64_t its = bits(position, Purpose::kToken);
   const bool filtered =
       params_.top_k > 0 || params_.min_p > 0.0f || params_.top_p < 1.0f || params_.typical_p < 1.0f;
   if (!filtered) {
-    const double total = exponentials(logits, maximum, 1.0f / params_.temperature, s.row);
-    return pick_from_row(s.row, vocab_, u * total);
+    const Weight total = exponentials(logits, maximum, 1.0f / params_.temperature, s.row);
+    return pick_from_row(s.row, vocab_, target_of(its, total));
   }
-  const double total = filter(logits, maximum, s);
-  return pick(s.row.candidates, u * total);
+  const Weight total = filter(logits, maximum, s);
+  return pick(s.row.candidates, target_of(its, total));
 }
 
 int32_t Sampler::sample(std::span<float> logits, int64_t position, SamplerScratch& s,
@@ -248,11 +253,10 @@ std::span<const Candidate> Sampler::distribution(std::span<float> logits, Sample
   c.clear();
   if (maximum == kNone) return c;
   if (greedy() || maximum == std::numeric_limits<float>::infinity()) {
-    c.push_back({argmax(logits, s.row), maximum, 1.0});
+    c.push_back({argmax(logits, s.row), maximum, 1});
     return c;
   }
-  const double total = filter(logits, maximum, s);
-  for (Candidate& x : c) x.weight /= total;
+  filter(logits, maximum, s);
   return c;
 }
 

@@ -3,7 +3,8 @@
 // In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical; each filter
 // works on what the one before left, renormalised. At temperature 0 (or below 1e-5) the best token
 // is taken, of equals the lowest id. top-k keeps exactly k, of equals the lowest ids. Draws come
-// from a Philox counter keyed by (seed, position, sample): the choice is a function of these, of
+// from a Philox counter keyed by (seed, position, sample): 64 bits name one of the shares (whole
+// numbers, logits.h), which are dealt out in order of ids. The choice is a function of these, of
 // the logits and of the sequence's own tokens, never of a batch or of threads. "Locally typical
 // sampling": Meister et al., 2023; min-p: Nguyen et al., 2024; repetition penalty: Keskar et al.,
 // 2019.
@@ -53,12 +54,12 @@ class Sampler {
   // Tells that `id` became part of the output.
   void accept(int32_t id);
 
-  // The distribution that sample() draws from: weights sum to 1; valid until the scratch is used
-  // again. At temperature 0 it is one token. Changes `logits`. Empty when nothing may be chosen.
+  // The distribution that sample() draws from, up to a common factor; valid until the scratch is
+  // used again. At temperature 0 it is one token. Changes `logits`. Empty when nothing may be
+  // chosen.
   std::span<const Candidate> distribution(std::span<float> logits, SamplerScratch& s,
                                           TokenMask mask = {});
-  // In [0, 1).
-  double uniform(int64_t position, Purpose purpose) const;
+  uint64_t bits(int64_t position, Purpose purpose) const;
   bool greedy() const;
   // Whether sample() would take the best of the raw logits, with nothing else to tell of them (but
   // for a mask).
@@ -68,7 +69,7 @@ class Sampler {
   void adjust(std::span<float> logits, TokenMask mask);
   void change(std::span<float> logits, int32_t id, float value);
   // Fills s.row.candidates with weights; returns their sum.
-  double filter(std::span<const float> logits, float maximum, SamplerScratch& s) const;
+  Weight filter(std::span<const float> logits, float maximum, SamplerScratch& s) const;
   int32_t draw(std::span<const float> logits, float maximum, int64_t position,
                SamplerScratch& s) const;
 

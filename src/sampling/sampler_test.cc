@@ -89,9 +89,17 @@ Sampler make(const SamplingParams& p, size_t vocab, uint64_t seed = 1, uint32_t 
   return Sampler(p, static_cast<int64_t>(vocab), seed, index, prompt, 1000, std::move(stop));
 }
 
+std::vector<double> probabilities(std::span<const Candidate> candidates, size_t vocab) {
+  double sum = 0.0;
+  for (const Candidate& c : candidates) sum += static_cast<double>(c.weight);
+  std::vector<double> p(vocab, 0.0);
+  for (const Candidate& c : candidates)
+    p[static_cast<size_t>(c.id)] = static_cast<double>(c.weight) / sum;
+  return p;
+}
+
 void expect_equal(std::span<const Candidate> got, const std::vector<double>& want) {
-  std::vector<double> p(want.size(), 0.0);
-  for (const Candidate& c : got) p[static_cast<size_t>(c.id)] = c.weight;
+  const std::vector<double> p = probabilities(got, want.size());
   size_t kept = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_EQ(p[i] > 0.0, want[i] > 0.0) << "token " << i << " has probability " << want[i];
@@ -153,10 +161,10 @@ void expect_draws_follow(const SamplingParams& params, bool by_position) {
   constexpr int kDraws = 200000;
   const auto logits = random_logits(kVocab, 7, 1.5f);
   SamplerScratch scratch(kVocab);
-  std::vector<double> expected(kVocab, 0.0);
   auto copy = logits;
-  for (const Candidate& c : make(params, kVocab).distribution(copy, scratch))
-    expected[static_cast<size_t>(c.id)] = c.weight * kDraws;
+  std::vector<double> expected =
+      probabilities(make(params, kVocab).distribution(copy, scratch), kVocab);
+  for (double& e : expected) e *= kDraws;
   std::vector<int> seen(kVocab, 0);
   auto one = make(params, kVocab, 99);
   for (int i = 0; i < kDraws; ++i) {
