@@ -9,6 +9,7 @@
 //                  O: drawn at temperature 1
 //         a8@512   attention of decoding by itself, a cache a layer
 //         A4x1024  attention of prompts by itself
+//         S8       tokens drawn from 8 rows of logits
 //         w8       products of 8 rows with matrices of the shape's sizes, one by one
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <future>
 #include <numeric>
+#include <random>
 #include <sstream>
 
 #include "backend/cuda/backend.h"
@@ -335,6 +337,50 @@ Status run_products(Bench& b, const std::string& name, int64_t rows) {
   return {};
 }
 
+// Drawing tokens by itself, from logits like a model's: most within a few units, a few far above.
+Status run_samples(Bench& b, const std::string& name, int64_t rows) {
+  const int64_t vocab = b.spec.vocab_size;
+  std::vector<float> logits(static_cast<size_t>(rows * vocab));
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0.0f, 2.5f);
+  for (float& v : logits) v = normal(random);
+  for (size_t i = 0; i < logits.size(); i += 4001) logits[i] += 9.0f;
+  FRESHET_ASSIGN_OR_RETURN(const Buffer x, b.ops->upload(logits));
+  FRESHET_ASSIGN_OR_RETURN(
+      Buffer ids, Buffer::allocate(static_cast<size_t>(rows) * sizeof(int32_t), b.ops->memory()));
+  const Matrix m{const_cast<float*>(x.as<float>()), rows, vocab, vocab};
+  const auto time = [&](const FunctionRef<void()>& body) {
+    std::vector<double> seconds;
+    for (int i = 0; i < 8; ++i) seconds.push_back(b.ops->device()->time(body));
+    return median(seconds) * 1e6;
+  };
+  std::printf("%-10s argmax %.1f us", name.c_str(),
+              time([&] { b.ops->argmax(m, ids.as<int32_t>()); }));
+  const std::tuple<const char*, float, int, float> cases[] = {{"best", 0.0f, 0, 1.0f},
+                                                              {"drawn", 1.0f, 0, 1.0f},
+                                                              {"top-k 20", 1.0f, 20, 1.0f},
+                                                              {"top-p 0.95", 0.8f, 0, 0.95f},
+                                                              {"both", 0.6f, 20, 0.95f}};
+  for (const auto& [what, temperature, top_k, top_p] : cases) {
+    const Sampler sampler({.temperature = temperature, .top_k = top_k, .top_p = top_p}, vocab, 1, 0,
+                          {}, 1, {});
+    std::vector<int32_t> words(static_cast<size_t>(rows) * ops::kSampleRowWords);
+    for (int64_t r = 0; r < rows; ++r) {
+      ops::SampleRow row;
+      sampler.describe(r, {}, row, words);
+      std::memcpy(words.data() + static_cast<size_t>(r) * ops::kSampleRowWords, &row, sizeof row);
+    }
+    const std::span<const int32_t> arrays[] = {words};
+    const ops::StepInputs inputs{arrays, {}, false};
+    std::printf("  %s %.1f", what, time([&] {
+                  b.ops->device()->step(inputs,
+                                        [&] { b.ops->sample(m, words, ids.as<int32_t>()); });
+                }));
+  }
+  std::printf("\n");
+  return {};
+}
+
 Status load(Bench& b, const char* config, const char* format) {
   std::ifstream file(config);
   std::ostringstream text;
@@ -389,8 +435,8 @@ Status run_test(Bench& b, const std::string& test) {
     return run_engine(b, test, first, second, how[0]);
   }
   int count = 0, sequences = 0;
-  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[oO]%dx%d+%d@%d", how, &count, &first,
-                                    &second, &sequences) == 5) {
+  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[oO]%dx%d+%d@%d", how, &count, &first, &second,
+                                    &sequences) == 5) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_offline(b, test, count, first, second, sequences, how[0] == 'O');
   }
@@ -404,6 +450,7 @@ Status run_test(Bench& b, const std::string& test) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_model(b, test, first, second, true);
   }
+  if (std::sscanf(test.c_str(), "S%d", &first) == 1) return run_samples(b, test, first);
   if (std::sscanf(test.c_str(), "w%d", &first) == 1) return run_products(b, test, first);
   return invalid_argument("unknown test {}", test);
 }

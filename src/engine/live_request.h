@@ -24,7 +24,8 @@ struct Sample {
   Sampler sampler;
   TextAssembler text;
   std::optional<grammar::GrammarMatcher> matcher;
-  std::vector<uint32_t> mask;  // with a matcher: what may come next
+  std::vector<uint32_t> mask;  // with a matcher: what may come next,
+  bool complete = false;       // or that nothing may, and the vocabulary has no token to say so
   int outputs = 0;
   bool ended = false;
 };

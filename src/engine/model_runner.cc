@@ -1,7 +1,10 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+
+#include "sampling/logits.h"
 
 namespace freshet::engine {
 
@@ -11,6 +14,10 @@ using scheduler::StepItem;
 
 Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_tokens,
                                         int max_logit_rows, Memory* host_memory) {
+  if (model.spec().vocab_size > kMostVocab) {
+    return unsupported("a vocabulary of {}: at most {} can be sampled from",
+                       model.spec().vocab_size, kMostVocab);
+  }
   const auto bytes = static_cast<size_t>(max_logit_rows) *
                      static_cast<size_t>(model.spec().vocab_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
@@ -34,7 +41,7 @@ ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer be
   batch_.tables.resize(cache_.spec().groups.size());
 }
 
-void ModelRunner::add(const StepItem& item, const Sequence& s, bool only_best) {
+void ModelRunner::add(const StepItem& item, const Sequence& s) {
   const int32_t known = s.size();
   for (int32_t p = item.first; p < item.first + item.count; ++p) {
     const bool draft = p >= known;
@@ -47,11 +54,36 @@ void ModelRunner::add(const StepItem& item, const Sequence& s, bool only_best) {
   batch_.context_len.push_back(item.first + item.count);
   first_row_.push_back(static_cast<int64_t>(batch_.logit_rows.size()));
   for (int32_t i = tokens - item.logits; i < tokens; ++i) batch_.logit_rows.push_back(i);
-  batch_.best_only.resize(batch_.logit_rows.size(), only_best);
+}
+
+// Where the best of the logits as they are will do, for all that are looked at, argmax() is told
+// less. Lists that a step has no room for leave their rows to the host.
+void ModelRunner::describe_rows(const Step& step, Describe describe) {
+  constexpr size_t kMostWords = size_t{1} << 20;
+  const size_t rows = batch_.logit_rows.size();
+  std::vector<int32_t>& words = batch_.samples;
+  words.assign(rows * ops::kSampleRowWords, 0);
+  batch_.best_only.assign(rows, 0);
+  bool plain = true;
+  for (size_t i = 0; i < step.items.size(); ++i) {
+    if (step.items[i].logits == 0) continue;
+    const size_t before = words.size();
+    ops::SampleRow row = describe(step.items[i], words);
+    if (words.size() > kMostWords) {
+      words.resize(before);
+      row = {};
+    }
+    const auto at = static_cast<size_t>(first_row_[i] + step.items[i].logits - 1);
+    std::memcpy(words.data() + at * ops::kSampleRowWords, &row, sizeof row);
+    const bool best = row.how == ops::SampleRow::kBest && words.size() == before;
+    batch_.best_only[at] = best;
+    plain = plain && (best || row.how == ops::SampleRow::kNotHere);
+  }
+  if (plain || !model_->samples()) words.clear();
 }
 
 void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, bool hidden,
-                      FunctionRef<bool(const StepItem&)> only_best) {
+                      Describe describe) {
   for (const kv_cache::BlockCopy& copy : step.copies) {
     cache_.copy_block(copy.group, copy.from, copy.to);
   }
@@ -60,11 +92,11 @@ void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, b
   batch_.query_start.assign(1, 0);
   batch_.context_len.clear();
   batch_.logit_rows.clear();
-  batch_.best_only.clear();
   first_row_.clear();
   for (const StepItem& item : step.items) {
-    add(item, scheduler.sequence(item.sequence), only_best(item));
+    add(item, scheduler.sequence(item.sequence));
   }
+  describe_rows(step, describe);
 
   for (size_t g = 0; g < batch_.tables.size(); ++g) {
     BlockTables& tables = batch_.tables[g];
@@ -94,7 +126,7 @@ std::span<float> ModelRunner::row(size_t item, int32_t k) {
   return {logits_.as<float>() + (first_row_[item] + k) * vocab_, static_cast<size_t>(vocab_)};
 }
 
-int32_t ModelRunner::best(size_t item, int32_t k) const {
+int32_t ModelRunner::named(size_t item, int32_t k) const {
   return best_.as<int32_t>()[first_row_[item] + k];
 }
 

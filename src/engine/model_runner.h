@@ -22,14 +22,16 @@ class ModelRunner {
   static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
                                     int max_logit_rows, Memory* host_memory = nullptr);
 
-  // `hidden`: whether the states after the final norm are wanted too. `only_best`: whether of an
-  // item's rows no more is wanted than the best token.
+  // What is to become of an item's last row of logits; lists go to the words (ops/sample.h).
+  using Describe = FunctionRef<ops::SampleRow(const scheduler::StepItem&, std::vector<int32_t>&)>;
+
+  // `hidden`: whether the states after the final norm are wanted too.
   void run(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden,
-           FunctionRef<bool(const scheduler::StepItem&)> only_best);
+           Describe describe);
   // Row `k` of the `logits` rows of step.items[item] of the last run. Valid until the next.
   std::span<float> row(size_t item, int32_t k);
-  // Its best token, if the model named one: then the row itself is not there. Or kSeeLogits.
-  int32_t best(size_t item, int32_t k) const;
+  // Its token, if the model named one: then the row itself is not there. Or kSeeLogits.
+  int32_t named(size_t item, int32_t k) const;
   // The state of token `i` of step.items[item], if the last run was asked for states.
   std::span<const float> state(size_t item, int32_t i) const;
   int64_t vocab() const { return vocab_; }
@@ -37,7 +39,8 @@ class ModelRunner {
 
  private:
   ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states);
-  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence, bool only_best);
+  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence);
+  void describe_rows(const scheduler::Step& step, Describe describe);
 
   Model* model_;
   KvStorage cache_;

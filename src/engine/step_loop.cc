@@ -270,8 +270,11 @@ bool StepLoop::step() {
     end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
   }
   if (step.items.empty()) return false;
+  fill_masks(step);
   runner_.run(step, *scheduler_, embeddings_ > 0,
-              [this](const scheduler::StepItem& item) { return only_best(item); });
+              [this](const scheduler::StepItem& item, std::vector<int32_t>& words) {
+                return describe(item, words);
+              });
   scheduler_->ran(step);
   gather(step);
   int64_t generated = -counted_.generated_tokens;

@@ -57,7 +57,7 @@ class StepLoop {
     std::span<float> row;
     bool shared = false;  // other choices read the same row
     int64_t position = 0;
-    int32_t best = StepResults::kSeeLogits;  // or the token, chosen already
+    int32_t named = StepResults::kSeeLogits;  // or the token, chosen already
     int32_t token = -1;
     std::vector<TokenLogprob> logprobs;
   };
@@ -87,10 +87,12 @@ class StepLoop {
   void publish();        // what stats() tells, and how much waits
   void publish_stats();  // before a request's last callback: whoever got its answer sees it counted
 
-  bool only_best(const scheduler::StepItem& item) const;
+  void fill_masks(const scheduler::Step& step);
+  ops::SampleRow describe(const scheduler::StepItem& item, std::vector<int32_t>& words) const;
   void gather(const scheduler::Step& step);
   void gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& item, size_t index);
   void choose(Choice& choice, Worker& worker);
+  static void see_end(Choice& choice);
   void sample_all();
   void embed(const scheduler::Step& step);
   void deliver_prompt_logprobs();
@@ -115,6 +117,7 @@ class StepLoop {
   std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
   std::vector<Choice> choices_;
   std::vector<PromptRow> prompt_rows_;
+  std::vector<std::pair<LiveRequest*, Sample*>> masked_;
   int embeddings_ = 0;  // live requests that want one
   EngineStats counted_;
   int64_t wake_at_ = 0;

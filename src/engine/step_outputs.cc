@@ -6,15 +6,58 @@
 
 namespace freshet::engine {
 
-// Whether all that comes of an item's logits is their largest: then they need not come here.
-bool StepLoop::only_best(const scheduler::StepItem& item) const {
+namespace {
+
+// Writes what the grammar allows, if there is one.
+void fill_mask(Sample& sample, std::span<const int32_t> end_ids) {
+  sample.matcher->fill_mask(sample.mask);
+  const auto none = [&] {
+    return std::ranges::all_of(sample.mask, [](uint32_t w) { return w == 0; });
+  };
+  sample.complete = false;
+  if (!sample.matcher->can_end()) return;
+  sample.complete = end_ids.empty() && none();
+  for (const int32_t id : end_ids) {
+    sample.mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+  }
+}
+
+}  // namespace
+
+// Of the samples that a step gives tokens.
+void StepLoop::fill_masks(const scheduler::Step& step) {
+  masked_.clear();
+  for (const scheduler::StepItem& item : step.items) {
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    LiveRequest& live = *live_.at(s.request->id);
+    if (!live.request.params.grammar || item.first + item.count < s.size()) continue;
+    for (const auto& sample : live.samples) {
+      if (!live.forked || sample->sequence == s.id) masked_.emplace_back(&live, sample.get());
+    }
+  }
+  pool_.parallel_for(std::ssize(masked_), [&](int64_t i, int) {
+    auto& [live, sample] = masked_[static_cast<size_t>(i)];
+    fill_mask(*sample, live->end_ids);
+  });
+}
+
+// What is to become of an item's last row of logits, as far as a device may be told.
+ops::SampleRow StepLoop::describe(const scheduler::StepItem& item,
+                                  std::vector<int32_t>& words) const {
   const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
   const LiveRequest& live = *live_.at(s.request->id);
-  if (live.beams || live.embedding || live.request.params.prompt_logprobs >= 0) return false;
-  return std::ranges::all_of(live.samples, [&](const auto& sample) {
-    const bool its = !live.forked || sample->sequence == s.id;
-    return !its || (!sample->matcher && sample->sampler.takes_best());
-  });
+  ops::SampleRow row;
+  if (live.beams || live.embedding || item.first + item.count < s.size()) return row;
+  const Sample* its = nullptr;
+  for (const auto& sample : live.samples) {
+    if (live.forked && sample->sequence != s.id) continue;
+    if (its != nullptr) return {};  // samples that have not parted draw from one row
+    its = sample.get();
+  }
+  if (its != nullptr && !its->complete) {
+    its->sampler.describe(s.size(), its->mask, row, words);
+  }
+  return row;
 }
 
 void StepLoop::gather(const scheduler::Step& step) {
@@ -35,7 +78,7 @@ void StepLoop::gather(const scheduler::Step& step) {
                           row,
                           !live.forked && live.samples.size() > 1,
                           s.size(),
-                          runner_.best(i, item.logits - 1),
+                          runner_.named(i, item.logits - 1),
                           -1,
                           {}});
     }
@@ -51,29 +94,16 @@ void StepLoop::gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& 
   }
 }
 
-namespace {
-
-// Writes what the grammar allows, if there is one. False: the sentence is complete, nothing may
-// follow, and the vocabulary has no token to say so.
-bool fill_mask(Sample& sample, std::span<const int32_t> end_ids) {
-  if (!sample.matcher) return true;
-  sample.matcher->fill_mask(sample.mask);
-  const auto none = [&] {
-    return std::ranges::all_of(sample.mask, [](uint32_t w) { return w == 0; });
-  };
-  if (!sample.matcher->can_end()) return true;
-  if (end_ids.empty() && none()) return false;
-  for (const int32_t id : end_ids) {
-    sample.mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
-  }
-  return true;
+// Before min_tokens the end may be the one thing that the grammar leaves.
+void StepLoop::see_end(Choice& c) {
+  const auto& matcher = c.sample->matcher;
+  if (matcher && matcher->can_end()) c.token = kSentenceComplete;
 }
 
-}  // namespace
-
 void StepLoop::choose(Choice& c, Worker& worker) {
-  if (c.best != StepResults::kSeeLogits) {
-    c.token = c.best;
+  if (c.named != StepResults::kSeeLogits) {
+    c.token = c.named;
+    if (c.token < 0) see_end(c);
     return;
   }
   std::span<float> row = c.row;
@@ -82,24 +112,23 @@ void StepLoop::choose(Choice& c, Worker& worker) {
     row = worker.row;
   }
   Sample& sample = *c.sample;
-  if (!fill_mask(sample, c.live->end_ids)) {
+  if (sample.complete) {
     c.token = kSentenceComplete;
     return;
   }
   const bool wanted = c.live->request.params.logprobs >= 0;
   c.token = sample.sampler.sample(row, c.position, worker.scratch, sample.mask,
                                   wanted ? &c.logprobs : nullptr);
-  // Before min_tokens the end may be the one thing that the grammar leaves.
-  if (c.token < 0 && sample.matcher && sample.matcher->can_end()) c.token = kSentenceComplete;
+  if (c.token < 0) see_end(c);
 }
 
 void StepLoop::sample_all() {
   const auto prompts = static_cast<int64_t>(prompt_rows_.size());
-  const bool chosen = prompts == 0 && std::ranges::all_of(choices_, [](const Choice& c) {
-                        return c.best != StepResults::kSeeLogits;
-                      });
-  if (chosen) {  // not worth waking the pool
-    for (Choice& c : choices_) c.token = c.best;
+  const bool named = prompts == 0 && std::ranges::all_of(choices_, [](const Choice& c) {
+                       return c.named != StepResults::kSeeLogits;
+                     });
+  if (named) {  // not worth waking the pool
+    for (Choice& c : choices_) choose(c, workers_.front());
     return;
   }
   const auto total = prompts + static_cast<int64_t>(choices_.size());

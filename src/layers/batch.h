@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "ops/attention.h"
+#include "ops/sample.h"
 
 namespace freshet {
 
@@ -28,9 +29,16 @@ struct ForwardBatch {
   std::vector<BlockTables> tables;   // [groups]
   std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
   std::vector<uint8_t> best_only;    // empty, or [logit_rows]: 1: of its row, the best id will do
+  // Empty, or the words of ops/sample.h: which token is to be drawn from each row of logits.
+  std::vector<int32_t> samples;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
+  // Whether a device that names tokens leaves the row itself out.
+  bool names_token(size_t row) const {
+    if (!samples.empty()) return samples[row * ops::kSampleRowWords] != ops::SampleRow::kNotHere;
+    return !best_only.empty() && best_only[row] != 0;
+  }
   ops::AttentionBatch attention(int group) const {
     const BlockTables& t = tables[static_cast<size_t>(group)];
     return {query_start, context_len, t.ids.data(), t.stride};
@@ -39,12 +47,12 @@ struct ForwardBatch {
 
 // Where a step's results go, in the host's memory.
 struct StepResults {
-  static constexpr int32_t kSeeLogits = -2;
+  static constexpr int32_t kSeeLogits = ops::SampleRow::kSeeLogits;
 
   float* logits = nullptr;  // [logit_rows, vocab], final scaling and soft cap applied
   float* hidden = nullptr;  // or [tokens, hidden]: the states after the final norm
-  // Or [logit_rows]: the id that ops::Ops::argmax() names, and the row of logits is not written; or
-  // kSeeLogits, always where the batch wants more than the best.
+  // Or [logit_rows]: the id that ops::Ops::argmax() or sample() names, and the row of logits is not
+  // written; or kSeeLogits, always where the batch wants the logits themselves.
   int32_t* best = nullptr;
 };
 

@@ -249,14 +249,14 @@ void Decoder::run(Step& step, const Matrix& logits, const Matrix& hidden) {
   write_logits(step, x, logits, hidden);
 }
 
-// The logits of rows whose best id will not do, and all else that is wanted.
+// The logits of rows of which no token is named, and all else that is wanted.
 void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
                     const StepResults& results) {
-  const auto only_best = [&](int64_t row) {
-    return best != nullptr && batch.best_only[static_cast<size_t>(row)] != 0;
+  const auto named = [&](int64_t row) {
+    return best != nullptr && batch.names_token(static_cast<size_t>(row));
   };
   for (int64_t row = 0, end = 0; row < logits.rows; row = end + 1) {
-    for (end = row; end < logits.rows && !only_best(end);) ++end;
+    for (end = row; end < logits.rows && !named(end);) ++end;
     const auto bytes = static_cast<size_t>((end - row) * logits.cols) * sizeof(float);
     ops_.fetch(results.logits + row * logits.cols, logits.row(row), bytes);
   }
@@ -265,7 +265,7 @@ void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32
   }
   ops_.wait();
   for (int64_t row = 0; results.best != nullptr && row < logits.rows; ++row) {
-    if (!only_best(row)) results.best[row] = StepResults::kSeeLogits;
+    if (!named(row)) results.best[row] = StepResults::kSeeLogits;
   }
 }
 
@@ -289,13 +289,14 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
     logits = arena_.matrix(rows, spec_.vocab_size);
     if (wants_states) states = arena_.matrix(tokens, spec_.hidden_size);
     // On the host a sampler is there as soon.
-    if (results.best != nullptr && !batch.best_only.empty()) {
+    if (results.best != nullptr && (!batch.best_only.empty() || !batch.samples.empty())) {
       best = arena_.allocate_array<int32_t>(rows);
     }
   }
   step_arrays_.assign(
       {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
-  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr});
+  const bool draws = best != nullptr && !batch.samples.empty();
+  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws});
   for (const BlockTables& table : batch.tables) {
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
@@ -303,11 +304,14 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
   for (size_t layer = 0; apart && layer < spec_.layers.size(); ++layer) {
     step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
   }
+  step_arrays_.push_back(batch.samples);  // last: what stands in front is of known size
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
   const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     run(step, logits, states);
-    if (best != nullptr && rows > 0) ops_.argmax(logits, best);
+    if (best == nullptr || rows == 0) return;
+    if (draws) return ops_.sample(logits, batch.samples, best);
+    ops_.argmax(logits, best);
   });
   if (!apart) {
     if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);

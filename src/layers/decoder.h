@@ -21,6 +21,7 @@ class Decoder final : public Model {
   const ModelSpec& spec() const override { return spec_; }
   size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override;
   Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) override;
+  bool samples() const override { return ops_.samples(spec_.vocab_size); }
   void forward(const ForwardBatch& batch, const KvStorage& cache,
                const StepResults& results) override;
   std::vector<WeightInfo> weights() const override { return infos_; }

@@ -33,6 +33,9 @@ class Model {
   virtual void forward(const ForwardBatch& batch, const KvStorage& cache,
                        const StepResults& results) = 0;
 
+  // Whether forward() takes batches with words of samples (batch.h).
+  virtual bool samples() const { return false; }
+
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {
     std::string name;

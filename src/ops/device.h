@@ -70,6 +70,9 @@ class Device : public Memory {
   virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
   virtual void argmax(const Matrix& x, int32_t* ids) = 0;
+  // Whether sample() may be asked for rows of so many logits. words: ops/sample.h.
+  virtual bool samples(int64_t vocab) const = 0;
+  virtual void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
   virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,

@@ -178,6 +178,10 @@ class Ops {
   // ids[t]: the lowest column that holds the largest number of row t, NaNs passed over; -1 where
   // nothing is above minus infinity.
   void argmax(const Matrix& x, int32_t* ids);
+  // Whether sample() may be called: by a device, for so many logits a row.
+  bool samples(int64_t vocab) const;
+  // ids[t]: the token that the words (ops/sample.h) ask for of row t; -1 where none can follow.
+  void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids);
 
   // ids, weights: [tokens, top_k]
   void route(const Matrix& logits, const Routing& routing, int32_t* ids, float* weights);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/ops_impl.h"
+#include "ops/sample.h"
 
 namespace freshet::ops {
 namespace {
@@ -160,6 +161,18 @@ void Ops::argmax(const Matrix& x, int32_t* ids) {
       }
     }
   });
+}
+
+bool Ops::samples(int64_t vocab) const {
+  const Device* d = device();
+  return d != nullptr && d->samples(vocab);
+}
+
+void Ops::sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) {
+  FRESHET_CHECK(
+      samples(logits.cols) && words.size() >= static_cast<size_t>(logits.rows) * kSampleRowWords,
+      "sample [{}, {}] with {} words", logits.rows, logits.cols, words.size());
+  device()->sample(logits, words, ids);
 }
 
 void Ops::sigmoid_gate(const Matrix& x, const Matrix& gate) {

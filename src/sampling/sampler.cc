@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/philox.h"
@@ -114,6 +115,16 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       index_(index),
       stop_ids_(std::move(stop_ids)),
       penalties_(has_penalties(params)) {
+  std::erase_if(stop_ids_, [&](int32_t id) { return id < 0 || id >= vocab; });
+  for (const auto& [id, bias] : params.logit_bias) {
+    const auto same =
+        std::ranges::find_if(biases_, [&](const auto& known) { return known.id == id; });
+    if (same == biases_.end()) {
+      biases_.push_back({id, bias});
+    } else {
+      same->bias += bias;
+    }
+  }
   size_t distinct = 0;
   if (penalties_) {
     const bool prompt_counts = params.repetition_penalty != 1.0f;
@@ -125,16 +136,11 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       for (const int32_t id : prompt) counts_.add(id, false);
     }
   }
-  saved_.reserve(distinct + params.logit_bias.size() + stop_ids_.size());
+  saved_.reserve(distinct + biases_.size() + stop_ids_.size());
 }
 
 bool Sampler::greedy() const {
   return params_.temperature < kGreedyBelow;
-}
-
-bool Sampler::takes_best() const {
-  const bool may_stop = outputs_ >= params_.min_tokens || stop_ids_.empty();
-  return greedy() && !penalties_ && params_.logit_bias.empty() && may_stop && params_.logprobs < 0;
 }
 
 uint64_t Sampler::bits(int64_t position, Purpose purpose) const {
@@ -169,12 +175,9 @@ void Sampler::adjust(std::span<float> logits, TokenMask mask) {
     if (e.outputs > 0) l -= params_.presence_penalty;
     change(logits, e.id, l);
   }
-  for (const auto& [id, bias] : params_.logit_bias)
-    change(logits, id, logits[static_cast<size_t>(id)] + bias);
-  if (outputs_ < params_.min_tokens) {
-    for (const int32_t id : stop_ids_) {
-      if (id >= 0 && id < vocab_) change(logits, id, kNone);
-    }
+  for (const auto& [id, bias] : biases_) change(logits, id, logits[static_cast<size_t>(id)] + bias);
+  if (!may_end()) {
+    for (const int32_t id : stop_ids_) change(logits, id, kNone);
   }
 }
 
@@ -184,13 +187,12 @@ Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
   Weight total = 0;
   const bool top_k = params_.top_k > 0 && params_.top_k < vocab_;
   if (top_k || params_.min_p > 0.0f) {
-    const float cut =
-        params_.min_p > 0.0f ? maximum + params_.temperature * std::log(params_.min_p) : kNone;
+    const float least = maximum + cut();
     if (top_k) {
       gather_best(logits, params_.top_k, s.row);
-      while (c.size() > 1 && c.back().logit < cut) c.pop_back();
+      while (c.size() > 1 && c.back().logit < least) c.pop_back();
     } else {
-      gather_above(logits, std::min(cut, maximum), s.row);
+      gather_above(logits, least, s.row);
     }
     total = weigh(c, maximum, scale);
   } else if (params_.top_p < 1.0f) {
@@ -243,6 +245,46 @@ int32_t Sampler::sample(std::span<float> logits, int64_t position, SamplerScratc
                      {id, static_cast<float>(static_cast<double>(raw) - log_sum)});
   }
   return id;
+}
+
+namespace {
+
+template <class T>
+ops::SampleRow::List append(std::vector<int32_t>& words, std::span<const T> items) {
+  const size_t at = words.size();
+  words.resize(at + items.size_bytes() / sizeof(int32_t));
+  if (!items.empty()) std::memcpy(words.data() + at, items.data(), items.size_bytes());
+  return {static_cast<int32_t>(at), static_cast<int32_t>(items.size())};
+}
+
+}  // namespace
+
+bool Sampler::describe(int64_t position, TokenMask mask, ops::SampleRow& row,
+                       std::vector<int32_t>& words) const {
+  row = {};
+  if (params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy())) return false;
+  row.how = greedy() ? ops::SampleRow::kBest : ops::SampleRow::kDraw;
+  if (!greedy()) {
+    row.scale = 1.0f / params_.temperature;
+    row.min_p_cut = cut();
+    row.top_k = params_.top_k;
+    row.top_p = params_.top_p;
+    const uint64_t its = bits(position, Purpose::kToken);
+    row.bits_low = static_cast<uint32_t>(its);
+    row.bits_high = static_cast<uint32_t>(its >> 32);
+  }
+  row.repetition = params_.repetition_penalty;
+  row.frequency = params_.frequency_penalty;
+  row.presence = params_.presence_penalty;
+  row.allowed = append(words, mask);
+  row.seen = append<TokenCounts::Entry>(words, counts_.entries());
+  row.biases = append<ops::SampleRow::Bias>(words, biases_);
+  if (!may_end()) row.barred = append<int32_t>(words, stop_ids_);
+  return true;
+}
+
+float Sampler::cut() const {
+  return params_.min_p > 0.0f ? params_.temperature * std::log(params_.min_p) : kNone;
 }
 
 std::span<const Candidate> Sampler::distribution(std::span<float> logits, SamplerScratch& s,

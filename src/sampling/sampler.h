@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "freshet/engine.h"
+#include "ops/sample.h"
 #include "sampling/logits.h"
 #include "sampling/params.h"
 #include "sampling/token_counts.h"
@@ -51,6 +52,10 @@ class Sampler {
   // raw logits.
   int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
                  std::vector<TokenLogprob>* logprobs = nullptr);
+  // What sample() would do, for a device to do: false where it cannot (the row says kNotHere then).
+  // Lists are appended to `words`.
+  bool describe(int64_t position, TokenMask mask, ops::SampleRow& row,
+                std::vector<int32_t>& words) const;
   // Tells that `id` became part of the output.
   void accept(int32_t id);
 
@@ -61,11 +66,10 @@ class Sampler {
                                           TokenMask mask = {});
   uint64_t bits(int64_t position, Purpose purpose) const;
   bool greedy() const;
-  // Whether sample() would take the best of the raw logits, with nothing else to tell of them (but
-  // for a mask).
-  bool takes_best() const;
 
  private:
+  bool may_end() const { return outputs_ >= params_.min_tokens; }
+  float cut() const;  // how far below the best logit min-p ends
   void adjust(std::span<float> logits, TokenMask mask);
   void change(std::span<float> logits, int32_t id, float value);
   // Fills s.row.candidates with weights; returns their sum.
@@ -78,7 +82,8 @@ class Sampler {
   uint64_t seed_;
   uint32_t index_;
   int64_t outputs_ = 0;
-  std::vector<int32_t> stop_ids_;
+  std::vector<int32_t> stop_ids_;             // of the vocabulary
+  std::vector<ops::SampleRow::Bias> biases_;  // each id once
   bool penalties_ = false;
   TokenCounts counts_;                            // unused without penalties
   std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order

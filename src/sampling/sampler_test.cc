@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <numeric>
 #include <random>
+#include <ranges>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "sampling/plain_sampler_test.h"
 
 namespace freshet {
 namespace {
@@ -213,6 +217,48 @@ TEST(Sampler, DrawsFollowTheDistributionOverPositions) {
 
 TEST(Sampler, DrawsFollowTheDistributionOverSeeds) {
   expect_draws_follow({}, false);
+}
+
+// Every parameter, alone and with others, on rows with many ties and on rows with none.
+TEST(Sampler, WordsForADeviceAskForTheSameToken) {
+  int drawn = 0;
+  for (const uint32_t seed : std::views::iota(0u, 400u)) {
+    std::mt19937 gen(seed);
+    const auto chance = [&](double p) { return std::bernoulli_distribution(p)(gen); };
+    const size_t vocab = seed % 3 == 0 ? 5 : 700;
+    SamplingParams p;
+    p.temperature = chance(0.1) ? 0.0f : 0.5f + static_cast<float>(seed % 7) * 0.25f;
+    if (chance(0.4)) p.top_k = 1 + static_cast<int>(gen() % 60);
+    if (chance(0.4)) p.top_p = 0.05f + 0.9f * static_cast<float>(gen() % 100) / 100.0f;
+    if (chance(0.3)) p.min_p = 0.02f * static_cast<float>(gen() % 20);
+    if (chance(0.3)) p.repetition_penalty = 1.3f;
+    if (chance(0.2)) p.frequency_penalty = 0.4f;
+    if (chance(0.2)) p.presence_penalty = -0.7f;
+    if (chance(0.3)) p.logit_bias = {{3, 2.5f}, {1, -9.0f}, {3, 0.25f}};
+    p.min_tokens = chance(0.3) ? 5 : 0;
+    auto sampler = make(p, vocab, seed, 2, {0, 1, 1, 4}, {2, 4});
+    for (const int32_t id : {1, 3, 3}) sampler.accept(id);
+    std::vector<float> logits = random_logits(vocab, seed, 2.0f);
+    if (chance(0.5)) {
+      for (float& v : logits) v = std::round(v);
+    }
+    std::vector<uint32_t> mask;
+    if (chance(0.3)) {
+      for (size_t w = 0; w < (vocab + 31) / 32; ++w) mask.push_back(static_cast<uint32_t>(gen()));
+    }
+    SamplerScratch scratch(static_cast<int64_t>(vocab));
+    for (int64_t position = 0; position < 20; ++position) {
+      std::vector<int32_t> words(ops::kSampleRowWords);
+      ops::SampleRow row;
+      ASSERT_TRUE(sampler.describe(position, mask, row, words));
+      std::memcpy(words.data(), &row, sizeof row);
+      auto copy = logits;
+      const int32_t want = sampler.sample(copy, position, scratch, mask);
+      ASSERT_EQ(PlainSampler(words, 0).sample(logits), want) << "seed " << seed;
+      drawn += want >= 0;
+    }
+  }
+  EXPECT_GT(drawn, 7000);
 }
 
 TEST(Sampler, GreedyTakesTheLowestOfEquals) {

@@ -9,15 +9,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "ops/sample.h"
 
 namespace freshet {
 
 class TokenCounts {
  public:
-  struct Entry {
-    int32_t id = 0;
-    int32_t outputs = 0;  // times in the output; 0: in the prompt only
-  };
+  using Entry = ops::SampleRow::Seen;  // `outputs`: times in the output; 0: in the prompt only
 
   TokenCounts() = default;
   explicit TokenCounts(size_t distinct)

@@ -20,7 +20,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 5;
+inline constexpr int kApiVersion = 6;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
 inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
@@ -231,6 +231,9 @@ struct Api {
   int (*gather)(const Rows* out, const Rows* x, const int32_t* rows);
   int (*sigmoid_gate)(const Rows* x, const Rows* gate);
   int (*argmax)(const Rows* x, int32_t* ids);
+  // Whether sample() can take rows of so many logits; `words` as in ops/sample.h.
+  int (*samples)(int64_t cols);
+  int (*sample)(const Rows* logits, const int32_t* words, int32_t* ids);
   int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
   int (*group)(const GroupArgs* args);
   // A product in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16

@@ -39,4 +39,14 @@ __device__ __forceinline__ float4 from_block(const float4* p, int rank) {
 #endif
   return v;
 }
+__device__ __forceinline__ unsigned long long from_block(const unsigned long long* p, int rank) {
+  unsigned long long v = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.u64 %0, [%1];"
+               : "=l"(v)
+               : "r"(place_in_block(p, rank))
+               : "memory");
+#endif
+  return v;
+}
 }  // namespace freshet::cuda

@@ -71,6 +71,8 @@ class CudaDevice final : public ops::Device {
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
   void argmax(const Matrix& x, int32_t* ids) override;
+  bool samples(int64_t vocab) const override { return api_.samples(vocab) != 0; }
+  void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) override;
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
              float* weights) override;
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,

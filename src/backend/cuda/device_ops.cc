@@ -280,4 +280,10 @@ void CudaDevice::argmax(const Matrix& x, int32_t* ids) {
   check(api_.argmax(&rows, ids), "argmax");
 }
 
+void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) {
+  flush();
+  const Rows rows = rows_of(logits);
+  check(api_.sample(&rows, ints(words), ids), "sample");
+}
+
 }  // namespace freshet::cuda

@@ -33,6 +33,9 @@ int softcap(const Rows* x, float cap);
 int gather(const Rows* out, const Rows* x, const int32_t* rows);
 int sigmoid_gate(const Rows* x, const Rows* gate);
 int argmax(const Rows* x, int32_t* ids);
+// sampling.cu
+int samples(int64_t cols);
+int sample(const Rows* logits, const int32_t* words, int32_t* ids);
 // norms.cu
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
 // heads.cu

@@ -139,7 +139,8 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            activation,    add,
                            scale,         softcap,
                            gather,        sigmoid_gate,
-                           argmax,        route,
+                           argmax,        samples,
+                           sample,        route,
                            group,         router,
                            combine,       read};
   return &kApi;

@@ -1,0 +1,430 @@
+// Tokens drawn from rows of logits, as ops/sample.h's words say: the rule of sampling/sampler.h, to
+// the bit (Hopper).
+//
+// A cluster of blocks keeps a row in shared memory: thread t of block b has `each` neighbouring
+// columns from (b * kThreads + t) * each on; `each` is odd, so that the lanes of a warp find theirs
+// in different banks. Shares are whole numbers, so no order of sums matters. Where top-k and top-p
+// end is found four bits at a time, from the highest, of how far a logit lies below the largest (as
+// ordered integers): a pass adds up, for each value of those bits, what is there, until all that
+// agrees in the bits so far is wanted. Ties and shares are dealt out in order of columns, by one
+// scan over the cluster.
+#include <cfloat>
+#include <climits>
+
+#include "backend/cuda/cluster.cuh"
+#include "backend/cuda/kernels.cuh"
+#include "ops/sample.h"
+
+namespace freshet::cuda {
+namespace {
+
+using ops::SampleRow;
+using Weight = unsigned long long;
+
+constexpr int kThreads = 256, kWarps = kThreads / 32, kBlocks = 8, kBins = 16, kBatch = 8;
+constexpr unsigned kAll = 0xffffffff;
+constexpr float kNone = -INFINITY;
+
+// Integers in the order of the numbers.
+__device__ __forceinline__ uint32_t key_of(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// whole(exp_fraction(x)) of sampling/logits.cc.
+__device__ __forceinline__ Weight weight_of(float x) {
+  constexpr float kRound = 12582912.0f;
+  const float shifted = __fadd_rn(__fmul_rn(x, 1.44269504f), kRound);
+  const float n = __fsub_rn(shifted, kRound);
+  const float r =
+      __fadd_rn(__fsub_rn(x, __fmul_rn(n, 0.693359375f)), __fmul_rn(n, 2.12194440e-4f));
+  float p = __fadd_rn(__fmul_rn(r, 1.0f / 5040.0f), 1.0f / 720.0f);
+  p = __fadd_rn(__fmul_rn(p, r), 1.0f / 120.0f);
+  p = __fadd_rn(__fmul_rn(p, r), 1.0f / 24.0f);
+  p = __fadd_rn(__fmul_rn(p, r), 1.0f / 6.0f);
+  p = __fadd_rn(__fmul_rn(p, r), 0.5f);
+  p = __fadd_rn(__fmul_rn(p, r), 1.0f);
+  p = __fadd_rn(__fmul_rn(p, r), 1.0f);
+  const uint32_t bits =
+      __float_as_uint(p) + ((__float_as_uint(shifted) - __float_as_uint(kRound)) << 23);
+  // Below -31.5 it is less than half a unit.
+  return x > -31.5f ? __float2ull_rn(__uint_as_float(bits) * 0x1p44f) : 0;
+}
+
+__device__ __forceinline__ Weight sum_of_warp(Weight v) {
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(kAll, v, step);
+  return v;
+}
+// Of this lane and those in front of it.
+__device__ __forceinline__ Weight scan_of_warp(Weight v, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const Weight other = __shfl_up_sync(kAll, v, step);
+    if (lane >= step) v += other;
+  }
+  return v;
+}
+
+// A row in the hands of a cluster; everything here is done by all of its threads.
+struct Row {
+  float* v;       // [kThreads * each] of this block
+  Weight* table;  // [kBins][kThreads], zeros between uses
+  Weight (*box)[kBins];  // [2]: what blocks show each other, in turns
+  Weight* of_warps;      // [kWarps]
+  int each, first;       // columns of a thread; the block's first
+  int rank, turn;
+  float most, scale;  // the largest logit, 1 / temperature
+  // Kept: what is above `least`, and equal to it up to column `last_tie`.
+  float least;
+  int last_tie;
+
+  __device__ __forceinline__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ __forceinline__ int lane() const { return thread() % 32; }
+  __device__ __forceinline__ int warp() const { return thread() / 32; }
+
+  __device__ __forceinline__ bool keeps(float x, int at) const {
+    return x > least || (x == least && first + at <= last_tie);
+  }
+  __device__ __forceinline__ Weight share(float x) const {
+    return weight_of(__fmul_rn(__fsub_rn(x, most), scale));
+  }
+  // g(numbers, at): this thread's columns, kBatch at once; kNone beyond the last.
+  template <class G>
+  __device__ __forceinline__ void batches(const G& g) const {
+    const int end = (thread() + 1) * each;
+    for (int i = thread() * each; i < end; i += kBatch) {
+      float x[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) x[j] = i + j < end ? v[i + j] : kNone;
+      g(x, i);
+    }
+  }
+  // The sum over blocks of what each put into box[turn][i], in lanes i < kBins.
+  __device__ __forceinline__ Weight meet() {
+    cluster_sync();
+    Weight sum = 0;
+    if (lane() < kBins) {
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) sum += from_block(&box[turn][lane()], r);
+    }
+    turn ^= 1;
+    return sum;
+  }
+  __device__ __forceinline__ Weight largest(Weight mine) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+      const Weight other = __shfl_xor_sync(kAll, mine, step);
+      mine = other > mine ? other : mine;
+    }
+    if (lane() == 0) of_warps[warp()] = mine;
+    __syncthreads();
+    if (thread() == 0) {
+      for (int w = 0; w < kWarps; ++w) mine = of_warps[w] > mine ? of_warps[w] : mine;
+      box[turn][0] = mine;
+    }
+    cluster_sync();
+    Weight best = 0;
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) {
+      const Weight of_block = from_block(&box[turn][0], r);
+      best = of_block > best ? of_block : best;
+    }
+    turn ^= 1;
+    return best;
+  }
+  // f deals shares to columns; of all of them together, number target_of(all) is whose? -1 in all
+  // blocks but one, where the thread that knows has the column.
+  template <class F, class T>
+  __device__ __forceinline__ int owner(const F& f, const T& target_of) {
+    Weight mine = 0;
+    batches([&](const float (&x)[kBatch], int at) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) mine += f(x[j], at + j);
+    });
+    Weight before = scan_of_warp(mine, lane());
+    if (lane() == 31) of_warps[warp()] = before;
+    __syncthreads();
+    before -= mine;
+    Weight all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w < warp()) before += of_warps[w];
+      all += of_warps[w];
+    }
+    if (thread() == 0) box[turn][0] = all;
+    cluster_sync();
+    all = 0;
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) {
+      const Weight of_block = from_block(&box[turn][0], r);
+      if (r < rank) before += of_block;
+      all += of_block;
+    }
+    turn ^= 1;
+    const Weight target = target_of(all);
+    const unsigned here = __ballot_sync(kAll, target >= before && target - before < mine);
+    if (here == 0) return -1;
+    const int whose = __ffs(static_cast<int>(here)) - 1;
+    Weight left = target - __shfl_sync(kAll, before, whose);
+    const int begin = (warp() * 32 + whose) * each;
+    for (int i = 0; i < each; i += 32) {
+      const int at = begin + i + lane();
+      const Weight sum = scan_of_warp(i + lane() < each ? f(v[at], at) : 0, lane());
+      const unsigned found = __ballot_sync(kAll, sum > left);
+      if (found != 0) {
+        return lane() == 0 ? first + begin + i + __ffs(static_cast<int>(found)) - 1 : -1;
+      }
+      left -= __shfl_sync(kAll, sum, 31);
+    }
+    return -1;
+  }
+  // Keeps the best, lowest columns first, until their f reach `target_of` all kept ones' f; nothing
+  // changes where that says 0.
+  template <class F, class T>
+  __device__ __forceinline__ void keep_until(const F& f, const T& target_of) {
+    const uint32_t top = key_of(most);
+    uint32_t found = 0;  // leading bits of the distance
+    Weight target = 0, nearer = 0, there = 0, of_least = 0;
+    float high = most, end = -FLT_MAX;  // what agrees in them
+    for (int shift = 28;; shift -= 4) {
+      int bin = 0;
+      Weight sum_of_bin = 0;
+      const auto put = [&] { table[bin * kThreads + thread()] += sum_of_bin; };
+      batches([&](const float (&x)[kBatch], int at) {
+        bool any = false, in[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          in[j] = x[j] <= high && x[j] >= end && keeps(x[j], at + j);
+          any |= in[j];
+        }
+        if (!any) return;
+        Weight its[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) its[j] = f(x[j]);
+#pragma unroll
+        for (int j = 0; j < kBatch; ++j) {
+          if (!in[j]) continue;
+          const auto digit = static_cast<int>((top - key_of(x[j])) >> shift & (kBins - 1));
+          if (digit != bin) {
+            put();
+            bin = digit;
+            sum_of_bin = 0;
+          }
+          sum_of_bin += its[j];
+        }
+      });
+      put();
+      __syncthreads();
+#pragma unroll
+      for (int b = 0; b < kBins / kWarps; ++b) {
+        const int of_warp = warp() * (kBins / kWarps) + b;
+        Weight* sums = table + of_warp * kThreads + lane();
+        Weight sum = 0;
+#pragma unroll
+        for (int i = 0; i < kThreads; i += 32) {
+          sum += sums[i];
+          sums[i] = 0;
+        }
+        sum = sum_of_warp(sum);
+        if (lane() == 0) box[turn][of_warp] = sum;
+      }
+      const Weight mine = meet();
+      const Weight sum = scan_of_warp(mine, lane());
+      if (shift == 28) {
+        target = target_of(__shfl_sync(kAll, sum, 31));
+        if (target == 0) return;
+      }
+      const unsigned enough = __ballot_sync(kAll, nearer + sum >= target);
+      bin = __ffs(static_cast<int>(enough)) - 1;
+      there = __shfl_sync(kAll, mine, bin);
+      nearer += __shfl_sync(kAll, sum, bin) - there;
+      found = found << 4 | static_cast<uint32_t>(bin);
+      constexpr uint32_t kLeast = 0x00800000;  // key_of(-FLT_MAX)
+      const uint32_t near = found << shift, far = near + ((1u << shift) - 1);
+      high = value_of(top - near);
+      end = value_of(top > far && top - far > kLeast ? top - far : kLeast);
+      of_least = f(end);
+      if (nearer + there - target < of_least || shift == 0) break;
+    }
+    int last = INT_MAX;
+    if (nearer + there - target >= of_least) {  // not all that are equal
+      const Weight wanted = (target - nearer + of_least - 1) / of_least;
+      const int its =
+          owner([&](float x, int at) -> Weight { return x == end && keeps(x, at) ? 1 : 0; },
+                [&](Weight) { return wanted - 1; });
+      if (thread() == 0) box[turn][0] = 0;
+      __syncthreads();
+      if (its >= 0) box[turn][0] = static_cast<Weight>(its);
+      last = static_cast<int>(__shfl_sync(kAll, meet(), 0));
+    } else if (end <= least) {  // no more is left out than before
+      return;
+    }
+    least = end;
+    last_tie = last;
+  }
+};
+
+// What the lists of a row say, to the columns of this block.
+__device__ __forceinline__ void change(float* v, int first, int count, const SampleRow& row,
+                                       const int32_t* words) {
+  const int tid = static_cast<int>(threadIdx.x);
+  for (int i = tid; row.allowed.count > 0 && i < count; i += kThreads) {
+    const int w = (first + i) / 32;
+    if (w < row.allowed.count && (words[row.allowed.at + w] >> ((first + i) % 32) & 1) == 0) {
+      v[i] = kNone;
+    }
+  }
+  __syncthreads();
+  const auto* seen = reinterpret_cast<const SampleRow::Seen*>(words + row.seen.at);
+  for (int i = tid; i < row.seen.count; i += kThreads) {
+    const SampleRow::Seen token = seen[i];
+    const int at = token.id - first;
+    if (at < 0 || at >= count) continue;
+    float l = v[at];
+    l = l > 0.0f ? __fdiv_rn(l, row.repetition) : __fmul_rn(l, row.repetition);
+    l = __fsub_rn(l, __fmul_rn(row.frequency, static_cast<float>(token.outputs)));
+    if (token.outputs > 0) l = __fsub_rn(l, row.presence);
+    v[at] = l;
+  }
+  __syncthreads();
+  const auto* biases = reinterpret_cast<const SampleRow::Bias*>(words + row.biases.at);
+  for (int i = tid; i < row.biases.count; i += kThreads) {
+    const int at = biases[i].id - first;
+    if (at >= 0 && at < count) v[at] = __fadd_rn(v[at], biases[i].bias);
+  }
+  __syncthreads();
+  for (int i = tid; i < row.barred.count; i += kThreads) {
+    const int at = words[row.barred.at + i] - first;
+    if (at >= 0 && at < count) v[at] = kNone;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void load(float* v, const float* row, int first, int count, int cols,
+                                     bool whole) {
+  const int tid = static_cast<int>(threadIdx.x);
+  if (whole && first + count <= cols) {
+    for (int i = tid * 4; i < count; i += kThreads * 4) cp_async16(v + i, row + first + i);
+    cp_async_commit();
+    cp_async_wait<0>();
+    return;
+  }
+#pragma unroll 4
+  for (int i = tid; i < count; i += kThreads) v[i] = first + i < cols ? row[first + i] : kNone;
+}
+
+__device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
+  r.scale = row.scale;
+  r.least = kNone;
+  r.last_tie = -1;
+  if (row.min_p_cut > kNone) {
+    r.least = __fadd_rn(r.most, row.min_p_cut);
+    r.last_tie = INT_MAX;
+  }
+  if (row.top_k > 0 && row.top_k < cols) {
+    r.keep_until([](float) -> Weight { return 1; },
+                 [&](Weight all) -> Weight {
+                   return all > static_cast<Weight>(row.top_k) ? row.top_k : 0;
+                 });
+  }
+  const auto share = [&](float x) { return r.share(x); };
+  if (row.top_p < 1.0f) {
+    r.keep_until(share, [&](Weight all) -> Weight {
+      const double mass = __dmul_rn(static_cast<double>(row.top_p), __ull2double_rn(all));
+      const Weight units = __double2ull_rz(mass);
+      return units > 1 ? units : 1;
+    });
+  }
+  const Weight bits = static_cast<Weight>(row.bits_high) << 32 | row.bits_low;
+  return r.owner([&](float x, int at) { return r.keeps(x, at) ? r.share(x) : 0; },
+                 [&](Weight all) { return __umul64hi(bits, all); });
+}
+
+__global__ void __launch_bounds__(kThreads, 2)
+    sample_kernel(Rows logits, const int32_t* words, int32_t* ids, int each) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ Weight box[2][kBins];
+  __shared__ Weight of_warps[kWarps];
+  __shared__ int32_t row_words[ops::kSampleRowWords];
+  Row r;
+  r.table = reinterpret_cast<Weight*>(shared);
+  r.v = reinterpret_cast<float*>(r.table + kBins * kThreads);
+  r.box = box;
+  r.of_warps = of_warps;
+  r.each = each;
+  r.rank = static_cast<int>(blockIdx.x);
+  r.turn = 0;
+  const int count = each * kThreads, cols = static_cast<int>(logits.cols);
+  r.first = r.rank * count;
+  const int tid = r.thread();
+  let_next_start();
+  for (int b = 0; b < kBins; ++b) r.table[b * kThreads + tid] = 0;
+  wait();
+  if (tid < static_cast<int>(ops::kSampleRowWords)) {
+    row_words[tid] = words[blockIdx.y * ops::kSampleRowWords + tid];
+  }
+  __syncthreads();
+  const SampleRow& row = *reinterpret_cast<const SampleRow*>(row_words);
+  if (row.how == SampleRow::kNotHere) {
+    if (r.rank == 0 && tid == 0) ids[blockIdx.y] = SampleRow::kSeeLogits;
+    return;
+  }
+  load(r.v, logits.data + blockIdx.y * logits.stride, r.first, count, cols,
+       whole_rows(logits.data, logits.stride));
+  __syncthreads();
+  change(r.v, r.first, count, row, words);
+  Weight best = 0;
+  r.batches([&](const float (&x)[kBatch], int at) {
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const float clean = x[j] > kNone ? x[j] + 0.0f : kNone;  // no NaN, no -0
+      if (at + j < (tid + 1) * each) r.v[at + j] = clean;
+      const Weight its =
+          static_cast<Weight>(key_of(clean)) << 32 | ~static_cast<uint32_t>(r.first + at + j);
+      best = its > best ? its : best;
+    }
+  });
+  best = r.largest(best);
+  r.most = value_of(static_cast<uint32_t>(best >> 32));
+  if (!(r.most > kNone) || row.how == SampleRow::kBest || r.most == INFINITY) {
+    if (r.rank == 0 && tid == 0) {
+      ids[blockIdx.y] = r.most > kNone ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : -1;
+    }
+  } else if (const int id = draw(r, row, cols); id >= 0) {
+    ids[blockIdx.y] = id;
+  }
+  cluster_sync();  // others may still read from here
+}
+
+int each_of(int64_t cols) {
+  return static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1;
+}
+size_t shared_of(int64_t cols) {
+  return kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(each_of(cols)) * sizeof(float));
+}
+
+}  // namespace
+
+int samples(int64_t cols) {
+  return capability >= 90 && cols > 0 && shared_of(cols) + 4096 <= kSharedOfSm ? 1 : 0;
+}
+
+int sample(const Rows* logits, const int32_t* words, int32_t* ids) {
+  const size_t shared = shared_of(logits->cols);
+  static size_t allowed = 0;
+  if (shared > allowed) {
+    const cudaError_t e = cudaFuncSetAttribute(
+        sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (e != cudaSuccess) return static_cast<int>(e);
+    allowed = shared;
+  }
+  return launch_cluster(sample_kernel, dim3(kBlocks, static_cast<unsigned>(logits->rows)),
+                        dim3(kThreads), shared, dim3(kBlocks), *logits, words, ids,
+                        each_of(logits->cols));
+}
+
+}  // namespace freshet::cuda

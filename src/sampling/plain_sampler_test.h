@@ -1,0 +1,93 @@
+// What ops/sample.h's words ask for, by the plain reading of the rule: whole rows are sorted,
+// shares are added up one by one. For tests of samplers, and for models that stand in for a device.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "ops/sample.h"
+#include "sampling/logits.h"
+
+namespace freshet {
+
+class PlainSampler {
+ public:
+  PlainSampler(std::span<const int32_t> words, size_t row) : words_(words) {
+    std::memcpy(static_cast<void*>(&row_), words.data() + row * ops::kSampleRowWords, sizeof row_);
+  }
+  bool here() const { return row_.how != ops::SampleRow::kNotHere; }
+
+  int32_t sample(std::vector<float> logits) const {
+    change(logits);
+    std::vector<Candidate> c;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (logits[i] > kNone) c.push_back({static_cast<int32_t>(i), logits[i], 0});
+    }
+    std::sort(c.begin(), c.end(), better);
+    if (c.empty()) return -1;
+    const float most = c.front().logit;
+    if (row_.how == ops::SampleRow::kBest || std::isinf(most)) return c.front().id;
+    if (row_.top_k > 0 && static_cast<size_t>(row_.top_k) < c.size())
+      c.resize(static_cast<size_t>(row_.top_k));
+    std::erase_if(c, [&](const Candidate& x) { return x.logit < most + row_.min_p_cut; });
+    for (Candidate& x : c) x.weight = whole(exp_fraction((x.logit - most) * row_.scale));
+    if (row_.top_p < 1.0f) {
+      const double mass = static_cast<double>(row_.top_p) * static_cast<double>(total(c));
+      Weight sum = 0;
+      size_t kept = 0;
+      while (kept == 0 || (kept < c.size() && sum < static_cast<Weight>(mass)))
+        sum += c[kept++].weight;
+      c.resize(kept);
+    }
+    std::sort(c.begin(), c.end(),
+              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    __extension__ using Wide = unsigned __int128;
+    const Wide bits = uint64_t{row_.bits_high} << 32 | row_.bits_low;
+    auto target = static_cast<Weight>(bits * total(c) >> 64);
+    for (const Candidate& x : c) {
+      if (target < x.weight) return x.id;
+      target -= x.weight;
+    }
+    return -1;
+  }
+
+ private:
+  static constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+  static Weight total(const std::vector<Candidate>& c) {
+    Weight sum = 0;
+    for (const Candidate& x : c) sum += x.weight;
+    return sum;
+  }
+  template <class T>
+  std::vector<T> list(ops::SampleRow::List which) const {
+    std::vector<T> items(static_cast<size_t>(which.count));
+    if (which.count > 0)
+      std::memcpy(items.data(), &words_[static_cast<size_t>(which.at)], items.size() * sizeof(T));
+    return items;
+  }
+  void change(std::vector<float>& logits) const {
+    const auto mask = list<uint32_t>(row_.allowed);
+    for (size_t i = 0; i < std::min(logits.size(), mask.size() * 32); ++i) {
+      if ((mask[i / 32] >> (i % 32) & 1) == 0) logits[i] = kNone;
+    }
+    for (const auto& [id, outputs] : list<ops::SampleRow::Seen>(row_.seen)) {
+      float& l = logits[static_cast<size_t>(id)];
+      l = l > 0.0f ? l / row_.repetition : l * row_.repetition;
+      l -= row_.frequency * static_cast<float>(outputs);
+      if (outputs > 0) l -= row_.presence;
+    }
+    for (const auto& [id, bias] : list<ops::SampleRow::Bias>(row_.biases))
+      logits[static_cast<size_t>(id)] += bias;
+    for (const int32_t id : list<int32_t>(row_.barred)) logits[static_cast<size_t>(id)] = kNone;
+  }
+
+  std::span<const int32_t> words_;
+  ops::SampleRow row_;
+};
+
+}  // namespace freshet
