@@ -158,6 +158,19 @@ __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, f
   }
 }
 
+// The largest of a row's scores of a tile.
+template <class Score>
+__device__ __forceinline__ float largest_of(const Score& score, int r) {
+  float most = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < kKeyTiles; ++j) most = fmaxf(most, fmaxf(score(r, j).x, score(r, j).y));
+#pragma unroll
+  for (int step = 1; step < 4; step <<= 1) {
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+  }
+  return most;
+}
+
 // Takes a tile's scores into the piece. Returns whether some row's reference was raised; `factor`
 // is what its sums so far are worth. A score of -infinity: not seen.
 template <int kRows, class Score, class Put>
@@ -181,12 +194,9 @@ __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, cons
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       bool beyond = begins || !(sum[r] <= kMostWeight);
-      float most = begins ? -INFINITY : s.m[r];
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) most = fmaxf(most, fmaxf(score(r, j).x, score(r, j).y));
+      const float most = fmaxf(begins ? -INFINITY : s.m[r], largest_of(score, r));
 #pragma unroll
       for (int step = 1; step < 4; step <<= 1) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
         beyond |= __shfl_xor_sync(0xffffffff, static_cast<int>(beyond), step) != 0;
       }
       if (beyond) {

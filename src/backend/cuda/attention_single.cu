@@ -71,6 +71,7 @@ int run(const AttentionArgs& a) {
     return multiprocessors * blocks;
   }();
   const Plan plan = plan_single(a, kResident);
+  if (cluster_fits(a, plan)) return attention_cluster(a, plan);
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(ceil_div(plan.pieces, plan.run)));

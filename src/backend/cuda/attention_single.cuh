@@ -292,16 +292,17 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
 }
 
 // Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features. A warp's share
-// of the ring takes the sums of 32 pieces at once, as each is a wait for memory.
+// of the room takes the sums of 32 pieces at once, as each is a wait for memory.
+template <int D>
+inline constexpr size_t kMergeRoom = kWarps * 32 * D * sizeof(float);
 template <class T>
-__device__ __forceinline__ void merge_pieces(Shared<T>& s, const AttentionArgs& a,
-                                             const Range& w, int pieces) {
+__device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a, const Range& w,
+                                             int pieces) {
   constexpr int D = T::D;
   constexpr int kPairs = D / 64, kVectors = D / 4;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const float steep = steepness(a);
-  static_assert(kWarps * 32 * D * sizeof(float) <= sizeof(s.slots));
-  float* sums = reinterpret_cast<float*>(s.slots) + warp * 32 * D;
+  float* sums = room + warp * 32 * D;
   for (int row = warp; row < w.rows; row += kWarps) {
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     const float* from = partial_at(a, w.sequence, head, 0, pieces);
@@ -372,17 +373,16 @@ __device__ __forceinline__ void sync_summing() {
 }
 
 // Whether this block is the last of its tile's to come here; the last one leaves a zero.
-template <class T>
-__device__ __forceinline__ bool comes_last(Shared<T>& s, const Range& w, unsigned& count) {
+__device__ __forceinline__ bool comes_last(int& last, unsigned& count, int blocks) {
   __threadfence();
   sync_summing();
   if (threadIdx.x == 0) {
-    s.last = atomicAdd(&count, 1u) + 1 == static_cast<unsigned>(w.runs);
-    if (s.last != 0) count = 0;
+    last = atomicAdd(&count, 1u) + 1 == static_cast<unsigned>(blocks);
+    if (last != 0) count = 0;
   }
   sync_summing();
   __threadfence();
-  return s.last != 0;
+  return last != 0;
 }
 
 // Four warps: all pieces of the run.
@@ -450,11 +450,18 @@ __device__ __forceinline__ void take_range(Shared<T>& s, const AttentionArgs& a,
   wait();
   sum_pieces(s, a, plan, w);
   if (w.runs > 1) {
-    if (!comes_last(s, w, count)) return;
-    merge_pieces(s, a, w, plan.pieces);
+    if (!comes_last(s.last, count, w.runs)) return;
+    static_assert(kMergeRoom<T::D> <= sizeof(s.slots));
+    merge_pieces<T>(reinterpret_cast<float*>(s.slots), a, w, plan.pieces);
   }
   pad_rows<T::D>(a, w);
 }
 #endif
 
 }  // namespace freshet::cuda::single
+
+namespace freshet::cuda {
+// attention_cluster.cu: few queries over short contexts.
+bool cluster_fits(const AttentionArgs& a, const single::Plan& plan);
+int attention_cluster(const AttentionArgs& a, single::Plan plan);
+}  // namespace freshet::cuda

@@ -11,6 +11,17 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+// The two halves of it.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 // What stands at the same place of another block of the cluster.
 __device__ __forceinline__ uint32_t place_in_block(const void* p, int rank) {
   uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -48,5 +59,12 @@ __device__ __forceinline__ unsigned long long from_block(const unsigned long lon
                : "memory");
 #endif
   return v;
+}
+__device__ __forceinline__ void to_block(float2* p, int rank, float2 v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place_in_block(p, rank)), "f"(v.x),
+               "f"(v.y)
+               : "memory");
+#endif
 }
 }  // namespace freshet::cuda
