@@ -23,7 +23,6 @@ namespace freshet::cuda {
 inline constexpr int kApiVersion = 6;
 inline constexpr int kTokenTile = 8;      // rows of a tile of activations
 inline constexpr int kPadCols = 64;       // columns of activations are padded to it
-inline constexpr int kSplitTokens = 128;  // attention sums pieces of the context of this length
 inline constexpr int kE4M3Cols = 128;     // columns that share a scale
 inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
 inline constexpr int kMaxProducts = 16;
@@ -131,6 +130,7 @@ struct AttentionArgs {
   int32_t single;       // every sequence has one query
   float* partial;       // room for partial results, or nullptr: one block walks the whole context
   Activations act;
+  int32_t only_act;  // the result is wanted as activations alone: `out` may stay as it is
 };
 
 struct RoutingArgs {

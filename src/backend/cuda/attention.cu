@@ -376,6 +376,10 @@ int attention(const AttentionArgs* args) {
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
   int error = narrow ? run<8>(a, plan, grid, block, split) : run<16>(a, plan, grid, block, split);
+  if (error == 0 && !split && a.act.data != nullptr) {
+    const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
+    return encode(&a.act, &out, nullptr, nullptr, out.rows);
+  }
   if (error != 0 || !split) return error;
   const auto x = static_cast<unsigned>(a.act.data != nullptr
                                            ? ceil_div(a.batch.sequences, kTokenTile) * kTokenTile

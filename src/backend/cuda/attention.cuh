@@ -234,6 +234,17 @@ __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a
   return __fdiv_rn(factor, sum);
 }
 
+// Two neighbouring numbers of the result, and of its form as activations.
+__device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, int64_t col,
+                                           float low, float high) {
+  if (a.only_act == 0) {
+    *reinterpret_cast<float2*>(a.out + row * a.out_stride + col) = make_float2(low, high);
+  }
+  if (a.act.data == nullptr) return;
+  const int64_t cols = static_cast<int64_t>(a.heads) * a.cache.value_dim;
+  put_pair(a.act, row, col, cols, low, high);
+}
+
 // partial: [sequence, head, piece][value_dim sums, maximum, sum of weights, two of padding].
 inline constexpr int kPartialEnd = 4;
 __device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,

@@ -203,8 +203,9 @@ __device__ __forceinline__ void add_piece(Sums<T::D / 128, T::kRows>& sums, cons
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (block + i < p.first_block || block + i > p.last_block) continue;
-          const uint32_t* low = s.weights[lane / 4] + (block + i) * 8 + lane % 4;
-          const uint32_t* high = s.weights[lane / 4 + (T::kRows - 1) * 8] + (block + i) * 8 + lane % 4;
+          const int at = (block + i) * 8 + lane % 4;
+          const uint32_t* low = s.weights[lane / 4] + at;
+          const uint32_t* high = s.weights[lane / 4 + (T::kRows - 1) * 8] + at;
           const bool two = T::kRows == 2;
           mma_half(sums.acc[j], make_uint4(low[0], two ? high[0] : 0, low[4], two ? high[4] : 0),
                    b[2 * i], b[2 * i + 1]);

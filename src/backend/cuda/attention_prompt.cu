@@ -258,8 +258,8 @@ __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& we
   wgmma_commit();
 }
 
-// A piece's sums join those of the pieces before it.
-template <int D>
+// A piece's sums join those of the pieces before it; with the last one, in n.acc.
+template <bool kLast, int D>
 __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Shared<D>& s,
                                             float steep) {
   add_lanes(piece.l);
@@ -274,13 +274,17 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
   }
 #pragma unroll
   for (int j = 0; j < D / 8; ++j) {
-    float4& at = s.totals[j][threadIdx.x];
-    float4 v = at;
-    v.x = __fmaf_rn(n.acc[j][0], its[0], __fmul_rn(v.x, mine[0]));
-    v.y = __fmaf_rn(n.acc[j][1], its[0], __fmul_rn(v.y, mine[0]));
-    v.z = __fmaf_rn(n.acc[j][2], its[1], __fmul_rn(v.z, mine[1]));
-    v.w = __fmaf_rn(n.acc[j][3], its[1], __fmul_rn(v.w, mine[1]));
-    at = v;
+    const float4 v = s.totals[j][threadIdx.x];
+    const float sum[4] = {__fmaf_rn(n.acc[j][0], its[0], __fmul_rn(v.x, mine[0])),
+                          __fmaf_rn(n.acc[j][1], its[0], __fmul_rn(v.y, mine[0])),
+                          __fmaf_rn(n.acc[j][2], its[1], __fmul_rn(v.z, mine[1])),
+                          __fmaf_rn(n.acc[j][3], its[1], __fmul_rn(v.w, mine[1]))};
+    if constexpr (kLast) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) n.acc[j][i] = sum[i];
+    } else {
+      s.totals[j][threadIdx.x] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
   }
 }
 
@@ -331,12 +335,7 @@ __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights
   pin(n.acc);
   ring.leave(ring.slot());
   ++ring.at;
-  merge_piece(n, n.piece, ring.s, steep);
-#pragma unroll
-  for (int j = 0; j < D / 8; ++j) {
-    const float4 v = ring.s.totals[j][threadIdx.x];
-    n.acc[j][0] = v.x, n.acc[j][1] = v.y, n.acc[j][2] = v.z, n.acc[j][3] = v.w;
-  }
+  merge_piece<true>(n, n.piece, ring.s, steep);
 }
 
 // The first step's keys.
@@ -388,7 +387,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, 
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(values);
-  if (n.begins) merge_piece(n, piece, ring.s, steep);
+  if (n.begins) merge_piece<false>(n, piece, ring.s, steep);
   if (!raised) return;
 #pragma unroll
   for (int j = 0; j < D / 8; ++j) {
@@ -397,22 +396,65 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, 
   }
 }
 
+// Of four tiles of 8 columns, of which four lanes have a pair of each, a lane gets one whole.
+__device__ __forceinline__ void exchange_pairs(float2 (&v)[4]) {
+#pragma unroll
+  for (int step = 1; step < 4; step <<= 1) {
+    const bool upper = (threadIdx.x & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2& low = v[i * (3 - step)];
+      float2& high = v[i * (3 - step) + step];
+      const float2 send = upper ? low : high;
+      const float2 got = make_float2(__shfl_xor_sync(0xffffffff, send.x, step),
+                                     __shfl_xor_sync(0xffffffff, send.y, step));
+      low = upper ? got : low;
+      high = upper ? high : got;
+    }
+  }
+}
+
 template <int D>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int64_t cols = static_cast<int64_t>(a.heads) * D;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * 16 + lane / 4 + r * 8;
-    if (row >= w.tile.rows) continue;
-    const int query = (w.tile.first_row + row) / w.group;
+    const int64_t token = w.tile.query_start + (w.tile.first_row + row) / w.group;
     const int head = w.kv_head * w.group + (w.tile.first_row + row) % w.group;
-    float* to = a.out + (w.tile.query_start + query) * a.out_stride + head * D + lane % 4 * 2;
-    const float end = ending(n.total.m[r], n.total.l[r], a, head);
+    const float end = row < w.tile.rows ? ending(n.total.m[r], n.total.l[r], a, head) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < D / 8; ++j) {
-      *reinterpret_cast<float2*>(to + j * 8) =
-          make_float2(__fmul_rn(n.acc[j][r * 2], end), __fmul_rn(n.acc[j][r * 2 + 1], end));
+    for (int j = 0; j < D / 8; j += 4) {
+      float2 v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        v[i] = make_float2(__fmul_rn(n.acc[j + i][r * 2], end),
+                           __fmul_rn(n.acc[j + i][r * 2 + 1], end));
+      }
+      exchange_pairs(v);
+      if (row >= w.tile.rows) continue;
+      const int64_t col = head * D + (j + lane % 4) * 8;
+      const float unit[kUnit] = {v[0].x, v[0].y, v[1].x, v[1].y, v[2].x, v[2].y, v[3].x, v[3].y};
+      if (a.only_act == 0) store_unit(a.out + token * a.out_stride, unit, col, cols, true);
+      if (a.act.data != nullptr) put_unit(a.act, token, col, cols, unit);
+    }
+  }
+}
+
+// Zeros for the rows that fill up the activations' last tile, by who has the last row.
+template <int D>
+__device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) {
+  const bool ends = w.tile.first_row + w.tile.rows == w.tile.queries * w.group;
+  if (a.act.data == nullptr || !ends || w.tile.query_start + w.tile.queries != a.batch.tokens) {
+    return;
+  }
+  const int64_t cols = static_cast<int64_t>(a.heads) * D;
+  const int end = (a.batch.tokens + kTokenTile - 1) / kTokenTile * kTokenTile;
+  for (int row = a.batch.tokens; row < end; ++row) {
+    for (int c = static_cast<int>(threadIdx.x % 128) * 2; c < w.group * D; c += 256) {
+      put_pair(a.act, row, w.kv_head * w.group * D + c, cols, 0.0f, 0.0f);
     }
   }
 }
@@ -467,6 +509,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
     add_values(n, even, ring, steep);
   }
   write_rows<D>(n, a, w);
+  if (group == 0) pad_rows<D>(a, w);
   skip(all.last - mine.last);
 }
 
@@ -544,8 +587,8 @@ bool prompt_fits(const AttentionArgs& a) {
   const int d = a.cache.key_dim;
   // Fewer rows leave warps without work.
   return capability == 90 && a.max_queries * (a.heads / a.cache.kv_heads) > kGroupRows &&
-         a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 2 == 0 &&
-         a.q_stride % 4 == 0;
+         a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0;
 }
 
 int attention_prompt(const AttentionArgs& a) {

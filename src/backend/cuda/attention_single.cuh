@@ -248,15 +248,6 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
-// Two neighbouring numbers of the result, and of its form as activations.
-__device__ __forceinline__ void put_result(const AttentionArgs& a, int sequence, int64_t col,
-                                           float low, float high) {
-  *reinterpret_cast<float2*>(a.out + sequence * a.out_stride + col) = make_float2(low, high);
-  if (a.act.data == nullptr) return;
-  const int64_t cols = static_cast<int64_t>(a.heads) * a.cache.value_dim;
-  put_pair(a.act, sequence, col, cols, low, high);
-}
-
 // A piece's sums as partial results, or the sums of all as the result.
 template <class T>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,

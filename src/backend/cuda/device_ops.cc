@@ -212,12 +212,16 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
   a.single = a.max_queries == 1;
   const auto partial = static_cast<size_t>(api_.attention_partial_bytes(
       batch.sequences(), params.heads, cache.shape.value_dim, a.max_context));
-  if (a.single != 0 && partial <= scratch_.size() / 4) {
-    a.partial = reinterpret_cast<float*>(scratch(partial));
-    const ops::Weight* reader = params.reader;
-    const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
-    // Of attention, E4M3 is encoded by itself.
-    if (api_.order_for(code, out.rows) != Order::kE4M3) a.act = output_of(out, reader).act;
+  const bool split = a.single != 0 && partial <= scratch_.size() / 4;
+  if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
+  const ops::Weight* reader = params.reader;
+  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
+  // Of attention, E4M3 is encoded by itself.
+  if ((split || (a.single == 0 && reader != nullptr)) &&
+      api_.order_for(code, out.rows) != Order::kE4M3) {
+    const Output to = output_of(out, reader);
+    a.act = to.act;
+    a.only_act = to.rows.data == nullptr;
   }
   check(api_.attention(&a), "attention");
 }
