@@ -185,5 +185,36 @@ TEST_P(MatmulConformance, ExpertsKeepTheLawOfTheBatch) {
   EXPECT_LT(std::sqrt(difference), 10 * tolerance(row()) * norm(want.data(), kTokens * kHidden));
 }
 
+// Many tokens go through both products, the activation and the encoding in one region, a few do
+// not.
+TEST_P(MatmulConformance, GatedMlpsKeepTheLawOfTheBatch) {
+  ThreadPool one(1), three(3, false);
+  const auto alone = make(one, false), shared = make(three, false), reference = make(one, true);
+  constexpr int64_t kHidden = 256, kFf = 1536, kTokens = 70;
+  const Stored gate(row().format, kFf, kHidden, 1), up(row().format, kFf, kHidden, 10000),
+      down(row().format, kHidden, kFf, 20000);
+  std::vector<float> x = test::random_floats(kTokens * kHidden, 5);
+  const std::vector<float> bias = test::random_floats(kFf, 6);
+  std::vector<float> between(2 * kTokens * kFf);
+  const Matrix xs{x.data(), kTokens, kHidden, kHidden};
+  std::vector<float> want(kTokens * kHidden, 1.0f), got = want, again = want;
+  const auto run = [&](ops::Ops& o, int64_t first, int64_t count, std::vector<float>& out) {
+    const Weight g = gate.pack(o), u = up.pack(o), d = down.pack(o);
+    for (int64_t t = first; t < kTokens; t += count) {
+      const Matrix to{out.data() + t * kHidden, count, kHidden, kHidden};
+      o.gated(xs.slice_rows(t, count), {&g, {between.data(), count, kFf, kFf}},
+              {&u, {between.data() + count * kFf, count, kFf, kFf}, bias.data()}, {},
+              {&d, to, nullptr, 0.5f, true});
+    }
+  };
+  run(*reference, 0, kTokens, want);
+  run(*shared, 0, kTokens, got);
+  run(*alone, 0, 1, again);
+  EXPECT_EQ(0, std::memcmp(again.data(), got.data(), got.size() * sizeof(float)));
+  double difference = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) difference += std::pow(got[i] - want[i], 2);
+  EXPECT_LT(std::sqrt(difference), 10 * tolerance(row()) * norm(want.data(), kTokens * kHidden));
+}
+
 }  // namespace
 }  // namespace freshet

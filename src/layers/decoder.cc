@@ -62,6 +62,7 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
       l.top_k = std::max(l.top_k, layer.moe->routing.top_k);
     }
     l.max_cols = std::max(l.max_cols, ff);
+    if (layer.mlp.gated) l.max_gated_cols = spec_.hidden_size;
     l.max_rows = std::max(l.max_rows, 2 * ff);
   }
   return l;

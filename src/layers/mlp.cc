@@ -7,14 +7,13 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, 
   const Matrix up = step.arena.matrix(x.rows, spec.ff);
   if (spec.gated) {
     const Matrix gate = step.arena.matrix(x.rows, spec.ff);
-    const ops::Product products[] = {product_of(w.gate, gate), product_of(w.up, up)};
-    step.ops.matmul(x, products);
-    step.ops.glu(up, gate, up, {spec.activation, 0.0f, 0.0f}, reader_of({&w.down}));
-  } else {
-    const ops::Product products[] = {product_of(w.up, up)};
-    step.ops.matmul(x, products);
-    step.ops.activation(up, spec.activation);
+    step.ops.gated(x, product_of(w.gate, gate), product_of(w.up, up), {spec.activation, 0.0f, 0.0f},
+                   product_of(w.down, into));
+    return;
   }
+  const ops::Product products[] = {product_of(w.up, up)};
+  step.ops.matmul(x, products);
+  step.ops.activation(up, spec.activation);
   const ops::Product down[] = {product_of(w.down, into)};
   step.ops.matmul(up, down);
 }

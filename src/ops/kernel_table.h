@@ -87,8 +87,14 @@ struct ActEncoder {
   ActKind kind;
   CpuIsa isa;
   size_t (*row_bytes)(int64_t cols);  // a multiple of 64; pads cols up to the block with zeros
-  void (*encode)(const float* x, int64_t cols, uint8_t* out);  // one row; same bits on every isa
+  // Whether products with weights of this shape read all of a row, its fine part too.
+  bool (*reads_fine)(int64_t rows, int64_t cols);
+  // Numbers [first, last) of a row of `cols`, in whole parts of kEncodedPart, except for the row's
+  // last; x: number `first`, out: the row. The same bits on every isa.
+  void (*encode)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
+                 uint8_t* out);
 };
+inline constexpr int64_t kEncodedPart = 256;
 
 struct AttentionKernel {
   const char* name;

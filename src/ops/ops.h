@@ -139,6 +139,10 @@ class Ops {
              int32_t offset = 0);
   // Several products of the same x run as one region; x is quantised once for all of them.
   void matmul(const Matrix& x, std::span<const Product> products);
+  // A gated MLP: glu(gate(x), up(x)), then `down` of that. gate.out and up.out, [tokens, ff], are
+  // room for what is between, not results.
+  void gated(const Matrix& x, const Product& gate, const Product& up, const Glu& glu,
+             const Product& down);
   // Per head: out[t, h] = x[t, h] W_h^T. x: [tokens, heads * W.cols], out: [tokens, heads *
   // W.rows].
   void matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out);
@@ -192,8 +196,9 @@ class Ops {
   // Workspace that the calls above may need for at most `tokens` rows (for the memory plan).
   struct ShapeLimits {
     int64_t tokens = 0;
-    int64_t max_cols = 0;  // widest input of a product
-    int64_t max_rows = 0;  // widest output
+    int64_t max_cols = 0;        // widest input of a product
+    int64_t max_rows = 0;        // widest output
+    int64_t max_gated_cols = 0;  // widest input of a gated MLP
     int64_t max_expert_ff = 0;
     int top_k = 0;
     int heads = 0;

@@ -44,7 +44,12 @@ struct Ops::Impl {
     const uint8_t* data = nullptr;
     int64_t row_bytes = 0;
   };
-  Encoded encode(const Matrix& x, ActKind kind);
+  Encoded encode(const Matrix& x, ActKind kind, bool fine);
+  Encoded encode(const Matrix& x, const Weight& reader) {
+    return encode(x, reader.kernel->act, reads_fine(reader));
+  }
+  // Whether a product with this weight reads the fine part of its encoded input.
+  bool reads_fine(const Weight& w) const;
   size_t encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const;
   // All products as one parallel region.
   void run_calls(std::span<const MatmulCall> calls);

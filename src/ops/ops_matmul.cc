@@ -178,7 +178,12 @@ size_t Ops::Impl::encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const 
   return static_cast<size_t>(rows) * encoders[static_cast<size_t>(kind)]->row_bytes(cols);
 }
 
-Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind) {
+bool Ops::Impl::reads_fine(const Weight& w) const {
+  const ActKind kind = w.kernel->act;
+  return kind != ActKind::kF32 && encoders[static_cast<size_t>(kind)]->reads_fine(w.rows, w.cols);
+}
+
+Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind, bool fine) {
   if (kind == ActKind::kF32) {
     return {reinterpret_cast<const uint8_t*>(x.data),
             x.stride * static_cast<int64_t>(sizeof(float))};
@@ -187,7 +192,9 @@ Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind) {
   const auto row_bytes = static_cast<int64_t>(encoder.row_bytes(x.cols));
   auto* data = static_cast<uint8_t*>(arena.allocate(encoded_bytes(kind, x.rows, x.cols)));
   for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
-    for (int64_t t = first; t < last; ++t) encoder.encode(x.row(t), x.cols, data + t * row_bytes);
+    for (int64_t t = first; t < last; ++t) {
+      encoder.encode(x.row(t), x.cols, 0, x.cols, fine, data + t * row_bytes);
+    }
   });
   return {data, row_bytes};
 }
@@ -245,14 +252,21 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   const size_t mark = m.arena.mark();
   auto* calls = m.arena.allocate_array<MatmulCall>(static_cast<int64_t>(products.size()));
   std::array<Impl::Encoded, 4> encoded;
+  const auto reads_fine = [&](ActKind kind) {
+    return std::any_of(products.begin(), products.end(), [&](const Product& p) {
+      return p.weight->kernel->act == kind && m.reads_fine(*p.weight);
+    });
+  };
+  for (const Product& p : products) {
+    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
+  }
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
-    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
     FRESHET_CHECK(x.cols == p.weight->cols && p.out.rows == x.rows && p.out.cols == p.weight->rows,
                   "{}", describe(x, *p.weight, p.out));
     const ActKind kind = p.weight->kernel->act;
     Impl::Encoded& e = encoded[static_cast<size_t>(kind)];
-    if (e.data == nullptr) e = m.encode(x, kind);
+    if (e.data == nullptr) e = m.encode(x, kind, reads_fine(kind));
     calls[i] = {{p.weight, x.rows, nullptr, p.out.data, p.out.stride, p.bias, p.scale, p.add},
                 e.data,
                 e.row_bytes};
@@ -273,7 +287,7 @@ void Ops::matmul_heads(const Matrix& x, std::span<const Weight> weights, const M
     FRESHET_CHECK(w.kernel != nullptr && x.cols == heads * w.cols && out.cols == heads * w.rows &&
                       out.rows == x.rows,
                   "{} heads={}", describe(x, w, out), heads);
-    const Impl::Encoded e = m.encode(x.slice_cols(h * w.cols, w.cols), w.kernel->act);
+    const Impl::Encoded e = m.encode(x.slice_cols(h * w.cols, w.cols), w);
     const Matrix to = out.slice_cols(h * w.rows, w.rows);
     calls[h] = {
         {&w, x.rows, nullptr, to.data, to.stride, nullptr, 1.0f, false}, e.data, e.row_bytes};

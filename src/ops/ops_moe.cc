@@ -93,7 +93,6 @@ void Ops::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const floa
   {
     const size_t inner = m.arena.mark();
     const Matrix gate_up = m.arena.matrix(pairs, 2 * ff);
-    const ActKind kind = e.gate_up[0].kernel->act;
     if (e.weight_before) {
       const Matrix scaled = m.arena.matrix(pairs, x.cols);
       m.for_rows(pairs, x.cols, [&](int64_t first, int64_t last) {
@@ -102,14 +101,14 @@ void Ops::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const floa
           m.vector->scale(scaled.row(p), x.cols, g.weight[p]);
         }
       });
-      multiply(e.gate_up, e.gate_up_bias, m.encode(scaled, kind), nullptr, gate_up);
+      multiply(e.gate_up, e.gate_up_bias, m.encode(scaled, e.gate_up[0]), nullptr, gate_up);
     } else {
-      multiply(e.gate_up, e.gate_up_bias, m.encode(x, kind), g.token, gate_up);
+      multiply(e.gate_up, e.gate_up_bias, m.encode(x, e.gate_up[0]), g.token, gate_up);
     }
     glu(hidden, gate_up.slice_cols(0, ff), gate_up.slice_cols(ff, ff), e.glu);
     m.arena.rewind(inner);
   }
-  multiply(e.down, e.down_bias, m.encode(hidden, e.down[0].kernel->act), nullptr, y);
+  multiply(e.down, e.down_bias, m.encode(hidden, e.down[0]), nullptr, y);
 
   m.for_rows(x.rows, out.cols * top_k, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {

@@ -43,28 +43,17 @@ FRESHET_INLINE I32 to_bf16(F32 x) {
   return xor_i(rounded, and_i(xor_i(rounded, or_i(top, set_i(0x40))), nan));
 }
 
-void encode_bf16(const float* x, int64_t cols, uint8_t* out) {
+void encode_bf16(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
+                 uint8_t* out) {
   const Bf16Layout l = bf16_layout(cols);
-  for (int64_t k = 0; k < padded_cols(cols); k += 16) {
-    const F32 v = load_part(x + k, cols - k);
+  for (int64_t k = first; k < padded_cols(last); k += 16) {
+    const F32 v = load_part(x + k - first, last - k);
     const I32 coarse = to_bf16(v);
-    const I32 fine = to_bf16(sub_f(v, bits_f(shl(coarse, 16))));
     store_u16(out + k * 2, swap_middle(coarse));
-    store_u16(out + l.fine + k * 2, swap_middle(fine));
+    if (!fine) continue;
+    const I32 rest = to_bf16(sub_f(v, bits_f(shl(coarse, 16))));
+    store_u16(out + l.fine + k * 2, swap_middle(rest));
   }
-}
-
-// Sixteen numbers in two planes.
-struct Planes {
-  I32 coarse;
-  I32 fine;
-};
-// A zero inverse asks for zeros, whatever x holds.
-FRESHET_INLINE Planes quantize(F32 x, float inverse) {
-  if (inverse == 0.0f) return {zero_i(), zero_i()};
-  const F32 scaled = mul_f(x, set_f(inverse));
-  const I32 coarse = round_i(scaled);
-  return {coarse, round_i(mul_f(sub_f(scaled, to_f(coarse)), set_f(kFineSteps)))};
 }
 
 template <class T>
@@ -72,41 +61,49 @@ FRESHET_INLINE void put(uint8_t* at, T v) {
   std::memcpy(at, &v, sizeof v);
 }
 
-FRESHET_INLINE void put_sums(Q8x256Record& r, const int (&sum)[16]) {
+// The record of a block whose bytes are written.
+FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at) {
+  int sum[16];
+  sums_of_16(bytes, sum);
+  Q8x256Record r = {};
+  r.d = d;
+  r.minus_d = -d;
   for (int g = 0; g < 16; ++g) {
     const int place = g / 4 * 4 + g % 2 * 2 + g % 4 / 2;  // (0, 2), (1, 3) of each four
     r.sum16[place] = static_cast<int16_t>(sum[g]);
     if (g < 8) r.sum32[place] = static_cast<int16_t>(sum[2 * g] + sum[2 * g + 1]);
   }
+  put(at, r);
 }
 
-void encode_q8x256(const float* x, int64_t cols, uint8_t* out) {
+// A block of `left` numbers, or 256. A zero inverse asks for zeros, whatever x holds.
+template <bool kFine>
+FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, uint8_t* fine,
+                                 uint8_t* records) {
+  I32 top = zero_i();
+  for (int i = 0; i < 256; i += 16) top = max_i(top, magnitude_bits(load_part(x + i, left - i)));
+  const BlockScale scale = block_scale(reduce_max(top));
+  for (int i = 0; i < 256; i += 16) {
+    const F32 v =
+        scale.inverse == 0.0f ? zero_f() : mul_f(load_part(x + i, left - i), set_f(scale.inverse));
+    const I32 q = round_i(v);
+    store_i8(coarse + i, q);
+    if (kFine) store_i8(fine + i, round_i(mul_f(sub_f(v, to_f(q)), set_f(kFineSteps))));
+  }
+  put_record(coarse, scale.d, records);
+  if (kFine) put_record(fine, scale.d / kFineSteps, records + kLine);
+}
+
+void encode_q8x256(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
+                   uint8_t* out) {
   const Q8x256Layout l = q8x256_layout(cols);
-  for (int64_t b = 0; b < blocks_of(cols, 256); ++b) {
-    const float* const from = x + b * 256;
-    const int64_t left = cols - b * 256;
-    I32 top = zero_i();
-    for (int i = 0; i < 256; i += 16) {
-      top = max_i(top, magnitude_bits(load_part(from + i, left - i)));
+  for (int64_t k = first; k < last; k += 256, x += 256) {
+    uint8_t* const records = out + l.records + k / 256 * 2 * kLine;
+    if (fine) {
+      encode_block<true>(x, last - k, out + k, out + l.fine + k, records);
+    } else {
+      encode_block<false>(x, last - k, out + k, nullptr, records);
     }
-    const BlockScale scale = block_scale(reduce_max(top));
-    int sum[16], sum_fine[16];
-    for (int g = 0; g < 16; ++g) {
-      const Planes q = quantize(load_part(from + g * 16, left - g * 16), scale.inverse);
-      store_i8(out + b * 256 + g * 16, q.coarse);
-      store_i8(out + l.fine + b * 256 + g * 16, q.fine);
-      sum[g] = reduce_add(q.coarse);
-      sum_fine[g] = reduce_add(q.fine);
-    }
-    Q8x256Record r[2] = {};
-    r[0].d = scale.d;
-    r[0].minus_d = -scale.d;
-    r[1].d = scale.d / kFineSteps;
-    r[1].minus_d = -r[1].d;
-    put_sums(r[0], sum);
-    put_sums(r[1], sum_fine);
-    put(out + l.records + b * 2 * kLine, r[0]);
-    put(out + l.records + b * 2 * kLine + kLine, r[1]);
   }
 }
 

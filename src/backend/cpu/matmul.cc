@@ -144,8 +144,8 @@ size_t q8x256_bytes(int64_t cols) {
 
 template <const IsaKernels& k>
 void append(std::vector<ActEncoder>& to, CpuIsa isa) {
-  to.push_back({ActKind::kBF16, isa, bf16_bytes, k.bf16});
-  to.push_back({ActKind::kQ8x256, isa, q8x256_bytes, k.q8x256});
+  to.push_back({ActKind::kBF16, isa, bf16_bytes, uses_fine_plane, k.bf16});
+  to.push_back({ActKind::kQ8x256, isa, q8x256_bytes, uses_fine_plane, k.q8x256});
 }
 
 std::vector<ActEncoder> all_encoders() {

@@ -27,8 +27,9 @@ struct MatmulCall {
 
 // Computes panels [first, last) for all tokens.
 using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
-// Encodes one row of `cols` numbers.
-using EncodeRow = void (*)(const float* x, int64_t cols, uint8_t* out);
+// Encodes a part of a row, see ops::ActEncoder.
+using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
+                           uint8_t* out);
 
 inline constexpr int kFormats = 17;
 

@@ -242,7 +242,7 @@ Encoded encode(ActKind kind, const std::vector<float>& x, int64_t cols) {
   e.stride = static_cast<int64_t>(row->row_bytes(cols));
   e.bytes = Guarded(static_cast<size_t>(e.stride * tokens));
   for (int64_t t = 0; t < tokens; ++t) {
-    row->encode(x.data() + t * cols, cols, e.bytes.data() + t * e.stride);
+    row->encode(x.data() + t * cols, cols, 0, cols, true, e.bytes.data() + t * e.stride);
   }
   EXPECT_TRUE(e.bytes.intact());
   return e;
@@ -638,7 +638,7 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
           if (e.kind != kind || !detect().has(e.isa)) continue;
           Guarded out(e.row_bytes(cols));
           std::memset(out.data(), 0, out.size());
-          e.encode(x.data(), cols, out.data());
+          e.encode(x.data(), cols, 0, cols, true, out.data());
           EXPECT_TRUE(out.intact());
           EXPECT_EQ(out.size() % 64, 0u);
           const std::vector<uint8_t> bytes(out.data(), out.data() + out.size());
@@ -650,13 +650,44 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
   }
 }
 
+// Part by part, and without the fine part: the same bytes, and none where the fine ones were.
+TEST(ActEncoders, EncodePartsOfARow) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (const ActEncoder& e : act_encoders()) {
+    if (!detect().has(e.isa)) continue;
+    for (const int64_t cols : {256, 480, 2048}) {
+      std::vector<float> x(static_cast<size_t>(cols));
+      for (auto& v : x) v = normal(rng);
+      std::vector<uint8_t> whole(e.row_bytes(cols)), parts = whole, coarse = whole;
+      e.encode(x.data(), cols, 0, cols, true, whole.data());
+      for (int64_t k = (cols - 1) / 256 * 256; k >= 0; k -= 256) {
+        const int64_t end = std::min(k + 256, cols);
+        e.encode(x.data() + k, cols, k, end, true, parts.data());
+        e.encode(x.data() + k, cols, k, end, false, coarse.data());
+      }
+      EXPECT_EQ(whole, parts) << ops::name_of(e.isa) << " cols=" << cols;
+      const bool bytes = e.kind == ActKind::kQ8x256;
+      const auto fine =
+          static_cast<std::ptrdiff_t>(bytes ? q8x256_layout(cols).fine : bf16_layout(cols).fine);
+      EXPECT_TRUE(std::equal(whole.begin(), whole.begin() + fine, coarse.begin()));
+      EXPECT_EQ(std::count(coarse.begin() + fine, coarse.begin() + 2 * fine, 0), fine);
+      for (int64_t b = 0; bytes && b < blocks_of(cols, 256); ++b) {
+        const auto at = static_cast<std::ptrdiff_t>(q8x256_layout(cols).records + b * 2 * kLine);
+        EXPECT_TRUE(
+            std::equal(whole.begin() + at, whole.begin() + at + kLine, coarse.begin() + at));
+      }
+    }
+  }
+}
+
 TEST(ActEncoders, RoundToTheNearestOf255Levels) {
   const ActEncoder* e = encoder(ActKind::kQ8x256, detect());
   std::vector<float> x(256);
   for (int i = 0; i < 256; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i % 100 - 50) * 0.5f;
   x[0] = -127.0f;  // the step is 1: halves go to the even neighbour
   std::vector<uint8_t> out(e->row_bytes(256));
-  e->encode(x.data(), 256, out.data());
+  e->encode(x.data(), 256, 0, 256, true, out.data());
   Q8x256Record record;
   std::memcpy(&record, out.data() + q8x256_layout(256).records, sizeof record);
   EXPECT_EQ(record.d, 1.0f);

@@ -150,11 +150,21 @@ FRESHET_INLINE int32_t reduce_max(I32 x) {
   v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
   return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
 }
-FRESHET_INLINE int32_t reduce_add(I32 x) {
-  const __m256i m = _mm256_add_epi32(x.a, x.b);
-  __m128i v = _mm_add_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-  v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
+  for (int g = 0; g < 16; g += 8) {
+    __m256i s[4];  // sums of four
+    for (int i = 0; i < 4; ++i) {
+      const auto* from = reinterpret_cast<const __m256i*>(bytes + (g + i * 2) * 16);
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256(from));
+      s[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    // Even groups are the low halves, odd ones the high halves.
+    const __m256i all =
+        _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(sum + g),
+                        _mm256_permutevar8x32_epi32(all, order));
+  }
 }
 FRESHET_INLINE I32 bits_i(F32 x) {
   return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};

@@ -172,8 +172,8 @@ FRESHET_INLINE I32 max_i(I32 x, I32 y) {
 FRESHET_INLINE int32_t reduce_max(I32 x) {
   return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3])));
 }
-FRESHET_INLINE int32_t reduce_add(I32 x) {
-  return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));
+FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
+  for (int g = 0; g < 16; ++g) sum[g] = vaddlvq_s8(vreinterpretq_s8_u8(vld1q_u8(bytes + g * 16)));
 }
 FRESHET_INLINE I32 bits_i(F32 x) {
   I32 r;

@@ -180,10 +180,12 @@ FRESHET_INLINE int32_t reduce_max(I32 a) {
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
-FRESHET_INLINE int32_t reduce_add(I32 a) {
-  int32_t s = 0;
-  for (int i = 0; i < 16; ++i) s += a.v[i];
-  return s;
+// Sums of each 16 of 256 signed bytes.
+FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
+  for (int g = 0; g < 16; ++g) {
+    sum[g] = 0;
+    for (int i = 0; i < 16; ++i) sum[g] += static_cast<int8_t>(bytes[g * 16 + i]);
+  }
 }
 FRESHET_INLINE I32 bits_i(F32 a) {
   I32 r;

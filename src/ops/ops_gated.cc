@@ -1,0 +1,100 @@
+// Gated MLPs. For many tokens, each worker takes a stretch of the inner numbers through both
+// products, the activation and the encoding for `down`, so that what is between stays in its
+// caches: written out and read again it is more memory than all the weights.
+#include <algorithm>
+
+#include "ops/ops_impl.h"
+
+namespace freshet::ops {
+namespace {
+
+constexpr int64_t kManyTokens = 64;    // from so many on, computing counts and not reading weights
+constexpr int64_t kMostTokens = 512;   // of a piece: its numbers stay in the L2 cache
+constexpr int64_t kLeastTokens = 128;  // unpacking a piece's weights counts below
+
+// The inner numbers in stretches of kEncodedPart, the tokens in equal parts.
+struct Pieces {
+  int64_t stretches;
+  int64_t parts;
+  int64_t tokens;  // of a part
+
+  Pieces(int64_t rows, int64_t ff, int64_t workers)
+      : stretches((ff + kEncodedPart - 1) / kEncodedPart),
+        parts((rows + kMostTokens - 1) / kMostTokens) {
+    const auto idle = [&] {  // the share of the workers' time, if all work at one speed
+      const int64_t pieces = stretches * parts;
+      const int64_t rounds = (pieces + workers - 1) / workers;
+      return 1.0 - static_cast<double>(pieces) / static_cast<double>(rounds * workers);
+    };
+    while (idle() > 0.1 && rows / (parts * 2) >= kLeastTokens) parts *= 2;
+    tokens =
+        ((rows + parts - 1) / parts + 2 * kPanelRows - 1) / (2 * kPanelRows) * (2 * kPanelRows);
+  }
+};
+
+// Numbers [first, last) of x's product, for `tokens` tokens from t0 on, to `out`.
+void run_stretch(const Product& p, const uint8_t* act, int64_t act_row_bytes, int64_t t0,
+                 int64_t tokens, int64_t first, int64_t last, float* out) {
+  const MatmulArgs args{p.weight,     tokens, nullptr, out - first,
+                        kEncodedPart, p.bias, p.scale, false};
+  p.weight->kernel->run(args, act + t0 * act_row_bytes, act_row_bytes, first / kPanelRows,
+                        (last + kPanelRows - 1) / kPanelRows);
+}
+
+}  // namespace
+
+void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const Glu& glu,
+                const Product& down) {
+  const int64_t ff = up.out.cols;
+  const bool host = device() == nullptr;
+  const Pieces cut(x.rows, ff, host ? pool().size() : 1);
+  const bool room = cut.tokens * kEncodedPart * (host ? pool().size() : 1) <= x.rows * ff;
+  if (!host || x.rows <= kManyTokens || !room || down.weight->kernel->act == ActKind::kF32 ||
+      gate.weight->kernel->act != up.weight->kernel->act) {
+    const Product products[] = {gate, up};
+    matmul(x, products);
+    this->glu(up.out, gate.out, up.out, glu, down.weight);
+    return matmul(up.out, {&down, 1});
+  }
+  FRESHET_CHECK(gate.out.rows == x.rows && up.out.rows == x.rows && down.out.rows == x.rows &&
+                    gate.out.cols == ff && gate.weight->rows == ff && up.weight->rows == ff &&
+                    down.weight->cols == ff && gate.weight->cols == x.cols &&
+                    up.weight->cols == x.cols && down.weight->rows == down.out.cols,
+                "gated x [{}, {}], gate [{}, {}], up [{}, {}], down [{}, {}]", x.rows, x.cols,
+                gate.weight->rows, gate.weight->cols, up.weight->rows, up.weight->cols,
+                down.weight->rows, down.weight->cols);
+  Impl& m = *impl_;
+  const size_t mark = m.arena.mark();
+  const Impl::Encoded in =
+      m.encode(x, gate.weight->kernel->act, m.reads_fine(*gate.weight) || m.reads_fine(*up.weight));
+  const ActKind kind = down.weight->kernel->act;
+  const ActEncoder& encoder = *m.encoders[static_cast<size_t>(kind)];
+  const auto row_bytes = static_cast<int64_t>(encoder.row_bytes(ff));
+  auto* const inner = static_cast<uint8_t*>(m.arena.allocate(m.encoded_bytes(kind, x.rows, ff)));
+  const bool fine = m.reads_fine(*down.weight);
+  m.pool.parallel_for(cut.stretches * cut.parts, [&](int64_t piece, int worker) {
+    const int64_t first = piece / cut.parts * kEncodedPart;
+    const int64_t last = std::min(first + kEncodedPart, ff);
+    const int64_t t0 = piece % cut.parts * cut.tokens;
+    const int64_t tokens = std::min(cut.tokens, x.rows - t0);
+    if (tokens <= 0) return;
+    float* const g = gate.out.data + worker * cut.tokens * kEncodedPart;
+    float* const u = up.out.data + worker * cut.tokens * kEncodedPart;
+    run_stretch(gate, in.data, in.row_bytes, t0, tokens, first, last, g);
+    run_stretch(up, in.data, in.row_bytes, t0, tokens, first, last, u);
+    for (int64_t t = 0; t < tokens; ++t) {
+      float* const row = u + t * kEncodedPart;
+      m.vector->glu(row, g + t * kEncodedPart, row, last - first, static_cast<int>(glu.activation),
+                    glu.limit, glu.alpha);
+      encoder.encode(row, ff, first, last, fine, inner + (t0 + t) * row_bytes);
+    }
+  });
+  const MatmulCall call{{down.weight, x.rows, nullptr, down.out.data, down.out.stride, down.bias,
+                         down.scale, down.add},
+                        inner,
+                        row_bytes};
+  m.run_calls({&call, 1});
+  m.arena.rewind(mark);
+}
+
+}  // namespace freshet::ops
