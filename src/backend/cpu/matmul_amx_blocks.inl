@@ -10,6 +10,8 @@
 // one unit are scaled between the products of the next.
 #pragma once
 
+#include <new>
+
 #include "backend/cpu/matmul_amx_tiles.inl"
 
 namespace freshet::cpu {
@@ -114,21 +116,48 @@ struct Tokens : Step {
       : Step(c, first, left, 2 / kPlanes, q8x256_layout(c.cols).fine) {
     const int64_t at = q8x256_layout(c.cols).records;
     for (int t = 0; t < count; ++t) {
-      const int r = row(t);
       records[t] = act_row(c, t0 + t) + at;
-      place[t] = r / kTileRows * 2 * kTileInts + r % kTileRows * kPanelRows;
+      place[t] = place_of(row(t));
     }
+  }
+  static constexpr int place_of(int row) {
+    return row / kTileRows * 2 * kTileInts + row % kTileRows * kPanelRows;
   }
   FRESHET_INLINE_MEMBER const uint8_t* operand(int i) const {
     return kPlanes == 2 ? x[0] + i * fine : x[i];
   }
 };
 
+// What a block's records say of a step's tokens, close together: many panels use it.
+template <class F, int kPlanes>
+struct Records {
+  static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
+  float d[kMostRows];
+  float minus_d[F::kAffine ? kMostRows : 1];
+  int32_t pairs[F::kAffine ? kMostRows * kPlanes * kPairs : 1];
+
+  FRESHET_INLINE_MEMBER void read(const Tokens<kPlanes>& x, int64_t block) {
+    for (int t = 0; t < x.count; ++t) {
+      const uint8_t* const record = x.records[t] + block * 2 * kLine;
+      d[t] = f32_at(record + (kPlanes - 1) * kLine);
+      if constexpr (F::kAffine) {
+        minus_d[t] = f32_at(record + (kPlanes - 1) * kLine + 4);
+        for (int p = 0; p < kPlanes; ++p) {
+          std::memcpy(pairs + (t * kPlanes + p) * kPairs, record + p * kLine + kSumsAt, 4 * kPairs);
+        }
+      }
+    }
+  }
+  static constexpr int64_t kSumsAt =
+      F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
+};
+
 // A panel's block times a step's tokens.
-template <int kPlanes>
+template <class F, int kPlanes>
 struct Product {
   const uint8_t* unit;
   const Tokens<kPlanes>* tokens;
+  const Records<F, kPlanes>* records;
   float* sums;  // of the step's tokens, so far
   int64_t panel;
   int64_t block;
@@ -142,49 +171,43 @@ template <class F, int kPlanes>
 class Pipe {
  public:
   using U = Unit<F>;
+  static constexpr int kMost = kMostRows / kPlanes;  // tokens of a step
   explicit Pipe(const MatmulCall& call) : c(call) {}
 
-  // between(k, i): after product i of k's quarter of the block.
+  // between(k, i): after product i of k's quarter of the block. Tokens of the product before are
+  // scaled there but in the first quarter, in which its sums are stored.
   template <int kOperands, class Between>
-  FRESHET_INLINE_MEMBER void run(const Product<kPlanes>& p, int64_t x_at, const Between& between) {
-    constexpr int kSlots = 3 * kOperands * U::kBytePlanes;
-    next = 0;
-    chunk = (count + kSlots - 1) / kSlots;
+  FRESHET_INLINE_MEMBER void run(const Product<F, kPlanes>& p, int64_t x_at,
+                                 const Between& between) {
     const uint8_t* const x[2] = {p.tokens->operand(0) + x_at, p.tokens->operand(1) + x_at};
     if (kOperands == 1 && stored_operands == 2) {
       tile_store<2>(stored + 2 * kTileInts);
       if constexpr (U::kBytePlanes == 2) tile_store<3>(stored + 3 * kTileInts);
     }
-    quarter<kOperands, true>(x, p.tokens->stride, p.unit, 0, between);
-    for (int k = 1; k < 4; ++k) {
-      quarter<kOperands, false>(x, p.tokens->stride, p.unit, k, between);
-    }
+    quarter<kOperands, 0>(x, p.tokens->stride, p.unit, between);
+    quarter<kOperands, 1>(x, p.tokens->stride, p.unit, between);
+    quarter<kOperands, 2>(x, p.tokens->stride, p.unit, between);
+    quarter<kOperands, 3>(x, p.tokens->stride, p.unit, between);
     before = p;
     count = p.tokens->count;
     stored_operands = kOperands;
   }
   template <class Between>
-  FRESHET_INLINE_MEMBER void run(const Product<kPlanes>& p, int64_t x_at, const Between& between) {
+  FRESHET_INLINE_MEMBER void run(const Product<F, kPlanes>& p, int64_t x_at,
+                                 const Between& between) {
     if (kPlanes == 2 || p.tokens->tiles == 2) {
       run<2>(p, x_at, between);
     } else {
       run<1>(p, x_at, between);
     }
   }
-  // Scales some tokens of the product before.
-  FRESHET_INLINE_MEMBER void scale_some() {
-    const int from = next;
-    next = from + chunk < count ? from + chunk : count;
-    scale(from, next);
-  }
-  __attribute__((noinline)) void scale_some_apart() { scale_some(); }
   // Stores and scales what is left.
   void drain() {
     tile_store<0>(stored);
     if constexpr (U::kBytePlanes == 2) tile_store<1>(stored + kTileInts);
     tile_store<2>(stored + 2 * kTileInts);
     if constexpr (U::kBytePlanes == 2) tile_store<3>(stored + 3 * kTileInts);
-    scale(0, count);
+    scale_part(0, kMost);
     count = 0;
   }
 
@@ -196,30 +219,50 @@ class Pipe {
       tile_zero<kTile>();
     }
   }
+  // Products of a quarter after which tokens are scaled: all of them in three quarters.
+  template <int kOperands, int k, int i, class Between>
+  FRESHET_INLINE_MEMBER void after(const Between& between) {
+    between(k, i);
+    if constexpr (k > 0) {
+      constexpr int kSlots = 3 * kOperands * U::kBytePlanes;
+      constexpr int kSlot =
+          (k - 1) * kOperands * U::kBytePlanes + (kOperands == 2 ? i : i / 2);  // i: 0, 2 or 0 .. 3
+      constexpr int kFrom = kSlot * kMost / kSlots, kTo = (kSlot + 1) * kMost / kSlots;
+      if (count == kMost) {
+        const Scaling scaling(before);
+        FRESHET_UNROLL
+        for (int t = kFrom; t < kTo; ++t) scale(scaling, t, Tokens<kPlanes>::place_of(t));
+        if (before.last) finish_rows(kFrom, kTo);
+      } else {
+        scale_part(kFrom, kTo);
+      }
+    }
+  }
   // A quarter of the block's products; x: operands of activations at its first number.
-  template <int kOperands, bool kFirst, class Between>
+  template <int kOperands, int k, class Between>
   FRESHET_INLINE_MEMBER void quarter(const uint8_t* const (&x)[2], int64_t stride,
-                                     const uint8_t* unit, int k, const Between& between) {
+                                     const uint8_t* unit, const Between& between) {
+    constexpr bool kFirst = k == 0;
     tile_load<6>(unit + k * 16 * kLine, kLine);
     tile_load<4>(x[0] + k * 64, stride);
     begin<0, kFirst>();
     tile_dp_u8<0, 4, 6>();
-    between(k, 0);
+    after<kOperands, k, 0>(between);
     if constexpr (kOperands == 2) {
       tile_load<5>(x[1] + k * 64, stride);
       begin<2, kFirst>();
       tile_dp_u8<2, 5, 6>();
-      between(k, 1);
+      after<kOperands, k, 1>(between);
     }
     if constexpr (U::kBytePlanes == 2) {
       tile_load<7>(unit + U::kPlane + k * 16 * kLine, kLine);
       begin<1, kFirst>();
       tile_dp_i8<1, 4, 7>();
-      between(k, 2);
+      after<kOperands, k, 2>(between);
       if constexpr (kOperands == 2) {
         begin<3, kFirst>();
         tile_dp_i8<3, 5, 7>();
-        between(k, 3);
+        after<kOperands, k, 3>(between);
       }
     }
   }
@@ -229,46 +272,56 @@ class Pipe {
     if constexpr (U::kBytePlanes == 1) return load_i(at);
     return add_i(load_i(at), byte_up(load_i(at + kTileInts)));
   }
-  // Adds tokens [t0, t1) of the product before to its sums.
-  FRESHET_INLINE_MEMBER void scale(int t0, int t1) {
-    constexpr int64_t kSums =
-        F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
-    constexpr int kPairs = U::kPairs;
-    if (t0 >= t1) return;
-    const uint8_t* const unit = before.unit;
-    const Tokens<kPlanes>& x = *before.tokens;
-    const int64_t at = before.block * 2 * kLine;
-    const F32 d = bits_f(load_i(unit + U::kDAt));
-    const auto held = static_cast<__mmask16>(before.block == 0 ? 0 : 0xffff);
-    for (int t = t0; t < t1; ++t) {
-      const uint8_t* const record = x.records[t] + at;
-      const uint8_t* const last = record + (kPlanes - 1) * kLine;
-      float* const sums = before.sums + t * kPanelRows;
-      I32 sum[kPlanes];
-      FRESHET_UNROLL
-      for (int p = 0; p < kPlanes; ++p) {  // of two planes, tokens are rows of both operands
-        sum[p] = sum_at(stored + x.place[t] + p * 2 * kTileInts);
-      }
-      F32 acc = _mm512_maskz_loadu_ps(held, sums);
-      acc = fma_f(join_planes<kPlanes>(sum), mul_f(d, set_f(f32_at(last))), acc);
-      if constexpr (F::kAffine) {
-        I32 offset[kPlanes];
-        FRESHET_UNROLL
-        for (int p = 0; p < kPlanes; ++p) {
-          offset[p] = zero_i();
-          FRESHET_UNROLL
-          for (int i = 0; i < kPairs; ++i) {
-            const I32 pair = load_i(unit + U::kPairsAt + i * kLine);
-            offset[p] =
-                add_madd_i(offset[p], pair, set_i(i32_at(record + p * kLine + kSums + 4 * i)));
-          }
-        }
-        const F32 dmin = bits_f(load_i(unit + U::kDAt + kLine));
-        acc = fma_f(join_planes<kPlanes>(offset), mul_f(dmin, set_f(f32_at(last + 4))), acc);
-      }
-      store_f(sums, acc);
+  // What all tokens of a product share.
+  struct Scaling {
+    const uint8_t* unit;
+    const Records<F, kPlanes>* records;
+    float* sums;
+    F32 d;
+    __mmask16 held;  // none of the rows' first block
+
+    FRESHET_INLINE_MEMBER explicit Scaling(const Product<F, kPlanes>& p)
+        : unit(p.unit),
+          records(p.records),
+          sums(p.sums),
+          d(bits_f(load_i(p.unit + U::kDAt))),
+          held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)) {}
+  };
+  // Adds token t, whose whole-number sums are at `place`, to its sums.
+  FRESHET_INLINE_MEMBER void scale(const Scaling& s, int t, int place) {
+    constexpr int kPairs = Records<F, kPlanes>::kPairs;
+    float* const sums = s.sums + t * kPanelRows;
+    I32 sum[kPlanes];
+    FRESHET_UNROLL
+    for (int p = 0; p < kPlanes; ++p) {  // of two planes, tokens are rows of both operands
+      sum[p] = sum_at(stored + place + p * 2 * kTileInts);
     }
-    if (before.last) finish_rows(t0, t1);
+    F32 acc = _mm512_maskz_loadu_ps(s.held, sums);
+    acc = fma_f(join_planes<kPlanes>(sum), mul_f(s.d, set_f(s.records->d[t])), acc);
+    if constexpr (F::kAffine) {
+      I32 offset[kPlanes];
+      FRESHET_UNROLL
+      for (int p = 0; p < kPlanes; ++p) {
+        const int32_t* const pairs = s.records->pairs + (t * kPlanes + p) * kPairs;
+        offset[p] = zero_i();
+        FRESHET_UNROLL
+        for (int i = 0; i < kPairs; ++i) {
+          const I32 pair = load_i(s.unit + U::kPairsAt + i * kLine);
+          offset[p] = add_madd_i(offset[p], pair, set_i(pairs[i]));
+        }
+      }
+      const F32 dmin = bits_f(load_i(s.unit + U::kDAt + kLine));
+      acc = fma_f(join_planes<kPlanes>(offset), mul_f(dmin, set_f(s.records->minus_d[t])), acc);
+    }
+    store_f(sums, acc);
+  }
+  // Of a step that is not full: tokens [from, to) / kMost of its own.
+  __attribute__((noinline)) void scale_part(int from, int to) {
+    from = from * count / kMost, to = to * count / kMost;
+    if (from >= to) return;
+    const Scaling scaling(before);
+    for (int t = from; t < to; ++t) scale(scaling, t, before.tokens->place[t]);
+    if (before.last) finish_rows(from, to);
   }
   __attribute__((noinline)) void finish_rows(int t0, int t1) const {
     for (int t = t0; t < t1; ++t) {
@@ -277,11 +330,9 @@ class Pipe {
   }
 
   const MatmulCall& c;
-  Product<kPlanes> before{};
+  Product<F, kPlanes> before{};
   int count = 0;  // its tokens
   int stored_operands = 2;
-  int next = 0;
-  int chunk = 0;
   alignas(64) int32_t stored[4 * kTileInts];
 };
 
@@ -292,9 +343,45 @@ inline constexpr int64_t kBlocksTokens = 512;
 
 template <class F>
 struct BlocksScratch {
-  alignas(64) uint8_t panels[kBlocksGroup * Unit<F>::kBytes];
+  alignas(64) uint8_t panels[2][kBlocksGroup * Unit<F>::kBytes];  // of this block and the next
   alignas(64) uint8_t rows[kCopyBytes<2, kUnitK>];
   alignas(64) float sums[kBlocksGroup * kBlocksTokens * kPanelRows];
+};
+
+// Unpacks a block of some panels, 32 numbers at a time.
+template <class F>
+class Unpacking {
+ public:
+  explicit Unpacking(const MatmulCall& call) : c(call) {}
+  void begin(int64_t first, int64_t end, int64_t of, uint8_t* where) {
+    panel = first, last = end, block = of, to = where;
+  }
+  int64_t left() const { return (last - panel) * 8 - j; }
+  __attribute__((noinline)) void step() {
+    if (j == 0) new (room) Open(c, panel, block);
+    const Open& open = *reinterpret_cast<const Open*>(room);
+    Unit<F>::unpack_any(open.block, j, to);
+    if (++j < 8) return;
+    Unit<F>::unpack_scales(open.block, to);
+    j = 0;
+    ++panel;
+    to += Unit<F>::kBytes;
+  }
+  void rest() {
+    while (left() > 0) step();
+  }
+
+ private:
+  struct Open {
+    Packed256<F> panel;
+    typename Packed256<F>::View block;
+    Open(const MatmulCall& c, int64_t p, int64_t b) : panel(c, p), block(panel.block(b)) {}
+  };
+  const MatmulCall& c;
+  int64_t panel = 0, last = 0, block = 0;
+  uint8_t* to = nullptr;
+  int j = 0;
+  alignas(64) uint8_t room[sizeof(Open)];
 };
 
 // The rows, and their records, that a step's panels fetch to the L2 cache for the next step: two
@@ -319,20 +406,22 @@ struct Fetch {
   }
 };
 
-// Block at.b0 of a group of panels times the tokens at.t0 .. at.t1.
+// Block at.b0 of a group of panels times the tokens at.t0 .. at.t1; `next` is unpacked meanwhile.
 template <class F, int kPlanes>
 void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes>& pipe,
-                    const Stretch& at) {
+                    const Stretch& at, const uint8_t* units, Unpacking<F>& next) {
   const int64_t b = at.b0, panels = at.last - at.first, fine = q8x256_layout(c.cols).fine;
-  for (int64_t p = 0; p < panels; ++p) {
-    Unit<F>::unpack(Packed256<F>(c, at.first + p), b, s.panels + p * Unit<F>::kBytes);
-  }
+  const int64_t products = panels * blocks_of(at.t1 - at.t0, kMostRows / kPlanes);
+  const int64_t unpackings = next.left();
+  int64_t due = 0;
   Tokens<kPlanes> steps[2];  // this and the one before, whose last sums are still to be scaled
+  Records<F, kPlanes> records[2];
   float* sums = s.sums;
   int which = 0;
   for (int64_t t = at.t0; t < at.t1; t += steps[which].count, which ^= 1) {
     Tokens<kPlanes>& x = steps[which];
     x = Tokens<kPlanes>(c, t, at.t1 - t);
+    records[which].read(x, b);
     int64_t x_at = b * kUnitK;
     if (c.rows_index != nullptr) {
       x.template gather<kPlanes, kUnitK>(c, x.fine, x_at, kUnitK, s.rows);
@@ -340,12 +429,16 @@ void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes>& 
     }
     const bool over = t + x.count >= at.t1 && b + 1 < at.blocks;
     for (int64_t p = 0; p < panels; ++p, sums += kMostRows / kPlanes * kPanelRows) {
-      const Product<kPlanes> product{
-          s.panels + p * Unit<F>::kBytes, &x, sums, at.first + p, b, b + 1 == at.blocks};
+      const Product<F, kPlanes> product{
+          units + p * Unit<F>::kBytes, &x, &records[which], sums, at.first + p, b,
+          b + 1 == at.blocks};
       const Fetch<kPlanes> fetch(c, fine, over ? at.t0 : t + x.count, over ? b + 1 : b, p);
+      due += unpackings;
       pipe.run(product, x_at, [&](int k, int i) __attribute__((always_inline)) {
         fetch(k, i);
-        if (k > 0) pipe.scale_some();
+        if (k == 0 && i == 0) {
+          for (; due >= products; due -= products) next.step();
+        }
       });
       if (product.last) {
         for (int r = 0; r < x.count; ++r) {
@@ -361,17 +454,31 @@ template <class F, int kPlanes>
 void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   BlocksScratch<F> s;
   Pipe<F, kPlanes> pipe(c);
+  Unpacking<F> next(c);
   Tiles tiles;
   tiles.configure(tile_height(c), kLine);
   Stretch at{};
   at.blocks = blocks_of(c.cols, kUnitK);
+  const auto end = [&](int64_t group) {
+    return group + kBlocksGroup < last ? group + kBlocksGroup : last;
+  };
   const int64_t tokens = tokens_at_a_time(c.tokens, kBlocksTokens);
+  int now = 0;
+  next.begin(first, end(first), 0, s.panels[now]);
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += kBlocksGroup) {
-      at.last = at.first + kBlocksGroup < last ? at.first + kBlocksGroup : last;
-      for (at.b0 = 0; at.b0 < at.blocks; ++at.b0) {
-        blocks_stretch<F, kPlanes>(c, s, pipe, at);
+      at.last = end(at.first);
+      for (at.b0 = 0; at.b0 < at.blocks; ++at.b0, now ^= 1) {
+        next.rest();
+        if (at.b0 + 1 < at.blocks) {
+          next.begin(at.first, at.last, at.b0 + 1, s.panels[now ^ 1]);
+        } else if (at.last < last) {
+          next.begin(at.last, end(at.last), 0, s.panels[now ^ 1]);
+        } else if (at.t1 < c.tokens) {
+          next.begin(first, end(first), 0, s.panels[now ^ 1]);
+        }
+        blocks_stretch<F, kPlanes>(c, s, pipe, at, s.panels[now], next);
       }
     }
   }
@@ -382,8 +489,10 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
 template <class F, int kPlanes, int kSteps>
 void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;
+  constexpr int64_t kHeld = 32;  // blocks whose records are kept
   alignas(64) uint8_t units[2][U::kBytes];
   alignas(64) float sums[kSteps][kMostRows * kPanelRows];
+  Records<F, kPlanes> records[kSteps][kHeld];
   Pipe<F, kPlanes> pipe(c);
   Tiles tiles;
   tiles.configure(tile_height(c), kLine);
@@ -403,9 +512,11 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
       const auto block = panel.block(b + 1 < blocks ? b + 1 : 0);
       uint8_t* const to = units[now ^ 1];
       for (int q = 0; q < kSteps; ++q) {
-        const Product<kPlanes> product{units[now], &steps[q], sums[q], p, b, b + 1 == blocks};
+        Records<F, kPlanes>& record = records[q][b % kHeld];
+        if (p == first || blocks > kHeld) record.read(steps[q], b);
+        const Product<F, kPlanes> product{units[now], &steps[q], &record,        sums[q],
+                                          p,          b,         b + 1 == blocks};
         pipe.run(product, b * kUnitK, [&](int k, int i) __attribute__((always_inline)) {
-          if (k > 0) pipe.scale_some_apart();
           if (kSteps == 2) {
             if (i == 0) U::unpack_any(block, q * 4 + k, to);
           } else {
