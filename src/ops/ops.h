@@ -171,7 +171,7 @@ class Ops {
                  const AttentionBatch& batch, const AttentionParams& params);
 
   void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
-           const Weight* reader = nullptr);                   // as in norm()
+           const Weight* reader = nullptr);  // as in norm(); gate and up may lose their numbers
   void activation(const Matrix& x, Activation activation);    // in place
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place

@@ -304,6 +304,8 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
                                                static_cast<int>(l.tokens), l.heads, l.max_head_dim,
                                                std::max<int64_t>(l.max_context, 1))))) +
                 fragments(l.tokens, l.max_cols));
+  // What a gated unit's products read, and what they write.
+  most = std::max(most, fragments(l.tokens, l.max_cols) / 2 * 3);
   if (l.top_k > 0) {
     for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {
       const int64_t pairs = tokens * l.top_k;

@@ -113,6 +113,13 @@ class CudaDevice final : public ops::Device {
     int32_t* ids = nullptr;
     float* weights = nullptr;
   };
+  // Products of gate and up that wait for the gated unit.
+  struct Gated {
+    bool held = false;
+    int64_t tokens = 0;
+    Code code = Code::kBF16;
+    std::array<ProductArgs, 2> products{};
+  };
   struct Played {
     int seen = 0;
     bool loose = false;  // it was given arrays that the step did not name
@@ -144,6 +151,9 @@ class CudaDevice final : public ops::Device {
   const int32_t* stage(std::span<const int32_t> host);
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
+  ProductArgs product_args(const Matrix& x, const ops::Product& product);
+  bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
+  void flush_gated();
   bool hold_router(const Matrix& x, std::span<const ops::Product> products);
   void flush_router();
   void run_groups(const GroupArgs& groups);
@@ -175,6 +185,7 @@ class CudaDevice final : public ops::Device {
   std::vector<Registered> registered_;
   Buffer tables_;
   Router router_;
+  Gated gated_;
   Buffer raw_, host_raw_;  // rows on their way to being packed
   HeadsArgs held_{};       // parts that wait for what else their heads need
 };

@@ -15,20 +15,42 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
   wrote(out);
 }
 
+ProductArgs CudaDevice::product_args(const Matrix& x, const ops::Product& p) {
+  const WeightView w = view_of(*p.weight);
+  const uint8_t* act = w.code == Code::kF32 ? nullptr : encoded(x, w.code);
+  return {w,       act,  chunks_of(x.cols), x.data, x.stride, p.out.data, p.out.stride, p.bias,
+          p.scale, p.add};
+}
+
 void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products) {
   flush();
-  if (hold_router(x, products)) return;
+  if (hold_router(x, products) || hold_gated(x, products)) return;
   std::array<ProductArgs, kMaxProducts> args;
   FRESHET_CHECK(products.size() <= args.size(), "{} products at once", products.size());
-  for (size_t i = 0; i < products.size(); ++i) {
-    const ops::Product& p = products[i];
-    const WeightView w = view_of(*p.weight);
-    const uint8_t* act = w.code == Code::kF32 ? nullptr : encoded(x, w.code);
-    args[i] = {w,       act,  chunks_of(x.cols), x.data, x.stride, p.out.data, p.out.stride, p.bias,
-               p.scale, p.add};
-  }
+  for (size_t i = 0; i < products.size(); ++i) args[i] = product_args(x, products[i]);
   check(api_.products(args.data(), static_cast<int>(products.size()), x.rows), "products");
   for (const ops::Product& p : products) wrote(p.out);
+}
+
+// Gate and up are written nowhere if the gated unit that reads them comes next.
+bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> products) {
+  if (products.size() != 2) return false;
+  const ops::Product &gate = products[0], &up = products[1];
+  const Code code = code_of(gate.weight->format);
+  if (up.weight->format != gate.weight->format || up.weight->rows != gate.weight->rows ||
+      gate.add || up.add || api_.gated_fits(code, x.rows) == 0) {
+    return false;
+  }
+  gated_ = {true, x.rows, code, {}};
+  for (size_t i = 0; i < 2; ++i) gated_.products[i] = product_args(x, products[i]);
+  for (const ops::Product& p : products) wrote(p.out);
+  return true;
+}
+
+void CudaDevice::flush_gated() {
+  if (!gated_.held) return;
+  gated_.held = false;
+  check(api_.products(gated_.products.data(), 2, gated_.tokens), "products");
 }
 
 void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
@@ -106,6 +128,7 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
 
 void CudaDevice::flush() {
   flush_router();
+  flush_gated();
   if (held_.count == 0) return;
   check(api_.heads(&held_), "heads");
   held_ = {};
@@ -228,9 +251,19 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
 
 void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu,
                      const ops::Weight* reader) {
-  flush();
   if (out.rows == 0) return;
+  const bool silu = glu.activation == ops::Activation::kSilu && glu.limit <= 0.0f;
+  const bool fused = silu && gated_.held && reader != nullptr &&
+                     code_of(reader->format) == gated_.code && gated_.tokens == out.rows &&
+                     gated_.products[0].out == gate.data && gated_.products[1].out == up.data &&
+                     gated_.products[0].weight.rows == out.cols;
+  if (!fused) flush();
   const Output to = output_of(out, reader);
+  if (fused) {
+    gated_.held = false;
+    check(api_.gated_products(gated_.products.data(), out.rows, &to.act), "gated_products");
+    return;
+  }
   const Rows g = rows_of(gate), u = rows_of(up);
   const GluArgs args{static_cast<int32_t>(glu.activation), glu.limit, glu.alpha};
   check(api_.glu(&to.rows, &g, &u, &args, &to.act), "glu");

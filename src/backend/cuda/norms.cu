@@ -1,6 +1,7 @@
 // Norms of rows. A row's length alone gives the order of its sums: lane v of 512 takes units of
 // eight numbers v, v + 512, ... from left to right, and the lanes' sums meet in one tree. A thread
-// is one lane where there are few rows, and four where there are many.
+// is one lane where there are few rows, and four where there are many: then a block has four rows,
+// so that what it writes of core matrices are runs of 64 bytes.
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/kernels.cuh"
 
@@ -22,7 +23,7 @@ struct RowNorm {
   Unit held[kEach];
 
   __device__ __forceinline__ static int64_t column(int lane) {
-    return (static_cast<int64_t>(threadIdx.x) + lane * kThreads) * kUnit;
+    return (static_cast<int64_t>(threadIdx.x % kThreads) + lane * kThreads) * kUnit;
   }
   __device__ __forceinline__ void load() {
 #pragma unroll
@@ -43,7 +44,8 @@ struct RowNorm {
         for (int i = 0; i < kUnit; ++i) f(sums[l], v[i], c + i);
       }
     }
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+    const int warp = static_cast<int>(threadIdx.x % kThreads / 32);
+    const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) {
 #pragma unroll
@@ -55,7 +57,7 @@ struct RowNorm {
     for (int l = 0; l < kEach; ++l) {
       if (lane == 0) shared[warp + l * (kThreads / 32)] = sums[l];
     }
-    __syncthreads();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kThreads), "n"(kThreads) : "memory");
     float v = shared[lane % kWarpsOfRow];
 #pragma unroll
     for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
@@ -135,10 +137,85 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   }
 }
 
+// Many rows, of which products read core matrices and nobody anything else.
+constexpr int kTileRows = 4, kTileThreads = kLanes / 4;
+constexpr int kStagedUnit = kTileRows * 16 + 16;  // no bank has two of a quarter warp's
+constexpr int64_t kMostStaged = 8192;             // columns
+
+__global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
+    norm_tile_kernel(Rows x, NormArgs a, Activations act) {
+  extern __shared__ __align__(16) uint8_t staged[];
+  __shared__ float shared[kTileRows][2][kWarpsOfRow];
+  using Norm = RowNorm<kTileThreads>;
+  let_next_start();
+  const int in_tile = static_cast<int>(threadIdx.x / kTileThreads);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTileRows, row = first + in_tile;
+  const int64_t n = x.cols, end = padded_cols(act, n);
+  const bool whole_weight = whole_rows(a.weight, 0) && whole_rows(a.bias, 0);
+  wait();
+  Norm r;
+  r.x = x.data + row * x.stride;
+  r.n = row < x.rows ? n : 0;
+  r.whole = whole_rows(x.data, x.stride);
+  r.load();
+  const auto count = static_cast<float>(n);
+  float mean = 0.0f;
+  if (a.layer != 0) {
+    mean =
+        r.sum(shared[in_tile][0], [](float& s, float v, int64_t) { s = __fadd_rn(s, v); }) / count;
+  }
+  const float squares = r.sum(shared[in_tile][1], [&](float& s, float v, int64_t c) {
+    const float d = c < r.n ? v - mean : 0.0f;
+    s = __fmaf_rn(d, d, s);
+  });
+  const float scale = rsqrtf(squares / count + a.eps);
+  const auto put = [&](int64_t c, Norm::Unit& v) {
+    if (c >= end) return;
+    Norm::Unit w, b;
+    load_unit(w, a.weight, c, a.weight != nullptr ? n : 0, whole_weight);
+    load_unit(b, a.bias, c, a.bias != nullptr ? n : 0, whole_weight);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      v[i] = __fmul_rn(__fsub_rn(v[i], mean), scale);
+      if (a.weight != nullptr) v[i] = __fmul_rn(v[i], w[i]);
+      if (a.bias != nullptr) v[i] = __fadd_rn(v[i], b[i]);
+      if (c + i >= r.n) v[i] = 0.0f;
+    }
+    *reinterpret_cast<uint4*>(staged + c / kUnit * kStagedUnit + in_tile * 16) = make_uint4(
+        pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+  };
+#pragma unroll
+  for (int l = 0; l < Norm::kEach; ++l) {
+    put(Norm::column(l), r.held[l]);
+    for (int64_t c = Norm::column(l) + kLanes * kUnit; c < end; c += kLanes * kUnit) {
+      Norm::Unit v;
+      load_unit(v, r.x, c, r.n, r.whole);
+      put(c, v);
+    }
+  }
+  __syncthreads();
+  const int to_row = static_cast<int>(threadIdx.x % kTileRows);
+  for (int64_t unit = threadIdx.x / kTileRows; unit < end / kUnit; unit += kTileThreads) {
+    *reinterpret_cast<uint4*>(act.data + activation_at(act, first + to_row, unit * kUnit, n) * 2) =
+        *reinterpret_cast<const uint4*>(staged + unit * kStagedUnit + to_row * 16);
+  }
+}
+
 }  // namespace
 
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
   const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
+  if (x->rows > kFewRows && act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr &&
+      x->cols <= kMostStaged) {
+    const auto bytes = static_cast<int>(padded_cols(*act, x->cols) / kUnit) * kStagedUnit;
+    if (const cudaError_t e = cudaFuncSetAttribute(
+            norm_tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        e != cudaSuccess) {
+      return static_cast<int>(e);
+    }
+    return launch(norm_tile_kernel, dim3(static_cast<unsigned>(rows / kTileRows)),
+                  dim3(kTileRows * kTileThreads), static_cast<size_t>(bytes), *x, *norm, *act);
+  }
   const dim3 grid(static_cast<unsigned>(rows));
   if (x->rows <= kFewRows) {
     return launch(norm_kernel<kLanes>, grid, dim3(kLanes), 0, *out, *x, *norm, *act);

@@ -260,6 +260,17 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
   return 0;
 }
 
+int gated_fits(Code code, int64_t tokens) {
+  return wgmma_takes(code, tokens);
+}
+
+int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act) {
+  ProductList list = {};
+  list.count = 2;
+  for (int i = 0; i < 2; ++i) list.of[i] = gate_and_up[i];
+  return run_wgmma_gated(list, tokens, *act);
+}
+
 int expert_products(const ExpertArgs* e) {
   const dim3 grid(static_cast<unsigned>(blocks_of(e->rows, e->cols)),
                   static_cast<unsigned>(e->slots));

@@ -31,6 +31,17 @@ inline ProductList with_blocks(ProductList list, int64_t rows) {
   return list;
 }
 
+// Gives every multiprocessor at most one block, and every block as many tiles of 16 rows as this
+// returns.
+inline int even_share(ProductList& list) {
+  const ProductList given = list;
+  int share = 0;
+  do {
+    list = with_blocks(given, 16 * ++share);
+  } while (list.first_block[list.count] > multiprocessors && share < 1 << 16);
+  return share;
+}
+
 // A tile of a product: where its rows begin, in the units in which the kernel counts them (tiles of
 // 16 rows, or panels), and its first tile of 8 tokens.
 struct ProductTile {
@@ -39,11 +50,11 @@ struct ProductTile {
 };
 
 // The tile of a block of kUnits units of rows and NT tiles of tokens. Neighbours in `index` share
-// activations and weights that are in the L2 cache.
-template <int NT, int kUnits>
+// activations and weights that are in the L2 cache: kRowsAtOnce blocks of rows walk through the
+// tokens together.
+template <int NT, int kUnits, int kRowsAtOnce = 16>
 __device__ __forceinline__ ProductTile find_product_tile(const ProductList& list, int64_t tokens,
                                                          int index) {
-  constexpr int kRowsAtOnce = 16;  // blocks of rows that walk through the tokens together
   const int rows = list.first_block[list.count];
   const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
   const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
@@ -79,11 +90,11 @@ struct Work {
   bool add;
 };
 
-// Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together.
-template <int NT>
+// Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
+// of kAtOnce tiles.
+template <int NT, int kAtOnce = NT % 2 == 0 ? 2 : 1>
 __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
                                        int64_t token_tile, int lane) {
-  constexpr int kAtOnce = NT % 2 == 0 ? 2 : 1;
   const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
   const bool real[2] = {row < w.rows, row + 8 < w.rows};
   float bias[2] = {};
@@ -252,6 +263,12 @@ int run_decode(const ProductList& list, int64_t tokens);
 // products_wgmma.cu: BF16 on Hopper.
 bool wgmma_takes(Code code, int64_t tokens);
 int run_wgmma(const ProductList& list, int64_t tokens);
+int run_wgmma_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// products_share.cu: the same with few tokens or rows; of gated units with at most 64 tokens.
+bool share_takes(const ProductList& list, int64_t tokens);
+int run_share(const ProductList& list, int64_t tokens);
+int run_share_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_fp8.cu: FP8 on Hopper.
 int run_fp8(const ProductList& list, int64_t tokens);

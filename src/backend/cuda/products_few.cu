@@ -202,11 +202,8 @@ bool few_takes(const ProductList& list, int64_t tokens) {
 }
 
 int run_few(const ProductList& given, int64_t tokens) {
-  int share = 0;
   ProductList list = given;
-  do {
-    list = with_blocks(given, 16 * ++share);
-  } while (list.first_block[list.count] > multiprocessors && share < 1 << 16);
+  const int share = even_share(list);
   if (tokens <= 8) return launch_few<1>(list, tokens, share);
   if (tokens <= 16) return launch_few<2>(list, tokens, share);
   return launch_few<4>(list, tokens, share);

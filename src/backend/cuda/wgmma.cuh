@@ -45,6 +45,8 @@ __device__ __forceinline__ void pin(float (&v)[N][4]) {
 #define FRESHET_SUM4(i) FRESHET_SUM2(i), FRESHET_SUM2(i + 2)
 #define FRESHET_SUM8(i) FRESHET_SUM4(i), FRESHET_SUM4(i + 4)
 #define FRESHET_SUM16(i) FRESHET_SUM8(i), FRESHET_SUM8(i + 8)
+#define FRESHET_SUM24(i) FRESHET_SUM16(i), FRESHET_SUM8(i + 16)
+#define FRESHET_SUM32(i) FRESHET_SUM16(i), FRESHET_SUM16(i + 16)
 #define FRESHET_R1 "%0, %1, %2, %3"
 #define FRESHET_R2 FRESHET_R1 ", %4, %5, %6, %7"
 #define FRESHET_R4 FRESHET_R2 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -53,6 +55,13 @@ __device__ __forceinline__ void pin(float (&v)[N][4]) {
 #define FRESHET_R16 FRESHET_R8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, " \
                                "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
                                "%55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FRESHET_R24 FRESHET_R16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, " \
+                               "%75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, " \
+                               "%87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FRESHET_R32 FRESHET_R24 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, " \
+                               "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, " \
+                               "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+                               "%126, %127"
 // d = a b, or d += a b if `adds`, for some tiles of b's columns; d[j] is as mma has it.
 #define FRESHET_WGMMA(name, type, tiles, n, a_and_b, add) \
   __device__ __forceinline__ void name(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
@@ -66,6 +75,8 @@ FRESHET_WGMMA(wgmma, "bf16", 2, "16", "%8, %9", "%10")
 FRESHET_WGMMA(wgmma, "bf16", 4, "32", "%16, %17", "%18")
 FRESHET_WGMMA(wgmma, "bf16", 8, "64", "%32, %33", "%34")
 FRESHET_WGMMA(wgmma, "bf16", 16, "128", "%64, %65", "%66")
+FRESHET_WGMMA(wgmma, "bf16", 24, "192", "%96, %97", "%98")
+FRESHET_WGMMA(wgmma, "bf16", 32, "256", "%128, %129", "%130")
 FRESHET_WGMMA(wgmma_half, "f16", 16, "128", "%64, %65", "%66")
 // The same for a from registers, as mma has it, and b with its columns side by side: next_in_k and
 // next_rows of its place are those of core matrices whose rows are K.
@@ -82,11 +93,15 @@ __device__ __forceinline__ void wgmma_half(float (&d)[8][4], const uint32_t (&a)
 #undef FRESHET_SUM4
 #undef FRESHET_SUM8
 #undef FRESHET_SUM16
+#undef FRESHET_SUM24
+#undef FRESHET_SUM32
 #undef FRESHET_R1
 #undef FRESHET_R2
 #undef FRESHET_R4
 #undef FRESHET_R8
 #undef FRESHET_R16
+#undef FRESHET_R24
+#undef FRESHET_R32
 #undef FRESHET_WGMMA
 // clang-format on
 #endif

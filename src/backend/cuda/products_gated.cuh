@@ -1,0 +1,106 @@
+// The end of a tile of a gated unit's products: one warpgroup has gate's sums of 64 rows, another
+// up's for the same rows and tokens, both as mma has them. They exchange halves, so that each
+// thread has both numbers, and what comes out is written once, as activations.
+#pragma once
+
+#include "backend/cuda/gating.cuh"
+#include "backend/cuda/products.cuh"
+
+namespace freshet::cuda {
+
+// Of ops::Activation. To choose for each number would cost as much as its unit.
+inline constexpr int kSilu = 1;
+inline constexpr int kTokenTileBytes = kTokenTile * 64 * 2;
+
+// Bytes of shared memory that Round tiles of tokens at once take.
+template <int Round>
+inline constexpr int kExchangeBytes = 2 * Round * 128 * 16;
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void sync_pair() {  // of warpgroups
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+// A warpgroup's own part of what finish() does.
+template <int NT>
+__device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][4], int64_t row) {
+  if (p.bias != nullptr) {
+    float bias[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + r * 8 < p.weight.rows) bias[r] = p.bias[row + r * 8];
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(sum[j][i], bias[i / 2]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], p.scale);
+  }
+}
+
+// A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side.
+__device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
+                                          bool real) {
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
+  const uint32_t low = transposed(pack_bf16(v[0], v[1]));
+  const uint32_t high = transposed(pack_bf16(v[2], v[3]));
+  if (!real) return;
+  *reinterpret_cast<uint32_t*>(to) = low;
+  *reinterpret_cast<uint32_t*>(to + 128) = high;
+}
+
+// Threads 0 to 127 have gate's sums, 128 to 255 up's, of 64 rows from row_tile on, of which those
+// from end_tile on are nobody's; `room` is for both, and may be written again afterwards.
+template <int NT, int Round>
+__device__ __forceinline__ void finish_gated(const Activations& act, const ProductArgs& product,
+                                             float (&sum)[NT][4], float4* room, int64_t row_tile,
+                                             int64_t end_tile, int64_t token_tile) {
+  static_assert(NT / 2 % Round == 0);
+  const int thread = static_cast<int>(threadIdx.x % 128), warp = thread / 32;
+  row_tile += warp;
+  const int64_t tile = row_tile / 4 * act.core_tiles + token_tile;
+  uint8_t* to = act.data + (tile * 4 + row_tile % 4) * 256 + thread % 32 * 4;
+  const int left = row_tile < end_tile ? static_cast<int>(act.core_tiles - token_tile) : 0;
+  end_sums<NT>(product, sum, row_tile * 16 + thread % 32 / 4);
+  const auto exchange = [&](auto group) {
+    constexpr int kGroup = decltype(group)::value;
+    constexpr int kMine = kGroup * (NT / 2), kTheirs = NT / 2 - kMine;
+    float4* give = room + kGroup * Round * 128 + thread;
+    const float4* take = room + (1 - kGroup) * Round * 128 + thread;
+#pragma unroll
+    for (int first = 0; first < NT / 2; first += Round) {
+      if (first > 0) sync_pair();
+#pragma unroll
+      for (int j = 0; j < Round; ++j) {
+        const float(&v)[4] = sum[kTheirs + first + j];
+        give[j * 128] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+      sync_pair();
+#pragma unroll
+      for (int j = 0; j < Round; ++j) {
+        const float4 v = take[j * 128];
+        const float other[4] = {v.x, v.y, v.z, v.w};
+        const float(&mine)[4] = sum[kMine + first + j];
+        const int at = kMine + first + j;
+        put_gated(to + at * kTokenTileBytes, kGroup == 0 ? mine : other, kGroup == 0 ? other : mine,
+                  at < left);
+      }
+    }
+    sync_pair();
+  };
+  if (threadIdx.x < 128) {
+    exchange(std::integral_constant<int, 0>{});
+  } else {
+    exchange(std::integral_constant<int, 1>{});
+  }
+}
+#endif
+
+}  // namespace freshet::cuda

@@ -1,0 +1,169 @@
+// What the kernels of BF16 products by wgmma share: a ring of stages in shared memory, 64 columns
+// of weights and of tokens each, filled by one thread, the sums that warpgroups make of it, and how
+// they are written.
+//
+// A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), and the bytes from one
+// warpgroup's rows and tokens to the other's: kGroupRows, kGroupTokens.
+#pragma once
+
+#include "backend/cuda/products.cuh"
+#include "backend/cuda/wgmma.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kConsumers = 256;
+inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);  // 64 columns of its 128 rows
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile's
+
+inline constexpr int kRingBytes = 216 << 10;  // or less
+
+template <class Kernel>
+int raise_shared(Kernel kernel, int bytes) {
+  return static_cast<int>(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Pieces of 64 columns of a leaf.
+struct Leaf {
+  int first, count;
+};
+__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
+  const int units = static_cast<int>((cols + 63) / 64), parts = leaves(cols);
+  const int first = units * leaf / parts;
+  return {first, units * (leaf + 1) / parts - first};
+}
+
+// Where a stage's rows come from: one run of memory, or one after the other.
+template <int Bytes>
+struct OneRun {
+  const uint8_t* from;
+  __device__ static constexpr uint32_t bytes() { return Bytes; }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    bulk_copy(to, from + at, Bytes, barrier);
+  }
+};
+template <int Bytes>
+struct TwoRuns {
+  const uint8_t *from, *other;
+  __device__ static constexpr uint32_t bytes() { return 2 * Bytes; }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    bulk_copy(to, from + at, Bytes, barrier);
+    bulk_copy(to + Bytes, other + at, Bytes, barrier);
+  }
+};
+
+template <class S>
+struct Ring {
+  uint8_t* stages;
+  uint64_t *full, *empty;
+  int at = 0;  // pieces taken or given so far
+  __device__ __forceinline__ int stage() const { return at % S::kStages; }
+  __device__ __forceinline__ int round() const { return at / S::kStages & 1; }
+  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
+};
+
+// Fills the ring with `count` pieces, the n-th for columns 64 unit(n) on. Weights are asked for
+// before the kernel in front of this one has ended, tokens after.
+template <class S, class Rows, class Unit>
+__device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint8_t* tokens,
+                                     int64_t token_step, uint32_t bytes, int count, bool& waited,
+                                     const Unit& unit) {
+  const auto copy_rows = [&](int n, int stage) {
+    barrier_expect(&ring.full[stage], rows.bytes() + bytes);
+    rows.copy(ring.stages + stage * S::kStageBytes, unit(n) * kUnitStep<BF16>, &ring.full[stage]);
+  };
+  const auto copy_tokens = [&](int n, int stage) {
+    bulk_copy(ring.stages + stage * S::kStageBytes + S::kRowBytes, tokens + unit(n) * token_step,
+              bytes, &ring.full[stage]);
+  };
+  int n = 0;
+  if (!waited) {
+    for (; n < min(count, S::kStages); ++n) copy_rows(n, n);
+    wait();
+    for (int k = 0; k < n; ++k) copy_tokens(k, k);
+    waited = true;
+  }
+  for (; n < count; ++n) {
+    const int at = ring.at + n, stage = at % S::kStages;
+    if (at >= S::kStages) barrier_wait(&ring.empty[stage], (at / S::kStages - 1) & 1);
+    copy_rows(n, stage);
+    copy_tokens(n, stage);
+  }
+  ring.at += count;
+}
+
+template <class S>
+__device__ __forceinline__ Ring<S> start_ring(uint8_t* stages, uint64_t* full, uint64_t* empty,
+                                              int readers) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], readers);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  return {stages, full, empty};
+}
+
+// sum += a piece, for a warpgroup's 64 rows.
+template <int NT>
+__device__ __forceinline__ void add_piece(float (&sum)[NT][4], const uint8_t* rows,
+                                          const uint8_t* tokens, bool first) {
+  const uint64_t a = operand_at(rows), b = operand_at(tokens);
+  wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNextStep, b + k * kNextStep, !first || k > 0);
+  wgmma_commit();
+}
+
+// sum = the next `count` pieces, for a warpgroup's 64 rows.
+template <class S, int NT>
+__device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], int count) {
+  const int group = static_cast<int>(threadIdx.x / 128);
+  const int rows = group * S::kGroupRows, tokens = S::kRowBytes + group * S::kGroupTokens;
+  const auto leave = [&](int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
+  };
+  int before = -1;
+#pragma unroll 1
+  for (int n = 0; n < count; ++n, ++ring.at) {
+    barrier_wait(&ring.full[ring.stage()], ring.round());
+    add_piece<NT>(sum, ring.data() + rows, ring.data() + tokens, n == 0);
+    wgmma_wait<1>();
+    if (before >= 0) leave(before);
+    before = ring.stage();
+  }
+  wgmma_wait<0>();
+  if (before >= 0) leave(before);
+}
+
+// total = the sum of all leaves, from left to right.
+template <class S, int NT>
+__device__ __forceinline__ void sum_leaves(Ring<S>& ring, float (&total)[NT][4], int64_t cols) {
+  const int parts = leaves(cols);
+  float sum[NT][4] = {};
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+  }
+#pragma unroll 1
+  for (int leaf = 0; leaf < parts; ++leaf) {
+    sum_pieces<S, NT>(ring, sum, leaf_of(cols, leaf).count);
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+    }
+  }
+}
+
+__device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
+  return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
+          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+}
+#endif
+
+}  // namespace freshet::cuda
