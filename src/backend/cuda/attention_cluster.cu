@@ -324,7 +324,8 @@ int run(const AttentionArgs& a, const Plan& plan) {
 bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
   const int64_t blocks =
       int64_t{a.batch.sequences} * plan.tiles * a.cache.kv_heads * plan.pieces * kRanks;
-  return a.cache.key_dim == 128 && blocks <= int64_t{4} * multiprocessors;
+  // More would wait for each other: their copies of values are small.
+  return a.cache.key_dim == 128 && blocks <= multiprocessors;
 }
 
 int attention_cluster(const AttentionArgs& a, single::Plan plan) {
