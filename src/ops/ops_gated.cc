@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kManyTokens = 64;    // from so many on, computing counts and not reading weights
 constexpr int64_t kMostTokens = 512;   // of a piece: its numbers stay in the L2 cache
 constexpr int64_t kLeastTokens = 128;  // unpacking a piece's weights counts below
+constexpr int64_t kPiecesPerWorker = 4;
 
 // The inner numbers in stretches of kEncodedPart, the tokens in equal parts.
 struct Pieces {
@@ -21,12 +22,10 @@ struct Pieces {
   Pieces(int64_t rows, int64_t ff, int64_t workers)
       : stretches((ff + kEncodedPart - 1) / kEncodedPart),
         parts((rows + kMostTokens - 1) / kMostTokens) {
-    const auto idle = [&] {  // the share of the workers' time, if all work at one speed
-      const int64_t pieces = stretches * parts;
-      const int64_t rounds = (pieces + workers - 1) / workers;
-      return 1.0 - static_cast<double>(pieces) / static_cast<double>(rounds * workers);
-    };
-    while (idle() > 0.1 && rows / (parts * 2) >= kLeastTokens) parts *= 2;
+    // Cores differ in speed from moment to moment.
+    while (stretches * parts < kPiecesPerWorker * workers && rows / (parts * 2) >= kLeastTokens) {
+      parts *= 2;
+    }
     tokens =
         ((rows + parts - 1) / parts + 2 * kPanelRows - 1) / (2 * kPanelRows) * (2 * kPanelRows);
   }
