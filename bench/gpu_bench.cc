@@ -1,6 +1,7 @@
 // Speed of a GPU's forward pass on a shape with random weights, against what its memory can give.
 //
-// usage: freshet_gpu_bench CONFIG.json FORMAT TEST...
+// usage: freshet_gpu_bench CONFIG.json FORMAT[+TYPE] TEST...
+//   FORMAT of weights, TYPE of keys and values (f16): fp8+fp8
 //   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
 //         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
@@ -37,6 +38,7 @@ struct Bench {
   std::unique_ptr<ops::Ops> ops;
   ModelSpec spec;
   quant::Format format = quant::Format::kBF16;
+  ops::KvType kv_type = ops::KvType::kF16;
   std::unique_ptr<Model> model;
   double read_rate = 0.0;
   double layer_bytes = 0.0, head_bytes = 0.0, layer_weights = 0.0;
@@ -54,7 +56,7 @@ ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, in
                       bool logits) {
   ForwardBatch batch;
   batch.query_start.push_back(0);
-  const size_t groups = kv_cache_spec(b.spec, ops::KvType::kF16).groups.size();
+  const size_t groups = kv_cache_spec(b.spec, b.kv_type).groups.size();
   batch.tables.resize(groups);
   for (int s = 0; s < sequences; ++s) {
     for (int q = 0; q < queries; ++q) {
@@ -74,7 +76,7 @@ ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, in
 
 Status run_model(Bench& b, const std::string& name, int sequences, int context, bool prompt) {
   const int64_t stride = (context + 1 + ops::kBlockTokens - 1) / ops::kBlockTokens + 1;
-  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   FRESHET_ASSIGN_OR_RETURN(
       const KvStorage cache,
       KvStorage::allocate(
@@ -128,7 +130,7 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
 Status run_engine(Bench& b, const std::string& name, int sequences, int context, char how) {
   constexpr int kTokens = 96, kChunk = 2048;
   const int longest = context + kTokens + 1;
-  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   engine::StepLoopOptions options;
   options.scheduler.max_num_seqs = sequences;
   options.scheduler.max_num_batched_tokens = kChunk;
@@ -220,7 +222,7 @@ std::vector<uint8_t> noise_bytes(bool both_signs = false) {
 // Attention by itself, of the last `queries` tokens of each sequence; a layer has its own cache.
 Status run_attention(Bench& b, const std::string& name, int sequences, int context, int queries) {
   const int64_t stride = (context + ops::kBlockTokens - 1) / ops::kBlockTokens;
-  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   FRESHET_ASSIGN_OR_RETURN(
       const KvStorage cache,
       KvStorage::allocate(
@@ -387,9 +389,14 @@ Status load(Bench& b, const char* config, const char* format) {
   text << file.rdbuf();
   FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse(text.str()));
   FRESHET_ASSIGN_OR_RETURN(b.spec, models::read_spec(parsed));
-  const auto known = quant::format_by_name(format);
+  const std::string_view types = format;
+  const size_t plus = types.find('+');
+  const auto known = quant::format_by_name(types.substr(0, plus));
   if (!known) return invalid_argument("unknown format {}", format);
   b.format = *known;
+  if (plus != types.npos) {
+    FRESHET_ASSIGN_OR_RETURN(b.kv_type, ops::kv_type_by_name(types.substr(plus + 1)));
+  }
   FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open());
   b.ops = ops::Ops::create(b.pool, std::move(device));
   FRESHET_ASSIGN_OR_RETURN(b.read_rate, b.ops->device()->read_rate());
@@ -456,7 +463,8 @@ Status run_test(Bench& b, const std::string& test) {
 }
 
 Status run(int argc, char** argv) {
-  if (argc < 4) return invalid_argument("usage: freshet_gpu_bench CONFIG.json FORMAT TEST...");
+  if (argc < 4)
+    return invalid_argument("usage: freshet_gpu_bench CONFIG.json FORMAT[+TYPE] TEST...");
   Bench b;
   FRESHET_RETURN_IF_ERROR(load(b, argv[1], argv[2]));
   for (int i = 3; i < argc; ++i) {

@@ -59,8 +59,11 @@ class CudaEngine : public ::testing::TestWithParam<const char*> {
     if (*device == nullptr) GTEST_SKIP() << "no GPU here";
   }
   static std::unique_ptr<Engine> load(int step_tokens) {
+    const std::string param = GetParam();  // of a model, and a type of its cache
+    const size_t plus = param.find('+');
     EngineOptions o;
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + GetParam();
+    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + param.substr(0, plus);
+    if (plus != param.npos) o.kv_cache_dtype = param.substr(plus + 1);
     o.device = "cuda";
     o.threads = 2;
     o.max_model_len = 128;
@@ -89,10 +92,12 @@ TEST_P(CudaEngine, TheBatchChangesNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
-                         ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3", "opt"),
+                         ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3", "opt",
+                                           "qwen3+fp8", "gpt-oss+fp8"),
                          [](const auto& i) {
                            std::string name = i.param;
                            std::ranges::replace(name, '-', '_');
+                           std::ranges::replace(name, '+', '_');
                            return name;
                          });
 

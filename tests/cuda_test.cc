@@ -219,7 +219,7 @@ struct AttentionProblem {
   AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed,
                    float sharpness = 1.0f)
       : c(of), gpu(g), cpu(h) {
-    c.shape.type = ops::KvType::kF16;
+    if (!g.device()->supports(c.shape).ok()) c.shape.type = ops::KvType::kF16;
     std::mt19937 rng(seed);
     int64_t total = 0;
     for (const auto& s : c.sequences) {
@@ -352,6 +352,10 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 700, true, {{1700, 300}}},
       {{KvType::kF16, 1, 96, 96, false}, 2, 0.0f, 600, false, {{1300, 70}}},
       {{KvType::kF16, 1, 128, 128, false}, 1, 0.0f, 1, false, {{400, 300}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kFP8, 1, 128, 128, false}, 7, 30.0f, 300, true, {{641, 300}, {383, 200}}},
+      {{KvType::kFP8, 2, 64, 64, false}, 8, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kFP8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
   };
   uint32_t seed = 9000;
   for (const cases::AttentionCase& c : all) {
@@ -534,7 +538,11 @@ TEST_F(Cuda, ARoutersTokensGoToTheirExperts) {
 }
 
 TEST_F(Cuda, RefusesWhatItCannotDo) {
-  EXPECT_FALSE(gpu->device()->supports({ops::KvType::kBF16, 1, 64, 64, false}).ok());
+  const Status type = gpu->device()->supports({ops::KvType::kBF16, 1, 64, 64, false});
+  EXPECT_NE(type.message().find("type bf16"), std::string::npos) << type.message();
+  const Status heads = gpu->device()->supports({ops::KvType::kFP8, 1, 72, 64, false});
+  EXPECT_NE(heads.message().find("use --kv-cache-dtype f16"), std::string::npos) << heads.message();
+  EXPECT_FALSE(gpu->device()->supports({ops::KvType::kF16, 1, 60, 64, false}).ok());
 }
 
 }  // namespace

@@ -20,10 +20,10 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 7;
-inline constexpr int kTokenTile = 8;      // rows of a tile of activations
-inline constexpr int kPadCols = 64;       // columns of activations are padded to it
-inline constexpr int kE4M3Cols = 128;     // columns that share a scale
+inline constexpr int kApiVersion = 8;
+inline constexpr int kTokenTile = 8;   // rows of a tile of activations
+inline constexpr int kPadCols = 64;    // columns of activations are padded to it
+inline constexpr int kE4M3Cols = 128;  // columns that share a scale
 inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
@@ -82,11 +82,15 @@ struct GluArgs {
   float limit, alpha;
 };
 
-// F16 blocks of 16 slots: keys [kv_heads][8 slots][8 features][slot][feature], then values alike.
+// Blocks of 16 slots: keys [kv_heads][8 slots][features of 16 bytes][slot][feature], then values
+// alike. In E4M3 features f and f + 8 of 16 share two bytes, so that a mask or a shift makes F16 of
+// them: signs at bits 15 and 14, the other bits of f from bit 7 on, of f + 8 from bit 0.
+enum class CacheType : int32_t { kF16, kE4M3 };
 struct CacheArgs {
   uint8_t* data;  // all numbers finite, also those that were never stored
   int64_t block_bytes;
   int32_t kv_heads, key_dim, value_dim, shared;  // shared: values are the first features of keys
+  CacheType type;
 };
 
 struct BatchArgs {

@@ -61,9 +61,13 @@ inline NormArgs args_of(const ops::Norm& n) {
 
 inline CacheArgs args_of(const ops::KvView& v) {
   const ops::KvShape& s = v.shape;
-  return {v.data,      static_cast<int64_t>(s.block_bytes()),
-          s.kv_heads,  s.key_dim,
-          s.value_dim, s.value_is_key_prefix};
+  return {v.data,
+          static_cast<int64_t>(s.block_bytes()),
+          s.kv_heads,
+          s.key_dim,
+          s.value_dim,
+          s.value_is_key_prefix,
+          s.type == ops::KvType::kFP8 ? CacheType::kE4M3 : CacheType::kF16};
 }
 
 inline RoutingArgs args_of(const ops::Routing& r) {

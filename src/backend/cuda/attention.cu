@@ -33,22 +33,37 @@ __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, i
   return a.batch.tables[sequence * a.batch.table_stride + chunk * (kChunk / kBlockTokens) + lane];
 }
 
+// 16 bytes of the cache into shared memory as F16.
+template <CacheType kType>
+__device__ __forceinline__ void put_features(__half* to, const uint8_t* from, bool valid) {
+  if constexpr (kType == CacheType::kF16) {
+    cp_async16(to, from, valid);
+  } else {
+    uint4 v = {};
+    if (valid) v = *reinterpret_cast<const uint4*>(from);
+    e4m3_to_half(reinterpret_cast<uint4*>(to), reinterpret_cast<uint4*>(to) + 1, v);
+  }
+}
+
 // Keys or values of a chunk into shared memory, zeros where nobody looks.
+template <CacheType kType>
 __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
                                            const AttentionArgs& a, int id, int head, int chunk,
                                            int low, int high, bool keys) {
-  const int vectors = (pad - 8) / 8;
+  constexpr int kFeatures = kType == CacheType::kE4M3 ? 16 : 8;
+  const int vectors = (pad - 8) / kFeatures;
   const int threads = static_cast<int>(blockDim.x);
   const int dim = keys || a.cache.shared != 0 ? a.cache.key_dim : a.cache.value_dim;
   const int key = static_cast<int>(threadIdx.x) % kChunk, p = chunk * kChunk + key;
   const int block = __shfl_sync(0xffffffff, id, key / kBlockTokens);
   const bool seen = p >= low && p <= high && block >= 0;
   const int64_t real = seen ? block : 0;
-  const __half* from = keys ? keys_at(a.cache, real, head) : values_at(a.cache, real, head);
+  const uint8_t* from = keys ? keys_at(a.cache, real, head) : values_at(a.cache, real, head);
+  from += slot_at(kType, p % kBlockTokens, dim);
   for (int v = static_cast<int>(threadIdx.x) / kChunk; v < vectors; v += threads / kChunk) {
-    const bool valid = seen && v * 8 < features;
-    const int at = valid ? place_in_block(p % kBlockTokens, first + v * 8, dim) : 0;
-    cp_async16(to + key * pad + v * 8, from + at, valid);
+    const bool valid = seen && v * kFeatures < features;
+    const int at = valid ? feature_at(kType, first + v * kFeatures) : 0;
+    put_features<kType>(to + key * pad + v * kFeatures, from + at, valid);
   }
 }
 
@@ -138,7 +153,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
 }
 
 // grid: tiles, key heads, slices of values x pieces of the context (pieces only if `split`).
-template <int VT>
+template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
     attention_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
                      int split) {
@@ -177,9 +192,9 @@ __global__ void __launch_bounds__(256)
     if (next_chunk <= last_chunk) {
       __half* to = buffers + (fetched++ % 2) * slot_size;
       const int id = chunk_ids(a, tile.sequence, next_chunk, high);
-      load_chunk(to, next_keys ? plan.key_pad : plan.value_pad,
-                 next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a, id,
-                 kv_head, next_chunk, low, high, next_keys);
+      load_chunk<kType>(to, next_keys ? plan.key_pad : plan.value_pad,
+                    next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a, id,
+                    kv_head, next_chunk, low, high, next_keys);
       if (next_chunk % kChunks == kChunks - 1 || next_chunk == last_chunk) {
         if (next_keys) {
           next_chunk = max(first_chunk, next_chunk / kChunks * kChunks);
@@ -344,12 +359,12 @@ Plan plan_of(const AttentionArgs& a) {
   return p;
 }
 
-template <int VT>
+template <CacheType kType, int VT>
 int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int split) {
   static const cudaError_t kRaised = cudaFuncSetAttribute(
-      attention_kernel<VT>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+      attention_kernel<kType, VT>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
-  return launch(attention_kernel<VT>, grid, block, plan.shared, a, plan, split);
+  return launch(attention_kernel<kType, VT>, grid, block, plan.shared, a, plan, split);
 }
 
 }  // namespace
@@ -360,7 +375,8 @@ int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t
 }
 
 int attention(const AttentionArgs* args) {
-  const AttentionArgs& a = *args;
+  AttentionArgs a = *args;
+  if (a.cache.type == CacheType::kE4M3) a.scale *= kUpE4M3;
   if (single_fits(a)) return attention_single(a);
   if (prompt_fits(a)) return attention_prompt(a);
   const Plan plan = plan_of(a);
@@ -375,7 +391,11 @@ int attention(const AttentionArgs* args) {
   const int warps = plan.warps <= 4 ? 4 : 8;  // those without rows help to load
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
-  int error = narrow ? run<8>(a, plan, grid, block, split) : run<16>(a, plan, grid, block, split);
+  constexpr CacheType kHalf = CacheType::kF16, kByte = CacheType::kE4M3;
+  const auto kernel = a.cache.type == kHalf ? narrow ? run<kHalf, 8> : run<kHalf, 16>
+                      : narrow              ? run<kByte, 8>
+                                            : run<kByte, 16>;
+  int error = kernel(a, plan, grid, block, split);
   if (error == 0 && !split && a.act.data != nullptr) {
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
     return encode(&a.act, &out, nullptr, nullptr, out.rows);

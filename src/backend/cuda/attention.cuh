@@ -44,22 +44,42 @@ __device__ __forceinline__ void mma_half(float (&d)[4], const uint4& a, uint32_t
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// A block's keys or values of a head are core matrices: [8 slots][8 features][slot][feature], so
-// that ldmatrix and wgmma read them from shared memory as one bulk copy leaves them. Every number
-// there is finite, also where nothing was stored yet.
-__device__ __forceinline__ __half* keys_at(const CacheArgs& c, int64_t block, int head) {
-  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
-         static_cast<int64_t>(head) * kBlockTokens * c.key_dim;
+// A block's keys or values of a head are core matrices of 8 slots by 16 bytes, so that ldmatrix and
+// wgmma read them from shared memory as one bulk copy leaves them. Every number there is finite,
+// also where nothing was stored yet.
+__device__ __forceinline__ int number_bytes(CacheType type) {
+  return type == CacheType::kE4M3 ? 1 : 2;
 }
-__device__ __forceinline__ __half* values_at(const CacheArgs& c, int64_t block, int head) {
+__device__ __forceinline__ uint8_t* keys_at(const CacheArgs& c, int64_t block, int head) {
+  return c.data + block * c.block_bytes +
+         static_cast<int64_t>(head) * kBlockTokens * c.key_dim * number_bytes(c.type);
+}
+__device__ __forceinline__ uint8_t* values_at(const CacheArgs& c, int64_t block, int head) {
   if (c.shared != 0) return keys_at(c, block, head);
-  return reinterpret_cast<__half*>(c.data + block * c.block_bytes) +
-         static_cast<int64_t>(c.kv_heads) * kBlockTokens * c.key_dim +
-         static_cast<int64_t>(head) * kBlockTokens * c.value_dim;
+  return keys_at(c, block, c.kv_heads) +
+         static_cast<int64_t>(head) * kBlockTokens * c.value_dim * number_bytes(c.type);
 }
-// The place of a number in there, for heads of `dim` features.
-__device__ __forceinline__ int place_in_block(int slot, int feature, int dim) {
-  return slot / 8 * 8 * dim + feature / 8 * 64 + slot % 8 * 8 + feature % 8;
+// The byte of a number in there (in E4M3: of a pair), for heads of `dim` features: its slot's part,
+// and its feature's.
+__device__ __forceinline__ int slot_at(CacheType type, int slot, int dim) {
+  return slot / 8 * 8 * dim * number_bytes(type) + slot % 8 * 16;
+}
+__device__ __forceinline__ int feature_at(CacheType type, int f) {
+  return f / (type == CacheType::kE4M3 ? 16 : 8) * 128 + f % 8 * 2;
+}
+// E4M3 in F16 is the number times 2^-8: exponents begin 8 lower. attention() and ending() mend it.
+inline constexpr float kUpE4M3 = 256.0f;
+// Of two pairs of features in E4M3, as the cache has them: the first ones in F16, or the second.
+__device__ __forceinline__ uint32_t first_of_pairs(uint32_t codes) { return codes & 0xbf80bf80; }
+__device__ __forceinline__ uint32_t second_of_pairs(uint32_t codes) {
+  return (codes << 7 & 0x3f803f80) | (codes << 1 & 0x80008000);
+}
+// 16 features: the first eight, and the others.
+__device__ __forceinline__ void e4m3_to_half(uint4* first, uint4* second, const uint4& v) {
+  *first = make_uint4(first_of_pairs(v.x), first_of_pairs(v.y), first_of_pairs(v.z),
+                      first_of_pairs(v.w));
+  *second = make_uint4(second_of_pairs(v.x), second_of_pairs(v.y), second_of_pairs(v.z),
+                       second_of_pairs(v.w));
 }
 
 __device__ __forceinline__ float power_of_two(float v) {
@@ -226,12 +246,13 @@ __device__ __forceinline__ void add_lanes(float (&l)[kRows]) {
 
 // The factor that makes a row's result of its sums; a sink joins the softmax and adds nothing.
 __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a, int head) {
-  if (a.sinks == nullptr) return __fdiv_rn(1.0f, l);
+  const float up = a.cache.type == CacheType::kE4M3 ? kUpE4M3 : 1.0f;
+  if (a.sinks == nullptr) return __fdiv_rn(up, l);
   const float sink = __fmul_rn(a.sinks[head], kLog2E);
   const float mine = __fmul_rn(m, steepness(a)), most = fmaxf(mine, sink);
   const float factor = power_of_two(__fsub_rn(mine, most));
   const float sum = __fadd_rn(__fmul_rn(l, factor), power_of_two(__fsub_rn(sink, most)));
-  return __fdiv_rn(factor, sum);
+  return __fdiv_rn(__fmul_rn(factor, up), sum);
 }
 
 // Two neighbouring numbers of the result, and of its form as activations.

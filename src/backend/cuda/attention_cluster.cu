@@ -74,9 +74,9 @@ __device__ __forceinline__ void copy_piece(Piece<T>& s, const AttentionArgs& a, 
       bulk_copy(s.keys + lane % kTileBlocks * kBlockTokens * T::D, keys_at(a.cache, id, w.kv_head),
                 kBlockBytes, &s.full[0]);
     }
-    const __half* from = values_at(a.cache, id, w.kv_head) + p.rank * Piece<T>::kShare * 8;
+    const uint8_t* from = values_at(a.cache, id, w.kv_head) + p.rank * Piece<T>::kShare * 16;
     for (int i = 0; i < 2; ++i) {
-      bulk_copy(s.values[lane * 2 + i], from + i * 8 * T::D, kGroupBytes, &s.full[1]);
+      bulk_copy(s.values[lane * 2 + i], from + i * 16 * T::D, kGroupBytes, &s.full[1]);
     }
   };
   const bool newest = block == w.position / kBlockTokens;
@@ -325,7 +325,7 @@ bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
   const int64_t blocks =
       int64_t{a.batch.sequences} * plan.tiles * a.cache.kv_heads * plan.pieces * kRanks;
   // More would wait for each other: their copies of values are small.
-  return a.cache.key_dim == 128 && blocks <= multiprocessors;
+  return a.cache.type == CacheType::kF16 && a.cache.key_dim == 128 && blocks <= multiprocessors;
 }
 
 int attention_cluster(const AttentionArgs& a, single::Plan plan) {

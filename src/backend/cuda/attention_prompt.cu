@@ -5,7 +5,8 @@
 // keeps a ring in shared memory filled by the bulk copy engine: a tile's queries as they are, then
 // each step's keys and its values, a copy for each block of the cache. Two warpgroups have 64 rows
 // each. While a step's weights are taken, the tensor cores add the values of the step before it.
-// The warpgroups take turns at them. Sums of the pieces before stand in shared memory.
+// The warpgroups take turns at them. Sums of the pieces before stand in shared memory. Of a cache
+// in E4M3 the copies bring codes, which three more warps convert in the ring.
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -20,6 +21,9 @@ constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
 // Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
 __device__ unsigned handed_out, done;
 
+// What the copies brought.
+enum class Raw : int { kQueries, kCodes, kEnd };
+
 template <int D>
 struct Shared {
   static constexpr int kSlots = 4;
@@ -27,6 +31,8 @@ struct Shared {
   __half queries[kRows * D];
   float4 totals[D / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
+  uint64_t raw[kSlots];  // in E4M3: what came is there, full when it is converted
+  Raw what[kSlots];
   Tile tiles[kInfos];
   int heads[kInfos];
 };
@@ -70,15 +76,24 @@ struct Ring {
   }
 };
 
-// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each.
+// Where a slot's codes go: its second half, from where they are converted into the whole.
 template <int D>
+__device__ __forceinline__ uint8_t* codes_at(Shared<D>& s, int slot, bool codes) {
+  return reinterpret_cast<uint8_t*>(s.slots[slot]) + (codes ? kTileTokens * D : 0);
+}
+
+// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each.
+template <bool kCodes, int D>
 __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs& a, const Walk& w,
                                              int first_row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int rows = max(0, min(kGroupRows, w.tile.rows - first_row));
   ring.wait_empty();
-  uint64_t* full = &ring.s.full[ring.slot()];
-  if (lane == 0) barrier_expect(full, rows * D * 4);
+  uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+  if (lane == 0) {
+    ring.s.what[ring.slot()] = w.tile.sequence < 0 ? Raw::kEnd : Raw::kQueries;
+    barrier_expect(full, rows * D * 4);
+  }
   __syncwarp();
   auto* to = reinterpret_cast<float*>(ring.s.slots[ring.slot()]);
   const int begin = w.tile.first_row + first_row;
@@ -95,9 +110,10 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
 
 // Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
 // others.
-template <int D>
+template <bool kCodes, int D>
 __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
-  constexpr int kBlocks = kTileTokens / kBlockTokens, kBlockBytes = kBlockTokens * D * 2;
+  constexpr int kBlocks = kTileTokens / kBlockTokens;
+  constexpr int kBlockBytes = kBlockTokens * D * (kCodes ? 1 : 2);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const Steps steps = steps_of(a, w, 0, w.tile.rows);
   const int low = first_seen(a, w.position(0)) / kBlockTokens;
@@ -109,11 +125,14 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
     next_id = table[min(max((step + 1) * kBlocks + lane % kBlocks, low), high)];
     for (int part = 0; part < 2; ++part, ++ring.at) {
       ring.wait_empty();
-      uint64_t* full = &ring.s.full[ring.slot()];
-      if (lane == 0) barrier_expect(full, kBlocks * kBlockBytes);
+      uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+      if (lane == 0) {
+        ring.s.what[ring.slot()] = Raw::kCodes;
+        barrier_expect(full, kBlocks * kBlockBytes);
+      }
       __syncwarp();
       if (lane < kBlocks) {
-        bulk_copy(ring.s.slots[ring.slot()] + lane * kBlockTokens * D,
+        bulk_copy(codes_at(ring.s, ring.slot(), kCodes) + lane * kBlockBytes,
                   part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
                   kBlockBytes, full);
       }
@@ -122,7 +141,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
 }
 
 // One warp: asks for tiles, and fills the ring with what they need. A tile of no sequence ends it.
-template <int D>
+template <bool kCodes, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles) {
   Ring<D> ring{s};
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -145,13 +164,45 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
       s.heads[n % kInfos] = w.kv_head;
     }
     __syncwarp();
-    for (int g = 0; g < kGroups; ++g) copy_queries(ring, a, w, g * kGroupRows);
+    for (int g = 0; g < kGroups; ++g) copy_queries<kCodes>(ring, a, w, g * kGroupRows);
     if (w.tile.sequence < 0) break;
-    copy_steps(ring, a, w);
+    copy_steps<kCodes>(ring, a, w);
   }
   if (lane == 0 && atomicAdd(&done, 1u) + 1 == gridDim.x) {
     handed_out = 0;
     done = 0;
+  }
+}
+
+// Three warps: E4M3 into F16, in the order of the ring. A core matrix of codes becomes two, which
+// lie where codes were that all have read.
+template <int D>
+__device__ __forceinline__ void convert(Shared<D>& s) {
+  constexpr unsigned kConverters = 96, kRowsOf16 = kTileTokens * D / 16;
+  constexpr unsigned kUpto = (kRowsOf16 + kConverters - 1) / kConverters * kConverters;
+  const unsigned thread = threadIdx.x - kConsumers - 32;
+  const auto sync = [] { asm volatile("bar.sync 5, %0;" ::"n"(kConverters) : "memory"); };
+  Ring<D> ring{s};
+  for (Raw what = Raw::kQueries; what != Raw::kEnd; ++ring.at) {
+    const int slot = ring.slot();
+    barrier_wait(&s.raw[slot], ring.round());
+    what = s.what[slot];
+    if (what == Raw::kCodes) {
+      const auto* from = reinterpret_cast<const uint4*>(codes_at(s, slot, true));
+      auto* to = reinterpret_cast<uint4*>(s.slots[slot]);
+      uint4 next = from[thread];
+#pragma unroll 1
+      for (unsigned i = thread; i < kUpto; i += kConverters) {
+        const uint4 v = next;
+        if (i + kConverters < kRowsOf16) next = from[i + kConverters];
+        sync();
+        const unsigned at = i + (i & ~7u);
+        if (i < kRowsOf16) e4m3_to_half(to + at, to + at + 8, v);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    sync();
+    if (thread == 0) barrier_arrive(&s.full[slot]);
   }
 }
 
@@ -541,7 +592,7 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
 #endif
 
 // Blocks: as many as stay.
-template <int D>
+template <int D, bool kCodes>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -551,6 +602,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared<D>::kSlots; ++i) {
       barrier_init(&s.full[i], 1);
+      barrier_init(&s.raw[i], 1);
       barrier_init(&s.empty[i], kConsumers / 32);
     }
     barriers_ready();
@@ -559,7 +611,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     wait();
-    if (threadIdx.x < kConsumers + 32) produce(s, a, tiles);
+    if (threadIdx.x < kConsumers + 32) {
+      produce<kCodes>(s, a, tiles);
+    } else if constexpr (kCodes) {
+      convert(s);
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     wait();
@@ -568,16 +624,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-template <int D>
+template <int D, bool kCodes>
 int run(const AttentionArgs& a) {
   static const cudaError_t kRaised = cudaFuncSetAttribute(
-      prompt_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
+      prompt_kernel<D, kCodes>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
   const int64_t group = a.heads / a.cache.kv_heads;
   const int64_t tiles = a.batch.tokens * group / kRows + a.batch.sequences;
   const int64_t all = tiles * a.cache.kv_heads;
   const dim3 grid(static_cast<unsigned>(all < multiprocessors ? all : multiprocessors));
-  return launch(prompt_kernel<D>, grid, dim3(kThreads), sizeof(Shared<D>), a,
+  return launch(prompt_kernel<D, kCodes>, grid, dim3(kThreads), sizeof(Shared<D>), a,
                 static_cast<int>(tiles));
 }
 
@@ -592,7 +648,10 @@ bool prompt_fits(const AttentionArgs& a) {
 }
 
 int attention_prompt(const AttentionArgs& a) {
-  return a.cache.key_dim == 64 ? run<64>(a) : run<128>(a);
+  if (a.cache.type == CacheType::kE4M3) {
+    return a.cache.key_dim == 64 ? run<64, true>(a) : run<128, true>(a);
+  }
+  return a.cache.key_dim == 64 ? run<64, false>(a) : run<128, false>(a);
 }
 
 }  // namespace freshet::cuda

@@ -13,7 +13,7 @@ __device__ unsigned arrived[kMostCounters];
 
 // Blocks: [sequences x tiles of rows, key heads, runs of pieces].
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, T::kResident)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
@@ -78,10 +78,13 @@ int run(const AttentionArgs& a) {
   return launch(kernel, grid, dim3(kThreads), kBytes, a, plan);
 }
 
+template <int D, template <int> class Stored>
+int run_rows(const AttentionArgs& a) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored>>(a) : run<Kind<D, 2, Stored>>(a);
+}
 template <int D>
 int run_heads(const AttentionArgs& a) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, HalfStored>>(a)
-                                         : run<Kind<D, 2, HalfStored>>(a);
+  return a.cache.type == CacheType::kE4M3 ? run_rows<D, E4M3Stored>(a) : run_rows<D, HalfStored>(a);
 }
 
 }  // namespace

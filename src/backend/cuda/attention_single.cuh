@@ -31,7 +31,7 @@ struct Plan {
 // A cache in F16: what a block of it has of a head, and operands of mma from half a tile.
 template <int D>
 struct HalfStored {
-  static constexpr int kBlockBytes = kBlockTokens * D * 2;
+  static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
   // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16).
   static __device__ __forceinline__ void keys(uint32_t (&b)[4], const uint8_t* slot, int keys,
                                               int k) {
@@ -48,11 +48,42 @@ struct HalfStored {
   }
 };
 
+// The same in E4M3.
+template <int D>
+struct E4M3Stored {
+  static constexpr int kBlockBytes = kBlockTokens * D, kResident = 3;
+  static __device__ __forceinline__ void keys(uint32_t (&b)[4], const uint8_t* slot, int keys,
+                                              int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t codes[2];
+    ldmatrix2(codes, slot + (keys * 2 + lane / 8 % 2) * 8 * D + k * 128 + lane % 8 * 16);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      b[2 * i] = first_of_pairs(codes[i]);
+      b[2 * i + 1] = second_of_pairs(codes[i]);
+    }
+  }
+  static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
+                                                int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t codes[2];
+    ldmatrix2_trans(codes, slot + (k * 2 + lane / 8 % 2) * 8 * D + column / 2 * 128 +
+                               lane % 8 * 16);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      b[i] = first_of_pairs(codes[i]);
+      b[2 + i] = second_of_pairs(codes[i]);
+    }
+  }
+};
+
 // Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says.
 template <int kDim, int kRowsOfLane, template <int> class Stored_>
 struct Kind {
   static constexpr int D = kDim, kRows = kRowsOfLane;
   using Stored = Stored_<kDim>;
+  // Blocks of a multiprocessor whose registers are to fit.
+  static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
 };
 
 template <class T>
@@ -186,16 +217,21 @@ __device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a,
     mma_half(sum[0], q[k], b[0], b[1]);
     mma_half(sum[1], q[k], b[2], b[3]);
   }
+  // In most chunks nothing is hidden or capped.
+  const int first = chunk * kChunk;
+  const bool whole = a.softcap <= 0.0f && first >= w.low && first + kChunk <= w.position + 1;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int key = warp * 16 + j * 8 + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
-      float v[2];
+      float v[2] = {sum[j][r * 2], sum[j][r * 2 + 1]};
+      if (!whole) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int p = chunk * kChunk + key + i;
-        v[i] = p >= w.low && p <= w.position ? score_of(a, sum[j][r * 2 + i]) : -INFINITY;
+        for (int i = 0; i < 2; ++i) {
+          const int p = first + key + i;
+          v[i] = p >= w.low && p <= w.position ? score_of(a, v[i]) : -INFINITY;
+        }
       }
       *reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][chunk % kChunks * kChunk + key]) =
           make_float2(v[0], v[1]);
@@ -283,9 +319,10 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
 }
 
 // Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features. A warp's share
-// of the room takes the sums of 32 pieces at once, as each is a wait for memory.
+// of the room takes the sums of 16 pieces at once, as each is a wait for memory.
+inline constexpr int kMergeAtOnce = 16;
 template <int D>
-inline constexpr size_t kMergeRoom = kWarps * 32 * D * sizeof(float);
+inline constexpr size_t kMergeRoom = kWarps * kMergeAtOnce * D * sizeof(float);
 template <class T>
 __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a, const Range& w,
                                              int pieces) {
@@ -293,14 +330,15 @@ __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a
   constexpr int kPairs = D / 64, kVectors = D / 4;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const float steep = steepness(a);
-  float* sums = room + warp * 32 * D;
+  float* sums = room + warp * kMergeAtOnce * D;
   for (int row = warp; row < w.rows; row += kWarps) {
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     const float* from = partial_at(a, w.sequence, head, 0, pieces);
     float m = -INFINITY, l = 0.0f;
     float2 acc[kPairs] = {};
-    for (int base = 0; base < w.pieces; base += 32, from += 32 * (D + kPartialEnd)) {
-      const int count = min(32, w.pieces - base);
+    for (int base = 0; base < w.pieces;
+         base += kMergeAtOnce, from += kMergeAtOnce * (D + kPartialEnd)) {
+      const int count = min(kMergeAtOnce, w.pieces - base);
       __syncwarp();
       for (int v = lane; v < count * kVectors; v += 32) {
         const int piece = v / kVectors;

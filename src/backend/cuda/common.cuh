@@ -89,6 +89,19 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* ro
                : "r"(at));
 }
 
+__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(at));
+}
+__device__ __forceinline__ void ldmatrix2_trans(uint32_t (&r)[2], const void* row) {
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(at));
+}
+
 // Where element (row, col) of activations lies, in elements.
 __device__ __forceinline__ int64_t activation_at(const Activations& act, int64_t row, int64_t col,
                                                  int64_t cols) {
@@ -108,12 +121,24 @@ __device__ __forceinline__ void put_pair(const Activations& act, int64_t row, in
       pack_bf16(low, high);
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+// To E4M3, to nearest even; what is larger than the largest becomes it.
 __device__ __forceinline__ uint32_t two_e4m3(float low, float high) {
+#if __CUDA_ARCH__ >= 890
   uint16_t v;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
   return v;
+#else
+  const auto one = [](float f) {
+    const uint32_t bits = __float_as_uint(f), u = bits & 0x7fffffff;
+    uint32_t code = ((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3);
+    if (u < 121u << 23) code = __float_as_uint(__fadd_rn(__uint_as_float(u), 0x1p14f)) & 15;
+    if (u >= 0x43e80000) code = u > 0x7f800000 ? 0x7f : 0x7e;
+    return code | (bits >> 24 & 0x80);
+  };
+  return one(low) | one(high) << 8;
+#endif
 }
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
 // Takes the largest of 128 numbers to 448, and back.
 struct E4M3Scale {
   float up, down;

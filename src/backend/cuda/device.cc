@@ -370,13 +370,19 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {
-  if (s.type != ops::KvType::kF16) {
-    return unsupported("keys and values of type {} on {}: it keeps f16, use --kv-cache-dtype auto",
-                       ops::name_of(s.type), name_);
+  if (s.type != ops::KvType::kF16 && s.type != ops::KvType::kFP8) {
+    return unsupported(
+        "keys and values of type {} on {}: it keeps f16 and fp8, use "
+        "--kv-cache-dtype auto",
+        ops::name_of(s.type), name_);
   }
-  if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || s.key_dim > kMostKeyDim) {
-    return unsupported("attention heads of {} and {} features on {}: use --device cpu", s.key_dim,
-                       s.value_dim, name_);
+  const int unit = s.type == ops::KvType::kFP8 ? 16 : 8;
+  if (s.key_dim % unit != 0 || s.value_dim % unit != 0 || s.key_dim > kMostKeyDim) {
+    return unsupported("attention heads of {} and {} features in {} on {}: use {}", s.key_dim,
+                       s.value_dim, ops::name_of(s.type), name_,
+                       s.key_dim % 8 == 0 && s.value_dim % 8 == 0 && s.key_dim <= kMostKeyDim
+                           ? "--kv-cache-dtype f16"
+                           : "--device cpu");
   }
   return {};
 }

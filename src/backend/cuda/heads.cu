@@ -27,16 +27,42 @@ __device__ __forceinline__ Place place_of(const BatchArgs& b, int token) {
 }
 
 // Where a head goes in the cache; nullptr: nowhere.
-__device__ __forceinline__ __half* place_in_cache(const HeadsArgs& a, HeadsArgs::Store store,
-                                                  int head, int token) {
+__device__ __forceinline__ uint8_t* place_in_cache(const HeadsArgs& a, HeadsArgs::Store store,
+                                                   int head, int token) {
   if (store == HeadsArgs::kNowhere) return nullptr;
   const Place place = place_of(a.batch, token);
   const int64_t block =
       a.batch.tables[place.sequence * a.batch.table_stride + place.position / kBlockTokens];
   const int slot = place.position % kBlockTokens;
   return store == HeadsArgs::kKeys
-             ? keys_at(a.cache, block, head) + place_in_block(slot, 0, a.cache.key_dim)
-             : values_at(a.cache, block, head) + place_in_block(slot, 0, a.cache.value_dim);
+             ? keys_at(a.cache, block, head) + slot_at(a.cache.type, slot, a.cache.key_dim)
+             : values_at(a.cache, block, head) + slot_at(a.cache.type, slot, a.cache.value_dim);
+}
+
+// Codes of two features and of the two that are eight further, as two pairs.
+__device__ __forceinline__ uint32_t pairs_of(uint32_t first, uint32_t second) {
+  const uint32_t a = __byte_perm(first, 0, 0x4140), b = __byte_perm(second, 0, 0x4140);
+  return (a & 0x00800080) << 8 | (b & 0x00800080) << 7 | (a & 0x007f007f) << 7 | (b & 0x007f007f);
+}
+
+// Four neighbours of a head, from feature c on. In E4M3 the lanes of every 16 features together.
+__device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, int dim,
+                                           const float4& v) {
+  to += feature_at(type, c);
+  if (type == CacheType::kE4M3) {
+    const int lanes = min(32, (dim - c / 128 * 128) / 4);
+    const uint32_t codes = two_e4m3(v.x, v.y) | two_e4m3(v.z, v.w) << 16;
+    const uint32_t others = __shfl_xor_sync(0xffffffff >> (32 - lanes), codes, 2);
+    if (c % 16 < 8) {
+      *reinterpret_cast<uint2*>(to) =
+          make_uint2(pairs_of(codes, others), pairs_of(codes >> 16, others >> 16));
+    }
+    return;
+  }
+  const __half2 low = __halves2half2(to_half(v.x), to_half(v.y));
+  const __half2 high = __halves2half2(to_half(v.z), to_half(v.w));
+  *reinterpret_cast<uint2*>(to) = make_uint2(reinterpret_cast<const uint32_t&>(low),
+                                             reinterpret_cast<const uint32_t&>(high));
 }
 
 __device__ __forceinline__ float sum_of_warp(float v) {
@@ -131,7 +157,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   if (p == a.count) return;
   const HeadsArgs::Part& part = a.of[p];
   // Tables came by a copy before the step's first kernel.
-  __half* to = place_in_cache(a, part.store, h, token);
+  uint8_t* to = place_in_cache(a, part.store, h, token);
   float* x = part.x + token * part.stride + static_cast<int64_t>(h) * part.head_dim;
   const int dim = part.head_dim;
   const bool whole = dim % 4 == 0 && whole_rows(part.x, part.stride);
@@ -155,12 +181,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         for (int i = 0; i < 4 && c + i < dim; ++i) x[c + i] = values[i];
       }
     }
-    if (to != nullptr) {  // heads of the cache are multiples of 8
-      const __half2 low = __halves2half2(to_half(v.x), to_half(v.y));
-      const __half2 high = __halves2half2(to_half(v.z), to_half(v.w));
-      *reinterpret_cast<uint2*>(to + place_in_block(0, c, dim)) = make_uint2(
-          reinterpret_cast<const uint32_t&>(low), reinterpret_cast<const uint32_t&>(high));
-    }
+    if (to != nullptr) store_four(a.cache.type, to, c, dim, v);  // heads there are multiples of 8
   }
 }
 
