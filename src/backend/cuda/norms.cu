@@ -12,7 +12,8 @@ constexpr int kLanes = 512, kWarpsOfRow = kLanes / 32;
 constexpr int kFewRows = 264;  // two for each multiprocessor
 
 // A thread's part of a row: the first unit of each of its lanes in registers, others read again.
-template <int kThreads>
+// kAlone: the block has no other row.
+template <int kThreads, bool kAlone = true>
 struct RowNorm {
   static constexpr int kEach = kLanes / kThreads;  // lanes
   using Unit = float[kUnit];
@@ -23,7 +24,8 @@ struct RowNorm {
   Unit held[kEach];
 
   __device__ __forceinline__ static int64_t column(int lane) {
-    return (static_cast<int64_t>(threadIdx.x % kThreads) + lane * kThreads) * kUnit;
+    const unsigned thread = kAlone ? threadIdx.x : threadIdx.x % kThreads;
+    return (static_cast<int64_t>(thread) + lane * kThreads) * kUnit;
   }
   __device__ __forceinline__ void load() {
 #pragma unroll
@@ -44,7 +46,7 @@ struct RowNorm {
         for (int i = 0; i < kUnit; ++i) f(sums[l], v[i], c + i);
       }
     }
-    const int warp = static_cast<int>(threadIdx.x % kThreads / 32);
+    const int warp = static_cast<int>((kAlone ? threadIdx.x : threadIdx.x % kThreads) / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) {
@@ -57,7 +59,11 @@ struct RowNorm {
     for (int l = 0; l < kEach; ++l) {
       if (lane == 0) shared[warp + l * (kThreads / 32)] = sums[l];
     }
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kThreads), "n"(kThreads) : "memory");
+    if constexpr (kAlone) {
+      __syncthreads();
+    } else {
+      asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.x / kThreads), "n"(kThreads) : "memory");
+    }
     float v = shared[lane % kWarpsOfRow];
 #pragma unroll
     for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
@@ -146,7 +152,7 @@ __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
     norm_tile_kernel(Rows x, NormArgs a, Activations act) {
   extern __shared__ __align__(16) uint8_t staged[];
   __shared__ float shared[kTileRows][2][kWarpsOfRow];
-  using Norm = RowNorm<kTileThreads>;
+  using Norm = RowNorm<kTileThreads, false>;
   let_next_start();
   const int in_tile = static_cast<int>(threadIdx.x / kTileThreads);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kTileRows, row = first + in_tile;
