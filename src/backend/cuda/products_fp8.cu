@@ -9,42 +9,24 @@
 // sum is multiplied by it once, at its end; where all its rows share theirs (FP8::kOfSteps), it is
 // one number to look up.
 //
-// Few tokens: a block takes a panel, and its two warpgroups a leaf of it each, weights on the
+// Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
 // 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
-// that adds them up. Many tokens: a block takes two panels and 128 tokens, and walks all leaves
-// with a second set of sums. Tokens are on the 64-row side then, so that a lane has two scales of
-// tokens to look up rather than 32. In both, blocks stay and go from tile to tile, and one thread
-// keeps a ring of stages filled by the bulk copy engine, with copies of 8 KiB and more.
+// that adds them up. Blocks stay and go from tile to tile, and one thread keeps a ring of stages
+// filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has the rest.
 #include "backend/cuda/cluster.cuh"
-#include "backend/cuda/products.cuh"
-#include "backend/cuda/wgmma8.cuh"
+#include "backend/cuda/products_fp8.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kPanelRows = 64;
 constexpr int kConsumers = 256;  // threads of two warpgroups
-constexpr int kPanelBytes = static_cast<int>(kUnitStep<FP8>);
 constexpr int kSharedBytes = 225 << 10;
 constexpr int kLeavesOfBlock = 2;
 
-__host__ __device__ inline int leaves8(int64_t cols) {
-  return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kStepCols = kE4M3Cols;
-constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
 
-// A tile of the product: so many panels, NT tiles of tokens.
-struct Leaf {
-  int first, count;  // steps of 128 columns
-};
-__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
-  const int steps = static_cast<int>((cols + kStepCols - 1) / kStepCols), parts = leaves8(cols);
-  const int first = steps * leaf / parts;
-  return {first, steps * (leaf + 1) / parts - first};
-}
+constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
 
 template <int kStages, int kStageBytes>
 struct Ring {
@@ -58,11 +40,6 @@ struct Ring {
       round ^= 1;
     }
   }
-};
-
-// The tiles of a block.
-struct Tour {
-  int first, step, tiles;
 };
 
 __device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t panel, int step) {
@@ -119,248 +96,6 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
   for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
 }
 #endif
-
-// ---- Many tokens
-
-constexpr int kManyTiles = 16;  // of tokens
-constexpr int kManyStage = 2 * kPanelBytes + kManyTiles * kE4M3TileBytes;
-constexpr int kManyStages = kSharedBytes / kManyStage;
-constexpr int kManyThreads = kConsumers + 128;  // registers change hands between warpgroups only
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-using ManyRing = Ring<kManyStages, kManyStage>;
-
-// One thread. Weights are asked for before the kernel in front of this one has ended, tokens after.
-__device__ __forceinline__ void produce_many(ManyRing ring, const ProductList& list, int64_t tokens,
-                                             const Tour& tour) {
-  const int64_t act_tiles = (tokens + 7) / 8;
-  int issued = 0;  // in all
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
-    const ProductArgs& p = list.of[tile.product];
-    const int steps = static_cast<int>((p.weight.cols + kStepCols - 1) / kStepCols);
-    const int64_t left = act_tiles - tile.token_tile;
-    const auto bytes =
-        static_cast<uint32_t>(left < kManyTiles ? left : kManyTiles) * kE4M3TileBytes;
-    const int panels = (tile.unit + 1) * kPanelRows < p.weight.rows ? 2 : 1;
-    const auto copy_rows = [&](int n, int stage) {
-      uint8_t* to = ring.stages + stage * kManyStage;
-      barrier_expect(&ring.full[stage], static_cast<uint32_t>(panels * kPanelBytes) + bytes);
-      for (int i = 0; i < panels; ++i) {
-        bulk_copy(to + i * kPanelBytes, panel_at(p.weight, tile.unit + i, n), kPanelBytes,
-                  &ring.full[stage]);
-      }
-    };
-    const auto copy_tokens = [&](int n, int stage) {
-      bulk_copy(ring.stages + stage * kManyStage + 2 * kPanelBytes,
-                tokens_at(p, act_tiles, n, tile.token_tile), bytes, &ring.full[stage]);
-    };
-    int n = 0;
-    if (issued == 0) {
-      for (; n < min(steps, kManyStages); ++n) copy_rows(n, n);
-      wait();
-      for (; issued < n; ++issued, ring.next()) copy_tokens(issued, issued);
-    }
-    for (; n < steps; ++n, ++issued, ring.next()) {
-      if (issued >= kManyStages) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-      copy_rows(n, ring.stage);
-      copy_tokens(n, ring.stage);
-    }
-  }
-}
-
-// leaf += sum times the scales of a lane's two tokens and of the weights: `all`, or those of the
-// panel's rows.
-template <bool kOne>
-__device__ __forceinline__ void add_panel(float (&leaf)[kManyTiles][4], int first,
-                                          const float (&sum)[8][4], float2 tokens, float all,
-                                          const uint8_t* panel, bool of_rows) {
-  const float s0 = __fmul_rn(all, tokens.x), s1 = __fmul_rn(all, tokens.y);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float(&to)[4] = leaf[first + j];
-    if constexpr (kOne) {
-      to[0] = __fmaf_rn(sum[j][0], s0, to[0]);
-      to[1] = __fmaf_rn(sum[j][1], s0, to[1]);
-      to[2] = __fmaf_rn(sum[j][2], s1, to[2]);
-      to[3] = __fmaf_rn(sum[j][3], s1, to[3]);
-    } else {
-      float2 w = pair_scales(panel + j * kE4M3TileBytes);
-      if (of_rows) w = make_float2(1.0f, 1.0f);
-      to[0] = __fmaf_rn(sum[j][0], __fmul_rn(w.x, tokens.x), to[0]);
-      to[1] = __fmaf_rn(sum[j][1], __fmul_rn(w.y, tokens.x), to[1]);
-      to[2] = __fmaf_rn(sum[j][2], __fmul_rn(w.x, tokens.y), to[2]);
-      to[3] = __fmaf_rn(sum[j][3], __fmul_rn(w.y, tokens.y), to[3]);
-    }
-  }
-}
-
-// leaf += the next U steps, for a warpgroup's 64 tokens. The two panels take turns: one is
-// multiplied while the other is scaled. kOne: each has one scale a step (1, if of rows).
-template <int U, bool kOne>
-__device__ __forceinline__ void add_steps(ManyRing& ring, float (&leaf)[kManyTiles][4],
-                                          const bool (&of_rows)[2]) {
-  const int group = static_cast<int>(threadIdx.x / 128);
-  float low[8][4], high[8][4];
-  const uint8_t *rows = nullptr, *tokens = nullptr;
-  const auto next = [&] {
-    barrier_wait(&ring.full[ring.stage], ring.round);
-    rows = ring.data();
-    tokens = rows + 2 * kPanelBytes + group * kPanelBytes;
-    issue<8>(low, tokens, rows);
-  };
-  const auto one = [&](const uint8_t* panel, int i) {
-    return of_rows[i] ? 1.0f : *reinterpret_cast<const float*>(panel + kScales);
-  };
-  next();
-  issue<8>(high, tokens, rows + kPanelBytes);
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-    const float2 scales = row_scales(tokens);
-    const uint8_t *first = rows, *second = rows + kPanelBytes;
-    const float all[2] = {one(first, 0), one(second, 1)};
-    uint64_t* const empty = &ring.empty[ring.stage];
-    ring.next();
-    wgmma_wait<1>();
-    add_panel<kOne>(leaf, 0, low, scales, all[0], first, of_rows[0]);
-    if (u + 1 < U) {
-      next();
-      wgmma_wait<1>();
-    } else {
-      wgmma_wait<0>();
-    }
-    add_panel<kOne>(leaf, 8, high, scales, all[1], second, of_rows[1]);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
-    if (u + 1 < U) issue<8>(high, tokens, rows + kPanelBytes);
-  }
-}
-
-// The sums of 128 rows and a warp's 16 tokens.
-__device__ __forceinline__ void finish_tokens(const Work& w, const float (&sum)[kManyTiles][4],
-                                              const ProductTile& tile, const bool (&of_rows)[2]) {
-  constexpr int kAtOnce = 4;  // loads of what is added fly together
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int64_t token = tile.token_tile * 8 + warp * 16 + lane / 4;
-  const int64_t first = tile.unit * kPanelRows + lane % 4 * 2;
-  const bool pairs = w.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(w.out) % 8 == 0;
-#pragma unroll
-  for (int from = 0; from < kManyTiles; from += kAtOnce) {
-    // Body(number of the pair, its row, its token) for all pairs.
-    const auto each = [&](auto&& body) {
-#pragma unroll
-      for (int n = 0; n < kAtOnce * 2; ++n) {
-        const int64_t row = first + (from + n / 2) * 8, t = token + n % 2 * 8;
-        if (row < w.rows && t < w.tokens) body(n, row, w.out + t * w.out_stride + row);
-      }
-    };
-    float2 before[kAtOnce * 2] = {};
-    if (w.add) {
-      each([&](int n, int64_t row, const float* at) {
-        if (pairs && row + 1 < w.rows) {
-          before[n] = *reinterpret_cast<const float2*>(at);
-        } else {
-          before[n] = make_float2(at[0], row + 1 < w.rows ? at[1] : 0.0f);
-        }
-      });
-    }
-    each([&](int n, int64_t row, float* to) {
-      const int j = from + n / 2;
-      float2 v = make_float2(sum[j][n % 2 * 2], sum[j][n % 2 * 2 + 1]);
-      if (of_rows[j / 8]) {
-        const int64_t tile_of = tile_at<FP8>(row / 16, w.cols);
-        const float2 scale = __ldg(reinterpret_cast<const float2*>(
-            w.weights + tile_of + FP8::scale_place(static_cast<int>(row % 16))));
-        v = make_float2(__fmul_rn(v.x, scale.x), __fmul_rn(v.y, scale.y));
-      }
-      if (w.bias != nullptr) {
-        v.x = __fadd_rn(v.x, w.bias[row]);
-        if (row + 1 < w.rows) v.y = __fadd_rn(v.y, w.bias[row + 1]);
-      }
-      v = make_float2(__fmul_rn(v.x, w.scale), __fmul_rn(v.y, w.scale));
-      if (w.add) v = make_float2(__fadd_rn(before[n].x, v.x), __fadd_rn(before[n].y, v.y));
-      if (pairs && row + 1 < w.rows) {
-        *reinterpret_cast<float2*>(to) = v;
-      } else {
-        to[0] = v.x;
-        if (row + 1 < w.rows) to[1] = v.y;
-      }
-    });
-  }
-}
-
-template <bool kOne>
-__device__ __forceinline__ void walk_tile(ManyRing& ring, const ProductArgs& p, int64_t tokens,
-                                          const ProductTile& tile, const bool (&of_rows)[2]) {
-  const int parts = leaves8(p.weight.cols);
-  float total[kManyTiles][4], sum[kManyTiles][4];
-  for (int leaf = 0; leaf < parts; ++leaf) {
-    clear(sum);
-    const int count = leaf_of(p.weight.cols, leaf).count;
-    for (int n = 0; n < count / 4; ++n) add_steps<4, kOne>(ring, sum, of_rows);
-    for (int n = 0; n < count % 4; ++n) add_steps<1, kOne>(ring, sum, of_rows);
-#pragma unroll
-    for (int j = 0; j < kManyTiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        total[j][i] = leaf == 0 ? sum[j][i] : __fadd_rn(total[j][i], sum[j][i]);
-      }
-    }
-  }
-  finish_tokens(work_of(p, tokens), total, tile, of_rows);
-}
-
-// Two warpgroups: every tile's leaves from left to right.
-__device__ __forceinline__ void walk(ManyRing ring, const ProductList& list, int64_t tokens,
-                                     const Tour& tour) {
-  int next[2] = {};
-  const auto look_up = [&](int index) {
-    if (index >= tour.tiles) return;
-    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
-    for (int i = 0; i < 2; ++i) next[i] = scaled(list.of[tile.product].weight, tile.unit + i);
-  };
-  look_up(tour.first);
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = find_product_tile<kManyTiles, 2>(list, tokens, index);
-    const ProductArgs& p = list.of[tile.product];
-    const bool of_rows[2] = {next[0] == FP8::kOfRows, next[1] == FP8::kOfRows};
-    const bool one = next[0] != FP8::kOfBlocks && next[1] != FP8::kOfBlocks;
-    look_up(index + tour.step);
-    if (one) {
-      walk_tile<true>(ring, p, tokens, tile, of_rows);
-    } else {
-      walk_tile<false>(ring, p, tokens, tile, of_rows);
-    }
-  }
-}
-#endif
-
-__global__ void __launch_bounds__(kManyThreads, 1)
-    many_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) uint8_t stages[];
-  __shared__ uint64_t full[kManyStages], empty[kManyStages];
-  let_next_start();
-  if (threadIdx.x == kConsumers) {
-    for (int s = 0; s < kManyStages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kConsumers / 32);
-    }
-    barriers_ready();
-  }
-  __syncthreads();
-  const ManyRing ring{stages, full, empty};
-  const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
-  if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == kConsumers) produce_many(ring, list, tokens, tour);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    wait();
-    walk(ring, list, tokens, tour);
-  }
-#endif
-}
 
 // ---- Few tokens
 
@@ -613,19 +348,6 @@ int launch_few(const ProductList& given, int64_t tokens) {
                         blocks);
 }
 
-int launch_many(const ProductList& given, int64_t tokens) {
-  const ProductList list = with_blocks(given, 2 * kPanelRows);
-  constexpr int kBytes = kManyStages * kManyStage;
-  const cudaError_t error =
-      cudaFuncSetAttribute(many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const auto tiles =
-      static_cast<int>(list.first_block[list.count] * ceil_div(tokens, kManyTiles * 8));
-  const int blocks = tiles < multiprocessors ? tiles : multiprocessors;
-  return launch(many_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kManyThreads), kBytes, list,
-                tokens, tiles);
-}
-
 }  // namespace
 
 int run_fp8(const ProductList& list, int64_t tokens) {
@@ -637,7 +359,7 @@ int run_fp8(const ProductList& list, int64_t tokens) {
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, 2 * kPanelRows);
   if (tokens <= 128 && tiles * 2 < multiprocessors) return launch_few<8>(list, tokens);
-  return launch_many(list, tokens);
+  return run_fp8_many(list, tokens);
 }
 
 }  // namespace freshet::cuda

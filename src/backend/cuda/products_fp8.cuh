@@ -1,0 +1,41 @@
+// What the products of FP8 weights on Hopper share: how K is cut.
+#pragma once
+
+#include "backend/cuda/products.cuh"
+#include "backend/cuda/wgmma8.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kPanelRows = 64;
+inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<FP8>);
+
+__host__ __device__ inline int leaves8(int64_t cols) {
+  return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+struct Leaf {
+  int first, count;  // steps of 128 columns
+};
+__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
+  const int steps = static_cast<int>((cols + kE4M3Cols - 1) / kE4M3Cols), parts = leaves8(cols);
+  const int first = steps * leaf / parts;
+  return {first, steps * (leaf + 1) / parts - first};
+}
+
+// The tiles of a block.
+struct Tour {
+  int first, step, tiles;
+};
+
+// The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the
+// places of operands are computed by each lane, and moved to where wgmma wants them.
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+}
+#endif
+
+// products_fp8_many.cu: more than 64 tokens.
+int run_fp8_many(const ProductList& list, int64_t tokens);
+
+}  // namespace freshet::cuda
