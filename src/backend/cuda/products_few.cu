@@ -53,11 +53,11 @@ struct Stream {
     uint8_t* to = ring + stage * S::kStageBytes;
     const int64_t at = (first + unit) * kUnitStep<BF16>;
     barrier_expect(&full[stage], static_cast<uint32_t>(count * BF16::kTileBytes));
-    bulk_copy(to, weights + tile_at<BF16>(tile, cols) + at,
-              static_cast<uint32_t>(here * BF16::kTileBytes), &full[stage]);
+    copy_weights(to, weights + tile_at<BF16>(tile, cols) + at,
+                 static_cast<uint32_t>(here * BF16::kTileBytes), &full[stage]);
     if (here < count) {  // the rest belongs to the next panel
-      bulk_copy(to + here * BF16::kTileBytes, weights + tile_at<BF16>(tile + here, cols) + at,
-                static_cast<uint32_t>((count - here) * BF16::kTileBytes), &full[stage]);
+      copy_weights(to + here * BF16::kTileBytes, weights + tile_at<BF16>(tile + here, cols) + at,
+                   static_cast<uint32_t>((count - here) * BF16::kTileBytes), &full[stage]);
     }
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
     if (++unit == units) unit = 0, ++group;

@@ -62,7 +62,8 @@ struct Source {
     if (index < list.first_block[list.count]) {
       const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
       barrier_expect(full + stage, bytes);
-      bulk_copy(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes, full + stage);
+      copy_weights(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes,
+                   full + stage);
       from += bytes;
     } else {
       barrier_arrive(full + stage);
