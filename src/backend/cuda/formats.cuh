@@ -6,10 +6,10 @@
 //   scales  [8 (g)][bytes of rows g and g + 8]
 // (BF16 has core matrices instead.)
 // `Format::load` fetches a lane's part of 64 columns, `decode` turns it into four A operands.
-// Formats with scales decode to whole numbers, which BF16 holds exactly; sums over a group of
-// kGroup operands are then multiplied by the group's scale. kGroup 0: operands are values. kMins: a
-// unit is eight groups, each with a least value, which counts as often as its activations add up
-// to: one more operand for the unit, whose other side are these sums, in two BF16 numbers each.
+// Numbers with scales become values in BF16: the scale is rounded to it and so is its product with
+// the number, each by up to 2^-8 of itself (with least values: of the number's distance from the
+// middle of its range). FP8's are left without their scales, and sums over a group of kGroup
+// operands are multiplied by it.
 // Packing moves bits and changes none.
 #pragma once
 
@@ -81,8 +81,11 @@ bool with_format(Code code, const Body& body) {
   return false;
 }
 
-// Formats that products_quant_wgmma.cu decodes into registers; of the others with scales it would
-// be minutes of compiling for files that are rare.
+// Numbers of few bits in blocks.
+template <class F>
+inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
+// Formats that products_quant_wgmma.cu decodes into registers; of the others it would be
+// minutes of compiling for files that are rare.
 template <class F>
 inline constexpr bool kDecoded = F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 ||
                                  F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K ||

@@ -74,15 +74,37 @@ __device__ __forceinline__ uint32_t bit_of(const uint8_t* bytes, int col) {
 }
 __device__ __forceinline__ uint32_t fifth_bits(uint32_t w) { return w & 0x00100010; }
 
-constexpr uint32_t k132 = 0x43044304, k144 = 0x43104310;  // twice, in BF16
+// The operand whose numbers have five bits.
+template <class Row>
+__device__ __forceinline__ uint4 fives(const uint32_t (&low)[4], const uint32_t (&high)[1], int k,
+                                       const Row& g, const Row& h) {
+  const auto two = [&](int j) {
+    return (Nibbles::two(low, k, j, 0) & 0x000f000f) | fifth_bits(Bits::two(high, k, j, 4));
+  };
+  return make_uint4(g.template of<0>(two(0)), h.template of<0>(two(1)), g.template of<0>(two(2)),
+                    h.template of<0>(two(3)));
+}
+
+// Lines of rows g and g + 8 in the two blocks of a piece, whose scales lie as Q8_0's.
+template <int kMiddle>
+struct RowLines {
+  Line line[2][2];
+  __device__ __forceinline__ explicit RowLines(const uint4& s) {
+    for (int block = 0; block < 2; ++block) {
+      const uint32_t both = block == 0 ? s.x : s.y;
+      line[block][0] = line_of<kMiddle, 0>(half_bits(both & 0xffff));
+      line[block][1] = line_of<kMiddle, 0>(half_bits(both >> 16));
+    }
+  }
+  // Of register j of operand k.
+  __device__ __forceinline__ const Line& of(int k, int j) const { return line[k / 2][j % 2]; }
+};
 
 // Four bits as Q4_0's, [32 lanes] words of fifth bits, scales as Q8_0's.
-struct Q5_0 {
+struct Q5_0 : Whole {
   static constexpr Code kCode = Code::kQ5_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 64;
   static constexpr int kBlock = 32, kBytes = 22;
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
@@ -93,13 +115,11 @@ struct Q5_0 {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
+    const RowLines<4> rows(p.s);
     decode_each(a, [&](int k, int j) {
-      return sub2(two_nibbles(Nibbles::two(low, k, j, 0)) | fifth_bits(Bits::two(high, k, j, 4)),
-                  k144);
+      return rows.of(k, j)((Nibbles::two(low, k, j, 0) & 0x000f000f) |
+                           fifth_bits(Bits::two(high, k, j, 4)));
     });
-  }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    return Q8_0::scales(p, piece, group);
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
@@ -117,18 +137,18 @@ struct Q5_0 {
   }
 };
 
-// Codes of four bits for uneven levels.
+// Codes of four bits for uneven levels, which are kept plus 128.
 constexpr uint32_t four_bytes(int a, int b, int c, int d) {
   return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24;
 }
 struct Levels {
-  static constexpr uint32_t k0 = four_bytes(-127, -104, -83, -65);
-  static constexpr uint32_t k4 = four_bytes(-49, -35, -22, -10);
-  static constexpr uint32_t k8 = four_bytes(1, 13, 25, 38);
-  static constexpr uint32_t k12 = four_bytes(53, 69, 89, 113);
+  static constexpr uint32_t k0 = four_bytes(1, 24, 45, 63);
+  static constexpr uint32_t k4 = four_bytes(79, 93, 106, 118);
+  static constexpr uint32_t k8 = four_bytes(129, 141, 153, 166);
+  static constexpr uint32_t k12 = four_bytes(181, 197, 217, 241);
   static __device__ __forceinline__ float at(uint32_t code) {
     const uint32_t four = code < 8 ? code < 4 ? k0 : k4 : code < 12 ? k8 : k12;
-    return static_cast<float>(static_cast<int8_t>(four >> code % 4 * 8));
+    return static_cast<float>(static_cast<int>(four >> code % 4 * 8 & 255) - 128);
   }
   // The levels of four codes at bits 0, 4, 8 and 12, as bytes.
   static __device__ __forceinline__ uint32_t four(uint32_t codes) {
@@ -136,33 +156,30 @@ struct Levels {
     return __byte_perm(__byte_perm(k0, k4, of), __byte_perm(k8, k12, of),
                        0x3210 + (codes >> 1 & 0x4444));
   }
-  static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4]) {
+  template <class Of>  // of(k, j): the line of a register's row
+  static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4], const Of& of) {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint32_t even = four(words[k] & 0xffff), odd = four(words[k] >> 16);
       const uint32_t low = __byte_perm(even, odd, 0x5140), high = __byte_perm(even, odd, 0x7362);
-      a[k] = make_uint4(Q8_0::two(low, 0), Q8_0::two(low, 2), Q8_0::two(high, 0),
-                        Q8_0::two(high, 2));
+      a[k] = make_uint4(of(k, 0)(Q8_0::two(low, 0)), of(k, 1)(Q8_0::two(low, 2)),
+                        of(k, 2)(Q8_0::two(high, 0)), of(k, 3)(Q8_0::two(high, 2)));
     }
   }
 };
 
 // As Q4_0 lies.
-struct IQ4_NL {
+struct IQ4_NL : Whole {
   static constexpr Code kCode = Code::kIQ4_NL;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     Q4_0::load<From>(tile, piece, lane, p);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    Levels::decode(p.q[0], a);
-  }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    return Q8_0::scales(p, piece, group);
+    const RowLines<7> rows(p.s);
+    Levels::decode(p.q[0], a, [&](int k, int j) { return rows.of(k, j); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Q4_0::pack(tile, rows, left, thread);
@@ -173,14 +190,6 @@ struct IQ4_NL {
   }
 };
 
-// Formats whose least values are numbers of their own are decoded to values.
-// Two numbers at bits 0 and 16 of q, times a scale, plus the least value.
-__device__ __forceinline__ uint32_t two_affine(uint32_t q, float d, float m) {
-  const auto one = [&](uint32_t v) {  // as the float 2^23 + v
-    return __fmaf_rn(__fsub_rn(__uint_as_float(v | 0x4b000000), 8388608.0f), d, m);
-  };
-  return pack_bf16(one(q & 0xffff), one(q >> 16));
-}
 // [8 (g)][block] (scale and least value of row g, of row g + 8).
 __device__ __forceinline__ void pack_affine(uint8_t* to, const uint8_t* const* rows, int64_t left,
                                             int i, int block_bytes) {
@@ -193,7 +202,7 @@ __device__ __forceinline__ float affine_at(const uint8_t* from, int row, int col
   return __fadd_rn(__fmul_rn(static_cast<float>(q), half_at(of)), half_at(of + 2));
 }
 
-struct Q4_1 : Plain {
+struct Q4_1 : Whole {
   static constexpr Code kCode = Code::kQ4_1;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 128, kBlock = 32, kBytes = 20;
   template <class From>
@@ -201,17 +210,20 @@ struct Q4_1 : Plain {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
     p.s = From::get(reinterpret_cast<const uint4*>(tile + 512) + lane / 4);
   }
-  // two(k, j): both numbers of a register as whole numbers.
-  template <class Two>
-  static __device__ void decode_affine(const Piece& p, uint4 (&a)[4], const Two& two) {
-    decode_each(a, [&](int k, int j) {
-      const uint32_t s = k < 2 ? j % 2 == 0 ? p.s.x : p.s.y : j % 2 == 0 ? p.s.z : p.s.w;
-      return two_affine(two(k, j), half_bits(s & 0xffff), half_bits(s >> 16));
-    });
+  // a[k] = operand(k, rows g, rows g + 8).
+  template <int kMiddle, class Operand>
+  static __device__ void decode_affine(const Piece& p, uint4 (&a)[4], const Operand& operand) {
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t g = k < 2 ? p.s.x : p.s.z, h = k < 2 ? p.s.y : p.s.w;
+      a[k] = operand(k, Centred<kMiddle>(half_bits(g & 0xffff), -half_bits(g >> 16)),
+                     Centred<kMiddle>(half_bits(h & 0xffff), -half_bits(h >> 16)));
+    }
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    decode_affine(p, a, [&](int k, int j) { return Nibbles::two(q, k, j, 0) & 0x000f000f; });
+    decode_affine<3>(p, a, [&](int k, const auto& g, const auto& h) {
+      return Q4_K::nibbles(q[k], g, h);
+    });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
@@ -224,7 +236,7 @@ struct Q4_1 : Plain {
   }
 };
 
-struct Q5_1 : Plain {
+struct Q5_1 : Whole {
   static constexpr Code kCode = Code::kQ5_1;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 128;
   static constexpr int kBlock = 32, kBytes = 24;
@@ -236,8 +248,8 @@ struct Q5_1 : Plain {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    Q4_1::decode_affine(p, a, [&](int k, int j) {
-      return (Nibbles::two(low, k, j, 0) & 0x000f000f) | fifth_bits(Bits::two(high, k, j, 4));
+    Q4_1::decode_affine<4>(p, a, [&](int k, const auto& g, const auto& h) {
+      return fives(low, high, k, g, h);
     });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
@@ -256,12 +268,10 @@ struct Q5_1 : Plain {
 };
 
 // As Q4_K lies, and then [4 pieces][32 lanes] words of fifth bits.
-struct Q5_K {
+struct Q5_K : Whole {
   static constexpr Code kCode = Code::kQ5_K;
   static constexpr int kUnit = 256, kVectors = 2, kTileBytes = Q4_K::kTileBytes + 512;
   static constexpr int kBlock = 256, kBytes = 176;
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = true;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     Q4_K::load<From>(tile, piece, lane, p);
@@ -270,17 +280,9 @@ struct Q5_K {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    decode_each(a, [&](int k, int j) {
-      return sub2(two_nibbles(Nibbles::two(low, k, j, 0)) | fifth_bits(Bits::two(high, k, j, 4)),
-                  k128);
+    Q4_K::decode_centred<4>(p, a, [&](int k, const auto& g, const auto& h) {
+      return fives(low, high, k, g, h);
     });
-  }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    return Q4_K::scales(p, piece, group);
-  }
-  template <class From>
-  static __device__ Least least(const uint8_t* tile, int lane) {
-    return Q4_K::least<From>(tile, lane);
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
@@ -289,9 +291,7 @@ struct Q5_K {
     Bits::pack(tile + Q4_K::kTileBytes, rows, left, 4, thread, [](const uint8_t* row, int col) {
       return uint32_t{row[16 + col % 32]} >> (col / 32) & 1;
     });
-    if (thread < 64) {
-      Q4_K::pack_word(reinterpret_cast<uint32_t*>(tile + 2048) + thread, rows, thread);
-    }
+    if (thread < 32) Q4_K::pack_scales(tile, rows, thread);
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
     return Q4_K::affine(tile, row, col,
@@ -302,12 +302,10 @@ struct Q5_K {
 
 // Four bits as Q4_K's, and then what stored blocks begin with: [16 rows] d, the groups' upper pairs
 // of bits, and their lower fours.
-struct IQ4_XS {
+struct IQ4_XS : Whole {
   static constexpr Code kCode = Code::kIQ4_XS;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 16 * 8;
   static constexpr int kBlock = 256, kBytes = 136;
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
@@ -315,15 +313,17 @@ struct IQ4_XS {
     const uint2 one = From::get(heads), other = From::get(heads + 8);
     p.s = make_uint4(one.x, one.y, other.x, other.y);
   }
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    Levels::decode(p.q[0], a);
+  static __device__ void decode(const Piece& p, int piece, int, uint4 (&a)[4]) {
+    Line lines[2][2];
+    for (int group = 0; group < 2; ++group) {
+      lines[group][0] = line_of<7, 0>(scale(p.s.x, p.s.y, 2 * piece + group));
+      lines[group][1] = line_of<7, 0>(scale(p.s.z, p.s.w, 2 * piece + group));
+    }
+    Levels::decode(p.q[0], a, [&](int k, int j) { return lines[k / 2][j % 2]; });
   }
   static __device__ float scale(uint32_t first, uint32_t second, int group) {
     const uint32_t s = (second >> 4 * group & 15) | (first >> (16 + 2 * group) & 3) << 4;
     return half_bits(first & 0xffff) * static_cast<float>(static_cast<int>(s) - 32);
-  }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    return {scale(p.s.x, p.s.y, 2 * piece + group), scale(p.s.z, p.s.w, 2 * piece + group)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
@@ -342,12 +342,10 @@ struct IQ4_XS {
 
 // Two bits; third bits; of the groups' scales [16 rows][4 pieces] lower fours of bits, and upper
 // pairs; d [16 rows].
-struct Q3_K {
+struct Q3_K : Whole {
   static constexpr Code kCode = Code::kQ3_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 512 + 128 + 64 + 32;
   static constexpr int kBlock = 256, kBytes = 110;
-  static constexpr int kGroup = 1;
-  static constexpr bool kMins = false;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     const uint2 low = From::get(reinterpret_cast<const uint2*>(tile) + piece * 32 + lane);
@@ -364,18 +362,18 @@ struct Q3_K {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[2] = {p.q[0].x, p.q[0].y}, high[1] = {p.q[0].z};
-    decode_each(a, [&](int k, int j) {
-      return sub2((Pairs::two(low, k, j, 0) & 0x00030003) |
-                      (Bits::two(high, k, j, 2) & 0x00040004) | k128,
-                  k132);
-    });
+    for (int k = 0; k < 4; ++k) {
+      const Line g = line_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k));
+      const Line h = line_of<2, 0>(scale(p.s.z >> 16, p.s.y, k));
+      const auto two = [&](int j) {
+        return (Pairs::two(low, k, j, 0) & 0x00030003) | (Bits::two(high, k, j, 2) & 0x00040004);
+      };
+      a[k] = make_uint4(g(two(0)), h(two(1)), g(two(2)), h(two(3)));
+    }
   }
   static __device__ float scale(uint32_t d, uint32_t word, int group) {
     const uint32_t s = (word >> 4 * group & 15) | (word >> (16 + 2 * group) & 3) << 4;
     return half_bits(d) * static_cast<float>(static_cast<int>(s) - 32);
-  }
-  static __device__ Scales scales(const Piece& p, int, int group) {
-    return {scale(p.s.z & 0xffff, p.s.x, group), scale(p.s.z >> 16, p.s.y, group)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Pairs::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {

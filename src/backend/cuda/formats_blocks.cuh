@@ -5,7 +5,8 @@
 
 namespace freshet::cuda {
 
-struct Q8_0 {
+// Numbers plus 128.
+struct Q8_0 : Whole {
   static constexpr Code kCode = Code::kQ8_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 16 * 64 + 64, kBlock = 32,
                        kBytes = 34;
@@ -17,31 +18,24 @@ struct Q8_0 {
     p.s.x = s.x;
     p.s.y = s.y;
   }
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
-  // Bytes first and first + 1 of w. Under the exponent of 128 their lower seven bits add
-  // themselves, and the upper one, which counts -128, makes 256 of 128: the difference is the
-  // number.
+  // Bytes first and first + 1 of w.
   static __device__ uint32_t two(uint32_t w, int first) {
-    const uint32_t both = __byte_perm(w, 0x43434343, 0x4140 + first * 0x0101);
-    return sub2(both & 0xff7fff7f, both & 0xff80ff80);
+    return __byte_perm(w, 0, 0x4140 + first * 0x0101);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     for (int k = 0; k < 4; ++k) {
       const uint32_t low = k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z;
       const uint32_t high = k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w;
-      a[k] = make_uint4(two(low, 0), two(low, 2), two(high, 0), two(high, 2));
+      const uint32_t s = k < 2 ? p.s.x : p.s.y;
+      const Line g = line_of<7, 0>(half_bits(s & 0xffff)), h = line_of<7, 0>(half_bits(s >> 16));
+      a[k] = make_uint4(g(two(low, 0)), h(two(low, 2)), g(two(high, 0)), h(two(high, 2)));
     }
-  }
-  static __device__ Scales scales(const Piece& p, int, int group) {
-    const uint32_t s = group == 0 ? p.s.x : p.s.y;
-    return {half_bits(s & 0xffff), half_bits(s >> 16)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     for (int i = thread; i < 16 * 64; i += 256) {
       const int row = i / 64, col = i % 64;
       const bool real = rows[row] != nullptr && col < left;
-      tile[byte_place(row, col)] = real ? rows[row][col / 32 * 34 + 2 + col % 32] : 0;
+      tile[byte_place(row, col)] = real ? rows[row][col / 32 * 34 + 2 + col % 32] ^ 0x80 : 0;
     }
     if (thread < 32) pack_scale(tile + 1024, rows, left, thread, 34);
   }
@@ -55,11 +49,11 @@ struct Q8_0 {
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
     const float d = half_at(tile + 1024 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
-    return static_cast<float>(static_cast<int8_t>(tile[byte_place(row, col)])) * d;
+    return static_cast<float>(tile[byte_place(row, col)] - 128) * d;
   }
 };
 
-struct Q4_0 {
+struct Q4_0 : Whole {
   static constexpr Code kCode = Code::kQ4_0;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
   template <class From>
@@ -69,17 +63,14 @@ struct Q4_0 {
     p.s.x = s.x;
     p.s.y = s.y;
   }
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
-  static __device__ uint32_t two(uint32_t w) { return sub2(two_nibbles(w), k136); }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+      const uint32_t s = k < 2 ? p.s.x : p.s.y, next = q[k] >> 8;
+      const Line g = line_of<3, 0>(half_bits(s & 0xffff)), h = line_of<3, 4>(half_bits(s >> 16));
+      a[k] = make_uint4(g(q[k] & 0x000f000f), h(q[k] & 0x00f000f0), g(next & 0x000f000f),
+                        h(next & 0x00f000f0));
     }
-  }
-  static __device__ Scales scales(const Piece& p, int piece, int group) {
-    return Q8_0::scales(p, piece, group);
   }
   static __device__ int stored(const uint8_t* block, int col) {  // of 32
     return (block[2 + col % 16] >> (col / 16 * 4)) & 15;
@@ -108,7 +99,7 @@ struct Q4_0 {
   }
 };
 
-struct MXFP4 {
+struct MXFP4 : Plain {
   static constexpr Code kCode = Code::kMXFP4;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 32, kBlock = 32, kBytes = 17;
   template <class From>
@@ -125,8 +116,6 @@ struct MXFP4 {
   static __device__ float scale(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = false;
   // A code's exponent and mantissa in their places are the BF16 number value 2^-126; times 2^127,
   // since values are kept doubled.
   static __device__ uint32_t two(uint32_t w) {
@@ -135,12 +124,12 @@ struct MXFP4 {
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
+      const uint32_t s = p.s.x >> (k / 2 * 16);
+      const float d0 = scale(s & 255), d1 = scale((s >> 8) & 255);
+      const uint32_t g = pack_bf16(d0, d0), h = pack_bf16(d1, d1);
+      a[k] = make_uint4(mul2(two(q[k]), g), mul2(two(q[k] >> 4), h), mul2(two(q[k] >> 8), g),
+                        mul2(two(q[k] >> 12), h));
     }
-  }
-  static __device__ Scales scales(const Piece& p, int, int group) {
-    const uint32_t s = p.s.x >> (group * 16);
-    return {scale(s & 255), scale((s >> 8) & 255)};
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     if (thread < 128) {

@@ -12,50 +12,53 @@ __device__ __forceinline__ uint2 scale_min(const uint8_t* head, int g) {
   return {(byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4), (byte(g + 4) >> 4) | (byte(g) >> 6 << 4)};
 }
 
-// The scales of 16 rows by 256 columns:
-//   [8 (g)][4 pieces] words: a byte for each of row g's two groups, and of row g + 8's, has a scale
-//     in its lower six bits; its upper two are bits 2 p and 2 p + 1 of a byte of the rows' d
-//   [8 (g)][4 (t)] words: least values of groups 2 t, 2 t + 1 of row g at bits 0 and 16, of row
-//     g + 8 at 6 and 22; at 12 and 28 four bits (t, from the lowest) of the rows' factor of these
-struct Q4_K {
+// The scales of 16 rows by 256 columns; byte n of a piece's four is that of row g + n / 2 * 8 and
+// group n % 2:
+//   [8 (g)][4 pieces] words: scales in the lower six bits, the lower two bits of least values above
+//   [8 (g)][4 pieces] half words: the upper four of least values, in the order 0, 2, 1, 3
+//   [8 (g)] scales' factors of both rows, least values'
+struct Q4_K : Whole {
   static constexpr Code kCode = Code::kQ4_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
   static constexpr int kBlock = 256, kBytes = 144;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
+    const int of = lane / 4 * 4 + piece;
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
-    const uint4 w = From::get(reinterpret_cast<const uint4*>(tile + 2048) + lane / 4);
-    p.s.x = (piece < 2 ? piece == 0 ? w.x : w.y : piece == 2 ? w.z : w.w) & 0x3f3f3f3f;
-    p.s.y = (w.x >> 6 & 0x03030303) | (w.y >> 4 & 0x0c0c0c0c) | (w.z >> 2 & 0x30303030) |
-            (w.w & 0xc0c0c0c0);
-  }
-  static constexpr int kGroup = 2;
-  static constexpr bool kMins = true;
-  static __device__ uint32_t two(uint32_t w) { return sub2(two_nibbles(w), k128); }
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    for (int k = 0; k < 4; ++k) {
-      a[k] = make_uint4(two(q[k]), two(q[k] >> 4), two(q[k] >> 8), two(q[k] >> 12));
-    }
+    const uint2 d = From::get(reinterpret_cast<const uint2*>(tile + 2240) + lane / 4);
+    p.s = make_uint4(From::get(reinterpret_cast<const uint32_t*>(tile + 2048) + of),
+                     From::get(reinterpret_cast<const uint16_t*>(tile + 2176) + of), d.x, d.y);
   }
   // d times byte i of w, which is read as the float 2^23 + byte.
   static __device__ float times(float d, uint32_t w, int i) {
     return __fmaf_rn(__uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + i)), d, d * -8388608.0f);
   }
-  static __device__ Scales scales(const Piece& p, int, int group) {
-    return {times(half_bits(p.s.y & 0xffff), p.s.x, group),
-            times(half_bits(p.s.y >> 16), p.s.x, 2 + group)};
+  // a[k] = operand(k, rows g, rows g + 8).
+  template <int kMiddle, class Operand>
+  static __device__ void decode_centred(const Piece& p, uint4 (&a)[4], const Operand& operand) {
+    const uint32_t scales = p.s.x & 0x3f3f3f3f;
+    const uint32_t least = (p.s.x >> 6 & 0x03030303) | ((p.s.y | p.s.y << 12) & 0x0f0f0f0f) << 2;
+    const float d[2] = {half_bits(p.s.z & 0xffff), half_bits(p.s.z >> 16)};
+    const float m[2] = {half_bits(p.s.w & 0xffff), half_bits(p.s.w >> 16)};
+    for (int k = 0; k < 4; ++k) {
+      const int group = k / 2;
+      const Centred<kMiddle> g(times(d[0], scales, group), times(m[0], least, group));
+      const Centred<kMiddle> h(times(d[1], scales, 2 + group), times(m[1], least, 2 + group));
+      a[k] = operand(k, g, h);
+    }
   }
-  // A lane's operand of the 16 rows' least values.
-  template <class From>
-  static __device__ Least least(const uint8_t* tile, int lane) {
-    const uint4 w = From::get(reinterpret_cast<const uint4*>(tile + 2176) + lane / 4);
-    const uint32_t mine = From::get(reinterpret_cast<const uint32_t*>(tile + 2176) + lane);
-    const uint32_t d = (w.x >> 12 & 0x000f000f) | (w.y >> 8 & 0x00f000f0) |
-                       (w.z >> 4 & 0x0f000f00) | (w.w & 0xf000f000);
-    return {sub2(two_small(mine), k128), sub2(two_small(mine >> 6), k128), d};
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    decode_centred<3>(p, a, [&](int k, const auto& g, const auto& h) {
+      return nibbles(q[k], g, h);
+    });
   }
-  static __device__ uint32_t two_small(uint32_t w) { return (w & 0x003f003f) | k128; }
+  // The operand whose numbers a word of four bits each has.
+  static __device__ uint4 nibbles(uint32_t w, const Centred<3>& g, const Centred<3>& h) {
+    const uint32_t next = w >> 8;
+    return make_uint4(g.of<0>(w & 0x000f000f), h.of<4>(w & 0x00f000f0), g.of<0>(next & 0x000f000f),
+                      h.of<4>(next & 0x00f000f0));
+  }
   static __device__ uint32_t stored(const uint8_t* block, int col) {
     return (block[16 + col / 64 * 32 + col % 32] >> (col % 64 / 32 * 4)) & 15;
   }
@@ -70,25 +73,22 @@ struct Q4_K {
       }
       reinterpret_cast<uint32_t*>(tile)[i] = bits;
     }
-    if (thread < 64) pack_word(reinterpret_cast<uint32_t*>(tile + 2048) + thread, rows, thread);
+    if (thread < 32) pack_scales(tile, rows, thread);
   }
-  static __device__ void pack_word(uint32_t* to, const uint8_t* const* rows, int i) {
-    const int g = i % 32 / 4, n = i % 4;  // n: the piece, or t
-    uint32_t word = 0;
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* row = rows[g + half * 8];
-      if (row == nullptr) continue;
-      for (int k = 0; k < 2; ++k) {
-        const uint2 s = scale_min(row, 2 * n + k);
-        if (i < 32) {
-          word |= (s.x | (row[k] >> 2 * n & 3u) << 6) << (half * 16 + k * 8);
-        } else {
-          word |= s.y << (k * 16 + half * 6);
-        }
-      }
-      if (i >= 32) word |= (row[2 + n / 2] >> n % 2 * 4 & 15u) << (half * 16 + 12);
+  static __device__ void pack_scales(uint8_t* tile, const uint8_t* const* rows, int thread) {
+    const int g = thread / 4, piece = thread % 4;
+    uint32_t low = 0, high = 0;
+    for (int n = 0; n < 4; ++n) {
+      const uint8_t* row = rows[g + n / 2 * 8];
+      const uint2 s = row != nullptr ? scale_min(row, piece * 2 + n % 2) : uint2{0, 0};
+      low |= (s.x | (s.y & 3) << 6) << (n * 8);
+      high |= s.y >> 2 << (n % 2 * 8 + n / 2 * 4);
     }
-    *to = word;
+    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = low;
+    reinterpret_cast<uint16_t*>(tile + 2176)[thread] = static_cast<uint16_t>(high);
+    const uint8_t* row = rows[g + piece % 2 * 8];  // and piece / 2: which factor
+    uint8_t* to = tile + 2240 + g * 8 + piece / 2 * 4 + piece % 2 * 2;
+    for (int i = 0; i < 2; ++i) to[i] = row != nullptr ? row[piece / 2 * 2 + i] : 0;
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
     return affine(tile, row, col,
@@ -96,26 +96,21 @@ struct Q4_K {
   }
   // The number that q stands for there.
   static __device__ float affine(const uint8_t* tile, int row, int col, uint32_t q) {
-    const auto* words = reinterpret_cast<const uint32_t*>(tile + 2048) + row % 8 * 4;
-    const int half = row / 8, group = col / 32;
-    uint32_t d = 0, least = 0;
-    for (int n = 0; n < 4; ++n) {
-      for (int k = 0; k < 2; ++k) {
-        d |= (words[n] >> (half * 16 + k * 8 + 6) & 3) << (k * 8 + n * 2);
-      }
-      least |= (words[32 + n] >> (half * 16 + 12) & 15) << (n * 4);
-    }
-    const uint32_t scale = words[group / 2] >> (half * 16 + group % 2 * 8) & 63;
-    const uint32_t m = words[32 + group / 2] >> (group % 2 * 16 + half * 6) & 63;
-    return __fsub_rn(static_cast<float>(q) * (half_bits(d) * static_cast<float>(scale)),
-                     half_bits(least) * static_cast<float>(m));
+    const int of = row % 8 * 4 + col / 64, n = row / 8 * 2 + col % 64 / 32;
+    const uint32_t low = reinterpret_cast<const uint32_t*>(tile + 2048)[of] >> (n * 8);
+    const uint32_t high = uint32_t{reinterpret_cast<const uint16_t*>(tile + 2176)[of]} >>
+                          (n % 2 * 8 + n / 2 * 4);
+    const uint8_t* factors = tile + 2240 + row % 8 * 8 + row / 8 * 2;
+    return __fsub_rn(
+        static_cast<float>(q) * (half_at(factors) * static_cast<float>(low & 63)),
+        half_at(factors + 4) * static_cast<float>((low >> 6 & 3) | (high & 15) << 2));
   }
 };
 
 // Low four bits as Q4_K's, the two high bits [piece][32 lanes][2 of 32 columns] (number n of the
 // first or second 16 at bit 16 (n % 2) + 2 (n / 2), or 8 further), scales [16 rows][16], and d
 // [16 rows].
-struct Q6_K {
+struct Q6_K : Whole {
   static constexpr Code kCode = Code::kQ6_K;
   static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 4 * 256 + 256 + 32;
   static constexpr int kBlock = 256, kBytes = 210;
@@ -131,26 +126,23 @@ struct Q6_K {
     const auto* d = reinterpret_cast<const uint16_t*>(tile + 3328);
     p.s.x = From::get(d + lane / 4) | uint32_t{From::get(d + lane / 4 + 8)} << 16;
   }
-  static constexpr int kGroup = 1;
-  static constexpr bool kMins = false;
   static __device__ uint32_t two(uint32_t low, uint32_t high) {
-    return sub2(two_nibbles(low) | (high & 0x00300030), k160);
+    return (low & 0x000f000f) | (high & 0x00300030);
+  }
+  static __device__ Line line(uint32_t d, uint32_t scales, int group) {
+    return line_of<5, 0>(half_bits(d) *
+                         static_cast<float>(static_cast<int8_t>(scales >> (8 * group))));
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const uint32_t h = k < 2 ? p.q[1].x : p.q[1].y;
-      a[k] = k % 2 == 0 ? make_uint4(two(q[k], h << 4), two(q[k] >> 4, h << 2), two(q[k] >> 8, h),
-                                     two(q[k] >> 12, h >> 2))
-                        : make_uint4(two(q[k], h >> 4), two(q[k] >> 4, h >> 6),
-                                     two(q[k] >> 8, h >> 8), two(q[k] >> 12, h >> 10));
+      const Line g = line(p.s.x & 0xffff, p.q[1].z, k), h = line(p.s.x >> 16, p.q[1].w, k);
+      const uint32_t high = k < 2 ? p.q[1].x : p.q[1].y;
+      a[k] = k % 2 == 0 ? make_uint4(g(two(q[k], high << 4)), h(two(q[k] >> 4, high << 2)),
+                                     g(two(q[k] >> 8, high)), h(two(q[k] >> 12, high >> 2)))
+                        : make_uint4(g(two(q[k], high >> 4)), h(two(q[k] >> 4, high >> 6)),
+                                     g(two(q[k] >> 8, high >> 8)), h(two(q[k] >> 12, high >> 10)));
     }
-  }
-  static __device__ Scales scales(const Piece& p, int, int group) {
-    return {
-        half_bits(p.s.x & 0xffff) *
-            static_cast<float>(static_cast<int8_t>(p.q[1].z >> (8 * group))),
-        half_bits(p.s.x >> 16) * static_cast<float>(static_cast<int8_t>(p.q[1].w >> (8 * group)))};
   }
   static __device__ uint32_t stored(const uint8_t* b, int i) {
     const int half = i / 128;

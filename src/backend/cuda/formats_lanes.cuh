@@ -45,26 +45,71 @@ struct Piece {  // what a lane holds of 64 columns, before decoding
 struct Scales {
   float d0, d1;
 };
-// Least values of a unit: the operand's two registers (its other two are the same), and the factors
-// of rows g and g + 8 in F16.
-struct Least {
-  uint32_t a0, a1, d;
-};
-__device__ __forceinline__ uint32_t sub2(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 v = __hsub2(reinterpret_cast<const __nv_bfloat162&>(a),
-                                   reinterpret_cast<const __nv_bfloat162&>(b));
-  return reinterpret_cast<const uint32_t&>(v);
-}
 __device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
   const __nv_bfloat162 v = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
                                    reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(v);
 }
 
+// a b + c, rounded once.
+__device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  const __nv_bfloat162 v = __hfma2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b),
+                                   reinterpret_cast<const __nv_bfloat162&>(c));
+  return reinterpret_cast<const uint32_t&>(v);
+}
+// 2^e twice, in BF16.
+__host__ __device__ constexpr uint32_t power2(int e) {
+  return static_cast<uint32_t>(e + 127) * 0x00800080u;
+}
+constexpr uint32_t kMinus = 0x80008000;
+
 struct Plain {
   static constexpr int kGroup = 0;
-  static constexpr bool kMins = false;
+  static constexpr float kUp = 1.0f;
   static __device__ Scales scales(const Piece&, int, int) { return {}; }
+};
+
+// Formats of whole numbers with scales. The lowest eight bits of a half of a register, read as
+// BF16, are the number that they hold times 2^-133; so one fma turns two numbers into values, and
+// the only other rounding is that of the scale. Values are kept 2^-kDown times as large, for the
+// largest scale to have room; sums are brought back with kUp. Both change no bit.
+struct Whole : Plain {
+  static constexpr int kDown = 29;
+  static constexpr float kUp = 536870912.0f;
+};
+
+// values = numbers * scale + add.
+struct Line {
+  uint32_t scale, add;
+  __device__ __forceinline__ uint32_t operator()(uint32_t numbers) const {
+    return fma2(numbers, scale, add);
+  }
+};
+// (number - 2^kMiddle) d, for numbers that begin at bit kAt.
+template <int kMiddle, int kAt>
+__device__ __forceinline__ Line line_of(float d) {
+  const uint32_t two = pack_bf16(d, d);
+  return {mul2(two, power2(133 - Whole::kDown - kAt)),
+          mul2(two, power2(kMiddle - Whole::kDown) | kMinus)};
+}
+
+// number d - least, by way of (number - 2^kMiddle) d plus what is in the middle, which is rounded
+// by less.
+template <int kMiddle>
+struct Centred {
+  uint32_t scale, add;
+  __device__ __forceinline__ Centred(float d, float least) {
+    const float middle = __fmaf_rn(static_cast<float>(1 << kMiddle), d, -least);
+    scale = mul2(pack_bf16(d, d), power2(kLow - Whole::kDown));
+    add = mul2(pack_bf16(middle, middle), power2(-Whole::kDown));
+  }
+  template <int kAt>
+  __device__ __forceinline__ uint32_t of(uint32_t numbers) const {
+    return fma2(fma2(numbers, power2(133 - kLow - kAt), power2(kMiddle - kLow) | kMinus), scale,
+                add);
+  }
+  static constexpr int kLow = 16;  // powers of two that have room
 };
 
 // The byte of number (row, col) of a 64-column piece whose lanes hold a byte a number.
@@ -74,20 +119,12 @@ __host__ __device__ __forceinline__ int byte_place(int row, int col) {
   return (k / 2) * 512 + lane * 16 + (k % 2) * 8 + n;
 }
 // The same for 4 bits a number: byte and half. A lane's 32 bits are eight numbers of 16 columns;
-// number n stands at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are neighbours.
+// number n stands at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are neighbours,
+// and bits 4..7 of a half are row g + 8's where bits 0..3 are row g's.
 __host__ __device__ __forceinline__ int nibble_bit(int row, int col) {
   const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
   const int j = (col % 16 / 8) * 2 + row / 8;
   return (lane * 16 + k * 4) * 8 + (col % 2) * 16 + j * 4;
 }
-
-// Two numbers at bits 0..3 and 16..19 of w, plus 128: 0x4300 | q is the BF16 number 128 + q. One
-// instruction, which the compiler makes two of.
-__device__ __forceinline__ uint32_t two_nibbles(uint32_t w) {
-  uint32_t v;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "r"(0x000f000f), "r"(0x43004300));
-  return v;
-}
-constexpr uint32_t k128 = 0x43004300, k136 = 0x43084308, k160 = 0x43204320;  // twice, in BF16
 
 }  // namespace freshet::cuda

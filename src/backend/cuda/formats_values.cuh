@@ -50,13 +50,12 @@ struct BF16 : Plain {
 // Tiles of 8 rows as tokens have them, [16 columns][row][16] and then [row] scales; two are a tile
 // of the kernels that multiply in BF16, which holds E4M3 exactly. Behind all tiles stands what the
 // scales of each 64 rows have in common.
-struct FP8 {
+struct FP8 : Plain {
   enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // nothing; all rows; all columns
   static constexpr Code kCode = Code::kFP8;
   static constexpr int kUnit = 128, kVectors = 4, kTileBytes = 2 * 8 * (128 + 4);
   static constexpr int kBlock = 128, kBytes = 132;
   static constexpr int kGroup = 4;
-  static constexpr bool kMins = false;
   static __host__ __device__ int place(int row, int col) {
     return row / 8 * (kTileBytes / 2) + col / 16 * 128 + row % 8 * 16 + col % 16;
   }

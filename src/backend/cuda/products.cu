@@ -33,7 +33,6 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   constexpr int kPieces = F::kUnit / 64;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint4* act[NT];
-  OnesOf<F, NT> ones;
 #if __CUDA_ARCH__ >= 900
   using R = Ring<F>;
   extern __shared__ __align__(128) uint8_t rings[];
@@ -77,9 +76,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
     uint4 a[4];
     F::template load<FromShared>(tile, at % kPieces, lane, piece);
     F::decode(piece, at % kPieces, lane, a);
-    count_ones<F, NT>(ones, b, at % kPieces, lane);
     accumulate<F, NT>(sum, a, b, piece, at % kPieces);
-    end_piece<F, FromShared, NT>(sum, ones, tile, at % kPieces, lane);
     if (at % kStagePieces == kStagePieces - 1) {
       __syncwarp();
       if (lane == 0 && (chunk + R::kStages) * R::kUnits < units) issue(chunk + R::kStages);
@@ -100,9 +97,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
     F::template load<FromMemory>(tile, i % kPieces, lane, piece);
     load_tokens(b, act, i);
     F::decode(piece, i % kPieces, lane, a);
-    count_ones<F, NT>(ones, b, i % kPieces, lane);
     accumulate<F, NT>(sum, a, b, piece, i % kPieces);
-    end_piece<F, FromMemory, NT>(sum, ones, tile, i % kPieces, lane);
   }
 #endif
 }
@@ -154,7 +149,8 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const ProductArgs& p = list.of[i];
   const Work w{p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
-               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0,
+               F::kUp};
   multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
 }
 
@@ -179,7 +175,8 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
                NT * 8,
                e.bias != nullptr ? e.bias + expert * e.rows : nullptr,
                1.0f,
-               false};
+               false,
+               F::kUp};
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
@@ -208,11 +205,12 @@ int run_products(const ProductList& list, int64_t tokens) {
     if constexpr (F::kCode == Code::kFP8) {
       if (capability == 90) return run_fp8(list, tokens);
     }
-    if constexpr (F::kGroup > 0 && F::kCode != Code::kFP8) {
+    if constexpr (kQuantised<F>) {
       if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
     }
     if constexpr (kDecoded<F>) {
-      if (capability == 90) return run_decode<F>(list, tokens);
+      if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
+      if (few_takes(list, tokens)) return run_quant_few<F>(list, tokens);
     }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
@@ -235,7 +233,7 @@ bool decoded(Code code) {
 Order order_for(Code code, int64_t tokens) {
   if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
   if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
-  return decoded(code) && capability == 90 && tokens > kTokenTile ? Order::kCores : Order::kLanes;
+  return decoded(code) && capability == 90 && tokens > kQuantFew ? Order::kCores : Order::kLanes;
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {

@@ -2,8 +2,6 @@
 // columns. They differ in who computes what; the order of a sum is the same in all of them.
 #pragma once
 
-#include <type_traits>
-
 #include "backend/cuda/formats.cuh"
 
 namespace freshet::cuda {
@@ -103,6 +101,7 @@ struct Work {
   const float* bias;
   float scale;
   bool add;
+  float up = 1.0f;  // what the format's values are too small by
 };
 
 // Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
@@ -131,7 +130,7 @@ __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4],
     float before[kAtOnce * 4];
     if (w.add) each([&](int n, int, const float* from) { before[n] = *from; });
     each([&](int n, int r, float* to) {
-      float v = sum[first + n / 4][n % 4];
+      float v = __fmul_rn(sum[first + n / 4][n % 4], w.up);
       if (w.bias != nullptr) v = __fadd_rn(v, bias[r]);
       v = __fmul_rn(v, w.scale);
       *to = w.add ? __fadd_rn(before[n], v) : v;
@@ -139,38 +138,6 @@ __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4],
     at += kAtOnce * 8 * w.out_stride;
     left -= kAtOnce * 8;
   }
-}
-
-// Sums of activations of a unit's groups, for formats with least values: row g of an mma's result
-// is group g's.
-template <int NT>
-struct Ones {
-  float of[NT][4] = {};
-};
-struct NoOnes {};
-template <class F, int NT>
-using OnesOf = std::conditional_t<F::kMins, Ones<NT>, NoOnes>;
-
-// sum_of += the activations of 16 columns of group `group` of eight.
-__device__ __forceinline__ void add_ones(float (&sum_of)[4], int group, int lane, uint32_t b0,
-                                         uint32_t b1) {
-  const uint32_t one = lane / 4 == group ? 0x3f803f80 : 0;
-  mma(sum_of, make_uint4(one, 0, one, 0), b0, b1);
-}
-
-// The sums of two tokens as BF16 pairs: to 8 bits, and what is left of them.
-struct TwoSums {
-  uint32_t high, low;
-};
-__device__ __forceinline__ TwoSums split(float first, float second) {
-  const uint32_t high = pack_bf16(first, second);
-  return {high, pack_bf16(first - __uint_as_float(high << 16),
-                          second - __uint_as_float(high & 0xffff0000))};
-}
-
-__device__ __forceinline__ uint32_t transposed(uint32_t v) {
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
-  return v;
 }
 
 // sum += part, scaled.
@@ -182,20 +149,6 @@ __device__ __forceinline__ void add_scaled(float (&sum)[NT][4], const float (&pa
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[j][i] = __fmaf_rn(part[j][i], i < 2 ? d0 : d1, sum[j][i]);
   }
-}
-
-// sum -= what a unit's least values take from all of it, of which `ones` are the sums.
-template <int NT>
-__device__ __forceinline__ void subtract_least(float (&sum)[NT][4], const Ones<NT>& ones,
-                                               const Least& least) {
-  float part[NT][4] = {};
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    const TwoSums s = split(ones.of[j][0], ones.of[j][1]);
-    mma(part[j], make_uint4(least.a0, least.a1, least.a0, least.a1), transposed(s.high),
-        transposed(s.low));
-  }
-  add_scaled<NT>(sum, part, -half_bits(least.d & 0xffff), -half_bits(least.d >> 16));
 }
 
 // sum += a piece of 64 columns: a is its four operands, b the tokens'.
@@ -228,33 +181,6 @@ __device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)
   }
 }
 
-// What formats with least values do beside it, for each piece; `tile` is the unit.
-template <class F, int NT>
-__device__ __forceinline__ void count_ones(OnesOf<F, NT>& ones, const uint4 (&b)[NT][2], int index,
-                                           int lane) {
-  if constexpr (F::kMins) {
-    if (index == 0) ones = {};
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint4& v = b[j][k / 2];
-        add_ones(ones.of[j], index * 2 + k / 2, lane, k % 2 == 0 ? v.x : v.z,
-                 k % 2 == 0 ? v.y : v.w);
-      }
-    }
-  }
-}
-template <class F, class From, int NT>
-__device__ __forceinline__ void end_piece(float (&sum)[NT][4], const OnesOf<F, NT>& ones,
-                                          const uint8_t* tile, int index, int lane) {
-  if constexpr (F::kMins) {
-    if (index == F::kUnit / 64 - 1) {
-      subtract_least<NT>(sum, ones, F::template least<From>(tile, lane));
-    }
-  }
-}
-
 // Up to so many tokens streams of weights are faster than tiles, and want activations in the order
 // of lanes.
 inline constexpr int64_t kFewTokens = 64;
@@ -270,6 +196,11 @@ int run_few(const ProductList& list, int64_t tokens);
 // products_quant.cu: quantised weights with up to a tile of tokens, on Hopper.
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens);
+
+// products_quant_few.cu: the same with up to kQuantFew, where few_takes.
+inline constexpr int64_t kQuantFew = 32;
+template <class F>
+int run_quant_few(const ProductList& list, int64_t tokens);
 
 // products_quant_wgmma.cu: the same with more.
 template <class F>

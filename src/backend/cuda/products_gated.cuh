@@ -43,6 +43,11 @@ __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][
   }
 }
 
+__device__ __forceinline__ uint32_t transposed(uint32_t v) {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
+  return v;
+}
+
 // A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side.
 __device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
                                           bool real) {

@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(256, 2)
   for (int index = static_cast<int>(blockIdx.x); index < end;
        index += kTiles * blocks, round += kTiles) {
     float sum[kTiles][1][4] = {};
-    OnesOf<F, 1> ones;
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
       // Where the tokens of the stage after this one are.
       int next_count = min(R::kUnits, leaf.count - unit - R::kUnits) * R::kPieces;
@@ -141,7 +140,6 @@ __global__ void __launch_bounds__(256, 2)
       const uint8_t* tiles = ring + stage * R::kStageBytes;
       barrier_wait(&full[warp][stage], parity);
       const auto take = [&](int i) {
-        count_ones<F, 1>(ones, b[i], i % R::kPieces, lane);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
           Piece piece;
@@ -150,7 +148,6 @@ __global__ void __launch_bounds__(256, 2)
           F::template load<FromShared>(tile, i % R::kPieces, lane, piece);
           F::decode(piece, i % R::kPieces, lane, a);
           accumulate<F, 1>(sum[m], a, b[i], piece, i % R::kPieces);
-          end_piece<F, FromShared, 1>(sum[m], ones, tile, i % R::kPieces, lane);
         }
         if (i < next_count) load_tokens(act, i);
       };
@@ -196,7 +193,8 @@ __global__ void __launch_bounds__(256, 2)
       const int product = product_of(list, at);
       const ProductArgs& p = list.of[product];
       const Work w{p.weight.data, p.weight.rows, cols,   p.act,  p.act_chunks, 1,
-                   p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0};
+                   p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0,
+                   F::kUp};
       const int64_t row_tile =
           static_cast<int64_t>(at - list.first_block[product]) * (kWarps / parts) + leaf.tile;
       if (row_tile * 16 < w.rows) finish<1>(w, sum[m], row_tile, 0, lane);
@@ -242,5 +240,8 @@ template int run_stream<IQ4_NL>(const ProductList&, int64_t);
 template int run_stream<IQ4_XS>(const ProductList&, int64_t);
 template int run_stream<Q3_K>(const ProductList&, int64_t);
 template int run_stream<Q5_K>(const ProductList&, int64_t);
+template int run_stream<Q4_1>(const ProductList&, int64_t);
+template int run_stream<Q5_1>(const ProductList&, int64_t);
+template int run_stream<Q2_K>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

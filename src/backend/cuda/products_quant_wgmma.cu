@@ -1,15 +1,15 @@
-// Products of quantised weights with more than a tile of tokens on Hopper: wgmma, weights decoded
+// Products of quantised weights with more than kQuantFew tokens on Hopper: wgmma, weights decoded
 // into registers as its 64-row operand.
 //
-// A block takes 128 or 256 rows and up to 64 tokens. Two threads keep a ring each filled by the
-// bulk copy engine: chunks of 256 (or 128) columns of weights, a copy for each tile of 16 rows,
-// asked for before the kernel in front ends; and pieces of 64 columns of tokens. Warpgroups
-// decode 64 rows each, multiply, and scale a group's sums; tensor cores work for one of them while
-// another scales.
-// Either blocks stay and walk through tiles of the product, all leaves of K from left to right with
-// a second set of sums in shared memory; or, where that makes too few tiles, the blocks of a
-// cluster take a leaf each and add up through each other's shared memory, from left to right too.
-// The bits are those of products.cu.
+// Two threads keep a ring each filled by the bulk copy engine: of weights a copy for each tile of
+// 16 rows and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for
+// each piece of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
+// cores work on the one before it. A leaf's last chunk may be shorter.
+// Either blocks of 128 rows stay and walk through tiles of the product, all leaves of K from left
+// to right with a second set of sums; or, where that makes too few tiles, two blocks share 64 rows:
+// a warpgroup takes two leaves, and the blocks add up through each other's shared memory, from left
+// to right too. (Larger clusters don't find room on all multiprocessors.) The bits are those of
+// products.cu.
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products.cuh"
 #include "backend/cuda/wgmma_registers.cuh"
@@ -18,60 +18,64 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kTokenBytes = kTokenTile * 64 * 2;  // of a piece of a tile
+constexpr int kCopies = 8;            // tiles of a chunk: four a warpgroup
+constexpr int kConsumers = 256;
+constexpr int kThreads = kConsumers + 128;  // registers change hands between whole warpgroups only
+constexpr int kChunkPieces = 4;               // of 64 columns
+constexpr int kPair = 2, kMostLeaves = 8;
+constexpr int kOutTokens = 32, kOutStride = 64 + 4;  // of a warpgroup's sums on their way out
 
-// NT: tiles of 8 tokens; kTeams: warpgroups that multiply, 64 rows each; kSplit: a block takes one
-// leaf.
-template <class F_, int NT_, int kTeams_, bool kSplit_>
+// NT: tiles of 8 tokens. kSplit: warpgroups have the same rows, and other leaves of K.
+template <class F_, int NT_, bool kSplit_>
 struct Shape {
   using F = F_;
-  static constexpr int NT = NT_, kTeams = kTeams_;
+  static constexpr int NT = NT_;
   static constexpr bool kSplit = kSplit_;
-  static constexpr int kRowTiles = 4 * kTeams, kConsumers = 128 * kTeams;
+  static constexpr int kParts = kSplit ? 2 : 1;  // of K, in a block
+  static constexpr int kRowTiles = kCopies / kParts;
   static constexpr int kPieces = F::kUnit / 64;  // of a unit
-  static constexpr int kChunkPieces = F::kTileBytes == Q8_0::kTileBytes ? 2 : 4;
-  static constexpr int kChunkUnits = kChunkPieces / kPieces;
-  static constexpr int kTileBytes = kChunkUnits * F::kTileBytes;  // of a chunk
-  static constexpr int kChunkBytes = kRowTiles * kTileBytes;
-  static constexpr int kBlocks = kTeams == 2 ? 2 : 1;  // a multiprocessor's
-  static constexpr int kTotalBytes = kSplit ? 0 : NT * 4 * kConsumers * 4;
-  static constexpr int kSums = 2;  // stages of sums of a unit's activations, for least values
-  static constexpr int kSumBytes = F::kMins ? NT * 256 : 0;
+  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
+  static constexpr int kChunkBytes = kCopies * kTileBytes;
+  static constexpr int kOutBytes = kSplit ? 0 : 2 * kOutTokens * kOutStride * 4;
+  static constexpr int kRoom = (223 << 10) - kOutBytes;
+  // A stage of tokens: pieces of each part.
   static constexpr int kPieceBytes = NT * kTokenBytes;
-  static constexpr int kRoom =
-      (kBlocks == 2 ? 111 << 10 : 223 << 10) - kTotalBytes - kSums * kSumBytes;
-  static constexpr int kChunks = 3 * kChunkBytes + 6 * kPieceBytes <= kRoom ? 3 : 2;
-  static constexpr int kMostTokens = (kRoom - kChunks * kChunkBytes) / kPieceBytes;
-  static constexpr int kTokens = kMostTokens < 16 ? kMostTokens : 16;  // stages
-  static_assert(kTokens >= 3);
-  static constexpr int kRings = kChunks * kChunkBytes + kTokens * kPieceBytes + kSums * kSumBytes;
-  static constexpr int kShared = kTotalBytes + kRings;
-  static_assert(!kSplit || kRings >= NT * 4 * kConsumers * 4, "sums take the place of stages");
-  // Registers change hands between whole warpgroups only.
-  static constexpr bool kMoves = kBlocks == 1;
-  static constexpr int kAdders = !F::kMins ? 0 : kMoves ? 2 : 1;  // warps that add activations up
-  static constexpr int kThreads = kConsumers + (kMoves ? 128 : 64 + kAdders * 32);
-  static constexpr int kBuffers = NT == 8 ? 1 : 2;  // sums of groups that may be in flight
-  static_assert(kBuffers == 1 || kBuffers == 2);
+  static constexpr int kStagePieces = kSplit ? 2 : 4;
+  static constexpr int kTokensBytes = kStagePieces * kParts * kPieceBytes;
+  static constexpr int kChunks = 3 * kChunkBytes + 2 * kTokensBytes <= kRoom ? 3 : 2;
+  static constexpr int kMostTokens = (kRoom - kChunks * kChunkBytes) / kTokensBytes;
+  static constexpr int kTokens = kMostTokens < 16 / kStagePieces ? kMostTokens : 16 / kStagePieces;
+  static_assert(kTokens >= 2);
+  static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
+  static constexpr int kShared = kRings + kOutBytes;
+  static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
+  static_assert(!kSplit || kShared >= kLeaves * NT * 16 * kConsumers, "sums take their place");
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Units of a leaf. All products of a list have as many columns, and leaves are a power of two.
-struct Leaf {
-  int first, count;
-};
+// How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
+// two. A warpgroup takes leaves [first, last), those of other parts of the block lie `apart`.
+template <class S>
 struct Leaves {
-  int units, parts, shift;
-  __device__ __forceinline__ Leaf of(int leaf) const {
-    const int first = units * leaf >> shift;
-    return {first, (units * (leaf + 1) >> shift) - first};
+  int units, parts, shift, first, last, apart;
+  __device__ __forceinline__ explicit Leaves(const ProductList& list)
+      : units(static_cast<int>((list.of[0].weight.cols + S::F::kUnit - 1) / S::F::kUnit)),
+        parts(leaves(list.of[0].weight.cols)),
+        shift(__ffs(parts) - 1),
+        first(0),
+        last(parts),
+        apart(0) {
+    if (!S::kSplit) return;
+    last = parts / kPair / S::kParts;
+    apart = edge(last);  // leaves are of one size
+    first += static_cast<int>(blockIdx.z) * S::kParts * last;
+    last += first;
   }
+  __device__ __forceinline__ int edge(int leaf) const {
+    return (units * leaf >> shift) * S::kPieces;
+  }
+  __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
 };
-template <class F>
-__device__ __forceinline__ Leaves leaves_of(const ProductList& list) {
-  const int64_t cols = list.of[0].weight.cols;
-  const int parts = leaves(cols);
-  return {static_cast<int>((cols + F::kUnit - 1) / F::kUnit), parts, __ffs(parts) - 1};
-}
 
 // A ring of stages: which is next, and the parity of its round.
 template <int kStages>
@@ -85,396 +89,373 @@ struct Turn {
   }
 };
 
+// A stage of tokens has barriers for each piece, or each part's.
 template <class S>
 struct Rings {
-  uint8_t *chunks, *tokens, *unit_sums;
-  uint64_t *chunk_full, *chunk_empty, *tokens_full, *tokens_empty, *sums_full, *sums_empty;
+  uint8_t *chunks, *tokens;
+  uint64_t *chunk_full, *chunk_empty, *tokens_full, *tokens_empty;
   __device__ __forceinline__ uint8_t* chunk(int stage) const {
     return chunks + stage * S::kChunkBytes;
   }
-  __device__ __forceinline__ uint8_t* piece(int stage) const {
-    return tokens + stage * S::kPieceBytes;
-  }
-  __device__ __forceinline__ uint8_t* sums(int stage) const {
-    return unit_sums + stage * S::kSumBytes;
-  }
 };
 
-// Chunks in the order in which a block takes them.
-template <class S>
-struct Cursor {
-  const ProductList& list;
-  int64_t tokens;
-  Leaves leaves;
-  int tiles, index, leaf;
-  ProductTile tile = {};
-  Leaf part = {};
-  int unit = 0;
-  __device__ Cursor(const ProductList& l, int64_t n, int all, int block_leaf)
-      : list(l),
-        tokens(n),
-        leaves(leaves_of<typename S::F>(l)),
-        tiles(all),
-        index(static_cast<int>(blockIdx.x)),
-        leaf(block_leaf) {
-    tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
-    part = leaves.of(leaf);
+// body(tile) for each tile of a block; body(first piece, how many) for each chunk of it.
+template <class S, class Body>
+__device__ __forceinline__ void each_tile(const ProductList& list, int64_t tokens, int tiles,
+                                          const Body& body) {
+  for (int index = static_cast<int>(blockIdx.x); index < tiles;
+       index += static_cast<int>(gridDim.x)) {
+    body(find_product_tile<S::NT, S::kRowTiles>(list, tokens, index));
   }
-  __device__ __forceinline__ bool more() const { return index < tiles; }
-  __device__ __forceinline__ int count() const { return min(S::kChunkUnits, part.count - unit); }
-  // Whether that was the last of a tile.
-  __device__ __forceinline__ bool next() {
-    unit += S::kChunkUnits;
-    if (unit < part.count) return false;
-    unit = 0;
-    if (S::kSplit) {
-      index = tiles;
-      return true;
+}
+
+template <class S, class Body>
+__device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& body) {
+  for (int leaf = leaves.first; leaf < leaves.last; ++leaf) {
+    const int end = leaves.edge(leaf + 1);
+    for (int piece = leaves.edge(leaf); piece < end; piece += kChunkPieces) {
+      body(piece, min(kChunkPieces, end - piece));
     }
-    const bool last = ++leaf == leaves.parts;
-    if (last) {
-      leaf = 0;
-      index += static_cast<int>(gridDim.x);
-      if (more()) tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
-    }
-    part = leaves.of(leaf);
-    return last;
   }
-};
+}
 
 // One thread. Weights are asked for before the kernel in front of this one has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
-                                          int64_t tokens, int tiles, int leaf) {
+                                          int64_t tokens, int tiles,
+                                          const Leaves<S>& leaves) {
   using F = typename S::F;
-  Cursor<S> rows(list, tokens, tiles, leaf);
-  Turn<S::kChunks> chunk;
-  const int64_t step = static_cast<int64_t>(rows.leaves.units) * F::kTileBytes;  // to the next rows
-  while (rows.more()) {
-    const WeightView& w = list.of[rows.tile.product].weight;
-    const uint8_t* panel = w.data + rows.tile.unit * step;
-    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - rows.tile.unit);
-    for (bool same = true; same; chunk.next()) {  // tile
-      const uint8_t* from = panel + (rows.part.first + rows.unit) * F::kTileBytes;
-      const auto bytes = static_cast<uint32_t>(rows.count() * F::kTileBytes);
-      uint64_t* full = &rings.chunk_full[chunk.stage];
+  const int64_t step = tile_at<F>(1, list.of[0].weight.cols);  // to the next 16 rows
+  Turn<S::kChunks> turn;
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const WeightView& w = list.of[tile.product].weight;
+    const uint8_t* panel = w.data + tile.unit * step;
+    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
+    each_chunk(leaves, [&](int piece, int count) {
+      const uint8_t* from = panel + piece / S::kPieces * F::kTileBytes;
+      const auto bytes = static_cast<uint32_t>(count / S::kPieces * F::kTileBytes);
+      uint64_t* full = &rings.chunk_full[turn.stage];
       // The first round finds all stages empty.
-      barrier_wait(&rings.chunk_empty[chunk.stage], chunk.parity ^ 1);
-      barrier_expect(full, S::kRowTiles * bytes);
-      uint8_t* to = rings.chunk(chunk.stage);
+      barrier_wait(&rings.chunk_empty[turn.stage], turn.parity ^ 1);
+      barrier_expect(full, kCopies * bytes);
+      uint8_t* to = rings.chunk(turn.stage);
 #pragma unroll 1
-      for (int t = 0; t < S::kRowTiles; ++t) {
-        bulk_copy(to, from, bytes, full);
-        if (t < below) from += step;
-        to += S::kTileBytes;
+      for (int part = 0; part < S::kParts; ++part) {
+        const uint8_t* row = from;
+#pragma unroll 1
+        for (int t = 0; t < S::kRowTiles; ++t) {
+          bulk_copy(to, row, bytes, full);
+          if (t < below) row += step;
+          to += S::kTileBytes;
+        }
+        from += leaves.apart / S::kPieces * F::kTileBytes;
       }
-      same = !rows.next();
-    }
-  }
+      turn.next();
+    });
+  });
 }
 
 // One thread.
 template <class S>
 __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
-                                            int64_t tokens, int tiles, int leaf) {
-  Cursor<S> columns(list, tokens, tiles, leaf);
-  Turn<S::kTokens> piece;
-  const int64_t act_tiles = (tokens + 7) / 8;
-  wait();
-  for (; columns.more(); columns.next()) {
-    const int64_t tile = columns.tile.token_tile;
-    const auto bytes = static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile) * kTokenBytes);
-    const int first = (columns.part.first + columns.unit) * S::kPieces;
-    const uint8_t* from =
-        list.of[columns.tile.product].act + (first * act_tiles + tile) * kTokenBytes;
-    for (int n = columns.count() * S::kPieces; n > 0; --n, from += act_tiles * kTokenBytes) {
-      uint64_t* full = &rings.tokens_full[piece.stage];
-      barrier_wait(&rings.tokens_empty[piece.stage], piece.parity ^ 1);
-      barrier_expect(full, bytes);
-      bulk_copy(rings.piece(piece.stage), from, bytes, full);
-      piece.next();
-    }
-  }
-}
-
-// Where sums of activations lie as an operand: [tile of tokens][high, low][token][8 groups].
-__device__ __forceinline__ uint64_t sums_at(const void* shared) {
-  constexpr uint64_t kNextInK = 128 >> 4, kNextTokens = 256 >> 4;
-  return (shared_address(shared) >> 4 & 0x3fff) | kNextInK << 16 | kNextTokens << 32;
-}
-
-// Warp `adder` of kAdders: sums of activations of so many units.
-template <class S>
-__device__ __forceinline__ void add_activations(const Rings<S>& rings, int units, int adder) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+                                            int64_t tokens, int tiles,
+                                            const Leaves<S>& leaves) {
+  const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
   Turn<S::kTokens> turn;
-  Turn<S::kSums> sums;
-  for (int n = 0; n < units; ++n, sums.next()) {
-    const uint4* tiles[S::kPieces];
-    uint64_t* empty[S::kPieces];
-#pragma unroll
-    for (int p = 0; p < S::kPieces; ++p, turn.next()) {
-      barrier_wait(&rings.tokens_full[turn.stage], turn.parity);
-      tiles[p] = reinterpret_cast<const uint4*>(rings.piece(turn.stage)) + lane;
-      empty[p] = &rings.tokens_empty[turn.stage];
-    }
-    barrier_wait(&rings.sums_empty[sums.stage], sums.parity ^ 1);
-    auto* to = reinterpret_cast<uint32_t*>(rings.sums(sums.stage)) + lane;
-    for (int j = adder; j < S::NT; j += S::kAdders) {
-      float ones[4] = {};
-#pragma unroll
-      for (int group = 0; group < S::kPieces * 2; ++group) {
-        uint32_t b[4];
-        ldmatrix4(b, tiles[group / 2] + j * 64 + group % 2 * 32);
-        add_ones(ones, group, lane, b[0], b[1]);
-        add_ones(ones, group, lane, b[2], b[3]);
+  wait();
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const auto bytes = static_cast<uint32_t>(
+        min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
+    const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
+    each_chunk(leaves, [&](int piece, int count) {
+      const uint8_t* from = act + piece * token_step;
+#pragma unroll 1
+      for (int n = 0; n < kChunkPieces; ++n) {
+        const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
+        uint64_t* full = &rings.tokens_full[at];
+        barrier_wait(&rings.tokens_empty[at], turn.parity ^ 1);
+        if (n < count) {
+          barrier_expect(full, S::kParts * bytes);
+          for (int part = 0; part < S::kParts; ++part) {
+            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                      from + part * leaves.apart * token_step, bytes, full);
+          }
+        } else {
+          barrier_arrive(full);
+        }
+        from += token_step;
+        if ((n + 1) % S::kStagePieces == 0) turn.next();
       }
-      const TwoSums two = split(ones[0], ones[1]);
-      to[j * 64] = transposed(two.high);
-      to[j * 64 + 32] = transposed(two.low);
-    }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (lane != 0) continue;
-    barrier_arrive(&rings.sums_full[sums.stage]);
-    for (int p = 0; p < S::kPieces; ++p) barrier_arrive(empty[p]);
-  }
+    });
+  });
 }
-
-// A consumer's places in the rings.
-template <class S>
-struct Places {
-  Turn<S::kChunks> chunk;
-  Turn<S::kTokens> piece;
-  Turn<S::kSums> sums;
-};
 
 __device__ __forceinline__ void leave(uint64_t* empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
-// What a warp holds on its way through a leaf.
+// A warp's way through the rings: 16 rows of weights. A piece is loaded while others are
+// multiplied, and decoded into one of two operands.
 template <class S>
-struct Operands {
+struct Way {
   using F = typename S::F;
-  float part[S::kBuffers][S::NT][4];
-  uint4 a[2][F::kGroup];
+  const Rings<S>& rings;
+  Turn<S::kChunks> chunk;
+  Turn<S::kTokens> tokens;
   Piece raw;
-  Least least;
+  uint4 a[2][4];
 
-  __device__ __forceinline__ void decode(int piece, int group, int lane) {
-    uint4 all[4];
-    F::decode(raw, piece % S::kPieces, lane, all);
+  __device__ __forceinline__ void enter() {
+    barrier_wait(&rings.chunk_full[chunk.stage], chunk.parity);
+    load(0);
+  }
+  __device__ __forceinline__ void load(int piece) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    F::template load<FromShared>(rings.chunk(chunk.stage) + warp * S::kTileBytes +
+                                     piece / S::kPieces * F::kTileBytes,
+                                 piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
+  }
+  // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
+  __device__ __forceinline__ void load_next(int piece, int count, bool more) {
+    if (piece + 1 < count) return load(piece + 1);
+    leave(&rings.chunk_empty[chunk.stage]);
+    chunk.next();
+    if (more) enter();
+  }
+  // Not before this place.
+  __device__ __forceinline__ void decode(uint4 (&to)[4], int piece) {
 #pragma unroll
-    for (int k = 0; k < F::kGroup; ++k) a[group & 1][k] = all[group * F::kGroup + k];
-  }
-  // Piece `piece` of a chunk, of which `tile` is this warp's.
-  __device__ __forceinline__ void take(const uint8_t* tile, int piece, int lane) {
-    tile += piece / S::kPieces * F::kTileBytes;
-    F::template load<FromShared>(tile, piece % S::kPieces, lane, raw);
-    if constexpr (F::kMins) {
-      if (piece == S::kPieces - 1) least = F::template least<FromShared>(tile, lane);
+    for (int i = 0; i < F::kVectors; ++i) {
+      uint4& v = raw.q[i];
+      asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory");
     }
-    decode(piece, 0, lane);
+    F::decode(raw, piece % S::kPieces, static_cast<int>(threadIdx.x % 32), to);
   }
-  __device__ __forceinline__ void add(float (&sum)[S::NT][4], int buffer, float d0, float d1) {
-    float(&done)[S::NT][4] = part[buffer & (S::kBuffers - 1)];
-    written(done);
-    add_scaled<S::NT>(sum, done, d0, d1);
-    written(sum);  // here, and not when somebody asks for it
+  // Where a piece of a chunk has its tokens.
+  __device__ __forceinline__ int slot(int piece) const {
+    return tokens.stage * S::kStagePieces + piece % S::kStagePieces;
+  }
+  __device__ __forceinline__ void wait_for(int piece) {
+    barrier_wait(&rings.tokens_full[slot(piece)], tokens.parity);
+  }
+  // sum += a piece, or sum = it.
+  __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
+                                           bool adds) {
+    wait_for(piece);
+    const int part = S::kSplit ? static_cast<int>(threadIdx.x / 128) : 0;
+    const uint64_t b =
+        operand_at(rings.tokens + (slot(piece) * S::kParts + part) * S::kPieceBytes);
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma(sum, of[k], b + k * kNextStep, adds || k > 0);
+    wgmma_commit();
+  }
+  // The piece before has been multiplied; this one becomes it.
+  __device__ __forceinline__ void pass(uint64_t*& before, int piece) {
+    if (before != nullptr) leave(before);
+    before = &rings.tokens_empty[slot(piece)];
+    if ((piece + 1) % S::kStagePieces == 0) tokens.next();
   }
 };
 
-// sum += pieces [first, first + kCount) of a chunk, the first of which has been taken; next() takes
-// what comes after them. A group's sums are scaled while the next one is multiplied.
-template <class S, int kCount, class Next>
-__device__ __forceinline__ void sum_pieces(const Rings<S>& rings, Places<S>& at, Operands<S>& o,
-                                           float (&sum)[S::NT][4], const uint8_t* tile, int first,
-                                           const Next& next) {
-  using F = typename S::F;
-  constexpr int kGroups = 4 / F::kGroup, kSteps = kCount * kGroups;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  Scales scales[2] = {};
-  uint64_t b = 0, *empty[2] = {};
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int group = step % kGroups, piece = first + step / kGroups;
-    if (group == 0) {
-      barrier_wait(&rings.tokens_full[at.piece.stage], at.piece.parity);
-      b = operand_at(rings.piece(at.piece.stage));
-      empty[step / kGroups & 1] = &rings.tokens_empty[at.piece.stage];
-      at.piece.next();
-    }
-    scales[step & 1] = F::scales(o.raw, piece % S::kPieces, group);
-    wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < F::kGroup; ++k) {
-      wgmma(o.part[step & (S::kBuffers - 1)], o.a[step & 1][k],
-            b + (group * F::kGroup + k) * kNextStep, k > 0);
-    }
-    wgmma_commit();
-    const auto end = [&](int of) {
-      o.add(sum, of, scales[of & 1].d0, scales[of & 1].d1);
-      if (of % kGroups == kGroups - 1) leave(empty[of / kGroups & 1]);
-    };
-    if (S::kBuffers == 2 && step > 0) {
-      wgmma_wait<1>();
-      end(step - 1);
-    }
-    if (group + 1 < kGroups) {
-      o.decode(piece, group + 1, lane);
-    } else if (step + 1 < kSteps) {
-      o.take(tile, piece + 1, lane);
-    } else {
-      next();
-    }
-    if (S::kBuffers == 1 || step + 1 == kSteps) {
-      wgmma_wait<0>();
-      end(step);
-    }
-  }
-}
-
-// sum -= what the least values of a unit take from it.
+// sum = the next `count` pieces, of which the first stands decoded in the first operand, as what
+// comes after them will.
 template <class S>
-__device__ __forceinline__ void subtract_least(const Rings<S>& rings, Places<S>& at, Operands<S>& o,
-                                               const Least& least, float (&sum)[S::NT][4]) {
-  barrier_wait(&rings.sums_full[at.sums.stage], at.sums.parity);
-  wgmma_begin();
-  wgmma(o.part[0], make_uint4(least.a0, least.a1, least.a0, least.a1),
-        sums_at(rings.sums(at.sums.stage)), 0);
-  wgmma_commit();
-  wgmma_wait<0>();
-  o.add(sum, 0, -half_bits(least.d & 0xffff), -half_bits(least.d >> 16));
-  leave(&rings.sums_empty[at.sums.stage]);
-  at.sums.next();
-}
-
-// sum = a leaf of so many pieces, for a warpgroup's 64 rows.
-template <class S>
-__device__ __forceinline__ void sum_leaf(const Rings<S>& rings, Places<S>& at,
-                                         float (&sum)[S::NT][4], int pieces) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  Operands<S> o;
-  o.least = {};
+__device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], int count,
+                                         bool last) {
+  uint64_t* before = nullptr;
+  for (int n = 0; n < count; n += kChunkPieces) {
+    const int left = count - n;
+    if (left >= kChunkPieces) {
 #pragma unroll
-  for (int j = 0; j < S::NT; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[j][i] = 0.0f;
-  }
-  const uint8_t* tile = nullptr;
-  const auto enter = [&] {  // the next chunk
-    barrier_wait(&rings.chunk_full[at.chunk.stage], at.chunk.parity);
-    tile = rings.chunk(at.chunk.stage) + warp * S::kTileBytes;
-    o.take(tile, 0, lane);
-  };
-  const auto leave_chunk = [&] {
-    leave(&rings.chunk_empty[at.chunk.stage]);
-    at.chunk.next();
-  };
-  enter();
-  for (; pieces >= S::kChunkPieces; pieces -= S::kChunkPieces) {
-    sum_pieces<S, S::kChunkPieces>(rings, at, o, sum, tile, 0, [&] {
-      leave_chunk();
-      if (pieces > S::kChunkPieces) enter();
-    });
-    if constexpr (S::F::kMins) subtract_least<S>(rings, at, o, o.least, sum);
-  }
-  for (int n = 0; n < pieces; ++n) {
-    sum_pieces<S, 1>(rings, at, o, sum, tile, n, [&] {
-      if (n + 1 < pieces) {
-        o.take(tile, n + 1, lane);
-      } else {
-        leave_chunk();
+      for (int piece = 0; piece < kChunkPieces; ++piece) {
+        way.multiply(sum, way.a[piece % 2], piece, n > 0 || piece > 0);
+        way.load_next(piece, kChunkPieces, left > kChunkPieces || !last);
+        wgmma_wait<1>();
+        way.pass(before, piece);
+        way.decode(way.a[(piece + 1) % 2], (piece + 1) % kChunkPieces);
       }
-    });
+    } else {
+      for (int piece = 0; piece < kChunkPieces; ++piece) {
+        if (piece < left) {
+          way.multiply(sum, way.a[0], piece, n > 0 || piece > 0);
+          way.load_next(piece, left, !last);
+        } else {
+          way.wait_for(piece);
+        }
+        wgmma_wait<0>();
+        way.pass(before, piece);
+        if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
+      }
+    }
   }
+  wgmma_wait<0>();
+  leave(before);
+  written(sum);
 }
 
+template <class F>
 __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
   return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
-          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0,
+          F::kUp};
 }
 
-// Warpgroups: every tile's leaves from left to right; `total` is their place for sums.
+// What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
+// rows are written 16 bytes a thread.
+template <int NT>
+__device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT][4],
+                                            int64_t row_tile, int64_t token_tile, float* room) {
+  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+  const int64_t row = row_tile * 16 + lane % 16 * 4;
+  const bool real = row < w.rows;
+  float4 bias = {};
+  if (w.bias != nullptr && real) {
+    bias = make_float4(w.bias[row], w.bias[row + 1], w.bias[row + 2], w.bias[row + 3]);
+  }
+  const auto together = [&] {
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
+  };
+  const auto value = [&](float v, float b) {
+    v = __fmul_rn(v, w.up);
+    if (w.bias != nullptr) v = __fadd_rn(v, b);
+    return __fmul_rn(v, w.scale);
+  };
+#pragma unroll
+  for (int first = 0; first < NT; first += kOutTokens / 8) {
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8 * 4; ++n) {
+      const int token = n / 4 * 8 + lane % 4 * 2 + n % 2;
+      room[token * kOutStride + thread / 32 * 16 + lane / 4 + n % 4 / 2 * 8] =
+          sum[first + n / 4][n % 4];
+    }
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8; ++n) {
+      const int at = n * 8 + thread / 16;
+      const int64_t token = (token_tile + first) * 8 + at;
+      if (!real || token >= w.tokens) continue;
+      const float4 v = *reinterpret_cast<const float4*>(room + at * kOutStride + lane % 16 * 4);
+      auto* to = reinterpret_cast<float4*>(w.out + token * w.out_stride + row);
+      float4 out = {value(v.x, bias.x), value(v.y, bias.y), value(v.z, bias.z), value(v.w, bias.w)};
+      if (w.add) {
+        const float4 before = *to;
+        out = {__fadd_rn(before.x, out.x), __fadd_rn(before.y, out.y),
+               __fadd_rn(before.z, out.z), __fadd_rn(before.w, out.w)};
+      }
+      *to = out;
+    }
+  }
+}
+
+// Warpgroups: every tile's leaves from left to right.
 template <class S>
 __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& list, int64_t tokens,
-                                     int tiles, float* total) {
-  constexpr int NT = S::NT, kConsumers = S::kConsumers;
+                                     int tiles, float* room) {
+  constexpr int NT = S::NT;
   using F = typename S::F;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  Places<S> at;
-  const Leaves leaves = leaves_of<F>(list);
-  total += threadIdx.x;
-  for (int index = static_cast<int>(blockIdx.x); index < tiles;
-       index += static_cast<int>(gridDim.x)) {
-    const ProductTile tile = find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
-    const ProductArgs& p = list.of[tile.product];
-    float sum[NT][4];
+  const Leaves<S> leaves(list);
+  Way<S> way{rings, {}, {}, {}, {}};
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    float total[NT][4], sum[NT][4];
+    way.enter();
+    way.decode(way.a[0], 0);
     for (int leaf = 0; leaf < leaves.parts; ++leaf) {
-      sum_leaf<S>(rings, at, sum, leaves.of(leaf).count * S::kPieces);
+      sum_leaf<S>(way, sum, leaves.count(leaf), leaf + 1 == leaves.parts);
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float* place = total + (j * 4 + i) * kConsumers;
-          if (leaf > 0) sum[j][i] = __fadd_rn(*place, sum[j][i]);
-          if (leaf + 1 < leaves.parts) *place = sum[j][i];
+          total[j][i] = leaf == 0 ? sum[j][i] : __fadd_rn(total[j][i], sum[j][i]);
         }
       }
     }
-    finish<NT>(work_of(p, tokens), sum, tile.unit + warp, tile.token_tile, lane);
+    const Work w = work_of<F>(list.of[tile.product], tokens);
+    if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
+      finish_rows<NT>(w, total, tile.unit + warp / 4 * 4, tile.token_tile,
+                      room + warp / 4 * kOutTokens * kOutStride);
+    } else {
+      finish<NT>(w, total, tile.unit + warp, tile.token_tile, lane);
+    }
+  });
+}
+
+// Warpgroups: their leaves, whose sums take the place of stages.
+template <class S>
+__device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductList& list,
+                                           float4* shared) {
+  constexpr int NT = S::NT;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Leaves<S> leaves(list);
+  Way<S> way{rings, {}, {}, {}, {}};
+  float sum[S::kLeaves][NT][4];
+  way.enter();
+  way.decode(way.a[0], 0);
+#pragma unroll
+  for (int l = 0; l < S::kLeaves; ++l) {
+    const int leaf = leaves.first + l;
+    if (leaf < leaves.last) sum_leaf<S>(way, sum[l], leaves.count(leaf), leaf + 1 == leaves.last);
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");  // nobody reads stages any more
+#pragma unroll
+  for (int l = 0; l < S::kLeaves; ++l) {
+    if (leaves.first + l >= leaves.last) break;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const float(&v)[4] = sum[l][j];
+      shared[(l * NT + j) * kConsumers + thread] = make_float4(v[0], v[1], v[2], v[3]);
+    }
   }
 }
 
-// Warpgroups leave this block's sums in the place of stages, and add the leaves' from left to
-// right.
+// A warp adds 16 rows of 8 tokens at a time, leaves from left to right.
 template <class S>
-__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::NT][4],
-                                           float* shared, int leaf, const ProductTile& tile) {
-  constexpr int NT = S::NT, kConsumers = S::kConsumers, kMostLeaves = 8;
-  const int thread = static_cast<int>(threadIdx.x), parts = leaves(w.cols);
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");  // nobody reads stages any more
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) shared[(j * 4 + i) * kConsumers + thread] = sum[j][i];
-  }
-  cluster_sync();
-  for (int j = leaf; j < NT; j += parts) {
-    float of[kMostLeaves][4], all[1][4];
+__device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
+                                           const float4* shared) {
+  constexpr int NT = S::NT, kWarpsOfBlock = kConsumers / 32;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Leaves<S> leaves(list);
+  const int each = leaves.last - leaves.first;  // of a warpgroup
+  const ProductTile tile =
+      find_product_tile<NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
+  const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
+  for (int n = thread / 32 * kPair + static_cast<int>(blockIdx.z); n < NT * S::kRowTiles;
+       n += kWarpsOfBlock * kPair) {
+    const int row_tile = n % S::kRowTiles, token_tile = n / S::kRowTiles;
+    const float4* place = shared + token_tile * kConsumers + row_tile * 32 + thread % 32;
+    float4 of[kMostLeaves];
 #pragma unroll
     for (int l = 0; l < kMostLeaves; ++l) {  // all of them on their way before one is added
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        of[l][i] = l < parts ? from_block(shared + (j * 4 + i) * kConsumers + thread, l) : 0.0f;
-      }
+      if (l >= leaves.parts) break;
+      const int group = l / each;
+      of[l] = from_block(place + l % each * NT * kConsumers + group % S::kParts * 128,
+                         group / S::kParts);
     }
+    float all[1][4] = {{of[0].x, of[0].y, of[0].z, of[0].w}};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      all[0][i] = of[0][i];
+    for (int l = 1; l < kMostLeaves; ++l) {
+      if (l >= leaves.parts) break;
+      const float part[4] = {of[l].x, of[l].y, of[l].z, of[l].w};
 #pragma unroll
-      for (int l = 1; l < kMostLeaves; ++l) {
-        if (l < parts) all[0][i] = __fadd_rn(all[0][i], of[l][i]);
-      }
+      for (int i = 0; i < 4; ++i) all[0][i] = __fadd_rn(all[0][i], part[i]);
     }
-    finish<1>(w, all, tile.unit + thread / 32, tile.token_tile + j, thread % 32);
+    finish<1>(w, all, tile.unit + row_tile, tile.token_tile + token_tile, thread % 32);
   }
-  cluster_sync();  // nobody leaves while others read here
 }
 #endif
 
-// Blocks: [as many as stay], or [tiles, 1, leaves] if kSplit.
+// Blocks: [as many as stay], or [tiles, 1, 2] if kSplit.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+__global__ void __launch_bounds__(kThreads, 1)
     decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kConsumers = S::kConsumers;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
-  __shared__ uint64_t tokens_full[S::kTokens], tokens_empty[S::kTokens], sums_full[S::kSums],
-      sums_empty[S::kSums];
+  __shared__ uint64_t tokens_full[S::kTokens * S::kStagePieces],
+      tokens_empty[S::kTokens * S::kStagePieces];
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
@@ -482,52 +463,39 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
       barrier_init(&chunk_full[s], 1);
       barrier_init(&chunk_empty[s], kConsumers / 32);
     }
-    for (int s = 0; s < S::kTokens; ++s) {
+    for (int s = 0; s < S::kTokens * S::kStagePieces; ++s) {
       barrier_init(&tokens_full[s], 1);
-      barrier_init(&tokens_empty[s], kConsumers / 32 + S::kAdders);
-    }
-    for (int s = 0; s < S::kSums; ++s) {
-      barrier_init(&sums_full[s], S::kAdders > 0 ? S::kAdders : 1);
-      barrier_init(&sums_empty[s], kConsumers / 32);
+      barrier_init(&tokens_empty[s], kConsumers / 32);
     }
     barriers_ready();
   }
   __syncthreads();
   // Tokens first: their pieces are operands.
-  uint8_t* chunks = shared + S::kTokens * S::kPieceBytes;
-  const Rings<S> rings{chunks,       shared,      chunks + S::kChunks * S::kChunkBytes,
-                       chunk_full,   chunk_empty, tokens_full,
-                       tokens_empty, sums_full,   sums_empty};
-  const int leaf = static_cast<int>(blockIdx.z);
+  const Rings<S> rings{shared + S::kTokens * S::kTokensBytes,
+                       shared,
+                       chunk_full,
+                       chunk_empty,
+                       tokens_full,
+                       tokens_empty};
   if (thread >= kConsumers) {
-    if constexpr (S::kMoves) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    if (thread == kConsumers) copy_rows<S>(rings, list, tokens, tiles, leaf);
-    if (thread == kConsumers + 32) copy_tokens<S>(rings, list, tokens, tiles, leaf);
-    if constexpr (S::kAdders > 0) {
-      const int adder = (thread - kConsumers) / 32 - 2;
-      int units = leaves_of<typename S::F>(list).of(leaf).count;
-      if constexpr (!S::kSplit) {
-        const int turns = (tiles - 1 - static_cast<int>(blockIdx.x)) / static_cast<int>(gridDim.x);
-        units = leaves_of<typename S::F>(list).units * (turns + 1);
-      }
-      if (adder >= 0) add_activations<S>(rings, units, adder);
-    }
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    const Leaves<S> leaves(list);
+    if (thread == kConsumers) copy_rows<S>(rings, list, tokens, tiles, leaves);
+    if (thread == kConsumers + 32) copy_tokens<S>(rings, list, tokens, tiles, leaves);
     __syncwarp();
-    if constexpr (S::kSplit) {  // add_leaves' two
+    if constexpr (S::kSplit) {
       cluster_sync();
       cluster_sync();
     }
   } else {
-    if constexpr (S::kMoves) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait();
     if constexpr (S::kSplit) {
-      float sum[S::NT][4];
-      Places<S> at;
-      sum_leaf<S>(rings, at, sum, leaves_of<typename S::F>(list).of(leaf).count * S::kPieces);
-      const ProductTile tile =
-          find_product_tile<S::NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
-      add_leaves<S>(work_of(list.of[tile.product], tokens), sum, reinterpret_cast<float*>(shared),
-                    leaf, tile);
+      auto* sums = reinterpret_cast<float4*>(shared);
+      leave_sums<S>(rings, list, sums);
+      cluster_sync();
+      add_leaves<S>(list, tokens, sums);
+      cluster_sync();  // nobody leaves while others read here
     } else {
       walk<S>(rings, list, tokens, tiles, reinterpret_cast<float*>(shared + S::kRings));
     }
@@ -536,39 +504,38 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 }
 
 template <class S>
-int launch_decode(const ProductList& list, int64_t tokens, int parts) {
+int launch_decode(const ProductList& given, int64_t tokens) {
+  const ProductList list = with_blocks(given, 16 * S::kRowTiles);
+  const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
   const auto kernel = decode_kernel<S>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
-  const auto leaf_blocks = static_cast<unsigned>(S::kSplit ? parts : 1);
-  const int most = S::kBlocks * multiprocessors;
-  const int blocks = S::kSplit || tiles < most ? tiles : most;
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(blocks), 1, leaf_blocks),
-                        dim3(S::kThreads), S::kShared, dim3(1, 1, leaf_blocks), list, tokens,
-                        tiles);
+  const dim3 cluster(1, 1, S::kSplit ? kPair : 1);
+  const int blocks = S::kSplit || tiles < multiprocessors ? tiles : multiprocessors;
+  const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
+  return launch_cluster(kernel, grid, dim3(kThreads), S::kShared, cluster, list, tokens, tiles);
 }
 
-template <class F, int NT, int kTeams>
-int run(const ProductList& given, int64_t tokens) {
-  constexpr int64_t kEnoughTiles = 64;  // more walk faster than eight times as many add up
-  const ProductList list = with_blocks(given, 64 * kTeams);
-  const int parts = leaves(list.of[0].weight.cols);  // all have as many columns
-  const int64_t tiles = list.first_block[list.count] * ceil_div(tokens, NT * 8);
-  if (parts > 1 && tiles < kEnoughTiles) {
-    return launch_decode<Shape<F, NT, kTeams, true>>(list, tokens, parts);
-  }
-  return launch_decode<Shape<F, NT, kTeams, false>>(list, tokens, parts);
+template <class F, int NT>
+int run(const ProductList& list, int64_t tokens) {
+  using Split = Shape<F, NT, true>;
+  const int64_t cols = list.of[0].weight.cols;  // all have as many
+  const int64_t pairs = with_blocks(list, 16 * Split::kRowTiles).first_block[list.count] *
+                        ceil_div(tokens, NT * 8);
+  // Leaves of one size, in a wave or two.
+  const bool split = leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0 &&
+                     pairs * kPair <= 2 * multiprocessors;
+  return split ? launch_decode<Split>(list, tokens)
+               : launch_decode<Shape<F, NT, false>>(list, tokens);
 }
 
 }  // namespace
 
 template <class F>
 int run_decode(const ProductList& list, int64_t tokens) {
-  if (tokens <= 32) return run<F, 4, 2>(list, tokens);
-  if (tokens <= 64) return run<F, 8, 2>(list, tokens);
-  return run<F, 8, 4>(list, tokens);
+  if (tokens <= 64) return run<F, 8>(list, tokens);
+  return run<F, 16>(list, tokens);
 }
 
 template int run_decode<Q8_0>(const ProductList&, int64_t);

@@ -109,7 +109,6 @@ __global__ void __launch_bounds__(256, 1)
     cp_async_commit();
   }
   float total[kSplit ? 1 : kMine][kSplit ? 1 : kMyTokens][4], sum[kMine][kMyTokens][4] = {};
-  OnesOf<F, 1> ones[kMyTokens];
   for (int i = first; i < pieces; ++i) {
 #pragma unroll
     for (int m = 0; m < kMine; ++m) now[m] = next[m];
@@ -130,14 +129,10 @@ __global__ void __launch_bounds__(256, 1)
       ldmatrix4(high, tile + j * 64 + 32);
       const uint4 b[1][2] = {{make_uint4(low[0], low[1], low[2], low[3]),
                               make_uint4(high[0], high[1], high[2], high[3])}};
-      count_ones<F, 1>(ones[j], b, i % kPieces, lane);
 #pragma unroll
       for (int m = 0; m < kMine; ++m) {
         float(&to)[1][4] = reinterpret_cast<float(&)[1][4]>(sum[m][j]);
         accumulate<F, 1>(to, a[m], b, now[m], i % kPieces);
-        end_piece<F, FromMemory, 1>(to, ones[j],
-                                    panels[m] + static_cast<int64_t>(i / kPieces) * kUnitStep<F>,
-                                    i % kPieces, lane);
       }
     }
     if constexpr (!kSplit) {
@@ -157,7 +152,8 @@ __global__ void __launch_bounds__(256, 1)
     }
   }
   const Work w{p.weight.data, p.weight.rows, cols,   p.act,  p.act_chunks, act_tiles,
-               p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0};
+               p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0,
+               F::kUp};
   const int64_t my_row = first_row, my_token = first_token + warp % 2 * kMyTokens;
   if constexpr (kSplit) {
     cp_async_wait<0>();
