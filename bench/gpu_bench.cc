@@ -369,14 +369,14 @@ Status run_samples(Bench& b, const std::string& name, int64_t rows) {
     std::vector<int32_t> words(static_cast<size_t>(rows) * ops::kSampleRowWords);
     for (int64_t r = 0; r < rows; ++r) {
       ops::SampleRow row;
-      sampler.describe(r, {}, row, words);
+      sampler.describe(r, {}, false, row, words);
       std::memcpy(words.data() + static_cast<size_t>(r) * ops::kSampleRowWords, &row, sizeof row);
     }
     const std::span<const int32_t> arrays[] = {words};
     const ops::StepInputs inputs{arrays, {}, false};
     std::printf("  %s %.1f", what, time([&] {
                   b.ops->device()->step(inputs,
-                                        [&] { b.ops->sample(m, words, ids.as<int32_t>()); });
+                                        [&] { b.ops->sample(m, words, {}, ids.as<int32_t>()); });
                 }));
   }
   std::printf("\n");

@@ -17,17 +17,19 @@ class CudaSampling : public test::CudaTest {
   // The tokens of all rows: words hold a SampleRow for each of them, and then lists.
   std::vector<int32_t> draw(DeviceFloats& logits, int64_t rows, int64_t vocab,
                             const std::vector<int32_t>& words) {
+    const std::vector<int32_t> tokens = {3, 7 % static_cast<int32_t>(vocab)};
     DeviceFloats ids(*gpu, static_cast<size_t>(rows));
-    gpu->sample(logits.matrix(rows, vocab), words, reinterpret_cast<int32_t*>(ids.data()));
+    gpu->sample(logits.matrix(rows, vocab), words, tokens, reinterpret_cast<int32_t*>(ids.data()));
     const std::vector<float> back = ids.get();
-    std::vector<int32_t> tokens(back.size());
-    std::memcpy(tokens.data(), back.data(), back.size() * sizeof(float));
-    return tokens;
+    std::vector<int32_t> drawn(back.size());
+    std::memcpy(drawn.data(), back.data(), back.size() * sizeof(float));
+    return drawn;
   }
-  static void describe(const Sampler& sampler, int64_t position, TokenMask mask, size_t row,
-                       std::vector<int32_t>& words) {
+  static void describe(const Sampler& sampler, int64_t position, TokenMask mask, bool expects,
+                       size_t row, std::vector<int32_t>& words) {
     ops::SampleRow r;
-    ASSERT_TRUE(sampler.describe(position, mask, r, words));
+    ASSERT_TRUE(sampler.describe(position, mask, expects, r, words));
+    if (r.last >= 0) r.last = row % 4 == 0 ? 0 : 1;
     std::memcpy(words.data() + row * ops::kSampleRowWords, &r, sizeof r);
   }
 };
@@ -74,10 +76,13 @@ TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
       for (uint32_t& w : mask) w = static_cast<uint32_t>(gen());
       Sampler sampler(some_params(gen), vocab, gen(), 1, std::vector<int32_t>{0, 1, 1, 4}, 10,
                       {2, 4});
-      for (const int32_t id : {1, 3, 3}) sampler.accept(id);
+      for (const int32_t id : {1, 3}) sampler.accept(id);
+      const Sampler before = sampler;
+      sampler.accept(row % 4 == 0 ? 3 : 7 % static_cast<int32_t>(vocab));
       const auto position = static_cast<int64_t>(gen() % 100000);
       const TokenMask its = masked ? TokenMask(mask) : TokenMask();
-      describe(sampler, position, its, row, words);
+      // The last token of every other row is one that only the device knows.
+      describe(row % 2 == 0 ? before : sampler, position, its, row % 2 == 0, row, words);
       all.insert(all.end(), logits.begin(), logits.end());
       want.push_back(sampler.sample(logits, position, scratch, its));
       drawn += want.back() >= 0;
@@ -117,7 +122,7 @@ TEST_F(CudaSampling, TokensAreDrawnAsOftenAsTheyShould) {
     for (int64_t l = 0; l < kLaunches; ++l) {
       std::vector<int32_t> words(kRows * ops::kSampleRowWords);
       for (int64_t r = 0; r < kRows; ++r)
-        describe(sampler, l * kRows + r, {}, static_cast<size_t>(r), words);
+        describe(sampler, l * kRows + r, {}, false, static_cast<size_t>(r), words);
       for (const int32_t id : draw(logits, kRows, kVocab, words)) ++seen[static_cast<size_t>(id)];
     }
     double chi = 0.0, rare = 0.0, rare_seen = 0.0;

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "layers/model.h"
+#include "sampling/plain_sampler_test.h"
 
 namespace freshet::engine {
 
@@ -18,7 +19,9 @@ class FakeModel final : public Model {
  public:
   static constexpr int kVocab = 97;
 
-  explicit FakeModel(std::vector<int> windows) : windows_(std::move(windows)) {
+  // `draws`: tokens are drawn as a device does, and there only after finish().
+  explicit FakeModel(std::vector<int> windows, bool draws = false)
+      : windows_(std::move(windows)), draws_(draws) {
     spec_.architecture = "fake";
     spec_.vocab_size = kVocab;
     spec_.hidden_size = 1;
@@ -44,6 +47,39 @@ class FakeModel final : public Model {
   Status reserve(int64_t, int64_t, int64_t) override { return {}; }
   std::vector<WeightInfo> weights() const override { return {}; }
 
+  bool samples() const override { return draws_; }
+  int ahead() const { return ahead_; }  // steps that were started before the one in front was over
+  void start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
+             int turn) override {
+    if (!draws_) return forward(batch, cache, results);
+    FRESHET_CHECK(turn == (started_++ + 1) % 2 && started_ - finished_ <= 2);
+    ahead_ += started_ - finished_ > 1;
+    ForwardBatch b = batch;
+    FRESHET_CHECK(b.ids_from.size() == b.token_ids.size());
+    for (size_t t = 0; t < b.token_ids.size(); ++t) {
+      if (b.ids_from[t] >= 0) b.token_ids[t] = named_.at(static_cast<size_t>(b.ids_from[t]));
+    }
+    if (!b.samples.empty()) b.best_only.clear();
+    const size_t rows = b.logit_rows.size();
+    std::vector<int32_t>& named = drawn_[turn];
+    named.assign(rows, StepResults::kSeeLogits);
+    forward(b, cache, {results.logits, results.hidden, named.data()});
+    for (size_t row = 0; row < rows && !b.samples.empty(); ++row) {
+      const PlainSampler sampler(b.samples, row, b.token_ids);
+      float* logits = results.logits + row * kVocab;
+      if (sampler.here()) named[row] = sampler.sample({logits, logits + kVocab});
+    }
+    named_ = named;
+    std::fill_n(results.best, rows, -77);
+  }
+  void finish(const ForwardBatch& batch, const StepResults& results, int turn) override {
+    if (!draws_) return;
+    FRESHET_CHECK(turn == (finished_++ + 1) % 2 && finished_ <= started_);
+    std::ranges::copy(drawn_[turn], results.best);
+    for (size_t row = 0; row < batch.logit_rows.size(); ++row)
+      FRESHET_CHECK(batch.names_token(row) == (results.best[row] != StepResults::kSeeLogits));
+  }
+
   // Of rows of which the best will do, every other one is left out, as on a device.
   void forward(const ForwardBatch& b, const KvStorage& cache, const StepResults& results) override {
     float* const hidden = results.hidden;
@@ -59,7 +95,7 @@ class FakeModel final : public Model {
         if (hidden != nullptr) hidden[t] = static_cast<float>(seen >> 50);
         if (row == b.logit_rows.size() || b.logit_rows[row] != t) continue;
         const bool only_best = !b.best_only.empty() && b.best_only[row] != 0;
-        finish(seen, only_best && p % 2 == 0, results, row++);
+        put(seen, only_best && (draws_ || p % 2 == 0), results, row++);
       }
     }
     FRESHET_CHECK(row == b.logit_rows.size());
@@ -98,7 +134,7 @@ class FakeModel final : public Model {
     return mix(key) + mix(oldest ^ 0x5851F42D4C957F2D);
   }
 
-  static void finish(uint64_t seen, bool only_best, const StepResults& results, size_t row) {
+  static void put(uint64_t seen, bool only_best, const StepResults& results, size_t row) {
     float* logits = results.logits + row * kVocab;
     write(seen, logits);
     if (results.best == nullptr) return;
@@ -115,6 +151,9 @@ class FakeModel final : public Model {
   }
 
   std::vector<int> windows_;
+  bool draws_ = false;
+  int started_ = 0, finished_ = 0, ahead_ = 0;
+  std::vector<int32_t> named_, drawn_[2];
   ModelSpec spec_;
 };
 

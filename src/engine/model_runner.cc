@@ -23,7 +23,7 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
   FRESHET_ASSIGN_OR_RETURN(
       Buffer best,
-      Buffer::allocate(static_cast<size_t>(max_logit_rows) * sizeof(int32_t), host_memory));
+      Buffer::allocate(2 * static_cast<size_t>(max_logit_rows) * sizeof(int32_t), host_memory));
   const auto state_bytes = static_cast<size_t>(max_tokens) *
                            static_cast<size_t>(model.spec().hidden_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer states, Buffer::allocate(state_bytes));
@@ -38,32 +38,38 @@ ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer be
       best_(std::move(best)),
       states_(std::move(states)),
       vocab_(model.spec().vocab_size) {
-  batch_.tables.resize(cache_.spec().groups.size());
+  for (Turn& turn : turns_) turn.batch.tables.resize(cache_.spec().groups.size());
 }
 
-void ModelRunner::add(const StepItem& item, const Sequence& s) {
+void ModelRunner::add(Turn& turn, const StepItem& item, const Sequence& s) {
+  ForwardBatch& b = turn.batch;
   const int32_t known = s.size();
   for (int32_t p = item.first; p < item.first + item.count; ++p) {
     const bool draft = p >= known;
-    batch_.token_ids.push_back(draft ? s.draft[static_cast<size_t>(p - known)]
-                                     : s.tokens[static_cast<size_t>(p)]);
-    batch_.positions.push_back(p);
+    const int32_t id =
+        draft ? s.draft[static_cast<size_t>(p - known)] : s.tokens[static_cast<size_t>(p)];
+    const bool expected = id == scheduler::kExpected;
+    b.token_ids.push_back(expected ? 0 : id);
+    if (overlaps()) b.ids_from.push_back(expected ? row_before_.at(s.id) : -1);
+    b.positions.push_back(p);
   }
-  const auto tokens = static_cast<int32_t>(batch_.token_ids.size());
-  batch_.query_start.push_back(tokens);
-  batch_.context_len.push_back(item.first + item.count);
-  first_row_.push_back(static_cast<int64_t>(batch_.logit_rows.size()));
-  for (int32_t i = tokens - item.logits; i < tokens; ++i) batch_.logit_rows.push_back(i);
+  const auto tokens = static_cast<int32_t>(b.token_ids.size());
+  b.query_start.push_back(tokens);
+  b.context_len.push_back(item.first + item.count);
+  turn.first_row.push_back(static_cast<int64_t>(b.logit_rows.size()));
+  for (int32_t i = tokens - item.logits; i < tokens; ++i) b.logit_rows.push_back(i);
+  if (item.logits > 0) row_of_[s.id] = static_cast<int32_t>(b.logit_rows.size()) - 1;
 }
 
 // Where the best of the logits as they are will do, for all that are looked at, argmax() is told
 // less. Lists that a step has no room for leave their rows to the host.
-void ModelRunner::describe_rows(const Step& step, Describe describe) {
+void ModelRunner::describe_rows(Turn& turn, const Step& step, Describe describe) {
   constexpr size_t kMostWords = size_t{1} << 20;
-  const size_t rows = batch_.logit_rows.size();
-  std::vector<int32_t>& words = batch_.samples;
+  ForwardBatch& b = turn.batch;
+  const size_t rows = b.logit_rows.size();
+  std::vector<int32_t>& words = b.samples;
   words.assign(rows * ops::kSampleRowWords, 0);
-  batch_.best_only.assign(rows, 0);
+  b.best_only.assign(rows, 0);
   bool plain = true;
   for (size_t i = 0; i < step.items.size(); ++i) {
     if (step.items[i].logits == 0) continue;
@@ -73,33 +79,38 @@ void ModelRunner::describe_rows(const Step& step, Describe describe) {
       words.resize(before);
       row = {};
     }
-    const auto at = static_cast<size_t>(first_row_[i] + step.items[i].logits - 1);
+    const auto at = static_cast<size_t>(turn.first_row[i] + step.items[i].logits - 1);
+    if (row.last >= 0) row.last = b.logit_rows[at];
     std::memcpy(words.data() + at * ops::kSampleRowWords, &row, sizeof row);
-    const bool best = row.how == ops::SampleRow::kBest && words.size() == before;
-    batch_.best_only[at] = best;
+    const bool best = row.how == ops::SampleRow::kBest && words.size() == before && row.last < 0;
+    b.best_only[at] = best;
     plain = plain && (best || row.how == ops::SampleRow::kNotHere);
   }
   if (plain || !model_->samples()) words.clear();
 }
 
-void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, bool hidden,
-                      Describe describe) {
+void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler, bool hidden,
+                        Describe describe) {
   for (const kv_cache::BlockCopy& copy : step.copies) {
     cache_.copy_block(copy.group, copy.from, copy.to);
   }
-  batch_.token_ids.clear();
-  batch_.positions.clear();
-  batch_.query_start.assign(1, 0);
-  batch_.context_len.clear();
-  batch_.logit_rows.clear();
-  first_row_.clear();
-  for (const StepItem& item : step.items) {
-    add(item, scheduler.sequence(item.sequence));
-  }
-  describe_rows(step, describe);
+  started_ ^= 1;
+  Turn& turn = turns_[started_];
+  ForwardBatch& b = turn.batch;
+  row_before_.swap(row_of_);
+  row_of_.clear();
+  b.token_ids.clear();
+  b.ids_from.clear();
+  b.positions.clear();
+  b.query_start.assign(1, 0);
+  b.context_len.clear();
+  b.logit_rows.clear();
+  turn.first_row.clear();
+  for (const StepItem& item : step.items) add(turn, item, scheduler.sequence(item.sequence));
+  describe_rows(turn, step, describe);
 
-  for (size_t g = 0; g < batch_.tables.size(); ++g) {
-    BlockTables& tables = batch_.tables[g];
+  for (size_t g = 0; g < b.tables.size(); ++g) {
+    BlockTables& tables = b.tables[g];
     size_t stride = 0;
     for (const StepItem& item : step.items) {
       stride = std::max(stride, scheduler.sequence(item.sequence).blocks.ids[g].size());
@@ -115,24 +126,38 @@ void ModelRunner::run(const Step& step, const scheduler::Scheduler& scheduler, b
       out += static_cast<std::ptrdiff_t>(stride);
     }
   }
-  FRESHET_CHECK(std::ssize(batch_.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
-                "{} rows of logits", batch_.logit_rows.size());
-  model_->forward(
-      batch_, cache_,
-      {logits_.as<float>(), hidden ? states_.as<float>() : nullptr, best_.as<int32_t>()});
+  FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
+                "{} rows of logits", b.logit_rows.size());
+  auto* named = best_.as<int32_t>() + static_cast<size_t>(started_) * best_.size() / 8;
+  turn.results = {logits_.as<float>(), hidden ? states_.as<float>() : nullptr, named};
+  model_->start(b, cache_, turn.results, started_);
+}
+
+void ModelRunner::finish() {
+  finished_ ^= 1;
+  Turn& turn = turns_[finished_];
+  model_->finish(turn.batch, turn.results, finished_);
+}
+
+bool ModelRunner::names(size_t item, int32_t k) const {
+  const Turn& turn = turns_[started_];
+  return overlaps() && turn.batch.names_token(static_cast<size_t>(turn.first_row[item] + k));
 }
 
 std::span<float> ModelRunner::row(size_t item, int32_t k) {
-  return {logits_.as<float>() + (first_row_[item] + k) * vocab_, static_cast<size_t>(vocab_)};
+  const int64_t row = turns_[finished_].first_row[item] + k;
+  return {logits_.as<float>() + row * vocab_, static_cast<size_t>(vocab_)};
 }
 
 int32_t ModelRunner::named(size_t item, int32_t k) const {
-  return best_.as<int32_t>()[first_row_[item] + k];
+  const Turn& turn = turns_[finished_];
+  return turn.results.best[turn.first_row[item] + k];
 }
 
 std::span<const float> ModelRunner::state(size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
-  const auto token = static_cast<size_t>(batch_.query_start[item]) + static_cast<size_t>(i);
+  const ForwardBatch& b = turns_[finished_].batch;
+  const auto token = static_cast<size_t>(b.query_start[item]) + static_cast<size_t>(i);
   return {states_.as<float>() + token * hidden, hidden};
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "layers/batch.h"
@@ -25,31 +26,49 @@ class ModelRunner {
   // What is to become of an item's last row of logits; lists go to the words (ops/sample.h).
   using Describe = FunctionRef<ops::SampleRow(const scheduler::StepItem&, std::vector<int32_t>&)>;
 
-  // `hidden`: whether the states after the final norm are wanted too.
-  void run(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden,
-           Describe describe);
-  // Row `k` of the `logits` rows of step.items[item] of the last run. Valid until the next.
+  // `hidden`: whether the states after the final norm are wanted too. Where the model draws tokens,
+  // a step may be started before the one in front is finished; its sequences' expected tokens are
+  // then taken from there. At most two steps are on their way.
+  void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden,
+             Describe describe);
+  // Waits for the first of them; what follows here is of it.
+  void finish();
+  bool overlaps() const { return model_->samples(); }
+  // Of the step started last: whether the model names the token of its item's last row.
+  bool names(size_t item, int32_t k) const;
+  // Row `k` of the `logits` rows of step.items[item], of the step finished last. Valid until the
+  // next is started.
   std::span<float> row(size_t item, int32_t k);
   // Its token, if the model named one: then the row itself is not there. Or kSeeLogits.
   int32_t named(size_t item, int32_t k) const;
-  // The state of token `i` of step.items[item], if the last run was asked for states.
+  // The state of token `i` of step.items[item], if the step was asked for states.
   std::span<const float> state(size_t item, int32_t i) const;
   int64_t vocab() const { return vocab_; }
   const KvStorage& cache() const { return cache_; }
 
  private:
+  // A step on its way.
+  struct Turn {
+    ForwardBatch batch;
+    std::vector<int64_t> first_row;  // [items]
+    StepResults results;
+  };
+
   ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states);
-  void add(const scheduler::StepItem& item, const scheduler::Sequence& sequence);
-  void describe_rows(const scheduler::Step& step, Describe describe);
+  void add(Turn& turn, const scheduler::StepItem& item, const scheduler::Sequence& sequence);
+  void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
 
   Model* model_;
   KvStorage cache_;
   Buffer logits_;  // [max_logit_rows, vocab]
-  Buffer best_;    // [max_logit_rows]
+  Buffer best_;    // [2, max_logit_rows]
   Buffer states_;  // [max_tokens, hidden]; its pages are taken when first used
   int64_t vocab_;
-  ForwardBatch batch_;
-  std::vector<int64_t> first_row_;  // [items] of the last step
+  Turn turns_[2];
+  int started_ = 0, finished_ = 0;  // the turns of the steps last started and finished
+  // Of the step started last: the row that names each sequence's next token.
+  std::unordered_map<scheduler::SequenceId, int32_t> row_of_;
+  std::unordered_map<scheduler::SequenceId, int32_t> row_before_;
 };
 
 }  // namespace freshet::engine

@@ -158,6 +158,7 @@ void StepLoop::loop() {
     if (step()) wake_at_ = 1;  // long past: go on at once
     publish();
   }
+  if (ahead_) runner_.finish();  // its results have a place as long as they are on their way
   std::vector<uint64_t> ids;
   for (const auto& [id, live] : live_) ids.push_back(id);
   empty_inbox();
@@ -263,28 +264,48 @@ void StepLoop::begin(uint64_t id, Request request) {
 bool StepLoop::step() {
   const int64_t now = now_us();
   blocks_->lives().set_time(now);
-  const scheduler::Step step = scheduler_->schedule(now);
+  scheduler::Step step = scheduler_->schedule(now);
   count_evicted_blocks();
   wake_at_ = step.wake_at;
   for (const uint64_t id : step.expired) {
     end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
   }
-  if (step.items.empty()) return false;
+  if (step.items.empty()) {
+    if (!ahead_) return false;
+    complete();
+    return true;
+  }
   fill_masks(step);
-  runner_.run(step, *scheduler_, embeddings_ > 0,
-              [this](const scheduler::StepItem& item, std::vector<int32_t>& words) {
-                return describe(item, words);
-              });
-  scheduler_->ran(step);
-  gather(step);
+  runner_.start(step, *scheduler_, embeddings_ > 0,
+                [this](const scheduler::StepItem& item, std::vector<int32_t>& words) {
+                  return describe(item, words);
+                });
+  if (ahead_) complete();  // the step in front, while this one runs
+  step_ = std::move(step);
+  scheduler_->ran(step_);
+  prompt_tokens_ = prompt_tokens(step_);  // while its sequences are all there
+  gather();
+  ahead_ = may_run_ahead();
+  if (ahead_) {
+    expect_tokens();
+  } else {
+    complete();
+  }
+  return true;
+}
+
+// Takes what the step brought: tokens, texts, ends.
+void StepLoop::complete() {
+  runner_.finish();
+  ahead_ = false;
+  take_rows();
   int64_t generated = -counted_.generated_tokens;
-  const int64_t prompts = prompt_tokens(step);  // while its sequences are all there
   sample_all();
-  if (embeddings_ > 0) embed(step);
+  if (embeddings_ > 0) embed(step_);
   deliver_prompt_logprobs();
   for (Choice& choice : choices_) apply(choice);
-  for (size_t i = 0; i < step.items.size(); ++i) {
-    const scheduler::StepItem& item = step.items[i];
+  for (size_t i = 0; i < step_.items.size(); ++i) {
+    const scheduler::StepItem& item = step_.items[i];
     if (!scheduler_->has(item.sequence)) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     LiveRequest& live = *live_.at(s.request->id);
@@ -292,14 +313,14 @@ bool StepLoop::step() {
       advance_beams(live, item.sequence, runner_.row(i, item.logits - 1));
   }
   generated += counted_.generated_tokens;
-  count_step(prompts + generated);
-  return true;
+  count_step(prompt_tokens_ + generated);
 }
 
 // Of prompts, computed in this step.
 int64_t StepLoop::prompt_tokens(const scheduler::Step& step) const {
   int64_t tokens = 0;
   for (const scheduler::StepItem& item : step.items) {
+    if (!scheduler_->has(item.sequence)) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
   }

@@ -1,5 +1,10 @@
 // The engine's inside: one thread that schedules, runs, samples and commits, step after step.
 //
+// Where the model draws tokens itself and no request needs more (a grammar, log-probabilities), a
+// step is scheduled and started while the one in front still runs: sequences are expected to go on,
+// and their tokens, which are not known yet, are taken where the model left them. What a sequence
+// that ended meanwhile brings is dropped.
+//
 // submit() and cancel() put orders into an inbox that the step thread empties before each step;
 // with nothing to do it sleeps until the inbox or a deadline wakes it. All callbacks of requests
 // run on the step thread, without a lock held. Everything a request's tokens depend on is its own:
@@ -52,11 +57,15 @@ class StepLoop {
 
   // A choice to make: which token follows in `sample`, from a row of logits.
   struct Choice {
+    uint64_t request = 0;
     LiveRequest* live = nullptr;
     Sample* sample = nullptr;
-    std::span<float> row;
-    bool shared = false;  // other choices read the same row
+    size_t item = 0;        // of the step
+    int32_t k = 0;          // which of its rows
+    bool shared = false;    // other choices read the same row
+    bool expected = false;  // the scheduler counts on the token already
     int64_t position = 0;
+    std::span<float> row;
     int32_t named = StepResults::kSeeLogits;  // or the token, chosen already
     int32_t token = -1;
     std::vector<TokenLogprob> logprobs;
@@ -64,8 +73,10 @@ class StepLoop {
   // A row that gives the log-probability of a prompt's token.
   struct PromptRow {
     LiveRequest* live = nullptr;
-    std::span<const float> row;
+    size_t item = 0;
+    int32_t k = 0;
     int32_t position = 0;  // of the token
+    std::span<const float> row;
   };
   struct Worker {
     explicit Worker(int64_t vocab) : scratch(vocab), row(static_cast<size_t>(vocab)) {}
@@ -81,6 +92,7 @@ class StepLoop {
   void empty_inbox();
   void begin(uint64_t id, Request request);
   bool step();  // false: nothing to run
+  void complete();
   int64_t prompt_tokens(const scheduler::Step& step) const;
   void count_step(int64_t tokens);
   void count_evicted_blocks();
@@ -89,8 +101,11 @@ class StepLoop {
 
   void fill_masks(const scheduler::Step& step);
   ops::SampleRow describe(const scheduler::StepItem& item, std::vector<int32_t>& words) const;
-  void gather(const scheduler::Step& step);
+  void gather();
   void gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& item, size_t index);
+  bool may_run_ahead() const;
+  void expect_tokens();
+  void take_rows();
   void choose(Choice& choice, Worker& worker);
   static void see_end(Choice& choice);
   void sample_all();
@@ -118,7 +133,10 @@ class StepLoop {
   std::vector<Choice> choices_;
   std::vector<PromptRow> prompt_rows_;
   std::vector<std::pair<LiveRequest*, Sample*>> masked_;
-  int embeddings_ = 0;  // live requests that want one
+  scheduler::Step step_;       // the last one
+  int64_t prompt_tokens_ = 0;  // of it
+  bool ahead_ = false;         // it runs, and its results were not taken yet
+  int embeddings_ = 0;         // live requests that want one
   EngineStats counted_;
   int64_t wake_at_ = 0;
 

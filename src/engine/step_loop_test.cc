@@ -45,11 +45,12 @@ struct RigOptions {
   int threads = 2;
   std::vector<int32_t> eos;
   std::vector<int32_t> blocks;  // empty: plenty
+  bool draws = false;           // the model draws tokens, as a device does
 };
 
 class Rig {
  public:
-  explicit Rig(const RigOptions& s) : model_(s.windows), pool_(s.threads, false) {
+  explicit Rig(const RigOptions& s) : model_(s.windows, s.draws), pool_(s.threads, false) {
     StepLoopOptions o;
     o.scheduler.max_model_len = s.max_model_len;
     o.scheduler.max_num_seqs = s.max_num_seqs;
@@ -101,6 +102,7 @@ class Rig {
   }
   const Outcome& run(Request r) { return wait(send(std::move(r))); }
   StepLoop& loop() { return *loop_; }
+  const FakeModel& model() const { return model_; }
   void stop() { loop_.reset(); }
 
  private:
@@ -224,6 +226,96 @@ TEST_P(Law, PreemptionChangesNothing) {
   EXPECT_GT(stats.preemptions, 0);
   setup.share = false;
   expect_law(setup);
+}
+
+// Requests that may be a step ahead of their tokens, by themselves and among some that may not.
+TEST_P(Law, RunningAheadChangesNothing) {
+  RigOptions narrow{.max_model_len = 160, .tokens = 64, .draws = true};
+  for (const int window : GetParam()) {
+    narrow.blocks.push_back(kv_cache::BlockCache::most_blocks(window, 160, 64) + 3);
+  }
+  for (RigOptions setup : {RigOptions{.draws = true}, RigOptions{.chunk = 16, .draws = true},
+                           RigOptions{.tokens = 3, .rows = 3, .draws = true}, narrow}) {
+    setup.windows = GetParam();
+    for (const bool all : {false, true}) {
+      Rig rig(setup);
+      std::map<int, Pending*> sent;
+      for (int i = 0; i < kRequests; ++i) {
+        Request r = request_of(i);
+        if (i % 5 != 2 || !all) r.params.logprobs = -1;
+        if (all || i % 5 < 3) sent[i] = &rig.send(std::move(r));
+      }
+      for (const auto& [i, pending] : sent) {
+        const Outcome& want = alone(setup.windows)[static_cast<size_t>(i)];
+        const Outcome& got = Rig::wait(*pending);
+        EXPECT_EQ(got.ids, want.ids) << "request " << i;
+        EXPECT_EQ(got.finish, want.finish) << "request " << i;
+      }
+      const EngineStats stats = rig.loop().stats();
+      if (all && !setup.blocks.empty()) {
+        EXPECT_GT(stats.preemptions, 0);
+      }
+      rig.stop();
+      if (!all) {
+        EXPECT_GT(rig.model().ahead(), 20);
+      }
+    }
+  }
+}
+
+TEST(StepLoop, EndsAheadOfTheirTokensChangeNothing) {
+  for (const bool draws : {false, true}) {
+    static std::vector<Outcome> first;
+    Rig rig({.eos = {3, 11, 40}, .draws = draws});
+    std::vector<Pending*> sent;
+    for (int i = 0; i < 40; ++i) {
+      Request r = request_of(i % 5 > 2 ? i + 3 : i);
+      r.params.logprobs = -1;
+      r.params.stop_token_ids = {i, i + 20};
+      r.params.max_tokens = 1 + i % 9 * 8;
+      r.params.min_tokens = std::min(i % 4, r.params.max_tokens);
+      sent.push_back(&rig.send(std::move(r)));
+    }
+    for (size_t i = 0; i < sent.size(); ++i) {
+      const Outcome& got = Rig::wait(*sent[i]);
+      if (!draws) {
+        first.push_back(got);
+        continue;
+      }
+      EXPECT_EQ(got.ids, first[i].ids) << i;
+      EXPECT_EQ(got.finish, first[i].finish) << i;
+      EXPECT_EQ(got.reason, first[i].reason) << i;
+      EXPECT_EQ(got.usage.completion_tokens, first[i].usage.completion_tokens) << i;
+    }
+    rig.stop();
+    EXPECT_EQ(rig.model().ahead() > 20, draws);
+  }
+}
+
+TEST(StepLoop, CancelledAheadOfTheirTokens) {
+  Rig rig({.draws = true});
+  std::vector<Pending*> sent;
+  std::vector<std::promise<void>> begun(16);
+  for (int i = 0; i < 16; ++i) {
+    Request r = request_of(0);
+    r.params.logprobs = -1;
+    r.params.max_tokens = 400;
+    r.on_delta = [&begun, i, n = 0](const Delta&) mutable {
+      if (++n == 3) begun[static_cast<size_t>(i)].set_value();
+    };
+    sent.push_back(&rig.send(std::move(r)));
+  }
+  for (size_t i = 0; i < sent.size(); ++i) {
+    ASSERT_EQ(begun[i].get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+    if (i % 2 == 0) rig.loop().cancel(sent[i]->id);
+  }
+  for (size_t i = 0; i < sent.size(); i += 2) Rig::wait(*sent[i]);
+  Request after = request_of(1);
+  after.params.logprobs = -1;
+  Rig alone({});
+  EXPECT_EQ(rig.run(after).ids, alone.run(after).ids);
+  rig.stop();  // while the others run
+  for (size_t i = 1; i < sent.size(); i += 2) Rig::wait(*sent[i]);
 }
 
 TEST_P(Law, ThreadsChangeNothing) {

@@ -55,32 +55,32 @@ ops::SampleRow StepLoop::describe(const scheduler::StepItem& item,
     its = sample.get();
   }
   if (its != nullptr && !its->complete) {
-    its->sampler.describe(s.size(), its->mask, row, words);
+    its->sampler.describe(s.size(), its->mask, s.expects(), row, words);
   }
   return row;
 }
 
-void StepLoop::gather(const scheduler::Step& step) {
+void StepLoop::gather() {
   choices_.clear();
   prompt_rows_.clear();
-  for (size_t i = 0; i < step.items.size(); ++i) {
-    const scheduler::StepItem& item = step.items[i];
+  for (size_t i = 0; i < step_.items.size(); ++i) {
+    const scheduler::StepItem& item = step_.items[i];
+    if (!scheduler_->has(item.sequence)) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     LiveRequest& live = *live_.at(s.request->id);
     if (live.request.params.prompt_logprobs >= 0) gather_prompt_rows(live, item, i);
     if (!s.awaits_token() || live.beams || live.embedding) continue;
-    const std::span<float> row = runner_.row(i, item.logits - 1);
     for (const auto& sample : live.samples) {
       // Before the samples part, the prompt's last row is for all of them.
       if (live.forked && sample->sequence != s.id) continue;
-      choices_.push_back({&live,
-                          sample.get(),
-                          row,
-                          !live.forked && live.samples.size() > 1,
-                          s.size(),
-                          runner_.named(i, item.logits - 1),
-                          -1,
-                          {}});
+      Choice& c = choices_.emplace_back();
+      c.request = live.id;
+      c.live = &live;
+      c.sample = sample.get();
+      c.item = i;
+      c.k = item.logits - 1;
+      c.shared = !live.forked && live.samples.size() > 1;
+      c.position = s.size();
     }
   }
 }
@@ -90,8 +90,36 @@ void StepLoop::gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& 
   const auto prompt = static_cast<int32_t>(live.request.prompt.size());
   const int32_t first = item.first + item.count - item.logits;
   for (int32_t k = 0; k < item.logits && first + k + 1 < prompt; ++k) {
-    prompt_rows_.push_back({&live, runner_.row(index, k), first + k + 1});
+    prompt_rows_.push_back({&live, index, k, first + k + 1, {}});
   }
+}
+
+// Whether the next step may be made of this one's items before its tokens are known.
+bool StepLoop::may_run_ahead() const {
+  if (!runner_.overlaps() || embeddings_ > 0 || !prompt_rows_.empty()) return false;
+  const bool beams = std::any_of(live_.begin(), live_.end(),
+                                 [](const auto& l) { return l.second->beams.has_value(); });
+  return !beams && std::ranges::all_of(choices_, [&](const Choice& c) {
+    return !c.shared && !c.sample->matcher && runner_.names(c.item, c.k);
+  });
+}
+
+void StepLoop::expect_tokens() {
+  for (Choice& c : choices_) {
+    c.expected = c.sample->outputs + 1 < c.live->max_tokens;
+    if (c.expected) scheduler_->expect(c.sample->sequence);
+  }
+}
+
+// What the model left for the choices, of those that are still to be made.
+void StepLoop::take_rows() {
+  std::erase_if(choices_,
+                [&](const Choice& c) { return !live_.contains(c.request) || c.sample->ended; });
+  for (Choice& c : choices_) {
+    c.named = runner_.named(c.item, c.k);
+    c.row = runner_.row(c.item, c.k);
+  }
+  for (PromptRow& p : prompt_rows_) p.row = runner_.row(p.item, p.k);
 }
 
 // Before min_tokens the end may be the one thing that the grammar leaves.
@@ -205,7 +233,11 @@ void StepLoop::apply(Choice& c) {
     }
   }
   if (delta.finish == FinishReason::kNone) {
-    scheduler_->commit(sample.sequence, {&c.token, 1});
+    if (c.expected) {
+      scheduler_->known(sample.sequence, c.token);
+    } else {
+      scheduler_->commit(sample.sequence, {&c.token, 1});
+    }
   } else {
     delta.text += sample.text.finish();
     sample.ended = true;
@@ -302,6 +334,7 @@ void StepLoop::end_beams(LiveRequest& live) {
 void StepLoop::embed(const scheduler::Step& step) {
   for (size_t i = 0; i < step.items.size(); ++i) {
     const scheduler::StepItem& item = step.items[i];
+    if (!scheduler_->has(item.sequence)) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     LiveRequest& live = *live_.at(s.request->id);
     if (!live.embedding) continue;

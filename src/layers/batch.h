@@ -22,7 +22,10 @@ struct BlockTables {
 };
 
 struct ForwardBatch {
-  std::vector<int32_t> token_ids;    // [tokens]
+  std::vector<int32_t> token_ids;  // [tokens]
+  // Empty, or [tokens]: the row of logits of the batch started before this one whose token it is;
+  // -1: token_ids has it.
+  std::vector<int32_t> ids_from;
   std::vector<int32_t> positions;    // [tokens]
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included

@@ -33,8 +33,7 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     peak = std::max(peak, 3 * matrix_bytes(tokens, hidden) + std::max(attention, mlp_part));
   }
   if (ops_.device() != nullptr) {  // results wait there for the host
-    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden) +
-             matrix_bytes(logit_rows, 1);
+    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
   }
   return fixed + peak;
 }
@@ -90,6 +89,8 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
                            Buffer::allocate(arena_bytes(tokens, logit_rows), ops_.memory()));
   arena_ = Arena(std::move(buffer));
+  FRESHET_ASSIGN_OR_RETURN(
+      named_, Buffer::allocate(static_cast<size_t>(logit_rows) * sizeof(int32_t), ops_.memory()));
   max_tokens_ = tokens;
   max_logit_rows_ = logit_rows;
   frequencies_.clear();
@@ -258,20 +259,35 @@ void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32
   };
   for (int64_t row = 0, end = 0; row < logits.rows; row = end + 1) {
     for (end = row; end < logits.rows && !named(end);) ++end;
+    if (end == row) continue;
     const auto bytes = static_cast<size_t>((end - row) * logits.cols) * sizeof(float);
     ops_.fetch(results.logits + row * logits.cols, logits.row(row), bytes);
   }
   if (best != nullptr) {
     ops_.fetch(results.best, best, static_cast<size_t>(logits.rows) * sizeof(int32_t));
   }
-  ops_.wait();
-  for (int64_t row = 0; results.best != nullptr && row < logits.rows; ++row) {
-    if (!named(row)) results.best[row] = StepResults::kSeeLogits;
+}
+
+void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int turn) {
+  const size_t rows = batch.logit_rows.size();
+  if (ops_.device() == nullptr) {
+    if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
+    return;
+  }
+  if (rows > 0 || results.hidden != nullptr) ops_.await(turn);
+  for (size_t row = 0; results.best != nullptr && row < rows; ++row) {
+    if (!batch.names_token(row)) results.best[row] = StepResults::kSeeLogits;
   }
 }
 
 void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
                       const StepResults& results) {
+  start(batch, cache, results, 0);
+  finish(batch, results, 0);
+}
+
+void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
+                    int turn) {
   const int64_t tokens = batch.tokens();
   FRESHET_CHECK(tokens > 0 && tokens <= max_tokens_, "a step of {} tokens, planned for {}", tokens,
                 max_tokens_);
@@ -291,13 +307,14 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
     if (wants_states) states = arena_.matrix(tokens, spec_.hidden_size);
     // On the host a sampler is there as soon.
     if (results.best != nullptr && (!batch.best_only.empty() || !batch.samples.empty())) {
-      best = arena_.allocate_array<int32_t>(rows);
+      best = named_.as<int32_t>();
     }
   }
   step_arrays_.assign(
       {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
+  const bool takes = apart && !batch.ids_from.empty();
   const bool draws = best != nullptr && !batch.samples.empty();
-  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws});
+  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws, takes});
   for (const BlockTables& table : batch.tables) {
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
@@ -305,24 +322,24 @@ void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
   for (size_t layer = 0; apart && layer < spec_.layers.size(); ++layer) {
     step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
   }
+  if (takes) step_arrays_.push_back(batch.ids_from);
   step_arrays_.push_back(batch.samples);  // last: what stands in front is of known size
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
   const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
   ops_.step({step_arrays_, step_key_, decode}, [&] {
+    if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, logits, states);
     if (best == nullptr || rows == 0) return;
-    if (draws) return ops_.sample(logits, batch.samples, best);
+    if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
     ops_.argmax(logits, best);
   });
-  if (!apart) {
-    if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
-    return;
-  }
+  if (!apart) return;
   if (wants_states) {
     ops_.fetch(results.hidden, states.data,
                static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float));
   }
-  if (rows > 0 || wants_states) fetch(batch, logits, best, results);
+  if (rows > 0) fetch(batch, logits, best, results);
+  if (rows > 0 || wants_states) ops_.note(turn);
 }
 
 }  // namespace freshet

@@ -24,6 +24,9 @@ class Decoder final : public Model {
   bool samples() const override { return ops_.samples(spec_.vocab_size); }
   void forward(const ForwardBatch& batch, const KvStorage& cache,
                const StepResults& results) override;
+  void start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
+             int turn) override;
+  void finish(const ForwardBatch& batch, const StepResults& results, int turn) override;
   std::vector<WeightInfo> weights() const override { return infos_; }
 
  private:
@@ -44,6 +47,7 @@ class Decoder final : public Model {
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
+  Buffer named_;                     // [max_logit_rows], a device's: the tokens of the last batch
   std::vector<Vector> frequencies_;  // [ropes]
   std::vector<int32_t> every_;       // 0, 1, 2 ... up to max_tokens_
   std::vector<std::span<const int32_t>> step_arrays_;

@@ -33,8 +33,16 @@ class Model {
   virtual void forward(const ForwardBatch& batch, const KvStorage& cache,
                        const StepResults& results) = 0;
 
-  // Whether forward() takes batches with words of samples (batch.h).
+  // Whether batches may come with words of samples, and ids from the batch before (batch.h). Then
+  // start() may return before it is done, and one more batch be started before finish() has waited
+  // for the results. `turn` is 0 and 1 in turns.
   virtual bool samples() const { return false; }
+  virtual void start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
+                     int /*turn*/) {
+    forward(batch, cache, results);
+  }
+  virtual void finish(const ForwardBatch& /*batch*/, const StepResults& /*results*/, int /*turn*/) {
+  }
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {

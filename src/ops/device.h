@@ -26,6 +26,9 @@ class Device : public Memory {
   virtual Status write(void* to, const void* host, size_t bytes) = 0;
   virtual void fetch(void* host, const void* from, size_t bytes) = 0;  // there after wait()
   virtual void wait() = 0;
+  // Of what was enqueued so far: note 0 or 1, and waiting for that alone.
+  virtual void note(int which) = 0;
+  virtual void await(int which) = 0;
 
   // For measuring: seconds that the device takes for what body enqueues, and bytes a second that it
   // reads from its memory at best.
@@ -70,9 +73,14 @@ class Device : public Memory {
   virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
   virtual void argmax(const Matrix& x, int32_t* ids) = 0;
-  // Whether sample() may be asked for rows of so many logits. words: ops/sample.h.
+  // Whether sample() may be asked for rows of so many logits. words: ops/sample.h, whose `last` are
+  // of `tokens`.
   virtual bool samples(int64_t vocab) const = 0;
-  virtual void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) = 0;
+  virtual void sample(const Matrix& logits, std::span<const int32_t> words,
+                      std::span<const int32_t> tokens, int32_t* ids) = 0;
+  // From here on, number i of `ids` is named[from[i]] where from[i] >= 0. Both are the step's.
+  virtual void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
+                        const int32_t* named) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
   virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,

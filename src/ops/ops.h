@@ -185,7 +185,12 @@ class Ops {
   // Whether sample() may be called: by a device, for so many logits a row.
   bool samples(int64_t vocab) const;
   // ids[t]: the token that the words (ops/sample.h) ask for of row t; -1 where none can follow.
-  void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids);
+  void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
+              int32_t* ids);
+  // See Device::take_ids, note and await; for devices.
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named);
+  void note(int which);
+  void await(int which);
 
   // ids, weights: [tokens, top_k]
   void route(const Matrix& logits, const Routing& routing, int32_t* ids, float* weights);

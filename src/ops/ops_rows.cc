@@ -168,11 +168,25 @@ bool Ops::samples(int64_t vocab) const {
   return d != nullptr && d->samples(vocab);
 }
 
-void Ops::sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) {
+void Ops::sample(const Matrix& logits, std::span<const int32_t> words,
+                 std::span<const int32_t> tokens, int32_t* ids) {
   FRESHET_CHECK(
       samples(logits.cols) && words.size() >= static_cast<size_t>(logits.rows) * kSampleRowWords,
       "sample [{}, {}] with {} words", logits.rows, logits.cols, words.size());
-  device()->sample(logits, words, ids);
+  device()->sample(logits, words, tokens, ids);
+}
+
+void Ops::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
+                   const int32_t* named) {
+  FRESHET_CHECK(device() != nullptr && ids.size() == from.size(), "take_ids {} from {}", ids.size(),
+                from.size());
+  if (!ids.empty()) device()->take_ids(ids, from, named);
+}
+void Ops::note(int which) {
+  device()->note(which);
+}
+void Ops::await(int which) {
+  device()->await(which);
 }
 
 void Ops::sigmoid_gate(const Matrix& x, const Matrix& gate) {

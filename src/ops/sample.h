@@ -37,6 +37,8 @@ struct SampleRow {
   float top_p = 1.0f;
   uint32_t bits_low = 0, bits_high = 0;  // random: which share
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
+  // >= 0: one more token was put out than `seen` knows, the batch's token of this number.
+  int32_t last = -1;
   List allowed;  // words of a mask; none: everything
   List seen;     // Seen, each id once
   List biases;   // Bias, each id once

@@ -16,7 +16,9 @@ namespace freshet {
 
 class PlainSampler {
  public:
-  PlainSampler(std::span<const int32_t> words, size_t row) : words_(words) {
+  // `tokens`: of the batch, for a row's `last`.
+  PlainSampler(std::span<const int32_t> words, size_t row, std::span<const int32_t> tokens = {})
+      : words_(words), tokens_(tokens) {
     std::memcpy(static_cast<void*>(&row_), words.data() + row * ops::kSampleRowWords, sizeof row_);
   }
   bool here() const { return row_.how != ops::SampleRow::kNotHere; }
@@ -75,7 +77,17 @@ class PlainSampler {
     for (size_t i = 0; i < std::min(logits.size(), mask.size() * 32); ++i) {
       if ((mask[i / 32] >> (i % 32) & 1) == 0) logits[i] = kNone;
     }
-    for (const auto& [id, outputs] : list<ops::SampleRow::Seen>(row_.seen)) {
+    auto seen = list<ops::SampleRow::Seen>(row_.seen);
+    if (row_.last >= 0) {
+      const int32_t id = tokens_[static_cast<size_t>(row_.last)];
+      const auto known = std::ranges::find_if(seen, [&](const auto& t) { return t.id == id; });
+      if (known == seen.end()) {
+        seen.push_back({id, 1});
+      } else {
+        ++known->outputs;
+      }
+    }
+    for (const auto& [id, outputs] : seen) {
       float& l = logits[static_cast<size_t>(id)];
       l = l > 0.0f ? l / row_.repetition : l * row_.repetition;
       l -= row_.frequency * static_cast<float>(outputs);
@@ -86,7 +98,7 @@ class PlainSampler {
     for (const int32_t id : list<int32_t>(row_.barred)) logits[static_cast<size_t>(id)] = kNone;
   }
 
-  std::span<const int32_t> words_;
+  std::span<const int32_t> words_, tokens_;
   ops::SampleRow row_;
 };
 

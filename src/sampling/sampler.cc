@@ -176,7 +176,7 @@ void Sampler::adjust(std::span<float> logits, TokenMask mask) {
     change(logits, e.id, l);
   }
   for (const auto& [id, bias] : biases_) change(logits, id, logits[static_cast<size_t>(id)] + bias);
-  if (!may_end()) {
+  if (!may_end(outputs_)) {
     for (const int32_t id : stop_ids_) change(logits, id, kNone);
   }
 }
@@ -259,7 +259,7 @@ ops::SampleRow::List append(std::vector<int32_t>& words, std::span<const T> item
 
 }  // namespace
 
-bool Sampler::describe(int64_t position, TokenMask mask, ops::SampleRow& row,
+bool Sampler::describe(int64_t position, TokenMask mask, bool expects, ops::SampleRow& row,
                        std::vector<int32_t>& words) const {
   row = {};
   if (params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy())) return false;
@@ -279,7 +279,8 @@ bool Sampler::describe(int64_t position, TokenMask mask, ops::SampleRow& row,
   row.allowed = append(words, mask);
   row.seen = append<TokenCounts::Entry>(words, counts_.entries());
   row.biases = append<ops::SampleRow::Bias>(words, biases_);
-  if (!may_end()) row.barred = append<int32_t>(words, stop_ids_);
+  if (penalties_ && expects) row.last = 0;
+  if (!may_end(outputs_ + (expects ? 1 : 0))) row.barred = append<int32_t>(words, stop_ids_);
   return true;
 }
 

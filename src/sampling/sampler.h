@@ -53,8 +53,9 @@ class Sampler {
   int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
                  std::vector<TokenLogprob>* logprobs = nullptr);
   // What sample() would do, for a device to do: false where it cannot (the row says kNotHere then).
-  // Lists are appended to `words`.
-  bool describe(int64_t position, TokenMask mask, ops::SampleRow& row,
+  // Lists are appended to `words`. `expects`: one more token was put out than accept() knows; the
+  // row's `last` is 0 then if that matters.
+  bool describe(int64_t position, TokenMask mask, bool expects, ops::SampleRow& row,
                 std::vector<int32_t>& words) const;
   // Tells that `id` became part of the output.
   void accept(int32_t id);
@@ -68,7 +69,7 @@ class Sampler {
   bool greedy() const;
 
  private:
-  bool may_end() const { return outputs_ >= params_.min_tokens; }
+  bool may_end(int64_t outputs) const { return outputs >= params_.min_tokens; }
   float cut() const;  // how far below the best logit min-p ends
   void adjust(std::span<float> logits, TokenMask mask);
   void change(std::span<float> logits, int32_t id, float value);

@@ -235,9 +235,11 @@ TEST(Sampler, WordsForADeviceAskForTheSameToken) {
     if (chance(0.2)) p.frequency_penalty = 0.4f;
     if (chance(0.2)) p.presence_penalty = -0.7f;
     if (chance(0.3)) p.logit_bias = {{3, 2.5f}, {1, -9.0f}, {3, 0.25f}};
-    p.min_tokens = chance(0.3) ? 5 : 0;
+    p.min_tokens = chance(0.3) ? 3 + static_cast<int>(seed % 2) : 0;
     auto sampler = make(p, vocab, seed, 2, {0, 1, 1, 4}, {2, 4});
-    for (const int32_t id : {1, 3, 3}) sampler.accept(id);
+    for (const int32_t id : {1, 3}) sampler.accept(id);
+    auto before = sampler;
+    sampler.accept(3);
     std::vector<float> logits = random_logits(vocab, seed, 2.0f);
     if (chance(0.5)) {
       for (float& v : logits) v = std::round(v);
@@ -250,12 +252,18 @@ TEST(Sampler, WordsForADeviceAskForTheSameToken) {
     for (int64_t position = 0; position < 20; ++position) {
       std::vector<int32_t> words(ops::kSampleRowWords);
       ops::SampleRow row;
-      ASSERT_TRUE(sampler.describe(position, mask, row, words));
+      ASSERT_TRUE(sampler.describe(position, mask, false, row, words));
       std::memcpy(words.data(), &row, sizeof row);
       auto copy = logits;
       const int32_t want = sampler.sample(copy, position, scratch, mask);
       ASSERT_EQ(PlainSampler(words, 0).sample(logits), want) << "seed " << seed;
       drawn += want >= 0;
+      // The same if the last token is not known yet.
+      words.resize(ops::kSampleRowWords);
+      ASSERT_TRUE(before.describe(position, mask, true, row, words));
+      std::memcpy(words.data(), &row, sizeof row);
+      const std::vector<int32_t> tokens = {3};
+      ASSERT_EQ(PlainSampler(words, 0, tokens).sample(logits), want) << "seed " << seed;
     }
   }
   EXPECT_GT(drawn, 7000);

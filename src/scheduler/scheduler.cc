@@ -251,6 +251,16 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   }
 }
 
+void Scheduler::expect(SequenceId sequence) {
+  commit(sequence, {&kExpected, 1});
+}
+
+void Scheduler::known(SequenceId sequence, int32_t token) {
+  Sequence& s = at(sequence);
+  FRESHET_CHECK(s.expects(), "sequence {} expects no token", sequence);
+  s.tokens.back() = token;
+}
+
 SequenceId Scheduler::fork(SequenceId sequence) {
   Sequence& parent = at(sequence);
   FRESHET_CHECK(parent.awaits_token() || parent.state == State::kSuspended);

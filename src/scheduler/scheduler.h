@@ -10,6 +10,10 @@
 //   step = schedule(now);  do step.copies;  run step.items;  ran(step);
 //   for every item with logits whose sequence awaits a token: fork()/commit()/finish()
 //
+// With expect() a step may be scheduled and run before the tokens of the one in front are known:
+//
+//   ran(a); expect(...);  b = schedule(now);  run b.items;  known(...) or finish();  ran(b); ...
+//
 // A sequence that awaits a token holds its place and does nothing until it gets one (so that beams
 // can go in lockstep). Not synchronised.
 #pragma once
@@ -70,6 +74,10 @@ class Scheduler {
   void ran(const Step& step);
   // Adds tokens to a sequence that awaits some: the accepted drafts and the one after them.
   void commit(SequenceId sequence, std::span<const int32_t> tokens);
+  // Adds a token to a sequence that awaits one before it is known, so that the next step can be
+  // scheduled; known() says which it is, before the tokens behind it are computed (ran()).
+  void expect(SequenceId sequence);
+  void known(SequenceId sequence, int32_t token);
   // A copy of a sequence that awaits a token; shares its blocks. Returns its number. When no seat
   // is free (samples that the request announced have theirs kept) it queues for one after its
   // commit().

@@ -62,6 +62,8 @@ enum class State : uint8_t {
 
 struct Request;
 
+constexpr int32_t kExpected = -1;  // the place of a token that is not known yet
+
 struct Sequence {
   SequenceId id = 0;
   Request* request = nullptr;
@@ -81,6 +83,8 @@ struct Sequence {
   WaitReason waits_for = WaitReason::kQueued;
   uint64_t planned_in = 0;  // number of the last step that it took part in
 
+  // The last token is counted on, but not known yet (Scheduler::expect).
+  bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   bool awaits_token() const { return computed == size(); }
 };

@@ -20,11 +20,12 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 8;
+inline constexpr int kApiVersion = 9;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
 inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
+inline constexpr int kNotes = 4;
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
@@ -194,6 +195,9 @@ struct Api {
   int (*copy)(void* to, const void* from, int64_t bytes);
   int (*clear)(void* to, int64_t bytes);
   int (*sync)();
+  // Notes of what was enqueued so far, kNotes of them, and waiting for that alone.
+  int (*note)(int which);
+  int (*await)(int which);
   // Everything enqueued between begin and end becomes a graph that can be played again.
   int (*graph_begin)();
   int (*graph_end)(void** graph);
@@ -243,7 +247,9 @@ struct Api {
   int (*argmax)(const Rows* x, int32_t* ids);
   // Whether sample() can take rows of so many logits; `words` as in ops/sample.h.
   int (*samples)(int64_t cols);
-  int (*sample)(const Rows* logits, const int32_t* words, int32_t* ids);
+  int (*sample)(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids);
+  // ids[i] = named[from[i]] where from[i] >= 0.
+  int (*take_ids)(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
   int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
   int (*group)(const GroupArgs* args);
   // A product in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16

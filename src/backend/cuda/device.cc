@@ -60,7 +60,7 @@ Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api) {
 
 Status CudaDevice::open_buffers() {
   FRESHET_ASSIGN_OR_RETURN(stage_, Buffer::allocate(kStage, this));
-  FRESHET_ASSIGN_OR_RETURN(host_stage_, Buffer::allocate(kStage, &pinned_));
+  FRESHET_ASSIGN_OR_RETURN(host_stage_, Buffer::allocate(2 * kStage, &pinned_));
   FRESHET_ASSIGN_OR_RETURN(raw_, Buffer::allocate(kRaw, this));
   FRESHET_ASSIGN_OR_RETURN(host_raw_, Buffer::allocate(kRaw, &pinned_));
   FRESHET_ASSIGN_OR_RETURN(tables_, Buffer::allocate(kTables, this));
@@ -132,7 +132,13 @@ void CudaDevice::fetch(void* host, const void* from, size_t bytes) {
 void CudaDevice::wait() {
   flush();
   check(api_.sync(), "step");
-  stage_busy_ = false;
+}
+void CudaDevice::note(int which) {
+  flush();
+  check(api_.note(which), "note");
+}
+void CudaDevice::await(int which) {
+  check(api_.await(which), "step");
 }
 
 double CudaDevice::time(FunctionRef<void()> body) {
@@ -171,10 +177,9 @@ const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
     check(api_.sync(), "stage");
     stage_at_ = 0;
   }
-  std::memcpy(host_stage_.data() + stage_at_, host.data(), host.size_bytes());
+  std::memcpy(host_stage() + stage_at_, host.data(), host.size_bytes());
   uint8_t* to = stage_.data() + stage_at_;
   stage_at_ += bytes;
-  stage_busy_ = true;
   return reinterpret_cast<const int32_t*>(to);
 }
 
@@ -186,14 +191,19 @@ const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
   loose_ = true;
   const int32_t* at = stage(host);
   const size_t offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - stage_.data());
-  check(api_.upload(stage_.data() + offset, host_stage_.data() + offset,
+  check(api_.upload(stage_.data() + offset, host_stage() + offset,
                     static_cast<int64_t>(host.size_bytes())),
         "upload");
   return at;
 }
 
 void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
-  if (stage_busy_) check(api_.sync(), "step");
+  // The step before may still read its half; the one before that is over, or is waited for.
+  const auto stage_note = [](int turn) { return 2 + turn; };
+  stage_turn_ ^= 1;
+  bool& used = stage_used_[static_cast<size_t>(stage_turn_)];
+  if (used) check(api_.await(stage_note(stage_turn_)), "step");
+  used = true;
   stage_at_ = 0;
   scratch_at_ = 0;
   encoded_ = {};
@@ -202,7 +212,7 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   for (const std::span<const int32_t> array : inputs.arrays) {
     if (!array.empty()) registered_.push_back({array.data(), array.size(), stage(array)});
   }
-  check(api_.upload(stage_.data(), host_stage_.data(), static_cast<int64_t>(stage_at_)), "upload");
+  check(api_.upload(stage_.data(), host_stage(), static_cast<int64_t>(stage_at_)), "upload");
 
   Played* played = nullptr;
   if (inputs.repeats) {
@@ -228,6 +238,7 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
     ++played->seen;
     played->loose = played->loose || loose_;
   }
+  check(api_.note(stage_note(stage_turn_)), "note");
   registered_.clear();
 }
 

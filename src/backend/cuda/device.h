@@ -72,7 +72,12 @@ class CudaDevice final : public ops::Device {
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
   void argmax(const Matrix& x, int32_t* ids) override;
   bool samples(int64_t vocab) const override { return api_.samples(vocab) != 0; }
-  void sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) override;
+  void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
+              int32_t* ids) override;
+  void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
+                const int32_t* named) override;
+  void note(int which) override;
+  void await(int which) override;
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
              float* weights) override;
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
@@ -149,6 +154,9 @@ class CudaDevice final : public ops::Device {
   const uint8_t* encoded(const Matrix& x, Order order);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
+  uint8_t* host_stage() {
+    return host_stage_.data() + static_cast<size_t>(stage_turn_) * host_stage_.size() / 2;
+  }
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
   ProductArgs product_args(const Matrix& x, const ops::Product& product);
@@ -179,7 +187,8 @@ class CudaDevice final : public ops::Device {
   Code last_code_ = Code::kBF16;  // of weights: the next ones are likely to be the same
   Buffer stage_, host_stage_;
   size_t stage_at_ = 0;
-  bool stage_busy_ = false;
+  int stage_turn_ = 0;  // which half of the host's this step has
+  std::array<bool, 2> stage_used_{};
   bool loose_ = false;
   bool recording_ = false;
   std::vector<Registered> registered_;

@@ -317,10 +317,19 @@ void CudaDevice::argmax(const Matrix& x, int32_t* ids) {
   check(api_.argmax(&rows, ids), "argmax");
 }
 
-void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words, int32_t* ids) {
+void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
+                        std::span<const int32_t> tokens, int32_t* ids) {
   flush();
   const Rows rows = rows_of(logits);
-  check(api_.sample(&rows, ints(words), ids), "sample");
+  const int32_t* lists = ints(words);
+  check(api_.sample(&rows, lists, tokens.empty() ? nullptr : ints(tokens), ids), "sample");
+}
+
+void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
+                          const int32_t* named) {
+  flush();
+  auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, the step's own
+  check(api_.take_ids(to, ints(from), std::ssize(ids), named), "take_ids");
 }
 
 }  // namespace freshet::cuda

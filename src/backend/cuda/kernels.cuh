@@ -37,7 +37,8 @@ int sigmoid_gate(const Rows* x, const Rows* gate);
 int argmax(const Rows* x, int32_t* ids);
 // sampling.cu
 int samples(int64_t cols);
-int sample(const Rows* logits, const int32_t* words, int32_t* ids);
+int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids);
+int take_ids(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
 // norms.cu
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
 // heads.cu

@@ -12,7 +12,7 @@ int multiprocessors = 0;
 
 namespace {
 
-cudaEvent_t marks[2];
+cudaEvent_t marks[2], notes[kNotes];
 
 int code(cudaError_t error) {
   return static_cast<int>(error);
@@ -41,6 +41,10 @@ int open(char* name, int name_bytes, int* compute_capability, int64_t memory[2])
   for (cudaEvent_t& mark : marks) {
     if (const cudaError_t e = cudaEventCreate(&mark); e != cudaSuccess) return code(e);
   }
+  for (cudaEvent_t& note : notes) {
+    const cudaError_t e = cudaEventCreateWithFlags(&note, cudaEventDisableTiming);
+    if (e != cudaSuccess) return code(e);
+  }
   return code(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 }
 
@@ -64,6 +68,13 @@ int clear(void* to, int64_t bytes) {
 }
 int sync() {
   return code(cudaStreamSynchronize(stream));
+}
+
+int note(int which) {
+  return code(cudaEventRecord(notes[which], stream));
+}
+int await(int which) {
+  return code(cudaEventSynchronize(notes[which]));
 }
 
 int graph_begin() {
@@ -125,6 +136,7 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            release_host,   move,
                            move,           move,
                            clear,          sync,
+                           note,           await,
                            graph_begin,    graph_end,
                            graph_play,     graph_release,
                            mark,           elapsed,
@@ -141,8 +153,9 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            scale,          softcap,
                            gather,         sigmoid_gate,
                            argmax,         samples,
-                           sample,         route,
-                           group,          router,
-                           combine,        read};
+                           sample,         take_ids,
+                           route,          group,
+                           router,         combine,
+                           read};
   return &kApi;
 }

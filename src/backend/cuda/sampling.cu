@@ -268,10 +268,20 @@ struct Row {
   }
 };
 
-// What the lists of a row say, to the columns of this block.
+__device__ __forceinline__ void penalise(float& l, const SampleRow& row, int outputs) {
+  l = l > 0.0f ? __fdiv_rn(l, row.repetition) : __fmul_rn(l, row.repetition);
+  l = __fsub_rn(l, __fmul_rn(row.frequency, static_cast<float>(outputs)));
+  if (outputs > 0) l = __fsub_rn(l, row.presence);
+}
+
+// What the lists of a row say, to the columns of this block. The row's last token, if it was not
+// known when the lists were made, is one more of what was put out.
 __device__ __forceinline__ void change(float* v, int first, int count, const SampleRow& row,
-                                       const int32_t* words) {
+                                       const int32_t* words, const int32_t* tokens) {
+  __shared__ int was_seen;
   const int tid = static_cast<int>(threadIdx.x);
+  const int last = row.last >= 0 ? tokens[row.last] : -1;
+  if (tid == 0) was_seen = 0;
   for (int i = tid; row.allowed.count > 0 && i < count; i += kThreads) {
     const int w = (first + i) / 32;
     if (w < row.allowed.count && (words[row.allowed.at + w] >> ((first + i) % 32) & 1) == 0) {
@@ -283,12 +293,13 @@ __device__ __forceinline__ void change(float* v, int first, int count, const Sam
   for (int i = tid; i < row.seen.count; i += kThreads) {
     const SampleRow::Seen token = seen[i];
     const int at = token.id - first;
-    if (at < 0 || at >= count) continue;
-    float l = v[at];
-    l = l > 0.0f ? __fdiv_rn(l, row.repetition) : __fmul_rn(l, row.repetition);
-    l = __fsub_rn(l, __fmul_rn(row.frequency, static_cast<float>(token.outputs)));
-    if (token.outputs > 0) l = __fsub_rn(l, row.presence);
-    v[at] = l;
+    const bool again = token.id == last;
+    if (again) was_seen = 1;
+    if (at >= 0 && at < count) penalise(v[at], row, token.outputs + (again ? 1 : 0));
+  }
+  __syncthreads();
+  if (tid == 0 && was_seen == 0 && last >= first && last < first + count) {
+    penalise(v[last - first], row, 1);
   }
   __syncthreads();
   const auto* biases = reinterpret_cast<const SampleRow::Bias*>(words + row.biases.at);
@@ -345,7 +356,8 @@ __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
-    sample_kernel(Rows logits, const int32_t* words, int32_t* ids, int each) {
+    sample_kernel(Rows logits, const int32_t* words, const int32_t* tokens, int32_t* ids,
+                  int each) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ Weight box[2][kBins];
   __shared__ Weight of_warps[kWarps];
@@ -376,7 +388,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   load(r.v, logits.data + blockIdx.y * logits.stride, r.first, count, cols,
        whole_rows(logits.data, logits.stride));
   __syncthreads();
-  change(r.v, r.first, count, row, words);
+  change(r.v, r.first, count, row, words, tokens);
   Weight best = 0;
   r.batches([&](const float (&x)[kBatch], int at) {
 #pragma unroll
@@ -400,6 +412,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   cluster_sync();  // others may still read from here
 }
 
+__global__ void __launch_bounds__(kThreads)
+    take_ids_kernel(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
+  let_next_start();
+  wait();
+  const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (i < count && from[i] >= 0) ids[i] = named[from[i]];
+}
+
 int each_of(int64_t cols) {
   return static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1;
 }
@@ -413,7 +433,7 @@ int samples(int64_t cols) {
   return capability >= 90 && cols > 0 && shared_of(cols) + 4096 <= kSharedOfSm ? 1 : 0;
 }
 
-int sample(const Rows* logits, const int32_t* words, int32_t* ids) {
+int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids) {
   const size_t shared = shared_of(logits->cols);
   static size_t allowed = 0;
   if (shared > allowed) {
@@ -423,8 +443,13 @@ int sample(const Rows* logits, const int32_t* words, int32_t* ids) {
     allowed = shared;
   }
   return launch_cluster(sample_kernel, dim3(kBlocks, static_cast<unsigned>(logits->rows)),
-                        dim3(kThreads), shared, dim3(kBlocks), *logits, words, ids,
+                        dim3(kThreads), shared, dim3(kBlocks), *logits, words, tokens, ids,
                         each_of(logits->cols));
+}
+
+int take_ids(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
+  return launch(take_ids_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))),
+                dim3(kThreads), 0, ids, from, count, named);
 }
 
 }  // namespace freshet::cuda
