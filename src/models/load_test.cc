@@ -102,7 +102,7 @@ class Load : public ::testing::Test {
     const KvCacheSpec spec = kv_cache_spec(model.spec(), ops::KvType::kF32);
     auto cache = KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), 1));
     FRESHET_CHECK(cache.ok() && model.reserve(1, 1, 16).ok(), "no memory");
-    ForwardBatch batch{{5}, {0}, {0, 1}, {1}, {}, {0}};
+    ForwardBatch batch{{5}, {}, {0}, {0, 1}, {1}, {}, {0}};
     for (size_t g = 0; g < spec.groups.size(); ++g) batch.tables.push_back({{0}, 1});
     std::vector<float> logits(static_cast<size_t>(model.spec().vocab_size));
     model.forward(batch, *cache, {logits.data()});
@@ -132,7 +132,7 @@ TEST_F(Load, HiddenStatesAreWhatTheHeadReads) {
   const KvCacheSpec cache_spec = kv_cache_spec(spec, ops::KvType::kF32);
   auto cache = KvStorage::allocate(cache_spec, {1});
   ASSERT_TRUE(cache.ok() && (*model)->reserve(3, 1, 16).ok());
-  const ForwardBatch batch{{5, 9, 7}, {0, 1, 2}, {0, 3}, {3}, {{{0}, 1}}, {1}};
+  const ForwardBatch batch{{5, 9, 7}, {}, {0, 1, 2}, {0, 3}, {3}, {{{0}, 1}}, {1}};
   std::vector<float> logits(static_cast<size_t>(spec.vocab_size));
   std::vector<float> hidden(static_cast<size_t>(3 * spec.hidden_size));
   (*model)->forward(batch, *cache, {logits.data(), hidden.data()});
