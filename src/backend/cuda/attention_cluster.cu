@@ -13,10 +13,8 @@ namespace {
 using namespace single;
 
 constexpr int kRanks = kTiles;  // blocks of a cluster
-constexpr int kPieceBlocks = kPieceTokens / kBlockTokens, kTileBlocks = kTileTokens / kBlockTokens;
+constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
 static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane a block, a warp a tile
-
-__device__ unsigned arrived[kMostCounters];
 
 template <class T>
 struct Piece {
@@ -32,6 +30,10 @@ struct Piece {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+constexpr int kTileBlocks = kTileTokens / kBlockTokens;
+
+__device__ unsigned arrived[kMostCounters];
+
 // The piece of a cluster, and what of it is seen: tiles, blocks of the cache.
 struct Part {
   int rank, piece;
@@ -263,8 +265,8 @@ __global__ void __launch_bounds__(kThreads)
   auto& s = *reinterpret_cast<Piece<T>*>(memory);
   let_next_start();
   const int z = static_cast<int>(blockIdx.z);
-  const Range w = find_range(a, plan, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
-                             z / kRanks);
+  const Range w =
+      find_range(a, plan, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), z / kRanks);
   if (w.last_chunk < w.first_chunk) return;  // of the whole cluster
   const Part p = part_of(w, z);
   if (threadIdx.x == 0) {

@@ -6,28 +6,14 @@
 // copies of one. What the rings hold is asked for before the kernel in front has ended. Leaves are
 // added from left to right; the bits are those of products.cu.
 #include "backend/cuda/kernels.cuh"
-#include "backend/cuda/products.cuh"
+#include "backend/cuda/products_few.cuh"
 
 namespace freshet::cuda {
 namespace {
 
 // NT: tiles of 8 tokens; R: tiles of rows at once.
 template <int NT, int R>
-struct Shape {
-  static constexpr int kTogether = R * NT <= kWarps ? NT : kWarps / R;  // tiles added up at once
-  static constexpr int kItems = R * kTogether;
-  static constexpr int kStageBytes = R * BF16::kTileBytes;
-  static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
-  static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  static constexpr int kBytes = kWarps * kStages * kStageBytes + kSumBytes;
-  static_assert(NT % kTogether == 0 && kItems <= kWarps);
-};
-
-// A block's tiles of rows.
-struct Share {
-  int64_t first;
-  int count;
-};
+struct Shape : FewSums<NT, R>, FewRings<NT, R, R * BF16::kTileBytes> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int NT>
@@ -63,36 +49,6 @@ struct Stream {
     if (++unit == units) unit = 0, ++group;
   }
 };
-
-// Adds the leaves of a group's sums: a warp has all of an item's.
-template <int NT, int R>
-__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[R][NT][4],
-                                           float4* shared, int64_t tile, int tiles) {
-  using S = Shape<NT, R>;
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int j = 0; j < NT; j += S::kTogether) {
-    __syncthreads();  // the sums before have been read
-#pragma unroll
-    for (int i = 0; i < S::kItems; ++i) {
-      const float(&v)[4] = sum[i % R][j + i / R];
-      shared[(warp * S::kItems + i) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    __syncthreads();
-    if (warp >= S::kItems || warp % R >= tiles) continue;
-    float all[1][4];
-#pragma unroll
-    for (int leaf = 0; leaf < kWarps; ++leaf) {
-      const float4 v = shared[(leaf * S::kItems + warp) * 32 + lane];
-      const float part[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        all[0][n] = leaf == 0 ? part[n] : __fadd_rn(all[0][n], part[n]);
-      }
-    }
-    finish<1>(w, all, tile + warp % R, j + warp / R, lane);
-  }
-}
 #endif
 
 // Few registers leave room for the small kernel in front: the next block starts beside it.
@@ -172,20 +128,14 @@ __global__ void __launch_bounds__(256, NT == 1   ? 3
     }
     if ((group + 1) * R < stream.share.count) load_first();
     auto* shared = reinterpret_cast<float4*>(rings + kWarps * S::kStages * S::kStageBytes);
-    add_leaves<NT, R>(w, sum, shared, first + group * R, count);
+    add_leaves<S>(w, sum, shared, first + group * R, count);
   }
 #endif
 }
 
 template <int NT, int R>
 int launch_few(const ProductList& list, int64_t tokens, int share) {
-  using S = Shape<NT, R>;
-  const auto kernel = few_kernel<NT, R>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
-                S::kBytes, list, tokens, share);
+  return launch_shares<Shape<NT, R>>(few_kernel<NT, R>, list, tokens, share);
 }
 
 template <int NT>

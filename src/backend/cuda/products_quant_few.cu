@@ -6,33 +6,21 @@
 // tiles at once. What the rings hold is asked for before the kernel in front has ended. Leaves are
 // added from left to right; the bits are those of products.cu.
 #include "backend/cuda/kernels.cuh"
-#include "backend/cuda/products.cuh"
+#include "backend/cuda/products_few.cuh"
 
 namespace freshet::cuda {
 namespace {
 
 // NT: tiles of 8 tokens; R: tiles of rows at once.
-template <class F_, int NT_, int R_>
-struct Shape {
+template <class F_, int R>
+struct Stage {
   using F = F_;
-  static constexpr int NT = NT_, R = R_;
-  static constexpr int kTogether = R * NT <= kWarps ? NT : kWarps / R;  // tiles added up at once
-  static constexpr int kItems = R * kTogether;
   static constexpr int kUnitPieces = F::kUnit / 64;
-  static constexpr int kPieces = F::kTileBytes > 1000 && kUnitPieces == 1 ? 2 : 4;  // of a stage
+  static constexpr int kPieces = F::kTileBytes > 1000 && kUnitPieces == 1 ? 2 : 4;
   static constexpr int kTileBytes = kPieces / kUnitPieces * F::kTileBytes;
-  static constexpr int kStageBytes = R * kTileBytes;
-  static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
-  static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  static constexpr int kBytes = kWarps * kStages * kStageBytes + kSumBytes;
-  static_assert(NT % kTogether == 0 && kItems <= kWarps && kStages >= 2);
 };
-
-// A block's tiles of rows.
-struct Share {
-  int64_t first;
-  int count;
-};
+template <class F, int NT, int R>
+struct Shape : Stage<F, R>, FewSums<NT, R>, FewRings<NT, R, R * Stage<F, R>::kTileBytes> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
@@ -50,9 +38,7 @@ struct Stream {
   uint64_t* full;
   int group = 0, unit = 0, stage = 0;  // to be asked for next
 
-  __device__ __forceinline__ bool more() const {
-    return group * S::R < share.count && units > 0;
-  }
+  __device__ __forceinline__ bool more() const { return group * S::R < share.count && units > 0; }
   __device__ __forceinline__ int tiles(int of) const { return min(S::R, share.count - of * S::R); }
   __device__ __forceinline__ void ask(int lane) {
     constexpr int kUnits = S::kPieces / S::kUnitPieces;
@@ -84,35 +70,6 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
     }
   }
 }
-
-// Adds the leaves of a group's sums: a warp has all of an item's.
-template <class S>
-__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::R][S::NT][4],
-                                           float4* shared, int64_t tile, int tiles) {
-  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int j = 0; j < S::NT; j += S::kTogether) {
-    __syncthreads();  // the sums before have been read
-#pragma unroll
-    for (int i = 0; i < S::kItems; ++i) {
-      const float(&v)[4] = sum[i % S::R][j + i / S::R];
-      shared[(warp * S::kItems + i) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    __syncthreads();
-    if (warp >= S::kItems || warp % S::R >= tiles) continue;
-    float all[1][4];
-#pragma unroll
-    for (int leaf = 0; leaf < kWarps; ++leaf) {
-      const float4 v = shared[(leaf * S::kItems + warp) * 32 + lane];
-      const float part[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        all[0][n] = leaf == 0 ? part[n] : __fadd_rn(all[0][n], part[n]);
-      }
-    }
-    finish<1>(w, all, tile + warp % S::R, j + warp / S::R, lane);
-  }
-}
 #endif
 
 template <class S>
@@ -128,9 +85,9 @@ __global__ void __launch_bounds__(256, 1)
   int i = 0;
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const ProductArgs& p = list.of[i];
-  const Work w{p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
-               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0,
-               F::kUp};
+  const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+               (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+               p.scale,          p.add != 0,    F::kUp};
   const auto units = static_cast<int>((w.cols + F::kUnit - 1) / F::kUnit);
   const int64_t tiles = (w.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
@@ -199,12 +156,7 @@ __global__ void __launch_bounds__(256, 1)
 
 template <class S>
 int launch_few(const ProductList& list, int64_t tokens, int share) {
-  const auto kernel = few_kernel<S>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
-                S::kBytes, list, tokens, share);
+  return launch_shares<S>(few_kernel<S>, list, tokens, share);
 }
 
 template <class F, int NT>

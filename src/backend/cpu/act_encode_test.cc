@@ -1,0 +1,112 @@
+// Activations as products want them: every instruction set's encoder gives the same bytes.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/backend.h"
+#include "backend/cpu/matmul_layout.h"
+#include "backend/cpu/tables.h"
+
+namespace freshet::cpu {
+namespace {
+
+using ops::ActEncoder;
+using ops::ActKind;
+
+constexpr uint8_t kWall = 0xa5;  // what stands around an encoded row
+
+TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
+  std::mt19937 rng(2);
+  std::normal_distribution<float> normal;
+  const float odd[] = {0.0f, -0.0f, 1e-40f, 1e-31f, 1e38f, -1e38f, 0.5f, 1e-20f, 7.0f};
+  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x256}) {
+    for (const int64_t cols : {32, 64, 256, 480, 512, 2048, 7, 50}) {
+      for (int trial = 0; trial < 8; ++trial) {
+        std::vector<float> x(static_cast<size_t>(cols));
+        for (auto& v : x) {
+          v = trial == 1 ? 0.0f : std::ldexp(normal(rng), static_cast<int>(rng() % 9) * trial);
+          if (trial > 4 && rng() % 40 == 0) v = odd[rng() % 9];
+        }
+        std::vector<uint8_t> first;
+        for (const ActEncoder& e : act_encoders()) {
+          if (e.kind != kind || !detect().has(e.isa)) continue;
+          const size_t size = e.row_bytes(cols);
+          EXPECT_EQ(size % 64, 0u);
+          std::vector<uint8_t> out(size + 2 * kLine, kWall);
+          std::fill_n(out.begin() + kLine, size, uint8_t{0});
+          e.encode(x.data(), cols, 0, cols, true, out.data() + kLine);
+          const auto end = out.end() - kLine;
+          EXPECT_EQ(std::count(out.begin(), out.begin() + kLine, kWall), kLine);
+          EXPECT_EQ(std::count(end, out.end(), kWall), kLine);
+          const std::vector<uint8_t> bytes(out.begin() + kLine, end);
+          if (first.empty()) first = bytes;
+          EXPECT_EQ(first, bytes) << ops::name_of(e.isa) << " cols=" << cols << " trial=" << trial;
+        }
+      }
+    }
+  }
+}
+
+// Part by part, and without the fine part: the same bytes, and none where the fine ones were.
+TEST(ActEncoders, EncodePartsOfARow) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (const ActEncoder& e : act_encoders()) {
+    if (!detect().has(e.isa)) continue;
+    for (const int64_t cols : {256, 480, 2048}) {
+      std::vector<float> x(static_cast<size_t>(cols));
+      for (auto& v : x) v = normal(rng);
+      std::vector<uint8_t> whole(e.row_bytes(cols)), parts = whole, coarse = whole;
+      e.encode(x.data(), cols, 0, cols, true, whole.data());
+      for (int64_t k = (cols - 1) / 256 * 256; k >= 0; k -= 256) {
+        const int64_t end = std::min(k + 256, cols);
+        e.encode(x.data() + k, cols, k, end, true, parts.data());
+        e.encode(x.data() + k, cols, k, end, false, coarse.data());
+      }
+      EXPECT_EQ(whole, parts) << ops::name_of(e.isa) << " cols=" << cols;
+      const bool bytes = e.kind == ActKind::kQ8x256;
+      const auto fine =
+          static_cast<std::ptrdiff_t>(bytes ? q8x256_layout(cols).fine : bf16_layout(cols).fine);
+      EXPECT_TRUE(std::equal(whole.begin(), whole.begin() + fine, coarse.begin()));
+      EXPECT_EQ(std::count(coarse.begin() + fine, coarse.begin() + 2 * fine, 0), fine);
+      for (int64_t b = 0; bytes && b < blocks_of(cols, 256); ++b) {
+        const auto at = static_cast<std::ptrdiff_t>(q8x256_layout(cols).records + b * 2 * kLine);
+        EXPECT_TRUE(
+            std::equal(whole.begin() + at, whole.begin() + at + kLine, coarse.begin() + at));
+      }
+    }
+  }
+}
+
+TEST(ActEncoders, RoundToTheNearestOf255Levels) {
+  const std::span<const ActEncoder> all = act_encoders();
+  const auto e = std::ranges::find_if(
+      all, [](const ActEncoder& a) { return a.kind == ActKind::kQ8x256 && detect().has(a.isa); });
+  ASSERT_NE(e, all.end());
+  std::vector<float> x(256);
+  for (int i = 0; i < 256; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i % 100 - 50) * 0.5f;
+  x[0] = -127.0f;  // the step is 1: halves go to the even neighbour
+  std::vector<uint8_t> out(e->row_bytes(256));
+  e->encode(x.data(), 256, 0, 256, true, out.data());
+  Q8x256Record record;
+  std::memcpy(&record, out.data() + q8x256_layout(256).records, sizeof record);
+  EXPECT_EQ(record.d, 1.0f);
+  const int first_of[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (size_t place = 0; place < 8; ++place) {
+    int sum = 0;
+    for (size_t j = 0; j < 32; ++j) {
+      const size_t i = static_cast<size_t>(first_of[place]) * 32 + j;
+      const auto want = std::nearbyint(x[i]);
+      EXPECT_EQ(static_cast<float>(static_cast<int8_t>(out[i])), want);
+      sum += static_cast<int>(want);
+    }
+    EXPECT_EQ(record.sum32[place], sum);
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu

@@ -1,0 +1,77 @@
+// What products of few tokens share, whatever the weights' format (Hopper): a block takes an even
+// share of a product's tiles of 16 rows, R at once; each of its warps sums a leaf of K from a ring
+// of its own, and leaves are added from left to right in shared memory, behind the rings.
+#pragma once
+
+#include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products.cuh"
+
+namespace freshet::cuda {
+
+// A block's tiles of rows.
+struct Share {
+  int64_t first;
+  int count;
+};
+
+// NT: tiles of 8 tokens; R: tiles of rows at once.
+template <int NT_, int R_>
+struct FewSums {
+  static constexpr int NT = NT_, R = R_;
+  static constexpr int kTogether = R * NT <= kWarps ? NT : kWarps / R;  // tiles added up at once
+  static constexpr int kItems = R * kTogether;
+  static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
+  static_assert(NT % kTogether == 0 && kItems <= kWarps);
+};
+
+// Rings in what the sums leave of the shared memory.
+template <int NT, int R, int kStageBytes_>
+struct FewRings {
+  static constexpr int kStageBytes = kStageBytes_;
+  static constexpr int kSums = FewSums<NT, R>::kSumBytes;
+  static constexpr int kStages = ((224 << 10) - kSums) / (kWarps * kStageBytes);
+  static constexpr int kBytes = kWarps * kStages * kStageBytes + kSums;
+  static_assert(kStages >= 2);
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Adds the leaves of a group's sums: a warp has all of an item's.
+template <class S>
+__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::R][S::NT][4],
+                                           float4* shared, int64_t tile, int tiles) {
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int j = 0; j < S::NT; j += S::kTogether) {
+    __syncthreads();  // the sums before have been read
+#pragma unroll
+    for (int i = 0; i < S::kItems; ++i) {
+      const float(&v)[4] = sum[i % S::R][j + i / S::R];
+      shared[(warp * S::kItems + i) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    __syncthreads();
+    if (warp >= S::kItems || warp % S::R >= tiles) continue;
+    float all[1][4];
+#pragma unroll
+    for (int leaf = 0; leaf < kWarps; ++leaf) {
+      const float4 v = shared[(leaf * S::kItems + warp) * 32 + lane];
+      const float part[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        all[0][n] = leaf == 0 ? part[n] : __fadd_rn(all[0][n], part[n]);
+      }
+    }
+    finish<1>(w, all, tile + warp % S::R, j + warp / S::R, lane);
+  }
+}
+#endif
+
+template <class S, class Kernel>
+int launch_shares(Kernel kernel, const ProductList& list, int64_t tokens, int share) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
+                S::kBytes, list, tokens, share);
+}
+
+}  // namespace freshet::cuda
