@@ -299,8 +299,8 @@ void StepLoop::complete() {
   runner_.finish();
   ahead_ = false;
   take_rows();
-  int64_t generated = -counted_.generated_tokens;
   sample_all();
+  count_step(prompt_tokens_ + chosen_tokens());  // before anybody hears of its tokens
   if (embeddings_ > 0) embed(step_);
   deliver_prompt_logprobs();
   for (Choice& choice : choices_) apply(choice);
@@ -312,8 +312,6 @@ void StepLoop::complete() {
     if (live.beams && s.awaits_token())
       advance_beams(live, item.sequence, runner_.row(i, item.logits - 1));
   }
-  generated += counted_.generated_tokens;
-  count_step(prompt_tokens_ + generated);
 }
 
 // Of prompts, computed in this step.
@@ -323,6 +321,17 @@ int64_t StepLoop::prompt_tokens(const scheduler::Step& step) const {
     if (!scheduler_->has(item.sequence)) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
+  }
+  return tokens;
+}
+
+// A beam chooses one, whichever of them is kept.
+int64_t StepLoop::chosen_tokens() const {
+  int64_t tokens = std::ranges::count_if(choices_, [](const Choice& c) { return c.token >= 0; });
+  for (const scheduler::StepItem& item : step_.items) {
+    if (!scheduler_->has(item.sequence)) continue;
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    if (s.awaits_token() && live_.at(s.request->id)->beams) ++tokens;
   }
   return tokens;
 }

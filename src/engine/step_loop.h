@@ -94,6 +94,7 @@ class StepLoop {
   bool step();  // false: nothing to run
   void complete();
   int64_t prompt_tokens(const scheduler::Step& step) const;
+  int64_t chosen_tokens() const;
   void count_step(int64_t tokens);
   void count_evicted_blocks();
   void publish();        // what stats() tells, and how much waits

@@ -340,7 +340,42 @@ TEST(StepLoop, WhoeverHasItsAnswerIsCounted) {
   const EngineStats stats = future.get();
   EXPECT_EQ(stats.generated_tokens, 7);
   EXPECT_EQ(stats.prompt_tokens, 3);
+  EXPECT_EQ(stats.steps, 7);
+  EXPECT_EQ(stats.step_tokens, 3 + 7);
   EXPECT_EQ(stats.running, 0);
+}
+
+TEST(StepLoop, AnEmbeddingsStepIsCountedBeforeItIsTold) {
+  Rig rig({});
+  std::promise<EngineStats> seen;
+  Request r;
+  r.prompt = {1, 2, 3};
+  r.pooling = Pooling::kLast;
+  r.on_done = [&](const Usage&) { seen.set_value(rig.loop().stats()); };
+  ASSERT_TRUE(rig.loop().submit(std::move(r)).ok());
+  auto future = seen.get_future();
+  ASSERT_EQ(future.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  const EngineStats stats = future.get();
+  EXPECT_EQ(stats.steps, 1);
+  EXPECT_EQ(stats.step_tokens, 3);
+}
+
+TEST(StepLoop, EachBeamIsATokenOfAStep) {
+  Rig rig({});
+  std::promise<EngineStats> seen;
+  Request r;
+  r.prompt = {1, 2, 3};
+  r.params.max_tokens = 4;
+  r.params.ignore_eos = true;
+  r.params.temperature = 0;
+  r.params.beam_width = 2;
+  r.on_done = [&](const Usage&) { seen.set_value(rig.loop().stats()); };
+  ASSERT_TRUE(rig.loop().submit(std::move(r)).ok());
+  auto future = seen.get_future();
+  ASSERT_EQ(future.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  const EngineStats stats = future.get();
+  EXPECT_EQ(stats.steps, 4);
+  EXPECT_EQ(stats.step_tokens, 3 + 1 + 3 * 2);
 }
 
 TEST(StepLoop, SamplesDiffer) {
