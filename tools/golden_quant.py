@@ -8,8 +8,10 @@ a line "format distribution rmse" each; distributions lie in order, ROWS numbers
 the library's own encoders are measured too, and those of formats that the package cannot write.
 
 FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes.
+INT4 groups are decoded by numpy: int4_*.blocks and .f32, all that --int4 writes.
 
-Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER] [--ggml libggml-base.so | --fp8]
+Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER]
+       [--ggml libggml-base.so | --fp8 | --int4]
 """
 import argparse
 import ctypes
@@ -132,14 +134,34 @@ def fp8(out):
     (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
 
 
+def int4(out, group):
+    """The upper 20 bits of an F32 and a zero point, then each 32 numbers as in Q4_0."""
+    rng = np.random.default_rng(22 + group)
+    n = 1024 // group
+    scales = (rng.standard_normal(n) * 0.05).astype("<f4")
+    scales[:6] = [1, 0, -0.0, 1e-40, 3e37, np.float32(2) ** -126]
+    bits = scales.view("<u4") & 0xFFFFF000
+    zeros = rng.integers(0, 16, n, dtype=np.uint32)
+    q = rng.integers(0, 16, (n, group // 32, 2, 16), dtype=np.uint8)
+    head = ((bits >> 8) | zeros).astype("<u4").view(np.uint8).reshape(n, 4)[:, [1, 2, 0]]
+    nibbles = (q[:, :, 0] | q[:, :, 1] << 4).reshape(n, -1)
+    numbers = q.reshape(n, group).astype(np.int32) - zeros.astype(np.int32)[:, None]
+    (out / f"int4_g{group}.blocks").write_bytes(np.hstack([head, nibbles]).tobytes())
+    decoded = numbers.astype("<f4") * bits.view("<f4")[:, None]
+    (out / f"int4_g{group}.f32").write_bytes(decoded.tobytes())
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
     args.add_argument("--ggml", type=ctypes.CDLL)
     args.add_argument("--fp8", action="store_true")
+    args.add_argument("--int4", action="store_true")
     args = args.parse_args()
     if args.fp8:
         return fp8(args.out)
+    if args.int4:
+        return [int4(args.out, group) for group in (32, 128)]
     args.out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20)
     for kind in [*F16_FIELDS, *OTHERS]:
@@ -150,7 +172,9 @@ def main():
     rows = {k: v.astype(np.float32) for k, v in inputs(rng).items()}
     (args.out / "input.f32").write_bytes(b"".join(v.tobytes() for v in rows.values()))
     (args.out / "rmse.txt").write_text("".join(errors(rows, args.ggml)), encoding="ascii")
-    return fp8(args.out)
+    fp8(args.out)
+    for group in (32, 128):
+        int4(args.out, group)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ Status Session::make_dummy() {
   const auto format = asked.starts_with(kPrefix)
                           ? quant::format_by_name(std::string_view(asked).substr(kPrefix.size()))
                           : std::nullopt;
-  if (!format) {
+  if (!format || quant::info(*format).encode == nullptr) {
     return invalid_argument("--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16",
                             asked);
   }

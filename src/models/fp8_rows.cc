@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "models/quantization_config.h"
 #include "quant/fp8.h"
 
 namespace freshet::models {
@@ -17,11 +18,7 @@ struct BlockShape {
 
 // Of which rows and columns one scale is, if scales are of blocks.
 BlockShape block_shape(const json::Value& config) {
-  const json::Value* q = config.find("quantization_config");
-  if (q == nullptr) {
-    const json::Value* text = config.find("text_config");
-    q = text != nullptr ? text->find("quantization_config") : nullptr;
-  }
+  const json::Value* q = quantization_config(config);
   if (q == nullptr) return {};
   const json::Value* size = q->find("weight_block_size");
   const json::Value* groups = q->find("config_groups");

@@ -6,6 +6,7 @@
 
 #include "models/finite.h"
 #include "models/fp8_rows.h"
+#include "models/int4_rows.h"
 
 namespace freshet::models {
 namespace {
@@ -58,7 +59,12 @@ const TensorSource* WeightReader::find(Role role, std::string_view suffix, int l
   const std::string name = stem(role, layer, expert);
   if (name.empty()) return nullptr;
   if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
-  if (suffix == ".weight") return find_name(name);
+  if (suffix == ".weight") {
+    for (const std::string_view packed : kPackedSuffixes) {
+      if (const TensorSource* found = find_name(name + std::string(packed))) return found;
+    }
+    return find_name(name);
+  }
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
 }
 
@@ -72,7 +78,10 @@ Result<const TensorSource*> WeightReader::require(Role role, std::string_view su
 }
 
 Result<Rows> WeightReader::rows(const TensorSource& source, int64_t rows, int64_t cols,
-                                Layout layout) const {
+                                Layout layout, Inputs inputs) const {
+  if (is_packed(source) && layout == Layout::kRows) {
+    return int4_rows(*this, source, rows, cols, inputs);
+  }
   const std::vector<int64_t> wanted =
       layout == Layout::kRows ? std::vector{rows, cols} : std::vector{cols, rows};
   const bool flat = rows == 1 && source.shape == std::vector{cols};
@@ -148,6 +157,7 @@ Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows&
   });
   if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
   FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols));
+  out.inputs = rows.inputs;
   infos_.push_back({name, out.format, out.rows, out.cols, out.packed.size(), out.kernel->name});
   done_ += wanted.size() * quant::row_bytes(rows.format, rows.cols);
   if (progress_) progress_(std::min(done_, checkpoint_.total_bytes()), checkpoint_.total_bytes());
@@ -185,7 +195,8 @@ Status WeightReader::linear(Linear& out, Role role, int layer, int64_t rows, int
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* weight, require(role, ".weight", layer));
   const bool transposed = architecture_.transposed && !is_gguf_ && layer >= 0;
   const Layout layout = transposed ? Layout::kTransposed : Layout::kRows;
-  FRESHET_ASSIGN_OR_RETURN(const Rows source, this->rows(*weight, rows, cols, layout));
+  FRESHET_ASSIGN_OR_RETURN(const Rows source,
+                           this->rows(*weight, rows, cols, layout, Inputs::kAnyOrder));
   FRESHET_RETURN_IF_ERROR(pack(out.weight, weight->name, source, order));
   release(*weight);
   if (!bias) return {};

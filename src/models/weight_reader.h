@@ -22,10 +22,12 @@ struct Rows {
   quant::Format format = quant::Format::kF32;
   int64_t cols = 0;
   std::vector<const uint8_t*> rows;
-  std::vector<Buffer> owned;  // what rows point to, where not into the file
+  std::vector<Buffer> owned;    // what rows point to, where not into the file
+  std::vector<int32_t> inputs;  // as in ops::Weight
 };
 
-enum class Layout { kRows, kTransposed };  // [out, in] or [in, out]
+enum class Layout { kRows, kTransposed };   // [out, in] or [in, out]
+enum class Inputs { kInOrder, kAnyOrder };  // whether Rows may have `inputs`
 
 class WeightReader {
  public:
@@ -35,7 +37,7 @@ class WeightReader {
   bool is_gguf() const { return is_gguf_; }
   const json::Value& config() const { return checkpoint_.config(); }
   const Architecture& architecture() const { return architecture_; }
-  ops::Ops& ops() { return ops_; }
+  ops::Ops& ops() const { return ops_; }
 
   // suffix: ".weight", ".bias" or "". nullptr when absent. A weight may lack its ".weight".
   const loader::TensorSource* find(Role role, std::string_view suffix, int layer = -1,
@@ -50,7 +52,7 @@ class WeightReader {
   // The matrix [rows, cols] in `source`; or matrix `index` of `count` in a tensor of three
   // dimensions.
   Result<Rows> rows(const loader::TensorSource& source, int64_t rows, int64_t cols,
-                    Layout layout = Layout::kRows) const;
+                    Layout layout = Layout::kRows, Inputs inputs = Inputs::kInOrder) const;
   Result<Rows> rows_of(const loader::TensorSource& source, int64_t index, int64_t count,
                        int64_t rows, int64_t cols, Layout layout) const;
   // All of a tensor as F32; `count` numbers.

@@ -92,9 +92,11 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
     }
     return bytes;
   };
+  // Inputs in another order, where kernels take them as they are.
+  const size_t picked = impl_->reference ? floats(l.tokens * l.max_cols) : 0;
   const size_t products =
-      std::max(encoded(l.tokens, l.max_cols) + encoded(l.tokens, l.max_gated_cols),
-               encoded(l.tokens * l.heads, l.max_head_dim));
+      picked + std::max(encoded(l.tokens, l.max_cols) + encoded(l.tokens, l.max_gated_cols),
+                        encoded(l.tokens * l.heads, l.max_head_dim));
   const int64_t pairs = l.tokens * l.top_k;
   const size_t experts = floats(pairs * (3 * l.max_expert_ff + 2 * l.max_cols + 4)) +
                          encoded(pairs, std::max(l.max_cols, l.max_expert_ff)) +

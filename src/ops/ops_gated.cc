@@ -46,9 +46,12 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
                 const Product& down) {
   const int64_t ff = up.out.cols;
   const bool host = device() == nullptr;
+  const bool in_order =
+      gate.weight->inputs.empty() && up.weight->inputs.empty() && down.weight->inputs.empty();
   const Pieces cut(x.rows, ff, host ? pool().size() : 1);
   const bool room = cut.tokens * kEncodedPart * (host ? pool().size() : 1) <= x.rows * ff;
-  if (!host || x.rows <= kManyTokens || !room || down.weight->kernel->act == ActKind::kF32 ||
+  if (!host || x.rows <= kManyTokens || !room || !in_order ||
+      down.weight->kernel->act == ActKind::kF32 ||
       gate.weight->kernel->act != up.weight->kernel->act) {
     const Product products[] = {gate, up};
     matmul(x, products);

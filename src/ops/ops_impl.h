@@ -44,7 +44,8 @@ struct Ops::Impl {
     const uint8_t* data = nullptr;
     int64_t row_bytes = 0;
   };
-  Encoded encode(const Matrix& x, ActKind kind, bool fine);
+  // `inputs`: which number of x each one is, empty: all in order.
+  Encoded encode(const Matrix& x, ActKind kind, bool fine, std::span<const int32_t> inputs = {});
   Encoded encode(const Matrix& x, const Weight& reader) {
     return encode(x, reader.kernel->act, reads_fine(reader));
   }

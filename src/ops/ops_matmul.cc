@@ -183,17 +183,32 @@ bool Ops::Impl::reads_fine(const Weight& w) const {
   return kind != ActKind::kF32 && encoders[static_cast<size_t>(kind)]->reads_fine(w.rows, w.cols);
 }
 
-Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind, bool fine) {
+Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind, bool fine,
+                                     std::span<const int32_t> inputs) {
+  const auto pick = [&](int64_t t, int64_t first, int64_t last, float* to) {
+    for (int64_t c = first; c < last; ++c) *to++ = x.row(t)[inputs[static_cast<size_t>(c)]];
+  };
   if (kind == ActKind::kF32) {
-    return {reinterpret_cast<const uint8_t*>(x.data),
-            x.stride * static_cast<int64_t>(sizeof(float))};
+    Matrix in = x;
+    if (!inputs.empty()) {
+      in = {arena.allocate_array<float>(x.rows * x.cols), x.rows, x.cols, x.cols};
+      for (int64_t t = 0; t < x.rows; ++t) pick(t, 0, x.cols, in.row(t));
+    }
+    return {reinterpret_cast<const uint8_t*>(in.data),
+            in.stride * static_cast<int64_t>(sizeof(float))};
   }
   const ActEncoder& encoder = *encoders[static_cast<size_t>(kind)];
   const auto row_bytes = static_cast<int64_t>(encoder.row_bytes(x.cols));
   auto* data = static_cast<uint8_t*>(arena.allocate(encoded_bytes(kind, x.rows, x.cols)));
   for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
-      encoder.encode(x.row(t), x.cols, 0, x.cols, fine, data + t * row_bytes);
+      if (inputs.empty()) encoder.encode(x.row(t), x.cols, 0, x.cols, fine, data + t * row_bytes);
+      for (int64_t c = 0; !inputs.empty() && c < x.cols; c += kEncodedPart) {
+        float part[kEncodedPart];
+        const int64_t end = std::min(c + kEncodedPart, x.cols);
+        pick(t, c, end, part);
+        encoder.encode(part, x.cols, c, end, fine, data + t * row_bytes);
+      }
     }
   });
   return {data, row_bytes};
@@ -248,6 +263,14 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
     }
     return d->matmul(x, products);
   }
+  for (const Product& p : products) {
+    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
+  }
+  const auto reordered = [](const Product& p) { return !p.weight->inputs.empty(); };
+  if (products.size() > 1 && std::any_of(products.begin(), products.end(), reordered)) {
+    for (const Product& p : products) matmul(x, {&p, 1});
+    return;
+  }
   Impl& m = *impl_;
   const size_t mark = m.arena.mark();
   auto* calls = m.arena.allocate_array<MatmulCall>(static_cast<int64_t>(products.size()));
@@ -257,16 +280,13 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
       return p.weight->kernel->act == kind && m.reads_fine(*p.weight);
     });
   };
-  for (const Product& p : products) {
-    FRESHET_CHECK(p.weight != nullptr && p.weight->kernel != nullptr, "matmul without a weight");
-  }
   for (size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
     FRESHET_CHECK(x.cols == p.weight->cols && p.out.rows == x.rows && p.out.cols == p.weight->rows,
                   "{}", describe(x, *p.weight, p.out));
     const ActKind kind = p.weight->kernel->act;
     Impl::Encoded& e = encoded[static_cast<size_t>(kind)];
-    if (e.data == nullptr) e = m.encode(x, kind, reads_fine(kind));
+    if (e.data == nullptr) e = m.encode(x, kind, reads_fine(kind), p.weight->inputs);
     calls[i] = {{p.weight, x.rows, nullptr, p.out.data, p.out.stride, p.bias, p.scale, p.add},
                 e.data,
                 e.row_bytes};

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "quant/format.h"
 #include "tensor/buffer.h"
@@ -22,6 +23,8 @@ struct Weight {
   int64_t cols = 0;
   const MatmulKernel* kernel = nullptr;  // who packed it and multiplies with it
   Buffer packed;
+  // Column c takes input inputs[c] (on the CPU alone); empty: in order.
+  std::vector<int32_t> inputs;
 
   bool empty() const { return rows == 0; }
 };

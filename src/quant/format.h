@@ -2,8 +2,8 @@
 //
 // A row of K numbers is K / block_size blocks of block_bytes each; K must be a multiple of
 // block_size. Plain types are formats with a block of one. The quantised formats are those of GGUF
-// (ggml's block layouts, little-endian), and FP8. decode() is the definition of what a block means:
-// every kernel is tested against it. All functions are pure and thread-safe.
+// (ggml's block layouts, little-endian), FP8 and INT4 groups. decode() is the definition of what a
+// block means: every kernel is tested against it. All functions are pure and thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,8 @@ enum class Format : uint8_t {
   kIQ4_NL,
   kIQ4_XS,
   kMXFP4,
+  kInt4G128,
+  kInt4G32,
 };
 
 inline constexpr uint32_t kNoGgmlType = ~uint32_t{0};

@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "quant/format.h"
 #include "quant/fp8.h"
+#include "quant/int4.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -67,9 +68,10 @@ constexpr FormatInfo row() {
 
 // In the order of Format.
 constexpr std::array kFormats = {
-    row<F32>(),  row<F16>(),  row<BF16>(),   row<FP8>(),    row<Q4_0>(),  row<Q4_1>(),
-    row<Q5_0>(), row<Q5_1>(), row<Q8_0>(),   row<Q2_K>(),   row<Q3_K>(),  row<Q4_K>(),
-    row<Q5_K>(), row<Q6_K>(), row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(),
+    row<F32>(),    row<F16>(),   row<BF16>(),     row<FP8>(),     row<Q4_0>(),
+    row<Q4_1>(),   row<Q5_0>(),  row<Q5_1>(),     row<Q8_0>(),    row<Q2_K>(),
+    row<Q3_K>(),   row<Q4_K>(),  row<Q5_K>(),     row<Q6_K>(),    row<IQ4_NL>(),
+    row<IQ4_XS>(), row<MXFP4>(), row<Int4G128>(), row<Int4G32>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {

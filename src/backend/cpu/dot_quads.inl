@@ -46,5 +46,16 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
   }
 }
 
+// sum[t] += lines [0, kQuads) of w times x[t].
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_plain(I32 (&sum)[T], const Lines& w, const int8_t* const (&x)[T]) {
+  FRESHET_UNROLL
+  for (int i = 0; i < kQuads; ++i) {
+    const I32 line = w.line(i);
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) sum[t] = dot_quad(sum[t], line, x[t] + 4 * i);
+  }
+}
+
 }  // namespace
 }  // namespace freshet::cpu

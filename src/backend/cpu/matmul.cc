@@ -33,9 +33,9 @@ constexpr ActKind act_kind(Format f) {
   }
 }
 
-constexpr const char* kNames[kFormats] = {"f32",  "f16",  "bf16",   "fp8",    "q4_0", "q4_1",
-                                          "q5_0", "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k",
-                                          "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+constexpr const char* kNames[kFormats] = {
+    "f32",  "f16",  "bf16", "fp8",  "q4_0",   "q4_1",   "q5_0",  "q5_1",      "q8_0",    "q2_k",
+    "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_g128", "int4_g32"};
 
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
@@ -100,7 +100,7 @@ constexpr MatmulKernel row() {
           run<kernels, f>};
 }
 
-constexpr size_t kRows = 96;
+constexpr size_t kRows = 112;
 struct Rows {
   std::array<MatmulKernel, kRows> rows{};
   size_t count = 0;

@@ -6,6 +6,9 @@
 // operands of activations (two tiles of tokens, or the two planes of one) times these two are four
 // tiles of sums, which leave the tiles once a unit.
 //
+// INT4 groups are no products of scales: their bytes less the zero points are one operand, and the
+// halves of a block, each a group, have sums of their own in the tiles.
+//
 // While tiles multiply, one F32 operation a cycle is left, and two of whole numbers: the sums of
 // one unit are scaled between the products of the next.
 #pragma once
@@ -25,9 +28,43 @@ FRESHET_INLINE I32 byte_up(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
+// The unpacking of a block in eighths, which U::unpack_sub does.
+template <class U>
+struct Unpacks {
+  // j not known when compiling.
+  template <class View>
+  __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
+    switch (j) {
+      case 0:
+        return U::unpack_sub(block, 0, to);
+      case 1:
+        return U::unpack_sub(block, 1, to);
+      case 2:
+        return U::unpack_sub(block, 2, to);
+      case 3:
+        return U::unpack_sub(block, 3, to);
+      case 4:
+        return U::unpack_sub(block, 4, to);
+      case 5:
+        return U::unpack_sub(block, 5, to);
+      case 6:
+        return U::unpack_sub(block, 6, to);
+      default:
+        return U::unpack_sub(block, 7, to);
+    }
+  }
+  template <class View>
+  static void unpack(const View& block, uint8_t* to) {
+    FRESHET_UNROLL
+    for (int j = 0; j < 8; ++j) U::unpack_sub(block, j, to);
+    U::unpack_scales(block, to);
+  }
+};
+
 // A block of weights unpacked for the tiles.
 template <class F>
-struct Unit {
+struct Unit : Unpacks<Unit<F>> {
+  static constexpr bool kHalves = false;
   // Q2_K: 15 * 3 at most.
   static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K ? 1 : 2;
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
@@ -74,33 +111,29 @@ struct Unit {
     store_i(to + kDAt, bits_i(block.d()));
     if constexpr (F::kAffine) store_i(to + kDAt + kLine, bits_i(block.dmin()));
   }
-  // The same, j not known when compiling.
+};
+
+template <>
+struct Unit<BlockInt4<128>> : Unpacks<Unit<BlockInt4<128>>> {
+  static constexpr int kBytePlanes = 1;
+  static constexpr bool kHalves = true;
+  static constexpr int64_t kPlane = 64 * kLine, kDAt = kPlane, kBytes = kDAt + 2 * kLine;
+
   template <class View>
-  __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
-    switch (j) {
-      case 0:
-        return unpack_sub(block, 0, to);
-      case 1:
-        return unpack_sub(block, 1, to);
-      case 2:
-        return unpack_sub(block, 2, to);
-      case 3:
-        return unpack_sub(block, 3, to);
-      case 4:
-        return unpack_sub(block, 4, to);
-      case 5:
-        return unpack_sub(block, 5, to);
-      case 6:
-        return unpack_sub(block, 6, to);
-      default:
-        return unpack_sub(block, 7, to);
+  FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
+    const bool is = j < block.subs();
+    if (is) block.ahead(j);
+    const I32 zeros = _mm512_mullo_epi32(block.group(j).zero(), bytes_i(1));
+    const auto lines = block.sub(j);
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 line = _mm512_sub_epi8(lines.line(i), zeros);
+      store_i(to + (j * 8 + i) * kLine, is ? line : zero_i());
     }
   }
-  static void unpack(const Packed256<F>& from, int64_t b, uint8_t* to) {
-    const auto block = from.block(b);
-    FRESHET_UNROLL
-    for (int j = 0; j < 8; ++j) unpack_sub(block, j, to);
-    unpack_scales(block, to);
+  template <class View>
+  FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
+    for (int h = 0; h < 2; ++h) store_i(to + kDAt + h * kLine, bits_i(block.groups[h].d()));
   }
 };
 
@@ -172,6 +205,7 @@ class Pipe {
  public:
   using U = Unit<F>;
   static constexpr int kMost = kMostRows / kPlanes;  // tokens of a step
+  static constexpr bool kTwoSums = U::kBytePlanes == 2 || U::kHalves;
   explicit Pipe(const MatmulCall& call) : c(call) {}
 
   // between(k, i): after product i of k's quarter of the block. Tokens of the product before are
@@ -182,7 +216,7 @@ class Pipe {
     const uint8_t* const x[2] = {p.tokens->operand(0) + x_at, p.tokens->operand(1) + x_at};
     if (kOperands == 1 && stored_operands == 2) {
       tile_store<2>(stored + 2 * kTileInts);
-      if constexpr (U::kBytePlanes == 2) tile_store<3>(stored + 3 * kTileInts);
+      if constexpr (kTwoSums) tile_store<3>(stored + 3 * kTileInts);
     }
     quarter<kOperands, 0>(x, p.tokens->stride, p.unit, between);
     quarter<kOperands, 1>(x, p.tokens->stride, p.unit, between);
@@ -204,9 +238,9 @@ class Pipe {
   // Stores and scales what is left.
   void drain() {
     tile_store<0>(stored);
-    if constexpr (U::kBytePlanes == 2) tile_store<1>(stored + kTileInts);
+    if constexpr (kTwoSums) tile_store<1>(stored + kTileInts);
     tile_store<2>(stored + 2 * kTileInts);
-    if constexpr (U::kBytePlanes == 2) tile_store<3>(stored + 3 * kTileInts);
+    if constexpr (kTwoSums) tile_store<3>(stored + 3 * kTileInts);
     scale_part(0, kMost);
     count = 0;
   }
@@ -229,7 +263,7 @@ class Pipe {
           (k - 1) * kOperands * U::kBytePlanes + (kOperands == 2 ? i : i / 2);  // i: 0, 2 or 0 .. 3
       constexpr int kFrom = kSlot * kMost / kSlots, kTo = (kSlot + 1) * kMost / kSlots;
       if (count == kMost) {
-        const Scaling scaling(before);
+        const Scaling scaling(before, c.cols);
         FRESHET_UNROLL
         for (int t = kFrom; t < kTo; ++t) scale(scaling, t, Tokens<kPlanes>::place_of(t));
         if (before.last) finish_rows(kFrom, kTo);
@@ -246,6 +280,19 @@ class Pipe {
     tile_load<6>(unit + k * 16 * kLine, kLine);
     tile_load<4>(x[0] + k * 64, stride);
     begin<0, kFirst>();
+    if constexpr (U::kHalves) {
+      begin<1, kFirst>();
+      tile_dp_i8<k / 2, 4, 6>();
+      after<kOperands, k, 0>(between);
+      if constexpr (kOperands == 2) {
+        tile_load<5>(x[1] + k * 64, stride);
+        begin<2, kFirst>();
+        begin<3, kFirst>();
+        tile_dp_i8<2 + k / 2, 5, 6>();
+        after<kOperands, k, 1>(between);
+      }
+      return;
+    }
     tile_dp_u8<0, 4, 6>();
     after<kOperands, k, 0>(between);
     if constexpr (kOperands == 2) {
@@ -279,13 +326,15 @@ class Pipe {
     float* sums;
     F32 d;
     __mmask16 held;  // none of the rows' first block
+    bool whole;      // the block, not half of one
 
-    FRESHET_INLINE_MEMBER explicit Scaling(const Product<F, kPlanes>& p)
+    FRESHET_INLINE_MEMBER Scaling(const Product<F, kPlanes>& p, int64_t cols)
         : unit(p.unit),
           records(p.records),
           sums(p.sums),
           d(bits_f(load_i(p.unit + U::kDAt))),
-          held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)) {}
+          held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)),
+          whole(cols - p.block * kUnitK > kUnitK / 2) {}
   };
   // Adds token t, whose whole-number sums are at `place`, to its sums.
   FRESHET_INLINE_MEMBER void scale(const Scaling& s, int t, int place) {
@@ -297,6 +346,18 @@ class Pipe {
       sum[p] = sum_at(stored + place + p * 2 * kTileInts);
     }
     F32 acc = _mm512_maskz_loadu_ps(s.held, sums);
+    if constexpr (U::kHalves) {
+      for (int h = 0; h < (s.whole ? 2 : 1); ++h) {
+        FRESHET_UNROLL
+        for (int p = 0; p < kPlanes; ++p) {
+          sum[p] = load_i(stored + place + (p * 2 + h) * kTileInts);
+        }
+        const F32 d = bits_f(load_i(s.unit + U::kDAt + h * kLine));
+        acc = fma_f(join_planes<kPlanes>(sum), mul_f(d, set_f(s.records->d[t])), acc);
+      }
+      store_f(sums, acc);
+      return;
+    }
     acc = fma_f(join_planes<kPlanes>(sum), mul_f(s.d, set_f(s.records->d[t])), acc);
     if constexpr (F::kAffine) {
       I32 offset[kPlanes];
@@ -319,7 +380,7 @@ class Pipe {
   __attribute__((noinline)) void scale_part(int from, int to) {
     from = from * count / kMost, to = to * count / kMost;
     if (from >= to) return;
-    const Scaling scaling(before);
+    const Scaling scaling(before, c.cols);
     for (int t = from; t < to; ++t) scale(scaling, t, before.tokens->place[t]);
     if (before.last) finish_rows(from, to);
   }
@@ -503,7 +564,8 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     t += x.count;
   }
   const int64_t blocks = blocks_of(c.cols, kUnitK);
-  U::unpack(Packed256<F>(c, first), 0, units[0]);
+  const Packed256<F> first_panel(c, first);
+  U::unpack(first_panel.block(0), units[0]);
   int now = 0;
   for (int64_t p = first; p < last; ++p) {
     for (int64_t b = 0; b < blocks; ++b, now ^= 1) {
@@ -562,7 +624,7 @@ void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   run_blocks<BlockQ4_0>, run_blocks<BlockQ4_1>, run_blocks<BlockQ5_0>, run_blocks<BlockQ5_1>,     \
       run_blocks<BlockQ8_0>, run_blocks<BlockQ2_K>, run_blocks<BlockQ3_K>, run_blocks<BlockQ4_K>, \
       run_blocks<BlockQ5_K>, run_blocks<BlockQ6_K>, run_blocks<BlockIQ4_NL>,                      \
-      run_blocks<BlockIQ4_XS>, run_blocks<BlockMXFP4>
+      run_blocks<BlockIQ4_XS>, run_blocks<BlockMXFP4>, run_blocks<BlockInt4<128>>
 
 }  // namespace
 }  // namespace freshet::cpu

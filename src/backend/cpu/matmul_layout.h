@@ -16,6 +16,7 @@
 //   q8_0     8 lines                                                     d[16] f16
 //   iq4_nl   4 lines                                                     d[16] f16
 //   mxfp4    4 lines                                                     e[16] bytes
+//   int4     a group is 128 or 32 k: 16 or 4 lines                       d[16] u16, dz[16] bytes
 //   q2_k     16 lines, 4 of scales, d[16] dmin[16] f16
 //   q3_k     16 lines, 8 of high bits, 3 of scales                       d[16] f16
 //   q4_k     32 lines, 3 of scales, d[16] dmin[16] f16
@@ -72,6 +73,10 @@ constexpr PanelLayout panel_layout(quant::Format f) {
       return {32, 8 * kLine, 32};
     case Format::kMXFP4:
       return {32, 4 * kLine, 16};
+    case Format::kInt4G128:
+      return {128, 16 * kLine, 48};
+    case Format::kInt4G32:
+      return {32, 4 * kLine, 48};
     case Format::kQ2_K:
       return {256, 21 * kLine, 0};
     case Format::kQ3_K:

@@ -5,6 +5,7 @@
 // taken through the group while its own stretch is in the L1 cache; sums wait in between.
 #pragma once
 
+#include "backend/cpu/matmul_int4.inl"
 #include "backend/cpu/matmul_tiles.inl"
 
 namespace freshet::cpu {
@@ -74,6 +75,29 @@ struct Family256 : FamilyBase {
   void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
                    F32 (&acc)[T]) const {
     tile256<Source, T, planes>(w, layout, row, b0, b1, acc);
+  }
+};
+
+template <class F, int planes>
+struct FamilyInt4 : FamilyBase {
+  using Source = PackedInt4<F>;
+  static constexpr int kBlock = F::kGroup, kTile = kMaxTile / planes;
+  static constexpr int64_t kUnpackedBlock = UnpackedInt4<F>::kBytes;
+  const Q8x256Layout layout;
+  explicit FamilyInt4(const MatmulCall& c) : layout(q8x256_layout(c.cols)) {}
+
+  static void unpack(const MatmulCall& c, int64_t panel, int64_t b0, int64_t b1, uint8_t* to) {
+    UnpackedInt4<F>::unpack(Source(c, panel), b0, b1, to);
+  }
+  template <int T>
+  void unpacked_tile(const MatmulCall&, int64_t, const uint8_t* panel,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    tile_int4<UnpackedInt4<F>, T, planes>(UnpackedInt4<F>{panel}, layout, row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile_int4<Source, T, planes>(w, layout, row, b0, b1, acc);
   }
 };
 

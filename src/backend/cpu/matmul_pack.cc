@@ -42,6 +42,10 @@ constexpr BlockMap block_map(Format f) {
       return {{{2, 4, 8, 0}, {0, 2, 1, 0, true}}, 2};
     case Format::kMXFP4:
       return {{{1, 4, 4, 0}, {0, 1, 1, 0, true}}, 2};
+    case Format::kInt4G128:
+      return {{{3, 4, 16, 0}, {0, 2, 1, 0, true}, {2, 1, 1, 32, true}}, 3};
+    case Format::kInt4G32:
+      return {{{3, 4, 4, 0}, {0, 2, 1, 0, true}, {2, 1, 1, 32, true}}, 3};
     case Format::kQ2_K:
       return {{{16, 4, 16, 0}, {0, 4, 4, 1024}, {80, 2, 1, 1280}, {82, 2, 1, 1312}}, 4};
     case Format::kQ3_K:
@@ -82,6 +86,7 @@ static_assert(covers(Format::kQ5_K, 176) && covers(Format::kQ6_K, 210));
 static_assert(covers(Format::kIQ4_NL, 18) && covers(Format::kIQ4_XS, 136));
 static_assert(covers(Format::kMXFP4, 17) && covers(Format::kF32, 128));
 static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64) && covers(Format::kFP8, 132));
+static_assert(covers(Format::kInt4G128, 67) && covers(Format::kInt4G32, 19));
 
 // The 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so that they line
 // up with quad p of a line.

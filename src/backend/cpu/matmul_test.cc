@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -105,6 +106,18 @@ std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t co
         const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
         const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
         std::memcpy(&row[at], &d, 4);
+      }
+      continue;
+    }
+    if (f == Format::kInt4G128 || f == Format::kInt4G32) {
+      for (size_t at = 0; at < bytes; at += static_cast<size_t>(info.block_bytes)) {
+        const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
+        const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
+        const auto bits = std::bit_cast<uint32_t>(d);
+        const auto zero = values == Values::kLargest ? (odd ? 15u : 0u) : rng() % 16u;
+        row[at] = static_cast<uint8_t>(bits >> 16);
+        row[at + 1] = static_cast<uint8_t>(bits >> 24);
+        row[at + 2] = static_cast<uint8_t>((bits >> 8 & 0xf0) | zero);
       }
       continue;
     }
@@ -398,6 +411,11 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 std::vector<Case> cases(Format f) {
+  if (quant::info(f).block_size == 128) {
+    return {{f, 2048, 2176, 3}, {f, 2049, 2304, 1}, {f, 2050, 2048, 18}, {f, 16, 128, 1},
+            {f, 1, 384, 2},     {f, 33, 768, 5},    {f, 40, 2432, 7},    {f, 160, 512, 19},
+            {f, 24, 2688, 70},  {f, 17, 128, 33}};
+  }
   if (quant::info(f).block_size > 32) {
     return {{f, 2048, 2048, 3}, {f, 2049, 2304, 1}, {f, 2050, 2048, 18},
             {f, 16, 256, 1},    {f, 1, 512, 2},     {f, 33, 768, 5},

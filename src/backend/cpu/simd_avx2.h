@@ -266,6 +266,10 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
     }
   }
 }
+template <int T, int kQuads, int kTop, class Lines>
+FRESHET_INLINE void dot_plain(I32 (&sum)[T], const Lines& w, const int8_t* const (&x)[T]) {
+  dot_scaled<T, kQuads, kTop>(sum, make_scale<kTop>(set_i(1)), w, 0, x);
+}
 
 #endif
 

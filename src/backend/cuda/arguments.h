@@ -43,6 +43,9 @@ inline Code code_of(quant::Format format) {
       return Code::kQ3_K;
     case quant::Format::kQ5_K:
       return Code::kQ5_K;
+    case quant::Format::kInt4G128:
+    case quant::Format::kInt4G32:
+      break;
   }
   return Code::kCount;
 }

@@ -1,0 +1,161 @@
+// INT4 groups: exact whole-number sums of a group of 32 or 128 k, then
+// acc = fma(sum, d_weight * d_x, acc), group after group. Scales are used as they are stored.
+#pragma once
+
+#include "backend/cpu/matmul_tiles.inl"
+
+namespace freshet::cpu {
+namespace {
+
+template <int kSize>
+struct BlockInt4 {
+  static constexpr Format kFormat = kSize == 128 ? Format::kInt4G128 : Format::kInt4G32;
+  static constexpr int kGroup = kSize, kTop = 15, kShift = 0, kSubs = kSize / 32;
+  static constexpr bool kAffine = false;
+  FRESHET_INLINE NibbleLines sub(const uint8_t* main, int j) { return {main + j * 4 * kLine}; }
+  FRESHET_INLINE F32 scale(const uint8_t* tail) {
+    return bits_f(or_i(shl(load_u16(tail), 16), shl(and_i(load_u8(tail + 32), set_i(0xf0)), 8)));
+  }
+  FRESHET_INLINE I32 zero(const uint8_t* tail) { return and_i(load_u8(tail + 32), set_i(15)); }
+};
+
+// Minus a group's zero points, ready to be multiplied with sums of 32 activations as pairs (0, 2),
+// (1, 3) of a group of 128, or alone.
+template <class F>
+FRESHET_INLINE I32 minus_zeros(I32 zero) {
+  const I32 minus = and_i(sub_i(zero_i(), zero), set_i(0xffff));
+  return F::kSubs == 1 ? minus : or_i(minus, shl(minus, 16));
+}
+// sum - zeros times the activations of group `at` of a record's block.
+template <class F>
+FRESHET_INLINE I32 less_zeros(I32 sum, I32 minus, const uint8_t* record, int at) {
+  const uint8_t* const sums = record + offsetof(Q8x256Record, sum32);
+  if constexpr (F::kSubs == 1) {
+    int16_t s;
+    std::memcpy(&s, sums + 2 * (at / 4 * 4 + at % 2 * 2 + at % 4 / 2), 2);
+    return add_madd_i(sum, minus, set_i(s));
+  }
+  sum = add_madd_i(sum, minus, set_i(i32_at(sums + 8 * at)));
+  return add_madd_i(sum, minus, set_i(i32_at(sums + 8 * at + 4)));
+}
+
+// Groups as they are packed.
+template <class F>
+struct PackedInt4 : Packed<F> {
+  using Packed<F>::Packed;
+  struct View {
+    const Packed<F>& panel;
+    const uint8_t* main;
+    const uint8_t* tail;
+    FRESHET_INLINE_MEMBER NibbleLines sub(int j) const { return F::sub(main, j); }
+    FRESHET_INLINE_MEMBER I32 zero() const { return F::zero(tail); }
+    FRESHET_INLINE_MEMBER I32 minus() const { return minus_zeros<F>(zero()); }
+    FRESHET_INLINE_MEMBER F32 d() const { return F::scale(tail); }
+    // After a panel's end, what the next one's holds.
+    FRESHET_INLINE_MEMBER void ahead(int j) const {
+      const uint8_t* next = main + j * 4 * kLine + kAhead;
+      if (next >= panel.tail_part) next += panel.end - panel.tail_part;
+      prefetch_lines<4>(next);
+      if (j > 0) return;
+      next = tail + 8 * kLine;
+      if (next >= panel.end) next += panel.tail_part - panel.main_part;
+      prefetch_near(next);
+    }
+  };
+  FRESHET_INLINE_MEMBER View group(int64_t b) const {
+    return {*this, this->main(b), this->tail(b)};
+  }
+};
+
+// Two groups of 128 as one block of 256; a row may end with half of one.
+template <>
+struct Packed256<BlockInt4<128>> : PackedInt4<BlockInt4<128>> {
+  using Group = PackedInt4<BlockInt4<128>>::View;
+  struct View {
+    Group groups[2];
+    bool whole;
+    FRESHET_INLINE_MEMBER int subs() const { return whole ? 8 : 4; }
+    FRESHET_INLINE_MEMBER const Group& group(int j) const { return groups[j / 4]; }
+    FRESHET_INLINE_MEMBER NibbleLines sub(int j) const { return group(j).sub(j % 4); }
+    FRESHET_INLINE_MEMBER void ahead(int j) const { group(j).ahead(j % 4); }
+  };
+  const int64_t groups;
+  Packed256(const MatmulCall& c, int64_t panel)
+      : PackedInt4<BlockInt4<128>>(c, panel), groups(c.cols / 128) {}
+  FRESHET_INLINE_MEMBER View block(int64_t b) const {
+    const bool whole = 2 * b + 1 < groups;
+    return {{group(2 * b), group(whole ? 2 * b + 1 : 2 * b)}, whole};
+  }
+};
+
+// A group unpacked to its lines, minus the zeros, d.
+template <class F>
+struct UnpackedInt4 {
+  using Block = F;
+  static constexpr int kZeroLine = F::kGroup / 4, kDLine = kZeroLine + 1;
+  static constexpr int64_t kBytes = (kDLine + 1) * kLine;
+  struct View {
+    const uint8_t* data;
+    FRESHET_INLINE_MEMBER WholeLines sub(int j) const { return {data + j * 8 * kLine}; }
+    FRESHET_INLINE_MEMBER I32 minus() const { return line_at(data, kZeroLine); }
+    FRESHET_INLINE_MEMBER F32 d() const { return bits_f(line_at(data, kDLine)); }
+    FRESHET_INLINE_MEMBER void ahead(int) const {}
+  };
+  const uint8_t* data;
+  FRESHET_INLINE_MEMBER View group(int64_t b) const { return {data + b * kBytes}; }
+
+  static void unpack(const PackedInt4<F>& from, int64_t b0, int64_t b1, uint8_t* to) {
+    for (int64_t b = b0; b < b1; ++b, to += kBytes) {
+      const auto group = from.group(b);
+      FRESHET_UNROLL
+      for (int j = 0; j < F::kSubs; ++j) {
+        group.ahead(j);
+        const NibbleLines lines = group.sub(j);
+        FRESHET_UNROLL
+        for (int i = 0; i < 8; ++i) store_i(to + (j * 8 + i) * kLine, lines.line(i));
+      }
+      store_i(to + kZeroLine * kLine, group.minus());
+      store_i(to + kDLine * kLine, bits_i(group.d()));
+    }
+  }
+};
+
+template <class Source, int T, int kPlanes>
+FRESHET_INLINE void tile_int4(const Source& source, const Q8x256Layout& l,
+                              const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                              F32 (&acc)[T]) {
+  using F = typename Source::Block;
+  constexpr int kRows = T * kPlanes, kOf256 = 256 / F::kGroup;
+  for (int64_t b = b0; b < b1; ++b) {
+    const auto group = source.group(b - b0);
+    const int at = static_cast<int>(b % kOf256);
+    const I32 minus = group.minus();
+    I32 sum[kRows];
+    const int8_t* x[kRows];
+    const uint8_t* record[kRows];
+    FRESHET_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* const from = row[r / kPlanes];
+      const int plane = r % kPlanes;
+      x[r] = reinterpret_cast<const int8_t*>(from) + plane * l.fine + b * F::kGroup;
+      record[r] = from + l.records + (b / kOf256 * 2 + plane) * kLine;
+      sum[r] = less_zeros<F>(zero_i(), minus, record[r], at);
+    }
+    FRESHET_UNROLL
+    for (int j = 0; j < F::kSubs; ++j) {
+      group.ahead(j);
+      dot_plain<kRows, 8, F::kTop>(sum, group.sub(j), x);
+      FRESHET_UNROLL
+      for (int r = 0; r < kRows; ++r) x[r] += 32;
+    }
+    const F32 d = group.d();
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const F32 scale = mul_f(d, set_f(f32_at(record[t * kPlanes + kPlanes - 1])));
+      acc[t] = fma_f(join_planes<kPlanes>(sum + t * kPlanes), scale, acc[t]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu
