@@ -149,6 +149,39 @@ TEST_P(MatmulConformance, DecodesItsRowsExactly) {
   }
 }
 
+// A weight whose columns stand in another order gives the bits of inputs in that order.
+TEST_P(MatmulConformance, InputsMayBeTakenInAnotherOrder) {
+  ThreadPool pool(2, false);
+  constexpr int64_t kCols = 512, kRows = 256;
+  const Stored stored(row().format, kRows, kCols, 33), other(row().format, kRows, kCols, 3300);
+  for (const bool reference : {false, true}) {
+    const auto o = make(pool, reference);
+    const Weight plain = stored.pack(*o), second = other.pack(*o);
+    Weight ordered = stored.pack(*o);
+    for (int32_t c = 0; c < kCols; ++c) ordered.inputs.push_back(c * 77 % kCols);
+    for (const int64_t tokens : {1, 70}) {
+      std::vector<float> x = test::random_floats(static_cast<size_t>(tokens * kCols), 8), picked;
+      for (int64_t i = 0; i < tokens * kCols; ++i) {
+        const int64_t from = i / kCols * kCols + ordered.inputs[static_cast<size_t>(i % kCols)];
+        picked.push_back(x[static_cast<size_t>(from)]);
+      }
+      const Matrix xs{x.data(), tokens, kCols, kCols}, ps{picked.data(), tokens, kCols, kCols};
+      std::vector<float> out[4];
+      const auto product = [&](const Weight& w, int i) {
+        out[i].resize(static_cast<size_t>(tokens * kRows));
+        return Product{&w, {out[i].data(), tokens, kRows, kRows}};
+      };
+      const Product want = product(plain, 0), want_second = product(second, 1);
+      o->matmul(ps, {&want, 1});
+      o->matmul(xs, {&want_second, 1});
+      const Product both[] = {product(ordered, 2), product(second, 3)};
+      o->matmul(xs, both);
+      EXPECT_EQ(out[0], out[2]);
+      EXPECT_EQ(out[1], out[3]);
+    }
+  }
+}
+
 TEST_P(MatmulConformance, ExpertsKeepTheLawOfTheBatch) {
   ThreadPool one(1), three(3, false);
   const auto alone = make(one, false), shared = make(three, false), reference = make(one, true);

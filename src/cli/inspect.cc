@@ -12,6 +12,7 @@
 #include "eval/session.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
+#include "models/quantization_config.h"
 
 namespace freshet::cli {
 namespace {
@@ -34,12 +35,21 @@ struct FormatTotal {
   size_t bytes = 0;
 };
 
+// How many numbers of so many bits a tensor of GPTQ, AWQ or pack-quantized holds in its words; 0:
+// it is no such tensor.
+int64_t packed_numbers(const TensorSource& t, int bits) {
+  const bool packed = t.name.ends_with(".qweight") || t.name.ends_with(".weight_packed");
+  return packed && t.dtype == "I32" ? t.elements() * (32 / bits) : 0;
+}
+
 std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
   std::map<std::string, FormatTotal> totals;
+  const int bits = models::quantization_bits(checkpoint.config());
   for (const TensorSource& t : checkpoint.tensors()) {
-    FormatTotal& f = totals[t.dtype];
+    const int64_t packed = packed_numbers(t, bits);
+    FormatTotal& f = totals[packed > 0 ? fmt::format("INT{}", bits) : t.dtype];
     ++f.tensors;
-    f.numbers += t.elements();
+    f.numbers += packed > 0 ? packed : t.elements();
     f.bytes += t.bytes;
   }
   return totals;
@@ -117,7 +127,7 @@ std::string size_text(size_t bytes) {
 
 int64_t numbers_of(const Checkpoint& checkpoint) {
   int64_t n = 0;
-  for (const TensorSource& t : checkpoint.tensors()) n += t.elements();
+  for (const auto& [name, f] : formats_of(checkpoint)) n += f.numbers;
   return n;
 }
 

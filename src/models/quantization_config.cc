@@ -19,4 +19,18 @@ std::string quantization_text(const json::Value& quantization, const std::string
   return text;
 }
 
+int quantization_bits(const json::Value& config) {
+  const json::Value* q = quantization_config(config);
+  if (q == nullptr) return 4;
+  const json::Value* bits = q->find("bits");
+  const json::Value* groups = q->find("config_groups");
+  if (bits == nullptr && groups != nullptr && groups->is_object()) {
+    for (const auto& [name, group] : groups->as_object()) {
+      const json::Value* weights = group.find("weights");
+      if (weights != nullptr && bits == nullptr) bits = weights->find("num_bits");
+    }
+  }
+  return bits != nullptr && bits->is_number() && bits->as_int64() == 8 ? 8 : 4;
+}
+
 }  // namespace freshet::models

@@ -16,4 +16,7 @@ const json::Value* quantization_config(const json::Value& config);
 std::string quantization_text(const json::Value& quantization, const std::string& key,
                               std::string_view otherwise);
 
+// The bits of whole numbers that are packed into words; 4 where it does not say.
+int quantization_bits(const json::Value& config);
+
 }  // namespace freshet::models
