@@ -2,11 +2,12 @@
 // same run.
 //
 // usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
-//                         [--types T,..] [--shape ROWSxCOLS] | [--context N]
+//                         [--types T,..] [--shape ROWSxCOLS] |
+//                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N]
 //
 // Products: as many copies of a matrix as no cache holds are multiplied one after the other, as
 // layers do. With --context, attention instead: the last N of so many tokens of one sequence, 32
-// heads on 8 KV heads of 64, F16 cache.
+// heads (or --heads) on 8 KV heads of 64 (or --head-dim).
 //
 // A line a test: median time of a call, bytes a second and their share of the read ceiling,
 // operations a second and their share of the arithmetic that the product's kernel is bound by.
@@ -36,7 +37,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kBeyondCaches = size_t{256} << 20;
 constexpr double kLeastSeconds = 0.15;  // of a test
 constexpr int64_t kRandomRows = 64;     // that a matrix repeats
-constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 64;
+constexpr int kKvHeads = 8;
 
 struct Options {
   int threads = 0;
@@ -45,6 +46,9 @@ struct Options {
   std::string shape = "8192x2048";
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 512};
   int64_t context = 0;
+  std::vector<std::string> kv_types = {"f16"};
+  int heads = 32;
+  int head_dim = 64;
   int rounds = 5;
 };
 
@@ -139,8 +143,10 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
 }
 
 // Of one layer; layers of a model follow each other, so that no cache holds them all.
-Status bench_attention(Bench& b, const Options& o) {
-  const ops::KvShape shape{ops::KvType::kF16, kKvHeads, kHeadDim, kHeadDim, false};
+Status bench_attention(Bench& b, const Options& o, const std::string& type) {
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType kv_type, ops::kv_type_by_name(type));
+  const ops::KvShape shape{kv_type, kKvHeads, o.head_dim, o.head_dim, false};
+  const int64_t kv_cols = int64_t{kKvHeads} * o.head_dim, cols = int64_t{o.heads} * o.head_dim;
   const int64_t blocks = (o.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const size_t layer_bytes = static_cast<size_t>(blocks) * shape.block_bytes();
   const size_t layers = std::max<size_t>(2, kBeyondCaches / layer_bytes + 1);
@@ -156,26 +162,25 @@ Status bench_attention(Bench& b, const Options& o) {
     return ops::AttentionBatch{starts, context, table.data(), blocks};
   };
   const std::vector<int32_t> whole = {0, static_cast<int32_t>(o.context)};
-  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kKvHeads * kHeadDim));
-  const Matrix keys{kv.data(), o.context, kKvHeads * kHeadDim, kKvHeads * kHeadDim};
+  std::vector<float> kv = random_floats(static_cast<size_t>(o.context * kv_cols));
+  const Matrix keys{kv.data(), o.context, kv_cols, kv_cols};
   for (size_t i = 0; i < layers; ++i) b.ops->store_kv(view(i), keys, keys, batch(whole));
-  std::printf("%s, of context %lld:\n", std::string(b.ops->attention_row(shape)).c_str(),
-              static_cast<long long>(o.context));
+  std::printf("%s, %s, of context %lld:\n", std::string(b.ops->attention_row(shape)).c_str(),
+              type.c_str(), static_cast<long long>(o.context));
   for (const int64_t tokens : o.tokens) {
     if (tokens > o.context) continue;
     const std::vector<int32_t> starts = {0, static_cast<int32_t>(tokens)};
-    std::vector<float> q = random_floats(static_cast<size_t>(tokens * kHeads * kHeadDim));
+    std::vector<float> q = random_floats(static_cast<size_t>(tokens * cols));
     std::vector<float> out(q.size());
-    const ops::AttentionParams params{.heads = kHeads, .scale = 0.125f};
+    const ops::AttentionParams params{.heads = o.heads, .scale = 0.125f};
     const double seconds = seconds_of(b, [&](int i) {
-      b.ops->attention({out.data(), tokens, kHeads * kHeadDim, kHeads * kHeadDim},
-                       {q.data(), tokens, kHeads * kHeadDim, kHeads * kHeadDim},
+      b.ops->attention({out.data(), tokens, cols, cols}, {q.data(), tokens, cols, cols},
                        view(static_cast<size_t>(i)), batch(starts), params);
     });
     const double pairs =
         static_cast<double>(tokens) * static_cast<double>(2 * o.context - tokens + 1) / 2;
     print_row(b, "attention", tokens, seconds, static_cast<double>(layer_bytes),
-              pairs * kHeads * kHeadDim * 4.0, 0.0);
+              pairs * static_cast<double>(cols) * 4.0, 0.0);
   }
   return {};
 }
@@ -196,13 +201,16 @@ Status run(const Options& o) {
       .tokens = *std::max_element(o.tokens.begin(), o.tokens.end()),
       .max_cols = cols,
       .max_rows = rows,
-      .heads = kHeads,
-      .max_head_dim = kHeadDim,
+      .heads = o.heads,
+      .max_head_dim = o.head_dim,
       .max_context = o.context};
   FRESHET_RETURN_IF_ERROR(b.ops->set_scratch(b.ops->scratch_bytes(limits)));
   b.read = cpu::measure_read(b.pool);
   std::printf("%d threads, read %.1f GB/s\n", b.pool.size(), b.read / 1e9);
-  if (o.context > 0) return bench_attention(b, o);
+  for (const std::string& type : o.kv_types) {
+    if (o.context > 0) FRESHET_RETURN_IF_ERROR(bench_attention(b, o, type));
+  }
+  if (o.context > 0) return {};
   for (const std::string& type : o.types)
     FRESHET_RETURN_IF_ERROR(bench_products(b, o, type, rows, cols));
   return {};
@@ -223,6 +231,11 @@ int main(int argc, char** argv) try {
       ->check(CLI::Range(1, 1 << 24));
   app.add_option("--context", o.context, "measure attention over so many tokens")
       ->check(CLI::Range(1, 1 << 24));
+  app.add_option("--kv-cache-dtype", o.kv_types, "types of keys and values")->delimiter(',');
+  app.add_option("--heads", o.heads, "query heads of attention, a multiple of 8")
+      ->check(CLI::Range(8, 1024));
+  app.add_option("--head-dim", o.head_dim, "their size, a multiple of 8")
+      ->check(CLI::Range(8, 512));
   app.add_option("--rounds", o.rounds, "least number of timed calls")
       ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);

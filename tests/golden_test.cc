@@ -17,14 +17,18 @@ std::string variants_directory() {
   return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-variants/";
 }
 
-std::unique_ptr<Runner> open(const std::string& name, bool reference) {
+std::unique_ptr<Runner> open(const std::string& name, bool reference, ops::KvType kv) {
   Runner::Options options;
   options.reference = reference;
-  options.kv = reference ? ops::KvType::kF32 : ops::KvType::kF16;
+  options.kv = kv;
   options.context = 256;
   auto runner = Runner::open(directory() + name, options);
   EXPECT_TRUE(runner.ok()) << runner.status().message();
   return runner.ok() ? std::move(*runner) : nullptr;
+}
+
+std::unique_ptr<Runner> open(const std::string& name, bool reference) {
+  return open(name, reference, reference ? ops::KvType::kF32 : ops::KvType::kF16);
 }
 
 float largest(const std::vector<float>& values) {
@@ -68,6 +72,25 @@ TEST_P(Golden, FastPathIsNearTransformers) {
   }
 }
 
+// A router may choose another expert for some position; all others are near.
+TEST_P(Golden, KeysAndValuesInInt8AreNearTransformers) {
+  const auto reference = open(GetParam(), true, ops::KvType::kInt8);
+  const auto fast = open(GetParam(), false, ops::KvType::kInt8);
+  ASSERT_NE(reference, nullptr);
+  ASSERT_NE(fast, nullptr);
+  for (const Case& c : read_cases(GetParam())) {
+    const std::vector<float> got = reference->run({c.ids}, 0)[0];
+    expect_close(fast->run({c.ids}, 0)[0], got, 1e-2f, GetParam());
+    ASSERT_EQ(got.size(), c.logits.size());
+    double error = 0.0, all = 0.0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      error += std::pow(double{got[i]} - c.logits[i], 2);
+      all += std::pow(double{c.logits[i]}, 2);
+    }
+    EXPECT_LE(std::sqrt(error / all), 0.03) << GetParam();
+  }
+}
+
 TEST_P(Golden, GreedyContinuationsAreTheSame) {
   const auto runner = open(GetParam(), true);
   ASSERT_NE(runner, nullptr);
@@ -86,6 +109,11 @@ TEST_P(Golden, TheBatchChangesNoBit) {
     const auto runner = open(GetParam(), reference);
     ASSERT_NE(runner, nullptr);
     expect_batch_changes_no_bit(*runner, read_cases(GetParam()), reference ? "reference" : "fast");
+  }
+  for (const ops::KvType kv : {ops::KvType::kFP8, ops::KvType::kInt8}) {
+    const auto runner = open(GetParam(), false, kv);
+    ASSERT_NE(runner, nullptr);
+    expect_batch_changes_no_bit(*runner, read_cases(GetParam()), std::string(ops::name_of(kv)));
   }
 }
 

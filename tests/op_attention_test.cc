@@ -1,8 +1,10 @@
 // Every attention row that this processor can run, against the reference row; and the law of the
 // batch: a query's result has the same bits alone, in a batch, in a chunk, and for any pool.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
+#include "tensor/dtype.h"
 #include "tests/op_cases.h"
 #include "tests/op_test_util.h"
 
@@ -172,6 +174,65 @@ TEST_P(AttentionConformance, AgreesWithTheReference) {
     }
     EXPECT_LT(worst, 1e-5f);
     if (HasFailure()) return;
+  }
+}
+
+// What a query of a token alone gets is the token's value, so that INT8 can be read back. Expected
+// is what llama.cpp calls q8_0, but for codes from the scale as it is stored.
+TEST_P(AttentionConformance, Int8KeepsWholeNumbersAndAScaleOf32) {
+  constexpr int kDim = 104;  // three whole groups of 32, and one of 8
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  ThreadPool pool(1);
+  for (const char* row : {"attention.reference", GetParam()}) {
+    AttentionCase c{{ops::KvType::kInt8, 2, kDim, kDim, false}, 2, 0.0f, 0, false, {{1, 1}}};
+    Problem p(c, 5);
+    std::mt19937 rng(6);
+    for (int round = 0; round < 200; ++round) {
+      for (size_t i = 0; i < p.values.size(); ++i) {
+        const size_t group = i % kDim / 32 + i / kDim * 4;
+        const float size = std::ldexp(1.0f, static_cast<int>((group * 7 + round) % 40) - 25);
+        p.values[i] = size * (static_cast<float>(rng() % 20001) / 10000.0f - 1.0f);
+        if (round % 7 == 1 && group == 2) p.values[i] = 0.0f;
+      }
+      if (round == 3) p.values[5] = kInfinity;
+      if (round == 4) p.values[40] = -kInfinity;
+      const auto o = p.make(pool, row);
+      Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+      Guarded out(p.out_floats() * sizeof(float));
+      const ops::KvView cache{c.shape, memory.data(), p.blocks};
+      p.fill(*o, cache);
+      p.attend(*o, cache, whole(c), out.floats());
+      for (size_t i = 0; i < p.values.size(); ++i) {
+        const size_t from = i / kDim * kDim + i % kDim / 32 * 32;
+        const size_t to = std::min(from + 32, i / kDim * kDim + kDim);
+        float most = 0.0f;
+        for (size_t j = from; j < to; ++j) most = std::max(most, std::abs(p.values[j]));
+        const float scale = f16_to_f32(f32_to_f16(std::min(most / 127.0f, 65504.0f)));
+        const float code =
+            scale > 0.0f ? std::clamp(std::nearbyint(p.values[i] * (1.0f / scale)), -127.0f, 127.0f)
+                         : 0.0f;
+        ASSERT_EQ(out.floats()[i], code * scale) << row << " at " << i << " of " << p.values[i];
+      }
+    }
+  }
+}
+
+// A token that is no number spoils those that see it, and nobody else.
+TEST_P(AttentionConformance, Int8KeepsNotANumber) {
+  ThreadPool pool(1);
+  for (const char* row : {"attention.reference", GetParam()}) {
+    AttentionCase c{{ops::KvType::kInt8, 1, 64, 64, false}, 1, 0.0f, 0, false, {{40, 1}, {9, 9}}};
+    Problem p(c, 7);
+    p.values[20 * 64 + 3] = std::numeric_limits<float>::quiet_NaN();
+    const auto o = p.make(pool, row);
+    Guarded memory(c.shape.block_bytes() * static_cast<size_t>(p.blocks));
+    Guarded out(p.out_floats() * sizeof(float));
+    const ops::KvView cache{c.shape, memory.data(), p.blocks};
+    p.fill(*o, cache);
+    p.attend(*o, cache, whole(c), out.floats());
+    for (size_t i = 0; i < p.out_floats(); ++i) {
+      EXPECT_EQ(std::isnan(out.floats()[i]), i < 32) << row << " at " << i;
+    }
   }
 }
 

@@ -54,6 +54,12 @@ inline std::vector<AttentionCase> attention_cases() {
       {{KvType::kF16, 1, 8, 8, false}, 1, 0.0f, 1, false, mixed},
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, mixed},
       {{KvType::kFP8, 1, 72, 40, true}, 6, 0.0f, 200, false, mixed},
+      {{KvType::kInt8, 2, 64, 64, false}, 8, 0.0f, 0, false, mixed},
+      {{KvType::kInt8, 1, 128, 128, false}, 7, 0.0f, 0, true, mixed},
+      {{KvType::kInt8, 3, 256, 128, false}, 6, 50.0f, 300, false, mixed},
+      {{KvType::kInt8, 1, 576, 512, true}, 16, 0.0f, 0, false, {{280, 1}, {40, 3}}},
+      {{KvType::kInt8, 1, 72, 40, true}, 6, 0.0f, 200, true, mixed},
+      {{KvType::kInt8, 1, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},
       {{KvType::kF16, 4, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},  // few tiles, many splits
       {{KvType::kF16, 1, 64, 64, false}, 70, 0.0f, 0, false, {{600, 2}}},  // a query over two tiles
   };
@@ -61,7 +67,7 @@ inline std::vector<AttentionCase> attention_cases() {
   const auto pick = [&](std::vector<int> v) { return v[rng() % v.size()]; };
   for (int i = 0; i < 40; ++i) {
     AttentionCase c;
-    c.shape.type = static_cast<KvType>(rng() % 4);
+    c.shape.type = static_cast<KvType>(rng() % 5);
     c.shape.value_is_key_prefix = rng() % 5 == 0;
     c.shape.kv_heads = c.shape.value_is_key_prefix ? 1 : pick({1, 2, 3});
     c.heads = c.shape.kv_heads * pick({1, 2, 3, 4, 5, 7, 8});

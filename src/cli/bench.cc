@@ -311,8 +311,6 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   c->add_option("--load-format", o->load_format,
                 "auto, or dummy:FORMAT: random weights in the shape of MODEL/config.json")
       ->capture_default_str();
-  c->add_option("--kv-cache-dtype", o->run.kv_cache_dtype, "Type of keys and values")
-      ->capture_default_str();
   add_examples(*c,
                "  freshet bench -m smollm2 -p 512,2048 -n 128 -pg 512,128\n"
                "  freshet bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"

@@ -27,6 +27,7 @@ struct Options {
   bool tensors = false;
   bool metadata = false;
   RunOptions run;
+  ops::KvType kv_type = ops::KvType::kF16;  // of run, read
 };
 
 struct FormatTotal {
@@ -150,8 +151,8 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
                 static_cast<double>(std::max<int64_t>(1, numbers)));
   out.print("vocabulary    {}, hidden size {}, context {}{}\n", spec.vocab_size, spec.hidden_size,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
-  out.print("cache         {} a token in F16\n",
-            size_text(kv_bytes_per_token(spec, ops::KvType::kF16)));
+  out.print("cache         {} a token in {}\n", size_text(kv_bytes_per_token(spec, o.kv_type)),
+            ops::name_of(o.kv_type));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
     out.print("  {:11} {}\n", ranges(layers), text);
@@ -204,6 +205,8 @@ json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec
   j["max_context"] = spec.max_context;
   j["tied_embeddings"] = spec.tied_embeddings;
   j["kv_bytes_per_token_f16"] = kv_bytes_per_token(spec, ops::KvType::kF16);
+  j["kv_cache_dtype"] = ops::name_of(o.kv_type);
+  j["kv_bytes_per_token"] = kv_bytes_per_token(spec, o.kv_type);
   json::Array layers, formats, tensors, kernels;
   for (const LayerSpec& layer : spec.layers) layers.emplace_back(layer_json(layer));
   for (const auto& [name, f] : formats_of(c)) {
@@ -260,7 +263,10 @@ json::Value metadata_json(const Checkpoint& c) {
   return j;
 }
 
-Status inspect(const Options& o, Output& out) {
+Status inspect(Options o, Output& out) {
+  if (o.run.kv_cache_dtype != "auto") {
+    FRESHET_ASSIGN_OR_RETURN(o.kv_type, ops::kv_type_by_name(o.run.kv_cache_dtype));
+  }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(path));
   if (o.metadata) {
@@ -278,6 +284,7 @@ Status inspect(const Options& o, Output& out) {
     s.cpu_isa = o.run.cpu_isa;
     s.reference = o.run.reference;
     s.force_kernels = o.run.force_kernels;
+    s.kv_cache_dtype = o.run.kv_cache_dtype;
     s.context = 1;
     s.batch = 1;
     s.on_progress = [&](const std::string& stage, double fraction) {

@@ -25,16 +25,16 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
   c.add_option("--force-kernel", o.force_kernels,
                "Use this kernel row or fail, e.g. matmul=q4_0.avx2 (may be given often)")
       ->group(group);
+  c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
+               "Type of keys and values: auto, f32, f16, bf16, fp8, int8")
+      ->capture_default_str()
+      ->group(group);
   c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and what was chosen")->group(group);
 }
 
 void add_engine_options(CLI::App& c, RunOptions& o) {
   add_compute_options(c, o);
   const std::string group = "How it runs";
-  c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
-               "Type of keys and values: auto, f32, f16, bf16, fp8")
-      ->capture_default_str()
-      ->group(group);
   c.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,
                "Share of a GPU's memory that may be taken")
       ->check(CLI::Range(0.05, 1.0))

@@ -25,7 +25,7 @@ struct RunOptions {
   int max_model_len = 0;
   bool verbose = false;
 };
-// Threads, instruction set, kernels; --verbose.
+// Threads, instruction set, kernels, type of the cache; --verbose.
 void add_compute_options(CLI::App& command, RunOptions& options);
 // Those, and what the cache may take.
 void add_engine_options(CLI::App& command, RunOptions& options);

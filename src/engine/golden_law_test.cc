@@ -1,6 +1,7 @@
 // The law of the batch on every architecture: a request's tokens and log-probabilities are the
 // same, bit for bit, alone, in a batch of 64, with a cached prefix, in chunks and after preemption,
-// greedy and sampled. With FRESHET_EXTRA_DATA also on the trained models there (models/).
+// greedy and sampled; on some with keys and values of one byte. With FRESHET_EXTRA_DATA also on the
+// trained models there (models/).
 #include <algorithm>
 #include <bit>
 #include <filesystem>
@@ -49,6 +50,9 @@ std::vector<std::string> models() {
     if (!extra.empty() && std::filesystem::is_directory(path)) found.push_back(path);
   }
   std::ranges::sort(found);
+  for (const char* one_byte : {"llama+int8", "gpt-oss+int8", "deepseek-v3+int8", "gemma2+fp8"}) {
+    found.push_back(golden + "/" + one_byte);
+  }
   return found;
 }
 
@@ -60,8 +64,15 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
   static int longest_prompt() { return trained() ? 330 : 92; }
   static int new_tokens() { return trained() ? 24 : 12; }
 
+  // A model, and after a plus the type of its cache.
+  static std::string kv_type() {
+    const size_t plus = GetParam().rfind('+');
+    return plus == std::string::npos ? "f16" : GetParam().substr(plus + 1);
+  }
+
   std::unique_ptr<Engine> load(EngineOptions o) {
-    o.model = GetParam();
+    o.model = GetParam().substr(0, GetParam().rfind('+'));
+    o.kv_cache_dtype = kv_type();
     o.threads = 2;
     o.max_model_len = max_len();
     auto engine = Engine::load(o);
@@ -160,7 +171,7 @@ class GoldenLaw : public ::testing::TestWithParam<std::string> {
 
   // Room for the longest sequence and a few more.
   static size_t tight_cache(const Model& model, int chunk) {
-    const KvCacheSpec kv = kv_cache_spec(model.spec(), ops::KvType::kF16);
+    const KvCacheSpec kv = kv_cache_spec(model.spec(), *ops::kv_type_by_name(kv_type()));
     size_t bytes = 0;
     for (size_t g = 0; g < kv.groups.size(); ++g) {
       const int window = kv.groups[g].window;
@@ -239,6 +250,7 @@ TEST_P(GoldenLaw, HoldsAfterPreemption) {
 std::string name_of(const ::testing::TestParamInfo<std::string>& info) {
   std::string name = std::filesystem::path(info.param).filename();
   std::ranges::replace(name, '-', '_');
+  std::ranges::replace(name, '+', '_');
   return name;
 }
 

@@ -96,8 +96,9 @@ void size_step(const PlanRequest& r, MemoryPlan& plan) {
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length) {
   std::vector<std::string> ways;
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
+  const bool one_byte = ops::element_bytes(type) == 1;
   const size_t needs = bytes_of(r.kv, blocks_for(r, 0, length, plan.max_num_batched_tokens));
-  if (type != ops::KvType::kFP8 && needs / 2 <= room) {
+  if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
   }
   const int shorter = longest_that_fits(r, room, length, plan.max_num_batched_tokens);

@@ -19,10 +19,26 @@ struct Weight;
 inline constexpr int kBlockTokens = 16;
 
 // kFP8: E4M3 without a scale; what lies beyond the largest number, 448, becomes it.
-enum class KvType : uint8_t { kF32, kF16, kBF16, kFP8 };
+// kInt8: 32 features of a head at a time are whole numbers in [-127, 127] times an F16 scale, as in
+// llama.cpp's q8_0. A scale for all features of a head is coarser where few of them are large.
+enum class KvType : uint8_t { kF32, kF16, kBF16, kFP8, kInt8 };
 Result<KvType> kv_type_by_name(std::string_view name);
 std::string_view name_of(KvType type);
-size_t element_bytes(KvType type);
+size_t element_bytes(KvType type);  // of a number, without its share of a scale
+
+inline constexpr int kScaledFeatures = 32;  // that have a scale together in kInt8
+constexpr int scales_of(int features) {
+  return (features + kScaledFeatures - 1) / kScaledFeatures;
+}
+// x becomes x * to_code, rounded to the nearest, of two to the even one, at most 127 from zero, and
+// is read as that times the scale.
+struct Int8Scale {
+  uint16_t bits;  // F16
+  float to_code;
+};
+// The scale that takes the largest magnitude, given as its bits, to about 127. An infinity counts
+// as what lies beyond F16; a NaN makes the scale one.
+Int8Scale int8_scale(uint32_t largest);
 
 // One layer's shape of the cache.
 struct KvShape {
@@ -31,6 +47,7 @@ struct KvShape {
   int key_dim = 0;
   int value_dim = 0;
   bool value_is_key_prefix = false;  // MLA: a value is the first value_dim features of its key
+  size_t head_bytes() const;         // of one KV head in a block, scales included
   size_t block_bytes() const;        // of one block of this layer, a multiple of 64
 };
 

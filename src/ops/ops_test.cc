@@ -2,6 +2,7 @@
 // depend on a backend: planning, routing, experts, checks.
 #include "ops/ops.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -9,6 +10,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "tensor/dtype.h"
 
 namespace freshet::ops {
 namespace {
@@ -377,10 +380,25 @@ TEST(KernelTable, NamesOfInstructionSets) {
   EXPECT_FALSE(Capabilities{.isa = CpuIsa::kAvx2}.has(CpuIsa::kAvx512));
   EXPECT_EQ(*kv_type_by_name("bf16"), KvType::kBF16);
   EXPECT_EQ(*kv_type_by_name("fp8"), KvType::kFP8);
+  EXPECT_EQ(*kv_type_by_name("int8"), KvType::kInt8);
   EXPECT_FALSE(kv_type_by_name("q8").ok());
   EXPECT_EQ((KvShape{KvType::kF16, 2, 24, 24, false}.block_bytes()), 16u * 2 * 48 * 2);
   EXPECT_EQ((KvShape{KvType::kBF16, 1, 40, 32, true}.block_bytes()), 16u * 40 * 2);
   EXPECT_EQ((KvShape{KvType::kFP8, 2, 24, 16, false}.block_bytes()), 16u * 2 * 40);
+  EXPECT_EQ((KvShape{KvType::kInt8, 2, 64, 32, false}.block_bytes()), 16u * 2 * (96 + 3 * 2));
+  EXPECT_EQ((KvShape{KvType::kInt8, 1, 40, 32, true}.block_bytes()), 16u * (40 + 2 * 2));
+}
+
+TEST(KvTypes, ScalesOfInt8) {
+  const auto of = [](float largest) { return int8_scale(std::bit_cast<uint32_t>(largest)); };
+  EXPECT_EQ(f16_to_f32(of(254.0f).bits), 2.0f);
+  EXPECT_EQ(of(254.0f).to_code, 0.5f);
+  EXPECT_EQ(of(0.0f).bits, 0);
+  EXPECT_EQ(of(0.0f).to_code, 0.0f);
+  EXPECT_EQ(of(1e-30f).to_code, 0.0f);
+  EXPECT_EQ(f16_to_f32(of(3e38f).bits), 65504.0f);
+  EXPECT_EQ(of(std::numeric_limits<float>::infinity()).bits, of(3e38f).bits);
+  EXPECT_TRUE(std::isnan(f16_to_f32(of(std::numeric_limits<float>::quiet_NaN()).bits)));
 }
 
 }  // namespace

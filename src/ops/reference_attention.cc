@@ -1,7 +1,9 @@
 // Attention over the paged cache, position by position. A block holds its keys, [16 tokens,
-// kv_heads * key_dim], and then its values, [16 tokens, kv_heads * value_dim]. Scores are summed in
-// eight F32 partial sums a chunk of 64 features; the rest is in double.
+// kv_heads * key_dim], then its values, [16 tokens, kv_heads * value_dim], and of INT8 the scales
+// of the keys, [16 tokens, kv_heads], and of the values. Scores are summed in eight F32 partial
+// sums a chunk of 64 features; the rest is in double.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -15,7 +17,7 @@ namespace {
 constexpr float kF16Max = 65504.0f;
 
 // A value beyond F16 is kept at its edge: an infinity would turn masked terms (0 * inf) into NaN.
-void write(KvType type, uint8_t* base, int64_t i, float v) {
+void write(KvType type, uint8_t* base, int64_t i, float v, float to_code) {
   switch (type) {
     case KvType::kF32:
       reinterpret_cast<float*>(base)[i] = v;
@@ -30,10 +32,31 @@ void write(KvType type, uint8_t* base, int64_t i, float v) {
     case KvType::kFP8:
       base[i] = quant::f32_to_e4m3(v);
       break;
+    case KvType::kInt8: {
+      const float code = std::nearbyint(v * to_code);
+      base[i] = static_cast<uint8_t>(code > -127.0f ? static_cast<int>(std::min(code, 127.0f))
+                                                    : -127);  // NaN too
+      break;
+    }
   }
 }
 
-void read(KvType type, const uint8_t* base, int64_t i, int n, float* out) {
+void write_row(KvType type, uint8_t* base, int64_t i, const float* x, int n, uint16_t* scales) {
+  Int8Scale int8{};
+  for (int d = 0; d < n; ++d) {
+    if (type == KvType::kInt8 && d % kScaledFeatures == 0) {
+      uint32_t largest = 0;
+      for (int j = d; j < std::min(n, d + kScaledFeatures); ++j) {
+        largest = std::max(largest, std::bit_cast<uint32_t>(x[j]) & 0x7fffffffu);
+      }
+      int8 = int8_scale(largest);
+      scales[d / kScaledFeatures] = int8.bits;
+    }
+    write(type, base, i + d, x[d], int8.to_code);
+  }
+}
+
+void read(KvType type, const uint8_t* base, int64_t i, int n, const uint16_t* scales, float* out) {
   for (int d = 0; d < n; ++d) {
     switch (type) {
       case KvType::kF32:
@@ -47,6 +70,10 @@ void read(KvType type, const uint8_t* base, int64_t i, int n, float* out) {
         break;
       case KvType::kFP8:
         out[d] = quant::e4m3_to_f32(base[i + d]);
+        break;
+      case KvType::kInt8:
+        out[d] = static_cast<float>(static_cast<int8_t>(base[i + d])) *
+                 f16_to_f32(scales[d / kScaledFeatures]);
         break;
     }
   }
@@ -74,6 +101,21 @@ int64_t value_at(const KvShape& s, const Slot& slot, int head) {
   return keys + (slot.index * s.kv_heads + head) * s.value_dim;
 }
 
+// Of one head of a token; nowhere for types without scales.
+uint16_t* key_scales(const KvShape& s, const Slot& slot, int head) {
+  const int64_t features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
+  uint8_t* scales = slot.block + kBlockTokens * s.kv_heads * features;
+  return reinterpret_cast<uint16_t*>(scales) +
+         (slot.index * s.kv_heads + head) * scales_of(s.key_dim);
+}
+
+uint16_t* value_scales(const KvShape& s, const Slot& slot, int head) {
+  if (s.value_is_key_prefix) return key_scales(s, slot, head);
+  const Slot first{slot.block, 0};
+  return key_scales(s, first, 0) + kBlockTokens * s.kv_heads * scales_of(s.key_dim) +
+         (slot.index * s.kv_heads + head) * scales_of(s.value_dim);
+}
+
 struct Place {
   int sequence;
   int64_t position;
@@ -93,13 +135,11 @@ void store(const KvView& cache, const Matrix& k, const Matrix& v, const Attentio
     const Place place = place_of(batch, token);
     const Slot slot = slot_of(cache, batch, place.sequence, place.position);
     for (int h = 0; h < s.kv_heads; ++h) {
-      for (int d = 0; d < s.key_dim; ++d) {
-        write(s.type, slot.block, key_at(s, slot, h) + d, k.row(token)[h * s.key_dim + d]);
-      }
+      write_row(s.type, slot.block, key_at(s, slot, h), k.row(token) + h * s.key_dim, s.key_dim,
+                key_scales(s, slot, h));
       if (s.value_is_key_prefix) continue;
-      for (int d = 0; d < s.value_dim; ++d) {
-        write(s.type, slot.block, value_at(s, slot, h) + d, v.row(token)[h * s.value_dim + d]);
-      }
+      write_row(s.type, slot.block, value_at(s, slot, h), v.row(token) + h * s.value_dim,
+                s.value_dim, value_scales(s, slot, h));
     }
   });
 }
@@ -195,8 +235,10 @@ void attend(const Matrix& out, const Matrix& q, const KvView& cache, const Atten
   const int sequence = place_of(batch, first).sequence;
   for (int64_t p = scratch.rows[0].first; p <= scratch.rows[n - 1].last; ++p) {
     const Slot slot = slot_of(cache, batch, sequence, p);
-    read(s.type, slot.block, key_at(s, slot, kv_head), s.key_dim, scratch.key);
-    read(s.type, slot.block, value_at(s, slot, kv_head), s.value_dim, scratch.value);
+    read(s.type, slot.block, key_at(s, slot, kv_head), s.key_dim, key_scales(s, slot, kv_head),
+         scratch.key);
+    read(s.type, slot.block, value_at(s, slot, kv_head), s.value_dim,
+         value_scales(s, slot, kv_head), scratch.value);
     for (Row* r = scratch.rows; r < scratch.rows + n; ++r) {
       if (r->first <= p && p <= r->last) r->take(params, s, scratch.key, scratch.value);
     }

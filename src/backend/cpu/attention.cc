@@ -23,9 +23,13 @@ bool supports(const KvShape& s, const AttentionParams&) {
          s.key_dim <= kMaxKeyDim && s.value_dim <= kMaxKeyDim;
 }
 
-size_t head_bytes(const KvShape& s) {
-  const int features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
-  return ops::element_bytes(s.type) * kBlock * static_cast<size_t>(features);
+// Of a KV head in a block; its scales, if any, lie between.
+size_t key_bytes(const KvShape& s) {
+  return ops::element_bytes(s.type) * kBlock * static_cast<size_t>(s.key_dim);
+}
+size_t values_at(const KvShape& s) {
+  if (s.value_is_key_prefix) return 0;
+  return s.head_bytes() - ops::element_bytes(s.type) * kBlock * static_cast<size_t>(s.value_dim);
 }
 
 int64_t queries_of(const AttentionBatch& b, int64_t sequence) {
@@ -44,12 +48,14 @@ void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, cons
                  int64_t slot, uint8_t* block) {
   const size_t element = ops::element_bytes(s.type);
   alignas(64) uint8_t key[kMaxKeyDim * sizeof(float)];
-  for (int h = 0; h < s.kv_heads; ++h, block += head_bytes(s)) {
+  for (int h = 0; h < s.kv_heads; ++h, block += s.head_bytes()) {
+    uint16_t* const scales = reinterpret_cast<uint16_t*>(block + key_bytes(s)) + slot;
     if (s.value_is_key_prefix) {
-      isa.convert(s.type, k, s.key_dim, block + static_cast<size_t>(slot * s.key_dim) * element);
+      isa.convert(s.type, k, s.key_dim, block + static_cast<size_t>(slot * s.key_dim) * element,
+                  scales);
       continue;
     }
-    isa.convert(s.type, k + int64_t{h} * s.key_dim, s.key_dim, key);
+    isa.convert(s.type, k + int64_t{h} * s.key_dim, s.key_dim, key, scales);
     if (element == 4) {
       scatter<uint32_t>(key, s.key_dim, slot, block);
     } else if (element == 1) {
@@ -57,9 +63,9 @@ void store_token(const AttentionIsa& isa, const KvShape& s, const float* k, cons
     } else {
       scatter<uint16_t>(key, s.key_dim, slot, block);
     }
-    uint8_t* values = block + element * kBlock * static_cast<size_t>(s.key_dim);
     isa.convert(s.type, v + int64_t{h} * s.value_dim, s.value_dim,
-                values + static_cast<size_t>(slot * s.value_dim) * element);
+                block + values_at(s) + static_cast<size_t>(slot * s.value_dim) * element,
+                scales + kBlock * ops::scales_of(s.key_dim));
   }
 }
 
@@ -116,7 +122,14 @@ class Tiles {
     AttentionTile t;
     t.shape = shape;
     t.block_bytes = shape.block_bytes();
-    t.data = cache_.data + static_cast<size_t>(head) * head_bytes(shape);
+    t.data = cache_.data + static_cast<size_t>(head) * shape.head_bytes();
+    t.scales_at = key_bytes(shape);
+    t.values_at = values_at(shape);
+    t.value_scales_at = t.scales_at;
+    if (!shape.value_is_key_prefix) {
+      t.value_scales_at +=
+          sizeof(uint16_t) * kBlock * static_cast<size_t>(ops::scales_of(shape.key_dim));
+    }
     t.table = batch_.block_tables + s * batch_.table_stride;
     t.group = group();
     const int64_t token = batch_.query_start[static_cast<size_t>(s)];

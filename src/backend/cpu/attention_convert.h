@@ -47,7 +47,38 @@ inline __m128i to_e4m3(__m256 x) {
   return _mm_packus_epi16(words, words);
 }
 
-inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out) {
+// Returns the scale's bits. n <= kScaledFeatures.
+inline uint16_t to_int8(const float* x, int64_t n, int8_t* out) {
+  __m256i largest = _mm256_setzero_si256();
+  for (int64_t i = 0; i < n; i += 8) {
+    const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + i));
+    largest = _mm256_max_epu32(largest, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+  }
+  const __m128i four =
+      _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_unpackhi_epi64(four, four));
+  const __m128i one = _mm_max_epu32(two, _mm_shuffle_epi32(two, 1));
+  const ops::Int8Scale s = ops::int8_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(one)));
+  const __m256 most = _mm256_set1_ps(127.0f), least = _mm256_set1_ps(-127.0f);
+  for (int64_t i = 0; i < n; i += 8) {
+    const __m256 v = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(s.to_code));
+    const __m256i code = _mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(v, most), least));
+    const __m128i words =
+        _mm_packs_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out + i), _mm_packs_epi16(words, words));
+  }
+  return s.bits;
+}
+
+inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out,
+                             uint16_t* scales) {
+  if (type == ops::KvType::kInt8) {
+    for (int64_t i = 0; i < n; i += ops::kScaledFeatures, scales += ops::kBlockTokens) {
+      const int64_t some = n - i < ops::kScaledFeatures ? n - i : ops::kScaledFeatures;
+      *scales = to_int8(x + i, some, static_cast<int8_t*>(out) + i);
+    }
+    return;
+  }
   for (int64_t i = 0; i < n; i += 8) {
     const __m256 v = _mm256_loadu_ps(x + i);
     if (type == ops::KvType::kF32) {

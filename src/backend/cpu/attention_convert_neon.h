@@ -39,7 +39,34 @@ inline uint16x4_t to_e4m3(float32x4_t x) {
   return vmovn_u32(vorrq_u32(code, sign));
 }
 
-inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out) {
+// Returns the scale's bits. n <= kScaledFeatures.
+inline uint16_t to_int8(const float* x, int64_t n, int8_t* out) {
+  uint32x4_t largest = vdupq_n_u32(0);
+  for (int64_t i = 0; i < n; i += 4) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(vld1q_f32(x + i));
+    largest = vmaxq_u32(largest, vandq_u32(bits, vdupq_n_u32(0x7fffffff)));
+  }
+  const ops::Int8Scale s = ops::int8_scale(vmaxvq_u32(largest));
+  const auto codes = [&](const float* from) {
+    const float32x4_t v = vmulq_n_f32(vld1q_f32(from), s.to_code);
+    const float32x4_t near = vmaxq_f32(vminq_f32(v, vdupq_n_f32(127.0f)), vdupq_n_f32(-127.0f));
+    return vmovn_s32(vcvtnq_s32_f32(near));
+  };
+  for (int64_t i = 0; i < n; i += 8) {
+    vst1_s8(out + i, vmovn_s16(vcombine_s16(codes(x + i), codes(x + i + 4))));
+  }
+  return s.bits;
+}
+
+inline void convert_to_cache(ops::KvType type, const float* x, int64_t n, void* out,
+                             uint16_t* scales) {
+  if (type == ops::KvType::kInt8) {
+    for (int64_t i = 0; i < n; i += ops::kScaledFeatures, scales += ops::kBlockTokens) {
+      const int64_t some = n - i < ops::kScaledFeatures ? n - i : ops::kScaledFeatures;
+      *scales = to_int8(x + i, some, static_cast<int8_t*>(out) + i);
+    }
+    return;
+  }
   for (int64_t i = 0; type == ops::KvType::kFP8 && i < n; i += 8) {
     const uint16x4_t low = to_e4m3(vld1q_f32(x + i)), high = to_e4m3(vld1q_f32(x + i + 4));
     vst1_u8(static_cast<uint8_t*>(out) + i, vmovn_u16(vcombine_u16(low, high)));

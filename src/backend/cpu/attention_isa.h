@@ -2,7 +2,8 @@
 //
 // The keys of a block lie transposed, so that lanes are tokens; values lie plain, so that lanes are
 // features: [kv_heads] of {keys [key_dim, 16], values [16, value_dim]}. Where a value is the prefix
-// of its key (MLA), a block is the keys alone, plain: [16, key_dim].
+// of its key (MLA), a block is the keys alone, plain: [16, key_dim]. In INT8 the keys are followed
+// by their scales, [16], and those of the values, [16].
 //
 // The unit of work is a tile: up to kTileRows rows (pairs of a query and a head) that read one KV
 // head of one sequence. The context is cut at multiples of kSplit tokens from the sequence's start.
@@ -21,11 +22,15 @@ namespace freshet::cpu {
 
 inline constexpr int kSplit = 256;      // tokens
 inline constexpr int kAttendRows = 64;  // of a tile
+inline constexpr int kScaledRows = 8;   // of weights, times the scales of what they weigh
 
 struct AttentionTile {
   ops::KvShape shape;
   size_t block_bytes = 0;
-  const uint8_t* data = nullptr;   // of block 0, at this KV head
+  const uint8_t* data = nullptr;  // of block 0, at this KV head
+  size_t scales_at = 0;           // bytes from there, where the type has some
+  size_t values_at = 0;
+  size_t value_scales_at = 0;
   const int32_t* table = nullptr;  // the sequence's blocks
   // Row r is head r % group of query r / group; q and out point to row 0 of the sequence.
   const float* q = nullptr;
@@ -63,6 +68,7 @@ constexpr int64_t padded_value_dim(const ops::KvShape& s) {
 constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
   return kAttendRows * (padded_key_dim(s) + kSplit + padded_value_dim(s)) +  // q, scores, sums
          32 * padded_key_dim(s) + kSplit * 32 +  // converted keys, values
+         kScaledRows * kSplit +                  // scaled weights
          8 * kAttendRows;
 }
 // A split's result: [rows, padded_value_dim], then a maximum and a sum for each row.
@@ -77,9 +83,9 @@ struct AttentionIsa {
   void (*attend_split)(const AttentionTile& tile, int64_t split, float* partial);
   // Merges the partials of the tile's splits, which are partial_floats apart; writes `out`.
   void (*merge)(const AttentionTile& tile, const float* partials, int64_t partial_floats);
-  // Rounds n numbers, a multiple of 8, to the cache's type. F16 saturates: an infinity would turn
-  // the zero weight of a masked token into NaN.
-  void (*convert)(ops::KvType type, const float* x, int64_t n, void* out);
+  // Rounds n numbers, a multiple of 8, to the cache's type; of INT8 scale i goes to scales[16 * i].
+  // F16 saturates: an infinity would turn the zero weight of a masked token into NaN.
+  void (*convert)(ops::KvType type, const float* x, int64_t n, void* out, uint16_t* scales);
 };
 
 extern const AttentionIsa kAttentionAvx2;

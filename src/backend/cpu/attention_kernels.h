@@ -1,6 +1,8 @@
 // The inner loops of attention over a Simd type: register tiles of rows x tokens (scores) and of
 // rows x features (values). An element of a tile is one chain of fused multiply-adds in ascending
-// order of the feature or of the position, whatever the tile's shape.
+// order of the feature or of the position, whatever the tile's shape. With INT8 a score is such a
+// chain over the sums of 32 features, times their scales, and a weight is multiplied by the scale
+// of the 32 features that it weighs.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +23,13 @@ struct BF16Bits {
 struct E4M3Bits {
   uint8_t bits;
 };
+struct Int8 {
+  int8_t code;
+};
+template <class T>
+inline constexpr bool kHasScales = false;
+template <>
+inline constexpr bool kHasScales<Int8> = true;
 
 // Values of a split's tokens in the blocks of the cache, and the keys of the next split, which are
 // fetched while these values are read.
@@ -36,10 +45,17 @@ struct PagedRows {
   const int32_t* next_table;  // from the next split's first block
   int next;                   // tokens of the next split
   int64_t key_bytes;          // a token
+  const uint8_t* scales;      // of block 0: F16 [value_dim / 32, 16]
+  float* scaled;              // [kScaledRows, kSplit], for weights times scales
 
   const T* row(int token) const {
     const uint8_t* block = data + static_cast<size_t>(table[token / 16]) * block_bytes;
     return reinterpret_cast<const T*>(block) + (token % 16) * stride;
+  }
+  // Of features from d on, for `token` and those after it in its block.
+  const uint16_t* scale(int token, int d) const {
+    const uint8_t* block = scales + static_cast<size_t>(table[token / 16]) * block_bytes;
+    return reinterpret_cast<const uint16_t*>(block) + d / ops::kScaledFeatures * 16 + token % 16;
   }
   // Where the keys of the next split's block lie that is as far from its start as `token`.
   const uint8_t* fetch_from(int token) const {
@@ -68,10 +84,12 @@ struct AttentionKernels {
   FRESHET_KERNEL F load(const F16Bits* p) { return S::load_f16(&p->bits); }
   FRESHET_KERNEL F load(const BF16Bits* p) { return S::load_bf16(&p->bits); }
   FRESHET_KERNEL F load(const E4M3Bits* p) { return S::load_e4m3(&p->bits); }
+  FRESHET_KERNEL F load(const Int8* p) { return S::load_i8(&p->code); }
   FRESHET_KERNEL F load_n(const float* p, int n) { return S::load_n(p, n < kLanes ? n : kLanes); }
   FRESHET_KERNEL F load_n(const F16Bits* p, int n) { return S::load_f16_n(&p->bits, n); }
   FRESHET_KERNEL F load_n(const BF16Bits* p, int n) { return S::load_bf16_n(&p->bits, n); }
   FRESHET_KERNEL F load_n(const E4M3Bits* p, int n) { return S::load_e4m3_n(&p->bits, n); }
+  FRESHET_KERNEL F load_n(const Int8* p, int n) { return S::load_i8_n(&p->code, n); }
 
   // n numbers, a multiple of 16.
   template <class T>
@@ -94,46 +112,61 @@ struct AttentionKernels {
   }
 
   // out[r, token] for R rows of q [key_dim, R] and N vectors of tokens whose keys start at k[v],
-  // [key_dim, 16]. From the cache (kStored), where the blocks of a head lie apart, their values,
-  // which follow the keys, and the keys from next[v] on are fetched meanwhile.
-  template <int R, int N, bool kStored, class T>
+  // [key_dim, 16], and their scales, if any, at scales[v], [key_dim / 32, 16]. From the cache
+  // (kStored), where the blocks of a head lie apart, their values, which follow the keys, and the
+  // keys from next[v] on are fetched meanwhile.
+  template <int R, int N, bool kStored, bool kScaled, class T>
   FRESHET_KERNEL void score_tile(const float* q, const T* const (&keys)[N],
-                                 const T* const (&next)[N], int key_dim, float* out) {
+                                 const T* const (&next)[N], const uint16_t* const (&scales)[N],
+                                 int key_dim, float* out) {
     const T* k[N];
-    F acc[R][N];
 #pragma GCC unroll 8
     for (int v = 0; v < N; ++v) k[v] = keys[v];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) acc[r][v] = S::zero();
-    }
-    for (int d = 0; d < key_dim; ++d, q += R) {
-      if (kStored && d % static_cast<int>(4 / sizeof(T)) == 0) {
-#pragma GCC unroll 8
-        for (int v = 0; v < N; v += kLanes == 16 ? 1 : 2) {
-          __builtin_prefetch(k[v] + 16 * key_dim);
-          __builtin_prefetch(next[v] + 16 * d);
-        }
-      }
-      F kv[N];
-#pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) {
-        kv[v] = load(k[v]);
-        k[v] += 16;
-      }
+    int d = 0;
+    do {
+      const int from = d;
+      const int end =
+          kScaled && key_dim - d > ops::kScaledFeatures ? d + ops::kScaledFeatures : key_dim;
+      F acc[R][N];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const F x = S::set(q[r]);
 #pragma GCC unroll 8
-        for (int v = 0; v < N; ++v) acc[r][v] = S::fma(x, kv[v], acc[r][v]);
+        for (int v = 0; v < N; ++v) acc[r][v] = S::zero();
       }
-    }
+      for (; d < end; ++d, q += R) {
+        if (kStored && d % static_cast<int>(4 / sizeof(T)) == 0) {
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+          for (int v = 0; v < N; v += kLanes == 16 ? 1 : 2) {
+            __builtin_prefetch(k[v] + 16 * key_dim);
+            __builtin_prefetch(next[v] + 16 * d);
+          }
+        }
+        F kv[N];
 #pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) S::store(out + r * kSplit + v * kLanes, acc[r][v]);
-    }
+        for (int v = 0; v < N; ++v) {
+          kv[v] = load(k[v]);
+          k[v] += 16;
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const F x = S::set(q[r]);
+#pragma GCC unroll 8
+          for (int v = 0; v < N; ++v) acc[r][v] = S::fma(x, kv[v], acc[r][v]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) {
+        F scale = S::zero();
+        if constexpr (kScaled) scale = S::load_f16(scales[v] + from / ops::kScaledFeatures * 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          float* to = out + r * kSplit + v * kLanes;
+          F sum = acc[r][v];
+          if (kScaled) sum = from == 0 ? S::mul(sum, scale) : S::fma(sum, scale, S::load(to));
+          S::store(to, sum);
+        }
+      }
+    } while (kScaled && d < key_dim);
   }
 
   // Enough vectors at a time to hide the latency of a chain with R rows.
@@ -142,31 +175,64 @@ struct AttentionKernels {
     return wide;
   }
 
-  template <int R, int N, bool kStored, class T>
-  static void score_rows(const float* q, const T* const* blocks, int key_dim, int from, int to,
-                         float* out) {
+  template <int R, int N, bool kStored, bool kScaled, class T>
+  static void score_rows(const float* q, const T* const* blocks, const uint16_t* const* scales,
+                         int key_dim, int from, int to, float* out) {
     int i = from;
     for (; i + N * kLanes <= to; i += N * kLanes) {
       const T *k[N], *next[N];
+      const uint16_t* s[N];
       for (int v = 0; v < N; ++v) {
         const int token = i + v * kLanes, later = token + N * kLanes;
         k[v] = blocks[token / 16] + token % 16;
         next[v] = later < to ? blocks[later / 16] : k[v];
+        s[v] = kScaled ? scales[token / 16] + token % 16 : nullptr;
       }
-      score_tile<R, N, kStored>(q, k, next, key_dim, out + i);
+      score_tile<R, N, kStored, kScaled>(q, k, next, s, key_dim, out + i);
     }
-    if constexpr (N * kLanes > 16) score_rows<R, N / 2, kStored>(q, blocks, key_dim, i, to, out);
+    if constexpr (N * kLanes > 16) {
+      score_rows<R, N / 2, kStored, kScaled>(q, blocks, scales, key_dim, i, to, out);
+    }
   }
 
   // Scores of tokens [from, to), both multiples of 16, for 1 to kTileRows rows: out[r * kSplit +
   // token].
-  template <bool kStored, class T, int R = S::kTileRows>
-  static void score(const float* q, const T* const* blocks, int key_dim, int rows, int from, int to,
-                    float* out) {
+  template <bool kStored, bool kScaled, class T, int R = S::kTileRows>
+  static void score(const float* q, const T* const* blocks, const uint16_t* const* scales,
+                    int key_dim, int rows, int from, int to, float* out) {
     if constexpr (R > 1) {
-      if (rows < R) return score<kStored, T, R - 1>(q, blocks, key_dim, rows, from, to, out);
+      if (rows < R) {
+        return score<kStored, kScaled, T, R - 1>(q, blocks, scales, key_dim, rows, from, to, out);
+      }
     }
-    score_rows<R, width_for(R), kStored>(q, blocks, key_dim, from, to, out);
+    score_rows<R, width_for(R), kStored, kScaled>(q, blocks, scales, key_dim, from, to, out);
+  }
+
+  // The plain rows of a block's 16 tokens, times their scales, [stride / 32, 16].
+  static void scale_rows(float* rows, int64_t stride, const uint16_t* scales) {
+    for (int64_t d = 0; d < stride; d += ops::kScaledFeatures, scales += 16) {
+      const int64_t end = stride - d < ops::kScaledFeatures ? stride : d + ops::kScaledFeatures;
+      float scale[16];
+      for (int t = 0; t < 16; t += kLanes) S::store(scale + t, S::load_f16(scales + t));
+      for (int t = 0; t < 16; ++t) {
+        float* row = rows + t * stride;
+        for (int64_t i = d; i < end; i += kLanes) {
+          S::store(row + i, S::mul(S::load(row + i), S::set(scale[t])));
+        }
+      }
+    }
+  }
+
+  // Weights of tokens [from, to), from a multiple of 16, times the scales of features from d on.
+  template <class Rows>
+  static void scale_weights(const float* weights, int rows, const Rows& stored, int from, int to,
+                            int d, float* out) {
+    for (int t = from; t < to; t += kLanes) {
+      const F scale = S::load_f16(stored.scale(t, d));
+      for (int r = 0; r < rows; ++r) {
+        S::store(out + r * kSplit + t, S::mul(S::load(weights + r * kSplit + t), scale));
+      }
+    }
   }
 
   // Rows of q and of keys with lanes along the features: R x 4 dot products.
@@ -207,11 +273,17 @@ struct AttentionKernels {
     }
   }
 
+  // Vectors of a tile of C that have the same weights: all, or those of a scale.
+  template <int C, class T>
+  static constexpr int kWeighed =
+      !kHasScales<T> || C * kLanes < ops::kScaledFeatures ? C : ops::kScaledFeatures / kLanes;
+
   // R rows x C vectors of features from d on: sums over tokens [from, to) of weight * value. With
-  // kPart the last vector has `lanes` lanes only.
+  // kPart the last vector has `lanes` lanes only. weights: [C / kWeighed, R, kSplit].
   template <int R, int C, bool kPart, class Rows>
   FRESHET_KERNEL void value_tile(const float* weights, const Rows& rows, int from, int to, int d,
                                  int lanes, const ValueTarget& target) {
+    constexpr int kW = kWeighed<C, typename Rows::Element>;
     F acc[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -237,9 +309,11 @@ struct AttentionKernels {
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const F p = S::set(weights[r * kSplit + t]);
 #pragma GCC unroll 8
-          for (int c = 0; c < C; ++c) acc[r][c] = S::fma(p, v[c], acc[r][c]);
+          for (int c = 0; c < C; ++c) {
+            const F p = S::set(weights[(c / kW * R + r) * kSplit + t]);
+            acc[r][c] = S::fma(p, v[c], acc[r][c]);
+          }
         }
       }
     }
@@ -257,16 +331,31 @@ struct AttentionKernels {
     }
   }
 
+  // The weights of a tile, with scales in rows.scaled.
+  template <int R, int C, class Rows>
+  static const float* weights_of(const float* weights, const Rows& rows, int from, int to, int d) {
+    constexpr int kW = kWeighed<C, typename Rows::Element>;
+    if constexpr (!kHasScales<typename Rows::Element>) return weights;
+    static_assert(C / kW * R <= kScaledRows);
+    for (int c = 0; c < C; c += kW) {
+      float* out = rows.scaled + c / kW * R * kSplit;
+      scale_weights(weights, R, rows, from, to, d + c * kLanes, out);
+    }
+    return rows.scaled;
+  }
+
   template <int R, int C, class Rows>
   static void value_rows(const float* weights, const Rows& rows, int from, int to, int d,
                          int value_dim, const ValueTarget& target) {
     for (; d + C * kLanes <= value_dim; d += C * kLanes) {
-      value_tile<R, C, false>(weights, rows, from, to, d, kLanes, target);
+      const float* w = weights_of<R, C>(weights, rows, from, to, d);
+      value_tile<R, C, false>(w, rows, from, to, d, kLanes, target);
     }
     if constexpr (C > 1) {
       value_rows<R, C / 2>(weights, rows, from, to, d, value_dim, target);
     } else if (d < value_dim) {
-      value_tile<R, 1, true>(weights, rows, from, to, d, value_dim - d, target);
+      const float* w = weights_of<R, 1>(weights, rows, from, to, d);
+      value_tile<R, 1, true>(w, rows, from, to, d, value_dim - d, target);
     }
   }
 

@@ -46,6 +46,7 @@ class TileAttention {
   float* const split_sum_ = split_max_ + kAttendRows;
   float* const keep_ = split_sum_ + kAttendRows;  // factors of what was there and of what comes
   float* const take_ = keep_ + kAttendRows;
+  float* const scaled_ = take_ + kAttendRows;  // weights times scales
 
   explicit TileAttention(const AttentionTile& tile) : t_(tile) {}
 
@@ -68,18 +69,22 @@ class TileAttention {
     return {0, t_.rows, a.from, b.to};
   }
 
+  // Numbers of FP8 are read in units of 2^-8, which queries and weights make up for, exactly.
+  static constexpr float kUnitFP8 = 256.0f;
+
   void load_queries() {
+    const float unit = t_.shape.type == ops::KvType::kFP8 ? kUnitFP8 : 1.0f;
     for (int r = 0; r < t_.rows; ++r) {
       const int64_t row = t_.first_row + r;
       const float* from = t_.q + row / t_.group * t_.q_stride + row % t_.group * key_dim_;
       if (plain_keys()) {
         float* to = q_ + r * key_stride_;
-        for (int64_t d = 0; d < key_stride_; ++d) to[d] = d < key_dim_ ? from[d] : 0.0f;
+        for (int64_t d = 0; d < key_stride_; ++d) to[d] = d < key_dim_ ? from[d] * unit : 0.0f;
       } else {
         const int first = r / kRows * kRows;
         const int rows = static_cast<int>(least(kRows, t_.rows - first));
         float* to = q_ + int64_t{first} * key_dim_ + (r - first);
-        for (int d = 0; d < key_dim_; ++d) to[int64_t{d} * rows] = from[d];
+        for (int d = 0; d < key_dim_; ++d) to[int64_t{d} * rows] = from[d] * unit;
       }
     }
   }
@@ -89,17 +94,27 @@ class TileAttention {
            static_cast<size_t>(t_.table[split * (kSplit / 16) + token / 16]) * t_.block_bytes;
   }
 
+  const uint16_t* key_scales(int64_t split, int token) const {
+    return reinterpret_cast<const uint16_t*>(block(split, token) + t_.scales_at);
+  }
+
   // scores_ of all groups for the split.
   template <class T>
   void score(int64_t split) {
     const Group need = all(split);
     if (plain_keys()) return score_plain<T>(split, need);
+    constexpr bool kScaled = kHasScales<T>;
+    const uint16_t* scales[kSplit / 16];
+    for (int b = need.from / 16; kScaled && b < need.to_block() / 16; ++b) {
+      scales[b] = key_scales(split, b * 16);
+    }
     if (groups() == 1) {
       const T* blocks[kSplit / 16];
       for (int b = need.from / 16; b < need.to_block() / 16; ++b) {
         blocks[b] = reinterpret_cast<const T*>(block(split, b * 16));
       }
-      K::template score<true>(q_, blocks, key_dim_, need.rows, need.from, need.to_block(), scores_);
+      K::template score<true, kScaled>(q_, blocks, scales, key_dim_, need.rows, need.from,
+                                       need.to_block(), scores_);
       return;
     }
     const float* blocks[kSplit / 16];
@@ -112,10 +127,10 @@ class TileAttention {
       }
       for (int g = 0; g < groups(); ++g) {
         const Group some = group(g, split);
-        K::template score<false>(q_ + int64_t{some.first} * key_dim_, blocks, key_dim_, some.rows,
-                                 static_cast<int>(most(b, some.from)),
-                                 static_cast<int>(least(end, some.to_block())),
-                                 scores_ + some.first * kSplit);
+        K::template score<false, kScaled>(q_ + int64_t{some.first} * key_dim_, blocks, scales,
+                                          key_dim_, some.rows, static_cast<int>(most(b, some.from)),
+                                          static_cast<int>(least(end, some.to_block())),
+                                          scores_ + some.first * kSplit);
       }
     }
   }
@@ -127,6 +142,7 @@ class TileAttention {
       for (int i = 0; i < 16; ++i) {
         K::load_row(from + i * key_dim_, key_dim_, keys_ + i * key_stride_, key_stride_);
       }
+      if (kHasScales<T>) K::scale_rows(keys_, key_stride_, key_scales(split, b));
       for (int g = 0; g < groups(); ++g) {
         const Group some = group(g, split);
         if (b < some.from || b >= some.to) continue;
@@ -139,6 +155,7 @@ class TileAttention {
   // Scores of row r to weights, of which it notes the maximum (before) and the sum. With capped
   // scores the scale is in them already.
   void weigh(int r, const Group& g, int64_t split) {
+    const F unit = S::set(t_.shape.type == ops::KvType::kFP8 ? kUnitFP8 : 1.0f);
     float* s = scores_ + r * kSplit;
     const int64_t start = split * kSplit;
     const int64_t first = t_.first_seen(r) - start, end = t_.last_seen(r) + 1 - start;
@@ -160,7 +177,7 @@ class TileAttention {
     F sum = S::zero();
     for (int i = g.from; i < g.to_block(); i += kLanes) {
       const F p = Math<S>::power_of_two(S::fms(S::load(s + i), to_power, base));
-      S::store(s + i, p);
+      S::store(s + i, S::mul(p, unit));
       sum = S::add(sum, p);
     }
     split_max_[r] = m * scale;
@@ -193,18 +210,19 @@ class TileAttention {
   void add_values(int64_t split, float* partial) {
     const Group need = all(split);
     const int64_t row = plain_keys() ? key_dim_ : value_dim_;
-    const size_t offset = plain_keys() ? 0 : sizeof(T) * 16 * static_cast<size_t>(key_dim_);
     const int32_t* const table = t_.table + split * (kSplit / 16);
     const int64_t later =
         split < t_.until ? t_.last_seen(t_.rows - 1) + 1 - (split + 1) * kSplit : 0;
-    const PagedRows<T> stored{t_.data + offset,
+    const PagedRows<T> stored{t_.data + t_.values_at,
                               table,
                               t_.block_bytes,
                               row,
                               t_.data,
                               table + kSplit / 16,
                               static_cast<int>(least(later, kSplit)),
-                              int64_t{key_dim_} * static_cast<int64_t>(sizeof(T))};
+                              int64_t{key_dim_} * static_cast<int64_t>(sizeof(T)),
+                              t_.data + t_.value_scales_at,
+                              scaled_};
     const auto target = [&](const Group& g) {
       float* at = (partial != nullptr ? partial : total_) + g.first * value_stride_;
       return ValueTarget{at, value_stride_, partial != nullptr ? nullptr : keep_ + g.first,
@@ -220,9 +238,13 @@ class TileAttention {
       for (int g = 0; g < groups(); ++g) {
         const Group some = group(g, split);
         if (some.from >= some.to) continue;
-        K::converted_values(scores_ + some.first * kSplit,
-                            values_ - int64_t{need.from} * 2 * kLanes, some.rows, some.from,
-                            some.to, target(some).at_column(d));
+        const float* weights = scores_ + some.first * kSplit;
+        if constexpr (kHasScales<T>) {
+          K::scale_weights(weights, some.rows, stored, some.from, some.to, d, scaled_);
+          weights = scaled_;
+        }
+        K::converted_values(weights, values_ - int64_t{need.from} * 2 * kLanes, some.rows,
+                            some.from, some.to, target(some).at_column(d));
       }
     }
   }
@@ -250,6 +272,8 @@ class TileAttention {
         return do_split<BF16Bits>(split, partial);
       case ops::KvType::kFP8:
         return do_split<E4M3Bits>(split, partial);
+      case ops::KvType::kInt8:
+        return do_split<Int8>(split, partial);
     }
   }
 

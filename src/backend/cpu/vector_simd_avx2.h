@@ -79,17 +79,21 @@ struct Avx2 {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
   }
-  // Exponent and mantissa in their places of an F16 are the number times 2^-8.
+  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
   FRESHET_SIMD F load_e4m3(const uint8_t* p) {
-    const __m128i v = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m128i above = _mm_srai_epi16(_mm_slli_epi16(v, 8), 1);
-    const __m128i h = _mm_and_si128(above, _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
-    return _mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0f));
+    const __m128i v = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m128i in_f16 = _mm_set1_epi16(static_cast<int16_t>(0xbf80));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(v, 7), in_f16));
+  }
+  FRESHET_SIMD F load_i8(const int8_t* p) {
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
   }
   // Rows come in multiples of eight numbers: a part of a vector is all of it or nothing.
   FRESHET_SIMD F load_f16_n(const uint16_t* p, int n) { return n > 0 ? load_f16(p) : zero(); }
   FRESHET_SIMD F load_bf16_n(const uint16_t* p, int n) { return n > 0 ? load_bf16(p) : zero(); }
   FRESHET_SIMD F load_e4m3_n(const uint8_t* p, int n) { return n > 0 ? load_e4m3(p) : zero(); }
+  FRESHET_SIMD F load_i8_n(const int8_t* p, int n) { return n > 0 ? load_i8(p) : zero(); }
   FRESHET_SIMD void store_f16(uint16_t* p, F v) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -76,14 +76,18 @@ struct Avx512 {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
-  // Exponent and mantissa in their places of an F16 are the number times 2^-8.
+  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
   FRESHET_SIMD F from_e4m3(__m128i codes) {
-    const __m256i above = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8), 1);
-    const __m256i h = _mm256_and_si256(above, _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-    return _mm512_mul_ps(_mm512_cvtph_ps(h), _mm512_set1_ps(256.0f));
+    const __m256i above = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    const __m256i in_f16 = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
+    return _mm512_cvtph_ps(_mm256_and_si256(above, in_f16));
   }
   FRESHET_SIMD F load_e4m3(const uint8_t* p) {
     return from_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  FRESHET_SIMD F load_i8(const int8_t* p) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
   }
   FRESHET_SIMD F load_f16_n(const uint16_t* p, int n) {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
@@ -94,6 +98,9 @@ struct Avx512 {
   }
   FRESHET_SIMD F load_e4m3_n(const uint8_t* p, int n) {
     return from_e4m3(_mm_maskz_loadu_epi8(first(n), p));
+  }
+  FRESHET_SIMD F load_i8_n(const int8_t* p, int n) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p)));
   }
   FRESHET_SIMD void store_f16(uint16_t* p, F v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

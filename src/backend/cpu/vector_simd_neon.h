@@ -90,18 +90,22 @@ struct Neon {
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))};
   }
-  // Exponent and mantissa in their places of an F16 are the number times 2^-8.
+  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
   FRESHET_SIMD F load_e4m3(const uint8_t* p) {
-    const int16x8_t v = vreinterpretq_s16_u16(vshll_n_u8(vld1_u8(p), 8));
+    const int16x8_t v = vshll_n_s8(vreinterpret_s8_u8(vld1_u8(p)), 7);
     const int16x8_t in_f16 = vdupq_n_s16(static_cast<int16_t>(0xbf80));
-    const float16x8_t h = vreinterpretq_f16_s16(vandq_s16(vshrq_n_s16(v, 1), in_f16));
-    return {vmulq_n_f32(vcvt_f32_f16(vget_low_f16(h)), 256.0f),
-            vmulq_n_f32(vcvt_high_f32_f16(h), 256.0f)};
+    const float16x8_t h = vreinterpretq_f16_s16(vandq_s16(v, in_f16));
+    return {vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)};
+  }
+  FRESHET_SIMD F load_i8(const int8_t* p) {
+    const int16x8_t v = vmovl_s8(vld1_s8(p));
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))), vcvtq_f32_s32(vmovl_high_s16(v))};
   }
   // Rows come in multiples of eight numbers: a part of a vector is all of it or nothing.
   FRESHET_SIMD F load_f16_n(const uint16_t* p, int n) { return n > 0 ? load_f16(p) : zero(); }
   FRESHET_SIMD F load_bf16_n(const uint16_t* p, int n) { return n > 0 ? load_bf16(p) : zero(); }
   FRESHET_SIMD F load_e4m3_n(const uint8_t* p, int n) { return n > 0 ? load_e4m3(p) : zero(); }
+  FRESHET_SIMD F load_i8_n(const int8_t* p, int n) { return n > 0 ? load_i8(p) : zero(); }
   FRESHET_SIMD void store_f16(uint16_t* p, F v) {
     vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(v.a), v.b)));
   }
