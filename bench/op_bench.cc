@@ -111,7 +111,10 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
   const size_t row_bytes = quant::row_bytes(format, cols);
   const std::vector<float> numbers = random_floats(static_cast<size_t>(kRandomRows * cols));
   std::vector<uint8_t> encoded(row_bytes * kRandomRows);
-  quant::info(format).encode(numbers.data(), encoded.data(), kRandomRows * cols, nullptr);
+  for (int64_t r = 0; r < kRandomRows; ++r) {
+    quant::info(format).encode(numbers.data() + r * cols,
+                               encoded.data() + static_cast<size_t>(r) * row_bytes, cols, nullptr);
+  }
   std::vector<const uint8_t*> row_at(static_cast<size_t>(rows));
   for (size_t r = 0; r < row_at.size(); ++r)
     row_at[r] = encoded.data() + r % kRandomRows * row_bytes;

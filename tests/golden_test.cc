@@ -161,5 +161,19 @@ TEST_P(GoldenGguf, ReferencePathMatchesTransformers) {
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGguf, ::testing::ValuesIn(models(gguf_directory())),
                          test_name);
 
+// An INT8 checkpoint (tools/golden_int8.py). Activations are rounded in its products: the fast path
+// is what it means, and the reference path, which does not round them, is farther away.
+TEST(GoldenInt8, FastPathIsNearTransformersAndKeepsTheLawOfTheBatch) {
+  const std::string folder = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-int8/";
+  auto runner = Runner::open(folder + "llama", {.reference = false, .context = 256});
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  const std::vector<Case> cases = read_cases("llama", folder);
+  ASSERT_EQ(cases.size(), 3u);
+  for (const Case& c : cases) {
+    expect_close((*runner)->run({c.ids}, 0)[0], c.logits, 1e-2f, "int8");
+  }
+  expect_batch_changes_no_bit(**runner, cases, "int8");
+}
+
 }  // namespace
 }  // namespace freshet::testing

@@ -53,6 +53,7 @@ double tolerance(const MatmulKernel& row) {
     case ops::ActKind::kBF16:
       return 1e-3;
     case ops::ActKind::kQ8x256:
+    case ops::ActKind::kInt8:
       return 2.5e-3;
   }
   return 0.0;

@@ -7,11 +7,12 @@ numbers of several distributions and rmse.txt the error of gguf.quants.quantize 
 a line "format distribution rmse" each; distributions lie in order, ROWS numbers each. With --ggml,
 the library's own encoders are measured too, and those of formats that the package cannot write.
 
-FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes.
+FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes;
+INT8, a row each, with the rule of compressed-tensors, all that --int8 writes.
 INT4 groups are decoded by numpy: int4_*.blocks and .f32, all that --int4 writes.
 
 Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER]
-       [--ggml libggml-base.so | --fp8 | --int4]
+       [--ggml libggml-base.so | --fp8 | --int4 | --int8]
 """
 import argparse
 import ctypes
@@ -151,17 +152,35 @@ def int4(out, group):
     (out / f"int4_g{group}.f32").write_bytes(decoded.tobytes())
 
 
+def int8(out):
+    """An F32 scale, then codes; the error is that of the scale (greatest - least code) / 2 = 127.5 steps."""
+    codes = np.concatenate([np.arange(-128, 128), np.arange(255, -1, -3) - 128]).astype(np.int8)
+    scale = np.array([0.0137], "<f4")
+    (out / "int8.blocks").write_bytes(scale.tobytes() + codes.tobytes())
+    (out / "int8.f32").write_bytes((codes.astype("<f4") * scale).tobytes())
+    rows = np.frombuffer((out / "input.f32").read_bytes(), "<f4").reshape(-1, ROWS)
+    lines = [s for s in (out / "rmse.txt").read_text().splitlines(True) if not s.startswith("int8 ")]
+    for name, x in zip(inputs(np.random.default_rng(20)), rows):
+        scale = np.abs(x).max() / np.float32(127.5)
+        y = np.clip(np.round(x / scale), -128, 127) * scale
+        lines.append(f"int8 {name} {np.sqrt(np.mean((x.astype(np.float64) - y) ** 2)):.9e}\n")
+    (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
     args.add_argument("--ggml", type=ctypes.CDLL)
     args.add_argument("--fp8", action="store_true")
+    args.add_argument("--int8", action="store_true")
     args.add_argument("--int4", action="store_true")
     args = args.parse_args()
     if args.fp8:
         return fp8(args.out)
     if args.int4:
         return [int4(args.out, group) for group in (32, 128)]
+    if args.int8:
+        return int8(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20)
     for kind in [*F16_FIELDS, *OTHERS]:
@@ -175,6 +194,7 @@ def main():
     fp8(args.out)
     for group in (32, 128):
         int4(args.out, group)
+    int8(args.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ using loader::TensorSource;
 // The absorbed form is built in a plain type: the file's, or F16 for quantised ones, whose rows
 // cannot be turned into columns.
 quant::Format plain_format(quant::Format stored) {
-  return quant::info(stored).block_size == 1 ? stored : quant::Format::kF16;
+  return quant::info(stored).plain() ? stored : quant::Format::kF16;
 }
 
 std::vector<float> decode(const Rows& rows) {

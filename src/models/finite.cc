@@ -16,6 +16,7 @@ constexpr size_t kMaxBlock = 256;
 // decoded zero block into NaN when NaN is written there is a scale, in any format.
 std::vector<size_t> scale_offsets(const quant::FormatInfo& info) {
   std::vector<size_t> offsets;
+  if (info.head_bytes > 0) return offsets;
   const auto bytes = static_cast<size_t>(info.block_bytes);
   FRESHET_CHECK(bytes <= kMaxBlock && static_cast<size_t>(info.block_size) <= kMaxBlock,
                 "blocks of {} are larger than expected", info.name);
@@ -30,11 +31,11 @@ std::vector<size_t> scale_offsets(const quant::FormatInfo& info) {
   return offsets;
 }
 
-bool decoded_finite(const quant::FormatInfo& info, const uint8_t* data, int64_t n) {
+bool decoded_finite(const quant::FormatInfo& info, const uint8_t* row, int64_t n) {
   std::array<float, 512> values;  // whole blocks of any format
   for (int64_t i = 0; i < n; i += static_cast<int64_t>(values.size())) {
     const int64_t count = std::min<int64_t>(n - i, static_cast<int64_t>(values.size()));
-    info.decode(data + i / info.block_size * info.block_bytes, values.data(), count);
+    info.decode_part(row, i, values.data(), count);
     if (!all_finite({values.data(), static_cast<size_t>(count)})) return false;
   }
   return true;

@@ -138,8 +138,9 @@ TEST_F(Load, FourBitExpertsMeanWhatTheirDefinitionSays) {
   }
 }
 
-// A llama of 128 columns whose linear layers are E4M3 with scales of `kind`, or the F32 numbers
-// that these stand for.
+// A llama of 128 columns whose linear layers are E4M3 or INT8 with scales of `kind`, or the F32
+// numbers that these stand for.
+enum class Codes { kE4M3, kInt8 };
 enum class Scales { kTensor, kRow, kRowColumn, kBlock };
 
 float e4m3(uint8_t code) {
@@ -149,8 +150,8 @@ float e4m3(uint8_t code) {
   return static_cast<float>(code & 0x80 ? -v : v);
 }
 
-void to_fp8(Tensors& t, const std::string& name, int64_t rows, int64_t cols, Scales kind,
-            bool fp8) {
+void to_codes(Tensors& t, const std::string& name, int64_t rows, int64_t cols, Codes type,
+              Scales kind, bool coded) {
   const int64_t across = (cols + 127) / 128;
   const auto scale_of = [&](int64_t r, int64_t c) {
     const int64_t i = kind == Scales::kTensor  ? 0
@@ -158,17 +159,19 @@ void to_fp8(Tensors& t, const std::string& name, int64_t rows, int64_t cols, Sca
                                                : r;
     return bf16_to_f32(f32_to_bf16(0.0005f * static_cast<float>(3 + i % 11)));
   };
-  Tensor codes{"F8_E4M3", {rows, cols}, {}}, plain{"F32", {rows, cols}, {}};
+  const bool fp8 = type == Codes::kE4M3;
+  Tensor codes{fp8 ? "F8_E4M3" : "I8", {rows, cols}, {}}, plain{"F32", {rows, cols}, {}};
   uint32_t state = static_cast<uint32_t>(name.size() * 977 + static_cast<size_t>(rows));
   for (int64_t i = 0; i < rows * cols; ++i) {
     state = state * 1664525 + 1013904223;
     auto code = static_cast<uint8_t>(state >> 24);
-    if ((code & 0x7f) > 0x70) code &= 0xbf;  // no NaN, few large ones
+    if (fp8 && (code & 0x7f) > 0x70) code &= 0xbf;  // no NaN, few large ones
     append(codes.bytes, code);
-    append(plain.bytes, e4m3(code) * scale_of(i / cols, i % cols));
+    const float number = fp8 ? e4m3(code) : static_cast<float>(static_cast<int8_t>(code));
+    append(plain.bytes, number * scale_of(i / cols, i % cols));
   }
-  t[name] = fp8 ? codes : plain;
-  if (!fp8) return;
+  t[name] = coded ? codes : plain;
+  if (!coded) return;
   const bool blocks = kind == Scales::kBlock, bf16 = kind == Scales::kRowColumn;
   Tensor scales{bf16 ? "BF16" : "F32", {}, {}};
   const int64_t down = kind == Scales::kTensor ? 1 : blocks ? (rows + 127) / 128 : rows;
@@ -188,31 +191,36 @@ void to_fp8(Tensors& t, const std::string& name, int64_t rows, int64_t cols, Sca
   t[name + (blocks ? "_scale_inv" : "_scale")] = scales;
 }
 
-void to_fp8_llama(Tensors& t, json::Object& config, Scales kind, bool fp8) {
+void to_codes_llama(Tensors& t, json::Object& config, Codes type, Scales kind, bool coded) {
   constexpr int64_t kHidden = 128, kFf = 384, kVocab = 288;
   config["hidden_size"] = json::Value(kHidden);
   config["intermediate_size"] = json::Value(kFf);
   config["head_dim"] = json::Value(32);
-  if (fp8) {
-    auto q = json::parse(R"({"quant_method": "fp8", "weight_block_size": [128, 128]})");
-    config["quantization_config"] = *q;
+  if (coded) {
+    config["quantization_config"] = *json::parse(
+        type == Codes::kE4M3 ? R"({"quant_method": "fp8", "weight_block_size": [128, 128]})"
+                             : R"({"quant_method": "compressed-tensors", "format": "int-quantized",
+                               "ignore": ["lm_head"], "config_groups": {"group_0": {
+                                 "targets": ["Linear"],
+                                 "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                                 "input_activations": {"num_bits": 8, "dynamic": true}}}})");
   }
   for (auto& [name, tensor] : t) {
     if (!name.ends_with("norm.weight")) continue;
     tensor = {"F32", {kHidden}, {}};
     for (int64_t i = 0; i < kHidden; ++i) append(tensor.bytes, 1.0f);
   }
-  to_fp8(t, "model.embed_tokens.weight", kVocab, kHidden, kind, false);
-  to_fp8(t, "lm_head.weight", kVocab, kHidden, kind, false);
+  to_codes(t, "model.embed_tokens.weight", kVocab, kHidden, type, kind, false);
+  to_codes(t, "lm_head.weight", kVocab, kHidden, type, kind, false);
   for (int l = 0; l < 2; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
-    to_fp8(t, at + "self_attn.q_proj.weight", 128, kHidden, kind, fp8);
-    to_fp8(t, at + "self_attn.k_proj.weight", 64, kHidden, kind, fp8);
-    to_fp8(t, at + "self_attn.v_proj.weight", 64, kHidden, kind, fp8);
-    to_fp8(t, at + "self_attn.o_proj.weight", kHidden, 128, kind, fp8);
-    to_fp8(t, at + "mlp.gate_proj.weight", kFf, kHidden, kind, fp8);
-    to_fp8(t, at + "mlp.up_proj.weight", kFf, kHidden, kind, fp8);
-    to_fp8(t, at + "mlp.down_proj.weight", kHidden, kFf, kind, fp8);
+    to_codes(t, at + "self_attn.q_proj.weight", 128, kHidden, type, kind, coded);
+    to_codes(t, at + "self_attn.k_proj.weight", 64, kHidden, type, kind, coded);
+    to_codes(t, at + "self_attn.v_proj.weight", 64, kHidden, type, kind, coded);
+    to_codes(t, at + "self_attn.o_proj.weight", kHidden, 128, type, kind, coded);
+    to_codes(t, at + "mlp.gate_proj.weight", kFf, kHidden, type, kind, coded);
+    to_codes(t, at + "mlp.up_proj.weight", kFf, kHidden, type, kind, coded);
+    to_codes(t, at + "mlp.down_proj.weight", kHidden, kFf, type, kind, coded);
   }
 }
 
@@ -220,8 +228,9 @@ TEST_F(Load, Fp8MeansItsNumbersTimesItsScales) {
   for (const Scales kind : {Scales::kTensor, Scales::kRow, Scales::kRowColumn, Scales::kBlock}) {
     std::vector<float> logits[2];
     for (const bool fp8 : {false, true}) {
-      auto model =
-          load("llama", [&](Tensors& t, json::Object& c) { to_fp8_llama(t, c, kind, fp8); });
+      auto model = load("llama", [&](Tensors& t, json::Object& c) {
+        to_codes_llama(t, c, Codes::kE4M3, kind, fp8);
+      });
       ASSERT_TRUE(model.ok()) << model.status().message();
       int stored = 0;
       for (const Model::WeightInfo& w : (*model)->weights())
@@ -237,7 +246,7 @@ TEST_F(Load, Fp8WithoutItsScalesIsRefused) {
   const std::string scales = std::string(kGate) + "_scale_inv";
   const auto change = [&](const std::function<void(Tensors&, json::Object&)>& more) {
     return [=](Tensors& t, json::Object& c) {
-      to_fp8_llama(t, c, Scales::kBlock, true);
+      to_codes_llama(t, c, Codes::kE4M3, Scales::kBlock, true);
       more(t, c);
     };
   };
@@ -261,6 +270,95 @@ TEST_F(Load, Fp8WithoutItsScalesIsRefused) {
                  t[kGate].bytes.resize(t[kGate].bytes.size() / 2);
                },
                {kGate, "64 numbers", "128 of fp8"});
+}
+
+TEST_F(Load, Int8MeansItsNumbersTimesItsScales) {
+  for (const Scales kind : {Scales::kTensor, Scales::kRow, Scales::kRowColumn}) {
+    std::vector<float> logits[2];
+    for (const bool coded : {false, true}) {
+      auto model = load("llama", [&](Tensors& t, json::Object& c) {
+        to_codes_llama(t, c, Codes::kInt8, kind, coded);
+        // What a symmetric checkpoint may have besides, and what is not read.
+        t[std::string(kGate) + "_zero_point"] = {"I8", {384, 1}, std::string(384, '\0')};
+        t["model.layers.1.mlp.gate_proj.input_scale"] = {"F32", {1}, std::string(4, 'x')};
+      });
+      ASSERT_TRUE(model.ok()) << model.status().message();
+      int stored = 0;
+      for (const Model::WeightInfo& w : (*model)->weights())
+        stored += w.format == quant::Format::kINT8;
+      EXPECT_EQ(stored, coded ? 14 : 0);
+      logits[coded ? 1 : 0] = first_logits(**model);
+    }
+    EXPECT_EQ(logits[0], logits[1]);
+  }
+}
+
+TEST_F(Load, StackedInt8ExpertsTakeTheirOwnScales) {
+  std::vector<float> logits[2];
+  for (const bool coded : {false, true}) {
+    auto model = load("mixtral", [&](Tensors& t, json::Object&) {
+      for (int layer = 0; layer < 2; ++layer) {
+        const std::string to = fmt::format("model.layers.{}.mlp.experts.", layer);
+        for (int e = 0; e < 4; ++e) {
+          for (const char* w : {"w1", "w2", "w3"}) {
+            t.erase(
+                fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, e, w));
+          }
+        }
+        to_codes(t, to + "gate_up_proj", 4 * 320, 64, Codes::kInt8, Scales::kRowColumn, coded);
+        to_codes(t, to + "down_proj", 4 * 64, 160, Codes::kInt8, Scales::kRow, coded);
+        t[to + "gate_up_proj"].shape = {4, 320, 64};
+        t[to + "down_proj"].shape = {4, 64, 160};
+        if (!coded) continue;
+        t[to + "gate_up_proj_scale"].shape = {4, 320, 1};
+        t[to + "down_proj_scale"].shape = {4, 64};
+      }
+    });
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    logits[coded ? 1 : 0] = first_logits(**model);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
+
+TEST_F(Load, Int8ThatMeansSomethingElseIsRefused) {
+  const std::string scales = std::string(kGate) + "_scale";
+  const std::string zero = std::string(kGate) + "_zero_point";
+  const auto change = [&](const std::function<void(Tensors&, json::Object&)>& more) {
+    return [=](Tensors& t, json::Object& c) {
+      to_codes_llama(t, c, Codes::kInt8, Scales::kRow, true);
+      more(t, c);
+    };
+  };
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t.erase(scales); }),
+               {kGate, "I8", "no scale"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[scales].shape = {192, 2}; }),
+               {scales.c_str(), "[192, 2]", "[384, 128]", "groups"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[scales].shape = {1, 384}; }),
+               {scales.c_str(), "[1, 384]"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[scales] = {"F32", {0}, {}}; }),
+               {scales.c_str(), "[0]"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) { t[scales].dtype = "I32"; }),
+               {scales.c_str(), "I32"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) {
+                 t[scales].bytes = std::string("\0\0\x80\x7f", 4) + t[scales].bytes.substr(4);
+               }),
+               {scales.c_str(), "infinity"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) {
+                 const float large = 3e38f;  // times 127 is none
+                 std::memcpy(t[scales].bytes.data(), &large, sizeof large);
+               }),
+               {kGate, "infinity"});
+  expect_error("llama", change([&](Tensors& t, json::Object&) {
+                 t[zero] = {"I8", {384, 1}, std::string(384, '\0')};
+                 t[zero].bytes[200] = 3;
+               }),
+               {zero.c_str(), "symmetric"});
+  expect_error("llama", change([&](Tensors&, json::Object& c) {
+                 c["quantization_config"] = *json::parse(
+                     R"({"config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"},
+                                                 "input_activations": null}}})");
+               }),
+               {"W8A16", "activations"});
 }
 
 TEST_F(Load, MissingTensorIsNamed) {
@@ -313,17 +411,18 @@ TEST_F(Load, UnknownTypesAreNamed) {
 TEST(Finite, FindsTheScalesOfEveryFormat) {
   for (const quant::FormatInfo& info : quant::all_formats()) {
     const auto block = static_cast<size_t>(info.block_bytes);
-    std::vector<uint8_t> row(block * 3, 0);
+    const auto head = static_cast<size_t>(info.head_bytes);
     const int64_t n = 3 * info.block_size;
+    std::vector<uint8_t> row(quant::row_bytes(info.format, n), 0);
     EXPECT_TRUE(models::all_finite(info.format, row.data(), n)) << info.name;
     // Whatever two bytes are set to all ones: refused exactly when a number decodes to none.
-    for (size_t at = block; at + 2 <= 2 * block; ++at) {
+    for (size_t at = head > 0 ? 0 : block; at + 2 <= head + 2 * block; ++at) {
       std::fill(row.begin(), row.end(), 0);
       row[at] = row[at + 1] = 0xff;
       std::vector<float> values(static_cast<size_t>(n));
       info.decode(row.data(), values.data(), n);
       EXPECT_EQ(models::all_finite(info.format, row.data(), n), models::all_finite(values))
-          << info.name << " at byte " << at - block;
+          << info.name << " at byte " << at;
     }
   }
 }

@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "models/finite.h"
-#include "models/fp8_rows.h"
 #include "models/int4_rows.h"
+#include "models/scaled_rows.h"
 
 namespace freshet::models {
 namespace {
@@ -96,8 +96,8 @@ Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, in
         layout == Layout::kRows ? std::vector{count, rows, cols} : std::vector{count, cols, rows};
     if (source.shape != wanted) return wrong_shape(source, wanted);
   }
-  if (source.dtype == "F8_E4M3" && layout == Layout::kRows) {
-    return fp8_rows(*this, source, index, count, rows, cols);
+  if (has_scales(source.dtype) && layout == Layout::kRows) {
+    return scaled_rows(*this, source, index, count, rows, cols);
   }
   Rows out;
   FRESHET_ASSIGN_OR_RETURN(out.format, source.usable_format());
@@ -111,7 +111,7 @@ Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, in
     for (size_t r = 0; r < out.rows.size(); ++r) out.rows[r] = first + r * stride;
     return out;
   }
-  if (info.block_size != 1) {
+  if (!info.plain()) {
     return unsupported("tensor '{}': type {} cannot be transposed", source.name, info.name);
   }
   const auto size = static_cast<size_t>(info.block_bytes);

@@ -64,6 +64,7 @@ enum class ActKind : uint8_t {
   kF32,     // as it is
   kBF16,    // rounded to BF16
   kQ8x256,  // int8 with an F32 scale a block of 256
+  kInt8,    // int8 with an F32 scale a row, which is encoded as a whole
 };
 
 struct MatmulKernel {
@@ -95,6 +96,9 @@ struct ActEncoder {
                  uint8_t* out);
 };
 inline constexpr int64_t kEncodedPart = 256;
+constexpr bool encodes_in_parts(ActKind kind) {
+  return kind == ActKind::kBF16 || kind == ActKind::kQ8x256;
+}
 
 struct AttentionKernel {
   const char* name;

@@ -51,7 +51,7 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
   const Pieces cut(x.rows, ff, host ? pool().size() : 1);
   const bool room = cut.tokens * kEncodedPart * (host ? pool().size() : 1) <= x.rows * ff;
   if (!host || x.rows <= kManyTokens || !room || !in_order ||
-      down.weight->kernel->act == ActKind::kF32 ||
+      !encodes_in_parts(down.weight->kernel->act) ||
       gate.weight->kernel->act != up.weight->kernel->act) {
     const Product products[] = {gate, up};
     matmul(x, products);

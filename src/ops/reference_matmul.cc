@@ -84,7 +84,7 @@ void run_format(const quant::FormatInfo& format, const MatmulArgs& args, const u
         const int n = static_cast<int>(std::min<int64_t>(kChunk, weight.cols - k));
         for (int64_t r = 0; r < rows; ++r) {
           const uint8_t* stored = weight.packed.data() + static_cast<size_t>(row + r) * bytes;
-          format.decode(stored + quant::row_bytes(format.format, k), w + r * kChunk, n);
+          format.decode_part(stored, k, w + r * kChunk, n);
         }
         for (int64_t t = 0; t < tokens; ++t) {
           const int64_t x_row = args.rows_index != nullptr ? args.rows_index[t0 + t] : t0 + t;

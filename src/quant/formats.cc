@@ -6,6 +6,7 @@
 #include "quant/format.h"
 #include "quant/fp8.h"
 #include "quant/int4.h"
+#include "quant/int8.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -24,54 +25,71 @@
 namespace freshet::quant {
 namespace {
 
+// A row of it begins with a scale: it is decoded and encoded as a row.
+template <class F>
+concept HasHead = requires { F::kHeadBytes; };
+
 // Blocks are copied out and in, since files align them to nothing.
 template <class F>
-void decode_row(const void* blocks, float* out, int64_t n) {
-  FRESHET_CHECK(n % F::kBlockSize == 0);
-  const auto* from = static_cast<const uint8_t*>(blocks);
-  for (int64_t i = 0; i < n; i += F::kBlockSize, from += sizeof(typename F::Block)) {
-    typename F::Block b;
-    std::memcpy(&b, from, sizeof b);
-    F::decode(b, out + i);
+void decode_part(const void* row, int64_t first, float* out, int64_t n) {
+  FRESHET_CHECK(first % F::kBlockSize == 0 && n % F::kBlockSize == 0);
+  const auto* from = static_cast<const uint8_t*>(row);
+  if constexpr (HasHead<F>) {
+    F::decode(from, first, out, n);
+  } else {
+    from += static_cast<size_t>(first / F::kBlockSize) * sizeof(typename F::Block);
+    for (int64_t i = 0; i < n; i += F::kBlockSize, from += sizeof(typename F::Block)) {
+      typename F::Block b;
+      std::memcpy(&b, from, sizeof b);
+      F::decode(b, out + i);
+    }
   }
 }
 
 template <class F>
-concept Encodes = requires(const float* x, typename F::Block& b) { F::encode(x, x, b); };
+concept Encodes =
+    HasHead<F> || requires(const float* x, typename F::Block& b) { F::encode(x, x, b); };
 
 template <class F>
-void encode_row(const float* in, void* blocks, int64_t n, const float* importance) {
+void encode_row(const float* in, void* row, int64_t n, const float* importance) {
   FRESHET_CHECK(n % F::kBlockSize == 0);
-  auto* to = static_cast<uint8_t*>(blocks);
-  for (int64_t i = 0; i < n; i += F::kBlockSize, to += sizeof(typename F::Block)) {
-    typename F::Block b;
-    if constexpr (F::kBlockSize == 1) {
-      F::encode(in + i, nullptr, b);
-    } else {
-      float x[F::kBlockSize];
-      float w[F::kBlockSize];
-      prepare_block(in + i, importance != nullptr ? importance + i : nullptr, F::kBlockSize, x, w);
-      F::encode(x, w, b);
+  auto* to = static_cast<uint8_t*>(row);
+  if constexpr (HasHead<F>) {
+    F::encode(in, to, n, importance);
+  } else {
+    for (int64_t i = 0; i < n; i += F::kBlockSize, to += sizeof(typename F::Block)) {
+      typename F::Block b;
+      if constexpr (F::kBlockSize == 1) {
+        F::encode(in + i, nullptr, b);
+      } else {
+        float x[F::kBlockSize];
+        float w[F::kBlockSize];
+        prepare_block(in + i, importance != nullptr ? importance + i : nullptr, F::kBlockSize, x,
+                      w);
+        F::encode(x, w, b);
+      }
+      std::memcpy(to, &b, sizeof b);
     }
-    std::memcpy(to, &b, sizeof b);
   }
 }
 
 template <class F>
 constexpr FormatInfo row() {
+  int head = 0;
+  if constexpr (HasHead<F>) head = F::kHeadBytes;
   FormatInfo i{
-      F::kFormat,   F::kName,       F::kBlockSize, static_cast<int>(sizeof(typename F::Block)),
-      F::kGgmlType, &decode_row<F>, nullptr};
+      F::kFormat, F::kName,     F::kBlockSize,   static_cast<int>(sizeof(typename F::Block)),
+      head,       F::kGgmlType, &decode_part<F>, nullptr};
   if constexpr (Encodes<F>) i.encode = &encode_row<F>;
   return i;
 }
 
 // In the order of Format.
 constexpr std::array kFormats = {
-    row<F32>(),    row<F16>(),   row<BF16>(),     row<FP8>(),     row<Q4_0>(),
-    row<Q4_1>(),   row<Q5_0>(),  row<Q5_1>(),     row<Q8_0>(),    row<Q2_K>(),
-    row<Q3_K>(),   row<Q4_K>(),  row<Q5_K>(),     row<Q6_K>(),    row<IQ4_NL>(),
-    row<IQ4_XS>(), row<MXFP4>(), row<Int4G128>(), row<Int4G32>(),
+    row<F32>(),    row<F16>(),    row<BF16>(),  row<FP8>(),      row<INT8>(),
+    row<Q4_0>(),   row<Q4_1>(),   row<Q5_0>(),  row<Q5_1>(),     row<Q8_0>(),
+    row<Q2_K>(),   row<Q3_K>(),   row<Q4_K>(),  row<Q5_K>(),     row<Q6_K>(),
+    row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(), row<Int4G128>(), row<Int4G32>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {

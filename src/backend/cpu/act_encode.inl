@@ -107,5 +107,32 @@ void encode_q8x256(const float* x, int64_t cols, int64_t first, int64_t last, bo
   }
 }
 
+// The sum of 256 signed bytes.
+FRESHET_INLINE int32_t sum_of_256(const uint8_t* bytes) {
+  int32_t part[16], sum = 0;
+  sums_of_16(bytes, part);
+  for (const int32_t s : part) sum += s;
+  return sum;
+}
+
+// The whole row at once: its largest magnitude is the scale's.
+void encode_int8(const float* x, int64_t cols, int64_t, int64_t, bool, uint8_t* out) {
+  const Int8Layout l = int8_layout(cols);
+  I32 top = zero_i();
+  for (int64_t k = 0; k < cols; k += 16)
+    top = max_i(top, magnitude_bits(load_part(x + k, cols - k)));
+  const BlockScale scale = block_scale(reduce_max(top));
+  for (int64_t k = 0; k < l.record; k += 16) {
+    const bool zeros = scale.inverse == 0.0f || k >= cols;
+    const F32 v = zeros ? zero_f() : mul_f(load_part(x + k, cols - k), set_f(scale.inverse));
+    store_i8(out + k, round_i(v));
+  }
+  Int8Record record{scale.d, 0};
+  int64_t k = 0;
+  for (; k + 256 <= l.record; k += 256) record.sum += sum_of_256(out + k);
+  for (; k < l.record; ++k) record.sum += static_cast<int8_t>(out[k]);
+  put(out + l.record, record);
+}
+
 }  // namespace
 }  // namespace freshet::cpu

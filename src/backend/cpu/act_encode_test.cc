@@ -23,7 +23,7 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
   std::mt19937 rng(2);
   std::normal_distribution<float> normal;
   const float odd[] = {0.0f, -0.0f, 1e-40f, 1e-31f, 1e38f, -1e38f, 0.5f, 1e-20f, 7.0f};
-  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x256}) {
+  for (const ActKind kind : {ActKind::kBF16, ActKind::kQ8x256, ActKind::kInt8}) {
     for (const int64_t cols : {32, 64, 256, 480, 512, 2048, 7, 50}) {
       for (int trial = 0; trial < 8; ++trial) {
         std::vector<float> x(static_cast<size_t>(cols));
@@ -56,7 +56,7 @@ TEST(ActEncoders, EncodePartsOfARow) {
   std::mt19937 rng(3);
   std::normal_distribution<float> normal;
   for (const ActEncoder& e : act_encoders()) {
-    if (!detect().has(e.isa)) continue;
+    if (!detect().has(e.isa) || !ops::encodes_in_parts(e.kind)) continue;
     for (const int64_t cols : {256, 480, 2048}) {
       std::vector<float> x(static_cast<size_t>(cols));
       for (auto& v : x) v = normal(rng);

@@ -28,14 +28,16 @@ constexpr ActKind act_kind(Format f) {
       return ActKind::kF32;
     case Format::kBF16:
       return ActKind::kBF16;
+    case Format::kINT8:
+      return ActKind::kInt8;
     default:
       return ActKind::kQ8x256;
   }
 }
 
 constexpr const char* kNames[kFormats] = {
-    "f32",  "f16",  "bf16", "fp8",  "q4_0",   "q4_1",   "q5_0",  "q5_1",      "q8_0",    "q2_k",
-    "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_g128", "int4_g32"};
+    "f32",  "f16",  "bf16", "fp8",  "int8", "q4_0",   "q4_1",   "q5_0",  "q5_1",      "q8_0",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_g128", "int4_g32"};
 
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
@@ -131,12 +133,22 @@ Rows all_rows() {
   return rows;
 }
 
+constexpr bool reads_no_fine(int64_t, int64_t) {
+  return false;
+}
+
 // Long rows are 17 lines apart, modulo 64: eight lines of each of 32 rows, the operands of a step
 // on tiles, spread over all sets of an L1 cache.
-size_t bf16_bytes(int64_t cols) {
-  int64_t lines = bf16_layout(cols).bytes / kLine;
+size_t spread_bytes(int64_t bytes) {
+  int64_t lines = bytes / kLine;
   if (lines >= 64) lines += (17 + 64 - lines % 64) % 64;
   return static_cast<size_t>(lines * kLine);
+}
+size_t bf16_bytes(int64_t cols) {
+  return spread_bytes(bf16_layout(cols).bytes);
+}
+size_t int8_bytes(int64_t cols) {
+  return spread_bytes(int8_layout(cols).bytes);
 }
 size_t q8x256_bytes(int64_t cols) {
   return static_cast<size_t>(q8x256_layout(cols).bytes);
@@ -146,6 +158,7 @@ template <const IsaKernels& k>
 void append(std::vector<ActEncoder>& to, CpuIsa isa) {
   to.push_back({ActKind::kBF16, isa, bf16_bytes, uses_fine_plane, k.bf16});
   to.push_back({ActKind::kQ8x256, isa, q8x256_bytes, uses_fine_plane, k.q8x256});
+  to.push_back({ActKind::kInt8, isa, int8_bytes, reads_no_fine, k.int8});
 }
 
 std::vector<ActEncoder> all_encoders() {

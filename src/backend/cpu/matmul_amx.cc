@@ -12,12 +12,15 @@
 
 #include "backend/cpu/matmul_amx_bf16.inl"
 #include "backend/cpu/matmul_amx_blocks.inl"
+#include "backend/cpu/matmul_amx_int8.inl"
 
 namespace freshet::cpu {
 
 // By quant::Format.
-const IsaKernels kAmxKernels = {.run = {nullptr, nullptr, run_bf16, nullptr, FRESHET_TILE_BLOCKS},
-                                .bf16 = nullptr,
-                                .q8x256 = nullptr};
+const IsaKernels kAmxKernels = {
+    .run = {nullptr, nullptr, run_bf16, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
+    .bf16 = nullptr,
+    .q8x256 = nullptr,
+    .int8 = nullptr};
 
 }  // namespace freshet::cpu

@@ -1,174 +1,28 @@
-// BF16 weights: packed lines are rows of tiles, and sums stay in tiles over a whole stretch of K.
+// BF16 weights on tiles.
 #pragma once
 
-#include "backend/cpu/matmul_amx_tiles.inl"
+#include "backend/cpu/matmul_amx_depth.inl"
 
 namespace freshet::cpu {
 namespace {
 
-// Of K, panels and tokens that work goes on with before the next: panels and sums stay in the L2
-// cache, a step's activations in the L1 cache.
-inline constexpr int64_t kBf16Blocks = 8;
-inline constexpr int kBf16StretchBytes = kBf16Blocks * 64;
-inline constexpr int kBf16Group = 16;
-inline constexpr int64_t kBf16Tokens = 256;
-inline constexpr int64_t kBf16Sums = 4 * kTileInts;  // of a step and two panels
-
-template <int kPlanes>
-struct Bf16Scratch {
-  alignas(64) uint8_t rows[kCopyBytes<kPlanes, kBf16StretchBytes>];
-  alignas(64) float sums[kBf16Group / 2 * kBf16Tokens / (2 * kTileRows) * kBf16Sums];
+template <int planes>
+struct NumbersBF16 : FamilyBase {
+  using Lines = LinesBF16;
+  static constexpr int kPlanes = planes;
+  explicit NumbersBF16(const MatmulCall&) {}
+  static int64_t fine(const MatmulCall& c) { return bf16_layout(c.cols).fine; }
+  template <int kTile, int kX, int kW>
+  FRESHET_INLINE void multiply() {
+    tile_dp_bf16<kTile, kX, kW>();
+  }
 };
-
-// A stretch of one or two panels times a step's tokens.
-struct Bf16Product {
-  const Step* step;
-  float* sums;  // of tile x and panel w from (2 x + w) * kTileInts on
-  int64_t panel;
-  int panels;
-  bool last;  // stretch of the rows
-};
-
-// Products one after the other: the sums of one are stored between the tile instructions of the
-// next, each tile's just before it is used again.
-template <int kPlanes>
-class Bf16Pipe {
- public:
-  explicit Bf16Pipe(const MatmulCall& call) : c(call) {}
-
-  // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
-  void run(const Bf16Product& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
-           bool fresh) {
-    const auto run =
-        p.step->tiles == 2
-            ? (p.panels == 2 ? &Bf16Pipe::template tiles<2, 2> : &Bf16Pipe::template tiles<2, 1>)
-            : (p.panels == 2 ? &Bf16Pipe::template tiles<1, 2> : &Bf16Pipe::template tiles<1, 1>);
-    (this->*run)(p, panel, x_at, blocks, fresh);
-    if (before.last) finish_before();
-    before = p;
-  }
-  void drain() {
-    tile_store<0>(before.sums);
-    tile_store<1>(before.sums + kTileInts);
-    tile_store<2>(before.sums + 2 * kTileInts);
-    tile_store<3>(before.sums + 3 * kTileInts);
-    if (before.last) finish_before();
-    before.sums = nowhere;
-    before.last = false;
-  }
-
- private:
-  template <int kTile>
-  FRESHET_INLINE_MEMBER void begin(const float* sums, bool fresh) {
-    tile_store<kTile>(before.sums + kTile * kTileInts);
-    if (fresh) {
-      tile_zero<kTile>();
-    } else {
-      tile_load<kTile>(sums + kTile * kTileInts, kLine);
-    }
-  }
-  // Of each block the products of the coarse plane, then those of the fine one.
-  template <int kX, int kW, bool kFirst>
-  FRESHET_INLINE_MEMBER void block(const Bf16Product& p, const uint8_t* const (&panel)[2],
-                                   const uint8_t* const (&x)[2], int64_t b, bool fresh) {
-    const int64_t stride = p.step->stride;
-    FRESHET_UNROLL
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      const int64_t at = plane * p.step->fine + b * 64;
-      const bool first = kFirst && plane == 0;
-      if (plane == 0) tile_load<6>(panel[0] + b * 1024, kLine);
-      tile_load<4>(x[0] + at, stride);
-      if (first) begin<0>(p.sums, fresh);
-      tile_dp_bf16<0, 4, 6>();
-      if (kW == 2 && plane == 0) tile_load<7>(panel[1] + b * 1024, kLine);
-      if (first) begin<1>(p.sums, fresh);
-      if (kW == 2) tile_dp_bf16<1, 4, 7>();
-      if (kX == 2) tile_load<5>(x[1] + at, stride);
-      if (first) begin<2>(p.sums, fresh);
-      if (kX == 2) tile_dp_bf16<2, 5, 6>();
-      if (first) begin<3>(p.sums, fresh);
-      if (kX == 2 && kW == 2) tile_dp_bf16<3, 5, 7>();
-    }
-  }
-  template <int kX, int kW>
-  void tiles(const Bf16Product& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
-             bool fresh) {
-    const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
-    block<kX, kW, true>(p, panel, x, 0, fresh);
-    for (int64_t b = 1; b < blocks; ++b) block<kX, kW, false>(p, panel, x, b, fresh);
-  }
-  __attribute__((noinline)) void finish_before() const {
-    const Step& s = *before.step;
-    for (int w = 0; w < before.panels; ++w) {
-      for (int t = 0; t < s.count; ++t) {
-        const int row = s.row(t);
-        const float* const from =
-            before.sums + (2 * (row / kTileRows) + w) * kTileInts + row % kTileRows * kPanelRows;
-        finish(c, before.panel + w, s.t0 + t, load_f(from));
-      }
-    }
-  }
-
-  const MatmulCall& c;
-  alignas(64) float nowhere[kBf16Sums];  // for what the tiles hold at first
-  Bf16Product before{nullptr, nowhere, 0, 0, false};
-};
-
-template <int kPlanes>
-void bf16_stretch(const MatmulCall& c, Bf16Scratch<kPlanes>& s, Bf16Pipe<kPlanes>& pipe,
-                  const Stretch& at) {
-  const int64_t fine = bf16_layout(c.cols).fine;
-  Step steps[2];  // this and the one before, whose last sums are still to be stored
-  float* sums = s.sums;
-  int i = 0;
-  for (int64_t t = at.t0; t < at.t1; t += steps[i].count, i ^= 1) {
-    Step& step = steps[i];
-    step = Step(c, t, at.t1 - t, 2, fine);
-    int64_t x_at = at.b0 * 64;
-    if (c.rows_index != nullptr) {
-      step.gather<kPlanes, kBf16StretchBytes>(c, fine, x_at, (at.b1 - at.b0) * 64, s.rows);
-      x_at = 0;
-    }
-    for (int64_t p = at.first; p < at.last; p += 2, sums += kBf16Sums) {
-      const int panels = p + 1 < at.last ? 2 : 1;
-      const uint8_t* const panel[2] = {Packed<LinesBF16>(c, p).main(at.b0),
-                                       Packed<LinesBF16>(c, p + panels - 1).main(at.b0)};
-      pipe.run({&step, sums, p, panels, at.b1 == at.blocks}, panel, x_at, at.b1 - at.b0,
-               at.b0 == 0);
-    }
-  }
-  pipe.drain();
-}
-
-template <int kPlanes>
-void bf16_many(const MatmulCall& c, int64_t first, int64_t last) {
-  Bf16Scratch<kPlanes> s;
-  Bf16Pipe<kPlanes> pipe(c);
-  Tiles tiles;
-  tiles.configure(tile_height(c), 64);
-  Stretch at{};
-  at.blocks = blocks_of(c.cols, 32);
-  // Few tokens read each panel from end to end, as it lies in memory.
-  const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
-  const int64_t step = few ? at.blocks : kBf16Blocks;
-  const int64_t tokens = tokens_at_a_time(c.tokens, kBf16Tokens);
-  for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
-    at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
-    for (at.first = first; at.first < last; at.first += kBf16Group) {
-      at.last = at.first + kBf16Group < last ? at.first + kBf16Group : last;
-      for (at.b0 = 0; at.b0 < at.blocks; at.b0 += step) {
-        at.b1 = at.b0 + step < at.blocks ? at.b0 + step : at.blocks;
-        bf16_stretch<kPlanes>(c, s, pipe, at);
-      }
-    }
-  }
-}
 
 template <int kPlanes>
 void run_bf16_planes(const MatmulCall& c, int64_t first, int64_t last) {
   if (c.tokens <= 2) return run_family<FamilyBf16<LinesBF16, kPlanes>>(c, first, last);
   const unsigned before = flush_denormals();
-  bf16_many<kPlanes>(c, first, last);
+  depth_many<NumbersBF16<kPlanes>>(c, first, last);
   restore_denormals(before);
 }
 

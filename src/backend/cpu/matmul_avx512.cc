@@ -12,6 +12,7 @@ const IsaKernels kAvx512Kernels = {
     .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>, run_fp8},
     .bf16 = encode_bf16,
     .q8x256 = encode_q8x256,
+    .int8 = encode_int8,
 };
 
 }  // namespace freshet::cpu

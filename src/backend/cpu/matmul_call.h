@@ -31,13 +31,14 @@ using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
 using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
                            uint8_t* out);
 
-inline constexpr int kFormats = 19;
+inline constexpr int kFormats = 20;
 
 // The kernels of one instruction set; nullptr where it has none of its own.
 struct IsaKernels {
   MatmulRun run[kFormats];  // by quant::Format
   EncodeRow bf16;
   EncodeRow q8x256;
+  EncodeRow int8;
 };
 
 extern const IsaKernels kScalarKernels;

@@ -30,8 +30,9 @@
 //            1 and 3
 //   fp8      a block is 128 k: 32 lines, each 16 rows x 2 k, then 16 rows of the next two;
 //            scale[16] f32
+//   int8     a block is 64 k: 16 lines (an AMX tile); after all blocks, a line: scale[16] f32
 //
-// Rows beyond the last are zero bytes, and so are numbers beyond the last of a float row.
+// Rows beyond the last are zero bytes, and so are numbers beyond the last of a row.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +49,7 @@ struct PanelLayout {
   int block = 0;  // numbers a block
   int main = 0;   // bytes of a panel's block, 16 rows
   int tail = 0;
+  int foot = 0;  // bytes after all blocks: what rows begin with
 };
 
 constexpr PanelLayout panel_layout(quant::Format f) {
@@ -60,6 +62,8 @@ constexpr PanelLayout panel_layout(quant::Format f) {
       return {32, 16 * kLine, 0};
     case Format::kFP8:
       return {128, 33 * kLine, 0};
+    case Format::kINT8:
+      return {64, 16 * kLine, 0, kLine};
     case Format::kQ4_0:
     case Format::kIQ4_NL:
       return {32, 4 * kLine, 32};
@@ -98,7 +102,7 @@ constexpr int64_t blocks_of(int64_t cols, int block) {
 }
 
 constexpr int64_t panel_bytes(const PanelLayout& l, int64_t cols) {
-  return (blocks_of(cols, l.block) * (l.main + l.tail) + kLine - 1) / kLine * kLine;
+  return (blocks_of(cols, l.block) * (l.main + l.tail) + l.foot + kLine - 1) / kLine * kLine;
 }
 
 // Encoded activations hold two planes: a coarse one, and a fine one of what the coarse one leaves.
@@ -137,6 +141,20 @@ struct Q8x256Layout {
 constexpr Q8x256Layout q8x256_layout(int64_t cols) {
   const int64_t n = blocks_of(cols, 256);
   return {n * 256, n * 512, act_row_size(n * (512 + 2 * kLine))};
+}
+
+// A row in ActKind::kInt8: codes padded with zeros to whole blocks of 64, then a record.
+struct Int8Record {
+  float d;
+  int32_t sum;  // of the codes
+};
+struct Int8Layout {
+  int64_t record;
+  int64_t bytes;
+};
+constexpr Int8Layout int8_layout(int64_t cols) {
+  const int64_t n = blocks_of(cols, kLine) * kLine;
+  return {n, act_row_size(n + kLine)};
 }
 
 // Rows of kF32 are as they come. A row in ActKind::kBF16 is padded with zeros to a multiple of 32

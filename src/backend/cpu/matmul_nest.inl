@@ -53,6 +53,10 @@ struct FamilyBase {
   static constexpr bool kFlush = false;
   template <int T>
   static void prepare(const uint8_t* (&)[T], int64_t, int64_t, uint8_t*) {}
+  // The number that the sum of token t and a panel stands for.
+  FRESHET_INLINE_MEMBER F32 result(const MatmulCall&, int64_t, int64_t, F32 acc) const {
+    return acc;
+  }
 };
 
 template <class F, int planes>
@@ -196,6 +200,29 @@ struct FamilyFp8 : FamilyBase {
   }
 };
 
+struct FamilyInt8 : FamilyBase {
+  using Source = Packed<LinesINT8>;
+  static constexpr int kBlock = 64, kTile = kInt8Tile;
+  static constexpr int64_t kUnpackedBlock = 0;
+  const int64_t record;
+  explicit FamilyInt8(const MatmulCall& c) : record(int8_layout(c.cols).record) {}
+
+  static void unpack(const MatmulCall&, int64_t, int64_t, int64_t, uint8_t*) {}
+  template <int T>
+  void unpacked_tile(const MatmulCall& c, int64_t panel, const uint8_t*,
+                     const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
+    tile_int8<T>(Source(c, panel), row, b0, b1, acc);
+  }
+  template <int T>
+  void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
+                   F32 (&acc)[T]) const {
+    tile_int8<T>(w, row, b0, b1, acc);
+  }
+  FRESHET_INLINE_MEMBER F32 result(const MatmulCall& c, int64_t panel, int64_t t, F32 acc) const {
+    return result_int8<kFlipSigned>(Source(c, panel), act_row(c, t) + record, acc);
+  }
+};
+
 template <class Family, int T>
 void run_few(const MatmulCall& c, int64_t first, int64_t last) {
   constexpr int64_t kMostBlocks = 8192 / Family::kBlock;
@@ -218,7 +245,7 @@ void run_few(const MatmulCall& c, int64_t first, int64_t last) {
       }
       family.template packed_tile<T>(w, row, b0, b1, acc);
     }
-    for (int t = 0; t < T && t < c.tokens; ++t) finish(c, p, t, acc[t]);
+    for (int t = 0; t < T && t < c.tokens; ++t) finish(c, p, t, family.result(c, p, t, acc[t]));
   }
 }
 
@@ -255,7 +282,7 @@ void run_tile(const MatmulCall& c, const Family& family, Scratch<Family>& s, con
     family.template unpacked_tile<T>(c, p, panel, row, at.b0, at.b1, acc);
     for (int t = 0; t < T && t0 + t < at.t1; ++t) {
       if (at.b1 == at.blocks) {
-        finish(c, p, t0 + t, acc[t]);
+        finish(c, p, t0 + t, family.result(c, p, t0 + t, acc[t]));
       } else {
         store_f(sums + t * kPanelRows, acc[t]);
       }

@@ -65,6 +65,8 @@ constexpr BlockMap block_map(Format f) {
       return {{{0, 2, 32, 0}}, 1};
     case Format::kBF16:
       return {{{0, 4, 16, 0}}, 1};
+    case Format::kINT8:
+      return {{{0, 4, 16, 0}}, 1};
     case Format::kFP8:
       return {{{0, 2, 64, 0}, {128, 4, 1, 2048}}, 2};
   }
@@ -87,6 +89,7 @@ static_assert(covers(Format::kIQ4_NL, 18) && covers(Format::kIQ4_XS, 136));
 static_assert(covers(Format::kMXFP4, 17) && covers(Format::kF32, 128));
 static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64) && covers(Format::kFP8, 132));
 static_assert(covers(Format::kInt4G128, 67) && covers(Format::kInt4G32, 19));
+static_assert(covers(Format::kINT8, 64));
 
 // The 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so that they line
 // up with quad p of a line.
@@ -173,10 +176,12 @@ int stored_block_bytes(Format f) {
 struct Panel {
   uint8_t* main;
   uint8_t* tail;
+  uint8_t* foot;
 };
 Panel panel_at(const PanelLayout& l, uint8_t* packed, int64_t panel, int64_t cols) {
   uint8_t* const start = packed + panel * panel_bytes(l, cols);
-  return {start, start + blocks_of(cols, l.block) * l.main};
+  const int64_t blocks = blocks_of(cols, l.block);
+  return {start, start + blocks * l.main, start + blocks * (l.main + l.tail)};
 }
 
 }  // namespace
@@ -191,15 +196,20 @@ void pack_panel(Format format, uint8_t* packed, int64_t panel, const uint8_t* co
   const PanelLayout l = panel_layout(format);
   const BlockMap map = block_map(format);
   const int stored = stored_block_bytes(format);
-  const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(format, cols));
+  const int head = quant::info(format).head_bytes;
+  const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(format, cols)) - head;
   const int64_t blocks = blocks_of(cols, l.block);
   const Panel at = panel_at(l, packed, panel, cols);
   const int64_t used = blocks * (l.main + l.tail);
   std::memset(at.main + used, 0, static_cast<size_t>(panel_bytes(l, cols) - used));
   static constexpr uint8_t kZeros[kMaxStoredBlock] = {};
+  for (int r = 0; head > 0 && r < kPanelRows; ++r) {
+    std::memcpy(at.foot + r * head, rows[r] != nullptr ? rows[r] : kZeros,
+                static_cast<size_t>(head));
+  }
   for (int64_t b = 0; b < blocks; ++b) {
     for (int r = 0; r < kPanelRows; ++r) {
-      const uint8_t* block = rows[r] != nullptr ? rows[r] + b * stored : kZeros;
+      const uint8_t* block = rows[r] != nullptr ? rows[r] + head + b * stored : kZeros;
       uint8_t padded[kMaxStoredBlock];
       if (rows[r] != nullptr && (b + 1) * stored > row_bytes) {
         const auto left = static_cast<size_t>(row_bytes - b * stored);
@@ -233,7 +243,9 @@ void unpack_row(Format format, const uint8_t* packed, int64_t row, int64_t cols,
   const quant::FormatInfo& info = quant::info(format);
   const int r = static_cast<int>(row % kPanelRows);
   const Panel at = panel_at(l, const_cast<uint8_t*>(packed), row / kPanelRows, cols);
-  alignas(8) uint8_t block[kMaxStoredBlock];
+  alignas(8) uint8_t stored[kMaxStoredBlock];
+  std::memcpy(stored, at.foot + r * info.head_bytes, static_cast<size_t>(info.head_bytes));
+  uint8_t* const block = stored + info.head_bytes;
   for (int64_t b = 0; b < blocks_of(cols, l.block); ++b) {
     for (int i = 0; i < map.count; ++i) {
       const Run& run = map.runs[i];
@@ -247,7 +259,7 @@ void unpack_row(Format format, const uint8_t* packed, int64_t row, int64_t cols,
     }
     if (format == Format::kBF16) swap_middle(block);
     const int64_t left = cols - b * l.block;
-    info.decode(block, out + b * l.block, left < l.block ? left : l.block);
+    info.decode(stored, out + b * l.block, left < l.block ? left : l.block);
   }
 }
 

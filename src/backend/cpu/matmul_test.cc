@@ -15,6 +15,7 @@
 #include "backend/cpu/matmul_layout.h"
 #include "backend/cpu/tables.h"
 #include "ops/weight.h"
+#include "quant/int8.h"
 #include "tensor/dtype.h"
 
 namespace freshet::cpu {
@@ -119,6 +120,13 @@ std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t co
         row[at + 1] = static_cast<uint8_t>(bits >> 24);
         row[at + 2] = static_cast<uint8_t>((bits >> 8 & 0xf0) | zero);
       }
+      continue;
+    }
+    if (f == Format::kINT8) {
+      if (values == Values::kLargest) std::fill(row.begin(), row.end(), odd ? 0x80 : 0x7f);
+      const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
+      const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
+      std::memcpy(row.data(), &d, sizeof d);
       continue;
     }
     if (info.block_size == 1) {
@@ -292,6 +300,9 @@ std::vector<double> decode_row(ActKind kind, const uint8_t* p, const Case& c) {
         v = (q(k) + (fine ? q(l.fine + k) / 254.0 : 0.0)) * f32(l.records + k / 256 * 2 * kLine);
         break;
       }
+      case ActKind::kInt8:
+        v = q(k) * f32(int8_layout(c.cols).record);
+        break;
     }
   }
   return x;
@@ -471,10 +482,9 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
           // would give.
           const double rounding =
               scale_bits(c.format) > 0 ? std::ldexp(1.0, -scale_bits(c.format)) : 0.0;
+          const bool fine = uses_fine_plane(c.rows, c.cols) && k->act != ActKind::kInt8;
           ASSERT_NEAR(got, f32,
-                      ((uses_fine_plane(c.rows, c.cols) ? 2e-4 : 0.08) + rounding) *
-                              std::sqrt(norm_w * norm_x) +
-                          1e-30)
+                      ((fine ? 2e-4 : 0.08) + rounding) * std::sqrt(norm_w * norm_x) + 1e-30)
               << describe(*k, c);
         }
       }
@@ -625,6 +635,44 @@ std::vector<Format> formats() {
 }
 INSTANTIATE_TEST_SUITE_P(Formats, MatmulOfFormat, testing::ValuesIn(formats()),
                          [](const auto& p) { return std::string(quant::info(p.param).name); });
+
+// Sums of the largest numbers over the longest rows, and of any: equal to 64-bit ones, scaled as
+// the format says.
+TEST(Int8Products, AreWholeNumberSumsTimesTheProductOfTwoScales) {
+  for (const Values values : {Values::kUsual, Values::kLargest}) {
+    for (const Case& shape : {Case{Format::kINT8, 17, quant::INT8::kMostCols, 5},
+                              Case{Format::kINT8, 35, 2071, 40}, Case{Format::kINT8, 3, 50, 2}}) {
+      Case c = shape;
+      c.values = values;
+      const auto stored = random_rows(c.format, c.rows, c.cols, values, 1);
+      const auto x = random_x(c, 5);
+      for (const MatmulKernel* k : runnable(c.format)) {
+        Encoded act = encode(k->act, x, c.cols);
+        const auto out = Product(*k, c).run(act, c.tokens);
+        for (int64_t t = 0; t < c.tokens; t += 1 + c.tokens / 4) {
+          const float* const xs = x.data() + t * c.cols;
+          float most = 0.0f;
+          for (int64_t i = 0; i < c.cols; ++i) most = std::max(most, std::fabs(xs[i]));
+          const float token = most / 127.0f;
+          const auto* codes = reinterpret_cast<const int8_t*>(act.bytes.data() + t * act.stride);
+          for (int64_t i = 0; i < c.cols; ++i) {
+            ASSERT_LE(std::fabs(codes[i] - double{xs[i]} / token), 0.5 + 1e-4);
+          }
+          for (int64_t r = 0; r < c.rows; ++r) {
+            const uint8_t* const row = stored[static_cast<size_t>(r)].data();
+            int64_t sum = 0;
+            for (int64_t i = 0; i < c.cols; ++i) sum += static_cast<int8_t>(row[4 + i]) * codes[i];
+            float scale;
+            std::memcpy(&scale, row, sizeof scale);
+            EXPECT_EQ(out[static_cast<size_t>(t * c.rows + r)],
+                      static_cast<float>(sum) * (scale * token))
+                << describe(*k, c) << " at " << t << "," << r;
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(MatmulRows, AreNamedByFormatAndIsaBestFirst) {
   std::vector<CpuIsa> last(32, ops::kAnyIsa);

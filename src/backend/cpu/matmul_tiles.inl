@@ -402,5 +402,52 @@ FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x
   }
 }
 
+// INT8: whole-number sums over the whole row, kept in the bits of acc. They are exact in any order,
+// so few tokens add up in several chains.
+struct LinesINT8 {
+  static constexpr Format kFormat = Format::kINT8;
+};
+template <int T>
+FRESHET_INLINE void tile_int8(const Packed<LinesINT8>& w, const uint8_t* const (&x)[T], int64_t b0,
+                              int64_t b1, F32 (&acc)[T]) {
+  constexpr int kChains = T > kInt8Tile / 2 ? 1 : kInt8Tile / T > 8 ? 8 : kInt8Tile / T;
+  I32 sum[kChains][T];
+  FRESHET_UNROLL
+  for (int t = 0; t < T; ++t) {
+    sum[0][t] = bits_i(acc[t]);
+    FRESHET_UNROLL
+    for (int i = 1; i < kChains; ++i) sum[i][t] = zero_i();
+  }
+  for (int64_t b = b0; b < b1; ++b) {
+    const ByteLines lines{w.main(b)};
+    FRESHET_UNROLL
+    for (int i = 0; i < kLine / 4; ++i) {
+      prefetch_lines<1>(lines.p + i * kLine + kAhead);
+      const I32 line = lines.line(i);
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const auto* const quad = reinterpret_cast<const int8_t*>(x[t]) + b * kLine + 4 * i;
+        sum[i % kChains][t] = dot_quad(sum[i % kChains][t], line, quad);
+      }
+    }
+  }
+  FRESHET_UNROLL
+  for (int t = 0; t < T; ++t) {
+    FRESHET_UNROLL
+    for (int i = 1; i < kChains; ++i) sum[0][t] = add_i(sum[0][t], sum[i][t]);
+    acc[t] = bits_f(sum[0][t]);
+  }
+}
+// What a row's sum means: times (the scale of the weight's row times that of the token's).
+// kFlipped: each byte was 128 too high.
+template <bool kFlipped>
+FRESHET_INLINE F32 result_int8(const Packed<LinesINT8>& w, const uint8_t* record, F32 acc) {
+  I32 sum = bits_i(acc);
+  if constexpr (kFlipped) {
+    sum = sub_i(sum, shl(set_i(i32_at(record + offsetof(Int8Record, sum))), 7));
+  }
+  return mul_f(to_f(sum), mul_f(bits_f(load_i(w.tail_part)), set_f(f32_at(record))));
+}
+
 }  // namespace
 }  // namespace freshet::cpu

@@ -24,6 +24,7 @@ using Scale = I32;
 inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 4;
 inline constexpr int kFloatTile = 2;
+inline constexpr int kInt8Tile = 4;
 #if defined(__AVXVNNI__)
 inline constexpr bool kFlipSigned = true;
 #else
@@ -214,6 +215,15 @@ FRESHET_INLINE I32 add_mul_i(I32 sum, I32 x, I32 y) {
 }
 
 #else
+
+// The sign of the line goes over to x; two products of 128 * 127 fit 16 bits.
+FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
+  const __m256i q = quad(x), one = _mm256_set1_epi16(1);
+  const __m256i a = _mm256_maddubs_epi16(_mm256_abs_epi8(line.a), _mm256_sign_epi8(q, line.a));
+  const __m256i b = _mm256_maddubs_epi16(_mm256_abs_epi8(line.b), _mm256_sign_epi8(q, line.b));
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)),
+          _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
+}
 
 // A scale as a pair of 16-bit halves, so that one vpmaddwd both scales and adds pairs.
 template <int kTop>

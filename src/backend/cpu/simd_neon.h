@@ -24,6 +24,7 @@ using Scale = I32;
 inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 4;
 inline constexpr int kFloatTile = 2;
+inline constexpr int kInt8Tile = 4;
 inline constexpr bool kFlipSigned = false;  // both ways to multiply bytes take signed ones
 
 #define FRESHET_EACH(expression)                        \

@@ -32,6 +32,7 @@ using Scale = I32;
 
 inline constexpr int kMaxTile = 4;    // tokens that one pass over a panel serves
 inline constexpr int kFloatTile = 4;  // the same, for weights that are not whole numbers
+inline constexpr int kInt8Tile = 4;   // the same, for sums that only end with the row
 // Signed lines (q8_0, iq4_nl) come as unsigned bytes, 128 too high, since the dot instruction
 // multiplies unsigned by signed; the sum of x corrects for it.
 inline constexpr bool kFlipSigned = false;
@@ -230,6 +231,18 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
 template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
   return s;
+}
+
+// sum + the products of the line's bytes (signed, or flipped, see kFlipSigned) and four numbers
+// within +-127, the same for each lane. Wraps.
+FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
+  int8_t b[64];
+  std::memcpy(b, &line, sizeof b);
+  return each<I32>([&](int i) {
+    int d = 0;
+    for (int j = 0; j < 4; ++j) d += b[4 * i + j] * x[j];
+    return wrap(raw(sum.v[i]) + raw(d));
+  });
 }
 
 // sum[t] += scale * (lines [first, first + kQuads) of w times x[t]). Bytes of a line are unsigned,

@@ -17,6 +17,8 @@ inline Code code_of(quant::Format format) {
       return Code::kBF16;
     case quant::Format::kFP8:
       return Code::kFP8;
+    case quant::Format::kINT8:
+      return Code::kCount;
     case quant::Format::kQ8_0:
       return Code::kQ8_0;
     case quant::Format::kQ4_0:
