@@ -3,11 +3,13 @@
 //
 // usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
 //                         [--types T,..] [--shape ROWSxCOLS] |
-//                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N]
+//                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N] |
+//                         [--vocab N]
 //
 // Products: as many copies of a matrix as no cache holds are multiplied one after the other, as
 // layers do. With --context, attention instead: the last N of so many tokens of one sequence, 32
-// heads (or --heads) on 8 KV heads of 64 (or --head-dim).
+// heads (or --heads) on 8 KV heads of 64 (or --head-dim). With --vocab, choosing a token from so
+// many logits, by one thread, as a step of the engine does for each of its sequences.
 //
 // A line a test: median time of a call, bytes a second and their share of the read ceiling,
 // operations a second and their share of the arithmetic that the product's kernel is bound by.
@@ -20,6 +22,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -28,6 +31,7 @@
 #include "backend/cpu/ceilings.h"
 #include "ops/ops.h"
 #include "quant/format.h"
+#include "sampling/sampler.h"
 
 namespace freshet {
 namespace {
@@ -49,6 +53,7 @@ struct Options {
   std::vector<std::string> kv_types = {"f16"};
   int heads = 32;
   int head_dim = 64;
+  int64_t vocab = 0;
   int rounds = 5;
 };
 
@@ -188,7 +193,44 @@ Status bench_attention(Bench& b, const Options& o, const std::string& type) {
   return {};
 }
 
+// Logits like a model's: most within a few units of each other, a few far above.
+void bench_sampling(const Options& o) {
+  std::vector<float> logits = random_floats(static_cast<size_t>(o.vocab));
+  for (float& x : logits) x *= 2.5f;
+  for (size_t i = 0; i < logits.size(); i += 4001) logits[i] += 9.0f;
+  const std::pair<const char*, SamplingParams> cases[] = {
+      {"greedy", {.temperature = 0.0f}},
+      {"drawn", {}},
+      {"top-k 20", {.top_k = 20}},
+      {"top-p 0.95", {.temperature = 0.8f, .top_p = 0.95f}},
+      {"top-k 20, top-p 0.95", {.temperature = 0.6f, .top_k = 20, .top_p = 0.95f}},
+      {"min-p 0.05", {.min_p = 0.05f}},
+      {"penalties", {.temperature = 0.0f, .repetition_penalty = 1.1f, .presence_penalty = 0.5f}},
+      {"5 logprobs", {.temperature = 0.0f, .logprobs = 5}},
+  };
+  const std::vector<int32_t> prompt(512, 7);
+  SamplerScratch scratch(o.vocab);
+  for (const auto& [name, params] : cases) {
+    Sampler sampler(params, o.vocab, 1, 0, prompt, 1, {});
+    std::vector<double> seconds;
+    std::vector<TokenLogprob> logprobs;
+    for (int i = 0; i < std::max(100, o.rounds); ++i) {
+      std::vector<float> row = logits;  // sampling changes it
+      const Clock::time_point start = Clock::now();
+      sampler.sample(row, i, scratch, {}, params.logprobs >= 0 ? &logprobs : nullptr);
+      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    std::ranges::sort(seconds);
+    std::printf("%-22s %8.1f us, at most %8.1f us\n", name, seconds[seconds.size() / 2] * 1e6,
+                seconds.back() * 1e6);
+  }
+}
+
 Status run(const Options& o) {
+  if (o.vocab > 0) {
+    bench_sampling(o);
+    return {};
+  }
   ops::CpuIsa isa = ops::kAnyIsa;
   if (!o.isa.empty()) {
     FRESHET_ASSIGN_OR_RETURN(isa, ops::isa_by_name(o.isa));
@@ -239,6 +281,8 @@ int main(int argc, char** argv) try {
       ->check(CLI::Range(8, 1024));
   app.add_option("--head-dim", o.head_dim, "their size, a multiple of 8")
       ->check(CLI::Range(8, 512));
+  app.add_option("--vocab", o.vocab, "measure sampling from so many logits")
+      ->check(CLI::Range(int64_t{1}, freshet::kMostVocab));
   app.add_option("--rounds", o.rounds, "least number of timed calls")
       ->check(CLI::Range(1, 1 << 24));
   CLI11_PARSE(app, argc, argv);

@@ -147,16 +147,12 @@ Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows&
   std::vector<const uint8_t*> picked;
   for (const int64_t r : order) picked.push_back(rows.rows[static_cast<size_t>(r)]);
   const std::vector<const uint8_t*>& wanted = order.empty() ? rows.rows : picked;
-  constexpr int64_t kRowsAtOnce = 64;
-  const auto count = static_cast<int64_t>(wanted.size());
   std::atomic<bool> finite = true;
-  ops_.pool().parallel_for((count + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i, int) {
-    for (int64_t r = i * kRowsAtOnce; r < std::min(count, (i + 1) * kRowsAtOnce); ++r) {
-      if (!all_finite(rows.format, wanted[static_cast<size_t>(r)], rows.cols)) finite = false;
-    }
-  });
+  const auto check = [&](const uint8_t* row) {
+    if (!all_finite(rows.format, row, rows.cols)) finite = false;
+  };
+  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols, check));
   if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
-  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols));
   out.inputs = rows.inputs;
   infos_.push_back({name, out.format, out.rows, out.cols, out.packed.size(), out.kernel->name});
   done_ += wanted.size() * quant::row_bytes(rows.format, rows.cols);

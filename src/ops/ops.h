@@ -131,8 +131,10 @@ class Ops {
 
   // Packs rows (each row_bytes(format, cols) bytes, anywhere in memory, e.g. in a mapped file) for
   // the kernel that this device will use. The same rows give the same Weight whatever the pool's
-  // size.
-  Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols);
+  // size. `look` is called with each row before it is packed, in parallel.
+  static constexpr auto kNoLook = [](const uint8_t*) {};
+  Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
+                      FunctionRef<void(const uint8_t* row)> look = kNoLook);
 
   // out[t] = row ids[t] + offset of table, decoded, times scale. out: [tokens, cols]
   void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,

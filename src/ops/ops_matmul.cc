@@ -141,7 +141,8 @@ void run_piece(const MatmulCall& c, const Cut& cut, int64_t piece) {
 
 }  // namespace
 
-Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols) {
+Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
+                         FunctionRef<void(const uint8_t*)> look) {
   const quant::FormatInfo& f = quant::info(format);
   if (cols <= 0 || rows.empty() || cols % f.block_size != 0) {
     return invalid_argument("a {} matrix cannot be [{}, {}]: rows come in blocks of {}", f.name,
@@ -158,6 +159,12 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
           "weights of type {} cannot be used on {}: run with --device cpu, or convert", f.name,
           d->name());
     }
+    constexpr int64_t kRowsAtOnce = 64;
+    impl_->pool.parallel_for((w.rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i, int) {
+      for (int64_t r = i * kRowsAtOnce; r < std::min(w.rows, (i + 1) * kRowsAtOnce); ++r) {
+        look(rows[static_cast<size_t>(r)]);
+      }
+    });
     FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols));
     return w;
   }
@@ -167,6 +174,7 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
     const uint8_t* panel_rows[kPanelRows] = {};
     for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < w.rows; ++r) {
       panel_rows[r] = rows[static_cast<size_t>(panel * kPanelRows + r)];
+      look(panel_rows[r]);
     }
     w.kernel->pack_panel(w.packed.data(), panel, panel_rows, cols);
   });

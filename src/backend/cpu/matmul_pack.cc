@@ -1,7 +1,10 @@
 #include "backend/cpu/matmul_pack.h"
 
+#include <array>
 #include <cstring>
+#include <utility>
 
+#include "backend/cpu/matmul_call.h"
 #include "backend/cpu/matmul_layout.h"
 #include "base/status.h"
 
@@ -125,9 +128,9 @@ constexpr bool has_spread_bits(Format f) {
 }
 constexpr int kSpreadLine = 256;  // where those bits lie in a panel's block
 
-template <int kUnit>
-void scatter(const uint8_t* from, int units, uint8_t* to, int row) {
-  for (int u = 0; u < units; ++u) {
+template <int kUnit, int kUnits>
+void scatter(const uint8_t* from, uint8_t* to, int row) {
+  for (int u = 0; u < kUnits; ++u) {
     std::memcpy(to + (u * kPanelRows + row) * kUnit, from + u * kUnit, kUnit);
   }
 }
@@ -138,19 +141,6 @@ void gather(const uint8_t* from, int units, uint8_t* to, int row) {
   }
 }
 
-void scatter_run(const Run& run, const uint8_t* block, uint8_t* to, int row) {
-  switch (run.unit) {
-    case 1:
-      scatter<1>(block + run.from, run.units, to + run.to, row);
-      break;
-    case 2:
-      scatter<2>(block + run.from, run.units, to + run.to, row);
-      break;
-    default:
-      scatter<4>(block + run.from, run.units, to + run.to, row);
-      break;
-  }
-}
 void gather_run(const Run& run, const uint8_t* from, uint8_t* block, int row) {
   switch (run.unit) {
     case 1:
@@ -168,7 +158,7 @@ void gather_run(const Run& run, const uint8_t* from, uint8_t* block, int row) {
 constexpr int kMaxStoredBlock = 256;
 
 // Bytes of what fills a panel's block, for one row; plain formats count 32 numbers as a block.
-int stored_block_bytes(Format f) {
+constexpr int stored_block_bytes(Format f) {
   const PanelLayout l = panel_layout(f);
   return (l.main + l.tail) / kPanelRows;
 }
@@ -184,6 +174,70 @@ Panel panel_at(const PanelLayout& l, uint8_t* packed, int64_t panel, int64_t col
   return {start, start + blocks * l.main, start + blocks * (l.main + l.tail)};
 }
 
+// A stored block's bytes to their places in row r of a panel's block. The map is known when this
+// is compiled: loading a model is mostly this.
+template <Format f>
+void pack_block(const uint8_t* block, const Panel& to, int r) {
+  static constexpr BlockMap kMap = block_map(f);
+  uint8_t swapped[kMaxStoredBlock];
+  if constexpr (f == Format::kBF16) {
+    std::memcpy(swapped, block, 64);
+    swap_middle(swapped);
+    block = swapped;
+  }
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    (scatter<kMap.runs[i].unit, kMap.runs[i].units>(
+         block + kMap.runs[i].from, (kMap.runs[i].tail ? to.tail : to.main) + kMap.runs[i].to, r),
+     ...);
+  }(std::make_index_sequence<static_cast<size_t>(kMap.count)>());
+  if constexpr (has_spread_bits(f)) {
+    uint8_t* const high = to.main + kSpreadLine + 4 * r;
+    uint32_t bits;
+    std::memcpy(&bits, high, 4);
+    bits = spread_high_bits(bits);
+    std::memcpy(high, &bits, 4);
+  }
+}
+
+template <Format f>
+void pack_panel_as(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols) {
+  static constexpr PanelLayout kLayout = panel_layout(f);
+  static constexpr int kStored = stored_block_bytes(f);
+  static constexpr uint8_t kZeros[kMaxStoredBlock] = {};
+  const int head = quant::info(f).head_bytes;
+  const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(f, cols)) - head;
+  const int64_t blocks = blocks_of(cols, kLayout.block);
+  const int64_t whole = row_bytes / kStored;  // blocks; the last of plain rows may be a part of one
+  const Panel at = panel_at(kLayout, packed, panel, cols);
+  const int64_t used = blocks * (kLayout.main + kLayout.tail);
+  std::memset(at.main + used, 0, static_cast<size_t>(panel_bytes(kLayout, cols) - used));
+  for (int r = 0; head > 0 && r < kPanelRows; ++r) {
+    std::memcpy(at.foot + r * head, rows[r] != nullptr ? rows[r] : kZeros,
+                static_cast<size_t>(head));
+  }
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Panel to = {at.main + b * kLayout.main, at.tail + b * kLayout.tail, nullptr};
+    for (int r = 0; r < kPanelRows; ++r) {
+      if (rows[r] == nullptr) {
+        pack_block<f>(kZeros, to, r);
+      } else if (b < whole) {
+        pack_block<f>(rows[r] + head + b * kStored, to, r);
+      } else {
+        uint8_t padded[kMaxStoredBlock] = {};
+        std::memcpy(padded, rows[r] + head + b * kStored,
+                    static_cast<size_t>(row_bytes - b * kStored));
+        pack_block<f>(padded, to, r);
+      }
+    }
+  }
+}
+
+using Packer = void (*)(uint8_t*, int64_t, const uint8_t* const*, int64_t);
+template <size_t... i>
+constexpr std::array<Packer, sizeof...(i)> packers(std::index_sequence<i...>) {
+  return {pack_panel_as<static_cast<Format>(i)>...};
+}
+
 }  // namespace
 
 size_t packed_bytes(Format format, int64_t rows, int64_t cols) {
@@ -193,48 +247,8 @@ size_t packed_bytes(Format format, int64_t rows, int64_t cols) {
 
 void pack_panel(Format format, uint8_t* packed, int64_t panel, const uint8_t* const* rows,
                 int64_t cols) {
-  const PanelLayout l = panel_layout(format);
-  const BlockMap map = block_map(format);
-  const int stored = stored_block_bytes(format);
-  const int head = quant::info(format).head_bytes;
-  const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(format, cols)) - head;
-  const int64_t blocks = blocks_of(cols, l.block);
-  const Panel at = panel_at(l, packed, panel, cols);
-  const int64_t used = blocks * (l.main + l.tail);
-  std::memset(at.main + used, 0, static_cast<size_t>(panel_bytes(l, cols) - used));
-  static constexpr uint8_t kZeros[kMaxStoredBlock] = {};
-  for (int r = 0; head > 0 && r < kPanelRows; ++r) {
-    std::memcpy(at.foot + r * head, rows[r] != nullptr ? rows[r] : kZeros,
-                static_cast<size_t>(head));
-  }
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int r = 0; r < kPanelRows; ++r) {
-      const uint8_t* block = rows[r] != nullptr ? rows[r] + head + b * stored : kZeros;
-      uint8_t padded[kMaxStoredBlock];
-      if (rows[r] != nullptr && (b + 1) * stored > row_bytes) {
-        const auto left = static_cast<size_t>(row_bytes - b * stored);
-        std::memcpy(padded, block, left);
-        std::memset(padded + left, 0, sizeof padded - left);
-        block = padded;
-      }
-      if (format == Format::kBF16) {
-        if (block != padded) std::memcpy(padded, block, 64);
-        swap_middle(padded);
-        block = padded;
-      }
-      for (int i = 0; i < map.count; ++i) {
-        const Run& run = map.runs[i];
-        scatter_run(run, block, run.tail ? at.tail + b * l.tail : at.main + b * l.main, r);
-      }
-      if (has_spread_bits(format)) {
-        uint8_t* const high = at.main + b * l.main + kSpreadLine + 4 * r;
-        uint32_t bits;
-        std::memcpy(&bits, high, 4);
-        bits = spread_high_bits(bits);
-        std::memcpy(high, &bits, 4);
-      }
-    }
-  }
+  static constexpr auto kPackers = packers(std::make_index_sequence<kFormats>());
+  kPackers[static_cast<size_t>(format)](packed, panel, rows, cols);
 }
 
 void unpack_row(Format format, const uint8_t* packed, int64_t row, int64_t cols, float* out) {
