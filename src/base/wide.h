@@ -1,23 +1,33 @@
-// Compiling a plain loop for AVX2 beside the baseline, chosen at run time.
+// Compiling a plain loop for AVX2 or AVX-512 beside the baseline, chosen at run time.
 //
 // Mark a function FRESHET_TARGET_AVX2 and let it call a FRESHET_INLINE_BODY that the baseline
-// version calls too; call it only where cpu_has_avx2(). Both versions do the same operations in the
-// same order and hence give the same bits (contraction to FMA is off in the whole build).
+// version calls too; call it only where cpu_has_avx2(); the same with AVX512. All versions do the
+// same operations in the same order and hence give the same bits (contraction to FMA is off in the
+// whole build).
 #pragma once
 
 #define FRESHET_INLINE_BODY inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
 #define FRESHET_TARGET_AVX2 __attribute__((target("avx2")))
+#define FRESHET_TARGET_AVX512 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw")))
 namespace freshet {
 inline bool cpu_has_avx2() {
   return __builtin_cpu_supports("avx2") != 0;
 }
+inline bool cpu_has_avx512() {
+  return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
+         __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
+}
 }  // namespace freshet
 #else
 #define FRESHET_TARGET_AVX2
+#define FRESHET_TARGET_AVX512
 namespace freshet {
 inline bool cpu_has_avx2() {
+  return false;
+}
+inline bool cpu_has_avx512() {
   return false;
 }
 }  // namespace freshet

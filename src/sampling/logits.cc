@@ -17,7 +17,6 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int kLanes = 8;
 using Floats = float __attribute__((vector_size(4 * kLanes)));
-using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 
 FRESHET_INLINE_BODY void load(Floats& v, const float* p) {
   std::memcpy(&v, p, sizeof v);
@@ -71,41 +70,78 @@ FRESHET_INLINE_BODY void exp_of(F& x) {
 
 // Adding 2^52 leaves the nearest whole number in the low bits.
 constexpr double kUnits = static_cast<double>(Weight{1} << kWeightBits), kWhole = 0x1p52;
-using Doubles = double __attribute__((vector_size(8 * kLanes)));
-using Weights = Weight __attribute__((vector_size(8 * kLanes)));
 
-FRESHET_INLINE_BODY void add_whole(Weights& sum, const Floats& fractions) {
-  const Doubles units = __builtin_convertvector(fractions, Doubles) * kUnits + kWhole;
-  Weights bits;
+// A register of floats, and one of as many bytes of doubles: sums of wider ones would be kept in
+// memory. (Sizes that depend on a parameter are ignored by GCC 12.)
+struct Lanes4 {
+  using Floats = float __attribute__((vector_size(16)));
+  using Ints = int32_t __attribute__((vector_size(16)));
+  using Half = float __attribute__((vector_size(8)));
+  using Doubles = double __attribute__((vector_size(16)));
+  using Weights = Weight __attribute__((vector_size(16)));
+};
+struct Lanes8 {
+  using Floats = float __attribute__((vector_size(32)));
+  using Ints = int32_t __attribute__((vector_size(32)));
+  using Half = float __attribute__((vector_size(16)));
+  using Doubles = double __attribute__((vector_size(32)));
+  using Weights = Weight __attribute__((vector_size(32)));
+};
+struct Lanes16 {
+  using Floats = float __attribute__((vector_size(64)));
+  using Ints = int32_t __attribute__((vector_size(64)));
+  using Half = float __attribute__((vector_size(32)));
+  using Doubles = double __attribute__((vector_size(64)));
+  using Weights = Weight __attribute__((vector_size(64)));
+};
+
+// The bits of 2^52 are added too, once a number.
+template <class L>
+FRESHET_INLINE_BODY void add_half(typename L::Weights& sum, const float* fractions) {
+  typename L::Half half;
+  std::memcpy(&half, fractions, sizeof half);
+  const typename L::Doubles units =
+      __builtin_convertvector(half, typename L::Doubles) * kUnits + kWhole;
+  typename L::Weights bits;
   std::memcpy(&bits, &units, sizeof bits);
-  sum += bits - std::bit_cast<Weight>(kWhole);
+  sum += bits;
 }
 
+template <class L>
 FRESHET_INLINE_BODY void exp_body(const float* x, int64_t blocks, float maximum, float scale,
                                   float* weight, Weight* block_sum) {
+  constexpr int kWide = sizeof(typename L::Floats) / sizeof(float);
   for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock, weight += kLogitBlock) {
-    Weights sum{};
-    for (int64_t i = 0; i < kLogitBlock; i += kLanes) {
-      Floats v;
-      load(v, x + i);
+    typename L::Weights low{}, high{};
+    for (int64_t i = 0; i < kLogitBlock; i += kWide) {
+      typename L::Floats v;
+      std::memcpy(&v, x + i, sizeof v);
       v = (v - maximum) * scale;
-      exp_of<Floats, Ints>(v);
+      exp_of<typename L::Floats, typename L::Ints>(v);
       std::memcpy(weight + i, &v, sizeof v);
-      add_whole(sum, v);
+      add_half<L>(low, weight + i);
+      add_half<L>(high, weight + i + kWide / 2);
     }
-    Weight total = 0;
-    for (int j = 0; j < kLanes; ++j) total += sum[j];
+    Weight total = Weight{0} - kLogitBlock * std::bit_cast<Weight>(kWhole);
+    for (int j = 0; j < kWide / 2; ++j) total += low[j] + high[j];
     block_sum[b] = total;
   }
 }
 
 void exp_plain(const float* x, int64_t blocks, float maximum, float scale, float* weight,
                Weight* sum) {
-  exp_body(x, blocks, maximum, scale, weight, sum);
+  exp_body<Lanes4>(x, blocks, maximum, scale, weight, sum);
 }
 FRESHET_TARGET_AVX2 void exp_avx2(const float* x, int64_t blocks, float maximum, float scale,
                                   float* weight, Weight* sum) {
-  exp_body(x, blocks, maximum, scale, weight, sum);
+  exp_body<Lanes8>(x, blocks, maximum, scale, weight, sum);
+}
+FRESHET_TARGET_AVX512 void exp_avx512(const float* x, int64_t blocks, float maximum, float scale,
+                                      float* weight, Weight* sum) {
+  exp_body<Lanes16>(x, blocks, maximum, scale, weight, sum);
+}
+auto exp_here() {
+  return cpu_has_avx512() ? exp_avx512 : cpu_has_avx2() ? exp_avx2 : exp_plain;
 }
 
 // The rest of a row that is no multiple of the block, padded with what cannot be chosen.
@@ -163,7 +199,7 @@ Weight whole(float fraction) {
 }
 
 Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
-  static const auto run = cpu_has_avx2() ? exp_avx2 : exp_plain;
+  static const auto run = exp_here();
   const int64_t blocks = whole_blocks(logits);
   run(logits.data(), blocks, maximum, scale, s.weight.data(), s.block_sum.data());
   if (const int64_t first = blocks * kLogitBlock; first < std::ssize(logits)) {

@@ -426,6 +426,23 @@ TEST(Exponentials, AreAccurate) {
   }
 }
 
+// Whatever registers the loop is compiled for.
+TEST(Exponentials, SumsAreThoseOfWholeSharesOneByOne) {
+  for (const size_t n : {1, 127, 128, 129, 1000}) {
+    std::vector<float> x = random_logits(n, static_cast<uint32_t>(n), 9.0f);
+    for (size_t i = 5; i < n; i += 50) x[i] = i % 100 < 50 ? NAN : -INFINITY;
+    LogitScratch s(static_cast<int64_t>(n));
+    const float maximum = find_maxima(x, s);
+    uint64_t want = 0;
+    const Weight total = exponentials(x, maximum, 0.7f, s);
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_EQ(s.weight[i], exp_fraction((x[i] - maximum) * 0.7f)) << i;
+      want += static_cast<uint64_t>(std::nearbyint(std::ldexp(s.weight[i], 44)));
+    }
+    EXPECT_EQ(total, want) << n;
+  }
+}
+
 TEST(Validate, NamesWhatIsWrong) {
   const auto message = [](auto change) {
     SamplingParams p;
