@@ -46,7 +46,7 @@ Status bench_throughput(const Options& o, Context& context) {
   }
   FRESHET_ASSIGN_OR_RETURN(const auto engine, Engine::load(e));
   if (o.run.verbose) say(engine->memory_plan());
-  const Interrupts::Handler on_interrupt(context.interrupts, [] {});
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   options.stop = &context.interrupts.requested();
   FRESHET_ASSIGN_OR_RETURN(const bench_client::ThroughputResult result,
                            bench_client::bench_throughput(*engine, options));

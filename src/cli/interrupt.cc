@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include "base/status.h"
@@ -61,14 +62,27 @@ void Interrupts::loop() {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || stop_) return;
     const bool again = requested_.exchange(true);
-    const std::lock_guard lock(mutex_);
-    if (top_ == nullptr || again) ::_exit(kInterrupted);
-    top_->call_();
+    std::chrono::milliseconds patience;
+    {
+      const std::lock_guard lock(mutex_);
+      if (top_ == nullptr || again) ::_exit(kInterrupted);
+      top_->call_();
+      patience = top_->patience_;
+    }
+    if (patience.count() > 0 && out_of_patience(patience)) ::_exit(kInterrupted);
   }
 }
 
-Interrupts::Handler::Handler(Interrupts& owner, std::function<void()> call)
-    : owner_(owner), call_(std::move(call)) {
+bool Interrupts::out_of_patience(std::chrono::milliseconds patience) {
+  pollfd next{.fd = pipe_ends[0], .events = POLLIN, .revents = 0};
+  if (::poll(&next, 1, static_cast<int>(patience.count())) != 0) return false;
+  const std::lock_guard lock(mutex_);
+  return top_ != nullptr && top_->patience_ == patience && requested_;
+}
+
+Interrupts::Handler::Handler(Interrupts& owner, std::function<void()> call,
+                             std::chrono::milliseconds patience)
+    : owner_(owner), call_(std::move(call)), patience_(patience) {
   const std::lock_guard lock(owner_.mutex_);
   below_ = std::exchange(owner_.top_, this);
 }

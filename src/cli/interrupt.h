@@ -2,10 +2,13 @@
 //
 // One Interrupts exists, made first thing in main(); it also ignores SIGPIPE. While a Handler
 // lives, a signal calls its function on a thread of its own; where none lives the program ends at
-// once with 130. So does a second signal that comes before clear() has acknowledged the first.
+// once with 130. So does a second signal that comes before clear() has acknowledged the first, and
+// a first one that a handler with patience was called for, when its command goes on that much
+// longer: a step of the model cannot be broken off, and may take a minute.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -19,10 +22,12 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  // Handlers nest: the newest is called.
+  static constexpr std::chrono::milliseconds kPatience{1000};  // for what leaves nothing behind
+
+  // Handlers nest: the newest is called. Patience 0: as long as it takes.
   class Handler {
    public:
-    Handler(Interrupts& owner, std::function<void()> call);
+    Handler(Interrupts& owner, std::function<void()> call, std::chrono::milliseconds patience = {});
     ~Handler();  // waits for a call in progress
     Handler(const Handler&) = delete;
     Handler& operator=(const Handler&) = delete;
@@ -31,6 +36,7 @@ class Interrupts {
     friend class Interrupts;
     Interrupts& owner_;
     std::function<void()> call_;
+    std::chrono::milliseconds patience_;
     Handler* below_;
   };
 
@@ -40,6 +46,8 @@ class Interrupts {
 
  private:
   void loop();
+  // Whether the newest handler's patience ran out before another signal.
+  bool out_of_patience(std::chrono::milliseconds patience);
 
   std::mutex mutex_;
   Handler* top_ = nullptr;

@@ -214,10 +214,11 @@ void Runner::print(size_t index, const Generation& generation, const std::vector
 Status Runner::run() {
   std::mutex mutex;
   std::deque<std::unique_ptr<Generation>> running;
-  const Interrupts::Handler on_interrupt(context_.interrupts, [&] {
+  const auto cancel_all = [&] {
     const std::lock_guard lock(mutex);
     for (const auto& g : running) g->cancel();
-  });
+  };
+  const Interrupts::Handler on_interrupt(context_.interrupts, cancel_all, Interrupts::kPatience);
   size_t started = 0;
   for (size_t index = 0; index < prompts_.size(); ++index) {
     while (started < prompts_.size() && running.size() < static_cast<size_t>(o_.parallel)) {

@@ -589,6 +589,18 @@ class Interrupts(Case):
             p.send_signal(signal.SIGINT)
             self.assertIn(p.wait(60), (130, -signal.SIGINT))
 
+    def test_a_step_that_takes_long(self):
+        # The plain reference needs minutes for so long a prompt: nobody waits for it.
+        ids = self.write("ids.json", json.dumps([[1 + i % 500 for i in range(1900)]]))
+        text = self.write("t.txt", "The sea was calm and the ship lay still. " * 5000)
+        for arguments in (["run", "default", "--ids", ids, "-n", "1", "--reference"],
+                          ["eval", "perplexity", "default", text, "--window", "1000",
+                           "--reference"]):
+            with self.start(*arguments) as p:
+                time.sleep(3)
+                p.send_signal(signal.SIGINT)
+                self.assertEqual(p.wait(10), 130)
+
     def test_measuring(self):
         text = self.write("t.txt", "The sea was calm and the ship lay still. " * 20000)
         with self.start("eval", "perplexity", "default", text) as p:
