@@ -129,7 +129,9 @@ TEST_F(CudaSampling, TokensAreDrawnAsOftenAsTheyShould) {
     int bins = 1;
     for (size_t i = 0; i < kVocab; ++i) {
       const double e = expected[i] / kept * kRows * kLaunches;
-      if (e == 0.0) ASSERT_EQ(seen[i], 0) << "token " << i << " was filtered out";
+      if (e == 0.0) {
+        ASSERT_EQ(seen[i], 0) << "token " << i << " was filtered out";
+      }
       if (e < 10.0) {
         rare += e;
         rare_seen += seen[i];
