@@ -152,6 +152,7 @@ TEST_P(MatmulConformance, DecodesItsRowsExactly) {
 
 // A weight whose columns stand in another order gives the bits of inputs in that order.
 TEST_P(MatmulConformance, InputsMayBeTakenInAnotherOrder) {
+  if (row().act == ops::ActKind::kInt8) GTEST_SKIP() << "rows of INT8 are encoded as a whole";
   ThreadPool pool(2, false);
   constexpr int64_t kCols = 512, kRows = 256;
   const Stored stored(row().format, kRows, kCols, 33), other(row().format, kRows, kCols, 3300);

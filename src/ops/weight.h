@@ -23,7 +23,7 @@ struct Weight {
   int64_t cols = 0;
   const MatmulKernel* kernel = nullptr;  // who packed it and multiplies with it
   Buffer packed;
-  // Column c takes input inputs[c] (on the CPU alone); empty: in order.
+  // Column c takes input inputs[c] (on the CPU alone, and not of INT8); empty: in order.
   std::vector<int32_t> inputs;
 
   bool empty() const { return rows == 0; }

@@ -355,5 +355,14 @@ void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
   run_family<FamilyF32<F, 1>>(c, first, last);
 }
 
+// From Format::kINT8 on: what multiplies whole numbers.
+#define FRESHET_WHOLE_NUMBER_KERNELS                                                            \
+  run_family<FamilyInt8>, run<Family256, BlockQ4_0>, run<Family256, BlockQ4_1>,                 \
+      run<Family256, BlockQ5_0>, run<Family256, BlockQ5_1>, run<Family256, BlockQ8_0>,          \
+      run<Family256, BlockQ2_K>, run<Family256, BlockQ3_K>, run<Family256, BlockQ4_K>,          \
+      run<Family256, BlockQ5_K>, run<Family256, BlockQ6_K>, run<Family256, BlockIQ4_NL>,        \
+      run<Family256, BlockIQ4_XS>, run<Family256, BlockMXFP4>, run<FamilyInt4, BlockInt4<128>>, \
+      run<FamilyInt4, BlockInt4<32>>
+
 }  // namespace
 }  // namespace freshet::cpu
