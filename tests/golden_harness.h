@@ -25,6 +25,7 @@ class Runner {
     int threads = 2;
     int64_t max_tokens = 512;
     int64_t context = 512;
+    std::string weight_cache;
   };
 
   static Result<std::unique_ptr<Runner>> open(const std::string& path, const Options& options,
@@ -45,7 +46,8 @@ class Runner {
       FRESHET_ASSIGN_OR_RETURN(runner->ops_, ops::Ops::create(runner->pool_, cpu::kernels(),
                                                               cpu::detect(), ops_options));
     }
-    FRESHET_ASSIGN_OR_RETURN(runner->model_, load_model(checkpoint, *runner->ops_, {}));
+    FRESHET_ASSIGN_OR_RETURN(runner->model_,
+                             load_model(checkpoint, *runner->ops_, {}, options.weight_cache));
     FRESHET_RETURN_IF_ERROR(
         runner->model_->reserve(options.max_tokens, options.max_tokens, options.context));
     return runner;

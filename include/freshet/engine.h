@@ -117,6 +117,7 @@ struct EngineOptions {
   std::string cpu_isa;     // highest instruction set to use; "": what the processor has
   bool reference = false;  // the plain F32 path
   std::vector<std::string> force_kernels;
+  std::string weight_cache_dir;         // keeps packed weights for the next start; "": nowhere
   std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
   int max_model_len = 0;                // 0: what the model allows and memory holds
   size_t kv_cache_memory = 0;           // bytes; 0: from the plan

@@ -22,6 +22,7 @@ class MappedFile {
 
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  int64_t changed_ns() const { return changed_ns_; }  // when it was written last, since 1970
   // Tells the kernel that [offset, offset + size) will not be read again, so that its pages leave
   // the resident set. The bytes stay readable.
   void release(size_t offset, size_t size) const;
@@ -31,6 +32,7 @@ class MappedFile {
  private:
   const uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  int64_t changed_ns_ = 0;
   std::string path_;
 };
 

@@ -229,15 +229,10 @@ Status Report::end() {
 }
 
 Status run_plan(const Options& o, const Plan& plan, Report& report, Context& context) {
-  eval::SessionOptions s;
-  FRESHET_ASSIGN_OR_RETURN(s.model, resolve_model(plan.model));
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(plan.model));
+  eval::SessionOptions s = session_options(o.run, path);
   s.threads = plan.threads;
-  s.device = o.run.device;
-  s.cpu_isa = o.run.cpu_isa;
   s.load_format = o.load_format;
-  s.reference = o.run.reference;
-  s.force_kernels = o.run.force_kernels;
-  s.kv_cache_dtype = o.run.kv_cache_dtype;
   s.batch = plan.batch;
   for (const eval::BenchTest& t : plan.tests) {
     s.context = std::max(s.context, t.context());

@@ -31,14 +31,13 @@ struct Options {
   RunOptions run;
 };
 
-Result<std::unique_ptr<eval::Session>> open(const Options& o, eval::SessionOptions s) {
-  FRESHET_ASSIGN_OR_RETURN(s.model, resolve_model(o.model));
-  s.threads = o.run.threads;
-  s.device = o.run.device;
-  s.cpu_isa = o.run.cpu_isa;
-  s.reference = o.run.reference;
-  s.force_kernels = o.run.force_kernels;
-  s.kv_cache_dtype = o.run.kv_cache_dtype;
+Result<std::unique_ptr<eval::Session>> open(const Options& o, const eval::SessionOptions& sizes) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  eval::SessionOptions s = session_options(o.run, path);
+  s.sequences = sizes.sequences;
+  s.context = sizes.context;
+  s.batch = sizes.batch;
+  s.logit_rows = sizes.logit_rows;
   ProgressLine progress;
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);

@@ -277,14 +277,7 @@ Status inspect(Options o, Output& out) {
   std::vector<Model::WeightInfo> weights;
   if (o.kernels) {
     ProgressLine progress;
-    eval::SessionOptions s;
-    s.model = path;
-    s.threads = o.run.threads;
-    s.device = o.run.device;
-    s.cpu_isa = o.run.cpu_isa;
-    s.reference = o.run.reference;
-    s.force_kernels = o.run.force_kernels;
-    s.kv_cache_dtype = o.run.kv_cache_dtype;
+    eval::SessionOptions s = session_options(o.run, path);
     s.context = 1;
     s.batch = 1;
     s.on_progress = [&](const std::string& stage, double fraction) {

@@ -39,6 +39,7 @@ Interrupts::Interrupts() {
   ::sigaction(SIGTERM, &action, nullptr);
   action.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &action, nullptr);
+  ::sigaction(SIGXFSZ, &action, nullptr);
   thread_ = std::thread([this] { loop(); });
 }
 

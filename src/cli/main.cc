@@ -6,7 +6,6 @@
 #include <CLI/CLI.hpp>
 
 #include "base/env.h"
-#include "base/log.h"
 #include "cli/command.h"
 
 namespace freshet::cli {
@@ -84,7 +83,7 @@ int run(int argc, char** argv) {
     say("freshet: " + one_line(e.what()) + " (--help shows how)");
     return 2;
   }
-  set_log_sink(LogLevel::kWarning, stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor)));
+  log_to_stderr(LogLevel::kWarning);
   Status status = action();
   const Status written = out.flush();
   if (status.ok()) status = written;

@@ -29,6 +29,9 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
                "Type of keys and values: auto, f32, f16, bf16, fp8, int8")
       ->capture_default_str()
       ->group(group);
+  c.add_option("--weight-cache-dir", o.weight_cache_dir,
+               "A folder that keeps packed weights, which the next start maps (default: none)")
+      ->group(group);
   c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and what was chosen")->group(group);
 }
 
@@ -84,7 +87,35 @@ Result<size_t> parse_bytes(const std::string& text) {
   return static_cast<size_t>(number << shift);
 }
 
+namespace {
+
+// The embedded model is a file in memory, which nobody meets again.
+std::string weight_cache_of(const RunOptions& o, const std::string& path) {
+  return path.starts_with("/proc/self/fd/") ? std::string() : o.weight_cache_dir;
+}
+
+void print_remarks(const RunOptions& o) {
+  if (o.verbose) log_to_stderr(LogLevel::kInfo);
+}
+
+}  // namespace
+
+eval::SessionOptions session_options(const RunOptions& o, const std::string& path) {
+  print_remarks(o);
+  eval::SessionOptions s;
+  s.model = path;
+  s.threads = o.threads;
+  s.device = o.device;
+  s.cpu_isa = o.cpu_isa;
+  s.reference = o.reference;
+  s.force_kernels = o.force_kernels;
+  s.weight_cache_dir = weight_cache_of(o, path);
+  s.kv_cache_dtype = o.kv_cache_dtype;
+  return s;
+}
+
 Result<EngineOptions> engine_options(const RunOptions& o, const std::string& path) {
+  print_remarks(o);
   EngineOptions e;
   e.model = path;
   e.threads = o.threads;
@@ -93,6 +124,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   e.cpu_isa = o.cpu_isa;
   e.reference = o.reference;
   e.force_kernels = o.force_kernels;
+  e.weight_cache_dir = weight_cache_of(o, path);
   e.kv_cache_dtype = o.kv_cache_dtype;
   e.max_model_len = o.max_model_len;
   if (!o.kv_cache_memory.empty()) {

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.h"
+#include "eval/session.h"
 #include "freshet/engine.h"
 
 namespace freshet::cli {
@@ -20,6 +21,7 @@ struct RunOptions {
   std::string cpu_isa;
   bool reference = false;
   std::vector<std::string> force_kernels;
+  std::string weight_cache_dir;
   std::string kv_cache_dtype = "auto";
   std::string kv_cache_memory;  // "512M"
   int max_model_len = 0;
@@ -33,8 +35,10 @@ void add_engine_options(CLI::App& command, RunOptions& options);
 // "1536", "512M", "2GiB" -> bytes.
 Result<size_t> parse_bytes(const std::string& text);
 
-// `path`: as resolve_model() gave it.
+// `path`: as resolve_model() gave it. With --verbose the library's remarks are printed from here
+// on.
 Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
+eval::SessionOptions session_options(const RunOptions& options, const std::string& path);
 
 // Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);

@@ -5,6 +5,8 @@
 
 #include <unistd.h>
 
+#include "base/env.h"
+
 namespace freshet::cli {
 namespace {
 
@@ -56,6 +58,10 @@ void say(std::string_view line) {
   std::string text(line);
   text += '\n';
   (void)write_all(2, text);
+}
+
+void log_to_stderr(LogLevel minimum) {
+  set_log_sink(minimum, stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor)));
 }
 
 ProgressLine::ProgressLine() : enabled_(stderr_is_terminal()) {}

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/log.h"
 #include "base/status.h"
 
 namespace freshet::cli {
@@ -37,6 +38,8 @@ bool stderr_is_terminal();
 bool stdin_is_terminal();
 // Writes to standard error, whatever happens.
 void say(std::string_view line);
+// Has the library's remarks from this level on written there.
+void log_to_stderr(LogLevel minimum);
 
 // A line on a terminal's standard error that is overwritten as work goes on; silent elsewhere.
 class ProgressLine {

@@ -209,10 +209,14 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(
-      impl->model, load_model(checkpoint, *impl->ops, [&](size_t done, size_t total) {
-        progress("loading weights",
-                 total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
-      }));
+      impl->model,
+      load_model(
+          checkpoint, *impl->ops,
+          [&](size_t done, size_t total) {
+            progress("loading weights",
+                     total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
+          },
+          options.weight_cache_dir));
   FRESHET_RETURN_IF_ERROR(
       impl->model->reserve(plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len));
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));

@@ -51,13 +51,21 @@ Status Session::load() {
   } else {
     FRESHET_ASSIGN_OR_RETURN(ops_, ops::Ops::create(pool_, kernels, cpu::detect(limit), o));
   }
-  if (options_.load_format != "auto") return make_dummy();
+  if (options_.load_format != "auto") {
+    if (options_.weight_cache_dir.empty()) return make_dummy();
+    return invalid_argument("--weight-cache-dir is for --load-format auto: {} weights are made up",
+                            options_.load_format);
+  }
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(options_.model));
   FRESHET_ASSIGN_OR_RETURN(
-      model_, load_model(checkpoint, *ops_, [&](size_t done, size_t total) {
-        if (options_.on_progress && total > 0)
-          options_.on_progress("loading", static_cast<double>(done) / static_cast<double>(total));
-      }));
+      model_, load_model(
+                  checkpoint, *ops_,
+                  [&](size_t done, size_t total) {
+                    if (options_.on_progress && total > 0)
+                      options_.on_progress("loading",
+                                           static_cast<double>(done) / static_cast<double>(total));
+                  },
+                  options_.weight_cache_dir));
   return {};
 }
 

@@ -28,6 +28,7 @@ struct SessionOptions {
   std::string cpu_isa;
   bool reference = false;
   std::vector<std::string> force_kernels;
+  std::string weight_cache_dir;         // as in EngineOptions
   std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to

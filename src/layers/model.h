@@ -59,8 +59,10 @@ using Progress = std::function<void(size_t done_bytes, size_t total_bytes)>;
 
 // models/registry.cc: reads the configuration only (cheap; for plans and `inspect`).
 Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint);
-// models/registry.cc: packs every weight. The checkpoint may be closed afterwards.
+// models/registry.cc: packs every weight, or maps what was packed before: `weight_cache` is a
+// folder for that (models/weight_cache.h), or empty. The checkpoint may be closed afterwards.
 Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
-                                          const Progress& progress);
+                                          const Progress& progress,
+                                          const std::string& weight_cache = {});
 
 }  // namespace freshet

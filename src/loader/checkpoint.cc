@@ -193,9 +193,15 @@ const TensorSource* Checkpoint::find(std::string_view name) const {
   return it == index_.end() ? nullptr : &tensors_[it->second];
 }
 
+std::vector<const MappedFile*> Checkpoint::files() const {
+  std::vector<const MappedFile*> files;
+  for (const SafetensorsFile& f : safetensors_) files.push_back(f.file());
+  for (const GgufFile& f : gguf_) files.push_back(f.file());
+  return files;
+}
+
 void Checkpoint::prefetch() const {
-  for (const SafetensorsFile& f : safetensors_) f.file()->prefetch(0, f.file()->bytes().size());
-  for (const GgufFile& f : gguf_) f.file()->prefetch(0, f.file()->bytes().size());
+  for (const MappedFile* f : files()) f->prefetch(0, f->bytes().size());
 }
 
 }  // namespace freshet::loader

@@ -36,6 +36,7 @@ class Checkpoint {
   const std::vector<TensorSource>& tensors() const { return tensors_; }
   const TensorSource* find(std::string_view name) const;  // nullptr when absent
   size_t total_bytes() const { return total_bytes_; }     // of all tensors
+  std::vector<const MappedFile*> files() const;           // that tensors lie in
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 

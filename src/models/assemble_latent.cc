@@ -38,6 +38,11 @@ std::vector<float> absorb(const AttentionSpec& a, const std::vector<float>& up, 
 
 Status pack_absorbed(WeightReader& reader, const AttentionSpec& a, const std::string& name,
                      const Rows& up, bool transposed, AttentionWeights& out) {
+  if (reader.shapes_suffice()) {
+    const int64_t made = int64_t{a.kv_rank} + a.rope_dim;
+    return reader.pack(out.q_absorb.emplace_back(), name,
+                       Rows::shape(plain_format(up.format), made, a.head_dim));
+  }
   const std::vector<float> matrix = absorb(a, decode(up), transposed);
   FRESHET_ASSIGN_OR_RETURN(const Rows rows,
                            reader.encode(matrix, a.head_dim, plain_format(up.format)));

@@ -43,6 +43,7 @@ Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int
         "tensor '{}_blocks' has {} bytes and '{}_scales' {}, expected {} and {}", stem,
         blocks->bytes, stem, scales->bytes, total * 16, total);
   }
+  if (reader.shapes_suffice()) return Rows::shape(quant::Format::kMXFP4, rows, cols);
   Rows out;
   out.format = quant::Format::kMXFP4;
   out.cols = cols;

@@ -360,6 +360,11 @@ Result<Rows> int4_rows(const WeightReader& reader, const TensorSource& packed, i
   }
   Rows out;
   FRESHET_ASSIGN_OR_RETURN(out.format, format_of(m, packed, group, f16, has_int4));
+  if (reader.shapes_suffice()) {
+    out = Rows::shape(out.format, rows, cols);
+    out.inputs = std::move(m.order);
+    return out;
+  }
   out.cols = cols;
   const size_t stride = quant::row_bytes(out.format, cols);
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(static_cast<size_t>(rows) * stride));

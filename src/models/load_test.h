@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/log.h"
 #include "layers/model.h"
 #include "loader/safetensors.h"
 #include "ops/kernel_table.h"
@@ -82,7 +83,25 @@ class Load : public ::testing::Test {
     std::ofstream(folder_ / "config.json") << json::write(*config);
     FRESHET_ASSIGN_OR_RETURN(const loader::Checkpoint checkpoint,
                              loader::Checkpoint::open(folder_.string()));
-    return load_model(checkpoint, *ops_, {});
+    FRESHET_ASSIGN_OR_RETURN(auto model, load_model(checkpoint, *ops_, {}));
+    expect_same_from_cache(checkpoint, *model);
+    return model;
+  }
+
+  // Packed weights in a file are the model, too: as it is written, and at the next start.
+  void expect_same_from_cache(const loader::Checkpoint& checkpoint, Model& model) {
+    const std::vector<float> want = first_logits(model);
+    for (const char* told : {"written", "mapped"}) {
+      std::string log;
+      set_log_sink(LogLevel::kInfo, [&](LogLevel, std::string_view line) { log += line; });
+      auto cached = load_model(checkpoint, *ops_, {}, (folder_ / "cache").string());
+      set_log_sink(LogLevel::kOff, {});
+      ASSERT_TRUE(cached.ok()) << cached.status().message();
+      EXPECT_TRUE(log.starts_with(fmt::format("packed weights are {}", told))) << log;
+      EXPECT_NE(log.find("packed weights are mapped"), std::string::npos) << log;
+      EXPECT_EQ(first_logits(**cached), want);
+    }
+    std::filesystem::remove_all(folder_ / "cache");
   }
 
   void expect_error(const std::string& name,

@@ -4,10 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "layers/decoder.h"
 #include "models/architectures.h"
 #include "models/assemble.h"
 #include "models/gguf_config.h"
+#include "models/weight_cache.h"
 
 namespace freshet {
 namespace models {
@@ -60,6 +62,69 @@ Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
   return text_config(checkpoint.config());
 }
 
+// A model on its way.
+struct Loading {
+  const loader::Checkpoint& checkpoint;
+  ops::Ops& ops;
+  const Progress& progress;
+  const Architecture* architecture = nullptr;
+  ModelSpec spec;
+};
+
+Result<std::unique_ptr<Model>> load_packing(const Loading& l, WeightCache* packed) {
+  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, packed);
+  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, assemble(reader, l.spec));
+  const size_t total = l.checkpoint.total_bytes();
+  if (l.progress) l.progress(total, total);
+  return std::unique_ptr<Model>(
+      new Decoder(l.spec, std::move(weights), reader.take_infos(), l.ops));
+}
+
+Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& path,
+                                           std::string_view key) {
+  FRESHET_ASSIGN_OR_RETURN(WeightCache cache, WeightCache::open(path, key));
+  FRESHET_ASSIGN_OR_RETURN(auto model, load_packing(l, &cache));
+  if (!cache.at_end()) return invalid_argument("{} holds more weights than the model", path);
+  return model;
+}
+
+// `broken`: the model's fault, not the cache's.
+Status write_cache(const Loading& l, const std::string& path, std::string_view key,
+                   Status& broken) {
+  FRESHET_ASSIGN_OR_RETURN(WeightCacheWriter writer, WeightCacheWriter::create(path));
+  WeightReader reader(l.checkpoint, *l.architecture, l.ops, l.progress, nullptr, &writer);
+  if (const auto weights = assemble(reader, l.spec); !weights.ok()) {
+    if (writer.status().ok()) broken = weights.status();
+    return weights.status();
+  }
+  return writer.commit(key);
+}
+
+// The model on weights of the cache, which is written first where there is none that fits; nullptr
+// where that cannot be.
+Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& folder) {
+  const std::string path = weight_cache_path(folder, l.checkpoint, l.ops);
+  const std::string key = weight_cache_key(l.checkpoint, l.ops);
+  auto model = load_mapped(l, path, key);
+  if (!model.ok()) {
+    log_info("packed weights are written: {}", model.status().message());
+    Status broken;
+    const Status written = write_cache(l, path, key, broken);
+    if (!broken.ok()) return broken;
+    if (!written.ok()) {
+      const std::string line = fmt::format("packed weights are not kept: {}", written.message());
+      log_line(
+          written.code() == StatusCode::kResourceExhausted ? LogLevel::kInfo : LogLevel::kWarning,
+          line);
+    }
+    // Also where another process wrote it meanwhile.
+    model = load_mapped(l, path, key);
+  }
+  if (!model.ok()) return std::unique_ptr<Model>();
+  log_info("packed weights are mapped from {}", path);
+  return model;
+}
+
 }  // namespace
 }  // namespace models
 
@@ -69,16 +134,19 @@ Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint) {
 }
 
 Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
-                                          const Progress& progress) {
+                                          const Progress& progress,
+                                          const std::string& weight_cache) {
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
-  FRESHET_ASSIGN_OR_RETURN(const models::Architecture* architecture,
-                           models::find_architecture(config));
-  FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, models::read_spec(config));
-  models::WeightReader reader(checkpoint, *architecture, ops, progress);
-  FRESHET_ASSIGN_OR_RETURN(ModelWeights weights, models::assemble(reader, spec));
-  if (progress) progress(checkpoint.total_bytes(), checkpoint.total_bytes());
-  return std::unique_ptr<Model>(
-      new Decoder(std::move(spec), std::move(weights), reader.take_infos(), ops));
+  models::Loading l{checkpoint, ops, progress};
+  FRESHET_ASSIGN_OR_RETURN(l.architecture, models::find_architecture(config));
+  FRESHET_ASSIGN_OR_RETURN(l.spec, models::read_spec(config));
+  if (!weight_cache.empty()) {
+    if (ops.device() != nullptr)
+      return invalid_argument("--weight-cache-dir is for --device cpu: a GPU packs for itself");
+    FRESHET_ASSIGN_OR_RETURN(auto model, models::load_cached(l, weight_cache));
+    if (model != nullptr) return model;
+  }
+  return models::load_packing(l, nullptr);
 }
 
 }  // namespace freshet

@@ -164,11 +164,13 @@ Result<Rows> scaled_rows(const WeightReader& reader, const TensorSource& weight,
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* scales, scales_of(reader, weight));
   FRESHET_ASSIGN_OR_RETURN(
       const Picked p, (whole ? pick_int8 : pick_fp8)(reader, weight, *scales, count, rows, cols));
+  const quant::Format format = whole ? quant::Format::kINT8 : quant::Format::kFP8;
+  if (reader.shapes_suffice()) return Rows::shape(format, rows, cols);
   FRESHET_ASSIGN_OR_RETURN(const std::vector<float> all,
                            reader.values(*scales, scales->elements()));
   const float* of_matrix = all.data() + index * p.count;
   Rows out;
-  out.format = whole ? quant::Format::kINT8 : quant::Format::kFP8;
+  out.format = format;
   out.cols = cols;
   const size_t stride = quant::row_bytes(out.format, cols);
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(static_cast<size_t>(rows) * stride));

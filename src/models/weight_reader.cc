@@ -32,11 +32,14 @@ Status check_cols(const TensorSource& source, const quant::FormatInfo& info, int
 }  // namespace
 
 WeightReader::WeightReader(const loader::Checkpoint& checkpoint, const Architecture& architecture,
-                           ops::Ops& ops, const Progress& progress)
+                           ops::Ops& ops, const Progress& progress, WeightCache* packed,
+                           WeightCacheWriter* copy)
     : checkpoint_(checkpoint),
       architecture_(architecture),
       ops_(ops),
       progress_(progress),
+      packed_(packed),
+      copy_(copy),
       is_gguf_(checkpoint.kind() == loader::Checkpoint::Kind::kGguf),
       names_(is_gguf_ ? WeightNames::gguf(architecture.gguf_names)
                       : WeightNames::safetensors(architecture.names)) {}
@@ -115,6 +118,7 @@ Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, in
     return unsupported("tensor '{}': type {} cannot be transposed", source.name, info.name);
   }
   const auto size = static_cast<size_t>(info.block_bytes);
+  if (shapes_suffice()) return out;
   const uint8_t* first = source.data + static_cast<size_t>(index * rows * cols) * size;
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
                            Buffer::allocate(static_cast<size_t>(rows * cols) * size));
@@ -144,6 +148,14 @@ Result<std::vector<float>> WeightReader::values(const TensorSource& source, int6
 
 Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows& rows,
                           std::span<const int64_t> order) {
+  if (shapes_suffice()) {
+    const size_t count = order.empty() ? rows.rows.size() : order.size();
+    FRESHET_ASSIGN_OR_RETURN(
+        out, packed_->next(ops_, name, rows.format, static_cast<int64_t>(count), rows.cols));
+    out.inputs = rows.inputs;
+    note(name, out);
+    return {};
+  }
   std::vector<const uint8_t*> picked;
   for (const int64_t r : order) picked.push_back(rows.rows[static_cast<size_t>(r)]);
   const std::vector<const uint8_t*>& wanted = order.empty() ? rows.rows : picked;
@@ -154,10 +166,18 @@ Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows&
   FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols, check));
   if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
   out.inputs = rows.inputs;
-  infos_.push_back({name, out.format, out.rows, out.cols, out.packed.size(), out.kernel->name});
-  done_ += wanted.size() * quant::row_bytes(rows.format, rows.cols);
-  if (progress_) progress_(std::min(done_, checkpoint_.total_bytes()), checkpoint_.total_bytes());
+  note(name, out);
+  if (copy_ != nullptr) {
+    FRESHET_RETURN_IF_ERROR(copy_->add(name, out));
+    out.packed = {};
+  }
   return {};
+}
+
+void WeightReader::note(const std::string& name, const ops::Weight& w) {
+  infos_.push_back({name, w.format, w.rows, w.cols, w.packed.size(), w.kernel->name});
+  done_ += static_cast<size_t>(w.rows) * quant::row_bytes(w.format, w.cols);
+  if (progress_) progress_(std::min(done_, checkpoint_.total_bytes()), checkpoint_.total_bytes());
 }
 
 Status WeightReader::store(Vector& out, std::span<const float> values) {

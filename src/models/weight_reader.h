@@ -14,6 +14,7 @@
 #include "layers/model.h"
 #include "layers/weights.h"
 #include "models/architecture.h"
+#include "models/weight_cache.h"
 
 namespace freshet::models {
 
@@ -24,6 +25,11 @@ struct Rows {
   std::vector<const uint8_t*> rows;
   std::vector<Buffer> owned;    // what rows point to, where not into the file
   std::vector<int32_t> inputs;  // as in ops::Weight
+
+  // Without contents, for a reader whose weights are packed already.
+  static Rows shape(quant::Format format, int64_t rows, int64_t cols) {
+    return {format, cols, std::vector<const uint8_t*>(static_cast<size_t>(rows)), {}, {}};
+  }
 };
 
 enum class Layout { kRows, kTransposed };   // [out, in] or [in, out]
@@ -31,9 +37,13 @@ enum class Inputs { kInOrder, kAnyOrder };  // whether Rows may have `inputs`
 
 class WeightReader {
  public:
+  // Weights come out of `packed`, or go to `copy` and not to memory, where these are given.
   WeightReader(const loader::Checkpoint& checkpoint, const Architecture& architecture,
-               ops::Ops& ops, const Progress& progress);
+               ops::Ops& ops, const Progress& progress, WeightCache* packed = nullptr,
+               WeightCacheWriter* copy = nullptr);
 
+  // Whether pack() will read nothing of rows but their shape and their `inputs`.
+  bool shapes_suffice() const { return packed_ != nullptr; }
   bool is_gguf() const { return is_gguf_; }
   const json::Value& config() const { return checkpoint_.config(); }
   const Architecture& architecture() const { return architecture_; }
@@ -77,10 +87,14 @@ class WeightReader {
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
 
  private:
+  void note(const std::string& name, const ops::Weight& weight);
+
   const loader::Checkpoint& checkpoint_;
   const Architecture& architecture_;
   ops::Ops& ops_;
   const Progress& progress_;
+  WeightCache* packed_;
+  WeightCacheWriter* copy_;
   bool is_gguf_;
   WeightNames names_;
   std::vector<Model::WeightInfo> infos_;

@@ -136,6 +136,10 @@ class Ops {
   Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
                       FunctionRef<void(const uint8_t* row)> look = kNoLook);
 
+  // A Weight from what pack() made of it before, in a program of the same kPackedVersion and with
+  // the same row for its format. Host only. An error: these are not as many bytes.
+  Result<Weight> adopt(quant::Format format, int64_t rows, int64_t cols, Buffer packed);
+
   // out[t] = row ids[t] + offset of table, decoded, times scale. out: [tokens, cols]
   void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
              int32_t offset = 0);

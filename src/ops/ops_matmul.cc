@@ -181,6 +181,22 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
   return w;
 }
 
+Result<Weight> Ops::adopt(quant::Format format, int64_t rows, int64_t cols, Buffer packed) {
+  FRESHET_CHECK(device() == nullptr && rows > 0 && cols > 0);
+  Weight w;
+  w.format = format;
+  w.rows = rows;
+  w.cols = cols;
+  w.kernel = impl_->matmul[static_cast<size_t>(format)];
+  const size_t wanted = w.kernel->packed_bytes(rows, cols);
+  if (packed.size() != wanted) {
+    return invalid_argument("{} packed bytes of a {} matrix [{}, {}], expected {}", packed.size(),
+                            quant::info(format).name, rows, cols, wanted);
+  }
+  w.packed = std::move(packed);
+  return w;
+}
+
 size_t Ops::Impl::encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const {
   if (kind == ActKind::kF32) return 0;
   return static_cast<size_t>(rows) * encoders[static_cast<size_t>(kind)]->row_bytes(cols);

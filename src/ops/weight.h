@@ -17,6 +17,10 @@ namespace freshet::ops {
 
 struct MatmulKernel;
 
+// Of what rows make of weights. To be raised when a row's pack_panel() writes other bytes than it
+// did: packed weights are kept in files.
+inline constexpr int kPackedVersion = 1;
+
 struct Weight {
   quant::Format format = quant::Format::kF32;
   int64_t rows = 0;

@@ -39,6 +39,14 @@ Result<Buffer> Buffer::allocate(size_t bytes, Memory* memory) {
   return b;
 }
 
+Buffer Buffer::part_of(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner) {
+  Buffer b;
+  b.data_ = const_cast<uint8_t*>(bytes.data());
+  b.size_ = bytes.size();
+  b.owner_ = std::move(owner);
+  return b;
+}
+
 Buffer::Buffer(Buffer&& other) noexcept {
   *this = std::move(other);
 }
@@ -48,10 +56,12 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(mapped_, other.mapped_);
   std::swap(memory_, other.memory_);
+  std::swap(owner_, other.owner_);
   return *this;
 }
 
 Buffer::~Buffer() {
+  if (owner_ != nullptr) return;
   if (memory_ != nullptr) {
     memory_->give_back(data_);
   } else if (mapped_ > 0) {

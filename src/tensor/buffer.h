@@ -1,7 +1,8 @@
 // Memory owners and views.
 //
 // Buffer owns zeroed, 64-byte aligned memory, of the host (large ones on transparent huge pages) or
-// of a Memory, which a device may have of its own; moving it keeps the address. Matrix is a
+// of a Memory, which a device may have of its own; or it is a part of a mapped file, which must not
+// be written. Moving it keeps the address. Matrix is a
 // non-owning view of F32 rows. Arena hands out pieces of one Buffer that was sized by the memory
 // plan: allocation is a pointer bump, reset() takes all back, and asking for more than was planned
 // is a failed check, because no memory is found at run time. None of them is synchronised.
@@ -9,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 
 #include "base/status.h"
 
@@ -28,6 +31,8 @@ class Buffer {
   Buffer() = default;
   // An error when the system has not that much memory to give. nullptr: the host's.
   static Result<Buffer> allocate(size_t bytes, Memory* memory = nullptr);
+  // Bytes of somebody else, read-only; `owner` keeps them where they are.
+  static Buffer part_of(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();
@@ -50,6 +55,7 @@ class Buffer {
   size_t size_ = 0;
   size_t mapped_ = 0;  // bytes to unmap; 0: from the heap
   Memory* memory_ = nullptr;
+  std::shared_ptr<const void> owner_;  // whose bytes these are, if not ours
 };
 
 // rows x cols F32 values, row r starting at data + r * stride (in floats).

@@ -6,6 +6,7 @@ import array
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import struct
@@ -230,6 +231,52 @@ class Run(Case):
             text = self.succeeds("run", os.path.join(GOLDEN, name), "--ids", path, "-n", "24",
                                  "--temp", "0", "--print-ids", "--reference")
             self.assertEqual([json.loads(line) for line in text.splitlines()], greedy, name)
+
+    def test_weight_cache(self):
+        ids, _ = self.ids_and_greedy(LLAMA)
+        ids = self.write("ids.json", json.dumps(ids))
+        cache = self.path("cache")
+        flags = ["run", LLAMA, "--ids", ids, "-n", "12", "--temp", "0", "--print-ids"]
+        plain = self.succeeds(*flags)
+        for remark in ("packed weights are written", "packed weights are mapped"):
+            got = run(*flags, "-v", "--weight-cache-dir", cache)
+            self.assertEqual((got.returncode, got.stdout), (0, plain))
+            self.assertEqual(got.stderr.count("packed weights are"),
+                             2 if "written" in remark else 1, got.stderr)
+            self.assertIn(remark, got.stderr)
+        for command in (["eval", "logits", LLAMA, "--ids", ids, "-o", self.path("l.safetensors")],
+                        ["bench", "-m", LLAMA, "-p", "8", "-n", "2", "-r", "1"],
+                        ["inspect", LLAMA, "--kernels"]):
+            self.assertIn("packed weights are mapped",
+                          run(*command, "-v", "--weight-cache-dir", cache).stderr, command)
+        self.assertEqual(len(os.listdir(cache)), 1)
+        # The embedded model has no file that could be met again.
+        got = run("run", "Once", "-n", "2", "--weight-cache-dir", self.path("none"))
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertFalse(os.path.exists(self.path("none")))
+
+    def test_weight_cache_of_processes_that_start_at_once(self):
+        ids, greedy = self.ids_and_greedy(LLAMA)
+        ids = self.write("ids.json", json.dumps(ids))
+        cache = self.path("cache")
+        flags = ["run", LLAMA, "--ids", ids, "-n", "12", "--temp", "0", "--print-ids"]
+        plain = self.succeeds(*flags)
+        started = [subprocess.Popen([FRESHET, *flags, "--weight-cache-dir", cache],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                   for _ in range(5)]
+        for process in started:
+            self.assertEqual(process.communicate(timeout=300), (plain, ""))
+        self.assertEqual(len(os.listdir(cache)), 1)
+
+    def test_weight_cache_on_a_full_disk(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10000, resource.RLIM_INFINITY))
+        cache = self.path("cache")
+        got = run("run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2",
+                  "--weight-cache-dir", cache, preexec_fn=limit)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn("warning: packed weights are not kept: cannot write", got.stderr)
+        self.assertEqual(os.listdir(cache), [])
 
     def test_alone_as_in_parallel(self):
         ids, _ = self.ids_and_greedy(LLAMA)

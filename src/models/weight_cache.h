@@ -1,0 +1,84 @@
+// Packed weights in a file, mapped at the next start in place of packing them again.
+//
+// A cache file is pages: a header of 64 bytes, the packed weights in the order in which a model
+// asks for them, each on a page boundary, then the index (the key, and name, format, shape and
+// place of each weight). It is mapped read-only and shared, so that processes have one copy between
+// them. A file counts only if header and index are whole (a hash), its size is the one that it
+// states and its key is the one that is asked for: everything that packed bytes depend on, as text.
+// The weights' own bytes are not summed at each start, as those of the model's files are not: the
+// folder must be trusted like the model.
+//
+// A writer fills PATH.tmp under a lock and renames it when all of it has reached the disk. What a
+// dead writer left is taken over by the next. One thread each; any number of processes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "loader/checkpoint.h"
+#include "ops/ops.h"
+
+namespace freshet::models {
+
+// Lines of "what value...": the program's and the packing's version, the instruction set, the rows
+// that pack, the configuration, and of each file where it lies, its size, when it was changed, and
+// hashes of its header (names, types, shapes) and of pages spread over the rest. Threads and
+// batches are not in it: packing does not depend on them.
+std::string weight_cache_key(const loader::Checkpoint& checkpoint, const ops::Ops& ops);
+// "<model>-<instruction set>-<hash of where it lies>.weights" in `folder`: a model that has changed
+// takes the place of what it was.
+std::string weight_cache_path(const std::string& folder, const loader::Checkpoint& checkpoint,
+                              const ops::Ops& ops);
+
+struct CachedWeight {
+  std::string name;
+  quant::Format format = quant::Format::kF32;
+  int64_t rows = 0, cols = 0;
+  uint64_t offset = 0, bytes = 0;
+};
+
+class WeightCache {
+ public:
+  // An error says why the file will not do: absent, damaged, or which line of the key differs.
+  static Result<WeightCache> open(const std::string& path, std::string_view key);
+
+  // The weight after the last one; an error if it is another. It lives as long as it likes.
+  Result<ops::Weight> next(ops::Ops& ops, const std::string& name, quant::Format format,
+                           int64_t rows, int64_t cols);
+  bool at_end() const { return next_ == weights_.size(); }
+
+ private:
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<CachedWeight> weights_;
+  size_t next_ = 0;
+};
+
+class WeightCacheWriter {
+ public:
+  // kResourceExhausted: another process is writing this file. Makes the folder.
+  static Result<WeightCacheWriter> create(const std::string& path);
+  WeightCacheWriter(WeightCacheWriter&& other) noexcept;
+  ~WeightCacheWriter();  // without commit(): leaves nothing
+
+  Status add(const std::string& name, const ops::Weight& weight);
+  Status commit(std::string_view key);
+  const Status& status() const { return status_; }  // the first error of add()
+
+ private:
+  WeightCacheWriter() = default;
+  Status write(const void* data, size_t bytes, uint64_t offset);
+
+  std::string path_;
+  int fd_ = -1;
+  uint64_t end_ = 0;  // of what was written
+  std::vector<CachedWeight> weights_;
+  Status status_;
+};
+
+}  // namespace freshet::models
