@@ -102,11 +102,22 @@ void print_row(const Bench& b, const std::string& name, int64_t tokens, double s
   std::fflush(stdout);
 }
 
+// Every format that can be written: "f32, f16, ...".
+std::string type_names() {
+  std::string names;
+  for (const quant::FormatInfo& f : quant::all_formats()) {
+    if (f.encode == nullptr) continue;
+    if (!names.empty()) names += ", ";
+    names += f.name;
+  }
+  return names;
+}
+
 Status bench_products(Bench& b, const Options& o, const std::string& type, int64_t rows,
                       int64_t cols) {
   const std::optional<quant::Format> known = quant::format_by_name(type);
   if (!known || quant::info(*known).encode == nullptr) {
-    return invalid_argument("--types {}: no format that can be written", type);
+    return invalid_argument("--types {}: no such format; there are {}", type, type_names());
   }
   const quant::Format format = *known;
   if (cols % quant::info(format).block_size != 0) {
@@ -269,7 +280,8 @@ int main(int argc, char** argv) try {
   freshet::Options o;
   app.add_option("-t,--threads", o.threads, "threads (0: all cores)");
   app.add_option("--cpu-isa", o.isa, "highest instruction set to use");
-  app.add_option("--types", o.types, "formats of weights")->delimiter(',');
+  app.add_option("--types", o.types, "formats of weights: " + freshet::type_names())
+      ->delimiter(',');
   app.add_option("--shape", o.shape, "ROWSxCOLS of the weights");
   app.add_option("--tokens", o.tokens, "rows of activations")
       ->delimiter(',')

@@ -9,7 +9,8 @@ the library's own encoders are measured too, and those of formats that the packa
 
 FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt, all that --fp8 writes;
 INT8, a row each, with the rule of compressed-tensors, all that --int8 writes.
-INT4 groups are decoded by numpy: int4_*.blocks and .f32, all that --int4 writes.
+INT4 groups are decoded by numpy, and encoded by the rule of compressed-tensors for asymmetric groups:
+int4_*.blocks and .f32 and lines of rmse.txt, all that --int4 writes.
 
 Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER]
        [--ggml libggml-base.so | --fp8 | --int4 | --int8]
@@ -150,6 +151,16 @@ def int4(out, group):
     (out / f"int4_g{group}.blocks").write_bytes(np.hstack([head, nibbles]).tobytes())
     decoded = numbers.astype("<f4") * bits.view("<f4")[:, None]
     (out / f"int4_g{group}.f32").write_bytes(decoded.tobytes())
+    kind = f"int4_g{group} "
+    rows = np.frombuffer((out / "input.f32").read_bytes(), "<f4").reshape(-1, ROWS // group, group)
+    lines = [s for s in (out / "rmse.txt").read_text().splitlines(True) if not s.startswith(kind)]
+    for name, x in zip(inputs(np.random.default_rng(20)), rows):
+        low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+        scale = np.where(high > low, (high - low) / np.float32(15), np.float32(1))
+        zero = np.clip(np.round(-low / scale), 0, 15)
+        y = (np.clip(np.round(x / scale) + zero, 0, 15) - zero) * scale
+        lines.append(f"{kind}{name} {np.sqrt(np.mean((x.astype(np.float64) - y) ** 2)):.9e}\n")
+    (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
 
 
 def int8(out):

@@ -76,8 +76,9 @@ Status Session::make_dummy() {
                           ? quant::format_by_name(std::string_view(asked).substr(kPrefix.size()))
                           : std::nullopt;
   if (!format || quant::info(*format).encode == nullptr) {
-    return invalid_argument("--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16",
-                            asked);
+    return invalid_argument(
+        "--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16 or dummy:int4_g128",
+        asked);
   }
   FRESHET_ASSIGN_OR_RETURN(const json::Value config,
                            json::parse_file(options_.model + "/config.json"));

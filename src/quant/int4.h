@@ -4,8 +4,10 @@
 // 32. Each 32 numbers lie as in Q4_0. No GGUF type.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "quant/search.h"
 
@@ -44,6 +46,52 @@ struct Int4 {
     for (int i = 0; i < kGroup; ++i) {
       const int byte = b.qs[i / 32 * 16 + i % 16];
       out[i] = d * static_cast<float>((byte >> (i % 32 / 16 * 4) & 15) - z);
+    }
+  }
+
+  // Of the zero points beside the range's own, and of scales that cover the range, a part of it or
+  // fit the levels found, those with the least error.
+  static void encode(const float* x, const float* w, Block& b) {
+    const auto [least, most] = std::minmax_element(x, x + kGroup);
+    const float low = std::fmin(*least, 0.0f), high = std::fmax(*most, 0.0f);
+    const float range = (high - low) / 15.0f;
+    b = {};
+    set_scale(b, 0.0f, 0);
+    if (!(range > 1e-30f)) return;
+    const int zero_at = static_cast<int>(std::nearbyint(-low / range));
+    float best = std::numeric_limits<float>::max();
+    const auto try_scale = [&](float d, int zero) {
+      Block trial = {};
+      set_scale(trial, d, zero);
+      Fit fit;
+      quantize(x, w, trial, fit);
+      if (fit.error < best) best = fit.error, b = trial;
+      return fit.xq > 0.0f ? fit.xq / fit.qq : d;
+    };
+    for (int zero = std::max(zero_at - 1, 0); zero <= std::min(zero_at + 1, 15); ++zero) {
+      for (const float part : {1.0f, 0.9f, 0.8f, 0.7f}) {
+        try_scale(try_scale(range * part, zero), zero);
+      }
+    }
+  }
+
+ private:
+  struct Fit {
+    float error = 0.0f;
+    float xq = 0.0f, qq = 0.0f;  // weighted sums of numbers times levels, and of levels squared
+  };
+  // The nearest levels to x for b's scale and zero point.
+  static void quantize(const float* x, const float* w, Block& b, Fit& fit) {
+    const float d = scale(b), inverse = 1.0f / d;
+    const int z = zero(b);
+    for (int i = 0; i < kGroup; ++i) {
+      const int q = std::clamp(static_cast<int>(std::nearbyint(x[i] * inverse)) + z, 0, 15);
+      b.qs[i / 32 * 16 + i % 16] |= static_cast<uint8_t>(q << (i % 32 / 16 * 4));
+      const auto level = static_cast<float>(q - z);
+      const float off = x[i] - d * level;
+      fit.error += w[i] * off * off;
+      fit.xq += w[i] * x[i] * level;
+      fit.qq += w[i] * level * level;
     }
   }
 };
