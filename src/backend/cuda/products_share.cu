@@ -42,9 +42,9 @@ struct Tiles {
 
   __device__ __forceinline__ uint32_t bytes() const { return (of_first + of_second) * kTileBytes; }
   __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
-    bulk_copy(to, first + at, of_first * kTileBytes, barrier);
+    copy_weights(to, first + at, of_first * kTileBytes, barrier);
     if (of_second > 0)
-      bulk_copy(to + of_first * kTileBytes, second + at, of_second * kTileBytes, barrier);
+      copy_weights(to + of_first * kTileBytes, second + at, of_second * kTileBytes, barrier);
   }
 };
 __device__ __forceinline__ Tiles tiles_of(const WeightView& w, int64_t tile, int count) {
