@@ -376,6 +376,15 @@ int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t
 
 int attention(const AttentionArgs* args) {
   AttentionArgs a = *args;
+  // Only heads of whole groups end in E4M3.
+  if (a.act.e4m3 != 0 &&
+      (a.cache.value_dim % kE4M3Cols != 0 || !(single_fits(a) || prompt_fits(a)))) {
+    a.act = {};
+    a.only_act = 0;
+    const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
+    const int error = attention(&a);
+    return error != 0 ? error : encode(&args->act, &out, nullptr, nullptr, out.rows);
+  }
   if (a.cache.type == CacheType::kE4M3) a.scale *= kUpE4M3;
   if (single_fits(a)) return attention_single(a);
   if (prompt_fits(a)) return attention_prompt(a);

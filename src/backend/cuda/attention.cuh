@@ -266,6 +266,55 @@ __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, 
   put_pair(a.act, row, col, cols, low, high);
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
+// The same in E4M3 as encode() has it, of heads that are whole groups of 128 features: pairs of a
+// group of a row, kStep features from one to the next. `most` is the largest number of the group.
+template <int kStep, int N>
+__device__ __forceinline__ void put_e4m3_pairs(const Activations& act, int64_t row, int64_t group,
+                                               int first, const float2 (&v)[N], float most) {
+  const E4M3Scale scale = e4m3_scale(most);
+  uint8_t* tile = act.data + (group * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    const int in = first + j * kStep;
+    *reinterpret_cast<uint16_t*>(tile + (in >> 4) * 128 + (row & 7) * 16 + (in & 15)) =
+        static_cast<uint16_t>(two_e4m3(__fmul_rn(v[j].x, scale.up), __fmul_rn(v[j].y, scale.up)));
+  }
+  if (first == 0) {
+    reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[row & 7] = scale.down;
+  }
+}
+template <int N>
+__device__ __forceinline__ float largest_of(const float2 (&v)[N]) {
+  float most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < N; ++j) most = fmaxf(most, fmaxf(fabsf(v[j].x), fabsf(v[j].y)));
+  return most;
+}
+template <int N>
+__device__ __forceinline__ void put_row(const AttentionArgs& a, int64_t row, int64_t col, int step,
+                                        const float2 (&v)[N]) {
+  if (a.only_act != 0) return;
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    *reinterpret_cast<float2*>(a.out + row * a.out_stride + col + j * step) = v[j];
+  }
+}
+// Zeros for the rows from `first` on that fill up the last tile, in so many groups of features, by
+// so many threads.
+__device__ __forceinline__ void pad_e4m3(const Activations& act, int first, int64_t group,
+                                         int groups, int thread, int threads) {
+  const int rows = (kTokenTile - first % kTokenTile) % kTokenTile;
+  for (int i = thread; i < rows * groups * 8; i += threads) {
+    const int row = first % kTokenTile + i / 8 % rows;
+    uint8_t* tile =
+        act.data + ((group + i / 8 / rows) * act.core_tiles + first / kTokenTile) * kE4M3TileBytes;
+    *reinterpret_cast<uint4*>(tile + i % 8 * 128 + row * 16) = make_uint4(0, 0, 0, 0);
+    if (i % 8 == 0) reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[row] = 0.0f;
+  }
+}
+#endif
+
 // partial: [sequence, head, piece][value_dim sums, maximum, sum of weights, two of padding].
 inline constexpr int kPartialEnd = 4;
 __device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,

@@ -465,6 +465,20 @@ __device__ __forceinline__ void exchange_pairs(float2 (&v)[4]) {
   }
 }
 
+// In E4M3: of a row whose features four lanes have.
+template <int D>
+__device__ __forceinline__ E4M3Scale scale_of(const Numbers<D>& n, int r, float end) {
+  float most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < D / 8; ++j) {
+    most = fmaxf(most, fmaxf(fabsf(__fmul_rn(n.acc[j][r * 2], end)),
+                             fabsf(__fmul_rn(n.acc[j][r * 2 + 1], end))));
+  }
+  most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+  return e4m3_scale(most);
+}
+
 template <int D>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
@@ -476,6 +490,10 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
     const int64_t token = w.tile.query_start + (w.tile.first_row + row) / w.group;
     const int head = w.kv_head * w.group + (w.tile.first_row + row) % w.group;
     const float end = row < w.tile.rows ? ending(n.total.m[r], n.total.l[r], a, head) : 0.0f;
+    E4M3Scale e4m3{};
+    if constexpr (D == kE4M3Cols) {
+      if (a.act.e4m3 != 0) e4m3 = scale_of(n, r, end);
+    }
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {
       float2 v[4];
@@ -489,7 +507,11 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
       const int64_t col = head * D + (j + lane % 4) * 8;
       const float unit[kUnit] = {v[0].x, v[0].y, v[1].x, v[1].y, v[2].x, v[2].y, v[3].x, v[3].y};
       if (a.only_act == 0) store_unit(a.out + token * a.out_stride, unit, col, cols, true);
-      if (a.act.data != nullptr) put_unit(a.act, token, col, cols, unit);
+      if (D == kE4M3Cols && a.act.e4m3 != 0) {
+        put_scaled(a.act, token, col, unit, e4m3);
+      } else if (a.act.data != nullptr) {
+        put_unit(a.act, token, col, cols, unit);
+      }
     }
   }
 }
@@ -502,6 +524,11 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) 
     return;
   }
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
+  if (a.act.e4m3 != 0) {
+    pad_e4m3(a.act, a.batch.tokens, int64_t{w.kv_head} * w.group * D / kE4M3Cols,
+             w.group * D / kE4M3Cols, static_cast<int>(threadIdx.x % 128), 128);
+    return;
+  }
   const int end = (a.batch.tokens + kTokenTile - 1) / kTokenTile * kTokenTile;
   for (int row = a.batch.tokens; row < end; ++row) {
     for (int c = static_cast<int>(threadIdx.x % 128) * 2; c < w.group * D; c += 256) {

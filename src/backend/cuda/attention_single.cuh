@@ -284,6 +284,10 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
+__device__ __forceinline__ void sync_summing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
+}
+
 // A piece's sums as partial results, or the sums of all as the result.
 template <class T>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
@@ -315,6 +319,47 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
     if (warp == 0 && lane % 4 == 0) {
       *reinterpret_cast<float2*>(to + D) = make_float2(sums.m[r], sums.l[r]);
     }
+  }
+}
+
+// The sums of all as the result in E4M3. The scores' room, which nobody reads any more, takes the
+// largest numbers of each warp's features.
+template <class T>
+__device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
+                                         const AttentionArgs& a, const Range& w) {
+  constexpr int D = T::D, kMine = D / 32, kWarpsOfGroup = kWarps * kE4M3Cols / D;
+  static_assert(D % kE4M3Cols == 0);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
+  float2 v[T::kRows][kMine];
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+    const bool real = lane / 4 + r * 8 < w.rows;
+    const float end = real ? ending(sums.m[r], sums.l[r], a, head + r * 8) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kMine; ++j) {
+      v[r][j] =
+          make_float2(__fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+    }
+    float most = largest_of(v[r]);
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+    if (lane % 4 == 0) s.scores[lane / 4 + r * 8][warp] = most;
+  }
+  sync_summing();
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+    const int row = lane / 4 + r * 8, group = warp / kWarpsOfGroup;
+    if (row >= w.rows) continue;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarpsOfGroup; ++i) {
+      most = fmaxf(most, s.scores[row][group * kWarpsOfGroup + i]);
+    }
+    const int first = warp % kWarpsOfGroup * (D / kWarps) + lane % 4 * 2;
+    const int64_t all = static_cast<int64_t>(head + r * 8) * (D / kE4M3Cols) + group;
+    put_row(a, w.sequence, all * kE4M3Cols + first, 8, v[r]);
+    put_e4m3_pairs<8>(a.act, w.sequence, all, first, v[r], most);
   }
 }
 
@@ -374,6 +419,25 @@ __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a
       }
     }
     const float end = ending(m, l, a, head);
+    if constexpr (D % kE4M3Cols == 0) {
+      if (a.act.e4m3 != 0) {
+#pragma unroll
+        for (int j = 0; j < kPairs; j += 2) {
+          const float2 v[2] = {
+              make_float2(__fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end)),
+              make_float2(__fmul_rn(acc[j + 1].x, end), __fmul_rn(acc[j + 1].y, end))};
+          float most = largest_of(v);
+#pragma unroll
+          for (int step = 1; step < 32; step <<= 1) {
+            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+          }
+          const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
+          put_row(a, w.sequence, group * kE4M3Cols + lane * 2, 64, v);
+          put_e4m3_pairs<64>(a.act, w.sequence, group, lane * 2, v, most);
+        }
+        continue;
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
@@ -389,16 +453,17 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w)
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
   const int64_t first =
       (static_cast<int64_t>(w.kv_head) * (a.heads / a.cache.kv_heads) + w.first_row) * D;
+  if (a.act.e4m3 != 0) {
+    pad_e4m3(a.act, a.batch.sequences, first / kE4M3Cols, w.rows * D / kE4M3Cols,
+             static_cast<int>(threadIdx.x), kSumming);
+    return;
+  }
   const int end = (a.batch.sequences + kTokenTile - 1) / kTokenTile * kTokenTile;
   for (int row = a.batch.sequences; row < end; ++row) {
     for (int c = static_cast<int>(threadIdx.x) * 2; c < w.rows * D; c += kSumming * 2) {
       put_pair(a.act, row, first + c, cols, 0.0f, 0.0f);
     }
   }
-}
-
-__device__ __forceinline__ void sync_summing() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
 // Whether this block is the last of its tile's to come here; the last one leaves a zero.
@@ -465,7 +530,14 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
     }
     sums.clear();
   }
-  if (w.runs == 1) write_sums<T>(total, a, w, -1, 0);
+  if (w.runs > 1) return;
+  if constexpr (T::D % kE4M3Cols == 0) {
+    if (a.act.e4m3 != 0) {
+      put_sums<T>(s, total, a, w);
+      return;
+    }
+  }
+  write_sums<T>(total, a, w, -1, 0);
 }
 
 // A block's work; nothing where its range is empty. `count`: one for each x and y.

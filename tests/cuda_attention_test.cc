@@ -1,0 +1,250 @@
+// Attention of the CUDA backend against the reference ops, on random shapes; and the law of the
+// batch: a query has the same bits alone and in any batch. Skipped without a GPU.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "tests/cuda_fixture.h"
+#include "tests/op_cases.h"
+
+namespace freshet {
+namespace {
+
+using ops::kBlockTokens;
+using test::DeviceFloats;
+using test::random_floats;
+using test::rounded;
+
+class CudaAttention : public test::CudaTest {};
+
+// A cache on each side with the same keys and values.
+struct AttentionProblem {
+  AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed,
+                   float sharpness = 1.0f)
+      : c(of), gpu(g), cpu(h) {
+    if (!g.device()->supports(c.shape).ok()) c.shape.type = ops::KvType::kF16;
+    std::mt19937 rng(seed);
+    int64_t total = 0;
+    for (const auto& s : c.sequences) {
+      stride = std::max<int64_t>(stride, (s.context + kBlockTokens - 1) / kBlockTokens);
+      total += s.context;
+      tokens += s.queries;
+    }
+    blocks = static_cast<int32_t>(c.sequences.size()) * static_cast<int32_t>(stride) + 3;
+    std::vector<int32_t> ids(static_cast<size_t>(blocks));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), rng);
+    for (size_t i = 0; i < c.sequences.size() * static_cast<size_t>(stride); ++i) {
+      tables.push_back(ids[i]);
+    }
+    const size_t bytes = c.shape.block_bytes() * static_cast<size_t>(blocks);
+    host_cache = std::move(Buffer::allocate(bytes)).value();
+    gpu_cache = std::move(Buffer::allocate(bytes, gpu.memory())).value();
+    const int64_t k_cols = int64_t{c.shape.kv_heads} * c.shape.key_dim;
+    const int64_t v_cols = int64_t{c.shape.kv_heads} * c.shape.value_dim;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t n = c.sequences[s].context;
+      std::vector<float> k = random_floats(static_cast<size_t>(n * k_cols), seed + 1);
+      std::vector<float> v = random_floats(static_cast<size_t>(n * v_cols), seed + 2);
+      const int32_t starts[] = {0, n};
+      const ops::AttentionBatch batch{
+          starts, {&n, 1}, tables.data() + static_cast<int64_t>(s) * stride, stride};
+      DeviceFloats dk(gpu, k), dv(gpu, v);
+      cpu.store_kv(host_view(), {k.data(), n, k_cols, k_cols}, {v.data(), n, v_cols, v_cols},
+                   batch);
+      gpu.store_kv(gpu_view(), dk.matrix(n, k_cols), dv.matrix(n, v_cols), batch);
+      (void)dk.get();
+      seed += 3;
+    }
+    queries =
+        rounded(random_floats(static_cast<size_t>(tokens * c.heads * c.shape.key_dim), seed + 5));
+    for (float& q : queries) q *= sharpness;
+    sinks = random_floats(static_cast<size_t>(c.heads), seed + 6, 2.0f);
+  }
+  ops::KvView host_view() { return {c.shape, host_cache.data(), blocks}; }
+  ops::KvView gpu_view() { return {c.shape, gpu_cache.data(), blocks}; }
+
+  struct Part {
+    size_t sequence;
+    int32_t skip, queries;
+  };
+  // on_gpu: `use` is called with the result while it is there; `reader` as in Ops::attention().
+  std::vector<float> attend(bool on_gpu, const std::vector<Part>& parts,
+                            const ops::Weight* reader = nullptr,
+                            const std::function<void(const Matrix&)>& use = nullptr) {
+    std::vector<int32_t> starts = {0}, contexts, part_tables;
+    std::vector<float> q;
+    const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
+    const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
+    for (const Part& p : parts) {
+      const auto& s = c.sequences[p.sequence];
+      int64_t first = p.skip;
+      for (size_t i = 0; i < p.sequence; ++i) first += c.sequences[i].queries;
+      q.insert(q.end(), queries.begin() + first * q_cols,
+               queries.begin() + (first + p.queries) * q_cols);
+      starts.push_back(starts.back() + p.queries);
+      contexts.push_back(s.context - s.queries + p.skip + p.queries);
+      const auto table = tables.begin() + static_cast<int64_t>(p.sequence) * stride;
+      part_tables.insert(part_tables.end(), table, table + stride);
+    }
+    const int64_t n = starts.back();
+    const ops::AttentionBatch batch{starts, contexts, part_tables.data(), stride};
+    ops::AttentionParams params{c.heads, 1.0f / std::sqrt(static_cast<float>(c.shape.key_dim)),
+                                c.softcap, c.window, c.sinks ? sinks.data() : nullptr};
+    if (!on_gpu) {
+      std::vector<float> out(static_cast<size_t>(n * out_cols));
+      cpu.attention({out.data(), n, out_cols, out_cols}, {q.data(), n, q_cols, q_cols}, host_view(),
+                    batch, params);
+      return out;
+    }
+    DeviceFloats dq(gpu, q), ds(gpu, sinks), out(gpu, static_cast<size_t>(n * out_cols));
+    if (c.sinks) params.sinks = ds.data();
+    params.reader = reader;
+    gpu.attention(out.matrix(n, out_cols), dq.matrix(n, q_cols), gpu_view(), batch, params);
+    if (use) use(out.matrix(n, out_cols));
+    return out.get();
+  }
+
+  cases::AttentionCase c;
+  ops::Ops &gpu, &cpu;
+  std::vector<int32_t> tables;
+  std::vector<float> queries, sinks;
+  Buffer host_cache, gpu_cache;
+  int64_t stride = 0, tokens = 0;
+  int32_t blocks = 0;
+};
+
+TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
+  uint32_t seed = 1000;
+  for (const cases::AttentionCase& c : cases::attention_cases()) {
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      whole.push_back({s, 0, c.sequences[s].queries});
+    }
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
+    size_t at = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      for (int32_t q = 0; q < c.sequences[s].queries; ++q, at += row) {
+        if (q % 5 != 0 && q + 1 != c.sequences[s].queries) continue;
+        const std::vector<float> alone = p.attend(true, {{s, q, 1}});
+        ASSERT_EQ(std::memcmp(alone.data(), got.data() + at, row * sizeof(float)), 0)
+            << c.name() << ": query " << q << " of sequence " << s << " alone";
+        const int32_t few = std::min(3, c.sequences[s].queries - q);
+        const std::vector<float> some = p.attend(true, {{s, q, few}});
+        ASSERT_EQ(std::memcmp(some.data(), got.data() + at, row * sizeof(float) * size_t(few)), 0)
+            << c.name() << ": queries from " << q << " of sequence " << s;
+      }
+    }
+  }
+}
+
+// Prompts around the edges of pieces, tiles and windows: near the reference, and the same bits in
+// one step, cut in two anywhere, and a query at a time. Sharp ones: scores far apart, so that a
+// softmax's reference is raised on the way.
+class CudaAttentionOfPrompts : public CudaAttention, public ::testing::WithParamInterface<float> {};
+INSTANTIATE_TEST_SUITE_P(Sharpness, CudaAttentionOfPrompts, ::testing::Values(1.0f, 32.0f, 256.0f));
+TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
+  using ops::KvType;
+  const std::vector<cases::AttentionCase> all = {
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{641, 300}, {128, 128}, {383, 200}}},
+      {{KvType::kF16, 2, 128, 128, false}, 2, 0.0f, 200, false, {{700, 513}, {90, 90}}},
+      {{KvType::kF16, 1, 128, 128, false}, 4, 30.0f, 128, true, {{520, 260}, {257, 255}}},
+      {{KvType::kF16, 2, 128, 128, false}, 16, 30.0f, 0, false, {{300, 299}}},
+      {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 130, true, {{777, 600}, {255, 17}}},
+      {{KvType::kF16, 2, 64, 64, false}, 6, 0.0f, 0, false, {{513, 513}, {640, 5}}},
+      {{KvType::kF16, 1, 128, 128, false}, 4, 0.0f, 0, false, {{2100, 530}}},
+      {{KvType::kF16, 1, 64, 64, false}, 8, 0.0f, 700, true, {{1700, 300}}},
+      {{KvType::kF16, 1, 96, 96, false}, 2, 0.0f, 600, false, {{1300, 70}}},
+      {{KvType::kF16, 1, 128, 128, false}, 1, 0.0f, 1, false, {{400, 300}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kFP8, 1, 128, 128, false}, 7, 30.0f, 300, true, {{641, 300}, {383, 200}}},
+      {{KvType::kFP8, 2, 64, 64, false}, 8, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kFP8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
+  };
+  uint32_t seed = 9000;
+  for (const cases::AttentionCase& c : all) {
+    AttentionProblem p(c, *gpu, *cpu, seed += 50, GetParam());
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
+    size_t at = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int32_t queries = c.sequences[s].queries;
+      const auto expect_same = [&](int32_t skip, int32_t count) {
+        const std::vector<float> part = p.attend(true, {{s, skip, count}});
+        ASSERT_EQ(std::memcmp(part.data(), got.data() + at + static_cast<size_t>(skip) * row,
+                              part.size() * sizeof(float)),
+                  0)
+            << c.name() << ": " << count << " queries from " << skip << " of sequence " << s;
+      };
+      for (const int32_t cut : {1, 63, 128, queries / 2, queries - 130, queries - 1}) {
+        if (cut <= 0 || cut >= queries) continue;
+        expect_same(0, cut);
+        expect_same(cut, queries - cut);
+      }
+      for (int32_t q = queries - 1; q >= 0; q -= 37) expect_same(q, 1);
+      at += row * static_cast<size_t>(queries);
+    }
+  }
+}
+
+// Attention may end in what products read: the bits are those of numbers that come from elsewhere.
+TEST_F(CudaAttention, EndsInWhatProductsRead) {
+  using ops::KvType;
+  constexpr int64_t kOut = 48;
+  const std::vector<cases::AttentionCase> all = {
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{400, 1}, {1, 1}, {77, 1}}},
+      {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, true, {{130, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 12, 0.0f, 0, true, {{300, 1}, {511, 1}}},
+      {{KvType::kF16, 2, 128, 128, false}, 8, 30.0f, 0, false, {{2100, 1}, {513, 1}, {5, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 12, 0.0f, 900, false, {{3000, 1}}},
+      {{KvType::kF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{200, 1}, {700, 1}}},
+      {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}, {700, 1}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{400, 1}, {1300, 1}, {77, 1}}},
+      {{KvType::kFP8, 1, 256, 256, false}, 16, 0.0f, 0, true, {{200, 1}, {700, 1}}},
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{641, 300}, {383, 200}}},
+      {{KvType::kF16, 2, 64, 64, false}, 6, 0.0f, 0, false, {{513, 513}, {640, 5}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
+      {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{300, 70}}},
+  };
+  uint32_t seed = 12000;
+  for (const cases::AttentionCase& c : all) {
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    const int64_t cols = int64_t{c.heads} * c.shape.value_dim;
+    std::vector<AttentionProblem::Part> parts;
+    int64_t rows = 0;
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      parts.push_back({s, 0, c.sequences[s].queries});
+      rows += c.sequences[s].queries;
+    }
+    for (const quant::Format format : {quant::Format::kFP8, quant::Format::kBF16}) {
+      const Stored its = stored(format, kOut, cols, seed + 7);
+      const auto w = gpu->pack(format, its.rows, cols);
+      ASSERT_TRUE(w.ok());
+      const auto product = [&](const Matrix& x) {
+        DeviceFloats out(*gpu, static_cast<size_t>(rows * kOut));
+        const ops::Product q{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
+        gpu->matmul(x, {&q, 1});
+        return out.get();
+      };
+      std::vector<float> got;
+      (void)p.attend(true, parts, &*w, [&](const Matrix& x) { got = product(x); });
+      DeviceFloats apart(*gpu, p.attend(true, parts));
+      gpu->scale(apart.matrix(rows, cols), 1.0f);  // forgets what was encoded here before
+      EXPECT_EQ(got, product(apart.matrix(rows, cols)))
+          << quant::info(format).name << " " << c.name();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace freshet
