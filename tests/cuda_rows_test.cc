@@ -236,22 +236,26 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
 // Gate and up may end in the gated unit. A row has the same bits however many there are, and what
 // the reference makes of the products of the GPU as they are.
 TEST_F(CudaRows, GatedProductsKeepTheirBits) {
-  constexpr int64_t kCols = 576, kWide = 2112, kFf = 208, kOut = 48, kMost = 450;
-  for (const int64_t cols : {kCols, kWide}) {
-    const Stored stored_gate = stored(quant::Format::kBF16, kFf, cols, 3);
-    const Stored stored_up = stored(quant::Format::kBF16, kFf, cols, 4);
-    const Stored stored_down = stored(quant::Format::kBF16, kOut, kFf, 5);
-    const auto gate = gpu->pack(quant::Format::kBF16, stored_gate.rows, cols);
-    const auto up = gpu->pack(quant::Format::kBF16, stored_up.rows, cols);
-    const auto down = gpu->pack(quant::Format::kBF16, stored_down.rows, kFf);
+  constexpr int64_t kOut = 48, kMost = 450;
+  const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {{quant::Format::kBF16, 576, 208},
+                                                                {quant::Format::kBF16, 2112, 208},
+                                                                {quant::Format::kFP8, 640, 12800},
+                                                                {quant::Format::kFP8, 2176, 12800}};
+  for (const auto& [format, cols, ff] : shapes) {
+    const Stored stored_gate = stored(format, ff, cols, 3);
+    const Stored stored_up = stored(format, ff, cols, 4);
+    const Stored stored_down = stored(format, kOut, ff, 5);
+    const auto gate = gpu->pack(format, stored_gate.rows, cols);
+    const auto up = gpu->pack(format, stored_up.rows, cols);
+    const auto down = gpu->pack(format, stored_down.rows, ff);
     ASSERT_TRUE(gate.ok() && up.ok() && down.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
-    DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(kFf), 2));
+    DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(ff), 2));
     const auto run = [&](int64_t first, int64_t rows, const ops::Weight* reader) {
-      const auto size = static_cast<size_t>(rows * kFf);
+      const auto size = static_cast<size_t>(rows * ff);
       DeviceFloats a(*gpu, size), b(*gpu, size), out(*gpu, static_cast<size_t>(rows * kOut));
-      const Matrix g = a.matrix(rows, kFf), u = b.matrix(rows, kFf);
-      const ops::Product both[] = {{&*gate, g, bias.matrix(1, kFf).data, 1.0f, false},
+      const Matrix g = a.matrix(rows, ff), u = b.matrix(rows, ff);
+      const ops::Product both[] = {{&*gate, g, bias.matrix(1, ff).data, 1.0f, false},
                                    {&*up, u, nullptr, 0.5f, false}};
       gpu->matmul(x.matrix(kMost, cols).slice_rows(first, rows), both);
       gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f}, reader);
@@ -260,12 +264,13 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       return out.get();
     };
     const std::vector<float> all = run(0, kMost, nullptr);
-    for (const int64_t rows :
-         {int64_t{1}, int64_t{40}, int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{40}, int64_t{64}, int64_t{65}, int64_t{129},
+                               int64_t{200}, int64_t{385}, kMost}) {
       for (const int64_t first : {int64_t{0}, kMost - rows}) {
         const std::vector<float> got = run(first, rows, &*down);
         ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)
-            << cols << " columns, rows " << first << "+" << rows;
+            << quant::info(format).name << " of " << cols << " columns, rows " << first << "+"
+            << rows;
       }
     }
   }

@@ -20,7 +20,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 9;
+inline constexpr int kApiVersion = 10;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -220,8 +220,8 @@ struct Api {
   int (*encode)(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
                 int64_t rows);
   int (*products)(const ProductArgs* products, int count, int64_t tokens);
-  // Whether gated_products() takes weights of this format with so many tokens.
-  int (*gated_fits)(Code code, int64_t tokens);
+  // Whether gated_products() takes weights of this format and so many rows with so many tokens.
+  int (*gated_fits)(Code code, int64_t rows, int64_t tokens);
   // Products of gate and up (in this order, of one format and size, add 0) that end in the gated
   // unit: `act`, in the order for weights of their format, gets what glu() makes of their results
   // with SiLU and no limit; they themselves are written nowhere.

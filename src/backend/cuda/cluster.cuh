@@ -64,4 +64,11 @@ __device__ __forceinline__ void to_block(float2* p, int rank, float2 v) {
                : "memory");
 #endif
 }
+__device__ __forceinline__ void to_block(float4* p, int rank, const float (&v)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(p, rank)),
+               "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+               : "memory");
+#endif
+}
 }  // namespace freshet::cuda

@@ -38,7 +38,7 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
   const ops::Product &gate = products[0], &up = products[1];
   const Code code = code_of(gate.weight->format);
   if (up.weight->format != gate.weight->format || up.weight->rows != gate.weight->rows ||
-      gate.add || up.add || api_.gated_fits(code, x.rows) == 0) {
+      gate.add || up.add || api_.gated_fits(code, gate.weight->rows, x.rows) == 0) {
     return false;
   }
   gated_ = {true, x.rows, code, {}};
@@ -238,10 +238,7 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
   const bool split = a.single != 0 && partial <= scratch_.size() / 4;
   if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
   const ops::Weight* reader = params.reader;
-  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
-  // Of attention, E4M3 is encoded by itself.
-  if ((split || (a.single == 0 && reader != nullptr)) &&
-      api_.order_for(code, out.rows) != Order::kE4M3) {
+  if (split || (a.single == 0 && reader != nullptr)) {
     const Output to = output_of(out, reader);
     a.act = to.act;
     a.only_act = to.rows.data == nullptr;

@@ -258,7 +258,8 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
   return 0;
 }
 
-int gated_fits(Code code, int64_t tokens) {
+int gated_fits(Code code, int64_t rows, int64_t tokens) {
+  if (code == Code::kFP8) return capability == 90 && fp8_gated_fits(rows, tokens);
   return wgmma_takes(code, tokens);
 }
 
@@ -266,6 +267,7 @@ int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activat
   ProductList list = {};
   list.count = 2;
   for (int i = 0; i < 2; ++i) list.of[i] = gate_and_up[i];
+  if (list.of[0].weight.code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
   return run_wgmma_gated(list, tokens, *act);
 }
 

@@ -88,6 +88,15 @@ __device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
+// The same of weights that are read once a step, or again.
+__device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
+                                             uint64_t* barrier, bool once) {
+  if (once) {
+    copy_weights(to, from, bytes, barrier);
+  } else {
+    bulk_copy(to, from, bytes, barrier);
+  }
+}
 #endif
 
 // What a block needs to know of its product.
@@ -216,7 +225,10 @@ bool share_takes(const ProductList& list, int64_t tokens);
 int run_share(const ProductList& list, int64_t tokens);
 int run_share_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_fp8.cu: FP8 on Hopper.
+// products_fp8.cu: FP8 on Hopper; products_fp8_gated.cu: gate and up of so many rows each, where
+// blocks have enough to do.
 int run_fp8(const ProductList& list, int64_t tokens);
+bool fp8_gated_fits(int64_t rows, int64_t tokens);
+int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 }  // namespace freshet::cuda

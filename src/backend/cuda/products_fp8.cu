@@ -120,6 +120,7 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT>::kStages, Few<NT>::kSta
                                             const Tour& tour, int leaf) {
   using S = Few<NT>;
   const int64_t act_tiles = (tokens + 7) / 8;
+  const bool once = act_tiles <= NT;
   int issued = 0;  // in all
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
@@ -129,8 +130,8 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT>::kStages, Few<NT>::kSta
     const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
     const auto copy_rows = [&](int n, int stage) {
       barrier_expect(&ring.full[stage], kPanelBytes + bytes);
-      bulk_copy(ring.stages + stage * S::kStage, panel_at(p.weight, tile.unit, part.first + n),
-                kPanelBytes, &ring.full[stage]);
+      copy_weights(ring.stages + stage * S::kStage, panel_at(p.weight, tile.unit, part.first + n),
+                   kPanelBytes, &ring.full[stage], once);
     };
     const auto copy_tokens = [&](int n, int stage) {
       bulk_copy(ring.stages + stage * S::kStage + kPanelBytes,
@@ -351,14 +352,22 @@ int launch_few(const ProductList& given, int64_t tokens) {
 }  // namespace
 
 int run_fp8(const ProductList& list, int64_t tokens) {
+  int64_t panels = 0;
+  for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
+  // Tiles of more rows run all at once where panels would take two turns.
+  const bool turns = panels * ceil_div(tokens, 64) > multiprocessors / 2;
+  if (tokens >= kHalvesFrom && turns && fp8_halves_tiles(list, tokens) != 0) {
+    return run_fp8_halves(list, tokens);
+  }
+  if (tokens >= kWideFrom && fp8_wide_fits(list, tokens)) {
+    return run_fp8_wide(list, tokens);
+  }
   if (tokens <= 8) return launch_few<1>(list, tokens);
   if (tokens <= 16) return launch_few<2>(list, tokens);
   if (tokens <= 32) return launch_few<4>(list, tokens);
   if (tokens <= 64) return launch_few<8>(list, tokens);
   // Twice as many would leave most multiprocessors idle.
-  int64_t tiles = 0;
-  for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, 2 * kPanelRows);
-  if (tokens <= 128 && tiles * 2 < multiprocessors) return launch_few<8>(list, tokens);
+  if (tokens <= 128 && panels < multiprocessors) return launch_few<8>(list, tokens);
   return run_fp8_many(list, tokens);
 }
 

@@ -1,0 +1,182 @@
+// Products of FP8 weights of few rows with up to 128 tokens on Hopper: a tile for every cluster of
+// two blocks, each of which walks half of the leaves, so that all multiprocessors read memory.
+//
+// The first block adds its leaves up; the second keeps its own apart. Each finishes half of the
+// tile's rows: it gets what the other has of them, and adds on from left to right. The bits are
+// those of products_fp8.cu.
+#include "backend/cuda/cluster.cuh"
+#include "backend/cuda/products_fp8_many.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+// Where a block gets what the other one has of its half: two sums at most.
+template <int G, int NT>
+struct Halves : Fp8Shape<G, NT> {
+  static constexpr int kHalf = NT / 2;
+  static constexpr int kRoomBytes = 2 * kHalf * G * 128 * 16;
+  static constexpr int kRingBytes = kManyBytes - kRoomBytes;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What a block has: its leaves' sum or the first one, and the last one; scales of its half's rows.
+template <int NT>
+struct Fp8Half {
+  float total[NT][4], last[NT][4];
+  float2 scales[NT / 2];
+};
+
+// The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
+template <int G, int NT>
+__device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, const ProductArgs& p,
+                                          int rank, const Fp8Scaled& scaled) {
+  const int parts = leaves8(p.weight.cols), first = rank * (NT / 2);
+  const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
+  fp8_as(scaled, [&](auto how) {
+    constexpr Fp8Scaled::How kHow = decltype(how)::value;
+    fp8_leaves<G, NT, kHow>(
+        ring, half.total, half.last, p.weight.cols, leaves, rank == 0, scaled.of_rows,
+        [&](const uint8_t* rows) {
+#pragma unroll
+          for (int j = 0; j < NT / 2; ++j) {
+            const bool whole = (scaled.of_rows >> (first + j) & 1) != 0;
+            half.scales[j] = make_float2(1.0f, 1.0f);
+            if (kHow == Fp8Scaled::kSteps || !whole) continue;
+            half.scales[j] = *reinterpret_cast<const float2*>(
+                rows + (first + j) * kE4M3TileBytes + kTokenTile * kE4M3Cols + threadIdx.x % 4 * 8);
+          }
+        });
+  });
+}
+
+// Sends what the other block finishes, half kOther of the tile.
+template <int G, int NT, int kOther>
+__device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room, bool two) {
+  using S = Halves<G, NT>;
+#pragma unroll
+  for (int j = 0; j < S::kHalf; ++j) {
+    float4* to = room + j * S::kConsumers + threadIdx.x;
+    to_block(to, kOther, half.total[kOther * S::kHalf + j]);
+    if (two) to_block(to + S::kHalf * S::kConsumers, kOther, half.last[kOther * S::kHalf + j]);
+  }
+}
+
+// sum = all leaves of this block's half kMine; `room` has the other one's, of two leaves if `two`.
+template <int G, int NT, int kMine>
+__device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
+                                         const float4* room, bool two) {
+  using S = Halves<G, NT>;
+#pragma unroll
+  for (int j = 0; j < S::kHalf; ++j) {
+    const float4* at = room + j * S::kConsumers + threadIdx.x;
+    const float4 v = at[0];
+    const float other[4] = {v.x, v.y, v.z, v.w};
+    const float(&mine)[4] = half.total[kMine * S::kHalf + j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(mine[i], other[i]);
+    if (!two) continue;
+    if constexpr (kMine == 0) {
+      const float4 next = at[S::kHalf * S::kConsumers];
+      const float last[4] = {next.x, next.y, next.z, next.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(sum[j][i], last[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(sum[j][i], half.last[S::kHalf + j][i]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < S::kHalf; ++j) {
+    const float2 w = half.scales[j];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], i % 2 == 0 ? w.x : w.y);
+  }
+}
+#endif
+
+template <int G, int NT>
+__global__ void __launch_bounds__(Halves<G, NT>::kThreads, 1)
+    halves_kernel(const __grid_constant__ ProductList list, int64_t tokens, Fp8Stages stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = Halves<G, NT>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  let_next_start();
+  Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
+  const int index = static_cast<int>(blockIdx.x) / 2, rank = static_cast<int>(blockIdx.x) % 2;
+  const int producer = warp_index() - S::kConsumers / 32;
+  auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
+  cluster_arrive();  // nobody sends to a block that has not begun
+  if (producer >= 0) {
+    if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    if (threadIdx.x % 32 == 0) {
+      fp8_produce<G, NT>(ring, list, tokens, {index, 1, index + 1}, producer, rank, 2);
+    }
+    __syncwarp();
+    cluster_wait();
+    cluster_sync();
+  } else {
+    if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    ProductTile tile = find_product_tile<S::kTokenTiles, NT>(list, tokens, index);
+    const ProductArgs& p = list.of[tile.product];
+    const Fp8Scaled scaled =
+        fp8_scaled<NT>([&](int j) { return scaled_panel(p.weight, (tile.unit + j) / 8); });
+    wait();
+    Fp8Half<NT> half;
+    take_half<G, NT>(ring, half, p, rank, scaled);
+    const bool two = leaves8(p.weight.cols) > 2;  // leaves of the second block
+    __syncwarp();
+    cluster_wait();
+    if (rank == 0) {
+      send_half<G, NT, 1>(half, room, false);
+    } else {
+      send_half<G, NT, 0>(half, room, two);
+    }
+    cluster_sync();
+    float sum[S::kHalf][4];
+    if (rank == 0) {
+      add_half<G, NT, 0>(sum, half, room, two);
+    } else {
+      add_half<G, NT, 1>(sum, half, room, two);
+    }
+    tile.unit += rank * S::kHalf;
+    fp8_finish<S::kHalf>(p, tokens, sum, tile);
+  }
+#endif
+}
+
+template <int G, int NT>
+int launch_halves(const ProductList& given, int64_t tokens) {
+  using S = Halves<G, NT>;
+  const ProductList list = with_blocks(given, NT * 8);
+  const auto kernel = halves_kernel<G, NT>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const auto tiles = static_cast<unsigned>(list.first_block[list.count]);
+  return launch_cluster(kernel, dim3(tiles * 2), dim3(S::kThreads), kManyBytes, dim3(2), list,
+                        tokens, fp8_stages<G, NT>(tokens, S::kRingBytes));
+}
+
+}  // namespace
+
+int fp8_halves_tiles(const ProductList& list, int64_t tokens) {
+  if (tokens > 128 || leaves8(list.of[0].weight.cols) < 2) return 0;
+  for (const int tiles : {8, 12}) {
+    int64_t blocks = 0;
+    for (int i = 0; i < list.count; ++i) {
+      blocks += 2 * ceil_div(list.of[i].weight.rows, tiles * kTokenTile);
+    }
+    if (blocks <= multiprocessors) return tiles;
+  }
+  return 0;
+}
+
+int run_fp8_halves(const ProductList& list, int64_t tokens) {
+  const bool eight = fp8_halves_tiles(list, tokens) == 8;
+  if (tokens <= 64)
+    return eight ? launch_halves<1, 8>(list, tokens) : launch_halves<1, 12>(list, tokens);
+  return eight ? launch_halves<2, 8>(list, tokens) : launch_halves<2, 12>(list, tokens);
+}
+
+}  // namespace freshet::cuda
