@@ -265,7 +265,7 @@ using freshet::cuda::wgmma_half;
 // As wgmma.cuh has it for 64 columns.
 __device__ __forceinline__ void wgmma_half(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
                                            int adds) {
-// clang-format off
+  // clang-format off
 #define FRESHET_SUM(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FRESHET_SUMS(i) FRESHET_SUM(i), FRESHET_SUM(i + 1), FRESHET_SUM(i + 2), FRESHET_SUM(i + 3)
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
@@ -279,7 +279,7 @@ __device__ __forceinline__ void wgmma_half(float (&d)[16][4], const uint32_t (&a
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 #undef FRESHET_SUM
 #undef FRESHET_SUMS
-// clang-format on
+  // clang-format on
 }
 
 // scores = queries keys
@@ -479,7 +479,8 @@ __device__ __forceinline__ E4M3Scale scale_of(const Numbers<D>& n, int r, float 
   return e4m3_scale(most);
 }
 
-template <int D>
+// kE4M3: the activations are in E4M3.
+template <int D, bool kE4M3>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -491,9 +492,7 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
     const int head = w.kv_head * w.group + (w.tile.first_row + row) % w.group;
     const float end = row < w.tile.rows ? ending(n.total.m[r], n.total.l[r], a, head) : 0.0f;
     E4M3Scale e4m3{};
-    if constexpr (D == kE4M3Cols) {
-      if (a.act.e4m3 != 0) e4m3 = scale_of(n, r, end);
-    }
+    if constexpr (kE4M3) e4m3 = scale_of(n, r, end);
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {
       float2 v[4];
@@ -507,7 +506,7 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
       const int64_t col = head * D + (j + lane % 4) * 8;
       const float unit[kUnit] = {v[0].x, v[0].y, v[1].x, v[1].y, v[2].x, v[2].y, v[3].x, v[3].y};
       if (a.only_act == 0) store_unit(a.out + token * a.out_stride, unit, col, cols, true);
-      if (D == kE4M3Cols && a.act.e4m3 != 0) {
+      if constexpr (kE4M3) {
         put_scaled(a.act, token, col, unit, e4m3);
       } else if (a.act.data != nullptr) {
         put_unit(a.act, token, col, cols, unit);
@@ -517,14 +516,14 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
 }
 
 // Zeros for the rows that fill up the activations' last tile, by who has the last row.
-template <int D>
+template <int D, bool kE4M3>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) {
   const bool ends = w.tile.first_row + w.tile.rows == w.tile.queries * w.group;
   if (a.act.data == nullptr || !ends || w.tile.query_start + w.tile.queries != a.batch.tokens) {
     return;
   }
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
-  if (a.act.e4m3 != 0) {
+  if constexpr (kE4M3) {
     pad_e4m3(a.act, a.batch.tokens, int64_t{w.kv_head} * w.group * D / kE4M3Cols,
              w.group * D / kE4M3Cols, static_cast<int>(threadIdx.x % 128), 128);
     return;
@@ -538,7 +537,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) 
 }
 
 // All steps that a warpgroup's rows see; the ring has those of the block.
-template <int D>
+template <bool kE4M3, int D>
 __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   const int group = static_cast<int>(threadIdx.x / 128), lane = static_cast<int>(threadIdx.x % 32);
   const int first_row = group * kGroupRows;
@@ -586,13 +585,13 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   } else {
     add_values(n, even, ring, steep);
   }
-  write_rows<D>(n, a, w);
-  if (group == 0) pad_rows<D>(a, w);
+  write_rows<D, kE4M3>(n, a, w);
+  if (group == 0) pad_rows<D, kE4M3>(a, w);
   skip(all.last - mine.last);
 }
 
 // A warpgroup with 64 rows of every tile.
-template <int D>
+template <bool kE4M3, int D>
 __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
   Ring<D> ring{s};
   const int group = static_cast<int>(threadIdx.x / 128);
@@ -613,13 +612,13 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
     }
     w.kv_head = s.heads[t % kInfos];
     sync_group();
-    take_tile(ring, a, w);
+    take_tile<kE4M3>(ring, a, w);
   }
 }
 #endif
 
 // Blocks: as many as stay.
-template <int D, bool kCodes>
+template <int D, bool kCodes, bool kE4M3>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -646,22 +645,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     wait();
-    consume(s, a);
+    consume<kE4M3>(s, a);
   }
 #endif
 }
 
-template <int D, bool kCodes>
+template <int D, bool kCodes, bool kE4M3>
 int run(const AttentionArgs& a) {
-  static const cudaError_t kRaised = cudaFuncSetAttribute(
-      prompt_kernel<D, kCodes>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
+  constexpr auto kKernel = prompt_kernel<D, kCodes, kE4M3>;
+  static const cudaError_t kRaised =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
   const int64_t group = a.heads / a.cache.kv_heads;
   const int64_t tiles = a.batch.tokens * group / kRows + a.batch.sequences;
   const int64_t all = tiles * a.cache.kv_heads;
   const dim3 grid(static_cast<unsigned>(all < multiprocessors ? all : multiprocessors));
-  return launch(prompt_kernel<D, kCodes>, grid, dim3(kThreads), sizeof(Shared<D>), a,
-                static_cast<int>(tiles));
+  return launch(kKernel, grid, dim3(kThreads), sizeof(Shared<D>), a, static_cast<int>(tiles));
+}
+
+template <bool kCodes>
+int run_codes(const AttentionArgs& a) {
+  if (a.cache.key_dim == 64) return run<64, kCodes, false>(a);
+  return a.act.e4m3 != 0 ? run<128, kCodes, true>(a) : run<128, kCodes, false>(a);
 }
 
 }  // namespace
@@ -675,10 +680,7 @@ bool prompt_fits(const AttentionArgs& a) {
 }
 
 int attention_prompt(const AttentionArgs& a) {
-  if (a.cache.type == CacheType::kE4M3) {
-    return a.cache.key_dim == 64 ? run<64, true>(a) : run<128, true>(a);
-  }
-  return a.cache.key_dim == 64 ? run<64, false>(a) : run<128, false>(a);
+  return a.cache.type == CacheType::kE4M3 ? run_codes<true>(a) : run_codes<false>(a);
 }
 
 }  // namespace freshet::cuda

@@ -45,9 +45,9 @@ struct Stream {
     if (lane < tiles(group)) {
       const auto bytes = static_cast<uint32_t>(min(kUnits, units - unit) * F::kTileBytes);
       barrier_expect(&full[stage], bytes);
-      copy_weights(ring + stage * S::kStageBytes + lane * S::kTileBytes,
-                   weights + (share.first + group * S::R + lane) * step + unit * F::kTileBytes,
-                   bytes, &full[stage]);
+      bulk_copy(ring + stage * S::kStageBytes + lane * S::kTileBytes,
+                weights + (share.first + group * S::R + lane) * step + unit * F::kTileBytes, bytes,
+                &full[stage]);
     } else if (lane < S::R) {
       barrier_arrive(&full[stage]);
     }
