@@ -356,12 +356,10 @@ int run_fp8(const ProductList& list, int64_t tokens) {
   for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
   // Tiles of more rows run all at once where panels would take two turns.
   const bool turns = panels * ceil_div(tokens, 64) > multiprocessors / 2;
-  if (tokens >= kHalvesFrom && turns && fp8_halves_tiles(list, tokens) != 0) {
+  if (turns && fp8_halves_tiles(list, tokens) != 0) {
     return run_fp8_halves(list, tokens);
   }
-  if (tokens >= kWideFrom && fp8_wide_fits(list, tokens)) {
-    return run_fp8_wide(list, tokens);
-  }
+  if (fp8_wide_fits(list, tokens)) return run_fp8_wide(list, tokens);
   if (tokens <= 8) return launch_few<1>(list, tokens);
   if (tokens <= 16) return launch_few<2>(list, tokens);
   if (tokens <= 32) return launch_few<4>(list, tokens);

@@ -6,9 +6,6 @@
 
 namespace freshet::cuda {
 
-// From how many tokens on each of these ways is taken where it fits.
-inline constexpr int64_t kGatedFrom = 1, kHalvesFrom = 9, kWideFrom = 1;
-
 inline constexpr int kPanelRows = 64;
 inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<FP8>);
 
@@ -44,7 +41,7 @@ int run_fp8_many(const ProductList& list, int64_t tokens);
 bool fp8_wide_fits(const ProductList& list, int64_t tokens);
 int run_fp8_wide(const ProductList& list, int64_t tokens);
 
-// products_fp8_halves.cu: up to 128 tokens. How many tiles of 8 rows a cluster takes; 0: clusters
+// products_fp8_halves.cu: 65 to 128 tokens. How many tiles of 8 rows a cluster takes; 0: clusters
 // for all rows would not run at once, or there is one leaf only.
 int fp8_halves_tiles(const ProductList& list, int64_t tokens);
 int run_fp8_halves(const ProductList& list, int64_t tokens);

@@ -199,8 +199,7 @@ int launch_gated(const ProductList& list, int64_t tokens, const Activations& act
 bool fp8_gated_fits(int64_t rows, int64_t tokens) {
   // Whole groups of features, and two thirds of the multiprocessors have work until the end.
   const int64_t tiles = tiles_of(rows, tokens), most = multiprocessors;
-  return tokens >= kGatedFrom && rows % kPairRows == 0 &&
-         tiles * 3 >= ceil_div(tiles, most) * most * 2;
+  return rows % kPairRows == 0 && tiles * 3 >= ceil_div(tiles, most) * most * 2;
 }
 
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {

@@ -1,4 +1,4 @@
-// Products of FP8 weights of few rows with up to 128 tokens on Hopper: a tile for every cluster of
+// Products of FP8 weights of few rows with 65 to 128 tokens on Hopper: a tile for every cluster of
 // two blocks, each of which walks half of the leaves, so that all multiprocessors read memory.
 //
 // The first block adds its leaves up; the second keeps its own apart. Each finishes half of the
@@ -10,8 +10,10 @@
 namespace freshet::cuda {
 namespace {
 
+constexpr int G = 2;  // warpgroups of 64 tokens each
+
 // Where a block gets what the other one has of its half: two sums at most.
-template <int G, int NT>
+template <int NT>
 struct Halves : Fp8Shape<G, NT> {
   static constexpr int kHalf = NT / 2;
   static constexpr int kRoomBytes = 2 * kHalf * G * 128 * 16;
@@ -27,7 +29,7 @@ struct Fp8Half {
 };
 
 // The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
-template <int G, int NT>
+template <int NT>
 __device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled) {
   const int parts = leaves8(p.weight.cols), first = rank * (NT / 2);
@@ -50,9 +52,9 @@ __device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, cons
 }
 
 // Sends what the other block finishes, half kOther of the tile.
-template <int G, int NT, int kOther>
+template <int NT, int kOther>
 __device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room, bool two) {
-  using S = Halves<G, NT>;
+  using S = Halves<NT>;
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
     float4* to = room + j * S::kConsumers + threadIdx.x;
@@ -62,10 +64,10 @@ __device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room,
 }
 
 // sum = all leaves of this block's half kMine; `room` has the other one's, of two leaves if `two`.
-template <int G, int NT, int kMine>
+template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
-  using S = Halves<G, NT>;
+  using S = Halves<NT>;
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
     const float4* at = room + j * S::kConsumers + threadIdx.x;
@@ -94,11 +96,11 @@ __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<
 }
 #endif
 
-template <int G, int NT>
-__global__ void __launch_bounds__(Halves<G, NT>::kThreads, 1)
+template <int NT>
+__global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     halves_kernel(const __grid_constant__ ProductList list, int64_t tokens, Fp8Stages stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Halves<G, NT>;
+  using S = Halves<NT>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   let_next_start();
@@ -108,7 +110,7 @@ __global__ void __launch_bounds__(Halves<G, NT>::kThreads, 1)
   auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
   cluster_arrive();  // nobody sends to a block that has not begun
   if (producer >= 0) {
-    if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x % 32 == 0) {
       fp8_produce<G, NT>(ring, list, tokens, {index, 1, index + 1}, producer, rank, 2);
     }
@@ -116,28 +118,28 @@ __global__ void __launch_bounds__(Halves<G, NT>::kThreads, 1)
     cluster_wait();
     cluster_sync();
   } else {
-    if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     ProductTile tile = find_product_tile<S::kTokenTiles, NT>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const Fp8Scaled scaled =
         fp8_scaled<NT>([&](int j) { return scaled_panel(p.weight, (tile.unit + j) / 8); });
     wait();
     Fp8Half<NT> half;
-    take_half<G, NT>(ring, half, p, rank, scaled);
+    take_half<NT>(ring, half, p, rank, scaled);
     const bool two = leaves8(p.weight.cols) > 2;  // leaves of the second block
     __syncwarp();
     cluster_wait();
     if (rank == 0) {
-      send_half<G, NT, 1>(half, room, false);
+      send_half<NT, 1>(half, room, false);
     } else {
-      send_half<G, NT, 0>(half, room, two);
+      send_half<NT, 0>(half, room, two);
     }
     cluster_sync();
     float sum[S::kHalf][4];
     if (rank == 0) {
-      add_half<G, NT, 0>(sum, half, room, two);
+      add_half<NT, 0>(sum, half, room, two);
     } else {
-      add_half<G, NT, 1>(sum, half, room, two);
+      add_half<NT, 1>(sum, half, room, two);
     }
     tile.unit += rank * S::kHalf;
     fp8_finish<S::kHalf>(p, tokens, sum, tile);
@@ -145,11 +147,11 @@ __global__ void __launch_bounds__(Halves<G, NT>::kThreads, 1)
 #endif
 }
 
-template <int G, int NT>
+template <int NT>
 int launch_halves(const ProductList& given, int64_t tokens) {
-  using S = Halves<G, NT>;
+  using S = Halves<NT>;
   const ProductList list = with_blocks(given, NT * 8);
-  const auto kernel = halves_kernel<G, NT>;
+  const auto kernel = halves_kernel<NT>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
@@ -161,7 +163,7 @@ int launch_halves(const ProductList& given, int64_t tokens) {
 }  // namespace
 
 int fp8_halves_tiles(const ProductList& list, int64_t tokens) {
-  if (tokens > 128 || leaves8(list.of[0].weight.cols) < 2) return 0;
+  if (tokens <= 64 || tokens > 128 || leaves8(list.of[0].weight.cols) < 2) return 0;
   for (const int tiles : {8, 12}) {
     int64_t blocks = 0;
     for (int i = 0; i < list.count; ++i) {
@@ -173,10 +175,8 @@ int fp8_halves_tiles(const ProductList& list, int64_t tokens) {
 }
 
 int run_fp8_halves(const ProductList& list, int64_t tokens) {
-  const bool eight = fp8_halves_tiles(list, tokens) == 8;
-  if (tokens <= 64)
-    return eight ? launch_halves<1, 8>(list, tokens) : launch_halves<1, 12>(list, tokens);
-  return eight ? launch_halves<2, 8>(list, tokens) : launch_halves<2, 12>(list, tokens);
+  return fp8_halves_tiles(list, tokens) == 8 ? launch_halves<8>(list, tokens)
+                                             : launch_halves<12>(list, tokens);
 }
 
 }  // namespace freshet::cuda
