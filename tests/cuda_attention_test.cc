@@ -164,6 +164,8 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
       {{KvType::kFP8, 1, 128, 128, false}, 7, 30.0f, 300, true, {{641, 300}, {383, 200}}},
       {{KvType::kFP8, 2, 64, 64, false}, 8, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kFP8, 1, 128, 128, false}, 16, 0.0f, 0, true, {{1100, 40}, {520, 9}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 30.0f, 600, false, {{1700, 25}, {40, 40}}},
       {{KvType::kFP8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
   };
   uint32_t seed = 9000;
