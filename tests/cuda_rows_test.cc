@@ -237,10 +237,12 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
 // the reference makes of the products of the GPU as they are.
 TEST_F(CudaRows, GatedProductsKeepTheirBits) {
   constexpr int64_t kOut = 48, kMost = 450;
-  const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {{quant::Format::kBF16, 576, 208},
-                                                                {quant::Format::kBF16, 2112, 208},
-                                                                {quant::Format::kFP8, 640, 12800},
-                                                                {quant::Format::kFP8, 2176, 12800}};
+  const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {
+      {quant::Format::kBF16, 576, 208},    {quant::Format::kBF16, 2112, 208},
+      {quant::Format::kFP8, 640, 12800},   {quant::Format::kFP8, 2176, 12800},
+      {quant::Format::kQ4_0, 2176, 8704},  {quant::Format::kQ8_0, 2112, 8704},
+      {quant::Format::kMXFP4, 2176, 8704}, {quant::Format::kQ4_K, 2304, 8704},
+      {quant::Format::kQ6_K, 2304, 8704}};
   for (const auto& [format, cols, ff] : shapes) {
     const Stored stored_gate = stored(format, ff, cols, 3);
     const Stored stored_up = stored(format, ff, cols, 4);
@@ -264,13 +266,50 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       return out.get();
     };
     const std::vector<float> all = run(0, kMost, nullptr);
-    for (const int64_t rows : {int64_t{1}, int64_t{40}, int64_t{64}, int64_t{65}, int64_t{129},
-                               int64_t{200}, int64_t{385}, kMost}) {
+    for (const int64_t rows :
+         {int64_t{1}, int64_t{9}, int64_t{16}, int64_t{19}, int64_t{32}, int64_t{40}, int64_t{64},
+          int64_t{65}, int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
       for (const int64_t first : {int64_t{0}, kMost - rows}) {
         const std::vector<float> got = run(first, rows, &*down);
         ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)
             << quant::info(format).name << " of " << cols << " columns, rows " << first << "+"
             << rows;
+      }
+    }
+  }
+}
+
+// Products of a list share a launch.
+TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
+  constexpr int64_t kMost = 32, kCols = 2304;
+  constexpr int64_t kRows[] = {1000, 48, 250};
+  for (const quant::Format format : {quant::Format::kQ4_0, quant::Format::kQ6_K}) {
+    std::vector<ops::Weight> weights;
+    std::vector<std::unique_ptr<DeviceFloats>> alone, together;
+    DeviceFloats x(*gpu, random_floats(kMost * kCols, 1));
+    for (const int64_t rows : kRows) {
+      const Stored s = stored(format, rows, kCols, static_cast<uint32_t>(rows));
+      auto packed = gpu->pack(format, s.rows, kCols);
+      ASSERT_TRUE(packed.ok());
+      weights.push_back(std::move(*packed));
+    }
+    for (const int64_t tokens : {int64_t{9}, int64_t{17}, kMost}) {
+      std::vector<ops::Product> list;
+      for (size_t i = 0; i < weights.size(); ++i) {
+        const auto size = static_cast<size_t>(tokens * kRows[i]);
+        alone.push_back(std::make_unique<DeviceFloats>(*gpu, size));
+        together.push_back(std::make_unique<DeviceFloats>(*gpu, size));
+        list.push_back(
+            {&weights[i], together.back()->matrix(tokens, kRows[i]), nullptr, 1.0f, false});
+        const ops::Product one{&weights[i], alone.back()->matrix(tokens, kRows[i]), nullptr, 1.0f,
+                               false};
+        gpu->matmul(x.matrix(kMost, kCols).slice_rows(0, tokens), {&one, 1});
+      }
+      gpu->matmul(x.matrix(kMost, kCols).slice_rows(0, tokens), list);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        EXPECT_EQ(alone[alone.size() - weights.size() + i]->get(),
+                  together[together.size() - weights.size() + i]->get())
+            << quant::info(format).name << ", product " << i << ", " << tokens << " tokens";
       }
     }
   }

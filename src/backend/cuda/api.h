@@ -221,7 +221,7 @@ struct Api {
                 int64_t rows);
   int (*products)(const ProductArgs* products, int count, int64_t tokens);
   // Whether gated_products() takes weights of this format and so many rows with so many tokens.
-  int (*gated_fits)(Code code, int64_t rows, int64_t tokens);
+  int (*gated_fits)(Code code, int64_t rows, int64_t cols, int64_t tokens);
   // Products of gate and up (in this order, of one format and size, add 0) that end in the gated
   // unit: `act`, in the order for weights of their format, gets what glu() makes of their results
   // with SiLU and no limit; they themselves are written nowhere.

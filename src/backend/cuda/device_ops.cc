@@ -38,7 +38,7 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
   const ops::Product &gate = products[0], &up = products[1];
   const Code code = code_of(gate.weight->format);
   if (up.weight->format != gate.weight->format || up.weight->rows != gate.weight->rows ||
-      gate.add || up.add || api_.gated_fits(code, gate.weight->rows, x.rows) == 0) {
+      gate.add || up.add || api_.gated_fits(code, gate.weight->rows, x.cols, x.rows) == 0) {
     return false;
   }
   gated_ = {true, x.rows, code, {}};

@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   int i = 0;
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const ProductArgs& p = list.of[i];
-  const Work w{p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
-               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0,
-               F::kUp};
+  const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+               (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+               p.scale,          p.add != 0,    F::kUp};
   multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
 }
 
@@ -210,7 +210,10 @@ int run_products(const ProductList& list, int64_t tokens) {
     }
     if constexpr (kDecoded<F>) {
       if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
-      if (few_takes(list, tokens)) return run_quant_few<F>(list, tokens);
+      if (few_takes(list, tokens)) {
+        return quant_wide_fits(list) ? run_quant_wide<F>(list, tokens)
+                                     : run_quant_few<F>(list, tokens);
+      }
     }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
@@ -258,17 +261,30 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
   return 0;
 }
 
-int gated_fits(Code code, int64_t rows, int64_t tokens) {
-  if (code == Code::kFP8) return capability == 90 && fp8_gated_fits(rows, tokens);
-  return wgmma_takes(code, tokens);
+int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
+  if (capability != 90) return 0;
+  if (code == Code::kFP8) return fp8_gated_fits(rows, tokens);
+  if (!decoded(code)) return wgmma_takes(code, tokens);
+  if (tokens > kQuantFew) return decode_gated_fits(rows, tokens);
+  return tokens > kTokenTile && quant_gated_fits(rows, cols);
 }
 
 int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act) {
   ProductList list = {};
   list.count = 2;
   for (int i = 0; i < 2; ++i) list.of[i] = gate_and_up[i];
-  if (list.of[0].weight.code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
-  return run_wgmma_gated(list, tokens, *act);
+  const Code code = list.of[0].weight.code;
+  if (code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
+  if (code == Code::kBF16) return run_wgmma_gated(list, tokens, *act);
+  int error = static_cast<int>(cudaErrorInvalidValue);
+  with_format(code, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (kDecoded<F>) {
+      error = tokens > kQuantFew ? run_decode_gated<F>(list, tokens, *act)
+                                 : run_quant_wide_gated<F>(list, tokens, *act);
+    }
+  });
+  return error;
 }
 
 int expert_products(const ExpertArgs* e) {

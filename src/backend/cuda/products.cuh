@@ -211,9 +211,21 @@ inline constexpr int64_t kQuantFew = 32;
 template <class F>
 int run_quant_few(const ProductList& list, int64_t tokens);
 
+// products_quant_wide.cu: the same of many rows; gate and up of so many rows each, where blocks
+// have enough to do.
+bool quant_wide_fits(const ProductList& list);
+bool quant_gated_fits(int64_t rows, int64_t cols);
+template <class F>
+int run_quant_wide(const ProductList& list, int64_t tokens);
+template <class F>
+int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
 // products_quant_wgmma.cu: the same with more.
 template <class F>
 int run_decode(const ProductList& list, int64_t tokens);
+bool decode_gated_fits(int64_t rows, int64_t tokens);
+template <class F>
+int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_wgmma.cu: BF16 on Hopper.
 bool wgmma_takes(Code code, int64_t tokens);

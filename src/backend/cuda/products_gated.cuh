@@ -21,9 +21,16 @@ __device__ __forceinline__ void sync_pair() {  // of warpgroups
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// A warpgroup's own part of what finish() does.
-template <int NT>
+// What finish() does with each number of a sum.
+template <int NT, class F = BF16>
 __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][4], int64_t row) {
+  if constexpr (F::kUp != 1.0f) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], F::kUp);
+    }
+  }
   if (p.bias != nullptr) {
     float bias[2] = {};
 #pragma unroll
@@ -48,22 +55,25 @@ __device__ __forceinline__ uint32_t transposed(uint32_t v) {
   return v;
 }
 
-// A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side.
-__device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
-                                          bool real) {
+// A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side, of the first 8
+// rows and of the others.
+__device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float (&up)[4]) {
   float v[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
-  const uint32_t low = transposed(pack_bf16(v[0], v[1]));
-  const uint32_t high = transposed(pack_bf16(v[2], v[3]));
+  return make_uint2(transposed(pack_bf16(v[0], v[1])), transposed(pack_bf16(v[2], v[3])));
+}
+__device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
+                                          bool real) {
+  const uint2 v = gated_pairs(gate, up);
   if (!real) return;
-  *reinterpret_cast<uint32_t*>(to) = low;
-  *reinterpret_cast<uint32_t*>(to + 128) = high;
+  *reinterpret_cast<uint32_t*>(to) = v.x;
+  *reinterpret_cast<uint32_t*>(to + 128) = v.y;
 }
 
 // Threads 0 to 127 have gate's sums, 128 to 255 up's, of 64 rows from row_tile on, of which those
 // from end_tile on are nobody's; `room` is for both, and may be written again afterwards.
-template <int NT, int Round>
+template <int NT, int Round, class F = BF16>
 __device__ __forceinline__ void finish_gated(const Activations& act, const ProductArgs& product,
                                              float (&sum)[NT][4], float4* room, int64_t row_tile,
                                              int64_t end_tile, int64_t token_tile) {
@@ -73,7 +83,7 @@ __device__ __forceinline__ void finish_gated(const Activations& act, const Produ
   const int64_t tile = row_tile / 4 * act.core_tiles + token_tile;
   uint8_t* to = act.data + (tile * 4 + row_tile % 4) * 256 + thread % 32 * 4;
   const int left = row_tile < end_tile ? static_cast<int>(act.core_tiles - token_tile) : 0;
-  end_sums<NT>(product, sum, row_tile * 16 + thread % 32 / 4);
+  end_sums<NT, F>(product, sum, row_tile * 16 + thread % 32 / 4);
   const auto exchange = [&](auto group) {
     constexpr int kGroup = decltype(group)::value;
     constexpr int kMine = kGroup * (NT / 2), kTheirs = NT / 2 - kMine;

@@ -11,30 +11,34 @@
 // to right too. (Larger clusters don't find room on all multiprocessors.) The bits are those of
 // products.cu.
 #include "backend/cuda/cluster.cuh"
-#include "backend/cuda/products.cuh"
+#include "backend/cuda/products_gated.cuh"
 #include "backend/cuda/wgmma_registers.cuh"
 
 namespace freshet::cuda {
 namespace {
 
 constexpr int kTokenBytes = kTokenTile * 64 * 2;  // of a piece of a tile
-constexpr int kCopies = 8;            // tiles of a chunk: four a warpgroup
+constexpr int kCopies = 8;                        // tiles of a chunk: four a warpgroup
 constexpr int kConsumers = 256;
 constexpr int kThreads = kConsumers + 128;  // registers change hands between whole warpgroups only
-constexpr int kChunkPieces = 4;               // of 64 columns
+constexpr int kChunkPieces = 4;             // of 64 columns
 constexpr int kPair = 2, kMostLeaves = 8;
 constexpr int kOutTokens = 32, kOutStride = 64 + 4;  // of a warpgroup's sums on their way out
+constexpr int kGateRound = 4;                        // tiles of tokens that gate and up exchange
 
-// NT: tiles of 8 tokens. kSplit: warpgroups have the same rows, and other leaves of K.
-template <class F_, int NT_, bool kSplit_>
+// What the two warpgroups of a block have: other rows, other leaves of K, or gate and up.
+enum class Split { kRows, kLeaves, kGate };
+
+// NT: tiles of 8 tokens.
+template <class F_, int NT_, Split split>
 struct Shape {
   using F = F_;
   static constexpr int NT = NT_;
-  static constexpr bool kSplit = kSplit_;
+  static constexpr bool kSplit = split == Split::kLeaves, kGate = split == Split::kGate;
   static constexpr int kParts = kSplit ? 2 : 1;  // of K, in a block
-  static constexpr int kRowTiles = kCopies / kParts;
-  static constexpr int kPieces = F::kUnit / 64;  // of a unit
-  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
+  static constexpr int kRowTiles = split == Split::kRows ? kCopies : kCopies / 2;  // of a product
+  static constexpr int kPieces = F::kUnit / 64;                                    // of a unit
+  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;        // of a chunk
   static constexpr int kChunkBytes = kCopies * kTileBytes;
   static constexpr int kOutBytes = kSplit ? 0 : 2 * kOutTokens * kOutStride * 4;
   static constexpr int kRoom = (223 << 10) - kOutBytes;
@@ -49,6 +53,7 @@ struct Shape {
   static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
   static constexpr int kShared = kRings + kOutBytes;
   static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
+  static_assert(!kGate || kOutBytes >= kExchangeBytes<kGateRound>);
   static_assert(!kSplit || kShared >= kLeaves * NT * 16 * kConsumers, "sums take their place");
 };
 
@@ -122,14 +127,14 @@ __device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& 
 // One thread. Weights are asked for before the kernel in front of this one has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
-                                          int64_t tokens, int tiles,
-                                          const Leaves<S>& leaves) {
+                                          int64_t tokens, int tiles, const Leaves<S>& leaves) {
   using F = typename S::F;
   const int64_t step = tile_at<F>(1, list.of[0].weight.cols);  // to the next 16 rows
   Turn<S::kChunks> turn;
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const WeightView& w = list.of[tile.product].weight;
     const uint8_t* panel = w.data + tile.unit * step;
+    const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
     const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
     each_chunk(leaves, [&](int piece, int count) {
       const uint8_t* from = panel + piece / S::kPieces * F::kTileBytes;
@@ -140,7 +145,7 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
       barrier_expect(full, kCopies * bytes);
       uint8_t* to = rings.chunk(turn.stage);
 #pragma unroll 1
-      for (int part = 0; part < S::kParts; ++part) {
+      for (int part = 0; part < kCopies / S::kRowTiles; ++part) {
         const uint8_t* row = from;
 #pragma unroll 1
         for (int t = 0; t < S::kRowTiles; ++t) {
@@ -148,7 +153,8 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
           if (t < below) row += step;
           to += S::kTileBytes;
         }
-        from += leaves.apart / S::kPieces * F::kTileBytes;
+        from = S::kGate ? up + piece / S::kPieces * F::kTileBytes
+                        : from + leaves.apart / S::kPieces * F::kTileBytes;
       }
       turn.next();
     });
@@ -158,14 +164,13 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
 // One thread.
 template <class S>
 __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
-                                            int64_t tokens, int tiles,
-                                            const Leaves<S>& leaves) {
+                                            int64_t tokens, int tiles, const Leaves<S>& leaves) {
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
   Turn<S::kTokens> turn;
   wait();
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
-    const auto bytes = static_cast<uint32_t>(
-        min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
+    const auto bytes =
+        static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
     const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
     each_chunk(leaves, [&](int piece, int count) {
       const uint8_t* from = act + piece * token_step;
@@ -212,9 +217,9 @@ struct Way {
   }
   __device__ __forceinline__ void load(int piece) {
     const int warp = static_cast<int>(threadIdx.x / 32);
-    F::template load<FromShared>(rings.chunk(chunk.stage) + warp * S::kTileBytes +
-                                     piece / S::kPieces * F::kTileBytes,
-                                 piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
+    F::template load<FromShared>(
+        rings.chunk(chunk.stage) + warp * S::kTileBytes + piece / S::kPieces * F::kTileBytes,
+        piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
   }
   // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
   __device__ __forceinline__ void load_next(int piece, int count, bool more) {
@@ -244,8 +249,7 @@ struct Way {
                                            bool adds) {
     wait_for(piece);
     const int part = S::kSplit ? static_cast<int>(threadIdx.x / 128) : 0;
-    const uint64_t b =
-        operand_at(rings.tokens + (slot(piece) * S::kParts + part) * S::kPieceBytes);
+    const uint64_t b = operand_at(rings.tokens + (slot(piece) * S::kParts + part) * S::kPieceBytes);
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma(sum, of[k], b + k * kNextStep, adds || k > 0);
@@ -297,9 +301,9 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], in
 
 template <class F>
 __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
-  return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
-          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0,
-          F::kUp};
+  return {p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+          (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+          p.scale,          p.add != 0,    F::kUp};
 }
 
 // What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
@@ -342,8 +346,8 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
       float4 out = {value(v.x, bias.x), value(v.y, bias.y), value(v.z, bias.z), value(v.w, bias.w)};
       if (w.add) {
         const float4 before = *to;
-        out = {__fadd_rn(before.x, out.x), __fadd_rn(before.y, out.y),
-               __fadd_rn(before.z, out.z), __fadd_rn(before.w, out.w)};
+        out = {__fadd_rn(before.x, out.x), __fadd_rn(before.y, out.y), __fadd_rn(before.z, out.z),
+               __fadd_rn(before.w, out.w)};
       }
       *to = out;
     }
@@ -353,7 +357,7 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
 // Warpgroups: every tile's leaves from left to right.
 template <class S>
 __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& list, int64_t tokens,
-                                     int tiles, float* room) {
+                                     int tiles, const Activations& act, float* room) {
   constexpr int NT = S::NT;
   using F = typename S::F;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -372,6 +376,12 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
           total[j][i] = leaf == 0 ? sum[j][i] : __fadd_rn(total[j][i], sum[j][i]);
         }
       }
+    }
+    if constexpr (S::kGate) {
+      finish_gated<NT, kGateRound, F>(act, list.of[warp / 4], total,
+                                      reinterpret_cast<float4*>(room), tile.unit,
+                                      tile.unit + S::kRowTiles, tile.token_tile);
+      return;
     }
     const Work w = work_of<F>(list.of[tile.product], tokens);
     if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
@@ -450,7 +460,8 @@ __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t toke
 // Blocks: [as many as stay], or [tiles, 1, 2] if kSplit.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
-    decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles) {
+    decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+                  const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
@@ -497,14 +508,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       add_leaves<S>(list, tokens, sums);
       cluster_sync();  // nobody leaves while others read here
     } else {
-      walk<S>(rings, list, tokens, tiles, reinterpret_cast<float*>(shared + S::kRings));
+      walk<S>(rings, list, tokens, tiles, act, reinterpret_cast<float*>(shared + S::kRings));
     }
   }
 #endif
 }
 
 template <class S>
-int launch_decode(const ProductList& given, int64_t tokens) {
+int launch_decode(const ProductList& given, int64_t tokens, const Activations& act = {}) {
   const ProductList list = with_blocks(given, 16 * S::kRowTiles);
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
   const auto kernel = decode_kernel<S>;
@@ -514,20 +525,26 @@ int launch_decode(const ProductList& given, int64_t tokens) {
   const dim3 cluster(1, 1, S::kSplit ? kPair : 1);
   const int blocks = S::kSplit || tiles < multiprocessors ? tiles : multiprocessors;
   const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
-  return launch_cluster(kernel, grid, dim3(kThreads), S::kShared, cluster, list, tokens, tiles);
+  return launch_cluster(kernel, grid, dim3(kThreads), S::kShared, cluster, list, tokens, tiles,
+                        act);
+}
+
+// Pairs of blocks that would share 64 rows each fill a wave or two.
+template <int NT>
+bool pairs_fit(const ProductList& list, int64_t tokens) {
+  const int64_t pairs =
+      int64_t{with_blocks(list, 64).first_block[list.count]} * ceil_div(tokens, NT * 8);
+  return pairs * kPair <= 2 * multiprocessors;
 }
 
 template <class F, int NT>
 int run(const ProductList& list, int64_t tokens) {
-  using Split = Shape<F, NT, true>;
   const int64_t cols = list.of[0].weight.cols;  // all have as many
-  const int64_t pairs = with_blocks(list, 16 * Split::kRowTiles).first_block[list.count] *
-                        ceil_div(tokens, NT * 8);
-  // Leaves of one size, in a wave or two.
-  const bool split = leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0 &&
-                     pairs * kPair <= 2 * multiprocessors;
-  return split ? launch_decode<Split>(list, tokens)
-               : launch_decode<Shape<F, NT, false>>(list, tokens);
+  // Leaves of one size.
+  const bool split =
+      leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0 && pairs_fit<NT>(list, tokens);
+  return split ? launch_decode<Shape<F, NT, Split::kLeaves>>(list, tokens)
+               : launch_decode<Shape<F, NT, Split::kRows>>(list, tokens);
 }
 
 }  // namespace
@@ -538,10 +555,30 @@ int run_decode(const ProductList& list, int64_t tokens) {
   return run<F, 16>(list, tokens);
 }
 
-template int run_decode<Q8_0>(const ProductList&, int64_t);
-template int run_decode<Q4_0>(const ProductList&, int64_t);
-template int run_decode<Q4_K>(const ProductList&, int64_t);
-template int run_decode<Q6_K>(const ProductList&, int64_t);
-template int run_decode<MXFP4>(const ProductList&, int64_t);
+bool decode_gated_fits(int64_t rows, int64_t tokens) {
+  ProductList both = {};
+  both.count = 2;
+  both.of[0].weight.rows = both.of[1].weight.rows = rows;
+  return rows % 64 == 0 &&
+         !(tokens <= 64 ? pairs_fit<8>(both, tokens) : pairs_fit<16>(both, tokens));
+}
+
+template <class F>
+int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  ProductList list = gate_and_up;
+  list.count = 1;  // up's rows stand beside gate's
+  return tokens <= 64 ? launch_decode<Shape<F, 8, Split::kGate>>(list, tokens, act)
+                      : launch_decode<Shape<F, 16, Split::kGate>>(list, tokens, act);
+}
+
+#define FRESHET_DECODE(F)                                  \
+  template int run_decode<F>(const ProductList&, int64_t); \
+  template int run_decode_gated<F>(const ProductList&, int64_t, const Activations&);
+FRESHET_DECODE(Q8_0)
+FRESHET_DECODE(Q4_0)
+FRESHET_DECODE(Q4_K)
+FRESHET_DECODE(Q6_K)
+FRESHET_DECODE(MXFP4)
+#undef FRESHET_DECODE
 
 }  // namespace freshet::cuda
