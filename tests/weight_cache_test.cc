@@ -351,6 +351,27 @@ TEST_F(WeightCacheFiles, FullDiskIsAWarning) {
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
     EXPECT_TRUE(files().empty()) << *files().begin();
   }
+  // Weights are written in large pieces: one that is larger than these, in the middle.
+  ThreadPool pool(1, false);
+  const auto ops = ops::Ops::create(pool, cpu::kernels(), {}, {});
+  ASSERT_TRUE(ops.ok());
+  const std::vector<float> row(1 << 16, 1.0f);
+  const std::vector rows(16, reinterpret_cast<const uint8_t*>(row.data()));
+  const auto large = (*ops)->pack(quant::Format::kF32, rows, 1 << 16);
+  ASSERT_TRUE(large.ok());
+  const std::string path = (folder_ / "cache" / "large.weights").string();
+  for (const size_t room : {size_t{1} << 30, size_t{3} << 20, size_t{1} << 20}) {
+    rlimit limit = before;
+    limit.rlim_cur = room;
+    auto writer = models::WeightCacheWriter::create(path);
+    ASSERT_TRUE(writer.ok());
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const Status added = writer->add("large", *large);
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_EQ(added.ok(), room == size_t{1} << 30);
+    EXPECT_EQ(writer->status().ok(), added.ok());
+  }
+  EXPECT_TRUE(files().empty());
   std::signal(SIGXFSZ, signal_before);
   fs::remove_all(folder_ / "cache");
   write((folder_ / "cache").string(), "not a folder");
@@ -359,6 +380,35 @@ TEST_F(WeightCacheFiles, FullDiskIsAWarning) {
   log_.clear();
   EXPECT_TRUE(Runner::open(llama(), options).ok());
   EXPECT_NE(log_.find("warning: packed weights are not kept: cannot write"), std::string::npos);
+}
+
+TEST_F(WeightCacheFiles, LargeWeightsComeBack) {
+  ThreadPool pool(1, false);
+  const auto ops = ops::Ops::create(pool, cpu::kernels(), {}, {});
+  ASSERT_TRUE(ops.ok());
+  const std::string path = (folder_ / "cache" / "large.weights").string();
+  auto writer = models::WeightCacheWriter::create(path);
+  ASSERT_TRUE(writer.ok());
+  // Before, at, after and far beyond the pieces of 2 MiB in which a file is written.
+  std::vector<ops::Weight> weights;
+  for (const int64_t cols : {32, 32704, 32, 32768, 36, 98304, 4000, 65536, 28672, 32}) {
+    std::vector<float> row(static_cast<size_t>(cols));
+    for (size_t i = 0; i < row.size(); ++i)
+      row[i] = static_cast<float>(weights.size() * 1000000 + i);
+    const std::vector rows(16, reinterpret_cast<const uint8_t*>(row.data()));
+    auto w = (*ops)->pack(quant::Format::kF32, rows, cols);
+    ASSERT_TRUE(w.ok() && writer->add("w", *w).ok());
+    weights.push_back(std::move(*w));
+  }
+  ASSERT_TRUE(writer->commit("key").ok());
+  auto cache = models::WeightCache::open(path, "key");
+  ASSERT_TRUE(cache.ok()) << cache.status().message();
+  for (const ops::Weight& w : weights) {
+    const auto got = cache->next(**ops, "w", w.format, w.rows, w.cols);
+    ASSERT_TRUE(got.ok()) << got.status().message();
+    EXPECT_EQ(std::memcmp(got->packed.data(), w.packed.data(), w.packed.size()), 0) << w.cols;
+  }
+  EXPECT_TRUE(cache->at_end());
 }
 
 TEST_F(WeightCacheFiles, ModelsOwnErrorsStayTheirs) {

@@ -77,4 +77,8 @@ void MappedFile::prefetch(size_t offset, size_t size) const {
   advise(data_, size_, offset, size, false, MADV_WILLNEED);
 }
 
+void MappedFile::use_huge_pages() const {
+  if (data_ != nullptr) ::madvise(const_cast<uint8_t*>(data_), size_, MADV_HUGEPAGE);
+}
+
 }  // namespace freshet

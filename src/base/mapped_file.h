@@ -28,6 +28,8 @@ class MappedFile {
   void release(size_t offset, size_t size) const;
   // Asks for [offset, offset + size) to be read ahead.
   void prefetch(size_t offset, size_t size) const;
+  // Asks for huge pages, of which not every file system has some.
+  void use_huge_pages() const;
 
  private:
   const uint8_t* data_ = nullptr;

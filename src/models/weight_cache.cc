@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMagic = 0x3153'5448'4757'5246;  // "FRWGHTS1" in little-endian order
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 struct Header {
   uint64_t magic = kMagic;
@@ -187,6 +188,7 @@ Result<WeightCache> WeightCache::open(const std::string& path, std::string_view 
       return damaged(path, fmt::format("weight {} lies outside of it", i));
     cache.weights_.push_back(std::move(w));
   }
+  mapped.use_huge_pages();
   cache.file_ = std::make_shared<const MappedFile>(std::move(mapped));
   return cache;
 }
@@ -221,6 +223,7 @@ Result<WeightCacheWriter> WeightCacheWriter::create(const std::string& path) {
   w.path_ = path;
   if (::ftruncate(w.fd_, 0) != 0)
     return io_error("cannot write {}: {}", temporary, std::strerror(errno));
+  w.rest_.resize(kPage);  // the header's place
   w.end_ = kPage;
   return w;
 }
@@ -229,6 +232,7 @@ WeightCacheWriter::WeightCacheWriter(WeightCacheWriter&& other) noexcept
     : path_(std::exchange(other.path_, {})),
       fd_(std::exchange(other.fd_, -1)),
       end_(other.end_),
+      rest_(std::move(other.rest_)),
       weights_(std::move(other.weights_)),
       status_(std::move(other.status_)) {}
 
@@ -237,8 +241,7 @@ WeightCacheWriter::~WeightCacheWriter() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-Status WeightCacheWriter::write(const void* data, size_t bytes, uint64_t offset) {
-  const auto* from = static_cast<const uint8_t*>(data);
+Status WeightCacheWriter::write(const uint8_t* from, size_t bytes, uint64_t offset) {
   for (size_t done = 0; done < bytes;) {
     const ssize_t n = ::pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
@@ -249,13 +252,34 @@ Status WeightCacheWriter::write(const void* data, size_t bytes, uint64_t offset)
   return {};
 }
 
-Status WeightCacheWriter::add(const std::string& name, const ops::Weight& weight) {
-  const size_t bytes = weight.packed.size();
-  status_ = write(weight.packed.data(), bytes, end_);
-  if (!status_.ok()) return status_;
-  weights_.push_back({name, weight.format, weight.rows, weight.cols, end_, bytes});
-  end_ = (end_ + bytes + kPage - 1) / kPage * kPage;
+Status WeightCacheWriter::flush() {
+  FRESHET_RETURN_IF_ERROR(write(rest_.data(), rest_.size(), end_ - rest_.size()));
+  rest_.clear();
   return {};
+}
+
+Status WeightCacheWriter::append(std::span<const uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const uint64_t whole = rest_.empty() ? bytes.size() / kHugePage * kHugePage : 0;
+    if (whole > 0) {
+      FRESHET_RETURN_IF_ERROR(write(bytes.data(), whole, end_));
+    }
+    const size_t taken = whole > 0 ? whole : std::min(bytes.size(), kHugePage - rest_.size());
+    if (whole == 0) rest_.insert(rest_.end(), bytes.begin(), bytes.begin() + taken);
+    end_ += taken;
+    bytes = bytes.subspan(taken);
+    if (rest_.size() == kHugePage) FRESHET_RETURN_IF_ERROR(flush());
+  }
+  return {};
+}
+
+Status WeightCacheWriter::add(const std::string& name, const ops::Weight& weight) {
+  constexpr uint8_t kZeros[kPage] = {};
+  const size_t bytes = weight.packed.size();
+  weights_.push_back({name, weight.format, weight.rows, weight.cols, end_, bytes});
+  status_ = append({weight.packed.data(), bytes});
+  if (status_.ok()) status_ = append({kZeros, (kPage - end_ % kPage) % kPage});
+  return status_;
 }
 
 Status WeightCacheWriter::commit(std::string_view key) {
@@ -275,8 +299,9 @@ Status WeightCacheWriter::commit(std::string_view key) {
   h.weights = weights_.size();
   h.index_hash = hash_text(index);
   h.header_hash = hash_of(h);
-  FRESHET_RETURN_IF_ERROR(write(index.data(), index.size(), end_));
-  FRESHET_RETURN_IF_ERROR(write(&h, sizeof h, 0));
+  FRESHET_RETURN_IF_ERROR(append({reinterpret_cast<const uint8_t*>(index.data()), index.size()}));
+  FRESHET_RETURN_IF_ERROR(flush());
+  FRESHET_RETURN_IF_ERROR(write(reinterpret_cast<const uint8_t*>(&h), sizeof h, 0));
   const auto failed = [this] {
     return io_error("cannot write {}: {}", path_, std::strerror(errno));
   };

@@ -72,11 +72,16 @@ class WeightCacheWriter {
 
  private:
   WeightCacheWriter() = default;
-  Status write(const void* data, size_t bytes, uint64_t offset);
+  Status write(const uint8_t* data, size_t bytes, uint64_t offset);
+  Status append(std::span<const uint8_t> bytes);
+  Status flush();
 
   std::string path_;
   int fd_ = -1;
-  uint64_t end_ = 0;  // of what was written
+  uint64_t end_ = 0;  // of what was appended
+  // What is not written yet. Bytes are written as whole pieces of 2 MiB, because a file system that
+  // can then keeps them in huge pages: products read them a sixth faster.
+  std::vector<uint8_t> rest_;
   std::vector<CachedWeight> weights_;
   Status status_;
 };
