@@ -169,7 +169,7 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
     return w;
   }
   w.kernel = impl_->matmul[static_cast<size_t>(format)];
-  FRESHET_ASSIGN_OR_RETURN(w.packed, Buffer::allocate(w.kernel->packed_bytes(w.rows, cols)));
+  FRESHET_ASSIGN_OR_RETURN(w.packed, impl_->weights.take(w.kernel->packed_bytes(w.rows, cols)));
   impl_->pool.parallel_for(panels_of(w), [&](int64_t panel, int) {
     const uint8_t* panel_rows[kPanelRows] = {};
     for (int64_t r = 0; r < kPanelRows && panel * kPanelRows + r < w.rows; ++r) {

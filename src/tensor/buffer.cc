@@ -9,7 +9,11 @@
 namespace freshet {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-}
+// Address space only; what nobody takes is never touched.
+constexpr size_t kPage = 4096;
+constexpr size_t kWhole = size_t{256} << 20;
+constexpr size_t kSmallestPiece = size_t{512} << 10;
+}  // namespace
 
 Result<Buffer> Buffer::allocate(size_t bytes, Memory* memory) {
   Buffer b;
@@ -69,6 +73,22 @@ Buffer::~Buffer() {
   } else {
     std::free(data_);
   }
+}
+
+Result<Buffer> Pieces::take(size_t bytes) {
+  const size_t size = (bytes + kPage - 1) / kPage * kPage;
+  if (bytes < kSmallestPiece || size > kWhole) return Buffer::allocate(bytes);
+  std::shared_ptr<Buffer> whole = whole_.lock();
+  if (whole == nullptr || whole->size() - used_ < size) {
+    auto made = Buffer::allocate(kWhole);
+    if (!made.ok()) return Buffer::allocate(bytes);  // the system counts address space
+    whole = std::make_shared<Buffer>(std::move(*made));
+    whole_ = whole;
+    used_ = 0;
+  }
+  Buffer piece = Buffer::part_of({whole->data() + used_, bytes}, whole);
+  used_ += size;
+  return piece;
 }
 
 }  // namespace freshet

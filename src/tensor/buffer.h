@@ -1,11 +1,12 @@
 // Memory owners and views.
 //
 // Buffer owns zeroed, 64-byte aligned memory, of the host (large ones on transparent huge pages) or
-// of a Memory, which a device may have of its own; or it is a part of a mapped file, which must not
-// be written. Moving it keeps the address. Matrix is a
-// non-owning view of F32 rows. Arena hands out pieces of one Buffer that was sized by the memory
-// plan: allocation is a pointer bump, reset() takes all back, and asking for more than was planned
-// is a failed check, because no memory is found at run time. None of them is synchronised.
+// of a Memory, which a device may have of its own; or it is a part of what somebody else owns, such
+// as a mapped file, which must not be written. Moving it keeps the address. Pieces makes Buffers
+// that share huge pages. Matrix is a non-owning view of F32 rows. Arena hands out pieces of one
+// Buffer that was sized by the memory plan: allocation is a pointer bump, reset() takes all back,
+// and asking for more than was planned is a failed check, because no memory is found at run time.
+// None of them is synchronised.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ class Buffer {
   Buffer() = default;
   // An error when the system has not that much memory to give. nullptr: the host's.
   static Result<Buffer> allocate(size_t bytes, Memory* memory = nullptr);
-  // Bytes of somebody else, read-only; `owner` keeps them where they are.
+  // Bytes of somebody else, who says whether they may be written; `owner` keeps them there.
   static Buffer part_of(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -56,6 +57,18 @@ class Buffer {
   size_t mapped_ = 0;  // bytes to unmap; 0: from the heap
   Memory* memory_ = nullptr;
   std::shared_ptr<const void> owner_;  // whose bytes these are, if not ours
+};
+
+// Large buffers that lie close together: each for itself would end within a huge page of its own,
+// of which a model of small layers wastes a tenth of its size. Memory is given back when all of its
+// buffers are gone.
+class Pieces {
+ public:
+  Result<Buffer> take(size_t bytes);  // as Buffer::allocate()
+
+ private:
+  std::weak_ptr<Buffer> whole_;
+  size_t used_ = 0;
 };
 
 // rows x cols F32 values, row r starting at data + r * stride (in floats).
