@@ -315,6 +315,67 @@ TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
   }
 }
 
+// With few tokens gate and up end in the gated unit, too, behind a norm and before products of any
+// number of tokens.
+TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
+  using quant::Format;
+  constexpr int64_t kOut = 256, kMost = 40;
+  struct Case {
+    Format format;
+    int64_t cols, ff;
+  };
+  // Blocks take one tile, several, or several rounds of them.
+  for (const auto& [format, cols, ff] : {Case{Format::kBF16, 2112, 512},
+                                         {Format::kBF16, 4096, 6208},
+                                         {Format::kBF16, 2048, 9088},
+                                         {Format::kBF16, 8704, 64},
+                                         {Format::kQ4_0, 2080, 512},
+                                         {Format::kQ4_0, 4096, 9088},
+                                         {Format::kQ4_0, 288, 512},
+                                         {Format::kQ8_0, 4096, 512},
+                                         {Format::kQ4_K, 2304, 512},
+                                         {Format::kQ6_K, 2048, 512},
+                                         {Format::kMXFP4, 4096, 512},
+                                         {Format::kQ5_0, 1056, 512},
+                                         {Format::kFP8, 4096, 512}}) {
+    SCOPED_TRACE(fmt::format("{} {}x{}", quant::info(format).name, ff, cols));
+    const Stored of_gate = stored(format, ff, cols, 3), of_up = stored(format, ff, cols, 4);
+    const Stored of_down = stored(format, kOut, ff, 5);
+    const auto gate = gpu->pack(format, of_gate.rows, cols),
+               up = gpu->pack(format, of_up.rows, cols);
+    const auto down = gpu->pack(format, of_down.rows, ff);
+    ASSERT_TRUE(gate.ok() && up.ok() && down.ok());
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1, 2.0f));
+    DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(ff), 2));
+    DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 6));
+    const auto run = [&](int64_t first, int64_t rows, bool told) {
+      const auto size = static_cast<size_t>(rows * ff);
+      // What is added to is there before the sum.
+      DeviceFloats a(*gpu, size), b(*gpu, size);
+      DeviceFloats out(*gpu, std::vector<float>(static_cast<size_t>(rows * kOut), 3.0f));
+      DeviceFloats normed(*gpu, static_cast<size_t>(rows * cols));
+      const Matrix in = normed.matrix(rows, cols), g = a.matrix(rows, ff), u = b.matrix(rows, ff);
+      gpu->norm(in, x.matrix(kMost, cols).slice_rows(first, rows),
+                {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f}, told ? &*gate : nullptr);
+      const ops::Product both[] = {{&*gate, g, bias.data(), 1.0f, false},
+                                   {&*up, u, nullptr, 0.5f, false}};
+      gpu->matmul(in, both);
+      gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f}, told ? &*down : nullptr);
+      const ops::Product last{&*down, out.matrix(rows, kOut), nullptr, 1.0f, true};
+      gpu->matmul(u, {&last, 1});
+      return out.get();
+    };
+    const std::vector<float> all = run(0, kMost, false);
+    for (const int64_t rows : {1, 2, 3, 5, 7, 8, 9, 16, 17, 25, 32}) {
+      for (const int64_t first : {int64_t{0}, kMost - rows}) {
+        const std::vector<float> got = run(first, rows, true);
+        ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)
+            << "rows " << first << "+" << rows;
+      }
+    }
+  }
+}
+
 TEST_F(CudaRows, ArgmaxIsTheFirstOfTheLargest) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   for (const int64_t n : {1, 7, 128, 8192, 128256, 50257}) {

@@ -225,6 +225,21 @@ int run_products(const ProductList& list, int64_t tokens) {
   }
 }
 
+// The first `count` products, as far as they are of one format.
+ProductList list_of(const ProductArgs* products, int count) {
+  ProductList list = {};
+  while (list.count < count && list.count < kMaxProducts &&
+         products[list.count].weight.code == products[0].weight.code) {
+    const ProductArgs& p = products[list.count];
+    list.of[list.count] = p;
+    list.first_block[list.count + 1] =
+        list.first_block[list.count] +
+        static_cast<int32_t>(blocks_of(p.weight.rows, p.weight.cols));
+    ++list.count;
+  }
+  return list;
+}
+
 bool decoded(Code code) {
   bool is = false;
   with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
@@ -242,21 +257,12 @@ Order order_for(Code code, int64_t tokens) {
 int products(const ProductArgs* products, int count, int64_t tokens) {
   // Runs of one format share a launch.
   for (int first = 0; first < count;) {
-    ProductList list = {};
-    const Code code = products[first].weight.code;
-    int next = first;
-    while (next < count && products[next].weight.code == code && list.count < kMaxProducts) {
-      const ProductArgs& p = products[next++];
-      list.of[list.count] = p;
-      list.first_block[list.count + 1] =
-          list.first_block[list.count] +
-          static_cast<int32_t>(blocks_of(p.weight.rows, p.weight.cols));
-      ++list.count;
-    }
+    const ProductList list = list_of(products + first, count - first);
     int error = static_cast<int>(cudaErrorInvalidValue);
-    with_format(code, [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+    with_format(list.of[0].weight.code,
+                [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
     if (error != 0) return error;
-    first = next;
+    first += list.count;
   }
   return 0;
 }
@@ -264,24 +270,33 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
 int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
   if (capability != 90) return 0;
   if (code == Code::kFP8) return fp8_gated_fits(rows, tokens);
-  if (!decoded(code)) return wgmma_takes(code, tokens);
-  if (tokens > kQuantFew) return decode_gated_fits(rows, tokens);
-  return tokens > kTokenTile && quant_gated_fits(rows, cols);
+  if (code == Code::kBF16) {
+    return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
+  }
+  if (tokens > kQuantFew) return decoded(code) && decode_gated_fits(rows, tokens);
+  if (tokens > kTokenTile) return decoded(code) && quant_gated_fits(rows, cols);
+  bool fits = false;
+  with_format(code, [&](auto f) {
+    if constexpr (kDecoded<decltype(f)>) fits = stream_gated_fits<decltype(f)>(rows);
+  });
+  return fits;
 }
 
 int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act) {
-  ProductList list = {};
-  list.count = 2;
-  for (int i = 0; i < 2; ++i) list.of[i] = gate_and_up[i];
+  const ProductList list = list_of(gate_and_up, 2);
   const Code code = list.of[0].weight.code;
   if (code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
-  if (code == Code::kBF16) return run_wgmma_gated(list, tokens, *act);
+  if (code == Code::kBF16) {
+    return wgmma_takes(code, tokens) ? run_wgmma_gated(list, tokens, *act)
+                                     : run_few_gated(list, tokens, *act);
+  }
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(code, [&](auto f) {
     using F = decltype(f);
     if constexpr (kDecoded<F>) {
-      error = tokens > kQuantFew ? run_decode_gated<F>(list, tokens, *act)
-                                 : run_quant_wide_gated<F>(list, tokens, *act);
+      error = tokens > kQuantFew    ? run_decode_gated<F>(list, tokens, *act)
+              : tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
+                                    : run_stream_gated<F>(list, tokens, *act);
     }
   });
   return error;

@@ -78,15 +78,22 @@ __device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* cons
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A bulk copy of weights that are read once a step: they leave L2 first, and what the kernels in
 // between read again stays there.
-__device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
-                                             uint64_t* barrier) {
+__device__ __forceinline__ uint64_t read_once() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_weights(uint32_t to, const void* from, uint32_t bytes,
+                                             uint32_t barrier, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
+}
+__device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
+                                             uint64_t* barrier) {
+  copy_weights(shared_address(to), from, bytes, shared_address(barrier), read_once());
 }
 // The same of weights that are read once a step, or again.
 __device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
@@ -114,10 +121,10 @@ struct Work {
 };
 
 // Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
-// of kAtOnce tiles.
+// of kAtOnce tiles, if it is not `known`.
 template <int NT, int kAtOnce = NT % 2 == 0 ? 2 : 1>
 __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
-                                       int64_t token_tile, int lane) {
+                                       int64_t token_tile, int lane, const float* known = nullptr) {
   const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
   const bool real[2] = {row < w.rows, row + 8 < w.rows};
   float bias[2] = {};
@@ -137,7 +144,11 @@ __device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4],
       }
     };
     float before[kAtOnce * 4];
-    if (w.add) each([&](int n, int, const float* from) { before[n] = *from; });
+    if (w.add) {
+      each([&](int n, int, const float* from) {
+        before[n] = known != nullptr ? known[first * 4 + n] : *from;
+      });
+    }
     each([&](int n, int r, float* to) {
       float v = __fmul_rn(sum[first + n / 4][n % 4], w.up);
       if (w.bias != nullptr) v = __fadd_rn(v, bias[r]);
@@ -201,10 +212,16 @@ int run_tiles(const ProductList& list, int64_t tokens);
 // products_few.cu: BF16 on Hopper, few tokens in the order of lanes.
 bool few_takes(const ProductList& list, int64_t tokens);
 int run_few(const ProductList& list, int64_t tokens);
+bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens);
+int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_quant.cu: quantised weights with up to a tile of tokens, on Hopper.
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens);
+template <class F>
+bool stream_gated_fits(int64_t rows);
+template <class F>
+int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 32;

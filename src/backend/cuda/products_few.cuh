@@ -35,10 +35,11 @@ struct FewRings {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Adds the leaves of a group's sums: a warp has all of an item's.
-template <class S>
-__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::R][S::NT][4],
-                                           float4* shared, int64_t tile, int tiles) {
+// Adds the leaves of a group's sums: a warp has all of an item's, and calls end(sum, tile, token
+// tile, round); of each round an item is the same warp's.
+template <class S, class End>
+__device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], float4* shared,
+                                           int tiles, const End& end) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < S::NT; j += S::kTogether) {
@@ -60,8 +61,15 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::
         all[0][n] = leaf == 0 ? part[n] : __fadd_rn(all[0][n], part[n]);
       }
     }
-    finish<1>(w, all, tile + warp % S::R, j + warp / S::R, lane);
+    end(all, warp % S::R, j + warp / S::R, j / S::kTogether);
   }
+}
+template <class S>
+__device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::R][S::NT][4],
+                                           float4* shared, int64_t tile, int tiles) {
+  add_leaves<S>(sum, shared, tiles, [&](const float(&all)[1][4], int t, int j, int) {
+    finish<1>(w, all, tile + t, j, static_cast<int>(threadIdx.x % 32));
+  });
 }
 #endif
 

@@ -28,14 +28,15 @@ constexpr int kStepCols = kE4M3Cols;
 
 constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
 
-template <int kStages, int kStageBytes>
+template <int kStageBytes>
 struct Ring {
   uint8_t* stages;
   uint64_t *full, *empty;
+  int count;  // of stages
   int stage = 0, round = 0;
   __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
   __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
+    if (++stage == count) {
       stage = 0;
       round ^= 1;
     }
@@ -99,15 +100,25 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
 
 // ---- Few tokens
 
+// Steps of a leaf, at most; bytes of the tokens of a block's leaves.
+__host__ __device__ inline int most_steps(int64_t cols, int leaves) {
+  return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
+}
+int own_bytes(int64_t cols) {
+  return kLeavesOfBlock * most_steps(cols, leaves8(cols)) * kE4M3TileBytes;
+}
+
 // NT: tiles of 8 tokens. Each warpgroup has a ring of its own. With few enough, two blocks have
-// room on a multiprocessor: the next kernel's weights come while this one ends.
-template <int NT>
+// room on a multiprocessor: the next kernel's weights come while this one ends. kOwn: tokens are
+// not in the rings, but where they stay; rings take all there is, which is faster still.
+template <int NT, bool kOwn>
 struct Few {
-  static constexpr int kBlocks = NT <= 2 ? 2 : 1;
-  static constexpr int kStage = kPanelBytes + NT * kE4M3TileBytes;
+  static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
+  static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
   static constexpr int kMeeting = NT * 4096;  // where leaves meet
-  static constexpr int kStages = (kSharedBytes / kBlocks - kMeeting) / kStage / kLeavesOfBlock;
-  static constexpr int kBytes = kLeavesOfBlock * kStages * kStage + kMeeting;
+  // Of rings and tokens.
+  static constexpr int kRoom = kSharedBytes / kBlocks - kMeeting;    // of rings and tokens
+  static constexpr int kStages = kRoom / kStage / kLeavesOfBlock;    // at most
   static constexpr int kProducers = kLeavesOfBlock, kFinishers = 4;  // warps
   static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
 };
@@ -115,10 +126,10 @@ struct Few {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // One thread a ring.
 template <int NT>
-__device__ __forceinline__ void produce_few(Ring<Few<NT>::kStages, Few<NT>::kStage> ring,
+__device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
                                             const ProductList& list, int64_t tokens,
                                             const Tour& tour, int leaf) {
-  using S = Few<NT>;
+  using S = Few<NT, false>;
   const int64_t act_tiles = (tokens + 7) / 8;
   const bool once = act_tiles <= NT;
   int issued = 0;  // in all
@@ -139,16 +150,43 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT>::kStages, Few<NT>::kSta
     };
     int n = 0;
     if (issued == 0) {
-      for (; n < min(part.count, S::kStages); ++n) copy_rows(n, n);
+      for (; n < min(part.count, ring.count); ++n) copy_rows(n, n);
       wait();
       for (; issued < n; ++issued, ring.next()) copy_tokens(issued, issued);
     }
     for (; n < part.count; ++n, ++issued, ring.next()) {
-      if (issued >= S::kStages) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
+      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
       copy_rows(n, ring.stage);
       copy_tokens(n, ring.stage);
     }
   }
+}
+
+// The same where all products have the same tile of tokens: a leaf of it comes once.
+template <int NT>
+__device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
+                                             const ProductList& list, int64_t tokens,
+                                             const Tour& tour, int leaf, uint8_t* own,
+                                             uint64_t* here) {
+  const Leaf part = leaf_of(list.of[0].weight.cols, leaf);
+  const auto start_tokens = [&] {
+    wait();
+    const auto bytes = static_cast<uint32_t>(part.count * kE4M3TileBytes);
+    barrier_expect(here, bytes);
+    bulk_copy(own, tokens_at(list.of[0], 1, part.first, 0), bytes, here);
+  };
+  int issued = 0;  // in all
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+    const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
+    for (int n = 0; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
+      if (issued == ring.count) start_tokens();
+      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
+      barrier_expect(&ring.full[ring.stage], kPanelBytes);
+      copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+    }
+  }
+  if (issued <= ring.count) start_tokens();
 }
 
 __device__ __forceinline__ uint32_t address_in(const void* shared, int rank) {
@@ -183,14 +221,10 @@ struct Meeting {
   int blocks, rank, leaves;
 };
 
-// leaf += the product of 128 columns of a panel and NT tiles of tokens.
+// leaf += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
 template <int NT>
-__device__ __forceinline__ void add_step(float (&leaf)[NT][4], const uint8_t* panel,
-                                         const uint8_t* tokens, bool of_rows) {
-  float sum[NT][4];
-  issue<NT>(sum, panel, tokens);
-  const float2 w = of_rows ? make_float2(1.0f, 1.0f) : row_scales(panel);
-  wgmma_wait<0>();
+__device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
+                                         const float2& w, const uint8_t* tokens) {
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     const float2 t = pair_scales(tokens + j * kE4M3TileBytes);
@@ -200,12 +234,16 @@ __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const uint8_t* pa
     leaf[j][3] = __fmaf_rn(sum[j][3], __fmul_rn(w.y, t.y), leaf[j][3]);
   }
 }
+__device__ __forceinline__ float2 step_scales(const uint8_t* panel, bool of_rows) {
+  return of_rows ? make_float2(1.0f, 1.0f) : row_scales(panel);
+}
 
 // Two warpgroups: a leaf each of every tile, sent to where it is added up.
-template <int NT>
-__device__ __forceinline__ void take_leaves(Ring<Few<NT>::kStages, Few<NT>::kStage> ring,
+template <int NT, bool kOwn>
+__device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
                                             const ProductList& list, int64_t tokens,
-                                            const Tour& tour, int leaf, const Meeting& meeting) {
+                                            const Tour& tour, int leaf, const Meeting& meeting,
+                                            const uint8_t* own) {
   const int lane = static_cast<int>(threadIdx.x % 32),
             warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int mine = 4 / meeting.blocks, owner = warp / mine;
@@ -226,11 +264,41 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT>::kStages, Few<NT>::kSta
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight.cols, leaf).count;
-    for (int n = 0; n < count; ++n, ring.next()) {
-      barrier_wait(&ring.full[ring.stage], ring.round);
-      add_step<NT>(leaf_sum, ring.data(), ring.data() + kPanelBytes, of_rows);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
+    if constexpr (kOwn) {  // two at once
+      for (int n = 0; n < count; n += 2) {
+        const uint8_t *panels[2], *its = own + n * kE4M3TileBytes;
+        uint64_t* empty[2];
+        float sum[2][NT][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (n + i >= count) break;
+          barrier_wait(&ring.full[ring.stage], ring.round);
+          panels[i] = ring.data();
+          empty[i] = &ring.empty[ring.stage];
+          issue<NT>(sum[i], panels[i], its + i * kE4M3TileBytes);
+          ring.next();
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (n + i >= count) break;
+          add_step<NT>(leaf_sum, sum[i], step_scales(panels[i], of_rows), its + i * kE4M3TileBytes);
+          __syncwarp();
+          if (lane == 0) barrier_arrive(empty[i]);
+        }
+      }
+    } else {
+      for (int n = 0; n < count; ++n, ring.next()) {
+        barrier_wait(&ring.full[ring.stage], ring.round);
+        const uint8_t *panel = ring.data(), *its = panel + kPanelBytes;
+        float sum[NT][4];
+        issue<NT>(sum, panel, its);
+        const float2 w = step_scales(panel, of_rows);
+        wgmma_wait<0>();
+        add_step<NT>(leaf_sum, sum, w, its);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
+      }
     }
     if (index != tour.first) cluster_barrier_wait(meeting.room, parity);
 #pragma unroll
@@ -245,7 +313,7 @@ template <int NT>
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
                                              const Tour& tour, const Meeting& meeting) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x - kConsumers) / 32 - Few<NT>::kProducers;
+  const int warp = static_cast<int>(threadIdx.x - kConsumers) / 32 - Few<NT, false>::kProducers;
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
   int parity = 0;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
@@ -255,7 +323,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     const bool of_rows = scaled(p.weight, tile.unit) == FP8::kOfRows;
     cluster_barrier_wait(meeting.arrived, parity);
     const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + lane;
-    for (int at = warp; at < mine * NT; at += Few<NT>::kFinishers) {
+    for (int at = warp; at < mine * NT; at += Few<NT, false>::kFinishers) {
       float4 v = sums[at * 32];
       for (int l = 1; l < meeting.leaves; ++l) {
         const float4 next = sums[(l * mine * NT + at) * 32];
@@ -283,22 +351,25 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
 }
 #endif
 
-template <int NT>
-__global__ void __launch_bounds__(Few<NT>::kThreads, Few<NT>::kBlocks)
-    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks) {
+template <int NT, bool kOwn>
+__global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlocks)
+    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
+               int ring_stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Few<NT>;
+  using S = Few<NT, kOwn>;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kLeavesOfBlock][S::kStages], empty[kLeavesOfBlock][S::kStages];
-  __shared__ uint64_t arrived, room;
+  __shared__ uint64_t arrived, room, here[kLeavesOfBlock];
   let_next_start();
-  const int leaves = leaves8(list.of[0].weight.cols), rank = static_cast<int>(blockIdx.x) % blocks;
+  const int64_t cols = list.of[0].weight.cols;
+  const int leaves = leaves8(cols), rank = static_cast<int>(blockIdx.x) % blocks;
   if (threadIdx.x == kConsumers) {
     for (int i = 0; i < kLeavesOfBlock; ++i) {
-      for (int s = 0; s < S::kStages; ++s) {
+      for (int s = 0; s < ring_stages; ++s) {
         barrier_init(&full[i][s], 1);
         barrier_init(&empty[i][s], 4);
       }
+      barrier_init(&here[i], 1);
     }
     barrier_init(&arrived, leaves * 4 / blocks);
     barrier_init(&room, S::kFinishers * blocks);
@@ -311,14 +382,19 @@ __global__ void __launch_bounds__(Few<NT>::kThreads, Few<NT>::kBlocks)
   const bool produces = warp >= kWarps && warp < kWarps + S::kProducers;
   const int group = produces ? warp - kWarps : warp / 4 % kLeavesOfBlock;
   const int leaf = rank * kLeavesOfBlock + group;
-  const Ring<S::kStages, S::kStage> ring{stages + group * S::kStages * S::kStage, full[group],
-                                         empty[group]};
-  const Meeting meeting{
-      stages + kLeavesOfBlock * S::kStages * S::kStage, &arrived, &room, blocks, rank, leaves};
+  const Ring<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group], empty[group],
+                             ring_stages};
+  uint8_t* meet = stages + kLeavesOfBlock * ring_stages * S::kStage;
+  const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
+  uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * kE4M3TileBytes;
   // Nobody sends before all blocks have their barriers.
   if (blocks > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
-    produce_few<NT>(ring, list, tokens, tour, leaf);
+    if constexpr (kOwn) {
+      produce_rows<NT>(ring, list, tokens, tour, leaf, own, &here[group]);
+    } else {
+      produce_few<NT>(ring, list, tokens, tour, leaf);
+    }
   }
   if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   if (produces) return;
@@ -326,27 +402,45 @@ __global__ void __launch_bounds__(Few<NT>::kThreads, Few<NT>::kBlocks)
   if (warp >= kWarps) {
     finish_tiles<NT>(list, tokens, tour, meeting);
   } else if (leaf < leaves) {
-    take_leaves<NT>(ring, list, tokens, tour, leaf, meeting);
+    if constexpr (kOwn) barrier_wait(&here[group], 0);
+    take_leaves<NT, kOwn>(ring, list, tokens, tour, leaf, meeting, own);
   }
 #endif
 }
 
-template <int NT>
-int launch_few(const ProductList& given, int64_t tokens) {
-  using S = Few<NT>;
-  const ProductList list = with_blocks(given, kPanelRows);
-  const auto kernel = few_kernel<NT>;
+template <int NT, bool kOwn>
+int launch_few(const ProductList& list, int64_t tokens) {
+  using S = Few<NT, kOwn>;
+  const auto kernel = few_kernel<NT, kOwn>;
+  const int64_t cols = list.of[0].weight.cols;  // all have as many
+  const int leaves = leaves8(cols);
+  const int own = kOwn ? own_bytes(cols) : 0;
+  const int stages = (S::kRoom - own) / S::kStage / kLeavesOfBlock;
+  const int bytes = kLeavesOfBlock * stages * S::kStage + S::kMeeting + own;
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const int leaves = leaves8(list.of[0].weight.cols);  // all have as many columns
   const int blocks = (leaves + kLeavesOfBlock - 1) / kLeavesOfBlock;
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
   const int most = multiprocessors / blocks;
   const int clusters = tiles < most ? tiles : most;
   return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
-                        S::kBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
-                        blocks);
+                        static_cast<size_t>(bytes), dim3(static_cast<unsigned>(blocks)), list,
+                        tokens, tiles, blocks, stages);
+}
+
+template <int NT>
+int launch_few(const ProductList& given, int64_t tokens) {
+  const ProductList list = with_blocks(given, kPanelRows);
+  if constexpr (NT == 1) {
+    bool same = true;
+    for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+    // Half of the room is for rings.
+    if (same && own_bytes(list.of[0].weight.cols) <= Few<1, true>::kRoom / 2) {
+      return launch_few<1, true>(list, tokens);
+    }
+  }
+  return launch_few<NT, false>(list, tokens);
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
-// The end of a tile of a gated unit's products: one warpgroup has gate's sums of 64 rows, another
+// The ends of a gated unit's products.
+//
+// With few tokens a warp has gate's and up's sums of the same rows, and writes activations in the
+// order of lanes. With many one warpgroup has gate's sums of 64 rows, another
 // up's for the same rows and tokens, both as mma has them. They exchange halves, so that each
-// thread has both numbers, and what comes out is written once, as activations.
+// thread has both numbers, and what comes out is written once, as core matrices.
 #pragma once
 
 #include "backend/cuda/gating.cuh"
@@ -62,6 +65,15 @@ __device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float
 #pragma unroll
   for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
   return make_uint2(transposed(pack_bf16(v[0], v[1])), transposed(pack_bf16(v[2], v[3])));
+}
+// The same rows and tokens in the order of lanes; `cols`: of the activations.
+__device__ __forceinline__ void put_gated_lanes(const Activations& act, int64_t cols,
+                                                const float (&gate)[4], const float (&up)[4],
+                                                int64_t row_tile, int64_t token_tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t at =
+      activation_at(act, token_tile * 8 + lane / 4, row_tile * 16 + lane % 4 * 2, cols);
+  *reinterpret_cast<uint2*>(act.data + at * 2) = gated_pairs(gate, up);
 }
 __device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
                                           bool real) {

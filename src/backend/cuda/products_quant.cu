@@ -4,8 +4,12 @@
 // eight warps takes a leaf of K. What a warp reads next is always on its way into its own ring in
 // shared memory, and its activations into registers, across tiles. The bits are those of
 // products.cu.
+//
+// Gate and up may end in the gated unit: a block's two tiles are then the same rows of both, and
+// the warp that adds up both gates.
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
+#include "backend/cuda/products_gated.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -42,7 +46,8 @@ struct Source {
   using R = Ring<F, kTiles>;
   uint8_t* ring;
   uint64_t* full;
-  int index;
+  int index, step;  // of the block's tile; to its next one
+  int second;       // 1: of up, where `index` is gate's
   const uint8_t* from = nullptr;
   int asked = 0;  // units of the tile
   int stage = 0;
@@ -50,7 +55,7 @@ struct Source {
   __device__ __forceinline__ void find(const ProductList& list, const Leaf& leaf) {
     if (index >= list.first_block[list.count]) return;
     const int i = product_of(list, index);
-    const WeightView& w = list.of[i].weight;
+    const WeightView& w = list.of[i + second].weight;
     const int64_t tiles = (w.rows + 15) / 16;
     const int64_t tile =
         static_cast<int64_t>(index - list.first_block[i]) * (kWarps / leaf.parts) + leaf.tile;
@@ -62,8 +67,7 @@ struct Source {
     if (index < list.first_block[list.count]) {
       const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
       barrier_expect(full + stage, bytes);
-      copy_weights(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes,
-                   full + stage);
+      copy_weights(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes, full + stage);
       from += bytes;
     } else {
       barrier_arrive(full + stage);
@@ -72,16 +76,16 @@ struct Source {
     asked += count;
     if (asked < leaf.count) return;
     asked = 0;
-    index += kTiles * static_cast<int>(gridDim.x);
+    index += step;
     find(list, leaf);
   }
 };
 #endif
 
-// kTiles of a block have the same tokens.
+// kTiles of a block have the same tokens. `gated` has data: where two products end.
 template <class F, int kTiles>
 __global__ void __launch_bounds__(256, 2)
-    stream_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+    stream_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using R = Ring<F, kTiles>;
   constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a stage
@@ -96,8 +100,12 @@ __global__ void __launch_bounds__(256, 2)
   leaf.first = units * leaf.index / parts;
   leaf.count = units * (leaf.index + 1) / parts - leaf.first;
   const int blocks = static_cast<int>(gridDim.x), end = list.first_block[list.count];
+  const bool gates = kTiles == 2 && gated.data != nullptr;
+  const int step = gates ? blocks : kTiles * blocks;  // from a block's tiles to its next ones
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
-  Source<F, kTiles> source{ring, full[warp], static_cast<int>(blockIdx.x) + lane * blocks};
+  Source<F, kTiles> source{ring, full[warp],
+                           static_cast<int>(blockIdx.x) + (gates ? 0 : lane * blocks), step,
+                           gates ? lane : 0};
   if (lane == 0) {
     for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], kTiles);
     barriers_ready();
@@ -126,16 +134,15 @@ __global__ void __launch_bounds__(256, 2)
     if (i < leaf.count * R::kPieces) load_tokens(act, i);
   }
   int stage = 0, parity = 0, round = 0;
-  for (int index = static_cast<int>(blockIdx.x); index < end;
-       index += kTiles * blocks, round += kTiles) {
+  for (int index = static_cast<int>(blockIdx.x); index < end; index += step, round += kTiles) {
     float sum[kTiles][1][4] = {};
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
       // Where the tokens of the stage after this one are.
       int next_count = min(R::kUnits, leaf.count - unit - R::kUnits) * R::kPieces;
       act += kAtOnce * 64;
-      if (next_count <= 0 && index + kTiles * blocks < end) {
+      if (next_count <= 0 && index + step < end) {
         next_count = min(R::kUnits, leaf.count) * R::kPieces;
-        act = act_of(index + kTiles * blocks);
+        act = act_of(index + step);
       }
       const uint8_t* tiles = ring + stage * R::kStageBytes;
       barrier_wait(&full[warp][stage], parity);
@@ -179,22 +186,38 @@ __global__ void __launch_bounds__(256, 2)
       for (int i = 0; i < kTiles * 4; ++i) to[warp][i][lane] = sum[i / 4][0][i % 4];
       __syncthreads();
     }
+    const auto add_up = [&](float(&v)[4], int m) {
+      for (int l = 0; l < parts && parts > 1; ++l) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float part = to[leaf.tile * parts + l][m * 4 + i][lane];
+          v[i] = l == 0 ? part : __fadd_rn(v[i], part);
+        }
+      }
+    };
+    if constexpr (kTiles == 2) {
+      if (gates) {
+        if (leaf.index != round % parts) continue;
+        const int64_t tile = static_cast<int64_t>(index) * (kWarps / parts) + leaf.tile;
+        const int64_t rows = list.of[0].weight.rows;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          add_up(sum[m][0], m);
+          end_sums<1, F>(list.of[m], sum[m], tile * 16 + lane / 4);
+        }
+        if (tile * 16 < rows) put_gated_lanes(gated, rows, sum[0][0], sum[1][0], tile, 0);
+        continue;
+      }
+    }
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       const int at = index + m * blocks;
       if (at >= end || leaf.index != (round + m) % parts) continue;
-      for (int l = 0; l < parts && parts > 1; ++l) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float v = to[leaf.tile * parts + l][m * 4 + i][lane];
-          sum[m][0][i] = l == 0 ? v : __fadd_rn(sum[m][0][i], v);
-        }
-      }
+      add_up(sum[m][0], m);
       const int product = product_of(list, at);
       const ProductArgs& p = list.of[product];
-      const Work w{p.weight.data, p.weight.rows, cols,   p.act,  p.act_chunks, 1,
-                   p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0,
-                   F::kUp};
+      const Work w{p.weight.data, p.weight.rows, cols,   p.act,   p.act_chunks, 1,     p.out,
+                   p.out_stride,  tokens,        p.bias, p.scale, p.add != 0,   F::kUp};
       const int64_t row_tile =
           static_cast<int64_t>(at - list.first_block[product]) * (kWarps / parts) + leaf.tile;
       if (row_tile * 16 < w.rows) finish<1>(w, sum[m], row_tile, 0, lane);
@@ -204,7 +227,7 @@ __global__ void __launch_bounds__(256, 2)
 }
 
 template <class F, int kTiles>
-int launch_stream(const ProductList& list, int64_t tokens) {
+int launch_stream(const ProductList& list, int64_t tokens, const Activations& gated) {
   using R = Ring<F, kTiles>;
   const auto kernel = stream_kernel<F, kTiles>;
   const cudaError_t error =
@@ -212,7 +235,7 @@ int launch_stream(const ProductList& list, int64_t tokens) {
   if (error != cudaSuccess) return static_cast<int>(error);
   const int blocks = list.first_block[list.count], most = R::kBlocks * multiprocessors;
   return launch(kernel, dim3(static_cast<unsigned>(blocks < most ? blocks : most)), dim3(256),
-                R::kBytes, list, tokens);
+                R::kBytes, list, gated, tokens);
 }
 
 }  // namespace
@@ -224,10 +247,26 @@ int run_stream(const ProductList& list, int64_t tokens) {
   // Two tiles at once where every block has some.
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     if (same && list.first_block[list.count] > 4 * multiprocessors) {
-      return launch_stream<F, 2>(list, tokens);
+      return launch_stream<F, 2>(list, tokens, {});
     }
   }
-  return launch_stream<F, 1>(list, tokens);
+  return launch_stream<F, 1>(list, tokens, {});
+}
+
+template <class F>
+bool stream_gated_fits(int64_t rows) {
+  return Ring<F, 2>::kBlocks == 2 && rows % kPadCols == 0;
+}
+
+// A block's places among gate's tiles are those among up's.
+template <class F>
+int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  if constexpr (Ring<F, 2>::kBlocks == 2) {
+    ProductList list = gate_and_up;
+    list.count = 1;
+    return launch_stream<F, 2>(list, tokens, act);
+  }
+  return static_cast<int>(cudaErrorInvalidValue);
 }
 
 template int run_stream<Q8_0>(const ProductList&, int64_t);
@@ -243,5 +282,16 @@ template int run_stream<Q5_K>(const ProductList&, int64_t);
 template int run_stream<Q4_1>(const ProductList&, int64_t);
 template int run_stream<Q5_1>(const ProductList&, int64_t);
 template int run_stream<Q2_K>(const ProductList&, int64_t);
+
+template bool stream_gated_fits<Q8_0>(int64_t);
+template int run_stream_gated<Q8_0>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<Q4_0>(int64_t);
+template int run_stream_gated<Q4_0>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<Q4_K>(int64_t);
+template int run_stream_gated<Q4_K>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<Q6_K>(int64_t);
+template int run_stream_gated<Q6_K>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<MXFP4>(int64_t);
+template int run_stream_gated<MXFP4>(const ProductList&, int64_t, const Activations&);
 
 }  // namespace freshet::cuda
