@@ -128,10 +128,37 @@ constexpr bool has_spread_bits(Format f) {
 }
 constexpr int kSpreadLine = 256;  // where those bits lie in a panel's block
 
+// Four dwords of four rows, columns first.
+using Quad = uint32_t __attribute__((vector_size(16)));
+void transpose(const uint8_t* const* rows, int from, uint8_t* to) {
+  Quad a, b, c, d;
+  std::memcpy(&a, rows[0] + from, 16);
+  std::memcpy(&b, rows[1] + from, 16);
+  std::memcpy(&c, rows[2] + from, 16);
+  std::memcpy(&d, rows[3] + from, 16);
+  const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const Quad cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Quad ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Quad cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Quad columns[4] = {
+      __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+      __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * kLine, &columns[i], 16);
+}
+
+// A run of all rows' blocks.
 template <int kUnit, int kUnits>
-void scatter(const uint8_t* from, uint8_t* to, int row) {
-  for (int u = 0; u < kUnits; ++u) {
-    std::memcpy(to + (u * kPanelRows + row) * kUnit, from + u * kUnit, kUnit);
+void scatter(const uint8_t* const* blocks, int from, uint8_t* to) {
+  constexpr int kQuads = kUnit == 4 ? kUnits / 4 : 0;
+  for (int i = 0; i < kQuads; ++i) {
+    for (int r = 0; r < kPanelRows; r += 4) {
+      transpose(blocks + r, from + 16 * i, to + 4 * i * kLine + 4 * r);
+    }
+  }
+  for (int r = 0; r < kPanelRows; ++r) {
+    for (int u = 4 * kQuads; u < kUnits; ++u) {
+      std::memcpy(to + (u * kPanelRows + r) * kUnit, blocks[r] + from + u * kUnit, kUnit);
+    }
   }
 }
 template <int kUnit>
@@ -174,23 +201,17 @@ Panel panel_at(const PanelLayout& l, uint8_t* packed, int64_t panel, int64_t col
   return {start, start + blocks * l.main, start + blocks * (l.main + l.tail)};
 }
 
-// A stored block's bytes to their places in row r of a panel's block. The map is known when this
-// is compiled: loading a model is mostly this.
+// Stored blocks, one of each row, to their places in a panel's block. The map is known when this is
+// compiled: loading a model is mostly this.
 template <Format f>
-void pack_block(const uint8_t* block, const Panel& to, int r) {
+void pack_blocks(const uint8_t* const* blocks, const Panel& to) {
   static constexpr BlockMap kMap = block_map(f);
-  uint8_t swapped[kMaxStoredBlock];
-  if constexpr (f == Format::kBF16) {
-    std::memcpy(swapped, block, 64);
-    swap_middle(swapped);
-    block = swapped;
-  }
   [&]<size_t... i>(std::index_sequence<i...>) {
     (scatter<kMap.runs[i].unit, kMap.runs[i].units>(
-         block + kMap.runs[i].from, (kMap.runs[i].tail ? to.tail : to.main) + kMap.runs[i].to, r),
+         blocks, kMap.runs[i].from, (kMap.runs[i].tail ? to.tail : to.main) + kMap.runs[i].to),
      ...);
   }(std::make_index_sequence<static_cast<size_t>(kMap.count)>());
-  if constexpr (has_spread_bits(f)) {
+  for (int r = 0; has_spread_bits(f) && r < kPanelRows; ++r) {
     uint8_t* const high = to.main + kSpreadLine + 4 * r;
     uint32_t bits;
     std::memcpy(&bits, high, 4);
@@ -215,20 +236,19 @@ void pack_panel_as(uint8_t* packed, int64_t panel, const uint8_t* const* rows, i
     std::memcpy(at.foot + r * head, rows[r] != nullptr ? rows[r] : kZeros,
                 static_cast<size_t>(head));
   }
+  uint8_t copies[kPanelRows][kMaxStoredBlock];
   for (int64_t b = 0; b < blocks; ++b) {
-    const Panel to = {at.main + b * kLayout.main, at.tail + b * kLayout.tail, nullptr};
+    const uint8_t* from[kPanelRows];
     for (int r = 0; r < kPanelRows; ++r) {
-      if (rows[r] == nullptr) {
-        pack_block<f>(kZeros, to, r);
-      } else if (b < whole) {
-        pack_block<f>(rows[r] + head + b * kStored, to, r);
-      } else {
-        uint8_t padded[kMaxStoredBlock] = {};
-        std::memcpy(padded, rows[r] + head + b * kStored,
-                    static_cast<size_t>(row_bytes - b * kStored));
-        pack_block<f>(padded, to, r);
-      }
+      from[r] = rows[r] != nullptr ? rows[r] + head + b * kStored : kZeros;
+      if (rows[r] == nullptr || (b < whole && f != Format::kBF16)) continue;
+      const int64_t left = row_bytes - b * kStored;
+      std::memset(copies[r], 0, kStored);
+      std::memcpy(copies[r], from[r], static_cast<size_t>(left < kStored ? left : kStored));
+      if (f == Format::kBF16) swap_middle(copies[r]);
+      from[r] = copies[r];
     }
+    pack_blocks<f>(from, {at.main + b * kLayout.main, at.tail + b * kLayout.tail, nullptr});
   }
 }
 
