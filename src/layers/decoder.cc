@@ -29,8 +29,9 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
                                  : gqa_attention_bytes(layer.attention, tokens);
     const size_t mlp_part =
         layer.moe ? moe_bytes(*layer.moe, hidden, tokens) : mlp_bytes(layer.mlp, tokens);
-    // Two normalised inputs (parallel branches) and one branch's output.
-    peak = std::max(peak, 3 * matrix_bytes(tokens, hidden) + std::max(attention, mlp_part));
+    // A branch's normalised input and its output; parallel branches have both inputs at once.
+    peak = std::max(peak, (layer.parallel ? 3 : 2) * matrix_bytes(tokens, hidden) +
+                              std::max(attention, mlp_part));
   }
   if (ops_.device() != nullptr) {  // results wait there for the host
     fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
@@ -188,10 +189,14 @@ void Decoder::run_layer(Step& step, int layer, const Matrix& x) {
     branch(step, layer, true, in, x);
     branch(step, layer, false, mlp_in, x);
   } else {
-    const ops::Weight* readers[] = {reader_of_attention(spec.attention, w.attention),
-                                    reader_of_mlp(spec, w)};
-    branch(step, layer, true, normed(spec.attention_norms.in, w.attention_norms.in, readers[0]), x);
-    branch(step, layer, false, normed(spec.mlp_norms.in, w.mlp_norms.in, readers[1]), x);
+    const auto run = [&](bool attention, const BranchNorms& norms,
+                         const BranchNormWeights& norm_weights, const ops::Weight* reader) {
+      const Scratch own(arena_);
+      branch(step, layer, attention, normed(norms.in, norm_weights.in, reader), x);
+    };
+    run(true, spec.attention_norms, w.attention_norms,
+        reader_of_attention(spec.attention, w.attention));
+    run(false, spec.mlp_norms, w.mlp_norms, reader_of_mlp(spec, w));
   }
 }
 
