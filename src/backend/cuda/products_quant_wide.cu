@@ -300,6 +300,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class S>
 int launch_wide(const ProductList& list, int64_t tokens, int share, const Activations& act) {
+  static_assert(S::kAtOnce * (S::kGate ? 2 : 1) == kTiles);
   const auto kernel = wide_kernel<S>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
