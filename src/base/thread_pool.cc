@@ -1,5 +1,6 @@
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <climits>
@@ -21,9 +22,18 @@
 namespace freshet {
 namespace {
 
-// Long enough to span the gaps between the regions of a step, short enough to cost nothing when
+using Clock = std::chrono::steady_clock;
+
+// Waits spin as long as the waiter's last region took, within these bounds: long enough to span the
+// gaps between the regions of a step, and the time that a slower core takes to end a long one
+// (waking up takes a tenth of a millisecond on virtual machines), short enough to cost nothing when
 // idle.
-constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::microseconds kLeastSpin{100};
+constexpr std::chrono::microseconds kMostSpin{2000};
+
+Clock::duration spin_after(Clock::time_point start) {
+  return std::clamp<Clock::duration>(Clock::now() - start, kLeastSpin, kMostSpin);
+}
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -52,15 +62,15 @@ class alignas(64) Signal {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(word_, FUTEX_WAKE, INT_MAX);
   }
 
-  void wait_past(uint32_t old, bool spin) {
+  void wait_past(uint32_t old, bool spin, Clock::duration most = kLeastSpin) {
     if (spin) {
-      const auto end = std::chrono::steady_clock::now() + kSpin;
+      const auto end = Clock::now() + most;
       do {
         for (int i = 0; i < 32; ++i) {
           if (value() != old) return;
           pause_cpu();
         }
-      } while (std::chrono::steady_clock::now() < end);
+      } while (Clock::now() < end);
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (word_.load(std::memory_order_seq_cst) == old) futex(word_, FUTEX_WAIT, old);
@@ -97,11 +107,14 @@ struct ThreadPool::Impl {
 
   void work(int worker, int cpu) {
     if (cpu >= 0) pin_to(cpu);
+    Clock::duration most = kLeastSpin;
     for (uint32_t seen = 0;;) {
-      start.wait_past(seen, spin);
+      start.wait_past(seen, spin, most);
       ++seen;
       if (stop) return;
+      const Clock::time_point began = Clock::now();
       (*body)(worker);
+      most = spin_after(began);
       if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) done.change();
     }
   }
@@ -115,9 +128,10 @@ struct ThreadPool::Impl {
     body = &f;
     const uint32_t before = done.value();
     running.store(size - 1, std::memory_order_relaxed);
+    const Clock::time_point began = Clock::now();
     start.change();
     f(0);
-    done.wait_past(before, spin);
+    done.wait_past(before, spin, spin_after(began));
     body = nullptr;
   }
 };

@@ -85,7 +85,7 @@ constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
 // What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
 // and fetching its activations, once a group of panels.
 constexpr int64_t kUnpackCost = 40;
-constexpr int64_t kFetchCost = 1;
+constexpr int64_t kFetchCost = 2;
 constexpr int64_t kFetchGroup = 16;
 
 // Calls of many tokens, in pieces of `panels` and of all tokens or equal parts of them.
@@ -98,7 +98,8 @@ Cut cut_many(const MatmulCall& c, int64_t panels, int64_t parts) {
   return cut;
 }
 
-// Pieces for which the workers are done first, if they all work at one speed.
+// Pieces for which the workers are done first. Cores differ in speed, by half for seconds where
+// another machine shares them: at the end most wait for the last piece, on average half of one.
 void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts) {
   double best = 0.0;
   for (const int64_t panels : {32, 16, 12, 8, 6, 4, 2}) {
@@ -112,9 +113,10 @@ void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts)
                 c.args.tokens * (all + (all + cut.panels - 1) / cut.panels * groups * kFetchCost);
         pieces += cut.pieces;
       }
-      const int64_t rounds = (pieces + workers - 1) / workers;
-      const double time =
-          static_cast<double>(cost) * static_cast<double>(rounds) / static_cast<double>(pieces);
+      const double rounds =
+          std::max(1.0, static_cast<double>(pieces) / static_cast<double>(workers)) +
+          (workers > 1 ? 0.5 : 0.0);
+      const double time = static_cast<double>(cost) * rounds / static_cast<double>(pieces);
       if (best != 0.0 && time >= best) continue;
       best = time;
       for (size_t i = 0; i < calls.size(); ++i) cuts[i] = cut_many(calls[i], panels, parts);

@@ -16,6 +16,7 @@ inline constexpr int64_t kDepthBlocks = 8;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
 inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
+inline constexpr int64_t kStreamAhead = 4;  // blocks of each of two panels, to the L1 cache
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // of a step and two panels
 
 template <class N>
@@ -38,7 +39,8 @@ struct DepthProduct {
 template <class N>
 class DepthPipe {
  public:
-  explicit DepthPipe(const MatmulCall& call) : c(call), numbers(call) {}
+  // streams: whole panels come one after the other, from memory.
+  DepthPipe(const MatmulCall& call, bool streams) : c(call), numbers(call), streaming(streams) {}
 
   // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
   void run(const DepthProduct& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
@@ -62,6 +64,16 @@ class DepthPipe {
   }
 
  private:
+  // Fetches what is kStreamAhead blocks further in the panels, or in the next two.
+  FRESHET_INLINE_MEMBER void fetch(const uint8_t* const (&panel)[2], int64_t b, int64_t blocks) {
+    const int64_t over = b + kStreamAhead >= blocks ? 2 * bytes - blocks * 1024 : 0;
+    const int64_t at = (b + kStreamAhead) * 1024 + over;
+    FRESHET_UNROLL
+    for (int i = 0; i < 1024; i += kLine) {
+      prefetch_near(panel[0] + at + i);
+      prefetch_near(panel[1] + at + i);
+    }
+  }
   template <int kTile>
   FRESHET_INLINE_MEMBER void begin(const float* sums, bool fresh) {
     tile_store<kTile>(before.sums + kTile * kTileInts);
@@ -98,8 +110,12 @@ class DepthPipe {
   void tiles(const DepthProduct& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
              bool fresh) {
     const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
+    if (streaming) fetch(panel, 0, blocks);
     block<kX, kW, true>(p, panel, x, 0, fresh);
-    for (int64_t b = 1; b < blocks; ++b) block<kX, kW, false>(p, panel, x, b, fresh);
+    for (int64_t b = 1; b < blocks; ++b) {
+      if (streaming) fetch(panel, b, blocks);
+      block<kX, kW, false>(p, panel, x, b, fresh);
+    }
   }
   __attribute__((noinline)) void finish_before() const {
     const Step& s = *before.step;
@@ -116,6 +132,8 @@ class DepthPipe {
 
   const MatmulCall& c;
   const N numbers;
+  const bool streaming;
+  const int64_t bytes = panel_bytes(Packed<typename N::Lines>::kLayout, c.cols);
   alignas(64) float nowhere[kDepthSums];  // for what the tiles hold at first
   DepthProduct before{nullptr, nowhere, 0, 0, false};
 };
@@ -148,14 +166,14 @@ void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, 
 
 template <class N>
 void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
+  // Few tokens read each panel from end to end, as it lies in memory.
+  const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
   DepthScratch<N> s;
-  DepthPipe<N> pipe(c);
+  DepthPipe<N> pipe(c, few);
   Tiles tiles;
   tiles.configure(tile_height(c), 64);
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
-  // Few tokens read each panel from end to end, as it lies in memory.
-  const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
   const int64_t step = few ? at.blocks : kDepthBlocks;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
