@@ -1,6 +1,7 @@
 // The CUDA backend's ops on rows and heads against the reference ops, and the law of the batch for
 // their sums. Skipped without a GPU.
 #include <limits>
+#include <optional>
 #include <tuple>
 
 #include "sampling/sampler.h"
@@ -323,27 +324,32 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
   struct Case {
     Format format;
     int64_t cols, ff;
+    std::optional<Format> other = {};  // of what reads the gated
   };
   // Blocks take one tile, several, or several rounds of them.
-  for (const auto& [format, cols, ff] : {Case{Format::kBF16, 2112, 512},
-                                         {Format::kBF16, 4096, 6208},
-                                         {Format::kBF16, 2048, 9088},
-                                         {Format::kBF16, 8704, 64},
-                                         {Format::kQ4_0, 2080, 512},
-                                         {Format::kQ4_0, 4096, 9088},
-                                         {Format::kQ4_0, 288, 512},
-                                         {Format::kQ8_0, 4096, 512},
-                                         {Format::kQ4_K, 2304, 512},
-                                         {Format::kQ6_K, 2048, 512},
-                                         {Format::kMXFP4, 4096, 512},
-                                         {Format::kQ5_0, 1056, 512},
-                                         {Format::kFP8, 4096, 512}}) {
+  for (const auto& [format, cols, ff, other] : {Case{Format::kBF16, 2112, 512},
+                                                {Format::kBF16, 4096, 6208},
+                                                {Format::kBF16, 2048, 9088},
+                                                {Format::kBF16, 8704, 64},
+                                                {Format::kQ4_0, 2080, 512},
+                                                {Format::kQ4_0, 4096, 9088},
+                                                {Format::kQ4_0, 288, 512},
+                                                {Format::kQ8_0, 4096, 512},
+                                                {Format::kQ4_K, 2304, 512},
+                                                {Format::kQ6_K, 2048, 512},
+                                                {Format::kMXFP4, 4096, 512},
+                                                {Format::kQ5_0, 1056, 512},
+                                                {Format::kFP8, 4096, 512},
+                                                {Format::kQ4_K, 2304, 512, Format::kQ6_K},
+                                                {Format::kQ4_0, 2048, 512, Format::kBF16},
+                                                {Format::kBF16, 2048, 512, Format::kF32},
+                                                {Format::kBF16, 2048, 512, Format::kFP8}}) {
     SCOPED_TRACE(fmt::format("{} {}x{}", quant::info(format).name, ff, cols));
     const Stored of_gate = stored(format, ff, cols, 3), of_up = stored(format, ff, cols, 4);
-    const Stored of_down = stored(format, kOut, ff, 5);
+    const Stored of_down = stored(other.value_or(format), kOut, ff, 5);
     const auto gate = gpu->pack(format, of_gate.rows, cols),
                up = gpu->pack(format, of_up.rows, cols);
-    const auto down = gpu->pack(format, of_down.rows, ff);
+    const auto down = gpu->pack(other.value_or(format), of_down.rows, ff);
     ASSERT_TRUE(gate.ok() && up.ok() && down.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1, 2.0f));
     DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(ff), 2));

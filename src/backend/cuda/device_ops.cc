@@ -250,8 +250,12 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
                      const ops::Weight* reader) {
   if (out.rows == 0) return;
   const bool silu = glu.activation == ops::Activation::kSilu && glu.limit <= 0.0f;
+  const auto reads_alike = [&](Code code) {
+    return code != Code::kF32 &&
+           api_.order_for(code, out.rows) == api_.order_for(gated_.code, out.rows);
+  };
   const bool fused = silu && gated_.held && reader != nullptr &&
-                     code_of(reader->format) == gated_.code && gated_.tokens == out.rows &&
+                     reads_alike(code_of(reader->format)) && gated_.tokens == out.rows &&
                      gated_.products[0].out == gate.data && gated_.products[1].out == up.data &&
                      gated_.products[0].weight.rows == out.cols;
   if (!fused) flush();

@@ -61,8 +61,8 @@ __device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, i
   }
   const __half2 low = __halves2half2(to_half(v.x), to_half(v.y));
   const __half2 high = __halves2half2(to_half(v.z), to_half(v.w));
-  *reinterpret_cast<uint2*>(to) = make_uint2(reinterpret_cast<const uint32_t&>(low),
-                                             reinterpret_cast<const uint32_t&>(high));
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(reinterpret_cast<const uint32_t&>(low), reinterpret_cast<const uint32_t&>(high));
 }
 
 __device__ __forceinline__ float sum_of_warp(float v) {
@@ -115,18 +115,31 @@ __device__ __forceinline__ float rotated(float v, float partner, float cos, floa
   return __fmaf_rn(v, cos, second ? __fmul_rn(partner, sin) : -__fmul_rn(partner, sin));
 }
 
+// How four neighbours from c on are rotated, where pairs are half of the rotated part apart.
+struct Turn {
+  float4 cos, sin;
+};
+__device__ __forceinline__ bool turns_by_fours(const HeadsArgs::Part& part) {
+  return part.interleaved == 0 && (part.rotary_dim / 2 | part.offset) % 4 == 0;
+}
+__device__ __forceinline__ Turn turn_at(const HeadsArgs::Part& part, const float* table, int c) {
+  const int half = part.rotary_dim / 2, at = c - part.offset;
+  if (!turns_by_fours(part) || at < 0 || at >= part.rotary_dim) return {};
+  const float* from = table + (at >= half ? at - half : at);
+  return {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + half)};
+}
+
 // Four neighbours of the head in shared memory, from c on, rotated.
 __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
-                                              const HeadsArgs::Part& part, const float* table) {
+                                              const HeadsArgs::Part& part, const float* table,
+                                              const Turn& turn) {
   float4 v = *reinterpret_cast<const float4*>(head + c);
   if (part.rotary_dim == 0) return v;
   const int half = part.rotary_dim / 2, at = c - part.offset;
-  if (part.interleaved == 0 && (half | part.offset) % 4 == 0) {
+  if (turns_by_fours(part)) {
     if (at < 0 || at >= part.rotary_dim) return v;
     const bool second = at >= half;
-    const int k = second ? at - half : at;
-    const float4 cos = *reinterpret_cast<const float4*>(table + k);
-    const float4 sin = *reinterpret_cast<const float4*>(table + half + k);
+    const auto& [cos, sin] = turn;
     const float4 other = *reinterpret_cast<const float4*>(head + (second ? c - half : c + half));
     v.x = rotated(v.x, other.x, cos.x, sin.x, second);
     v.y = rotated(v.y, other.y, cos.y, sin.y, second);
@@ -162,7 +175,9 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   const int dim = part.head_dim;
   const bool whole = dim % 4 == 0 && whole_rows(part.x, part.stride);
   float* head = rooms + warp * room;
+  const float* table = a.cos_sin + static_cast<int64_t>(token) * part.rotary_dim;
   wait();
+  Turn turn = turn_at(part, table, lane * 4);  // on its way while the head is
   for (int c = lane * 4; c < dim; c += 128) {
     *reinterpret_cast<float4*>(head + c) = load_four(x, c, dim, whole);
   }
@@ -170,9 +185,9 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     norm_head(head, dim, part.norm, part.norm_per_head != 0 ? static_cast<int64_t>(h) * dim : 0);
   }
   __syncwarp();
-  const float* table = a.cos_sin + static_cast<int64_t>(token) * part.rotary_dim;
   for (int c = lane * 4; c < dim; c += 128) {
-    const float4 v = rotate_four(head, c, dim, part, table);
+    if (c >= 128) turn = turn_at(part, table, c);
+    const float4 v = rotate_four(head, c, dim, part, table, turn);
     if (part.rotary_dim != 0 || part.normed != 0) {
       if (whole) {
         *reinterpret_cast<float4*>(x + c) = v;

@@ -143,6 +143,72 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   }
 }
 
+// The same of a layer's usual norm, of which there is one row or a few: an RMS norm of whole units.
+// It is little more than latency, so there is little code.
+bool plain(const Rows& out, const Rows& x, const NormArgs& a) {
+  const auto whole = [](const float* p, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 4 == 0;
+  };
+  return a.layer == 0 && a.weight != nullptr && a.bias == nullptr && x.cols % kUnit == 0 &&
+         whole(x.data, x.stride) && whole(a.weight, 0) && out.data == nullptr;
+}
+
+__device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from) {
+  load_unit(v, from, 0, kUnit, true);
+}
+
+__global__ void __launch_bounds__(kLanes, 2)
+    plain_norm_kernel(Rows x, NormArgs a, Activations act) {
+  __shared__ float shared[kWarpsOfRow];
+  constexpr int kRound = kLanes * kUnit;
+  let_next_start();
+  const int n = static_cast<int>(x.cols), end = static_cast<int>(padded_cols(act, n));
+  const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % 32);
+  const int first = static_cast<int>(threadIdx.x) * kUnit;
+  float weight[kUnit] = {}, v[kUnit] = {};
+  if (first < n) load_whole(weight, a.weight + first);
+  wait();
+  const bool real = row < x.rows;  // or padding of the activations
+  const float* from = x.data + row * x.stride;
+  if (real && first < n) load_whole(v, from + first);
+  float sum = 0.0f;
+  const auto add = [&](const float(&of)[kUnit]) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) sum = __fmaf_rn(of[i], of[i], sum);
+  };
+  add(v);
+#pragma unroll 1
+  for (int c = first + kRound; c < n && real; c += kRound) {
+    float more[kUnit];
+    load_whole(more, from + c);
+    add(more);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  if (lane == 0) shared[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = shared[lane % kWarpsOfRow];
+#pragma unroll
+  for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
+#pragma unroll 1
+  for (int c = first; c < end; c += kRound) {
+    if (c > first) {
+      if (real && c < n) load_whole(v, from + c);
+      if (c < n) load_whole(weight, a.weight + c);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      v[i] = real && c < n ? __fmul_rn(__fmul_rn(v[i], scale), weight[i]) : 0.0f;
+    }
+    put_any(act, row, c, n, v);
+  }
+}
+
 // Many rows, of which products read core matrices and nobody anything else.
 constexpr int kTileRows = 4, kTileThreads = kLanes / 4;
 constexpr int kStagedUnit = kTileRows * 16 + 16;  // no bank has two of a quarter warp's
@@ -223,6 +289,9 @@ int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations
                   dim3(kTileRows * kTileThreads), static_cast<size_t>(bytes), *x, *norm, *act);
   }
   const dim3 grid(static_cast<unsigned>(rows));
+  if (x->rows <= kFewRows && act->data != nullptr && plain(*out, *x, *norm)) {
+    return launch(plain_norm_kernel, grid, dim3(kLanes), 0, *x, *norm, *act);
+  }
   if (x->rows <= kFewRows) {
     return launch(norm_kernel<kLanes>, grid, dim3(kLanes), 0, *out, *x, *norm, *act);
   }

@@ -120,6 +120,20 @@ struct Work {
   float up = 1.0f;  // what the format's values are too small by
 };
 
+// What a sum of 16 rows and 8 tokens is added to, on its way before the sum is there.
+struct Before {
+  float v[4];
+  __device__ __forceinline__ void load(const Work& w, int64_t row_tile, int64_t token_tile,
+                                       int lane) {
+    const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int64_t r = row + n / 2 * 8, t = token + n % 2;
+      if (r < w.rows && t < w.tokens) v[n] = w.out[t * w.out_stride + r];
+    }
+  }
+};
+
 // Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
 // of kAtOnce tiles, if it is not `known`.
 template <int NT, int kAtOnce = NT % 2 == 0 ? 2 : 1>

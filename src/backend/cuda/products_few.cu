@@ -71,19 +71,6 @@ struct Stream {
     }
   }
 };
-
-// What a warp adds to its sum of a tile, on its way before the sum is there.
-struct Before {
-  float v[4];
-  __device__ __forceinline__ void load(const Work& w, int64_t row_tile, int lane) {
-    const int64_t row = row_tile * 16 + lane / 4, token = lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const int64_t r = row + n / 2 * 8, t = token + n % 2;
-      if (r < w.rows && t < w.tokens) v[n] = w.out[t * w.out_stride + r];
-    }
-  }
-};
 #endif
 
 // Few registers leave room for the small kernel in front: the next block starts beside it.
@@ -152,7 +139,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     const int64_t tile = stream.tile(group);
     Before before;
     if constexpr (NT == 1 && kMatrices == 1) {
-      if (w.add && warp < count) before.load(w, tile + warp, lane);
+      if (w.add && warp < count) before.load(w, tile + warp, 0, lane);
     }
     float sum[R][NT][4] = {};
     for (int k = 0; k < stream.units; k += kAhead<NT>) {

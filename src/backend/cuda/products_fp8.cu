@@ -321,6 +321,21 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     const ProductArgs& p = list.of[tile.product];
     const Work work = work_of(p, tokens);
     const bool of_rows = scaled(p.weight, tile.unit) == FP8::kOfRows;
+    const auto scales_of = [&](int64_t row_tile) {  // of rows, where they have one each
+      const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
+      const auto times = [&](int row) {
+        return __ldg(reinterpret_cast<const float*>(scale + FP8::scale_place(row)));
+      };
+      return make_float2(times(lane / 4), times(lane / 4 + 8));
+    };
+    // With one tile of tokens a warp has at most one of rows.
+    Before before;
+    float2 scales;
+    const int64_t first = tile.unit * 4 + meeting.rank * mine + warp / NT;
+    if (NT == 1 && warp < mine) {
+      if (of_rows) scales = scales_of(first);
+      if (work.add) before.load(work, first, tile.token_tile, lane);
+    }
     cluster_barrier_wait(meeting.arrived, parity);
     const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + lane;
     for (int at = warp; at < mine * NT; at += Few<NT, false>::kFinishers) {
@@ -332,16 +347,16 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
       }
       const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + at / NT;
       if (of_rows) {
-        const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
-        const auto times = [&](int row) {
-          return __ldg(reinterpret_cast<const float*>(scale + FP8::scale_place(row)));
-        };
-        const float low = times(lane / 4), high = times(lane / 4 + 8);
-        v = make_float4(__fmul_rn(v.x, low), __fmul_rn(v.y, low), __fmul_rn(v.z, high),
-                        __fmul_rn(v.w, high));
+        if (NT > 1) scales = scales_of(row_tile);
+        v = make_float4(__fmul_rn(v.x, scales.x), __fmul_rn(v.y, scales.x),
+                        __fmul_rn(v.z, scales.y), __fmul_rn(v.w, scales.y));
       }
       const float all[1][4] = {{v.x, v.y, v.z, v.w}};
-      finish<1>(work, all, row_tile, tile.token_tile + at % NT, lane);
+      if (NT == 1 && work.add) {
+        finish<1>(work, all, row_tile, tile.token_tile, lane, before.v);
+      } else {
+        finish<1>(work, all, row_tile, tile.token_tile + at % NT, lane);
+      }
     }
     __syncwarp();
     if (lane < meeting.blocks && index + tour.step < tour.tiles) {
@@ -354,9 +369,10 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
 template <int NT, bool kOwn>
 __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlocks)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
-               int ring_stages) {
+               int own_stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Few<NT, kOwn>;
+  const int ring_stages = kOwn ? own_stages : S::kStages;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kLeavesOfBlock][S::kStages], empty[kLeavesOfBlock][S::kStages];
   __shared__ uint64_t arrived, room, here[kLeavesOfBlock];

@@ -40,6 +40,29 @@ __device__ __forceinline__ int product_of(const ProductList& list, int index) {
   return i;
 }
 
+template <class F>
+__device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
+  return {p.weight.data, p.weight.rows, p.weight.cols, p.act,   p.act_chunks, 1,     p.out,
+          p.out_stride,  tokens,        p.bias,        p.scale, p.add != 0,   F::kUp};
+}
+__device__ __forceinline__ int64_t row_tile_of(const ProductList& list, const Leaf& leaf, int index,
+                                               int product) {
+  return static_cast<int64_t>(index - list.first_block[product]) * (kWarps / leaf.parts) +
+         leaf.tile;
+}
+
+// Gate's and up's sums of the same rows.
+template <class F>
+__device__ __forceinline__ void gate_tile(const ProductList& list, const Activations& gated,
+                                          float (&sum)[2][1][4], int64_t tile) {
+  const int64_t rows = list.of[0].weight.rows;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    end_sums<1, F>(list.of[m], sum[m], tile * 16 + threadIdx.x % 32 / 4);
+  }
+  if (tile * 16 < rows) put_gated_lanes(gated, rows, sum[0][0], sum[1][0], tile, 0);
+}
+
 // What a warp asks for: its first lanes, one for each tile.
 template <class F, int kTiles>
 struct Source {
@@ -135,6 +158,14 @@ __global__ void __launch_bounds__(256, 2)
   }
   int stage = 0, parity = 0, round = 0;
   for (int index = static_cast<int>(blockIdx.x); index < end; index += step, round += kTiles) {
+    Before before;
+    if constexpr (kTiles == 1) {
+      if (leaf.index == round % parts) {
+        const int product = product_of(list, index);
+        const Work w = work_of<F>(list.of[product], tokens);
+        if (w.add) before.load(w, row_tile_of(list, leaf, index, product), 0, lane);
+      }
+    }
     float sum[kTiles][1][4] = {};
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
       // Where the tokens of the stage after this one are.
@@ -198,14 +229,9 @@ __global__ void __launch_bounds__(256, 2)
     if constexpr (kTiles == 2) {
       if (gates) {
         if (leaf.index != round % parts) continue;
-        const int64_t tile = static_cast<int64_t>(index) * (kWarps / parts) + leaf.tile;
-        const int64_t rows = list.of[0].weight.rows;
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          add_up(sum[m][0], m);
-          end_sums<1, F>(list.of[m], sum[m], tile * 16 + lane / 4);
-        }
-        if (tile * 16 < rows) put_gated_lanes(gated, rows, sum[0][0], sum[1][0], tile, 0);
+        add_up(sum[0][0], 0);
+        add_up(sum[1][0], 1);
+        gate_tile<F>(list, gated, sum, row_tile_of(list, leaf, index, 0));
         continue;
       }
     }
@@ -215,12 +241,14 @@ __global__ void __launch_bounds__(256, 2)
       if (at >= end || leaf.index != (round + m) % parts) continue;
       add_up(sum[m][0], m);
       const int product = product_of(list, at);
-      const ProductArgs& p = list.of[product];
-      const Work w{p.weight.data, p.weight.rows, cols,   p.act,   p.act_chunks, 1,     p.out,
-                   p.out_stride,  tokens,        p.bias, p.scale, p.add != 0,   F::kUp};
-      const int64_t row_tile =
-          static_cast<int64_t>(at - list.first_block[product]) * (kWarps / parts) + leaf.tile;
-      if (row_tile * 16 < w.rows) finish<1>(w, sum[m], row_tile, 0, lane);
+      const Work w = work_of<F>(list.of[product], tokens);
+      const int64_t row_tile = row_tile_of(list, leaf, at, product);
+      if (row_tile * 16 >= w.rows) continue;
+      if (kTiles == 1 && w.add) {
+        finish<1>(w, sum[m], row_tile, 0, lane, before.v);
+      } else {
+        finish<1>(w, sum[m], row_tile, 0, lane);
+      }
     }
   }
 #endif
