@@ -80,7 +80,7 @@ class WeightCacheWriter {
   int fd_ = -1;
   uint64_t end_ = 0;  // of what was appended
   // What is not written yet. Bytes are written as whole pieces of 2 MiB, because a file system that
-  // can then keeps them in huge pages: products read them a sixth faster.
+  // can then keeps them in huge pages: products read them an eighth faster.
   std::vector<uint8_t> rest_;
   std::vector<CachedWeight> weights_;
   Status status_;
