@@ -427,6 +427,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
 template <int NT, bool kOwn>
 int launch_few(const ProductList& list, int64_t tokens) {
   using S = Few<NT, kOwn>;
+  static_assert(S::kStages >= 2);
   const auto kernel = few_kernel<NT, kOwn>;
   const int64_t cols = list.of[0].weight.cols;  // all have as many
   const int leaves = leaves8(cols);
