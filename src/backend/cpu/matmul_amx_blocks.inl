@@ -72,6 +72,15 @@ struct Unit : Unpacks<Unit<F>> {
                            kDAt = kPairsAt + kPairs * kLine,
                            kBytes = kDAt + (F::kAffine ? 2 : 1) * kLine;
 
+  // Products of 16 bits as low and high bytes.
+  FRESHET_INLINE void put_bytes(I32 even, I32 odd, uint8_t* to) {
+    constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+    const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+    store_i(to, _mm512_mask_shuffle_epi8(even, kOdd, odd, swap));
+    if constexpr (kBytePlanes == 2) {
+      store_i(to + kPlane, _mm512_mask_shuffle_epi8(odd, ~kOdd, even, swap));
+    }
+  }
   // Four numbers of each row (unsigned bytes, 2^kShift too high) times the rows' scales (in both
   // halves), as low and high bytes. Whatever is not a multiplication is done without shifts where
   // it can be: those take the multiplications' port.
@@ -82,11 +91,25 @@ struct Unit : Unpacks<Unit<F>> {
       even = _mm512_sub_epi16(even, too_much);
       odd = _mm512_sub_epi16(odd, too_much);
     }
-    constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
-    const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
-    store_i(to, _mm512_mask_shuffle_epi8(even, kOdd, odd, swap));
-    if constexpr (kBytePlanes == 2) {
-      store_i(to + kPlane, _mm512_mask_shuffle_epi8(odd, ~kOdd, even, swap));
+    put_bytes(even, odd, to);
+  }
+  // Q4_0's products as low and high bytes. A nibble less 8 is a signed nibble but for its top bit;
+  // in the upper bits of 16 it counts 2^12, the scale (less than 2^12) 2^3, and the rounding
+  // multiplication divides by 2^15: the product, without a subtraction.
+  template <class Lines>
+  FRESHET_INLINE void put_signed_nibbles(const Lines& lines, I32 scale, uint8_t* to) {
+    const I32 eighth = _mm512_slli_epi16(scale, 3), top = _mm512_set1_epi16(-0x1000);
+    FRESHET_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const I32 raw = _mm512_xor_si512(lines.raw(i), bytes_i(0x88));
+      const I32 low = _mm512_slli_epi16(raw, 12);
+      const I32 odd_low = _mm512_and_si512(_mm512_slli_epi16(raw, 4), top);
+      const I32 high = _mm512_and_si512(_mm512_slli_epi16(raw, 8), top);
+      const I32 odd_high = _mm512_and_si512(raw, top);
+      put_bytes(_mm512_mulhrs_epi16(low, eighth), _mm512_mulhrs_epi16(odd_low, eighth),
+                to + i * kLine);
+      put_bytes(_mm512_mulhrs_epi16(high, eighth), _mm512_mulhrs_epi16(odd_high, eighth),
+                to + (i + 4) * kLine);
     }
   }
   // Numbers [32 j, 32 j + 32) of a block.
@@ -95,6 +118,10 @@ struct Unit : Unpacks<Unit<F>> {
     block.ahead(j);
     const bool is = j < block.subs();
     const auto lines = block.sub(is ? j : 0);
+    if constexpr (F::kFormat == Format::kQ4_0) {
+      const I32 group = block.group_scale(j);
+      return put_signed_nibbles(lines, is ? halves(group, group) : zero_i(), to + j * 8 * kLine);
+    }
     FRESHET_UNROLL
     for (int i = 0; i < 8; ++i) {
       const I32 group = block.group_scale((j * 32 + i * 4) / F::kGroup);
