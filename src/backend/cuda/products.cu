@@ -211,7 +211,8 @@ int run_products(const ProductList& list, int64_t tokens) {
     if constexpr (kDecoded<F>) {
       if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
       if (few_takes(list, tokens)) {
-        return quant_wide_fits(list) ? run_quant_wide<F>(list, tokens)
+        if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
+        return tokens <= kQuantPairs ? run_quant_pairs<F>(list, tokens)
                                      : run_quant_few<F>(list, tokens);
       }
     }

@@ -1,4 +1,4 @@
-// Products of quantised weights with 9 to 32 tokens on Hopper: mma.sync, whose operands stand in
+// Products of quantised weights with 17 to 32 tokens on Hopper: mma.sync, whose operands stand in
 // registers. (wgmma takes as long for 32 tokens as for 128 to read its own from there.)
 //
 // Every multiprocessor gets one block, and every block the same number of tiles of 16 rows, with
@@ -174,7 +174,6 @@ template <class F>
 int run_quant_few(const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(list);
-  if (tokens <= 16) return launch_few<F, 2>(list, tokens, share);
   return launch_few<F, 4>(list, tokens, share);
 }
 
