@@ -192,6 +192,21 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
         expect_same(cut, queries - cut);
       }
       for (int32_t q = queries - 1; q >= 0; q -= 37) expect_same(q, 1);
+      // Single queries in front of others.
+      std::vector<AttentionProblem::Part> mixed;
+      for (int32_t q = queries - 1; q >= 0; q -= 53) mixed.push_back({s, q, 1});
+      const size_t singles = mixed.size();
+      mixed.insert(mixed.end(), whole.begin(), whole.end());
+      const std::vector<float> both = p.attend(true, mixed);
+      for (size_t i = 0; i < singles; ++i) {
+        const auto skip = static_cast<size_t>(mixed[i].skip);
+        ASSERT_EQ(
+            std::memcmp(both.data() + i * row, got.data() + at + skip * row, row * sizeof(float)),
+            0)
+            << c.name() << ": query " << skip << " of sequence " << s << " in front of prompts";
+      }
+      ASSERT_EQ(std::memcmp(both.data() + singles * row, got.data(), got.size() * sizeof(float)), 0)
+          << c.name() << ": prompts behind " << singles << " single queries";
       at += row * static_cast<size_t>(queries);
     }
   }
@@ -217,6 +232,10 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{777, 600}, {255, 17}}},
       {{KvType::kF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
       {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{300, 70}}},
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{9, 1}, {1300, 1}, {641, 300}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
+      {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 90, false, {{200, 1}, {700, 1}, {513, 200}}},
+      {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{301, 1}, {300, 70}}},
   };
   uint32_t seed = 12000;
   for (const cases::AttentionCase& c : all) {

@@ -132,8 +132,8 @@ struct AttentionArgs {
   int32_t heads, window;
   int32_t max_context;  // of the batch, or more
   int32_t max_queries;  // of a sequence
-  int32_t single;       // every sequence has one query
-  float* partial;       // room for partial results, or nullptr: one block walks the whole context
+  int32_t single;       // so many sequences in front have one query each
+  float* partial;       // room for partial results of these, or nullptr: a block walks a context
   Activations act;
   int32_t only_act;  // the result is wanted as activations alone: `out` may stay as it is
 };

@@ -328,8 +328,8 @@ bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
       int64_t{a.batch.sequences} * plan.tiles * a.cache.kv_heads * plan.pieces * kRanks;
   // More would wait for each other: their copies of values are small. In E4M3 a row's features
   // would have to meet.
-  return a.act.e4m3 == 0 && a.cache.type == CacheType::kF16 && a.cache.key_dim == 128 &&
-         blocks <= multiprocessors;
+  return a.partial != nullptr && a.act.e4m3 == 0 && a.cache.type == CacheType::kF16 &&
+         a.cache.key_dim == 128 && blocks <= multiprocessors;
 }
 
 int attention_cluster(const AttentionArgs& a, single::Plan plan) {

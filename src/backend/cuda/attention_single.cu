@@ -48,6 +48,10 @@ Plan plan_single(const AttentionArgs& a, int resident) {
   // cost about a tile.
   const int64_t tiles = int64_t{a.batch.sequences} * p.tiles * a.cache.kv_heads;
   int64_t least = INT64_MAX;
+  if (a.partial == nullptr) {
+    p.run = p.pieces;
+    return p;
+  }
   for (int run = 1; run <= kMostRun; ++run) {
     const int64_t waves = ceil_div(tiles * ceil_div(p.pieces, run), resident);
     const int64_t tiles_of_run = int64_t{run} * kTiles + 1;
@@ -94,7 +98,7 @@ bool single_fits(const AttentionArgs& a) {
   const int64_t tiles = int64_t{a.batch.sequences} * a.cache.kv_heads *
                         ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile);
   // Hopper's copies; this file's code for other GPUs is empty.
-  return capability == 90 && a.single != 0 && a.partial != nullptr && a.cache.value_dim == d &&
+  return capability == 90 && a.single != 0 && a.cache.value_dim == d &&
          (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
          a.q_stride % 2 == 0;
 }

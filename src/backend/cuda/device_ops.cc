@@ -230,15 +230,16 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
   a.max_context = static_cast<int32_t>(batch.table_stride * ops::kBlockTokens);
   for (int s = 0; s < batch.sequences(); ++s) {
     const auto i = static_cast<size_t>(s);
-    a.max_queries = std::max(a.max_queries, batch.query_start[i + 1] - batch.query_start[i]);
+    const int32_t queries = batch.query_start[i + 1] - batch.query_start[i];
+    a.max_queries = std::max(a.max_queries, queries);
+    if (a.single == s && queries == 1) ++a.single;
   }
-  a.single = a.max_queries == 1;
-  const auto partial = static_cast<size_t>(api_.attention_partial_bytes(
-      batch.sequences(), params.heads, cache.shape.value_dim, a.max_context));
-  const bool split = a.single != 0 && partial <= scratch_.size() / 4;
+  const auto partial = static_cast<size_t>(
+      api_.attention_partial_bytes(a.single, params.heads, cache.shape.value_dim, a.max_context));
+  const bool split = a.single > 0 && partial <= scratch_.size() / 4;
   if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
   const ops::Weight* reader = params.reader;
-  if (split || (a.single == 0 && reader != nullptr)) {
+  if ((split && a.single == batch.sequences()) || reader != nullptr) {
     const Output to = output_of(out, reader);
     a.act = to.act;
     a.only_act = to.rows.data == nullptr;
