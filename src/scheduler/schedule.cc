@@ -1,5 +1,6 @@
 // Scheduler::schedule and what it is made of.
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "scheduler/scheduler.h"
@@ -223,6 +224,52 @@ bool Scheduler::fits_whole(const Sequence& s) const {
   return true;
 }
 
+// Tokens that the sequence may be expected to add: as many as one of those that ended lately after
+// more than it has, in turn.
+int32_t Scheduler::to_come(const Sequence& s) const {
+  const int32_t output = s.size() - s.prompt_tokens;
+  const int32_t may = std::max(0, s.max_tokens - output);
+  const auto longer = std::ranges::upper_bound(sorted_outputs_, output);
+  const auto others = static_cast<uint64_t>(sorted_outputs_.end() - longer);
+  if (others == 0) return std::min(may, output / 4);
+  return std::min(may, longer[static_cast<int64_t>(s.id % others)] - output);
+}
+
+// Whether the blocks are likely to suffice until the sequence ends, if none came after it: those
+// with better ranks take more at every step, and give all back when they end. (What those with
+// worse ranks hold it could take.) Too much hope here costs prompts that are computed twice.
+bool Scheduler::fits_ahead(const Sequence& s) const {
+  struct Part {
+    int32_t to_come;
+    int64_t blocks;
+  };
+  std::vector<Part> parts;
+  for (int g = 0; g < cache_.groups(); ++g) {
+    if (cache_.window(g) != 0) continue;
+    int64_t room = cache_.available(g);
+    parts.clear();
+    const auto add = [&](const Sequence& q) {
+      const int64_t holds = q.blocks.empty() ? 0 : q.blocks.blocks(g);
+      const int64_t needs = cache_.still_needs(q.blocks, g, q.size(), chunk());
+      for (int i = 0; i <= q.pending_forks; ++i)
+        parts.push_back({to_come(q), i == 0 ? holds + needs : 0});
+      room += holds;
+    };
+    add(s);
+    for (const Sequence* r : running_) {
+      if (r->rank < s.rank) add(*r);
+    }
+    std::ranges::sort(parts, std::greater(), &Part::to_come);
+    int64_t blocks = 0, count = 0;
+    for (const Part& p : parts) {
+      blocks += p.blocks;
+      const int64_t grown = ++count * p.to_come / kv_cache::kBlockTokens;
+      if (blocks + grown > room) return false;
+    }
+  }
+  return true;
+}
+
 // The last token must run to give logits, and so must all whose logits are asked for.
 std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) {
   if (s.compute_all) return {};
@@ -287,7 +334,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     step.copies.resize(copies);
     s.computed = 0;
   };
-  if (!fits_whole(s)) {
+  if (!fits_whole(s) || (options_.look_ahead && !running_.empty() && !fits_ahead(s))) {
     give_back();
     return WaitReason::kBlocks;
   }

@@ -33,7 +33,11 @@ Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cach
     : options_(options),
       cache_(cache),
       policy_(std::move(policy)),
-      queue_(options.ageing_us, options.fair_share) {}
+      queue_(options.ageing_us, options.fair_share) {
+  // Before anything is known: 16 to 1,024 tokens.
+  for (size_t i = 0; i < outputs_.size(); ++i) outputs_[i] = 16 * static_cast<int32_t>(i + 1);
+  sorted_outputs_ = outputs_;
+}
 
 Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& options,
                                                      kv_cache::BlockCache& cache) {
@@ -104,6 +108,7 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
   s->rank = queue_.rank_of(*r, s->id);
   s->tokens = std::move(request.prompt);
   s->prompt_tokens = s->size();
+  s->max_tokens = request.max_tokens;
   s->pending_forks = request.samples - 1;
   s->logits_from = request.logits_from;
   s->compute_all = request.compute_all;
@@ -159,6 +164,11 @@ void Scheduler::drop(Sequence& s) {
 }
 
 void Scheduler::finish(SequenceId sequence) {
+  const Sequence& s = at(sequence);
+  const int32_t output = s.size() - s.prompt_tokens;
+  outputs_[ended_++ % outputs_.size()] = output;
+  sorted_outputs_ = outputs_;
+  std::ranges::sort(sorted_outputs_);
   drop(at(sequence));
 }
 
@@ -270,6 +280,7 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   child->rank = queue_.rank_of(*parent.request, child->id);
   child->tokens = parent.tokens;
   child->prompt_tokens = parent.prompt_tokens;
+  child->max_tokens = parent.max_tokens;
   child->started = true;
   child->state = parent.state;
   child->waits_for = WaitReason::kNone;

@@ -18,6 +18,7 @@
 // can go in lockstep). Not synchronised.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -44,6 +45,9 @@ struct SchedulerOptions {
   int64_t max_queued_tokens = 0;
   int64_t ageing_us = 30'000'000;  // waiting so long makes up for one level of priority; 0: never
   bool fair_share = true;
+  // A sequence starts only if the cache is likely to have room until those that run have ended, by
+  // the lengths of those that ended lately: fewer lose their blocks and are computed twice.
+  bool look_ahead = false;
   BatchingOptions batching;
 };
 
@@ -126,6 +130,8 @@ class Scheduler {
   void admit(Step& step, Budget& budget);
   Sequence* candidate(bool fresh_allowed) const;
   bool fits_whole(const Sequence& s) const;
+  bool fits_ahead(const Sequence& s) const;
+  int32_t to_come(const Sequence& s) const;
   WaitReason obstacle(Sequence& s);
   void pin(Sequence& s);
   bool unpin_oldest();
@@ -156,6 +162,9 @@ class Scheduler {
   std::deque<kv_cache::BlockTable> pins_;  // oldest use first
   SequenceId head_ = 0;                    // who was next and could not start
   int32_t seats_taken_ = 0;
+  // Tokens that sequences which ended lately had added: as they came, and ascending.
+  std::array<int32_t, 64> outputs_, sorted_outputs_;
+  size_t ended_ = 0;
   int64_t now_ = 0;  // never goes back
   uint64_t steps_ = 0;
   SequenceId next_sequence_ = 1;

@@ -151,6 +151,23 @@ TEST(Scheduler, PreemptsTheLastAndResumesIt) {
   EXPECT_EQ(rig.finished, Ids({1, 2}));
 }
 
+TEST(Scheduler, LooksAheadSoThatNobodyLosesItsBlocks) {
+  for (const bool ahead : {false, true}) {
+    Rig rig({.max_model_len = 64, .look_ahead = ahead}, 5);
+    rig.submit(1, 30, 30);
+    rig.submit(2, 30, 30);
+    for (int i = 0; i < 100 && !rig->idle(); ++i) rig.step();
+    EXPECT_EQ(rig.finished, Ids({1, 2}));
+    EXPECT_EQ(rig->stats().preemptions, ahead ? 0 : 1);
+  }
+  // Texts turn out to be short: then more of them run at once.
+  Rig rig({.max_model_len = 64, .look_ahead = true}, 8);
+  for (RequestId id = 1; id <= 80; ++id) rig.submit(id, 15, 1);
+  while (!rig->idle()) rig.step();
+  for (RequestId id = 81; id <= 86; ++id) rig.submit(id, 15, 40);
+  EXPECT_GE(rig.step().size(), 6u);
+}
+
 TEST(Scheduler, RecordsWhyARequestWaits) {
   Rig rig({.max_num_seqs = 1});
   rig.submit(1, 4, 3);

@@ -71,6 +71,7 @@ struct Sequence {
   Rank rank;
   std::vector<int32_t> tokens;  // prompt and what was committed
   int32_t prompt_tokens = 0;
+  int32_t max_tokens = 0;  // most that it may add
   int32_t computed = 0;
   std::vector<int32_t> draft;  // proposed for the next step, not committed
   kv_cache::BlockTable blocks;

@@ -114,6 +114,7 @@ void Simulation::configure() {
   options_.max_logit_rows = random_.one_of({1, 4, 16, 64});
   options_.ageing_us = random_.one_of<int64_t>({0, 1'000, 100'000});
   options_.fair_share = random_.chance(50);
+  options_.look_ahead = random_.chance(50);
   options_.max_queued_requests = random_.one_of({0, 0, 4});
   options_.max_queued_tokens = random_.one_of<int64_t>({0, 0, 200});
   options_.batching.kind = random_.one_of({BatchingKind::kContinuous, BatchingKind::kContinuous,
