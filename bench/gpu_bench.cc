@@ -6,8 +6,9 @@
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
 //         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
 //                  sees all logits; s8@512: with temperature and top-p
-//         o64x128+128@32  64 requests of 128 tokens that ask for 128, 32 at once, greedily;
-//                  O: drawn at temperature 1
+//         m8@512+2x128  a step of both: decoding of 8, prompts of 2
+//         o64x128+128@32/2048  64 requests of 128 tokens that ask for 128, 32 at once, in steps of
+//                  at most 2,048 tokens, greedily; O: drawn at temperature 1
 //         a8@512   attention of decoding by itself, a cache a layer
 //         A4x1024  attention of prompts by itself
 //         S8       tokens drawn from 8 rows of logits
@@ -74,18 +75,38 @@ ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, in
   return batch;
 }
 
-Status run_model(Bench& b, const std::string& name, int sequences, int context, bool prompt) {
+// Behind others, with blocks behind theirs.
+void append(ForwardBatch& to, const ForwardBatch& more, int sequences) {
+  const auto tokens = static_cast<int32_t>(to.token_ids.size());
+  to.token_ids.insert(to.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
+  to.positions.insert(to.positions.end(), more.positions.begin(), more.positions.end());
+  for (size_t s = 1; s < more.query_start.size(); ++s)
+    to.query_start.push_back(tokens + more.query_start[s]);
+  to.context_len.insert(to.context_len.end(), more.context_len.begin(), more.context_len.end());
+  for (const int32_t row : more.logit_rows) to.logit_rows.push_back(tokens + row);
+  for (size_t g = 0; g < to.tables.size(); ++g) {
+    const auto first = static_cast<int32_t>(sequences * to.tables[g].stride);
+    for (const int32_t id : more.tables[g].ids) to.tables[g].ids.push_back(first + id);
+  }
+}
+
+// `prompts` of `length` tokens each in the same step.
+Status run_model(Bench& b, const std::string& name, int sequences, int context, bool prompt,
+                 int prompts = 0, int length = 0) {
   const int64_t stride = (context + 1 + ops::kBlockTokens - 1) / ops::kBlockTokens + 1;
   const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   FRESHET_ASSIGN_OR_RETURN(
       const KvStorage cache,
       KvStorage::allocate(
-          kv, std::vector<int32_t>(kv.groups.size(), static_cast<int32_t>(stride * sequences)),
+          kv,
+          std::vector<int32_t>(kv.groups.size(),
+                               static_cast<int32_t>(stride * (sequences + prompts))),
           b.ops->memory()));
-  const int64_t tokens = prompt ? int64_t{sequences} * context : std::max(sequences, 2048);
-  FRESHET_RETURN_IF_ERROR(b.model->reserve(tokens, sequences, context + 1));
+  const int64_t tokens =
+      prompt ? int64_t{sequences} * context : std::max(2048, sequences + prompts * length);
+  FRESHET_RETURN_IF_ERROR(b.model->reserve(tokens, sequences + prompts, context + 1));
   FRESHET_ASSIGN_OR_RETURN(
-      Buffer logits, Buffer::allocate(static_cast<size_t>(sequences) *
+      Buffer logits, Buffer::allocate(static_cast<size_t>(sequences + prompts) *
                                           static_cast<size_t>(b.spec.vocab_size) * sizeof(float),
                                       b.ops->host_memory()));
   std::vector<double> seconds;
@@ -104,15 +125,18 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
                 2.0 * b.layer_weights * static_cast<double>(tokens) / s / 1e12);
     return {};
   }
-  for (int s = 0; s < sequences; ++s) {  // real keys and values, a sequence at a time
+  const int together = std::max(1, 2048 / context);
+  for (int s = 0; s < sequences; s += together) {  // real keys and values
     for (int first = 0; first < context; first += 2048) {
-      ForwardBatch one = batch_of(b, 1, first, std::min(2048, context - first), stride, false);
-      for (BlockTables& t : one.tables)
+      ForwardBatch some = batch_of(b, std::min(together, sequences - s), first,
+                                   std::min(2048, context - first), stride, false);
+      for (BlockTables& t : some.tables)
         for (int32_t& id : t.ids) id += static_cast<int32_t>(s * stride);
-      (void)timed(one);
+      (void)timed(some);
     }
   }
-  const ForwardBatch batch = batch_of(b, sequences, context, 1, stride, true);
+  ForwardBatch batch = batch_of(b, sequences, context, 1, stride, true);
+  if (prompts > 0) append(batch, batch_of(b, prompts, 0, length, stride, true), sequences);
   for (int i = 0; i < 40; ++i) seconds.push_back(timed(batch));
   seconds.erase(seconds.begin(), seconds.begin() + 5);
   const double s = median(seconds);
@@ -120,7 +144,8 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   for (const ops::KvShape& shape : kv.layers)
     kv_bytes += static_cast<double>(shape.block_bytes()) / ops::kBlockTokens * context * sequences;
   std::printf("%-10s %9.3f ms  %9.1f tok/s  read %5.2f TB/s, %4.1f %% of the ceiling\n",
-              name.c_str(), s * 1e3, sequences / s, (b.all_bytes() + kv_bytes) / s / 1e12,
+              name.c_str(), s * 1e3, (sequences + prompts * length) / s,
+              (b.all_bytes() + kv_bytes) / s / 1e12,
               (b.all_bytes() + kv_bytes) / s / b.read_rate * 100.0);
   return {};
 }
@@ -169,20 +194,19 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
 
 // Many requests at once, from the first to the last token.
 Status run_offline(Bench& b, const std::string& name, int requests, int input, int output,
-                   int sequences, bool drawn) {
-  constexpr int kBatched = 2048;
+                   int sequences, int step_tokens, bool drawn) {
   const int longest = input + output + 1;
-  const KvCacheSpec kv = kv_cache_spec(b.spec, ops::KvType::kF16);
+  const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   engine::StepLoopOptions options;
   options.scheduler.max_num_seqs = sequences;
   options.scheduler.max_logit_rows = std::max(256, sequences);
-  options.scheduler.max_num_batched_tokens = kBatched;
+  options.scheduler.max_num_batched_tokens = step_tokens;
   options.scheduler.max_model_len = longest;
   options.share_prefixes = false;
   options.blocks.assign(kv.groups.size(), (longest / ops::kBlockTokens + 2) * sequences);
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache,
                            KvStorage::allocate(kv, options.blocks, b.ops->memory()));
-  FRESHET_RETURN_IF_ERROR(b.model->reserve(kBatched, options.scheduler.max_logit_rows, longest));
+  FRESHET_RETURN_IF_ERROR(b.model->reserve(step_tokens, options.scheduler.max_logit_rows, longest));
   FRESHET_ASSIGN_OR_RETURN(
       const auto loop, engine::StepLoop::start(options, *b.model, std::move(cache), nullptr, b.pool,
                                                b.ops->host_memory()));
@@ -202,8 +226,11 @@ Status run_offline(Bench& b, const std::string& name, int requests, int input, i
   for (auto& d : done) d.get_future().wait();
   const double s = std::chrono::duration<double>(Clock::now() - begin).count();
   const double outputs = static_cast<double>(requests) * output;
-  std::printf("%-10s %9.3f s  %9.1f output tok/s, %lld steps\n", name.c_str(), s, outputs / s,
-              static_cast<long long>(loop->stats().steps));
+  const EngineStats stats = loop->stats();
+  std::printf("%-10s %9.3f s  %9.1f output tok/s, %lld steps of %.0f tokens, waited %.1f %%\n",
+              name.c_str(), s, outputs / s, static_cast<long long>(stats.steps),
+              static_cast<double>(stats.step_tokens) / static_cast<double>(stats.steps),
+              stats.device_wait_seconds / s * 100.0);
   return {};
 }
 
@@ -441,11 +468,16 @@ Status run_test(Bench& b, const std::string& test) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
     return run_engine(b, test, first, second, how[0]);
   }
-  int count = 0, sequences = 0;
-  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[oO]%dx%d+%d@%d", how, &count, &first, &second,
-                                    &sequences) == 5) {
+  int count = 0, sequences = 0, tokens = 2048;
+  if (char how[2] = {}; std::sscanf(test.c_str(), "%1[oO]%dx%d+%d@%d/%d", how, &count, &first,
+                                    &second, &sequences, &tokens) >= 5) {
     FRESHET_RETURN_IF_ERROR(load_model(b));
-    return run_offline(b, test, count, first, second, sequences, how[0] == 'O');
+    return run_offline(b, test, count, first, second, sequences, tokens, how[0] == 'O');
+  }
+  if (int length = 0;
+      std::sscanf(test.c_str(), "m%d@%d+%dx%d", &first, &second, &count, &length) == 4) {
+    FRESHET_RETURN_IF_ERROR(load_model(b));
+    return run_model(b, test, first, second, false, count, length);
   }
   if (std::sscanf(test.c_str(), "a%d@%d", &first, &second) == 2) {
     return run_attention(b, test, first, second, 1);

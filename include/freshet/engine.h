@@ -121,8 +121,10 @@ struct EngineOptions {
   std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
   int max_model_len = 0;                // 0: what the model allows and memory holds
   size_t kv_cache_memory = 0;           // bytes; 0: from the plan
-  int max_num_seqs = 256;
-  int max_num_batched_tokens = 2048;  // a step's token budget (chunked prefill)
+  // Sequences in a step, and its token budget (chunked prefill). 0: 256 and 2,048; on a GPU 1,024
+  // and 8,192 if the workspace of such steps takes an eighth of what weights leave, or less.
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
   bool enable_prefix_caching = true;
   double kv_cache_metrics_sample = 0.0;  // share of the cache's blocks whose lives are timed
   int max_num_queued_reqs = 0;           // 0: no limit
@@ -158,7 +160,8 @@ struct EngineStats {
   int64_t steps = 0;
   // Steps by what they did: tokens of prompts that were computed, and tokens generated.
   std::array<int64_t, kStepTokens.size() + 1> steps_by_tokens{};
-  int64_t step_tokens = 0;  // their sum
+  double device_wait_seconds = 0.0;  // the step thread has waited for a GPU
+  int64_t step_tokens = 0;           // their sum
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
   int64_t recomputed_tokens = 0;  // cached, but a prompt's last token must run all the same
@@ -209,6 +212,7 @@ class Engine {
   const Model& model() const;
   int max_model_len() const;
   CacheInfo cache_info() const;
+  std::string device() const;       // "cpu", or the GPU's name
   std::string memory_plan() const;  // for people: what takes how many bytes
   EngineStats stats() const;
 

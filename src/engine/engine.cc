@@ -82,13 +82,10 @@ Result<ops::KvType> kv_type(const EngineOptions& options) {
 }
 
 Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadPool& pool) {
-  if (options.device != "cpu") {
-    if (options.reference || !options.force_kernels.empty()) {
-      return invalid_argument("--reference and --force-kernel are for --device cpu");
-    }
-    FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device));
-    if (device != nullptr) return ops::Ops::create(pool, std::move(device));
-  }
+  const bool needs_cpu =
+      options.reference || !options.force_kernels.empty() || !options.cpu_isa.empty();
+  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device, needs_cpu));
+  if (device != nullptr) return ops::Ops::create(pool, std::move(device));
   ops::CpuIsa limit = ops::kAnyIsa;
   if (!options.cpu_isa.empty()) {
     FRESHET_ASSIGN_OR_RETURN(limit, ops::isa_by_name(options.cpu_isa));
@@ -123,6 +120,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
     r.available = std::min(device->free_bytes(),
                            static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));
     r.kv_share = 1.0;
+    r.large_steps = true;
   }
   r.max_model_len = options.max_model_len;
   r.kv_cache_memory = options.kv_cache_memory;
@@ -132,7 +130,11 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
     return weightless.workspace_bytes(tokens, rows, context);
   };
-  return engine::make_plan(r);
+  auto plan = engine::make_plan(r);
+  if (plan.ok() || ops.device() == nullptr) return plan;
+  const Status& why = plan.status();
+  return Status(why.code(), fmt::format("{}: {}; --device cpu uses the processor",
+                                        ops.device()->name(), why.message()));
 }
 
 Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
@@ -144,6 +146,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   l.scheduler.max_model_len = plan.max_model_len;
   l.scheduler.ageing_us = o.priority_ageing_ms * 1000;
   l.scheduler.fair_share = o.fair_share;
+  l.scheduler.look_ahead = true;
   FRESHET_ASSIGN_OR_RETURN(l.scheduler.batching.kind, scheduler::batching_by_name(o.batching));
   l.scheduler.batching.max_batch_size = o.max_batch_size;
   l.scheduler.batching.max_wait_us = int64_t{o.max_wait_time_ms} * 1000;
@@ -283,6 +286,10 @@ int Engine::max_model_len() const {
 }
 CacheInfo Engine::cache_info() const {
   return impl_->cache;
+}
+std::string Engine::device() const {
+  const ops::Device* device = impl_->ops->device();
+  return device != nullptr ? device->name() : "cpu";
 }
 std::string Engine::memory_plan() const {
   return impl_->plan.describe();

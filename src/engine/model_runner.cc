@@ -115,8 +115,7 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
     for (const StepItem& item : step.items) {
       stride = std::max(stride, scheduler.sequence(item.sequence).blocks.ids[g].size());
     }
-    // In whole pieces, so that a device sees few different shapes.
-    constexpr size_t kPiece = 64;
+    constexpr size_t kPiece = kTablePiece;
     stride = (stride + kPiece - 1) / kPiece * kPiece;
     tables.stride = static_cast<int64_t>(stride);
     tables.ids.assign(stride * step.items.size(), kv_cache::kNoBlock);

@@ -21,6 +21,9 @@ constexpr size_t kReserve = size_t{64} << 20;
 constexpr int kUsualLength = 2048;
 // Rows of logits beyond one a sequence, so that log-probabilities of prompts come in useful pieces.
 constexpr int kMinLogitRows = 16;
+// What a step may hold where nothing is said.
+constexpr int kStepSeqs = 256, kStepTokens = 2048;
+constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
 size_t bytes_of(const KvCacheSpec& kv, const std::vector<int32_t>& blocks) {
   size_t bytes = 0;
@@ -138,13 +141,10 @@ std::string MemoryPlan::describe() const {
   return text;
 }
 
-Result<MemoryPlan> make_plan(const PlanRequest& r) {
-  if (r.max_num_seqs < 1)
-    return invalid_argument("max_num_seqs is {}: must be 1 or more", r.max_num_seqs);
-  if (r.max_num_batched_tokens < 1) {
-    return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
-                            r.max_num_batched_tokens);
-  }
+namespace {
+
+// Of steps whose size is given.
+Result<MemoryPlan> plan_with_steps(const PlanRequest& r) {
   const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len < 0 || r.max_model_len == 1) {
     return invalid_argument("max_model_len is {}: must be 2 or more", r.max_model_len);
@@ -195,6 +195,31 @@ Result<MemoryPlan> make_plan(const PlanRequest& r) {
     plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(plan.blocks[g]));
   }
   return plan;
+}
+
+}  // namespace
+
+Result<MemoryPlan> make_plan(const PlanRequest& request) {
+  if (request.max_num_seqs < 0)
+    return invalid_argument("max_num_seqs is {}: must be 1 or more", request.max_num_seqs);
+  if (request.max_num_batched_tokens < 0) {
+    return invalid_argument("max_num_batched_tokens is {}: must be 1 or more",
+                            request.max_num_batched_tokens);
+  }
+  const auto with_steps = [&](int sequences, int tokens) {
+    PlanRequest r = request;
+    if (r.max_num_seqs == 0) r.max_num_seqs = sequences;
+    if (r.max_num_batched_tokens == 0) r.max_num_batched_tokens = tokens;
+    return plan_with_steps(r);
+  };
+  const bool given = request.max_num_seqs > 0 && request.max_num_batched_tokens > 0;
+  if (request.large_steps && !given) {
+    auto plan = with_steps(kLargeStepSeqs, kLargeStepTokens);
+    const size_t room = request.available - std::min(request.available, request.weights);
+    if (plan.ok() && (request.available == 0 || (plan->workspace + plan->logits) * 8 <= room))
+      return plan;
+  }
+  return with_steps(kStepSeqs, kStepTokens);
 }
 
 }  // namespace freshet::engine

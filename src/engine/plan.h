@@ -31,8 +31,9 @@ struct PlanRequest {
   // As in EngineOptions; 0: chosen by the plan.
   int max_model_len = 0;
   size_t kv_cache_memory = 0;
-  int max_num_seqs = 256;
-  int max_num_batched_tokens = 2048;
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
+  bool large_steps = false;  // a GPU: it wants more of both, if their workspace takes little room
   // Workspace of the forward pass for a step.
   std::function<size_t(int64_t tokens, int64_t logit_rows, int64_t context)> workspace;
 };

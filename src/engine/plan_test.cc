@@ -123,8 +123,31 @@ TEST(Plan, RefusesNonsense) {
     EXPECT_EQ(make_plan(r).status().code(), StatusCode::kInvalidArgument) << bad;
   }
   PlanRequest r = request_of();
-  r.max_num_seqs = 0;
+  r.max_num_seqs = -1;
   EXPECT_FALSE(make_plan(r).ok());
+}
+
+TEST(Plan, StepsAreLargeWhereAGpuHasRoomForThem) {
+  PlanRequest r = request_of();
+  r.max_num_seqs = r.max_num_batched_tokens = 0;
+  r.available = size_t{64} << 30;
+  const auto steps = [&] {
+    const auto plan = make_plan(r);
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return plan.ok() ? std::pair(plan->max_num_seqs, plan->max_num_batched_tokens)
+                     : std::pair(0, 0);
+  };
+  EXPECT_EQ(steps(), std::pair(256, 2048));
+  r.large_steps = true;
+  EXPECT_EQ(steps(), std::pair(1024, 8192));
+  r.max_num_seqs = 7;
+  EXPECT_EQ(steps(), std::pair(7, 8192));
+  r.max_num_seqs = 0;
+  r.workspace = [](int64_t tokens, int64_t, int64_t) { return static_cast<size_t>(tokens) << 20; };
+  EXPECT_EQ(steps(), std::pair(256, 2048)) << "8 of 64 GiB are more than an eighth of the rest";
+  r.max_num_seqs = 900;
+  r.max_num_batched_tokens = 5000;
+  EXPECT_EQ(steps(), std::pair(900, 5000)) << "as they were asked for";
 }
 
 TEST(Memory, ReadsTheSystemsFiles) {

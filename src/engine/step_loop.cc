@@ -275,6 +275,8 @@ bool StepLoop::step() {
     complete();
     return true;
   }
+  // Single tokens in front: a device has a kernel for them.
+  std::ranges::stable_partition(step.items, [](const auto& item) { return item.count == 1; });
   fill_masks(step);
   runner_.start(step, *scheduler_, embeddings_ > 0,
                 [this](const scheduler::StepItem& item, std::vector<int32_t>& words) {
@@ -296,7 +298,10 @@ bool StepLoop::step() {
 
 // Takes what the step brought: tokens, texts, ends.
 void StepLoop::complete() {
+  const int64_t from = now_us();
   runner_.finish();
+  if (runner_.overlaps())
+    counted_.device_wait_seconds += static_cast<double>(now_us() - from) * 1e-6;
   ahead_ = false;
   take_rows();
   sample_all();

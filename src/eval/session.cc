@@ -36,17 +36,20 @@ Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
   return s;
 }
 
+std::string Session::device() const {
+  return ops_->device() != nullptr ? ops_->device()->name() : "cpu";
+}
+
 Status Session::load() {
   FRESHET_ASSIGN_OR_RETURN(const ops::CpuIsa limit, isa_limit(options_.cpu_isa));
   const ops::KernelTable& kernels = options_.reference ? ops::reference_kernels() : cpu::kernels();
   ops::OpsOptions o;
   o.reference = options_.reference;
   o.force_kernels = options_.force_kernels;
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options_.device));
+  const bool needs_cpu =
+      options_.reference || !options_.force_kernels.empty() || !options_.cpu_isa.empty();
+  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options_.device, needs_cpu));
   if (device != nullptr) {
-    if (o.reference || !o.force_kernels.empty()) {
-      return invalid_argument("--reference and --force-kernel are for --device cpu");
-    }
     ops_ = ops::Ops::create(pool_, std::move(device));
   } else {
     FRESHET_ASSIGN_OR_RETURN(ops_, ops::Ops::create(pool_, kernels, cpu::detect(limit), o));

@@ -45,6 +45,7 @@ class Session {
 
   const Model& model() const { return *model_; }
   const ops::Ops& ops() const { return *ops_; }
+  std::string device() const;  // "cpu", or the GPU's name
   int threads() const { return pool_.size(); }
   const SessionOptions& options() const { return options_; }
   size_t weight_bytes() const;

@@ -16,6 +16,8 @@
 
 namespace freshet {
 
+constexpr int64_t kTablePiece = 64;  // strides of tables are multiples, so that shapes are few
+
 struct BlockTables {
   std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
   int64_t stride = 0;

@@ -68,8 +68,22 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   return l;
 }
 
+// What a device gets of a step: five arrays of tokens or rows, block tables, what becomes of rows.
+// No step has more sequences than it may have rows of logits.
+size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
+  constexpr size_t kLists = size_t{5} << 20;  // samplers' lists, and what rounding takes
+  const int64_t blocks =
+      (context / ops::kBlockTokens + 2 * kTablePiece) / kTablePiece * kTablePiece;
+  const auto groups = std::ssize(kv_cache_spec(spec_, ops::KvType::kF16).groups);
+  return kLists + sizeof(int32_t) * static_cast<size_t>(
+                                        5 * tokens + logit_rows * (blocks * groups +
+                                                                   int64_t{ops::kSampleRowWords}));
+}
+
 size_t Decoder::workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
-  return arena_bytes(tokens, logit_rows) + ops_.scratch_bytes(limits(tokens, context));
+  const size_t inputs =
+      ops_.device() != nullptr ? input_bytes(tokens, logit_rows, context) : size_t{0};
+  return arena_bytes(tokens, logit_rows) + ops_.scratch_bytes(limits(tokens, context)) + inputs;
 }
 
 Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
@@ -86,6 +100,7 @@ Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
     }
   }
   FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
+  FRESHET_RETURN_IF_ERROR(ops_.set_inputs(input_bytes(tokens, logit_rows, context)));
   arena_ = Arena();  // gives its memory back before the new one is asked for
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
                            Buffer::allocate(arena_bytes(tokens, logit_rows), ops_.memory()));

@@ -31,6 +31,7 @@ class Decoder final : public Model {
 
  private:
   size_t arena_bytes(int64_t tokens, int64_t logit_rows) const;
+  size_t input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const;
   ops::Ops::ShapeLimits limits(int64_t tokens, int64_t context) const;
   Matrix embed(Step& step);
   void run_layer(Step& step, int layer, const Matrix& x);

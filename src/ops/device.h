@@ -88,6 +88,8 @@ class Device : public Memory {
 
   virtual size_t scratch_bytes(const Ops::ShapeLimits& limits) const = 0;
   virtual Status set_scratch(size_t bytes) = 0;
+  // Room for the arrays that a step names (StepInputs), together.
+  virtual Status set_inputs(size_t bytes) = 0;
 };
 
 }  // namespace freshet::ops

@@ -117,6 +117,11 @@ Status Ops::set_scratch(size_t bytes) {
   return {};
 }
 
+Status Ops::set_inputs(size_t bytes) {
+  if (Device* d = device()) return d->set_inputs(bytes);
+  return {};
+}
+
 namespace {
 
 void check_batch(const char* op, int64_t tokens, const KvView& cache, const AttentionBatch& b) {

@@ -218,6 +218,7 @@ class Ops {
   };
   size_t scratch_bytes(const ShapeLimits& limits) const;
   Status set_scratch(size_t bytes);
+  Status set_inputs(size_t bytes);  // of a device: most that a step's arrays have
 
  private:
   struct Impl;

@@ -17,7 +17,8 @@ namespace freshet::cuda {
 Result<std::unique_ptr<ops::Device>> open();
 
 // What `--device` asks for: "cpu" gives nullptr; "cuda" a device or an error; "auto" a device where
-// there is one.
-Result<std::unique_ptr<ops::Device>> open(const std::string& choice);
+// there is one. `needs_cpu`: kernels of the processor were asked for, too; then "auto" gives
+// nullptr and "cuda" an error.
+Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false);
 
 }  // namespace freshet::cuda

@@ -8,9 +8,9 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr size_t kStage = size_t{8} << 20;   // ids and tables of a step
-constexpr size_t kRaw = size_t{32} << 20;    // rows on their way
-constexpr size_t kTables = size_t{4} << 20;  // pointers to experts
+constexpr size_t kLeastStage = size_t{8} << 20;  // ids and tables of a step
+constexpr size_t kRaw = size_t{32} << 20;        // rows on their way
+constexpr size_t kTables = size_t{4} << 20;      // pointers to experts
 constexpr size_t kMostPartial = size_t{128} << 20;
 constexpr size_t kMostGraphs = 96;
 constexpr int kLeastCapability = 80;
@@ -59,8 +59,7 @@ Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api) {
 }
 
 Status CudaDevice::open_buffers() {
-  FRESHET_ASSIGN_OR_RETURN(stage_, Buffer::allocate(kStage, this));
-  FRESHET_ASSIGN_OR_RETURN(host_stage_, Buffer::allocate(2 * kStage, &pinned_));
+  FRESHET_RETURN_IF_ERROR(set_inputs(kLeastStage));
   FRESHET_ASSIGN_OR_RETURN(raw_, Buffer::allocate(kRaw, this));
   FRESHET_ASSIGN_OR_RETURN(host_raw_, Buffer::allocate(kRaw, &pinned_));
   FRESHET_ASSIGN_OR_RETURN(tables_, Buffer::allocate(kTables, this));
@@ -171,9 +170,9 @@ Result<double> CudaDevice::read_rate() {
 
 const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
   const size_t bytes = aligned(host.size_bytes());
-  FRESHET_CHECK(bytes <= kStage, "a step with {} bytes of tables", host.size_bytes());
-  if (stage_at_ + bytes > kStage) {
-    FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", kStage);
+  FRESHET_CHECK(bytes <= stage_.size(), "a step with {} bytes of tables", host.size_bytes());
+  if (stage_at_ + bytes > stage_.size()) {
+    FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", stage_.size());
     check(api_.sync(), "stage");
     stage_at_ = 0;
   }
@@ -343,6 +342,19 @@ Status CudaDevice::set_scratch(size_t bytes) {
   return {};
 }
 
+Status CudaDevice::set_inputs(size_t bytes) {
+  bytes = aligned(std::max(bytes, kLeastStage));
+  if (bytes <= stage_.size()) return {};
+  stage_ = Buffer();
+  host_stage_ = Buffer();
+  stage_at_ = 0;
+  stage_used_ = {};
+  FRESHET_ASSIGN_OR_RETURN(stage_, Buffer::allocate(bytes, this));
+  FRESHET_ASSIGN_OR_RETURN(host_stage_, Buffer::allocate(2 * bytes, &pinned_));
+  forget_steps();
+  return {};
+}
+
 // ---- Weights
 
 const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
@@ -384,7 +396,7 @@ Status CudaDevice::supports(const ops::KvShape& s) const {
   if (s.type != ops::KvType::kF16 && s.type != ops::KvType::kFP8) {
     return unsupported(
         "keys and values of type {} on {}: it keeps f16 and fp8, use "
-        "--kv-cache-dtype auto",
+        "--kv-cache-dtype auto or --device cpu",
         ops::name_of(s.type), name_);
   }
   const int unit = s.type == ops::KvType::kFP8 ? 16 : 8;

@@ -85,6 +85,7 @@ class CudaDevice final : public ops::Device {
 
   size_t scratch_bytes(const ops::Ops::ShapeLimits& limits) const override;
   Status set_scratch(size_t bytes) override;
+  Status set_inputs(size_t bytes) override;
 
  private:
   class Pinned final : public Memory {

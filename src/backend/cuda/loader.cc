@@ -56,11 +56,15 @@ Result<std::unique_ptr<ops::Device>> open() {
   return CudaDevice::open(*api);
 }
 
-Result<std::unique_ptr<ops::Device>> open(const std::string& choice) {
+Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu) {
   if (choice == "cpu") return std::unique_ptr<ops::Device>();
+  if (choice == "cuda" && needs_cpu) {
+    return invalid_argument("--reference, --force-kernel and --cpu-isa are for --device cpu");
+  }
   if (choice == "cuda") return open();
   if (choice != "auto")
-    return invalid_argument("unknown device \"{}\"; known: cpu cuda auto", choice);
+    return invalid_argument("unknown device \"{}\"; known: auto cpu cuda", choice);
+  if (needs_cpu) return std::unique_ptr<ops::Device>();
   auto device = open();
   return device.ok() ? std::move(device) : Result(std::unique_ptr<ops::Device>());
 }
