@@ -245,6 +245,8 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
     progress.update(stage, fraction);
   };
   FRESHET_ASSIGN_OR_RETURN(const auto session, eval::Session::open(s));
+  progress.clear();
+  say_device(o.run, session->device());
   Row row;
   row.model = plan.model;
   row.architecture = session->model().spec().architecture;

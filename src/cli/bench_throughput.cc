@@ -14,8 +14,8 @@ namespace {
 struct Options {
   std::string model;
   RunOptions run;
-  int max_num_seqs = 256;
-  int max_num_batched_tokens = 2048;
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
   bool no_prefix_caching = false;
   WorkloadOptions workload;
   SamplingParams params;
@@ -24,6 +24,18 @@ struct Options {
   std::string output_json;
   bool quiet = false;
 };
+
+std::string describe_steps(const EngineStats& s, double seconds) {
+  const auto steps = static_cast<double>(std::max<int64_t>(1, s.steps));
+  std::string text =
+      fmt::format("steps: {}, {:.2f} ms and {:.0f} tokens each on average; {} preemptions", s.steps,
+                  seconds / steps * 1e3, static_cast<double>(s.step_tokens) / steps, s.preemptions);
+  if (s.device_wait_seconds > 0.0) {
+    text += fmt::format("; the host waited for the GPU {:.0f} % of the time",
+                        s.device_wait_seconds / seconds * 100.0);
+  }
+  return text;
+}
 
 Status bench_throughput(const Options& o, Context& context) {
   bench_client::ThroughputOptions options;
@@ -45,12 +57,15 @@ Status bench_throughput(const Options& o, Context& context) {
     };
   }
   FRESHET_ASSIGN_OR_RETURN(const auto engine, Engine::load(e));
+  progress.clear();
+  say_device(o.run, engine->device());
   if (o.run.verbose) say(engine->memory_plan());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   options.stop = &context.interrupts.requested();
   FRESHET_ASSIGN_OR_RETURN(const bench_client::ThroughputResult result,
                            bench_client::bench_throughput(*engine, options));
   progress.clear();
+  if (o.run.verbose) say(describe_steps(engine->stats(), result.elapsed));
   context.out.write(bench_client::throughput_text(result));
   if (o.output_json.empty()) return {};
   json::WriteOptions layout;
@@ -71,12 +86,12 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
       ->capture_default_str();
   c->add_option("--temperature", o->params.temperature, "0: greedy")->capture_default_str();
   c->add_flag("--stop-at-eos", o->stop_at_eos, "Let answers end before their full length");
-  c->add_option("--max-num-seqs", o->max_num_seqs, "Most sequences in a step")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
-  c->add_option("--max-num-batched-tokens", o->max_num_batched_tokens, "Most tokens in a step")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  c->add_option("--max-num-seqs", o->max_num_seqs,
+                "Most sequences in a step (default: 256; 1024 on a large GPU)")
+      ->check(CLI::Range(1, 65536));
+  c->add_option("--max-num-batched-tokens", o->max_num_batched_tokens,
+                "Most tokens in a step (default: 2048; 8192 on a large GPU)")
+      ->check(CLI::Range(1, 1 << 20));
   c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Compute every prompt anew");
   c->add_option("--output-json", o->output_json, "Write the numbers to this file");
   c->add_flag("--disable-tqdm", o->quiet, "No progress");

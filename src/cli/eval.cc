@@ -42,7 +42,10 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const eval::Sessio
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
   };
-  return eval::Session::open(s);
+  FRESHET_ASSIGN_OR_RETURN(auto session, eval::Session::open(s));
+  progress.clear();
+  say_device(o.run, session->device());
+  return session;
 }
 
 Status eval_logits(const Options& o, Context& context) {

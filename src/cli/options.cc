@@ -13,7 +13,7 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
   c.add_option("-t,--threads", o.threads, "Worker threads (default: one a physical core)")
       ->check(CLI::Range(1, 4096))
       ->group(group);
-  c.add_option("--device", o.device, "cpu, cuda, or auto: a GPU where there is one")
+  c.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
       ->capture_default_str()
       ->group(group);
   c.add_option("--cpu-isa", o.cpu_isa,
@@ -133,14 +133,22 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   return e;
 }
 
+void say_device(const RunOptions& o, const std::string& device) {
+  const bool chosen = o.device == "auto" && device != "cpu";
+  if (chosen || o.verbose) say(fmt::format("freshet: runs on {}", device));
+}
+
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::string& model) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(model));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o, path));
+  e.max_num_seqs = 256;  // one request at a time: no room for more is wanted
   ProgressLine progress;
   e.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
   };
   FRESHET_ASSIGN_OR_RETURN(auto engine, Engine::load(e));
+  progress.clear();
+  say_device(o, engine->device());
   if (o.verbose) say(engine->memory_plan());
   return engine;
 }

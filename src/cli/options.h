@@ -16,7 +16,7 @@ namespace freshet::cli {
 
 struct RunOptions {
   int threads = 0;
-  std::string device = "cpu";
+  std::string device = "auto";
   double gpu_memory_utilization = 0.9;
   std::string cpu_isa;
   bool reference = false;
@@ -40,6 +40,8 @@ Result<size_t> parse_bytes(const std::string& text);
 Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
 eval::SessionOptions session_options(const RunOptions& options, const std::string& path);
 
+// A line on standard error where --device auto chose a GPU; with --verbose, always.
+void say_device(const RunOptions& options, const std::string& device);
 // Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);
 

@@ -119,6 +119,7 @@ Status serve(Options& o, Context& context) {
   options.on_progress = [&](const std::string& stage, double f) { progress.update(stage, f); };
   FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::load(options));
   progress.clear();
+  say_device(o.run, engine->device());
   if (o.run.verbose) say(engine->memory_plan());
   FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
                            server::App::create(*engine, o.app));
@@ -226,14 +227,15 @@ void add_limit_options(CLI::App& command, Options& o) {
 
 void add_scheduler_options(CLI::App& command, Options& o) {
   EngineOptions& e = o.engine;
-  command.add_option("--max-num-seqs", e.max_num_seqs, "Sequences in a step at most")
-      ->capture_default_str()
+  command
+      .add_option("--max-num-seqs", e.max_num_seqs,
+                  "Sequences in a step at most (default: 256; 1024 on a large GPU)")
       ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-num-batched-tokens", e.max_num_batched_tokens,
-                  "Tokens in a step at most; longer prompts are cut into chunks")
-      ->capture_default_str()
+                  "Tokens in a step at most; longer prompts are cut into chunks (default: 2048; "
+                  "8192 on a large GPU)")
       ->check(above_zero())
       ->group("Scheduler");
   command

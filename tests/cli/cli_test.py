@@ -203,6 +203,12 @@ class WrongInput(Case):
                       ["--force-kernel", "matmul=none"], ["--samples", "0"], ["--logprobs", "3"]):
             self.fails(2, "run", "default", "Hello", *flags)
 
+    def test_device(self):
+        self.fails(2, "run", "default", "Hello", "--device", "tpu", says="auto cpu cuda")
+        for flags in (["--reference"], ["--cpu-isa", "scalar"], ["--force-kernel", "matmul=x"]):
+            self.fails(2, "run", "default", "Hello", "--device", "cuda", *flags,
+                       says="--device cpu")
+
     def test_prompt(self):
         self.fails(2, "run", "default", stdin="", says="no prompt")
         self.fails(2, "run", "default", "-f", self.path("none.txt"), says="none.txt")
@@ -277,6 +283,12 @@ class Run(Case):
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertIn("warning: packed weights are not kept: cannot write", got.stderr)
         self.assertEqual(os.listdir(cache), [])
+    def test_device_of_kernels_that_were_asked_for(self):
+        for device in ("auto", "cpu"):  # whatever the machine has
+            result = run("run", "default", "Hello", "-n", "2", "--reference", "--device", device,
+                         "-v")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("runs on cpu", result.stderr)
 
     def test_alone_as_in_parallel(self):
         ids, _ = self.ids_and_greedy(LLAMA)
