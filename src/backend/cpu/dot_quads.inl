@@ -1,11 +1,16 @@
 // dot_scaled() by an instruction that adds four products of bytes to each lane (VNNI, NEON).
 //
 // Included at the end of a simd_*.h that defines kPairScales, dot_quad(sum, line, x): the line's
-// bytes times four activations, the same for each lane, and add_mul_i(sum, x, y).
+// bytes times four activations, the same for each lane, and add_mul_i(sum, x, y). FRESHET_DOT, if
+// it is defined, says how the products here are compiled.
 //
 // A 32-bit sum takes VNNI three slow instructions to scale and add. One that fits 16 bits takes
 // one, vpdpwssd, with a scale whose upper half is zero (kPairScales).
 #pragma once
+
+#ifndef FRESHET_DOT
+#define FRESHET_DOT FRESHET_INLINE
+#endif
 
 namespace freshet::cpu {
 namespace {
@@ -23,8 +28,8 @@ FRESHET_INLINE Scale make_scale(I32 s) {
 }
 
 template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
-                               const int8_t* const (&x)[T]) {
+FRESHET_DOT void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                            const int8_t* const (&x)[T]) {
   constexpr int kFit = kQuadsIn16Bits<kTop>;
   constexpr int kStep = kFit == 0 || kFit > kQuads ? kQuads : kFit;
   static_assert(kQuads % kStep == 0);
@@ -48,7 +53,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
 
 // sum[t] += lines [0, kQuads) of w times x[t].
 template <int T, int kQuads, int kTop, class Lines>
-FRESHET_INLINE void dot_plain(I32 (&sum)[T], const Lines& w, const int8_t* const (&x)[T]) {
+FRESHET_DOT void dot_plain(I32 (&sum)[T], const Lines& w, const int8_t* const (&x)[T]) {
   FRESHET_UNROLL
   for (int i = 0; i < kQuads; ++i) {
     const I32 line = w.line(i);

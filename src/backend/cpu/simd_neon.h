@@ -9,6 +9,11 @@
 #define FRESHET_INLINE static inline __attribute__((always_inline))
 #define FRESHET_INLINE_MEMBER inline __attribute__((always_inline))
 #define FRESHET_UNROLL _Pragma("GCC unroll 64")
+#ifndef __ARM_FEATURE_DOTPROD
+// Without the instruction a line takes so many others that unrolled tiles would take GCC minutes
+// to compile; a call for every 32 numbers costs little beside them.
+#define FRESHET_DOT [[gnu::noinline]]
+#endif
 
 namespace freshet::cpu {
 namespace {
