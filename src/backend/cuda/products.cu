@@ -212,8 +212,7 @@ int run_products(const ProductList& list, int64_t tokens) {
       if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
       if (few_takes(list, tokens)) {
         if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
-        return tokens <= kQuantPairs ? run_quant_pairs<F>(list, tokens)
-                                     : run_quant_few<F>(list, tokens);
+        return run_quant_few<F>(list, tokens);
       }
     }
     if (tokens > kFewTokens) return run_tiles<F>(list, tokens);

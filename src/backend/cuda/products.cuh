@@ -237,11 +237,7 @@ bool stream_gated_fits(int64_t rows);
 template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_quant_pairs.cu: the same with up to kQuantPairs; products_quant_few.cu: with up to
-// kQuantFew; both where few_takes.
-inline constexpr int64_t kQuantPairs = 16;
-template <class F>
-int run_quant_pairs(const ProductList& list, int64_t tokens);
+// products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 32;
 template <class F>
 int run_quant_few(const ProductList& list, int64_t tokens);

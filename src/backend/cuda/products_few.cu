@@ -18,7 +18,7 @@ namespace {
 
 // NT: tiles of 8 tokens; R: tiles of rows at once.
 template <int NT, int R>
-struct Shape : FewSums<NT, R>, FewRings<NT, R, R * BF16::kTileBytes> {};
+struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 template <int NT>
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     for (int s = 0; s < S::kStages && stream.more(); ++s) stream.ask(policy);
   }
   __syncwarp();
-  auto* shared = reinterpret_cast<float4*>(rings + kWarps * S::kStages * S::kStageBytes);
+  auto* shared = reinterpret_cast<float4*>(rings + S::kRings);
   // Lanes of tokens that are not there read another's.
   const int act_lane = NT > 1 || lane / 4 < tokens ? lane : lane % 4;
   wait();

@@ -1,6 +1,7 @@
 // What products of few tokens share, whatever the weights' format (Hopper): a block takes an even
-// share of a product's tiles of 16 rows, R at once; each of its warps sums a leaf of K from a ring
-// of its own, and leaves are added from left to right in shared memory, behind the rings.
+// share of a product's tiles of 16 rows; kPair of its warps sum a leaf of K, R tiles at once each
+// from a ring of its own, and leaves are added from left to right in shared memory, behind the
+// rings.
 #pragma once
 
 #include "backend/cuda/kernels.cuh"
@@ -14,23 +15,26 @@ struct Share {
   int count;
 };
 
-// NT: tiles of 8 tokens; R: tiles of rows at once.
-template <int NT_, int R_>
+// NT: tiles of 8 tokens; R: tiles of rows of a warp at once; kPair: warps of a leaf.
+template <int NT_, int R_, int kPair_ = 1>
 struct FewSums {
-  static constexpr int NT = NT_, R = R_;
-  static constexpr int kTogether = R * NT <= kWarps ? NT : kWarps / R;  // tiles added up at once
-  static constexpr int kItems = R * kTogether;
+  static constexpr int NT = NT_, R = R_, kPair = kPair_;
+  static constexpr int kTiles = R * kPair, kAllWarps = kWarps * kPair;
+  static constexpr int kTogether =  // tiles of tokens added up at once
+      kTiles * NT <= kAllWarps ? NT : kAllWarps / kTiles;
+  static constexpr int kItems = kTiles * kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
-  static_assert(NT % kTogether == 0 && kItems <= kWarps);
+  static_assert(NT % kTogether == 0 && kItems <= kAllWarps);
 };
 
-// Rings in what the sums leave of the shared memory.
-template <int NT, int R, int kStageBytes_>
+// Rings in what the sums leave of the shared memory, of at most kMost stages.
+template <class Sums, int kStageBytes_, int kMost = 1 << 10>
 struct FewRings {
   static constexpr int kStageBytes = kStageBytes_;
-  static constexpr int kSums = FewSums<NT, R>::kSumBytes;
-  static constexpr int kStages = ((224 << 10) - kSums) / (kWarps * kStageBytes);
-  static constexpr int kBytes = kWarps * kStages * kStageBytes + kSums;
+  static constexpr int kFit = ((224 << 10) - Sums::kSumBytes) / (Sums::kAllWarps * kStageBytes);
+  static constexpr int kStages = kFit < kMost ? kFit : kMost;
+  static constexpr int kRings = Sums::kAllWarps * kStages * kStageBytes;
+  static constexpr int kBytes = kRings + Sums::kSumBytes;
   static_assert(kStages >= 2);
 };
 
@@ -41,16 +45,18 @@ template <class S, class End>
 __device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], float4* shared,
                                            int tiles, const End& end) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int first = warp / S::kPair * S::kItems + warp % S::kPair * S::R;
 #pragma unroll
   for (int j = 0; j < S::NT; j += S::kTogether) {
     __syncthreads();  // the sums before have been read
 #pragma unroll
-    for (int i = 0; i < S::kItems; ++i) {
+    for (int i = 0; i < S::R * S::kTogether; ++i) {
       const float(&v)[4] = sum[i % S::R][j + i / S::R];
-      shared[(warp * S::kItems + i) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+      shared[(first + i / S::R * S::kTiles + i % S::R) * 32 + lane] =
+          make_float4(v[0], v[1], v[2], v[3]);
     }
     __syncthreads();
-    if (warp >= S::kItems || warp % S::R >= tiles) continue;
+    if (warp >= S::kItems || warp % S::kTiles >= tiles) continue;
     float all[1][4];
 #pragma unroll
     for (int leaf = 0; leaf < kWarps; ++leaf) {
@@ -61,7 +67,7 @@ __device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], f
         all[0][n] = leaf == 0 ? part[n] : __fadd_rn(all[0][n], part[n]);
       }
     }
-    end(all, warp % S::R, j + warp / S::R, j / S::kTogether);
+    end(all, warp % S::kTiles, j + warp / S::kTiles, j / S::kTogether);
   }
 }
 template <class S>
@@ -78,8 +84,8 @@ int launch_shares(Kernel kernel, const ProductList& list, int64_t tokens, int sh
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
-                S::kBytes, list, tokens, share);
+  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
+                dim3(S::kAllWarps * 32), S::kBytes, list, tokens, share);
 }
 
 }  // namespace freshet::cuda

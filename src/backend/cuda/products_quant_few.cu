@@ -1,32 +1,35 @@
-// Products of quantised weights with 17 to 32 tokens on Hopper: mma.sync, whose operands stand in
+// Products of quantised weights with 9 to 32 tokens on Hopper: mma.sync, whose operands stand in
 // registers. (wgmma takes as long for 32 tokens as for 128 to read its own from there.)
 //
 // Every multiprocessor gets one block, and every block the same number of tiles of 16 rows, with
-// all of K. Its eight warps take a leaf of K each, and stream it through rings of their own, R
-// tiles at once. What the rings hold is asked for before the kernel in front has ended. Leaves are
-// added from left to right; the bits are those of products.cu.
+// all of K. A leaf of K is one warp's, with 9 to 16 tokens two warps', because it is latencies that
+// decide; for more tokens there are not the registers. Each streams its weights through a ring of
+// its own, R tiles at once. What the rings hold is asked for before the kernel in front has ended.
+// Leaves are added from left to right; the bits are those of products.cu.
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_few.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: tiles of rows at once.
-template <class F_, int R>
+template <class F_>
 struct Stage {
   using F = F_;
   static constexpr int kUnitPieces = F::kUnit / 64;
   static constexpr int kPieces = F::kTileBytes > 1000 && kUnitPieces == 1 ? 2 : 4;
   static constexpr int kTileBytes = kPieces / kUnitPieces * F::kTileBytes;
 };
-template <class F, int NT, int R>
-struct Shape : Stage<F, R>, FewSums<NT, R>, FewRings<NT, R, R * Stage<F, R>::kTileBytes> {};
+template <class F, int NT, int R, int kPair>
+struct Shape : Stage<F>,
+               FewSums<NT, R, kPair>,
+               FewRings<FewSums<NT, R, kPair>, R * Stage<F>::kTileBytes, kPair == 1 ? 1 << 10 : 4> {
+};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
 
-// A warp's leaf of a share: R tiles at a time, all pieces of the leaf, then the next R. Lane t asks
-// for tile t.
+// A warp's leaf of a share: of each kTiles tiles its own R, all pieces of the leaf. Lane t asks for
+// tile t.
 template <class S>
 struct Stream {
   using F = typename S::F;
@@ -34,20 +37,24 @@ struct Stream {
   int64_t step;            // to the next tile
   Share share;
   int units;  // of the leaf
+  int mine;   // first tile of the first group
   uint8_t* ring;
   uint64_t* full;
   int group = 0, unit = 0, stage = 0;  // to be asked for next
 
-  __device__ __forceinline__ bool more() const { return group * S::R < share.count && units > 0; }
-  __device__ __forceinline__ int tiles(int of) const { return min(S::R, share.count - of * S::R); }
+  __device__ __forceinline__ int tiles(int of) const {
+    return max(0, min(S::R, share.count - of * S::kTiles - mine));
+  }
+  __device__ __forceinline__ bool more() const { return tiles(group) > 0 && units > 0; }
   __device__ __forceinline__ void ask(int lane) {
     constexpr int kUnits = S::kPieces / S::kUnitPieces;
     if (lane < tiles(group)) {
       const auto bytes = static_cast<uint32_t>(min(kUnits, units - unit) * F::kTileBytes);
       barrier_expect(&full[stage], bytes);
-      bulk_copy(ring + stage * S::kStageBytes + lane * S::kTileBytes,
-                weights + (share.first + group * S::R + lane) * step + unit * F::kTileBytes, bytes,
-                &full[stage]);
+      bulk_copy(
+          ring + stage * S::kStageBytes + lane * S::kTileBytes,
+          weights + (share.first + group * S::kTiles + mine + lane) * step + unit * F::kTileBytes,
+          bytes, &full[stage]);
     } else if (lane < S::R) {
       barrier_arrive(&full[stage]);
     }
@@ -73,13 +80,13 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
 #endif
 
 template <class S>
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(S::kAllWarps * 32, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
 #if __CUDA_ARCH__ >= 900
   using F = typename S::F;
   constexpr int NT = S::NT, R = S::R;
   extern __shared__ __align__(128) uint8_t rings[];
-  __shared__ uint64_t full[kWarps][S::kStages];
+  __shared__ uint64_t full[S::kAllWarps][S::kStages];
   let_next_start();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   int i = 0;
@@ -91,11 +98,13 @@ __global__ void __launch_bounds__(256, 1)
   const auto units = static_cast<int>((w.cols + F::kUnit - 1) / F::kUnit);
   const int64_t tiles = (w.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
-  const int begin = units * warp / kWarps;
+  const int leaf = warp / S::kPair;
+  const int begin = units * leaf / kWarps;
   Stream<S> stream{w.weights + begin * F::kTileBytes,
                    tile_at<F>(1, w.cols),
                    {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
-                   units * (warp + 1) / kWarps - begin,
+                   units * (leaf + 1) / kWarps - begin,
+                   warp % S::kPair * R,
                    rings + warp * S::kStages * S::kStageBytes,
                    full[warp]};
   if (lane == 0) {
@@ -122,10 +131,10 @@ __global__ void __launch_bounds__(256, 1)
   };
   load_first();
   int stage = 0, round = 0;
-  for (int group = 0; group * R < stream.share.count; ++group) {
+  for (int group = 0; group * S::kTiles < stream.share.count; ++group) {
     const int count = stream.tiles(group);
     float sum[R][NT][4] = {};
-    for (int k = 0; k < pieces; k += S::kPieces) {
+    for (int k = 0; count > 0 && k < pieces; k += S::kPieces) {
       barrier_wait(&full[warp][stage], round);
       const uint8_t* rows = stream.ring + stage * S::kStageBytes;
 #pragma unroll
@@ -147,9 +156,9 @@ __global__ void __launch_bounds__(256, 1)
       if (stream.more()) stream.ask(lane);
       if (++stage == S::kStages) stage = 0, round ^= 1;
     }
-    if ((group + 1) * R < stream.share.count) load_first();
-    auto* shared = reinterpret_cast<float4*>(rings + kWarps * S::kStages * S::kStageBytes);
-    add_leaves<S>(w, sum, shared, first + group * R, count);
+    if ((group + 1) * S::kTiles < stream.share.count) load_first();
+    add_leaves<S>(w, sum, reinterpret_cast<float4*>(rings + S::kRings), first + group * S::kTiles,
+                  min(S::kTiles, stream.share.count - group * S::kTiles));
   }
 #endif
 }
@@ -159,13 +168,13 @@ int launch_few(const ProductList& list, int64_t tokens, int share) {
   return launch_shares<S>(few_kernel<S>, list, tokens, share);
 }
 
-template <class F, int NT>
-int launch_few(const ProductList& list, int64_t tokens, int share) {
-  if constexpr (F::kTileBytes * 64 / F::kUnit <= 700) {  // four tiles leave room for two stages
-    if (share == 3) return launch_few<Shape<F, NT, 3>>(list, tokens, share);
-    if (share > 3) return launch_few<Shape<F, NT, 4>>(list, tokens, share);
+// 9 to 16 tokens: two warps a leaf.
+template <class F>
+int launch_pairs(const ProductList& list, int64_t tokens, int share) {
+  if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
+    if (share > 2) return launch_few<Shape<F, 2, 2, 2>>(list, tokens, share);
   }
-  return launch_few<Shape<F, NT, 2>>(list, tokens, share);
+  return launch_few<Shape<F, 2, 1, 2>>(list, tokens, share);
 }
 
 }  // namespace
@@ -174,7 +183,12 @@ template <class F>
 int run_quant_few(const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(list);
-  return launch_few<F, 4>(list, tokens, share);
+  if (tokens <= 16) return launch_pairs<F>(list, tokens, share);
+  if constexpr (F::kTileBytes * 64 / F::kUnit <= 700) {  // four tiles leave room for two stages
+    if (share == 3) return launch_few<Shape<F, 4, 3, 1>>(list, tokens, share);
+    if (share > 3) return launch_few<Shape<F, 4, 4, 1>>(list, tokens, share);
+  }
+  return launch_few<Shape<F, 4, 2, 1>>(list, tokens, share);
 }
 
 template int run_quant_few<Q8_0>(const ProductList&, int64_t);
