@@ -244,9 +244,8 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
   };
-  FRESHET_ASSIGN_OR_RETURN(const auto session, eval::Session::open(s));
-  progress.clear();
-  say_device(o.run, session->device());
+  FRESHET_ASSIGN_OR_RETURN(const auto session,
+                           open_on_device(o.run, progress, s, eval::Session::open));
   Row row;
   row.model = plan.model;
   row.architecture = session->model().spec().architecture;

@@ -56,9 +56,7 @@ Status bench_throughput(const Options& o, Context& context) {
       progress.update("requests", static_cast<double>(done) / static_cast<double>(total));
     };
   }
-  FRESHET_ASSIGN_OR_RETURN(const auto engine, Engine::load(e));
-  progress.clear();
-  say_device(o.run, engine->device());
+  FRESHET_ASSIGN_OR_RETURN(const auto engine, open_on_device(o.run, progress, e, Engine::load));
   if (o.run.verbose) say(engine->memory_plan());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   options.stop = &context.interrupts.requested();

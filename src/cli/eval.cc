@@ -42,10 +42,7 @@ Result<std::unique_ptr<eval::Session>> open(const Options& o, const eval::Sessio
   s.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
   };
-  FRESHET_ASSIGN_OR_RETURN(auto session, eval::Session::open(s));
-  progress.clear();
-  say_device(o.run, session->device());
-  return session;
+  return open_on_device(o.run, progress, s, eval::Session::open);
 }
 
 Status eval_logits(const Options& o, Context& context) {

@@ -283,7 +283,8 @@ Status inspect(Options o, Output& out) {
     s.on_progress = [&](const std::string& stage, double fraction) {
       progress.update(stage, fraction);
     };
-    FRESHET_ASSIGN_OR_RETURN(const auto session, eval::Session::open(s));
+    FRESHET_ASSIGN_OR_RETURN(const auto session,
+                             open_on_device(o.run, progress, s, eval::Session::open));
     weights = session->model().weights();
   }
   if (o.json) {

@@ -133,9 +133,13 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   return e;
 }
 
-void say_device(const RunOptions& o, const std::string& device) {
+void say_device(const RunOptions& o, const std::string& device, const std::string& why) {
   const bool chosen = o.device == "auto" && device != "cpu";
-  if (chosen || o.verbose) say(fmt::format("freshet: runs on {}", device));
+  if (!why.empty()) {
+    say(fmt::format("freshet: runs on {} ({})", device, why));
+  } else if (chosen || o.verbose) {
+    say(fmt::format("freshet: runs on {}", device));
+  }
 }
 
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::string& model) {
@@ -146,9 +150,7 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::stri
   e.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
   };
-  FRESHET_ASSIGN_OR_RETURN(auto engine, Engine::load(e));
-  progress.clear();
-  say_device(o, engine->device());
+  FRESHET_ASSIGN_OR_RETURN(auto engine, open_on_device(o, progress, e, Engine::load));
   if (o.verbose) say(engine->memory_plan());
   return engine;
 }

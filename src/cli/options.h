@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.h"
+#include "cli/output.h"
 #include "eval/session.h"
 #include "freshet/engine.h"
 
@@ -40,8 +41,25 @@ Result<size_t> parse_bytes(const std::string& text);
 Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
 eval::SessionOptions session_options(const RunOptions& options, const std::string& path);
 
-// A line on standard error where --device auto chose a GPU; with --verbose, always.
-void say_device(const RunOptions& options, const std::string& device);
+// A line on standard error where --device auto chose a GPU, or did not because of `why`; with
+// --verbose, always.
+void say_device(const RunOptions& options, const std::string& device, const std::string& why);
+// What open(settings) gives: an engine or a session. With --device auto, what a GPU there cannot
+// take (a format, a shape) runs on the processor. Clears `progress` and tells of the device.
+template <class Settings, class Open>
+auto open_on_device(const RunOptions& options, ProgressLine& progress, Settings settings,
+                    const Open& open) -> decltype(open(settings)) {
+  auto opened = open(settings);
+  std::string why;
+  if (settings.device == "auto" && opened.status().code() == StatusCode::kUnsupported) {
+    why = opened.status().message();
+    settings.device = "cpu";
+    opened = open(settings);
+  }
+  progress.clear();
+  if (opened.ok()) say_device(options, (*opened)->device(), why);
+  return opened;
+}
 // Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);
 

@@ -117,9 +117,8 @@ Status serve(Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(EngineOptions options, serving_options(o, path));
   ProgressLine progress;
   options.on_progress = [&](const std::string& stage, double f) { progress.update(stage, f); };
-  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::load(options));
-  progress.clear();
-  say_device(o.run, engine->device());
+  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                           open_on_device(o.run, progress, options, Engine::load));
   if (o.run.verbose) say(engine->memory_plan());
   FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
                            server::App::create(*engine, o.app));

@@ -290,6 +290,18 @@ class Run(Case):
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("runs on cpu", result.stderr)
 
+    def test_what_a_gpu_cannot_take_runs_on_the_processor(self):
+        folder = os.environ.get("FRESHET_FAKE_GPU", "build/release/tests/cli/fake_gpu")
+        env = {**os.environ, "LD_LIBRARY_PATH": folder}
+        flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2",
+                 "--kv-cache-dtype", "int8"]
+        result = run(*flags, env=env)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("runs on cpu (keys and values of type int8 on Fake GPU", result.stderr)
+        result = run(*flags, "--device", "cuda", env=env)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("Fake GPU", result.stderr)
+
     def test_alone_as_in_parallel(self):
         ids, _ = self.ids_and_greedy(LLAMA)
         path = self.write("ids.json", json.dumps(ids * 4))
