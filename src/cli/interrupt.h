@@ -1,11 +1,11 @@
 // Ctrl-C (SIGINT) and SIGTERM, turned into calls.
 //
-// One Interrupts exists, made first thing in main(); it also ignores SIGPIPE
-// and SIGXFSZ, so that such writes fail and are told of. While a Handler
-// lives, a signal calls its function on a thread of its own; where none lives the program ends at
-// once with 130. So does a second signal that comes before clear() has acknowledged the first, and
-// a first one that a handler with patience was called for, when its command goes on that much
-// longer: a step of the model cannot be broken off, and may take a minute.
+// One Interrupts exists, made first thing in main(); it also ignores SIGPIPE and SIGXFSZ, so that
+// such writes fail and are told of. While a Handler lives, a signal calls its function on a thread
+// of its own; where none lives the program ends at once with 130. So does a second signal that
+// comes before clear() has acknowledged the first, and a first one that a handler with patience was
+// called for, when its command goes on that much longer: a step of the model cannot be broken off,
+// and may take a minute.
 #pragma once
 
 #include <atomic>

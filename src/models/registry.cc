@@ -10,6 +10,7 @@
 #include "models/assemble.h"
 #include "models/gguf_config.h"
 #include "models/weight_cache.h"
+#include "ops/device.h"
 
 namespace freshet {
 namespace models {
@@ -140,9 +141,9 @@ Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, 
   models::Loading l{checkpoint, ops, progress};
   FRESHET_ASSIGN_OR_RETURN(l.architecture, models::find_architecture(config));
   FRESHET_ASSIGN_OR_RETURN(l.spec, models::read_spec(config));
-  if (!weight_cache.empty()) {
-    if (ops.device() != nullptr)
-      return invalid_argument("--weight-cache-dir is for --device cpu: a GPU packs for itself");
+  if (!weight_cache.empty() && ops.device() != nullptr) {
+    log_warning("--weight-cache-dir is not used: {} packs for itself", ops.device()->name());
+  } else if (!weight_cache.empty()) {
     FRESHET_ASSIGN_OR_RETURN(auto model, models::load_cached(l, weight_cache));
     if (model != nullptr) return model;
   }
