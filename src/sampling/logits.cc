@@ -79,6 +79,11 @@ struct Lanes4 {
   using Half = float __attribute__((vector_size(8)));
   using Doubles = double __attribute__((vector_size(16)));
   using Weights = Weight __attribute__((vector_size(16)));
+  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) {
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+    to = __builtin_convertvector(half, Doubles);
+  }
 };
 struct Lanes8 {
   using Floats = float __attribute__((vector_size(32)));
@@ -86,22 +91,26 @@ struct Lanes8 {
   using Half = float __attribute__((vector_size(16)));
   using Doubles = double __attribute__((vector_size(32)));
   using Weights = Weight __attribute__((vector_size(32)));
+  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) {
+    Half half;
+    std::memcpy(&half, from, sizeof half);
+    to = __builtin_convertvector(half, Doubles);
+  }
 };
 struct Lanes16 {
   using Floats = float __attribute__((vector_size(64)));
   using Ints = int32_t __attribute__((vector_size(64)));
-  using Half = float __attribute__((vector_size(32)));
   using Doubles = double __attribute__((vector_size(64)));
   using Weights = Weight __attribute__((vector_size(64)));
+  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) { widen_avx512(from, to); }
 };
 
 // The bits of 2^52 are added too, once a number.
 template <class L>
 FRESHET_INLINE_BODY void add_half(typename L::Weights& sum, const float* fractions) {
-  typename L::Half half;
-  std::memcpy(&half, fractions, sizeof half);
-  const typename L::Doubles units =
-      __builtin_convertvector(half, typename L::Doubles) * kUnits + kWhole;
+  typename L::Doubles units;
+  L::widen(fractions, units);
+  units = units * kUnits + kWhole;
   typename L::Weights bits;
   std::memcpy(&bits, &units, sizeof bits);
   sum += bits;
@@ -166,7 +175,7 @@ LogitScratch::LogitScratch(int64_t vocab) {
   block_order.resize(blocks);
   block_sum.resize(blocks);
   weight.resize(blocks * kLogitBlock);
-  candidates.reserve(static_cast<size_t>(vocab));
+  candidates.reserve(2 * static_cast<size_t>(vocab) + 1);
 }
 
 float find_maxima(std::span<const float> logits, LogitScratch& s) {
@@ -210,14 +219,18 @@ Weight exponentials(std::span<const float> logits, float maximum, float scale, L
 }
 
 void gather_above(std::span<const float> logits, float threshold, LogitScratch& s) {
-  s.candidates.clear();
+  auto& c = s.candidates;
+  c.clear();
   for (size_t b = 0; b < s.block_max.size(); ++b) {
     if (!(s.block_max[b] >= threshold) || s.block_max[b] == kNone) continue;
-    const size_t end = std::min(logits.size(), (b + 1) * kLogitBlock);
-    for (size_t i = b * kLogitBlock; i < end; ++i) {
-      if (logits[i] >= threshold && logits[i] != kNone)
-        s.candidates.push_back({static_cast<int32_t>(i), logits[i], 0});
+    const size_t first = b * kLogitBlock, end = std::min(logits.size(), first + kLogitBlock);
+    size_t at = c.size();
+    c.resize(at + (end - first));
+    for (size_t i = first; i < end; ++i) {  // without branches, which would be guessed wrongly
+      c[at] = {static_cast<int32_t>(i), logits[i], 0};
+      at += logits[i] >= threshold && logits[i] != kNone ? 1 : 0;
     }
+    c.resize(at);
   }
 }
 

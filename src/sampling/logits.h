@@ -38,7 +38,7 @@ struct LogitScratch {
   std::vector<float> block_order;     // [blocks], for selection
   std::vector<Weight> block_sum;      // [blocks]
   std::vector<float> weight;          // [vocab], as fractions
-  std::vector<Candidate> candidates;  // capacity: vocab
+  std::vector<Candidate> candidates;  // capacity: 2 * vocab + 1
 };
 
 // Fills s.block_max; returns the maximum of the row (-inf when nothing is possible).

@@ -1,9 +1,11 @@
 #include "sampling/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <ranges>
 
 #include "base/philox.h"
 #include "base/status.h"
@@ -24,53 +26,76 @@ Weight mass_of(float part, Weight total) {
   return std::max<Weight>(1, static_cast<Weight>(mass));
 }
 
-// Keeps the shortest run of `c`, taken in the order of `before`, whose weights reach `mass` (at
-// least one), and returns its sum. Sorts piece by piece, so only about as much as is kept.
-template <class Before>
-Weight keep_mass(std::vector<Candidate>& c, Weight mass, const Before& before) {
-  size_t first = 0;
-  Weight sum = 0;
-  for (size_t piece = 64; first < c.size(); piece *= 4) {
-    const size_t end = std::min(c.size(), first + piece);
-    const auto begin = c.begin() + static_cast<int64_t>(first);
-    const auto stop = c.begin() + static_cast<int64_t>(end);
-    if (stop != c.end()) std::nth_element(begin, stop - 1, c.end(), before);
-    std::sort(begin, stop, before);
-    for (; first < end; ++first) {
-      sum += c[first].weight;
-      if (sum >= mass) {
-        c.resize(first + 1);
-        return sum;
-      }
-    }
-  }
-  return sum;
-}
-
-Weight weigh(std::vector<Candidate>& c, float maximum, float scale) {
+// Weights of s.candidates. Many are found with the whole row at once: the same bits.
+Weight weigh(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
+  const bool many = s.candidates.size() > logits.size() / 16;
+  if (many) exponentials(logits, maximum, scale, s);
   Weight total = 0;
-  for (Candidate& x : c) {
-    x.weight = whole(exp_fraction((x.logit - maximum) * scale));
+  for (Candidate& x : s.candidates) {
+    x.weight = whole(many ? s.weight[static_cast<size_t>(x.id)]
+                          : exp_fraction((x.logit - maximum) * scale));
     total += x.weight;
   }
   return total;
 }
 
-// Tokens whose surprise is closest to the expected one, up to `part`. Returns the kept weight.
-Weight keep_typical(std::vector<Candidate>& c, Weight total, float part) {
-  const auto share = [&](const Candidate& x) {
-    return static_cast<double>(x.weight) / static_cast<double>(total);
-  };
-  double entropy = 0.0;
-  for (const Candidate& x : c) {
-    const double p = share(x);
-    if (p > 0.0) entropy -= p * std::log(p);
+// Those for which `test` holds, in their order, from c[at] on. Written without branches, which
+// would be guessed wrongly every other time. REQUIRES: no more room than c has.
+template <class Test>
+size_t copy_those(std::vector<Candidate>& c, size_t count, size_t at, const Test& test) {
+  for (size_t i = 0; i < count; ++i) {
+    const Candidate x = c[i];
+    c[at] = x;
+    at += test(x) ? 1 : 0;
   }
-  const auto distance = [&](const Candidate& x) { return std::abs(-std::log(share(x)) - entropy); };
-  return keep_mass(c, mass_of(part, total), [&](const Candidate& a, const Candidate& b) {
-    const double da = distance(a), db = distance(b);
-    return da != db ? da < db : better(a, b);
-  });
+  return at;
+}
+
+// Keeps the shortest run of `c`, taken in the order of `cost` (of equals the better token first),
+// whose weights reach `mass` (at least one), and returns its sum. Only the bucket of costs that the
+// run ends in is sorted, behind the end of `c`; what is kept stays in its order.
+template <class Cost>
+Weight keep_mass(std::vector<Candidate>& c, Weight mass, const Cost& cost) {
+  constexpr size_t kBuckets = 1024;
+  const auto [least, most] = std::ranges::minmax(c | std::views::transform(cost));
+  const double first = least, scale = most > least ? (kBuckets - 1) / (most - least) : 0.0;
+  const auto bucket = [&](const Candidate& x) {
+    return static_cast<size_t>((cost(x) - first) * scale);
+  };
+  std::array<Weight, kBuckets> sums{};
+  for (const Candidate& x : c) sums[bucket(x)] += x.weight;
+  Weight sum = 0;
+  size_t last = 0;
+  while (last + 1 < kBuckets && sum + sums[last] < mass) sum += sums[last++];
+
+  const size_t kept =
+      copy_those(c, c.size(), 0, [&](const Candidate& x) { return bucket(x) <= last; });
+  c.resize(2 * kept + 1);
+  c.resize(copy_those(c, kept, kept, [&](const Candidate& x) { return bucket(x) == last; }));
+  const auto before = [&](const Candidate& x, const Candidate& y) {
+    const double cx = cost(x), cy = cost(y);
+    return cx != cy ? cx < cy : better(x, y);
+  };
+  std::sort(c.begin() + static_cast<int64_t>(kept), c.end(), before);
+  size_t end = kept;
+  while (sum += c[end].weight, sum < mass && end + 1 < c.size()) ++end;
+  const Candidate cut = c[end];
+  c.resize(copy_those(c, kept, 0, [&](const Candidate& x) { return !before(cut, x); }));
+  return sum;
+}
+
+// Tokens whose surprise is closest to the expected one, up to `part`. Returns the kept weight.
+Weight keep_typical(std::vector<Candidate>& c, Weight total, float part, float maximum,
+                    float scale) {
+  // A token's surprise is, but for what all have in common, how far below the best it is.
+  const auto surprise = [&](const Candidate& x) {
+    return static_cast<double>((maximum - x.logit) * scale);
+  };
+  double expected = 0.0;
+  for (const Candidate& x : c) expected += static_cast<double>(x.weight) * surprise(x);
+  expected /= static_cast<double>(total);
+  return keep_mass(c, mass_of(part, total),
+                   [&](const Candidate& x) { return std::abs(surprise(x) - expected); });
 }
 
 // Which of `total` shares random bits name.
@@ -194,7 +219,7 @@ Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
     } else {
       gather_above(logits, least, s.row);
     }
-    total = weigh(c, maximum, scale);
+    total = weigh(logits, maximum, scale, s.row);
   } else if (params_.top_p < 1.0f) {
     // All tokens below `floor` together weigh less than what top-p leaves out.
     total = exponentials(logits, maximum, scale, s.row);
@@ -205,10 +230,13 @@ Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
     for (Candidate& x : c) x.weight = whole(s.row.weight[static_cast<size_t>(x.id)]);
   } else {
     gather_above(logits, kNone, s.row);
-    total = weigh(c, maximum, scale);
+    total = weigh(logits, maximum, scale, s.row);
   }
-  if (params_.top_p < 1.0f) total = keep_mass(c, mass_of(params_.top_p, total), better);
-  if (params_.typical_p < 1.0f) total = keep_typical(c, total, params_.typical_p);
+  if (params_.top_p < 1.0f) {
+    total = keep_mass(c, mass_of(params_.top_p, total),
+                      [](const Candidate& x) { return -static_cast<double>(x.logit); });
+  }
+  if (params_.typical_p < 1.0f) total = keep_typical(c, total, params_.typical_p, maximum, scale);
   return total;
 }
 

@@ -152,6 +152,25 @@ TEST(Sampler, FiltersKeepWhatTheDefinitionKeeps) {
   }
 }
 
+TEST(Sampler, OfEqualTokensTheFirstAreKept) {
+  for (const float step : {0.5f, 100.0f}) {  // of the latter all are equal
+    for (const auto& [top_p, typical] : {std::pair{0.77f, 1.0f}, {1.0f, 0.61f}, {0.9f, 0.37f}}) {
+      SCOPED_TRACE(fmt::format("step {} p {} typical {}", step, top_p, typical));
+      auto logits = random_logits(3001, 11, 2.0f);
+      for (float& l : logits) l = std::round(l / step) * step;
+      Reference reference(logits, 1.0);
+      if (top_p < 1) reference.top_p(static_cast<double>(top_p));
+      if (typical < 1) reference.typical(static_cast<double>(typical));
+      SamplingParams params;
+      params.top_p = top_p;
+      params.typical_p = typical;
+      auto sampler = make(params, logits.size());
+      SamplerScratch scratch(std::ssize(logits));
+      expect_equal(sampler.distribution(logits, scratch), reference.probabilities());
+    }
+  }
+}
+
 // The value that a chi-square variable with `df` degrees of freedom exceeds with probability 1e-6
 // (Wilson and Hilferty's approximation).
 double chi_square_limit(double df) {
