@@ -39,7 +39,7 @@ void TokenMap::grow(size_t slots) {
 bool TokenMap::insert(std::string_view key, int32_t id) {
   FRESHET_CHECK(id >= 0);
   if ((size_ + 1) * 2 > slots_.size()) grow(std::max<size_t>(16, slots_.size() * 2));
-  const auto hash = static_cast<uint32_t>(hash_bytes(key));
+  const auto hash = static_cast<uint32_t>(hash_text(key));
   size_t i = hash & (slots_.size() - 1);
   for (; slots_[i].id >= 0; i = (i + 1) & (slots_.size() - 1)) {
     if (slots_[i].hash == hash && slots_[i].key == key) return false;
@@ -52,7 +52,7 @@ bool TokenMap::insert(std::string_view key, int32_t id) {
 
 int32_t TokenMap::find(std::string_view key) const {
   if (slots_.empty() || key.size() > longest_) return -1;
-  const auto hash = static_cast<uint32_t>(hash_bytes(key));
+  const auto hash = static_cast<uint32_t>(hash_text(key));
   for (size_t i = hash & (slots_.size() - 1); slots_[i].id >= 0;
        i = (i + 1) & (slots_.size() - 1)) {
     if (slots_[i].hash == hash && slots_[i].key == key) return slots_[i].id;

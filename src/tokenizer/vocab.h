@@ -12,7 +12,7 @@
 
 namespace freshet::tokenizer {
 
-inline uint64_t hash_bytes(std::string_view s);
+inline uint64_t hash_text(std::string_view s);
 
 // Keeps strings alive at fixed addresses.
 class StringArena {
@@ -70,7 +70,7 @@ class Vocab {
   size_t count_ = 0;
 };
 
-inline uint64_t hash_bytes(std::string_view s) {
+inline uint64_t hash_text(std::string_view s) {
   constexpr uint64_t kMul = 0x9E3779B97F4A7C15;
   uint64_t h = s.size() * kMul;
   const char* p = s.data();

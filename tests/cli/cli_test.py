@@ -302,6 +302,18 @@ class Run(Case):
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("Fake GPU", result.stderr)
 
+    def test_a_plug_in_of_another_build_is_named(self):
+        folder = os.environ.get("FRESHET_FAKE_GPU", "build/release/tests/cli/fake_gpu")
+        env = {**os.environ, "LD_LIBRARY_PATH": folder, "FAKE_GPU_VERSION": "other"}
+        flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2"]
+        result = run(*flags, env=env)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("no GPU is used: libfreshet_cuda.so belongs to another version",
+                      result.stderr)
+        result = run(*flags, "--device", "cuda", env=env)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("another version", result.stderr)
+
     def test_alone_as_in_parallel(self):
         ids, _ = self.ids_and_greedy(LLAMA)
         path = self.write("ids.json", json.dumps(ids * 4))

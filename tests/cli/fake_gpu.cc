@@ -1,5 +1,5 @@
 // A plug-in whose GPU opens and has memory, and does nothing: for what the program decides before
-// it computes anything there.
+// it computes anything there. With FAKE_GPU_VERSION set it is of another build.
 #include <cstdlib>
 #include <cstring>
 
@@ -46,5 +46,10 @@ const Api kApi = {
 }  // namespace freshet::cuda
 
 extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* freshet_cuda() {
-  return &freshet::cuda::kApi;
+  static const freshet::cuda::Api other = [] {
+    freshet::cuda::Api api = freshet::cuda::kApi;
+    ++api.version;
+    return api;
+  }();
+  return std::getenv("FAKE_GPU_VERSION") != nullptr ? &other : &freshet::cuda::kApi;
 }

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/backend.h"
 #include "backend/cuda/device.h"
+#include "base/log.h"
 
 namespace freshet::cuda {
 namespace {
@@ -66,7 +67,11 @@ Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_
     return invalid_argument("unknown device \"{}\"; known: auto cpu cuda", choice);
   if (needs_cpu) return std::unique_ptr<ops::Device>();
   auto device = open();
-  return device.ok() ? std::move(device) : Result(std::unique_ptr<ops::Device>());
+  if (device.ok()) return device;
+  // That there is no plug-in or no GPU needs no word.
+  if (device.status().code() != StatusCode::kNotFound)
+    log_warning("no GPU is used: {}", device.status().message());
+  return std::unique_ptr<ops::Device>();
 }
 
 }  // namespace freshet::cuda
