@@ -121,8 +121,9 @@ struct EngineOptions {
   std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
   int max_model_len = 0;                // 0: what the model allows and memory holds
   size_t kv_cache_memory = 0;           // bytes; 0: from the plan
-  // Sequences in a step, and its token budget (chunked prefill). 0: 256 and 2,048; on a GPU 1,024
-  // and 8,192 if the workspace of such steps takes an eighth of what weights leave, or less.
+  // Sequences in a step, and its token budget (chunked prefill). 0: 256 and 2,048 (up to 4 threads:
+  // 512); on a GPU 1,024 and 8,192 if the workspace of such steps takes an eighth of what weights
+  // leave, or less.
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   bool enable_prefix_caching = true;

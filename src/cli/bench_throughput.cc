@@ -88,7 +88,7 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
                 "Most sequences in a step (default: 256; 1024 on a large GPU)")
       ->check(CLI::Range(1, 65536));
   c->add_option("--max-num-batched-tokens", o->max_num_batched_tokens,
-                "Most tokens in a step (default: 2048; 8192 on a large GPU)")
+                "Most tokens in a step (default: 2048; 512 on up to 4 cores, 8192 on a large GPU)")
       ->check(CLI::Range(1, 1 << 20));
   c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Compute every prompt anew");
   c->add_option("--output-json", o->output_json, "Write the numbers to this file");

@@ -234,7 +234,7 @@ void add_scheduler_options(CLI::App& command, Options& o) {
   command
       .add_option("--max-num-batched-tokens", e.max_num_batched_tokens,
                   "Tokens in a step at most; longer prompts are cut into chunks (default: 2048; "
-                  "8192 on a large GPU)")
+                  "512 on up to 4 cores, 8192 on a large GPU)")
       ->check(above_zero())
       ->group("Scheduler");
   command

@@ -33,6 +33,8 @@ struct Engine::Impl {
 
 namespace {
 
+constexpr int kFewCores = 4;  // as many threads want shorter steps
+
 using engine::MemoryPlan;
 using engine::PlanRequest;
 using loader::Checkpoint;
@@ -120,7 +122,9 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
     r.available = std::min(device->free_bytes(),
                            static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));
     r.kv_share = 1.0;
-    r.large_steps = true;
+    r.steps = engine::Steps::kLarge;
+  } else if (ops.pool().size() <= kFewCores) {
+    r.steps = engine::Steps::kShort;
   }
   r.max_model_len = options.max_model_len;
   r.kv_cache_memory = options.kv_cache_memory;

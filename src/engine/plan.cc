@@ -22,7 +22,7 @@ constexpr int kUsualLength = 2048;
 // Rows of logits beyond one a sequence, so that log-probabilities of prompts come in useful pieces.
 constexpr int kMinLogitRows = 16;
 // What a step may hold where nothing is said.
-constexpr int kStepSeqs = 256, kStepTokens = 2048;
+constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
 size_t bytes_of(const KvCacheSpec& kv, const std::vector<int32_t>& blocks) {
@@ -213,13 +213,13 @@ Result<MemoryPlan> make_plan(const PlanRequest& request) {
     return plan_with_steps(r);
   };
   const bool given = request.max_num_seqs > 0 && request.max_num_batched_tokens > 0;
-  if (request.large_steps && !given) {
+  if (request.steps == Steps::kLarge && !given) {
     auto plan = with_steps(kLargeStepSeqs, kLargeStepTokens);
     const size_t room = request.available - std::min(request.available, request.weights);
     if (plan.ok() && (request.available == 0 || (plan->workspace + plan->logits) * 8 <= room))
       return plan;
   }
-  return with_steps(kStepSeqs, kStepTokens);
+  return with_steps(kStepSeqs, request.steps == Steps::kShort ? kShortStepTokens : kStepTokens);
 }
 
 }  // namespace freshet::engine

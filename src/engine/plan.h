@@ -18,6 +18,11 @@
 
 namespace freshet::engine {
 
+// How much a step takes when nothing is said. A few cores are busy with 512 tokens: longer steps
+// only take more room, and make the others wait. A GPU wants more sequences and tokens, if their
+// workspace takes little room.
+enum class Steps { kShort, kUsual, kLarge };
+
 struct PlanRequest {
   size_t weights = 0;         // bytes
   int64_t model_context = 0;  // longest sequence that the model allows
@@ -33,7 +38,7 @@ struct PlanRequest {
   size_t kv_cache_memory = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
-  bool large_steps = false;  // a GPU: it wants more of both, if their workspace takes little room
+  Steps steps = Steps::kUsual;
   // Workspace of the forward pass for a step.
   std::function<size_t(int64_t tokens, int64_t logit_rows, int64_t context)> workspace;
 };

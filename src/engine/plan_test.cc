@@ -127,7 +127,7 @@ TEST(Plan, RefusesNonsense) {
   EXPECT_FALSE(make_plan(r).ok());
 }
 
-TEST(Plan, StepsAreLargeWhereAGpuHasRoomForThem) {
+TEST(Plan, StepsAreShortOnFewCoresAndLargeWhereAGpuHasRoom) {
   PlanRequest r = request_of();
   r.max_num_seqs = r.max_num_batched_tokens = 0;
   r.available = size_t{64} << 30;
@@ -138,7 +138,9 @@ TEST(Plan, StepsAreLargeWhereAGpuHasRoomForThem) {
                      : std::pair(0, 0);
   };
   EXPECT_EQ(steps(), std::pair(256, 2048));
-  r.large_steps = true;
+  r.steps = Steps::kShort;
+  EXPECT_EQ(steps(), std::pair(256, 512));
+  r.steps = Steps::kLarge;
   EXPECT_EQ(steps(), std::pair(1024, 8192));
   r.max_num_seqs = 7;
   EXPECT_EQ(steps(), std::pair(7, 8192));
