@@ -3,12 +3,13 @@
 // Memory decides: every multiprocessor gets one block, and every block the same number of tiles of
 // 16 rows, with all of K: nothing meets outside of a block. Its eight warps take a leaf of K each,
 // and stream it through rings of their own, several tiles a copy: the copy engine is too slow with
-// copies of one. What the rings hold is asked for before the kernel in front has ended. Leaves are
-// added from left to right; the bits are those of products.cu.
+// copies of one. What the rings hold is asked for before the kernel in front has ended, a little at
+// a time (ahead.cuh). Leaves are added from left to right; the bits are those of products.cu.
 //
 // Gate and up may end in the gated unit: groups of gate's tiles and of up's take turns, and the
 // warp that adds up both gates. Code is kept short: a layer's kernels follow each other so fast
 // that fetching it shows.
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_few.cuh"
 #include "backend/cuda/products_gated.cuh"
@@ -73,6 +74,19 @@ struct Stream {
 };
 #endif
 
+// The first asks of all warps: warp 0, which then waits for the kernel in front, does not wait for
+// any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
+// what lies between them may be in flight.
+template <class S>
+__device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kStages], int warp,
+                                                  int s) {
+  constexpr int kOthers = kWarps - 1;
+  const int at = S::kStages + s * kOthers + warp - 1 - kAheadBytes / S::kStageBytes;
+  if (warp == 0 || at < 0) return nullptr;
+  const int other = at - S::kStages;
+  return other < 0 ? &full[0][at] : &full[1 + other % kOthers][other / kOthers];
+}
+
 // Few registers leave room for the small kernel in front: the next block starts beside it.
 // kMatrices: 2 for gate and up that end in the gated unit, in `gated`.
 template <int NT, int R, int kMatrices>
@@ -83,6 +97,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   using S = Shape<NT, R>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
+  __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   int i = 0;
@@ -105,17 +120,25 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
       shared_address(full[warp])};
   if constexpr (kMatrices == 2) stream.weights[1] = list.of[1].weight.data;
   const uint64_t policy = read_once();
+  if (threadIdx.x == 0) ended = 0;
   if (lane == 0) {
     for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
     barriers_ready();
+  }
+  __syncthreads();
+  if (lane == 0) {
     if (stream.more()) stream.find();
-    for (int s = 0; s < S::kStages && stream.more(); ++s) stream.ask(policy);
+    for (int s = 0; s < S::kStages && stream.more(); ++s) {
+      if (uint64_t* before = asked_before<S>(full, warp, s)) landed(before, ended);
+      stream.ask(policy);
+    }
   }
   __syncwarp();
   auto* shared = reinterpret_cast<float4*>(rings + S::kRings);
   // Lanes of tokens that are not there read another's.
   const int act_lane = NT > 1 || lane / 4 < tokens ? lane : lane % 4;
   wait();
+  if (threadIdx.x == 0) ended = 1;
   const uint4* act[NT];
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
