@@ -9,6 +9,8 @@
 #include "backend/cuda/backend.h"
 #include "freshet/engine.h"
 #include "layers/model.h"
+#include "models/load_test.h"
+#include "tensor/dtype.h"
 
 namespace freshet {
 namespace {
@@ -51,6 +53,19 @@ std::vector<Outcome> run(Engine& engine, bool together) {
   return outcomes;
 }
 
+std::unique_ptr<Engine> load_engine(EngineOptions o, int step_tokens) {
+  o.device = "cuda";
+  o.threads = 2;
+  o.max_model_len = 128;
+  o.max_num_seqs = 16;
+  o.kv_cache_memory = size_t{64} << 20;
+  o.max_num_batched_tokens = step_tokens;
+  o.enable_prefix_caching = step_tokens > 100;
+  auto engine = Engine::load(o);
+  EXPECT_TRUE(engine.ok()) << engine.status().message();
+  return engine.ok() ? std::move(*engine) : nullptr;
+}
+
 class CudaEngine : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -59,21 +74,13 @@ class CudaEngine : public ::testing::TestWithParam<const char*> {
     if (*device == nullptr) GTEST_SKIP() << "no GPU here";
   }
   static std::unique_ptr<Engine> load(int step_tokens) {
-    const std::string param = GetParam();  // of a model, and a type of its cache
+    const std::string param = GetParam();  // a model, and a type of its cache
     const size_t plus = param.find('+');
     EngineOptions o;
-    o.model = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/" + param.substr(0, plus);
+    const std::string model = param.substr(0, plus);
+    o.model = golden(model == "int8" ? "../golden-int8/llama" : model);
     if (plus != param.npos) o.kv_cache_dtype = param.substr(plus + 1);
-    o.device = "cuda";
-    o.threads = 2;
-    o.max_model_len = 128;
-    o.max_num_seqs = 16;
-    o.kv_cache_memory = size_t{64} << 20;
-    o.max_num_batched_tokens = step_tokens;
-    o.enable_prefix_caching = step_tokens > 100;
-    auto engine = Engine::load(o);
-    EXPECT_TRUE(engine.ok()) << engine.status().message();
-    return engine.ok() ? std::move(*engine) : nullptr;
+    return load_engine(o, step_tokens);
   }
 };
 
@@ -93,13 +100,115 @@ TEST_P(CudaEngine, TheBatchChangesNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                          ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3", "opt",
-                                           "qwen3+fp8", "gpt-oss+fp8"),
+                                           "qwen3+fp8", "gpt-oss+fp8", "int8"),
                          [](const auto& i) {
                            std::string name = i.param;
                            std::ranges::replace(name, '-', '_');
                            std::ranges::replace(name, '+', '_');
                            return name;
                          });
+
+// A checkpoint of INT4 groups (compressed-tensors, pack-quantized), and one of the same numbers in
+// BF16, which holds them: the GPU multiplies both alike.
+void to_int4(Tensors& tensors, json::Object& config, int64_t group, bool packed) {
+  constexpr int64_t kHidden = 128, kFf = 384;
+  config["hidden_size"] = json::Value(kHidden);
+  config["intermediate_size"] = json::Value(kFf);
+  config["head_dim"] = json::Value(32);
+  if (packed) {
+    config["quantization_config"] = *json::parse(
+        fmt::format(R"({{"quant_method": "compressed-tensors", "format": "pack-quantized",
+                         "ignore": ["lm_head"], "group_size": {}}})",
+                    group));
+  }
+  uint32_t state = 7;
+  const auto random = [&](uint32_t below) {
+    state = state * 1664525 + 1013904223;
+    return (state >> 16) % below;
+  };
+  const auto put = [&](const std::string& stem, int64_t rows, int64_t cols, bool as_int4) {
+    const int64_t groups = cols / group;
+    std::vector<uint32_t> q(static_cast<size_t>(rows * cols / 8));
+    std::vector<uint32_t> zero(static_cast<size_t>(rows / 8 * groups));
+    for (uint32_t& word : q) word = random(1 << 16) | random(1 << 16) << 16;
+    for (uint32_t& word : zero) word = random(1 << 16) | random(1 << 16) << 16;
+    Tensor plain{"BF16", {rows, cols}, {}}, scales{"BF16", {rows, groups}, {}};
+    std::vector<float> d;
+    for (int64_t i = 0; i < rows * groups; ++i) {
+      d.push_back(static_cast<float>(4 + random(4)) * 0x1p-9f);  // times 15: no more than 8 bits
+      append(scales.bytes, f32_to_bf16(d.back()));
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) {
+        const int64_t g = c / group;
+        const uint32_t n = q[static_cast<size_t>((r * cols + c) / 8)] >> (c % 8 * 4) & 15;
+        const uint32_t z = zero[static_cast<size_t>(r / 8 * groups + g)] >> (r % 8 * 4) & 15;
+        const float level = static_cast<float>(n) - static_cast<float>(z);
+        append(plain.bytes, f32_to_bf16(d[static_cast<size_t>(r * groups + g)] * level));
+      }
+    }
+    tensors.erase(stem + ".weight");
+    if (!as_int4) {
+      tensors[stem + ".weight"] = plain;
+      return;
+    }
+    const auto words = [](int64_t down, int64_t across, const std::vector<uint32_t>& of) {
+      return Tensor{"I32",
+                    {down, across},
+                    std::string(reinterpret_cast<const char*>(of.data()), of.size() * 4)};
+    };
+    tensors[stem + ".weight_packed"] = words(rows, cols / 8, q);
+    tensors[stem + ".weight_scale"] = scales;
+    tensors[stem + ".weight_zero_point"] = words(rows / 8, groups, zero);
+    tensors[stem + ".weight_shape"] = {"I64", {2}, std::string(16, '\0')};
+  };
+  for (auto& [name, tensor] : tensors) {
+    if (!name.ends_with("norm.weight")) continue;
+    tensor = {"F32", {kHidden}, {}};
+    for (int64_t i = 0; i < kHidden; ++i) append(tensor.bytes, 1.0f);
+  }
+  put("model.embed_tokens", 288, kHidden, false);
+  put("lm_head", 288, kHidden, false);
+  for (const char* layer : {"model.layers.0.", "model.layers.1."}) {
+    for (const auto& [name, rows, cols] : {std::tuple{"self_attn.q_proj", int64_t{128}, kHidden},
+                                           {"self_attn.k_proj", 64, kHidden},
+                                           {"self_attn.v_proj", 64, kHidden},
+                                           {"self_attn.o_proj", kHidden, 128},
+                                           {"mlp.gate_proj", kFf, kHidden},
+                                           {"mlp.up_proj", kFf, kHidden},
+                                           {"mlp.down_proj", kHidden, kFf}}) {
+      put(std::string(layer) + name, rows, cols, packed);
+    }
+  }
+}
+
+TEST(CudaInt4, ACheckpointGivesTheBitsOfItsNumbers) {
+  const auto device = cuda::open(std::string("auto"));
+  ASSERT_TRUE(device.ok()) << device.status().message();
+  if (*device == nullptr) GTEST_SKIP() << "no GPU here";
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      fmt::format("freshet-int4-{}", ::testing::UnitTest::GetInstance()->random_seed());
+  for (const int64_t group : {128, 32}) {
+    std::vector<Outcome> outcomes[2];
+    for (const bool packed : {false, true}) {
+      std::filesystem::create_directories(folder);
+      Tensors tensors = read_tensors("llama");
+      auto config = json::parse_file(golden("llama") + "/config.json");
+      to_int4(tensors, config->as_object(), group, packed);
+      write_tensors((folder / "model.safetensors").string(), tensors);
+      std::ofstream(folder / "config.json") << json::write(*config);
+      EngineOptions o;
+      o.model = folder.string();
+      const auto engine = load_engine(o, 512);
+      ASSERT_NE(engine, nullptr);
+      outcomes[packed ? 1 : 0] = run(*engine, false);
+      EXPECT_EQ(run(*engine, true), outcomes[packed ? 1 : 0]) << "together, groups of " << group;
+      std::filesystem::remove_all(folder);
+    }
+    EXPECT_EQ(outcomes[0], outcomes[1]) << "groups of " << group;
+  }
+}
 
 }  // namespace
 }  // namespace freshet

@@ -64,5 +64,9 @@ TEST_P(CudaGolden, TheBatchChangesNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaGolden, ::testing::ValuesIn(models(directory())), test_name);
 
+// An INT8 checkpoint, whose products round activations as it says.
+INSTANTIATE_TEST_SUITE_P(Int8, CudaGolden, ::testing::Values("../golden-int8/llama"),
+                         [](const auto&) { return std::string("llama"); });
+
 }  // namespace
 }  // namespace freshet::testing

@@ -1,6 +1,7 @@
 // Products and experts of the CUDA backend against the reference ops, on random shapes
 // and in guarded memory; and the law of the batch: a row has the same bits alone and in any batch.
 // Skipped without a GPU.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -30,15 +31,25 @@ std::vector<float> rounded_e4m3(std::vector<float> v) {
   return v;
 }
 
+// To whole numbers in [-127, 127], of which each row has the largest, times a power of two: what
+// INT8 activations hold exactly.
+std::vector<float> rounded_int8(std::vector<float> v, int64_t cols) {
+  for (size_t i = 0; i < v.size(); ++i) {
+    v[i] = std::clamp(std::nearbyint(v[i] * 32.0f), -127.0f, 127.0f) / 32.0f;
+    if (static_cast<int64_t>(i) % cols == cols / 2) v[i] = -127.0f / 32.0f;
+  }
+  return v;
+}
+
 class Cuda : public test::CudaTest {
  protected:
   struct WeightsOfExperts {
     WeightsOfExperts(ops::Ops& gpu, ops::Ops& cpu, int64_t experts, int64_t hidden, int64_t ff,
-                     uint32_t seed) {
+                     uint32_t seed, quant::Format format = quant::Format::kBF16) {
       const auto put = [&](int64_t rows, int64_t cols, auto& on, auto& host) {
-        const Stored& s = keep.emplace_back(stored(quant::Format::kBF16, rows, cols, ++seed));
-        on.push_back(std::move(gpu.pack(quant::Format::kBF16, s.rows, cols)).value());
-        host.push_back(std::move(cpu.pack(quant::Format::kBF16, s.rows, cols)).value());
+        const Stored& s = keep.emplace_back(stored(format, rows, cols, ++seed));
+        on.push_back(std::move(gpu.pack(format, s.rows, cols)).value());
+        host.push_back(std::move(cpu.pack(format, s.rows, cols)).value());
       };
       for (int64_t e = 0; e < experts; ++e) {
         put(2 * ff, hidden, up_on, up_host);
@@ -51,15 +62,15 @@ class Cuda : public test::CudaTest {
 };
 
 const quant::Format kFormats[] = {
-    quant::Format::kBF16, quant::Format::kF16,  quant::Format::kF32,    quant::Format::kFP8,
-    quant::Format::kQ8_0, quant::Format::kQ4_0, quant::Format::kQ4_1,   quant::Format::kQ5_0,
-    quant::Format::kQ5_1, quant::Format::kQ2_K, quant::Format::kQ3_K,   quant::Format::kQ4_K,
-    quant::Format::kQ5_K, quant::Format::kQ6_K, quant::Format::kIQ4_NL, quant::Format::kIQ4_XS,
-    quant::Format::kMXFP4};
+    quant::Format::kBF16,  quant::Format::kF16,  quant::Format::kF32,      quant::Format::kFP8,
+    quant::Format::kQ8_0,  quant::Format::kQ4_0, quant::Format::kQ4_1,     quant::Format::kQ5_0,
+    quant::Format::kQ5_1,  quant::Format::kQ2_K, quant::Format::kQ3_K,     quant::Format::kQ4_K,
+    quant::Format::kQ5_K,  quant::Format::kQ6_K, quant::Format::kIQ4_NL,   quant::Format::kIQ4_XS,
+    quant::Format::kMXFP4, quant::Format::kINT8, quant::Format::kInt4G128, quant::Format::kInt4G32};
 // Multiplied as BF16, though their values are not.
 bool rounds(quant::Format f) {
   return f != quant::Format::kBF16 && f != quant::Format::kF32 && f != quant::Format::kFP8 &&
-         f != quant::Format::kMXFP4;
+         f != quant::Format::kMXFP4 && f != quant::Format::kINT8;
 }
 
 TEST_F(Cuda, ProductsAreNearTheReference) {
@@ -78,7 +89,9 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
       const auto ref = cpu->pack(format, s.rows, c.cols);
       ASSERT_TRUE(w.ok() && ref.ok()) << what;
       std::vector<float> x = random_floats(static_cast<size_t>(c.tokens * c.cols), seed + 1);
-      x = format == quant::Format::kFP8 ? rounded_e4m3(x) : rounded(x);
+      x = format == quant::Format::kFP8    ? rounded_e4m3(x)
+          : format == quant::Format::kINT8 ? rounded_int8(x, c.cols)
+                                           : rounded(x);
       const std::vector<float> bias = random_floats(static_cast<size_t>(c.rows), seed + 2);
       std::vector<float> want = random_floats(static_cast<size_t>(c.tokens * c.rows), seed);
       DeviceFloats dx(*gpu, x), db(*gpu, bias), out(*gpu, want);
@@ -100,17 +113,26 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
 // What docs/cuda.md says of them: the scale in BF16, and its product with the number, too.
 TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
   constexpr int64_t kRows = 80, kCols = 4096, kTokens = 130;
-  for (const quant::Format format : {quant::Format::kQ4_0, quant::Format::kQ8_0}) {
+  for (const quant::Format format : {quant::Format::kQ4_0, quant::Format::kQ8_0,
+                                     quant::Format::kInt4G128, quant::Format::kInt4G32}) {
     const quant::FormatInfo& info = quant::info(format);
+    const auto scale_of = [&](const uint8_t* block) {
+      if (info.block_bytes - 3 == info.block_size / 2) {  // see quant/int4.h
+        const auto bits =
+            uint32_t{block[1]} << 24 | uint32_t{block[0]} << 16 | (uint32_t{block[2]} & 0xf0) << 8;
+        return std::bit_cast<float>(bits);
+      }
+      uint16_t scale = 0;
+      std::memcpy(&scale, block, 2);
+      return f16_to_f32(scale);
+    };
     const Stored s = stored(format, kRows, kCols, 45);
     Stored values = stored(quant::Format::kBF16, kRows, kCols, 46);
     std::vector<float> row(kCols);
     for (int64_t r = 0; r < kRows; ++r) {
       info.decode(s.rows[r], row.data(), kCols);
       for (int64_t c = 0; c < kCols; ++c) {
-        uint16_t scale = 0;
-        std::memcpy(&scale, s.rows[r] + c / 32 * info.block_bytes, 2);
-        const float d = f16_to_f32(scale);
+        const float d = scale_of(s.rows[r] + c / info.block_size * info.block_bytes);
         const uint16_t v = f32_to_bf16(d == 0.0f ? 0.0f : std::round(row[c] / d) * test::bf16(d));
         std::memcpy(values.bytes.data() + (r * kCols + c) * 2, &v, 2);
       }
@@ -166,11 +188,14 @@ TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
 TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
   constexpr int64_t kMost = 300;
   const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {
-      {quant::Format::kBF16, 14352, 2048}, {quant::Format::kBF16, 6160, 2048},
-      {quant::Format::kFP8, 10256, 2048},  {quant::Format::kFP8, 4112, 2176},
-      {quant::Format::kFP8, 6160, 2048},   {quant::Format::kFP8, 6160, 1152},
-      {quant::Format::kQ4_0, 10256, 2048}, {quant::Format::kQ4_0, 27210, 2176},
-      {quant::Format::kQ4_K, 27216, 2304}, {quant::Format::kQ4_0, 6000, 2176}};
+      {quant::Format::kBF16, 14352, 2048},   {quant::Format::kBF16, 6160, 2048},
+      {quant::Format::kFP8, 10256, 2048},    {quant::Format::kFP8, 4112, 2176},
+      {quant::Format::kFP8, 6160, 2048},     {quant::Format::kFP8, 6160, 1152},
+      {quant::Format::kQ4_0, 10256, 2048},   {quant::Format::kQ4_0, 27210, 2176},
+      {quant::Format::kQ4_K, 27216, 2304},   {quant::Format::kQ4_0, 6000, 2176},
+      {quant::Format::kINT8, 27210, 2200},   {quant::Format::kINT8, 4112, 4200},
+      {quant::Format::kINT8, 6160, 1152},    {quant::Format::kInt4G128, 10256, 2176},
+      {quant::Format::kInt4G128, 6000, 2176}};
   for (const auto& [format, rows, cols] : shapes) {
     const Stored s = stored(format, rows, cols, 15);
     const auto w = gpu->pack(format, s.rows, cols);
@@ -237,6 +262,91 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
   }
 }
 
+// What a row of INT8 activations is: the largest magnitude becomes 127, and NaN and infinity take
+// all of the row with them.
+struct Int8Row {
+  std::vector<int> q;
+  float scale = 0.0f;
+};
+Int8Row int8_row(const float* x, int64_t n) {
+  Int8Row row;
+  float most = 0.0f;
+  bool finite = true;
+  for (int64_t i = 0; i < n; ++i) {
+    finite = finite && std::isfinite(x[i]);
+    most = std::max(most, std::fabs(x[i]));
+  }
+  row.q.resize(static_cast<size_t>(n));
+  row.scale = !finite ? NAN : most < 1e-30f ? 0.0f : most / 127.0f;
+  if (!(row.scale > 0.0f)) return row;
+  const float up = 127.0f / most;
+  for (int64_t i = 0; i < n; ++i) {
+    row.q[static_cast<size_t>(i)] = static_cast<int>(std::nearbyint(x[i] * up));
+  }
+  return row;
+}
+
+// To the bit: whole numbers have exact sums, and F32 begins at their end.
+TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
+  constexpr int64_t kMost = 300;
+  for (const auto& [rows, cols] : {std::pair{int64_t{80}, int64_t{100}},
+                                   {136, 4096},
+                                   {1000, 515},
+                                   {2100, 1024},
+                                   {4100, 640}}) {
+    const auto at = [](int64_t r, int64_t stride, int64_t c) {
+      return static_cast<size_t>(r * stride + c);
+    };
+    Stored s = stored(quant::Format::kINT8, rows, cols, 51);
+    s.bytes[4] = 0x80;  // -128, which our encoder may not write
+    const auto w = gpu->pack(quant::Format::kINT8, s.rows, cols);
+    ASSERT_TRUE(w.ok());
+    std::vector<float> x = random_floats(at(kMost, cols, 0), 52);
+    for (int64_t c = 0; c < cols; ++c) {
+      x[at(2, cols, c)] = 0.0f;
+      x[at(3, cols, c)] *= 1e-32f;
+      x[at(4, cols, c)] *= 1e30f;
+    }
+    x[at(5, cols, cols - 1)] = NAN;
+    x[at(6, cols, 0)] = -INFINITY;
+    const std::vector<float> bias = random_floats(static_cast<size_t>(rows), 53);
+    const std::vector<float> old = random_floats(at(kMost, rows, 0), 54);
+    std::vector<float> want(old.size());
+    for (int64_t t = 0; t < kMost; ++t) {
+      const Int8Row row = int8_row(x.data() + t * cols, cols);
+      for (int64_t r = 0; r < rows; ++r) {
+        const uint8_t* stored_row = s.rows[static_cast<size_t>(r)];
+        float scale = 0.0f;
+        std::memcpy(&scale, stored_row, sizeof scale);
+        int sum = 0;
+        for (int64_t c = 0; c < cols; ++c) {
+          sum += row.q[static_cast<size_t>(c)] * static_cast<int8_t>(stored_row[4 + c]);
+        }
+        const float its = scale * row.scale;
+        const float v = static_cast<float>(sum) * its;
+        const float more = (v + bias[static_cast<size_t>(r)]) * 0.75f;
+        want[at(t, rows, r)] = old[at(t, rows, r)] + more;
+      }
+    }
+    DeviceFloats dx(*gpu, x), db(*gpu, bias);
+    for (const int64_t count : {1, 8, 9, 17, 30, 33, 64, 65, 100, 128, 129, 300}) {
+      for (const int64_t first : {int64_t{0}, kMost - count}) {
+        DeviceFloats out(
+            *gpu, std::vector(old.begin() + first * rows, old.begin() + (first + count) * rows));
+        const ops::Product p{&*w, out.matrix(count, rows), db.data(), 0.75f, true};
+        gpu->matmul(dx.matrix(kMost, cols).slice_rows(first, count), {&p, 1});
+        const std::vector<float> got = out.get();
+        for (size_t i = 0; i < got.size(); ++i) {
+          const float its = want[at(first, rows, 0) + i];
+          ASSERT_TRUE(got[i] == its || (std::isnan(got[i]) && std::isnan(its)))
+              << rows << "x" << cols << ", " << first << "+" << count << " at " << i << ": "
+              << got[i] << " for " << its;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
     const Stored s = stored(format, 50, 512, 9);
@@ -281,14 +391,18 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
   struct Case {
     Score score;
     int64_t hidden, ff;
+    quant::Format format = quant::Format::kBF16;
   };
   const int64_t experts = 16;
   std::optional<WeightsOfExperts> keep;  // the next ones may get the addresses of the last
-  for (const auto& [score, hidden, ff] : {Case{Score::kSoftmax, 128, 96},
-                                          {Score::kSigmoid, 544, 192},
-                                          {Score::kTopkSoftmax, 1088, 64}}) {
+  for (const auto& [score, hidden, ff, format] :
+       {Case{Score::kSoftmax, 128, 96},
+        {Score::kSigmoid, 544, 192},
+        {Score::kTopkSoftmax, 1088, 64},
+        {Score::kSoftmax, 200, 96, quant::Format::kINT8},
+        {Score::kSoftmax, 160, 96, quant::Format::kInt4G32}}) {
     keep.reset();
-    keep.emplace(*gpu, *cpu, experts, hidden, ff, seed += 100);
+    keep.emplace(*gpu, *cpu, experts, hidden, ff, seed += 100, format);
     for (const int64_t tokens : {1, 3, 12, 20, 70, 150, 600}) {
       SCOPED_TRACE("tokens " + std::to_string(tokens) + ", features " + std::to_string(hidden));
       ops::Routing r;

@@ -261,8 +261,7 @@ bool fit_f16(std::span<const float> values) {
   return std::ranges::all_of(values, [](float v) { return f16_to_f32(f32_to_f16(v)) == v; });
 }
 
-Result<Format> format_of(const Packed& m, const TensorSource& packed, int64_t group, bool f16,
-                         bool has_int4) {
+Result<Format> format_of(const Packed& m, const TensorSource& packed, int64_t group, bool f16) {
   const bool even = symmetric(m);
   if (group % 32 != 0) {
     return unsupported("tensor '{}' has groups of {} numbers: multiples of 32 are read",
@@ -272,13 +271,6 @@ Result<Format> format_of(const Packed& m, const TensorSource& packed, int64_t gr
     if (even && fit_f16(m.scales)) return Format::kQ8_0;
     return unsupported(
         "tensor '{}': 8 bits are read with zero points of 128 and scales that F16 holds",
-        packed.name);
-  }
-  if (!has_int4) {
-    if (even && fit_f16(m.scales)) return Format::kQ4_0;
-    return unsupported(
-        "tensor '{}': groups with zero points, or with scales that F16 does not hold, are "
-        "multiplied on the CPU alone: run with --device cpu",
         packed.name);
   }
   if (group % 128 == 0) return Format::kInt4G128;
@@ -351,15 +343,15 @@ Result<Rows> int4_rows(const WeightReader& reader, const TensorSource& packed, i
   int64_t group = 0;
   bool f16 = false;
   FRESHET_ASSIGN_OR_RETURN(Packed m, read(reader, packed, rows, cols, group, f16));
-  const bool has_int4 = reader.ops().matmul_row(Format::kInt4G128) != "none";
-  if (!m.order.empty() && (inputs == Inputs::kInOrder || !has_int4)) {
+  const bool on_gpu = reader.ops().device() != nullptr;
+  if (!m.order.empty() && (inputs == Inputs::kInOrder || on_gpu)) {
     return unsupported(
         "tensor '{}' has groups in act-order (desc_act), which experts, latent attention, "
         "embeddings and GPUs do not take: quantise it with desc_act false",
         packed.name);
   }
   Rows out;
-  FRESHET_ASSIGN_OR_RETURN(out.format, format_of(m, packed, group, f16, has_int4));
+  FRESHET_ASSIGN_OR_RETURN(out.format, format_of(m, packed, group, f16));
   if (reader.shapes_suffice()) {
     out = Rows::shape(out.format, rows, cols);
     out.inputs = std::move(m.order);

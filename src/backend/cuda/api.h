@@ -13,6 +13,8 @@
 //   that stand together are one copy: [64 columns][tile of 8 rows][8 columns][row][8].
 //   FP8 weights on Hopper want them in E4M3, with an F32 scale for 128 columns of a row:
 //   [128 columns][tile of 8 rows], a tile [16 columns][row][16], then [row] scales.
+//   INT8 weights want them in INT8, with an F32 scale for a row: tiles of the same order without
+//   scales, which stand behind all of them, [row].
 #pragma once
 
 #include <cstddef>
@@ -20,11 +22,13 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 10;
+inline constexpr int kApiVersion = 11;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
 inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
+inline constexpr int kInt8Cols = 128;  // columns of a tile of INT8
+inline constexpr int kInt8TileBytes = kTokenTile * kInt8Cols;
 inline constexpr int kNotes = 4;
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
@@ -34,12 +38,12 @@ inline constexpr int kMaxRouterTokens = 512;
 // clang-format off
 enum class Code : int32_t {
   kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4,
-  kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kCount
+  kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kInt8, kInt4G128, kInt4G32, kCount
 };
 // clang-format on
 
 // Orders of activations.
-enum class Order : int32_t { kLanes, kCores, kE4M3 };
+enum class Order : int32_t { kLanes, kCores, kE4M3, kInt8 };
 
 struct Rows {
   float* data;
@@ -49,8 +53,11 @@ struct Rows {
 // Where a result goes as activations too; nullptr: nowhere.
 struct Activations {
   uint8_t* data;
-  int64_t core_tiles;  // of rows, if as core matrices (or in E4M3); 0: in the order of lanes
+  int64_t core_tiles;  // of rows, if as core matrices (or of bytes); 0: in the order of lanes
   int32_t e4m3;
+  // A row's scale is that of all its numbers: encode() knows it, and without `out` glu() and norm()
+  // of RMS with weights alone.
+  int32_t int8;
 };
 
 struct WeightView {
@@ -224,7 +231,7 @@ struct Api {
   int (*gated_fits)(Code code, int64_t rows, int64_t cols, int64_t tokens);
   // Products of gate and up (in this order, of one format and size, add 0) that end in the gated
   // unit: `act`, in the order for weights of their format, gets what glu() makes of their results
-  // with SiLU and no limit; they themselves are written nowhere.
+  // with SiLU and no limit; they themselves are written nowhere (of INT8 their memory is used).
   int (*gated_products)(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
   int (*expert_products)(const ExpertArgs* args);
   // Whether experts() takes weights of this format and a gated unit of so many features.

@@ -18,7 +18,7 @@ inline Code code_of(quant::Format format) {
     case quant::Format::kFP8:
       return Code::kFP8;
     case quant::Format::kINT8:
-      return Code::kCount;
+      return Code::kInt8;
     case quant::Format::kQ8_0:
       return Code::kQ8_0;
     case quant::Format::kQ4_0:
@@ -46,8 +46,9 @@ inline Code code_of(quant::Format format) {
     case quant::Format::kQ5_K:
       return Code::kQ5_K;
     case quant::Format::kInt4G128:
+      return Code::kInt4G128;
     case quant::Format::kInt4G32:
-      break;
+      return Code::kInt4G32;
   }
   return Code::kCount;
 }

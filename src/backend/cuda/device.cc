@@ -26,15 +26,26 @@ constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
           nullptr, nullptr};
 }
 constexpr ops::MatmulKernel kRows[] = {
-    row_of("f32.cuda", quant::Format::kF32),       row_of("f16.cuda", quant::Format::kF16),
-    row_of("bf16.cuda", quant::Format::kBF16),     row_of("fp8.cuda", quant::Format::kFP8),
-    row_of("q8_0.cuda", quant::Format::kQ8_0),     row_of("q4_0.cuda", quant::Format::kQ4_0),
-    row_of("q4_k.cuda", quant::Format::kQ4_K),     row_of("q6_k.cuda", quant::Format::kQ6_K),
-    row_of("mxfp4.cuda", quant::Format::kMXFP4),   row_of("q4_1.cuda", quant::Format::kQ4_1),
-    row_of("q5_0.cuda", quant::Format::kQ5_0),     row_of("q5_1.cuda", quant::Format::kQ5_1),
-    row_of("iq4_nl.cuda", quant::Format::kIQ4_NL), row_of("iq4_xs.cuda", quant::Format::kIQ4_XS),
-    row_of("q2_k.cuda", quant::Format::kQ2_K),     row_of("q3_k.cuda", quant::Format::kQ3_K),
+    row_of("f32.cuda", quant::Format::kF32),
+    row_of("f16.cuda", quant::Format::kF16),
+    row_of("bf16.cuda", quant::Format::kBF16),
+    row_of("fp8.cuda", quant::Format::kFP8),
+    row_of("q8_0.cuda", quant::Format::kQ8_0),
+    row_of("q4_0.cuda", quant::Format::kQ4_0),
+    row_of("q4_k.cuda", quant::Format::kQ4_K),
+    row_of("q6_k.cuda", quant::Format::kQ6_K),
+    row_of("mxfp4.cuda", quant::Format::kMXFP4),
+    row_of("q4_1.cuda", quant::Format::kQ4_1),
+    row_of("q5_0.cuda", quant::Format::kQ5_0),
+    row_of("q5_1.cuda", quant::Format::kQ5_1),
+    row_of("iq4_nl.cuda", quant::Format::kIQ4_NL),
+    row_of("iq4_xs.cuda", quant::Format::kIQ4_XS),
+    row_of("q2_k.cuda", quant::Format::kQ2_K),
+    row_of("q3_k.cuda", quant::Format::kQ3_K),
     row_of("q5_k.cuda", quant::Format::kQ5_K),
+    row_of("int8.cuda", quant::Format::kINT8),
+    row_of("int4_g128.cuda", quant::Format::kInt4G128),
+    row_of("int4_g32.cuda", quant::Format::kInt4G32),
 };
 
 }  // namespace
@@ -270,15 +281,17 @@ Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
   encoded_[next_encoded_] = {of, data, bytes, order};
   next_encoded_ = (next_encoded_ + 1) % encoded_.size();
   const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
-  return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
+  return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
 }
 // Where an op writes what products will read, see Ops::norm().
-CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader) {
+CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader,
+                                         bool sees_rows) {
   wrote(out);
   Output result{rows_of(out), {}};
   const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
   if (reader != nullptr && code == Code::kF32) return result;
   const Order order = api_.order_for(code, out.rows);
+  if (order == Order::kInt8 && !sees_rows) return result;
   if (reader != nullptr) result.rows.data = nullptr;
   result.act = new_encoded(out, order);
   return result;

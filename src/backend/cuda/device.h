@@ -149,7 +149,8 @@ class CudaDevice final : public ops::Device {
     Rows rows;        // without data where nobody reads it as it is
     Activations act;  // without where no product reads it
   };
-  Output output_of(const Matrix& out, const ops::Weight* reader);
+  // sees_rows: the op's kernels have whole rows at once.
+  Output output_of(const Matrix& out, const ops::Weight* reader, bool sees_rows = false);
   Activations new_encoded(const Matrix& of, Order order);
   const uint8_t* encoded(const Matrix& x, Code code);
   const uint8_t* encoded(const Matrix& x, Order order);

@@ -61,7 +61,7 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
   const Code code = view_of(weights.front()).code;
   const Order order = api_.order_for(code, x.rows);
   const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
-  const bool whole = cols % unit == 0;
+  const bool whole = cols % unit == 0 && order != Order::kInt8;  // whose scales are of rows
   const uint8_t* all = whole ? encoded(x, code) : nullptr;
   const int64_t tiles = (x.rows + kTokenTile - 1) / kTokenTile;
   // Bytes of a unit of columns, of a tile of rows or of all.
@@ -82,7 +82,8 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
     } else {
       const Rows part = rows_of(x.slice_cols(head * cols, cols));
       const Activations to_part{scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols))),
-                                order == Order::kLanes ? 0 : tiles, order == Order::kE4M3};
+                                order == Order::kLanes ? 0 : tiles, order == Order::kE4M3,
+                                order == Order::kInt8};
       check(api_.encode(&to_part, &part, nullptr, nullptr, x.rows), "encode");
       act = to_part.data;
     }
@@ -108,7 +109,9 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
                       const ops::Weight* reader) {
   flush();
   if (x.rows == 0) return;
-  const Output to = output_of(out, reader);
+  const bool usual = norm.kind == ops::NormKind::kRms && norm.weight != nullptr &&
+                     norm.bias == nullptr && reader != nullptr;
+  const Output to = output_of(out, reader, usual);
   const Rows from = rows_of(x);
   const NormArgs args = args_of(norm);
   check(api_.norm(&to.rows, &from, &args, &to.act), "norm");
@@ -260,7 +263,7 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
                      gated_.products[0].out == gate.data && gated_.products[1].out == up.data &&
                      gated_.products[0].weight.rows == out.cols;
   if (!fused) flush();
-  const Output to = output_of(out, reader);
+  const Output to = output_of(out, reader, reader != nullptr);
   if (fused) {
     gated_.held = false;
     check(api_.gated_products(gated_.products.data(), out.rows, &to.act), "gated_products");

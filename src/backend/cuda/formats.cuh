@@ -15,6 +15,7 @@
 
 #include "backend/cuda/formats_bits.cuh"
 #include "backend/cuda/formats_blocks.cuh"
+#include "backend/cuda/formats_int.cuh"
 #include "backend/cuda/formats_k.cuh"
 #include "backend/cuda/formats_values.cuh"
 
@@ -75,6 +76,15 @@ bool with_format(Code code, const Body& body) {
     case Code::kQ5_K:
       body(Q5_K{});
       return true;
+    case Code::kInt8:
+      body(INT8{});
+      return true;
+    case Code::kInt4G128:
+      body(Int4G128{});
+      return true;
+    case Code::kInt4G32:
+      body(Int4G32{});
+      return true;
     case Code::kCount:
       break;
   }
@@ -87,9 +97,10 @@ inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
 // Formats that products_quant_wgmma.cu decodes into registers; of the others it would be
 // minutes of compiling for files that are rare.
 template <class F>
-inline constexpr bool kDecoded = F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 ||
-                                 F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K ||
-                                 F::kCode == Code::kMXFP4;
+inline constexpr bool kDecoded =
+    F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
+    F::kCode == Code::kQ6_K || F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128 ||
+    F::kCode == Code::kInt4G32;
 
 // So many tiles of rows lie side by side, a unit of columns after the other: what a block of
 // products_wgmma.cu takes of BF16 at once is one copy.
@@ -99,6 +110,8 @@ template <>
 inline constexpr int kPanelTiles<BF16> = 8;
 template <>
 inline constexpr int kPanelTiles<FP8> = 4;
+template <>
+inline constexpr int kPanelTiles<INT8> = 8;
 
 // From a tile to the one to the right of it.
 template <class F>
@@ -113,6 +126,12 @@ __host__ __device__ __forceinline__ int64_t tile_at(int64_t tile, int64_t cols) 
 template <class F>
 __host__ __device__ __forceinline__ int64_t tiles_bytes(int64_t tiles, int64_t cols) {
   return tile_at<F>((tiles + kPanelTiles<F> - 1) / kPanelTiles<F> * kPanelTiles<F>, cols);
+}
+
+// The scales of INT8's rows, behind all tiles.
+__host__ __device__ __forceinline__ const float* int8_scales(const uint8_t* packed, int64_t rows,
+                                                             int64_t cols) {
+  return reinterpret_cast<const float*>(packed + tiles_bytes<INT8>((rows + 15) / 16, cols));
 }
 
 }  // namespace freshet::cuda

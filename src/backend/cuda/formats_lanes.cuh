@@ -66,6 +66,7 @@ constexpr uint32_t kMinus = 0x80008000;
 
 struct Plain {
   static constexpr int kGroup = 0;
+  static constexpr int kHead = 0;  // bytes in front of a stored row
   static constexpr float kUp = 1.0f;
   static __device__ Scales scales(const Piece&, int, int) { return {}; }
 };

@@ -35,6 +35,10 @@ int softcap(const Rows* x, float cap);
 int gather(const Rows* out, const Rows* x, const int32_t* rows);
 int sigmoid_gate(const Rows* x, const Rows* gate);
 int argmax(const Rows* x, int32_t* ids);
+// rows_int8.cu
+int encode_int8(const Activations& act, const Rows& x);
+int norm_int8(const Rows& x, const NormArgs& norm, const Activations& act);
+int glu_int8(const Rows& gate, const Rows& up, const GluArgs& glu, const Activations& act);
 // sampling.cu
 int samples(int64_t cols);
 int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids);

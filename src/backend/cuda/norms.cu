@@ -276,6 +276,7 @@ __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
 }  // namespace
 
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
+  if (act->data != nullptr && act->int8 != 0) return norm_int8(*x, *norm, *act);
   const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
   if (x->rows > kFewRows && act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr &&
       x->cols <= kMostStaged) {

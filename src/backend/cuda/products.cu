@@ -138,7 +138,15 @@ __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t t
       }
     }
   }
-  if (works) finish<NT>(w, sum, row_tile, token_tile, lane);
+  if (!works) return;
+  if constexpr (F::kCode == Code::kInt8) {
+    const float* scales = int8_scales(w.weights, w.rows, w.cols) + row_tile * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < NT * 4; ++j) {
+      sum[j / 4][j % 4] = __fmul_rn(sum[j / 4][j % 4], scales[j % 4 / 2 * 8]);
+    }
+  }
+  finish<NT>(w, sum, row_tile, token_tile, lane);
 }
 
 template <class F, int NT>
@@ -197,6 +205,8 @@ template <class F>
 int run_products(const ProductList& list, int64_t tokens) {
   if constexpr (F::kCode == Code::kF32) {
     return run_f32(list, tokens);
+  } else if constexpr (F::kCode == Code::kInt8) {
+    return run_int8(list, tokens);
   } else {
     if constexpr (F::kCode == Code::kBF16) {
       if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
@@ -250,6 +260,7 @@ bool decoded(Code code) {
 
 Order order_for(Code code, int64_t tokens) {
   if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
+  if (code == Code::kInt8) return Order::kInt8;
   if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
   return decoded(code) && capability == 90 && tokens > kQuantFew ? Order::kCores : Order::kLanes;
 }
@@ -270,6 +281,7 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
 int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
   if (capability != 90) return 0;
   if (code == Code::kFP8) return fp8_gated_fits(rows, tokens);
+  if (code == Code::kInt8) return int8_gated_fits(tokens);
   if (code == Code::kBF16) {
     return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
   }
@@ -286,6 +298,7 @@ int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activat
   const ProductList list = list_of(gate_and_up, 2);
   const Code code = list.of[0].weight.code;
   if (code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
+  if (code == Code::kInt8) return run_int8_gated(list, tokens, *act);
   if (code == Code::kBF16) {
     return wgmma_takes(code, tokens) ? run_wgmma_gated(list, tokens, *act)
                                      : run_few_gated(list, tokens, *act);

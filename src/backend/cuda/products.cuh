@@ -274,4 +274,10 @@ int run_fp8(const ProductList& list, int64_t tokens);
 bool fp8_gated_fits(int64_t rows, int64_t tokens);
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
+// products_int8.cu: INT8, with activations in it; products_int8_many.cu: gate and up, whose gated
+// unit takes gate's `out` on its way.
+int run_int8(const ProductList& list, int64_t tokens);
+bool int8_gated_fits(int64_t tokens);
+int run_int8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
 }  // namespace freshet::cuda

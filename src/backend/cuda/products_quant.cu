@@ -310,6 +310,8 @@ template int run_stream<Q5_K>(const ProductList&, int64_t);
 template int run_stream<Q4_1>(const ProductList&, int64_t);
 template int run_stream<Q5_1>(const ProductList&, int64_t);
 template int run_stream<Q2_K>(const ProductList&, int64_t);
+template int run_stream<Int4G128>(const ProductList&, int64_t);
+template int run_stream<Int4G32>(const ProductList&, int64_t);
 
 template bool stream_gated_fits<Q8_0>(int64_t);
 template int run_stream_gated<Q8_0>(const ProductList&, int64_t, const Activations&);
@@ -321,5 +323,9 @@ template bool stream_gated_fits<Q6_K>(int64_t);
 template int run_stream_gated<Q6_K>(const ProductList&, int64_t, const Activations&);
 template bool stream_gated_fits<MXFP4>(int64_t);
 template int run_stream_gated<MXFP4>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<Int4G128>(int64_t);
+template int run_stream_gated<Int4G128>(const ProductList&, int64_t, const Activations&);
+template bool stream_gated_fits<Int4G32>(int64_t);
+template int run_stream_gated<Int4G32>(const ProductList&, int64_t, const Activations&);
 
 }  // namespace freshet::cuda

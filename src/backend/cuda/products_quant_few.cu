@@ -196,5 +196,7 @@ template int run_quant_few<Q4_0>(const ProductList&, int64_t);
 template int run_quant_few<Q4_K>(const ProductList&, int64_t);
 template int run_quant_few<Q6_K>(const ProductList&, int64_t);
 template int run_quant_few<MXFP4>(const ProductList&, int64_t);
+template int run_quant_few<Int4G128>(const ProductList&, int64_t);
+template int run_quant_few<Int4G32>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

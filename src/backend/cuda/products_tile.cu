@@ -207,5 +207,7 @@ template int run_tiles<IQ4_XS>(const ProductList&, int64_t);
 template int run_tiles<Q2_K>(const ProductList&, int64_t);
 template int run_tiles<Q3_K>(const ProductList&, int64_t);
 template int run_tiles<Q5_K>(const ProductList&, int64_t);
+template int run_tiles<Int4G128>(const ProductList&, int64_t);
+template int run_tiles<Int4G32>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

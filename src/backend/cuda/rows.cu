@@ -163,6 +163,7 @@ int64_t fragment_bytes(int64_t rows, int64_t cols) {
 
 int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
            int64_t rows) {
+  if (act->int8 != 0) return encode_int8(*act, *x);
   return launch(encode_kernel, units_of(*act, x->cols, padded_rows(rows)), dim3(kThreads), 0, *act,
                 *x, index, weights, rows);
 }
@@ -175,6 +176,7 @@ int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, 
 
 int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
         const Activations* act) {
+  if (act->data != nullptr && act->int8 != 0) return glu_int8(*gate, *up, *glu, *act);
   const int64_t rows = act->data != nullptr ? padded_rows(out->rows) : out->rows;
   return launch(glu_kernel, units_of(*act, out->cols, rows), dim3(kThreads), 0, *out, *gate, *up,
                 *glu, *act);

@@ -9,13 +9,14 @@ template <class F>
 __global__ void __launch_bounds__(256)
     pack_kernel(uint8_t* packed, const uint8_t* raw, int64_t first, int64_t rows, int64_t cols) {
   wait();
-  const int64_t row_bytes = cols / F::kBlock * F::kBytes;
+  const int64_t row_bytes = F::kHead + cols / F::kBlock * F::kBytes;
   const int64_t unit = blockIdx.x, tile = blockIdx.y;
   const uint8_t* of[16];
   for (int r = 0; r < 16; ++r) {
     const int64_t row = tile * 16 + r;
-    of[r] = first + row < rows ? raw + row * row_bytes + unit * (F::kUnit / F::kBlock) * F::kBytes
-                               : nullptr;
+    of[r] = first + row < rows
+                ? raw + row * row_bytes + F::kHead + unit * (F::kUnit / F::kBlock) * F::kBytes
+                : nullptr;
   }
   __shared__ const uint8_t* shared[16];
   if (threadIdx.x < 16) shared[threadIdx.x] = of[threadIdx.x];
@@ -43,9 +44,22 @@ __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t ro
   of_steps = __syncthreads_and(of_steps);
   of_rows = __syncthreads_and(of_rows);
   if (threadIdx.x == 0) {
-    const_cast<int32_t*>(FP8::scaled_at(packed, rows, cols))[panel] =
-        of_rows != 0 ? FP8::kOfRows : of_steps != 0 ? FP8::kOfSteps : FP8::kOfBlocks;
+    const_cast<int32_t*>(FP8::scaled_at(packed, rows, cols))[panel] = of_rows != 0 ? FP8::kOfRows
+                                                                      : of_steps != 0
+                                                                          ? FP8::kOfSteps
+                                                                          : FP8::kOfBlocks;
   }
+}
+
+// Scales of rows of INT8, from the heads of `count` of them.
+__global__ void __launch_bounds__(256)
+    row_scales_kernel(float* to, const uint8_t* raw, int64_t count, int64_t row_bytes) {
+  wait();
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (row >= count) return;
+  const uint8_t* p = raw + row * row_bytes;  // at any address
+  to[row] =
+      __uint_as_float(p[0] | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24);
 }
 
 template <class F>
@@ -58,8 +72,9 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
   const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (c >= table.cols) return;
   const uint8_t* tile = table.data + tile_at<F>(row / 16, table.cols) + c / F::kUnit * kUnitStep<F>;
-  out.data[t * out.stride + c] =
-      F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit)) * scale;
+  float v = F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit));
+  if constexpr (F::kCode == Code::kInt8) v *= int8_scales(table.data, table.rows, table.cols)[row];
+  out.data[t * out.stride + c] = v * scale;
 }
 
 }  // namespace
@@ -68,6 +83,8 @@ int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
   with_format(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
   if (code == Code::kFP8) bytes += ceil_div(rows, 64) * static_cast<int64_t>(sizeof(int32_t));
+  // As many as the tiles have rows, so that nobody needs to ask.
+  if (code == Code::kInt8) bytes += ceil_div(rows, 128) * 128 * static_cast<int64_t>(sizeof(float));
   return bytes;
 }
 
@@ -83,6 +100,11 @@ int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t 
   if (error == 0 && code == Code::kFP8 && first + count >= rows) {
     const dim3 panels(static_cast<unsigned>(ceil_div(rows, 64)));
     error = launch(scaled_kernel, panels, dim3(256), 0, packed, rows, cols);
+  }
+  if (error == 0 && code == Code::kInt8) {
+    auto* scales = const_cast<float*>(int8_scales(packed, rows, cols)) + first;
+    error = launch(row_scales_kernel, dim3(static_cast<unsigned>(ceil_div(count, 256))), dim3(256),
+                   0, scales, raw, count, INT8::kHead + cols);
   }
   return error;
 }
