@@ -1,9 +1,11 @@
 // What the tests of the CUDA backend share: a device beside the reference ops, guarded memory.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -93,16 +95,47 @@ class CudaTest : public testing::Test {
   };
   static Stored stored(quant::Format format, int64_t rows, int64_t cols, uint32_t seed) {
     const quant::FormatInfo& info = quant::info(format);
-    const std::vector<float> values = random_floats(static_cast<size_t>(rows * cols), seed, 0.5f);
     const size_t row_bytes = quant::row_bytes(format, cols);
     Stored s;
     s.bytes.resize(row_bytes * static_cast<size_t>(rows));
+    if (info.head_bytes > 0 || info.block_bytes == 3 + info.block_size / 2) {
+      fill(info, s, rows, cols, seed);
+      return s;
+    }
+    const std::vector<float> values = random_floats(static_cast<size_t>(rows * cols), seed, 0.5f);
     for (int64_t r = 0; r < rows; ++r) {
       uint8_t* to = s.bytes.data() + row_bytes * static_cast<size_t>(r);
       info.encode(values.data() + r * cols, to, cols, nullptr);
       s.rows.push_back(to);
     }
     return s;
+  }
+
+  // INT8 and groups of INT4, whose encoders would take too long: any bytes, and scales that make of
+  // them what other formats have.
+  static void fill(const quant::FormatInfo& info, Stored& s, int64_t rows, int64_t cols,
+                   uint32_t seed) {
+    std::mt19937 rng(seed);
+    for (uint8_t& b : s.bytes) b = static_cast<uint8_t>(rng() >> 8);
+    const size_t row_bytes = quant::row_bytes(info.format, cols);
+    const int64_t scales = info.head_bytes > 0 ? 1 : cols / info.block_size;
+    for (int64_t r = 0; r < rows; ++r) {
+      uint8_t* row = s.bytes.data() + row_bytes * static_cast<size_t>(r);
+      s.rows.push_back(row);
+      for (int64_t i = 0; i < scales; ++i) {
+        const float part = 0.5f + static_cast<float>(rng() % 1024) / 1024.0f;
+        const float d = part * (info.head_bytes > 0 ? 0.0068f : 0.077f);
+        const auto bits = std::bit_cast<uint32_t>(d);
+        if (info.head_bytes > 0) {
+          std::memcpy(row, &bits, sizeof bits);
+        } else {  // its upper 20 bits, and a zero point
+          uint8_t* block = row + i * info.block_bytes;
+          block[0] = static_cast<uint8_t>(bits >> 16);
+          block[1] = static_cast<uint8_t>(bits >> 24);
+          block[2] = static_cast<uint8_t>((bits >> 8 & 0xf0) | (block[2] & 15));
+        }
+      }
+    }
   }
 
   ThreadPool pool{2, false};

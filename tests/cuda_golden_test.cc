@@ -50,10 +50,12 @@ TEST_P(CudaGolden, LogitsAreNearTransformers) {
   }
   std::ranges::sort(off);
   const auto n = static_cast<double>(off.size());
-  EXPECT_LE(off[static_cast<size_t>(n * 0.5)], 1e-2f);
-  EXPECT_LE(off[static_cast<size_t>(n * 0.8)], 2e-2f);
+  // Activations rounded to whole numbers: one beside a half may go the other way.
+  const float more = GetParam().find("int8") == std::string::npos ? 1.0f : 2.0f;
+  EXPECT_LE(off[static_cast<size_t>(n * 0.5)], 1e-2f * more);
+  EXPECT_LE(off[static_cast<size_t>(n * 0.8)], 2e-2f * more);
   if (!experts) {
-    EXPECT_LE(off.back(), 2e-2f);
+    EXPECT_LE(off.back(), 2e-2f * more);
   }
   RecordProperty("worst", std::to_string(off.back()));
 }

@@ -240,13 +240,13 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
 TEST_F(CudaRows, GatedProductsKeepTheirBits) {
   constexpr int64_t kOut = 48, kMost = 450;
   const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {
-      {quant::Format::kBF16, 576, 208},     {quant::Format::kBF16, 2112, 208},
-      {quant::Format::kFP8, 640, 12800},    {quant::Format::kFP8, 2176, 12800},
-      {quant::Format::kQ4_0, 2176, 8704},   {quant::Format::kQ8_0, 2112, 8704},
-      {quant::Format::kMXFP4, 2176, 8704},  {quant::Format::kQ4_K, 2304, 8704},
-      {quant::Format::kQ6_K, 2304, 8704},   {quant::Format::kINT8, 576, 1808},
-      {quant::Format::kINT8, 136, 17000},   {quant::Format::kInt4G128, 2176, 8704},
-      {quant::Format::kInt4G32, 2176, 4608}};
+      {quant::Format::kINT8, 576, 1808},      {quant::Format::kINT8, 136, 17000},
+      {quant::Format::kInt4G128, 2176, 8704}, {quant::Format::kInt4G32, 2176, 4608},
+      {quant::Format::kBF16, 576, 208},       {quant::Format::kBF16, 2112, 208},
+      {quant::Format::kFP8, 640, 12800},      {quant::Format::kFP8, 2176, 12800},
+      {quant::Format::kQ4_0, 2176, 8704},     {quant::Format::kQ8_0, 2112, 8704},
+      {quant::Format::kMXFP4, 2176, 8704},    {quant::Format::kQ4_K, 2304, 8704},
+      {quant::Format::kQ6_K, 2304, 8704}};
   for (const auto& [format, cols, ff] : shapes) {
     const Stored stored_gate = stored(format, ff, cols, 3);
     const Stored stored_up = stored(format, ff, cols, 4);

@@ -20,9 +20,12 @@ struct Shape {
   static constexpr int kItems = R * kTogether, kRounds = NT / kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
+  // Stages asked for before the kernel in front has ended: more would slow it down.
+  static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
+  static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
   static constexpr int kBytes = kRings + kSumBytes;
-  static_assert(kStages >= 2 && kItems <= kWarps && NT % kTogether == 0);
+  static_assert(kStages >= 2 && kItems <= kWarps && kRounds * kTogether == NT);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -152,9 +155,13 @@ __global__ void __launch_bounds__(256, 1)
     for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
     barriers_ready();
     int asked = 0;
-    for (; asked < S::kStages && stream.more(); ++asked, stream.next()) stream.ask_rows();
+    for (; asked < S::kEarly && stream.more(); ++asked, stream.next()) stream.ask_rows();
     wait();
     for (int s = 0; s < asked; ++s) stream.ask_tokens(s % stream.steps, s);
+    for (; asked < S::kStages && stream.more(); ++asked, stream.next()) {
+      stream.ask_rows();
+      stream.ask_tokens(stream.step, stream.stage);
+    }
   }
   __syncwarp();
   wait();

@@ -32,7 +32,6 @@ struct Shape {
   static constexpr int kRowTiles = kGate ? NT_ / 2 : NT_;  // of a matrix
   static constexpr int G = G_, NT = NT_, kConsumers = G * 128, kTokenTiles = G * 8;
   static constexpr int kThreads = kConsumers + kProducers * 32;
-  static constexpr int kRowsAtOnce = NT >= 28 ? 8 : 16;  // blocks whose weights L2 holds
 };
 
 // How a product is cut: stages in the ring, tiles of tokens of a stage, tiles of the product, and
@@ -57,7 +56,8 @@ __device__ __forceinline__ Part part_of(int64_t cols, const Plan& plan) {
 template <class S>
 __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_t tokens,
                                                  int index) {
-  return find_product_tile<S::kTokenTiles, S::kRowTiles, S::kRowsAtOnce>(list, tokens, index);
+  constexpr int kRowsAtOnce = S::NT >= 28 ? 8 : 16;  // blocks whose weights L2 holds
+  return find_product_tile<S::kTokenTiles, S::kRowTiles, kRowsAtOnce>(list, tokens, index);
 }
 
 // A thread of each producer.
@@ -163,9 +163,13 @@ struct End {
   float of_tokens[2];
   bool pairs;
 
-  template <class S>
-  __device__ __forceinline__ End(const S&, const ProductArgs& product, int64_t n,
-                                 const ProductTile& tile)
+  // What tile j's pair of rows needs besides its sums: asked for before anything is written, which
+  // the compiler does not see to be elsewhere.
+  struct Rows {
+    float2 scale, bias;
+  };
+
+  __device__ __forceinline__ End(const ProductArgs& product, int64_t n, const ProductTile& tile)
       : p(product), tokens(n) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     token = tile.token_tile * 8 + warp * 16 + lane / 4;
@@ -178,61 +182,72 @@ struct End {
   __device__ __forceinline__ bool real(int j, int i) const {
     return row + j * 8 < p.weight.rows && token + i * 8 < tokens;
   }
+  __device__ __forceinline__ bool both(int j) const { return row + j * 8 + 1 < p.weight.rows; }
   __device__ __forceinline__ float* at(int j, int i) const {
     return p.out + (token + i * 8) * p.out_stride + row + j * 8;
+  }
+  __device__ __forceinline__ Rows rows(int j) const {
+    Rows r = {};
+    const int64_t first = row + j * 8;
+    if (first >= p.weight.rows) return r;
+    r.scale = __ldg(reinterpret_cast<const float2*>(of_rows + first));  // of a panel's end, too
+    if (p.bias != nullptr) {
+      r.bias = make_float2(__ldg(p.bias + first), both(j) ? __ldg(p.bias + first + 1) : 0.0f);
+    }
+    return r;
   }
   // What is there already of tile j's token i.
   __device__ __forceinline__ float2 before(int j, int i) const {
     if (p.add == 0 || !real(j, i)) return {};
     const float* from = at(j, i);
-    if (pairs && row + j * 8 + 1 < p.weight.rows) return *reinterpret_cast<const float2*>(from);
-    return make_float2(from[0], row + j * 8 + 1 < p.weight.rows ? from[1] : 0.0f);
+    if (pairs && both(j)) return *reinterpret_cast<const float2*>(from);
+    return make_float2(from[0], both(j) ? from[1] : 0.0f);
   }
-  // The product of tile j's token i.
-  __device__ __forceinline__ float2 value(int j, int i, int first, int second) const {
-    const int64_t r = row + j * 8;
-    if (!real(j, i)) return {};
-    const float2 scales =
-        *reinterpret_cast<const float2*>(of_rows + r);  // those of panels' ends too
-    float2 v = make_float2(int8_value(first, scales.x, of_tokens[i]),
-                           int8_value(second, scales.y, of_tokens[i]));
-    if (p.bias != nullptr) {
-      v.x = __fadd_rn(v.x, p.bias[r]);
-      if (r + 1 < p.weight.rows) v.y = __fadd_rn(v.y, p.bias[r + 1]);
-    }
+  // The product of token i.
+  __device__ __forceinline__ float2 value(const Rows& r, int i, int first, int second) const {
+    float2 v = make_float2(int8_value(first, r.scale.x, of_tokens[i]),
+                           int8_value(second, r.scale.y, of_tokens[i]));
+    if (p.bias != nullptr) v = make_float2(__fadd_rn(v.x, r.bias.x), __fadd_rn(v.y, r.bias.y));
     return make_float2(__fmul_rn(v.x, p.scale), __fmul_rn(v.y, p.scale));
   }
   __device__ __forceinline__ void put(int j, int i, float2 v) const {
     if (!real(j, i)) return;
     float* to = at(j, i);
-    const bool both = row + j * 8 + 1 < p.weight.rows;
-    if (pairs && both) {
+    if (pairs && both(j)) {
       *reinterpret_cast<float2*>(to) = v;
     } else {
       to[0] = v.x;
-      if (both) to[1] = v.y;
+      if (both(j)) to[1] = v.y;
     }
   }
-  __device__ __forceinline__ void put(int j, int i, int first, int second, float2 before) const {
-    float2 v = value(j, i, first, second);
-    if (p.add != 0) v = make_float2(__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y));
-    put(j, i, v);
+  // Both tokens' sums of tile j, as wgmma has them.
+  __device__ __forceinline__ void put(int j, const Rows& r, const int (&sum)[4],
+                                      const float2 (&before)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2 v = value(r, i, sum[2 * i], sum[2 * i + 1]);
+      if (p.add != 0) {
+        v = make_float2(__fadd_rn(before[i].x, v.x), __fadd_rn(before[i].y, v.y));
+      }
+      put(j, i, v);
+    }
   }
 };
 
 template <class S>
 __device__ __forceinline__ void finish_tile(const End& end, const int (&sum)[S::NT][4]) {
-  constexpr int kAtOnce = 4;  // loads of what is added fly together
+  constexpr int kAtOnce = 4;  // tiles of rows
 #pragma unroll
   for (int from = 0; from < S::NT; from += kAtOnce) {
+    End::Rows rows[kAtOnce];
     float2 before[kAtOnce][2];
 #pragma unroll
-    for (int n = 0; n < kAtOnce * 2; ++n) before[n / 2][n % 2] = end.before(from + n / 2, n % 2);
-#pragma unroll
-    for (int n = 0; n < kAtOnce * 2; ++n) {
-      const int(&v)[4] = sum[from + n / 2];
-      end.put(from + n / 2, n % 2, v[n % 2 * 2], v[n % 2 * 2 + 1], before[n / 2][n % 2]);
+    for (int n = 0; n < kAtOnce; ++n) {
+      rows[n] = end.rows(from + n);
+      for (int i = 0; i < 2; ++i) before[n][i] = end.before(from + n, i);
     }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) end.put(from + n, rows[n], sum[from + n], before[n]);
   }
 }
 
@@ -240,13 +255,21 @@ __device__ __forceinline__ void finish_tile(const End& end, const int (&sum)[S::
 template <class S>
 __device__ __forceinline__ void finish_gate(const End& gate, const End& up,
                                             const int (&sum)[S::NT][4]) {
+  constexpr int kAtOnce = 2;
 #pragma unroll
-  for (int j = 0; j < S::kRowTiles; ++j) {
+  for (int from = 0; from < S::kRowTiles; from += kAtOnce) {
+    End::Rows of_gate[kAtOnce], of_up[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int(&of_up)[4] = sum[j + S::kRowTiles];
-      const float2 g = gate.value(j, i, sum[j][2 * i], sum[j][2 * i + 1]);
-      const float2 u = up.value(j, i, of_up[2 * i], of_up[2 * i + 1]);
+    for (int n = 0; n < kAtOnce; ++n) {
+      of_gate[n] = gate.rows(from + n);
+      of_up[n] = up.rows(from + n);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce * 2; ++n) {
+      const int j = from + n / 2, i = n % 2;
+      const int(&its)[4] = sum[j], (&ups)[4] = sum[j + S::kRowTiles];
+      const float2 g = gate.value(of_gate[n / 2], i, its[2 * i], its[2 * i + 1]);
+      const float2 u = up.value(of_up[n / 2], i, ups[2 * i], ups[2 * i + 1]);
       gate.put(
           j, i,
           make_float2(__fmul_rn(activate(g.x, kSilu), u.x), __fmul_rn(activate(g.y, kSilu), u.y)));
@@ -266,16 +289,16 @@ __device__ __forceinline__ int4 ints_from_block(const int4* p, int rank) {
 template <class S>
 __device__ __forceinline__ void finish_part(const End& end, const int4* room, int parts) {
   const int rank = static_cast<int>(blockIdx.x) % parts, mine = S::NT / parts;
-#pragma unroll 2
+#pragma unroll 4
   for (int j = rank * mine; j < (rank + 1) * mine; ++j) {
+    const End::Rows rows = end.rows(j);
     const float2 before[2] = {end.before(j, 0), end.before(j, 1)};
-    int4 all = {};
+    int all[4] = {};
     for (int b = 0; b < parts; ++b) {
       const int4 v = ints_from_block(room + j * S::kConsumers + threadIdx.x, b);
-      all.x += v.x, all.y += v.y, all.z += v.z, all.w += v.w;
+      all[0] += v.x, all[1] += v.y, all[2] += v.z, all[3] += v.w;
     }
-    end.put(j, 0, all.x, all.y, before[0]);
-    end.put(j, 1, all.z, all.w, before[1]);
+    end.put(j, rows, all, before);
   }
 }
 
@@ -288,9 +311,9 @@ __device__ __forceinline__ void consume(Stages ring, const ProductList& list, in
     const ProductArgs& p = list.of[tile.product];
     int sum[S::NT][4] = {};
     sum_steps<S::NT>(ring, sum, part_of(p.weight.cols, plan).count);
-    const End end(S{}, p, tokens, tile);
+    const End end(p, tokens, tile);
     if constexpr (S::kGate) {
-      finish_gate<S>(end, End(S{}, list.of[1], tokens, tile), sum);
+      finish_gate<S>(end, End(list.of[1], tokens, tile), sum);
       continue;
     }
     if (plan.parts == 1) {

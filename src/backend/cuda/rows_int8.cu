@@ -38,7 +38,8 @@ struct Plainly {
   __device__ __forceinline__ void load(float (&v)[kUnit], int64_t row, int64_t c) const {
     load_unit(v, x.data + row * x.stride, c, x.cols, whole_rows(x.data, x.stride));
   }
-  __device__ __forceinline__ void end(float (&)[kUnit], int64_t, float) const {}
+  __device__ __forceinline__ void load_weight(float (&)[kUnit], int64_t) const {}
+  __device__ __forceinline__ void end(float (&)[kUnit], const float (&)[kUnit], float) const {}
 };
 // What glu() makes of gate and up.
 struct Gated {
@@ -52,7 +53,8 @@ struct Gated {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = c + i < gate.cols ? gated(v[i], u[i], args) : 0.0f;
   }
-  __device__ __forceinline__ void end(float (&)[kUnit], int64_t, float) const {}
+  __device__ __forceinline__ void load_weight(float (&)[kUnit], int64_t) const {}
+  __device__ __forceinline__ void end(float (&)[kUnit], const float (&)[kUnit], float) const {}
 };
 // What norm() makes of rows that have weights and no mean or bias, in its order of sums.
 struct Normed {
@@ -63,9 +65,11 @@ struct Normed {
   __device__ __forceinline__ void load(float (&v)[kUnit], int64_t row, int64_t c) const {
     load_unit(v, x.data + row * x.stride, c, x.cols, whole_rows(x.data, x.stride));
   }
-  __device__ __forceinline__ void end(float (&v)[kUnit], int64_t c, float scale) const {
-    float w[kUnit];
+  __device__ __forceinline__ void load_weight(float (&w)[kUnit], int64_t c) const {
     load_unit(w, weight, c, x.cols, whole_rows(weight, 0));
+  }
+  __device__ __forceinline__ void end(float (&v)[kUnit], const float (&w)[kUnit],
+                                      float scale) const {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], scale), w[i]);
   }
@@ -81,10 +85,17 @@ struct Units {
   static constexpr int64_t kRound = int64_t{kThreads} * kUnit;
   const From& from;
   int64_t row, cols;
-  float held[kMostHeld][kUnit];
+  float held[kMostHeld][kUnit], weights[From::kNorms ? kMostHeld : 1][kUnit];
 
   __device__ __forceinline__ static int64_t column(int n) {
     return threadIdx.x * int64_t{kUnit} + n * kRound;
+  }
+  // Of the norm, on their way before the row is there.
+  __device__ __forceinline__ void load_weights() {
+#pragma unroll
+    for (int n = 0; From::kNorms && n < kMostHeld; ++n) {
+      if (column(n) < cols) from.load_weight(weights[n], column(n));
+    }
   }
   __device__ __forceinline__ void load() {
 #pragma unroll
@@ -95,7 +106,7 @@ struct Units {
   __device__ __forceinline__ void end(float scale) {
 #pragma unroll
     for (int n = 0; n < kMostHeld; ++n) {
-      if (column(n) < cols) from.end(held[n], column(n), scale);
+      if (column(n) < cols) from.end(held[n], weights[From::kNorms ? n : 0], scale);
     }
   }
   // body(unit, its column), from left to right; `ended` with that scale, if they are to be.
@@ -106,9 +117,12 @@ struct Units {
       if (column(n) < cols) body(held[n], column(n));
     }
     for (int64_t c = column(kMostHeld); c < cols; c += kRound) {
-      float v[kUnit];
+      float v[kUnit], w[kUnit];
       from.load(v, row, c);
-      if (ended) from.end(v, c, scale);
+      if (ended) {
+        from.load_weight(w, c);
+        from.end(v, w, scale);
+      }
       body(v, c);
     }
   }
@@ -138,9 +152,10 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWarpsOfRow = kThreads / 32;
   __shared__ uint32_t tops[kWarpsOfRow];
   let_next_start();
-  wait();
   const int64_t row = blockIdx.x;
   Units<From, kThreads> units{from, row, cols};
+  units.load_weights();
+  wait();
   units.load();
   float norm = 1.0f;
   if constexpr (From::kNorms) {
