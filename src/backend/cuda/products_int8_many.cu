@@ -391,6 +391,7 @@ struct Way {
   int (*launch)(const ProductList& list, int64_t tokens, int parts);
 };
 constexpr Way kWays[] = {
+    {1, 8, launch_many<Shape<1, 8>>},   {2, 8, launch_many<Shape<2, 8>>},
     {1, 12, launch_many<Shape<1, 12>>}, {1, 16, launch_many<Shape<1, 16>>},
     {1, 28, launch_many<Shape<1, 28>>}, {2, 12, launch_many<Shape<2, 12>>},
     {2, 16, launch_many<Shape<2, 16>>}, {2, 28, launch_many<Shape<2, 28>>},
@@ -403,6 +404,29 @@ constexpr Way kGateWays[] = {
     {2, 28, launch_many<Shape<2, 28, true>>},
     {2, 32, launch_many<Shape<2, 32, true>>},
 };
+
+// How many clusters of so many blocks run together: not all multiprocessors have room for pairs and
+// fours.
+int clusters_at_once(int parts) {
+  static const int kFours = [] {
+    const auto kernel = many_kernel<Shape<1, 16>>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(4);
+    config.blockDim = dim3(Shape<1, 16>::kThreads);
+    config.dynamicSmemBytes = kRingBytes;
+    cudaLaunchAttribute size = {};
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = 4;
+    size.val.clusterDim.y = size.val.clusterDim.z = 1;
+    config.attrs = &size;
+    config.numAttrs = 1;
+    int count = 0;
+    const bool known = cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess;
+    return known && count > 0 ? count : 1;
+  }();
+  return parts == 4 ? kFours : multiprocessors / parts;
+}
 
 // About how many cycles a product takes: each step is multiplied, and comes from memory (its
 // weights) or the L2 cache (all of it); tiles begin and end.
@@ -417,8 +441,7 @@ int64_t cost(const Way& way, int parts, const ProductList& list, int64_t tokens)
   const int64_t of_tokens = std::min(act_tiles, most) * kInt8TileBytes;
   int64_t cycles = std::max<int64_t>(way.groups * way.tiles * 16, (of_rows + of_tokens) / kCache);
   if (act_tiles <= most) cycles = std::max(cycles, of_rows / kMemory);
-  // Not all multiprocessors have room for clusters of four.
-  const int64_t at_once = parts == 4 ? multiprocessors / 4 - 1 : multiprocessors / parts;
+  const int64_t at_once = clusters_at_once(parts);
   const int64_t steps = ceil_div(int8_steps(list.of[0].weight.cols), parts);
   const int64_t turn = steps * cycles + kEnds + (parts > 1 ? kMeeting : 0);
   return ceil_div(tiles, at_once) * turn;
