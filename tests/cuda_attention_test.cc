@@ -106,6 +106,55 @@ struct AttentionProblem {
     return out.get();
   }
 
+  struct NewHeads {
+    int rotary, offset;
+    bool interleaved, normed;
+  };
+  // A step of one new token a sequence: its heads are normalised, rotated and stored, and attend.
+  std::vector<float> decode(bool on_gpu, const NewHeads& how, uint32_t seed, bool apart) {
+    ops::Ops& o = on_gpu ? gpu : cpu;
+    const auto n = static_cast<int64_t>(c.sequences.size());
+    const int dim = c.shape.key_dim, kv_heads = c.shape.kv_heads;
+    const auto floats = [&](int64_t count) {
+      return DeviceFloats(o, random_floats(static_cast<size_t>(count), seed++));
+    };
+    DeviceFloats dq = floats(n * c.heads * dim), dk = floats(n * kv_heads * dim);
+    DeviceFloats dv = floats(n * kv_heads * c.shape.value_dim), table = floats(n * how.rotary);
+    DeviceFloats weight = floats(dim), its_sinks(o, sinks);
+    DeviceFloats out(o, static_cast<size_t>(n * c.heads * c.shape.value_dim));
+    const Matrix q = dq.matrix(n, int64_t{c.heads} * dim),
+                 k = dk.matrix(n, int64_t{kv_heads} * dim),
+                 v = dv.matrix(n, int64_t{kv_heads} * c.shape.value_dim);
+    std::vector<int32_t> starts(static_cast<size_t>(n) + 1), contexts;
+    std::iota(starts.begin(), starts.end(), 0);
+    for (const auto& s : c.sequences) contexts.push_back(s.context);
+    const ops::AttentionBatch batch{starts, contexts, tables.data(), stride};
+    const ops::KvView cache = on_gpu ? gpu_view() : host_view();
+    const auto next = [&] {
+      if (apart) o.wait();
+    };
+    for (const auto& [x, heads] : {std::pair{q, c.heads}, {k, kv_heads}}) {
+      if (how.normed) {
+        o.norm_heads(x, heads, dim, {ops::NormKind::kRms, weight.data(), nullptr, 1e-6f}, false);
+      }
+      next();
+      o.rope(x, heads, dim, how.offset, how.rotary, how.interleaved, table.data());
+      next();
+    }
+    o.store_kv(cache, k, v, batch);
+    next();
+    o.attention(out.matrix(n, int64_t{c.heads} * c.shape.value_dim), q, cache, batch,
+                {c.heads, 1.0f / std::sqrt(static_cast<float>(dim)), c.softcap, c.window,
+                 c.sinks ? its_sinks.data() : nullptr});
+    return out.get();
+  }
+  std::vector<uint8_t> gpu_bytes() {
+    std::vector<uint8_t> got(gpu_cache.size());
+    gpu.fetch(got.data(), gpu_cache.data(), got.size());
+    gpu.wait();
+    return got;
+  }
+
   cases::AttentionCase c;
   ops::Ops &gpu, &cpu;
   std::vector<int32_t> tables;
@@ -208,6 +257,45 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       ASSERT_EQ(std::memcmp(both.data() + singles * row, got.data(), got.size() * sizeof(float)), 0)
           << c.name() << ": prompts behind " << singles << " single queries";
       at += row * static_cast<size_t>(queries);
+    }
+  }
+}
+
+// Heads that are normalised, rotated and stored on the way into attention have the bits of those
+// that were before, and so has the cache.
+TEST_F(CudaAttention, TakesHeadsOnTheWay) {
+  using ops::KvType;
+  const std::vector<cases::AttentionCase> all = {
+      {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{513, 1}}},
+      {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{1, 1}}},
+      {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, true, {{200, 1}, {512, 1}, {17, 1}}},
+      {{KvType::kF16, 8, 128, 128, false}, 64, 30.0f, 0, false, {{1100, 1}}},
+      {{KvType::kF16, 2, 128, 128, false}, 14, 0.0f, 200, true, {{1700, 1}, {140, 1}, {1024, 1}}},
+      {{KvType::kF16, 2, 128, 128, false}, 32, 0.0f, 0, false, {{16, 1}, {385, 1}}},
+      {{KvType::kF16, 1, 128, 128, false}, 24, 0.0f, 0, true, {{700, 1}, {128, 1}}},
+      {{KvType::kF16, 8, 128, 128, false}, 8, 0.0f, 0, false, {{129, 1}, {2, 1}, {33, 1}, {8, 1}}},
+      // These have a kernel for it.
+      {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
+      {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}}},
+      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
+  };
+  uint32_t seed = 15000;
+  for (const cases::AttentionCase& c : all) {
+    const int dim = c.shape.key_dim;
+    for (const AttentionProblem::NewHeads& how : {AttentionProblem::NewHeads{dim, 0, false, false},
+                                                  {dim, 0, false, true},
+                                                  {dim, 0, true, false},
+                                                  {dim / 2, dim / 4, false, true},
+                                                  {dim / 4 + 2, 0, false, false}}) {
+      seed += 50;
+      AttentionProblem p(c, *gpu, *cpu, seed), other(c, *gpu, *cpu, seed);
+      const std::vector<float> got = p.decode(true, how, seed, false);
+      const std::vector<float> apart = other.decode(true, how, seed, true);
+      const std::string what = fmt::format("{}, rotated {}", c.name(), how.rotary);
+      EXPECT_EQ(std::memcmp(got.data(), apart.data(), got.size() * sizeof(float)), 0) << what;
+      EXPECT_EQ(p.gpu_bytes(), other.gpu_bytes()) << what;
+      const std::vector<float> want = p.decode(false, how, seed, false);
+      expect_near(got, want, 1e-2f * std::max(1.0f, largest(want)), what);
     }
   }
 }

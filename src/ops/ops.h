@@ -172,7 +172,7 @@ class Ops {
   // * key_dim].
   void store_kv(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch);
   // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim],
-  // out: [tokens, heads * value_dim].
+  // out: [tokens, heads * value_dim]. q, and k and v that were just stored, may lose their numbers.
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 

@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 11;
+inline constexpr int kApiVersion = 12;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -143,6 +143,9 @@ struct AttentionArgs {
   float* partial;       // room for partial results of these, or nullptr: a block walks a context
   Activations act;
   int32_t only_act;  // the result is wanted as activations alone: `out` may stay as it is
+  // nullptr, or (host) what heads() is to do first, with parts q, the keys and the values: their
+  // rows may stay as they are.
+  const HeadsArgs* before;
 };
 
 struct RoutingArgs {

@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(256)
       __half* to = buffers + (fetched++ % 2) * slot_size;
       const int id = chunk_ids(a, tile.sequence, next_chunk, high);
       load_chunk<kType>(to, next_keys ? plan.key_pad : plan.value_pad,
-                    next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a, id,
-                    kv_head, next_chunk, low, high, next_keys);
+                        next_keys ? a.cache.key_dim : features, next_keys ? 0 : slice * kSlice, a,
+                        id, kv_head, next_chunk, low, high, next_keys);
       if (next_chunk % kChunks == kChunks - 1 || next_chunk == last_chunk) {
         if (next_keys) {
           next_chunk = max(first_chunk, next_chunk / kChunks * kChunks);
@@ -401,6 +401,10 @@ int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t
 
 int attention(const AttentionArgs* args) {
   AttentionArgs a = *args;
+  if (a.before != nullptr && !takes_heads(a)) {
+    if (const int error = heads(a.before); error != 0) return error;
+    a.before = nullptr;
+  }
   if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(a);
   // Only heads of whole groups end in E4M3.
   if (a.act.e4m3 != 0 &&
@@ -428,7 +432,7 @@ int attention(const AttentionArgs* args) {
   const bool narrow = plan.value_pad == 64 + 8;
   constexpr CacheType kHalf = CacheType::kF16, kByte = CacheType::kE4M3;
   const auto kernel = a.cache.type == kHalf ? narrow ? run<kHalf, 8> : run<kHalf, 16>
-                      : narrow              ? run<kByte, 8>
+                      : narrow ? run<kByte, 8>
                                             : run<kByte, 16>;
   int error = kernel(a, plan, grid, block, split);
   if (error == 0 && !split && a.act.data != nullptr) {

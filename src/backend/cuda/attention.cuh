@@ -70,7 +70,9 @@ __device__ __forceinline__ int feature_at(CacheType type, int f) {
 // E4M3 in F16 is the number times 2^-8: exponents begin 8 lower. attention() and ending() mend it.
 inline constexpr float kUpE4M3 = 256.0f;
 // Of two pairs of features in E4M3, as the cache has them: the first ones in F16, or the second.
-__device__ __forceinline__ uint32_t first_of_pairs(uint32_t codes) { return codes & 0xbf80bf80; }
+__device__ __forceinline__ uint32_t first_of_pairs(uint32_t codes) {
+  return codes & 0xbf80bf80;
+}
 __device__ __forceinline__ uint32_t second_of_pairs(uint32_t codes) {
   return (codes << 7 & 0x3f803f80) | (codes << 1 & 0x80008000);
 }
@@ -367,5 +369,7 @@ int attention_prompt(const AttentionArgs& a);
 // attention_single.cu: one query a sequence, for the usual sizes of heads.
 bool single_fits(const AttentionArgs& a);
 int attention_single(const AttentionArgs& a);
+// Whether it does what is to be done before, too.
+bool takes_heads(const AttentionArgs& a);
 
 }  // namespace freshet::cuda

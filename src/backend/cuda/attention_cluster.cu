@@ -1,10 +1,15 @@
 // Attention of few single queries over short contexts: a cluster of blocks for each piece.
 //
-// A block has the keys of one tile of the piece, and a share of the features of all its values: the
-// scores go to all blocks of the cluster, and each takes all weights of the piece. So four times as
-// many multiprocessors read, and a piece's sums need no memory but their own.
+// A block has some keys of the piece, and a share of the features of all its values: the scores go
+// to all blocks of the cluster, and each takes all weights of the piece. So four times as many
+// multiprocessors read, and a piece's sums need no memory but their own.
+//
+// Norms, rotation and storing of the new heads are done here, too, where they are told: every block
+// takes the queries and what it needs of the new key and value, and puts them where copies of the
+// cache left their place free.
 #include "backend/cuda/attention_single.cuh"
 #include "backend/cuda/cluster.cuh"
+#include "backend/cuda/heads.cuh"
 #include "backend/cuda/kernels.cuh"
 
 namespace freshet::cuda {
@@ -12,25 +17,35 @@ namespace {
 
 using namespace single;
 
-constexpr int kRanks = kTiles;  // blocks of a cluster
+constexpr int kRanks = 4;                           // blocks of a cluster
+constexpr int kRankTokens = kPieceTokens / kRanks;  // whose keys a block has
 constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
 static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane a block, a warp a tile
+
+// Tiles of 8 features of a warp that sums values.
+template <int D>
+inline constexpr int kMine = D / kRanks / (8 * kWarps);
 
 template <class T>
 struct Piece {
   static constexpr int kShare = T::D / kRanks;  // features
-  __half keys[kTileTokens * T::D];
+  union {
+    __half keys[kRankTokens * T::D];
+    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // when all scores are there
+  };
   __half values[kPieceTokens / 8][kShare * 8];
   float scores[8 * T::kRows][kPieceTokens + 8];
-  uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
-  uint64_t full[2];
+  float rooms[kWarps + 1][T::D];           // of a head that is rotated
+  __half queries[8 * T::kRows][T::D + 8];  // as they are multiplied
+  uint64_t full[2], scored;
   int last, beyond;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr int kTileBlocks = kTileTokens / kBlockTokens;
+constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
 
@@ -54,14 +69,14 @@ __device__ __forceinline__ Part part_of(const Range& w, int z) {
 }
 
 // One warp: a lane a block of the cache. The one that holds the query's own place comes when all
-// that was started before has ended.
+// that was started before has ended, if that fills it. Returns that block, if it is of the piece.
 template <class T>
-__device__ __forceinline__ void copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
-                                           const Part& p) {
+__device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
+                                              const Part& p, bool stored) {
   constexpr int kBlockBytes = T::Stored::kBlockBytes, kGroupBytes = Piece<T>::kShare * 8 * 2;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool seen = lane >= p.first_block && lane <= p.last_block;
-  const bool mine = seen && lane / kTileBlocks == p.rank;
+  const bool mine = seen && lane / kRankBlocks == p.rank;
   const int block = p.piece * kPieceBlocks + lane;
   const int64_t id = seen ? a.batch.tables[w.sequence * a.batch.table_stride + block] : 0;
   const int keys = __popc(__ballot_sync(0xffffffff, mine));
@@ -73,7 +88,7 @@ __device__ __forceinline__ void copy_piece(Piece<T>& s, const AttentionArgs& a, 
   __syncwarp();
   const auto copy = [&] {
     if (mine) {
-      bulk_copy(s.keys + lane % kTileBlocks * kBlockTokens * T::D, keys_at(a.cache, id, w.kv_head),
+      bulk_copy(s.keys + lane % kRankBlocks * kBlockTokens * T::D, keys_at(a.cache, id, w.kv_head),
                 kBlockBytes, &s.full[0]);
     }
     const uint8_t* from = values_at(a.cache, id, w.kv_head) + p.rank * Piece<T>::kShare * 16;
@@ -81,32 +96,147 @@ __device__ __forceinline__ void copy_piece(Piece<T>& s, const AttentionArgs& a, 
       bulk_copy(s.values[lane * 2 + i], from + i * 16 * T::D, kGroupBytes, &s.full[1]);
     }
   };
-  const bool newest = block == w.position / kBlockTokens;
-  if (seen && !newest) copy();
+  const bool late = stored && block == w.position / kBlockTokens;
+  if (seen && !late) copy();
   wait();
-  if (seen && newest) copy();
+  if (seen && late) copy();
+  return __shfl_sync(0xffffffff, id, w.position / kBlockTokens % kPieceBlocks);
 }
 
-// Scores of a warp's 32 keys of the block's tile, to all blocks of the cluster.
+// A warp's head of the query's token, of 128 features: a lane's four neighbours.
+constexpr int kHeadDim = 128;
+struct Head {
+  float4 v;
+  Turn turn;
+};
+__device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::Part& part,
+                                          int head, int token) {
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  const float* x = part.x + token * part.stride + int64_t{head} * kHeadDim;
+  return {load_four(x, c, kHeadDim, whole_rows(part.x, part.stride)),
+          turn_at(part, of.cos_sin + int64_t{token} * part.rotary_dim, c)};
+}
+// The same normalised and rotated.
+__device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of,
+                                              const HeadsArgs::Part& part, int head, int token,
+                                              float* room) {
+  if (part.normed == 0 && part.rotary_dim == 0) return h.v;
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  __syncwarp();  // the head before has been read
+  *reinterpret_cast<float4*>(room + c) = h.v;
+  if (part.normed != 0) {
+    norm_head(room, kHeadDim, part.norm, part.norm_per_head != 0 ? int64_t{head} * kHeadDim : 0);
+  }
+  __syncwarp();
+  const float* table = of.cos_sin + int64_t{token} * part.rotary_dim;
+  return rotate_four(room, c, kHeadDim, part, table, h.turn);
+}
+
+// The queries, by the warps that sum.
+template <class T>
+__device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a,
+                                             const HeadsArgs& of, const Range& w) {
+  const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
+  const HeadsArgs::Part& part = of.of[0];
+  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+#pragma unroll 1
+  for (int row = warp; row < 8 * T::kRows; row += kWarps) {
+    float4 v = {};
+    if (row < w.rows) {
+      const Head head = load_head(of, part, first + row, w.sequence);
+      v = finish_head(head, of, part, first + row, w.sequence, s.rooms[warp]);
+    }
+    store_four(CacheType::kF16, reinterpret_cast<uint8_t*>(&s.queries[row][c]), 0, T::D, v);
+  }
+}
+
+// The new key and value, by the warp that copies: into the copies, and into the cache.
+template <class T>
+__device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
+                                            const HeadsArgs& of, const Range& w, const Part& p,
+                                            int64_t id) {
+  constexpr CacheType kType = CacheType::kF16;
+  constexpr int kShare = Piece<T>::kShare;
+  const int at = w.position - p.piece * kPieceTokens;  // in the piece
+  if (at >= kPieceTokens) return;
+  const bool mine = at / kRankTokens == p.rank;
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  const int block = at / kBlockTokens, slot = slot_at(kType, at % kBlockTokens, T::D);
+  const Head value = load_head(of, of.of[2], w.kv_head, w.sequence);
+  if (mine) {
+    const Head head = load_head(of, of.of[1], w.kv_head, w.sequence);
+    const float4 key = finish_head(head, of, of.of[1], w.kv_head, w.sequence, s.rooms[kWarps]);
+    uint8_t* keys =
+        reinterpret_cast<uint8_t*>(s.keys + block % kRankBlocks * kBlockTokens * T::D) + slot;
+    barrier_wait(&s.full[0], 0);
+    store_four(kType, keys, c, T::D, key);
+    store_four(kType, keys_at(a.cache, id, w.kv_head) + slot, c, T::D, key);
+  }
+  const float4 v = finish_head(value, of, of.of[2], w.kv_head, w.sequence, s.rooms[kWarps]);
+  if (c / kShare == p.rank) {
+    uint8_t* values = reinterpret_cast<uint8_t*>(s.values[block * 2 + at % kBlockTokens / 8]) +
+                      slot_at(kType, at % 8, kShare);
+    barrier_wait(&s.full[1], 0);
+    store_four(kType, values, c % kShare, kShare, v);
+    store_four(kType, values_at(a.cache, id, w.kv_head) + slot, c, T::D, v);
+  }
+}
+
+// Zeros for the rows that fill up the activations' last tile, in the block's share of features, by
+// the warp that copies.
+template <class T>
+__device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
+  const int sequences = a.batch.sequences;
+  if (a.act.data == nullptr || w.sequence + 1 != sequences || p.piece != w.first_piece) return;
+  constexpr int kPairs = Piece<T>::kShare / 2;
+  const int rows = (kTokenTile - sequences % kTokenTile) % kTokenTile;
+  const int64_t cols = static_cast<int64_t>(a.heads) * T::D;
+  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  for (int h = first; h < first + w.rows; ++h) {
+    const int64_t col = static_cast<int64_t>(h) * T::D + p.rank * Piece<T>::kShare;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x % 32); i < rows * kPairs; i += 32) {
+      put_pair(a.act, sequences + i / kPairs, col + i % kPairs * 2, cols, 0.0f, 0.0f);
+    }
+  }
+}
+
+// The operands of the queries.
+template <class T>
+__device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece<T>& s) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto pair = [&](int r, int column) {
+    return r >= T::kRows ? 0
+                         : *reinterpret_cast<const uint32_t*>(
+                               &s.queries[lane / 4 + r * 8][column + lane % 4 * 2]);
+  };
+#pragma unroll
+  for (int k = 0; k < T::D / 16; ++k) {
+    q[k] = make_uint4(pair(0, k * 16), pair(1, k * 16), pair(0, k * 16 + 8), pair(1, k * 16 + 8));
+  }
+}
+
+// Scores of a warp's keys of the block, to all blocks of the cluster.
 template <class T>
 __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                            const Part& p, const uint4 (&q)[T::D / 16]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  float sum[4][4] = {};
+  constexpr int kPairs = kRankTokens / kWarps / 16;
+  float sum[2 * kPairs][4] = {};
 #pragma unroll
   for (int k = 0; k < T::D / 16; ++k) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kPairs; ++j) {
       uint32_t b[4];
-      T::Stored::keys(b, reinterpret_cast<const uint8_t*>(s.keys), warp * 2 + j, k);
+      T::Stored::keys(b, reinterpret_cast<const uint8_t*>(s.keys), warp * kPairs + j, k);
       mma_half(sum[2 * j], q[k], b[0], b[1]);
       mma_half(sum[2 * j + 1], q[k], b[2], b[3]);
     }
   }
   cluster_wait();  // all blocks have begun
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int key = p.rank * kTileTokens + warp * 32 + j * 8 + lane % 4 * 2;
+  for (int j = 0; j < 2 * kPairs; ++j) {
+    const int key = p.rank * kRankTokens + (warp * kPairs * 2 + j) * 8 + lane % 4 * 2;
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
       float v[2];
@@ -117,39 +247,59 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
       }
       auto* to = reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][key]);
 #pragma unroll
-      for (int rank = 0; rank < kRanks; ++rank) to_block(to, rank, make_float2(v[0], v[1]));
+      for (int rank = 0; rank < kRanks; ++rank) {
+        send_to_block(to, rank, make_float2(v[0], v[1]), &s.scored);
+      }
     }
   }
-  cluster_arrive();
-  cluster_wait();
+  barrier_wait(&s.scored, 0);
 }
 
-// Weights of the piece: a warp a tile, with the reference of the first. Where that is too far off,
-// one warp takes all tiles in their order.
+// The pair of scores, and of weights, of a lane in row lane / 4 + 8 r of a tile.
+template <class T>
+__device__ __forceinline__ float2 score_at(const Piece<T>& s, int tile, int r, int j) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return *reinterpret_cast<const float2*>(
+      &s.scores[lane / 4 + r * 8][tile * kTileTokens + j * 8 + lane % 4 * 2]);
+}
+template <class T>
+__device__ __forceinline__ void put_weights(Piece<T>& s, int tile, int r, int j, uint32_t pair) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  s.weights[lane / 4 + r * 8][tile * (kTileTokens / 2) + j * 4 + lane % 4] = pair;
+}
+
+// One warp takes all tiles in their order. Rare, so it is no part of the code that all go through.
+template <class T>
+__device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep,
+                                         Softmax<T::kRows>& all) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 1
+  for (int t = p.first_tile; t <= p.last_tile; ++t) {
+    float factor[T::kRows];
+    take_scores<T::kRows>(
+        all, t == p.first_tile, [&](int r, int j) { return score_at(s, t, r, j); }, steep, factor,
+        [&](int r, int j, uint32_t pair) { put_weights(s, t, r, j, pair); });
+#pragma unroll
+    for (int r = 0; r < T::kRows; ++r) s.factor[t][lane / 4 + r * 8] = factor[r];
+  }
+}
+
+// Weights of the piece: a warp a tile, with the reference of the first, unless that is too far off.
 template <class T>
 __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float steep) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const auto score = [&](int tile) {
-    return [&s, lane, tile](int r, int j) {
-      return *reinterpret_cast<const float2*>(
-          &s.scores[lane / 4 + r * 8][tile * kTileTokens + j * 8 + lane % 4 * 2]);
-    };
-  };
-  const auto put = [&](int tile) {
-    return [&s, lane, tile](int r, int j, uint32_t pair) {
-      s.weights[lane / 4 + r * 8][tile * (kTileTokens / 2) + j * 4 + lane % 4] = pair;
-    };
-  };
   Softmax<T::kRows> all;
   float offset[T::kRows], sum[T::kRows];
   if (warp >= p.first_tile && warp <= p.last_tile) {
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
-      all.m[r] = largest_of(score(p.first_tile), r);
+      all.m[r] = largest_of([&](int row, int j) { return score_at(s, p.first_tile, row, j); }, r);
       offset[r] = offset_of(all.m[r], steep);
     }
-    weigh<T::kRows>(sum, score(warp), steep, offset, put(warp));
+    weigh<T::kRows>(
+        sum, [&](int r, int j) { return score_at(s, warp, r, j); }, steep, offset,
+        [&](int r, int j, uint32_t pair) { put_weights(s, warp, r, j, pair); });
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
       beyond |= warp > p.first_tile && !(sum[r] <= kMostWeight);
@@ -159,12 +309,7 @@ __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float st
   }
   sync_summing();
   if (s.beyond != 0 && warp == 0) {
-    for (int t = p.first_tile; t <= p.last_tile; ++t) {
-      float factor[T::kRows];
-      take_scores<T::kRows>(all, t == p.first_tile, score(t), steep, factor, put(t));
-#pragma unroll
-      for (int r = 0; r < T::kRows; ++r) s.factor[t][lane / 4 + r * 8] = factor[r];
-    }
+    weigh_again(s, p, steep, all);
   } else if (s.beyond == 0 && warp == p.first_tile) {
 #pragma unroll
     for (int r = 0; r < T::kRows; ++r) {
@@ -184,9 +329,8 @@ __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float st
 
 // Sums of a warp's features, with all values of the piece.
 template <class T>
-__device__ __forceinline__ void add_piece(Sums<T::D / 128, T::kRows>& sums, const Piece<T>& s,
+__device__ __forceinline__ void add_piece(Sums<kMine<T::D>, T::kRows>& sums, const Piece<T>& s,
                                           const Part& p) {
-  constexpr int kMine = T::D / 128;  // tiles of 8 features
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   for (int t = p.first_tile; t <= p.last_tile; ++t) {
     if (s.beyond != 0 && t > p.first_tile) {
@@ -199,9 +343,10 @@ __device__ __forceinline__ void add_piece(Sums<T::D / 128, T::kRows>& sums, cons
     for (int k = 0; k < kTileBlocks; k += 2) {
       const int block = t * kTileBlocks + k;
 #pragma unroll
-      for (int j = 0; j < kMine; ++j) {
+      for (int j = 0; j < kMine<T::D>; ++j) {
         uint32_t b[4];
-        ldmatrix4_trans(b, s.values[block * 2 + lane / 8] + (warp * kMine + j) * 64 + lane % 8 * 8);
+        ldmatrix4_trans(
+            b, s.values[block * 2 + lane / 8] + (warp * kMine<T::D> + j) * 64 + lane % 8 * 8);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           if (block + i < p.first_block || block + i > p.last_block) continue;
@@ -226,11 +371,11 @@ __device__ __forceinline__ void add_piece(Sums<T::D / 128, T::kRows>& sums, cons
 
 // The piece's sums as the result, or as a partial one.
 template <class T>
-__device__ __forceinline__ void write_piece(const Sums<T::D / 128, T::kRows>& sums,
+__device__ __forceinline__ void write_piece(const Sums<kMine<T::D>, T::kRows>& sums,
                                             const AttentionArgs& a, const Range& w, const Part& p,
                                             int pieces) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int first = p.rank * Piece<T>::kShare + warp * (T::D / 16) + lane % 4 * 2;
+  const int first = p.rank * Piece<T>::kShare + warp * kMine<T::D> * 8 + lane % 4 * 2;
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
     const int row = lane / 4 + r * 8;
@@ -240,7 +385,7 @@ __device__ __forceinline__ void write_piece(const Sums<T::D / 128, T::kRows>& su
     // As if it joined those before it: none.
     const float end = w.pieces == 1 ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
 #pragma unroll
-    for (int j = 0; j < T::D / 128; ++j) {
+    for (int j = 0; j < kMine<T::D>; ++j) {
       const float low = sums.acc[j][r * 2], high = sums.acc[j][r * 2 + 1];
       if (w.pieces == 1) {
         put_result(a, w.sequence, static_cast<int64_t>(head) * T::D + first + j * 8,
@@ -254,12 +399,29 @@ __device__ __forceinline__ void write_piece(const Sums<T::D / 128, T::kRows>& su
     }
   }
 }
+// comes_last() with one thread's fence.
+__device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blocks) {
+  sync_summing();
+  if (threadIdx.x == 0) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(&count)
+                 : "memory");
+    last = before + 1 == static_cast<unsigned>(blocks);
+    if (last != 0) count = 0;
+  }
+  sync_summing();
+  return last != 0;
+}
 #endif
 
-// Blocks: [sequences x tiles of rows, key heads, pieces x blocks of a cluster].
+// Blocks: [sequences x tiles of rows, key heads, pieces x blocks of a cluster]. of: queries, and
+// keys and values if these are not in the cache yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    cluster_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan) {
+    cluster_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
+                   const __grid_constant__ HeadsArgs of) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Piece<T>*>(memory);
@@ -272,44 +434,47 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) {
     barrier_init(&s.full[0], 1);
     barrier_init(&s.full[1], 1);
+    barrier_init(&s.scored, 1);
     s.beyond = 0;
     barriers_ready();
+    barrier_expect(&s.scored, 8 * T::kRows * kPieceTokens * sizeof(float));
   }
   __syncthreads();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   if (threadIdx.x >= kSumming) {
-    copy_piece(s, a, w, p);
+    const bool stored = of.count == 1;
+    const int64_t newest = copy_piece(s, a, w, p, stored);
+    if (!stored) take_newest(s, a, of, w, p, newest);
+    __syncthreads();
     cluster_wait();
-    cluster_arrive();
-    cluster_wait();
+    pad_share<T>(a, w, p);
     return;
   }
   wait();
+  take_queries(s, a, of, w);
+  __syncthreads();
   uint4 q[T::D / 16];
-  load_queries<T>(q, a, w);
+  load_operands<T>(q, s);
   barrier_wait(&s.full[0], 0);
   score_tile(s, a, w, p, q);
   weigh_piece(s, p, steepness(a));
   sync_summing();
   barrier_wait(&s.full[1], 0);
-  Sums<T::D / 128, T::kRows> sums;
+  Sums<kMine<T::D>, T::kRows> sums;
   sums.clear();
   add_piece(sums, s, p);
   write_piece<T>(sums, a, w, p, plan.pieces);
   if (w.pieces > 1) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
-    if (!comes_last(s.last, count, w.pieces * kRanks)) return;
+    if (!arrives_last(s.last, count, w.pieces * kRanks)) return;
     static_assert(kMergeRoom<T::D> <= sizeof(s.keys) + sizeof(s.values));
     merge_pieces<T>(reinterpret_cast<float*>(s.keys), a, w, plan.pieces);
-  } else if (p.rank != 0) {
-    return;
   }
-  pad_rows<T::D>(a, w);
 #endif
 }
 
 template <class T>
-int run(const AttentionArgs& a, const Plan& plan) {
+int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   constexpr size_t kBytes = sizeof(Piece<T>);
   const auto kernel = cluster_kernel<T>;
   static const cudaError_t kRaised = cudaFuncSetAttribute(
@@ -318,7 +483,7 @@ int run(const AttentionArgs& a, const Plan& plan) {
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.pieces * kRanks));
-  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, dim3(1, 1, kRanks), a, plan);
+  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, dim3(1, 1, kRanks), a, plan, of);
 }
 
 }  // namespace
@@ -334,8 +499,16 @@ bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
 
 int attention_cluster(const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, HalfStored>>(a, plan)
-                                         : run<Kind<128, 2, HalfStored>>(a, plan);
+  HeadsArgs of{};
+  if (a.before != nullptr) {
+    of = *a.before;
+  } else {
+    of.count = 1;
+    of.of[0].x = const_cast<float*>(a.q);
+    of.of[0].stride = a.q_stride;
+  }
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, HalfStored>>(a, plan, of)
+                                         : run<Kind<128, 2, HalfStored>>(a, plan, of);
 }
 
 }  // namespace freshet::cuda

@@ -103,6 +103,10 @@ bool single_fits(const AttentionArgs& a) {
          a.q_stride % 2 == 0;
 }
 
+bool takes_heads(const AttentionArgs& a) {
+  return single_fits(a) && a.single == a.batch.sequences && cluster_fits(a, plan_single(a, 1));
+}
+
 int attention_single(const AttentionArgs& a) {
   switch (a.cache.key_dim) {
     case 64:

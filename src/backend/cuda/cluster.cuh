@@ -15,6 +15,13 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
+// Where nothing is handed over but barriers that barriers_ready() has told of: the other one is a
+// fence that waits for all copies in flight.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
@@ -69,6 +76,16 @@ __device__ __forceinline__ void to_block(float4* p, int rank, const float (&v)[4
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(p, rank)),
                "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                : "memory");
+#endif
+}
+// The same in one with its bytes' arrival at a barrier there.
+__device__ __forceinline__ void send_to_block(float2* p, int rank, float2 v, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::
+          "r"(place_in_block(p, rank)),
+      "f"(v.x), "f"(v.y), "r"(place_in_block(barrier, rank))
+      : "memory");
 #endif
 }
 }  // namespace freshet::cuda

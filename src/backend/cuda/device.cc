@@ -78,6 +78,7 @@ Status CudaDevice::open_buffers() {
 }
 
 CudaDevice::~CudaDevice() {
+  flush();
   api_.sync();
   forget_steps();
 }
@@ -102,6 +103,7 @@ Result<void*> CudaDevice::take(size_t bytes) {
   return memory;
 }
 void CudaDevice::give_back(void* memory) {
+  flush();
   api_.sync();
   forget_steps();  // they and the tables may hold its address, which others will get
   known_tables_.clear();
@@ -129,6 +131,7 @@ void CudaDevice::Pinned::copy(void* to, const void* from, size_t bytes) {
 }
 
 Status CudaDevice::write(void* to, const void* host, size_t bytes) {
+  flush();
   int error = api_.upload(to, host, static_cast<int64_t>(bytes));
   if (error == 0) error = api_.sync();
   if (error != 0) return internal_error("CUDA: upload: {}", api_.error_text(error));
@@ -184,6 +187,7 @@ const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
   FRESHET_CHECK(bytes <= stage_.size(), "a step with {} bytes of tables", host.size_bytes());
   if (stage_at_ + bytes > stage_.size()) {
     FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", stage_.size());
+    flush();
     check(api_.sync(), "stage");
     stage_at_ = 0;
   }

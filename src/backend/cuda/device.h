@@ -137,6 +137,7 @@ class CudaDevice final : public ops::Device {
   void check(int error, const char* what) const;
   void flush();  // what was held back
   void forget_steps();
+  bool held_for(const Matrix& q, const ops::KvView& cache, const ops::AttentionBatch& batch) const;
   HeadsArgs::Part& hold(const Matrix& x, int heads, int head_dim,
                         FunctionRef<bool(const HeadsArgs::Part&)> done);
   uint8_t* scratch(size_t bytes);
@@ -178,6 +179,10 @@ class CudaDevice final : public ops::Device {
   Pinned pinned_;
   std::string name_;
   size_t free_ = 0, total_ = 0;
+  Router router_;
+  Gated gated_;
+  HeadsArgs held_{};                // parts that wait for what else their heads need
+  ops::AttentionBatch held_batch_;  // of keys and values
   // What holds addresses of buffers; declared before these, since one given back clears it.
   std::map<std::vector<int64_t>, Played> steps_;
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
@@ -195,10 +200,7 @@ class CudaDevice final : public ops::Device {
   bool recording_ = false;
   std::vector<Registered> registered_;
   Buffer tables_;
-  Router router_;
-  Gated gated_;
   Buffer raw_, host_raw_;  // rows on their way to being packed
-  HeadsArgs held_{};       // parts that wait for what else their heads need
 };
 
 }  // namespace freshet::cuda

@@ -1,5 +1,6 @@
 // The ops of a CudaDevice: each translates its arguments and enqueues.
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/arguments.h"
 #include "backend/cuda/device.h"
@@ -210,14 +211,30 @@ void CudaDevice::store_kv(const ops::KvView& cache, const Matrix& k, const Matri
   };
   store(k, s.key_dim, HeadsArgs::kKeys);
   if (!s.value_is_key_prefix) store(v, s.value_dim, HeadsArgs::kValues);
-  flush();
+  held_batch_ = batch;
+}
+
+// Whether what is held is for this attention alone: its queries, and keys and values of its batch.
+bool CudaDevice::held_for(const Matrix& q, const ops::KvView& cache,
+                          const ops::AttentionBatch& batch) const {
+  const HeadsArgs::Part* p = held_.of;
+  return held_.count == 3 && p[0].x == q.data && p[0].stride == q.stride &&
+         held_.tokens == q.rows && p[0].store == HeadsArgs::kNowhere &&
+         p[1].store == HeadsArgs::kKeys && p[2].store == HeadsArgs::kValues &&
+         held_.cache.data == cache.data &&
+         held_batch_.query_start.data() == batch.query_start.data() &&
+         held_batch_.context_len.data() == batch.context_len.data() &&
+         held_batch_.block_tables == batch.block_tables;
 }
 
 void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                            const ops::AttentionBatch& batch, const ops::AttentionParams& params) {
-  flush();
+  const bool first = held_for(q, cache, batch);
+  if (!first) flush();
+  const HeadsArgs before = std::exchange(held_, {});
   wrote(out);
   AttentionArgs a{};
+  if (first) a.before = &before;
   a.out = out.data;
   a.out_stride = out.stride;
   a.q = q.data;
