@@ -22,6 +22,10 @@ template <int NT, int R>
 struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
+constexpr int kNear = 2;        // pieces
+constexpr int kClockBytes = 3;  // of a warp in a clock
+
 template <int NT>
 inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
 
@@ -63,8 +67,22 @@ struct Stream {
                  : "memory");
     copy_weights(to, from, bytes, barrier, policy);
     if (rest != 0) copy_weights(to + bytes, from + jump, rest, barrier, policy);
-    from += kUnitStep<BF16>;
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
+    advance();
+  }
+  // Asks for no more than that it comes to the L2 cache.
+  __device__ __forceinline__ void bring_near() {
+    const auto bring = [](const uint8_t* p, uint32_t n) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n) : "memory");
+    };
+    bring(from, bytes);
+    if (rest != 0) bring(from + jump, rest);
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ void advance() {
+    from += kUnitStep<BF16>;
     if (++unit == units) {
       unit = 0;
       ++group;
@@ -131,6 +149,16 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     for (int s = 0; s < S::kStages && stream.more(); ++s) {
       if (uint64_t* before = asked_before<S>(full, warp, s)) landed(before, ended);
       stream.ask(policy);
+    }
+    if (NT == 1 && warp > 0) {
+      landed(&full[warp][S::kStages - 1], ended);
+      auto next = stream;
+      int64_t at = clock64();
+      for (int n = 0; n < kNear && next.more() && ended == 0; ++n) {
+        next.bring_near();
+        for (at += S::kStageBytes / kClockBytes; clock64() < at && ended == 0;) {
+        }
+      }
     }
   }
   __syncwarp();
