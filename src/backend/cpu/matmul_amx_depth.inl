@@ -35,7 +35,7 @@ struct DepthProduct {
 };
 
 // Products one after the other: the sums of one are stored between the tile instructions of the
-// next, each tile's just before it is used again.
+// next, each tile's just before it is used again, and finished between those of its later blocks.
 template <class N>
 class DepthPipe {
  public:
@@ -50,7 +50,6 @@ class DepthPipe {
             ? (p.panels == 2 ? &DepthPipe::template tiles<2, 2> : &DepthPipe::template tiles<2, 1>)
             : (p.panels == 2 ? &DepthPipe::template tiles<1, 2> : &DepthPipe::template tiles<1, 1>);
     (this->*run)(p, panel, x_at, blocks, fresh);
-    if (before.last) finish_before();
     before = p;
   }
   void drain() {
@@ -58,7 +57,7 @@ class DepthPipe {
     tile_store<1>(before.sums + kTileInts);
     tile_store<2>(before.sums + 2 * kTileInts);
     tile_store<3>(before.sums + 3 * kTileInts);
-    if (before.last) finish_before();
+    if (before.last) finish_before(0, before.step->count);
     before.sums = nowhere;
     before.last = false;
   }
@@ -112,15 +111,22 @@ class DepthPipe {
     const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
     if (streaming) fetch(panel, 0, blocks);
     block<kX, kW, true>(p, panel, x, 0, fresh);
+    const int left = before.last ? before.step->count : 0;
+    int done = 0;
     for (int64_t b = 1; b < blocks; ++b) {
       if (streaming) fetch(panel, b, blocks);
       block<kX, kW, false>(p, panel, x, b, fresh);
+      const int due = static_cast<int>(left * b / blocks);
+      if (due > done) finish_before(done, due);
+      done = due;
     }
+    if (left > done) finish_before(done, left);
   }
-  __attribute__((noinline)) void finish_before() const {
+  // Tokens [first, last) of the product before.
+  __attribute__((noinline)) void finish_before(int first, int last) const {
     const Step& s = *before.step;
     for (int w = 0; w < before.panels; ++w) {
-      for (int t = 0; t < s.count; ++t) {
+      for (int t = first; t < last; ++t) {
         const int row = s.row(t);
         const float* const from =
             before.sums + (2 * (row / kTileRows) + w) * kTileInts + row % kTileRows * kPanelRows;
