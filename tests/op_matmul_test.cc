@@ -244,8 +244,11 @@ TEST_P(MatmulConformance, GatedMlpsKeepTheLawOfTheBatch) {
   };
   run(*reference, 0, kTokens, want);
   run(*shared, 0, kTokens, got);
-  run(*alone, 0, 1, again);
-  EXPECT_EQ(0, std::memcmp(again.data(), got.data(), got.size() * sizeof(float)));
+  for (const int64_t count : {int64_t{1}, kTokens}) {  // at a time
+    std::fill(again.begin(), again.end(), 1.0f);
+    run(*alone, 0, count, again);
+    EXPECT_EQ(0, std::memcmp(again.data(), got.data(), got.size() * sizeof(float))) << count;
+  }
   double difference = 0.0;
   for (size_t i = 0; i < got.size(); ++i) difference += std::pow(got[i] - want[i], 2);
   EXPECT_LT(std::sqrt(difference), 10 * tolerance(row()) * norm(want.data(), kTokens * kHidden));

@@ -1,6 +1,7 @@
 // Gated MLPs. For many tokens, each worker takes a stretch of the inner numbers through both
 // products, the activation and the encoding for `down`, so that what is between stays in its
-// caches: written out and read again it is more memory than all the weights.
+// caches: written out and read again it is more memory than all the weights. Where rows are encoded
+// as wholes (INT8), only the activation's numbers are written out.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -49,10 +50,12 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
   const bool in_order =
       gate.weight->inputs.empty() && up.weight->inputs.empty() && down.weight->inputs.empty();
   const Pieces cut(x.rows, ff, host ? pool().size() : 1);
-  const bool room = cut.tokens * kEncodedPart * (host ? pool().size() : 1) <= x.rows * ff;
+  const ActKind kind = down.weight->kernel->act;
+  const bool in_parts = encodes_in_parts(kind);
+  const int64_t part = cut.tokens * kEncodedPart;  // room for a worker's numbers, in gate's
+  const bool room = (in_parts ? 1 : 2) * part * (host ? pool().size() : 1) <= x.rows * ff;
   if (!host || x.rows <= kManyTokens || !room || !in_order ||
-      !encodes_in_parts(down.weight->kernel->act) ||
-      gate.weight->kernel->act != up.weight->kernel->act) {
+      !(in_parts || kind == ActKind::kInt8) || gate.weight->kernel->act != up.weight->kernel->act) {
     const Product products[] = {gate, up};
     matmul(x, products);
     this->glu(up.out, gate.out, up.out, glu, down.weight);
@@ -69,10 +72,11 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
   const size_t mark = m.arena.mark();
   const Impl::Encoded in =
       m.encode(x, gate.weight->kernel->act, m.reads_fine(*gate.weight) || m.reads_fine(*up.weight));
-  const ActKind kind = down.weight->kernel->act;
   const ActEncoder& encoder = *m.encoders[static_cast<size_t>(kind)];
   const auto row_bytes = static_cast<int64_t>(encoder.row_bytes(ff));
-  auto* const inner = static_cast<uint8_t*>(m.arena.allocate(m.encoded_bytes(kind, x.rows, ff)));
+  auto* const inner =
+      in_parts ? static_cast<uint8_t*>(m.arena.allocate(m.encoded_bytes(kind, x.rows, ff)))
+               : nullptr;
   const bool fine = m.reads_fine(*down.weight);
   m.pool.parallel_for(cut.stretches * cut.parts, [&](int64_t piece, int worker) {
     const int64_t first = piece / cut.parts * kEncodedPart;
@@ -80,17 +84,22 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
     const int64_t t0 = piece % cut.parts * cut.tokens;
     const int64_t tokens = std::min(cut.tokens, x.rows - t0);
     if (tokens <= 0) return;
-    float* const g = gate.out.data + worker * cut.tokens * kEncodedPart;
-    float* const u = up.out.data + worker * cut.tokens * kEncodedPart;
+    float* const g = gate.out.data + (in_parts ? 1 : 2) * worker * part;
+    float* const u = in_parts ? up.out.data + worker * part : g + part;
     run_stretch(gate, in.data, in.row_bytes, t0, tokens, first, last, g);
     run_stretch(up, in.data, in.row_bytes, t0, tokens, first, last, u);
     for (int64_t t = 0; t < tokens; ++t) {
-      float* const row = u + t * kEncodedPart;
-      m.vector->glu(row, g + t * kEncodedPart, row, last - first, static_cast<int>(glu.activation),
+      const float* const from = u + t * kEncodedPart;
+      float* const row = in_parts ? u + t * kEncodedPart : up.out.row(t0 + t) + first;
+      m.vector->glu(row, g + t * kEncodedPart, from, last - first, static_cast<int>(glu.activation),
                     glu.limit, glu.alpha);
-      encoder.encode(row, ff, first, last, fine, inner + (t0 + t) * row_bytes);
+      if (in_parts) encoder.encode(row, ff, first, last, fine, inner + (t0 + t) * row_bytes);
     }
   });
+  if (!in_parts) {
+    m.arena.rewind(mark);
+    return matmul(up.out, {&down, 1});
+  }
   const MatmulCall call{{down.weight, x.rows, nullptr, down.out.data, down.out.stride, down.bias,
                          down.scale, down.add},
                         inner,

@@ -73,13 +73,13 @@ void cut_all(std::span<const MatmulCall> calls, int64_t pieces, int64_t cache_by
 
 // From so many tokens on, computing counts and reading the weights does not.
 constexpr int64_t kManyTokens = 64;
-// The kernels that gained from wide pieces where it was measured: block formats on AMX. Without AMX
-// prompts of 512 were 1 to 20 % slower with them; BF16 on 16 cores a third, but its kernel had
-// changed.
+// The kernels that gained from wide pieces where it was measured: block formats and INT8 on AMX.
+// Without AMX prompts of 512 were 1 to 20 % slower with them; BF16 on 16 cores a third, but its
+// kernel had changed.
 bool takes_wide_pieces(const MatmulCall& c) {
   const MatmulKernel& kernel = *c.args.weight->kernel;
   return c.args.tokens > kManyTokens && kernel.isa == CpuIsa::kAmx &&
-         kernel.act == ActKind::kQ8x256;
+         (kernel.act == ActKind::kQ8x256 || kernel.act == ActKind::kInt8);
 }
 constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
 // What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
