@@ -66,10 +66,12 @@ constexpr int64_t padded_value_dim(const ops::KvShape& s) {
   return (s.value_dim + 31) / 32 * 32;
 }
 constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
-  return kAttendRows * (padded_key_dim(s) + kSplit + padded_value_dim(s)) +  // q, scores, sums
-         32 * padded_key_dim(s) + kSplit * 32 +  // converted keys, values
-         kScaledRows * kSplit +                  // scaled weights
-         8 * kAttendRows;
+  const int64_t vectors = kAttendRows * (padded_key_dim(s) + kSplit) +  // q, scores
+                          32 * padded_key_dim(s) + kSplit * 32 +        // converted keys, values
+                          kScaledRows * kSplit;                         // scaled weights
+  const int64_t tiles = 32 * padded_key_dim(s) + 128 * padded_value_dim(s) +  // q, values
+                        19 * kSplit + 5 * 1024;  // scores and scales, sums, weights
+  return kAttendRows * (padded_value_dim(s) + 8) + (vectors > tiles ? vectors : tiles);
 }
 // A split's result: [rows, padded_value_dim], then a maximum and a sum for each row.
 constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
@@ -86,10 +88,16 @@ struct AttentionIsa {
   // Rounds n numbers, a multiple of 8, to the cache's type; of INT8 scale i goes to scales[16 * i].
   // F16 saturates: an infinity would turn the zero weight of a masked token into NaN.
   void (*convert)(ops::KvType type, const float* x, int64_t n, void* out, uint16_t* scales);
+  // Writes a token's key and value of a head instead, whose values begin at values_at, for shapes
+  // that supports() takes; nullptr: convert() does, for all.
+  void (*store_head)(const ops::KvShape& shape, const float* k, const float* v, int64_t slot,
+                     size_t values_at, uint8_t* head) = nullptr;
+  bool (*supports)(const ops::KvShape& shape) = nullptr;
 };
 
 extern const AttentionIsa kAttentionAvx2;
 extern const AttentionIsa kAttentionAvx512;
+extern const AttentionIsa kAttentionAmx;
 extern const AttentionIsa kAttentionNeon;
 
 }  // namespace freshet::cpu

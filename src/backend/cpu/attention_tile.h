@@ -6,63 +6,35 @@
 #else
 #include "backend/cpu/attention_convert.h"
 #endif
-#include "backend/cpu/attention_isa.h"
 #include "backend/cpu/attention_kernels.h"
-#include "backend/cpu/vector_math.h"
+#include "backend/cpu/attention_merge.h"
 
 namespace freshet::cpu {
 namespace {
 
 template <class S>
-class TileAttention {
-  using F = typename S::F;
+class TileAttention : SplitMerger<S> {
+  using Base = SplitMerger<S>;
+  using typename Base::F;
+  using typename Base::Group;
   using K = AttentionKernels<S>;
-  static constexpr int kLanes = S::kLanes;
+  using Base::advance, Base::begin, Base::block, Base::finish, Base::key_dim_, Base::keep_;
+  using Base::kLanes, Base::kNegInf, Base::least, Base::most, Base::split_max_, Base::split_sum_;
+  using Base::t_, Base::take_, Base::total_, Base::value_dim_, Base::value_stride_;
   static constexpr int kRows = S::kTileRows;
-  static constexpr float kNegInf = -__builtin_inff();
 
-  // Some rows that are computed together, and the tokens of a split that they need.
-  struct Group {
-    int first;  // row of the tile
-    int rows;
-    int from;  // tokens of the split, from a multiple of 16
-    int to;
-    int to_block() const { return (to + 15) & ~15; }
-  };
-
-  const AttentionTile& t_;
-  const int key_dim_ = t_.shape.key_dim;
-  const int value_dim_ = t_.shape.value_dim;
   const int64_t key_stride_ = padded_key_dim(t_.shape);
-  const int64_t value_stride_ = padded_value_dim(t_.shape);
-  float* const q_ = t_.scratch;  // groups of [key_dim, rows]; with plain keys [rows, key_stride]
-  float* const scores_ = q_ + kAttendRows * key_stride_;      // [rows, kSplit]
-  float* const total_ = scores_ + kAttendRows * kSplit;       // [rows, value_stride]
-  float* const keys_ = total_ + kAttendRows * value_stride_;  // two blocks, converted
-  float* const values_ = keys_ + 32 * key_stride_;            // [kSplit, 2 vectors], converted
-  float* const max_ = values_ + kSplit * 32;                  // of all splits so far
-  float* const sum_ = max_ + kAttendRows;
-  float* const split_max_ = sum_ + kAttendRows;
-  float* const split_sum_ = split_max_ + kAttendRows;
-  float* const keep_ = split_sum_ + kAttendRows;  // factors of what was there and of what comes
-  float* const take_ = keep_ + kAttendRows;
-  float* const scaled_ = take_ + kAttendRows;  // weights times scales
+  float* const q_ = Base::free_;  // groups of [key_dim, rows]; with plain keys [rows, key_stride]
+  float* const scores_ = q_ + kAttendRows * key_stride_;  // [rows, kSplit]
+  float* const keys_ = scores_ + kAttendRows * kSplit;    // two blocks, converted
+  float* const values_ = keys_ + 32 * key_stride_;        // [kSplit, 2 vectors], converted
+  float* const scaled_ = values_ + kSplit * 32;           // weights times scales
 
-  explicit TileAttention(const AttentionTile& tile) : t_(tile) {}
+  explicit TileAttention(const AttentionTile& tile) : Base(tile) {}
 
   bool plain_keys() const { return t_.shape.value_is_key_prefix; }
   int groups() const { return (t_.rows + kRows - 1) / kRows; }
-  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-  static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-  Group group(int g, int64_t split) const {
-    const int first = g * kRows;
-    const int rows = static_cast<int>(least(kRows, t_.rows - first));
-    const int64_t start = split * kSplit;
-    const int64_t from = most(t_.first_seen(first), start) - start;
-    const int64_t to = least(t_.last_seen(first + rows - 1) + 1, start + kSplit) - start;
-    return {first, rows, static_cast<int>(from & ~int64_t{15}), static_cast<int>(to)};
-  }
+  Group group(int g, int64_t split) const { return Base::group_at(g * kRows, kRows, split); }
   // What all groups together need.
   Group all(int64_t split) const {
     const Group a = group(0, split), b = group(groups() - 1, split);
@@ -87,11 +59,6 @@ class TileAttention {
         for (int d = 0; d < key_dim_; ++d) to[int64_t{d} * rows] = from[d] * unit;
       }
     }
-  }
-
-  const uint8_t* block(int64_t split, int token) const {
-    return t_.data +
-           static_cast<size_t>(t_.table[split * (kSplit / 16) + token / 16]) * t_.block_bytes;
   }
 
   const uint16_t* key_scales(int64_t split, int token) const {
@@ -191,20 +158,6 @@ class TileAttention {
     }
   }
 
-  // Takes maxima and sums of a split into those of the rows [first, first + rows), rows <= kLanes,
-  // and finds the factors for the values.
-  void advance(int first, int rows, const float* split_max, const float* split_sum) {
-    const F old_max = S::load_n(max_ + first, rows), new_max = S::load_n(split_max, rows);
-    const F max = S::max(old_max, new_max);
-    const F base = S::if_less(S::set(kNegInf), max, max, S::zero());
-    const F keep = Math<S>::exp(S::sub(old_max, base)), take = Math<S>::exp(S::sub(new_max, base));
-    S::store_n(keep_ + first, keep, rows);
-    S::store_n(take_ + first, take, rows);
-    S::store_n(max_ + first, max, rows);
-    const F sum = S::mul(S::load_n(split_sum, rows), take);
-    S::store_n(sum_ + first, S::fma(S::load_n(sum_ + first, rows), keep, sum), rows);
-  }
-
   // Adds a split's weighted values to total_, or writes them to partial.
   template <class T>
   void add_values(int64_t split, float* partial) {
@@ -277,32 +230,6 @@ class TileAttention {
     }
   }
 
-  void begin() {
-    for (int r = 0; r < t_.rows; ++r) {
-      max_[r] = kNegInf;
-      sum_[r] = 0.0f;
-    }
-    for (int64_t i = 0; i < t_.rows * value_stride_; i += kLanes) S::store(total_ + i, S::zero());
-  }
-
-  // A sink is a split of its own, at the end, with one score and no value.
-  void finish() {
-    for (int r = 0; r < t_.rows; ++r) {
-      const int64_t row = t_.first_row + r;
-      if (t_.sinks != nullptr) {
-        const float one = 1.0f;
-        advance(r, 1, t_.sinks + row % t_.group, &one);
-      }
-      const F keep = S::set(t_.sinks != nullptr ? keep_[r] : 1.0f), sum = S::set(sum_[r]);
-      const float* from = total_ + r * value_stride_;
-      float* to = t_.out + row / t_.group * t_.out_stride + row % t_.group * value_dim_;
-      for (int d = 0; d < value_dim_; d += kLanes) {
-        const F v = S::div(S::mul(S::load(from + d), keep), sum);
-        S::store_n(to + d, v, static_cast<int>(least(kLanes, value_dim_ - d)));
-      }
-    }
-  }
-
  public:
   static void attend(const AttentionTile& tile) {
     TileAttention a(tile);
@@ -325,25 +252,9 @@ class TileAttention {
     }
   }
 
-  static void merge(const AttentionTile& tile, const float* partials, int64_t partial_floats) {
-    TileAttention a(tile);
-    a.begin();
-    const int64_t values = tile.rows * a.value_stride_;
-    for (int64_t s = tile.first_split(); s <= tile.last_split(); ++s, partials += partial_floats) {
-      for (int r = 0; r < tile.rows; ++r) {
-        a.advance(r, 1, partials + values + r, partials + values + tile.rows + r);
-        const F keep = S::set(a.keep_[r]), take = S::set(a.take_[r]);
-        float* to = a.total_ + r * a.value_stride_;
-        const float* from = partials + r * a.value_stride_;
-        for (int64_t d = 0; d < a.value_stride_; d += kLanes) {
-          S::store(to + d, S::fma(S::load(to + d), keep, S::mul(S::load(from + d), take)));
-        }
-      }
-    }
-    a.finish();
+  static constexpr AttentionIsa isa() {
+    return {attend, attend_split, Base::merge, convert_to_cache};
   }
-
-  static constexpr AttentionIsa isa() { return {attend, attend_split, merge, convert_to_cache}; }
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // tiles_amx.h in plain code, so that kernels on tiles are tested where there are none.
 //
-// Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD and TDPBSUD (Intel SDM). One
-// thread.
+// Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD and TDPBSUD (Intel SDM).
+// Tiles are a thread's own.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct EmulatedTile {
   int row_bytes = 0;
   uint8_t bytes[16][64];
 };
-EmulatedTile emulated_tiles[8];
+thread_local EmulatedTile emulated_tiles[8];
 
 class Tiles {
  public:

@@ -1,0 +1,548 @@
+// Attention of one tile of rows on tiles of bytes, for caches of F16.
+//
+// A token's key and its value are kept as whole numbers of 16 bits times a power of two of their
+// own: an F16 number that is at least a sixteenth of the largest is exact, of others at most 2^-15
+// of the largest is lost. A whole number is 256 high + low, both signed bytes. Queries and weights
+// are whole numbers of 16 bits too, a scale a row (and a split). Sums of products high x high and
+// high x low are exact, in whatever order and with however many rows; low x low is left out.
+//
+// A head's block: keys: of each 64 features, a tile of high and one of low bytes, rows of which are
+// four features of 16 tokens; values: of each 16 features, four rows of high and of low bytes, each
+// four tokens of 16 features. The lowest bits of the first 16 features of a key are its power of
+// two and its value's.
+//
+// FRESHET_TILES: tiles_amx.h or tiles_emulated.h.
+#pragma once
+
+#include <cstring>
+
+#include "backend/cpu/attention_merge.h"
+#include "backend/cpu/vector_simd_avx512.h"
+
+#define FRESHET_INLINE static inline __attribute__((always_inline))
+#define FRESHET_INLINE_MEMBER inline __attribute__((always_inline))
+#define FRESHET_UNROLL _Pragma("GCC unroll 64")
+#include FRESHET_TILES
+
+namespace freshet::cpu {
+namespace {
+
+inline constexpr int64_t kTileBytes = 1024;
+inline constexpr int64_t kPlanes = 2 * kTileBytes;  // the tile of high bytes, then that of low ones
+inline constexpr int kTop = 127 * 256;              // the largest code: low bytes add to it
+inline constexpr int kNoNumber = 127;               // as a power
+
+struct Bytes {
+  __m128i high, low;
+};
+FRESHET_INLINE Bytes bytes_of(__m512i codes) {
+  const __m512i up = _mm512_add_epi32(codes, _mm512_set1_epi32(128));
+  return {_mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)), _mm512_cvtepi32_epi8(codes)};
+}
+// Sums of high x high and of high x low bytes as one number, in units of 256.
+FRESHET_INLINE __m512 joined(const int32_t* high, const int32_t* middle) {
+  const __m512i up = _mm512_slli_epi32(_mm512_load_si512(high), 8);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(up, _mm512_load_si512(middle)));
+}
+FRESHET_INLINE __m512i powers_of_two(__m512i power) {
+  return _mm512_slli_epi32(_mm512_add_epi32(power, _mm512_set1_epi32(127)), 23);
+}
+
+// Rounded to F16, which saturates.
+FRESHET_INLINE __m512 as_f16(const float* x) {
+  const __m512 most = _mm512_set1_ps(65504.0f), least = _mm512_set1_ps(-65504.0f);
+  const __m512 v = _mm512_max_ps(least, _mm512_min_ps(most, _mm512_loadu_ps(x)));  // NaN stays
+  return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// The power of two that takes n numbers to codes.
+inline int power_for(const float* x, int n) {
+  __m512i largest = _mm512_setzero_si512();
+  for (int i = 0; i < n; i += 16) {
+    largest = _mm512_max_epu32(largest, _mm512_castps_si512(_mm512_abs_ps(as_f16(x + i))));
+  }
+  const uint32_t bits = _mm512_reduce_max_epu32(largest);
+  if (bits > 0x7f800000u) return kNoNumber;
+  // From 2^14 to kTop: mantissas of 1.984375 and more need the next power.
+  const int power = static_cast<int>((bits + (1u << 17)) >> 23) - 127 - 14;
+  return power < -40 ? -40 : power;
+}
+FRESHET_INLINE __m512i codes_of(const float* x, int power) {
+  if (power == kNoNumber) return _mm512_setzero_si512();
+  const __m512 scale = _mm512_castsi512_ps(powers_of_two(_mm512_set1_epi32(-power)));
+  return _mm512_cvtps_epi32(_mm512_mul_ps(as_f16(x), scale));
+}
+
+class TiledAttention : SplitMerger<Avx512> {
+  static constexpr int kTogether = 16;  // rows
+  static constexpr int kChunk = 64;     // tokens of a tile of values
+
+  const int64_t key_tiles_ = key_dim_ / 64;
+  const int64_t value_tiles_ = value_dim_ / 16;
+  float* const x_ = free_;  // [kTogether, kSplit], as powers of two, each with its value's
+  float* const key_scale_ = x_ + kTogether * kSplit;  // of each token of the split
+  float* const value_power_ = key_scale_ + kSplit;
+  float* const value_inverse_ = value_power_ + kSplit;
+  float* const row_scale_ = value_inverse_ + kSplit;
+  int32_t* const sums_ = reinterpret_cast<int32_t*>(row_scale_ + kAttendRows);  // eight tiles
+  uint8_t* const q_ = reinterpret_cast<uint8_t*>(sums_ + 8 * 256);  // [rows / 16, key_tiles]
+  uint8_t* const weights_ = q_ + kAttendRows / kTogether * key_tiles_ * kPlanes;  // [chunks]
+  uint8_t* const values_ = weights_ + kSplit / kChunk * kPlanes;  // [chunks, value_tiles]
+  Tiles tiles_;
+
+  explicit TiledAttention(const AttentionTile& tile) : SplitMerger(tile) {
+    tiles_.configure(tile.rows < kTogether ? tile.rows : kTogether, 64);
+    load_queries();
+  }
+
+  void load_queries() {
+    for (int r = 0; r < t_.rows; ++r) {
+      const int64_t row = t_.first_row + r;
+      const float* from = t_.q + row / t_.group * t_.q_stride + row % t_.group * key_dim_;
+      __m512 largest = _mm512_setzero_ps();
+      for (int d = 0; d < key_dim_; d += 16) {
+        const __m512 v = _mm512_abs_ps(_mm512_loadu_ps(from + d));
+        largest = _mm512_max_ps(largest, v);
+      }
+      const float top = _mm512_reduce_max_ps(largest);
+      const __m512 inverse = _mm512_set1_ps(top > 1e-30f ? kTop / top : 0.0f);
+      __m512 sum = _mm512_setzero_ps();  // not a number if one of them is none
+      uint8_t* const to = q_ + r / kTogether * key_tiles_ * kPlanes + r % kTogether * 64;
+      for (int d = 0; d < key_dim_; d += 16) {
+        const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(from + d), inverse);
+        sum = _mm512_add_ps(sum, _mm512_sub_ps(v, v));
+        const Bytes b = bytes_of(_mm512_cvtps_epi32(v));
+        uint8_t* const at = to + d / 64 * kPlanes + d % 64;
+        _mm_store_si128(reinterpret_cast<__m128i*>(at), b.high);
+        _mm_store_si128(reinterpret_cast<__m128i*>(at + kTileBytes), b.low);
+      }
+      row_scale_[r] = top / kTop * 256.0f * t_.scale * (t_.softcap > 0.0f ? 1.0f : kLog2E) +
+                      _mm512_reduce_add_ps(sum);
+    }
+  }
+
+  // With few rows, values are better used where they are than brought together for tiles.
+  bool few() const { return t_.rows <= 8; }
+  int groups() const { return (t_.rows + kTogether - 1) / kTogether; }
+  Group group(int g, int64_t split) const { return group_at(g * kTogether, kTogether, split); }
+
+  // Scales of the tokens' keys and values, and zeros for blocks that are not needed.
+  void load_scales(const Group& need, int64_t split) {
+    const __m512i ones = _mm512_set1_epi8(1), some = _mm512_set1_epi32(0x08040201),
+                  rest = _mm512_set1_epi32(static_cast<int>(0x80402010));
+    const __m512i no_number = _mm512_set1_epi32(kNoNumber), most = _mm512_set1_epi32(64),
+                  least = _mm512_set1_epi32(-64);
+    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
+    for (int t = 0; t < kSplit; t += 16) {
+      if (t < need.from || t >= need.to) {
+        _mm512_store_ps(value_inverse_ + t, _mm512_setzero_ps());
+        continue;
+      }
+      const uint8_t* const low = block(split, t) + kTileBytes;
+      __m512i power[2];
+      FRESHET_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const __m512i a = _mm512_and_si512(_mm512_load_si512(low + i * 128), ones);
+        const __m512i b = _mm512_and_si512(_mm512_load_si512(low + i * 128 + 64), ones);
+        power[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), a, some);
+        power[i] = _mm512_dpbusd_epi32(power[i], b, rest);
+      }
+      const __mmask16 no_key = _mm512_cmpeq_epi32_mask(power[0], no_number);
+      const __mmask16 no_value = _mm512_cmpeq_epi32_mask(power[1], no_number);
+      FRESHET_UNROLL
+      for (__m512i& p : power) p = _mm512_max_epi32(least, _mm512_min_epi32(most, p));
+      const __m512 key = _mm512_castsi512_ps(powers_of_two(power[0]));
+      _mm512_store_ps(key_scale_ + t, _mm512_mask_mov_ps(key, no_key, nan));
+      _mm512_store_ps(value_power_ + t,
+                      _mm512_mask_mov_ps(_mm512_cvtepi32_ps(power[1]), no_value, nan));
+      const __m512i minus = _mm512_sub_epi32(_mm512_setzero_si512(), power[1]);
+      _mm512_store_si512(value_inverse_ + t, powers_of_two(minus));
+    }
+  }
+
+  FRESHET_INLINE_MEMBER void load_rows(const uint8_t* q) {
+    tile_load<4>(q, 64);
+    tile_load<5>(q + kTileBytes, 64);
+  }
+  // The sums of a block of keys in tiles kSet and the next.
+  template <int kSet>
+  FRESHET_INLINE_MEMBER void multiply_keys(const uint8_t* q, const uint8_t* k, int32_t* sums) {
+    tile_zero<kSet>();
+    tile_zero<kSet + 1>();
+    for (int64_t i = 0; i < key_tiles_; ++i, q += kPlanes, k += kPlanes) {
+      if (key_tiles_ > 1) load_rows(q);
+      tile_load<6>(k, 64);
+      tile_dp_i8<kSet, 4, 6>();
+      tile_dp_i8<kSet + 1, 5, 6>();
+      tile_load<7>(k + kTileBytes, 64);
+      tile_dp_i8<kSet + 1, 4, 7>();
+    }
+    tile_store<kSet>(sums);
+    tile_store<kSet + 1>(sums + 256);
+  }
+  int32_t* key_sums(int token) const { return sums_ + token % 64 / 16 * 512; }
+  FRESHET_INLINE_MEMBER void multiply_keys(const uint8_t* q, int64_t split, int token) {
+    if (token % 32 == 0) {
+      multiply_keys<0>(q, block(split, token), key_sums(token));
+    } else {
+      multiply_keys<2>(q, block(split, token), key_sums(token));
+    }
+  }
+
+  // Sums of a block to scores as powers of two, plus those of the values.
+  template <bool kCap>
+  FRESHET_INLINE_MEMBER void scores_of(const Group& g, int token, int rows) {
+    const int32_t* const sums = key_sums(token);
+    const __m512 scale = _mm512_load_ps(key_scale_ + token);
+    const __m512 power = _mm512_load_ps(value_power_ + token);
+    float* const to = x_ + token;
+    const float* const row_scale = row_scale_ + g.first;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const __m512 dot = joined(sums + r * 16, sums + 256 + r * 16);
+      const __m512 row = _mm512_set1_ps(row_scale[r]);
+      __m512 x = _mm512_mul_ps(dot, scale);
+      if constexpr (kCap) {
+        const __m512 cap = _mm512_set1_ps(t_.softcap);
+        const __m512 v = _mm512_div_ps(_mm512_mul_ps(x, row), cap);
+        x = _mm512_mul_ps(cap, Math<Avx512>::tanh(v));
+        x = _mm512_fmadd_ps(x, _mm512_set1_ps(kLog2E), power);
+      } else {
+        x = _mm512_fmadd_ps(x, row, power);
+      }
+      _mm512_store_ps(to + r * kSplit, x);
+    }
+  }
+
+  // x_ of the group's rows. Tiles are two blocks ahead.
+  void score(const Group& g, int64_t split) {
+    const uint8_t* const q = q_ + g.first / kTogether * key_tiles_ * kPlanes;
+    if (key_tiles_ == 1) load_rows(q);
+    for (int t = g.from; t < g.from + 32 && t < g.to; t += 16) multiply_keys(q, split, t);
+    for (int t = g.from; t < g.to; t += 16) {
+      if (t + 32 < g.to) multiply_keys(q, split, t + 32);
+      if (t_.softcap > 0.0f) {
+        scores_of<true>(g, t, g.rows);
+      } else if (g.rows == kTogether) {
+        scores_of<false>(g, t, kTogether);
+      } else {
+        scores_of<false>(g, t, g.rows);
+      }
+    }
+  }
+
+  // A block's values, on their way while scores become weights: with few rows, memory would have
+  // nothing to do then.
+  void fetch_values(const Group& g, int64_t split, int token) const {
+    if (!few() || token >= g.to) return;
+    const uint8_t* const from = block(split, token) + t_.values_at;
+    for (int64_t i = 0; i < 32 * int64_t{value_dim_}; i += 64) __builtin_prefetch(from + i);
+  }
+
+  // Masks scores that row r of the group does not see, and notes the largest.
+  void find_max(const Group& g, int r, int64_t split) {
+    fetch_values(g, split, g.from + 16 * r);
+    float* const x = x_ + r * kSplit;
+    const int row = g.first + r, from = g.from & -kChunk, to = (g.to + kChunk - 1) & -kChunk;
+    const int64_t start = split * kSplit;
+    const int64_t first = t_.first_seen(row) - start, end = t_.last_seen(row) + 1 - start;
+    const __m512 none = _mm512_set1_ps(kNone);
+    const auto mask = [&](int begin, int stop) {
+      for (int i = begin; i < stop; i += 16) {
+        const __m512 v = i >= g.from && i < g.to ? _mm512_load_ps(x + i) : none;
+        _mm512_store_ps(x + i, Avx512::keep_range(v, first - i, end - i, none));
+      }
+    };
+    const int seen = static_cast<int>(most(from, least(to, (first + 15) & -16)));
+    mask(from, seen);
+    mask(static_cast<int>(most(seen, least(to, end & -16))), to);
+    __m512 max = none;
+    for (int i = from; i < to; i += 16) max = _mm512_max_ps(max, _mm512_load_ps(x + i));
+    split_max_[row] = _mm512_reduce_max_ps(max);
+  }
+
+  // kTop * 2^x for x <= 0. The polynomial, for x less the next lower whole number, is 2.9e-6 off,
+  // and kTop at 0.
+  FRESHET_INLINE __m512 weight(__m512 x) {
+    const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(kTop * 0.0134266844f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop * 0.0522424739f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop * 0.241280205f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop * 0.693044845f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop));
+    return _mm512_scalef_ps(p, x);  // by the next lower whole number
+  }
+
+  // Row r of the group: x to weights, whose sum it notes: as they are before they become whole
+  // numbers, which those of small values may be too small for.
+  void weigh(const Group& g, int r, int64_t split) {
+    fetch_values(g, split, g.from + 16 * (g.rows + r));
+    float* const x = x_ + r * kSplit;
+    const int row = g.first + r, from = g.from & -kChunk, to = (g.to + kChunk - 1) & -kChunk;
+    const float max = split_max_[row];
+    const bool seen = !(max <= 0.5f * kNone);
+    const __m512 base = _mm512_set1_ps(seen ? max : 0.0f);
+    __m512 sum = _mm512_setzero_ps();
+    uint8_t* to_bytes = weights_ + from / kChunk * kPlanes + r * 64;
+    for (int i = from; i < to; i += kChunk, to_bytes += kPlanes) {
+      __m512i code[4];
+      FRESHET_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const __m512 p = weight(_mm512_sub_ps(_mm512_load_ps(x + i + 16 * j), base));
+        code[j] = _mm512_cvtps_epi32(p);
+        sum = _mm512_fmadd_ps(p, _mm512_load_ps(value_inverse_ + i + 16 * j), sum);
+      }
+      const __m512i a = _mm512_packs_epi32(code[0], code[1]),
+                    b = _mm512_packs_epi32(code[2], code[3]);
+      const __m512i up = _mm512_set1_epi16(128), low = _mm512_set1_epi16(255);
+      const __m512i a_high = _mm512_srli_epi16(_mm512_add_epi16(a, up), 8);
+      const __m512i b_high = _mm512_srli_epi16(_mm512_add_epi16(b, up), 8);
+      _mm512_store_si512(to_bytes, _mm512_packus_epi16(a_high, b_high));
+      _mm512_store_si512(to_bytes + kTileBytes,
+                         _mm512_packus_epi16(_mm512_and_si512(a, low), _mm512_and_si512(b, low)));
+    }
+    split_max_[row] = seen ? max * kLn2 : kNegInf;
+    split_sum_[row] = Avx512::reduce_add(sum) * (1.0f / kTop);
+  }
+
+  // The split's values as tiles of 64 tokens. Row 4 q + b of a tile is quad q of block b, as
+  // weights are packed.
+  void load_values(const Group& need, int64_t split) {
+    for (int t = need.from; t < need.to; t += 16) {
+      const uint8_t* from = block(split, t) + t_.values_at;
+      uint8_t* to = values_ + t / kChunk * value_tiles_ * kPlanes + t % kChunk / 16 * 64;
+      for (int64_t f = 0; f < 2 * value_tiles_; ++f, from += 256, to += kTileBytes) {
+        FRESHET_UNROLL
+        for (int q = 0; q < 4; ++q) {
+          _mm512_store_si512(to + q * 256, _mm512_load_si512(from + q * 64));
+        }
+      }
+    }
+  }
+
+  // Two tiles of features from f on (or one), to sums_ from kAt tiles on.
+  template <int kAt>
+  FRESHET_INLINE_MEMBER void multiply_values(const Group& g, int64_t f, bool two) {
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    for (int c = g.from / kChunk; c * kChunk < g.to; ++c) {
+      const uint8_t* const v = values_ + (c * value_tiles_ + f) * kPlanes;
+      load_rows(weights_ + c * kPlanes);
+      tile_load<6>(v, 64);
+      tile_dp_i8<0, 4, 6>();
+      tile_dp_i8<1, 5, 6>();
+      tile_load<7>(v + kTileBytes, 64);
+      tile_dp_i8<1, 4, 7>();
+      if (!two) continue;
+      tile_load<6>(v + kPlanes, 64);
+      tile_dp_i8<2, 4, 6>();
+      tile_dp_i8<3, 5, 6>();
+      tile_load<7>(v + kPlanes + kTileBytes, 64);
+      tile_dp_i8<3, 4, 7>();
+    }
+    tile_store<0>(sums_ + kAt * 256);
+    tile_store<1>(sums_ + (kAt + 1) * 256);
+    tile_store<2>(sums_ + (kAt + 2) * 256);
+    tile_store<3>(sums_ + (kAt + 3) * 256);
+  }
+  // The same sums of kRows rows from row `first` on, straight from the cache.
+  template <int kRows, int kTwo>
+  void sum_values(const Group& g, int64_t split, int first, int64_t f) {
+    __m512i high[kTwo][kRows], middle[kTwo][kRows];
+    const __m512i up = _mm512_set1_epi8(-128);  // 128 more, as an unsigned byte
+    __m512i too_much[kTwo];                     // for low bytes that are 128 higher
+    FRESHET_UNROLL
+    for (__m512i& v : too_much) v = _mm512_setzero_si512();
+    FRESHET_UNROLL
+    for (int i = 0; i < kTwo * kRows; ++i) {
+      high[i / kRows][i % kRows] = middle[i / kRows][i % kRows] = _mm512_setzero_si512();
+    }
+    for (int t = g.from; t < g.to; t += 16) {
+      const uint8_t* const v = block(split, t) + t_.values_at + f * 512;
+      const uint8_t* const w = weights_ + t / kChunk * kPlanes + t % kChunk / 4 + first * 64;
+      for (int q = 0; q < 4; ++q) {
+        __m512i v_high[kTwo], v_low[kTwo];
+        FRESHET_UNROLL
+        for (int i = 0; i < kTwo; ++i) {
+          v_high[i] = _mm512_load_si512(v + i * 512 + q * 64);
+          v_low[i] = _mm512_load_si512(v + i * 512 + q * 64 + 256);
+          too_much[i] = _mm512_dpbusd_epi32(too_much[i], up, v_high[i]);
+        }
+        FRESHET_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i w_high = four_bytes(w + r * 64 + q * 16);
+          const __m512i w_low = _mm512_xor_si512(four_bytes(w + r * 64 + q * 16 + kTileBytes), up);
+          FRESHET_UNROLL
+          for (int i = 0; i < kTwo; ++i) {
+            high[i][r] = _mm512_dpbusd_epi32(high[i][r], w_high, v_high[i]);
+            middle[i][r] = _mm512_dpbusd_epi32(middle[i][r], w_low, v_high[i]);
+            middle[i][r] = _mm512_dpbusd_epi32(middle[i][r], w_high, v_low[i]);
+          }
+        }
+      }
+    }
+    FRESHET_UNROLL
+    for (int i = 0; i < kTwo * kRows; ++i) {
+      int32_t* const to = sums_ + (f + i / kRows) % 4 * 512 + (first + i % kRows) * 16;
+      _mm512_store_si512(to, high[i / kRows][i % kRows]);
+      _mm512_store_si512(to + 256,
+                         _mm512_sub_epi32(middle[i / kRows][i % kRows], too_much[i / kRows]));
+    }
+  }
+  FRESHET_INLINE __m512i four_bytes(const uint8_t* from) {
+    int32_t four;
+    std::memcpy(&four, from, 4);
+    return _mm512_set1_epi32(four);
+  }
+  template <int kRows>
+  void sum_values(const Group& g, int64_t split, int first, int64_t f) {
+    if (f + 1 < value_tiles_) {
+      sum_values<kRows, 2>(g, split, first, f);
+    } else {
+      sum_values<kRows, 1>(g, split, first, f);
+    }
+  }
+  void multiply_values(const Group& g, int64_t split, int64_t f) {
+    if (few()) {
+      for (int r = 0; r < g.rows; r += 4) {
+        switch (g.rows - r) {
+          case 1:
+            sum_values<1>(g, split, r, f);
+            break;
+          case 2:
+            sum_values<2>(g, split, r, f);
+            break;
+          case 3:
+            sum_values<3>(g, split, r, f);
+            break;
+          default:
+            sum_values<4>(g, split, r, f);
+        }
+      }
+      return;
+    }
+    const bool two = f + 1 < value_tiles_;
+    if (f % 4 == 0) {
+      multiply_values<0>(g, f, two);
+    } else {
+      multiply_values<4>(g, f, two);
+    }
+  }
+
+  // Adds the group's weighted values to total_, or writes them to partial.
+  void add_values(const Group& g, int64_t split, float* partial) {
+    const __m512 unit = _mm512_set1_ps(256.0f / kTop);
+    multiply_values(g, split, 0);
+    for (int64_t f = 0; f < value_tiles_; ++f) {
+      if (f % 2 == 0 && f + 2 < value_tiles_) multiply_values(g, split, f + 2);
+      const int32_t* const sums = sums_ + f % 4 * 512;
+      for (int r = 0; r < g.rows; ++r) {
+        const int row = g.first + r;
+        const __m512 v = _mm512_mul_ps(joined(sums + r * 16, sums + 256 + r * 16), unit);
+        const int64_t at = row * value_stride_ + f * 16;
+        if (partial != nullptr) {
+          _mm512_storeu_ps(partial + at, v);
+        } else {
+          const __m512 take = _mm512_set1_ps(take_[row]), keep = _mm512_set1_ps(keep_[row]);
+          const __m512 old = _mm512_load_ps(total_ + at);
+          _mm512_store_ps(total_ + at, _mm512_fmadd_ps(old, keep, _mm512_mul_ps(v, take)));
+        }
+      }
+    }
+  }
+
+  void do_split(int64_t split, float* partial) {
+    const Group first = group(0, split), last = group(groups() - 1, split);
+    const Group need{0, t_.rows, first.from, last.to};
+    load_scales(need, split);
+    bool loaded = false;
+    for (int i = 0; i < groups(); ++i) {
+      const Group g = group(i, split);
+      score(g, split);
+      for (int r = 0; r < g.rows; ++r) find_max(g, r, split);
+      for (int r = 0; r < g.rows; ++r) weigh(g, r, split);
+      if (g.from >= g.to) continue;
+      if (partial == nullptr) {
+        advance(g.first, g.rows, split_max_ + g.first, split_sum_ + g.first);
+      }
+      if (!few() && !loaded) load_values(need, split);
+      loaded = true;
+      add_values(g, split, partial);
+    }
+  }
+
+ public:
+  static void attend(const AttentionTile& tile) {
+    TiledAttention a(tile);
+    a.begin();
+    for (int64_t s = tile.first_split(); s <= tile.last_split(); ++s) a.do_split(s, nullptr);
+    a.finish();
+  }
+
+  static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
+    TiledAttention a(tile);
+    // Groups of rows that see nothing of the split leave their part as it is here.
+    const int64_t values = tile.rows * a.value_stride_;
+    for (int64_t i = 0; i < values; i += 16) _mm512_storeu_ps(partial + i, _mm512_setzero_ps());
+    a.do_split(split, partial);
+    for (int r = 0; r < tile.rows; ++r) {
+      partial[values + r] = a.split_max_[r];
+      partial[values + tile.rows + r] = a.split_sum_[r];
+    }
+  }
+
+  // A token's key and value of a head, whose block is at `head`.
+  static void store_head(const ops::KvShape& s, const float* k, const float* v, int64_t slot,
+                         size_t values_at, uint8_t* head) {
+    const int key = power_for(k, s.key_dim), value = power_for(v, s.value_dim);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i powers = _mm512_set1_epi32((key & 255) | (value & 255) << 8);
+    alignas(16) uint8_t bytes[2][16];
+    for (int d = 0; d < s.key_dim; d += 16) {
+      __m512i code = codes_of(k + d, key);
+      if (d == 0) {
+        const __m512i bits = _mm512_and_si512(_mm512_srlv_epi32(powers, lanes), one);
+        code = _mm512_or_si512(_mm512_andnot_si512(one, code), bits);
+      }
+      put(code, bytes);
+      uint8_t* const to = head + d / 64 * kPlanes + d % 64 * 16 + slot * 4;
+      for (int p = 0; p < 2; ++p) {
+        for (int i = 0; i < 4; ++i) std::memcpy(to + p * kTileBytes + i * 64, bytes[p] + i * 4, 4);
+      }
+    }
+    // The slot's byte of each four.
+    const __m128i up = _mm_cvtsi32_si128(static_cast<int>(slot % 4 * 8));
+    const __mmask64 mine = __mmask64{0x1111111111111111} << (slot % 4);
+    for (int d = 0; d < s.value_dim; d += 16) {
+      const __m512i code = codes_of(v + d, value);
+      const __m512i high = _mm512_srli_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8);
+      uint8_t* const to = head + values_at + d * 32 + slot / 4 * 64;
+      _mm512_mask_storeu_epi8(to, mine, _mm512_sll_epi32(high, up));
+      _mm512_mask_storeu_epi8(to + 256, mine, _mm512_sll_epi32(code, up));
+    }
+  }
+
+  // Codes of 256 features at most add up to 31 bits.
+  static bool supports(const ops::KvShape& s) {
+    return s.type == ops::KvType::kF16 && !s.value_is_key_prefix && s.key_dim % 64 == 0 &&
+           s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
+  }
+
+  static constexpr AttentionIsa isa() {
+    return {attend, attend_split, merge, nullptr, store_head, supports};
+  }
+
+ private:
+  static constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+  static constexpr float kNone = -1e30f;  // a score that is not seen
+  static void put(__m512i codes, uint8_t (&to)[2][16]) {
+    const Bytes b = bytes_of(codes);
+    _mm_store_si128(reinterpret_cast<__m128i*>(to[0]), b.high);
+    _mm_store_si128(reinterpret_cast<__m128i*>(to[1]), b.low);
+  }
+};
+
+}  // namespace
+}  // namespace freshet::cpu
