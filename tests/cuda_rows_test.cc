@@ -132,7 +132,8 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
   uint32_t seed = 700;
   for (const auto& [dim, value_dim, rotary] :
        {std::tuple{128, 128, 128}, {64, 64, 64}, {96, 64, 32}, {256, 128, 64}}) {
-    for (const bool interleaved : {false, true}) {
+    for (const auto& [interleaved, normed] :
+         {std::pair{false, true}, {true, true}, {false, false}}) {
       const ops::KvShape shape{ops::KvType::kF16, kKeyHeads, dim, value_dim, false};
       const ops::AttentionBatch batch{starts, contexts, tables.data(), 3};
       const std::vector<float> w = random_floats(static_cast<size_t>(dim), ++seed);
@@ -165,10 +166,12 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
         const auto next = [&] {
           if (apart) o.wait();
         };
-        o.norm_heads(qs, kQueryHeads, dim, norm, false);
-        next();
-        o.norm_heads(ks, kKeyHeads, dim, norm, false);
-        next();
+        if (normed) {
+          o.norm_heads(qs, kQueryHeads, dim, norm, false);
+          next();
+          o.norm_heads(ks, kKeyHeads, dim, norm, false);
+          next();
+        }
         o.rope(qs, kQueryHeads, dim, dim - rotary, rotary, interleaved, dt.data());
         next();
         o.rope(ks, kKeyHeads, dim, dim - rotary, rotary, interleaved, dt.data());
@@ -235,6 +238,40 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
   }
 }
 
+// The same of many rows of a layer's usual norm, with one round of columns and with two.
+TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
+  constexpr int64_t kOut = 48, kRows = 300;
+  for (const quant::Format format : {quant::Format::kBF16, quant::Format::kFP8}) {
+    for (const int64_t cols : {int64_t{768}, int64_t{4352}}) {
+      const Stored s = stored(format, kOut, cols, 3);
+      const auto w = gpu->pack(format, s.rows, cols);
+      ASSERT_TRUE(w.ok());
+      DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kRows * cols), 1));
+      DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 2));
+      const auto run = [&, cols = cols](const ops::Weight* reader) {
+        DeviceFloats between(*gpu, static_cast<size_t>(kRows * cols)), out(*gpu, kRows * kOut);
+        const Matrix to = between.matrix(kRows, cols);
+        gpu->norm(to, x.matrix(kRows, cols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
+                  reader);
+        const ops::Product p{&*w, out.matrix(kRows, kOut), nullptr, 1.0f, false};
+        gpu->matmul(to, {&p, 1});
+        return out.get();
+      };
+      EXPECT_EQ(run(&*w), run(nullptr)) << quant::info(format).name << " of " << cols;
+    }
+  }
+}
+
+// Scales that all columns of a row share, or all rows of a block of 128.
+void share_scales(std::vector<uint8_t>& bytes, int64_t rows, int64_t cols, bool of_rows) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t b = 0; b < cols / 128; ++b) {
+      const float scale = 1e-3f * static_cast<float>(of_rows ? 1 + r % 7 : 2 + b % 3 + r / 128 % 5);
+      std::memcpy(bytes.data() + (r * (cols / 128) + b) * 132 + 128, &scale, sizeof scale);
+    }
+  }
+}
+
 // Gate and up may end in the gated unit. A row has the same bits however many there are, and what
 // the reference makes of the products of the GPU as they are.
 TEST_F(CudaRows, GatedProductsKeepTheirBits) {
@@ -243,13 +280,16 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       {quant::Format::kINT8, 576, 1808},      {quant::Format::kINT8, 136, 17000},
       {quant::Format::kInt4G128, 2176, 8704}, {quant::Format::kInt4G32, 2176, 4608},
       {quant::Format::kBF16, 576, 208},       {quant::Format::kBF16, 2112, 208},
-      {quant::Format::kFP8, 640, 12800},      {quant::Format::kFP8, 2176, 12800},
-      {quant::Format::kQ4_0, 2176, 8704},     {quant::Format::kQ8_0, 2112, 8704},
-      {quant::Format::kMXFP4, 2176, 8704},    {quant::Format::kQ4_K, 2304, 8704},
-      {quant::Format::kQ6_K, 2304, 8704}};
+      {quant::Format::kFP8, 640, 12800},      {quant::Format::kFP8, 1152, 12800},
+      {quant::Format::kFP8, 2176, 12800},     {quant::Format::kQ4_0, 2176, 8704},
+      {quant::Format::kQ8_0, 2112, 8704},     {quant::Format::kMXFP4, 2176, 8704},
+      {quant::Format::kQ4_K, 2304, 8704},     {quant::Format::kQ6_K, 2304, 8704}};
   for (const auto& [format, cols, ff] : shapes) {
-    const Stored stored_gate = stored(format, ff, cols, 3);
-    const Stored stored_up = stored(format, ff, cols, 4);
+    Stored stored_gate = stored(format, ff, cols, 3), stored_up = stored(format, ff, cols, 4);
+    if (format == quant::Format::kFP8 && cols != 2176) {
+      share_scales(stored_gate.bytes, ff, cols, true);
+      share_scales(stored_up.bytes, ff, cols, cols == 640);
+    }
     const Stored stored_down = stored(format, kOut, ff, 5);
     const auto gate = gpu->pack(format, stored_gate.rows, cols);
     const auto up = gpu->pack(format, stored_up.rows, cols);

@@ -347,6 +347,34 @@ TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
   }
 }
 
+// Tiles that two blocks of a cluster share the rows of: the last of these is half of one, and the
+// last block has 16 tokens.
+TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
+  constexpr int64_t kCols = 2176, kMost = 400;
+  for (const int64_t rows : {int64_t{4150}, int64_t{4160}}) {
+    const Stored s = stored(quant::Format::kFP8, rows, kCols, 35);
+    const auto w = gpu->pack(quant::Format::kFP8, s.rows, kCols);
+    ASSERT_TRUE(w.ok());
+    DeviceFloats x(*gpu, random_floats(kMost * kCols, 36)), bias(*gpu, random_floats(rows, 37));
+    const std::vector<float> before = random_floats(static_cast<size_t>(kMost * rows), 38);
+    const auto run = [&](int64_t first, int64_t count) {
+      DeviceFloats out(*gpu,
+                       {before.begin() + first * rows, before.begin() + (first + count) * rows});
+      const ops::Product p{&*w, out.matrix(count, rows), bias.matrix(1, rows).data, 0.5f, true};
+      gpu->matmul(x.matrix(kMost, kCols).slice_rows(first, count), {&p, 1});
+      return out.get();
+    };
+    const std::vector<float> all = run(0, kMost);
+    for (const int64_t t : {0, 127, 128, 200, 255, 256, 383, 384, 399}) {
+      const std::vector<float> alone = run(t, 1);
+      ASSERT_EQ(std::memcmp(all.data() + t * rows, alone.data(), alone.size() * 4), 0)
+          << rows << " rows, token " << t;
+    }
+    const std::vector<float> some = run(13, 300);
+    ASSERT_EQ(std::memcmp(all.data() + 13 * rows, some.data(), some.size() * 4), 0) << rows;
+  }
+}
+
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
     const Stored s = stored(format, 50, 512, 9);

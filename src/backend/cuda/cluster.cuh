@@ -26,6 +26,30 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
+// In place of cluster_arrive() where nothing but barriers is handed over: what releases to a
+// cluster waits for all of the block's bulk copies.
+__device__ __forceinline__ void cluster_begun() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+// At a barrier of a block of the cluster, after reads only.
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+// Stores in a block of the cluster and says so at a barrier there, both places as place_in_block()
+// has them.
+__device__ __forceinline__ void send(uint32_t to, const float (&v)[4], uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::
+          "r"(to),
+      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+      : "memory");
+#endif
+}
 // What stands at the same place of another block of the cluster.
 __device__ __forceinline__ uint32_t place_in_block(const void* p, int rank) {
   uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(p));

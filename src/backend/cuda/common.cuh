@@ -148,30 +148,36 @@ __device__ __forceinline__ E4M3Scale e4m3_scale(float most) {
   if (!(most > kLeast)) return {0.0f, 0.0f};
   return {__fdiv_rn(kMost, most), __fdiv_rn(most, kMost)};
 }
+// Eight neighbours' codes.
+__device__ __forceinline__ uint2 e4m3_codes(const float (&v)[8], const E4M3Scale& scale) {
+  const float up = scale.up;
+  return make_uint2(two_e4m3(v[0] * up, v[1] * up) | two_e4m3(v[2] * up, v[3] * up) << 16,
+                    two_e4m3(v[4] * up, v[5] * up) | two_e4m3(v[6] * up, v[7] * up) << 16);
+}
 // Eight neighbouring activations, at a column that is a multiple of 8, with their 128's scale.
 __device__ __forceinline__ void put_scaled(const Activations& act, int64_t row, int64_t col,
                                            const float (&v)[8], const E4M3Scale& scale) {
-  const float up = scale.up;
   uint8_t* tile = act.data + ((col >> 7) * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
-  uint2 codes;
-  codes.x = two_e4m3(v[0] * up, v[1] * up) | two_e4m3(v[2] * up, v[3] * up) << 16;
-  codes.y = two_e4m3(v[4] * up, v[5] * up) | two_e4m3(v[6] * up, v[7] * up) << 16;
   const int64_t in = col & 127, of_tile = row & 7;
-  *reinterpret_cast<uint2*>(tile + (in >> 4) * 128 + of_tile * 16 + (in & 15)) = codes;
+  *reinterpret_cast<uint2*>(tile + (in >> 4) * 128 + of_tile * 16 + (in & 15)) =
+      e4m3_codes(v, scale);
   if (in == 0) {
     reinterpret_cast<float*>(tile + kTokenTile * kE4M3Cols)[of_tile] = scale.down;
   }
 }
-// The same of a half warp's 128.
-__device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, int64_t col,
-                                         const float (&v)[8]) {
+// The largest of a half warp's 128.
+__device__ __forceinline__ float most_of_128(const float (&v)[8]) {
   float most = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
   const uint32_t half = threadIdx.x % 32 < 16 ? 0x0000ffff : 0xffff0000;
 #pragma unroll
   for (int step = 8; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(half, most, step));
-  put_scaled(act, row, col, v, e4m3_scale(most));
+  return most;
+}
+__device__ __forceinline__ void put_e4m3(const Activations& act, int64_t row, int64_t col,
+                                         const float (&v)[8]) {
+  put_scaled(act, row, col, v, e4m3_scale(most_of_128(v)));
 }
 #endif
 

@@ -26,17 +26,23 @@ __device__ __forceinline__ Place place_of(const BatchArgs& b, int token) {
   return {low, b.context_len[low] - (b.query_start[low + 1] - token)};
 }
 
-// Where a head goes in the cache; nullptr: nowhere.
+// Where a token goes in the cache.
+struct Slot {
+  int64_t block;
+  int at;
+};
+__device__ __forceinline__ Slot slot_of(const BatchArgs& b, int token) {
+  const Place place = place_of(b, token);
+  return {b.tables[place.sequence * b.table_stride + place.position / kBlockTokens],
+          place.position % kBlockTokens};
+}
+// Where a head that is kept goes.
 __device__ __forceinline__ uint8_t* place_in_cache(const HeadsArgs& a, HeadsArgs::Store store,
-                                                   int head, int token) {
-  if (store == HeadsArgs::kNowhere) return nullptr;
-  const Place place = place_of(a.batch, token);
-  const int64_t block =
-      a.batch.tables[place.sequence * a.batch.table_stride + place.position / kBlockTokens];
-  const int slot = place.position % kBlockTokens;
+                                                   int head, const Slot& slot) {
   return store == HeadsArgs::kKeys
-             ? keys_at(a.cache, block, head) + slot_at(a.cache.type, slot, a.cache.key_dim)
-             : values_at(a.cache, block, head) + slot_at(a.cache.type, slot, a.cache.value_dim);
+             ? keys_at(a.cache, slot.block, head) + slot_at(a.cache.type, slot.at, a.cache.key_dim)
+             : values_at(a.cache, slot.block, head) +
+                   slot_at(a.cache.type, slot.at, a.cache.value_dim);
 }
 
 // Blocks [token, kHeadWarps heads of all parts].
@@ -51,7 +57,9 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   if (p == a.count) return;
   const HeadsArgs::Part& part = a.of[p];
   // Tables came by a copy before the step's first kernel.
-  uint8_t* to = place_in_cache(a, part.store, h, token);
+  uint8_t* to = part.store == HeadsArgs::kNowhere
+                    ? nullptr
+                    : place_in_cache(a, part.store, h, slot_of(a.batch, token));
   float* x = part.x + token * part.stride + static_cast<int64_t>(h) * part.head_dim;
   const int dim = part.head_dim;
   const bool whole = dim % 4 == 0 && whole_rows(part.x, part.stride);
@@ -81,6 +89,74 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
+// The usual heads: 128 numbers that are rotated from end to end, or not at all, and not normalised.
+// Nothing but what a token's heads share is computed more than once a warp, which takes several.
+constexpr int kUsualDim = 128, kAtOnce = 3;
+
+bool usual(const HeadsArgs& a) {
+  for (int i = 0; i < a.count; ++i) {
+    const HeadsArgs::Part& p = a.of[i];
+    const bool whole = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride % 4 == 0;
+    const bool turns = p.offset == 0 && p.interleaved == 0 && p.rotary_dim == kUsualDim;
+    if (p.head_dim != kUsualDim || p.normed != 0 || !whole || (p.rotary_dim != 0 && !turns)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+__global__ void __launch_bounds__(kHeadWarps * 32)
+    usual_heads_kernel(const __grid_constant__ HeadsArgs a, int heads) {
+  let_next_start();
+  const int token = static_cast<int>(blockIdx.x), c = static_cast<int>(threadIdx.x % 32) * 4;
+  const int first = static_cast<int>(blockIdx.y) * kHeadWarps + static_cast<int>(threadIdx.x / 32);
+  const int step = static_cast<int>(gridDim.y) * kHeadWarps;
+  bool kept = false, turned = false;
+  for (int p = 0; p < a.count; ++p) {
+    kept = kept || a.of[p].store != HeadsArgs::kNowhere;
+    turned = turned || a.of[p].rotary_dim != 0;
+  }
+  Slot slot = {};
+  if (kept) slot = slot_of(a.batch, token);  // tables came before the step's first kernel
+  wait();
+  float4 cos = {}, sin = {};
+  if (turned) {
+    const float* table = a.cos_sin + static_cast<int64_t>(token) * kUsualDim + c % (kUsualDim / 2);
+    cos = *reinterpret_cast<const float4*>(table);
+    sin = *reinterpret_cast<const float4*>(table + kUsualDim / 2);
+  }
+  const bool second = c >= kUsualDim / 2;
+  for (int from = first; from < heads; from += kAtOnce * step) {
+    float4 v[kAtOnce];
+    float* x[kAtOnce];
+    int part[kAtOnce], head[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      head[i] = from + i * step, part[i] = 0;
+      if (head[i] >= heads) break;
+      while (head[i] >= a.of[part[i]].heads) head[i] -= a.of[part[i]++].heads;
+      x[i] = a.of[part[i]].x + token * a.of[part[i]].stride + head[i] * kUsualDim + c;
+      v[i] = *reinterpret_cast<const float4*>(x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (from + i * step >= heads) break;
+      const HeadsArgs::Part& of = a.of[part[i]];
+      if (of.rotary_dim != 0) {
+        const auto turn = [&](float& its, float by_cos, float by_sin) {
+          const float other = __shfl_xor_sync(0xffffffff, its, 16);
+          its = rotated(its, other, by_cos, by_sin, second);
+        };
+        turn(v[i].x, cos.x, sin.x), turn(v[i].y, cos.y, sin.y);
+        turn(v[i].z, cos.z, sin.z), turn(v[i].w, cos.w, sin.w);
+        *reinterpret_cast<float4*>(x[i]) = v[i];
+      }
+      if (of.store == HeadsArgs::kNowhere) continue;
+      store_four(a.cache.type, place_in_cache(a, of.store, head[i], slot), c, kUsualDim, v[i]);
+    }
+  }
+}
+
 }  // namespace
 
 int heads(const HeadsArgs* args) {
@@ -88,6 +164,12 @@ int heads(const HeadsArgs* args) {
   for (int i = 0; i < args->count; ++i) {
     count += args->of[i].heads;
     longest = args->of[i].head_dim > longest ? args->of[i].head_dim : longest;
+  }
+  if (usual(*args)) {
+    const int64_t blocks = ceil_div(count, args->tokens > 256 ? kAtOnce * kHeadWarps : kHeadWarps);
+    return launch(usual_heads_kernel,
+                  dim3(static_cast<unsigned>(args->tokens), static_cast<unsigned>(blocks)),
+                  dim3(kHeadWarps * 32), 0, *args, count);
   }
   const int room = static_cast<int>(ceil_div(longest, 4)) * 4;
   const dim3 grid(static_cast<unsigned>(args->tokens),

@@ -273,11 +273,180 @@ __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
   }
 }
 
+// The same of a layer's usual norm, for products in BF16 or E4M3: its weight is in shared memory
+// before the rows are there, and a half warp's four scales are divided for by four of its lanes.
+template <bool kE4M3>
+struct Staged {  // units of a row; 16 bytes of each row, one after the other
+  static constexpr int kUnits = kE4M3 ? 2 : 1;
+  static __host__ __device__ int bytes(int cols) { return cols / (kUnits * kUnit) * kStagedUnit; }
+  static __host__ __device__ int all(int cols) {  // with the weight, and scales
+    return bytes(cols) + cols * 4 + cols / kE4M3Cols * kTileRows * 4;
+  }
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A row's part of the tile, of a thread's four lanes from column c on, each 4 lanes' units apart.
+template <bool kE4M3>
+__device__ __forceinline__ void stage(uint8_t* staged, float* scales, int row, int c, int n,
+                                      const float (&v)[4][kUnit]) {
+  constexpr int kApart = kTileThreads * kUnit;
+  if constexpr (kE4M3) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    float most = 0.0f;
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const float its = most_of_128(v[l]);
+      if (lane % 4 == l) most = its;
+    }
+    const E4M3Scale scale = e4m3_scale(most);
+    const int mine = c + lane % 4 * kApart;
+    if (lane % 16 < 4 && mine < n) scales[mine / kE4M3Cols * kTileRows + row] = scale.down;
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const float up = __shfl_sync(0xffffffff, scale.up, lane / 16 * 16 + l);
+      const int at = c + l * kApart;
+      if (at >= n) continue;
+      *reinterpret_cast<uint2*>(staged + at / 16 * kStagedUnit + row * 16 + at % 16) =
+          e4m3_codes(v[l], {up, 0.0f});
+    }
+  } else {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      const int at = c + l * kApart;
+      if (at >= n) continue;
+      *reinterpret_cast<uint4*>(staged + at / kUnit * kStagedUnit + row * 16) =
+          make_uint4(pack_bf16(v[l][0], v[l][1]), pack_bf16(v[l][2], v[l][3]),
+                     pack_bf16(v[l][4], v[l][5]), pack_bf16(v[l][6], v[l][7]));
+    }
+  }
+}
+
+// Four rows of core matrices: runs of 64 bytes, and of 16 of scales.
+template <bool kE4M3>
+__device__ __forceinline__ void put_staged(const Activations& act, const uint8_t* staged,
+                                           const float* scales, int first, int n) {
+  const auto row = static_cast<int>(threadIdx.x % kTileRows), in_tile = first % kTokenTile;
+  constexpr int kCols = kE4M3 ? kE4M3Cols : 64, kUnits = kCols / (Staged<kE4M3>::kUnits * kUnit);
+  constexpr int kBytes = kE4M3 ? kE4M3TileBytes : kTokenTile * 64 * 2;
+  uint8_t* to = act.data + static_cast<int64_t>(first / kTokenTile) * kBytes;
+  const int64_t step = act.core_tiles * kBytes;
+  for (int u = static_cast<int>(threadIdx.x) / kTileRows; u < n / kCols * kUnits;
+       u += kTileThreads) {
+    *reinterpret_cast<uint4*>(to + u / kUnits * step + u % kUnits * 128 + (in_tile + row) * 16) =
+        *reinterpret_cast<const uint4*>(staged + u * kStagedUnit + row * 16);
+  }
+  if constexpr (kE4M3) {
+    for (int b = static_cast<int>(threadIdx.x); b < n / kCols; b += kLanes) {
+      *reinterpret_cast<float4*>(to + b * step + kTokenTile * kE4M3Cols + in_tile * 4) =
+          *reinterpret_cast<const float4*>(scales + b * kTileRows);
+    }
+  }
+}
+#endif
+
+template <bool kE4M3>
+__global__ void __launch_bounds__(kLanes, 2)
+    plain_tile_kernel(Rows x, NormArgs a, Activations act) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) uint8_t staged[];
+  __shared__ float shared[kTileRows][kWarpsOfRow];
+  constexpr int kApart = kTileThreads * kUnit, kRound = kLanes * kUnit;
+  let_next_start();
+  const auto n = static_cast<int>(x.cols), first = static_cast<int>(blockIdx.x) * kTileRows;
+  const auto in_tile = static_cast<int>(threadIdx.x / kTileThreads), row = first + in_tile;
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int from = static_cast<int>(threadIdx.x % kTileThreads) * kUnit;
+  auto* weight = reinterpret_cast<float*>(staged + Staged<kE4M3>::bytes(n));
+  float* scales = weight + n;
+  for (int c = static_cast<int>(threadIdx.x) * 4; c < n; c += kLanes * 4) {
+    cp_async16(weight + c, a.weight + c);
+  }
+  cp_async_commit();
+  wait();
+  const bool real = row < x.rows;  // or padding of the activations
+  const float* its = x.data + (real ? row : 0) * x.stride;
+  const auto load = [&](float(&v)[4][kUnit], int c) {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      if (real && c + l * kApart < n) {
+        load_whole(v[l], its + c + l * kApart);
+      } else {
+#pragma unroll
+        for (float& each : v[l]) each = 0.0f;
+      }
+    }
+  };
+  float v[4][kUnit], sums[4] = {};
+  const auto add = [&] {
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+#pragma unroll
+      for (const float each : v[l]) sums[l] = __fmaf_rn(each, each, sums[l]);
+    }
+  };
+#pragma unroll 1
+  for (int base = 0; base < n; base += kRound) {
+    load(v, base + from);
+    add();
+  }
+#pragma unroll
+  for (int l = 0; l < 4; ++l) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+      sums[l] = __fadd_rn(sums[l], __shfl_xor_sync(0xffffffff, sums[l], step));
+    }
+    if (lane == 0)
+      shared[in_tile][threadIdx.x % kTileThreads / 32 + l * (kTileThreads / 32)] = sums[l];
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  float sum = shared[in_tile][lane % kWarpsOfRow];
+#pragma unroll
+  for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
+#pragma unroll 1
+  for (int base = 0; base < n; base += kRound) {
+    const int c = base + from;
+    if (n > kRound) load(v, c);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) {
+      if (c + l * kApart >= n) continue;
+      float w[kUnit];
+      load_whole(w, weight + c + l * kApart);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) v[l][i] = __fmul_rn(__fmul_rn(v[l][i], scale), w[i]);
+    }
+    stage<kE4M3>(staged, scales, in_tile, c, n, v);
+  }
+  __syncthreads();
+  put_staged<kE4M3>(act, staged, scales, first, n);
+#endif
+}
+
+template <bool kE4M3>
+int launch_plain_tiles(const Rows& x, const NormArgs& norm, const Activations& act) {
+  const auto kernel = plain_tile_kernel<kE4M3>;
+  const int bytes = Staged<kE4M3>::all(static_cast<int>(x.cols));
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const int64_t tiles = ceil_div(x.rows, kTokenTile) * (kTokenTile / kTileRows);
+  return launch(kernel, dim3(static_cast<unsigned>(tiles)), dim3(kLanes),
+                static_cast<size_t>(bytes), x, norm, act);
+}
+
 }  // namespace
 
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
   if (act->data != nullptr && act->int8 != 0) return norm_int8(*x, *norm, *act);
   const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
+  if (capability >= 90 && x->rows > kFewRows && act->core_tiles > 0 && plain(*out, *x, *norm) &&
+      x->cols <= kMostStaged && x->cols % kE4M3Cols == 0) {
+    return act->e4m3 != 0 ? launch_plain_tiles<true>(*x, *norm, *act)
+                          : launch_plain_tiles<false>(*x, *norm, *act);
+  }
   if (x->rows > kFewRows && act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr &&
       x->cols <= kMostStaged) {
     const auto bytes = static_cast<int>(padded_cols(*act, x->cols) / kUnit) * kStagedUnit;

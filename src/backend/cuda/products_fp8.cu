@@ -2,8 +2,8 @@
 //
 // Every 128 columns of a row have a scale, of weights and of activations alike. The tensor cores
 // sum 128 columns; the sum times both scales is added in F32 to that of a leaf, from left to right.
-// K is cut into leaves by the weight's number of columns alone, and leaves are added from left to
-// right: how many tokens there are touches no bit.
+// K is cut into leaves by the weight's shape alone, and leaves are added from left to right: how
+// many tokens there are touches no bit.
 //
 // Rows of 64 are a panel. Where every row of it has one scale from end to end (FP8::kOfRows), the
 // sum is multiplied by it once, at its end; where all its rows share theirs (FP8::kOfSteps), it is
@@ -104,8 +104,8 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
 __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
-int own_bytes(int64_t cols) {
-  return kLeavesOfBlock * most_steps(cols, leaves8(cols)) * kE4M3TileBytes;
+int own_bytes(const WeightView& w) {
+  return kLeavesOfBlock * most_steps(w.cols, leaves8(w)) * kE4M3TileBytes;
 }
 
 // NT: tiles of 8 tokens. Each warpgroup has a ring of its own. With few enough, two blocks have
@@ -136,7 +136,7 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
-    const Leaf part = leaf_of(p.weight.cols, leaf);
+    const Leaf part = leaf_of(p.weight, leaf);
     const int64_t left = act_tiles - tile.token_tile;
     const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
     const auto copy_rows = [&](int n, int stage) {
@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
                                              const ProductList& list, int64_t tokens,
                                              const Tour& tour, int leaf, uint8_t* own,
                                              uint64_t* here) {
-  const Leaf part = leaf_of(list.of[0].weight.cols, leaf);
+  const Leaf part = leaf_of(list.of[0].weight, leaf);
   const auto start_tokens = [&] {
     wait();
     const auto bytes = static_cast<uint32_t>(part.count * kE4M3TileBytes);
@@ -189,35 +189,10 @@ __device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
   if (issued <= ring.count) start_tokens();
 }
 
-__device__ __forceinline__ uint32_t address_in(const void* shared, int rank) {
-  uint32_t at;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(at)
-               : "r"(shared_address(shared)), "r"(rank));
-  return at;
-}
-__device__ __forceinline__ void send(uint32_t to, const float (&v)[4]) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v[0]), "f"(v[1]),
-               "f"(v[2]), "f"(v[3])
-               : "memory");
-}
-__device__ __forceinline__ void arrive_at(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void cluster_barrier_wait(uint64_t* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nAGAIN:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra AGAIN;\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-}
-
 // Where the leaves of a tile meet: each block of the cluster adds up its share of the rows.
 struct Meeting {
-  uint8_t* sums;  // [leaf][tile of 16 rows][tile of tokens][lane][4]
-  uint64_t *arrived, *room;
+  uint8_t* sums;             // [leaf][tile of 16 rows][tile of tokens][lane][4]
+  uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
   int blocks, rank, leaves;
 };
 
@@ -248,8 +223,8 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
             warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int mine = 4 / meeting.blocks, owner = warp / mine;
   const uint32_t to =
-      address_in(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
-  const uint32_t arrived = address_in(meeting.arrived, owner);
+      place_in_block(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
+  const uint32_t arrived = place_in_block(meeting.arrived, owner);
   const auto look_up = [&](int index) {
     const ProductTile tile =
         find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
@@ -263,7 +238,7 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
     next = look_up(index + tour.step);
     float leaf_sum[NT][4];
     clear(leaf_sum);
-    const int count = leaf_of(weight.cols, leaf).count;
+    const int count = leaf_of(weight, leaf).count;
     if constexpr (kOwn) {  // two at once
       for (int n = 0; n < count; n += 2) {
         const uint8_t *panels[2], *its = own + n * kE4M3TileBytes;
@@ -300,11 +275,20 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
         if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
       }
     }
-    if (index != tour.first) cluster_barrier_wait(meeting.room, parity);
+    if (index != tour.first) barrier_wait(meeting.room, parity);
+    if (meeting.blocks > 1) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) send(to + j * 512, leaf_sum[j]);
-    __syncwarp();
-    if (lane == 0) arrive_at(arrived);
+      for (int j = 0; j < NT; ++j) send(to + j * 512, leaf_sum[j], arrived);
+    } else {
+      auto* own = reinterpret_cast<float4*>(meeting.sums) + (leaf * 4 + warp) * NT * 32 + lane;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const float(&v)[4] = leaf_sum[j];
+        own[j * 32] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(meeting.arrived);
+    }
   }
 }
 
@@ -336,7 +320,10 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
       if (of_rows) scales = scales_of(first);
       if (work.add) before.load(work, first, tile.token_tile, lane);
     }
-    cluster_barrier_wait(meeting.arrived, parity);
+    if (meeting.blocks > 1 && warp == 0 && lane == 0) {
+      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * mine * NT * 512));
+    }
+    barrier_wait(meeting.arrived, parity);
     const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + lane;
     for (int at = warp; at < mine * NT; at += Few<NT, false>::kFinishers) {
       float4 v = sums[at * 32];
@@ -360,7 +347,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     }
     __syncwarp();
     if (lane < meeting.blocks && index + tour.step < tour.tiles) {
-      arrive_at(address_in(meeting.room, lane));
+      arrive_at(place_in_block(meeting.room, lane));
     }
   }
 }
@@ -378,7 +365,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   __shared__ uint64_t arrived, room, here[kLeavesOfBlock];
   let_next_start();
   const int64_t cols = list.of[0].weight.cols;
-  const int leaves = leaves8(cols), rank = static_cast<int>(blockIdx.x) % blocks;
+  const int leaves = leaves8(list.of[0].weight), rank = static_cast<int>(blockIdx.x) % blocks;
   if (threadIdx.x == kConsumers) {
     for (int i = 0; i < kLeavesOfBlock; ++i) {
       for (int s = 0; s < ring_stages; ++s) {
@@ -387,7 +374,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
       }
       barrier_init(&here[i], 1);
     }
-    barrier_init(&arrived, leaves * 4 / blocks);
+    barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
     barrier_init(&room, S::kFinishers * blocks);
     barriers_ready();
   }
@@ -404,7 +391,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
   uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * kE4M3TileBytes;
   // Nobody sends before all blocks have their barriers.
-  if (blocks > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
       produce_rows<NT>(ring, list, tokens, tour, leaf, own, &here[group]);
@@ -429,9 +416,8 @@ int launch_few(const ProductList& list, int64_t tokens) {
   using S = Few<NT, kOwn>;
   static_assert(S::kStages >= 2);
   const auto kernel = few_kernel<NT, kOwn>;
-  const int64_t cols = list.of[0].weight.cols;  // all have as many
-  const int leaves = leaves8(cols);
-  const int own = kOwn ? own_bytes(cols) : 0;
+  const int leaves = leaves8(list.of[0].weight);  // all have as many
+  const int own = kOwn ? own_bytes(list.of[0].weight) : 0;
   const int stages = (S::kRoom - own) / S::kStage / kLeavesOfBlock;
   const int bytes = kLeavesOfBlock * stages * S::kStage + S::kMeeting + own;
   const cudaError_t error =
@@ -453,7 +439,7 @@ int launch_few(const ProductList& given, int64_t tokens) {
     bool same = true;
     for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
     // Half of the room is for rings.
-    if (same && own_bytes(list.of[0].weight.cols) <= Few<1, true>::kRoom / 2) {
+    if (same && own_bytes(list.of[0].weight) <= Few<1, true>::kRoom / 2) {
       return launch_few<1, true>(list, tokens);
     }
   }
@@ -463,6 +449,17 @@ int launch_few(const ProductList& given, int64_t tokens) {
 }  // namespace
 
 int run_fp8(const ProductList& list, int64_t tokens) {
+  ProductList part = list, rest = list;  // of as many leaves, and what follows
+  const int leaves = leaves8(list.of[0].weight);
+  for (part.count = 1; part.count < list.count; ++part.count) {
+    if (leaves8(list.of[part.count].weight) != leaves) break;
+  }
+  if (part.count < list.count) {
+    rest.count = list.count - part.count;
+    for (int i = 0; i < rest.count; ++i) rest.of[i] = list.of[part.count + i];
+    const int error = run_fp8(part, tokens);
+    return error != 0 ? error : run_fp8(rest, tokens);
+  }
   int64_t panels = 0;
   for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
   // Tiles of more rows run all at once where panels would take two turns.

@@ -9,23 +9,32 @@ namespace freshet::cuda {
 inline constexpr int kPanelRows = 64;
 inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<FP8>);
 
-__host__ __device__ inline int leaves8(int64_t cols) {
-  return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
+// Weights of so many rows that tiles of 128 of them keep two thirds of 132 multiprocessors busy
+// until the end: K need not be cut, and a block has room for sums of twice as many rows.
+__host__ __device__ inline bool whole_in_k(int64_t rows) {
+  constexpr int64_t kTile = 2 * kPanelRows, kBlocks = 132;
+  const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
+  return tiles * 3 >= turns * kBlocks * 2;
+}
+__host__ __device__ inline int leaves8(const WeightView& w) {
+  if (whole_in_k(w.rows)) return 1;
+  return w.cols >= 2048 ? 4 : w.cols >= 1024 ? 2 : 1;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 struct Leaf {
   int first, count;  // steps of 128 columns
 };
-__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
-  const int steps = static_cast<int>((cols + kE4M3Cols - 1) / kE4M3Cols), parts = leaves8(cols);
+__device__ __forceinline__ Leaf leaf_of(const WeightView& w, int leaf) {
+  const int steps = static_cast<int>((w.cols + kE4M3Cols - 1) / kE4M3Cols), parts = leaves8(w);
   const int first = steps * leaf / parts;
   return {first, steps * (leaf + 1) / parts - first};
 }
 
-// The tiles of a block.
+// The tiles of a block, or of a cluster of two that share rows: the blocks' tokens are neighbours.
 struct Tour {
   int first, step, tiles;
+  int blocks = 1, rank = 0;
 };
 
 // The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the

@@ -1,31 +1,24 @@
-// Gate and up in FP8 with many tokens, and the gated unit of their sums as activations in E4M3.
+// Gate and up in FP8, and the gated unit of their sums as activations in E4M3.
 //
-// A tile has 64 rows of gate and the same 64 of up, so that a lane has both numbers of its
-// features. 128 features share a scale: a block takes two such tiles in a row, and keeps what the
-// first gives in shared memory, each thread its own. The bits are those of products_fp8.cu, of
-// glu() and of put_e4m3().
+// A tile has 128 rows of gate and the same of up, so that a lane has both numbers of its features,
+// and four lanes all that share a scale. A warpgroup multiplies its 64 tokens with gate's rows,
+// then with up's: what it adds to are 128 numbers a thread, and sums of 128 columns another 64.
+// That is room for weights whose K is not cut only. The bits are those of products_fp8.cu, of glu()
+// and of put_e4m3().
+#include <algorithm>
+
 #include "backend/cuda/products_fp8_many.cuh"
 #include "backend/cuda/products_gated.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 16, kHalf = kTiles / 2;
-constexpr int kPairRows = 2 * kPanelRows;
-
-// G: warpgroups of 64 tokens each.
-template <int G>
-struct Gated : Fp8Shape<G, kTiles> {
-  static constexpr int kKeptBytes = kHalf * G * 128 * 16;
-  static constexpr int kRingBytes = kManyBytes - kKeptBytes;
-};
+constexpr int kTiles = 16;  // of 8 rows, of gate and of up
+constexpr int kGateRows = kTiles * kTokenTile;
+using Sums = float[2][kTiles][4];  // of gate, of up
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Two tiles of a block, of 128 features; units are panels.
-template <int G>
-__device__ __forceinline__ ProductTile pair_at(const ProductList& list, int64_t tokens, int index) {
-  return find_product_tile<Gated<G>::kTokenTiles, 2>(list, tokens, index);
-}
+constexpr int kPanels = kGateRows / kPanelRows;
 
 // A thread of each producer.
 template <int G>
@@ -33,86 +26,124 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
   const int64_t act_tiles = (tokens + 7) / 8;
-  const bool once = act_tiles <= Gated<G>::kTokenTiles;
+  const bool once = act_tiles <= Fp8Shape<G, 2 * kTiles>::kTokenTiles;
   const int steps = steps_of(gate);
+  const int64_t of_panel = int64_t{steps} * kPanelBytes;
   Fp8Filling filling{producer, 0, false};
   ring.stage = producer;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile pair = pair_at<G>(list, tokens, index);
-    const int left = min(static_cast<int>(act_tiles - pair.token_tile), ring.of.width);
-    for (int half = 0; half < 2; ++half) {
-      const int64_t at = (pair.unit + half) * steps * kPanelBytes;
-      const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
-        copy_weights(to, gate.data + at + n * kPanelBytes, kPanelBytes, barrier, once);
-        copy_weights(to + kPanelBytes, up.data + at + n * kPanelBytes, kPanelBytes, barrier, once);
-      };
-      fp8_fill(ring, filling, steps, 2 * kPanelBytes, copy_rows,
-               list.of[0].act + pair.token_tile * kE4M3TileBytes, act_tiles * kE4M3TileBytes,
-               static_cast<uint32_t>(left * kE4M3TileBytes));
+    const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
+    const int64_t at = tile.unit * kPanels * of_panel;
+    const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
+      if (tour.blocks > 1) {  // one has gate's, the other up's
+        const uint8_t* from = (tour.rank == 0 ? gate : up).data + at + n * kPanelBytes;
+        to += tour.rank * kPanels * kPanelBytes;
+        for (int i = 0; i < kPanels; ++i) {
+          copy_to_both(to + i * kPanelBytes, from + i * of_panel, kPanelBytes, barrier);
+        }
+        return;
+      }
+      for (int i = 0; i < 2 * kPanels; ++i) {
+        const uint8_t* from = (i < kPanels ? gate : up).data + at + i % kPanels * of_panel;
+        copy_weights(to + i * kPanelBytes, from + n * kPanelBytes, kPanelBytes, barrier, once);
+      }
+    };
+    fp8_fill(ring, filling, steps, 2 * kPanels * kPanelBytes, copy_rows,
+             list.of[0].act + tile.token_tile * kE4M3TileBytes, act_tiles * kE4M3TileBytes,
+             static_cast<uint32_t>(left * kE4M3TileBytes));
+  }
+}
+
+// sum = the sums of a tile, over all of K.
+template <int G, Fp8Scaled::How kHow>
+__device__ __forceinline__ void sum_up(Fp8Ring& ring, Sums& sum, int steps, int group,
+                                       const Fp8Scaled (&scaled)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) sum[h][j][0] = sum[h][j][1] = sum[h][j][2] = sum[h][j][3] = 0;
+  }
+#pragma unroll 1
+  for (int n = 0; n < steps; ++n) {
+    barrier_wait(&ring.full[ring.stage], ring.round);
+    const uint8_t* tokens = ring.data() + group * (8 * kE4M3TileBytes);
+    const uint8_t* rows = ring.data() + ring.of.width * kE4M3TileBytes;
+    float2 scales;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint8_t* its = rows + h * kTiles * kE4M3TileBytes;
+      float part[kTiles][4];
+      fp8_ask(part, tokens, its);
+      if (h == 0) scales = token_scales(tokens);
+      wgmma_wait<0>();
+      fp8_add<kTiles, kHow>(sum[h], part, scales, its, scaled[h].of_rows);
+      if (kHow != Fp8Scaled::kSteps && n + 1 == steps) {
+        fp8_scale<kTiles>(sum[h], its, scaled[h].of_rows);
+      }
+      pin(sum[h]);
     }
+    ring.release(&ring.empty[ring.stage]);
+    ring.next();
   }
 }
 
 // A sum as products give it.
-__device__ __forceinline__ float ended(const ProductArgs& p, float sum, int64_t row) {
-  if (p.bias != nullptr) sum = __fadd_rn(sum, p.bias[row]);
+__device__ __forceinline__ float ended(const ProductArgs& p, float sum, float bias) {
+  if (p.bias != nullptr) sum = __fadd_rn(sum, bias);
   return __fmul_rn(sum, p.scale);
 }
 
-// v = the gated unit of 64 features' sums: gate's tiles of 8 rows, then up's.
-__device__ __forceinline__ void gate_sums(float (&v)[kHalf][4], const float (&sum)[kTiles][4],
-                                          const ProductList& list, int64_t first) {
+// Gate's sums become the gated unit's numbers.
+__device__ __forceinline__ void gate_sums(Sums& sum, const ProductList& list, int64_t first) {
 #pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
+  for (int j = 0; j < kTiles; ++j) {
+    float2 bias[2] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (list.of[h].bias == nullptr) continue;
+      const float* from = list.of[h].bias + first + j * 8 + threadIdx.x % 4 * 2;
+      bias[h] = make_float2(from[0], from[1]);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t row = first + j * 8 + threadIdx.x % 4 * 2 + i % 2;
-      const float gate = ended(list.of[0], sum[j][i], row);
-      const float up = ended(list.of[1], sum[j + kHalf][i], row);
-      v[j][i] = __fmul_rn(activate(gate, kSilu), up);
+      const float gate = ended(list.of[0], sum[0][j][i], i % 2 == 0 ? bias[0].x : bias[0].y);
+      const float up = ended(list.of[1], sum[1][j][i], i % 2 == 0 ? bias[1].x : bias[1].y);
+      sum[0][j][i] = __fmul_rn(activate(gate, kSilu), up);
     }
   }
 }
 
-// Two halves of 64 features of a lane's tokens, as put_e4m3() does with the same numbers.
-template <int G>
-__device__ __forceinline__ void put_pair_of_tiles(const Activations& act, const float4* kept,
-                                                  const float (&second)[kHalf][4],
-                                                  const ProductTile& pair, int64_t tokens) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  float first[kHalf][4];
-#pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
-    const float4 v = kept[j * Gated<G>::kConsumers];
-    first[j][0] = v.x, first[j][1] = v.y, first[j][2] = v.z, first[j][3] = v.w;
-  }
+// 128 features of a lane's two tokens, as put_e4m3() does with the same numbers.
+__device__ __forceinline__ void put_tile(const Activations& act, const float (&v)[kTiles][4],
+                                         const ProductTile& tile, int64_t tokens) {
+  const int lane = static_cast<int>(threadIdx.x % 32), odd = lane % 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t tile = pair.token_tile + warp * 2 + r;
-    const bool real = tile * 8 + lane / 4 < tokens;
+    const int64_t at = tile.token_tile + warp_index() * 2 + r;
+    const bool real = at * 8 + lane / 4 < tokens;
     float most = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) {
-#pragma unroll
-      for (int i = r * 2; i < r * 2 + 2; ++i) {
-        most = fmaxf(most, fmaxf(fabsf(first[j][i]), fabsf(second[j][i])));
-      }
+    for (int j = 0; j < kTiles; ++j) {
+      most = fmaxf(most, fmaxf(fabsf(v[j][r * 2]), fabsf(v[j][r * 2 + 1])));
     }
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-    if (tile >= act.core_tiles) continue;
+    if (at >= act.core_tiles) continue;
     const E4M3Scale scale = e4m3_scale(real ? most : 0.0f);
-    uint8_t* to = act.data + (pair.unit / 2 * act.core_tiles + tile) * kE4M3TileBytes;
-    uint8_t* codes = to + lane / 4 * 16 + lane % 4 * 2;
-    const auto put = [&](const float(&v)[4], int j) {  // features 8 j on
-      const float low = real ? v[r * 2] : 0.0f, high = real ? v[r * 2 + 1] : 0.0f;
-      *reinterpret_cast<uint16_t*>(codes + j / 2 * 128 + j % 2 * 8) =
-          static_cast<uint16_t>(two_e4m3(__fmul_rn(low, scale.up), __fmul_rn(high, scale.up)));
+    uint8_t* to = act.data + (tile.unit * act.core_tiles + at) * kE4M3TileBytes;
+    uint8_t* codes = to + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
+    const auto two = [&](int j) {
+      const float low = real ? v[j][r * 2] : 0.0f, high = real ? v[j][r * 2 + 1] : 0.0f;
+      return two_e4m3(__fmul_rn(low, scale.up), __fmul_rn(high, scale.up));
     };
+    // Of 16 features, the first of two lanes writes four of the first eight.
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) {
-      put(first[j], j);
-      put(second[j], j + kHalf);
+    for (int j = 0; j < kTiles; j += 2) {
+      const uint32_t first = two(j), second = two(j + 1);
+      const uint32_t other = __shfl_xor_sync(0xffffffff, odd != 0 ? first : second, 1);
+      *reinterpret_cast<uint32_t*>(codes + j / 2 * 128) =
+          odd != 0 ? other | second << 16 : first | other << 16;
     }
     if (lane % 4 == 0) {
       reinterpret_cast<float*>(to + kTokenTile * kE4M3Cols)[lane / 4] = scale.down;
@@ -120,78 +151,75 @@ __device__ __forceinline__ void put_pair_of_tiles(const Activations& act, const 
   }
 }
 
-// The warpgroups that multiply. `kept`: a thread's first place.
+// The warpgroups that multiply.
 template <int G>
 __device__ __forceinline__ void walk(Fp8Ring ring, const ProductList& list, int64_t tokens,
-                                     const Tour& tour, const Activations& act, float4* kept) {
-  const auto look_up = [&](int index, int half) {
-    const ProductTile pair = pair_at<G>(list, tokens, index < tour.tiles ? index : tour.first);
+                                     const Tour& tour, const Activations& act) {
+  const int group = warp_index() / 4, steps = steps_of(list.of[0].weight);
+  const auto look_up = [&](int index, int product) {
+    const ProductTile tile =
+        many_tile<G, 1>(list, tokens, tour, index < tour.tiles ? index : tour.first);
     return fp8_scaled<kTiles>(
-        [&](int j) { return scaled_panel(list.of[j / kHalf].weight, pair.unit + half); });
+        [&](int j) { return scaled_panel(list.of[product].weight, tile.unit * kPanels + j / 8); });
   };
-  Fp8Scaled next = look_up(tour.first, 0);
+  Fp8Scaled next[2] = {look_up(tour.first, 0), look_up(tour.first, 1)};
   wait();
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile pair = pair_at<G>(list, tokens, index);
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const Fp8Scaled scaled = next;
-      next = look_up(half == 0 ? index : index + tour.step, 1 - half);
-      float sum[kTiles][4], gated[kHalf][4];
-      fp8_sum<G, kTiles>(ring, sum, list.of[0].weight.cols, scaled);
-      gate_sums(gated, sum, list, (pair.unit + half) * kPanelRows);
-      if (half == 0) {
-#pragma unroll
-        for (int j = 0; j < kHalf; ++j) {
-          kept[j * Gated<G>::kConsumers] =
-              make_float4(gated[j][0], gated[j][1], gated[j][2], gated[j][3]);
-        }
-      } else {
-        put_pair_of_tiles<G>(act, kept, gated, pair, tokens);
-      }
-    }
+    const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
+    const Fp8Scaled scaled[2] = {next[0], next[1]};
+    next[0] = look_up(index + tour.step, 0), next[1] = look_up(index + tour.step, 1);
+    const Fp8Scaled both{scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed, 0};
+    Sums sum;
+    fp8_as(both,
+           [&](auto how) { sum_up<G, decltype(how)::value>(ring, sum, steps, group, scaled); });
+    gate_sums(sum, list, tile.unit * kGateRows);
+    put_tile(act, sum[0], tile, tokens);
   }
 }
 #endif
 
 template <int G>
-__global__ void __launch_bounds__(Gated<G>::kThreads, 1)
-    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+__global__ void __launch_bounds__(Fp8Shape<G, 2 * kTiles>::kThreads, 1)
+    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
                  Fp8Stages stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Gated<G>;
+  using S = Fp8Shape<G, 2 * kTiles>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   let_next_start();
-  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
-  const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
+  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty, blocks);
+  const Tour tour = tour_of(tiles, blocks);
+  if (blocks > 1) cluster_meet();
   const int producer = warp_index() - S::kConsumers / 32;
   if (producer >= 0) {
     if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) produce<G>(ring, list, tokens, tour, producer);
   } else {
     if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    walk<G>(ring, list, tokens, tour, act,
-            reinterpret_cast<float4*>(shared + S::kRingBytes) + threadIdx.x);
+    walk<G>(ring, list, tokens, tour, act);
   }
+  if (blocks > 1) cluster_meet();
 #endif
 }
 
 int64_t tiles_of(int64_t rows, int64_t tokens) {
-  return ceil_div(rows, kPairRows) * (tokens <= 64 ? 1 : ceil_div(tokens, 128));
+  return ceil_div(rows, kGateRows) * (tokens <= 64 ? 1 : ceil_div(tokens, 128));
 }
 
 template <int G>
 int launch_gated(const ProductList& list, int64_t tokens, const Activations& act) {
-  using S = Gated<G>;
+  using S = Fp8Shape<G, 2 * kTiles>;
+  static_assert(kManyBytes / ((S::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
   const auto kernel = gated_kernel<G>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const auto tiles = static_cast<int>(tiles_of(list.of[0].weight.rows, tokens));
-  const int blocks = tiles < multiprocessors ? tiles : multiprocessors;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), kManyBytes, list,
-                tokens, tiles, fp8_stages<G, kTiles>(tokens, S::kRingBytes), act);
+  const int blocks = tokens > 128 ? 2 : 1;  // of a cluster
+  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
+  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
+  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
+                        kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
+                        blocks, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
 }
 
 }  // namespace
@@ -199,11 +227,11 @@ int launch_gated(const ProductList& list, int64_t tokens, const Activations& act
 bool fp8_gated_fits(int64_t rows, int64_t tokens) {
   // Whole groups of features, and two thirds of the multiprocessors have work until the end.
   const int64_t tiles = tiles_of(rows, tokens), most = multiprocessors;
-  return rows % kPairRows == 0 && tiles * 3 >= ceil_div(tiles, most) * most * 2;
+  return rows % kGateRows == 0 && whole_in_k(rows) && tiles * 3 >= ceil_div(tiles, most) * most * 2;
 }
 
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  ProductList list = with_blocks(gate_and_up, kPairRows);
+  ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
   return tokens <= 64 ? launch_gated<1>(list, tokens, act) : launch_gated<2>(list, tokens, act);
 }

@@ -32,12 +32,12 @@ struct Fp8Half {
 template <int NT>
 __device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled) {
-  const int parts = leaves8(p.weight.cols), first = rank * (NT / 2);
+  const int parts = leaves8(p.weight), first = rank * (NT / 2);
   const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
     fp8_leaves<G, NT, kHow>(
-        ring, half.total, half.last, p.weight.cols, leaves, rank == 0, scaled.of_rows,
+        ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows,
         [&](const uint8_t* rows) {
 #pragma unroll
           for (int j = 0; j < NT / 2; ++j) {
@@ -53,13 +53,17 @@ __device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, cons
 
 // Sends what the other block finishes, half kOther of the tile.
 template <int NT, int kOther>
-__device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room, bool two) {
+__device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room, uint64_t* there,
+                                          bool two) {
   using S = Halves<NT>;
+  const uint32_t to = place_in_block(room + threadIdx.x, kOther);
+  const uint32_t barrier = place_in_block(there, kOther);
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
-    float4* to = room + j * S::kConsumers + threadIdx.x;
-    to_block(to, kOther, half.total[kOther * S::kHalf + j]);
-    if (two) to_block(to + S::kHalf * S::kConsumers, kOther, half.last[kOther * S::kHalf + j]);
+    send(to + j * S::kConsumers * 16, half.total[kOther * S::kHalf + j], barrier);
+    if (two) {
+      send(to + (S::kHalf + j) * S::kConsumers * 16, half.last[kOther * S::kHalf + j], barrier);
+    }
   }
 }
 
@@ -102,13 +106,18 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Halves<NT>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ uint64_t full[kMostStages], empty[kMostStages], there;
   let_next_start();
+  const bool two = leaves8(list.of[0].weight) > 2;  // leaves of the second block, in all products
+  if (threadIdx.x == S::kConsumers) {
+    barrier_init(&there, 1);
+    barrier_expect(&there, (two && blockIdx.x % 2 == 0 ? 2 : 1) * S::kHalf * S::kConsumers * 16);
+  }
   Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
   const int index = static_cast<int>(blockIdx.x) / 2, rank = static_cast<int>(blockIdx.x) % 2;
   const int producer = warp_index() - S::kConsumers / 32;
   auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
-  cluster_arrive();  // nobody sends to a block that has not begun
+  cluster_begun();  // nobody sends to a block that has not
   if (producer >= 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x % 32 == 0) {
@@ -116,7 +125,6 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     }
     __syncwarp();
     cluster_wait();
-    cluster_sync();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     ProductTile tile = find_product_tile<S::kTokenTiles, NT>(list, tokens, index);
@@ -126,15 +134,14 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     wait();
     Fp8Half<NT> half;
     take_half<NT>(ring, half, p, rank, scaled);
-    const bool two = leaves8(p.weight.cols) > 2;  // leaves of the second block
     __syncwarp();
     cluster_wait();
     if (rank == 0) {
-      send_half<NT, 1>(half, room, false);
+      send_half<NT, 1>(half, room, &there, false);
     } else {
-      send_half<NT, 0>(half, room, two);
+      send_half<NT, 0>(half, room, &there, two);
     }
-    cluster_sync();
+    barrier_wait(&there, 0);
     float sum[S::kHalf][4];
     if (rank == 0) {
       add_half<NT, 0>(sum, half, room, two);
@@ -163,7 +170,7 @@ int launch_halves(const ProductList& given, int64_t tokens) {
 }  // namespace
 
 int fp8_halves_tiles(const ProductList& list, int64_t tokens) {
-  if (tokens <= 64 || tokens > 128 || leaves8(list.of[0].weight.cols) < 2) return 0;
+  if (tokens <= 64 || tokens > 128 || leaves8(list.of[0].weight) < 2) return 0;
   for (const int tiles : {8, 12}) {
     int64_t blocks = 0;
     for (int i = 0; i < list.count; ++i) {

@@ -7,66 +7,191 @@
 namespace freshet::cuda {
 namespace {
 
+// With two warpgroups others write the sums of a tile while these go on to the next one: where they
+// meet, and how many warps write.
+template <int G, int NT>
+struct Many : Fp8Shape<G, NT> {
+  static constexpr int kWriters = G == 2 ? 4 : 0;
+  static constexpr int kThreads = Fp8Shape<G, NT>::kThreads + kWriters * 32;
+  static constexpr int kStride = NT * 8 + 8;  // numbers a token: no bank has two of a half warp's
+  static constexpr int kDeskBytes = kWriters > 0 ? G * 64 * kStride * 4 : 0;
+  static constexpr int kRingBytes = kManyBytes - kDeskBytes;
+  static_assert(kRingBytes / ((G * 8 + NT) * kE4M3TileBytes) >= kProducers);
+};
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+struct Desk {
+  float* sums;             // [token][kStride]
+  uint64_t *there, *free;  // a tile's sums
+};
+
+template <int NT>
+__device__ __forceinline__ void hand_over(const Desk& desk, const float (&sum)[NT][4]) {
+  constexpr int kStride = Many<2, NT>::kStride;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float* to = desk.sums + (warp_index() * 16 + lane / 4) * kStride + lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    *reinterpret_cast<float2*>(to + j * 8) = make_float2(sum[j][0], sum[j][1]);
+    *reinterpret_cast<float2*>(to + 8 * kStride + j * 8) = make_float2(sum[j][2], sum[j][3]);
+  }
+  __syncwarp();
+  if (lane == 0) barrier_arrive(desk.there);
+}
+
 // G warpgroups.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_walk(Fp8Ring ring, const ProductList& list, int64_t tokens,
-                                         const Tour& tour) {
-  constexpr int kTokenTiles = Fp8Shape<G, NT>::kTokenTiles;
+                                         const Tour& tour, const Desk& desk) {
   const auto look_up = [&](int index) {
     const ProductTile tile =
-        find_product_tile<kTokenTiles, NT>(list, tokens, index < tour.tiles ? index : tour.first);
+        many_tile<G, NT>(list, tokens, tour, index < tour.tiles ? index : tour.first);
     const WeightView& w = list.of[tile.product].weight;
     return fp8_scaled<NT>([&](int j) { return scaled_panel(w, (tile.unit + j) / 8); });
   };
   Fp8Scaled next = look_up(tour.first);
   wait();
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = find_product_tile<kTokenTiles, NT>(list, tokens, index);
+  int parity = 1;
+  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];
     const Fp8Scaled scaled = next;
     next = look_up(index + tour.step);
     float sum[NT][4];
-    fp8_sum<G, NT>(ring, sum, p.weight.cols, scaled);
-    fp8_finish<NT>(p, tokens, sum, tile);
+    fp8_sum<G, NT>(ring, sum, p.weight, scaled);
+    if constexpr (Many<G, NT>::kWriters > 0) {
+      if (index != tour.first) barrier_wait(desk.free, parity);
+      hand_over<NT>(desk, sum);
+    } else {
+      fp8_finish<NT>(p, tokens, sum, tile);
+    }
+  }
+}
+
+// Four neighbouring rows' sums of a token, as products give them; some are not there.
+struct Four {
+  float4 bias;
+  int count;
+  bool whole;
+};
+__device__ __forceinline__ float4 load_some(const float* from, const Four& of) {
+  if (of.whole) return *reinterpret_cast<const float4*>(from);
+  return make_float4(from[0], of.count > 1 ? from[1] : 0.0f, of.count > 2 ? from[2] : 0.0f,
+                     of.count > 3 ? from[3] : 0.0f);
+}
+__device__ __forceinline__ void write_some(float* to, const ProductArgs& p, const Four& of,
+                                           const float4& sum, const float4& before) {
+  const auto one = [&](float v, float bias, float old) {
+    if (p.bias != nullptr) v = __fadd_rn(v, bias);
+    v = __fmul_rn(v, p.scale);
+    return p.add != 0 ? __fadd_rn(old, v) : v;
+  };
+  const float4 v = make_float4(one(sum.x, of.bias.x, before.x), one(sum.y, of.bias.y, before.y),
+                               one(sum.z, of.bias.z, before.z), one(sum.w, of.bias.w, before.w));
+  if (of.whole) {
+    *reinterpret_cast<float4*>(to) = v;
+    return;
+  }
+  to[0] = v.x;
+  if (of.count > 1) to[1] = v.y;
+  if (of.count > 2) to[2] = v.z;
+  if (of.count > 3) to[3] = v.w;
+}
+
+// A warp's share of a block's tiles: every so manieth token.
+template <int G, int NT>
+__device__ __forceinline__ void fp8_write(const ProductList& list, int64_t tokens, const Tour& tour,
+                                          const Desk& desk, int writer) {
+  using S = Many<G, NT>;
+  constexpr int kAtOnce = 4, kStep = S::kWriters;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int parity = 0;
+  wait();
+  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
+    const ProductArgs& p = list.of[tile.product];
+    const int64_t row = tile.unit * 8 + lane * 4, left = p.weight.rows - row;
+    Four of;
+    of.count = lane * 4 < NT * 8 ? static_cast<int>(left < 4 ? left : 4) : 0;
+    of.whole =
+        of.count == 4 && p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+    if (p.bias != nullptr && of.count > 0) {
+      of.bias = load_some(p.bias + row, {{}, of.count, false});
+    }
+    float* out = p.out + tile.token_tile * 8 * p.out_stride + row;
+    const auto count =
+        static_cast<int>(min(static_cast<int64_t>(G * 64), tokens - tile.token_tile * 8));
+    barrier_wait(desk.there, parity);
+    for (int t = writer; t < count && of.count > 0; t += kAtOnce * kStep) {
+      float4 before[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = t + i * kStep;
+        if (p.add != 0 && at < count) before[i] = load_some(out + at * p.out_stride, of);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = t + i * kStep;
+        if (at >= count) break;
+        const float4 sum = *reinterpret_cast<const float4*>(desk.sums + at * S::kStride + lane * 4);
+        write_some(out + at * p.out_stride, p, of, sum, before[i]);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(desk.free);
   }
 }
 #endif
 
 template <int G, int NT>
-__global__ void __launch_bounds__(Fp8Shape<G, NT>::kThreads, 1)
-    fp8_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+__global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
+    fp8_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
                Fp8Stages stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Fp8Shape<G, NT>;
+  using S = Many<G, NT>;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ uint64_t full[kMostStages], empty[kMostStages], there, free;
   let_next_start();
-  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
-  const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
-  const int producer = warp_index() - S::kConsumers / 32;
-  if (producer >= 0) {
-    if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 32 == 0) fp8_produce<G, NT>(ring, list, tokens, tour, producer);
-  } else {
-    if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    fp8_walk<G, NT>(ring, list, tokens, tour);
+  if (S::kWriters > 0 && threadIdx.x == S::kConsumers) {
+    barrier_init(&there, S::kConsumers / 32);
+    barrier_init(&free, S::kWriters);
   }
+  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty, blocks);
+  const Desk desk{reinterpret_cast<float*>(shared + S::kRingBytes), &there, &free};
+  const Tour tour = tour_of(tiles, blocks);
+  if (blocks > 1) cluster_meet();
+  const int other = warp_index() - S::kConsumers / 32;
+  if (other >= kProducers) {
+    if constexpr (S::kWriters > 0) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 48;");
+      fp8_write<G, NT>(list, tokens, tour, desk, other - kProducers);
+    }
+  } else if (other >= 0) {
+    if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    if (threadIdx.x % 32 == 0) fp8_produce<G, NT>(ring, list, tokens, tour, other);
+  } else {
+    if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    fp8_walk<G, NT>(ring, list, tokens, tour, desk);
+  }
+  if (blocks > 1) cluster_meet();
 #endif
 }
 
 template <int G, int NT>
 int launch_fp8(const ProductList& given, int64_t tokens) {
-  using S = Fp8Shape<G, NT>;
+  using S = Many<G, NT>;
   const ProductList list = with_blocks(given, NT * 8);
   const auto kernel = fp8_kernel<G, NT>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, G * 64));
-  const int blocks = tiles < multiprocessors ? tiles : multiprocessors;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads), kManyBytes, list,
-                tokens, tiles, fp8_stages<G, NT>(tokens, kManyBytes));
+  const int blocks = G == 2 && NT == 16 && tokens > G * 64 ? 2 : 1;
+  const auto tiles =
+      static_cast<int>(list.first_block[list.count] * ceil_div(tokens, blocks * G * 64));
+  const int most = multiprocessors / blocks, clusters = tiles < most ? tiles : most;
+  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
+                        kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
+                        blocks, fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
 
 // A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block.
@@ -87,21 +212,27 @@ int64_t cost(const Way& way, const ProductList& list, int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes a cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
-  tiles *= ceil_div(tokens, way.groups * 64);
+  const int64_t blocks = way.groups == 2 && way.tiles == 16 && tokens > 128 ? 2 : 1;
+  tiles *= ceil_div(tokens, way.groups * 64 * blocks);
   const int64_t act_tiles = ceil_div(tokens, kTokenTile), most = way.groups * 8;
-  const int64_t of_rows = way.tiles * kE4M3TileBytes;
+  const int64_t of_rows = way.tiles * kE4M3TileBytes / blocks;
   const int64_t of_tokens = (act_tiles < most ? act_tiles : most) * kE4M3TileBytes;
   int64_t cycles = std::max<int64_t>(kLeast, way.groups * way.tiles * 17);
   cycles = std::max(cycles, (of_rows + of_tokens) / kCache);
   if (act_tiles <= most) cycles = std::max(cycles, of_rows / kMemory);
-  return ceil_div(tiles, multiprocessors) * cycles;
+  return ceil_div(tiles, multiprocessors / blocks) * cycles;
 }
 
 }  // namespace
 
 bool fp8_wide_fits(const ProductList& list, int64_t tokens) {
   int64_t tiles = 0;
-  for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, 128);
+  bool whole = true;
+  for (int i = 0; i < list.count; ++i) {
+    tiles += ceil_div(list.of[i].weight.rows, 128);
+    whole = whole && whole_in_k(list.of[i].weight.rows);
+  }
+  if (whole) return tokens <= 64;
   const int64_t places = ceil_div(tiles, multiprocessors) * multiprocessors;
   return tokens <= 64 && tiles >= 2 * multiprocessors && tiles * 10 >= places * 9;
 }

@@ -4,11 +4,13 @@
 // A block takes 64 G tokens, on the 64-row side of wgmma (a lane has two of their scales to look up
 // then, rather than 32), and NT tiles of 8 rows, of which it walks leaves. Four threads keep a ring
 // of stages of 128 columns filled by the bulk copy engine; G warpgroups multiply. Rows of tokens
-// that are not there are multiplied as whatever lies in shared memory, and left out.
+// that are not there are multiplied as whatever lies in shared memory, and left out. Two blocks of
+// a cluster may share the rows: each asks for half of them, which come to both.
 #pragma once
 
 #include <type_traits>
 
+#include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_fp8.cuh"
 
 namespace freshet::cuda {
@@ -32,7 +34,7 @@ struct Fp8Stages {
   int count, bytes, width;
 };
 template <int G, int NT>
-Fp8Stages fp8_stages(int64_t tokens, int budget) {
+Fp8Stages fp8_stages(int64_t tokens, int budget) {  // for a stage a producer, and more
   using S = Fp8Shape<G, NT>;
   const auto tiles = static_cast<int>(ceil_div(tokens, kTokenTile));
   const int width = tiles < S::kTokenTiles ? tiles : S::kTokenTiles;
@@ -50,27 +52,59 @@ struct Fp8Ring {
   Fp8Stages of;
   uint8_t* stages;
   uint64_t *full, *empty;
+  int blocks;  // that must have done with a stage before it is filled again
   int stage = 0, round = 0;
   __device__ __forceinline__ uint8_t* data() const { return stages + stage * of.bytes; }
   __device__ __forceinline__ void next(int stages = 1) {
     stage += stages;
     if (stage >= of.count) stage -= of.count, round ^= 1;
   }
+  // A warp has done with a stage.
+  __device__ __forceinline__ void release(uint64_t* its) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    __syncwarp();
+    if (blocks == 1) {
+      if (lane == 0) barrier_arrive(its);
+    } else if (lane < blocks) {
+      arrive_at(place_in_block(its, lane));
+    }
+  }
 };
 
 // All threads of a block.
 template <class Shape>
 __device__ __forceinline__ Fp8Ring fp8_ring(const Fp8Stages& of, uint8_t* stages, uint64_t* full,
-                                            uint64_t* empty) {
+                                            uint64_t* empty, int blocks = 1) {
   if (threadIdx.x == Shape::kConsumers) {
     for (int s = 0; s < of.count; ++s) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], Shape::kConsumers / 32);
+      barrier_init(&empty[s], Shape::kConsumers / 32 * blocks);
     }
     barriers_ready();
   }
   __syncthreads();
-  return {of, stages, full, empty};
+  return {of, stages, full, empty, blocks};
+}
+
+// To the same place of both blocks of a cluster, whose barriers at that place hear of it.
+__device__ __forceinline__ void copy_to_both(uint8_t* to, const uint8_t* from, uint32_t bytes,
+                                             uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(3))
+      : "memory");
+}
+
+__device__ __forceinline__ Tour tour_of(int tiles, int blocks) {
+  const auto block = static_cast<int>(blockIdx.x), all = static_cast<int>(gridDim.x);
+  return {block / blocks, all / blocks, tiles, blocks, block % blocks};
+}
+// All threads of a cluster: before anybody sends, and before anybody who is sent to ends.
+__device__ __forceinline__ void cluster_meet() {
+  __syncwarp();
+  cluster_begun();
+  cluster_wait();
 }
 
 __device__ __forceinline__ int steps_of(const WeightView& w) {
@@ -98,6 +132,7 @@ __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int
               &ring.full[stage]);
   };
   const auto ask_tokens = [&](int n, int stage) {
+    if (token_bytes == 0) return;
     bulk_copy(ring.stages + stage * ring.of.bytes, tokens + n * token_step, token_bytes,
               &ring.full[stage]);
   };
@@ -118,6 +153,16 @@ __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int
   filling.before += steps;
 }
 
+// kUnits a tile of rows.
+template <int G, int kUnits>
+__device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_t tokens,
+                                                 const Tour& tour, int index) {
+  if (tour.blocks == 1) return find_product_tile<G * 8, kUnits>(list, tokens, index);
+  ProductTile tile = find_product_tile<2 * G * 8, kUnits, 8>(list, tokens, index);
+  tile.token_tile += tour.rank * G * 8;
+  return tile;
+}
+
 // Fills the ring with all tiles of a block, or with one of so many parts of their leaves: a thread
 // of each producer.
 template <int G, int NT>
@@ -129,12 +174,11 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
   Fp8Filling filling{producer, 0, false};
   ring.stage = producer;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile =
-        find_product_tile<Fp8Shape<G, NT>::kTokenTiles, NT>(list, tokens, index);
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];
-    const int leaves = leaves8(p.weight.cols);
-    const int from = leaf_of(p.weight.cols, leaves * part / parts).first;
-    const int steps = leaf_of(p.weight.cols, leaves * (part + 1) / parts).first - from;
+    const int leaves = leaves8(p.weight);
+    const int from = leaf_of(p.weight, leaves * part / parts).first;
+    const int steps = leaf_of(p.weight, leaves * (part + 1) / parts).first - from;
     // A copy for each panel that the rows are of.
     const int64_t of_panel = int64_t{steps_of(p.weight)} * kPanelBytes;
     const auto first = static_cast<int>(tile.unit), in_panel = first % 8;
@@ -143,6 +187,11 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
     const uint8_t* panel = p.weight.data + first / 8 * of_panel + int64_t{from} * kPanelBytes;
     const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
       const uint8_t* step = panel + n * kPanelBytes;
+      if (tour.blocks > 1) {  // a panel each
+        const int at = tour.rank * kPanelBytes;
+        if (at < rows) copy_to_both(to + at, step + tour.rank * of_panel, kPanelBytes, barrier);
+        return;
+      }
       copy_weights(to, step + in_panel * kE4M3TileBytes, static_cast<uint32_t>(of_first), barrier,
                    once);
       for (int at = of_first; at < rows; at += kPanelBytes) {
@@ -151,7 +200,7 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
                      once);
       }
     };
-    const int left = min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width);
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
     fp8_fill(ring, filling, steps, static_cast<uint32_t>(rows), copy_rows,
              p.act + (from * act_tiles + tile.token_tile) * kE4M3TileBytes,
              act_tiles * kE4M3TileBytes, static_cast<uint32_t>(left * kE4M3TileBytes));
@@ -167,13 +216,15 @@ struct Fp8Scaled {
 // written.
 template <int NT, class PanelOf>
 __device__ __forceinline__ Fp8Scaled fp8_scaled(const PanelOf& panel_of) {
+  constexpr int kSame = NT % 8 == 0 ? 8 : NT % 4 == 0 ? 4 : 2;  // tiles of one panel
   uint32_t of_rows = 0, of_steps = 0;
 #pragma unroll
-  for (int j = 0; j < NT; ++j) {
+  for (int j = 0; j < NT; j += kSame) {
+    constexpr uint32_t kBits = (1u << kSame) - 1;
     int how;
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(how) : "l"(panel_of(j)));
-    of_rows |= how == FP8::kOfRows ? 1u << j : 0;
-    of_steps |= how == FP8::kOfSteps ? 1u << j : 0;
+    of_rows |= how == FP8::kOfRows ? kBits << j : 0;
+    of_steps |= how == FP8::kOfSteps ? kBits << j : 0;
   }
   constexpr uint32_t kAll = (1u << NT) - 1;
   return {of_rows == kAll    ? Fp8Scaled::kRows
@@ -233,13 +284,31 @@ __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* ro
   }
 }
 
+// part = 128 columns of 64 tokens `a` and NT tiles of rows `b`, once wgmma_wait() says so.
+template <int NT>
+__device__ __forceinline__ void fp8_ask(float (&part)[NT][4], const uint8_t* tokens,
+                                        const uint8_t* rows) {
+  const uint64_t a = e4m3_at(tokens), b = e4m3_at(rows);
+  wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma8(part, a + k * kNextStep, b + k * kNextStep, k > 0);
+  wgmma_commit();
+}
+
+// Scales of a lane's two tokens: of a warpgroup's 64.
+__device__ __forceinline__ float2 token_scales(const uint8_t* tokens) {
+  const uint8_t* own = tokens + warp_index() % 4 * (2 * kE4M3TileBytes) + kTokenTile * kE4M3Cols +
+                       threadIdx.x % 32 / 4 * 4;
+  return make_float2(*reinterpret_cast<const float*>(own),
+                     *reinterpret_cast<const float*>(own + kE4M3TileBytes));
+}
+
 // sum += the next U steps, for a warpgroup's 64 tokens; some parts are on their way at once.
 // After the last one, end(its rows).
 template <int G, int NT, Fp8Scaled::How kHow, int U, class End>
 __device__ __forceinline__ void fp8_steps(Fp8Ring& ring, float (&sum)[NT][4], uint32_t of_rows,
                                           bool last, const End& end) {
   constexpr int kAhead = kAheadOf<NT> < U ? kAheadOf<NT> : U;
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = warp_index() % 4;
   const int group = warp_index() / 4;
   float part[kAhead][NT][4];
   float2 scales[kAhead];
@@ -250,14 +319,8 @@ __device__ __forceinline__ void fp8_steps(Fp8Ring& ring, float (&sum)[NT][4], ui
     const uint8_t* tokens = ring.data() + group * (8 * kE4M3TileBytes);
     rows[i] = ring.data() + ring.of.width * kE4M3TileBytes;
     empty[i] = &ring.empty[ring.stage];
-    const uint64_t a = e4m3_at(tokens), b = e4m3_at(rows[i]);
-    wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma8(part[i], a + k * kNextStep, b + k * kNextStep, k > 0);
-    wgmma_commit();
-    const uint8_t* own = tokens + warp * (2 * kE4M3TileBytes) + kTokenTile * kE4M3Cols;
-    scales[i] = make_float2(*reinterpret_cast<const float*>(own + lane / 4 * 4),
-                            *reinterpret_cast<const float*>(own + kE4M3TileBytes + lane / 4 * 4));
+    fp8_ask(part[i], tokens, rows[i]);
+    scales[i] = token_scales(tokens);
     ring.next();
   };
 #pragma unroll
@@ -277,8 +340,7 @@ __device__ __forceinline__ void fp8_steps(Fp8Ring& ring, float (&sum)[NT][4], ui
     fp8_add<NT, kHow>(sum, part[u % kAhead], scales[u % kAhead], rows[u % kAhead], of_rows);
     if (u + 1 == U && last) end(rows[u % kAhead]);
     pin(sum);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty[u % kAhead]);
+    ring.release(empty[u % kAhead]);
   }
 }
 
@@ -340,8 +402,9 @@ struct Fp8Leaves {
 // that of the last one. At its end, last(the rows of its last step).
 template <int G, int NT, Fp8Scaled::How kHow, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Ring& ring, float (&total)[NT][4],
-                                           float (&sum)[NT][4], int64_t cols, Fp8Leaves leaves,
-                                           bool adds, uint32_t of_rows, const Last& last) {
+                                           float (&sum)[NT][4], const WeightView& w,
+                                           Fp8Leaves leaves, bool adds, uint32_t of_rows,
+                                           const Last& last) {
   constexpr int kAtOnce = kAheadOf<NT> == 1 || kHow == Fp8Scaled::kMixed ? 1 : 8;
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
 #pragma unroll
@@ -361,7 +424,7 @@ __device__ __forceinline__ void fp8_leaves(Fp8Ring& ring, float (&total)[NT][4],
       if (leaf + 1 == leaves.end) last(rows);
       pin(total);
     };
-    int left = leaf_of(cols, leaf).count;
+    int left = leaf_of(w, leaf).count;
     for (; left >= kAtOnce; left -= kAtOnce) {
       fp8_steps<G, NT, kHow, kAtOnce>(ring, sum, of_rows, left == kAtOnce, end);
     }
@@ -385,12 +448,12 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
 
 // total = the sums of all leaves, from left to right.
 template <int G, int NT>
-__device__ __forceinline__ void fp8_sum(Fp8Ring& ring, float (&total)[NT][4], int64_t cols,
+__device__ __forceinline__ void fp8_sum(Fp8Ring& ring, float (&total)[NT][4], const WeightView& w,
                                         const Fp8Scaled& scaled) {
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
     float sum[NT][4];
-    fp8_leaves<G, NT, kHow>(ring, total, sum, cols, {0, leaves8(cols)}, true, scaled.of_rows,
+    fp8_leaves<G, NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, scaled.of_rows,
                             [&](const uint8_t* rows) {
                               if (kHow != Fp8Scaled::kSteps) {
                                 fp8_scale<NT>(total, rows, scaled.of_rows);
