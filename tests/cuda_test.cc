@@ -418,24 +418,30 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
   uint32_t seed = 500;
   struct Case {
     Score score;
-    int64_t hidden, ff;
+    int64_t hidden, ff, experts = 16;
+    bool wide = false;  // many features: fewer tokens
     quant::Format format = quant::Format::kBF16;
   };
-  const int64_t experts = 16;
   std::optional<WeightsOfExperts> keep;  // the next ones may get the addresses of the last
-  for (const auto& [score, hidden, ff, format] :
+  for (const auto& [score, hidden, ff, experts, wide, format] :
        {Case{Score::kSoftmax, 128, 96},
         {Score::kSigmoid, 544, 192},
         {Score::kTopkSoftmax, 1088, 64},
-        {Score::kSoftmax, 200, 96, quant::Format::kINT8},
-        {Score::kSoftmax, 160, 96, quant::Format::kInt4G32}}) {
+        {Score::kSigmoid, 2048, 192, 8, true},
+        {Score::kSoftmax, 2056, 576, 8, true},
+        {Score::kSoftmax, 2880, 960, 8, true},
+        {Score::kTopkSoftmax, 2048, 1088, 4, true},
+        {Score::kSoftmax, 2112, 2112, 4, true},
+        {Score::kSoftmax, 200, 96, 16, false, quant::Format::kINT8},
+        {Score::kSoftmax, 160, 96, 16, false, quant::Format::kInt4G32}}) {
     keep.reset();
     keep.emplace(*gpu, *cpu, experts, hidden, ff, seed += 100, format);
-    for (const int64_t tokens : {1, 3, 12, 20, 70, 150, 600}) {
+    for (const int64_t tokens : {1, 3, 8, 12, 20, 70, 150, 600}) {
+      if (wide && tokens > 12) continue;
       SCOPED_TRACE("tokens " + std::to_string(tokens) + ", features " + std::to_string(hidden));
       ops::Routing r;
       r.score = score;
-      r.experts = 16;
+      r.experts = static_cast<int>(experts);
       r.top_k = 4;
       r.renormalize = score != Score::kTopkSoftmax;
       r.renormalize_eps = 1e-20f;
@@ -446,7 +452,7 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
         r.group_score_top = 2;
       }
       std::vector<float> logits = random_floats(static_cast<size_t>(tokens * experts), ++seed);
-      std::vector<float> correction = random_floats(16, ++seed, 0.1f);
+      std::vector<float> correction = random_floats(static_cast<size_t>(experts), ++seed, 0.1f);
       std::vector<int32_t> ids(static_cast<size_t>(tokens * 4));
       std::vector<float> weights(ids.size());
       DeviceFloats dl(*gpu, logits), dc(*gpu, correction), di(*gpu, ids.size()),
@@ -493,8 +499,11 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
 }
 
 // The product, the routes and the groups of few tokens are one kernel; of many, several.
-TEST_F(Cuda, ARoutersTokensGoToTheirExperts) {
-  constexpr int64_t kHidden = 200, kFf = 64, kExperts = 40, kTopK = 4;
+class CudaRouters : public Cuda, public testing::WithParamInterface<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Features, CudaRouters, testing::Values(200, 2048));
+TEST_P(CudaRouters, TokensGoToTheirExperts) {
+  const int64_t kHidden = GetParam();
+  constexpr int64_t kFf = 64, kExperts = 40, kTopK = 4;
   const Stored router = stored(quant::Format::kF32, kExperts, kHidden, 700);
   const auto on = gpu->pack(quant::Format::kF32, router.rows, kHidden);
   const auto host = cpu->pack(quant::Format::kF32, router.rows, kHidden);
@@ -519,7 +528,8 @@ TEST_F(Cuda, ARoutersTokensGoToTheirExperts) {
   constexpr int64_t kMost = 1500;
   std::vector<float> x = rounded(random_floats(kMost * kHidden, 799));
   DeviceFloats dx(*gpu, x);
-  for (const int64_t tokens : {1, 9, 40, 300, 600, 1500}) {
+  for (const int64_t tokens : {1, 5, 9, 40, 300, 600, 1500}) {
+    if (kHidden > 1000 && tokens > 40) continue;
     const auto pairs = static_cast<size_t>(tokens * kTopK);
     const auto numbers = static_cast<size_t>(tokens * kHidden);
     std::vector<float> logits(static_cast<size_t>(tokens * kExperts)), weights(pairs);

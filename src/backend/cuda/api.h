@@ -191,6 +191,24 @@ struct ExpertsArgs {
   float* y;               // [slots * slot_tokens, hidden]
 };
 
+// The same of few tokens, from the router's logits to the sums.
+struct FewExpertsArgs {
+  const uint8_t *const *gate_up, *const *down;  // [experts], device
+  const float *gate_up_bias, *down_bias;        // [experts, 2 * ff], [experts, hidden] or nullptr
+  int64_t hidden, ff;
+  GluArgs glu;
+  const float* logits;  // nullptr: ids and weights are given, or else they are written
+  int64_t logits_stride;
+  RoutingArgs routing;
+  int32_t* ids;    // [tokens, top_k]
+  float* weights;  // [tokens, top_k]
+  int32_t tokens;
+  const uint8_t* in;  // x in the order of lanes
+  uint8_t* act;       // room for the gated: a tile of tokens for each expert in use
+  Rows out;
+  int32_t add;
+};
+
 struct Api {
   int32_t version;
   const char* (*error_text)(int error);
@@ -240,6 +258,9 @@ struct Api {
   // Whether experts() takes weights of this format and a gated unit of so many features.
   int (*experts_fused)(Code code, int64_t ff);
   int (*experts)(const ExpertsArgs* args);
+  // Whether few_experts() takes these (of which code, sizes, tokens and routing are looked at).
+  int (*few_experts_fit)(Code code, const FewExpertsArgs* args);
+  int (*few_experts)(const FewExpertsArgs* args);
   int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
   int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
                     int64_t half, float scale);

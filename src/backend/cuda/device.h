@@ -167,7 +167,10 @@ class CudaDevice final : public ops::Device {
   void flush_gated();
   bool hold_router(const Matrix& x, std::span<const ops::Product> products);
   void flush_router();
+  bool router_holds(const int32_t* ids, const float* weights, int64_t tokens, int top_k) const;
   void run_groups(const GroupArgs& groups);
+  bool run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
+                       int top_k, const ops::Experts& experts, bool add);
   GroupArgs new_groups(const int32_t* ids, const float* weights, int64_t tokens, int top_k,
                        int64_t experts, int slot_tokens, int slots);
   float* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);

@@ -74,10 +74,16 @@ void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_
   check(api_.route(&rows, &args, ids, weights), "route");
 }
 
+// Whether these routes are held back.
+bool CudaDevice::router_holds(const int32_t* ids, const float* weights, int64_t tokens,
+                              int top_k) const {
+  return router_.held && router_.ids == ids && router_.weights == weights &&
+         router_.x.rows == tokens && router_.routing.top_k == top_k;
+}
+
 // Tokens by expert, after the routes that are held back if these are the ones.
 void CudaDevice::run_groups(const GroupArgs& g) {
-  if (router_.held && router_.ids == g.ids && router_.weights == g.weights &&
-      router_.x.rows == g.tokens && router_.routing.top_k == g.top_k) {
+  if (router_holds(g.ids, g.weights, g.tokens, g.top_k)) {
     router_.held = false;
     check(
         api_.router(&router_.product, g.tokens, &router_.routing, router_.ids, router_.weights, &g),
@@ -188,8 +194,48 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   return y;
 }
 
+// Few tokens: from the router's logits to the sums without groups.
+bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids,
+                                 const float* weights, int top_k, const ops::Experts& e, bool add) {
+  FewExpertsArgs args{};
+  args.gate_up_bias = e.gate_up_bias;
+  args.down_bias = e.down_bias;
+  args.hidden = e.down[0].rows;
+  args.ff = e.down[0].cols;
+  args.glu = {static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
+  args.routing.experts = static_cast<int32_t>(e.gate_up.size());
+  args.routing.top_k = top_k;
+  args.ids = const_cast<int32_t*>(ids);
+  args.weights = const_cast<float*>(weights);
+  args.tokens = static_cast<int32_t>(x.rows);
+  args.out = rows_of(out);
+  args.add = add;
+  const Code code = code_of(e.gate_up[0].format);
+  if (e.weight_before || e.down[0].format != e.gate_up[0].format ||
+      api_.few_experts_fit(code, &args) == 0) {
+    return false;
+  }
+  if (router_holds(ids, weights, x.rows, top_k)) {
+    router_.held = false;
+    args.logits = router_.out.data;
+    args.logits_stride = router_.out.stride;
+    args.routing = router_.routing;
+    check(api_.products(&router_.product, 1, x.rows), "products");
+  }
+  flush();
+  args.gate_up = table_of(e.gate_up);
+  args.down = table_of(e.down);
+  args.in = encoded(x, Order::kLanes);
+  const int64_t tiles = std::min<int64_t>(x.rows * top_k, args.routing.experts);
+  args.act = scratch(static_cast<size_t>(api_.fragment_bytes(tiles * kTokenTile, args.ff)));
+  check(api_.few_experts(&args), "few_experts");
+  wrote(out);
+  return true;
+}
+
 void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
                      int top_k, const ops::Experts& e, bool add) {
+  if (run_few_experts(out, x, ids, weights, top_k, e, add)) return;
   const auto experts = static_cast<int64_t>(e.gate_up.size());
   const int64_t pairs = x.rows * top_k;
   const Code code = code_of(e.gate_up[0].format);
