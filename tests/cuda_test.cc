@@ -514,9 +514,11 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
   r.top_k = kTopK;
   r.renormalize = true;
   const auto run = [&](ops::Ops& o, const ops::Weight& w, ops::Experts e, const Matrix& x,
-                       const Matrix& logits, int32_t* ids, float* weights, const Matrix& out) {
+                       const float* norm, const Matrix& normed, const Matrix& logits, int32_t* ids,
+                       float* weights, const Matrix& out) {
     const ops::Product p{&w, logits, nullptr, 1.0f, false};
-    o.matmul(x, {&p, 1});
+    o.norm(normed, x, {ops::NormKind::kRms, norm, nullptr, 1e-6f});
+    o.matmul(normed, {&p, 1});
     o.route(logits, r, ids, weights);
     o.moe(out, x, ids, weights, kTopK, e, false);
   };
@@ -526,25 +528,28 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
   e_host.gate_up = weights_of.up_host;
   e_host.down = weights_of.down_host;
   constexpr int64_t kMost = 1500;
-  std::vector<float> x = rounded(random_floats(kMost * kHidden, 799));
-  DeviceFloats dx(*gpu, x);
+  std::vector<float> x = rounded(random_floats(static_cast<size_t>(kMost * kHidden), 799));
+  const std::vector<float> norm = random_floats(static_cast<size_t>(kHidden), 798);
+  DeviceFloats dx(*gpu, x), dnorm(*gpu, norm);
   for (const int64_t tokens : {1, 5, 9, 40, 300, 600, 1500}) {
     if (kHidden > 1000 && tokens > 40) continue;
     const auto pairs = static_cast<size_t>(tokens * kTopK);
     const auto numbers = static_cast<size_t>(tokens * kHidden);
     std::vector<float> logits(static_cast<size_t>(tokens * kExperts)), weights(pairs);
-    std::vector<float> want(numbers);
+    std::vector<float> want(numbers), normed(numbers);
     std::vector<int32_t> ids(pairs);
-    run(*cpu, *host, e_host, {x.data(), tokens, kHidden, kHidden},
-        {logits.data(), tokens, kExperts, kExperts}, ids.data(), weights.data(),
-        {want.data(), tokens, kHidden, kHidden});
+    run(*cpu, *host, e_host, {x.data(), tokens, kHidden, kHidden}, norm.data(),
+        {normed.data(), tokens, kHidden, kHidden}, {logits.data(), tokens, kExperts, kExperts},
+        ids.data(), weights.data(), {want.data(), tokens, kHidden, kHidden});
     DeviceFloats dl(*gpu, logits.size()), di(*gpu, pairs), dw(*gpu, pairs), out(*gpu, numbers);
+    DeviceFloats dn(*gpu, numbers);
     auto* on_ids = reinterpret_cast<int32_t*>(di.data());
     const auto on_gpu = [&](int64_t first, int64_t n) {
-      run(*gpu, *on, e_on, dx.matrix(kMost, kHidden).slice_rows(first, n), dl.matrix(n, kExperts),
-          on_ids, dw.data(), out.matrix(n, kHidden));
+      run(*gpu, *on, e_on, dx.matrix(kMost, kHidden).slice_rows(first, n), dnorm.data(),
+          dn.matrix(n, kHidden), dl.matrix(n, kExperts), on_ids, dw.data(), out.matrix(n, kHidden));
     };
     on_gpu(0, tokens);
+    expect_near(dn.get(), normed, 1e-4f, "norm");
     EXPECT_EQ(std::memcmp(di.get().data(), ids.data(), pairs * 4), 0) << "ids of " << tokens;
     expect_near(dl.get(), logits, 1e-4f, "logits");
     expect_near(dw.get(), weights, 1e-4f, "weights");
@@ -552,7 +557,9 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
     expect_near(got, want, 1e-2f * largest(want), "experts");
     on_gpu(tokens - 1, 1);
     const std::vector<float> last = out.get();
-    ASSERT_EQ(std::memcmp(last.data(), got.data() + (tokens - 1) * kHidden, kHidden * 4), 0)
+    ASSERT_EQ(std::memcmp(last.data(), got.data() + (tokens - 1) * kHidden,
+                          static_cast<size_t>(kHidden) * 4),
+              0)
         << "a token alone, of " << tokens;
   }
 }

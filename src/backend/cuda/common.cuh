@@ -57,6 +57,14 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args
   return launch_cluster(kernel, grid, block, shared, dim3(1), args...);
 }
 
+// Another kernel's blocks share a multiprocessor with this one's only if these left them their
+// shared memory, which counts while it is there.
+template <class Kernel>
+cudaError_t leave_shared(Kernel kernel) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }

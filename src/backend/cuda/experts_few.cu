@@ -24,15 +24,14 @@ constexpr int kGateStages = kRingBytes / kGateStageBytes;
 constexpr int kGateSums = kWarps * kGateTiles * 32;  // float4, of which there are two sets
 constexpr int kGateBytes = kWarps * kRingBytes + 2 * kGateSums * 16;
 
-// R: tiles of rows of a block of the second kernel.
+// R: tiles of rows of a block of the second kernel. A stage has 64 columns of them and of tokens.
 template <int R>
 struct Down {
-  static constexpr int kStageBytes = R * BF16::kTileBytes;
-  static constexpr int kStages = (R == 1 ? 12 << 10 : 8 << 10) / kStageBytes;
+  static constexpr int kTileBytes = R * BF16::kTileBytes, kStageBytes = kTileBytes + 1024;
+  static constexpr int kStages = R == 1 ? 4 : 2;
   static constexpr int kSums = kWarps * R * 32;  // float4, of which there are two sets
   static constexpr int kRings = kWarps * kStages * kStageBytes;
   static constexpr int kBytes = kRings + 2 * kSums * 16;
-  static constexpr int kHeld = 6;  // units of activations in registers
 };
 
 // Experts in use, ascending. In shared memory.
@@ -214,6 +213,8 @@ __global__ void __launch_bounds__(256, 2) gate_kernel(const __grid_constant__ Fe
   const auto all_units = static_cast<int>((e.hidden + 63) / 64);
   const int first = all_units * warp / kWarps;
   const int units = all_units * (warp + 1) / kWarps - first;
+  auto* sums = reinterpret_cast<float4*>(rings + kWarps * kRingBytes);
+  auto* room = reinterpret_cast<float*>(sums);
   wait();
   let_next_start();  // who starts now may rely on the logits
   uint4 b[kHeld][2] = {};
@@ -224,8 +225,7 @@ __global__ void __launch_bounds__(256, 2) gate_kernel(const __grid_constant__ Fe
     b[k][0] = in[k * 64];
     b[k][1] = in[k * 64 + 32];
   }
-  auto* sums = reinterpret_cast<float4*>(rings + kWarps * kRingBytes);
-  choose<false>(e, chosen, reinterpret_cast<float*>(sums), mine);
+  choose<false>(e, chosen, room, mine);
   const uint8_t* ring = rings + warp * kRingBytes;
   const GateShare share(e, chosen.count);
   GateStream stream{chosen, share, e.hidden, first, units, ring, full[warp], share.begin};
@@ -298,20 +298,39 @@ struct DownLeaf {
   }
 };
 
+// A warp's leaves, a unit of 64 columns a stage. Lanes copy: the bulk copy engine is slow with so
+// little at once. Tokens that an expert did not get are zeros: of few tokens most are.
 template <int R>
 struct DownStream {
+  using S = Down<R>;
+  const FewExpertsArgs& e;
   const Chosen& chosen;
   const DownLeaf& l;
-  int64_t at_tile;  // bytes from an expert's beginning to the leaf's
-  const uint8_t* ring;
-  uint64_t* full;
-  uint32_t bytes;
-  int slot, unit = 0, stage = 0;  // to be asked for next
+  int64_t first;  // bytes from an expert's beginning to the leaf's
+  uint8_t* ring;
+  int bytes, lane;        // of a unit of weights; this one
+  int slot, unit, stage;  // to be asked for next
+
   __device__ __forceinline__ bool more() const { return slot < chosen.count; }
-  __device__ __forceinline__ void ask_next(uint64_t policy) {
-    ask(ring, &full[stage], chosen.weights[slot] + at_tile + unit * kUnitStep<BF16>,
-        stage * Down<R>::kStageBytes, bytes, policy);
-    stage = stage + 1 < Down<R>::kStages ? stage + 1 : 0;
+  __device__ __forceinline__ uint8_t* to() const {
+    return ring + stage * S::kStageBytes + lane * 16;
+  }
+  __device__ __forceinline__ void ask_weights() const {
+    const uint8_t* from = chosen.weights[slot] + first + unit * kUnitStep<BF16> + lane * 16;
+#pragma unroll
+    for (int i = 0; i < S::kTileBytes; i += 512) {
+      if (R == 1 || i < bytes) cp_async16(to() + i, from + i);
+    }
+  }
+  __device__ __forceinline__ void ask_tokens() const {
+    const bool real = (chosen.tokens[slot] >> lane / 4 & 1) != 0;
+    const uint8_t* from =
+        e.act + (slot * (e.ff / 64) + l.first + unit) * (kTokens * 64 * 2) + lane * 16;
+    cp_async16(to() + S::kTileBytes, from, real);
+    cp_async16(to() + S::kTileBytes + 512, from + 512, real);
+  }
+  __device__ __forceinline__ void next() {
+    stage = stage + 1 < S::kStages ? stage + 1 : 0;
     if (++unit < l.units) return;
     unit = 0;
     slot += l.apart;
@@ -372,65 +391,52 @@ __global__ void __launch_bounds__(256, 2) down_kernel(const __grid_constant__ Fe
 #if __CUDA_ARCH__ >= 900
   using S = Down<R>;
   extern __shared__ __align__(128) uint8_t rings[];
-  __shared__ uint64_t full[kWarps][S::kStages];
   __shared__ Chosen chosen;
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
-  if (lane == 0) start_barriers(full[warp], S::kStages);
   auto* sums = reinterpret_cast<float4*>(rings + S::kRings);
   choose<true>(e, chosen, reinterpret_cast<float*>(sums),
                thread < e.routing.experts ? e.down[thread] : nullptr);
   const int64_t first_tile = static_cast<int64_t>(blockIdx.x) * R;
   const auto tiles = static_cast<int>(min(int64_t{R}, (e.hidden + 15) / 16 - first_tile));
   const DownLeaf l(e.ff, warp);
-  const uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
-  const int64_t at_tile = tile_at<BF16>(first_tile, e.ff) + l.first * kUnitStep<BF16>;
-  DownStream<R> stream{chosen, l,          at_tile,
-                       ring,   full[warp], static_cast<uint32_t>(tiles * BF16::kTileBytes),
-                       l.phase};
-  const uint64_t policy = read_once();
-  if (lane == 0) {
-    for (int s = 0; s < S::kStages && stream.more(); ++s) stream.ask_next(policy);
-  }
-  __syncwarp();
+  uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
+  const int64_t first = tile_at<BF16>(first_tile, e.ff) + l.first * kUnitStep<BF16>;
+  DownStream<R> stream{e, chosen, l, first, ring, tiles * BF16::kTileBytes, lane, l.phase, 0, 0};
+  // The first kernel's results come later than the first weights.
+  DownStream<R> tokens = stream;
+#pragma unroll 1
+  for (int s = 0; s < S::kStages && stream.more(); ++s, stream.next()) stream.ask_weights();
   wait();
+#pragma unroll 1
+  for (int s = 0; s < S::kStages && tokens.more(); ++s, tokens.next()) tokens.ask_tokens();
+  cp_async_commit();
   Result result(e, first_tile + warp);
   if (warp < tiles) result.load();
-  // Tokens that an expert did not get are zeros.
-  uint4 b[S::kHeld][2];
-  const int64_t tile_chunks = e.ff / 32;
-  const auto* act = reinterpret_cast<const uint4*>(e.act) + l.first * 64 + lane;
-  const auto load_unit = [&](int k, int slot, int unit) {
-    if (unit >= l.units || slot >= chosen.count) return;
-    const uint4* from = act + (slot * tile_chunks + unit * 2) * 32;
-    const bool mine = (chosen.tokens[slot] >> lane / 4 & 1) != 0;
-    b[k][0] = mine ? from[0] : make_uint4(0, 0, 0, 0);
-    b[k][1] = mine ? from[32] : make_uint4(0, 0, 0, 0);
-  };
-#pragma unroll
-  for (int k = 0; k < S::kHeld; ++k) load_unit(k, l.phase, k);
-  int stage = 0, round = 0, set = 0;
+  cp_async_wait<0>();
+  int stage = 0, set = 0;
 #pragma unroll 1
   for (int base = 0; base < chosen.count; base += l.apart) {
     const int slot = base + l.phase;
     float sum[R][4] = {};
+    if (slot < chosen.count) {
 #pragma unroll 1
-    for (int unit = 0; unit < l.units && slot < chosen.count; unit += S::kHeld) {
-      const bool last = unit + S::kHeld >= l.units;
-      const int next_slot = last ? slot + l.apart : slot, next = last ? 0 : unit + S::kHeld;
+      for (int unit = 0; unit < l.units; ++unit) {
+        cp_async_wait<S::kStages - 1>();
+        __syncwarp();
+        const uint8_t* at = ring + stage * S::kStageBytes;
+        const auto* its = reinterpret_cast<const uint4*>(at + S::kTileBytes) + lane;
+        const uint4 b[2] = {its[0], its[32]};
 #pragma unroll
-      for (int k = 0; k < S::kHeld; ++k) {
-        if (unit + k < l.units) {
-          barrier_wait(&full[warp][stage], round);
-#pragma unroll
-          for (int t = 0; t < R; ++t) {
-            add_tile(sum[t], ring + stage * S::kStageBytes + t * BF16::kTileBytes, b[k]);
-          }
-          __syncwarp();
-          if (lane == 0 && stream.more()) stream.ask_next(policy);
-          if (++stage == S::kStages) stage = 0, round ^= 1;
+        for (int t = 0; t < R; ++t) add_tile(sum[t], at + t * BF16::kTileBytes, b);
+        __syncwarp();
+        if (stream.more()) {
+          stream.ask_weights();
+          stream.ask_tokens();
+          stream.next();
         }
-        load_unit(k, next_slot, next + k);
+        cp_async_commit();  // so that they can be counted
+        stage = stage + 1 < S::kStages ? stage + 1 : 0;
       }
     }
     float4* to = sums + set * S::kSums;
@@ -458,6 +464,8 @@ int launch_few(Kernel kernel, int64_t blocks, int bytes, const FewExpertsArgs& e
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
+  const cudaError_t carved = leave_shared(kernel);
+  if (carved != cudaSuccess) return static_cast<int>(carved);
   return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(256), static_cast<size_t>(bytes),
                 e);
 }
