@@ -18,11 +18,13 @@ namespace {
 
 constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
 constexpr int kRunTiles = 4;                  // tiles of rows of ff come in such runs
-constexpr int kRingBytes = 12 << 10;          // of a warp
 constexpr int kGateTiles = 2, kGateStageBytes = kGateTiles * BF16::kTileBytes;
-constexpr int kGateStages = kRingBytes / kGateStageBytes;
+constexpr int kGateStages = 2;  // of a warp: with more in flight everything else waits longer
+constexpr int kGateRing = kGateStages * kGateStageBytes;
 constexpr int kGateSums = kWarps * kGateTiles * 32;  // float4, of which there are two sets
-constexpr int kGateBytes = kWarps * kRingBytes + 2 * kGateSums * 16;
+// No two blocks of the first kernel fit a multiprocessor: they would leave others idle.
+constexpr int kGateBytes = 110 << 10;
+static_assert(kWarps * kGateRing + 2 * kGateSums * 16 <= kGateBytes);
 
 // R: tiles of rows of a block of the second kernel. A stage has 64 columns of them and of tokens.
 template <int R>
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(256, 2) gate_kernel(const __grid_constant__ Fe
   const auto all_units = static_cast<int>((e.hidden + 63) / 64);
   const int first = all_units * warp / kWarps;
   const int units = all_units * (warp + 1) / kWarps - first;
-  auto* sums = reinterpret_cast<float4*>(rings + kWarps * kRingBytes);
+  auto* sums = reinterpret_cast<float4*>(rings + kWarps * kGateRing);
   auto* room = reinterpret_cast<float*>(sums);
   wait();
   let_next_start();  // who starts now may rely on the logits
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(256, 2) gate_kernel(const __grid_constant__ Fe
     b[k][1] = in[k * 64 + 32];
   }
   choose<false>(e, chosen, room, mine);
-  const uint8_t* ring = rings + warp * kRingBytes;
+  const uint8_t* ring = rings + warp * kGateRing;
   const GateShare share(e, chosen.count);
   GateStream stream{chosen, share, e.hidden, first, units, ring, full[warp], share.begin};
   const uint64_t policy = read_once();
