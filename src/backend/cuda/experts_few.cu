@@ -23,7 +23,7 @@ constexpr int kGateStages = 2;  // of a warp: with more in flight everything els
 constexpr int kGateRing = kGateStages * kGateStageBytes;
 constexpr int kGateSums = kWarps * kGateTiles * 32;  // float4, of which there are two sets
 // No two blocks of the first kernel fit a multiprocessor: they would leave others idle.
-constexpr int kGateBytes = 110 << 10;
+constexpr int kGateBytes = 112 << 10;
 static_assert(kWarps * kGateRing + 2 * kGateSums * 16 <= kGateBytes);
 
 // R: tiles of rows of a block of the second kernel. A stage has 64 columns of them and of tokens.
@@ -200,6 +200,55 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
+// The share's sums, gated. `sums`: room for two sets; b: a lane's activations of the warp's leaf.
+template <int kHeld>
+__device__ __forceinline__ void multiply_share(const FewExpertsArgs& e, GateStream& stream,
+                                               float4* sums, const uint4 (&b)[kHeld][2],
+                                               uint64_t policy) {
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  int stage = 0, round = 0, set = 0;
+  float gates[4];
+  for (int at = stream.share.begin; at < stream.share.end; at += stream.share.together(at)) {
+    const int count = stream.share.together(at);
+#pragma unroll 1
+    for (int matrix = 0; matrix < 2; ++matrix) {
+      float sum[kGateTiles][4] = {};
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        if (k >= stream.units) break;
+        barrier_wait(&stream.full[stage], round);
+        const uint8_t* rows = stream.ring + stage * kGateStageBytes;
+#pragma unroll
+        for (int t = 0; t < kGateTiles; ++t) {  // sums of what is nobody's are, too
+          add_tile(sum[t], rows + t * BF16::kTileBytes, b[k]);
+        }
+        __syncwarp();
+        if (lane == 0 && stream.more()) stream.ask_next(policy);
+        if (++stage == kGateStages) stage = 0, round ^= 1;
+      }
+      float4* to = sums + set * kGateSums;
+#pragma unroll
+      for (int t = 0; t < kGateTiles; ++t) {
+        to[(warp * kGateTiles + t) * 32 + lane] =
+            make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
+      }
+      __syncthreads();  // the other set is free: who read it has come here
+      set ^= 1;
+      if (warp >= count) continue;
+      const float4 leaf = to[warp * 32 + lane];
+      float all[4] = {leaf.x, leaf.y, leaf.z, leaf.w};
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) add_leaf(all, to[(w * kGateTiles + warp) * 32 + lane]);
+      if (matrix == 1) {
+        put_gated(e, stream.chosen, at / stream.share.tiles, at % stream.share.tiles + warp, gates,
+                  all);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gates[i] = all[i];
+      }
+    }
+  }
+}
 #endif
 
 // kHeld: units of 64 columns of a leaf, at most; their activations stay in registers.
@@ -241,47 +290,7 @@ __global__ void __launch_bounds__(256, 2) gate_kernel(const __grid_constant__ Fe
     e.weights[thread] = chosen.of_pair[thread];
   }
   __syncwarp();
-  int stage = 0, round = 0, set = 0;
-  float gates[4];
-  for (int at = share.begin; at < share.end; at += share.together(at)) {
-    const int count = share.together(at);
-#pragma unroll 1
-    for (int matrix = 0; matrix < 2; ++matrix) {
-      float sum[kGateTiles][4] = {};
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k) {
-        if (k >= units) break;
-        barrier_wait(&full[warp][stage], round);
-        const uint8_t* rows = ring + stage * kGateStageBytes;
-#pragma unroll
-        for (int t = 0; t < kGateTiles; ++t) {  // sums of what is nobody's are, too
-          add_tile(sum[t], rows + t * BF16::kTileBytes, b[k]);
-        }
-        __syncwarp();
-        if (lane == 0 && stream.more()) stream.ask_next(policy);
-        if (++stage == kGateStages) stage = 0, round ^= 1;
-      }
-      float4* to = sums + set * kGateSums;
-#pragma unroll
-      for (int t = 0; t < kGateTiles; ++t) {
-        to[(warp * kGateTiles + t) * 32 + lane] =
-            make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
-      }
-      __syncthreads();  // the other set is free: who read it has come here
-      set ^= 1;
-      if (warp >= count) continue;
-      const float4 leaf = to[warp * 32 + lane];
-      float all[4] = {leaf.x, leaf.y, leaf.z, leaf.w};
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) add_leaf(all, to[(w * kGateTiles + warp) * 32 + lane]);
-      if (matrix == 1) {
-        put_gated(e, chosen, at / share.tiles, at % share.tiles + warp, gates, all);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) gates[i] = all[i];
-      }
-    }
-  }
+  multiply_share<kHeld>(e, stream, sums, b, policy);
 #endif
 }
 
