@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 12;
+inline constexpr int kApiVersion = 13;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
