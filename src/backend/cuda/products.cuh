@@ -238,7 +238,7 @@ template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
-inline constexpr int64_t kQuantFew = 32;
+inline constexpr int64_t kQuantFew = 16;
 template <class F>
 int run_quant_few(const ProductList& list, int64_t tokens);
 
@@ -251,7 +251,15 @@ int run_quant_wide(const ProductList& list, int64_t tokens);
 template <class F>
 int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_quant_wgmma.cu: the same with more.
+// products_quant_middle.cu: the same with up to kQuantMiddle tokens; of gate, beside which up's
+// rows stand.
+inline constexpr int64_t kQuantMiddle = 64;
+template <class F>
+int run_decode_middle(const ProductList& list, int64_t tokens);
+template <class F>
+int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act);
+
+// products_quant_wgmma.cu: the same with more than kQuantFew.
 template <class F>
 int run_decode(const ProductList& list, int64_t tokens);
 bool decode_gated_fits(int64_t rows, int64_t tokens);

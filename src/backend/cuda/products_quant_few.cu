@@ -1,11 +1,11 @@
-// Products of quantised weights with 9 to 32 tokens on Hopper: mma.sync, whose operands stand in
-// registers. (wgmma takes as long for 32 tokens as for 128 to read its own from there.)
+// Products of quantised weights with 9 to 16 tokens on Hopper: mma.sync, whose operands stand in
+// registers.
 //
 // Every multiprocessor gets one block, and every block the same number of tiles of 16 rows, with
-// all of K. A leaf of K is one warp's, with 9 to 16 tokens two warps', because it is latencies that
-// decide; for more tokens there are not the registers. Each streams its weights through a ring of
-// its own, R tiles at once. What the rings hold is asked for before the kernel in front has ended.
-// Leaves are added from left to right; the bits are those of products.cu.
+// all of K. A leaf of K is two warps', because it is latencies that decide. Each streams its
+// weights through a ring of its own, R tiles at once. What the rings hold is asked for before the
+// kernel in front has ended. Leaves are added from left to right; the bits are those of
+// products.cu.
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_few.cuh"
 
@@ -19,11 +19,10 @@ struct Stage {
   static constexpr int kPieces = F::kTileBytes > 1000 && kUnitPieces == 1 ? 2 : 4;
   static constexpr int kTileBytes = kPieces / kUnitPieces * F::kTileBytes;
 };
-template <class F, int NT, int R, int kPair>
+template <class F, int R>
 struct Shape : Stage<F>,
-               FewSums<NT, R, kPair>,
-               FewRings<FewSums<NT, R, kPair>, R * Stage<F>::kTileBytes, kPair == 1 ? 1 << 10 : 4> {
-};
+               FewSums<2, R, 2>,
+               FewRings<FewSums<2, R, 2>, R * Stage<F>::kTileBytes, 4> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
@@ -168,27 +167,16 @@ int launch_few(const ProductList& list, int64_t tokens, int share) {
   return launch_shares<S>(few_kernel<S>, list, tokens, share);
 }
 
-// 9 to 16 tokens: two warps a leaf.
-template <class F>
-int launch_pairs(const ProductList& list, int64_t tokens, int share) {
-  if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
-    if (share > 2) return launch_few<Shape<F, 2, 2, 2>>(list, tokens, share);
-  }
-  return launch_few<Shape<F, 2, 1, 2>>(list, tokens, share);
-}
-
 }  // namespace
 
 template <class F>
 int run_quant_few(const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(list);
-  if (tokens <= 16) return launch_pairs<F>(list, tokens, share);
-  if constexpr (F::kTileBytes * 64 / F::kUnit <= 700) {  // four tiles leave room for two stages
-    if (share == 3) return launch_few<Shape<F, 4, 3, 1>>(list, tokens, share);
-    if (share > 3) return launch_few<Shape<F, 4, 4, 1>>(list, tokens, share);
+  if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
+    if (share > 2) return launch_few<Shape<F, 2>>(list, tokens, share);
   }
-  return launch_few<Shape<F, 4, 2, 1>>(list, tokens, share);
+  return launch_few<Shape<F, 1>>(list, tokens, share);
 }
 
 template int run_quant_few<Q8_0>(const ProductList&, int64_t);

@@ -1,4 +1,4 @@
-// Products of quantised weights with 9 to 32 tokens and many rows on Hopper, and gated units of
+// Products of quantised weights with 9 to 16 tokens and many rows on Hopper, and gated units of
 // gate and up with as many.
 //
 // From L2 a multiprocessor gets some 25 bytes a cycle, whether weights or tokens: where each warp
@@ -328,8 +328,7 @@ template <class F>
 int run_quant_wide(const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(list);
-  return tokens <= 16 ? launch_wide<Shape<F, 2, false>>(list, tokens, share, {})
-                      : launch_wide<Shape<F, 4, false>>(list, tokens, share, {});
+  return launch_wide<Shape<F, 2, false>>(list, tokens, share, {});
 }
 
 template <class F>
@@ -337,8 +336,7 @@ int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const A
   ProductList list = gate_and_up;
   list.count = 1;  // up's rows stand beside gate's
   const int share = even_share(list);
-  return tokens <= 16 ? launch_wide<Shape<F, 2, true>>(list, tokens, share, act)
-                      : launch_wide<Shape<F, 4, true>>(list, tokens, share, act);
+  return launch_wide<Shape<F, 2, true>>(list, tokens, share, act);
 }
 
 #define FRESHET_WIDE(F)                                        \

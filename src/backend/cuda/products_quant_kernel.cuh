@@ -1,0 +1,303 @@
+// The kernel of products_quant_rings.cuh: how sums end, and its launch.
+//
+// Either blocks stay and walk through tiles of the product, all leaves of K from left to right with
+// a second set of sums; or, where that makes too few tiles, the two blocks of a cluster share K,
+// and their warpgroups rows or leaves: they add up through each other's shared memory, from left
+// to right too. (Larger clusters don't find room on all multiprocessors.) The bits are those of
+// products.cu.
+#pragma once
+
+#include "backend/cuda/products_quant_rings.cuh"
+
+namespace freshet::cuda::decode {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <class F>
+__device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
+  return {p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+          (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+          p.scale,          p.add != 0,    F::kUp};
+}
+
+// What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
+// rows are written 16 bytes a thread.
+template <int NT>
+__device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT][4],
+                                            int64_t row_tile, int64_t token_tile, float* room) {
+  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+  const int64_t row = row_tile * 16 + lane % 16 * 4;
+  const bool real = row < w.rows;
+  float4 bias = {};
+  if (w.bias != nullptr && real) {
+    bias = make_float4(w.bias[row], w.bias[row + 1], w.bias[row + 2], w.bias[row + 3]);
+  }
+  const auto together = [&] {
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
+  };
+  const auto value = [&](float v, float b) {
+    v = __fmul_rn(v, w.up);
+    if (w.bias != nullptr) v = __fadd_rn(v, b);
+    return __fmul_rn(v, w.scale);
+  };
+#pragma unroll
+  for (int first = 0; first < NT; first += kOutTokens / 8) {
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8 * 4; ++n) {
+      const int token = n / 4 * 8 + lane % 4 * 2 + n % 2;
+      room[token * kOutStride + thread / 32 * 16 + lane / 4 + n % 4 / 2 * 8] =
+          sum[first + n / 4][n % 4];
+    }
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8; ++n) {
+      const int at = n * 8 + thread / 16;
+      const int64_t token = (token_tile + first) * 8 + at;
+      if (!real || token >= w.tokens) continue;
+      const float4 v = *reinterpret_cast<const float4*>(room + at * kOutStride + lane % 16 * 4);
+      auto* to = reinterpret_cast<float4*>(w.out + token * w.out_stride + row);
+      float4 out = {value(v.x, bias.x), value(v.y, bias.y), value(v.z, bias.z), value(v.w, bias.w)};
+      if (w.add) {
+        const float4 before = *to;
+        out = {__fadd_rn(before.x, out.x), __fadd_rn(before.y, out.y), __fadd_rn(before.z, out.z),
+               __fadd_rn(before.w, out.w)};
+      }
+      *to = out;
+    }
+  }
+}
+
+// The gated unit of a warpgroup that has both products' sums of two tiles of rows.
+template <int NT, class F>
+__device__ __forceinline__ void finish_mixed(const Activations& act, const ProductList& list,
+                                             float (&sum)[NT][4], float* room, int64_t row_tile,
+                                             int64_t token_tile) {
+  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+  const bool up = thread >= 64;
+  row_tile += thread / 32 % 2;
+  const bool real = row_tile * 16 < list.of[0].weight.rows;
+  float4* place = reinterpret_cast<float4*>(room) + thread % 64;
+  const auto together = [&] {
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
+  };
+  end_sums<NT, F>(list.of[up ? 1 : 0], sum, row_tile * 16 + lane / 4);
+  if (up) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      place[j * 64] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+    }
+  }
+  together();
+  if (!up) {
+    const int64_t tile = row_tile / 4 * act.core_tiles + token_tile;
+    uint8_t* to = act.data + (tile * 4 + row_tile % 4) * 256 + lane * 4;
+    const int left = real ? static_cast<int>(act.core_tiles - token_tile) : 0;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const float4 v = place[j * 64];
+      const float other[4] = {v.x, v.y, v.z, v.w};
+      put_gated(to + j * kTokenTileBytes, sum[j], other, j < left);
+    }
+  }
+  together();
+}
+
+// Warpgroups: every tile's leaves from left to right.
+template <class S>
+__device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& list, int64_t tokens,
+                                     int tiles, const Activations& act, float* room) {
+  constexpr int NT = S::NT;
+  using F = typename S::F;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const Leaves<S> leaves(list);
+  Way<S> way(rings);
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    float total[NT][4], sum[NT][4] = {};
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    }
+    way.enter();
+    way.decode(way.a[0], 0);
+    for (int leaf = 0; leaf < leaves.parts; ++leaf) {
+      sum_leaf<S>(way, sum, leaves.count(leaf), leaf + 1 == leaves.parts);
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+        }
+      }
+    }
+    if constexpr (S::kMixed) {
+      finish_mixed<NT, F>(act, list, total, room + warp / 4 * kOutTokens * kOutStride,
+                          tile.unit + warp / 4 * 2, tile.token_tile);
+      return;
+    } else if constexpr (S::kGate) {
+      finish_gated<NT, S::kRound, F>(act, list.of[warp / 4], total, reinterpret_cast<float4*>(room),
+                                     tile.unit, tile.unit + S::kRowTiles, tile.token_tile);
+      return;
+    }
+    const Work w = work_of<F>(list.of[tile.product], tokens);
+    if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
+      finish_rows<NT>(w, total, tile.unit + warp / 4 * 4, tile.token_tile,
+                      room + warp / 4 * kOutTokens * kOutStride);
+    } else {
+      finish<NT>(w, total, tile.unit + warp, tile.token_tile, lane);
+    }
+  });
+}
+
+// Warpgroups: their leaves, whose sums take the place of stages.
+template <class S>
+__device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductList& list,
+                                           float4* shared) {
+  constexpr int NT = S::NT;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Leaves<S> leaves(list);
+  Way<S> way(rings);
+  float sum[S::kLeaves][NT][4];
+  way.enter();
+  way.decode(way.a[0], 0);
+#pragma unroll
+  for (int l = 0; l < S::kLeaves; ++l) {
+    const int leaf = leaves.first + l;
+    if (leaf < leaves.last) sum_leaf<S>(way, sum[l], leaves.count(leaf), leaf + 1 == leaves.last);
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");  // nobody reads stages any more
+#pragma unroll
+  for (int l = 0; l < S::kLeaves; ++l) {
+    if (leaves.first + l >= leaves.last) break;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const float(&v)[4] = sum[l][j];
+      shared[(l * NT + j) * S::kConsumers + thread] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+  }
+}
+
+// A warp adds 16 rows of 8 tokens at a time, leaves from left to right.
+template <class S>
+__device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
+                                           const float4* shared) {
+  constexpr int NT = S::NT, kConsumers = S::kConsumers, kWarpsOfBlock = kConsumers / 32;
+  const int thread = static_cast<int>(threadIdx.x);
+  const Leaves<S> leaves(list);
+  const int each = leaves.last - leaves.first;  // of a warpgroup
+  const ProductTile tile =
+      find_product_tile<NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
+  const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
+  for (int n = thread / 32 * kPair + static_cast<int>(blockIdx.z); n < NT * S::kRowTiles;
+       n += kWarpsOfBlock * kPair) {
+    const int row_tile = n % S::kRowTiles, token_tile = n / S::kRowTiles;
+    const float4* place = shared + token_tile * kConsumers + row_tile * 32 + thread % 32;
+    float4 of[kMostLeaves];
+#pragma unroll
+    for (int l = 0; l < kMostLeaves; ++l) {  // all of them on their way before one is added
+      if (l >= leaves.parts) break;
+      const int group = l / each;
+      of[l] = from_block(
+          place + l % each * NT * kConsumers + group % S::kParts * (kConsumers / S::kParts),
+          group / S::kParts);
+    }
+    float all[1][4] = {{of[0].x, of[0].y, of[0].z, of[0].w}};
+#pragma unroll
+    for (int l = 1; l < kMostLeaves; ++l) {
+      if (l >= leaves.parts) break;
+      const float part[4] = {of[l].x, of[l].y, of[l].z, of[l].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) all[0][i] = __fadd_rn(all[0][i], part[i]);
+    }
+    finish<1>(w, all, tile.unit + row_tile, tile.token_tile + token_tile, thread % 32);
+  }
+}
+#endif
+
+// Blocks: [as many as stay], or [tiles, 1, 2] if kSplit.
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+                  const __grid_constant__ Activations act) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
+  __shared__ uint64_t tokens_full[S::kTokens * S::kStagePieces],
+      tokens_empty[S::kTokens * S::kStagePieces];
+  constexpr int kConsumers = S::kConsumers;
+  let_next_start();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    for (int s = 0; s < S::kChunks; ++s) {
+      barrier_init(&chunk_full[s], 1);
+      barrier_init(&chunk_empty[s], kConsumers / 32);
+    }
+    for (int s = 0; s < S::kTokens * S::kStagePieces; ++s) {
+      barrier_init(&tokens_full[s], 1);
+      barrier_init(&tokens_empty[s], kConsumers / 32);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  // Tokens first: their pieces are operands.
+  const Rings<S> rings{shared + S::kTokens * S::kTokensBytes,
+                       shared,
+                       chunk_full,
+                       chunk_empty,
+                       tokens_full,
+                       tokens_empty};
+  if (thread >= kConsumers) {
+    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    const Leaves<S> leaves(list);
+    if (thread == kConsumers) copy_rows<S>(rings, list, tokens, tiles, leaves);
+    if (thread == kConsumers + 32) copy_tokens<S>(rings, list, tokens, tiles, leaves);
+    __syncwarp();
+    if constexpr (S::kSplit) {
+      cluster_sync();
+      cluster_sync();
+    }
+  } else {
+    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    wait();
+    if constexpr (S::kSplit) {
+      auto* sums = reinterpret_cast<float4*>(shared);
+      leave_sums<S>(rings, list, sums);
+      cluster_sync();
+      add_leaves<S>(list, tokens, sums);
+      cluster_sync();  // nobody leaves while others read here
+    } else {
+      walk<S>(rings, list, tokens, tiles, act, reinterpret_cast<float*>(shared + S::kRings));
+    }
+  }
+#endif
+}
+
+template <class S>
+int launch_decode(const ProductList& given, int64_t tokens, const Activations& act = {}) {
+  const ProductList list = with_blocks(given, 16 * S::kRowTiles);
+  const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
+  const auto kernel = decode_kernel<S>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const dim3 cluster(1, 1, S::kSplit ? kPair : 1);
+  const int blocks = S::kSplit || tiles < multiprocessors ? tiles : multiprocessors;
+  const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
+  return launch_cluster(kernel, grid, dim3(S::kThreads), S::kShared, cluster, list, tokens, tiles,
+                        act);
+}
+
+// Tiles of so many rows.
+template <int NT>
+int64_t tiles_of(const ProductList& list, int64_t tokens, int64_t rows) {
+  return int64_t{with_blocks(list, rows).first_block[list.count]} * ceil_div(tokens, NT * 8);
+}
+// Pairs of blocks that would share 64 rows each fill a wave or two.
+template <int NT>
+bool pairs_fit(const ProductList& list, int64_t tokens) {
+  return tiles_of<NT>(list, tokens, 64) * kPair <= 2 * multiprocessors;
+}
+
+}  // namespace freshet::cuda::decode

@@ -1,0 +1,333 @@
+// Products of quantised weights by wgmma, weights decoded into registers as its 64-row operand: who
+// sums what, the rings of weights and tokens in shared memory, and a leaf's sums (Hopper).
+//
+// Two threads keep a ring each filled by the bulk copy engine: of weights a copy for each tile of
+// 16 rows and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for
+// each piece of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
+// cores work on the one before it. A leaf's last chunk may be shorter.
+#pragma once
+
+#include "backend/cuda/cluster.cuh"
+#include "backend/cuda/products_gated.cuh"
+#include "backend/cuda/wgmma_registers.cuh"
+
+namespace freshet::cuda::decode {
+
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;  // of a piece of a tile
+inline constexpr int kChunkPieces = 4;                   // of 64 columns
+inline constexpr int kPair = 2, kMostLeaves = 8;
+inline constexpr int kOutTokens = 32,
+                     kOutStride = 64 + 4;  // of a warpgroup's sums on their way out
+inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up exchange
+
+// Who sums what: warpgroups have other rows and all of K; or half of them gate's rows and half
+// up's; or the two blocks of a cluster share K.
+enum class Split { kRows, kGate, kLeaves };
+
+// NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
+// cut its share of K.
+template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1>
+struct Shape {
+  using F = F_;
+  static constexpr int NT = NT_, kGroups = kGroups_, kParts = kParts_;
+  static constexpr bool kGate = split == Split::kGate;
+  static constexpr bool kSplit = split == Split::kLeaves;
+  static_assert(kSplit || kParts == 1);
+  // A warpgroup has two tiles of gate's and two of up's.
+  static constexpr bool kMixed = kGate && kGroups > 2;
+  static constexpr int kConsumers = kGroups * 128;
+  static constexpr int kThreads = kConsumers + 128;  // registers change hands between warpgroups
+  static constexpr int kCopies = kGroups * 4;        // tiles of 16 rows of a chunk
+  static constexpr int kRowTiles = kCopies / kParts / (kGate ? 2 : 1);       // of a product
+  static constexpr int kPieces = F::kUnit / 64;                              // of a unit
+  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
+  static constexpr int kChunkBytes = kCopies * kTileBytes;
+  static constexpr int kOutBytes = kSplit ? 0 : kGroups * kOutTokens * kOutStride * 4;
+  static constexpr int kRoom = (223 << 10) - kOutBytes;
+  // A stage of tokens: pieces of each part.
+  static constexpr int kPieceBytes = NT * kTokenBytes;
+  static constexpr int kStagePieces = kGroups > 2 ? (kParts* NT > 16 ? 1 : 2) : kParts > 1 ? 2 : 4;
+  static constexpr int kTokensBytes = kStagePieces * kParts * kPieceBytes;
+  static constexpr int kChunks = 3 * kChunkBytes + 2 * kTokensBytes <= kRoom ? 3 : 2;
+  static constexpr int kMostTokens = (kRoom - kChunks * kChunkBytes) / kTokensBytes;
+  static constexpr int kTokens = kMostTokens < 16 / kStagePieces ? kMostTokens : 16 / kStagePieces;
+  static_assert(kTokens >= 2);
+  static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
+  static constexpr int kShared = kRings + kOutBytes;
+  static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
+  static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
+  static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
+  static_assert(!kSplit || kShared >= kLeaves * NT * 16 * kConsumers, "sums take their place");
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
+// two. A warpgroup takes leaves [first, last), those of other parts of the block lie `apart`.
+template <class S>
+struct Leaves {
+  int units, parts, shift, first, last, apart;
+  __device__ __forceinline__ explicit Leaves(const ProductList& list)
+      : units(static_cast<int>((list.of[0].weight.cols + S::F::kUnit - 1) / S::F::kUnit)),
+        parts(leaves(list.of[0].weight.cols)),
+        shift(__ffs(parts) - 1),
+        first(0),
+        last(parts),
+        apart(0) {
+    if (!S::kSplit) return;
+    last = parts / kPair / S::kParts;
+    apart = edge(last);  // leaves are of one size
+    first += static_cast<int>(blockIdx.z) * S::kParts * last;
+    last += first;
+  }
+  __device__ __forceinline__ int edge(int leaf) const {
+    return (units * leaf >> shift) * S::kPieces;
+  }
+  __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
+};
+
+// A ring of stages: which is next, and the parity of its round.
+template <int kStages>
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A stage of tokens has barriers for each piece, or each part's.
+template <class S>
+struct Rings {
+  uint8_t *chunks, *tokens;
+  uint64_t *chunk_full, *chunk_empty, *tokens_full, *tokens_empty;
+  __device__ __forceinline__ uint8_t* chunk(int stage) const {
+    return chunks + stage * S::kChunkBytes;
+  }
+};
+
+// body(tile) for each tile of a block; body(first piece, how many) for each chunk of it.
+template <class S, class Body>
+__device__ __forceinline__ void each_tile(const ProductList& list, int64_t tokens, int tiles,
+                                          const Body& body) {
+  for (int index = static_cast<int>(blockIdx.x); index < tiles;
+       index += static_cast<int>(gridDim.x)) {
+    body(find_product_tile<S::NT, S::kRowTiles>(list, tokens, index));
+  }
+}
+
+template <class S, class Body>
+__device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& body) {
+  for (int leaf = leaves.first; leaf < leaves.last; ++leaf) {
+    const int end = leaves.edge(leaf + 1);
+    for (int piece = leaves.edge(leaf); piece < end; piece += kChunkPieces) {
+      body(piece, min(kChunkPieces, end - piece));
+    }
+  }
+}
+
+// One thread. Weights are asked for before the kernel in front of this one has ended.
+template <class S>
+__device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
+                                          int64_t tokens, int tiles, const Leaves<S>& leaves) {
+  using F = typename S::F;
+  const int64_t step = tile_at<F>(1, list.of[0].weight.cols);  // to the next 16 rows
+  Turn<S::kChunks> turn;
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const WeightView& w = list.of[tile.product].weight;
+    const uint8_t* panel = w.data + tile.unit * step;
+    const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
+    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
+    each_chunk(leaves, [&](int piece, int count) {
+      const uint8_t* from = panel + piece / S::kPieces * F::kTileBytes;
+      const auto bytes = static_cast<uint32_t>(count / S::kPieces * F::kTileBytes);
+      uint64_t* full = &rings.chunk_full[turn.stage];
+      // The first round finds all stages empty.
+      barrier_wait(&rings.chunk_empty[turn.stage], turn.parity ^ 1);
+      barrier_expect(full, S::kCopies * bytes);
+      uint8_t* to = rings.chunk(turn.stage);
+#pragma unroll 1
+      for (int part = 0; part < S::kCopies / S::kRowTiles; ++part) {
+        const uint8_t* row = from;
+#pragma unroll 1
+        for (int t = 0; t < S::kRowTiles; ++t) {
+          bulk_copy(to, row, bytes, full);
+          if (t < below) row += step;
+          to += S::kTileBytes;
+        }
+        from = S::kGate ? up + piece / S::kPieces * F::kTileBytes
+                        : from + leaves.apart / S::kPieces * F::kTileBytes;
+      }
+      turn.next();
+    });
+  });
+}
+
+// One thread.
+template <class S>
+__device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
+                                            int64_t tokens, int tiles, const Leaves<S>& leaves) {
+  const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
+  Turn<S::kTokens> turn;
+  wait();
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const auto bytes =
+        static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
+    const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
+    each_chunk(leaves, [&](int piece, int count) {
+      const uint8_t* from = act + piece * token_step;
+#pragma unroll 1
+      for (int n = 0; n < kChunkPieces; ++n) {
+        const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
+        uint64_t* full = &rings.tokens_full[at];
+        barrier_wait(&rings.tokens_empty[at], turn.parity ^ 1);
+        if (n < count) {
+          barrier_expect(full, S::kParts * bytes);
+          for (int part = 0; part < S::kParts; ++part) {
+            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                      from + part * leaves.apart * token_step, bytes, full);
+          }
+        } else {
+          barrier_arrive(full);
+        }
+        from += token_step;
+        if ((n + 1) % S::kStagePieces == 0) turn.next();
+      }
+    });
+  });
+}
+
+// By the threads of a warp, which have come this far together.
+__device__ __forceinline__ void leave(uint64_t* empty) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+// A warp's way through the rings: 16 rows of weights. A piece is loaded while the one before is
+// multiplied, and then decoded into one of two operands.
+template <class S>
+struct Way {
+  using F = typename S::F;
+  const Rings<S>& rings;
+  Turn<S::kChunks> chunk;
+  Turn<S::kTokens> tokens;
+  uint32_t ring, stage;  // where the tokens' ring, and its next stage, is as an operand: low bits
+  Piece raw;
+  uint4 a[2][4];
+
+  __device__ __forceinline__ explicit Way(const Rings<S>& r) : rings(r) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int part = S::kParts > 1 ? warp / (S::kConsumers / 32 / S::kParts) : 0;
+    ring = static_cast<uint32_t>(operand_at(rings.tokens + part * S::kPieceBytes));
+    find_stage();
+  }
+  __device__ __forceinline__ void enter() {
+    barrier_wait(&rings.chunk_full[chunk.stage], chunk.parity);
+    load(0);
+  }
+  __device__ __forceinline__ void load(int piece) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int tile = S::kMixed ? warp % 4 / 2 * S::kRowTiles + warp / 4 * 2 + warp % 2 : warp;
+    F::template load<FromShared>(
+        rings.chunk(chunk.stage) + tile * S::kTileBytes + piece / S::kPieces * F::kTileBytes,
+        piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
+  }
+  // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
+  __device__ __forceinline__ void load_next(int piece, int count, bool more) {
+    if (piece + 1 < count) return load(piece + 1);
+    __syncwarp();
+    leave(&rings.chunk_empty[chunk.stage]);
+    chunk.next();
+    if (more) enter();
+  }
+  // Not before this place.
+  __device__ __forceinline__ void decode(uint4 (&to)[4], int piece) {
+#pragma unroll
+    for (int i = 0; i < F::kVectors; ++i) {
+      uint4& v = raw.q[i];
+      asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory");
+    }
+    F::decode(raw, piece % S::kPieces, static_cast<int>(threadIdx.x % 32), to);
+  }
+  // The same for all lanes, and said to be: it is then kept where wgmma wants it.
+  __device__ __forceinline__ void find_stage() {
+    constexpr uint32_t kStep = S::kTokensBytes >> 4;
+    stage = __shfl_sync(0xffffffff, ring + tokens.stage * kStep, 0);
+  }
+  __device__ __forceinline__ uint64_t* of_piece(uint64_t* barriers, int piece) const {
+    return barriers + tokens.stage * S::kStagePieces + piece % S::kStagePieces;
+  }
+  __device__ __forceinline__ void wait_for(int piece) {
+    barrier_wait(of_piece(rings.tokens_full, piece), tokens.parity);
+  }
+  // sum += a piece, or sum = it.
+  __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
+                                           bool adds) {
+    constexpr uint32_t kStep = S::kParts * S::kPieceBytes >> 4;
+    wait_for(piece);
+    const uint32_t at = stage + piece % S::kStagePieces * kStep;
+    constexpr uint64_t kUpper = uint64_t{1024 >> 4} << 32;  // as operand_at has it
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma(sum, of[k], kUpper | (at + k * static_cast<uint32_t>(kNextStep)), adds || k > 0);
+    }
+    wgmma_commit();
+  }
+  // This warp has done with a piece; the place of the next one.
+  __device__ __forceinline__ void leave_piece(int piece) {
+    leave(of_piece(rings.tokens_empty, piece));
+  }
+  __device__ __forceinline__ void next_piece(int piece) {
+    if ((piece + 1) % S::kStagePieces != 0) return;
+    tokens.next();
+    find_stage();
+  }
+};
+
+// A chunk of kChunkPieces: sum += it, or sum = it. Its first piece stands decoded in the first
+// operand, as what comes after it will. `before`: what is left when the first has begun.
+template <class S>
+__device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], uint64_t*& before,
+                                          bool first, bool more) {
+#pragma unroll
+  for (int piece = 0; piece < kChunkPieces; ++piece) {
+    way.load_next(piece, kChunkPieces, more);
+    way.multiply(sum, way.a[piece % 2], piece, !first || piece > 0);
+    wgmma_wait<1>();
+    if (piece > 0 || !first) leave(before);
+    before = way.of_piece(way.rings.tokens_empty, piece);
+    way.next_piece(piece);
+    way.decode(way.a[(piece + 1) % 2], (piece + 1) % kChunkPieces);
+  }
+}
+
+// sum = the next `count` pieces.
+template <class S>
+__device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], int count,
+                                         bool last) {
+  uint64_t* before = way.rings.tokens_empty;
+  int n = 0;
+  for (; n + kChunkPieces <= count; n += kChunkPieces) {
+    sum_chunk(way, sum, before, n == 0, n + kChunkPieces < count || !last);
+  }
+  wgmma_wait<0>();
+  if (n > 0) leave(before);
+  const int left = count - n;
+  for (int piece = 0; left > 0 && piece < kChunkPieces; ++piece) {
+    if (piece < left) {
+      way.load_next(piece, left, !last);
+      way.multiply(sum, way.a[0], piece, n > 0 || piece > 0);
+    } else {
+      way.wait_for(piece);
+    }
+    wgmma_wait<0>();
+    way.leave_piece(piece);
+    way.next_piece(piece);
+    if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
+  }
+  written(sum);
+}
+#endif
+
+}  // namespace freshet::cuda::decode
