@@ -82,13 +82,23 @@ int run(const AttentionArgs& a) {
   return launch(kernel, grid, dim3(kThreads), kBytes, a, plan);
 }
 
-template <int D, template <int> class Stored>
+template <int D, template <int> class Stored, bool kE4M3>
 int run_rows(const AttentionArgs& a) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored>>(a) : run<Kind<D, 2, Stored>>(a);
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(a)
+                                         : run<Kind<D, 2, Stored, kE4M3>>(a);
+}
+// attention() asks for E4M3 only where heads are whole groups.
+template <int D, template <int> class Stored>
+int run_result(const AttentionArgs& a) {
+  if constexpr (D % kE4M3Cols == 0) {
+    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(a);
+  }
+  return run_rows<D, Stored, false>(a);
 }
 template <int D>
 int run_heads(const AttentionArgs& a) {
-  return a.cache.type == CacheType::kE4M3 ? run_rows<D, E4M3Stored>(a) : run_rows<D, HalfStored>(a);
+  return a.cache.type == CacheType::kE4M3 ? run_result<D, E4M3Stored>(a)
+                                          : run_result<D, HalfStored>(a);
 }
 
 }  // namespace

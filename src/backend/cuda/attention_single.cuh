@@ -67,8 +67,8 @@ struct E4M3Stored {
                                                 int column) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t codes[2];
-    ldmatrix2_trans(codes, slot + (k * 2 + lane / 8 % 2) * 8 * D + column / 2 * 128 +
-                               lane % 8 * 16);
+    ldmatrix2_trans(codes,
+                    slot + (k * 2 + lane / 8 % 2) * 8 * D + column / 2 * 128 + lane % 8 * 16);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       b[i] = first_of_pairs(codes[i]);
@@ -77,10 +77,12 @@ struct E4M3Stored {
   }
 };
 
-// Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says.
-template <int kDim, int kRowsOfLane, template <int> class Stored_>
+// Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says; kE4M3: the result goes to
+// activations in E4M3.
+template <int kDim, int kRowsOfLane, template <int> class Stored_, bool kE4M3Result = false>
 struct Kind {
   static constexpr int D = kDim, kRows = kRowsOfLane;
+  static constexpr bool kE4M3 = kE4M3Result;
   using Stored = Stored_<kDim>;
   // Blocks of a multiprocessor whose registers are to fit.
   static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
@@ -104,8 +106,8 @@ struct Range {
 };
 
 // Of the block at [sequence and tile of rows, key head, run of pieces].
-__device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x,
-                                            int y, int z) {
+__device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
+                                            int z) {
   Range w;
   const int group = a.heads / a.cache.kv_heads;
   w.sequence = x / plan.tiles;
@@ -135,8 +137,7 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
 // One warp fills the ring: a tile's keys, then its values. Blocks of which nothing is seen are
 // replaced by others.
 template <class T>
-__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a,
-                                        const Range& w) {
+__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Range& w) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const auto ids_of = [&](int tile) {
@@ -205,9 +206,8 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
 
 // A warp's 16 keys of half a tile against all rows.
 template <class T>
-__device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a,
-                                           const Range& w, const uint4 (&q)[T::D / 16], int chunk,
-                                           int slot) {
+__device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a, const Range& w,
+                                           const uint4 (&q)[T::D / 16], int chunk, int slot) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   float sum[2][4] = {};
 #pragma unroll
@@ -259,8 +259,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
       [&](int r, int j) {
         return *reinterpret_cast<const float2*>(&s.scores[lane / 4 + r * 8][j * 8 + lane % 4 * 2]);
       },
-      steep, factor,
-      [&](int r, int j, uint32_t pair) { weights[j][r] = pair; });
+      steep, factor, [&](int r, int j, uint32_t pair) { weights[j][r] = pair; });
   if (raised) sums.scale(factor);
 }
 
@@ -419,41 +418,40 @@ __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a
       }
     }
     const float end = ending(m, l, a, head);
-    if constexpr (D % kE4M3Cols == 0) {
-      if (a.act.e4m3 != 0) {
+    if constexpr (T::kE4M3) {
 #pragma unroll
-        for (int j = 0; j < kPairs; j += 2) {
-          const float2 v[2] = {
-              make_float2(__fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end)),
-              make_float2(__fmul_rn(acc[j + 1].x, end), __fmul_rn(acc[j + 1].y, end))};
-          float most = largest_of(v);
+      for (int j = 0; j < kPairs; j += 2) {
+        const float2 v[2] = {
+            make_float2(__fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end)),
+            make_float2(__fmul_rn(acc[j + 1].x, end), __fmul_rn(acc[j + 1].y, end))};
+        float most = largest_of(v);
 #pragma unroll
-          for (int step = 1; step < 32; step <<= 1) {
-            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
-          }
-          const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
-          put_row(a, w.sequence, group * kE4M3Cols + lane * 2, 64, v);
-          put_e4m3_pairs<64>(a.act, w.sequence, group, lane * 2, v, most);
+        for (int step = 1; step < 32; step <<= 1) {
+          most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
         }
-        continue;
+        const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
+        put_row(a, w.sequence, group * kE4M3Cols + lane * 2, 64, v);
+        put_e4m3_pairs<64>(a.act, w.sequence, group, lane * 2, v, most);
       }
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
-                 __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
+      for (int j = 0; j < kPairs; ++j) {
+        put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
+                   __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
+      }
     }
   }
 }
 
 // Zeros for the rows that fill up the activations' last tile.
-template <int D>
+template <class T>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
+  constexpr int D = T::D;
   if (a.act.data == nullptr || w.sequence + 1 != a.batch.sequences) return;
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
   const int64_t first =
       (static_cast<int64_t>(w.kv_head) * (a.heads / a.cache.kv_heads) + w.first_row) * D;
-  if (a.act.e4m3 != 0) {
+  if constexpr (T::kE4M3) {
     pad_e4m3(a.act, a.batch.sequences, first / kE4M3Cols, w.rows * D / kE4M3Cols,
              static_cast<int>(threadIdx.x), kSumming);
     return;
@@ -481,8 +479,8 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
 
 // Four warps: all pieces of the run.
 template <class T>
-__device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
-                                           const Plan& plan, const Range& w) {
+__device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
+                                           const Range& w) {
   uint4 q[T::D / 16];
   load_queries<T>(q, a, w);
   const float steep = steepness(a);
@@ -531,13 +529,11 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
     sums.clear();
   }
   if (w.runs > 1) return;
-  if constexpr (T::D % kE4M3Cols == 0) {
-    if (a.act.e4m3 != 0) {
-      put_sums<T>(s, total, a, w);
-      return;
-    }
+  if constexpr (T::kE4M3) {
+    put_sums<T>(s, total, a, w);
+  } else {
+    write_sums<T>(total, a, w, -1, 0);
   }
-  write_sums<T>(total, a, w, -1, 0);
 }
 
 // A block's work; nothing where its range is empty. `count`: one for each x and y.
@@ -555,7 +551,7 @@ __device__ __forceinline__ void take_range(Shared<T>& s, const AttentionArgs& a,
     static_assert(kMergeRoom<T::D> <= sizeof(s.slots));
     merge_pieces<T>(reinterpret_cast<float*>(s.slots), a, w, plan.pieces);
   }
-  pad_rows<T::D>(a, w);
+  pad_rows<T>(a, w);
 }
 #endif
 
