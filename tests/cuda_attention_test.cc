@@ -18,6 +18,11 @@ using test::rounded;
 
 class CudaAttention : public test::CudaTest {};
 
+// Weights are rounded to the cache's kind of numbers.
+float tolerance(const ops::KvShape& shape) {
+  return shape.type == ops::KvType::kBF16 ? 5e-3f : 2e-3f;
+}
+
 // A cache on each side with the same keys and values.
 struct AttentionProblem {
   AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed,
@@ -173,7 +178,7 @@ TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
       whole.push_back({s, 0, c.sequences[s].queries});
     }
     const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
-    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
     const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
     size_t at = 0;
     for (size_t s = 0; s < c.sequences.size(); ++s) {
@@ -216,6 +221,11 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kFP8, 1, 128, 128, false}, 16, 0.0f, 0, true, {{1100, 40}, {520, 9}}},
       {{KvType::kFP8, 2, 128, 128, false}, 8, 30.0f, 600, false, {{1700, 25}, {40, 40}}},
       {{KvType::kFP8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
+      {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kBF16, 1, 128, 128, false}, 7, 30.0f, 300, true, {{641, 300}, {383, 200}}},
+      {{KvType::kBF16, 2, 64, 64, false}, 12, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kBF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
+      {{KvType::kBF16, 1, 96, 96, false}, 2, 0.0f, 600, false, {{1300, 70}}},
   };
   uint32_t seed = 9000;
   for (const cases::AttentionCase& c : all) {
@@ -223,7 +233,7 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
     std::vector<AttentionProblem::Part> whole;
     for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
     const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
-    expect_near(got, want, 2e-3f * std::max(1.0f, largest(want)), c.name());
+    expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
     const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
     size_t at = 0;
     for (size_t s = 0; s < c.sequences.size(); ++s) {
@@ -324,6 +334,7 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 90, false, {{200, 1}, {700, 1}, {513, 200}}},
       {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{301, 1}, {300, 70}}},
+      {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
   };
   uint32_t seed = 12000;
   for (const cases::AttentionCase& c : all) {

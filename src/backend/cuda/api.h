@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 13;
+inline constexpr int kApiVersion = 14;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -93,7 +93,7 @@ struct GluArgs {
 // Blocks of 16 slots: keys [kv_heads][8 slots][features of 16 bytes][slot][feature], then values
 // alike. In E4M3 features f and f + 8 of 16 share two bytes, so that a mask or a shift makes F16 of
 // them: signs at bits 15 and 14, the other bits of f from bit 7 on, of f + 8 from bit 0.
-enum class CacheType : int32_t { kF16, kE4M3 };
+enum class CacheType : int32_t { kF16, kE4M3, kBF16 };
 struct CacheArgs {
   uint8_t* data;  // all numbers finite, also those that were never stored
   int64_t block_bytes;

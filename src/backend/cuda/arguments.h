@@ -65,15 +65,17 @@ inline NormArgs args_of(const ops::Norm& n) {
   return {n.weight, n.bias, n.eps, n.kind == ops::NormKind::kLayer};
 }
 
+inline CacheType type_of(ops::KvType type) {
+  if (type == ops::KvType::kFP8) return CacheType::kE4M3;
+  return type == ops::KvType::kBF16 ? CacheType::kBF16 : CacheType::kF16;
+}
+
 inline CacheArgs args_of(const ops::KvView& v) {
   const ops::KvShape& s = v.shape;
-  return {v.data,
-          static_cast<int64_t>(s.block_bytes()),
-          s.kv_heads,
-          s.key_dim,
-          s.value_dim,
-          s.value_is_key_prefix,
-          s.type == ops::KvType::kFP8 ? CacheType::kE4M3 : CacheType::kF16};
+  return {v.data,         static_cast<int64_t>(s.block_bytes()),
+          s.kv_heads,     s.key_dim,
+          s.value_dim,    s.value_is_key_prefix,
+          type_of(s.type)};
 }
 
 inline RoutingArgs args_of(const ops::Routing& r) {

@@ -1,5 +1,5 @@
-// Attention over the paged cache, with mma.m16n8k16 in F16 and sums in F32: prompts and single
-// queries of unusual heads. attention.cuh has the order of sums.
+// Attention over the paged cache, with mma.m16n8k16 in F16 (of a cache in BF16: in that) and sums
+// in F32: prompts and single queries of unusual heads. attention.cuh has the order of sums.
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 
@@ -33,15 +33,15 @@ __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, i
   return a.batch.tables[sequence * a.batch.table_stride + chunk * (kChunk / kBlockTokens) + lane];
 }
 
-// 16 bytes of the cache into shared memory as F16.
+// 16 bytes of the cache into shared memory as products take them.
 template <CacheType kType>
 __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, bool valid) {
-  if constexpr (kType == CacheType::kF16) {
-    cp_async16(to, from, valid);
-  } else {
+  if constexpr (kType == CacheType::kE4M3) {
     uint4 v = {};
     if (valid) v = *reinterpret_cast<const uint4*>(from);
     e4m3_to_half(reinterpret_cast<uint4*>(to), reinterpret_cast<uint4*>(to) + 1, v);
+  } else {
+    cp_async16(to, from, valid);
   }
 }
 
@@ -69,6 +69,7 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
 
 // Scores of a warp's 16 rows with a chunk's keys. `limit`: first and last position that rows g and
 // g + 8 see.
+template <bool kBF16>
 __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionArgs& a,
                                             const __half* q, const __half* keys, int pad, int chunk,
                                             const int (&limit)[2][2]) {
@@ -83,8 +84,8 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
       uint32_t kb[4];
       const int key = j * 8 + lane / 16 * 8 + lane % 8;
       ldmatrix4(kb, keys + key * pad + k + lane / 8 % 2 * 8);
-      mma_half(score[j], operand, kb[0], kb[1]);
-      mma_half(score[j + 1], operand, kb[2], kb[3]);
+      mma_numbers<kBF16>(score[j], operand, kb[0], kb[1]);
+      mma_numbers<kBF16>(score[j + 1], operand, kb[2], kb[3]);
     }
   }
 #pragma unroll
@@ -99,7 +100,7 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
 }
 
 // Adds a chunk's values, weighted.
-template <int VT>
+template <bool kBF16, int VT>
 __device__ __forceinline__ void add_values(Sums<VT>& sums, const uint32_t (*weights)[4],
                                            const __half* values, int pad) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -110,8 +111,8 @@ __device__ __forceinline__ void add_values(Sums<VT>& sums, const uint32_t (*weig
     for (int j = 0; j < VT; j += 2) {
       uint32_t vb[4];
       ldmatrix4_trans(vb, values + (k * 16 + lane % 16) * pad + j * 8 + lane / 16 * 8);
-      mma_half(sums.acc[j], operand, vb[0], vb[1]);
-      mma_half(sums.acc[j + 1], operand, vb[2], vb[3]);
+      mma_numbers<kBF16>(sums.acc[j], operand, vb[0], vb[1]);
+      mma_numbers<kBF16>(sums.acc[j + 1], operand, vb[2], vb[3]);
     }
   }
 }
@@ -157,6 +158,7 @@ template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
     attention_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
                      int split) {
+  constexpr bool kBF16 = kType == CacheType::kBF16;
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
   wait();
@@ -234,7 +236,10 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int row = base + n * warps;
-        if (row < rows_per_block) q[row * plan.key_pad + d] = to_half(v[n]);
+        if (row < rows_per_block) {
+          q[row * plan.key_pad + d] =
+              __ushort_as_half(static_cast<uint16_t>(pack_numbers<kBF16>(v[n], 0.0f)));
+        }
       }
     }
   }
@@ -259,8 +264,8 @@ __global__ void __launch_bounds__(256)
       if (chunk >= first_chunk && chunk <= last_chunk) {
         const __half* keys = take();
         if (works) {
-          score_chunk(score + half * 8, a, q + warp * 16 * plan.key_pad, keys, plan.key_pad, chunk,
-                      limit);
+          score_chunk<kBF16>(score + half * 8, a, q + warp * 16 * plan.key_pad, keys, plan.key_pad,
+                             chunk, limit);
         }
       } else {
         for (int j = half * 8; j < half * 8 + 8; ++j) {
@@ -276,7 +281,7 @@ __global__ void __launch_bounds__(256)
     }
     uint32_t weights[kKeyTiles / 2][4];
     float factor[2];
-    const bool raised = take_scores<2>(
+    const bool raised = take_scores<2, kBF16>(
         sums, begins,
         [&](int r, int j) { return make_float2(score[j][r * 2], score[j][r * 2 + 1]); }, steep,
         factor, [&](int r, int j, uint32_t pair) { weights[j / 2][j % 2 * 2 + r] = pair; });
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(256)
       const int chunk = t * kChunks + half;
       if (chunk < first_chunk || chunk > last_chunk) continue;
       const __half* values = take();
-      if (works) add_values<VT>(sums, weights + half * 4, values, plan.value_pad);
+      if (works) add_values<kBF16, VT>(sums, weights + half * 4, values, plan.value_pad);
     }
   }
   add_lanes(sums.l);
@@ -430,11 +435,21 @@ int attention(const AttentionArgs* args) {
   const int warps = plan.warps <= 4 ? 4 : 8;  // those without rows help to load
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
-  constexpr CacheType kHalf = CacheType::kF16, kByte = CacheType::kE4M3;
-  const auto kernel = a.cache.type == kHalf ? narrow ? run<kHalf, 8> : run<kHalf, 16>
-                      : narrow ? run<kByte, 8>
-                                            : run<kByte, 16>;
-  int error = kernel(a, plan, grid, block, split);
+  const auto of = [&](auto kernel, auto wide) {
+    return narrow ? kernel(a, plan, grid, block, split) : wide(a, plan, grid, block, split);
+  };
+  int error = 0;
+  switch (a.cache.type) {
+    case CacheType::kF16:
+      error = of(run<CacheType::kF16, 8>, run<CacheType::kF16, 16>);
+      break;
+    case CacheType::kBF16:
+      error = of(run<CacheType::kBF16, 8>, run<CacheType::kBF16, 16>);
+      break;
+    case CacheType::kE4M3:
+      error = of(run<CacheType::kE4M3, 8>, run<CacheType::kE4M3, 16>);
+      break;
+  }
   if (error == 0 && !split && a.act.data != nullptr) {
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
     return encode(&a.act, &out, nullptr, nullptr, out.rows);

@@ -36,12 +36,36 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(v);
 }
+// Two numbers as products take them: in BF16 for a cache in BF16, or else in F16.
+template <bool kBF16>
+__device__ __forceinline__ uint32_t pack_weights(float low, float high) {
+  return kBF16 ? pack_bf16(low, high) : pack_half(low, high);
+}
+template <bool kBF16>
+__device__ __forceinline__ uint32_t pack_numbers(float low, float high) {
+  if (kBF16) {
+    constexpr float kMost = 3.3895313892515355e38f;
+    return pack_bf16(fminf(fmaxf(low, -kMost), kMost), fminf(fmaxf(high, -kMost), kMost));
+  }
+  const __half2 v = __halves2half2(to_half(low), to_half(high));
+  return reinterpret_cast<const uint32_t&>(v);
+}
 __device__ __forceinline__ void mma_half(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+template <bool kBF16>
+__device__ __forceinline__ void mma_numbers(float (&d)[4], const uint4& a, uint32_t b0,
+                                            uint32_t b1) {
+  if constexpr (kBF16) {
+    mma(d, a, b0, b1);
+  } else {
+    mma_half(d, a, b0, b1);
+  }
 }
 
 // A block's keys or values of a head are core matrices of 8 slots by 16 bytes, so that ldmatrix and
@@ -163,7 +187,7 @@ struct Sums : Softmax<kRows> {
 
 // A lane's weights of a tile in pairs, and their sum. score(r, j): of row r, keys 8 j +
 // 2 (lane % 4) and the next; put(r, j, pair) takes them.
-template <int kRows, class Score, class Put>
+template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
                                       const float (&offset)[kRows], const Put& put) {
 #pragma unroll
@@ -175,7 +199,7 @@ __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, f
       const float2 v = score(r, j);
       const float low = weight_of(v.x, steep, offset[r]), high = weight_of(v.y, steep, offset[r]);
       sum[r] = __fadd_rn(__fadd_rn(sum[r], low), high);
-      put(r, j, pack_half(low, high));
+      put(r, j, pack_weights<kBF16>(low, high));
     }
   }
 }
@@ -195,7 +219,7 @@ __device__ __forceinline__ float largest_of(const Score& score, int r) {
 
 // Takes a tile's scores into the piece. Returns whether some row's reference was raised; `factor`
 // is what its sums so far are worth. A score of -infinity: not seen.
-template <int kRows, class Score, class Put>
+template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,
                                             float steep, float (&factor)[kRows], const Put& put) {
   float sum[kRows], offset[kRows];
@@ -204,7 +228,7 @@ __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, cons
     // Nothing seen so far: an offset of infinity, and no sum within the bound.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) offset[r] = __fmul_rn(s.m[r], steep);
-    weigh<kRows>(sum, score, steep, offset, put);
+    weigh<kRows, kBF16>(sum, score, steep, offset, put);
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) beyond |= !(sum[r] <= kMostWeight);
@@ -227,7 +251,7 @@ __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, cons
       }
       offset[r] = offset_of(s.m[r], steep);
     }
-    weigh<kRows>(sum, score, steep, offset, put);
+    weigh<kRows, kBF16>(sum, score, steep, offset, put);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

@@ -224,13 +224,16 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
   constexpr int kPairs = kRankTokens / kWarps / 16;
   float sum[2 * kPairs][4] = {};
 #pragma unroll
-  for (int k = 0; k < T::D / 16; ++k) {
+  for (int k = 0; k < T::D / 16; k += 2) {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-      uint32_t b[4];
+      uint32_t b[2][4];
       T::Stored::keys(b, reinterpret_cast<const uint8_t*>(s.keys), warp * kPairs + j, k);
-      mma_half(sum[2 * j], q[k], b[0], b[1]);
-      mma_half(sum[2 * j + 1], q[k], b[2], b[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mma_half(sum[2 * j], q[k + i], b[i][0], b[i][1]);
+        mma_half(sum[2 * j + 1], q[k + i], b[i][2], b[i][3]);
+      }
     }
   }
   cluster_wait();  // all blocks have begun

@@ -178,8 +178,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
 // lie where codes were that all have read.
 template <int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
-  constexpr unsigned kConverters = 96, kRowsOf16 = kTileTokens * D / 16;
-  constexpr unsigned kUpto = (kRowsOf16 + kConverters - 1) / kConverters * kConverters;
+  constexpr unsigned kConverters = 96, kRowsOf16 = kTileTokens * D / 16, kAtOnce = 4;
   const unsigned thread = threadIdx.x - kConsumers - 32;
   const auto sync = [] { asm volatile("bar.sync 5, %0;" ::"n"(kConverters) : "memory"); };
   Ring<D> ring{s};
@@ -190,14 +189,20 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
     if (what == Raw::kCodes) {
       const auto* from = reinterpret_cast<const uint4*>(codes_at(s, slot, true));
       auto* to = reinterpret_cast<uint4*>(s.slots[slot]);
-      uint4 next = from[thread];
 #pragma unroll 1
-      for (unsigned i = thread; i < kUpto; i += kConverters) {
-        const uint4 v = next;
-        if (i + kConverters < kRowsOf16) next = from[i + kConverters];
+      for (unsigned first = thread; first < kRowsOf16 + thread; first += kAtOnce * kConverters) {
+        uint4 v[kAtOnce];
+#pragma unroll
+        for (unsigned n = 0; n < kAtOnce; ++n) {
+          const unsigned i = first + n * kConverters;
+          if (i < kRowsOf16) v[n] = from[i];
+        }
         sync();
-        const unsigned at = i + (i & ~7u);
-        if (i < kRowsOf16) e4m3_to_half(to + at, to + at + 8, v);
+#pragma unroll
+        for (unsigned n = 0; n < kAtOnce; ++n) {
+          const unsigned i = first + n * kConverters, at = i + (i & ~7u);
+          if (i < kRowsOf16) e4m3_to_half(to + at, to + at + 8, v[n]);
+        }
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
@@ -221,8 +226,8 @@ __device__ __forceinline__ void sync_group() {
   asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
-// A warpgroup's queries from F32 into core matrices in F16; zeros for rows that are none.
-template <int D>
+// A warpgroup's queries from F32 into core matrices; zeros for rows that are none.
+template <bool kBF16, int D>
 __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, int rows) {
   const int thread = static_cast<int>(threadIdx.x % 128);
   const int group = static_cast<int>(threadIdx.x / 128);
@@ -240,10 +245,7 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
       v[0] = swap == 0 ? one : other;
       v[1] = swap == 0 ? other : one;
     }
-    const auto pair = [](float low, float high) {
-      const __half2 h = __halves2half2(to_half(low), to_half(high));
-      return reinterpret_cast<const uint32_t&>(h);
-    };
+    const auto pair = pack_numbers<kBF16>;
     *reinterpret_cast<uint4*>(to + (i / (D / 8) * (D / 8) + column) * 64 + row * 8) = make_uint4(
         pair(v[0].x, v[0].y), pair(v[0].z, v[0].w), pair(v[1].x, v[1].y), pair(v[1].z, v[1].w));
   }
@@ -261,29 +263,43 @@ struct Numbers {
 // A step's weights: operands of its values.
 using Weights = uint32_t[kTileTokens / 16][4];
 
-using freshet::cuda::wgmma_half;
-// As wgmma.cuh has it for 64 columns.
-__device__ __forceinline__ void wgmma_half(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b,
-                                           int adds) {
-  // clang-format off
+// d = a b, or d += a b if `adds`, for a from registers, as mma has it, and b with its columns side
+// by side: its place's next_in_k and next_rows are those of core matrices whose rows are K.
+// clang-format off
 #define FRESHET_SUM(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FRESHET_SUMS(i) FRESHET_SUM(i), FRESHET_SUM(i + 1), FRESHET_SUM(i + 2), FRESHET_SUM(i + 3)
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-               "{%64, %65, %66, %67}, %68, adds, 1, 1, 1;\n}"
-               : FRESHET_SUMS(0), FRESHET_SUMS(4), FRESHET_SUMS(8), FRESHET_SUMS(12)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
+#define FRESHET_HALF \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FRESHET_VALUES(type) \
+  __device__ __forceinline__ void wgmma_##type(float (&d)[16][4], const uint32_t (&a)[4], \
+                                               uint64_t b, int adds) { \
+    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %69, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " {" FRESHET_HALF \
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+                 "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
+                 "%62, %63}, {%64, %65, %66, %67}, %68, adds, 1, 1, 1;\n}" \
+                 : FRESHET_SUMS(0), FRESHET_SUMS(4), FRESHET_SUMS(8), FRESHET_SUMS(12) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds)); \
+  } \
+  __device__ __forceinline__ void wgmma_##type(float (&d)[8][4], const uint32_t (&a)[4], \
+                                               uint64_t b, int adds) { \
+    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type " {" FRESHET_HALF \
+                 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}" \
+                 : FRESHET_SUMS(0), FRESHET_SUMS(4) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds)); \
+  }
+FRESHET_VALUES(f16)
+FRESHET_VALUES(bf16)
 #undef FRESHET_SUM
 #undef FRESHET_SUMS
-  // clang-format on
-}
+#undef FRESHET_HALF
+#undef FRESHET_VALUES
+// clang-format on
 
 // scores = queries keys
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ void multiply_keys(Numbers<D>& n, const Shared<D>& s, int slot) {
   const uint64_t a =
       operand_at(s.queries + static_cast<int>(threadIdx.x / 128) * kGroupRows * D, 128, D * 16);
@@ -291,20 +307,28 @@ __device__ __forceinline__ void multiply_keys(Numbers<D>& n, const Shared<D>& s,
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
-    wgmma_half(n.score, a + k * kNextStep, b + k * kNextStep, k > 0);
+    if constexpr (kBF16) {
+      wgmma(n.score, a + k * kNextStep, b + k * kNextStep, k > 0);
+    } else {
+      wgmma_half(n.score, a + k * kNextStep, b + k * kNextStep, k > 0);
+    }
   }
   wgmma_commit();
 }
 
 // sums += weights values
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& weights,
                                                 const Shared<D>& s, int slot) {
   const uint64_t b = operand_at(s.slots[slot], D * 16, 128);
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < kTileTokens / 16; ++k) {
-    wgmma_half(n.acc, weights[k], b + k * (D * 32 >> 4), k > 0 || !n.begins);
+    if constexpr (kBF16) {
+      wgmma_bf16(n.acc, weights[k], b + k * (D * 32 >> 4), k > 0 || !n.begins);
+    } else {
+      wgmma_f16(n.acc, weights[k], b + k * (D * 32 >> 4), k > 0 || !n.begins);
+    }
   }
   wgmma_commit();
 }
@@ -340,10 +364,10 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
 }
 
 // A step's scores become weights.
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ bool weigh_scores(Numbers<D>& n, bool begins, float steep,
                                              float (&factor)[2], Weights& weights) {
-  return take_scores<2>(
+  return take_scores<2, kBF16>(
       n.piece, begins,
       [&](int r, int j) { return make_float2(n.score[j][r * 2], n.score[j][r * 2 + 1]); }, steep,
       factor, [&](int r, int j, uint32_t pair) { weights[j / 2][j % 2 * 2 + r] = pair; });
@@ -377,11 +401,11 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
 }
 
 // The last step's values; sums of all pieces are left in n.acc.
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights, Ring<D>& ring,
                                            float steep) {
   ring.wait_full();
-  multiply_values(n, weights, ring.s, ring.slot());
+  multiply_values<kBF16>(n, weights, ring.s, ring.slot());
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(ring.slot());
@@ -390,13 +414,13 @@ __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights
 }
 
 // The first step's keys.
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
   ring.wait_full();
   wait_turn();
-  multiply_keys(n, ring.s, ring.slot());
+  multiply_keys<kBF16>(n, ring.s, ring.slot());
   pass_turn();
 #pragma unroll
   for (int j = 0; j < D / 8; ++j) ring.s.totals[j][threadIdx.x] = make_float4(0, 0, 0, 0);
@@ -408,11 +432,11 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   ++ring.at;
   if (masked) mask_scores(n, a, step, limit);
   float factor[2];
-  weigh_scores(n, true, steep, factor, weights);
+  weigh_scores<kBF16>(n, true, steep, factor, weights);
 }
 
 // The values of the step before, and a step's keys.
-template <int D>
+template <bool kBF16, int D>
 __device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, Weights& weights,
                                           Ring<D>& ring, const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
@@ -423,8 +447,8 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, 
   const int keys = ring.slot();
   ++ring.at;
   wait_turn();
-  multiply_keys(n, ring.s, keys);
-  multiply_values(n, before, ring.s, values);
+  multiply_keys<kBF16>(n, ring.s, keys);
+  multiply_values<kBF16>(n, before, ring.s, values);
   pass_turn();
   wgmma_wait<1>();
   pin(n.score);
@@ -433,7 +457,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, const Weights& before, 
   n.begins = step % kTiles == 0;
   Softmax<2> piece = n.piece;
   float factor[2];
-  const bool raised = weigh_scores(n, n.begins, steep, factor, weights);
+  const bool raised = weigh_scores<kBF16>(n, n.begins, steep, factor, weights);
   ring.wait_full();  // of the keys' values: ptxas moves the next wait up to the last branch
   wgmma_wait<0>();
   pin(n.acc);
@@ -537,7 +561,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) 
 }
 
 // All steps that a warpgroup's rows see; the ring has those of the block.
-template <bool kE4M3, int D>
+template <bool kBF16, bool kE4M3, int D>
 __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   const int group = static_cast<int>(threadIdx.x / 128), lane = static_cast<int>(threadIdx.x % 32);
   const int first_row = group * kGroupRows;
@@ -573,17 +597,17 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   Weights even, odd;
   skip(mine.first - all.first);
   const auto masked = [&](int step) { return step < whole || step >= end; };
-  take_keys(n, even, ring, a, mine.first, limit, masked(mine.first), steep);
+  take_keys<kBF16>(n, even, ring, a, mine.first, limit, masked(mine.first), steep);
   int step = mine.first + 1;
   for (; step < mine.last; step += 2) {
-    take_both(n, even, odd, ring, a, step, limit, masked(step), steep);
-    take_both(n, odd, even, ring, a, step + 1, limit, masked(step + 1), steep);
+    take_both<kBF16>(n, even, odd, ring, a, step, limit, masked(step), steep);
+    take_both<kBF16>(n, odd, even, ring, a, step + 1, limit, masked(step + 1), steep);
   }
   if (step == mine.last) {
-    take_both(n, even, odd, ring, a, step, limit, masked(step), steep);
-    add_values(n, odd, ring, steep);
+    take_both<kBF16>(n, even, odd, ring, a, step, limit, masked(step), steep);
+    add_values<kBF16>(n, odd, ring, steep);
   } else {
-    add_values(n, even, ring, steep);
+    add_values<kBF16>(n, even, ring, steep);
   }
   write_rows<D, kE4M3>(n, a, w);
   if (group == 0) pad_rows<D, kE4M3>(a, w);
@@ -591,7 +615,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
 }
 
 // A warpgroup with 64 rows of every tile.
-template <bool kE4M3, int D>
+template <bool kBF16, bool kE4M3, int D>
 __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
   Ring<D> ring{s};
   const int group = static_cast<int>(threadIdx.x / 128);
@@ -605,23 +629,24 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
       if (w.tile.sequence < 0) return;
       if (g == group) {
         sync_group();  // all have left the queries before
-        round_queries(s, reinterpret_cast<const float*>(s.slots[ring.slot()]),
-                      w.tile.rows - g * kGroupRows);
+        round_queries<kBF16>(s, reinterpret_cast<const float*>(s.slots[ring.slot()]),
+                             w.tile.rows - g * kGroupRows);
       }
       ring.leave(ring.slot());
     }
     w.kv_head = s.heads[t % kInfos];
     sync_group();
-    take_tile<kE4M3>(ring, a, w);
+    take_tile<kBF16, kE4M3>(ring, a, w);
   }
 }
 #endif
 
 // Blocks: as many as stay.
-template <int D, bool kCodes, bool kE4M3>
+template <int D, CacheType kType, bool kE4M3>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kCodes = kType == CacheType::kE4M3;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<D>*>(memory);
   let_next_start();
@@ -635,7 +660,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    // All threads together have what they were started with.
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCodes ? 40 : 24));
     wait();
     if (threadIdx.x < kConsumers + 32) {
       produce<kCodes>(s, a, tiles);
@@ -643,16 +669,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       convert(s);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCodes ? 232 : 240));
     wait();
-    consume<kE4M3>(s, a);
+    consume<kType == CacheType::kBF16, kE4M3>(s, a);
   }
 #endif
 }
 
-template <int D, bool kCodes, bool kE4M3>
+template <int D, CacheType kType, bool kE4M3>
 int run(const AttentionArgs& a) {
-  constexpr auto kKernel = prompt_kernel<D, kCodes, kE4M3>;
+  constexpr auto kKernel = prompt_kernel<D, kType, kE4M3>;
   static const cudaError_t kRaised =
       cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
@@ -663,10 +689,10 @@ int run(const AttentionArgs& a) {
   return launch(kKernel, grid, dim3(kThreads), sizeof(Shared<D>), a, static_cast<int>(tiles));
 }
 
-template <bool kCodes>
-int run_codes(const AttentionArgs& a) {
-  if (a.cache.key_dim == 64) return run<64, kCodes, false>(a);
-  return a.act.e4m3 != 0 ? run<128, kCodes, true>(a) : run<128, kCodes, false>(a);
+template <CacheType kType>
+int run_type(const AttentionArgs& a) {
+  if (a.cache.key_dim == 64) return run<64, kType, false>(a);
+  return a.act.e4m3 != 0 ? run<128, kType, true>(a) : run<128, kType, false>(a);
 }
 
 }  // namespace
@@ -680,7 +706,14 @@ bool prompt_fits(const AttentionArgs& a) {
 }
 
 int attention_prompt(const AttentionArgs& a) {
-  return a.cache.type == CacheType::kE4M3 ? run_codes<true>(a) : run_codes<false>(a);
+  switch (a.cache.type) {
+    case CacheType::kE4M3:
+      return run_type<CacheType::kE4M3>(a);
+    case CacheType::kBF16:
+      return run_type<CacheType::kBF16>(a);
+    default:
+      return run_type<CacheType::kF16>(a);
+  }
 }
 
 }  // namespace freshet::cuda

@@ -97,6 +97,7 @@ int run_result(const AttentionArgs& a) {
 }
 template <int D>
 int run_heads(const AttentionArgs& a) {
+  if (a.cache.type == CacheType::kBF16) return run_result<D, BF16Stored>(a);
   return a.cache.type == CacheType::kE4M3 ? run_result<D, E4M3Stored>(a)
                                           : run_result<D, HalfStored>(a);
 }

@@ -31,13 +31,16 @@ struct Plan {
 // A cache in F16: what a block of it has of a head, and operands of mma from half a tile.
 template <int D>
 struct HalfStored {
+  static constexpr bool kBF16 = false;
   static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
-  // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16).
-  static __device__ __forceinline__ void keys(uint32_t (&b)[4], const uint8_t* slot, int keys,
+  // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16), and the 16 after these.
+  static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    ldmatrix4(b, reinterpret_cast<const __half*>(slot) + (keys * 2 + lane / 16) * 8 * D +
-                     lane / 8 % 2 * 64 + lane % 8 * 8 + k * 128);
+    const auto* from = reinterpret_cast<const __half*>(slot) + (keys * 2 + lane / 16) * 8 * D +
+                       lane / 8 % 2 * 64 + lane % 8 * 8 + k * 128;
+    ldmatrix4(b[0], from);
+    ldmatrix4(b[1], from + 128);
   }
   // Of keys [16 k, 16 k + 16): two columns of 8 features, the first one `column`.
   static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
@@ -46,21 +49,34 @@ struct HalfStored {
     ldmatrix4_trans(b, reinterpret_cast<const __half*>(slot) + (k * 2 + lane / 8 % 2) * 8 * D +
                            (column + lane / 16) * 64 + lane % 8 * 8);
   }
+  static __device__ __forceinline__ void values(uint32_t (&b)[2][4], const uint8_t* slot, int k,
+                                                int column) {
+    values(b[0], slot, k, column);
+    values(b[1], slot, k, column + 2);
+  }
+};
+
+// The same in BF16.
+template <int D>
+struct BF16Stored : HalfStored<D> {
+  static constexpr bool kBF16 = true;
 };
 
 // The same in E4M3.
 template <int D>
 struct E4M3Stored {
+  static constexpr bool kBF16 = false;
   static constexpr int kBlockBytes = kBlockTokens * D, kResident = 3;
-  static __device__ __forceinline__ void keys(uint32_t (&b)[4], const uint8_t* slot, int keys,
+  static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    uint32_t codes[2];
-    ldmatrix2(codes, slot + (keys * 2 + lane / 8 % 2) * 8 * D + k * 128 + lane % 8 * 16);
+    uint32_t codes[4];
+    ldmatrix4(codes,
+              slot + (keys * 2 + lane / 8 % 2) * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      b[2 * i] = first_of_pairs(codes[i]);
-      b[2 * i + 1] = second_of_pairs(codes[i]);
+    for (int i = 0; i < 4; ++i) {
+      b[i / 2][i % 2 * 2] = first_of_pairs(codes[i]);
+      b[i / 2][i % 2 * 2 + 1] = second_of_pairs(codes[i]);
     }
   }
   static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
@@ -73,6 +89,19 @@ struct E4M3Stored {
     for (int i = 0; i < 2; ++i) {
       b[i] = first_of_pairs(codes[i]);
       b[2 + i] = second_of_pairs(codes[i]);
+    }
+  }
+  // Two columns of 8 features and the next two.
+  static __device__ __forceinline__ void values(uint32_t (&b)[2][4], const uint8_t* slot, int k,
+                                                int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    uint32_t codes[4];
+    ldmatrix4_trans(codes, slot + (k * 2 + lane / 8 % 2) * 8 * D + (column / 2 + lane / 16) * 128 +
+                               lane % 8 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      b[i / 2][i % 2] = first_of_pairs(codes[i]);
+      b[i / 2][2 + i % 2] = second_of_pairs(codes[i]);
     }
   }
 };
@@ -190,10 +219,7 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
       if (g + 8 * r < w.rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * D + k * 8);
     }
   }
-  const auto pair = [](const float2& f) {
-    const __half2 h = __halves2half2(to_half(f.x), to_half(f.y));
-    return reinterpret_cast<const uint32_t&>(h);
-  };
+  const auto pair = [](const float2& f) { return pack_numbers<T::Stored::kBF16>(f.x, f.y); };
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     q[k] = make_uint4(pair(v[0][2 * k]), 0, pair(v[0][2 * k + 1]), 0);
@@ -204,37 +230,49 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
   }
 }
 
-// A warp's 16 keys of half a tile against all rows.
-template <class T>
+// A warp's 16 keys of half a tile against all rows, of kHalves halves.
+template <int kHalves, class T>
 __device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a, const Range& w,
-                                           const uint4 (&q)[T::D / 16], int chunk, int slot) {
+                                           const uint4 (&q)[T::D / 16], int first_chunk,
+                                           const int (&slots)[kHalves]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  float sum[2][4] = {};
+  float sum[kHalves][2][4] = {};
 #pragma unroll
-  for (int k = 0; k < T::D / 16; ++k) {
-    uint32_t b[4];
-    T::Stored::keys(b, s.slots[slot], warp, k);
-    mma_half(sum[0], q[k], b[0], b[1]);
-    mma_half(sum[1], q[k], b[2], b[3]);
+  for (int k = 0; k < T::D / 16; k += 2) {
+#pragma unroll
+    for (int n = 0; n < kHalves; ++n) {
+      uint32_t b[2][4];
+      T::Stored::keys(b, s.slots[slots[n]], warp, k);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        mma_numbers<T::Stored::kBF16>(sum[n][0], q[k + i], b[i][0], b[i][1]);
+        mma_numbers<T::Stored::kBF16>(sum[n][1], q[k + i], b[i][2], b[i][3]);
+      }
+    }
   }
   // In most chunks nothing is hidden or capped.
-  const int first = chunk * kChunk;
-  const bool whole = a.softcap <= 0.0f && first >= w.low && first + kChunk <= w.position + 1;
+  const int first = first_chunk * kChunk;
+  const bool whole =
+      a.softcap <= 0.0f && first >= w.low && first + kHalves * kChunk <= w.position + 1;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int key = warp * 16 + j * 8 + lane % 4 * 2;
+  for (int n = 0; n < kHalves; ++n) {
 #pragma unroll
-    for (int r = 0; r < T::kRows; ++r) {
-      float v[2] = {sum[j][r * 2], sum[j][r * 2 + 1]};
-      if (!whole) {
+    for (int j = 0; j < 2; ++j) {
+      const int key = n * kChunk + warp * 16 + j * 8 + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int p = first + key + i;
-          v[i] = p >= w.low && p <= w.position ? score_of(a, v[i]) : -INFINITY;
+      for (int r = 0; r < T::kRows; ++r) {
+        float v[2] = {sum[n][j][r * 2], sum[n][j][r * 2 + 1]};
+        if (!whole) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int p = first + key + i;
+            v[i] = p >= w.low && p <= w.position ? score_of(a, v[i]) : -INFINITY;
+          }
         }
+        *reinterpret_cast<float2*>(
+            &s.scores[lane / 4 + r * 8][first_chunk % kChunks * kChunk + key]) =
+            make_float2(v[0], v[1]);
       }
-      *reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][chunk % kChunks * kChunk + key]) =
-          make_float2(v[0], v[1]);
     }
   }
 }
@@ -254,7 +292,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
                                            uint32_t (&weights)[kKeyTiles][2]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   float factor[T::kRows];
-  const bool raised = take_scores<T::kRows>(
+  const bool raised = take_scores<T::kRows, T::Stored::kBF16>(
       sums, begins,
       [&](int r, int j) {
         return *reinterpret_cast<const float2*>(&s.scores[lane / 4 + r * 8][j * 8 + lane % 4 * 2]);
@@ -273,12 +311,20 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   for (int k = 0; k < kChunk / 16; ++k) {
     const uint4 operand = make_uint4(weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0],
                                      weights[2 * k + 1][1]);
+    constexpr int kPairs = kMine % 4 == 0 ? 2 : 1;
 #pragma unroll
-    for (int j = 0; j < kMine; j += 2) {
-      uint32_t b[4];
-      T::Stored::values(b, slot, k, warp * kMine + j);
-      mma_half(sums.acc[j], operand, b[0], b[1]);
-      mma_half(sums.acc[j + 1], operand, b[2], b[3]);
+    for (int j = 0; j < kMine; j += 2 * kPairs) {
+      uint32_t b[kPairs][4];
+      if constexpr (kPairs == 2) {
+        T::Stored::values(b, slot, k, warp * kMine + j);
+      } else {
+        T::Stored::values(b[0], slot, k, warp * kMine + j);
+      }
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        mma_numbers<T::Stored::kBF16>(sums.acc[j + 2 * i], operand, b[i][0], b[i][1]);
+        mma_numbers<T::Stored::kBF16>(sums.acc[j + 2 * i + 1], operand, b[i][2], b[i][3]);
+      }
     }
   }
 }
@@ -500,13 +546,18 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
   const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
   for (int tile = first; tile <= last; ++tile) {
     const Halves halves = halves_of(w, tile);
-    for (int chunk = tile * kChunks; chunk < (tile + 1) * kChunks; ++chunk) {
-      if (chunk >= halves.first && chunk <= halves.last) {
-        score_keys(s, a, w, q, chunk, take());
-        leave();
-      } else {
-        score_nothing(s, chunk % kChunks);
-      }
+    static_assert(kChunks == 2);
+    if (halves.first < halves.last) {
+      const int slots[2] = {at % kSlots, (at + 1) % kSlots};
+      for (int i = 0; i < 2; ++i) barrier_wait(&s.full[slots[i]], (at + i) / kSlots & 1);
+      score_keys<2>(s, a, w, q, halves.first, slots);
+      leave();
+      leave();
+    } else {
+      const int slots[1] = {take()};
+      score_keys<1>(s, a, w, q, halves.first, slots);
+      leave();
+      score_nothing(s, 1 - halves.first % kChunks);
     }
     sync_summing();  // all scores are there
     uint32_t weights[kKeyTiles][2] = {};

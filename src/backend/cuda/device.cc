@@ -410,9 +410,9 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {
-  if (s.type != ops::KvType::kF16 && s.type != ops::KvType::kFP8) {
+  if (s.type != ops::KvType::kF16 && s.type != ops::KvType::kBF16 && s.type != ops::KvType::kFP8) {
     return unsupported(
-        "keys and values of type {} on {}: it keeps f16 and fp8, use "
+        "keys and values of type {} on {}: it keeps f16, bf16 and fp8, use "
         "--kv-cache-dtype auto or --device cpu",
         ops::name_of(s.type), name_);
   }

@@ -27,10 +27,10 @@ __device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, i
     }
     return;
   }
-  const __half2 low = __halves2half2(to_half(v.x), to_half(v.y));
-  const __half2 high = __halves2half2(to_half(v.z), to_half(v.w));
   *reinterpret_cast<uint2*>(to) =
-      make_uint2(reinterpret_cast<const uint32_t&>(low), reinterpret_cast<const uint32_t&>(high));
+      type == CacheType::kBF16
+          ? make_uint2(pack_numbers<true>(v.x, v.y), pack_numbers<true>(v.z, v.w))
+          : make_uint2(pack_numbers<false>(v.x, v.y), pack_numbers<false>(v.z, v.w));
 }
 
 __device__ __forceinline__ float sum_of_warp(float v) {

@@ -78,16 +78,6 @@ FRESHET_WGMMA(wgmma, "bf16", 16, "128", "%64, %65", "%66")
 FRESHET_WGMMA(wgmma, "bf16", 24, "192", "%96, %97", "%98")
 FRESHET_WGMMA(wgmma, "bf16", 32, "256", "%128, %129", "%130")
 FRESHET_WGMMA(wgmma_half, "f16", 16, "128", "%64, %65", "%66")
-// The same for a from registers, as mma has it, and b with its columns side by side: next_in_k and
-// next_rows of its place are those of core matrices whose rows are K.
-__device__ __forceinline__ void wgmma_half(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
-                                           int adds) {
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FRESHET_R8 "}, "
-               "{%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}"
-               : FRESHET_SUM8(0)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
-}
 #undef FRESHET_SUM1
 #undef FRESHET_SUM2
 #undef FRESHET_SUM4
