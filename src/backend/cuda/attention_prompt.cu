@@ -19,7 +19,7 @@ constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
 constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
 
 // Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
-__device__ unsigned handed_out, done;
+[[maybe_unused]] __device__ unsigned handed_out, done;
 
 // What the copies brought.
 enum class Raw : int { kQueries, kCodes, kEnd };
