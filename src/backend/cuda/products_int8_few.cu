@@ -21,11 +21,11 @@ struct Shape {
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
   // Stages asked for before the kernel in front has ended: more would slow it down.
-  [[maybe_unused]] static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
-  [[maybe_unused]] static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
+  static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
+  static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
   static constexpr int kBytes = kRings + kSumBytes;
-  static_assert(kStages >= 2 && kItems <= kWarps && kRounds * kTogether == NT);
+  static_assert(kStages >= 2 && kEarly >= 1 && kItems <= kWarps && kRounds * kTogether == NT);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
