@@ -428,6 +428,7 @@ TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
        {Case{Score::kSoftmax, 128, 96},
         {Score::kSigmoid, 544, 192},
         {Score::kTopkSoftmax, 1088, 64},
+        {Score::kTopkSoftmax, 2048, 64, 4},
         {Score::kSigmoid, 2048, 192, 8, true},
         {Score::kSoftmax, 2056, 576, 8, true},
         {Score::kSoftmax, 2880, 960, 8, true},

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/arguments.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/experts.h"
 
 namespace freshet::cuda {
 namespace {
@@ -15,8 +16,9 @@ struct Slots {
 Slots slots_of(int tokens, int64_t pairs, int64_t experts) {
   return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
 }
-// With wgmma: twice what an expert has on average, and at most 128.
-Slots wide_slots(int64_t pairs, int64_t experts) {
+// With wgmma: twice what an expert has on average, and at most 128, or kManySlot if that is known.
+Slots wide_slots(int64_t pairs, int64_t experts, bool many) {
+  if (many && 2 * pairs >= kManySlot * experts) return slots_of(kManySlot, pairs, experts);
   int tokens = 8;
   while (tokens < 128 && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
   return slots_of(tokens, pairs, experts);
@@ -241,8 +243,9 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   const Code code = code_of(e.gate_up[0].format);
   const bool fused = code == code_of(e.down[0].format) && api_.experts_fused(code, e.down[0].cols);
   const bool whole = fused && x.rows <= kWholeTokens && !e.weight_before;
+  const bool many = code == Code::kBF16 && !e.weight_before;
   const Slots slots = whole   ? whole_slots(x.rows, pairs, experts)
-                      : fused ? wide_slots(pairs, experts)
+                      : fused ? wide_slots(pairs, experts, many)
                               : slots_of(pairs >= 16 * experts ? 32 : 8, pairs, experts);
   GroupArgs g = new_groups(ids, weights, x.rows, top_k, experts, slots.tokens, slots.count);
   g.whole = whole;

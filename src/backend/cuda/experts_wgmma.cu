@@ -6,6 +6,7 @@
 // One thread keeps a ring of stages of 64 columns filled by the bulk copy engine. The second
 // product's first weights are asked for while the first still runs. K is cut and added up as in
 // products.cu.
+#include "backend/cuda/experts.h"
 #include "backend/cuda/gating.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
@@ -120,6 +121,7 @@ __device__ __forceinline__ void sum_pieces(Ring<NT>& ring, float (&sum)[NT][4], 
     if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
   };
   int before = -1;
+#pragma unroll 1
   for (int n = 0; n < count; ++n, ++ring.at) {
     barrier_wait(&ring.full[ring.stage()], ring.round() & 1);
     const uint64_t a = operand_at(ring.data() + group * kHalfBytes);
@@ -140,15 +142,19 @@ __device__ __forceinline__ void sum_pieces(Ring<NT>& ring, float (&sum)[NT][4], 
 template <int NT>
 __device__ __forceinline__ void sum_leaves(Ring<NT>& ring, float (&total)[NT][4], int64_t cols) {
   const int parts = leaves(cols), units = static_cast<int>((cols + 63) / 64);
+  float sum[NT][4] = {};
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+  }
+#pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
-    float sum[NT][4];
     sum_pieces<NT>(ring, sum, units * (leaf + 1) / parts - units * leaf / parts);
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        total[j][i] = leaf == 0 ? sum[j][i] : __fadd_rn(total[j][i], sum[j][i]);
-      }
+      for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
     }
   }
 }
@@ -322,37 +328,6 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
 #endif
 }
 
-// x by place: a block takes a tile of 8 places, a thread 8 columns at a time.
-__global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ ExpertsArgs e) {
-  let_next_start();
-  wait();
-  const int64_t tile = blockIdx.x, place = tile * kTokenTile + threadIdx.x % 8;
-  if (tile * kTokenTile >= int64_t{*e.groups.used} * e.groups.slot_tokens) return;
-  const int token = e.groups.token[place];
-  if (token < 0) return;
-  const float factor = e.weight_before != 0 ? e.groups.place_weight[place] : 1.0f;
-  const float* x = e.x.data + token * e.x.stride;
-  const int64_t padded = (e.hidden + kPadCols - 1) / kPadCols * kPadCols;
-  const bool aligned = e.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
-#pragma unroll 4
-  for (int64_t c = threadIdx.x / 8 * 8; c < padded; c += 256) {
-    float v[8];
-    if (aligned && c < e.hidden) {
-      const auto* four = reinterpret_cast<const float4*>(x + c);
-      *reinterpret_cast<float4*>(v) = four[0];
-      *reinterpret_cast<float4*>(v + 4) = four[1];
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) v[i] = c + i < e.hidden ? x[c + i] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(v[i], factor);
-    auto* to = reinterpret_cast<uint4*>(e.in.data) + activation_at(e.in, place, c, e.hidden) / 8;
-    *to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                     pack_bf16(v[6], v[7]));
-  }
-}
-
 template <int NT>
 int launch_experts(const ExpertsArgs& e) {
   using S = Shape<NT>;
@@ -365,11 +340,6 @@ int launch_experts(const ExpertsArgs& e) {
     const auto blocks = static_cast<unsigned>(items < most ? items : most);
     return launch(kernel, dim3(blocks), dim3(S::kThreads), S::kBytes, e);
   };
-  if (e.groups.whole == 0) {
-    const auto tiles = static_cast<unsigned>(e.in.core_tiles);
-    const int error = launch(gather_kernel, dim3(tiles), dim3(256), 0, e);
-    if (error != 0) return error;
-  }
   const int error = run(experts_kernel<NT, true>, e.ff / kGroupRows);
   return error != 0 ? error : run(experts_kernel<NT, false>, ceil_div(e.hidden, 128));
 }
@@ -381,6 +351,9 @@ int experts_fused(Code code, int64_t ff) {
 }
 
 int experts(const ExpertsArgs* e) {
+  if (e->groups.whole == 0) {
+    if (const int error = gather_places(*e); error != 0) return error;
+  }
   switch (e->groups.slot_tokens) {
     case 8:
       return launch_experts<1>(*e);
@@ -392,6 +365,8 @@ int experts(const ExpertsArgs* e) {
       return launch_experts<8>(*e);
     case 128:
       return launch_experts<16>(*e);
+    case kManySlot:
+      return run_many_experts(*e);
     default:
       return static_cast<int>(cudaErrorInvalidValue);
   }

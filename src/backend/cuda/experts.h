@@ -1,0 +1,17 @@
+// What the sources of experts share.
+#pragma once
+
+#include "backend/cuda/api.h"
+
+namespace freshet::cuda {
+
+inline constexpr int kManySlot = 192;  // tokens of a slot where experts have many
+
+// experts_gather.cu: x by place as core matrices, which the products of experts read. With slots of
+// kManySlot [64 columns][place][16 bytes], of which place p has the i-th 16 bytes at i ^ (p % 8).
+int gather_places(const ExpertsArgs& e);
+
+// experts_many.cu: gate, up and down in BF16, with slots of kManySlot.
+int run_many_experts(const ExpertsArgs& e);
+
+}  // namespace freshet::cuda

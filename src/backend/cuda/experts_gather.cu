@@ -1,0 +1,74 @@
+// Tokens of experts by place.
+#include "backend/cuda/common.cuh"
+#include "backend/cuda/experts.h"
+
+namespace freshet::cuda {
+namespace {
+
+// x by place: a block takes a tile of 8 places, a thread 8 columns at a time.
+__global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ ExpertsArgs e) {
+  let_next_start();
+  wait();
+  const int64_t tile = blockIdx.x, place = tile * kTokenTile + threadIdx.x % 8;
+  if (tile * kTokenTile >= int64_t{*e.groups.used} * e.groups.slot_tokens) return;
+  const int token = e.groups.token[place];
+  if (token < 0) return;
+  const float factor = e.weight_before != 0 ? e.groups.place_weight[place] : 1.0f;
+  const float* x = e.x.data + token * e.x.stride;
+  const int64_t padded = (e.hidden + kPadCols - 1) / kPadCols * kPadCols;
+  const bool aligned = e.hidden % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+#pragma unroll 4
+  for (int64_t c = threadIdx.x / 8 * 8; c < padded; c += 256) {
+    float v[8];
+    if (aligned && c < e.hidden) {
+      const auto* four = reinterpret_cast<const float4*>(x + c);
+      *reinterpret_cast<float4*>(v) = four[0];
+      *reinterpret_cast<float4*>(v + 4) = four[1];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = c + i < e.hidden ? x[c + i] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(v[i], factor);
+    auto* to = reinterpret_cast<uint4*>(e.in.data) + activation_at(e.in, place, c, e.hidden) / 8;
+    *to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                     pack_bf16(v[6], v[7]));
+  }
+}
+
+// The same in the order of experts_many.cu, [64 columns][place][128 bytes]: a block takes a token,
+// and writes it to all of its places.
+__global__ void __launch_bounds__(256) spread_kernel(const __grid_constant__ ExpertsArgs e) {
+  let_next_start();
+  wait();
+  const int64_t token = blockIdx.x, padded = (e.hidden + kPadCols - 1) / kPadCols * kPadCols;
+  const int64_t step = e.in.core_tiles * kTokenTile * kPadCols * 2;  // to the next 64 columns
+  const float* x = e.x.data + token * e.x.stride;
+  const bool whole = whole_rows(e.x.data, e.x.stride);
+  const int32_t* places = e.groups.place + token * e.groups.top_k;
+  for (int64_t c = threadIdx.x * int64_t{kUnit}; c < padded; c += 256 * kUnit) {
+    float v[kUnit];
+    load_unit(v, x, c, e.hidden, whole);
+    const uint4 packed = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                    pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    uint8_t* to = e.in.data + c / kPadCols * step;
+#pragma unroll 8
+    for (int k = 0; k < e.groups.top_k; ++k) {
+      const int64_t place = places[k];
+      const int64_t piece = (c % kPadCols / kUnit) ^ (place % kTokenTile);
+      *reinterpret_cast<uint4*>(to + place * (kPadCols * 2) + piece * 16) = packed;
+    }
+  }
+}
+
+}  // namespace
+
+int gather_places(const ExpertsArgs& e) {
+  if (e.groups.slot_tokens == kManySlot) {
+    return launch(spread_kernel, dim3(static_cast<unsigned>(e.x.rows)), dim3(256), 0, e);
+  }
+  const auto tiles = static_cast<unsigned>(e.in.core_tiles);
+  return launch(gather_kernel, dim3(tiles), dim3(256), 0, e);
+}
+
+}  // namespace freshet::cuda
