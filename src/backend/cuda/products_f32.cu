@@ -25,11 +25,25 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Blocks of 32 rows by 32 tokens, warps 4 by 4 with 8 by 8 each; stages of 128 columns.
-constexpr int kSide = 8, kBlockSide = 32, kStages = 3;
+// Blocks of 32 rows by 32 tokens, warps 2 by 4 with 16 by 8 each; stages of 128 columns.
+constexpr int kRowsOfWarp = 16, kTokensOfWarp = 8, kBlockSide = 32, kStages = 4;
 constexpr int kStageFloats = 2 * kBlockSide * 128;
 
-__global__ void __launch_bounds__(512, 1)
+// f32_lanes() of 32 sums, of which lane l gets the l-th: each step leaves half of them to a lane.
+template <int kStep = 16>
+__device__ __forceinline__ float f32_lanes(float (&sum)[32]) {
+  const bool upper = (threadIdx.x & kStep) != 0;
+#pragma unroll
+  for (int i = 0; i < kStep; ++i) {
+    const float kept = upper ? sum[i + kStep] : sum[i];
+    const float given = upper ? sum[i] : sum[i + kStep];
+    sum[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffff, given, kStep));
+  }
+  if constexpr (kStep > 1) return f32_lanes<kStep / 2>(sum);
+  return sum[0];
+}
+
+__global__ void __launch_bounds__(256, 1)
     f32_many_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
   extern __shared__ __align__(16) float stages[];
   let_next_start();
@@ -40,13 +54,12 @@ __global__ void __launch_bounds__(512, 1)
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
-  // A warp fetches two rows and two tokens.
   const auto fetch = [&](int64_t piece) {
     float* to = stages + piece % kStages * kStageFloats + lane * 4;
     const int64_t col = piece * 128 + lane * 4;
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int at = warp * 2 + n;
+    for (int n = 0; n < kBlockSide / kWarps; ++n) {
+      const int at = warp * (kBlockSide / kWarps) + n;
       const int64_t row = first_row + at < rows ? first_row + at : rows - 1;
       const int64_t token = first_token + at < tokens ? first_token + at : tokens - 1;
       const F32Row w(p.weight, row);
@@ -61,7 +74,8 @@ __global__ void __launch_bounds__(512, 1)
     if (n < pieces) fetch(n);
     cp_async_commit();
   }
-  float sum[kSide][kSide] = {};
+  const int row = warp % 2 * kRowsOfWarp, token = warp / 2 * kTokensOfWarp;
+  float sum[kTokensOfWarp / 2][32] = {};  // 16 rows of two tokens
 #pragma unroll 1
   for (int64_t piece = 0; piece < pieces; ++piece) {
     cp_async_wait<kStages - 2>();
@@ -69,28 +83,27 @@ __global__ void __launch_bounds__(512, 1)
     if (piece + kStages - 1 < pieces) fetch(piece + kStages - 1);
     cp_async_commit();
     const float* stage = stages + piece % kStages * kStageFloats + lane * 4;
-    float4 w[kSide];
+    float4 w[kRowsOfWarp];
 #pragma unroll
-    for (int r = 0; r < kSide; ++r) {
-      w[r] = *reinterpret_cast<const float4*>(stage + (warp % 4 * kSide + r) * 128);
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      w[r] = *reinterpret_cast<const float4*>(stage + (row + r) * 128);
     }
 #pragma unroll
-    for (int t = 0; t < kSide; ++t) {
-      const float4 x =
-          *reinterpret_cast<const float4*>(stage + (kBlockSide + warp / 4 * kSide + t) * 128);
+    for (int t = 0; t < kTokensOfWarp; ++t) {
+      const float4 x = *reinterpret_cast<const float4*>(stage + (kBlockSide + token + t) * 128);
 #pragma unroll
-      for (int r = 0; r < kSide; ++r) sum[r][t] = f32_add(sum[r][t], w[r], x);
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        float& its = sum[t / 2][r * 2 + t % 2];
+        its = f32_add(its, w[r], x);
+      }
     }
   }
 #pragma unroll
-  for (int r = 0; r < kSide; ++r) {
-#pragma unroll
-    for (int t = 0; t < kSide; ++t) {
-      const float v = f32_lanes(sum[r][t]);
-      const int64_t row = first_row + warp % 4 * kSide + r;
-      const int64_t token = first_token + warp / 4 * kSide + t;
-      if (lane == 0 && row < rows && token < tokens) f32_put(p, token, row, v);
-    }
+  for (int two = 0; two < kTokensOfWarp / 2; ++two) {
+    const float v = f32_lanes(sum[two]);
+    const int64_t to_row = first_row + row + lane / 2;
+    const int64_t to_token = first_token + token + two * 2 + lane % 2;
+    if (to_row < rows && to_token < tokens) f32_put(p, to_token, to_row, v);
   }
 }
 
@@ -119,7 +132,7 @@ int run_f32(const ProductList& given, int64_t tokens) {
       cudaFuncSetAttribute(f32_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   const ProductList list = with_blocks(given, kBlockSide);
-  return launch(f32_many_kernel, grid(list, kBlockSide), dim3(512), kBytes, list, tokens);
+  return launch(f32_many_kernel, grid(list, kBlockSide), dim3(256), kBytes, list, tokens);
 }
 
 }  // namespace freshet::cuda
