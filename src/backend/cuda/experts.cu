@@ -220,29 +220,64 @@ __global__ void __launch_bounds__(256)
   group_tokens<256>(g, grouping);
 }
 
-__global__ void combine_kernel(Rows out, const float* y, GroupArgs a, int weighted, int add) {
-  __shared__ int32_t places[kMaxTopK];
+// Four neighbours, of which so many are there.
+__device__ __forceinline__ float4 load_four(const float* from, int64_t left, bool whole) {
+  if (whole && left > 0) return *reinterpret_cast<const float4*>(from);
+  const auto at = [&](int i) { return i < left ? from[i] : 0.0f; };
+  return make_float4(at(0), at(1), at(2), at(3));
+}
+
+// A block a token and some columns, four a thread: what its experts gave is on its way together.
+__global__ void __launch_bounds__(512)
+    combine_kernel(Rows out, const float* y, GroupArgs a, int weighted, int add) {
+  constexpr int kAtOnce = 8;
   let_next_start();
   wait();
-  const int64_t t = blockIdx.x;
-  if (threadIdx.x < 32) {  // ascending, hence in order of expert
-    const int lane = static_cast<int>(threadIdx.x);
-    const int32_t place = lane < a.top_k ? a.place[t * a.top_k + lane] : 0;
-    int at = 0;
-    for (int k = 0; k < a.top_k; ++k) at += __shfl_sync(0xffffffff, place, k) < place;
-    if (lane < a.top_k) places[at] = place;
+  const int64_t t = blockIdx.x, cols = out.cols;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 4;
+  const bool whole = cols % 4 == 0 && whole_rows(out.data, out.stride);
+  const bool mine = lane < a.top_k;
+  const int32_t place = mine ? a.place[t * a.top_k + lane] : 0;
+  const float weight = mine && weighted != 0 ? a.weights[t * a.top_k + lane] : 1.0f;
+  float* to = out.data + t * out.stride + c;
+  float4 before = {};
+  if (add != 0) before = load_four(to, cols - c, whole);
+  int order = 0;  // places ascend, hence in order of expert
+  for (int k = 0; k < a.top_k; ++k) order += __shfl_sync(0xffffffff, place, k) < place;
+  float4 sum;
+  for (int base = 0; base < a.top_k; base += kAtOnce) {
+    float4 v[kAtOnce];
+    float w[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (base + i >= a.top_k) break;
+      const int from =
+          __ffs(static_cast<int>(__ballot_sync(0xffffffff, mine && order == base + i)));
+      w[i] = __shfl_sync(0xffffffff, weight, from - 1);
+      const int64_t its = __shfl_sync(0xffffffff, place, from - 1);
+      v[i] = load_four(y + its * cols + c, cols - c, whole);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (base + i >= a.top_k) break;
+      const bool first = base + i == 0;
+      sum.x = first ? __fmul_rn(v[i].x, w[i]) : __fmaf_rn(v[i].x, w[i], sum.x);
+      sum.y = first ? __fmul_rn(v[i].y, w[i]) : __fmaf_rn(v[i].y, w[i], sum.y);
+      sum.z = first ? __fmul_rn(v[i].z, w[i]) : __fmaf_rn(v[i].z, w[i], sum.z);
+      sum.w = first ? __fmul_rn(v[i].w, w[i]) : __fmaf_rn(v[i].w, w[i], sum.w);
+    }
   }
-  __syncthreads();
-  const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
-  if (c >= out.cols) return;
-  float sum = 0.0f;
-  for (int k = 0; k < a.top_k; ++k) {
-    const float w = weighted != 0 ? a.place_weight[places[k]] : 1.0f;
-    const float v = y[places[k] * out.cols + c];
-    sum = k == 0 ? __fmul_rn(v, w) : __fmaf_rn(v, w, sum);
+  if (add != 0) {
+    sum.x = __fadd_rn(before.x, sum.x), sum.y = __fadd_rn(before.y, sum.y);
+    sum.z = __fadd_rn(before.z, sum.z), sum.w = __fadd_rn(before.w, sum.w);
   }
-  float& to = out.data[t * out.stride + c];
-  to = add != 0 ? __fadd_rn(to, sum) : sum;
+  if (whole) {
+    if (c < cols) *reinterpret_cast<float4*>(to) = sum;
+    return;
+  }
+  const float each[4] = {sum.x, sum.y, sum.z, sum.w};
+  for (int i = 0; i < 4 && c + i < cols; ++i) to[i] = each[i];
 }
 
 }  // namespace
@@ -286,9 +321,11 @@ int group(const GroupArgs* args) {
 }
 
 int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add) {
+  const int threads = out->rows > multiprocessors ? 512 : 128;  // of few tokens, more blocks
   const dim3 grid(static_cast<unsigned>(out->rows),
-                  static_cast<unsigned>(ceil_div(out->cols, 256)));
-  return launch(combine_kernel, grid, dim3(256), 0, *out, y, *args, weighted, add);
+                  static_cast<unsigned>(ceil_div(out->cols, threads * 4)));
+  return launch(combine_kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args,
+                weighted, add);
 }
 
 }  // namespace freshet::cuda
