@@ -18,9 +18,11 @@ using test::rounded;
 
 class CudaAttention : public test::CudaTest {};
 
-// Weights are rounded to the cache's kind of numbers.
-float tolerance(const ops::KvShape& shape) {
-  return shape.type == ops::KvType::kBF16 ? 5e-3f : 2e-3f;
+// Weights are rounded to the cache's kind of numbers, and in INT8 a code times its scale to F16,
+// which counts where scores are large.
+float tolerance(const ops::KvShape& shape, float sharpness = 1.0f) {
+  const float least = shape.type == ops::KvType::kBF16 ? 5e-3f : 2e-3f;
+  return shape.type == ops::KvType::kInt8 ? least + 5e-4f * sharpness : least;
 }
 
 // A cache on each side with the same keys and values.
@@ -226,6 +228,12 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
       {{KvType::kBF16, 2, 64, 64, false}, 12, 0.0f, 0, false, {{777, 600}, {255, 17}}},
       {{KvType::kBF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
       {{KvType::kBF16, 1, 96, 96, false}, 2, 0.0f, 600, false, {{1300, 70}}},
+      {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
+      {{KvType::kInt8, 1, 128, 128, false}, 7, 30.0f, 300, true, {{641, 300}, {383, 200}}},
+      {{KvType::kInt8, 2, 64, 64, false}, 12, 0.0f, 0, false, {{777, 600}, {255, 17}}},
+      {{KvType::kInt8, 1, 128, 128, false}, 16, 0.0f, 0, true, {{1100, 40}, {520, 9}}},
+      {{KvType::kInt8, 1, 256, 256, false}, 4, 0.0f, 0, false, {{400, 130}}},
+      {{KvType::kInt8, 1, 80, 80, false}, 2, 0.0f, 600, false, {{1300, 70}}},
   };
   uint32_t seed = 9000;
   for (const cases::AttentionCase& c : all) {
@@ -233,7 +241,8 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
     std::vector<AttentionProblem::Part> whole;
     for (size_t s = 0; s < c.sequences.size(); ++s) whole.push_back({s, 0, c.sequences[s].queries});
     const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
-    expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+    expect_near(got, want, tolerance(p.c.shape, GetParam()) * std::max(1.0f, largest(want)),
+                c.name());
     const size_t row = static_cast<size_t>(c.heads * c.shape.value_dim);
     size_t at = 0;
     for (size_t s = 0; s < c.sequences.size(); ++s) {
@@ -288,6 +297,8 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}}},
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
+      {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
+      {{KvType::kInt8, 1, 80, 80, false}, 3, 0.0f, 0, false, {{200, 1}, {90, 1}}},
   };
   uint32_t seed = 15000;
   for (const cases::AttentionCase& c : all) {
@@ -335,6 +346,8 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 90, false, {{200, 1}, {700, 1}, {513, 200}}},
       {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{301, 1}, {300, 70}}},
       {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
+      {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, true, {{400, 1}, {641, 300}, {255, 17}}},
+      {{KvType::kInt8, 1, 256, 256, false}, 16, 0.0f, 0, true, {{200, 1}, {700, 1}}},
   };
   uint32_t seed = 12000;
   for (const cases::AttentionCase& c : all) {

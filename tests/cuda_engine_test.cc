@@ -100,7 +100,8 @@ TEST_P(CudaEngine, TheBatchChangesNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                          ::testing::Values("llama", "gemma2", "gpt-oss", "deepseek-v3", "opt",
-                                           "qwen3+fp8", "gpt-oss+fp8", "qwen3+bf16", "int8"),
+                                           "qwen3+fp8", "gpt-oss+fp8", "qwen3+bf16", "qwen3+int8",
+                                           "gpt-oss+int8", "int8"),
                          [](const auto& i) {
                            std::string name = i.param;
                            std::ranges::replace(name, '-', '_');

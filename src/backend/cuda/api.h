@@ -91,9 +91,10 @@ struct GluArgs {
 };
 
 // Blocks of 16 slots: keys [kv_heads][8 slots][features of 16 bytes][slot][feature], then values
-// alike. In E4M3 features f and f + 8 of 16 share two bytes, so that a mask or a shift makes F16 of
-// them: signs at bits 15 and 14, the other bits of f from bit 7 on, of f + 8 from bit 0.
-enum class CacheType : int32_t { kF16, kE4M3, kBF16 };
+// alike; of types of a byte a head's values follow its keys, so that a copy brings both. In INT8
+// codes have 128 added; behind a head's come its scales in F16, one for 32 features: of keys (and
+// values that are keys) [slot][32 features], of values [32 features][slot].
+enum class CacheType : int32_t { kF16, kE4M3, kBF16, kInt8 };
 struct CacheArgs {
   uint8_t* data;  // all numbers finite, also those that were never stored
   int64_t block_bytes;

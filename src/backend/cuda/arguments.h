@@ -67,6 +67,7 @@ inline NormArgs args_of(const ops::Norm& n) {
 
 inline CacheType type_of(ops::KvType type) {
   if (type == ops::KvType::kFP8) return CacheType::kE4M3;
+  if (type == ops::KvType::kInt8) return CacheType::kInt8;
   return type == ops::KvType::kBF16 ? CacheType::kBF16 : CacheType::kF16;
 }
 

@@ -35,11 +35,17 @@ __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, i
 
 // 16 bytes of the cache into shared memory as products take them.
 template <CacheType kType>
-__device__ __forceinline__ void put_features(__half* to, const uint8_t* from, bool valid) {
-  if constexpr (kType == CacheType::kE4M3) {
+__device__ __forceinline__ void put_features(__half* to, const uint8_t* from, const uint8_t* scale,
+                                             bool valid) {
+  if constexpr (in_bytes(kType)) {
     uint4 v = {};
     if (valid) v = *reinterpret_cast<const uint4*>(from);
-    e4m3_to_half(reinterpret_cast<uint4*>(to), reinterpret_cast<uint4*>(to) + 1, v);
+    auto* first = reinterpret_cast<uint4*>(to);
+    if constexpr (kType == CacheType::kE4M3) {
+      e4m3_to_half(first, first + 1, v);
+    } else {
+      int8_to_half(first, first + 1, v, valid ? *reinterpret_cast<const __half*>(scale) : __half{});
+    }
   } else {
     cp_async16(to, from, valid);
   }
@@ -50,7 +56,7 @@ template <CacheType kType>
 __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
                                            const AttentionArgs& a, int id, int head, int chunk,
                                            int low, int high, bool keys) {
-  constexpr int kFeatures = kType == CacheType::kE4M3 ? 16 : 8;
+  constexpr int kFeatures = in_bytes(kType) ? 16 : 8;
   const int vectors = (pad - 8) / kFeatures;
   const int threads = static_cast<int>(blockDim.x);
   const int dim = keys || a.cache.shared != 0 ? a.cache.key_dim : a.cache.value_dim;
@@ -59,11 +65,14 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
   const bool seen = p >= low && p <= high && block >= 0;
   const int64_t real = seen ? block : 0;
   const uint8_t* from = keys ? keys_at(a.cache, real, head) : values_at(a.cache, real, head);
+  const ScalesAt scales = scales_at(p % kBlockTokens, dim, keys || a.cache.shared != 0);
+  const uint8_t* scale = from + scales.first;
   from += slot_at(kType, p % kBlockTokens, dim);
   for (int v = static_cast<int>(threadIdx.x) / kChunk; v < vectors; v += threads / kChunk) {
     const bool valid = seen && v * kFeatures < features;
-    const int at = valid ? feature_at(kType, first + v * kFeatures) : 0;
-    put_features<kType>(to + key * pad + v * kFeatures, from + at, valid);
+    const int f = valid ? first + v * kFeatures : 0;
+    put_features<kType>(to + key * pad + v * kFeatures, from + feature_at(kType, f),
+                        scale + f / 32 * scales.apart, valid);
   }
 }
 
@@ -420,7 +429,6 @@ int attention(const AttentionArgs* args) {
     const int error = attention(&a);
     return error != 0 ? error : encode(&args->act, &out, nullptr, nullptr, out.rows);
   }
-  if (a.cache.type == CacheType::kE4M3) a.scale *= kUpE4M3;
   if (single_fits(a)) return attention_single(a);
   if (prompt_fits(a)) return attention_prompt(a);
   const Plan plan = plan_of(a);
@@ -448,6 +456,9 @@ int attention(const AttentionArgs* args) {
       break;
     case CacheType::kE4M3:
       error = of(run<CacheType::kE4M3, 8>, run<CacheType::kE4M3, 16>);
+      break;
+    case CacheType::kInt8:
+      error = of(run<CacheType::kInt8, 8>, run<CacheType::kInt8, 16>);
       break;
   }
   if (error == 0 && !split && a.act.data != nullptr) {

@@ -71,41 +71,92 @@ __device__ __forceinline__ void mma_numbers(float (&d)[4], const uint4& a, uint3
 // A block's keys or values of a head are core matrices of 8 slots by 16 bytes, so that ldmatrix and
 // wgmma read them from shared memory as one bulk copy leaves them. Every number there is finite,
 // also where nothing was stored yet.
-__device__ __forceinline__ int number_bytes(CacheType type) {
-  return type == CacheType::kE4M3 ? 1 : 2;
+__host__ __device__ constexpr bool in_bytes(CacheType type) {
+  return type == CacheType::kE4M3 || type == CacheType::kInt8;
+}
+__host__ __device__ constexpr int scales_of(int dim) {
+  return (dim + 31) / 32;
+}
+// Of a head's keys or values in a block: its numbers, and with its scales.
+__host__ __device__ constexpr int numbers_bytes(CacheType type, int dim) {
+  return kBlockTokens * dim * (in_bytes(type) ? 1 : 2);
+}
+__host__ __device__ constexpr int head_bytes(CacheType type, int dim) {
+  return numbers_bytes(type, dim) +
+         (type == CacheType::kInt8 ? kBlockTokens * scales_of(dim) * 2 : 0);
 }
 __device__ __forceinline__ uint8_t* keys_at(const CacheArgs& c, int64_t block, int head) {
-  return c.data + block * c.block_bytes +
-         static_cast<int64_t>(head) * kBlockTokens * c.key_dim * number_bytes(c.type);
+  const bool both = in_bytes(c.type) && c.shared == 0;  // values follow
+  const int bytes = head_bytes(c.type, c.key_dim) + (both ? head_bytes(c.type, c.value_dim) : 0);
+  return c.data + block * c.block_bytes + static_cast<int64_t>(head) * bytes;
 }
 __device__ __forceinline__ uint8_t* values_at(const CacheArgs& c, int64_t block, int head) {
   if (c.shared != 0) return keys_at(c, block, head);
+  if (in_bytes(c.type)) return keys_at(c, block, head) + head_bytes(c.type, c.key_dim);
   return keys_at(c, block, c.kv_heads) +
-         static_cast<int64_t>(head) * kBlockTokens * c.value_dim * number_bytes(c.type);
+         static_cast<int64_t>(head) * head_bytes(c.type, c.value_dim);
 }
-// The byte of a number in there (in E4M3: of a pair), for heads of `dim` features: its slot's part,
+// The byte of a number in there, for heads of `dim` features: its slot's part,
 // and its feature's.
 __device__ __forceinline__ int slot_at(CacheType type, int slot, int dim) {
-  return slot / 8 * 8 * dim * number_bytes(type) + slot % 8 * 16;
+  return slot / 8 * 8 * dim * (in_bytes(type) ? 1 : 2) + slot % 8 * 16;
 }
 __device__ __forceinline__ int feature_at(CacheType type, int f) {
-  return f / (type == CacheType::kE4M3 ? 16 : 8) * 128 + f % 8 * 2;
+  return in_bytes(type) ? f / 16 * 128 + f % 16 : f / 8 * 128 + f % 8 * 2;
 }
-// E4M3 in F16 is the number times 2^-8: exponents begin 8 lower. attention() and ending() mend it.
-inline constexpr float kUpE4M3 = 256.0f;
-// Of two pairs of features in E4M3, as the cache has them: the first ones in F16, or the second.
-__device__ __forceinline__ uint32_t first_of_pairs(uint32_t codes) {
-  return codes & 0xbf80bf80;
+// Codes of keys that are values, too: only attention.cu knows these.
+inline bool shares_codes(const CacheArgs& c) {
+  return in_bytes(c.type) && c.shared != 0;
 }
-__device__ __forceinline__ uint32_t second_of_pairs(uint32_t codes) {
-  return (codes << 7 & 0x3f803f80) | (codes << 1 & 0x80008000);
+// Where a slot's scales are, from its head's numbers on: the first one, and the next.
+struct ScalesAt {
+  int first, apart;
+};
+__device__ __forceinline__ ScalesAt scales_at(int slot, int dim, bool by_slot) {
+  const int all = kBlockTokens * dim;
+  return by_slot ? ScalesAt{all + slot * scales_of(dim) * 2, 2}
+                 : ScalesAt{all + slot * 2, kBlockTokens * 2};
+}
+// Two codes of E4M3 in F16, of which a cache has no NaN.
+__device__ __forceinline__ uint32_t e4m3_to_half(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t v;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(v) : "h"(static_cast<uint16_t>(codes)));
+  return v;
+#else
+  // Exponents begin 8 lower in F16.
+  const uint32_t apart = __byte_perm(codes, 0, 0x1404);
+  const uint32_t low = (apart & 0x80008000) | (apart >> 1 & 0x3f803f80);
+  const __half2 v = __hmul2(reinterpret_cast<const __half2&>(low), __float2half2_rn(256.0f));
+  return reinterpret_cast<const uint32_t&>(v);
+#endif
 }
 // 16 features: the first eight, and the others.
 __device__ __forceinline__ void e4m3_to_half(uint4* first, uint4* second, const uint4& v) {
-  *first = make_uint4(first_of_pairs(v.x), first_of_pairs(v.y), first_of_pairs(v.z),
-                      first_of_pairs(v.w));
-  *second = make_uint4(second_of_pairs(v.x), second_of_pairs(v.y), second_of_pairs(v.z),
-                       second_of_pairs(v.w));
+  *first = make_uint4(e4m3_to_half(v.x), e4m3_to_half(v.x >> 16), e4m3_to_half(v.y),
+                      e4m3_to_half(v.y >> 16));
+  *second = make_uint4(e4m3_to_half(v.z), e4m3_to_half(v.z >> 16), e4m3_to_half(v.w),
+                       e4m3_to_half(v.w >> 16));
+}
+// Two codes of INT8, chosen by `which` as bytes 0 and 2 of it (4 and the like in 1 and 3), times
+// their scales, in F16.
+template <int kWhich>
+__device__ __forceinline__ uint32_t scaled_codes(uint32_t codes, __half2 scales) {
+  const uint32_t raised = __byte_perm(codes, 0x64646464, kWhich);  // 1024 + 128 + code
+  const __half2 v = __hsub2(reinterpret_cast<const __half2&>(raised), __float2half2_rn(1152.0f));
+  const __half2 scaled = __hmul2_rn(v, scales);
+  return reinterpret_cast<const uint32_t&>(scaled);
+}
+inline constexpr int kLowCodes = 0x4140, kHighCodes = 0x4342;  // neighbours
+inline constexpr int kEvenCodes = 0x4240, kOddCodes = 0x4341;
+// 16 features of a slot: the first eight, and the others.
+__device__ __forceinline__ void int8_to_half(uint4* first, uint4* second, const uint4& v,
+                                             __half scale) {
+  const __half2 s = __half2half2(scale);
+  *first = make_uint4(scaled_codes<kLowCodes>(v.x, s), scaled_codes<kHighCodes>(v.x, s),
+                      scaled_codes<kLowCodes>(v.y, s), scaled_codes<kHighCodes>(v.y, s));
+  *second = make_uint4(scaled_codes<kLowCodes>(v.z, s), scaled_codes<kHighCodes>(v.z, s),
+                       scaled_codes<kLowCodes>(v.w, s), scaled_codes<kHighCodes>(v.w, s));
 }
 
 __device__ __forceinline__ float power_of_two(float v) {
@@ -185,31 +236,51 @@ struct Sums : Softmax<kRows> {
   }
 };
 
-// A lane's weights of a tile in pairs, and their sum. score(r, j): of row r, keys 8 j +
-// 2 (lane % 4) and the next; put(r, j, pair) takes them.
-template <int kRows, bool kBF16 = false, class Score, class Put>
-__device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
-                                      const float (&offset)[kRows], const Put& put) {
+// Weights are summed by quarters of a tile, which are the keys that a warp of single queries
+// scores: eights 2 q, 2 q + 1, and those half a tile behind.
+inline constexpr int kQuarters = 4, kEightsOfQuarter = kKeyTiles / kQuarters;
+__device__ __forceinline__ constexpr int eight_of(int quarter, int i) {
+  return i / 2 * (kKeyTiles / 2) + quarter * 2 + i % 2;
+}
+
+// A lane's weights of a quarter in pairs, and their sum. score(r, i): of row r, of its eight i the
+// keys 2 (lane % 4) and the next; put(r, i, pair) takes them.
+template <int kRows, bool kBF16, class Score, class Put>
+__device__ __forceinline__ void weigh_quarter(float (&sum)[kRows], const Score& score, float steep,
+                                              const float (&offset)[kRows], const Put& put) {
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) sum[r] = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kKeyTiles; ++j) {
+  for (int i = 0; i < kEightsOfQuarter; ++i) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float2 v = score(r, j);
+      const float2 v = score(r, i);
       const float low = weight_of(v.x, steep, offset[r]), high = weight_of(v.y, steep, offset[r]);
-      sum[r] = __fadd_rn(__fadd_rn(sum[r], low), high);
-      put(r, j, pack_weights<kBF16>(low, high));
+      sum[r] = i == 0 ? __fadd_rn(low, high) : __fadd_rn(__fadd_rn(sum[r], low), high);
+      put(r, i, pack_weights<kBF16>(low, high));
     }
   }
 }
 
-// The largest of a row's scores of a tile.
-template <class Score>
+// The same of a tile, with eights in place of i.
+template <int kRows, bool kBF16 = false, class Score, class Put>
+__device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
+                                      const float (&offset)[kRows], const Put& put) {
+#pragma unroll
+  for (int q = 0; q < kQuarters; ++q) {
+    float part[kRows];
+    weigh_quarter<kRows, kBF16>(
+        part, [&](int r, int i) { return score(r, eight_of(q, i)); }, steep, offset,
+        [&](int r, int i, uint32_t pair) { put(r, eight_of(q, i), pair); });
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = q == 0 ? part[r] : __fadd_rn(sum[r], part[r]);
+  }
+}
+
+// The largest of a row's scores of a tile, or of so many eights of it.
+template <int kEights = kKeyTiles, class Score>
 __device__ __forceinline__ float largest_of(const Score& score, int r) {
   float most = -INFINITY;
 #pragma unroll
-  for (int j = 0; j < kKeyTiles; ++j) most = fmaxf(most, fmaxf(score(r, j).x, score(r, j).y));
+  for (int j = 0; j < kEights; ++j) most = fmaxf(most, fmaxf(score(r, j).x, score(r, j).y));
 #pragma unroll
   for (int step = 1; step < 4; step <<= 1) {
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
@@ -217,18 +288,20 @@ __device__ __forceinline__ float largest_of(const Score& score, int r) {
   return most;
 }
 
-// Takes a tile's scores into the piece. Returns whether some row's reference was raised; `factor`
-// is what its sums so far are worth. A score of -infinity: not seen.
-template <int kRows, bool kBF16 = false, class Score, class Put>
-__device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,
-                                            float steep, float (&factor)[kRows], const Put& put) {
+// Takes a tile's scores into the piece. weigh(sum, offset) weighs them, largest(r) is the largest
+// of a row's. Returns whether some row's reference was raised; `factor` is what its sums so far are
+// worth. A score of -infinity: not seen.
+template <int kRows, class Weigh, class Largest>
+__device__ __forceinline__ bool take_tile_of(Softmax<kRows>& s, bool begins, float steep,
+                                             float (&factor)[kRows], const Weigh& weigh,
+                                             const Largest& largest) {
   float sum[kRows], offset[kRows];
   bool again = begins;
   if (!begins) {
     // Nothing seen so far: an offset of infinity, and no sum within the bound.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) offset[r] = __fmul_rn(s.m[r], steep);
-    weigh<kRows, kBF16>(sum, score, steep, offset, put);
+    weigh(sum, offset);
     bool beyond = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) beyond |= !(sum[r] <= kMostWeight);
@@ -237,27 +310,44 @@ __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, cons
 #pragma unroll
   for (int r = 0; r < kRows; ++r) factor[r] = 1.0f;
   if (again) {
+    float most[kRows];
+    largest(most);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       bool beyond = begins || !(sum[r] <= kMostWeight);
-      const float most = fmaxf(begins ? -INFINITY : s.m[r], largest_of(score, r));
+      if (!begins) most[r] = fmaxf(s.m[r], most[r]);
 #pragma unroll
       for (int step = 1; step < 4; step <<= 1) {
         beyond |= __shfl_xor_sync(0xffffffff, static_cast<int>(beyond), step) != 0;
       }
       if (beyond) {
-        factor[r] = begins ? 0.0f : shrink(s.m[r], most, steep);
-        s.m[r] = most;
+        factor[r] = begins ? 0.0f : shrink(s.m[r], most[r], steep);
+        s.m[r] = most[r];
       }
       offset[r] = offset_of(s.m[r], steep);
     }
-    weigh<kRows, kBF16>(sum, score, steep, offset, put);
+    weigh(sum, offset);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     s.l[r] = begins ? sum[r] : __fmaf_rn(s.l[r], factor[r], sum[r]);
   }
   return again && !begins;
+}
+
+// The same by a warp that has all scores: those and put() as in weigh().
+template <int kRows, bool kBF16 = false, class Score, class Put>
+__device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,
+                                            float steep, float (&factor)[kRows], const Put& put) {
+  return take_tile_of(
+      s, begins, steep, factor,
+      [&](float(&sum)[kRows], const float(&offset)[kRows]) {
+        weigh<kRows, kBF16>(sum, score, steep, offset, put);
+      },
+      [&](float(&most)[kRows]) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) most[r] = largest_of(score, r);
+      });
 }
 
 // The sums of lanes become the row's.
@@ -272,13 +362,12 @@ __device__ __forceinline__ void add_lanes(float (&l)[kRows]) {
 
 // The factor that makes a row's result of its sums; a sink joins the softmax and adds nothing.
 __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a, int head) {
-  const float up = a.cache.type == CacheType::kE4M3 ? kUpE4M3 : 1.0f;
-  if (a.sinks == nullptr) return __fdiv_rn(up, l);
+  if (a.sinks == nullptr) return __fdiv_rn(1.0f, l);
   const float sink = __fmul_rn(a.sinks[head], kLog2E);
   const float mine = __fmul_rn(m, steepness(a)), most = fmaxf(mine, sink);
   const float factor = power_of_two(__fsub_rn(mine, most));
   const float sum = __fadd_rn(__fmul_rn(l, factor), power_of_two(__fsub_rn(sink, most)));
-  return __fdiv_rn(__fmul_rn(factor, up), sum);
+  return __fdiv_rn(factor, sum);
 }
 
 // Two neighbouring numbers of the result, and of its form as activations.
@@ -294,15 +383,16 @@ __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, 
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
 // The same in E4M3 as encode() has it, of heads that are whole groups of 128 features: pairs of a
-// group of a row, kStep features from one to the next. `most` is the largest number of the group.
-template <int kStep, int N>
+// group of a row, apart(j) features behind the first. `most` is the largest number of the group.
+template <class Apart, int N>
 __device__ __forceinline__ void put_e4m3_pairs(const Activations& act, int64_t row, int64_t group,
-                                               int first, const float2 (&v)[N], float most) {
+                                               int first, const Apart& apart, const float2 (&v)[N],
+                                               float most) {
   const E4M3Scale scale = e4m3_scale(most);
   uint8_t* tile = act.data + (group * act.core_tiles + (row >> 3)) * kE4M3TileBytes;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    const int in = first + j * kStep;
+    const int in = first + apart(j);
     *reinterpret_cast<uint16_t*>(tile + (in >> 4) * 128 + (row & 7) * 16 + (in & 15)) =
         static_cast<uint16_t>(two_e4m3(__fmul_rn(v[j].x, scale.up), __fmul_rn(v[j].y, scale.up)));
   }
@@ -317,13 +407,13 @@ __device__ __forceinline__ float largest_of(const float2 (&v)[N]) {
   for (int j = 0; j < N; ++j) most = fmaxf(most, fmaxf(fabsf(v[j].x), fabsf(v[j].y)));
   return most;
 }
-template <int N>
-__device__ __forceinline__ void put_row(const AttentionArgs& a, int64_t row, int64_t col, int step,
-                                        const float2 (&v)[N]) {
+template <class Apart, int N>
+__device__ __forceinline__ void put_row(const AttentionArgs& a, int64_t row, int64_t col,
+                                        const Apart& apart, const float2 (&v)[N]) {
   if (a.only_act != 0) return;
 #pragma unroll
   for (int j = 0; j < N; ++j) {
-    *reinterpret_cast<float2*>(a.out + row * a.out_stride + col + j * step) = v[j];
+    *reinterpret_cast<float2*>(a.out + row * a.out_stride + col + apart(j)) = v[j];
   }
 }
 // Zeros for the rows from `first` on that fill up the last tile, in so many groups of features, by

@@ -6,7 +6,7 @@
 // each step's keys and its values, a copy for each block of the cache. Two warpgroups have 64 rows
 // each. While a step's weights are taken, the tensor cores add the values of the step before it.
 // The warpgroups take turns at them. Sums of the pieces before stand in shared memory. Of a cache
-// in E4M3 the copies bring codes, which three more warps convert in the ring.
+// in E4M3 or INT8 the copies bring codes, which three more warps convert in the ring.
 #include "backend/cuda/attention.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/wgmma.cuh"
@@ -22,7 +22,7 @@ constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
 [[maybe_unused]] __device__ unsigned handed_out, done;
 
 // What the copies brought.
-enum class Raw : int { kQueries, kCodes, kEnd };
+enum class Raw : int { kQueries, kKeys, kValues, kEnd };
 
 template <int D>
 struct Shared {
@@ -31,7 +31,7 @@ struct Shared {
   __half queries[kRows * D];
   float4 totals[D / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t raw[kSlots];  // in E4M3: what came is there, full when it is converted
+  uint64_t raw[kSlots];  // of codes: what came is there, full when it is converted
   Raw what[kSlots];
   Tile tiles[kInfos];
   int heads[kInfos];
@@ -76,10 +76,14 @@ struct Ring {
   }
 };
 
-// Where a slot's codes go: its second half, from where they are converted into the whole.
-template <int D>
-__device__ __forceinline__ uint8_t* codes_at(Shared<D>& s, int slot, bool codes) {
-  return reinterpret_cast<uint8_t*>(s.slots[slot]) + (codes ? kTileTokens * D : 0);
+constexpr int kBlocks = kTileTokens / kBlockTokens;  // of a step
+
+// Where the cache's blocks of a step go: codes to the slot's end, from where they are converted
+// into the whole.
+template <CacheType kType, int D>
+__device__ __forceinline__ uint8_t* blocks_at(Shared<D>& s, int slot) {
+  return reinterpret_cast<uint8_t*>(s.slots[slot] + kTileTokens * D) -
+         kBlocks * head_bytes(kType, D);
 }
 
 // The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each.
@@ -110,10 +114,9 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
 
 // Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
 // others.
-template <bool kCodes, int D>
+template <CacheType kType, int D>
 __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
-  constexpr int kBlocks = kTileTokens / kBlockTokens;
-  constexpr int kBlockBytes = kBlockTokens * D * (kCodes ? 1 : 2);
+  constexpr int kBlockBytes = head_bytes(kType, D);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const Steps steps = steps_of(a, w, 0, w.tile.rows);
   const int low = first_seen(a, w.position(0)) / kBlockTokens;
@@ -125,14 +128,14 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
     next_id = table[min(max((step + 1) * kBlocks + lane % kBlocks, low), high)];
     for (int part = 0; part < 2; ++part, ++ring.at) {
       ring.wait_empty();
-      uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+      uint64_t* full = in_bytes(kType) ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
       if (lane == 0) {
-        ring.s.what[ring.slot()] = Raw::kCodes;
+        ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
         barrier_expect(full, kBlocks * kBlockBytes);
       }
       __syncwarp();
       if (lane < kBlocks) {
-        bulk_copy(codes_at(ring.s, ring.slot(), kCodes) + lane * kBlockBytes,
+        bulk_copy(blocks_at<kType>(ring.s, ring.slot()) + lane * kBlockBytes,
                   part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
                   kBlockBytes, full);
       }
@@ -141,7 +144,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
 }
 
 // One warp: asks for tiles, and fills the ring with what they need. A tile of no sequence ends it.
-template <bool kCodes, int D>
+template <CacheType kType, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles) {
   Ring<D> ring{s};
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -164,9 +167,9 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
       s.heads[n % kInfos] = w.kv_head;
     }
     __syncwarp();
-    for (int g = 0; g < kGroups; ++g) copy_queries<kCodes>(ring, a, w, g * kGroupRows);
+    for (int g = 0; g < kGroups; ++g) copy_queries<in_bytes(kType)>(ring, a, w, g * kGroupRows);
     if (w.tile.sequence < 0) break;
-    copy_steps<kCodes>(ring, a, w);
+    copy_steps<kType>(ring, a, w);
   }
   if (lane == 0 && atomicAdd(&done, 1u) + 1 == gridDim.x) {
     handed_out = 0;
@@ -174,11 +177,13 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// Three warps: E4M3 into F16, in the order of the ring. A core matrix of codes becomes two, which
-// lie where codes were that all have read.
-template <int D>
+// Three warps: codes into F16, in the order of the ring. A core matrix of codes becomes two, which
+// lie where codes were that all have read: of INT8 with their scales 17 bytes become 32. A thread
+// takes 32 features of a slot at once, and so one scale.
+template <CacheType kType, int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
-  constexpr unsigned kConverters = 96, kRowsOf16 = kTileTokens * D / 16, kAtOnce = 4;
+  constexpr unsigned kConverters = 96, kAtOnce = 2;
+  constexpr unsigned kUnitsOfBlock = kBlockTokens * D / 32, kUnits = kBlocks * kUnitsOfBlock;
   const unsigned thread = threadIdx.x - kConsumers - 32;
   const auto sync = [] { asm volatile("bar.sync 5, %0;" ::"n"(kConverters) : "memory"); };
   Ring<D> ring{s};
@@ -186,22 +191,42 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
     const int slot = ring.slot();
     barrier_wait(&s.raw[slot], ring.round());
     what = s.what[slot];
-    if (what == Raw::kCodes) {
-      const auto* from = reinterpret_cast<const uint4*>(codes_at(s, slot, true));
+    if (what == Raw::kKeys || what == Raw::kValues) {
+      const uint8_t* from = blocks_at<kType>(s, slot);
       auto* to = reinterpret_cast<uint4*>(s.slots[slot]);
 #pragma unroll 1
-      for (unsigned first = thread; first < kRowsOf16 + thread; first += kAtOnce * kConverters) {
-        uint4 v[kAtOnce];
+      for (unsigned first = thread; first < kUnits + thread; first += kAtOnce * kConverters) {
+        uint4 v[kAtOnce][2];
+        __half scale[kAtOnce];
 #pragma unroll
         for (unsigned n = 0; n < kAtOnce; ++n) {
-          const unsigned i = first + n * kConverters;
-          if (i < kRowsOf16) v[n] = from[i];
+          const unsigned i = first + n * kConverters, in = i % kUnitsOfBlock;
+          if (i >= kUnits) continue;
+          const uint8_t* block = from + i / kUnitsOfBlock * head_bytes(kType, D);
+          const auto* codes = reinterpret_cast<const uint4*>(block) + in / 8 * 16 + in % 8;
+          v[n][0] = codes[0];
+          v[n][1] = codes[8];
+          if constexpr (kType == CacheType::kInt8) {
+            const unsigned at = in / (kUnitsOfBlock / 2) * 8 + in % 8, group = in / 8 % (D / 32);
+            scale[n] = reinterpret_cast<const __half*>(
+                block + D * kBlockTokens)[what == Raw::kKeys ? at * (D / 32) + group
+                                                             : group * kBlockTokens + at];
+          }
         }
         sync();
 #pragma unroll
         for (unsigned n = 0; n < kAtOnce; ++n) {
-          const unsigned i = first + n * kConverters, at = i + (i & ~7u);
-          if (i < kRowsOf16) e4m3_to_half(to + at, to + at + 8, v[n]);
+          const unsigned i = first + n * kConverters;
+          if (i >= kUnits) continue;
+          uint4* its = to + i / 8 * 32 + i % 8;
+#pragma unroll
+          for (unsigned half = 0; half < 2; ++half, its += 16) {
+            if constexpr (kType == CacheType::kInt8) {
+              int8_to_half(its, its + 8, v[n][half], scale[n]);
+            } else {
+              e4m3_to_half(its, its + 8, v[n][half]);
+            }
+          }
         }
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -646,7 +671,7 @@ template <int D, CacheType kType, bool kE4M3>
 __global__ void __launch_bounds__(kThreads, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kCodes = kType == CacheType::kE4M3;
+  constexpr bool kCodes = in_bytes(kType);
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<D>*>(memory);
   let_next_start();
@@ -664,9 +689,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCodes ? 40 : 24));
     wait();
     if (threadIdx.x < kConsumers + 32) {
-      produce<kCodes>(s, a, tiles);
+      produce<kType>(s, a, tiles);
     } else if constexpr (kCodes) {
-      convert(s);
+      convert<kType>(s);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCodes ? 232 : 240));
@@ -702,13 +727,16 @@ bool prompt_fits(const AttentionArgs& a) {
   // Fewer rows leave warps without work.
   return capability == 90 && a.max_queries * (a.heads / a.cache.kv_heads) > kGroupRows &&
          a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0;
+         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0 &&
+         !shares_codes(a.cache);
 }
 
 int attention_prompt(const AttentionArgs& a) {
   switch (a.cache.type) {
     case CacheType::kE4M3:
       return run_type<CacheType::kE4M3>(a);
+    case CacheType::kInt8:
+      return run_type<CacheType::kInt8>(a);
     case CacheType::kBF16:
       return run_type<CacheType::kBF16>(a);
     default:

@@ -9,7 +9,7 @@ namespace {
 using namespace single;
 
 // Blocks that have written their pieces, by tile.
-__device__ unsigned arrived[kMostCounters];
+[[maybe_unused]] __device__ unsigned arrived[kMostCounters];
 
 // Blocks: [sequences x tiles of rows, key heads, runs of pieces].
 template <class T>
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
                              static_cast<int>(blockIdx.z));
   if (w.last_chunk < w.first_chunk) return;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kSlots; ++i) {
+    for (int i = 0; i < Shared<T>::kSlots; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.empty[i], kWarps);
     }
@@ -97,9 +97,17 @@ int run_result(const AttentionArgs& a) {
 }
 template <int D>
 int run_heads(const AttentionArgs& a) {
-  if (a.cache.type == CacheType::kBF16) return run_result<D, BF16Stored>(a);
-  return a.cache.type == CacheType::kE4M3 ? run_result<D, E4M3Stored>(a)
-                                          : run_result<D, HalfStored>(a);
+  switch (a.cache.type) {
+    case CacheType::kF16:
+      return run_result<D, HalfStored>(a);
+    case CacheType::kBF16:
+      return run_result<D, BF16Stored>(a);
+    case CacheType::kE4M3:
+      return run_result<D, E4M3Stored>(a);
+    case CacheType::kInt8:
+      return run_result<D, Int8Stored>(a);
+  }
+  return static_cast<int>(cudaErrorInvalidValue);
 }
 
 }  // namespace
@@ -111,7 +119,7 @@ bool single_fits(const AttentionArgs& a) {
   // Hopper's copies; this file's code for other GPUs is empty.
   return capability == 90 && a.single != 0 && a.cache.value_dim == d &&
          (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
-         a.q_stride % 2 == 0;
+         a.q_stride % 2 == 0 && !shares_codes(a.cache);
 }
 
 bool takes_heads(const AttentionArgs& a) {

@@ -3,10 +3,10 @@
 // A block takes a run of pieces of one sequence's context, for all heads of one key head. One warp
 // keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or values at a
 // time, a copy for each block of the cache; halves that no kernel of this step writes are asked for
-// before the kernel in front has ended. Four warps share a tile: by keys for the scores, which
-// they leave to each other in shared memory, and by features for the values. A block that has the
-// whole context writes the result; of several, the one that ends last merges all pieces from left
-// to right. So neither the cut into runs nor the order of blocks touches a bit.
+// before the kernel in front has ended. Four warps share a tile: by keys for scores and weights,
+// which they leave to each other in shared memory as operands, and by features for the values. A
+// block that has the whole context writes the result; of several, the one that ends last merges all
+// pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
 //
 // How numbers of the cache become operands is a Stored's business (HalfStored).
 #pragma once
@@ -16,8 +16,6 @@
 namespace freshet::cuda::single {
 
 inline constexpr int kWarps = 4, kSumming = kWarps * 32, kThreads = kSumming + 32;
-inline constexpr int kSlots = 6;
-inline constexpr int kScorePad = kTileTokens + 8;
 inline constexpr int kRowsOfTile = 16;
 inline constexpr int kMostRun = 32;            // pieces of a block
 inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
@@ -28,11 +26,14 @@ struct Plan {
   int run;     // pieces a block takes
 };
 
-// A cache in F16: what a block of it has of a head, and operands of mma from half a tile.
+// A cache in F16: what a block of it has of a head, and operands of mma from half a tile. kFours:
+// of 16 features a lane of keys has four neighbours, and tiles of values take turns at features.
+// kTogether: a slot has keys and values, each block's as one copy, of half a tile, or else one of
+// them.
 template <int D>
 struct HalfStored {
-  static constexpr bool kBF16 = false;
-  static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
+  static constexpr bool kBF16 = false, kFours = false, kTogether = false;
+  static constexpr int kBlockBytes = kBlockTokens * D * 2, kSlots = 6, kResident = 2;
   // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16), and the 16 after these.
   static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
@@ -62,49 +63,85 @@ struct BF16Stored : HalfStored<D> {
   static constexpr bool kBF16 = true;
 };
 
-// The same in E4M3.
-template <int D>
-struct E4M3Stored {
-  static constexpr bool kBF16 = false;
-  static constexpr int kBlockBytes = kBlockTokens * D, kResident = 3;
+// Codes of a byte: E4M3, or INT8 with scales.
+template <int D, CacheType kType>
+struct CodesStored {
+  static constexpr bool kBF16 = false, kFours = true, kTogether = true;
+  static constexpr bool kScaled = kType == CacheType::kInt8;
+  static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
+  static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = 2 * kKeyBytes;
+  static constexpr int kSlots = 4, kResident = 3;
+  static_assert(D % 64 == 0 && D <= 256);
   static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint8_t* block = slot + keys * kBlockBytes;
     uint32_t codes[4];
-    ldmatrix4(codes,
-              slot + (keys * 2 + lane / 8 % 2) * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
+    ldmatrix4(codes, block + lane / 8 % 2 * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      b[i / 2][i % 2 * 2] = first_of_pairs(codes[i]);
-      b[i / 2][i % 2 * 2 + 1] = second_of_pairs(codes[i]);
+    for (int tile = 0; tile < 2; ++tile) {
+      __half2 scale{};
+      if constexpr (kScaled) {
+        // All scales of a key at once: one load for all k.
+        struct alignas(2 * kScales) Scales {
+          __half of[kScales];
+        };
+        const auto& all = *reinterpret_cast<const Scales*>(block + kNumbers +
+                                                           (tile * 8 + lane / 4) * 2 * kScales);
+        scale = __half2half2(all.of[k / 2]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t its = codes[i * 2 + tile];
+        b[i][tile * 2] = kScaled ? scaled_codes<kLowCodes>(its, scale) : e4m3_to_half(its);
+        b[i][tile * 2 + 1] =
+            kScaled ? scaled_codes<kHighCodes>(its, scale) : e4m3_to_half(its >> 16);
+      }
+    }
+  }
+  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features that the
+  // column is of.
+  static __device__ __forceinline__ void two(uint32_t& even, uint32_t& odd, uint32_t codes,
+                                             const uint8_t* block, int i, int column) {
+    if constexpr (kScaled) {
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const auto scales = *reinterpret_cast<const __half2*>(
+          block + kNumbers + (column / 4 * kBlockTokens + i * 8 + lane % 4 * 2) * 2);
+      even = scaled_codes<kEvenCodes>(codes, scales);
+      odd = scaled_codes<kOddCodes>(codes, scales);
+    } else {
+      const uint32_t turned = __byte_perm(codes, 0, 0x3120);
+      even = e4m3_to_half(turned);
+      odd = e4m3_to_half(turned >> 16);
     }
   }
   static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
                                                 int column) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint8_t* block = slot + k * kBlockBytes + kKeyBytes;
     uint32_t codes[2];
-    ldmatrix2_trans(codes,
-                    slot + (k * 2 + lane / 8 % 2) * 8 * D + column / 2 * 128 + lane % 8 * 16);
+    ldmatrix2_trans(codes, block + lane / 8 % 2 * 8 * D + column / 2 * 128 + lane % 8 * 16);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      b[i] = first_of_pairs(codes[i]);
-      b[2 + i] = second_of_pairs(codes[i]);
-    }
+    for (int i = 0; i < 2; ++i) two(b[i], b[2 + i], codes[i], block, i, column);
   }
   // Two columns of 8 features and the next two.
   static __device__ __forceinline__ void values(uint32_t (&b)[2][4], const uint8_t* slot, int k,
                                                 int column) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint8_t* block = slot + k * kBlockBytes + kKeyBytes;
     uint32_t codes[4];
-    ldmatrix4_trans(codes, slot + (k * 2 + lane / 8 % 2) * 8 * D + (column / 2 + lane / 16) * 128 +
-                               lane % 8 * 16);
+    ldmatrix4_trans(codes,
+                    block + lane / 8 % 2 * 8 * D + (column / 2 + lane / 16) * 128 + lane % 8 * 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      b[i / 2][i % 2] = first_of_pairs(codes[i]);
-      b[i / 2][2 + i % 2] = second_of_pairs(codes[i]);
+      two(b[i / 2][i % 2], b[i / 2][2 + i % 2], codes[i], block, i % 2, column);
     }
   }
 };
+template <int D>
+struct E4M3Stored : CodesStored<D, CacheType::kE4M3> {};
+template <int D>
+struct Int8Stored : CodesStored<D, CacheType::kInt8> {};
 
 // Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says; kE4M3: the result goes to
 // activations in E4M3.
@@ -119,9 +156,15 @@ struct Kind {
 
 template <class T>
 struct Shared {
-  static constexpr int kBlocks = kChunk / kBlockTokens;
+  static constexpr int kBlocks = kChunk / kBlockTokens, kSlots = T::Stored::kSlots;
   uint8_t slots[kSlots][kBlocks * T::Stored::kBlockBytes];
-  float scores[8 * T::kRows][kScorePad];
+  // What warps leave to each other of a tile, and of the next one: operands of weights, sums of a
+  // lane's, and the largest scores.
+  struct alignas(16) Tile {
+    uint32_t weights[kTileTokens / 16][32][2 * T::kRows];
+    float sums[T::kRows][32][kWarps];
+    float most[8 * T::kRows][kWarps];
+  } tiles[2];
   uint64_t full[kSlots], empty[kSlots];
   int last;
 };
@@ -163,11 +206,12 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// One warp fills the ring: a tile's keys, then its values. Blocks of which nothing is seen are
-// replaced by others.
+// One warp fills the ring: a tile's keys, then its values, or both together. Blocks of which
+// nothing is seen are replaced by others.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Range& w) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
+  constexpr int kSlots = Shared<T>::kSlots;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const auto ids_of = [&](int tile) {
     const int block = tile * (kTileTokens / kBlockTokens) + lane % (kTileTokens / kBlockTokens);
@@ -181,7 +225,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     const Halves halves = halves_of(w, tile);
     const int ids = next_ids;
     next_ids = ids_of(tile + 1);
-    for (int part = 0; part < 2; ++part) {
+    for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
       for (int chunk = halves.first; chunk <= halves.last; ++chunk, ++at) {
         if (!waited && chunk >= w.position / kChunk) {
           wait();
@@ -209,14 +253,16 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
   constexpr int D = T::D, kRows = T::kRows;
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
-  const float* from = a.q + w.sequence * a.q_stride + (head + g) * D + 2 * t;
+  constexpr bool kFours = T::Stored::kFours;
+  const float* from = a.q + w.sequence * a.q_stride + (head + g) * D + (kFours ? 4 : 2) * t;
   float2 v[kRows][D / 8];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int k = 0; k < D / 8; ++k) {
       v[r][k] = make_float2(0.0f, 0.0f);
-      if (g + 8 * r < w.rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * D + k * 8);
+      const int at = kFours ? k / 2 * 16 + k % 2 * 2 : k * 8;
+      if (g + 8 * r < w.rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * D + at);
     }
   }
   const auto pair = [](const float2& f) { return pack_numbers<T::Stored::kBF16>(f.x, f.y); };
@@ -230,9 +276,13 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
   }
 }
 
-// A warp's 16 keys of half a tile against all rows, of kHalves halves.
+// Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
+using Scores = float[kChunks][2][4];
+
+// A warp's 16 keys of each of kHalves halves of a tile against all rows.
 template <int kHalves, class T>
-__device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a, const Range& w,
+__device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
+                                           const AttentionArgs& a, const Range& w,
                                            const uint4 (&q)[T::D / 16], int first_chunk,
                                            const int (&slots)[kHalves]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -250,67 +300,111 @@ __device__ __forceinline__ void score_keys(Shared<T>& s, const AttentionArgs& a,
       }
     }
   }
-  // In most chunks nothing is hidden or capped.
+  // In most tiles nothing is hidden or capped.
   const int first = first_chunk * kChunk;
-  const bool whole =
-      a.softcap <= 0.0f && first >= w.low && first + kHalves * kChunk <= w.position + 1;
+  if (a.softcap > 0.0f || first < w.low || first + kHalves * kChunk > w.position + 1) {
 #pragma unroll
-  for (int n = 0; n < kHalves; ++n) {
+    for (int n = 0; n < kHalves; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2 * T::kRows; ++i) {
+          const int p = first + n * kChunk + warp * 16 + j * 8 + lane % 4 * 2 + i % 2;
+          sum[n][j][i] = p >= w.low && p <= w.position ? score_of(a, sum[n][j][i]) : -INFINITY;
+        }
+      }
+    }
+  }
+  const bool second = kHalves == 1 && first_chunk % kChunks != 0;
+#pragma unroll
+  for (int half = 0; half < kChunks; ++half) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int key = n * kChunk + warp * 16 + j * 8 + lane % 4 * 2;
 #pragma unroll
-      for (int r = 0; r < T::kRows; ++r) {
-        float v[2] = {sum[n][j][r * 2], sum[n][j][r * 2 + 1]};
-        if (!whole) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int p = first + key + i;
-            v[i] = p >= w.low && p <= w.position ? score_of(a, v[i]) : -INFINITY;
-          }
-        }
-        *reinterpret_cast<float2*>(
-            &s.scores[lane / 4 + r * 8][first_chunk % kChunks * kChunk + key]) =
-            make_float2(v[0], v[1]);
+      for (int i = 0; i < 4; ++i) {
+        // Of half a tile that is not there nothing is seen.
+        score[half][j][i] =
+            kHalves == 1 && second != (half == 1) ? -INFINITY : sum[kHalves == 1 ? 0 : half][j][i];
       }
     }
   }
 }
 
-// Half a tile of which nothing is seen.
-template <class T>
-__device__ __forceinline__ void score_nothing(Shared<T>& s, int half) {
-  for (int i = static_cast<int>(threadIdx.x); i < 8 * T::kRows * kChunk; i += kSumming) {
-    s.scores[i / kChunk][half * kChunk + i % kChunk] = -INFINITY;
-  }
+__device__ __forceinline__ void sync_summing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
-// A tile's weights as operands, of 8 keys each, rows g and g + 8.
+// The warp's scores become operands of weights that are there for all. `told` is for this tile, and
+// was for the last but one, which all have left.
 template <class T>
 __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool begins,
-                                           const Shared<T>& s, float steep,
-                                           uint32_t (&weights)[kKeyTiles][2]) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  float factor[T::kRows];
-  const bool raised = take_scores<T::kRows, T::Stored::kBF16>(
-      sums, begins,
-      [&](int r, int j) {
-        return *reinterpret_cast<const float2*>(&s.scores[lane / 4 + r * 8][j * 8 + lane % 4 * 2]);
+                                           typename Shared<T>::Tile& told, const Scores& score,
+                                           float steep) {
+  constexpr int kRows = T::kRows;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const auto mine = [&](int r, int i) {
+    return make_float2(score[i / 2][i % 2][r * 2], score[i / 2][i % 2][r * 2 + 1]);
+  };
+  const auto four = [](const float(&v)[kWarps]) { return *reinterpret_cast<const float4*>(v); };
+  float factor[kRows];
+  const bool raised = take_tile_of(
+      sums, begins, steep, factor,
+      [&](float(&sum)[kRows], const float(&offset)[kRows]) {
+        uint32_t operand[kChunks][2 * kRows];
+        weigh_quarter<kRows, T::Stored::kBF16>(
+            sum, mine, steep, offset,
+            [&](int r, int i, uint32_t pair) { operand[i / 2][i % 2 * kRows + r] = pair; });
+#pragma unroll
+        for (int half = 0; half < kChunks; ++half) {
+          uint32_t* to = told.weights[half * kWarps + warp][lane];
+          if constexpr (kRows == 1) {
+            *reinterpret_cast<uint2*>(to) = make_uint2(operand[half][0], operand[half][1]);
+          } else {
+            *reinterpret_cast<uint4*>(to) =
+                make_uint4(operand[half][0], operand[half][1], operand[half][2], operand[half][3]);
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) told.sums[r][lane][warp] = sum[r];
+        sync_summing();
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const float4 v = four(told.sums[r][lane]);
+          sum[r] = __fadd_rn(__fadd_rn(__fadd_rn(v.x, v.y), v.z), v.w);
+        }
       },
-      steep, factor, [&](int r, int j, uint32_t pair) { weights[j][r] = pair; });
+      [&](float(&most)[kRows]) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          most[r] = largest_of<kEightsOfQuarter>(mine, r);
+          if (lane % 4 == 0) told.most[lane / 4 + r * 8][warp] = most[r];
+        }
+        sync_summing();
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const float4 v = four(told.most[lane / 4 + r * 8]);
+          most[r] = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
+        }
+      });
   if (raised) sums.scale(factor);
 }
 
 // Adds a warp's features of half a tile's values.
 template <class T>
 __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
-                                           const uint32_t (*weights)[2]) {
+                                           const uint32_t (*weights)[32][2 * T::kRows]) {
   constexpr int kMine = T::D / 32;  // tiles of 8 features
-  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
   for (int k = 0; k < kChunk / 16; ++k) {
-    const uint4 operand = make_uint4(weights[2 * k][0], weights[2 * k][1], weights[2 * k + 1][0],
-                                     weights[2 * k + 1][1]);
+    uint4 operand = {};
+    if constexpr (T::kRows == 1) {
+      const uint2 v = *reinterpret_cast<const uint2*>(weights[k][lane]);
+      operand.x = v.x;
+      operand.z = v.y;
+    } else {
+      operand = *reinterpret_cast<const uint4*>(weights[k][lane]);
+    }
     constexpr int kPairs = kMine % 4 == 0 ? 2 : 1;
 #pragma unroll
     for (int j = 0; j < kMine; j += 2 * kPairs) {
@@ -329,8 +423,22 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
-__device__ __forceinline__ void sync_summing() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
+// A lane's neighbours j of its row r + 8 g, and how many features they are behind the first.
+template <class T>
+__device__ __forceinline__ float2 pair_of(const Sums<T::D / 32, T::kRows>& sums, int r, int j) {
+  const auto& acc = sums.acc;
+  if constexpr (T::Stored::kFours) {
+    return make_float2(acc[j / 2 * 2][r * 2 + j % 2], acc[j / 2 * 2 + 1][r * 2 + j % 2]);
+  }
+  return make_float2(acc[j][r * 2], acc[j][r * 2 + 1]);
+}
+template <class T>
+__device__ __forceinline__ int pair_apart(int j) {
+  return T::Stored::kFours ? j / 2 * 16 + j % 2 * 2 : j * 8;
+}
+template <class T>
+__device__ __forceinline__ int first_of_lane() {
+  return static_cast<int>(threadIdx.x % 4) * (T::Stored::kFours ? 4 : 2);
 }
 
 // A piece's sums as partial results, or the sums of all as the result.
@@ -345,21 +453,21 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
     const int row = lane / 4 + r * 8;
     if (row >= w.rows) continue;
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
-    const int first = warp * (D / kWarps) + lane % 4 * 2;
+    const int first = warp * (D / kWarps) + first_of_lane<T>();
     if (piece < 0) {
       const float end = ending(sums.m[r], sums.l[r], a, head);
 #pragma unroll
       for (int j = 0; j < D / 32; ++j) {
-        put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + j * 8,
-                   __fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+        const float2 v = pair_of<T>(sums, r, j);
+        put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + pair_apart<T>(j),
+                   __fmul_rn(v.x, end), __fmul_rn(v.y, end));
       }
       continue;
     }
     float* to = partial_at(a, w.sequence, head, piece, pieces);
 #pragma unroll
     for (int j = 0; j < D / 32; ++j) {
-      *reinterpret_cast<float2*>(to + first + j * 8) =
-          make_float2(sums.acc[j][r * 2], sums.acc[j][r * 2 + 1]);
+      *reinterpret_cast<float2*>(to + first + pair_apart<T>(j)) = pair_of<T>(sums, r, j);
     }
     if (warp == 0 && lane % 4 == 0) {
       *reinterpret_cast<float2*>(to + D) = make_float2(sums.m[r], sums.l[r]);
@@ -367,8 +475,8 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   }
 }
 
-// The sums of all as the result in E4M3. The scores' room, which nobody reads any more, takes the
-// largest numbers of each warp's features.
+// The sums of all as the result in E4M3. The room of largest scores takes the largest numbers of
+// each warp's features.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w) {
@@ -376,6 +484,8 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   static_assert(D % kE4M3Cols == 0);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
+  auto& room = s.tiles[0].most;
+  sync_summing();  // all have left it
   float2 v[T::kRows][kMine];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -383,13 +493,13 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
     const float end = real ? ending(sums.m[r], sums.l[r], a, head + r * 8) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kMine; ++j) {
-      v[r][j] =
-          make_float2(__fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+      const float2 pair = pair_of<T>(sums, r, j);
+      v[r][j] = make_float2(__fmul_rn(pair.x, end), __fmul_rn(pair.y, end));
     }
     float most = largest_of(v[r]);
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-    if (lane % 4 == 0) s.scores[lane / 4 + r * 8][warp] = most;
+    if (lane % 4 == 0) room[lane / 4 + r * 8][warp] = most;
   }
   sync_summing();
 #pragma unroll
@@ -399,12 +509,13 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
     float most = 0.0f;
 #pragma unroll
     for (int i = 0; i < kWarpsOfGroup; ++i) {
-      most = fmaxf(most, s.scores[row][group * kWarpsOfGroup + i]);
+      most = fmaxf(most, room[row][group * kWarpsOfGroup + i]);
     }
-    const int first = warp % kWarpsOfGroup * (D / kWarps) + lane % 4 * 2;
+    const int first = warp % kWarpsOfGroup * (D / kWarps) + first_of_lane<T>();
     const int64_t all = static_cast<int64_t>(head + r * 8) * (D / kE4M3Cols) + group;
-    put_row(a, w.sequence, all * kE4M3Cols + first, 8, v[r]);
-    put_e4m3_pairs<8>(a.act, w.sequence, all, first, v[r], most);
+    const auto apart = [](int j) { return pair_apart<T>(j); };
+    put_row(a, w.sequence, all * kE4M3Cols + first, apart, v[r]);
+    put_e4m3_pairs(a.act, w.sequence, all, first, apart, v[r], most);
   }
 }
 
@@ -476,8 +587,9 @@ __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a
           most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
         }
         const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
-        put_row(a, w.sequence, group * kE4M3Cols + lane * 2, 64, v);
-        put_e4m3_pairs<64>(a.act, w.sequence, group, lane * 2, v, most);
+        const auto apart = [](int i) { return i * 64; };
+        put_row(a, w.sequence, group * kE4M3Cols + lane * 2, apart, v);
+        put_e4m3_pairs(a.act, w.sequence, group, lane * 2, apart, v, most);
       }
     } else {
 #pragma unroll
@@ -533,7 +645,8 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
   Sums<T::D / 32, T::kRows> total, sums;
   total.clear();
   sums.clear();
-  int at = 0;
+  constexpr int kSlots = Shared<T>::kSlots;
+  int at = 0;  // slots left so far
   const auto take = [&] {
     barrier_wait(&s.full[at % kSlots], at / kSlots & 1);
     return at % kSlots;
@@ -547,27 +660,27 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
   for (int tile = first; tile <= last; ++tile) {
     const Halves halves = halves_of(w, tile);
     static_assert(kChunks == 2);
+    Scores score;
     if (halves.first < halves.last) {
       const int slots[2] = {at % kSlots, (at + 1) % kSlots};
       for (int i = 0; i < 2; ++i) barrier_wait(&s.full[slots[i]], (at + i) / kSlots & 1);
-      score_keys<2>(s, a, w, q, halves.first, slots);
-      leave();
-      leave();
+      score_keys<2>(score, s, a, w, q, halves.first, slots);
+      if constexpr (!T::Stored::kTogether) {
+        leave();
+        leave();
+      }
     } else {
       const int slots[1] = {take()};
-      score_keys<1>(s, a, w, q, halves.first, slots);
-      leave();
-      score_nothing(s, 1 - halves.first % kChunks);
+      score_keys<1>(score, s, a, w, q, halves.first, slots);
+      if constexpr (!T::Stored::kTogether) leave();
     }
-    sync_summing();  // all scores are there
-    uint32_t weights[kKeyTiles][2] = {};
-    weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, s, steep, weights);
-    sync_summing();  // and all have read them
+    auto& told = s.tiles[tile % 2];
+    weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, told, score, steep);
 #pragma unroll
     for (int half = 0; half < kChunks; ++half) {
       const int chunk = tile * kChunks + half;
       if (chunk < halves.first || chunk > halves.last) continue;
-      add_values<T>(sums, s.slots[take()], weights + half * 8);
+      add_values<T>(sums, s.slots[take()], told.weights + half * kWarps);
       leave();
     }
     if (tile % kTiles != kTiles - 1 && tile != last) continue;

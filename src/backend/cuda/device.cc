@@ -410,13 +410,13 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {
-  if (s.type != ops::KvType::kF16 && s.type != ops::KvType::kBF16 && s.type != ops::KvType::kFP8) {
+  if (s.type == ops::KvType::kF32) {
     return unsupported(
-        "keys and values of type {} on {}: it keeps f16, bf16 and fp8, use "
+        "keys and values of type {} on {}: it keeps f16, bf16, fp8 and int8, use "
         "--kv-cache-dtype auto or --device cpu",
         ops::name_of(s.type), name_);
   }
-  const int unit = s.type == ops::KvType::kFP8 ? 16 : 8;
+  const int unit = s.type == ops::KvType::kFP8 || s.type == ops::KvType::kInt8 ? 16 : 8;
   if (s.key_dim % unit != 0 || s.value_dim % unit != 0 || s.key_dim > kMostKeyDim) {
     return unsupported("attention heads of {} and {} features in {} on {}: use {}", s.key_dim,
                        s.value_dim, ops::name_of(s.type), name_,

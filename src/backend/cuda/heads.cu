@@ -37,12 +37,19 @@ __device__ __forceinline__ Slot slot_of(const BatchArgs& b, int token) {
           place.position % kBlockTokens};
 }
 // Where a head that is kept goes.
-__device__ __forceinline__ uint8_t* place_in_cache(const HeadsArgs& a, HeadsArgs::Store store,
-                                                   int head, const Slot& slot) {
-  return store == HeadsArgs::kKeys
-             ? keys_at(a.cache, slot.block, head) + slot_at(a.cache.type, slot.at, a.cache.key_dim)
-             : values_at(a.cache, slot.block, head) +
-                   slot_at(a.cache.type, slot.at, a.cache.value_dim);
+struct Kept {
+  uint8_t* to = nullptr;
+  ScalesAt scales;  // from there on
+};
+__device__ __forceinline__ Kept place_in_cache(const HeadsArgs& a, HeadsArgs::Store store, int head,
+                                               const Slot& slot) {
+  const bool keys = store == HeadsArgs::kKeys;
+  const int dim = keys ? a.cache.key_dim : a.cache.value_dim;
+  const int at = slot_at(a.cache.type, slot.at, dim);
+  ScalesAt scales = scales_at(slot.at, dim, keys);
+  scales.first -= at;
+  return {(keys ? keys_at(a.cache, slot.block, head) : values_at(a.cache, slot.block, head)) + at,
+          scales};
 }
 
 // Blocks [token, kHeadWarps heads of all parts].
@@ -57,9 +64,10 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   if (p == a.count) return;
   const HeadsArgs::Part& part = a.of[p];
   // Tables came by a copy before the step's first kernel.
-  uint8_t* to = part.store == HeadsArgs::kNowhere
-                    ? nullptr
-                    : place_in_cache(a, part.store, h, slot_of(a.batch, token));
+  Kept kept;
+  if (part.store != HeadsArgs::kNowhere) {
+    kept = place_in_cache(a, part.store, h, slot_of(a.batch, token));
+  }
   float* x = part.x + token * part.stride + static_cast<int64_t>(h) * part.head_dim;
   const int dim = part.head_dim;
   const bool whole = dim % 4 == 0 && whole_rows(part.x, part.stride);
@@ -85,7 +93,9 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         for (int i = 0; i < 4 && c + i < dim; ++i) x[c + i] = values[i];
       }
     }
-    if (to != nullptr) store_four(a.cache.type, to, c, dim, v);  // heads there are multiples of 8
+    if (kept.to != nullptr) {  // heads there are multiples of 8
+      store_four(a.cache.type, kept.to, c, dim, v, kept.scales);
+    }
   }
 }
 
@@ -152,7 +162,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         *reinterpret_cast<float4*>(x[i]) = v[i];
       }
       if (of.store == HeadsArgs::kNowhere) continue;
-      store_four(a.cache.type, place_in_cache(a, of.store, head[i], slot), c, kUsualDim, v[i]);
+      const Kept kept = place_in_cache(a, of.store, head[i], slot);
+      store_four(a.cache.type, kept.to, c, kUsualDim, v[i], kept.scales);
     }
   }
 }

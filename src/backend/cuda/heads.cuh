@@ -7,26 +7,45 @@
 
 namespace freshet::cuda {
 
-// Codes of two features and of the two that are eight further, as two pairs.
-__device__ __forceinline__ uint32_t pairs_of(uint32_t first, uint32_t second) {
-  const uint32_t a = __byte_perm(first, 0, 0x4140), b = __byte_perm(second, 0, 0x4140);
-  return (a & 0x00800080) << 8 | (b & 0x00800080) << 7 | (a & 0x007f007f) << 7 | (b & 0x007f007f);
+// Codes of INT8 and their scale, as ops::int8_scale() has it, but that codes times scale are in
+// F16's range: four neighbours of 32, by their (at most) eight lanes.
+__device__ __forceinline__ uint32_t int8_codes(const float4& v, int lanes, uint16_t* scale) {
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  for (int step = 1; step < 8; step <<= 1) {
+    const float other = __shfl_xor_sync(0xffffffff >> (32 - lanes), most, step);
+    if ((lane ^ step) < lanes) most = fmaxf(most, other);
+  }
+  const __half s = __float2half_rn(fminf(__fdiv_rn(most, 127.0f), 515.5f));
+  const float its = __half2float(s), to_code = its > 0.0f ? __fdiv_rn(1.0f, its) : 0.0f;
+  const auto code = [&](float x) {
+    const float scaled = __fmul_rn(x, to_code);
+    return static_cast<uint32_t>(__float2int_rn(fminf(fmaxf(scaled, -127.0f), 127.0f)) + 128);
+  };
+  *scale = __half_as_ushort(s);
+  return code(v.x) | code(v.y) << 8 | code(v.z) << 16 | code(v.w) << 24;
 }
 
-// Four neighbours of a head, from feature c on. In E4M3 the lanes of every 16 features together.
+// Four neighbours of a head, from feature c on; in INT8 by the lanes of every 32 features together.
+// `scales` is from `to` on.
 __device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, int dim,
-                                           const float4& v) {
-  to += feature_at(type, c);
-  if (type == CacheType::kE4M3) {
-    const int lanes = min(32, (dim - c / 128 * 128) / 4);
-    const uint32_t codes = two_e4m3(v.x, v.y) | two_e4m3(v.z, v.w) << 16;
-    const uint32_t others = __shfl_xor_sync(0xffffffff >> (32 - lanes), codes, 2);
-    if (c % 16 < 8) {
-      *reinterpret_cast<uint2*>(to) =
-          make_uint2(pairs_of(codes, others), pairs_of(codes >> 16, others >> 16));
+                                           const float4& v, const ScalesAt& scales = {}) {
+  if (in_bytes(type)) {
+    uint32_t codes;
+    if (type == CacheType::kInt8) {
+      uint16_t scale;
+      codes = int8_codes(v, min(32, (dim - c / 128 * 128) / 4), &scale);
+      if (c % 32 == 0) {
+        *reinterpret_cast<uint16_t*>(to + scales.first + c / 32 * scales.apart) = scale;
+      }
+    } else {
+      const auto most = [](float x) { return fminf(fmaxf(x, -448.0f), 448.0f); };  // no NaN
+      codes = two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
     }
+    *reinterpret_cast<uint32_t*>(to + feature_at(type, c)) = codes;
     return;
   }
+  to += feature_at(type, c);
   *reinterpret_cast<uint2*>(to) =
       type == CacheType::kBF16
           ? make_uint2(pack_numbers<true>(v.x, v.y), pack_numbers<true>(v.z, v.w))
