@@ -88,16 +88,15 @@ __device__ __forceinline__ uint4 fives(const uint32_t (&low)[4], const uint32_t 
 // Lines of rows g and g + 8 in the two blocks of a piece, whose scales lie as Q8_0's.
 template <int kMiddle>
 struct RowLines {
-  Line line[2][2];
+  Lines line[2];
   __device__ __forceinline__ explicit RowLines(const uint4& s) {
     for (int block = 0; block < 2; ++block) {
       const uint32_t both = block == 0 ? s.x : s.y;
-      line[block][0] = line_of<kMiddle, 0>(half_bits(both & 0xffff));
-      line[block][1] = line_of<kMiddle, 0>(half_bits(both >> 16));
+      line[block] = lines_of<kMiddle, 0>(half_bits(both & 0xffff), half_bits(both >> 16));
     }
   }
   // Of register j of operand k.
-  __device__ __forceinline__ const Line& of(int k, int j) const { return line[k / 2][j % 2]; }
+  __device__ __forceinline__ const Line& of(int k, int j) const { return line[k / 2].of(j); }
 };
 
 // Four bits as Q4_0's, [32 lanes] words of fifth bits, scales as Q8_0's.
@@ -215,8 +214,10 @@ struct Q4_1 : Whole {
   static __device__ void decode_affine(const Piece& p, uint4 (&a)[4], const Operand& operand) {
     for (int k = 0; k < 4; ++k) {
       const uint32_t g = k < 2 ? p.s.x : p.s.z, h = k < 2 ? p.s.y : p.s.w;
-      a[k] = operand(k, Centred<kMiddle>(half_bits(g & 0xffff), -half_bits(g >> 16)),
-                     Centred<kMiddle>(half_bits(h & 0xffff), -half_bits(h >> 16)));
+      using Rows = CentredRows<kMiddle>;
+      const Rows rows(half_bits(g & 0xffff) * Rows::kScaleBy, half_bits(g >> 16) * -Rows::kLeastBy,
+                      half_bits(h & 0xffff) * Rows::kScaleBy, half_bits(h >> 16) * -Rows::kLeastBy);
+      a[k] = operand(k, rows.g, rows.h);
     }
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
@@ -314,12 +315,12 @@ struct IQ4_XS : Whole {
     p.s = make_uint4(one.x, one.y, other.x, other.y);
   }
   static __device__ void decode(const Piece& p, int piece, int, uint4 (&a)[4]) {
-    Line lines[2][2];
+    Lines lines[2];
     for (int group = 0; group < 2; ++group) {
-      lines[group][0] = line_of<7, 0>(scale(p.s.x, p.s.y, 2 * piece + group));
-      lines[group][1] = line_of<7, 0>(scale(p.s.z, p.s.w, 2 * piece + group));
+      lines[group] = lines_of<7, 0>(scale(p.s.x, p.s.y, 2 * piece + group),
+                                    scale(p.s.z, p.s.w, 2 * piece + group));
     }
-    Levels::decode(p.q[0], a, [&](int k, int j) { return lines[k / 2][j % 2]; });
+    Levels::decode(p.q[0], a, [&](int k, int j) { return lines[k / 2].of(j); });
   }
   static __device__ float scale(uint32_t first, uint32_t second, int group) {
     const uint32_t s = (second >> 4 * group & 15) | (first >> (16 + 2 * group) & 3) << 4;
@@ -363,8 +364,8 @@ struct Q3_K : Whole {
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[2] = {p.q[0].x, p.q[0].y}, high[1] = {p.q[0].z};
     for (int k = 0; k < 4; ++k) {
-      const Line g = line_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k));
-      const Line h = line_of<2, 0>(scale(p.s.z >> 16, p.s.y, k));
+      const auto [g, h] = lines_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k),
+                                         scale(p.s.z >> 16, p.s.y, k));
       const auto two = [&](int j) {
         return (Pairs::two(low, k, j, 0) & 0x00030003) | (Bits::two(high, k, j, 2) & 0x00040004);
       };

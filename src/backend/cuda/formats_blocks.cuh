@@ -27,7 +27,7 @@ struct Q8_0 : Whole {
       const uint32_t low = k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z;
       const uint32_t high = k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w;
       const uint32_t s = k < 2 ? p.s.x : p.s.y;
-      const Line g = line_of<7, 0>(half_bits(s & 0xffff)), h = line_of<7, 0>(half_bits(s >> 16));
+      const auto [g, h] = lines_of<7, 0>(half_bits(s & 0xffff), half_bits(s >> 16));
       a[k] = make_uint4(g(two(low, 0)), h(two(low, 2)), g(two(high, 0)), h(two(high, 2)));
     }
   }
@@ -67,7 +67,7 @@ struct Q4_0 : Whole {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
       const uint32_t s = k < 2 ? p.s.x : p.s.y, next = q[k] >> 8;
-      const Line g = line_of<3, 0>(half_bits(s & 0xffff)), h = line_of<3, 4>(half_bits(s >> 16));
+      const auto [g, h] = lines_of<3, 0, 4>(half_bits(s & 0xffff), half_bits(s >> 16));
       a[k] = make_uint4(g(q[k] & 0x000f000f), h(q[k] & 0x00f000f0), g(next & 0x000f000f),
                         h(next & 0x00f000f0));
     }
@@ -126,7 +126,7 @@ struct MXFP4 : Plain {
     for (int k = 0; k < 4; ++k) {
       const uint32_t s = p.s.x >> (k / 2 * 16);
       const float d0 = scale(s & 255), d1 = scale((s >> 8) & 255);
-      const uint32_t g = pack_bf16(d0, d0), h = pack_bf16(d1, d1);
+      const uint32_t both = pack_bf16(d0, d1), g = low2(both), h = high2(both);
       a[k] = make_uint4(mul2(two(q[k]), g), mul2(two(q[k] >> 4), h), mul2(two(q[k] >> 8), g),
                         mul2(two(q[k] >> 12), h));
     }

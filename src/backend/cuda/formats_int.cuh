@@ -50,18 +50,25 @@ struct INT8 : Plain {
 // of Centred, and its product with the scale is rounded.
 struct FromZero {
   uint32_t scale, zero;
-  // As a group's word has both: see Int4.
-  __device__ __forceinline__ explicit FromZero(uint32_t word) {
-    const float d = __uint_as_float(word & 0xfffff000);
-    const float z = static_cast<float>(word & 15) * -0x1p-16f;
-    scale = mul2(pack_bf16(d, d), power2(kLow - Whole::kDown));
-    zero = pack_bf16(z, z);
-  }
   template <int kAt>
   __device__ __forceinline__ uint32_t of(uint32_t numbers) const {
     return mul2(fma2(numbers, power2(133 - kLow - kAt), zero), scale);
   }
   static constexpr int kLow = 16;
+};
+// Of rows g and g + 8, as a group's words have both: see Int4.
+struct FromZeroRows {
+  FromZero g, h;
+  __device__ __forceinline__ FromZeroRows(uint32_t word_g, uint32_t word_h) {
+    constexpr int kLow = FromZero::kLow;
+    const auto d = [](uint32_t word) { return __uint_as_float(word & 0xfffff000); };
+    const uint32_t scale = mul2(pack_bf16(d(word_g), d(word_h)), power2(kLow - Whole::kDown));
+    // Read as BF16, zero points are 2^-133 times as large.
+    const uint32_t zeros = __byte_perm(word_g, word_h, 0x5410) & 0x000f000f;
+    const uint32_t zero = mul2(zeros, power2(133 - kLow) | kMinus);
+    g = {low2(scale), low2(zero)};
+    h = {high2(scale), high2(zero)};
+  }
 };
 
 // Four bits as Q4_0's, [pieces][32 lanes][16 bytes], then [8 (g)][group][row half] words: the
@@ -88,7 +95,8 @@ struct Int4 : Whole {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      const FromZero g(group == 0 ? p.s.x : p.s.z), h(group == 0 ? p.s.y : p.s.w);
+      const FromZeroRows rows(group == 0 ? p.s.x : p.s.z, group == 0 ? p.s.y : p.s.w);
+      const FromZero &g = rows.g, &h = rows.h;
 #pragma unroll
       for (int k = group * 4 / kGroups; k < (group + 1) * 4 / kGroups; ++k) {
         const uint32_t next = q[k] >> 8;

@@ -38,13 +38,16 @@ struct Q4_K : Whole {
   static __device__ void decode_centred(const Piece& p, uint4 (&a)[4], const Operand& operand) {
     const uint32_t scales = p.s.x & 0x3f3f3f3f;
     const uint32_t least = (p.s.x >> 6 & 0x03030303) | ((p.s.y | p.s.y << 12) & 0x0f0f0f0f) << 2;
-    const float d[2] = {half_bits(p.s.z & 0xffff), half_bits(p.s.z >> 16)};
-    const float m[2] = {half_bits(p.s.w & 0xffff), half_bits(p.s.w >> 16)};
+    using Rows = CentredRows<kMiddle>;
+    const float d[2] = {half_bits(p.s.z & 0xffff) * Rows::kScaleBy,
+                        half_bits(p.s.z >> 16) * Rows::kScaleBy};
+    const float m[2] = {half_bits(p.s.w & 0xffff) * Rows::kLeastBy,
+                        half_bits(p.s.w >> 16) * Rows::kLeastBy};
     for (int k = 0; k < 4; ++k) {
       const int group = k / 2;
-      const Centred<kMiddle> g(times(d[0], scales, group), times(m[0], least, group));
-      const Centred<kMiddle> h(times(d[1], scales, 2 + group), times(m[1], least, 2 + group));
-      a[k] = operand(k, g, h);
+      const Rows rows(times(d[0], scales, group), times(m[0], least, group),
+                      times(d[1], scales, 2 + group), times(m[1], least, 2 + group));
+      a[k] = operand(k, rows.g, rows.h);
     }
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
@@ -129,14 +132,14 @@ struct Q6_K : Whole {
   static __device__ uint32_t two(uint32_t low, uint32_t high) {
     return (low & 0x000f000f) | (high & 0x00300030);
   }
-  static __device__ Line line(uint32_t d, uint32_t scales, int group) {
-    return line_of<5, 0>(half_bits(d) *
-                         static_cast<float>(static_cast<int8_t>(scales >> (8 * group))));
+  static __device__ float scale(uint32_t d, uint32_t scales, int group) {
+    return half_bits(d) * static_cast<float>(static_cast<int8_t>(scales >> (8 * group)));
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const Line g = line(p.s.x & 0xffff, p.q[1].z, k), h = line(p.s.x >> 16, p.q[1].w, k);
+      const auto [g, h] =
+          lines_of<5, 0>(scale(p.s.x & 0xffff, p.q[1].z, k), scale(p.s.x >> 16, p.q[1].w, k));
       const uint32_t high = k < 2 ? p.q[1].x : p.q[1].y;
       a[k] = k % 2 == 0 ? make_uint4(g(two(q[k], high << 4)), h(two(q[k] >> 4, high << 2)),
                                      g(two(q[k] >> 8, high)), h(two(q[k] >> 12, high >> 2)))

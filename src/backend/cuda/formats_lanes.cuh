@@ -58,6 +58,15 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                                    reinterpret_cast<const __nv_bfloat162&>(c));
   return reinterpret_cast<const uint32_t&>(v);
 }
+// One half of a register, twice: an operand of fma2 and mul2 that costs nothing.
+__device__ __forceinline__ uint32_t low2(uint32_t v) {
+  const __nv_bfloat162 of = __low2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
+  return reinterpret_cast<const uint32_t&>(of);
+}
+__device__ __forceinline__ uint32_t high2(uint32_t v) {
+  const __nv_bfloat162 of = __high2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
+  return reinterpret_cast<const uint32_t&>(of);
+}
 // 2^e twice, in BF16.
 __host__ __device__ constexpr uint32_t power2(int e) {
   return static_cast<uint32_t>(e + 127) * 0x00800080u;
@@ -87,12 +96,20 @@ struct Line {
     return fma2(numbers, scale, add);
   }
 };
-// (number - 2^kMiddle) d, for numbers that begin at bit kAt.
-template <int kMiddle, int kAt>
-__device__ __forceinline__ Line line_of(float d) {
-  const uint32_t two = pack_bf16(d, d);
-  return {mul2(two, power2(133 - Whole::kDown - kAt)),
-          mul2(two, power2(kMiddle - Whole::kDown) | kMinus)};
+// Of rows g and g + 8, which share registers.
+struct Lines {
+  Line g, h;
+  __device__ __forceinline__ const Line& of(int j) const { return j % 2 == 0 ? g : h; }
+};
+// (number - 2^kMiddle) d, for numbers that begin at bit kAt, row g + 8's at kAtH.
+template <int kMiddle, int kAt, int kAtH = kAt>
+__device__ __forceinline__ Lines lines_of(float dg, float dh) {
+  constexpr int kUp = 133 - Whole::kDown;
+  const uint32_t both = pack_bf16(dg, dh);
+  const uint32_t scale =
+      mul2(both, (power2(kUp - kAt) & 0xffff) | (power2(kUp - kAtH) & 0xffff0000));
+  const uint32_t add = mul2(both, power2(kMiddle - Whole::kDown) | kMinus);
+  return {{low2(scale), low2(add)}, {high2(scale), high2(add)}};
 }
 
 // number d - least, by way of (number - 2^kMiddle) d plus what is in the middle, which is rounded
@@ -100,17 +117,27 @@ __device__ __forceinline__ Line line_of(float d) {
 template <int kMiddle>
 struct Centred {
   uint32_t scale, add;
-  __device__ __forceinline__ Centred(float d, float least) {
-    const float middle = __fmaf_rn(static_cast<float>(1 << kMiddle), d, -least);
-    scale = mul2(pack_bf16(d, d), power2(kLow - Whole::kDown));
-    add = mul2(pack_bf16(middle, middle), power2(-Whole::kDown));
-  }
   template <int kAt>
   __device__ __forceinline__ uint32_t of(uint32_t numbers) const {
     return fma2(fma2(numbers, power2(133 - kLow - kAt), power2(kMiddle - kLow) | kMinus), scale,
                 add);
   }
   static constexpr int kLow = 16;  // powers of two that have room
+};
+// Of rows g and g + 8; scales come times kScaleBy, least values times kLeastBy.
+template <int kMiddle>
+struct CentredRows {
+  static constexpr float kScaleBy = 0x1p-13f, kLeastBy = 0x1p-29f;
+  Centred<kMiddle> g, h;
+  __device__ __forceinline__ CentredRows(float dg, float least_g, float dh, float least_h) {
+    static_assert(Centred<kMiddle>::kLow - Whole::kDown == -13 && Whole::kDown == 29);
+    constexpr float kMid = static_cast<float>(1 << kMiddle) * 0x1p-16f;
+    const uint32_t scale = pack_bf16(dg, dh);
+    const uint32_t add =
+        pack_bf16(__fmaf_rn(kMid, dg, -least_g), __fmaf_rn(kMid, dh, -least_h));
+    g = {low2(scale), low2(add)};
+    h = {high2(scale), high2(add)};
+  }
 };
 
 // The byte of number (row, col) of a 64-column piece whose lanes hold a byte a number.

@@ -256,6 +256,9 @@ int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const A
 inline constexpr int64_t kQuantMiddle = 64;
 template <class F>
 int run_decode_middle(const ProductList& list, int64_t tokens);
+// Blocks of 64 tokens and 128 rows, however many.
+template <class F>
+int run_decode_rows(const ProductList& list, int64_t tokens);
 template <class F>
 int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act);
 

@@ -221,37 +221,35 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                   const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
-  __shared__ uint64_t tokens_full[S::kTokens * S::kStagePieces],
-      tokens_empty[S::kTokens * S::kStagePieces];
+  __shared__ Barriers<S> barriers;
   constexpr int kConsumers = S::kConsumers;
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     for (int s = 0; s < S::kChunks; ++s) {
-      barrier_init(&chunk_full[s], 1);
-      barrier_init(&chunk_empty[s], kConsumers / 32);
+      barrier_init(&barriers.chunk_full[s], kRowThreads);
+      barrier_init(&barriers.chunk_empty[s], kConsumers / 32);
     }
     for (int s = 0; s < S::kTokens * S::kStagePieces; ++s) {
-      barrier_init(&tokens_full[s], 1);
-      barrier_init(&tokens_empty[s], kConsumers / 32);
+      barrier_init(&barriers.tokens_full[s], 1);
+      barrier_init(&barriers.tokens_empty[s], kConsumers / 32);
     }
     barriers_ready();
   }
   __syncthreads();
   // Tokens first: their pieces are operands.
-  const Rings<S> rings{shared + S::kTokens * S::kTokensBytes,
-                       shared,
-                       chunk_full,
-                       chunk_empty,
-                       tokens_full,
-                       tokens_empty};
+  const Rings<S> rings{shared + S::kTokens * S::kTokensBytes, shared, &barriers};
   if (thread >= kConsumers) {
     if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     const Leaves<S> leaves(list);
-    if (thread == kConsumers) copy_rows<S>(rings, list, tokens, tiles, leaves);
-    if (thread == kConsumers + 32) copy_tokens<S>(rings, list, tokens, tiles, leaves);
+    const int warp = (thread - kConsumers) / 32;
+    if (thread % 32 == 0) {
+      if (warp < kRowThreads) copy_rows<S>(rings, list, tokens, tiles, leaves, warp);
+      if (warp >= kRowThreads) {
+        copy_tokens<S>(rings, list, tokens, tiles, leaves, warp - kRowThreads);
+      }
+    }
     __syncwarp();
     if constexpr (S::kSplit) {
       cluster_sync();

@@ -55,12 +55,18 @@ int run_decode_middle(const ProductList& list, int64_t tokens) {
 }
 
 template <class F>
+int run_decode_rows(const ProductList& list, int64_t tokens) {
+  return launch_decode<Shape<F, 8, Split::kRows, 2>>(list, tokens);
+}
+
+template <class F>
 int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act) {
   return tokens <= 32 ? run_gated<F, 4>(gate, tokens, act) : run_gated<F, 8>(gate, tokens, act);
 }
 
 #define FRESHET_DECODE(F)                                         \
   template int run_decode_middle<F>(const ProductList&, int64_t); \
+  template int run_decode_rows<F>(const ProductList&, int64_t);   \
   template int run_decode_middle_gated<F>(const ProductList&, int64_t, const Activations&);
 FRESHET_DECODE(Q8_0)
 FRESHET_DECODE(Q4_0)

@@ -1,9 +1,9 @@
 // Products of quantised weights by wgmma, weights decoded into registers as its 64-row operand: who
 // sums what, the rings of weights and tokens in shared memory, and a leaf's sums (Hopper).
 //
-// Two threads keep a ring each filled by the bulk copy engine: of weights a copy for each tile of
-// 16 rows and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for
-// each piece of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
+// Threads keep two rings filled by the bulk copy engine: of weights a copy for each tile of 16 rows
+// and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for each piece
+// of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
 // cores work on the one before it. A leaf's last chunk may be shorter.
 #pragma once
 
@@ -99,9 +99,14 @@ struct Turn {
 
 // A stage of tokens has barriers for each piece, or each part's.
 template <class S>
+struct Barriers {
+  uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
+  uint64_t tokens_full[S::kTokens * S::kStagePieces], tokens_empty[S::kTokens * S::kStagePieces];
+};
+template <class S>
 struct Rings {
   uint8_t *chunks, *tokens;
-  uint64_t *chunk_full, *chunk_empty, *tokens_full, *tokens_empty;
+  Barriers<S>* barriers;
   __device__ __forceinline__ uint8_t* chunk(int stage) const {
     return chunks + stage * S::kChunkBytes;
   }
@@ -127,10 +132,17 @@ __device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& 
   }
 }
 
-// One thread. Weights are asked for before the kernel in front of this one has ended.
+// Threads that ask for rows, and for tokens: a copy takes its thread 75 ns and 10 to 15 more a KiB,
+// and one alone would be slower than memory.
+inline constexpr int kRowThreads = 2, kTokenThreads = 2;
+// Of the former, the `thread`-th. Weights are asked for before the kernel in front of this one has
+// ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
-                                          int64_t tokens, int tiles, const Leaves<S>& leaves) {
+                                          int64_t tokens, int tiles, const Leaves<S>& leaves,
+                                          int thread) {
+  constexpr int kMine = S::kCopies / kRowThreads;
+  static_assert(kMine % S::kRowTiles == 0 || S::kRowTiles % kMine == 0);
   using F = typename S::F;
   const int64_t step = tile_at<F>(1, list.of[0].weight.cols);  // to the next 16 rows
   Turn<S::kChunks> turn;
@@ -142,32 +154,35 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
     each_chunk(leaves, [&](int piece, int count) {
       const uint8_t* from = panel + piece / S::kPieces * F::kTileBytes;
       const auto bytes = static_cast<uint32_t>(count / S::kPieces * F::kTileBytes);
-      uint64_t* full = &rings.chunk_full[turn.stage];
+      uint64_t* full = &rings.barriers->chunk_full[turn.stage];
       // The first round finds all stages empty.
-      barrier_wait(&rings.chunk_empty[turn.stage], turn.parity ^ 1);
-      barrier_expect(full, S::kCopies * bytes);
-      uint8_t* to = rings.chunk(turn.stage);
+      barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
+      barrier_expect(full, kMine * bytes);
+      uint8_t* to = rings.chunk(turn.stage) + thread * kMine * S::kTileBytes;
+      int part = thread * kMine / S::kRowTiles, first = thread * kMine % S::kRowTiles;
 #pragma unroll 1
-      for (int part = 0; part < S::kCopies / S::kRowTiles; ++part) {
-        const uint8_t* row = from;
+      for (int left = kMine; left > 0; ++part, first = 0) {
+        const uint8_t* row = S::kGate && part > 0
+                                 ? up + piece / S::kPieces * F::kTileBytes
+                                 : from + part * (leaves.apart / S::kPieces * F::kTileBytes);
+        row += min(first, below) * step;
 #pragma unroll 1
-        for (int t = 0; t < S::kRowTiles; ++t) {
+        for (int t = first; t < S::kRowTiles && left > 0; ++t, --left) {
           bulk_copy(to, row, bytes, full);
           if (t < below) row += step;
           to += S::kTileBytes;
         }
-        from = S::kGate ? up + piece / S::kPieces * F::kTileBytes
-                        : from + leaves.apart / S::kPieces * F::kTileBytes;
       }
       turn.next();
     });
   });
 }
 
-// One thread.
+// One of kTokenThreads, which take pieces in turn.
 template <class S>
 __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
-                                            int64_t tokens, int tiles, const Leaves<S>& leaves) {
+                                            int64_t tokens, int tiles, const Leaves<S>& leaves,
+                                            int thread) {
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
   Turn<S::kTokens> turn;
   wait();
@@ -180,16 +195,18 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
 #pragma unroll 1
       for (int n = 0; n < kChunkPieces; ++n) {
         const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
-        uint64_t* full = &rings.tokens_full[at];
-        barrier_wait(&rings.tokens_empty[at], turn.parity ^ 1);
-        if (n < count) {
-          barrier_expect(full, S::kParts * bytes);
-          for (int part = 0; part < S::kParts; ++part) {
-            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
-                      from + part * leaves.apart * token_step, bytes, full);
+        if (n % kTokenThreads == thread) {
+          uint64_t* full = &rings.barriers->tokens_full[at];
+          barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+          if (n < count) {
+            barrier_expect(full, S::kParts * bytes);
+            for (int part = 0; part < S::kParts; ++part) {
+              bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                        from + part * leaves.apart * token_step, bytes, full);
+            }
+          } else {
+            barrier_arrive(full);
           }
-        } else {
-          barrier_arrive(full);
         }
         from += token_step;
         if ((n + 1) % S::kStagePieces == 0) turn.next();
@@ -198,9 +215,20 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
   });
 }
 
+// Barriers by their address, which a warp keeps.
+__device__ __forceinline__ void wait_at(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
 // By the threads of a warp, which have come this far together.
-__device__ __forceinline__ void leave(uint64_t* empty) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+__device__ __forceinline__ void leave(uint32_t barrier) {
+  if (threadIdx.x % 32 == 0) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
 }
 
 // A warp's way through the rings: 16 rows of weights. A piece is loaded while the one before is
@@ -209,9 +237,13 @@ template <class S>
 struct Way {
   using F = typename S::F;
   const Rings<S>& rings;
+  static constexpr uint32_t kChunkFull = 0, kChunkEmpty = S::kChunks * 8;
+  static constexpr uint32_t kTokensFull = 2 * kChunkEmpty;
+  static constexpr uint32_t kTokensEmpty = kTokensFull + S::kTokens * S::kStagePieces * 8;
   Turn<S::kChunks> chunk;
   Turn<S::kTokens> tokens;
   uint32_t ring, stage;  // where the tokens' ring, and its next stage, is as an operand: low bits
+  uint32_t barriers;
   Piece raw;
   uint4 a[2][4];
 
@@ -219,10 +251,12 @@ struct Way {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int part = S::kParts > 1 ? warp / (S::kConsumers / 32 / S::kParts) : 0;
     ring = static_cast<uint32_t>(operand_at(rings.tokens + part * S::kPieceBytes));
+    barriers = shared_address(rings.barriers);
+    asm volatile("" : "+r"(barriers));  // not to be found anew each time
     find_stage();
   }
   __device__ __forceinline__ void enter() {
-    barrier_wait(&rings.chunk_full[chunk.stage], chunk.parity);
+    wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
     load(0);
   }
   __device__ __forceinline__ void load(int piece) {
@@ -236,7 +270,7 @@ struct Way {
   __device__ __forceinline__ void load_next(int piece, int count, bool more) {
     if (piece + 1 < count) return load(piece + 1);
     __syncwarp();
-    leave(&rings.chunk_empty[chunk.stage]);
+    leave(barriers + kChunkEmpty + chunk.stage * 8);
     chunk.next();
     if (more) enter();
   }
@@ -254,17 +288,15 @@ struct Way {
     constexpr uint32_t kStep = S::kTokensBytes >> 4;
     stage = __shfl_sync(0xffffffff, ring + tokens.stage * kStep, 0);
   }
-  __device__ __forceinline__ uint64_t* of_piece(uint64_t* barriers, int piece) const {
-    return barriers + tokens.stage * S::kStagePieces + piece % S::kStagePieces;
+  // The barrier that hears when a piece's tokens are there.
+  __device__ __forceinline__ uint32_t of_piece(int piece) const {
+    return barriers + kTokensFull + (tokens.stage * S::kStagePieces + piece % S::kStagePieces) * 8;
   }
-  __device__ __forceinline__ void wait_for(int piece) {
-    barrier_wait(of_piece(rings.tokens_full, piece), tokens.parity);
-  }
-  // sum += a piece, or sum = it.
+  __device__ __forceinline__ void wait_for(int piece) { wait_at(of_piece(piece), tokens.parity); }
+  // sum += a piece whose tokens are there, or sum = it.
   __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
                                            bool adds) {
     constexpr uint32_t kStep = S::kParts * S::kPieceBytes >> 4;
-    wait_for(piece);
     const uint32_t at = stage + piece % S::kStagePieces * kStep;
     constexpr uint64_t kUpper = uint64_t{1024 >> 4} << 32;  // as operand_at has it
     wgmma_begin();
@@ -274,9 +306,9 @@ struct Way {
     }
     wgmma_commit();
   }
-  // This warp has done with a piece; the place of the next one.
-  __device__ __forceinline__ void leave_piece(int piece) {
-    leave(of_piece(rings.tokens_empty, piece));
+  // This warp has done with the piece of a barrier.
+  static __device__ __forceinline__ void leave_piece(uint32_t full) {
+    leave(full + (kTokensEmpty - kTokensFull));
   }
   __device__ __forceinline__ void next_piece(int piece) {
     if ((piece + 1) % S::kStagePieces != 0) return;
@@ -288,16 +320,19 @@ struct Way {
 // A chunk of kChunkPieces: sum += it, or sum = it. Its first piece stands decoded in the first
 // operand, as what comes after it will. `before`: what is left when the first has begun.
 template <class S>
-__device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], uint64_t*& before,
+__device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], uint32_t& before,
                                           bool first, bool more) {
 #pragma unroll
   for (int piece = 0; piece < kChunkPieces; ++piece) {
+    const uint32_t full = way.of_piece(piece);
     way.load_next(piece, kChunkPieces, more);
     way.multiply(sum, way.a[piece % 2], piece, !first || piece > 0);
-    wgmma_wait<1>();
-    if (piece > 0 || !first) leave(before);
-    before = way.of_piece(way.rings.tokens_empty, piece);
     way.next_piece(piece);
+    wgmma_wait<1>();
+    if (piece > 0 || !first) way.leave_piece(before);
+    before = full;
+    // What is waited for here need not be once the operand stands.
+    if (piece + 1 < kChunkPieces || more) way.wait_for(piece + 1);
     way.decode(way.a[(piece + 1) % 2], (piece + 1) % kChunkPieces);
   }
 }
@@ -306,23 +341,24 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], u
 template <class S>
 __device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], int count,
                                          bool last) {
-  uint64_t* before = way.rings.tokens_empty;
+  uint32_t before = 0;
   int n = 0;
+  way.wait_for(0);
   for (; n + kChunkPieces <= count; n += kChunkPieces) {
     sum_chunk(way, sum, before, n == 0, n + kChunkPieces < count || !last);
   }
   wgmma_wait<0>();
-  if (n > 0) leave(before);
+  if (n > 0) way.leave_piece(before);
   const int left = count - n;
   for (int piece = 0; left > 0 && piece < kChunkPieces; ++piece) {
+    way.wait_for(piece);
+    const uint32_t full = way.of_piece(piece);
     if (piece < left) {
       way.load_next(piece, left, !last);
       way.multiply(sum, way.a[0], piece, n > 0 || piece > 0);
-    } else {
-      way.wait_for(piece);
     }
     wgmma_wait<0>();
-    way.leave_piece(piece);
+    way.leave_piece(full);
     way.next_piece(piece);
     if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
   }

@@ -15,11 +15,20 @@ template <class F>
 int run_decode(const ProductList& list, int64_t tokens) {
   if (tokens <= kQuantMiddle) return run_decode_middle<F>(list, tokens);
   const int64_t cols = list.of[0].weight.cols;  // all have as many
+  const int64_t pairs = decode::tiles_of<kTiles>(list, tokens, 64) * decode::kPair;
   // Leaves of one size.
-  return leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0 &&
-                 decode::pairs_fit<kTiles>(list, tokens)
-             ? decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(list, tokens)
-             : decode::launch_decode<Shape<F, decode::Split::kRows>>(list, tokens);
+  const bool even = leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0;
+  if (even && pairs <= multiprocessors) {
+    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(list, tokens);
+  }
+  // Blocks of half as many tokens, rather than few or two waves of them.
+  if (2 * decode::tiles_of<kTiles>(list, tokens, 128) <= multiprocessors) {
+    return run_decode_rows<F>(list, tokens);
+  }
+  if (even && pairs <= 2 * multiprocessors) {
+    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(list, tokens);
+  }
+  return decode::launch_decode<Shape<F, decode::Split::kRows>>(list, tokens);
 }
 
 bool decode_gated_fits(int64_t rows, int64_t tokens) {
