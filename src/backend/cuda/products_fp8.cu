@@ -13,6 +13,7 @@
 // 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
 // that adds them up. Blocks stay and go from tile to tile, and one thread keeps a ring of stages
 // filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has the rest.
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_fp8.cuh"
 
@@ -50,17 +51,6 @@ __device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t 
 __device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_t act_tiles,
                                                     int step, int64_t token_tile) {
   return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
-}
-
-// Asks the tensor cores for the product of 128 columns of 64 rows `a` and NT tiles of eight rows
-// `b`.
-template <int NT>
-__device__ __forceinline__ void issue(float (&sum)[NT][4], const uint8_t* a, const uint8_t* b) {
-  const uint64_t at_a = e4m3_at(a), at_b = e4m3_at(b);
-  wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma8(sum, at_a + k * kNextStep, at_b + k * kNextStep, k > 0);
-  wgmma_commit();
 }
 
 // Scales of a lane's rows g and g + 8 of its warp's 16 in a panel (of weights or tokens).
@@ -162,12 +152,14 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
   }
 }
 
-// The same where all products have the same tile of tokens: a leaf of it comes once.
+// The same where all products have the same tile of tokens: a leaf of it comes once. Until the
+// kernel in front has `ended` little is in flight (ahead.cuh).
 template <int NT>
 __device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
                                              const ProductList& list, int64_t tokens,
                                              const Tour& tour, int leaf, uint8_t* own,
-                                             uint64_t* here) {
+                                             uint64_t* here, const volatile int& ended) {
+  constexpr int kInFlight = (kAheadBytes / kLeavesOfBlock + kPanelBytes - 1) / kPanelBytes;
   const Leaf part = leaf_of(list.of[0].weight, leaf);
   const auto start_tokens = [&] {
     wait();
@@ -181,6 +173,9 @@ __device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
     const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
     for (int n = 0; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued == ring.count) start_tokens();
+      if (issued >= kInFlight && issued < ring.count) {
+        landed(&ring.full[issued - kInFlight], ended);
+      }
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
       barrier_expect(&ring.full[ring.stage], kPanelBytes);
       copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
@@ -230,6 +225,8 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
         find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
     return scaled(list.of[tile.product].weight, tile.unit);
   };
+  constexpr uint32_t kStagePlaces = Few<NT, kOwn>::kStage >> 4, kTilePlaces = kE4M3TileBytes >> 4;
+  const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
   int parity = 1, next = look_up(tour.first);
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
     const WeightView& weight =
@@ -239,25 +236,27 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight, leaf).count;
-    if constexpr (kOwn) {  // two at once
-      for (int n = 0; n < count; n += 2) {
-        const uint8_t *panels[2], *its = own + n * kE4M3TileBytes;
-        uint64_t* empty[2];
-        float sum[2][NT][4];
+    if constexpr (kOwn) {
+      constexpr int kAtOnce = 4;
+      for (int n = 0; n < count; n += kAtOnce) {
+        const uint8_t* panels[kAtOnce];
+        uint64_t* empty[kAtOnce];
+        float sum[kAtOnce][NT][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kAtOnce; ++i) {
           if (n + i >= count) break;
           barrier_wait(&ring.full[ring.stage], ring.round);
           panels[i] = ring.data();
           empty[i] = &ring.empty[ring.stage];
-          issue<NT>(sum[i], panels[i], its + i * kE4M3TileBytes);
+          fp8_ask<NT>(sum[i], ring_at + ring.stage * kStagePlaces, own_at + (n + i) * kTilePlaces);
           ring.next();
         }
         wgmma_wait<0>();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int i = 0; i < kAtOnce; ++i) {
           if (n + i >= count) break;
-          add_step<NT>(leaf_sum, sum[i], step_scales(panels[i], of_rows), its + i * kE4M3TileBytes);
+          add_step<NT>(leaf_sum, sum[i], step_scales(panels[i], of_rows),
+                       own + (n + i) * kE4M3TileBytes);
           __syncwarp();
           if (lane == 0) barrier_arrive(empty[i]);
         }
@@ -266,8 +265,9 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
       for (int n = 0; n < count; ++n, ring.next()) {
         barrier_wait(&ring.full[ring.stage], ring.round);
         const uint8_t *panel = ring.data(), *its = panel + kPanelBytes;
+        const uint32_t at = ring_at + ring.stage * kStagePlaces;
         float sum[NT][4];
-        issue<NT>(sum, panel, its);
+        fp8_ask<NT>(sum, at, at + (kPanelBytes >> 4));
         const float2 w = step_scales(panel, of_rows);
         wgmma_wait<0>();
         add_step<NT>(leaf_sum, sum, w, its);
@@ -363,10 +363,12 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kLeavesOfBlock][S::kStages], empty[kLeavesOfBlock][S::kStages];
   __shared__ uint64_t arrived, room, here[kLeavesOfBlock];
+  __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int64_t cols = list.of[0].weight.cols;
   const int leaves = leaves8(list.of[0].weight), rank = static_cast<int>(blockIdx.x) % blocks;
   if (threadIdx.x == kConsumers) {
+    ended = 0;
     for (int i = 0; i < kLeavesOfBlock; ++i) {
       for (int s = 0; s < ring_stages; ++s) {
         barrier_init(&full[i][s], 1);
@@ -381,7 +383,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   __syncthreads();
   const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
                   tiles};
-  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int warp = warp_index();
   const bool produces = warp >= kWarps && warp < kWarps + S::kProducers;
   const int group = produces ? warp - kWarps : warp / 4 % kLeavesOfBlock;
   const int leaf = rank * kLeavesOfBlock + group;
@@ -394,7 +396,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
-      produce_rows<NT>(ring, list, tokens, tour, leaf, own, &here[group]);
+      produce_rows<NT>(ring, list, tokens, tour, leaf, own, &here[group], ended);
     } else {
       produce_few<NT>(ring, list, tokens, tour, leaf);
     }
@@ -402,6 +404,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   if (produces) return;
   wait();
+  if (threadIdx.x == 0) ended = 1;
   if (warp >= kWarps) {
     finish_tiles<NT>(list, tokens, tour, meeting);
   } else if (leaf < leaves) {

@@ -25,10 +25,19 @@ __host__ __device__ inline int leaves8(const WeightView& w) {
 struct Leaf {
   int first, count;  // steps of 128 columns
 };
+// How the steps of a weight are cut: leaves are a power of two, so that nothing is divided.
+struct LeafCut {
+  int steps, shift;
+  __device__ __forceinline__ Leaf leaf(int which) const {
+    const int first = steps * which >> shift;
+    return {first, (steps * (which + 1) >> shift) - first};
+  }
+};
+__device__ __forceinline__ LeafCut leaf_cut(const WeightView& w) {
+  return {static_cast<int>((w.cols + kE4M3Cols - 1) / kE4M3Cols), leaves8(w) >> 1};
+}
 __device__ __forceinline__ Leaf leaf_of(const WeightView& w, int leaf) {
-  const int steps = static_cast<int>((w.cols + kE4M3Cols - 1) / kE4M3Cols), parts = leaves8(w);
-  const int first = steps * leaf / parts;
-  return {first, steps * (leaf + 1) / parts - first};
+  return leaf_cut(w).leaf(leaf);
 }
 
 // The tiles of a block, or of a cluster of two that share rows: the blocks' tokens are neighbours.
@@ -41,6 +50,26 @@ struct Tour {
 // places of operands are computed by each lane, and moved to where wgmma wants them.
 __device__ __forceinline__ int warp_index() {
   return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+}
+// Such a number that is not computed again wherever it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t v) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(v));
+  return __shfl_sync(0xffffffff, v, 0);
+}
+// Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
+__device__ __forceinline__ uint32_t kept_place(const void* shared) {
+  return kept(static_cast<uint32_t>(e4m3_at(shared)));
+}
+// sum = 128 columns of 64 rows and some tiles of 8, both at such places, once wgmma_wait() says so.
+template <int NT>
+__device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t a, uint32_t b) {
+  const auto at = [](uint32_t low, int k) {
+    return uint64_t{kE4M3TileBytes >> 4} << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  };
+  wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma8(sum, at(a, k), at(b, k), k > 0);
+  wgmma_commit();
 }
 #endif
 

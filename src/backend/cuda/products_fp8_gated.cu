@@ -57,7 +57,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
 
 // sum = the sums of a tile, over all of K.
 template <int G, Fp8Scaled::How kHow>
-__device__ __forceinline__ void sum_up(Fp8Ring& ring, Sums& sum, int steps, int group,
+__device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps,
                                        const Fp8Scaled (&scaled)[2]) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -66,24 +66,26 @@ __device__ __forceinline__ void sum_up(Fp8Ring& ring, Sums& sum, int steps, int 
   }
 #pragma unroll 1
   for (int n = 0; n < steps; ++n) {
-    barrier_wait(&ring.full[ring.stage], ring.round);
-    const uint8_t* tokens = ring.data() + group * (8 * kE4M3TileBytes);
-    const uint8_t* rows = ring.data() + ring.of.width * kE4M3TileBytes;
+    const auto places = static_cast<uint32_t>(ring.offset) >> 4;
+    const uint8_t* rows = ring.rows();
+    ring.wait_full();
     float2 scales;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const uint8_t* its = rows + h * kTiles * kE4M3TileBytes;
       float part[kTiles][4];
-      fp8_ask(part, tokens, its);
-      if (h == 0) scales = token_scales(tokens);
+      fp8_ask(part, ring.tokens_at + places,
+              ring.rows_at + places + (h * kTiles * kE4M3TileBytes >> 4));
+      if (h == 0) scales = token_scales(ring);
       wgmma_wait<0>();
-      fp8_add<kTiles, kHow>(sum[h], part, scales, its, scaled[h].of_rows);
+      const uint32_t of_rows = scaled[h].template rows_of<kHow>();
+      fp8_add<kTiles, kHow>(sum[h], part, scales, its, of_rows);
       if (kHow != Fp8Scaled::kSteps && n + 1 == steps) {
-        fp8_scale<kTiles>(sum[h], its, scaled[h].of_rows);
+        fp8_scale<kTiles>(sum[h], its, of_rows);
       }
       pin(sum[h]);
     }
-    ring.release(&ring.empty[ring.stage]);
+    ring.release(ring.stage);
     ring.next();
   }
 }
@@ -153,25 +155,28 @@ __device__ __forceinline__ void put_tile(const Activations& act, const float (&v
 
 // The warpgroups that multiply.
 template <int G>
-__device__ __forceinline__ void walk(Fp8Ring ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                      const Tour& tour, const Activations& act) {
-  const int group = warp_index() / 4, steps = steps_of(list.of[0].weight);
-  const auto look_up = [&](int index, int product) {
-    const ProductTile tile =
-        many_tile<G, 1>(list, tokens, tour, index < tour.tiles ? index : tour.first);
-    return fp8_scaled<kTiles>(
-        [&](int j) { return scaled_panel(list.of[product].weight, tile.unit * kPanels + j / 8); });
+  Fp8Reader ring = fp8_reader(of);
+  const int steps = steps_of(list.of[0].weight);
+  ProductTile next;
+  Fp8Noted<kTiles> noted[2];
+  const auto look_up = [&](int index) {
+    next = many_tile<G, 1>(list, tokens, tour, index < tour.tiles ? index : tour.first);
+    for (int h = 0; h < 2; ++h) {
+      noted[h].look_up(
+          [&](int j) { return scaled_panel(list.of[h].weight, next.unit * kPanels + j / 8); });
+    }
   };
-  Fp8Scaled next[2] = {look_up(tour.first, 0), look_up(tour.first, 1)};
+  look_up(tour.first);
   wait();
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
-    const Fp8Scaled scaled[2] = {next[0], next[1]};
-    next[0] = look_up(index + tour.step, 0), next[1] = look_up(index + tour.step, 1);
+    const ProductTile tile = next;
+    const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
     const Fp8Scaled both{scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed, 0};
     Sums sum;
-    fp8_as(both,
-           [&](auto how) { sum_up<G, decltype(how)::value>(ring, sum, steps, group, scaled); });
+    fp8_as(both, [&](auto how) { sum_up<G, decltype(how)::value>(ring, sum, steps, scaled); });
+    look_up(index + tour.step);
     gate_sums(sum, list, tile.unit * kGateRows);
     put_tile(act, sum[0], tile, tokens);
   }

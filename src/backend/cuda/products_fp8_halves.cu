@@ -30,7 +30,7 @@ struct Fp8Half {
 
 // The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
 template <int NT>
-__device__ __forceinline__ void take_half(Fp8Ring& ring, Fp8Half<NT>& half, const ProductArgs& p,
+__device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled) {
   const int parts = leaves8(p.weight), first = rank * (NT / 2);
   const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     barrier_init(&there, 1);
     barrier_expect(&there, (two && blockIdx.x % 2 == 0 ? 2 : 1) * S::kHalf * S::kConsumers * 16);
   }
-  Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
+  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty);
   const int index = static_cast<int>(blockIdx.x) / 2, rank = static_cast<int>(blockIdx.x) % 2;
   const int producer = warp_index() - S::kConsumers / 32;
   auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
@@ -129,11 +129,12 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
     ProductTile tile = find_product_tile<S::kTokenTiles, NT>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
-    const Fp8Scaled scaled =
-        fp8_scaled<NT>([&](int j) { return scaled_panel(p.weight, (tile.unit + j) / 8); });
+    Fp8Noted<NT> noted;
+    noted.look_up([&](int j) { return scaled_panel(p.weight, (tile.unit + j) / 8); });
     wait();
     Fp8Half<NT> half;
-    take_half<NT>(ring, half, p, rank, scaled);
+    Fp8Reader reader = fp8_reader(ring);
+    take_half<NT>(reader, half, p, rank, noted.scaled());
     __syncwarp();
     cluster_wait();
     if (rank == 0) {

@@ -41,29 +41,35 @@ __device__ __forceinline__ void hand_over(const Desk& desk, const float (&sum)[N
 
 // G warpgroups.
 template <int G, int NT>
-__device__ __forceinline__ void fp8_walk(Fp8Ring ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                          const Tour& tour, const Desk& desk) {
+  Fp8Reader ring = fp8_reader(of);
+  int product = 0;
+  Fp8Noted<NT> noted;
   const auto look_up = [&](int index) {
+    int64_t count = tokens;
+    asm volatile("" : "+l"(count));  // what it gives does not stay in registers from tile to tile
     const ProductTile tile =
-        many_tile<G, NT>(list, tokens, tour, index < tour.tiles ? index : tour.first);
+        many_tile<G, NT>(list, count, tour, index < tour.tiles ? index : tour.first);
     const WeightView& w = list.of[tile.product].weight;
-    return fp8_scaled<NT>([&](int j) { return scaled_panel(w, (tile.unit + j) / 8); });
+    noted.look_up([&](int j) { return scaled_panel(w, (tile.unit + j) / 8); });
+    product = tile.product;
   };
-  Fp8Scaled next = look_up(tour.first);
+  look_up(tour.first);
   wait();
   int parity = 1;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
-    const ProductArgs& p = list.of[tile.product];
-    const Fp8Scaled scaled = next;
-    next = look_up(index + tour.step);
+    const WeightView& weight = list.of[product].weight;
+    const Fp8Scaled scaled = noted.scaled();
     float sum[NT][4];
-    fp8_sum<G, NT>(ring, sum, p.weight, scaled);
+    fp8_sum<G, NT>(ring, sum, weight, scaled);
+    look_up(index + tour.step);  // no register is free before
     if constexpr (Many<G, NT>::kWriters > 0) {
       if (index != tour.first) barrier_wait(desk.free, parity);
       hand_over<NT>(desk, sum);
     } else {
-      fp8_finish<NT>(p, tokens, sum, tile);
+      const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
+      fp8_finish<NT>(list.of[tile.product], tokens, sum, tile);
     }
   }
 }

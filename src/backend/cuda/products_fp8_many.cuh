@@ -54,20 +54,9 @@ struct Fp8Ring {
   uint64_t *full, *empty;
   int blocks;  // that must have done with a stage before it is filled again
   int stage = 0, round = 0;
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage * of.bytes; }
   __device__ __forceinline__ void next(int stages = 1) {
     stage += stages;
     if (stage >= of.count) stage -= of.count, round ^= 1;
-  }
-  // A warp has done with a stage.
-  __device__ __forceinline__ void release(uint64_t* its) const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    __syncwarp();
-    if (blocks == 1) {
-      if (lane == 0) barrier_arrive(its);
-    } else if (lane < blocks) {
-      arrive_at(place_in_block(its, lane));
-    }
   }
 };
 
@@ -105,6 +94,54 @@ __device__ __forceinline__ void cluster_meet() {
   __syncwarp();
   cluster_begun();
   cluster_wait();
+}
+
+// What a warp that multiplies knows of the ring. A step is one chain from the barrier to the scaled
+// sums, and its latency is the time that it takes: places are found once, moved from stage to
+// stage, and `kept` from being computed again in each.
+struct Fp8Reader {
+  const uint8_t* stages;
+  int bytes, count, width, blocks;
+  uint32_t tokens_at, rows_at;  // operands of the first stage
+  uint32_t full, empty;         // barriers
+  int stage = 0, offset = 0, round = 0;
+  __device__ __forceinline__ const uint8_t* rows() const {
+    return stages + offset + width * kE4M3TileBytes;
+  }
+  __device__ __forceinline__ void wait_full() const {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(full + static_cast<uint32_t>(stage * 8)),
+        "r"(round)
+        : "memory");
+  }
+  __device__ __forceinline__ void next() {
+    offset += bytes;
+    if (++stage == count) stage = 0, offset = 0, round ^= 1;
+  }
+  // The warp has done with a stage: a lane tells each block that fills it.
+  __device__ __forceinline__ void release(int its) const {
+    const auto lane = static_cast<int>(threadIdx.x % 32);
+    const uint32_t own = empty + static_cast<uint32_t>(its * 8);
+    uint32_t at = own;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(lane & 1));
+    __syncwarp();
+    if (lane < blocks) arrive_at(blocks > 1 ? at : own);
+  }
+};
+__device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring) {
+  const uint8_t* tokens = ring.stages + warp_index() / 4 * (8 * kE4M3TileBytes);
+  const uint8_t* rows = ring.stages + ring.of.width * kE4M3TileBytes;
+  return {ring.stages,
+          ring.of.bytes,
+          ring.of.count,
+          ring.of.width,
+          ring.blocks,
+          kept_place(tokens),
+          kept_place(rows),
+          kept(shared_address(ring.full)),
+          kept(shared_address(ring.empty))};
 }
 
 __device__ __forceinline__ int steps_of(const WeightView& w) {
@@ -211,27 +248,39 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
 struct Fp8Scaled {
   enum How : int32_t { kRows, kSteps, kMixed } how;
   uint32_t of_rows;  // a bit a tile of 8 rows
-};
-// panel_of(j): where the j-th tile's is noted. What is looked up a tile ahead stays where it is
-// written.
-template <int NT, class PanelOf>
-__device__ __forceinline__ Fp8Scaled fp8_scaled(const PanelOf& panel_of) {
-  constexpr int kSame = NT % 8 == 0 ? 8 : NT % 4 == 0 ? 4 : 2;  // tiles of one panel
-  uint32_t of_rows = 0, of_steps = 0;
-#pragma unroll
-  for (int j = 0; j < NT; j += kSame) {
-    constexpr uint32_t kBits = (1u << kSame) - 1;
-    int how;
-    asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(how) : "l"(panel_of(j)));
-    of_rows |= how == FP8::kOfRows ? kBits << j : 0;
-    of_steps |= how == FP8::kOfSteps ? kBits << j : 0;
+  // The same where `how` is known.
+  template <How kHow>
+  __device__ __forceinline__ uint32_t rows_of() const {
+    return kHow == kRows ? ~0u : kHow == kSteps ? 0 : of_rows;
   }
-  constexpr uint32_t kAll = (1u << NT) - 1;
-  return {of_rows == kAll    ? Fp8Scaled::kRows
-          : of_steps == kAll ? Fp8Scaled::kSteps
-                             : Fp8Scaled::kMixed,
-          of_rows};
-}
+};
+// What was noted of a tile's panels, on its way: it is looked up a tile ahead, and nobody waits.
+template <int NT>
+struct Fp8Noted {
+  static constexpr int kSame = NT % 8 == 0 ? 8 : NT % 4 == 0 ? 4 : 2;  // tiles of one panel
+  int how[NT / kSame];
+  // panel_of(j): where the j-th tile's is noted.
+  template <class PanelOf>
+  __device__ __forceinline__ void look_up(const PanelOf& panel_of) {
+#pragma unroll
+    for (int j = 0; j < NT; j += kSame) {
+      asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(how[j / kSame]) : "l"(panel_of(j)));
+    }
+  }
+  __device__ __forceinline__ Fp8Scaled scaled() const {
+    constexpr uint32_t kBits = (1u << kSame) - 1, kAll = (1u << NT) - 1;
+    uint32_t of_rows = 0, of_steps = 0;
+#pragma unroll
+    for (int j = 0; j < NT; j += kSame) {
+      of_rows |= how[j / kSame] == FP8::kOfRows ? kBits << j : 0;
+      of_steps |= how[j / kSame] == FP8::kOfSteps ? kBits << j : 0;
+    }
+    return {of_rows == kAll    ? Fp8Scaled::kRows
+            : of_steps == kAll ? Fp8Scaled::kSteps
+                               : Fp8Scaled::kMixed,
+            of_rows};
+  }
+};
 __device__ __forceinline__ const int32_t* scaled_panel(const WeightView& w, int64_t panel) {
   const int64_t last = panels_of(w) - 1;
   return FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last);
@@ -284,21 +333,10 @@ __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* ro
   }
 }
 
-// part = 128 columns of 64 tokens `a` and NT tiles of rows `b`, once wgmma_wait() says so.
-template <int NT>
-__device__ __forceinline__ void fp8_ask(float (&part)[NT][4], const uint8_t* tokens,
-                                        const uint8_t* rows) {
-  const uint64_t a = e4m3_at(tokens), b = e4m3_at(rows);
-  wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma8(part, a + k * kNextStep, b + k * kNextStep, k > 0);
-  wgmma_commit();
-}
-
 // Scales of a lane's two tokens: of a warpgroup's 64.
-__device__ __forceinline__ float2 token_scales(const uint8_t* tokens) {
-  const uint8_t* own = tokens + warp_index() % 4 * (2 * kE4M3TileBytes) + kTokenTile * kE4M3Cols +
-                       threadIdx.x % 32 / 4 * 4;
+__device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
+  const uint8_t* own = ring.stages + ring.offset + threadIdx.x / 32 * (2 * kE4M3TileBytes) +
+                       kTokenTile * kE4M3Cols + threadIdx.x % 32 / 4 * 4;
   return make_float2(*reinterpret_cast<const float*>(own),
                      *reinterpret_cast<const float*>(own + kE4M3TileBytes));
 }
@@ -306,21 +344,35 @@ __device__ __forceinline__ float2 token_scales(const uint8_t* tokens) {
 // sum += the next U steps, for a warpgroup's 64 tokens; some parts are on their way at once.
 // After the last one, end(its rows).
 template <int G, int NT, Fp8Scaled::How kHow, int U, class End>
-__device__ __forceinline__ void fp8_steps(Fp8Ring& ring, float (&sum)[NT][4], uint32_t of_rows,
+__device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                           bool last, const End& end) {
+  if constexpr (kAheadOf<NT> == 1 || U == 1) {
+    static_assert(U == 1);
+    float part[NT][4];
+    const auto places = static_cast<uint32_t>(ring.offset) >> 4;
+    ring.wait_full();
+    fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
+    const float2 scales = token_scales(ring);
+    wgmma_wait<0>();
+    fp8_add<NT, kHow>(sum, part, scales, ring.rows(), of_rows);
+    if (last) end(ring.rows());
+    pin(sum);
+    ring.release(ring.stage);
+    ring.next();
+    return;
+  }
   constexpr int kAhead = kAheadOf<NT> < U ? kAheadOf<NT> : U;
-  const int group = warp_index() / 4;
   float part[kAhead][NT][4];
   float2 scales[kAhead];
   const uint8_t* rows[kAhead];
-  uint64_t* empty[kAhead];
+  int stage[kAhead];
   const auto ask = [&](int i) {
-    barrier_wait(&ring.full[ring.stage], ring.round);
-    const uint8_t* tokens = ring.data() + group * (8 * kE4M3TileBytes);
-    rows[i] = ring.data() + ring.of.width * kE4M3TileBytes;
-    empty[i] = &ring.empty[ring.stage];
-    fp8_ask(part[i], tokens, rows[i]);
-    scales[i] = token_scales(tokens);
+    const auto places = static_cast<uint32_t>(ring.offset) >> 4;
+    ring.wait_full();
+    fp8_ask(part[i], ring.tokens_at + places, ring.rows_at + places);
+    scales[i] = token_scales(ring);
+    rows[i] = ring.rows();
+    stage[i] = ring.stage;
     ring.next();
   };
 #pragma unroll
@@ -340,7 +392,7 @@ __device__ __forceinline__ void fp8_steps(Fp8Ring& ring, float (&sum)[NT][4], ui
     fp8_add<NT, kHow>(sum, part[u % kAhead], scales[u % kAhead], rows[u % kAhead], of_rows);
     if (u + 1 == U && last) end(rows[u % kAhead]);
     pin(sum);
-    ring.release(empty[u % kAhead]);
+    ring.release(stage[u % kAhead]);
   }
 }
 
@@ -401,30 +453,33 @@ struct Fp8Leaves {
 // total = the sums of leaves from left to right, or of the first one only unless `adds`; `sum` is
 // that of the last one. At its end, last(the rows of its last step).
 template <int G, int NT, Fp8Scaled::How kHow, class Last>
-__device__ __forceinline__ void fp8_leaves(Fp8Ring& ring, float (&total)[NT][4],
+__device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const Last& last) {
   constexpr int kAtOnce = kAheadOf<NT> == 1 || kHow == Fp8Scaled::kMixed ? 1 : 8;
+  const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
 #pragma unroll
     for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
     const auto end = [&](const uint8_t* rows) {
+      if (leaf == leaves.first) {
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
+        for (int j = 0; j < NT; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (leaf == leaves.first) {
-            total[j][i] = sum[j][i];
-          } else if (adds) {
-            total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
-          }
+          for (int i = 0; i < 4; ++i) total[j][i] = sum[j][i];
+        }
+      } else if (adds) {
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
         }
       }
       if (leaf + 1 == leaves.end) last(rows);
       pin(total);
     };
-    int left = leaf_of(w, leaf).count;
+    int left = cut.leaf(leaf).count;
     for (; left >= kAtOnce; left -= kAtOnce) {
       fp8_steps<G, NT, kHow, kAtOnce>(ring, sum, of_rows, left == kAtOnce, end);
     }
@@ -448,16 +503,15 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
 
 // total = the sums of all leaves, from left to right.
 template <int G, int NT>
-__device__ __forceinline__ void fp8_sum(Fp8Ring& ring, float (&total)[NT][4], const WeightView& w,
+__device__ __forceinline__ void fp8_sum(Fp8Reader& ring, float (&total)[NT][4], const WeightView& w,
                                         const Fp8Scaled& scaled) {
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
+    const uint32_t of_rows = scaled.rows_of<kHow>();
     float sum[NT][4];
-    fp8_leaves<G, NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, scaled.of_rows,
+    fp8_leaves<G, NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
                             [&](const uint8_t* rows) {
-                              if (kHow != Fp8Scaled::kSteps) {
-                                fp8_scale<NT>(total, rows, scaled.of_rows);
-                              }
+                              if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
                             });
   });
 }
