@@ -280,6 +280,7 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       {quant::Format::kINT8, 576, 1808},      {quant::Format::kINT8, 136, 17000},
       {quant::Format::kInt4G128, 2176, 8704}, {quant::Format::kInt4G32, 2176, 4608},
       {quant::Format::kBF16, 576, 208},       {quant::Format::kBF16, 2112, 208},
+      {quant::Format::kBF16, 2112, 14320},    {quant::Format::kBF16, 576, 28000},
       {quant::Format::kFP8, 640, 12800},      {quant::Format::kFP8, 1152, 12800},
       {quant::Format::kFP8, 2176, 12800},     {quant::Format::kQ4_0, 2176, 8768},
       {quant::Format::kQ4_0, 2112, 8256},     {quant::Format::kQ8_0, 2112, 8704},
@@ -311,14 +312,59 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       return out.get();
     };
     const std::vector<float> all = run(0, kMost, nullptr);
-    for (const int64_t rows :
-         {int64_t{1}, int64_t{9}, int64_t{16}, int64_t{19}, int64_t{32}, int64_t{40}, int64_t{64},
-          int64_t{65}, int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{9}, int64_t{16}, int64_t{19}, int64_t{32},
+                               int64_t{40}, int64_t{64}, int64_t{65}, int64_t{100}, int64_t{128},
+                               int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
       for (const int64_t first : {int64_t{0}, kMost - rows}) {
         const std::vector<float> got = run(first, rows, &*down);
         ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)
             << quant::info(format).name << " of " << cols << " columns, rows " << first << "+"
             << rows;
+      }
+    }
+  }
+}
+
+// Few rows, of one product or of several: blocks share them in ways that depend on their number and
+// the tokens'.
+TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
+  constexpr int64_t kMost = 128, kCols = 2368;
+  const std::vector<int64_t> lists[] = {
+      {640}, {1601, 399}, {4112}, {4104, 1000, 1000}, {4096, 2050}};
+  DeviceFloats x(*gpu, random_floats(kMost * kCols, 1));
+  for (const std::vector<int64_t>& rows : lists) {
+    std::vector<ops::Weight> weights;
+    std::vector<std::unique_ptr<DeviceFloats>> biases;
+    for (const int64_t n : rows) {
+      const Stored s = stored(quant::Format::kBF16, n, kCols, static_cast<uint32_t>(n));
+      auto packed = gpu->pack(quant::Format::kBF16, s.rows, kCols);
+      ASSERT_TRUE(packed.ok());
+      weights.push_back(std::move(*packed));
+      biases.push_back(std::make_unique<DeviceFloats>(*gpu, random_floats(n, 2)));
+    }
+    const auto run = [&](int64_t first, int64_t tokens) {
+      std::vector<ops::Product> list;
+      std::vector<std::unique_ptr<DeviceFloats>> out;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        out.push_back(std::make_unique<DeviceFloats>(
+            *gpu, std::vector<float>(static_cast<size_t>(tokens * rows[i]), 0.25f)));
+        list.push_back({&weights[i], out.back()->matrix(tokens, rows[i]),
+                        i == 0 ? nullptr : biases[i]->matrix(1, rows[i]).data, 0.5f, i == 0});
+      }
+      gpu->matmul(x.matrix(kMost, kCols).slice_rows(first, tokens), list);
+      std::vector<std::vector<float>> got;
+      for (const auto& each : out) got.push_back(each->get());
+      return got;
+    };
+    for (const int64_t tokens : {int64_t{33}, int64_t{40}, int64_t{64}, int64_t{65}, kMost}) {
+      const auto all = run(kMost - tokens, tokens);
+      for (const int64_t t : {int64_t{0}, int64_t{9}, int64_t{31}, tokens - 1}) {
+        const auto alone = run(kMost - tokens + t, 1);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          ASSERT_EQ(std::memcmp(all[i].data() + t * rows[i], alone[i].data(), alone[i].size() * 4),
+                    0)
+              << "product " << i << " of " << rows[i] << " rows, token " << t << " of " << tokens;
+        }
       }
     }
   }

@@ -274,6 +274,14 @@ bool wgmma_takes(Code code, int64_t tokens);
 int run_wgmma(const ProductList& list, int64_t tokens);
 int run_wgmma_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
+// products_halves.cu: the same with at most 128 tokens and few rows.
+bool halves_take(const ProductList& list, int64_t tokens);
+int run_halves(const ProductList& list, int64_t tokens);
+
+// products_gate.cu: the same of gated units with 65 to 128 tokens.
+bool gate_takes(const ProductList& gate_and_up, int64_t tokens);
+int run_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
 // products_share.cu: the same with few tokens or rows; of gated units with at most 64 tokens.
 bool share_takes(const ProductList& list, int64_t tokens);
 int run_share(const ProductList& list, int64_t tokens);

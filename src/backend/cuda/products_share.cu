@@ -20,6 +20,7 @@ constexpr int kShareRound = 4;  // tiles of tokens that a gated unit exchanges a
 // NT: tiles of 8 tokens.
 template <int NT, Split split>
 struct Share {
+  static constexpr bool kTokensLead = false;
   static constexpr bool kGate = split == Split::kGate, kTokens = split == Split::kTokens;
   static constexpr int kTiles = split == Split::kRows ? 8 : 4;  // of 16 rows, in a pass
   static constexpr int kSums = kTokens ? NT / 2 : NT;           // tiles of tokens of a warpgroup
@@ -32,7 +33,7 @@ struct Share {
   static constexpr int kRoom = kStages * kStageBytes;
   static constexpr int kBytes = kRoom + kRoomBytes;
 };
-constexpr int kThreads = kConsumers + 32;
+constexpr int kThreads = kConsumers + kProducers * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Tiles of 16 rows, of one panel and the next.
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
                       S::kTiles};
-  if (threadIdx.x == kConsumers) {
+  if (threadIdx.x >= kConsumers) {
+    if (threadIdx.x % 32 != 0) return;
     const int token_tiles = (tokens + 7) / 8;
     bool waited = false;
     for (int pass = 0; pass < passes.passes(); ++pass) {
@@ -102,8 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int count = passes.begin(pass + 1) - passes.begin(pass);
       const auto from = [&](const auto& rows) {
         fill(ring, rows, list.of[i].act, static_cast<int64_t>(token_tiles) * kTokenBytes,
-             min(NT, token_tiles) * kTokenBytes, static_cast<int>((cols + 63) / 64), waited,
-             [](int n) { return static_cast<int64_t>(n); });
+             min(NT, token_tiles) * kTokenBytes, static_cast<int>((cols + 63) / 64), waited);
       };
       if constexpr (S::kGate) {
         from(TilesOfTwo{tiles_of(list.of[0].weight, tile, count),
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         from(tiles_of(list.of[i].weight, tile, count));
       }
     }
-  } else if (threadIdx.x < kConsumers) {
+  } else {
     wait();
     const int group = static_cast<int>(threadIdx.x / 128);
     const int warp = static_cast<int>(threadIdx.x / 32);

@@ -2,8 +2,9 @@
 // of weights and of tokens each, filled by one thread, the sums that warpgroups make of it, and how
 // they are written.
 //
-// A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), and the bytes from one
-// warpgroup's rows and tokens to the other's: kGroupRows, kGroupTokens.
+// A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), the bytes from one
+// warpgroup's rows and tokens to the other's, kGroupRows and kGroupTokens, and kTokensLead: whether
+// tokens are on the 64-row side of wgmma.
 #pragma once
 
 #include "backend/cuda/products.cuh"
@@ -12,6 +13,9 @@
 namespace freshet::cuda {
 
 inline constexpr int kConsumers = 256;
+// Warps of which a thread each fills the ring, a stage in turn: to ask for a copy takes one some
+// 340 cycles, and a stage has several.
+inline constexpr int kProducers = 4;
 inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);  // 64 columns of its 128 rows
 inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile's
 
@@ -63,32 +67,39 @@ struct Ring {
   __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
 };
 
-// Fills the ring with `count` pieces, the n-th for columns 64 unit(n) on. Weights are asked for
-// before the kernel in front of this one has ended, tokens after.
-template <class S, class Rows, class Unit>
+__device__ __forceinline__ int producer_index() {
+  return (static_cast<int>(threadIdx.x) - kConsumers) / 32;
+}
+
+// A producer's share of filling the ring with `count` pieces. Weights are asked for before the
+// kernel in front of this one has ended, tokens after.
+template <class S, class Rows>
 __device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint8_t* tokens,
-                                     int64_t token_step, uint32_t bytes, int count, bool& waited,
-                                     const Unit& unit) {
+                                     int64_t token_step, uint32_t bytes, int count, bool& waited) {
+  static_assert(S::kStages >= kProducers);
   const auto copy_rows = [&](int n, int stage) {
     barrier_expect(&ring.full[stage], rows.bytes() + bytes);
-    rows.copy(ring.stages + stage * S::kStageBytes, unit(n) * kUnitStep<BF16>, &ring.full[stage]);
+    rows.copy(ring.stages + stage * S::kStageBytes, n * kUnitStep<BF16>, &ring.full[stage]);
   };
   const auto copy_tokens = [&](int n, int stage) {
-    bulk_copy(ring.stages + stage * S::kStageBytes + S::kRowBytes, tokens + unit(n) * token_step,
-              bytes, &ring.full[stage]);
+    bulk_copy(ring.stages + stage * S::kStageBytes + S::kRowBytes, tokens + n * token_step, bytes,
+              &ring.full[stage]);
   };
-  int n = 0;
+  int n = (producer_index() - ring.at % kProducers + kProducers) % kProducers;
   if (!waited) {
-    for (; n < min(count, S::kStages); ++n) copy_rows(n, n);
+    const int first = n, ahead = min(count, S::kStages);
+    for (; n < ahead; n += kProducers) copy_rows(n, n);
     wait();
-    for (int k = 0; k < n; ++k) copy_tokens(k, k);
+    for (int k = first; k < ahead; k += kProducers) copy_tokens(k, k);
     waited = true;
   }
-  for (; n < count; ++n) {
-    const int at = ring.at + n, stage = at % S::kStages;
-    if (at >= S::kStages) barrier_wait(&ring.empty[stage], (at / S::kStages - 1) & 1);
+  int stage = (ring.at + n) % S::kStages, round = (ring.at + n) / S::kStages & 1;
+  for (; n < count; n += kProducers) {
+    barrier_wait(&ring.empty[stage], round ^ 1);  // of the first round there is nothing to wait for
     copy_rows(n, stage);
     copy_tokens(n, stage);
+    stage += kProducers;
+    if (stage >= S::kStages) stage -= S::kStages, round ^= 1;
   }
   ring.at += count;
 }
@@ -107,18 +118,18 @@ __device__ __forceinline__ Ring<S> start_ring(uint8_t* stages, uint64_t* full, u
   return {stages, full, empty};
 }
 
-// sum += a piece, for a warpgroup's 64 rows.
+// sum += a piece, for the 64 rows of `lead`, and what stands on the other side.
 template <int NT>
-__device__ __forceinline__ void add_piece(float (&sum)[NT][4], const uint8_t* rows,
-                                          const uint8_t* tokens, bool first) {
-  const uint64_t a = operand_at(rows), b = operand_at(tokens);
+__device__ __forceinline__ void add_piece(float (&sum)[NT][4], const uint8_t* lead,
+                                          const uint8_t* other, bool first) {
+  const uint64_t a = operand_at(lead), b = operand_at(other);
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNextStep, b + k * kNextStep, !first || k > 0);
   wgmma_commit();
 }
 
-// sum = the next `count` pieces, for a warpgroup's 64 rows.
+// sum = the next `count` pieces.
 template <class S, int NT>
 __device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], int count) {
   const int group = static_cast<int>(threadIdx.x / 128);
@@ -130,7 +141,9 @@ __device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], i
 #pragma unroll 1
   for (int n = 0; n < count; ++n, ++ring.at) {
     barrier_wait(&ring.full[ring.stage()], ring.round());
-    add_piece<NT>(sum, ring.data() + rows, ring.data() + tokens, n == 0);
+    const uint8_t* data = ring.data();
+    add_piece<NT>(sum, data + (S::kTokensLead ? tokens : rows),
+                  data + (S::kTokensLead ? rows : tokens), n == 0);
     wgmma_wait<1>();
     if (before >= 0) leave(before);
     before = ring.stage();

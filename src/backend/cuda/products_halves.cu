@@ -1,0 +1,321 @@
+// Products of BF16 weights of few rows with 33 to 128 tokens on Hopper: two blocks of a cluster
+// share rows, and each takes half of the leaves of K.
+//
+// Tokens are on the 64-row side of wgmma, and any number of tiles of 8 rows on the other, so that
+// every pair has as many rows as any other, of whatever product. Two warpgroups take 64 tokens
+// each, or of up to 64 tokens half of the rows each. The first block adds its leaves up; the second
+// keeps its own apart. It gets more of the other's sums to end than it gives: one for each of its
+// rows, where those that it gives take four. Leaves are added from left to right, and the bits are
+// those of products.cu.
+#include "backend/cuda/cluster.cuh"
+#include "backend/cuda/products_wgmma.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kLeaves = kWarps / 2;  // of a block
+constexpr int kSharedBytes = 222 << 10;
+
+// G: tiles of 64 tokens; NT: tiles of 8 rows.
+template <int G_, int NT_>
+struct Halves {
+  static constexpr int G = G_, NT = NT_;
+  static constexpr int kTiles = NT * G / 2;  // of a warpgroup
+  static constexpr int kFirst = G;           // of these the first block ends
+  static constexpr bool kTokensLead = true;
+  static constexpr int kGroupRows = G == 1 ? kTiles * kTokenBytes : 0;
+  static constexpr int kGroupTokens = G == 2 ? 8 * kTokenBytes : 0;
+  static constexpr int kRowBytes = NT * kTokenBytes, kStageBytes = kRowBytes + G * 8 * kTokenBytes;
+  static constexpr int kSent =
+      kTiles - kFirst > kLeaves* kFirst ? kTiles - kFirst : kLeaves* kFirst;
+  static constexpr int kStages = (kSharedBytes - kSent * kConsumers * 16) / kStageBytes;
+  static constexpr int kRoom = kStages * kStageBytes;
+  static constexpr int kBytes = kRoom + kSent * kConsumers * 16;
+};
+constexpr int kThreads = kConsumers + kProducers * 32;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A pair's tiles of 16 rows, of all products.
+struct Tiles {
+  int first, count;
+};
+__device__ __forceinline__ int product_of(const ProductList& list, int tile) {
+  int i = 0;
+  while (i + 1 < list.count && tile >= list.first_block[i + 1]) ++i;
+  return i;
+}
+
+// They lie in so many runs of memory.
+struct Run {
+  const uint8_t* from;
+  uint32_t to, bytes;
+};
+template <int N>
+struct Runs {
+  Run of[N];
+  int count;
+};
+template <int N>
+struct SharedRuns {
+  const Runs<N>& runs;
+  uint32_t all;
+
+  __device__ __forceinline__ uint32_t bytes() const { return all; }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    for (int r = 0; r < runs.count; ++r) {
+      const Run& run = runs.of[r];
+      copy_weights(to + run.to, run.from + at, run.bytes, barrier);
+    }
+  }
+};
+template <int N>
+__device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductList& list,
+                                                   const Tiles& tiles, int64_t unit) {
+  constexpr int kPanel = kPanelTiles<BF16>;
+  uint32_t to = 0;
+  runs.count = 0;
+  for (int tile = tiles.first; tile < tiles.first + tiles.count;) {
+    const int i = product_of(list, tile), in = tile - list.first_block[i];
+    const int end = min(tiles.first + tiles.count, list.first_block[i + 1]);
+    const int count = min(end - tile, kPanel - in % kPanel);
+    const WeightView& w = list.of[i].weight;
+    const auto bytes = static_cast<uint32_t>(count * BF16::kTileBytes);
+    runs.of[runs.count++] = {w.data + tile_at<BF16>(in, w.cols) + unit * kUnitStep<BF16>, to,
+                             bytes};
+    to += bytes;
+    tile += count;
+  }
+  return {runs, to};
+}
+
+// Where a lane's sums of a tile of rows go: pairs of rows of two tokens.
+struct End {
+  const ProductArgs& p;
+  int64_t row, token, tokens;
+
+  __device__ __forceinline__ bool real(int i) const {
+    return row < p.weight.rows && token + i * 8 < tokens;
+  }
+  __device__ __forceinline__ bool both() const {
+    return row + 1 < p.weight.rows && p.out_stride % 2 == 0 &&
+           reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  }
+  __device__ __forceinline__ float* at(int i) const {
+    return p.out + (token + i * 8) * p.out_stride + row;
+  }
+  __device__ __forceinline__ float2 bias() const {
+    if (p.bias == nullptr || row >= p.weight.rows) return {};
+    return make_float2(p.bias[row], row + 1 < p.weight.rows ? p.bias[row + 1] : 0.0f);
+  }
+  __device__ __forceinline__ float2 before(int i) const {
+    if (p.add == 0 || !real(i)) return {};
+    if (both()) return *reinterpret_cast<const float2*>(at(i));
+    return make_float2(at(i)[0], row + 1 < p.weight.rows ? at(i)[1] : 0.0f);
+  }
+  __device__ __forceinline__ void put(int i, float2 v, float2 bias, float2 before) const {
+    if (!real(i)) return;
+    if (p.bias != nullptr) v = make_float2(__fadd_rn(v.x, bias.x), __fadd_rn(v.y, bias.y));
+    v = make_float2(__fmul_rn(v.x, p.scale), __fmul_rn(v.y, p.scale));
+    if (p.add != 0) v = make_float2(__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y));
+    if (both()) {
+      *reinterpret_cast<float2*>(at(i)) = v;
+    } else {
+      at(i)[0] = v.x;
+      if (row + 1 < p.weight.rows) at(i)[1] = v.y;
+    }
+  }
+};
+
+// What a warp ends: 16 tokens, of its warpgroup's tiles those that are its block's.
+template <class S>
+struct Ends {
+  const ProductList& list;
+  const Tiles& tiles;
+  int tokens, warp;
+
+  __device__ __forceinline__ int first_token() const { return (S::G == 2 ? warp : warp % 4) * 16; }
+  __device__ __forceinline__ End of(int j) const {
+    const int at = j + (S::G == 1 ? warp / 4 * S::kTiles : 0), in = min(at / 2, tiles.count - 1);
+    const int i = product_of(list, tiles.first + in), lane = static_cast<int>(threadIdx.x % 32);
+    const int64_t row = (tiles.first + in - list.first_block[i]) * 16 + at % 2 * 8 + lane % 4 * 2;
+    return {list.of[i], row, first_token() + lane / 4, at / 2 < tiles.count ? tokens : 0};
+  }
+};
+
+// Adds up a block's own tiles [From, To), AtOnce at a time, as sum(tile, i) gives them once the
+// other's are `there`, and writes them.
+template <class S, int From, int To, int AtOnce, class Sum>
+__device__ __forceinline__ void end_own(const Ends<S>& ends, uint64_t* there, const Sum& sum) {
+  static_assert((To - From) % AtOnce == 0);
+#pragma unroll
+  for (int first = From; first < To; first += AtOnce) {
+    float2 bias[AtOnce], before[AtOnce][2];
+#pragma unroll
+    for (int n = 0; n < AtOnce; ++n) {
+      const End end = ends.of(first + n);
+      bias[n] = end.bias();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) before[n][i] = end.before(i);
+    }
+    if (first == From) barrier_wait(there, 0);
+#pragma unroll
+    for (int n = 0; n < AtOnce; ++n) {
+      float v[4];
+      sum(first + n, v);
+      const End end = ends.of(first + n);
+      end.put(0, make_float2(v[0], v[1]), bias[n], before[n][0]);
+      end.put(1, make_float2(v[2], v[3]), bias[n], before[n][1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void add(float (&to)[4], const float (&v)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = __fadd_rn(to[i], v[i]);
+}
+__device__ __forceinline__ void add(float (&to)[4], const float4& v) {
+  const float four[4] = {v.x, v.y, v.z, v.w};
+  add(to, four);
+}
+
+// The first block adds its leaves up.
+template <class S>
+__device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], float4* room,
+                                          uint64_t* there, const Ends<S>& ends) {
+  float4* mine = room + threadIdx.x;
+  auto& sum = leaf[0];
+#pragma unroll
+  for (int l = 1; l < kLeaves; ++l) {
+#pragma unroll
+    for (int j = 0; j < S::kTiles; ++j) add(sum[j], leaf[l][j]);
+  }
+  const uint32_t to = place_in_block(mine, 1), barrier = place_in_block(there, 1);
+#pragma unroll
+  for (int j = S::kFirst; j < S::kTiles; ++j) {
+    send(to + (j - S::kFirst) * kConsumers * 16, sum[j], barrier);
+  }
+  end_own<S, 0, S::kFirst, S::kFirst>(ends, there, [&](int j, float(&v)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = sum[j][i];
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) add(v, mine[(l * S::kFirst + j) * kConsumers]);
+  });
+}
+// The second keeps them apart.
+template <class S>
+__device__ __forceinline__ void end_second(const float (&sum)[kLeaves][S::kTiles][4], float4* room,
+                                           uint64_t* there, const Ends<S>& ends) {
+  float4* mine = room + threadIdx.x;
+  const uint32_t to = place_in_block(mine, 0), barrier = place_in_block(there, 0);
+#pragma unroll
+  for (int l = 0; l < kLeaves; ++l) {
+#pragma unroll
+    for (int j = 0; j < S::kFirst; ++j) {
+      send(to + (l * S::kFirst + j) * kConsumers * 16, sum[l][j], barrier);
+    }
+  }
+  constexpr int kOwn = S::kTiles - S::kFirst, kAtOnce = kOwn <= 6 ? kOwn : 2;
+  end_own<S, S::kFirst, S::kTiles, kAtOnce>(ends, there, [&](int j, float(&v)[4]) {
+    const float4 first = mine[(j - S::kFirst) * kConsumers];
+    v[0] = first.x, v[1] = first.y, v[2] = first.z, v[3] = first.w;
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) add(v, sum[l][j]);
+  });
+}
+#endif
+
+// share: tiles of 16 rows of a pair.
+template <class S>
+__global__ void __launch_bounds__(kThreads, 1)
+    halves_kernel(const __grid_constant__ ProductList list, int tokens, int share) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t stages[];
+  __shared__ uint64_t full[S::kStages], empty[S::kStages], there;
+  __shared__ Runs<S::NT / 2> runs[kProducers];
+  let_next_start();
+  const int rank = static_cast<int>(blockIdx.x) % 2;
+  const int first = static_cast<int>(blockIdx.x) / 2 * share;
+  const Tiles tiles{first, min(share, list.first_block[list.count] - first)};
+  const int64_t cols = list.of[0].weight.cols;
+  const int first_leaf = rank * kLeaves;
+  if (threadIdx.x == 0) {  // what comes is of warps with tokens
+    barrier_init(&there, 1);
+    const int warps = (tokens + 15) / 16 * (2 / S::G);
+    barrier_expect(&there, static_cast<uint32_t>(warps * 32 * 16) *
+                               (rank == 0 ? kLeaves * S::kFirst : S::kTiles - S::kFirst));
+  }
+  Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  cluster_begun();  // nobody sends to a block that has not
+  if (threadIdx.x >= kConsumers) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x % 32 == 0) {
+      const int64_t step = static_cast<int64_t>((tokens + 7) / 8) * kTokenBytes;
+      const Leaf last = leaf_of(cols, first_leaf + kLeaves - 1);
+      const int begin = leaf_of(cols, first_leaf).first;
+      bool waited = false;
+      fill(ring, find_runs(runs[producer_index()], list, tiles, begin),
+           list.of[0].act + begin * step, step, static_cast<uint32_t>(step),
+           last.first + last.count - begin, waited);
+    }
+    __syncwarp();
+    cluster_wait();
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait();
+    float sum[kLeaves][S::kTiles][4];
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) {
+      sum_pieces<S, S::kTiles>(ring, sum[l], leaf_of(cols, first_leaf + l).count);
+    }
+    __syncwarp();
+    cluster_wait();
+    const Ends<S> ends{list, tiles, tokens, static_cast<int>(threadIdx.x / 32)};
+    auto* room = reinterpret_cast<float4*>(stages + S::kRoom);
+    if (ends.first_token() >= tokens) return;
+    if (rank == 0) {
+      end_first<S>(sum, room, &there, ends);
+    } else {
+      end_second<S>(sum, room, &there, ends);
+    }
+  }
+#endif
+}
+
+template <int G, int NT>
+int launch_halves(const ProductList& list, int64_t tokens, int share) {
+  using S = Halves<G, NT>;
+  const auto kernel = halves_kernel<S>;
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
+  const auto pairs = static_cast<unsigned>(ceil_div(list.first_block[list.count], share));
+  return launch_cluster(kernel, dim3(pairs * 2), dim3(kThreads), S::kBytes, dim3(2), list,
+                        static_cast<int>(tokens), share);
+}
+
+constexpr int kMost = 6;  // tiles of 16 rows of a pair
+
+ProductList with_tiles(const ProductList& list) {
+  return with_blocks(list, 16);
+}
+int share_of(const ProductList& list) {
+  return static_cast<int>(ceil_div(list.first_block[list.count], multiprocessors / 2));
+}
+
+}  // namespace
+
+bool halves_take(const ProductList& list, int64_t tokens) {
+  return tokens <= 128 && leaves(list.of[0].weight.cols) == kWarps &&
+         share_of(with_tiles(list)) <= kMost;
+}
+
+int run_halves(const ProductList& given, int64_t tokens) {
+  const ProductList list = with_tiles(given);
+  const int share = share_of(list);
+  if (tokens <= 64) {
+    return share <= 4 ? launch_halves<1, 8>(list, tokens, share)
+                      : launch_halves<1, 12>(list, tokens, share);
+  }
+  return share <= 4 ? launch_halves<2, 8>(list, tokens, share)
+                    : launch_halves<2, 12>(list, tokens, share);
+}
+
+}  // namespace freshet::cuda
