@@ -19,11 +19,11 @@ inline bool cpu_has_avx512() {
   return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
          __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
 }
-// Eight floats as doubles, inside a function marked AVX512. GCC 12 widens a vector of eight half by
-// half.
-template <class Doubles8>
-FRESHET_INLINE_BODY void widen_avx512(const float* from, Doubles8& to) {
-  asm("vcvtps2pd %1, %0" : "=v"(to) : "m"(*reinterpret_cast<const float(*)[8]>(from)));
+// Half a register of floats as one of doubles, inside a function marked AVX2 or AVX512. GCC 12
+// converts them half by half, or one by one.
+template <class Floats, class Doubles>
+FRESHET_INLINE_BODY void widen(const Floats& from, Doubles& to) {
+  asm("vcvtps2pd %1, %0" : "=v"(to) : "v"(from));
 }
 }  // namespace freshet
 #else
@@ -36,9 +36,9 @@ inline bool cpu_has_avx2() {
 inline bool cpu_has_avx512() {
   return false;
 }
-template <class Doubles8>
-FRESHET_INLINE_BODY void widen_avx512(const float* from, Doubles8& to) {
-  for (int i = 0; i < 8; ++i) to[i] = static_cast<double>(from[i]);
+template <class Floats, class Doubles>
+FRESHET_INLINE_BODY void widen(const Floats& from, Doubles& to) {
+  to = __builtin_convertvector(from, Doubles);
 }
 }  // namespace freshet
 #endif

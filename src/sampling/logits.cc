@@ -45,27 +45,37 @@ FRESHET_TARGET_AVX2 void maxima_avx2(const float* x, int64_t blocks, float* out)
 
 // exp(x) for x <= 0: 2^n e^r with |r| <= ln(2)/2 and e^r by its Taylor polynomial of degree 7
 // (relative error below 1e-7). Below -87 the result would not be a normal number and is 0. Of one
-// number or of lanes.
-template <class F, class I>
-FRESHET_INLINE_BODY void exp_of(F& x) {
+// number or of lanes. Several go through it step by step: each alone is one chain of operations
+// that wait for one another, longer than a processor looks ahead.
+template <class F, class I, int kCount>
+FRESHET_INLINE_BODY void exp_of(F (&x)[kCount]) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const F shifted = x * 1.44269504f + kRound;
-  const F n = shifted - kRound;
-  const F r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  F p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
-  p = p * r + (1.0f / 120.0f);
-  p = p * r + (1.0f / 24.0f);
-  p = p * r + (1.0f / 6.0f);
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  I bits, power;
-  std::memcpy(&bits, &p, sizeof bits);
-  std::memcpy(&power, &shifted, sizeof power);
-  bits += (power - std::bit_cast<int32_t>(kRound)) << 23;
-  F result;
-  std::memcpy(&result, &bits, sizeof result);
-  x = x > -87.0f ? result : F{};  // NaN: 0
+  constexpr float kTaylor[] = {1.0f / 5040.0f, 1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f,
+                               1.0f / 6.0f,    0.5f,          1.0f,          1.0f};
+  F shifted[kCount], r[kCount], p[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) shifted[i] = x[i] * 1.44269504f + kRound;
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    const F n = shifted[i] - kRound;
+    r[i] = (x[i] - n * 0.693359375f) + n * 2.12194440e-4f;
+    p[i] = r[i] * kTaylor[0] + kTaylor[1];
+  }
+#pragma GCC unroll 8
+  for (int k = 2; k < 8; ++k) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) p[i] = p[i] * r[i] + kTaylor[k];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    I bits, power;
+    std::memcpy(&bits, &p[i], sizeof bits);
+    std::memcpy(&power, &shifted[i], sizeof power);
+    bits += (power - std::bit_cast<int32_t>(kRound)) << 23;
+    F result;
+    std::memcpy(&result, &bits, sizeof result);
+    x[i] = x[i] > -87.0f ? result : F{};  // NaN: 0
+  }
 }
 
 // Adding 2^52 leaves the nearest whole number in the low bits.
@@ -76,25 +86,21 @@ constexpr double kUnits = static_cast<double>(Weight{1} << kWeightBits), kWhole 
 struct Lanes4 {
   using Floats = float __attribute__((vector_size(16)));
   using Ints = int32_t __attribute__((vector_size(16)));
-  using Half = float __attribute__((vector_size(8)));
   using Doubles = double __attribute__((vector_size(16)));
   using Weights = Weight __attribute__((vector_size(16)));
-  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) {
-    Half half;
-    std::memcpy(&half, from, sizeof half);
-    to = __builtin_convertvector(half, Doubles);
+  static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
+    low = __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1), Doubles);
+    high = __builtin_convertvector(__builtin_shufflevector(v, v, 2, 3), Doubles);
   }
 };
 struct Lanes8 {
   using Floats = float __attribute__((vector_size(32)));
   using Ints = int32_t __attribute__((vector_size(32)));
-  using Half = float __attribute__((vector_size(16)));
   using Doubles = double __attribute__((vector_size(32)));
   using Weights = Weight __attribute__((vector_size(32)));
-  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) {
-    Half half;
-    std::memcpy(&half, from, sizeof half);
-    to = __builtin_convertvector(half, Doubles);
+  static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
+    freshet::widen(__builtin_shufflevector(v, v, 0, 1, 2, 3), low);
+    freshet::widen(__builtin_shufflevector(v, v, 4, 5, 6, 7), high);
   }
 };
 struct Lanes16 {
@@ -102,34 +108,44 @@ struct Lanes16 {
   using Ints = int32_t __attribute__((vector_size(64)));
   using Doubles = double __attribute__((vector_size(64)));
   using Weights = Weight __attribute__((vector_size(64)));
-  static FRESHET_INLINE_BODY void widen(const float* from, Doubles& to) { widen_avx512(from, to); }
+  static FRESHET_INLINE_BODY void widen(const Floats& v, Doubles& low, Doubles& high) {
+    freshet::widen(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), low);
+    freshet::widen(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), high);
+  }
 };
 
 // The bits of 2^52 are added too, once a number.
 template <class L>
-FRESHET_INLINE_BODY void add_half(typename L::Weights& sum, const float* fractions) {
-  typename L::Doubles units;
-  L::widen(fractions, units);
-  units = units * kUnits + kWhole;
+FRESHET_INLINE_BODY void add_whole(typename L::Weights& sum, typename L::Doubles units) {
+  units = units + kWhole;
   typename L::Weights bits;
   std::memcpy(&bits, &units, sizeof bits);
   sum += bits;
 }
 
+// weight may be null: sums alone. (Copying several registers at once, GCC 12 goes through memory.)
 template <class L>
 FRESHET_INLINE_BODY void exp_body(const float* x, int64_t blocks, float maximum, float scale,
                                   float* weight, Weight* block_sum) {
-  constexpr int kWide = sizeof(typename L::Floats) / sizeof(float);
-  for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock, weight += kLogitBlock) {
+  constexpr int kWide = sizeof(typename L::Floats) / sizeof(float), kCount = 4;
+  for (int64_t b = 0; b < blocks; ++b) {
     typename L::Weights low{}, high{};
-    for (int64_t i = 0; i < kLogitBlock; i += kWide) {
-      typename L::Floats v;
-      std::memcpy(&v, x + i, sizeof v);
-      v = (v - maximum) * scale;
+    for (int64_t i = b * kLogitBlock; i < (b + 1) * kLogitBlock; i += kWide * kCount) {
+      typename L::Floats v[kCount];
+#pragma GCC unroll 8
+      for (int j = 0; j < kCount; ++j) {
+        std::memcpy(&v[j], x + i + j * kWide, sizeof v[j]);
+        v[j] = (v[j] - maximum) * scale;
+      }
       exp_of<typename L::Floats, typename L::Ints>(v);
-      std::memcpy(weight + i, &v, sizeof v);
-      add_half<L>(low, weight + i);
-      add_half<L>(high, weight + i + kWide / 2);
+#pragma GCC unroll 8
+      for (int j = 0; j < kCount; ++j) {
+        if (weight != nullptr) std::memcpy(weight + i + j * kWide, &v[j], sizeof v[j]);
+        typename L::Doubles d, e;
+        L::widen(v[j] * static_cast<float>(kUnits), d, e);  // exact: a power of two
+        add_whole<L>(low, d);
+        add_whole<L>(high, e);
+      }
     }
     Weight total = Weight{0} - kLogitBlock * std::bit_cast<Weight>(kWhole);
     for (int j = 0; j < kWide / 2; ++j) total += low[j] + high[j];
@@ -166,6 +182,19 @@ int64_t whole_blocks(std::span<const float> logits) {
   return static_cast<int64_t>(logits.size()) / kLogitBlock;
 }
 
+Weight exp_row(std::span<const float> logits, float maximum, float scale, float* weight,
+               LogitScratch& s) {
+  static const auto run = exp_here();
+  const int64_t blocks = whole_blocks(logits);
+  run(logits.data(), blocks, maximum, scale, weight, s.block_sum.data());
+  if (const int64_t first = blocks * kLogitBlock; first < std::ssize(logits)) {
+    const Tail tail(logits, first);
+    run(tail.values, 1, maximum, scale, weight == nullptr ? nullptr : weight + first,
+        s.block_sum.data() + blocks);
+  }
+  return std::accumulate(s.block_sum.begin(), s.block_sum.end(), Weight{0});
+}
+
 }  // namespace
 
 LogitScratch::LogitScratch(int64_t vocab) {
@@ -198,8 +227,9 @@ int32_t argmax(std::span<const float> logits, const LogitScratch& s) {
 }
 
 float exp_fraction(float x) {
-  exp_of<float, int32_t>(x);
-  return x;
+  float y[] = {x};
+  exp_of<float, int32_t>(y);
+  return y[0];
 }
 
 Weight whole(float fraction) {
@@ -208,14 +238,12 @@ Weight whole(float fraction) {
 }
 
 Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
-  static const auto run = exp_here();
-  const int64_t blocks = whole_blocks(logits);
-  run(logits.data(), blocks, maximum, scale, s.weight.data(), s.block_sum.data());
-  if (const int64_t first = blocks * kLogitBlock; first < std::ssize(logits)) {
-    const Tail tail(logits, first);
-    run(tail.values, 1, maximum, scale, s.weight.data() + first, s.block_sum.data() + blocks);
-  }
-  return std::accumulate(s.block_sum.begin(), s.block_sum.end(), Weight{0});
+  return exp_row(logits, maximum, scale, s.weight.data(), s);
+}
+
+Weight exponential_sums(std::span<const float> logits, float maximum, float scale,
+                        LogitScratch& s) {
+  return exp_row(logits, maximum, scale, nullptr, s);
 }
 
 void gather_above(std::span<const float> logits, float threshold, LogitScratch& s) {
@@ -254,7 +282,7 @@ void gather_best(std::span<const float> logits, int64_t count, LogitScratch& s) 
 }
 
 double log_sum_exp(std::span<const float> logits, float maximum, LogitScratch& s) {
-  const auto sum = static_cast<double>(exponentials(logits, maximum, 1.0f, s));
+  const auto sum = static_cast<double>(exponential_sums(logits, maximum, 1.0f, s));
   return static_cast<double>(maximum) + std::log(sum / kUnits);
 }
 

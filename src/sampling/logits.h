@@ -51,13 +51,15 @@ Weight whole(float fraction);
 // s.weight[i] = exp((logits[i] - maximum) * scale), s.block_sum the sums of whole(s.weight) a
 // block; returns the total.
 Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
+// The sums alone: s.weight is left as it is.
+Weight exponential_sums(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
 // s.candidates: every token whose logit is at least `threshold` (and above -inf), in order of id.
 // REQUIRES: find_maxima().
 void gather_above(std::span<const float> logits, float threshold, LogitScratch& s);
 // s.candidates: the `count` best tokens, best first; fewer when fewer are possible.
 // REQUIRES: find_maxima().
 void gather_best(std::span<const float> logits, int64_t count, LogitScratch& s);
-// log of the sum of exp(logits). REQUIRES: find_maxima(). Overwrites s.weight.
+// log of the sum of exp(logits). REQUIRES: find_maxima(). Overwrites s.block_sum.
 double log_sum_exp(std::span<const float> logits, float maximum, LogitScratch& s);
 
 }  // namespace freshet

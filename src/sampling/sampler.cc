@@ -116,15 +116,16 @@ int32_t pick(std::vector<Candidate>& c, Weight target) {
   return -1;
 }
 
-// The same over s.weight, block by block.
-int32_t pick_from_row(const LogitScratch& s, int64_t vocab, Weight target) {
+// The same over a whole row, block by block: only the block that owns the share is looked into.
+int32_t pick_from_row(std::span<const float> logits, float maximum, float scale,
+                      const LogitScratch& s, Weight target) {
   Weight sum = 0;
   size_t block = 0;
   while (block + 1 < s.block_sum.size() && target >= sum + s.block_sum[block])
     sum += s.block_sum[block++];
-  const auto first = static_cast<int64_t>(block) * kLogitBlock;
-  for (int64_t i = first; i < std::min(vocab, first + kLogitBlock); ++i) {
-    sum += whole(s.weight[static_cast<size_t>(i)]);
+  const size_t first = block * kLogitBlock;
+  for (size_t i = first; i < std::min(logits.size(), first + kLogitBlock); ++i) {
+    sum += whole(exp_fraction((logits[i] - maximum) * scale));
     if (target < sum) return static_cast<int32_t>(i);
   }
   return -1;
@@ -246,8 +247,9 @@ int32_t Sampler::draw(std::span<const float> logits, float maximum, int64_t posi
   const bool filtered =
       params_.top_k > 0 || params_.min_p > 0.0f || params_.top_p < 1.0f || params_.typical_p < 1.0f;
   if (!filtered) {
-    const Weight total = exponentials(logits, maximum, 1.0f / params_.temperature, s.row);
-    return pick_from_row(s.row, vocab_, target_of(its, total));
+    const float scale = 1.0f / params_.temperature;
+    const Weight total = exponential_sums(logits, maximum, scale, s.row);
+    return pick_from_row(logits, maximum, scale, s.row, target_of(its, total));
   }
   const Weight total = filter(logits, maximum, s);
   return pick(s.row.candidates, target_of(its, total));

@@ -459,6 +459,7 @@ TEST(Exponentials, SumsAreThoseOfWholeSharesOneByOne) {
       want += static_cast<uint64_t>(std::nearbyint(std::ldexp(s.weight[i], 44)));
     }
     EXPECT_EQ(total, want) << n;
+    EXPECT_EQ(exponential_sums(x, maximum, 0.7f, s), want) << n;
   }
 }
 
