@@ -6,6 +6,9 @@
 //
 // A 32-bit sum takes VNNI three slow instructions to scale and add. One that fits 16 bits takes
 // one, vpdpwssd, with a scale whose upper half is zero (kPairScales).
+//
+// Numbers that are 2^kShift too high add up from minus their activations' sum times that: nothing
+// is left to take away later, and the sum of 32 numbers of four bits fits 16 bits.
 #pragma once
 
 #ifndef FRESHET_DOT
@@ -25,6 +28,36 @@ inline constexpr int kQuadsIn16Bits = kPairScales && kTop > 0 && kTop * 127 * 8 
 template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
   return kQuadsIn16Bits<kTop> > 0 ? and_i(s, set_i(0xffff)) : s;
+}
+
+inline constexpr bool kSumsStart = true;
+template <class F>
+inline constexpr int kGreatest =
+    F::kTop > 2 << F::kShift ? F::kTop - (1 << F::kShift) : 1 << F::kShift;
+template <class F>
+inline constexpr bool kGroupIn16Bits = kPairScales && F::kGroup * kGreatest<F> * 127 <= 32767;
+
+template <class F>
+FRESHET_INLINE Scale make_group_scale(I32 s) {
+  return kGroupIn16Bits<F> ? and_i(s, set_i(0xffff)) : s;
+}
+// sum[t] += scale * (start[t] + lines [first, first + F::kGroup / 4) of w times x[t]).
+template <class F, int T, class Lines>
+FRESHET_DOT void dot_group(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                           const int8_t* const (&x)[T], const I32 (&start)[T]) {
+  I32 d[T];
+  FRESHET_UNROLL
+  for (int t = 0; t < T; ++t) d[t] = start[t];
+  FRESHET_UNROLL
+  for (int i = 0; i < F::kGroup / 4; ++i) {
+    const I32 line = w.line(first + i);
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) d[t] = dot_quad(d[t], line, x[t] + 4 * i);
+  }
+  FRESHET_UNROLL
+  for (int t = 0; t < T; ++t) {
+    sum[t] = kGroupIn16Bits<F> ? add_madd_i(sum[t], d[t], scale) : add_mul_i(sum[t], d[t], scale);
+  }
 }
 
 template <int T, int kQuads, int kTop, class Lines>

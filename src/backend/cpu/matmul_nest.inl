@@ -49,7 +49,8 @@ inline constexpr int kTokenStretch = 512;  // tokens whose sums can wait
 // A family of formats as the nest sees it: how to open a panel (Source), unpack a stretch of it,
 // prepare a tile's rows, and take a tile through blocks [b0, b1). kPlanes: of the activations.
 struct FamilyBase {
-  static constexpr int64_t kRowBytes = 0;  // what prepare() writes, a row and block
+  static constexpr int64_t kRowBytes = 0;     // what prepare() writes, a row and block
+  static constexpr int64_t kMostCols = 8192;  // that are prepared at a time
   static constexpr bool kFlush = false;
   template <int T>
   static void prepare(const uint8_t* (&)[T], int64_t, int64_t, uint8_t*) {}
@@ -64,8 +65,20 @@ struct Family256 : FamilyBase {
   using Source = Packed256<F>;
   static constexpr int kBlock = 256, kTile = kMaxTile / planes;
   static constexpr int64_t kUnpackedBlock = Unpacked256<F>::kBytes;
+  static constexpr int64_t kRowBytes = Starts<F, planes>::kBlockBytes, kMostCols = 65536;
   const Q8x256Layout layout;
+  const uint8_t* starts = nullptr;
   explicit Family256(const MatmulCall& c) : layout(q8x256_layout(c.cols)) {}
+
+  template <int T>
+  void prepare(const uint8_t* (&row)[T], int64_t b0, int64_t b1, uint8_t* to) {
+    starts = to;
+    if constexpr (kStarts<F>) {
+      for (int t = 0; t < T; ++t, to += (b1 - b0) * kRowBytes) {
+        Starts<F, planes>::write(row[t], layout, b0, b1, to);
+      }
+    }
+  }
 
   static void unpack(const MatmulCall& c, int64_t panel, int64_t b0, int64_t b1, uint8_t* to) {
     Unpacked256<F>::unpack(Source(c, panel), b0, b1, to);
@@ -73,12 +86,12 @@ struct Family256 : FamilyBase {
   template <int T>
   void unpacked_tile(const MatmulCall&, int64_t, const uint8_t* panel,
                      const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
-    tile256<Unpacked256<F>, T, planes>(Unpacked256<F>{panel}, layout, row, b0, b1, acc);
+    tile256<Unpacked256<F>, T, planes>(Unpacked256<F>{panel}, layout, row, starts, b0, b1, acc);
   }
   template <int T>
   void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
                    F32 (&acc)[T]) const {
-    tile256<Source, T, planes>(w, layout, row, b0, b1, acc);
+    tile256<Source, T, planes>(w, layout, row, starts, b0, b1, acc);
   }
 };
 
@@ -225,9 +238,9 @@ struct FamilyInt8 : FamilyBase {
 
 template <class Family, int T>
 void run_few(const MatmulCall& c, int64_t first, int64_t last) {
-  constexpr int64_t kMostBlocks = 8192 / Family::kBlock;
+  constexpr int64_t kMostBlocks = Family::kMostCols / Family::kBlock;
   alignas(64) uint8_t prepared[T * kMostBlocks * Family::kRowBytes + 64];
-  const Family family(c);
+  Family family(c);
   const int64_t blocks = blocks_of(c.cols, Family::kBlock);
   const int64_t step = Family::kRowBytes == 0 || blocks < kMostBlocks ? blocks : kMostBlocks;
   int64_t ready = -1;  // the stretch that `prepared` holds
@@ -267,7 +280,7 @@ struct Stretch {
 };
 
 template <class Family, int T>
-void run_tile(const MatmulCall& c, const Family& family, Scratch<Family>& s, const Stretch& at,
+void run_tile(const MatmulCall& c, Family& family, Scratch<Family>& s, const Stretch& at,
               int64_t t0) {
   const uint8_t* row[T];
   tile_rows<T>(c, t0, at.t1 - 1, row);
@@ -291,7 +304,7 @@ void run_tile(const MatmulCall& c, const Family& family, Scratch<Family>& s, con
 }
 
 template <class Family>
-void run_stretch(const MatmulCall& c, const Family& family, Scratch<Family>& s, const Stretch& at) {
+void run_stretch(const MatmulCall& c, Family& family, Scratch<Family>& s, const Stretch& at) {
   constexpr int kTile = Family::kTile, kHalf = kTile > 1 ? kTile / 2 : 1;
   for (int64_t p = at.first; p < at.last; ++p) {
     Family::unpack(c, p, at.b0, at.b1, s.panels + (p - at.first) * Scratch<Family>::kPanelBytes);
@@ -303,7 +316,7 @@ void run_stretch(const MatmulCall& c, const Family& family, Scratch<Family>& s, 
 
 template <class Family>
 void run_many(const MatmulCall& c, int64_t first, int64_t last) {
-  const Family family(c);
+  Family family(c);
   const int64_t blocks = blocks_of(c.cols, Family::kBlock);
   Scratch<Family> s;
   Stretch at{};

@@ -67,10 +67,27 @@ FRESHET_INLINE F32 join_planes(const I32* sum) {
   return fma_f(to_f(sum[0]), set_f(kFineSteps), to_f(sum[1]));
 }
 
+// Whether sums of a group start at what makes up for numbers 2^kShift too high; else offsets are
+// taken away after a block, as those of an affine format are.
 template <class F>
-inline constexpr int kOffsetPairs = F::kAffine || F::kShift > 0 ? 128 / F::kGroup : 0;
+inline constexpr bool kStarts = kSumsStart && !F::kAffine && F::kShift > 0;
+template <class F>
+inline constexpr int kOffsetPairs =
+    F::kAffine || (F::kShift > 0 && !kStarts<F>) ? 128 / F::kGroup : 0;
 template <class F>
 inline constexpr bool kOf32 = panel_layout(F::kFormat).block == 32;
+
+template <class F>
+inline constexpr bool kFlips = kFlipsSigns && F::kTop == 0;
+
+template <class F>
+FRESHET_INLINE Scale scale_of(I32 s) {
+  if constexpr (kStarts<F>) {
+    return make_group_scale<F>(s);
+  } else {
+    return make_scale<F::kTop>(s);
+  }
+}
 
 // Two offsets of groups, as 16-bit halves.
 FRESHET_INLINE I32 halves(I32 a, I32 b) {
@@ -87,6 +104,7 @@ template <class F>
 struct PackedBlock {
   using Block = F;
   static constexpr bool kUnrolled = true;  // where the bits of 32 numbers lie differs
+  static constexpr bool kFlipped = false;
   const uint8_t* main;
   const uint8_t* tail;
   FRESHET_INLINE_MEMBER PackedBlock(const Packed<F>& from, int64_t b, int64_t)
@@ -94,7 +112,7 @@ struct PackedBlock {
   static constexpr int subs() { return 8; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::sub(main, j); }
   FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return F::group_scale(main, g); }
-  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale<F::kTop>(group_scale(g)); }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return scale_of<F>(group_scale(g)); }
   FRESHET_INLINE_MEMBER I32 pair(int i) const {
     if constexpr (F::kAffine) {
       const I32 m = F::min_bytes(main, i / 2);
@@ -117,6 +135,7 @@ template <class F>
 struct PackedGroup {
   using Block = F;
   static constexpr bool kUnrolled = true;  // scales stay in registers
+  static constexpr bool kFlipped = false;
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   static constexpr int kMinBits = 15;
   const uint8_t* main;
@@ -148,7 +167,7 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER int subs() const { return count; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
   FRESHET_INLINE_MEMBER I32 group_scale(int g) const { return whole[g]; }
-  FRESHET_INLINE_MEMBER Scale scale(int g) const { return make_scale<F::kTop>(whole[g]); }
+  FRESHET_INLINE_MEMBER Scale scale(int g) const { return scale_of<F>(whole[g]); }
   FRESHET_INLINE_MEMBER I32 pair(int i) const {
     const int g = first_of_pair(i);
     if constexpr (F::kAffine) {
@@ -184,18 +203,21 @@ struct Packed256 : Packed<F> {
   FRESHET_INLINE_MEMBER View block(int64_t b) const { return View(*this, b, blocks); }
 };
 
-// A block unpacked to 64 lines, a scale a group, the offsets' pairs, d (and dmin) as F32.
+// A block unpacked to 64 lines, a scale a group, the offsets' pairs, d (and dmin) as F32, and where
+// sums start.
 template <class F>
 struct Unpacked256 {
   using Block = F;
   static constexpr int kGroups = 256 / F::kGroup;
   static constexpr int kScaleLine = 64, kPairLine = kScaleLine + kGroups,
-                       kDLine = kPairLine + kOffsetPairs<F>;
-  static constexpr int64_t kBytes = (kDLine + (F::kAffine ? 2 : 1)) * kLine;
+                       kDLine = kPairLine + kOffsetPairs<F>,
+                       kFlippedLine = kDLine + (F::kAffine ? 2 : 1);
+  static constexpr int64_t kBytes = (kFlippedLine + (kFlips<F> ? 1 : 0)) * kLine;
   struct View {
     using Block = F;
-    static constexpr bool kUnrolled = false;
+    static constexpr bool kUnrolled = false, kFlipped = kFlips<F>;
     const uint8_t* data;
+    FRESHET_INLINE_MEMBER I32 flipped() const { return line_at(data, kFlippedLine); }
     static constexpr int subs() { return 8; }
     FRESHET_INLINE_MEMBER WholeLines sub(int j) const { return {data + j * 8 * kLine}; }
     FRESHET_INLINE_MEMBER Scale scale(int g) const { return line_at(data, kScaleLine + g); }
@@ -228,53 +250,99 @@ struct Unpacked256 {
       }
       store_i(to + kDLine * kLine, bits_i(block.d()));
       if constexpr (F::kAffine) store_i(to + (kDLine + 1) * kLine, bits_i(block.dmin()));
+      if constexpr (kFlips<F>) {
+        I32 sum = zero_i();
+        for (int i = 0; i < 64; ++i) {
+          sum = add_flipped(sum, line_at(to, kScaleLine + i * 4 / F::kGroup), line_at(to, i));
+        }
+        store_i(to + kFlippedLine * kLine, sum);
+      }
+    }
+  }
+};
+
+// Where the sums of a row's groups start, a block's after another's.
+template <class F, int kPlanes>
+struct Starts {
+  static constexpr int kGroups = kStarts<F> ? 256 / F::kGroup : 0;
+  static constexpr int64_t kBlockBytes = kGroups * 4 * kPlanes;
+
+  // Of blocks [b0, b1). Writes up to 32 bytes beyond.
+  FRESHET_INLINE void write(const uint8_t* row, const Q8x256Layout& l, int64_t b0, int64_t b1,
+                            uint8_t* to) {
+    constexpr int64_t kSums =
+        F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
+    for (int64_t b = b0; b < b1; ++b) {
+      for (int plane = 0; plane < kPlanes; ++plane, to += kGroups * 4) {
+        const I32 sums = swap_middle(load_u16(row + l.records + (b * 2 + plane) * kLine + kSums));
+        store_i(to, sub_i(zero_i(), sar(shl(sums, 16), 16 - F::kShift)));
+      }
     }
   }
 };
 
 template <class View, int T>
-FRESHET_INLINE void sub256(const View& w, int j, const int8_t* const (&row)[T], I32 (&sum)[T]) {
+FRESHET_INLINE void sub256(const View& w, int j, const int8_t* const (&row)[T],
+                           const uint8_t* const (&starts)[T], I32 (&sum)[T]) {
   using F = typename View::Block;
-  const int8_t* x[T];
-  FRESHET_UNROLL
-  for (int t = 0; t < T; ++t) x[t] = row[t] + j * 32;
+  constexpr int kGroups = 32 / F::kGroup;
   const auto lines = w.sub(j);
-  if constexpr (F::kGroup == 32) {
-    dot_scaled<T, 8, F::kTop>(sum, w.scale(j), lines, 0, x);
-  } else {
-    dot_scaled<T, 4, F::kTop>(sum, w.scale(2 * j), lines, 0, x);
+  FRESHET_UNROLL
+  for (int g = 0; g < kGroups; ++g) {
+    const int8_t* x[T];
     FRESHET_UNROLL
-    for (int t = 0; t < T; ++t) x[t] += 16;
-    dot_scaled<T, 4, F::kTop>(sum, w.scale(2 * j + 1), lines, 4, x);
+    for (int t = 0; t < T; ++t) x[t] = row[t] + j * 32 + g * F::kGroup;
+    const Scale scale = w.scale(j * kGroups + g);
+    if constexpr (kStarts<F>) {
+      I32 start[T];
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) start[t] = set_i(i32_at(starts[t] + (j * kGroups + g) * 4));
+      dot_group<F, T>(sum, scale, lines, g * F::kGroup / 4, x, start);
+    } else if constexpr (View::kFlipped) {
+      dot_flipped<T, F::kGroup / 4>(sum, scale, lines, g * F::kGroup / 4, x);
+    } else {
+      dot_scaled<T, F::kGroup / 4, F::kTop>(sum, scale, lines, g * F::kGroup / 4, x);
+    }
   }
 }
 
+// starts: of rows' blocks [b0, b1), one row after the other.
 template <class Source, int T, int kPlanes>
 FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
-                            const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) {
+                            const uint8_t* const (&row)[T], const uint8_t* starts, int64_t b0,
+                            int64_t b1, F32 (&acc)[T]) {
   using F = typename Source::Block;
   constexpr int kRows = T * kPlanes;
+  constexpr int64_t kStartBytes = Starts<F, kPlanes>::kBlockBytes;
   for (int64_t b = b0; b < b1; ++b) {
     const auto w = source.block(b - b0);
     I32 sum[kRows], offset[kRows];
     const int8_t* x[kRows];
     const uint8_t* record[kRows];
+    const uint8_t* start[kRows];
     FRESHET_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* const from = row[r / kPlanes];
       const int plane = r % kPlanes;
       x[r] = reinterpret_cast<const int8_t*>(from) + plane * l.fine + b * 256;
       record[r] = from + l.records + (b * 2 + plane) * kLine;
-      sum[r] = offset[r] = zero_i();
+      start[r] = starts + (r / kPlanes * (b1 - b0) + b - b0) * kStartBytes +
+                 plane * (kStartBytes / kPlanes);
+      offset[r] = zero_i();
+      if constexpr (w.kFlipped) {
+        sum[r] = w.flipped();
+      } else {
+        sum[r] = zero_i();
+      }
     }
     if constexpr (w.kUnrolled) {
       FRESHET_UNROLL
       for (int j = 0; j < 8; ++j) {
         w.ahead(j);
-        if (j < w.subs()) sub256(w, j, x, sum);
+        if (j < w.subs()) sub256(w, j, x, start, sum);
       }
     } else {
-      for (int j = 0; j < 8; ++j) sub256(w, j, x, sum);
+      for (int j = 0; j < 8; ++j) sub256(w, j, x, start, sum);
     }
     constexpr int64_t kSums =
         F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
@@ -299,7 +367,9 @@ FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
         acc[t] = fma_f(join_planes<kPlanes>(o), down, acc[t]);
       } else {
         FRESHET_UNROLL
-        for (int p = 0; p < kPlanes; ++p) s[p] = sub_i(s[p], o[p]);
+        for (int p = 0; p < kPlanes; ++p) {
+          if (kOffsetPairs<F> > 0) s[p] = sub_i(s[p], o[p]);
+        }
         acc[t] = fma_f(join_planes<kPlanes>(s), scale, acc[t]);
       }
     }

@@ -204,6 +204,7 @@ FRESHET_INLINE __m256i quad(const int8_t* p) {
 
 #if defined(__AVXVNNI__)
 
+inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = true;
 FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
   const __m256i q = quad(x);
@@ -216,13 +217,22 @@ FRESHET_INLINE I32 add_mul_i(I32 sum, I32 x, I32 y) {
 
 #else
 
+inline constexpr bool kSumsStart = false;
+
+// A sum is to be there now: GCC 12 puts additions off and stores the products until then.
+FRESHET_INLINE void keep(I32& sum) {
+  asm volatile("" : "+x"(sum.a), "+x"(sum.b));
+}
+
 // The sign of the line goes over to x; two products of 128 * 127 fit 16 bits.
 FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
   const __m256i q = quad(x), one = _mm256_set1_epi16(1);
   const __m256i a = _mm256_maddubs_epi16(_mm256_abs_epi8(line.a), _mm256_sign_epi8(q, line.a));
   const __m256i b = _mm256_maddubs_epi16(_mm256_abs_epi8(line.b), _mm256_sign_epi8(q, line.b));
-  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)),
-          _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
+  sum = {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, one)),
+         _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, one))};
+  keep(sum);
+  return sum;
 }
 
 // A scale as a pair of 16-bit halves, so that one vpmaddwd both scales and adds pairs.
@@ -251,6 +261,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
         const __m256i b = _mm256_maddubs_epi16(size.b, _mm256_sign_epi8(q, line.b));
         sum[t].a = _mm256_add_epi32(sum[t].a, _mm256_madd_epi16(a, scale.a));
         sum[t].b = _mm256_add_epi32(sum[t].b, _mm256_madd_epi16(b, scale.b));
+        keep(sum[t]);
       }
     }
   } else {
@@ -269,6 +280,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
           const __m256i b = _mm256_maddubs_epi16(line.b, q);
           d[t].a = i == 0 ? a : _mm256_add_epi16(d[t].a, a);
           d[t].b = i == 0 ? b : _mm256_add_epi16(d[t].b, b);
+          keep(d[t]);
         }
       }
 #pragma GCC unroll 4
@@ -276,6 +288,40 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
     }
   }
 }
+
+// The same for signed lines. The bits of x are flipped below a negative number, which is one away
+// from a change of sign: what is missing does not depend on x, so that sums may start with it.
+// vpsignb would take the place of a multiplication on AMD's processors. 128 times -128 fits twice.
+inline constexpr bool kFlipsSigns = true;
+template <int T, int kQuads, class Lines>
+FRESHET_INLINE void dot_flipped(I32 (&sum)[T], Scale scale, const Lines& w, int first,
+                                const int8_t* const (&x)[T]) {
+  const __m256i zero = _mm256_setzero_si256();
+#pragma GCC unroll 8
+  for (int p = 0; p < kQuads; ++p) {
+    const I32 line = w.line(first + p);
+    const I32 below = {_mm256_cmpgt_epi8(zero, line.a), _mm256_cmpgt_epi8(zero, line.b)};
+    const I32 size = {_mm256_abs_epi8(line.a), _mm256_abs_epi8(line.b)};
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const __m256i q = quad(x[t] + 4 * p);
+      const __m256i a = _mm256_maddubs_epi16(size.a, _mm256_xor_si256(q, below.a));
+      const __m256i b = _mm256_maddubs_epi16(size.b, _mm256_xor_si256(q, below.b));
+      sum[t].a = _mm256_add_epi32(sum[t].a, _mm256_madd_epi16(a, scale.a));
+      sum[t].b = _mm256_add_epi32(sum[t].b, _mm256_madd_epi16(b, scale.b));
+      keep(sum[t]);
+    }
+  }
+}
+// sum + scale * what dot_flipped leaves out of a line's products.
+FRESHET_INLINE I32 add_flipped(I32 sum, Scale scale, I32 line) {
+  const __m256i zero = _mm256_setzero_si256(), one = _mm256_set1_epi8(1);
+  const I32 below = {_mm256_abs_epi8(_mm256_min_epi8(line.a, zero)),
+                     _mm256_abs_epi8(_mm256_min_epi8(line.b, zero))};
+  const I32 pairs = {_mm256_maddubs_epi16(below.a, one), _mm256_maddubs_epi16(below.b, one)};
+  return add_madd_i(sum, pairs, scale);
+}
+
 template <int T, int kQuads, int kTop, class Lines>
 FRESHET_INLINE void dot_plain(I32 (&sum)[T], const Lines& w, const int8_t* const (&x)[T]) {
   dot_scaled<T, kQuads, kTop>(sum, make_scale<kTop>(set_i(1)), w, 0, x);

@@ -174,6 +174,7 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
 }
 
+inline constexpr bool kFlipsSigns = false;
 #if defined(__AVX512VNNI__)
 inline constexpr bool kPairScales = true;
 // The compiler does not fold the broadcast into the instruction by itself.
@@ -186,6 +187,8 @@ FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
 FRESHET_INLINE I32 add_mul_i(I32 sum, I32 a, I32 b) {
   return _mm512_add_epi32(sum, _mm512_mullo_epi32(a, b));
 }
+#else
+inline constexpr bool kSumsStart = false;
 #endif
 
 }  // namespace

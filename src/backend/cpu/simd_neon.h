@@ -225,6 +225,7 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   return index;
 }
 
+inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = false;
 // sum += the products of bytes, four to a lane. A pair of products fits 16 bits: x is within +-127.
 FRESHET_INLINE int32x4_t dot4(int32x4_t sum, int8x16_t w, int8x16_t x) {

@@ -227,6 +227,10 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   return load_i(b);
 }
 
+// Whether dot_group() is there, see dot_quads.inl.
+inline constexpr bool kSumsStart = false;
+// Whether dot_flipped() is there, see simd_avx2.h.
+inline constexpr bool kFlipsSigns = false;
 // A scale in the form that dot_scaled wants for lines whose bytes are at most kTop.
 template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
