@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
                              static_cast<int>(blockIdx.z));
   if (w.last_chunk < w.first_chunk) return;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Shared<T>::kSlots; ++i) {
+    for (int i = 0; i < plan.slots; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.empty[i], kWarps);
     }
@@ -36,29 +36,42 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
 #endif
 }
 
-Plan plan_single(const AttentionArgs& a, int resident) {
+// Blocks of a multiprocessor with so many slots each.
+struct Resident {
+  int few, many;  // with the least and the most
+};
+
+Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slots) {
   Plan p = {};
+  p.slots = kMostSlots;
   p.tiles = static_cast<int>(ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile));
   p.pieces = static_cast<int>(ceil_div(a.max_context, kPieceTokens));
   if (a.window > 0) {
     const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
     p.pieces = p.pieces < seen ? p.pieces : seen;
   }
-  // As many pieces a block as make the waves of blocks end soonest; a block's beginning and end
-  // cost about a tile.
+  // As many pieces a block as make the waves of blocks end soonest, where blocks of a
+  // multiprocessor share what it can read; a block's beginning and end cost about a tile. Where
+  // these count most, more blocks hide them.
   const int64_t tiles = int64_t{a.batch.sequences} * p.tiles * a.cache.kv_heads;
   int64_t least = INT64_MAX;
   if (a.partial == nullptr) {
     p.run = p.pieces;
     return p;
   }
-  for (int run = 1; run <= kMostRun; ++run) {
-    const int64_t waves = ceil_div(tiles * ceil_div(p.pieces, run), resident);
-    const int64_t tiles_of_run = int64_t{run} * kTiles + 1;
-    if (waves * tiles_of_run >= least) continue;
-    least = waves * tiles_of_run;
-    p.run = run;
-  }
+  const auto weigh_runs = [&](int blocks, int slots) {
+    for (int run = 1; run <= kMostRun; ++run) {
+      const int64_t waves =
+          ceil_div(tiles * ceil_div(p.pieces, run), int64_t{blocks} * multiprocessors);
+      const int64_t cost = waves * (int64_t{run} * kTiles + 1) * blocks;
+      if (cost >= least) continue;
+      least = cost;
+      p.run = run;
+      p.slots = slots;
+    }
+  };
+  if (p.pieces > 1 || resident.few == resident.many) weigh_runs(resident.many, kMostSlots);
+  if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
   return p;
 }
 
@@ -69,17 +82,22 @@ int run(const AttentionArgs& a) {
   static const cudaError_t kRaised = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
-  static const int kResident = [&] {
-    int blocks = 1;
-    (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, kBytes);
-    return multiprocessors * blocks;
+  constexpr int kLeast = T::Stored::kLeastSlots;
+  static const Resident kResident = [&] {
+    const auto with = [&](int slots) {
+      int blocks = 1;
+      (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads,
+                                                          Shared<T>::bytes(slots));
+      return blocks > 1 ? blocks : 1;
+    };
+    return Resident{with(kLeast), with(kMostSlots)};
   }();
-  const Plan plan = plan_single(a, kResident);
+  const Plan plan = plan_single(a, kResident, kLeast);
   if (cluster_fits(a, plan)) return attention_cluster(a, plan);
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(ceil_div(plan.pieces, plan.run)));
-  return launch(kernel, grid, dim3(kThreads), kBytes, a, plan);
+  return launch(kernel, grid, dim3(kThreads), Shared<T>::bytes(plan.slots), a, plan);
 }
 
 template <int D, template <int> class Stored, bool kE4M3>
@@ -123,7 +141,8 @@ bool single_fits(const AttentionArgs& a) {
 }
 
 bool takes_heads(const AttentionArgs& a) {
-  return single_fits(a) && a.single == a.batch.sequences && cluster_fits(a, plan_single(a, 1));
+  return single_fits(a) && a.single == a.batch.sequences &&
+         cluster_fits(a, plan_single(a, {1, 1}, 0));
 }
 
 int attention_single(const AttentionArgs& a) {

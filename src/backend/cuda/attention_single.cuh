@@ -24,6 +24,7 @@ struct Plan {
   int tiles;   // of rows, for a key head
   int pieces;  // most pieces a row sees
   int run;     // pieces a block takes
+  int slots;   // of its ring
 };
 
 // A cache in F16: what a block of it has of a head, and operands of mma from half a tile. kFours:
@@ -33,7 +34,8 @@ struct Plan {
 template <int D>
 struct HalfStored {
   static constexpr bool kBF16 = false, kFours = false, kTogether = false;
-  static constexpr int kBlockBytes = kBlockTokens * D * 2, kSlots = 6, kResident = 2;
+  static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
+  static constexpr int kLeastSlots = 6;
   // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16), and the 16 after these.
   static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
@@ -70,7 +72,7 @@ struct CodesStored {
   static constexpr bool kScaled = kType == CacheType::kInt8;
   static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
   static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = 2 * kKeyBytes;
-  static constexpr int kSlots = 4, kResident = 3;
+  static constexpr int kLeastSlots = 4, kResident = 3;
   static_assert(D % 64 == 0 && D <= 256);
   static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
                                               int k) {
@@ -154,10 +156,11 @@ struct Kind {
   static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
 };
 
+// A ring of kMostSlots, or of fewer for a block more a multiprocessor.
+inline constexpr int kMostSlots = 6;
 template <class T>
 struct Shared {
-  static constexpr int kBlocks = kChunk / kBlockTokens, kSlots = T::Stored::kSlots;
-  uint8_t slots[kSlots][kBlocks * T::Stored::kBlockBytes];
+  static constexpr int kBlocks = kChunk / kBlockTokens;
   // What warps leave to each other of a tile, and of the next one: operands of weights, sums of a
   // lane's, and the largest scores.
   struct alignas(16) Tile {
@@ -165,8 +168,20 @@ struct Shared {
     float sums[T::kRows][32][kWarps];
     float most[8 * T::kRows][kWarps];
   } tiles[2];
-  uint64_t full[kSlots], empty[kSlots];
+  uint64_t full[kMostSlots], empty[kMostSlots];
   int last;
+  alignas(128) uint8_t slots[kMostSlots][kBlocks * T::Stored::kBlockBytes];
+  static constexpr size_t bytes(int count) {
+    return sizeof(Shared) - static_cast<size_t>(kMostSlots - count) * sizeof(slots[0]);
+  }
+};
+
+// A place in the ring.
+struct Place {
+  int slot = 0, round = 0;
+  __device__ __forceinline__ void next(int slots) {
+    if (++slot == slots) slot = 0, ++round;
+  }
 };
 
 // What a block works on.
@@ -209,9 +224,9 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
 // One warp fills the ring: a tile's keys, then its values, or both together. Blocks of which
 // nothing is seen are replaced by others.
 template <class T>
-__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Range& w) {
+__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Range& w,
+                                        int slots) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
-  constexpr int kSlots = Shared<T>::kSlots;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const auto ids_of = [&](int tile) {
     const int block = tile * (kTileTokens / kBlockTokens) + lane % (kTileTokens / kBlockTokens);
@@ -219,20 +234,20 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     return a.batch.tables[w.sequence * a.batch.table_stride + real];
   };
   bool waited = false;
-  int at = 0;
+  Place at;
   int next_ids = ids_of(w.first_chunk / kChunks);
   for (int tile = w.first_chunk / kChunks; tile <= w.last_chunk / kChunks; ++tile) {
     const Halves halves = halves_of(w, tile);
     const int ids = next_ids;
     next_ids = ids_of(tile + 1);
     for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
-      for (int chunk = halves.first; chunk <= halves.last; ++chunk, ++at) {
+      for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(slots)) {
         if (!waited && chunk >= w.position / kChunk) {
           wait();
           waited = true;
         }
-        const int slot = at % kSlots;
-        if (at >= kSlots) barrier_wait(&s.empty[slot], (at / kSlots - 1) & 1);
+        const int slot = at.slot;
+        if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
         const int64_t id = __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
         if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
         __syncwarp();
@@ -373,18 +388,17 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
           sum[r] = __fadd_rn(__fadd_rn(__fadd_rn(v.x, v.y), v.z), v.w);
         }
       },
-      [&](float(&most)[kRows]) {
+      [&] {
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
-          most[r] = largest_of<kEightsOfQuarter>(mine, r);
-          if (lane % 4 == 0) told.most[lane / 4 + r * 8][warp] = most[r];
+          const float most = largest_of<kEightsOfQuarter>(mine, r);
+          if (lane % 4 == 0) told.most[lane / 4 + r * 8][warp] = most;
         }
         sync_summing();
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          const float4 v = four(told.most[lane / 4 + r * 8]);
-          most[r] = fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
-        }
+      },
+      [&](int r) {
+        const float4 v = four(told.most[lane / 4 + r * 8]);
+        return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
       });
   if (raised) sums.scale(factor);
 }
@@ -645,16 +659,15 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
   Sums<T::D / 32, T::kRows> total, sums;
   total.clear();
   sums.clear();
-  constexpr int kSlots = Shared<T>::kSlots;
-  int at = 0;  // slots left so far
+  Place at;  // what has not been left yet
   const auto take = [&] {
-    barrier_wait(&s.full[at % kSlots], at / kSlots & 1);
-    return at % kSlots;
+    barrier_wait(&s.full[at.slot], at.round & 1);
+    return at.slot;
   };
   const auto leave = [&] {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at % kSlots]);
-    ++at;
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.slot]);
+    at.next(plan.slots);
   };
   const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
   for (int tile = first; tile <= last; ++tile) {
@@ -662,8 +675,10 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
     static_assert(kChunks == 2);
     Scores score;
     if (halves.first < halves.last) {
-      const int slots[2] = {at % kSlots, (at + 1) % kSlots};
-      for (int i = 0; i < 2; ++i) barrier_wait(&s.full[slots[i]], (at + i) / kSlots & 1);
+      Place second = at;
+      second.next(plan.slots);
+      const int slots[2] = {take(), second.slot};
+      barrier_wait(&s.full[second.slot], second.round & 1);
       score_keys<2>(score, s, a, w, q, halves.first, slots);
       if constexpr (!T::Stored::kTogether) {
         leave();
@@ -705,14 +720,14 @@ template <class T>
 __device__ __forceinline__ void take_range(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                            const Range& w, unsigned& count) {
   if (threadIdx.x >= kSumming) {
-    produce(s, a, w);
+    produce(s, a, w, plan.slots);
     return;
   }
   wait();
   sum_pieces(s, a, plan, w);
   if (w.runs > 1) {
     if (!comes_last(s.last, count, w.runs)) return;
-    static_assert(kMergeRoom<T::D> <= sizeof(s.slots));
+    static_assert(kMergeRoom<T::D> <= T::Stored::kLeastSlots * sizeof(s.slots[0]));
     merge_pieces<T>(reinterpret_cast<float*>(s.slots), a, w, plan.pieces);
   }
   pad_rows<T>(a, w);
