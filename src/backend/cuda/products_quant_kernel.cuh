@@ -177,39 +177,68 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
   }
 }
 
-// A warp adds 16 rows of 8 tokens at a time, leaves from left to right.
+// A warp adds 16 rows of 8 tokens at a time, leaves from left to right, once all blocks have
+// theirs. What it reads for some of these is on its way before the first is added up.
 template <class S>
 __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
                                            const float4* shared) {
-  constexpr int NT = S::NT, kConsumers = S::kConsumers, kWarpsOfBlock = kConsumers / 32;
+  constexpr int NT = S::NT, kConsumers = S::kConsumers, kStep = kConsumers / 32 * kPair;
+  constexpr int kAll = NT * S::kRowTiles, kMost = S::kGroups > 2 ? 1 : 4;
+  constexpr int kAtOnce = kAll / kStep < 1 ? 1 : kAll / kStep < kMost ? kAll / kStep : kMost;
   const int thread = static_cast<int>(threadIdx.x);
   const Leaves<S> leaves(list);
   const int each = leaves.last - leaves.first;  // of a warpgroup
   const ProductTile tile =
       find_product_tile<NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
   const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
-  for (int n = thread / 32 * kPair + static_cast<int>(blockIdx.z); n < NT * S::kRowTiles;
-       n += kWarpsOfBlock * kPair) {
-    const int row_tile = n % S::kRowTiles, token_tile = n / S::kRowTiles;
-    const float4* place = shared + token_tile * kConsumers + row_tile * 32 + thread % 32;
-    float4 of[kMostLeaves];
+  const int mine = thread / 32 * kPair + static_cast<int>(blockIdx.z);
+  Before before[kAtOnce];
+  const auto load_before = [&](int first) {
+    if (!w.add) return;
 #pragma unroll
-    for (int l = 0; l < kMostLeaves; ++l) {  // all of them on their way before one is added
-      if (l >= leaves.parts) break;
-      const int group = l / each;
-      of[l] = from_block(
-          place + l % each * NT * kConsumers + group % S::kParts * (kConsumers / S::kParts),
-          group / S::kParts);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int n = first + i * kStep;
+      if (n < kAll) {
+        before[i].load(w, tile.unit + n % S::kRowTiles, tile.token_tile + n / S::kRowTiles,
+                       thread % 32);
+      }
     }
-    float all[1][4] = {{of[0].x, of[0].y, of[0].z, of[0].w}};
+  };
+  load_before(mine);
+  cluster_sync();
+  for (int first = mine; first < kAll; first += kAtOnce * kStep) {
+    float4 of[kAtOnce][kMostLeaves];
 #pragma unroll
-    for (int l = 1; l < kMostLeaves; ++l) {
-      if (l >= leaves.parts) break;
-      const float part[4] = {of[l].x, of[l].y, of[l].z, of[l].w};
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int n = first + i * kStep;
+      if (n >= kAll) break;
+      const float4* place =
+          shared + n / S::kRowTiles * kConsumers + n % S::kRowTiles * 32 + thread % 32;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) all[0][i] = __fadd_rn(all[0][i], part[i]);
+      for (int l = 0; l < kMostLeaves; ++l) {
+        if (l >= leaves.parts) break;
+        const int group = l / each;
+        of[i][l] = from_block(
+            place + l % each * NT * kConsumers + group % S::kParts * (kConsumers / S::kParts),
+            group / S::kParts);
+      }
     }
-    finish<1>(w, all, tile.unit + row_tile, tile.token_tile + token_tile, thread % 32);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int n = first + i * kStep;
+      if (n >= kAll) break;
+      float all[1][4] = {{of[i][0].x, of[i][0].y, of[i][0].z, of[i][0].w}};
+#pragma unroll
+      for (int l = 1; l < kMostLeaves; ++l) {
+        if (l >= leaves.parts) break;
+        const float part[4] = {of[i][l].x, of[i][l].y, of[i][l].z, of[i][l].w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) all[0][k] = __fadd_rn(all[0][k], part[k]);
+      }
+      finish<1>(w, all, tile.unit + n % S::kRowTiles, tile.token_tile + n / S::kRowTiles,
+                thread % 32, before[i].v);
+    }
+    if (first + kAtOnce * kStep < kAll) load_before(first + kAtOnce * kStep);
   }
 }
 #endif
@@ -262,7 +291,6 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if constexpr (S::kSplit) {
       auto* sums = reinterpret_cast<float4*>(shared);
       leave_sums<S>(rings, list, sums);
-      cluster_sync();
       add_leaves<S>(list, tokens, sums);
       cluster_sync();  // nobody leaves while others read here
     } else {

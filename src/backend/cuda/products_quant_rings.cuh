@@ -55,6 +55,11 @@ struct Shape {
   static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
   static constexpr int kShared = kRings + kOutBytes;
   static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
+  // Two operands take turns where there are the registers.
+  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves * NT > 8 ? 1 : 2;
+  // Tokens of the next piece are waited for before it is decoded: few come in time, and to look
+  // takes longer than they do.
+  static constexpr bool kWaitsAhead = NT <= 4;
   static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
   static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
   static_assert(!kSplit || kShared >= kLeaves * NT * 16 * kConsumers, "sums take their place");
@@ -245,7 +250,7 @@ struct Way {
   uint32_t ring, stage;  // where the tokens' ring, and its next stage, is as an operand: low bits
   uint32_t barriers;
   Piece raw;
-  uint4 a[2][4];
+  uint4 a[S::kOperands][4];
 
   __device__ __forceinline__ explicit Way(const Rings<S>& r) : rings(r) {
     const int warp = static_cast<int>(threadIdx.x / 32);
@@ -322,18 +327,23 @@ struct Way {
 template <class S>
 __device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], uint32_t& before,
                                           bool first, bool more) {
+  constexpr int kOperands = S::kOperands;
 #pragma unroll
   for (int piece = 0; piece < kChunkPieces; ++piece) {
     const uint32_t full = way.of_piece(piece);
     way.load_next(piece, kChunkPieces, more);
-    way.multiply(sum, way.a[piece % 2], piece, !first || piece > 0);
+    if (!S::kWaitsAhead) way.wait_for(piece);
+    way.multiply(sum, way.a[piece % kOperands], piece, !first || piece > 0);
     way.next_piece(piece);
-    wgmma_wait<1>();
-    if (piece > 0 || !first) way.leave_piece(before);
+    wgmma_wait<kOperands - 1>();
+    if (kOperands == 1) {
+      way.leave_piece(full);
+    } else if (piece > 0 || !first) {
+      way.leave_piece(before);
+    }
     before = full;
-    // What is waited for here need not be once the operand stands.
-    if (piece + 1 < kChunkPieces || more) way.wait_for(piece + 1);
-    way.decode(way.a[(piece + 1) % 2], (piece + 1) % kChunkPieces);
+    if (S::kWaitsAhead && (piece + 1 < kChunkPieces || more)) way.wait_for(piece + 1);
+    way.decode(way.a[(piece + 1) % kOperands], (piece + 1) % kChunkPieces);
   }
 }
 
@@ -343,12 +353,12 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], in
                                          bool last) {
   uint32_t before = 0;
   int n = 0;
-  way.wait_for(0);
+  if (S::kWaitsAhead) way.wait_for(0);
   for (; n + kChunkPieces <= count; n += kChunkPieces) {
     sum_chunk(way, sum, before, n == 0, n + kChunkPieces < count || !last);
   }
   wgmma_wait<0>();
-  if (n > 0) way.leave_piece(before);
+  if (n > 0 && S::kOperands > 1) way.leave_piece(before);
   const int left = count - n;
   for (int piece = 0; left > 0 && piece < kChunkPieces; ++piece) {
     way.wait_for(piece);
