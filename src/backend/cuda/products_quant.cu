@@ -17,7 +17,7 @@ namespace {
 template <class F, int kTiles>
 struct Ring {
   static constexpr int kPieces = F::kUnit / 64;
-  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 600 ? 4 : 2;  // of a stage
+  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 704 ? 4 : 2;  // of a stage
   static constexpr int kTileBytes = kUnits * F::kTileBytes;
   static constexpr int kStageBytes = kTiles * kTileBytes;
   static constexpr int kStages = kStageBytes > 3000 && kTiles == 1 ? 3 : 4 / kTiles;
