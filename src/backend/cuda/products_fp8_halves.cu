@@ -36,7 +36,7 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
   const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
-    fp8_leaves<G, NT, kHow>(
+    fp8_leaves<NT, kHow>(
         ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows,
         [&](const uint8_t* rows) {
 #pragma unroll

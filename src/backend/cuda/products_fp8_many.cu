@@ -47,10 +47,8 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
   int product = 0;
   Fp8Noted<NT> noted;
   const auto look_up = [&](int index) {
-    int64_t count = tokens;
-    asm volatile("" : "+l"(count));  // what it gives does not stay in registers from tile to tile
     const ProductTile tile =
-        many_tile<G, NT>(list, count, tour, index < tour.tiles ? index : tour.first);
+        many_tile<G, NT>(list, tokens, tour, index < tour.tiles ? index : tour.first);
     const WeightView& w = list.of[tile.product].weight;
     noted.look_up([&](int j) { return scaled_panel(w, (tile.unit + j) / 8); });
     product = tile.product;
@@ -62,8 +60,8 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
     const WeightView& weight = list.of[product].weight;
     const Fp8Scaled scaled = noted.scaled();
     float sum[NT][4];
-    fp8_sum<G, NT>(ring, sum, weight, scaled);
-    look_up(index + tour.step);  // no register is free before
+    fp8_sum<NT>(ring, sum, weight, scaled);
+    look_up(index + tour.step);
     if constexpr (Many<G, NT>::kWriters > 0) {
       if (index != tour.first) barrier_wait(desk.free, parity);
       hand_over<NT>(desk, sum);

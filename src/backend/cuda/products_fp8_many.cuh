@@ -45,9 +45,6 @@ Fp8Stages fp8_stages(int64_t tokens, int budget) {  // for a stage a producer, a
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <int NT>
-inline constexpr int kAheadOf = NT <= 12 ? 2 : 1;  // sums being computed
-
 struct Fp8Ring {
   Fp8Stages of;
   uint8_t* stages;
@@ -341,31 +338,31 @@ __device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
                      *reinterpret_cast<const float*>(own + kE4M3TileBytes));
 }
 
-// sum += the next U steps, for a warpgroup's 64 tokens; some parts are on their way at once.
-// After the last one, end(its rows).
-template <int G, int NT, Fp8Scaled::How kHow, int U, class End>
+// sum += the next step, for a warpgroup's 64 tokens. After the last one, end(its rows).
+template <int NT, Fp8Scaled::How kHow, class End>
+__device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
+                                         bool last, const End& end) {
+  float part[NT][4];
+  const auto places = static_cast<uint32_t>(ring.offset) >> 4;
+  ring.wait_full();
+  fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
+  const float2 scales = token_scales(ring);
+  wgmma_wait<0>();
+  fp8_add<NT, kHow>(sum, part, scales, ring.rows(), of_rows);
+  if (last) end(ring.rows());
+  pin(sum);
+  ring.release(ring.stage);
+  ring.next();
+}
+
+// The same of U steps: the next one is multiplied while a sum is scaled.
+template <int NT, Fp8Scaled::How kHow, int U, class End>
 __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                           bool last, const End& end) {
-  if constexpr (kAheadOf<NT> == 1 || U == 1) {
-    static_assert(U == 1);
-    float part[NT][4];
-    const auto places = static_cast<uint32_t>(ring.offset) >> 4;
-    ring.wait_full();
-    fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
-    const float2 scales = token_scales(ring);
-    wgmma_wait<0>();
-    fp8_add<NT, kHow>(sum, part, scales, ring.rows(), of_rows);
-    if (last) end(ring.rows());
-    pin(sum);
-    ring.release(ring.stage);
-    ring.next();
-    return;
-  }
-  constexpr int kAhead = kAheadOf<NT> < U ? kAheadOf<NT> : U;
-  float part[kAhead][NT][4];
-  float2 scales[kAhead];
-  const uint8_t* rows[kAhead];
-  int stage[kAhead];
+  float part[2][NT][4];
+  float2 scales[2];
+  const uint8_t* rows[2];
+  int stage[2];
   const auto ask = [&](int i) {
     const auto places = static_cast<uint32_t>(ring.offset) >> 4;
     ring.wait_full();
@@ -375,24 +372,19 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
     stage[i] = ring.stage;
     ring.next();
   };
-#pragma unroll
-  for (int u = 0; u < kAhead - 1; ++u) ask(u);
+  ask(0);
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    if (u + kAhead - 1 < U) ask((u + kAhead - 1) % kAhead);
-    if (u + kAhead - 1 < U) {
-      wgmma_wait<kAhead - 1>();
-    } else if (u + 2 < U) {
-      wgmma_wait<2>();
-    } else if (u + 1 < U) {
+    if (u + 1 < U) {
+      ask((u + 1) % 2);
       wgmma_wait<1>();
     } else {
       wgmma_wait<0>();
     }
-    fp8_add<NT, kHow>(sum, part[u % kAhead], scales[u % kAhead], rows[u % kAhead], of_rows);
-    if (u + 1 == U && last) end(rows[u % kAhead]);
+    fp8_add<NT, kHow>(sum, part[u % 2], scales[u % 2], rows[u % 2], of_rows);
+    if (u + 1 == U && last) end(rows[u % 2]);
     pin(sum);
-    ring.release(stage[u % kAhead]);
+    ring.release(stage[u % 2]);
   }
 }
 
@@ -452,12 +444,12 @@ struct Fp8Leaves {
 
 // total = the sums of leaves from left to right, or of the first one only unless `adds`; `sum` is
 // that of the last one. At its end, last(the rows of its last step).
-template <int G, int NT, Fp8Scaled::How kHow, class Last>
+template <int NT, Fp8Scaled::How kHow, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const Last& last) {
-  constexpr int kAtOnce = kAheadOf<NT> == 1 || kHow == Fp8Scaled::kMixed ? 1 : 8;
+  constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 8 : 1;
   const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
 #pragma unroll
@@ -480,12 +472,12 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
       pin(total);
     };
     int left = cut.leaf(leaf).count;
-    for (; left >= kAtOnce; left -= kAtOnce) {
-      fp8_steps<G, NT, kHow, kAtOnce>(ring, sum, of_rows, left == kAtOnce, end);
-    }
     if constexpr (kAtOnce > 1) {
-      for (; left > 0; --left) fp8_steps<G, NT, kHow, 1>(ring, sum, of_rows, left == 1, end);
+      for (; left >= kAtOnce; left -= kAtOnce) {
+        fp8_steps<NT, kHow, kAtOnce>(ring, sum, of_rows, left == kAtOnce, end);
+      }
     }
+    for (; left > 0; --left) fp8_step<NT, kHow>(ring, sum, of_rows, left == 1, end);
   }
 }
 
@@ -502,17 +494,17 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
 }
 
 // total = the sums of all leaves, from left to right.
-template <int G, int NT>
+template <int NT>
 __device__ __forceinline__ void fp8_sum(Fp8Reader& ring, float (&total)[NT][4], const WeightView& w,
                                         const Fp8Scaled& scaled) {
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
     const uint32_t of_rows = scaled.rows_of<kHow>();
     float sum[NT][4];
-    fp8_leaves<G, NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
-                            [&](const uint8_t* rows) {
-                              if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
-                            });
+    fp8_leaves<NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
+                         [&](const uint8_t* rows) {
+                           if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
+                         });
   });
 }
 #endif
