@@ -61,6 +61,31 @@ TEST_F(CudaRows, RowOpsAreNearTheReference) {
   }
 }
 
+// In prompts a warp takes all heads of a token.
+TEST_F(CudaRows, HeadsOfPromptsAreThoseOfTokensAlone) {
+  constexpr int kHeads = 5, kDim = 128;
+  constexpr int64_t kTokens = 1100, kCols = kHeads * kDim;
+  const std::vector<float> x = random_floats(kTokens * kCols, 290), w = random_floats(kDim, 291);
+  const std::vector<float> table = random_floats(kTokens * kDim, 292);
+  DeviceFloats all(*gpu, x), some(*gpu, x), dw(*gpu, w), dt(*gpu, table);
+  const auto run = [&](const Matrix& m, int64_t first) {
+    gpu->norm_heads(m, kHeads, kDim, {ops::NormKind::kRms, dw.data(), nullptr, 1e-6f}, false);
+    gpu->rope(m, kHeads, kDim, 0, kDim, false, dt.data() + first * kDim);
+  };
+  run(all.matrix(kTokens, kCols), 0);
+  std::vector<float> want = x;
+  const Matrix host{want.data(), kTokens, kCols, kCols};
+  cpu->norm_heads(host, kHeads, kDim, {ops::NormKind::kRms, w.data(), nullptr, 1e-6f}, false);
+  cpu->rope(host, kHeads, kDim, 0, kDim, false, table.data());
+  const std::vector<float> got = all.get();
+  expect_near(got, want, 1e-4f, "heads of a prompt");
+  constexpr int64_t kFirst = 1093, kSome = 3;
+  run(some.matrix(kTokens, kCols).slice_rows(kFirst, kSome), kFirst);
+  EXPECT_EQ(std::memcmp(some.get().data() + kFirst * kCols, got.data() + kFirst * kCols,
+                        kSome * kCols * 4),
+            0);
+}
+
 TEST_F(CudaRows, HeadsRotateAndAreNormalised) {
   uint32_t seed = 300;
   for (const int head_dim : {8, 64, 96, 128}) {

@@ -99,28 +99,51 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
-// The usual heads: 128 numbers that are rotated from end to end, or not at all, and not normalised.
-// Nothing but what a token's heads share is computed more than once a warp, which takes several.
-constexpr int kUsualDim = 128, kAtOnce = 3;
+// The usual heads: 128 numbers that are rotated from end to end, or not at all, with an RMS norm or
+// none. A warp takes several heads of a token, in prompts all of them, since where the token goes
+// takes some looking up.
+constexpr int kUsualDim = 128, kAtOnce = 4;
 
 bool usual(const HeadsArgs& a) {
   for (int i = 0; i < a.count; ++i) {
     const HeadsArgs::Part& p = a.of[i];
     const bool whole = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride % 4 == 0;
     const bool turns = p.offset == 0 && p.interleaved == 0 && p.rotary_dim == kUsualDim;
-    if (p.head_dim != kUsualDim || p.normed != 0 || !whole || (p.rotary_dim != 0 && !turns)) {
+    const NormArgs& n = p.norm;
+    const bool norms = n.layer == 0 && n.bias == nullptr && n.weight != nullptr &&
+                       reinterpret_cast<uintptr_t>(n.weight) % 16 == 0;
+    if (p.head_dim != kUsualDim || (p.normed != 0 && !norms) || !whole ||
+        (p.rotary_dim != 0 && !turns)) {
       return false;
     }
   }
   return true;
 }
 
+// norm_head() of four neighbours a lane.
+__device__ __forceinline__ void norm_four(float4& v, const NormArgs& norm, const float* weight) {
+  const float4 w = *reinterpret_cast<const float4*>(weight);
+  float sum = __fmaf_rn(v.x, v.x, 0.0f);
+  sum = __fmaf_rn(v.y, v.y, sum);
+  sum = __fmaf_rn(v.z, v.z, sum);
+  sum = __fmaf_rn(v.w, v.w, sum);
+  const float scale = rsqrtf(sum_of_warp(sum) / static_cast<float>(kUsualDim) + norm.eps);
+  v.x = __fmul_rn(__fmul_rn(v.x, scale), w.x);
+  v.y = __fmul_rn(__fmul_rn(v.y, scale), w.y);
+  v.z = __fmul_rn(__fmul_rn(v.z, scale), w.z);
+  v.w = __fmul_rn(__fmul_rn(v.w, scale), w.w);
+}
+
+// Blocks [token, kHeadWarps heads], or kAll: [kHeadWarps tokens].
+template <bool kAll>
 __global__ void __launch_bounds__(kHeadWarps * 32)
     usual_heads_kernel(const __grid_constant__ HeadsArgs a, int heads) {
   let_next_start();
-  const int token = static_cast<int>(blockIdx.x), c = static_cast<int>(threadIdx.x % 32) * 4;
-  const int first = static_cast<int>(blockIdx.y) * kHeadWarps + static_cast<int>(threadIdx.x / 32);
-  const int step = static_cast<int>(gridDim.y) * kHeadWarps;
+  const int warp = static_cast<int>(threadIdx.x / 32), c = static_cast<int>(threadIdx.x % 32) * 4;
+  const int token = static_cast<int>(blockIdx.x) * (kAll ? kHeadWarps : 1) + (kAll ? warp : 0);
+  const int first = kAll ? 0 : static_cast<int>(blockIdx.y) * kHeadWarps + warp;
+  const int step = kAll ? 1 : static_cast<int>(gridDim.y) * kHeadWarps;
+  if (token >= a.tokens) return;
   bool kept = false, turned = false;
   for (int p = 0; p < a.count; ++p) {
     kept = kept || a.of[p].store != HeadsArgs::kNowhere;
@@ -152,6 +175,10 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     for (int i = 0; i < kAtOnce; ++i) {
       if (from + i * step >= heads) break;
       const HeadsArgs::Part& of = a.of[part[i]];
+      if (of.normed != 0) {
+        norm_four(v[i], of.norm,
+                  of.norm.weight + (of.norm_per_head != 0 ? head[i] * kUsualDim : 0) + c);
+      }
       if (of.rotary_dim != 0) {
         const auto turn = [&](float& its, float by_cos, float by_sin) {
           const float other = __shfl_xor_sync(0xffffffff, its, 16);
@@ -159,8 +186,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         };
         turn(v[i].x, cos.x, sin.x), turn(v[i].y, cos.y, sin.y);
         turn(v[i].z, cos.z, sin.z), turn(v[i].w, cos.w, sin.w);
-        *reinterpret_cast<float4*>(x[i]) = v[i];
       }
+      if (of.rotary_dim != 0 || of.normed != 0) *reinterpret_cast<float4*>(x[i]) = v[i];
       if (of.store == HeadsArgs::kNowhere) continue;
       const Kept kept = place_in_cache(a, of.store, head[i], slot);
       store_four(a.cache.type, kept.to, c, kUsualDim, v[i], kept.scales);
@@ -177,8 +204,13 @@ int heads(const HeadsArgs* args) {
     longest = args->of[i].head_dim > longest ? args->of[i].head_dim : longest;
   }
   if (usual(*args)) {
+    constexpr int64_t kManyTokens = 1024;
+    if (args->tokens >= kManyTokens) {
+      const auto blocks = static_cast<unsigned>(ceil_div(args->tokens, kHeadWarps));
+      return launch(usual_heads_kernel<true>, dim3(blocks), dim3(kHeadWarps * 32), 0, *args, count);
+    }
     const int64_t blocks = ceil_div(count, args->tokens > 256 ? kAtOnce * kHeadWarps : kHeadWarps);
-    return launch(usual_heads_kernel,
+    return launch(usual_heads_kernel<false>,
                   dim3(static_cast<unsigned>(args->tokens), static_cast<unsigned>(blocks)),
                   dim3(kHeadWarps * 32), 0, *args, count);
   }
