@@ -45,15 +45,16 @@ class Cuda : public test::CudaTest {
  protected:
   struct WeightsOfExperts {
     WeightsOfExperts(ops::Ops& gpu, ops::Ops& cpu, int64_t experts, int64_t hidden, int64_t ff,
-                     uint32_t seed, quant::Format format = quant::Format::kBF16) {
-      const auto put = [&](int64_t rows, int64_t cols, auto& on, auto& host) {
+                     uint32_t seed, quant::Format gate_up = quant::Format::kBF16,
+                     quant::Format down = quant::Format::kBF16) {
+      const auto put = [&](quant::Format format, int64_t rows, int64_t cols, auto& on, auto& host) {
         const Stored& s = keep.emplace_back(stored(format, rows, cols, ++seed));
         on.push_back(std::move(gpu.pack(format, s.rows, cols)).value());
         host.push_back(std::move(cpu.pack(format, s.rows, cols)).value());
       };
       for (int64_t e = 0; e < experts; ++e) {
-        put(2 * ff, hidden, up_on, up_host);
-        put(hidden, ff, down_on, down_host);
+        put(gate_up, 2 * ff, hidden, up_on, up_host);
+        put(down, hidden, ff, down_on, down_host);
       }
     }
     std::vector<Stored> keep;
@@ -414,88 +415,104 @@ TEST_F(Cuda, HeadwiseProductsAreNearTheReference) {
   }
 }
 
-TEST_F(Cuda, RoutesAndExpertsAreNearTheReference) {
-  using Score = ops::Routing::Score;
-  uint32_t seed = 500;
-  struct Case {
-    Score score;
-    int64_t hidden, ff, experts = 16;
-    bool wide = false;  // many features: fewer tokens
-    quant::Format format = quant::Format::kBF16;
-  };
+struct ExpertsCase {
+  ops::Routing::Score score;
+  int64_t hidden, ff, experts = 16;
+  bool wide = false;  // many features: fewer tokens
+  quant::Format gate_up = quant::Format::kBF16, down = gate_up;
+  float limit = 0.0f;
+};
+class CudaExperts : public Cuda, public testing::WithParamInterface<ExpertsCase> {};
+using Score = ops::Routing::Score;
+using Of = quant::Format;
+INSTANTIATE_TEST_SUITE_P(
+    Cases, CudaExperts,
+    testing::Values(
+        ExpertsCase{Score::kSoftmax, 128, 96}, ExpertsCase{Score::kSigmoid, 544, 192},
+        ExpertsCase{Score::kTopkSoftmax, 1088, 64}, ExpertsCase{Score::kTopkSoftmax, 2048, 64, 4},
+        ExpertsCase{Score::kSigmoid, 2048, 192, 8, true},
+        ExpertsCase{Score::kSoftmax, 2056, 576, 8, true},
+        ExpertsCase{Score::kSoftmax, 2880, 960, 8, true},
+        ExpertsCase{Score::kTopkSoftmax, 2048, 1088, 4, true},
+        ExpertsCase{Score::kSoftmax, 2112, 2112, 4, true},
+        ExpertsCase{Score::kSoftmax, 200, 96, 16, false, Of::kINT8},
+        ExpertsCase{Score::kSoftmax, 160, 96, 16, false, Of::kInt4G32},
+        ExpertsCase{Score::kSoftmax, 288, 192, 16, false, Of::kInt4G32},
+        ExpertsCase{Score::kSoftmax, 640, 384, 16, false, Of::kInt4G128},
+        ExpertsCase{Score::kSoftmax, 544, 192, 16, false, Of::kQ4_0},
+        ExpertsCase{Score::kSigmoid, 320, 192, 16, false, Of::kQ8_0},
+        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 1280, 256, 16, false, Of::kQ4_K, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 2304, 768, 8, true, Of::kQ4_K},
+        ExpertsCase{Score::kTopkSoftmax, 576, 128, 16, false, Of::kMXFP4, Of::kMXFP4, 7.0f},
+        ExpertsCase{Score::kTopkSoftmax, 2880, 576, 4, true, Of::kMXFP4, Of::kMXFP4, 7.0f},
+        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kFP8}));
+TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
+  const auto& [score, hidden, ff, experts, wide, gate_up, down, limit] = GetParam();
+  uint32_t seed = 500 + static_cast<uint32_t>(hidden);
   std::optional<WeightsOfExperts> keep;  // the next ones may get the addresses of the last
-  for (const auto& [score, hidden, ff, experts, wide, format] :
-       {Case{Score::kSoftmax, 128, 96},
-        {Score::kSigmoid, 544, 192},
-        {Score::kTopkSoftmax, 1088, 64},
-        {Score::kTopkSoftmax, 2048, 64, 4},
-        {Score::kSigmoid, 2048, 192, 8, true},
-        {Score::kSoftmax, 2056, 576, 8, true},
-        {Score::kSoftmax, 2880, 960, 8, true},
-        {Score::kTopkSoftmax, 2048, 1088, 4, true},
-        {Score::kSoftmax, 2112, 2112, 4, true},
-        {Score::kSoftmax, 200, 96, 16, false, quant::Format::kINT8},
-        {Score::kSoftmax, 160, 96, 16, false, quant::Format::kInt4G32}}) {
-    keep.reset();
-    keep.emplace(*gpu, *cpu, experts, hidden, ff, seed += 100, format);
-    for (const int64_t tokens : {1, 3, 8, 12, 20, 70, 150, 600}) {
-      if (wide && tokens > 12) continue;
-      SCOPED_TRACE("tokens " + std::to_string(tokens) + ", features " + std::to_string(hidden));
-      ops::Routing r;
-      r.score = score;
-      r.experts = static_cast<int>(experts);
-      r.top_k = 4;
-      r.renormalize = score != Score::kTopkSoftmax;
-      r.renormalize_eps = 1e-20f;
-      r.scale = 1.5f;
-      if (score == Score::kSigmoid) {
-        r.groups = 4;
-        r.top_groups = 2;
-        r.group_score_top = 2;
-      }
-      std::vector<float> logits = random_floats(static_cast<size_t>(tokens * experts), ++seed);
-      std::vector<float> correction = random_floats(static_cast<size_t>(experts), ++seed, 0.1f);
-      std::vector<int32_t> ids(static_cast<size_t>(tokens * 4));
-      std::vector<float> weights(ids.size());
-      DeviceFloats dl(*gpu, logits), dc(*gpu, correction), di(*gpu, ids.size()),
-          dw(*gpu, ids.size());
-      auto* on_ids = reinterpret_cast<int32_t*>(di.data());
-      r.correction = score == Score::kSigmoid ? correction.data() : nullptr;
-      cpu->route({logits.data(), tokens, experts, experts}, r, ids.data(), weights.data());
-      if (r.correction != nullptr) r.correction = dc.data();
-      gpu->route(dl.matrix(tokens, experts), r, on_ids, dw.data());
-      const std::vector<float> got_ids = di.get();
-      ASSERT_EQ(std::memcmp(got_ids.data(), ids.data(), ids.size() * 4), 0) << "ids";
-      expect_near(dw.get(), weights, 1e-5f, "weights");
+  for (const int64_t tokens : {1, 3, 8, 12, 20, 70, 150, 600}) {
+    if (wide && tokens > 12) continue;
+    SCOPED_TRACE("tokens " + std::to_string(tokens));
+    if (tokens == 1 || (tokens == 3 && !wide)) {
+      keep.reset();
+      keep.emplace(*gpu, *cpu, experts, hidden, ff, seed += 100, gate_up, down);
+    }
+    ops::Routing r;
+    r.score = score;
+    r.experts = static_cast<int>(experts);
+    r.top_k = 4;
+    r.renormalize = score != Score::kTopkSoftmax;
+    r.renormalize_eps = 1e-20f;
+    r.scale = 1.5f;
+    if (score == Score::kSigmoid) {
+      r.groups = 4;
+      r.top_groups = 2;
+      r.group_score_top = 2;
+    }
+    std::vector<float> logits = random_floats(static_cast<size_t>(tokens * experts), ++seed);
+    std::vector<float> correction = random_floats(static_cast<size_t>(experts), ++seed, 0.1f);
+    std::vector<int32_t> ids(static_cast<size_t>(tokens * 4));
+    std::vector<float> weights(ids.size());
+    DeviceFloats dl(*gpu, logits), dc(*gpu, correction), di(*gpu, ids.size()), dw(*gpu, ids.size());
+    auto* on_ids = reinterpret_cast<int32_t*>(di.data());
+    r.correction = score == Score::kSigmoid ? correction.data() : nullptr;
+    cpu->route({logits.data(), tokens, experts, experts}, r, ids.data(), weights.data());
+    if (r.correction != nullptr) r.correction = dc.data();
+    gpu->route(dl.matrix(tokens, experts), r, on_ids, dw.data());
+    const std::vector<float> got_ids = di.get();
+    ASSERT_EQ(std::memcmp(got_ids.data(), ids.data(), ids.size() * 4), 0) << "ids";
+    expect_near(dw.get(), weights, 1e-5f, "weights");
 
-      std::vector<float> x = rounded(random_floats(static_cast<size_t>(tokens * hidden), ++seed));
-      std::vector<float> bias = random_floats(static_cast<size_t>(experts * 2 * ff), ++seed);
-      std::vector<float> want = random_floats(x.size(), ++seed);
-      DeviceFloats dx(*gpu, x), out(*gpu, want), db(*gpu, bias);
-      ops::Experts e;
-      e.gate_up = keep->up_host;
-      e.down = keep->down_host;
-      e.gate_up_bias = bias.data();
-      cpu->moe({want.data(), tokens, hidden, hidden}, {x.data(), tokens, hidden, hidden},
-               ids.data(), weights.data(), 4, e, true);
-      e.gate_up = keep->up_on;
-      e.down = keep->down_on;
-      e.gate_up_bias = db.data();
-      gpu->moe(out.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
-               true);
-      const std::vector<float> got = out.get();
-      expect_near(got, want, 1e-2f * largest(want), "moe");
-      // A token by itself.
-      const int64_t t = tokens - 1;
-      DeviceFloats one(*gpu, random_floats(static_cast<size_t>(hidden), 1));
+    std::vector<float> x = rounded(random_floats(static_cast<size_t>(tokens * hidden), ++seed));
+    std::vector<float> bias = random_floats(static_cast<size_t>(experts * 2 * ff), ++seed);
+    std::vector<float> below = random_floats(static_cast<size_t>(experts * hidden), ++seed);
+    std::vector<float> want = random_floats(x.size(), ++seed);
+    DeviceFloats dx(*gpu, x), out(*gpu, want), db(*gpu, bias), dd(*gpu, below);
+    ops::Experts e;
+    if (limit > 0.0f) e.glu = {ops::Activation::kSilu, limit, 1.702f};
+    e.gate_up = keep->up_host;
+    e.down = keep->down_host;
+    e.gate_up_bias = bias.data();
+    e.down_bias = below.data();
+    cpu->moe({want.data(), tokens, hidden, hidden}, {x.data(), tokens, hidden, hidden}, ids.data(),
+             weights.data(), 4, e, true);
+    e.gate_up = keep->up_on;
+    e.down = keep->down_on;
+    e.gate_up_bias = db.data();
+    e.down_bias = dd.data();
+    gpu->moe(out.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e, true);
+    const std::vector<float> got = out.get();
+    expect_near(got, want, 1e-2f * largest(want), "moe");
+    DeviceFloats many(*gpu, x.size()), one(*gpu, static_cast<size_t>(hidden));
+    gpu->moe(many.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
+             false);
+    const std::vector<float> all = many.get();
+    for (const int64_t t : {tokens / 2, tokens - 1}) {  // by themselves
       gpu->moe(one.matrix(1, hidden), dx.matrix(tokens, hidden).slice_rows(t, 1), on_ids + t * 4,
                dw.data() + t * 4, 4, e, false);
-      DeviceFloats many(*gpu, x.size());
-      gpu->moe(many.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
-               false);
-      ASSERT_EQ(std::memcmp(one.get().data(), many.get().data() + t * hidden, size_t(hidden) * 4),
-                0)
-          << "experts of a token alone, of " << tokens;
+      ASSERT_EQ(std::memcmp(one.get().data(), all.data() + t * hidden, size_t(hidden) * 4), 0)
+          << "experts of token " << t << " alone, of " << tokens;
     }
   }
 }

@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 14;
+inline constexpr int kApiVersion = 15;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -180,6 +180,7 @@ struct ExpertArgs {
 
 // Gate, up and down of all experts.
 struct ExpertsArgs {
+  Code gate_up_code, down_code;
   const uint8_t *const *gate_up, *const *down;  // [experts], device
   const float *gate_up_bias, *down_bias;        // [experts, 2 * ff], [experts, hidden] or nullptr
   int64_t hidden, ff;
@@ -256,8 +257,9 @@ struct Api {
   // with SiLU and no limit; they themselves are written nowhere (of INT8 their memory is used).
   int (*gated_products)(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
   int (*expert_products)(const ExpertArgs* args);
-  // Whether experts() takes weights of this format and a gated unit of so many features.
-  int (*experts_fused)(Code code, int64_t ff);
+  // The least places that a slot may have for experts(), of which formats, sizes, the gated unit
+  // and how many tokens and experts there are is looked at; 0: expert_products() is to be taken.
+  int (*experts_fused)(const ExpertsArgs* args);
   int (*experts)(const ExpertsArgs* args);
   // Whether few_experts() takes these (of which code, sizes, tokens and routing are looked at).
   int (*few_experts_fit)(Code code, const FewExpertsArgs* args);

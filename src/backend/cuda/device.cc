@@ -336,12 +336,10 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
   if (l.top_k > 0) {
     for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {
       const int64_t pairs = tokens * l.top_k;
-      // Tiles are 8 tokens, or at most twice as many as an expert has on average: both bounds.
-      // A few tokens may go to every expert in use.
-      const int64_t whole =
-          32 * std::min<int64_t>(std::min<int64_t>(tokens, 32) * l.top_k, kMaxExperts);
-      const int64_t places = std::max(
-          {pairs + 8 * std::min<int64_t>(pairs, kMaxExperts) + 8, pairs + 2 * pairs + 128, whole});
+      // Tiles are 32 tokens or fewer, or at most twice as many as an expert has on average: both
+      // bounds. A few tokens may go to every expert in use.
+      const int64_t places = std::max(pairs + 32 * std::min<int64_t>(pairs, kMaxExperts) + 32,
+                                      pairs + 2 * pairs + 128);
       most = std::max(most, floats(places * 3 * l.max_expert_ff) + floats(places * l.max_cols) +
                                 fragments(places, l.max_cols) + fragments(places, l.max_expert_ff) +
                                 4 * floats(places) + floats(pairs));

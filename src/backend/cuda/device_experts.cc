@@ -17,17 +17,17 @@ Slots slots_of(int tokens, int64_t pairs, int64_t experts) {
   return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
 }
 // With wgmma: twice what an expert has on average, and at most 128, or kManySlot if that is known.
-Slots wide_slots(int64_t pairs, int64_t experts, bool many) {
+Slots wide_slots(int least, int64_t pairs, int64_t experts, bool many) {
   if (many && 2 * pairs >= kManySlot * experts) return slots_of(kManySlot, pairs, experts);
-  int tokens = 8;
+  int tokens = least;
   while (tokens < 128 && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
   return slots_of(tokens, pairs, experts);
 }
 // So few tokens that every expert in use gets all of them.
 constexpr int64_t kWholeTokens = 32;
-Slots whole_slots(int64_t tokens, int64_t pairs, int64_t experts) {
+Slots whole_slots(int least, int64_t tokens, int64_t pairs, int64_t experts) {
   const int most = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
-  return {most, static_cast<int>(std::min(pairs, experts))};
+  return {std::max(least, most), static_cast<int>(std::min(pairs, experts))};
 }
 
 }  // namespace
@@ -144,22 +144,29 @@ GroupArgs CudaDevice::new_groups(const int32_t* ids, const float* weights, int64
   return g;
 }
 
+// The formats, sizes and unit of experts.
+ExpertsArgs CudaDevice::experts_args(const ops::Experts& e) {
+  ExpertsArgs args{};
+  args.gate_up_code = code_of(e.gate_up[0].format);
+  args.down_code = code_of(e.down[0].format);
+  args.hidden = e.down[0].rows;
+  args.ff = e.down[0].cols;
+  args.glu = {static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
+  return args;
+}
+
 // Gate, up and down in two kernels. Few tokens go to every expert in use as they are.
 float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
-  const int64_t ff = e.down[0].cols, hidden = e.down[0].rows;
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
   const auto room = [&](int64_t cols) {
     return Activations{scratch(static_cast<size_t>(api_.fragment_bytes(places, cols))),
                        places / kTokenTile};
   };
-  ExpertsArgs args{};
+  ExpertsArgs args = experts_args(e);
   args.gate_up = table_of(e.gate_up);
   args.down = table_of(e.down);
   args.gate_up_bias = e.gate_up_bias;
   args.down_bias = e.down_bias;
-  args.hidden = hidden;
-  args.ff = ff;
-  args.glu = {static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
   args.groups = g;
   args.x = rows_of(x);
   args.weight_before = e.weight_before;
@@ -169,8 +176,8 @@ float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Gro
   } else {
     args.in = room(x.cols);
   }
-  args.act = room(ff);
-  args.y = scratch_array<float>(places * hidden);
+  args.act = room(args.ff);
+  args.y = scratch_array<float>(places * args.hidden);
   check(api_.experts(&args), "experts");
   return args.y;
 }
@@ -181,16 +188,34 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
   const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
   const Rows in = rows_of(x);
-  check(api_.encode(&act, &in, g.token, e.weight_before ? g.place_weight : nullptr, places),
-        "encode");
+  // Tiles of `act` from a place on.
+  const auto behind = [&](const Activations& a, int64_t place, int64_t cols) {
+    return Activations{a.data + place * chunks_of(cols) * 64, 0};
+  };
+  // Rows are the second dimension of a grid.
+  const auto each = [&](const auto& body) {
+    constexpr int64_t kMost = 32768;
+    for (int64_t first = 0; first < places; first += kMost) {
+      body(first, std::min(kMost, places - first));
+    }
+  };
+  each([&](int64_t first, int64_t count) {
+    const Activations to = behind(act, first, x.cols);
+    const float* weight = e.weight_before ? g.place_weight + first : nullptr;
+    check(api_.encode(&to, &in, g.token + first, weight, count), "encode");
+  });
   const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
   run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
   const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
   const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
-  const Rows to = rows_of(hidden), gate = rows_of(gate_up.slice_cols(0, ff)),
-             up = rows_of(gate_up.slice_cols(ff, ff));
   const GluArgs glu{static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
-  check(api_.glu(&to, &gate, &up, &glu, &hidden_act), "glu");
+  each([&](int64_t first, int64_t count) {
+    const Matrix both = gate_up.slice_rows(first, count);
+    const Rows to = rows_of(hidden.slice_rows(first, count)),
+               gate = rows_of(both.slice_cols(0, ff)), up = rows_of(both.slice_cols(ff, ff));
+    const Activations gated = behind(hidden_act, first, ff);
+    check(api_.glu(&to, &gate, &up, &glu, &gated), "glu");
+  });
   auto* y = scratch_array<float>(places * e.down[0].rows);
   run_expert(e.down[0], table_of(e.down), hidden_act.data, y, e.down_bias, g);
   return y;
@@ -240,12 +265,16 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   if (run_few_experts(out, x, ids, weights, top_k, e, add)) return;
   const auto experts = static_cast<int64_t>(e.gate_up.size());
   const int64_t pairs = x.rows * top_k;
-  const Code code = code_of(e.gate_up[0].format);
-  const bool fused = code == code_of(e.down[0].format) && api_.experts_fused(code, e.down[0].cols);
+  ExpertsArgs args = experts_args(e);
+  args.groups.tokens = static_cast<int32_t>(x.rows);
+  args.groups.top_k = top_k;
+  args.groups.experts = static_cast<int32_t>(experts);
+  const int least = api_.experts_fused(&args);
+  const bool fused = least > 0;
   const bool whole = fused && x.rows <= kWholeTokens && !e.weight_before;
-  const bool many = code == Code::kBF16 && !e.weight_before;
-  const Slots slots = whole   ? whole_slots(x.rows, pairs, experts)
-                      : fused ? wide_slots(pairs, experts, many)
+  const bool many = args.gate_up_code == Code::kBF16 && !e.weight_before;
+  const Slots slots = whole   ? whole_slots(least, x.rows, pairs, experts)
+                      : fused ? wide_slots(least, pairs, experts, many)
                               : slots_of(pairs >= 16 * experts ? 32 : 8, pairs, experts);
   GroupArgs g = new_groups(ids, weights, x.rows, top_k, experts, slots.tokens, slots.count);
   g.whole = whole;

@@ -1,5 +1,7 @@
 // Routing of tokens to experts, their order by expert, and the sums of what experts gave.
+#include "backend/cuda/experts.h"
 #include "backend/cuda/experts_route.cuh"
+#include "backend/cuda/formats.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_f32.cuh"
 
@@ -318,6 +320,30 @@ int group(const GroupArgs* args) {
     return error != 0 ? error : launch(place_kernel, blocks, dim3(kManyThreads), 0, *args);
   }
   return launch(group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
+}
+
+int experts_fused(const ExpertsArgs* e) {
+  if (capability != 90 || e->ff % 64 != 0) return 0;
+  const Code up = e->gate_up_code, down = e->down_code;
+  if (up == Code::kBF16) return down == Code::kBF16 ? kTokenTile : 0;
+  const auto takes = [](Code code) { return decoded(code) || code == Code::kFP8; };
+  const bool unit = e->glu.limit > 0.0f || e->glu.activation == 1;  // SiLU
+  if (!takes(up) || !takes(down) || !unit) return 0;
+  // For up to 8 tokens expert_products() is as fast where experts are large, or few are in use.
+  constexpr int64_t kSmall = 1024, kRows = 128;
+  const GroupArgs& g = e->groups;
+  const int64_t pairs = int64_t{g.tokens} * g.top_k, used = pairs < g.experts ? pairs : g.experts;
+  const bool enough = e->ff <= kSmall && used * ceil_div(e->ff, kRows) >= multiprocessors;
+  return g.tokens > kTokenTile || enough ? 32 : 0;
+}
+
+int experts(const ExpertsArgs* e) {
+  if (e->groups.whole == 0) {
+    if (const int error = gather_places(*e); error != 0) return error;
+  }
+  if (e->gate_up_code == Code::kBF16) return run_experts_wgmma(*e);
+  const int error = run_experts_gate(*e);
+  return error != 0 ? error : run_experts_down(*e);
 }
 
 int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add) {

@@ -11,6 +11,14 @@ inline constexpr int kManySlot = 192;  // tokens of a slot where experts have ma
 // kManySlot [64 columns][place][16 bytes], of which place p has the i-th 16 bytes at i ^ (p % 8).
 int gather_places(const ExpertsArgs& e);
 
+// experts_wgmma.cu: gate, up and down in BF16, with slots of 8 to 128.
+int run_experts_wgmma(const ExpertsArgs& e);
+
+// experts_quant.cu, experts_quant_down.cu: gate and up in block formats, and down, with slots of 32
+// to 128.
+int run_experts_gate(const ExpertsArgs& e);
+int run_experts_down(const ExpertsArgs& e);
+
 // experts_many.cu: gate, up and down in BF16, with slots of kManySlot.
 int run_many_experts(const ExpertsArgs& e);
 

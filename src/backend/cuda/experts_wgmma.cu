@@ -346,27 +346,20 @@ int launch_experts(const ExpertsArgs& e) {
 
 }  // namespace
 
-int experts_fused(Code code, int64_t ff) {
-  return code == Code::kBF16 && capability == 90 && ff % kGroupRows == 0;
-}
-
-int experts(const ExpertsArgs* e) {
-  if (e->groups.whole == 0) {
-    if (const int error = gather_places(*e); error != 0) return error;
-  }
-  switch (e->groups.slot_tokens) {
+int run_experts_wgmma(const ExpertsArgs& e) {
+  switch (e.groups.slot_tokens) {
     case 8:
-      return launch_experts<1>(*e);
+      return launch_experts<1>(e);
     case 16:
-      return launch_experts<2>(*e);
+      return launch_experts<2>(e);
     case 32:
-      return launch_experts<4>(*e);
+      return launch_experts<4>(e);
     case 64:
-      return launch_experts<8>(*e);
+      return launch_experts<8>(e);
     case 128:
-      return launch_experts<16>(*e);
+      return launch_experts<16>(e);
     case kManySlot:
-      return run_many_experts(*e);
+      return run_many_experts(e);
     default:
       return static_cast<int>(cudaErrorInvalidValue);
   }

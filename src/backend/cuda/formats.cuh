@@ -101,6 +101,11 @@ inline constexpr bool kDecoded =
     F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
     F::kCode == Code::kQ6_K || F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128 ||
     F::kCode == Code::kInt4G32;
+inline bool decoded(Code code) {
+  bool is = false;
+  with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
+  return is;
+}
 
 // So many tiles of rows lie side by side, a unit of columns after the other: what a block of
 // products_wgmma.cu takes of BF16 at once is one copy.
@@ -110,6 +115,8 @@ template <>
 inline constexpr int kPanelTiles<BF16> = 8;
 template <>
 inline constexpr int kPanelTiles<FP8> = 4;
+template <>
+inline constexpr int kPanelTiles<FP8Values> = 4;
 template <>
 inline constexpr int kPanelTiles<INT8> = 8;
 

@@ -109,8 +109,31 @@ struct FP8 : Plain {
     return reinterpret_cast<const int32_t*>(packed + tiles_bytes(rows, cols));
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
-    return value(tile[place(row, col)]) *
-           *reinterpret_cast<const float*>(tile + scale_place(row));
+    return value(tile[place(row, col)]) * *reinterpret_cast<const float*>(tile + scale_place(row));
+  }
+};
+
+// The same tiles where activations are BF16, as experts': numbers become values, whose scale is
+// rounded to BF16, and so is its product with the number.
+struct FP8Values : FP8 {
+  static constexpr int kGroup = 0;
+  static constexpr int kDown = 16;  // values are kept 2^-kDown times as large, as Whole's
+  static constexpr float kUp = 65536.0f;
+  // Exponent and mantissa in their places of a BF16 are the number times 2^-120.
+  static __device__ uint32_t values(uint32_t w, uint32_t scale) {
+    const uint32_t two = __byte_perm(w, 0, 0x1404);
+    return mul2((two & 0x80008000) | (two >> 4 & 0x07f007f0), scale);
+  }
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    const auto scale = [](uint32_t bits) {
+      const float d = __uint_as_float(bits);
+      return mul2(pack_bf16(d, d), power2(120 - kDown));
+    };
+    const uint32_t g = scale(p.s.x), h = scale(p.s.y);
+    for (int i = 0; i < 4; ++i) {
+      a[i] = make_uint4(values(p.q[i].x, g), values(p.q[i].y, h), values(p.q[i].z, g),
+                        values(p.q[i].w, h));
+    }
   }
 };
 

@@ -33,13 +33,15 @@ __device__ __forceinline__ float activate(float x, int kind) {  // the order of 
   }
 }
 
+// With a limit.
+__device__ __forceinline__ float limited(float gate, float up, const GluArgs& a) {
+  const float g = fminf(gate, a.limit);
+  const float u = fminf(fmaxf(up, -a.limit), a.limit);
+  return (u + 1.0f) * g * sigmoid(a.alpha * g);
+}
+
 __device__ __forceinline__ float gated(float gate, float up, const GluArgs& a) {
-  if (a.limit > 0.0f) {
-    const float g = fminf(gate, a.limit);
-    const float u = fminf(fmaxf(up, -a.limit), a.limit);
-    return (u + 1.0f) * g * sigmoid(a.alpha * g);
-  }
-  return activate(gate, a.activation) * up;
+  return a.limit > 0.0f ? limited(gate, up, a) : activate(gate, a.activation) * up;
 }
 
 }  // namespace freshet::cuda

@@ -11,9 +11,6 @@ int products(const ProductArgs* products, int count, int64_t tokens);
 int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens);
 int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
 int expert_products(const ExpertArgs* args);
-// experts_wgmma.cu
-int experts_fused(Code code, int64_t ff);
-int experts(const ExpertsArgs* args);
 // experts_few.cu
 int few_experts_fit(Code code, const FewExpertsArgs* args);
 int few_experts(const FewExpertsArgs* args);
@@ -54,6 +51,8 @@ int heads(const HeadsArgs* args);
 int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context);
 int attention(const AttentionArgs* args);
 // experts.cu
+int experts_fused(const ExpertsArgs* args);
+int experts(const ExpertsArgs* args);
 int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
 int group(const GroupArgs* args);
 int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,

@@ -250,12 +250,6 @@ ProductList list_of(const ProductArgs* products, int count) {
   return list;
 }
 
-bool decoded(Code code) {
-  bool is = false;
-  with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
-  return is;
-}
-
 }  // namespace
 
 Order order_for(Code code, int64_t tokens) {
@@ -320,7 +314,8 @@ int expert_products(const ExpertArgs* e) {
                   static_cast<unsigned>(e->slots));
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(e->code, [&](auto f) {
-    using F = decltype(f);
+    using Stored = decltype(f);
+    using F = std::conditional_t<Stored::kCode == Code::kFP8, FP8Values, Stored>;
     error = e->slot_tokens == 8 ? launch_ring<F>(experts_kernel<F, 1>, grid, *e)
                                 : launch_ring<F>(experts_kernel<F, 4>, grid, *e);
   });

@@ -13,6 +13,17 @@ namespace freshet::cuda {
 
 // Of ops::Activation. To choose for each number would cost as much as its unit.
 inline constexpr int kSilu = 1;
+struct SiluUnit {
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    return __fmul_rn(activate(gate, kSilu), up);
+  }
+};
+struct LimitedUnit {
+  GluArgs glu;
+  __device__ __forceinline__ float operator()(float gate, float up) const {
+    return limited(gate, up, glu);
+  }
+};
 inline constexpr int kTokenTileBytes = kTokenTile * 64 * 2;
 
 // Bytes of shared memory that Round tiles of tokens at once take.
@@ -60,10 +71,12 @@ __device__ __forceinline__ uint32_t transposed(uint32_t v) {
 
 // A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side, of the first 8
 // rows and of the others.
-__device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float (&up)[4]) {
+template <class Unit = SiluUnit>
+__device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float (&up)[4],
+                                             const Unit& unit = {}) {
   float v[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
+  for (int i = 0; i < 4; ++i) v[i] = unit(gate[i], up[i]);
   return make_uint2(transposed(pack_bf16(v[0], v[1])), transposed(pack_bf16(v[2], v[3])));
 }
 // The same rows and tokens in the order of lanes; `cols`: of the activations.
@@ -75,9 +88,10 @@ __device__ __forceinline__ void put_gated_lanes(const Activations& act, int64_t 
       activation_at(act, token_tile * 8 + lane / 4, row_tile * 16 + lane % 4 * 2, cols);
   *reinterpret_cast<uint2*>(act.data + at * 2) = gated_pairs(gate, up);
 }
+template <class Unit = SiluUnit>
 __device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], const float (&up)[4],
-                                          bool real) {
-  const uint2 v = gated_pairs(gate, up);
+                                          bool real, const Unit& unit = {}) {
+  const uint2 v = gated_pairs(gate, up, unit);
   if (!real) return;
   *reinterpret_cast<uint32_t*>(to) = v.x;
   *reinterpret_cast<uint32_t*>(to + 128) = v.y;
@@ -85,10 +99,11 @@ __device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], c
 
 // Threads 0 to 127 have gate's sums, 128 to 255 up's, of 64 rows from row_tile on, of which those
 // from end_tile on are nobody's; `room` is for both, and may be written again afterwards.
-template <int NT, int Round, class F = BF16>
+template <int NT, int Round, class F = BF16, class Unit = SiluUnit>
 __device__ __forceinline__ void finish_gated(const Activations& act, const ProductArgs& product,
                                              float (&sum)[NT][4], float4* room, int64_t row_tile,
-                                             int64_t end_tile, int64_t token_tile) {
+                                             int64_t end_tile, int64_t token_tile,
+                                             const Unit& unit = {}) {
   static_assert(NT / 2 % Round == 0);
   const int thread = static_cast<int>(threadIdx.x % 128), warp = thread / 32;
   row_tile += warp;
@@ -117,7 +132,7 @@ __device__ __forceinline__ void finish_gated(const Activations& act, const Produ
         const float(&mine)[4] = sum[kMine + first + j];
         const int at = kMine + first + j;
         put_gated(to + at * kTokenTileBytes, kGroup == 0 ? mine : other, kGroup == 0 ? other : mine,
-                  at < left);
+                  at < left, unit);
       }
     }
     sync_pair();

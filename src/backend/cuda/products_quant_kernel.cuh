@@ -19,11 +19,17 @@ __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
           p.scale,          p.add != 0,    F::kUp};
 }
 
+// Every token is somebody's.
+struct AllTokens {
+  __device__ __forceinline__ bool operator()(int64_t) const { return true; }
+};
+
 // What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
-// rows are written 16 bytes a thread.
-template <int NT>
+// rows are written 16 bytes a thread; those of tokens that are not there(token) are not.
+template <int NT, class There = AllTokens>
 __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT][4],
-                                            int64_t row_tile, int64_t token_tile, float* room) {
+                                            int64_t row_tile, int64_t token_tile, float* room,
+                                            const There& there = {}) {
   const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
   const int64_t row = row_tile * 16 + lane % 16 * 4;
   const bool real = row < w.rows;
@@ -53,7 +59,7 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
     for (int n = 0; n < kOutTokens / 8; ++n) {
       const int at = n * 8 + thread / 16;
       const int64_t token = (token_tile + first) * 8 + at;
-      if (!real || token >= w.tokens) continue;
+      if (!real || token >= w.tokens || !there(token)) continue;
       const float4 v = *reinterpret_cast<const float4*>(room + at * kOutStride + lane % 16 * 4);
       auto* to = reinterpret_cast<float4*>(w.out + token * w.out_stride + row);
       float4 out = {value(v.x, bias.x), value(v.y, bias.y), value(v.z, bias.z), value(v.w, bias.w)};
@@ -67,20 +73,21 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
   }
 }
 
-// The gated unit of a warpgroup that has both products' sums of two tiles of rows.
-template <int NT, class F>
-__device__ __forceinline__ void finish_mixed(const Activations& act, const ProductList& list,
+// The gated unit of a warpgroup that has both products' sums of two tiles of rows; `product`: the
+// warp's.
+template <int NT, class F, class Unit = SiluUnit>
+__device__ __forceinline__ void finish_mixed(const Activations& act, const ProductArgs& product,
                                              float (&sum)[NT][4], float* room, int64_t row_tile,
-                                             int64_t token_tile) {
+                                             int64_t token_tile, const Unit& unit = {}) {
   const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
   const bool up = thread >= 64;
   row_tile += thread / 32 % 2;
-  const bool real = row_tile * 16 < list.of[0].weight.rows;
+  const bool real = row_tile * 16 < product.weight.rows;
   float4* place = reinterpret_cast<float4*>(room) + thread % 64;
   const auto together = [&] {
     asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
   };
-  end_sums<NT, F>(list.of[up ? 1 : 0], sum, row_tile * 16 + lane / 4);
+  end_sums<NT, F>(product, sum, row_tile * 16 + lane / 4);
   if (up) {
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
@@ -96,13 +103,35 @@ __device__ __forceinline__ void finish_mixed(const Activations& act, const Produ
     for (int j = 0; j < NT; ++j) {
       const float4 v = place[j * 64];
       const float other[4] = {v.x, v.y, v.z, v.w};
-      put_gated(to + j * kTokenTileBytes, sum[j], other, j < left);
+      put_gated(to + j * kTokenTileBytes, sum[j], other, j < left, unit);
     }
   }
   together();
 }
 
-// Warpgroups: every tile's leaves from left to right.
+// total = the next tile's leaves, from left to right.
+template <class S>
+__device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves,
+                                         float (&total)[S::NT][4]) {
+  float sum[S::NT][4] = {};
+#pragma unroll
+  for (int j = 0; j < S::NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+  }
+  way.enter();
+  way.decode(way.a[0], 0);
+  for (int leaf = 0; leaf < leaves.parts; ++leaf) {
+    sum_leaf<S>(way, sum, leaves.count(leaf), leaf + 1 == leaves.parts);
+#pragma unroll
+    for (int j = 0; j < S::NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+    }
+  }
+}
+
+// Warpgroups: tile after tile.
 template <class S>
 __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act, float* room) {
@@ -112,27 +141,12 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   const Leaves<S> leaves(list);
   Way<S> way(rings);
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
-    float total[NT][4], sum[NT][4] = {};
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
-    }
-    way.enter();
-    way.decode(way.a[0], 0);
-    for (int leaf = 0; leaf < leaves.parts; ++leaf) {
-      sum_leaf<S>(way, sum, leaves.count(leaf), leaf + 1 == leaves.parts);
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
-        }
-      }
-    }
+    float total[NT][4];
+    sum_tile<S>(way, leaves, total);
     if constexpr (S::kMixed) {
-      finish_mixed<NT, F>(act, list, total, room + warp / 4 * kOutTokens * kOutStride,
-                          tile.unit + warp / 4 * 2, tile.token_tile);
+      finish_mixed<NT, F>(act, list.of[warp % 4 / 2], total,
+                          room + warp / 4 * kOutTokens * kOutStride, tile.unit + warp / 4 * 2,
+                          tile.token_tile);
       return;
     } else if constexpr (S::kGate) {
       finish_gated<NT, S::kRound, F>(act, list.of[warp / 4], total, reinterpret_cast<float4*>(room),
@@ -251,42 +265,20 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers<S> barriers;
-  constexpr int kConsumers = S::kConsumers;
   let_next_start();
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) {
-    for (int s = 0; s < S::kChunks; ++s) {
-      barrier_init(&barriers.chunk_full[s], kRowThreads);
-      barrier_init(&barriers.chunk_empty[s], kConsumers / 32);
-    }
-    for (int s = 0; s < S::kTokens * S::kStagePieces; ++s) {
-      barrier_init(&barriers.tokens_full[s], 1);
-      barrier_init(&barriers.tokens_empty[s], kConsumers / 32);
-    }
-    barriers_ready();
-  }
-  __syncthreads();
-  // Tokens first: their pieces are operands.
-  const Rings<S> rings{shared + S::kTokens * S::kTokensBytes, shared, &barriers};
-  if (thread >= kConsumers) {
-    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+  const Rings<S> rings = start_rings<S>(shared, barriers);
+  if (threadIdx.x >= S::kConsumers) {
+    give_registers<S>();
     const Leaves<S> leaves(list);
-    const int warp = (thread - kConsumers) / 32;
-    if (thread % 32 == 0) {
-      if (warp < kRowThreads) copy_rows<S>(rings, list, tokens, tiles, leaves, warp);
-      if (warp >= kRowThreads) {
-        copy_tokens<S>(rings, list, tokens, tiles, leaves, warp - kRowThreads);
-      }
-    }
+    copy_both<S>([&](int thread) { copy_rows<S>(rings, list, tokens, tiles, leaves, thread); },
+                 [&](int thread) { copy_tokens<S>(rings, list, tokens, tiles, leaves, thread); });
     __syncwarp();
     if constexpr (S::kSplit) {
       cluster_sync();
       cluster_sync();
     }
   } else {
-    if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    take_registers<S>();
     wait();
     if constexpr (S::kSplit) {
       auto* sums = reinterpret_cast<float4*>(shared);

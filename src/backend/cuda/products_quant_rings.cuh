@@ -72,8 +72,10 @@ template <class S>
 struct Leaves {
   int units, parts, shift, first, last, apart;
   __device__ __forceinline__ explicit Leaves(const ProductList& list)
-      : units(static_cast<int>((list.of[0].weight.cols + S::F::kUnit - 1) / S::F::kUnit)),
-        parts(leaves(list.of[0].weight.cols)),
+      : Leaves(list.of[0].weight.cols) {}
+  __device__ __forceinline__ explicit Leaves(int64_t cols)
+      : units(static_cast<int>((cols + S::F::kUnit - 1) / S::F::kUnit)),
+        parts(leaves(cols)),
         shift(__ffs(parts) - 1),
         first(0),
         last(parts),
@@ -117,6 +119,18 @@ struct Rings {
   }
 };
 
+// Registers change hands: first those who copy give, then those who multiply take.
+template <class S>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+}
+template <class S>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+}
+
 // body(tile) for each tile of a block; body(first piece, how many) for each chunk of it.
 template <class S, class Body>
 __device__ __forceinline__ void each_tile(const ProductList& list, int64_t tokens, int tiles,
@@ -140,50 +154,89 @@ __device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& 
 // Threads that ask for rows, and for tokens: a copy takes its thread 75 ns and 10 to 15 more a KiB,
 // and one alone would be slower than memory.
 inline constexpr int kRowThreads = 2, kTokenThreads = 2;
-// Of the former, the `thread`-th. Weights are asked for before the kernel in front of this one has
-// ended.
+// Of the former, the `thread`-th: a tile's weights, from `panel` on and in `up`; `step`: to the
+// next panel, of which there are `below` more.
+template <class S>
+__device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kChunks>& turn,
+                                               const Leaves<S>& leaves, int thread,
+                                               const uint8_t* panel, const uint8_t* up,
+                                               int64_t step, int below) {
+  using F = typename S::F;
+  constexpr int kSide = kPanelTiles<F>, kMine = S::kCopies / kRowThreads;  // tiles
+  static_assert(kMine % S::kRowTiles == 0 || S::kRowTiles % kMine == 0);
+  static_assert(kMine % kSide == 0 && S::kRowTiles % kSide == 0);
+  each_chunk(leaves, [&](int piece, int count) {
+    const uint8_t* from = panel + piece / S::kPieces * kUnitStep<F>;
+    const auto bytes = static_cast<uint32_t>(count / S::kPieces * kUnitStep<F>);
+    uint64_t* full = &rings.barriers->chunk_full[turn.stage];
+    // The first round finds all stages empty.
+    barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
+    barrier_expect(full, kMine / kSide * bytes);
+    uint8_t* to = rings.chunk(turn.stage) + thread * kMine * S::kTileBytes;
+    int part = thread * kMine / S::kRowTiles, first = thread * kMine % S::kRowTiles / kSide;
+#pragma unroll 1
+    for (int left = kMine / kSide; left > 0; ++part, first = 0) {
+      const uint8_t* row = S::kGate && part > 0
+                               ? up + piece / S::kPieces * kUnitStep<F>
+                               : from + part * (leaves.apart / S::kPieces * kUnitStep<F>);
+      row += min(first, below) * step;
+#pragma unroll 1
+      for (int t = first; t < S::kRowTiles / kSide && left > 0; ++t, --left) {
+        bulk_copy(to, row, bytes, full);
+        if (t < below) row += step;
+        to += kSide * S::kTileBytes;
+      }
+    }
+    turn.next();
+  });
+}
+
+// Weights are asked for before the kernel in front of this one has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
                                           int64_t tokens, int tiles, const Leaves<S>& leaves,
                                           int thread) {
-  constexpr int kMine = S::kCopies / kRowThreads;
-  static_assert(kMine % S::kRowTiles == 0 || S::kRowTiles % kMine == 0);
-  using F = typename S::F;
-  const int64_t step = tile_at<F>(1, list.of[0].weight.cols);  // to the next 16 rows
+  const int64_t step = tile_at<typename S::F>(1, list.of[0].weight.cols);  // to the next 16 rows
   Turn<S::kChunks> turn;
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const WeightView& w = list.of[tile.product].weight;
-    const uint8_t* panel = w.data + tile.unit * step;
     const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
     const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
-    each_chunk(leaves, [&](int piece, int count) {
-      const uint8_t* from = panel + piece / S::kPieces * F::kTileBytes;
-      const auto bytes = static_cast<uint32_t>(count / S::kPieces * F::kTileBytes);
-      uint64_t* full = &rings.barriers->chunk_full[turn.stage];
-      // The first round finds all stages empty.
-      barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
-      barrier_expect(full, kMine * bytes);
-      uint8_t* to = rings.chunk(turn.stage) + thread * kMine * S::kTileBytes;
-      int part = thread * kMine / S::kRowTiles, first = thread * kMine % S::kRowTiles;
-#pragma unroll 1
-      for (int left = kMine; left > 0; ++part, first = 0) {
-        const uint8_t* row = S::kGate && part > 0
-                                 ? up + piece / S::kPieces * F::kTileBytes
-                                 : from + part * (leaves.apart / S::kPieces * F::kTileBytes);
-        row += min(first, below) * step;
-#pragma unroll 1
-        for (int t = first; t < S::kRowTiles && left > 0; ++t, --left) {
-          bulk_copy(to, row, bytes, full);
-          if (t < below) row += step;
-          to += S::kTileBytes;
-        }
-      }
-      turn.next();
-    });
+    copy_tile_rows<S>(rings, turn, leaves, thread, w.data + tile.unit * step, up, step, below);
   });
 }
 
-// One of kTokenThreads, which take pieces in turn.
+// One of kTokenThreads, which take pieces in turn: `bytes` of a tile's tokens for each piece,
+// `token_step` apart.
+template <class S>
+__device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, Turn<S::kTokens>& turn,
+                                                 const Leaves<S>& leaves, int thread,
+                                                 const uint8_t* act, int64_t token_step,
+                                                 uint32_t bytes) {
+  each_chunk(leaves, [&](int piece, int count) {
+    const uint8_t* from = act + piece * token_step;
+#pragma unroll 1
+    for (int n = 0; n < kChunkPieces; ++n) {
+      const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
+      if (n % kTokenThreads == thread) {
+        uint64_t* full = &rings.barriers->tokens_full[at];
+        barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+        if (n < count) {
+          barrier_expect(full, S::kParts * bytes);
+          for (int part = 0; part < S::kParts; ++part) {
+            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                      from + part * leaves.apart * token_step, bytes, full);
+          }
+        } else {
+          barrier_arrive(full);
+        }
+      }
+      from += token_step;
+      if ((n + 1) % S::kStagePieces == 0) turn.next();
+    }
+  });
+}
+
 template <class S>
 __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
                                             int64_t tokens, int tiles, const Leaves<S>& leaves,
@@ -194,30 +247,40 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const auto bytes =
         static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
-    const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
-    each_chunk(leaves, [&](int piece, int count) {
-      const uint8_t* from = act + piece * token_step;
-#pragma unroll 1
-      for (int n = 0; n < kChunkPieces; ++n) {
-        const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
-        if (n % kTokenThreads == thread) {
-          uint64_t* full = &rings.barriers->tokens_full[at];
-          barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
-          if (n < count) {
-            barrier_expect(full, S::kParts * bytes);
-            for (int part = 0; part < S::kParts; ++part) {
-              bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
-                        from + part * leaves.apart * token_step, bytes, full);
-            }
-          } else {
-            barrier_arrive(full);
-          }
-        }
-        from += token_step;
-        if ((n + 1) % S::kStagePieces == 0) turn.next();
-      }
-    });
+    copy_tile_tokens<S>(rings, turn, leaves, thread,
+                        list.of[tile.product].act + tile.token_tile * kTokenBytes, token_step,
+                        bytes);
   });
+}
+
+// copy_rows(thread) and copy_tokens(thread) by the threads behind the warpgroups that multiply.
+template <class S, class Rows, class Tokens>
+__device__ __forceinline__ void copy_both(const Rows& copy_rows, const Tokens& copy_tokens) {
+  const int thread = static_cast<int>(threadIdx.x) - S::kConsumers, warp = thread / 32;
+  if (thread % 32 != 0) return;
+  if (warp < kRowThreads) {
+    copy_rows(warp);
+  } else {
+    copy_tokens(warp - kRowThreads);
+  }
+}
+
+// All threads of a block. Tokens come first: their pieces are operands.
+template <class S>
+__device__ __forceinline__ Rings<S> start_rings(uint8_t* shared, Barriers<S>& barriers) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kChunks; ++s) {
+      barrier_init(&barriers.chunk_full[s], kRowThreads);
+      barrier_init(&barriers.chunk_empty[s], S::kConsumers / 32);
+    }
+    for (int s = 0; s < S::kTokens * S::kStagePieces; ++s) {
+      barrier_init(&barriers.tokens_full[s], 1);
+      barrier_init(&barriers.tokens_empty[s], S::kConsumers / 32);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  return {shared + S::kTokens * S::kTokensBytes, shared, &barriers};
 }
 
 // Barriers by their address, which a warp keeps.
@@ -267,9 +330,11 @@ struct Way {
   __device__ __forceinline__ void load(int piece) {
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int tile = S::kMixed ? warp % 4 / 2 * S::kRowTiles + warp / 4 * 2 + warp % 2 : warp;
-    F::template load<FromShared>(
-        rings.chunk(chunk.stage) + tile * S::kTileBytes + piece / S::kPieces * F::kTileBytes,
-        piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
+    constexpr int kSide = kPanelTiles<F>;  // tiles side by side
+    F::template load<FromShared>(rings.chunk(chunk.stage) + tile / kSide * (kSide * S::kTileBytes) +
+                                     piece / S::kPieces * kUnitStep<F> +
+                                     tile % kSide * F::kTileBytes,
+                                 piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
   }
   // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
   __device__ __forceinline__ void load_next(int piece, int count, bool more) {
