@@ -226,8 +226,9 @@ struct Product {
 
 // Products one after the other. Storing the sums of one and scaling them falls between the tile
 // instructions of the next: a tile's sums are stored just before it is used again, and scaled a few
-// tokens at a time after that.
-template <class F, int kPlanes>
+// tokens at a time after that. kOnce: units come from the L2 cache, where activations are to stay
+// in the L1 cache.
+template <class F, int kPlanes, bool kOnce>
 class Pipe {
  public:
   using U = Unit<F>;
@@ -299,12 +300,20 @@ class Pipe {
       }
     }
   }
+  template <int kTile>
+  FRESHET_INLINE void load_unit(const uint8_t* from) {
+    if constexpr (kOnce) {
+      tile_load_once<kTile>(from, kLine);
+    } else {
+      tile_load<kTile>(from, kLine);
+    }
+  }
   // A quarter of the block's products; x: operands of activations at its first number.
   template <int kOperands, int k, class Between>
   FRESHET_INLINE_MEMBER void quarter(const uint8_t* const (&x)[2], int64_t stride,
                                      const uint8_t* unit, const Between& between) {
     constexpr bool kFirst = k == 0;
-    tile_load<6>(unit + k * 16 * kLine, kLine);
+    load_unit<6>(unit + k * 16 * kLine);
     tile_load<4>(x[0] + k * 64, stride);
     begin<0, kFirst>();
     if constexpr (U::kHalves) {
@@ -329,7 +338,7 @@ class Pipe {
       after<kOperands, k, 1>(between);
     }
     if constexpr (U::kBytePlanes == 2) {
-      tile_load<7>(unit + U::kPlane + k * 16 * kLine, kLine);
+      load_unit<7>(unit + U::kPlane + k * 16 * kLine);
       begin<1, kFirst>();
       tile_dp_i8<1, 4, 7>();
       after<kOperands, k, 2>(between);
@@ -496,23 +505,22 @@ struct Fetch {
 
 // Block at.b0 of a group of panels times the tokens at.t0 .. at.t1; `next` is unpacked meanwhile.
 template <class F, int kPlanes>
-void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes>& pipe,
-                    const Stretch& at, const uint8_t* units, Unpacking<F>& next) {
+void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, true>& pipe,
+                    const Stretch& at, Tokens<kPlanes>* steps, const uint8_t* units,
+                    Unpacking<F>& next) {
   const int64_t b = at.b0, panels = at.last - at.first, fine = q8x256_layout(c.cols).fine;
   const int64_t products = panels * blocks_of(at.t1 - at.t0, kMostRows / kPlanes);
   const int64_t unpackings = next.left();
   int64_t due = 0;
-  Tokens<kPlanes> steps[2];  // this and the one before, whose last sums are still to be scaled
-  Records<F, kPlanes> records[2];
+  Records<F, kPlanes> records[2];  // this step's and, whose last sums are to be scaled, the last's
   float* sums = s.sums;
   int which = 0;
-  for (int64_t t = at.t0; t < at.t1; t += steps[which].count, which ^= 1) {
-    Tokens<kPlanes>& x = steps[which];
-    x = Tokens<kPlanes>(c, t, at.t1 - t);
+  for (int64_t t = at.t0; t < at.t1; t += steps++->count, which ^= 1) {
+    Tokens<kPlanes>& x = *steps;
     records[which].read(x, b);
     int64_t x_at = b * kUnitK;
     if (c.rows_index != nullptr) {
-      x.template gather<kPlanes, kUnitK>(c, x.fine, x_at, kUnitK, s.rows);
+      x.template gather<kPlanes, kUnitK>(c, fine, x_at, kUnitK, s.rows);
       x_at = 0;
     }
     const bool over = t + x.count >= at.t1 && b + 1 < at.blocks;
@@ -541,8 +549,9 @@ void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes>& 
 template <class F, int kPlanes>
 void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   BlocksScratch<F> s;
-  Pipe<F, kPlanes> pipe(c);
+  Pipe<F, kPlanes, true> pipe(c);
   Unpacking<F> next(c);
+  Tokens<kPlanes> steps[kBlocksTokens * kPlanes / kMostRows];
   Tiles tiles;
   tiles.configure(tile_height(c), kLine);
   Stretch at{};
@@ -555,6 +564,10 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   next.begin(first, end(first), 0, s.panels[now]);
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
+    Tokens<kPlanes>* step = steps;
+    for (int64_t t = at.t0; t < at.t1; t += step++->count) {
+      *step = Tokens<kPlanes>(c, t, at.t1 - t);
+    }
     for (at.first = first; at.first < last; at.first += kBlocksGroup) {
       at.last = end(at.first);
       for (at.b0 = 0; at.b0 < at.blocks; ++at.b0, now ^= 1) {
@@ -566,7 +579,7 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
         } else if (at.t1 < c.tokens) {
           next.begin(first, end(first), 0, s.panels[now ^ 1]);
         }
-        blocks_stretch<F, kPlanes>(c, s, pipe, at, s.panels[now], next);
+        blocks_stretch<F, kPlanes>(c, s, pipe, at, steps, s.panels[now], next);
       }
     }
   }
@@ -581,7 +594,7 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   alignas(64) uint8_t units[2][U::kBytes];
   alignas(64) float sums[kSteps][kMostRows * kPanelRows];
   Records<F, kPlanes> records[kSteps][kHeld];
-  Pipe<F, kPlanes> pipe(c);
+  Pipe<F, kPlanes, false> pipe(c);
   Tiles tiles;
   tiles.configure(tile_height(c), kLine);
   Tokens<kPlanes> steps[kSteps];

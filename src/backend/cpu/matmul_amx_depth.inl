@@ -16,7 +16,8 @@ inline constexpr int64_t kDepthBlocks = 8;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
 inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
-inline constexpr int64_t kStreamAhead = 4;  // blocks of each of two panels, to the L1 cache
+inline constexpr int64_t kWholeBlocks = 32;  // rows of so many are one stretch
+inline constexpr int64_t kStreamAhead = 4;   // blocks of each of two panels, to the L1 cache
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // of a step and two panels
 
 template <class N>
@@ -82,6 +83,15 @@ class DepthPipe {
       tile_load<kTile>(sums + kTile * kTileInts, kLine);
     }
   }
+  // Few tokens find panels in the L1 cache, of many it keeps the activations.
+  template <int kTile>
+  FRESHET_INLINE_MEMBER void load_panel(const uint8_t* from) {
+    if (streaming) {
+      tile_load<kTile>(from, kLine);
+    } else {
+      tile_load_once<kTile>(from, kLine);
+    }
+  }
   // Of each block the products of the coarse plane, then those of the fine one.
   template <int kX, int kW, bool kFirst>
   FRESHET_INLINE_MEMBER void block(const DepthProduct& p, const uint8_t* const (&panel)[2],
@@ -91,11 +101,11 @@ class DepthPipe {
     for (int plane = 0; plane < N::kPlanes; ++plane) {
       const int64_t at = plane * p.step->fine + b * 64;
       const bool first = kFirst && plane == 0;
-      if (plane == 0) tile_load<6>(panel[0] + b * 1024, kLine);
+      if (plane == 0) load_panel<6>(panel[0] + b * 1024);
       tile_load<4>(x[0] + at, stride);
       if (first) begin<0>(p.sums, fresh);
       N::template multiply<0, 4, 6>();
-      if (kW == 2 && plane == 0) tile_load<7>(panel[1] + b * 1024, kLine);
+      if (kW == 2 && plane == 0) load_panel<7>(panel[1] + b * 1024);
       if (first) begin<1>(p.sums, fresh);
       if (kW == 2) N::template multiply<1, 4, 7>();
       if (kX == 2) tile_load<5>(x[1] + at, stride);
@@ -180,7 +190,8 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   tiles.configure(tile_height(c), 64);
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
-  const int64_t step = few ? at.blocks : kDepthBlocks;
+  const bool whole = few || (at.blocks <= kWholeBlocks && c.rows_index == nullptr);
+  const int64_t step = whole ? at.blocks : kDepthBlocks;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;

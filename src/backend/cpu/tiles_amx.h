@@ -55,6 +55,14 @@ FRESHET_INLINE void tile_load(const void* from, int64_t stride) {
   FRESHET_EACH_TILE(FRESHET_TILE_CASE)
 #undef FRESHET_TILE_CASE
 }
+// The same, and the L1 cache need not keep it.
+template <int kTile>
+FRESHET_INLINE void tile_load_once(const void* from, int64_t stride) {
+#define FRESHET_TILE_CASE(n) \
+  if constexpr (kTile == n) _tile_stream_loadd(n, from, stride);
+  FRESHET_EACH_TILE(FRESHET_TILE_CASE)
+#undef FRESHET_TILE_CASE
+}
 // Rows of 64 bytes, one after the other.
 template <int kTile>
 FRESHET_INLINE void tile_store(void* to){

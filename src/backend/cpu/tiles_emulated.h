@@ -43,6 +43,10 @@ void tile_load(const void* from, int64_t stride) {
   }
 }
 template <int kTile>
+void tile_load_once(const void* from, int64_t stride) {
+  tile_load<kTile>(from, stride);
+}
+template <int kTile>
 void tile_store(void* to) {
   const EmulatedTile& t = emulated_tiles[kTile];
   for (int i = 0; i < t.rows; ++i) std::memcpy(static_cast<uint8_t*>(to) + i * 64, t.bytes[i], 64);
