@@ -294,10 +294,10 @@ class Run(Case):
         folder = os.environ.get("FRESHET_FAKE_GPU", "build/release/tests/cli/fake_gpu")
         env = {**os.environ, "LD_LIBRARY_PATH": folder}
         flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2",
-                 "--kv-cache-dtype", "int8"]
+                 "--kv-cache-dtype", "f32"]
         result = run(*flags, env=env)
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("runs on cpu (keys and values of type int8 on Fake GPU", result.stderr)
+        self.assertIn("runs on cpu (keys and values of type f32 on Fake GPU", result.stderr)
         result = run(*flags, "--device", "cuda", env=env)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("Fake GPU", result.stderr)
