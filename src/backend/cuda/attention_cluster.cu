@@ -37,9 +37,10 @@ struct Piece {
   float scores[8 * T::kRows][kPieceTokens + 8];
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
-  float rooms[kWarps + 1][T::D];           // of a head that is rotated
-  __half queries[8 * T::kRows][T::D + 8];  // as they are multiplied
-  uint64_t full[2], scored;
+  float rooms[kWarps + 1][T::D];              // of a head that is rotated
+  __half queries[8 * T::kRows][T::D + 8];     // as they are multiplied
+  float most[kRanks * kWarps][8 * T::kRows];  // of each warp's features
+  uint64_t full[2], scored, measured;
   int last, beyond;
 };
 
@@ -188,10 +189,16 @@ template <class T>
 __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
   const int sequences = a.batch.sequences;
   if (a.act.data == nullptr || w.sequence + 1 != sequences || p.piece != w.first_piece) return;
+  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  if constexpr (T::kE4M3) {
+    if (p.rank == 0) {
+      pad_e4m3(a.act, sequences, first, w.rows, static_cast<int>(threadIdx.x % 32), 32);
+    }
+    return;
+  }
   constexpr int kPairs = Piece<T>::kShare / 2;
   const int rows = (kTokenTile - sequences % kTokenTile) % kTokenTile;
   const int64_t cols = static_cast<int64_t>(a.heads) * T::D;
-  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
   for (int h = first; h < first + w.rows; ++h) {
     const int64_t col = static_cast<int64_t>(h) * T::D + p.rank * Piece<T>::kShare;
 #pragma unroll 1
@@ -372,6 +379,45 @@ __device__ __forceinline__ void add_piece(Sums<kMine<T::D>, T::kRows>& sums, con
   add_lanes(sums.l);
 }
 
+// The sums of an only piece as the result in E4M3: a head is a group of 128, whose largest number
+// the blocks of the cluster tell each other.
+template <class T>
+__device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<kMine<T::D>, T::kRows>& sums,
+                                         const AttentionArgs& a, const Range& w, const Part& p) {
+  static_assert(T::D == kE4M3Cols);
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
+  float2 v[T::kRows][kMine<T::D>];
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+    const bool real = lane / 4 + r * 8 < w.rows;
+    const float end = real ? ending(sums.m[r], sums.l[r], a, head + r * 8) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kMine<T::D>; ++j) {
+      v[r][j] =
+          make_float2(__fmul_rn(sums.acc[j][r * 2], end), __fmul_rn(sums.acc[j][r * 2 + 1], end));
+    }
+    float most = largest_of(v[r]);
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+    send_to_block(&s.most[p.rank * kWarps + warp][lane / 4 + r * 8], lane % 4, most, &s.measured);
+  }
+  barrier_wait(&s.measured, 0);
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+    const int row = lane / 4 + r * 8;
+    if (row >= w.rows) continue;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRanks * kWarps; ++i) most = fmaxf(most, s.most[i][row]);
+    const int first = p.rank * Piece<T>::kShare + warp * kMine<T::D> * 8 + lane % 4 * 2;
+    const int64_t group = head + r * 8;
+    const auto apart = [](int j) { return j * 8; };
+    put_row(a, w.sequence, group * kE4M3Cols + first, apart, v[r]);
+    put_e4m3_pairs(a.act, w.sequence, group, first, apart, v[r], most);
+  }
+}
+
 // The piece's sums as the result, or as a partial one.
 template <class T>
 __device__ __forceinline__ void write_piece(const Sums<kMine<T::D>, T::kRows>& sums,
@@ -438,9 +484,11 @@ __global__ void __launch_bounds__(kThreads)
     barrier_init(&s.full[0], 1);
     barrier_init(&s.full[1], 1);
     barrier_init(&s.scored, 1);
+    barrier_init(&s.measured, 1);
     s.beyond = 0;
     barriers_ready();
     barrier_expect(&s.scored, 8 * T::kRows * kPieceTokens * sizeof(float));
+    barrier_expect(&s.measured, sizeof(s.most));
   }
   __syncthreads();
   cluster_arrive_relaxed();
@@ -466,6 +514,12 @@ __global__ void __launch_bounds__(kThreads)
   Sums<kMine<T::D>, T::kRows> sums;
   sums.clear();
   add_piece(sums, s, p);
+  if constexpr (T::kE4M3) {
+    if (w.pieces == 1) {
+      put_sums(s, sums, a, w, p);
+      return;
+    }
+  }
   write_piece<T>(sums, a, w, p, plan.pieces);
   if (w.pieces > 1) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
@@ -489,15 +543,20 @@ int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   return launch_cluster(kernel, grid, dim3(kThreads), kBytes, dim3(1, 1, kRanks), a, plan, of);
 }
 
+template <bool kE4M3>
+int run_rows(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, HalfStored, kE4M3>>(a, plan, of)
+                                         : run<Kind<128, 2, HalfStored, kE4M3>>(a, plan, of);
+}
+
 }  // namespace
 
 bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
   const int64_t blocks =
       int64_t{a.batch.sequences} * plan.tiles * a.cache.kv_heads * plan.pieces * kRanks;
-  // More would wait for each other: their copies of values are small. In E4M3 a row's features
-  // would have to meet.
-  return a.partial != nullptr && a.act.e4m3 == 0 && a.cache.type == CacheType::kF16 &&
-         a.cache.key_dim == 128 && blocks <= multiprocessors;
+  // More would wait for each other: their copies of values are small.
+  return a.partial != nullptr && a.cache.type == CacheType::kF16 && a.cache.key_dim == 128 &&
+         blocks <= multiprocessors;
 }
 
 int attention_cluster(const AttentionArgs& a, single::Plan plan) {
@@ -510,8 +569,7 @@ int attention_cluster(const AttentionArgs& a, single::Plan plan) {
     of.of[0].x = const_cast<float*>(a.q);
     of.of[0].stride = a.q_stride;
   }
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, HalfStored>>(a, plan, of)
-                                         : run<Kind<128, 2, HalfStored>>(a, plan, of);
+  return a.act.e4m3 != 0 ? run_rows<true>(a, plan, of) : run_rows<false>(a, plan, of);
 }
 
 }  // namespace freshet::cuda

@@ -103,6 +103,15 @@ __device__ __forceinline__ void to_block(float4* p, int rank, const float (&v)[4
 #endif
 }
 // The same in one with its bytes' arrival at a barrier there.
+__device__ __forceinline__ void send_to_block(float* p, int rank, float v, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+          place_in_block(p, rank)),
+      "f"(v), "r"(place_in_block(barrier, rank))
+      : "memory");
+#endif
+}
 __device__ __forceinline__ void send_to_block(float2* p, int rank, float2 v, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
