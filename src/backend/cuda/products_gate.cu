@@ -17,6 +17,7 @@ constexpr int kKept = 18;          // of which sums are in registers
 constexpr int kGateBytes = 2 * kMost * kTokenBytes;
 constexpr int kTokenTiles = 16;
 struct Gate {
+  static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = true;
   static constexpr int kGroupRows = 0, kGroupTokens = 8 * kTokenBytes;
   static constexpr int kRowBytes = 2 * kGateBytes;
@@ -26,7 +27,7 @@ struct Gate {
   static constexpr int kBytes = kRoom + (kTiles - kKept) * kConsumers * 16;
   static_assert(kBytes <= kSharedOfSm - 1024);
 };
-constexpr int kThreads = kConsumers + kProducers * 32;
+constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Tiles of 16 rows of gate and of up, each of one panel and the next.

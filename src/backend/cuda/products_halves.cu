@@ -22,6 +22,7 @@ struct Halves {
   static constexpr int G = G_, NT = NT_;
   static constexpr int kTiles = NT * G / 2;  // of a warpgroup
   static constexpr int kFirst = G;           // of these the first block ends
+  static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = true;
   static constexpr int kGroupRows = G == 1 ? kTiles * kTokenBytes : 0;
   static constexpr int kGroupTokens = G == 2 ? 8 * kTokenBytes : 0;
@@ -32,7 +33,7 @@ struct Halves {
   static constexpr int kRoom = kStages * kStageBytes;
   static constexpr int kBytes = kRoom + kSent * kConsumers * 16;
 };
-constexpr int kThreads = kConsumers + kProducers * 32;
+constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A pair's tiles of 16 rows, of all products.
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages], there;
-  __shared__ Runs<S::NT / 2> runs[kProducers];
+  __shared__ Runs<S::NT / 2> runs[S::kProducers];
   let_next_start();
   const int rank = static_cast<int>(blockIdx.x) % 2;
   const int first = static_cast<int>(blockIdx.x) / 2 * share;

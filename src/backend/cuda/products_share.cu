@@ -20,6 +20,7 @@ constexpr int kShareRound = 4;  // tiles of tokens that a gated unit exchanges a
 // NT: tiles of 8 tokens.
 template <int NT, Split split>
 struct Share {
+  static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = false;
   static constexpr bool kGate = split == Split::kGate, kTokens = split == Split::kTokens;
   static constexpr int kTiles = split == Split::kRows ? 8 : 4;  // of 16 rows, in a pass
@@ -33,7 +34,7 @@ struct Share {
   static constexpr int kRoom = kStages * kStageBytes;
   static constexpr int kBytes = kRoom + kRoomBytes;
 };
-constexpr int kThreads = kConsumers + kProducers * 32;
+constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Tiles of 16 rows, of one panel and the next.

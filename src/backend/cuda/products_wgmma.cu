@@ -1,11 +1,11 @@
 // Products of BF16 weights with many tokens on Hopper: wgmma, weights on its 64-row side.
 //
 // A block takes 128 rows, of a gated unit 64 of gate and 64 of up, and 192 tokens, or 128 where
-// that fills the multiprocessors better. Four threads keep a ring of stages filled by the bulk copy
+// that fills the multiprocessors better. One thread keeps a ring of stages filled by the bulk copy
 // engine, 64 columns of weights and of tokens each, a copy apiece: with copies of 1 or 2 KiB the
-// engine is far slower than the tensor cores. Two warpgroups multiply. Blocks stay and walk through
-// tiles of the product, all leaves of K from left to right with a second set of sums. The bits are
-// those of products.cu.
+// engine is far slower than the tensor cores, and with four threads all of it is 2 % slower. Two
+// warpgroups multiply. Blocks stay and walk through tiles of the product, all leaves of K from left
+// to right with a second set of sums. The bits are those of products.cu.
 #include "backend/cuda/products_gated.cuh"
 #include "backend/cuda/products_wgmma.cuh"
 
@@ -18,13 +18,14 @@ constexpr int kRowTiles = kPanelTiles<BF16>;  // of 16 rows
 template <int NT>
 struct Walk {
   static constexpr bool kTokensLead = false;
+  static constexpr int kProducers = 1;
   static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2, kGroupTokens = 0;
   static constexpr int kStageBytes = kRowBytes + NT * kTokenBytes;
   static constexpr int kStages = kRingBytes / kStageBytes;
   static constexpr int kBytes = kStages * kStageBytes;
 };
 // Registers change hands between whole warpgroups only.
-constexpr int kWalkThreads = kConsumers + kProducers * 32;
+constexpr int kWalkThreads = kConsumers + kProducerWarps * 32;
 constexpr int kNarrow = 16, kWide = 24;  // tiles of tokens of a block that walks
 constexpr int kRound = 4;                // tiles of tokens that a gated unit exchanges at once
 template <int NT>
@@ -49,7 +50,7 @@ inline constexpr bool kIsGate<Gate<NT>> = true;
 template <class S>
 inline constexpr int kTileUnits = kIsGate<S> ? kRowTiles / 2 : kRowTiles;
 
-// A thread of each producer.
+// The producer.
 template <class S, int NT>
 __device__ __forceinline__ void produce(Ring<S> ring, const ProductList& list, int64_t tokens,
                                         int tiles) {
@@ -107,10 +108,10 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   let_next_start();
   const Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   if (threadIdx.x >= kConsumers) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 32 == 0) produce<S, NT>(ring, list, tokens, tiles);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (produces<S>()) produce<S, NT>(ring, list, tokens, tiles);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     wait();
     walk<S, NT>(ring, list, tokens, tiles, act);
   }

@@ -1,10 +1,11 @@
 // What the kernels of BF16 products by wgmma share: a ring of stages in shared memory, 64 columns
-// of weights and of tokens each, filled by one thread, the sums that warpgroups make of it, and how
+// of weights and of tokens each, the sums that warpgroups make of it, and how
 // they are written.
 //
 // A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), the bytes from one
 // warpgroup's rows and tokens to the other's, kGroupRows and kGroupTokens, and kTokensLead: whether
-// tokens are on the 64-row side of wgmma.
+// tokens are on the 64-row side of wgmma. kProducers threads fill its ring, a stage in turn: to ask
+// for a copy takes one some 340 cycles.
 #pragma once
 
 #include "backend/cuda/products.cuh"
@@ -13,9 +14,7 @@
 namespace freshet::cuda {
 
 inline constexpr int kConsumers = 256;
-// Warps of which a thread each fills the ring, a stage in turn: to ask for a copy takes one some
-// 340 cycles, and a stage has several.
-inline constexpr int kProducers = 4;
+inline constexpr int kProducerWarps = 4;
 inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);  // 64 columns of its 128 rows
 inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile's
 
@@ -70,13 +69,18 @@ struct Ring {
 __device__ __forceinline__ int producer_index() {
   return (static_cast<int>(threadIdx.x) - kConsumers) / 32;
 }
+template <class S>
+__device__ __forceinline__ bool produces() {
+  return threadIdx.x % 32 == 0 && threadIdx.x < kConsumers + S::kProducers * 32;
+}
 
 // A producer's share of filling the ring with `count` pieces. Weights are asked for before the
 // kernel in front of this one has ended, tokens after.
 template <class S, class Rows>
 __device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint8_t* tokens,
                                      int64_t token_step, uint32_t bytes, int count, bool& waited) {
-  static_assert(S::kStages >= kProducers);
+  constexpr int kProducers = S::kProducers;
+  static_assert(kProducers <= kProducerWarps && kProducers <= S::kStages);
   const auto copy_rows = [&](int n, int stage) {
     barrier_expect(&ring.full[stage], rows.bytes() + bytes);
     rows.copy(ring.stages + stage * S::kStageBytes, n * kUnitStep<BF16>, &ring.full[stage]);
