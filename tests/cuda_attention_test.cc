@@ -117,10 +117,15 @@ struct AttentionProblem {
     int rotary, offset;
     bool interleaved, normed;
   };
-  // A step of one new token a sequence: its heads are normalised, rotated and stored, and attend.
+  // A step of sequences' new tokens: their heads are normalised, rotated and stored, and attend.
   std::vector<float> decode(bool on_gpu, const NewHeads& how, uint32_t seed, bool apart) {
     ops::Ops& o = on_gpu ? gpu : cpu;
-    const auto n = static_cast<int64_t>(c.sequences.size());
+    std::vector<int32_t> starts = {0}, contexts;
+    for (const auto& s : c.sequences) {
+      starts.push_back(starts.back() + s.queries);
+      contexts.push_back(s.context);
+    }
+    const int64_t n = starts.back();
     const int dim = c.shape.key_dim, kv_heads = c.shape.kv_heads;
     const auto floats = [&](int64_t count) {
       return DeviceFloats(o, random_floats(static_cast<size_t>(count), seed++));
@@ -132,9 +137,6 @@ struct AttentionProblem {
     const Matrix q = dq.matrix(n, int64_t{c.heads} * dim),
                  k = dk.matrix(n, int64_t{kv_heads} * dim),
                  v = dv.matrix(n, int64_t{kv_heads} * c.shape.value_dim);
-    std::vector<int32_t> starts(static_cast<size_t>(n) + 1), contexts;
-    std::iota(starts.begin(), starts.end(), 0);
-    for (const auto& s : c.sequences) contexts.push_back(s.context);
     const ops::AttentionBatch batch{starts, contexts, tables.data(), stride};
     const ops::KvView cache = on_gpu ? gpu_view() : host_view();
     const auto next = [&] {
@@ -299,6 +301,12 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
       {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
       {{KvType::kInt8, 1, 80, 80, false}, 3, 0.0f, 0, false, {{200, 1}, {90, 1}}},
+      // Prompts, whose kernel takes queries on its way.
+      {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{300, 300}, {37, 37}, {129, 20}}},
+      {{KvType::kBF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{200, 1}, {90, 1}, {290, 281}}},
+      {{KvType::kFP8, 3, 128, 128, false}, 3, 0.0f, 0, false, {{77, 1}, {411, 311}, {30, 27}}},
+      {{KvType::kInt8, 2, 128, 128, false}, 10, 30.0f, 100, false, {{277, 277}, {20, 3}}},
+      {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{300, 290}}},
   };
   uint32_t seed = 15000;
   for (const cases::AttentionCase& c : all) {

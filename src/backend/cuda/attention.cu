@@ -1,6 +1,6 @@
 // Attention over the paged cache, with mma.m16n8k16 in F16 (of a cache in BF16: in that) and sums
 // in F32: prompts and single queries of unusual heads. attention.cuh has the order of sums.
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/heads.cuh"
 #include "backend/cuda/kernels.cuh"
 
 namespace freshet::cuda {
@@ -381,6 +381,8 @@ int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int spl
   return launch(attention_kernel<kType, VT>, grid, block, plan.shared, a, plan, split);
 }
 
+int attend(const AttentionArgs& args);
+
 // Sequences with one query stand in front and take the kernel for these, which knows no order of
 // sums of its own: what is cut like this is speed alone.
 int attention_of_both(const AttentionArgs& a) {
@@ -399,26 +401,30 @@ int attention_of_both(const AttentionArgs& a) {
     ones.act = rest.act = {};
     ones.only_act = rest.only_act = 0;
   }
-  int error = attention(&ones);
-  if (error == 0) error = attention(&rest);
+  ones.before = nullptr;
+  int error = attend(ones);
+  if (error == 0) error = attend(rest);
   if (error != 0 || direct || a.act.data == nullptr) return error;
   const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
   return encode(&a.act, &out, nullptr, nullptr, out.rows);
 }
 
-}  // namespace
-
-int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
-  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
-         ceil_div(context, kPieceTokens);
+// What is to be done before, except for queries that a prompt's kernel turns as it takes them.
+int do_before(const HeadsArgs& before, int64_t queries) {
+  const auto some = [&](int from, int upto, int64_t tokens) {
+    HeadsArgs some = before;
+    some.count = upto - from, some.tokens = tokens;
+    for (int i = from; i < upto; ++i) some.of[i - from] = before.of[i];
+    return tokens > 0 ? heads_to_cache(some) : 0;
+  };
+  if (queries == before.tokens) return some(0, before.count, before.tokens);
+  const int error = some(0, 1, queries);
+  return error != 0 ? error : some(1, before.count, before.tokens);
 }
 
-int attention(const AttentionArgs* args) {
-  AttentionArgs a = *args;
-  if (a.before != nullptr && !takes_heads(a)) {
-    if (const int error = heads(a.before); error != 0) return error;
-    a.before = nullptr;
-  }
+// attention(); a.before: what its kernel does itself.
+int attend(const AttentionArgs& args) {
+  AttentionArgs a = args;
   if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(a);
   // Only heads of whole groups end in E4M3.
   if (a.act.e4m3 != 0 &&
@@ -426,8 +432,8 @@ int attention(const AttentionArgs* args) {
     a.act = {};
     a.only_act = 0;
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
-    const int error = attention(&a);
-    return error != 0 ? error : encode(&args->act, &out, nullptr, nullptr, out.rows);
+    const int error = attend(a);
+    return error != 0 ? error : encode(&args.act, &out, nullptr, nullptr, out.rows);
   }
   if (single_fits(a)) return attention_single(a);
   if (prompt_fits(a)) return attention_prompt(a);
@@ -471,6 +477,26 @@ int attention(const AttentionArgs* args) {
                                            : a.batch.sequences);
   return launch(merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,
                 plan.splits);
+}
+
+}  // namespace
+
+int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
+  return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
+         ceil_div(context, kPieceTokens);
+}
+
+int attention(const AttentionArgs* args) {
+  AttentionArgs a = *args;
+  if (a.before != nullptr && !takes_heads(a)) {
+    const HeadsArgs& before = *a.before;
+    const bool turned = a.single < a.batch.sequences && prompt_turns(a);
+    if (!turned) a.before = nullptr;
+    if (const int error = do_before(before, turned ? a.single : before.tokens); error != 0) {
+      return error;
+    }
+  }
+  return attend(a);
 }
 
 }  // namespace freshet::cuda

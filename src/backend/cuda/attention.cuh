@@ -476,6 +476,8 @@ __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int row
 
 // attention_prompt.cu: many queries a sequence, for the usual sizes of heads.
 bool prompt_fits(const AttentionArgs& a);
+// Whether it does what is to be done before with queries, too.
+bool prompt_turns(const AttentionArgs& a);
 int attention_prompt(const AttentionArgs& a);
 // attention_single.cu: one query a sequence, for the usual sizes of heads.
 bool single_fits(const AttentionArgs& a);

@@ -7,7 +7,7 @@
 // each. While a step's weights are taken, the tensor cores add the values of the step before it.
 // The warpgroups take turns at them. Sums of the pieces before stand in shared memory. Of a cache
 // in E4M3 or INT8 the copies bring codes, which three more warps convert in the ring.
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/heads.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/wgmma.cuh"
 
@@ -20,6 +20,13 @@ constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
 
 // Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
 [[maybe_unused]] __device__ unsigned handed_out, done;
+
+// How queries become what attention takes: heads of 128 features as HeadsArgs::Part has them.
+struct Before {
+  const float *cos_sin, *weight;  // nullptr: not rotated, not normalised
+  float eps;
+  int weight_step;  // from one head's to the next
+};
 
 // What the copies brought.
 enum class Raw : int { kQueries, kKeys, kValues, kEnd };
@@ -273,6 +280,90 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
     const auto pair = pack_numbers<kBF16>;
     *reinterpret_cast<uint4*>(to + (i / (D / 8) * (D / 8) + column) * 64 + row * 8) = make_uint4(
         pair(v[0].x, v[0].y), pair(v[0].z, v[0].w), pair(v[1].x, v[1].y), pair(v[1].z, v[1].w));
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The same of queries that are normalised and rotated first. A warp takes twice eight rows, a lane
+// two features of each sixteen bytes of one, and those 64 behind, which are their pairs; rows begin
+// with bytes of their own, so that no two meet in a bank. It is short: the steps between two tiles
+// leave nothing of it in the instruction cache.
+template <bool kBF16>
+__device__ __forceinline__ void turn_queries(Shared<kUsualDim>& s, const float* from, const Walk& w,
+                                             const Before& b) {
+  constexpr int kHalf = kUsualDim / 2, kAtOnce = 4;
+  int thread;  // where it is known as threadIdx.x, what depends on it stays in registers all along
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  const int lane = thread % 32, group = thread / 128, first = thread % 128 / 32 * 16;
+  const int rows = w.tile.rows - group * kGroupRows - first;
+  from += first * kUsualDim;
+  float scale[2] = {1.0f, 1.0f};
+  if (b.weight != nullptr) {
+#pragma unroll 4
+    for (int i = 0; i < 16; ++i) {
+      const float its =
+          norm_scale(*reinterpret_cast<const float4*>(from + i * kUsualDim + lane * 4), b.eps);
+      if (i == lane / 4) scale[0] = its;
+      if (i == lane / 4 + 8) scale[1] = its;
+    }
+  }
+  const float *table[2], *weight[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row =
+        w.tile.first_row + min(group * kGroupRows + first + lane / 4 + r * 8, w.tile.rows - 1);
+    const int query = row / w.group, head = row - query * w.group;
+    table[r] = b.cos_sin + (w.tile.query_start + query) * kUsualDim;
+    weight[r] = b.weight + (w.kv_head * w.group + head) * b.weight_step;
+  }
+  auto* to =
+      reinterpret_cast<uint8_t*>(s.queries + (group * kGroupRows + first) * kUsualDim) + lane * 4;
+#pragma unroll 1
+  for (int base = lane / 4; base < lane / 4 + 8; base += kAtOnce) {
+    float2 cos[2][kAtOnce], sin[2][kAtOnce];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int c = (base + j) % 8 * 8 + lane % 4 * 2;
+        cos[r][j] = make_float2(1.0f, 1.0f);
+        sin[r][j] = make_float2(0.0f, 0.0f);
+        if (b.cos_sin != nullptr) {
+          cos[r][j] = *reinterpret_cast<const float2*>(table[r] + c);
+          sin[r][j] = *reinterpret_cast<const float2*>(table[r] + c + kHalf);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int piece = (base + j) % 8, c = piece * 8 + lane % 4 * 2;
+        float2 low = make_float2(1.0f, 1.0f), high = low;
+        if (b.weight != nullptr) {
+          low = *reinterpret_cast<const float2*>(weight[r] + c);
+          high = *reinterpret_cast<const float2*>(weight[r] + c + kHalf);
+        }
+        const float* row = from + (lane / 4 + r * 8) * kUsualDim + c;
+        const auto normed = [&](float v, float by) {
+          return __fmul_rn(__fmul_rn(v, scale[r]), by);
+        };
+        const float2 one = *reinterpret_cast<const float2*>(row);
+        const float2 other = *reinterpret_cast<const float2*>(row + kHalf);
+        const float2 v = make_float2(normed(one.x, low.x), normed(one.y, low.y));
+        const float2 u = make_float2(normed(other.x, high.x), normed(other.y, high.y));
+        const uint32_t first_pair =
+            pack_numbers<kBF16>(rotated(v.x, u.x, cos[r][j].x, sin[r][j].x, false),
+                                rotated(v.y, u.y, cos[r][j].y, sin[r][j].y, false));
+        const uint32_t second_pair =
+            pack_numbers<kBF16>(rotated(u.x, v.x, cos[r][j].x, sin[r][j].x, true),
+                                rotated(u.y, v.y, cos[r][j].y, sin[r][j].y, true));
+        const bool real = lane / 4 + r * 8 < rows;
+        auto* its = reinterpret_cast<uint32_t*>(to + r * 8 * kUsualDim * 2 + piece * 128);
+        its[0] = real ? first_pair : 0;
+        its[8 * 128 / 4] = real ? second_pair : 0;
+      }
+    }
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -641,7 +732,8 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
 
 // A warpgroup with 64 rows of every tile.
 template <bool kBF16, bool kE4M3, int D>
-__device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
+__device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
+                                        const Before& before) {
   Ring<D> ring{s};
   const int group = static_cast<int>(threadIdx.x / 128);
   Walk w;
@@ -654,12 +746,17 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
       if (w.tile.sequence < 0) return;
       if (g == group) {
         sync_group();  // all have left the queries before
-        round_queries<kBF16>(s, reinterpret_cast<const float*>(s.slots[ring.slot()]),
-                             w.tile.rows - g * kGroupRows);
+        w.kv_head = s.heads[t % kInfos];
+        const auto* from = reinterpret_cast<const float*>(s.slots[ring.slot()]);
+        bool turned = false;
+        if constexpr (D == kUsualDim) {
+          turned = before.cos_sin != nullptr || before.weight != nullptr;
+          if (turned) turn_queries<kBF16>(s, from, w, before);
+        }
+        if (!turned) round_queries<kBF16>(s, from, w.tile.rows - g * kGroupRows);
       }
       ring.leave(ring.slot());
     }
-    w.kv_head = s.heads[t % kInfos];
     sync_group();
     take_tile<kBF16, kE4M3>(ring, a, w);
   }
@@ -669,7 +766,8 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a) {
 // Blocks: as many as stay.
 template <int D, CacheType kType, bool kE4M3>
 __global__ void __launch_bounds__(kThreads, 1)
-    prompt_kernel(const __grid_constant__ AttentionArgs a, int tiles) {
+    prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Before before,
+                  int tiles) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr bool kCodes = in_bytes(kType);
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -696,7 +794,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCodes ? 232 : 240));
     wait();
-    consume<kType == CacheType::kBF16, kE4M3>(s, a);
+    consume<kType == CacheType::kBF16, kE4M3>(s, a, before);
   }
 #endif
 }
@@ -711,7 +809,16 @@ int run(const AttentionArgs& a) {
   const int64_t tiles = a.batch.tokens * group / kRows + a.batch.sequences;
   const int64_t all = tiles * a.cache.kv_heads;
   const dim3 grid(static_cast<unsigned>(all < multiprocessors ? all : multiprocessors));
-  return launch(kKernel, grid, dim3(kThreads), sizeof(Shared<D>), a, static_cast<int>(tiles));
+  Before before = {};
+  if (a.before != nullptr) {
+    const HeadsArgs::Part& q = a.before->of[0];
+    if (q.rotary_dim != 0) before.cos_sin = a.before->cos_sin;
+    if (q.normed != 0) before.weight = q.norm.weight;
+    before.eps = q.norm.eps;
+    before.weight_step = q.norm_per_head != 0 ? D : 0;
+  }
+  return launch(kKernel, grid, dim3(kThreads), sizeof(Shared<D>), a, before,
+                static_cast<int>(tiles));
 }
 
 template <CacheType kType>
@@ -729,6 +836,10 @@ bool prompt_fits(const AttentionArgs& a) {
          a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0 &&
          !shares_codes(a.cache);
+}
+
+bool prompt_turns(const AttentionArgs& a) {
+  return prompt_fits(a) && a.cache.key_dim == kUsualDim && usual(a.before->of[0]);
 }
 
 int attention_prompt(const AttentionArgs& a) {

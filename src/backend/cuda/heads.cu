@@ -99,39 +99,21 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
-// The usual heads: 128 numbers that are rotated from end to end, or not at all, with an RMS norm or
-// none. A warp takes several heads of a token, in prompts all of them, since where the token goes
+// A warp takes several usual heads of a token, in prompts all of them, since where the token goes
 // takes some looking up.
-constexpr int kUsualDim = 128, kAtOnce = 4;
+constexpr int kAtOnce = 4;
 
 bool usual(const HeadsArgs& a) {
   for (int i = 0; i < a.count; ++i) {
-    const HeadsArgs::Part& p = a.of[i];
-    const bool whole = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride % 4 == 0;
-    const bool turns = p.offset == 0 && p.interleaved == 0 && p.rotary_dim == kUsualDim;
-    const NormArgs& n = p.norm;
-    const bool norms = n.layer == 0 && n.bias == nullptr && n.weight != nullptr &&
-                       reinterpret_cast<uintptr_t>(n.weight) % 16 == 0;
-    if (p.head_dim != kUsualDim || (p.normed != 0 && !norms) || !whole ||
-        (p.rotary_dim != 0 && !turns)) {
-      return false;
-    }
+    if (!usual(a.of[i])) return false;
   }
   return true;
 }
 
-// norm_head() of four neighbours a lane.
-__device__ __forceinline__ void norm_four(float4& v, const NormArgs& norm, const float* weight) {
-  const float4 w = *reinterpret_cast<const float4*>(weight);
-  float sum = __fmaf_rn(v.x, v.x, 0.0f);
-  sum = __fmaf_rn(v.y, v.y, sum);
-  sum = __fmaf_rn(v.z, v.z, sum);
-  sum = __fmaf_rn(v.w, v.w, sum);
-  const float scale = rsqrtf(sum_of_warp(sum) / static_cast<float>(kUsualDim) + norm.eps);
-  v.x = __fmul_rn(__fmul_rn(v.x, scale), w.x);
-  v.y = __fmul_rn(__fmul_rn(v.y, scale), w.y);
-  v.z = __fmul_rn(__fmul_rn(v.z, scale), w.z);
-  v.w = __fmul_rn(__fmul_rn(v.w, scale), w.w);
+// Of a usual head's norm.
+__device__ __forceinline__ float4 weight_at(const HeadsArgs::Part& part, int head, int c) {
+  return *reinterpret_cast<const float4*>(part.norm.weight +
+                                          (part.norm_per_head != 0 ? head * kUsualDim : 0) + c);
 }
 
 // Blocks [token, kHeadWarps heads], or kAll: [kHeadWarps tokens].
@@ -152,13 +134,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   Slot slot = {};
   if (kept) slot = slot_of(a.batch, token);  // tables came before the step's first kernel
   wait();
-  float4 cos = {}, sin = {};
-  if (turned) {
-    const float* table = a.cos_sin + static_cast<int64_t>(token) * kUsualDim + c % (kUsualDim / 2);
-    cos = *reinterpret_cast<const float4*>(table);
-    sin = *reinterpret_cast<const float4*>(table + kUsualDim / 2);
-  }
-  const bool second = c >= kUsualDim / 2;
+  Turn turn = {};
+  if (turned) turn = usual_turn(a.cos_sin, token, c);
   for (int from = first; from < heads; from += kAtOnce * step) {
     float4 v[kAtOnce];
     float* x[kAtOnce];
@@ -175,18 +152,8 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     for (int i = 0; i < kAtOnce; ++i) {
       if (from + i * step >= heads) break;
       const HeadsArgs::Part& of = a.of[part[i]];
-      if (of.normed != 0) {
-        norm_four(v[i], of.norm,
-                  of.norm.weight + (of.norm_per_head != 0 ? head[i] * kUsualDim : 0) + c);
-      }
-      if (of.rotary_dim != 0) {
-        const auto turn = [&](float& its, float by_cos, float by_sin) {
-          const float other = __shfl_xor_sync(0xffffffff, its, 16);
-          its = rotated(its, other, by_cos, by_sin, second);
-        };
-        turn(v[i].x, cos.x, sin.x), turn(v[i].y, cos.y, sin.y);
-        turn(v[i].z, cos.z, sin.z), turn(v[i].w, cos.w, sin.w);
-      }
+      if (of.normed != 0) norm_four(v[i], weight_at(of, head[i], c), of.norm.eps);
+      if (of.rotary_dim != 0) rotate_usual(v[i], turn);
       if (of.rotary_dim != 0 || of.normed != 0) *reinterpret_cast<float4*>(x[i]) = v[i];
       if (of.store == HeadsArgs::kNowhere) continue;
       const Kept kept = place_in_cache(a, of.store, head[i], slot);
@@ -195,7 +162,128 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
+// Usual heads that are wanted in the cache and nowhere else, of many tokens: a warp takes a head of
+// eight tokens, so that it has much on its way, and neighbours' numbers are written together.
+// Blocks: [kTokensOfWarp tokens, kHeadWarps heads].
+constexpr int kTokensOfWarp = 8;
+
+template <CacheType kType>
+__global__ void __launch_bounds__(kHeadWarps * 32)
+    stored_heads_kernel(const __grid_constant__ HeadsArgs a) {
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), c = lane * 4;
+  int h = static_cast<int>(blockIdx.y) * kHeadWarps + static_cast<int>(threadIdx.x / 32), p = 0;
+  while (p < a.count && h >= a.of[p].heads) h -= a.of[p++].heads;
+  if (p == a.count) return;
+  const HeadsArgs::Part& of = a.of[p];
+  const int first = static_cast<int>(blockIdx.x) * kTokensOfWarp;
+  const int last = static_cast<int>(a.tokens) - 1;
+  wait();
+  float4 v[kTokensOfWarp];
+#pragma unroll
+  for (int i = 0; i < kTokensOfWarp; ++i) {
+    v[i] = *reinterpret_cast<const float4*>(of.x + min(first + i, last) * of.stride +
+                                            h * kUsualDim + c);
+  }
+  // Lane i, i + 8, ... knows where token i goes.
+  const Kept kept =
+      place_in_cache(a, of.store, h, slot_of(a.batch, min(first + lane % kTokensOfWarp, last)));
+  const auto its_place = [&](int i) {
+    return reinterpret_cast<uint8_t*>(
+        __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(kept.to), i));
+  };
+  float4 weight = {};
+  if (of.normed != 0) weight = weight_at(of, h, c);
+#pragma unroll
+  for (int i = 0; i < kTokensOfWarp; ++i) {
+    if (of.normed != 0) norm_four(v[i], weight, of.norm.eps);
+    if (of.rotary_dim != 0) {
+      rotate_usual(v[i], usual_turn(a.cos_sin, min(first + i, last), c));
+    }
+  }
+  // As many lanes as have 16 bytes of a token swap them for a token each.
+  if constexpr (in_bytes(kType)) {
+#pragma unroll
+    for (int from = 0; from < kTokensOfWarp; from += 4) {
+      uint32_t codes[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kType == CacheType::kInt8) {
+          uint16_t scale;
+          codes[i] = int8_codes(v[from + i], 32, &scale);
+          uint8_t* to = its_place(from + i);
+          const int at = __shfl_sync(0xffffffff, kept.scales.first, from + i);
+          if (c % 32 == 0 && first + from + i <= last) {
+            *reinterpret_cast<uint16_t*>(to + at + c / 32 * kept.scales.apart) = scale;
+          }
+        } else {
+          codes[i] = e4m3_codes(v[from + i]);
+        }
+      }
+#pragma unroll
+      for (int step = 1; step < 4; step <<= 1) {
+        const bool upper = (lane & step) != 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint32_t &low = codes[i * (3 - step)], &high = codes[i * (3 - step) + step];
+          const uint32_t got = __shfl_xor_sync(0xffffffff, upper ? low : high, step);
+          (upper ? low : high) = got;
+        }
+      }
+      uint8_t* to = its_place(from + lane % 4);
+      if (first + from + lane % 4 <= last) {
+        *reinterpret_cast<uint4*>(to + lane / 4 * 128) =
+            make_uint4(codes[0], codes[1], codes[2], codes[3]);
+      }
+    }
+  } else {
+    const auto pack = pack_numbers < kType == CacheType::kBF16 > ;
+#pragma unroll
+    for (int from = 0; from < kTokensOfWarp; from += 2) {
+      const float4 &one = v[from], &other = v[from + 1];
+      const uint2 low = make_uint2(pack(one.x, one.y), pack(one.z, one.w));
+      const uint2 high = make_uint2(pack(other.x, other.y), pack(other.z, other.w));
+      const bool upper = lane % 2 != 0;
+      const uint2 got = make_uint2(__shfl_xor_sync(0xffffffff, upper ? low.x : high.x, 1),
+                                   __shfl_xor_sync(0xffffffff, upper ? low.y : high.y, 1));
+      uint8_t* to = its_place(from + lane % 2);
+      if (first + from + lane % 2 <= last) {
+        *reinterpret_cast<uint4*>(to + lane / 2 * 128) =
+            upper ? make_uint4(got.x, got.y, high.x, high.y)
+                  : make_uint4(low.x, low.y, got.x, got.y);
+      }
+    }
+  }
+}
+
 }  // namespace
+
+int heads_to_cache(const HeadsArgs& args) {
+  constexpr int64_t kManyTokens = 256;
+  int count = 0;
+  bool stored = true;
+  for (int i = 0; i < args.count; ++i) {
+    count += args.of[i].heads;
+    stored = stored && args.of[i].store != HeadsArgs::kNowhere;
+  }
+  if (args.tokens < kManyTokens || !stored || !usual(args)) return heads(&args);
+  const auto kernel = [&] {
+    switch (args.cache.type) {
+      case CacheType::kE4M3:
+        return stored_heads_kernel<CacheType::kE4M3>;
+      case CacheType::kInt8:
+        return stored_heads_kernel<CacheType::kInt8>;
+      case CacheType::kBF16:
+        return stored_heads_kernel<CacheType::kBF16>;
+      default:
+        return stored_heads_kernel<CacheType::kF16>;
+    }
+  }();
+  return launch(kernel,
+                dim3(static_cast<unsigned>(ceil_div(args.tokens, kTokensOfWarp)),
+                     static_cast<unsigned>(ceil_div(count, kHeadWarps))),
+                dim3(kHeadWarps * 32), 0, args);
+}
 
 int heads(const HeadsArgs* args) {
   int count = 0, longest = 0;

@@ -26,6 +26,11 @@ __device__ __forceinline__ uint32_t int8_codes(const float4& v, int lanes, uint1
   return code(v.x) | code(v.y) << 8 | code(v.z) << 16 | code(v.w) << 24;
 }
 
+__device__ __forceinline__ uint32_t e4m3_codes(const float4& v) {
+  const auto most = [](float x) { return fminf(fmaxf(x, -448.0f), 448.0f); };  // no NaN
+  return two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
+}
+
 // Four neighbours of a head, from feature c on; in INT8 by the lanes of every 32 features together.
 // `scales` is from `to` on.
 __device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, int dim,
@@ -39,8 +44,7 @@ __device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, i
         *reinterpret_cast<uint16_t*>(to + scales.first + c / 32 * scales.apart) = scale;
       }
     } else {
-      const auto most = [](float x) { return fminf(fmaxf(x, -448.0f), 448.0f); };  // no NaN
-      codes = two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
+      codes = e4m3_codes(v);
     }
     *reinterpret_cast<uint32_t*>(to + feature_at(type, c)) = codes;
     return;
@@ -96,6 +100,36 @@ static __device__ __noinline__ void norm_head(float* head, int dim, const NormAr
   });
 }
 
+// The usual heads: 128 numbers that are rotated from end to end, or not at all, with an RMS norm or
+// none. A lane has four neighbours of one.
+inline constexpr int kUsualDim = 128;
+
+inline bool usual(const HeadsArgs::Part& p) {
+  const bool whole = reinterpret_cast<uintptr_t>(p.x) % 16 == 0 && p.stride % 4 == 0;
+  const bool turns = p.offset == 0 && p.interleaved == 0 && p.rotary_dim == kUsualDim;
+  const NormArgs& n = p.norm;
+  const bool norms = n.layer == 0 && n.bias == nullptr && n.weight != nullptr &&
+                     reinterpret_cast<uintptr_t>(n.weight) % 16 == 0;
+  return p.head_dim == kUsualDim && (p.normed == 0 || norms) && whole &&
+         (p.rotary_dim == 0 || turns);
+}
+
+// norm_head() of a usual head, of which a lane has v.
+__device__ __forceinline__ float norm_scale(const float4& v, float eps) {
+  float sum = __fmaf_rn(v.x, v.x, 0.0f);
+  sum = __fmaf_rn(v.y, v.y, sum);
+  sum = __fmaf_rn(v.z, v.z, sum);
+  sum = __fmaf_rn(v.w, v.w, sum);
+  return rsqrtf(sum_of_warp(sum) / static_cast<float>(kUsualDim) + eps);
+}
+__device__ __forceinline__ void norm_four(float4& v, const float4& weight, float eps) {
+  const float scale = norm_scale(v, eps);
+  v.x = __fmul_rn(__fmul_rn(v.x, scale), weight.x);
+  v.y = __fmul_rn(__fmul_rn(v.y, scale), weight.y);
+  v.z = __fmul_rn(__fmul_rn(v.z, scale), weight.z);
+  v.w = __fmul_rn(__fmul_rn(v.w, scale), weight.w);
+}
+
 // Number c of a head, rotated: `partner` is the other of its pair, and `second` says which it is.
 __device__ __forceinline__ float rotated(float v, float partner, float cos, float sin,
                                          bool second) {
@@ -106,6 +140,20 @@ __device__ __forceinline__ float rotated(float v, float partner, float cos, floa
 struct Turn {
   float4 cos, sin;
 };
+// Of a usual head.
+__device__ __forceinline__ Turn usual_turn(const float* table, int64_t token, int c) {
+  const float* from = table + token * kUsualDim + c % (kUsualDim / 2);
+  return {*reinterpret_cast<const float4*>(from),
+          *reinterpret_cast<const float4*>(from + kUsualDim / 2)};
+}
+__device__ __forceinline__ void rotate_usual(float4& v, const Turn& turn) {
+  const bool second = threadIdx.x % 32 >= 16;
+  const auto one = [&](float& its, float cos, float sin) {
+    its = rotated(its, __shfl_xor_sync(0xffffffff, its, 16), cos, sin, second);
+  };
+  one(v.x, turn.cos.x, turn.sin.x), one(v.y, turn.cos.y, turn.sin.y);
+  one(v.z, turn.cos.z, turn.sin.z), one(v.w, turn.cos.w, turn.sin.w);
+}
 __device__ __forceinline__ bool turns_by_fours(const HeadsArgs::Part& part) {
   return part.interleaved == 0 && (part.rotary_dim / 2 | part.offset) % 4 == 0;
 }
@@ -152,5 +200,8 @@ __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
   }
   return rotate_each(head, c, dim, part, table);
 }
+
+// heads() of what attention alone reads: parts that are stored may stay as they are.
+int heads_to_cache(const HeadsArgs& args);
 
 }  // namespace freshet::cuda
