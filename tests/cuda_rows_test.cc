@@ -123,21 +123,29 @@ TEST_F(CudaRows, HeadsRotateAndAreNormalised) {
 // Few rows and many take different kernels.
 TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
   constexpr int64_t kRows = 300;
-  for (const int64_t n : {37, 512, 4096, 4104, 9000}) {
+  ops::Weight router;
+  router.format = quant::Format::kF32;
+  for (const int64_t n : {37, 512, 2048, 2056, 4096, 4104, 9000}) {
     const std::vector<float> values = random_floats(static_cast<size_t>(kRows * n), 7, 3.0f);
     const std::vector<float> w = random_floats(static_cast<size_t>(n), 8);
     DeviceFloats x(*gpu, values), weight(*gpu, w);
-    for (const auto kind : {ops::NormKind::kRms, ops::NormKind::kLayer}) {
+    using Kind = ops::NormKind;
+    for (const auto& [kind, usual] :
+         {std::pair{Kind::kRms, false}, {Kind::kLayer, false}, {Kind::kRms, true}}) {
+      const auto norm = [usual = usual, kind = kind](const float* its) {
+        return ops::Norm{kind, its, usual ? nullptr : its, 1e-5f};
+      };
+      const ops::Weight* reader = usual ? &router : nullptr;
       const auto run = [&](int64_t first, int64_t count) {
         DeviceFloats out(*gpu, static_cast<size_t>(count * n));
         gpu->norm(out.matrix(count, n), x.matrix(kRows, n).slice_rows(first, count),
-                  {kind, weight.data(), weight.data(), 1e-5f});
+                  norm(weight.data()), reader);
         return out.get();
       };
       const std::vector<float> all = run(0, kRows);
       std::vector<float> want(values.size());
       cpu->norm({want.data(), kRows, n, n}, {const_cast<float*>(values.data()), kRows, n, n},
-                {kind, w.data(), w.data(), 1e-5f});
+                norm(w.data()));
       expect_near(all, want, 1e-4f, fmt::format("norm n={}", n));
       for (const auto& [first, count] : {std::pair{0, 1}, {150, 1}, {299, 1}, {20, 32}}) {
         const std::vector<float> some = run(first, count);

@@ -179,7 +179,11 @@ const ops::Weight* reader_of_attention(const AttentionSpec& spec, const Attentio
 }
 
 const ops::Weight* reader_of_mlp(const LayerSpec& spec, const LayerWeights& w) {
-  if (spec.moe) return nullptr;
+  if (spec.moe) {  // experts take the numbers as they are, as a router in F32 does
+    const ops::Weight& router = w.moe.router.weight;
+    const bool plain = spec.moe->shared_ff == 0 && router.format == quant::Format::kF32;
+    return plain ? &router : nullptr;
+  }
   return spec.mlp.gated ? reader_of({&w.mlp.gate, &w.mlp.up}) : reader_of({&w.mlp.up});
 }
 

@@ -216,7 +216,7 @@ __device__ __forceinline__ void store_unit(float* p, const float (&v)[kUnit], in
     if (c + i < n) p[c + i] = v[i];
   }
 }
-__device__ __forceinline__ bool whole_rows(const float* p, int64_t stride) {
+__host__ __device__ inline bool whole_rows(const float* p, int64_t stride) {
   return (reinterpret_cast<uintptr_t>(p) / 4 | static_cast<uintptr_t>(stride)) % 4 == 0;
 }
 // Eight activations, at a column that is a multiple of 8.

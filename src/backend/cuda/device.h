@@ -105,6 +105,8 @@ class CudaDevice final : public ops::Device {
     size_t bytes = 0;
     Order order = Order::kLanes;
   };
+  // So few tokens that every expert in use gets all of them.
+  static constexpr int64_t kWholeTokens = 32;
   struct Registered {
     const int32_t* host;
     size_t size;

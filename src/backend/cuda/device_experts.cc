@@ -23,8 +23,6 @@ Slots wide_slots(int least, int64_t pairs, int64_t experts, bool many) {
   while (tokens < 128 && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
   return slots_of(tokens, pairs, experts);
 }
-// So few tokens that every expert in use gets all of them.
-constexpr int64_t kWholeTokens = 32;
 Slots whole_slots(int least, int64_t tokens, int64_t pairs, int64_t experts) {
   const int most = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
   return {std::max(least, most), static_cast<int>(std::min(pairs, experts))};

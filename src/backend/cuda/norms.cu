@@ -143,20 +143,20 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   }
 }
 
-// The same of a layer's usual norm, of which there is one row or a few: an RMS norm of whole units.
-// It is little more than latency, so there is little code.
-bool plain(const Rows& out, const Rows& x, const NormArgs& a) {
+// A layer's usual norm: an RMS norm of whole units.
+bool plain(const Rows& x, const NormArgs& a) {
   const auto whole = [](const float* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 4 == 0;
   };
   return a.layer == 0 && a.weight != nullptr && a.bias == nullptr && x.cols % kUnit == 0 &&
-         whole(x.data, x.stride) && whole(a.weight, 0) && out.data == nullptr;
+         whole(x.data, x.stride) && whole(a.weight, 0);
 }
 
 __device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from) {
   load_unit(v, from, 0, kUnit, true);
 }
 
+// Of one row or a few it is little more than latency, so there is little code.
 __global__ void __launch_bounds__(kLanes, 2)
     plain_norm_kernel(Rows x, NormArgs a, Activations act) {
   __shared__ float shared[kWarpsOfRow];
@@ -207,6 +207,61 @@ __global__ void __launch_bounds__(kLanes, 2)
     }
     put_any(act, row, c, n, v);
   }
+}
+
+// Of many rows that are wanted as they are: a thread has kEach of its lanes' units, all that there
+// are, and little else, so that many rows are on their way.
+template <int kEach>
+__global__ void __launch_bounds__(kLanes / 4, 24 / kEach)
+    plain_rows_kernel(Rows out, Rows x, NormArgs a) {
+  __shared__ float shared[kWarpsOfRow];
+  constexpr int kThreads = kLanes / 4, kWarpsOfBlock = kThreads / 32;
+  let_next_start();
+  const auto n = static_cast<int>(x.cols), lane = static_cast<int>(threadIdx.x % 32);
+  const int first = static_cast<int>(threadIdx.x) * kUnit;
+  wait();
+  const float* from = x.data + blockIdx.x * x.stride;
+  float v[kEach][kUnit] = {};
+#pragma unroll
+  for (int l = 0; l < kEach; ++l) {
+    const int c = first + l * kThreads * kUnit;
+    if (c < n) load_whole(v[l], from + c);
+  }
+#pragma unroll
+  for (int l = 0; l < 4; ++l) {
+    float sum = 0.0f;
+    if (l < kEach) {
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) sum = __fmaf_rn(v[l][i], v[l][i], sum);
+#pragma unroll
+      for (int step = 16; step > 0; step >>= 1) {
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+      }
+    }
+    if (lane == 0) shared[threadIdx.x / 32 + l * kWarpsOfBlock] = sum;
+  }
+  __syncthreads();
+  float sum = shared[lane % kWarpsOfRow];
+#pragma unroll
+  for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
+#pragma unroll
+  for (int l = 0; l < kEach; ++l) {
+    const int c = first + l * kThreads * kUnit;
+    if (c >= n) continue;
+    float w[kUnit];
+    load_whole(w, a.weight + c);
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) w[i] = __fmul_rn(__fmul_rn(v[l][i], scale), w[i]);
+    store_unit(out.data + blockIdx.x * out.stride, w, c, n, true);
+  }
+}
+
+int launch_plain_rows(const Rows& out, const Rows& x, const NormArgs& norm) {
+  const auto kernel = x.cols <= kLanes * kUnit / 2 ? plain_rows_kernel<2> : plain_rows_kernel<4>;
+  return launch(kernel, dim3(static_cast<unsigned>(x.rows)), dim3(kLanes / 4), 0, out, x, norm);
 }
 
 // Many rows, of which products read core matrices and nobody anything else.
@@ -442,8 +497,13 @@ int launch_plain_tiles(const Rows& x, const NormArgs& norm, const Activations& a
 int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
   if (act->data != nullptr && act->int8 != 0) return norm_int8(*x, *norm, *act);
   const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
-  if (capability >= 90 && x->rows > kFewRows && act->core_tiles > 0 && plain(*out, *x, *norm) &&
-      x->cols <= kMostStaged && x->cols % kE4M3Cols == 0) {
+  const bool usual = plain(*x, *norm);
+  if (x->rows > kFewRows && act->data == nullptr && usual && whole_rows(out->data, out->stride) &&
+      x->cols <= kLanes * kUnit) {
+    return launch_plain_rows(*out, *x, *norm);
+  }
+  if (capability >= 90 && x->rows > kFewRows && act->core_tiles > 0 && out->data == nullptr &&
+      usual && x->cols <= kMostStaged && x->cols % kE4M3Cols == 0) {
     return act->e4m3 != 0 ? launch_plain_tiles<true>(*x, *norm, *act)
                           : launch_plain_tiles<false>(*x, *norm, *act);
   }
@@ -459,7 +519,7 @@ int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations
                   dim3(kTileRows * kTileThreads), static_cast<size_t>(bytes), *x, *norm, *act);
   }
   const dim3 grid(static_cast<unsigned>(rows));
-  if (x->rows <= kFewRows && act->data != nullptr && plain(*out, *x, *norm)) {
+  if (x->rows <= kFewRows && act->data != nullptr && out->data == nullptr && usual) {
     return launch(plain_norm_kernel, grid, dim3(kLanes), 0, *x, *norm, *act);
   }
   if (x->rows <= kFewRows) {
