@@ -4,10 +4,11 @@
 // A cluster of blocks keeps a row in shared memory: thread t of block b has `each` neighbouring
 // columns from (b * kThreads + t) * each on; `each` is odd, so that the lanes of a warp find theirs
 // in different banks. Shares are whole numbers, so no order of sums matters. Where top-k and top-p
-// end is found four bits at a time, from the highest, of how far a logit lies below the largest (as
-// ordered integers): a pass adds up, for each value of those bits, what is there, until all that
-// agrees in the bits so far is wanted. Ties and shares are dealt out in order of columns, by one
-// scan over the cluster.
+// end is looked for in sixteenths of where it may be: a pass adds up what is in each, until all of
+// the one that it must be in is wanted. The first sixteenths are steps of a logit's exponent, the
+// others of its distance from the largest as ordered integers. Once few columns of a block are in
+// question, they are listed. Ties and shares are dealt out in order of columns, by one scan over
+// the cluster.
 #include <cfloat>
 #include <climits>
 
@@ -22,6 +23,8 @@ using ops::SampleRow;
 using Weight = unsigned long long;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kBlocks = 8, kBins = 16, kBatch = 8;
+constexpr int kListed = 4096;               // columns of a block, at most
+constexpr uint32_t kLeastKey = 0x00800000;  // key_of(-FLT_MAX)
 constexpr unsigned kAll = 0xffffffff;
 constexpr float kNone = -INFINITY;
 
@@ -39,8 +42,7 @@ __device__ __forceinline__ Weight weight_of(float x) {
   constexpr float kRound = 12582912.0f;
   const float shifted = __fadd_rn(__fmul_rn(x, 1.44269504f), kRound);
   const float n = __fsub_rn(shifted, kRound);
-  const float r =
-      __fadd_rn(__fsub_rn(x, __fmul_rn(n, 0.693359375f)), __fmul_rn(n, 2.12194440e-4f));
+  const float r = __fadd_rn(__fsub_rn(x, __fmul_rn(n, 0.693359375f)), __fmul_rn(n, 2.12194440e-4f));
   float p = __fadd_rn(__fmul_rn(r, 1.0f / 5040.0f), 1.0f / 720.0f);
   p = __fadd_rn(__fmul_rn(p, r), 1.0f / 120.0f);
   p = __fadd_rn(__fmul_rn(p, r), 1.0f / 24.0f);
@@ -71,10 +73,12 @@ __device__ __forceinline__ Weight scan_of_warp(Weight v, int lane) {
 
 // A row in the hands of a cluster; everything here is done by all of its threads.
 struct Row {
-  float* v;       // [kThreads * each] of this block
-  Weight* table;  // [kBins][kThreads], zeros between uses
+  float* v;              // [kThreads * each] of this block
+  Weight* table;         // [kBins][kThreads], zeros between uses
   Weight (*box)[kBins];  // [2]: what blocks show each other, in turns
   Weight* of_warps;      // [kWarps]
+  uint16_t* list;        // [kListed]
+  int* listed;           // so many columns were to be there
   int each, first;       // columns of a thread; the block's first
   int rank, turn;
   float most, scale;  // the largest logit, 1 / temperature
@@ -136,14 +140,18 @@ struct Row {
     turn ^= 1;
     return best;
   }
-  // f deals shares to columns; of all of them together, number target_of(all) is whose? -1 in all
-  // blocks but one, where the thread that knows has the column.
-  template <class F, class T>
-  __device__ __forceinline__ int owner(const F& f, const T& target_of) {
+  // f deals shares to those columns that are `in`; of all of them together, number target_of(all)
+  // is whose? -1 in all blocks but one, where the thread that knows has the column.
+  template <class In, class F, class T>
+  __device__ __forceinline__ int owner(const In& in, const F& f, const T& target_of) {
     Weight mine = 0;
-    batches([&](const float (&x)[kBatch], int at) {
+    batches([&](const float(&x)[kBatch], int at) {
+      bool any = false;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) mine += f(x[j], at + j);
+      for (int j = 0; j < kBatch; ++j) any |= in(x[j], at + j);
+      if (!any) return;
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) mine += in(x[j], at + j) ? f(x[j]) : 0;
     });
     Weight before = scan_of_warp(mine, lane());
     if (lane() == 31) of_warps[warp()] = before;
@@ -173,7 +181,8 @@ struct Row {
     const int begin = (warp() * 32 + whose) * each;
     for (int i = 0; i < each; i += 32) {
       const int at = begin + i + lane();
-      const Weight sum = scan_of_warp(i + lane() < each ? f(v[at], at) : 0, lane());
+      const bool its = i + lane() < each && in(v[at], at);
+      const Weight sum = scan_of_warp(its ? f(v[at]) : 0, lane());
       const unsigned found = __ballot_sync(kAll, sum > left);
       if (found != 0) {
         return lane() == 0 ? first + begin + i + __ffs(static_cast<int>(found)) - 1 : -1;
@@ -182,42 +191,82 @@ struct Row {
     }
     return -1;
   }
+  // How far below the largest: twice a power of e each; the last step has all beyond.
+  __device__ __forceinline__ int step_of(float x) const {
+    const float steps = __fmul_rn(__fmul_rn(__fsub_rn(most, x), scale), 0.5f);
+    return static_cast<int>(fminf(steps, kBins - 1));
+  }
+  // The least distance from the largest key of which the step is this one or a later one.
+  __device__ __forceinline__ uint32_t distance_of(int step) const {
+    const uint32_t top = key_of(most), furthest = top - kLeastKey;
+    if (step_of(most) >= step) return 0;
+    uint32_t nearer = 0;
+    for (int shift = 27;; shift = shift > 5 ? shift - 5 : 0) {
+      const uint32_t at = nearer + (static_cast<uint32_t>(lane()) << shift);
+      const bool is =
+          at >= nearer && at <= furthest && step_of(value_of(top - min(at, furthest))) < step;
+      nearer += static_cast<uint32_t>(__popc(__ballot_sync(kAll, is)) - 1) << shift;
+      if (shift == 0) return nearer + 1;
+    }
+  }
+  // What is kept and has a distance in [near, near + span), if that is little enough to be listed.
+  __device__ __forceinline__ int list_up(uint32_t near, uint32_t span) const {
+    const uint32_t from = key_of(most) - near;
+    if (thread() == 0) *listed = 0;
+    __syncthreads();
+    batches([&](const float(&x)[kBatch], int at) {
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const bool in = from - key_of(x[j]) < span && keeps(x[j], at + j);
+        const unsigned all = __ballot_sync(kAll, in);
+        if (all == 0) continue;
+        int to = 0;
+        if (lane() == 0) to = atomicAdd(listed, __popc(all));
+        to = __shfl_sync(kAll, to, 0) + __popc(all & ((1u << lane()) - 1));
+        if (in && to < kListed) list[to] = static_cast<uint16_t>(at + j);
+      }
+    });
+    __syncthreads();
+    return *listed <= kListed ? *listed : -1;
+  }
   // Keeps the best, lowest columns first, until their f reach `target_of` all kept ones' f; nothing
   // changes where that says 0.
   template <class F, class T>
   __device__ __forceinline__ void keep_until(const F& f, const T& target_of) {
     const uint32_t top = key_of(most);
-    uint32_t found = 0;  // leading bits of the distance
+    uint32_t near = 0, span = top - kLeastKey + 1;  // where it must end
     Weight target = 0, nearer = 0, there = 0, of_least = 0;
-    float high = most, end = -FLT_MAX;  // what agrees in them
-    for (int shift = 28;; shift -= 4) {
-      int bin = 0;
-      Weight sum_of_bin = 0;
-      const auto put = [&] { table[bin * kThreads + thread()] += sum_of_bin; };
-      batches([&](const float (&x)[kBatch], int at) {
-        bool any = false, in[kBatch];
+    float end = -FLT_MAX;
+    int count = -1;  // of those in the list
+    for (bool coarse = true;; coarse = false) {
+      const int shift = max(0, 28 - __clz(static_cast<int>(span - 1)));
+      const auto put = [&](float x, Weight its) {
+        const auto bin = coarse ? step_of(x) : static_cast<int>(top - near - key_of(x) >> shift);
+        table[bin * kThreads + thread()] += its;
+      };
+      const auto in = [&](float x) { return top - near - key_of(x) < span; };
+      for (int i = thread(); i < count; i += kThreads) {
+        const float x = v[list[i]];
+        if (in(x)) put(x, f(x));
+      }
+      if (count < 0) {
+        batches([&](const float(&x)[kBatch], int at) {
+          bool any = false, its[kBatch];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          in[j] = x[j] <= high && x[j] >= end && keeps(x[j], at + j);
-          any |= in[j];
-        }
-        if (!any) return;
-        Weight its[kBatch];
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) its[j] = f(x[j]);
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          if (!in[j]) continue;
-          const auto digit = static_cast<int>((top - key_of(x[j])) >> shift & (kBins - 1));
-          if (digit != bin) {
-            put();
-            bin = digit;
-            sum_of_bin = 0;
+          for (int j = 0; j < kBatch; ++j) {
+            its[j] = in(x[j]) && keeps(x[j], at + j);
+            any |= its[j];
           }
-          sum_of_bin += its[j];
-        }
-      });
-      put();
+          if (!any) return;
+          Weight shares[kBatch];
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) shares[j] = f(x[j]);
+#pragma unroll
+          for (int j = 0; j < kBatch; ++j) {
+            if (its[j]) put(x[j], shares[j]);
+          }
+        });
+      }
       __syncthreads();
 #pragma unroll
       for (int b = 0; b < kBins / kWarps; ++b) {
@@ -234,28 +283,32 @@ struct Row {
       }
       const Weight mine = meet();
       const Weight sum = scan_of_warp(mine, lane());
-      if (shift == 28) {
+      if (coarse) {
         target = target_of(__shfl_sync(kAll, sum, 31));
         if (target == 0) return;
       }
       const unsigned enough = __ballot_sync(kAll, nearer + sum >= target);
-      bin = __ffs(static_cast<int>(enough)) - 1;
+      const int bin = __ffs(static_cast<int>(enough)) - 1;
       there = __shfl_sync(kAll, mine, bin);
       nearer += __shfl_sync(kAll, sum, bin) - there;
-      found = found << 4 | static_cast<uint32_t>(bin);
-      constexpr uint32_t kLeast = 0x00800000;  // key_of(-FLT_MAX)
-      const uint32_t near = found << shift, far = near + ((1u << shift) - 1);
-      high = value_of(top - near);
-      end = value_of(top > far && top - far > kLeast ? top - far : kLeast);
+      if (coarse) {
+        near = distance_of(bin);
+        if (bin + 1 < kBins) span = distance_of(bin + 1);
+        span -= near;
+      } else {
+        near += static_cast<uint32_t>(bin) << shift;
+        span = min(1u << shift, span - (static_cast<uint32_t>(bin) << shift));
+      }
+      end = value_of(top - (near + span - 1));
       of_least = f(end);
-      if (nearer + there - target < of_least || shift == 0) break;
+      if (nearer + there - target < of_least || span == 1) break;
+      if (count < 0) count = list_up(near, span);
     }
     int last = INT_MAX;
     if (nearer + there - target >= of_least) {  // not all that are equal
       const Weight wanted = (target - nearer + of_least - 1) / of_least;
-      const int its =
-          owner([&](float x, int at) -> Weight { return x == end && keeps(x, at) ? 1 : 0; },
-                [&](Weight) { return wanted - 1; });
+      const int its = owner([&](float x, int at) { return x == end && keeps(x, at); },
+                            [](float) -> Weight { return 1; }, [&](Weight) { return wanted - 1; });
       if (thread() == 0) box[turn][0] = 0;
       __syncthreads();
       if (its >= 0) box[turn][0] = static_cast<Weight>(its);
@@ -337,10 +390,9 @@ __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
     r.last_tie = INT_MAX;
   }
   if (row.top_k > 0 && row.top_k < cols) {
-    r.keep_until([](float) -> Weight { return 1; },
-                 [&](Weight all) -> Weight {
-                   return all > static_cast<Weight>(row.top_k) ? row.top_k : 0;
-                 });
+    r.keep_until(
+        [](float) -> Weight { return 1; },
+        [&](Weight all) -> Weight { return all > static_cast<Weight>(row.top_k) ? row.top_k : 0; });
   }
   const auto share = [&](float x) { return r.share(x); };
   if (row.top_p < 1.0f) {
@@ -351,7 +403,7 @@ __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
     });
   }
   const Weight bits = static_cast<Weight>(row.bits_high) << 32 | row.bits_low;
-  return r.owner([&](float x, int at) { return r.keeps(x, at) ? r.share(x) : 0; },
+  return r.owner([&](float x, int at) { return r.keeps(x, at); }, share,
                  [&](Weight all) { return __umul64hi(bits, all); });
 }
 
@@ -362,9 +414,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ Weight box[2][kBins];
   __shared__ Weight of_warps[kWarps];
   __shared__ int32_t row_words[ops::kSampleRowWords];
+  __shared__ int listed;
   Row r;
   r.table = reinterpret_cast<Weight*>(shared);
   r.v = reinterpret_cast<float*>(r.table + kBins * kThreads);
+  r.list = reinterpret_cast<uint16_t*>(r.v + each * kThreads);
+  r.listed = &listed;
   r.box = box;
   r.of_warps = of_warps;
   r.each = each;
@@ -390,7 +445,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
   change(r.v, r.first, count, row, words, tokens);
   Weight best = 0;
-  r.batches([&](const float (&x)[kBatch], int at) {
+  r.batches([&](const float(&x)[kBatch], int at) {
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const float clean = x[j] > kNone ? x[j] + 0.0f : kNone;  // no NaN, no -0
@@ -424,7 +479,8 @@ int each_of(int64_t cols) {
   return static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1;
 }
 size_t shared_of(int64_t cols) {
-  return kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(each_of(cols)) * sizeof(float));
+  return kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(each_of(cols)) * sizeof(float)) +
+         kListed * sizeof(uint16_t);
 }
 
 }  // namespace
