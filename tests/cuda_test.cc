@@ -446,7 +446,17 @@ INSTANTIATE_TEST_SUITE_P(
         ExpertsCase{Score::kSoftmax, 2304, 768, 8, true, Of::kQ4_K},
         ExpertsCase{Score::kTopkSoftmax, 576, 128, 16, false, Of::kMXFP4, Of::kMXFP4, 7.0f},
         ExpertsCase{Score::kTopkSoftmax, 2880, 576, 4, true, Of::kMXFP4, Of::kMXFP4, 7.0f},
-        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kFP8}));
+        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kFP8},
+        ExpertsCase{Score::kSigmoid, 2048, 256, 8, true, Of::kFP8},
+        ExpertsCase{Score::kSoftmax, 2176, 640, 8, true, Of::kFP8},
+        ExpertsCase{Score::kSoftmax, 2048, 768, 8, true, Of::kQ4_0},
+        ExpertsCase{Score::kSoftmax, 2080, 192, 8, true, Of::kQ4_0, Of::kQ8_0},
+        ExpertsCase{Score::kSoftmax, 4096, 64, 8, true, Of::kQ8_0},
+        ExpertsCase{Score::kSoftmax, 2048, 768, 8, true, Of::kQ4_K, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 2560, 256, 8, true, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 2048, 512, 8, true, Of::kQ5_K, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 2048, 192, 8, true, Of::kInt4G32},
+        ExpertsCase{Score::kSoftmax, 2304, 384, 8, true, Of::kInt4G128}));
 TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
   const auto& [score, hidden, ff, experts, wide, gate_up, down, limit] = GetParam();
   uint32_t seed = 500 + static_cast<uint32_t>(hidden);

@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 15;
+inline constexpr int kApiVersion = 16;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -190,11 +190,12 @@ struct ExpertsArgs {
   int32_t weight_before;  // 1: x by a token's weight
   Activations in;         // as core matrices: if groups.whole, x; or else room for x by place
   Activations act;        // room for the gated, by place
-  float* y;               // [slots * slot_tokens, hidden]
+  void* y;                // [slots * slot_tokens, hidden] F32; with slots of kManySlot BF16
 };
 
 // The same of few tokens, from the router's logits to the sums.
 struct FewExpertsArgs {
+  Code gate_up_code, down_code;
   const uint8_t *const *gate_up, *const *down;  // [experts], device
   const float *gate_up_bias, *down_bias;        // [experts, 2 * ff], [experts, hidden] or nullptr
   int64_t hidden, ff;
@@ -261,8 +262,8 @@ struct Api {
   // and how many tokens and experts there are is looked at; 0: expert_products() is to be taken.
   int (*experts_fused)(const ExpertsArgs* args);
   int (*experts)(const ExpertsArgs* args);
-  // Whether few_experts() takes these (of which code, sizes, tokens and routing are looked at).
-  int (*few_experts_fit)(Code code, const FewExpertsArgs* args);
+  // Whether few_experts() takes these (of which codes, sizes, tokens and routing are looked at).
+  int (*few_experts_fit)(const FewExpertsArgs* args);
   int (*few_experts)(const FewExpertsArgs* args);
   int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
   int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
@@ -291,7 +292,7 @@ struct Api {
   int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
-  int (*combine)(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
+  int (*combine)(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add);
   // Reads `bytes` once, for the ceiling of memory.
   int (*read)(const void* memory, int64_t bytes, float* sink);
 };

@@ -176,7 +176,7 @@ class CudaDevice final : public ops::Device {
   GroupArgs new_groups(const int32_t* ids, const float* weights, int64_t tokens, int top_k,
                        int64_t experts, int slot_tokens, int slots);
   static ExpertsArgs experts_args(const ops::Experts& experts);
-  float* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
+  void* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
   float* run_experts_singly(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
   void run_expert(const ops::Weight& first, const uint8_t* const* table, const uint8_t* act,
                   float* out, const float* bias, const GroupArgs& groups);

@@ -154,7 +154,7 @@ ExpertsArgs CudaDevice::experts_args(const ops::Experts& e) {
 }
 
 // Gate, up and down in two kernels. Few tokens go to every expert in use as they are.
-float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
+void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
   const auto room = [&](int64_t cols) {
     return Activations{scratch(static_cast<size_t>(api_.fragment_bytes(places, cols))),
@@ -175,7 +175,8 @@ float* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Gro
     args.in = room(x.cols);
   }
   args.act = room(args.ff);
-  args.y = scratch_array<float>(places * args.hidden);
+  const size_t number = g.slot_tokens == kManySlot ? sizeof(uint16_t) : sizeof(float);
+  args.y = scratch(static_cast<size_t>(places * args.hidden) * number);
   check(api_.experts(&args), "experts");
   return args.y;
 }
@@ -223,6 +224,8 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
 bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids,
                                  const float* weights, int top_k, const ops::Experts& e, bool add) {
   FewExpertsArgs args{};
+  args.gate_up_code = code_of(e.gate_up[0].format);
+  args.down_code = code_of(e.down[0].format);
   args.gate_up_bias = e.gate_up_bias;
   args.down_bias = e.down_bias;
   args.hidden = e.down[0].rows;
@@ -235,11 +238,7 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
   args.tokens = static_cast<int32_t>(x.rows);
   args.out = rows_of(out);
   args.add = add;
-  const Code code = code_of(e.gate_up[0].format);
-  if (e.weight_before || e.down[0].format != e.gate_up[0].format ||
-      api_.few_experts_fit(code, &args) == 0) {
-    return false;
-  }
+  if (e.weight_before || api_.few_experts_fit(&args) == 0) return false;
   if (router_holds(ids, weights, x.rows, top_k)) {
     router_.held = false;
     args.logits = router_.out.data;
@@ -277,7 +276,7 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   GroupArgs g = new_groups(ids, weights, x.rows, top_k, experts, slots.tokens, slots.count);
   g.whole = whole;
   run_groups(g);
-  const float* y = fused ? run_experts(x, e, g) : run_experts_singly(x, e, g);
+  const void* y = fused ? run_experts(x, e, g) : run_experts_singly(x, e, g);
   const Rows result = rows_of(out);
   check(api_.combine(&result, y, &g, !e.weight_before, add), "combine");
   wrote(out);

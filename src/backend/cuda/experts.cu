@@ -222,34 +222,67 @@ __global__ void __launch_bounds__(256)
   group_tokens<256>(g, grouping);
 }
 
-// Four neighbours, of which so many are there.
-__device__ __forceinline__ float4 load_four(const float* from, int64_t left, bool whole) {
-  if (whole && left > 0) return *reinterpret_cast<const float4*>(from);
-  const auto at = [&](int i) { return i < left ? from[i] : 0.0f; };
-  return make_float4(at(0), at(1), at(2), at(3));
-}
+// A thread's columns: numbers of 16 bytes of what experts gave, which counts as BF16.
+template <bool kBF16>
+struct Columns {
+  static constexpr int kCount = kBF16 ? 8 : 4;
+  uint4 bits;
+  // From column c of a row, of which `left` are there; all if they are `whole`.
+  __device__ __forceinline__ void load(const void* y, int64_t at, int64_t left, bool whole) {
+    using Stored = std::conditional_t<kBF16, uint16_t, uint32_t>;
+    const auto* from = static_cast<const Stored*>(y) + at;
+    if (whole) {
+      bits = *reinterpret_cast<const uint4*>(from);
+      return;
+    }
+    Stored v[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = i < left ? from[i] : Stored{0};
+    memcpy(&bits, v, 16);
+  }
+  __device__ __forceinline__ float at(int i) const {
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    if constexpr (kBF16) {
+      return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
+    } else {
+      return given(__uint_as_float(words[i]));
+    }
+  }
+};
 
-// A block a token and some columns, four a thread: what its experts gave is on its way together.
+// A block a token and some columns: what its experts gave is on its way together.
+template <bool kBF16>
 __global__ void __launch_bounds__(512)
-    combine_kernel(Rows out, const float* y, GroupArgs a, int weighted, int add) {
-  constexpr int kAtOnce = 8;
+    combine_kernel(Rows out, const void* y, GroupArgs a, int weighted, int add) {
+  using Of = Columns<kBF16>;
+  constexpr int kAtOnce = 8, kCount = Of::kCount;
   let_next_start();
   wait();
   const int64_t t = blockIdx.x, cols = out.cols;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * 4;
-  const bool whole = cols % 4 == 0 && whole_rows(out.data, out.stride);
+  const int64_t c = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kCount;
+  const int64_t left = cols - c;
+  const bool whole = cols % kCount == 0 && left > 0;
+  const bool wide = whole && whole_rows(out.data, out.stride);
   const bool mine = lane < a.top_k;
   const int32_t place = mine ? a.place[t * a.top_k + lane] : 0;
   const float weight = mine && weighted != 0 ? a.weights[t * a.top_k + lane] : 1.0f;
   float* to = out.data + t * out.stride + c;
-  float4 before = {};
-  if (add != 0) before = load_four(to, cols - c, whole);
+  const auto four = [&](int i) { return reinterpret_cast<float4*>(to) + i / 4; };
+  float before[kCount] = {}, sum[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount && add != 0; i += 4) {
+    if (wide) {
+      *reinterpret_cast<float4*>(before + i) = *four(i);
+      continue;
+    }
+#pragma unroll
+    for (int k = i; k < i + 4; ++k) before[k] = k < left ? to[k] : 0.0f;
+  }
   int order = 0;  // places ascend, hence in order of expert
   for (int k = 0; k < a.top_k; ++k) order += __shfl_sync(0xffffffff, place, k) < place;
-  float4 sum;
   for (int base = 0; base < a.top_k; base += kAtOnce) {
-    float4 v[kAtOnce];
+    Of v[kAtOnce];
     float w[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -258,28 +291,25 @@ __global__ void __launch_bounds__(512)
           __ffs(static_cast<int>(__ballot_sync(0xffffffff, mine && order == base + i)));
       w[i] = __shfl_sync(0xffffffff, weight, from - 1);
       const int64_t its = __shfl_sync(0xffffffff, place, from - 1);
-      v[i] = load_four(y + its * cols + c, cols - c, whole);
+      v[i].load(y, its * cols + c, left, whole);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (base + i >= a.top_k) break;
-      const bool first = base + i == 0;
-      sum.x = first ? __fmul_rn(v[i].x, w[i]) : __fmaf_rn(v[i].x, w[i], sum.x);
-      sum.y = first ? __fmul_rn(v[i].y, w[i]) : __fmaf_rn(v[i].y, w[i], sum.y);
-      sum.z = first ? __fmul_rn(v[i].z, w[i]) : __fmaf_rn(v[i].z, w[i], sum.z);
-      sum.w = first ? __fmul_rn(v[i].w, w[i]) : __fmaf_rn(v[i].w, w[i], sum.w);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        sum[k] = base + i == 0 ? __fmul_rn(v[i].at(k), w[i]) : __fmaf_rn(v[i].at(k), w[i], sum[k]);
+      }
     }
   }
-  if (add != 0) {
-    sum.x = __fadd_rn(before.x, sum.x), sum.y = __fadd_rn(before.y, sum.y);
-    sum.z = __fadd_rn(before.z, sum.z), sum.w = __fadd_rn(before.w, sum.w);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    if (add != 0) sum[k] = __fadd_rn(before[k], sum[k]);
+    if (!wide && k < left) to[k] = sum[k];
   }
-  if (whole) {
-    if (c < cols) *reinterpret_cast<float4*>(to) = sum;
-    return;
-  }
-  const float each[4] = {sum.x, sum.y, sum.z, sum.w};
-  for (int i = 0; i < 4 && c + i < cols; ++i) to[i] = each[i];
+  if (!wide) return;
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) *four(i) = *reinterpret_cast<float4*>(sum + i);
 }
 
 }  // namespace
@@ -346,12 +376,15 @@ int experts(const ExpertsArgs* e) {
   return error != 0 ? error : run_experts_down(*e);
 }
 
-int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add) {
-  const int threads = out->rows > multiprocessors ? 512 : 128;  // of few tokens, more blocks
-  const dim3 grid(static_cast<unsigned>(out->rows),
-                  static_cast<unsigned>(ceil_div(out->cols, threads * 4)));
-  return launch(combine_kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args,
-                weighted, add);
+int combine(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add) {
+  const auto run = [&](auto kernel, int threads, int columns) {
+    const dim3 grid(static_cast<unsigned>(out->rows),
+                    static_cast<unsigned>(ceil_div(out->cols, threads * columns)));
+    return launch(kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args, weighted,
+                  add);
+  };
+  if (args->slot_tokens == kManySlot) return run(combine_kernel<true>, 256, 8);
+  return run(combine_kernel<false>, out->rows > multiprocessors ? 512 : 128, 4);  // or more blocks
 }
 
 }  // namespace freshet::cuda

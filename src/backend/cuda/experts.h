@@ -22,4 +22,7 @@ int run_experts_down(const ExpertsArgs& e);
 // experts_many.cu: gate, up and down in BF16, with slots of kManySlot.
 int run_many_experts(const ExpertsArgs& e);
 
+// experts_few_down.cu: down of few tokens, and the sums.
+int run_few_down(const FewExpertsArgs& e);
+
 }  // namespace freshet::cuda

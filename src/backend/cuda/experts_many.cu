@@ -184,34 +184,62 @@ __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&to
   }
 }
 
-// The same of 128 features of the second product, as they are.
+// A 4 by 4 matrix of words, a row a lane of four, transposed.
+__device__ __forceinline__ uint4 transposed(const uint32_t (&row)[4]) {
+  uint32_t v[4] = {row[0], row[1], row[2], row[3]};
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    const bool upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      uint32_t &low = v[i], &high = v[i + step];
+      const uint32_t other = __shfl_xor_sync(0xffffffff, upper ? low : high, step);
+      (upper ? low : high) = other;
+    }
+  }
+  return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+// The same of 128 features of the second product, in BF16: a lane of four gets one of four
+// neighbouring tiles, whose 8 features it writes at once.
 __device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&total)[kTiles][4],
                                          int expert, int64_t tile, int block) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int lane = static_cast<int>(threadIdx.x % 32), mine = lane % 4;
   const int64_t place = tile * kTokenTile + lane / 4;
-  const int64_t col = static_cast<int64_t>(block) * kDownRows + lane % 4 * 2;
+  const int64_t first = static_cast<int64_t>(block) * kDownRows;
+  const auto left = static_cast<int>(min(int64_t{kDownRows}, e.hidden - first));
   const float* bias = e.down_bias;
-  if (bias != nullptr) bias += expert * e.hidden + col;
-  float* to = e.y + place * e.hidden + col;
-  const auto left = static_cast<int>(min(int64_t{kDownRows}, e.hidden - col));
-  const bool pairs = e.hidden % 2 == 0;
+  if (bias != nullptr) bias += expert * e.hidden + first + mine * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (__ldcg(e.groups.token + place + half * 8) < 0) continue;
-    float* its = to + half * 8 * e.hidden;
+    const bool real = __ldcg(e.groups.token + place + half * 8) >= 0;
+    auto* to = reinterpret_cast<uint16_t*>(e.y) + (place + half * 8) * e.hidden + first;
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      float v[2];
+    for (int four = 0; four < kTiles; four += 4) {
+      uint32_t row[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        v[i] = total[j][half * 2 + i];
-        if (bias != nullptr && j * 8 + i < left) v[i] = __fadd_rn(v[i], bias[j * 8 + i]);
+      for (int j = 0; j < 4; ++j) {
+        float v[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = (four + j) * 8 + i;
+          v[i] = total[four + j][half * 2 + i];
+          if (bias != nullptr && at + mine * 2 < left) v[i] = __fadd_rn(v[i], bias[at]);
+        }
+        row[j] = pack_bf16(v[0], v[1]);
       }
-      if (pairs) {
-        if (j * 8 < left) *reinterpret_cast<float2*>(its + j * 8) = make_float2(v[0], v[1]);
-      } else {
-        if (j * 8 < left) its[j * 8] = v[0];
-        if (j * 8 + 1 < left) its[j * 8 + 1] = v[1];
+      const uint4 eight = transposed(row);
+      const int at = (four + mine) * 8;
+      if (!real || at >= left) continue;
+      if (e.hidden % 8 == 0) {
+        *reinterpret_cast<uint4*>(to + at) = eight;
+        continue;
+      }
+      const uint32_t two[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (at + i < left) to[at + i] = static_cast<uint16_t>(two[i / 2] >> i % 2 * 16);
       }
     }
   }

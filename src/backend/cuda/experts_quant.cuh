@@ -101,7 +101,7 @@ __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&
   const int group = static_cast<int>(threadIdx.x / 128);
   Work w = {};
   w.rows = w.out_stride = e.hidden;
-  w.out = e.y;
+  w.out = static_cast<float*>(e.y);
   w.tokens = int64_t{e.groups.slots} * e.groups.slot_tokens;
   w.scale = 1.0f;
   w.up = S::F::kUp;

@@ -7,6 +7,11 @@ namespace freshet::cuda {
 
 inline constexpr int kFewExperts = 128;  // four a lane
 
+// What an expert gives counts as BF16, as which it is stored where there is much of it.
+__device__ __forceinline__ float given(float v) {
+  return __bfloat162float(__float2bfloat16_rn(v));
+}
+
 // The greatest value of a warp, or rather the lowest index that has it.
 __device__ __forceinline__ int best_of_warp(float v, int index) {
   const auto bits = __float_as_uint(v + 0.0f);                        // zeros are equal

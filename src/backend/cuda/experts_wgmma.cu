@@ -227,7 +227,7 @@ __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     const int2 token = *reinterpret_cast<const int2*>(e.groups.token + place + j * 8);
-    float* to = e.y + (place + j * 8) * e.hidden + row;
+    float* to = static_cast<float*>(e.y) + (place + j * 8) * e.hidden + row;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if ((i % 2 == 0 ? token.x : token.y) < 0 || row + i / 2 * 8 >= e.hidden) continue;
@@ -271,7 +271,8 @@ __device__ __forceinline__ void finish_down_copied(const ExpertsArgs& e,
   const int64_t place = static_cast<int64_t>(slot) * NT * 8 + thread;
   if (thread >= NT * 8 || e.groups.token[place] < 0) return;
   const auto rows = static_cast<uint32_t>(e.hidden - first < 128 ? e.hidden - first : 128);
-  bulk_store(e.y + place * e.hidden + first, exchange + thread * kRowFloats, rows * 4);
+  bulk_store(static_cast<float*>(e.y) + place * e.hidden + first, exchange + thread * kRowFloats,
+             rows * 4);
 }
 
 template <int NT, bool kGate>

@@ -12,7 +12,7 @@ int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens);
 int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
 int expert_products(const ExpertArgs* args);
 // experts_few.cu
-int few_experts_fit(Code code, const FewExpertsArgs* args);
+int few_experts_fit(const FewExpertsArgs* args);
 int few_experts(const FewExpertsArgs* args);
 // weights.cu
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols);
@@ -57,6 +57,6 @@ int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* w
 int group(const GroupArgs* args);
 int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
            float* weights, const GroupArgs* groups);
-int combine(const Rows* out, const float* y, const GroupArgs* args, int weighted, int add);
+int combine(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add);
 
 }  // namespace freshet::cuda
