@@ -5,7 +5,7 @@
 // columns from (b * kThreads + t) * each on; `each` is odd, so that the lanes of a warp find theirs
 // in different banks. Shares are whole numbers, so no order of sums matters. Where top-k and top-p
 // end is looked for in sixteenths of where it may be: a pass adds up what is in each, until all of
-// the one that it must be in is wanted. The first sixteenths are steps of a logit's exponent, the
+// the one that it must be in is wanted. The first sixteenths are equal steps of logits, the
 // others of its distance from the largest as ordered integers. Once few columns of a block are in
 // question, they are listed. Ties and shares are dealt out in order of columns, by one scan over
 // the cluster.
@@ -82,6 +82,7 @@ struct Row {
   int each, first;       // columns of a thread; the block's first
   int rank, turn;
   float most, scale;  // the largest logit, 1 / temperature
+  float steep;        // steps of a logit
   // Kept: what is above `least`, and equal to it up to column `last_tie`.
   float least;
   int last_tie;
@@ -118,27 +119,39 @@ struct Row {
     turn ^= 1;
     return sum;
   }
-  __device__ __forceinline__ Weight largest(Weight mine) {
+  // Of all threads' numbers.
+  struct Ends {
+    Weight largest;
+    uint32_t smallest;
+  };
+  __device__ __forceinline__ Ends ends(Ends mine) {
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) {
-      const Weight other = __shfl_xor_sync(kAll, mine, step);
-      mine = other > mine ? other : mine;
+      mine.largest = max(mine.largest, __shfl_xor_sync(kAll, mine.largest, step));
     }
-    if (lane() == 0) of_warps[warp()] = mine;
+    mine.smallest = __reduce_min_sync(kAll, mine.smallest);
+    if (lane() == 0) {
+      of_warps[warp()] = mine.largest;
+      box[turn][2 + warp()] = mine.smallest;
+    }
     __syncthreads();
     if (thread() == 0) {
-      for (int w = 0; w < kWarps; ++w) mine = of_warps[w] > mine ? of_warps[w] : mine;
-      box[turn][0] = mine;
+      for (int w = 0; w < kWarps; ++w) {
+        mine.largest = max(mine.largest, of_warps[w]);
+        mine.smallest = min(mine.smallest, static_cast<uint32_t>(box[turn][2 + w]));
+      }
+      box[turn][0] = mine.largest;
+      box[turn][1] = mine.smallest;
     }
     cluster_sync();
-    Weight best = 0;
+    Ends all = {0, 0xffffffff};
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) {
-      const Weight of_block = from_block(&box[turn][0], r);
-      best = of_block > best ? of_block : best;
+      all.largest = max(all.largest, from_block(&box[turn][0], r));
+      all.smallest = min(all.smallest, static_cast<uint32_t>(from_block(&box[turn][1], r)));
     }
     turn ^= 1;
-    return best;
+    return all;
   }
   // f deals shares to those columns that are `in`; of all of them together, number target_of(all)
   // is whose? -1 in all blocks but one, where the thread that knows has the column.
@@ -191,10 +204,9 @@ struct Row {
     }
     return -1;
   }
-  // How far below the largest: twice a power of e each; the last step has all beyond.
+  // How far below the largest; the last step has all beyond.
   __device__ __forceinline__ int step_of(float x) const {
-    const float steps = __fmul_rn(__fmul_rn(__fsub_rn(most, x), scale), 0.5f);
-    return static_cast<int>(fminf(steps, kBins - 1));
+    return static_cast<int>(fminf(__fmul_rn(__fsub_rn(most, x), steep), kBins - 1));
   }
   // The least distance from the largest key of which the step is this one or a later one.
   __device__ __forceinline__ uint32_t distance_of(int step) const {
@@ -382,7 +394,6 @@ __device__ __forceinline__ void load(float* v, const float* row, int first, int 
 }
 
 __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
-  r.scale = row.scale;
   r.least = kNone;
   r.last_tie = -1;
   if (row.min_p_cut > kNone) {
@@ -444,19 +455,29 @@ __global__ void __launch_bounds__(kThreads, 2)
        whole_rows(logits.data, logits.stride));
   __syncthreads();
   change(r.v, r.first, count, row, words, tokens);
-  Weight best = 0;
+  float most = kNone, least = INFINITY;
+  int first_most = 0;
   r.batches([&](const float(&x)[kBatch], int at) {
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const float clean = x[j] > kNone ? x[j] + 0.0f : kNone;  // no NaN, no -0
+      const bool real = x[j] > kNone;
+      const float clean = real ? x[j] + 0.0f : kNone;  // no NaN, no -0
       if (at + j < (tid + 1) * each) r.v[at + j] = clean;
-      const Weight its =
-          static_cast<Weight>(key_of(clean)) << 32 | ~static_cast<uint32_t>(r.first + at + j);
-      best = its > best ? its : best;
+      first_most = clean > most ? at + j : first_most;
+      most = fmaxf(most, clean);
+      if (real) least = fminf(least, clean);
     }
   });
-  best = r.largest(best);
+  const auto ends = r.ends(
+      {static_cast<Weight>(key_of(most)) << 32 | ~static_cast<uint32_t>(r.first + first_most),
+       key_of(least)});
+  const Weight best = ends.largest;
   r.most = value_of(static_cast<uint32_t>(best >> 32));
+  r.scale = row.scale;
+  // Two powers of e are a step, or less where the smallest is nearer.
+  const float nearer = __fdiv_rn(kBins - 0.125f, __fsub_rn(r.most, value_of(ends.smallest)));
+  r.steep = __fmul_rn(row.scale, 0.5f);
+  if (nearer > r.steep && nearer < FLT_MAX) r.steep = nearer;
   if (!(r.most > kNone) || row.how == SampleRow::kBest || r.most == INFINITY) {
     if (r.rank == 0 && tid == 0) {
       ids[blockIdx.y] = r.most > kNone ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : -1;
