@@ -345,9 +345,9 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       return out.get();
     };
     const std::vector<float> all = run(0, kMost, nullptr);
-    for (const int64_t rows : {int64_t{1}, int64_t{9}, int64_t{16}, int64_t{19}, int64_t{32},
-                               int64_t{40}, int64_t{64}, int64_t{65}, int64_t{100}, int64_t{128},
-                               int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
+    for (const int64_t rows : {int64_t{1}, int64_t{5}, int64_t{9}, int64_t{16}, int64_t{19},
+                               int64_t{32}, int64_t{40}, int64_t{64}, int64_t{65}, int64_t{100},
+                               int64_t{128}, int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
       for (const int64_t first : {int64_t{0}, kMost - rows}) {
         const std::vector<float> got = run(first, rows, &*down);
         ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)

@@ -1,4 +1,5 @@
-// Attention of few single queries over short contexts: a cluster of blocks for each piece.
+// Attention of few single queries over short contexts: a cluster of blocks for each piece, or for
+// two of them.
 //
 // A block has some keys of the piece, and a share of the features of all its values: the scores go
 // to all blocks of the cluster, and each takes all weights of the piece. So four times as many
@@ -37,10 +38,11 @@ struct Piece {
   float scores[8 * T::kRows][kPieceTokens + 8];
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
-  float rooms[kWarps + 1][T::D];              // of a head that is rotated
-  __half queries[8 * T::kRows][T::D + 8];     // as they are multiplied
-  float most[kRanks * kWarps][8 * T::kRows];  // of each warp's features
-  uint64_t full[2], scored, measured;
+  float rooms[kWarps + 1][T::D];                    // of a head that is rotated
+  __half queries[8 * T::kRows][T::D + 8];           // as they are multiplied
+  float most[kRanks * kWarps][8 * T::kRows];        // of each warp's features
+  float4 second[T::kRows * kMine<T::D>][kSumming];  // a lane's sums of the second of two pieces
+  uint64_t full[2], scored, measured, joined;
   int last, beyond;
 };
 
@@ -50,15 +52,22 @@ constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
 
-// The piece of a cluster, and what of it is seen: tiles, blocks of the cache.
+// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
+__host__ __device__ inline int pieces_of_cluster(int pieces) {
+  return pieces == 2 ? 2 : 1;
+}
+
+// The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
   int rank, piece;
+  int first_rank;                                      // of the piece's blocks in the cluster
   int first_tile, last_tile, first_block, last_block;  // of the piece
 };
 
-__device__ __forceinline__ Part part_of(const Range& w, int z) {
+__device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   Part p;
   p.rank = z % kRanks;
+  p.first_rank = z / kRanks % pieces_of_cluster(pieces) * kRanks;
   p.piece = w.first_piece + z / kRanks;
   const int low = max(w.low - p.piece * kPieceTokens, 0);
   const int high = min(w.position - p.piece * kPieceTokens, kPieceTokens - 1);
@@ -223,7 +232,7 @@ __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece
   }
 }
 
-// Scores of a warp's keys of the block, to all blocks of the cluster.
+// Scores of a warp's keys of the block, to all blocks of the piece.
 template <class T>
 __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                            const Part& p, const uint4 (&q)[T::D / 16]) {
@@ -258,7 +267,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
       auto* to = reinterpret_cast<float2*>(&s.scores[lane / 4 + r * 8][key]);
 #pragma unroll
       for (int rank = 0; rank < kRanks; ++rank) {
-        send_to_block(to, rank, make_float2(v[0], v[1]), &s.scored);
+        send_to_block(to, p.first_rank + rank, make_float2(v[0], v[1]), &s.scored);
       }
     }
   }
@@ -379,8 +388,45 @@ __device__ __forceinline__ void add_piece(Sums<kMine<T::D>, T::kRows>& sums, con
   add_lanes(sums.l);
 }
 
-// The sums of an only piece as the result in E4M3: a head is a group of 128, whose largest number
-// the blocks of the cluster tell each other.
+// Of two pieces of a cluster: the second's sums go to the blocks of the first, which has both then.
+template <class T>
+__device__ __forceinline__ void send_sums(Piece<T>& s, const Sums<kMine<T::D>, T::kRows>& sums,
+                                          const Part& p) {
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < kMine<T::D>; ++j) {
+      const float v[4] = {sums.acc[j][r * 2], sums.acc[j][r * 2 + 1], sums.m[r], sums.l[r]};
+      send(place_in_block(&s.second[r * kMine<T::D> + j][threadIdx.x], p.rank), v,
+           place_in_block(&s.joined, p.rank));
+    }
+  }
+}
+template <class T>
+__device__ __forceinline__ void join_sums(Piece<T>& s, Sums<kMine<T::D>, T::kRows>& sums,
+                                          float steep) {
+  const auto first = sums;
+  sums.clear();
+  sums.merge(first, steep);
+  barrier_wait(&s.joined, 0);
+  Sums<kMine<T::D>, T::kRows> second;
+  second.clear();
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < kMine<T::D>; ++j) {
+      const float4 v = s.second[r * kMine<T::D> + j][threadIdx.x];
+      second.acc[j][r * 2] = v.x;
+      second.acc[j][r * 2 + 1] = v.y;
+      second.m[r] = v.z;
+      second.l[r] = v.w;
+    }
+  }
+  sums.merge(second, steep);
+}
+
+// The sums of all pieces as the result in E4M3: a head is a group of 128, whose largest number the
+// blocks of the cluster tell each other.
 template <class T>
 __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<kMine<T::D>, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, const Part& p) {
@@ -400,7 +446,8 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<kMine<T::D>, T:
     float most = largest_of(v[r]);
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
     most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-    send_to_block(&s.most[p.rank * kWarps + warp][lane / 4 + r * 8], lane % 4, most, &s.measured);
+    send_to_block(&s.most[p.rank * kWarps + warp][lane / 4 + r * 8], p.first_rank + lane % 4, most,
+                  &s.measured);
   }
   barrier_wait(&s.measured, 0);
 #pragma unroll
@@ -418,11 +465,11 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<kMine<T::D>, T:
   }
 }
 
-// The piece's sums as the result, or as a partial one.
+// The piece's sums as the result if they are all, or as a partial one.
 template <class T>
 __device__ __forceinline__ void write_piece(const Sums<kMine<T::D>, T::kRows>& sums,
                                             const AttentionArgs& a, const Range& w, const Part& p,
-                                            int pieces) {
+                                            int pieces, bool all) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int first = p.rank * Piece<T>::kShare + warp * kMine<T::D> * 8 + lane % 4 * 2;
 #pragma unroll
@@ -432,18 +479,18 @@ __device__ __forceinline__ void write_piece(const Sums<kMine<T::D>, T::kRows>& s
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     float* to = partial_at(a, w.sequence, head, p.piece - w.first_piece, pieces);
     // As if it joined those before it: none.
-    const float end = w.pieces == 1 ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
+    const float end = all ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
 #pragma unroll
     for (int j = 0; j < kMine<T::D>; ++j) {
       const float low = sums.acc[j][r * 2], high = sums.acc[j][r * 2 + 1];
-      if (w.pieces == 1) {
+      if (all) {
         put_result(a, w.sequence, static_cast<int64_t>(head) * T::D + first + j * 8,
                    __fmul_rn(low, end), __fmul_rn(high, end));
       } else {
         *reinterpret_cast<float2*>(to + first + j * 8) = make_float2(low, high);
       }
     }
-    if (w.pieces > 1 && p.rank == 0 && warp == 0 && lane % 4 == 0) {
+    if (!all && p.rank == 0 && warp == 0 && lane % 4 == 0) {
       *reinterpret_cast<float2*>(to + T::D) = make_float2(sums.m[r], sums.l[r]);
     }
   }
@@ -478,17 +525,19 @@ __global__ void __launch_bounds__(kThreads)
   const int z = static_cast<int>(blockIdx.z);
   const Range w =
       find_range(a, plan, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), z / kRanks);
-  if (w.last_chunk < w.first_chunk) return;  // of the whole cluster
-  const Part p = part_of(w, z);
+  if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
+  const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
     barrier_init(&s.full[0], 1);
     barrier_init(&s.full[1], 1);
     barrier_init(&s.scored, 1);
     barrier_init(&s.measured, 1);
+    barrier_init(&s.joined, 1);
     s.beyond = 0;
     barriers_ready();
     barrier_expect(&s.scored, 8 * T::kRows * kPieceTokens * sizeof(float));
     barrier_expect(&s.measured, sizeof(s.most));
+    barrier_expect(&s.joined, sizeof(s.second));
   }
   __syncthreads();
   cluster_arrive_relaxed();
@@ -514,14 +563,23 @@ __global__ void __launch_bounds__(kThreads)
   Sums<kMine<T::D>, T::kRows> sums;
   sums.clear();
   add_piece(sums, s, p);
+  const bool join = w.pieces == 2 && pieces_of_cluster(plan.pieces) == 2;
+  if (join) {
+    if (p.first_rank > 0) {
+      send_sums(s, sums, p);
+      return;
+    }
+    join_sums(s, sums, steepness(a));
+  }
+  const bool all = w.pieces == 1 || join;
   if constexpr (T::kE4M3) {
-    if (w.pieces == 1) {
+    if (all) {
       put_sums(s, sums, a, w, p);
       return;
     }
   }
-  write_piece<T>(sums, a, w, p, plan.pieces);
-  if (w.pieces > 1) {
+  write_piece<T>(sums, a, w, p, plan.pieces, all);
+  if (!all) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
     if (!arrives_last(s.last, count, w.pieces * kRanks)) return;
     static_assert(kMergeRoom<T::D> <= sizeof(s.keys) + sizeof(s.values));
@@ -540,7 +598,8 @@ int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.pieces * kRanks));
-  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, dim3(1, 1, kRanks), a, plan, of);
+  const dim3 cluster(1, 1, static_cast<unsigned>(pieces_of_cluster(plan.pieces) * kRanks));
+  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, cluster, a, plan, of);
 }
 
 template <bool kE4M3>

@@ -11,105 +11,40 @@
 //
 // Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
 // 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
-// that adds them up. Blocks stay and go from tile to tile, and one thread keeps a ring of stages
-// filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has the rest.
+// that adds them up. Where shared memory holds half a panel and there are few of them, four
+// warpgroups take all leaves. Blocks stay and go from tile to tile, and one thread keeps a ring of
+// stages filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has
+// the rest.
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/cluster.cuh"
-#include "backend/cuda/products_fp8.cuh"
+#include "backend/cuda/products_fp8_few.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kConsumers = 256;  // threads of two warpgroups
-constexpr int kSharedBytes = 225 << 10;
-constexpr int kLeavesOfBlock = 2;
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kStepCols = kE4M3Cols;
-
-constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
-
-template <int kStageBytes>
-struct Ring {
-  uint8_t* stages;
-  uint64_t *full, *empty;
-  int count;  // of stages
-  int stage = 0, round = 0;
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
-  __device__ __forceinline__ void next() {
-    if (++stage == count) {
-      stage = 0;
-      round ^= 1;
-    }
-  }
-};
-
-__device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t panel, int step) {
-  const int64_t steps = (w.cols + kStepCols - 1) / kStepCols;
-  return w.data + (panel * steps + step) * kPanelBytes;
-}
-__device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_t act_tiles,
-                                                    int step, int64_t token_tile) {
-  return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
-}
-
-// Scales of a lane's rows g and g + 8 of its warp's 16 in a panel (of weights or tokens).
-__device__ __forceinline__ float2 row_scales(const uint8_t* panel) {
-  const int g = static_cast<int>(threadIdx.x % 32 / 4),
-            warp = static_cast<int>(threadIdx.x / 32 % 4);
-  const uint8_t* p = panel + warp * FP8::kTileBytes + kScales + g * 4;
-  return make_float2(*reinterpret_cast<const float*>(p),
-                     *reinterpret_cast<const float*>(p + kE4M3TileBytes));
-}
-// Scales of a lane's rows 2 t and 2 t + 1 of a tile of 8.
-__device__ __forceinline__ float2 pair_scales(const uint8_t* tile) {
-  return *reinterpret_cast<const float2*>(tile + kScales + threadIdx.x % 4 * 8);
-}
-
-// What is looked up a tile ahead stays where it is written.
-__device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
-  const int64_t last = (w.rows - 1) / kPanelRows;
-  int how;
-  asm volatile("ld.global.nc.s32 %0, [%1];"
-               : "=r"(how)
-               : "l"(FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last)));
-  return how;
-}
-
 __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
   return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
           p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
 }
 
-template <int NT>
-__device__ __forceinline__ void clear(float (&sum)[NT][4]) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
-}
 #endif
 
-// ---- Few tokens
-
-// Steps of a leaf, at most; bytes of the tokens of a block's leaves.
-__host__ __device__ inline int most_steps(int64_t cols, int leaves) {
-  return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
-}
-int own_bytes(const WeightView& w) {
-  return kLeavesOfBlock * most_steps(w.cols, leaves8(w)) * kE4M3TileBytes;
-}
-
-// NT: tiles of 8 tokens. Each warpgroup has a ring of its own. With few enough, two blocks have
-// room on a multiprocessor: the next kernel's weights come while this one ends. kOwn: tokens are
-// not in the rings, but where they stay; rings take all there is, which is faster still.
-template <int NT, bool kOwn>
+// NT: tiles of 8 tokens; kGroups: warpgroups, which take a leaf each and have a ring of their own.
+// With few enough tokens, two blocks have room on a multiprocessor: the next kernel's weights come
+// while this one ends. kOwn: tokens are not in the rings, but where they stay; rings take all there
+// is, which is faster still.
+template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
+  static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
+  // Registers are left for the kernels in between, too.
+  static constexpr int kRegisterBlocks = NT <= 2 && kGroups == 2 ? 2 : 1;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
-  static constexpr int kMeeting = NT * 4096;  // where leaves meet
-  // Of rings and tokens.
-  static constexpr int kRoom = kSharedBytes / kBlocks - kMeeting;    // of rings and tokens
-  static constexpr int kStages = kRoom / kStage / kLeavesOfBlock;    // at most
-  static constexpr int kProducers = kLeavesOfBlock, kFinishers = 4;  // warps
+  static constexpr int kMeeting = NT * kGroups * 2048;                // where leaves meet
+  static constexpr int kRoom = kFp8SharedBytes / kBlocks - kMeeting;  // of rings and tokens
+  static constexpr int kStages = kRoom / kStage / (kGroups == 2 && kOwn ? 1 : kGroups);  // at most
+  static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
   static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
 };
 
@@ -154,12 +89,12 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
 
 // The same where all products have the same tile of tokens: a leaf of it comes once. Until the
 // kernel in front has `ended` little is in flight (ahead.cuh).
-template <int NT>
+template <int NT, int kGroups>
 __device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
                                              const ProductList& list, int64_t tokens,
                                              const Tour& tour, int leaf, uint8_t* own,
                                              uint64_t* here, const volatile int& ended) {
-  constexpr int kInFlight = (kAheadBytes / kLeavesOfBlock + kPanelBytes - 1) / kPanelBytes;
+  constexpr int kInFlight = (kAheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const Leaf part = leaf_of(list.of[0].weight, leaf);
   const auto start_tokens = [&] {
     wait();
@@ -190,23 +125,6 @@ struct Meeting {
   uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
   int blocks, rank, leaves;
 };
-
-// leaf += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
-template <int NT>
-__device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
-                                         const float2& w, const uint8_t* tokens) {
-#pragma unroll
-  for (int j = 0; j < NT; ++j) {
-    const float2 t = pair_scales(tokens + j * kE4M3TileBytes);
-    leaf[j][0] = __fmaf_rn(sum[j][0], __fmul_rn(w.x, t.x), leaf[j][0]);
-    leaf[j][1] = __fmaf_rn(sum[j][1], __fmul_rn(w.x, t.y), leaf[j][1]);
-    leaf[j][2] = __fmaf_rn(sum[j][2], __fmul_rn(w.y, t.x), leaf[j][2]);
-    leaf[j][3] = __fmaf_rn(sum[j][3], __fmul_rn(w.y, t.y), leaf[j][3]);
-  }
-}
-__device__ __forceinline__ float2 step_scales(const uint8_t* panel, bool of_rows) {
-  return of_rows ? make_float2(1.0f, 1.0f) : row_scales(panel);
-}
 
 // Two warpgroups: a leaf each of every tile, sent to where it is added up.
 template <int NT, bool kOwn>
@@ -295,9 +213,8 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
 // Other warps add up the block's share of the leaves meanwhile.
 template <int NT>
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
-                                             const Tour& tour, const Meeting& meeting) {
+                                             const Tour& tour, const Meeting& meeting, int warp) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = static_cast<int>(threadIdx.x - kConsumers) / 32 - Few<NT, false>::kProducers;
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
   int parity = 0;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
@@ -353,23 +270,25 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
 }
 #endif
 
-template <int NT, bool kOwn>
-__global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlocks)
+template <int NT, bool kOwn, int kGroups>
+__global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kThreads,
+                                  Few<NT, kOwn, kGroups>::kRegisterBlocks)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
                int own_stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Few<NT, kOwn>;
+  using S = Few<NT, kOwn, kGroups>;
   const int ring_stages = kOwn ? own_stages : S::kStages;
   extern __shared__ __align__(1024) uint8_t stages[];
-  __shared__ uint64_t full[kLeavesOfBlock][S::kStages], empty[kLeavesOfBlock][S::kStages];
-  __shared__ uint64_t arrived, room, here[kLeavesOfBlock];
+  __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
+  __shared__ uint64_t arrived, room, here[kGroups];
   __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int64_t cols = list.of[0].weight.cols;
   const int leaves = leaves8(list.of[0].weight), rank = static_cast<int>(blockIdx.x) % blocks;
-  if (threadIdx.x == kConsumers) {
+  const int rings = leaves < kGroups ? leaves : kGroups;
+  if (threadIdx.x == S::kConsumers) {
     ended = 0;
-    for (int i = 0; i < kLeavesOfBlock; ++i) {
+    for (int i = 0; i < kGroups; ++i) {
       for (int s = 0; s < ring_stages; ++s) {
         barrier_init(&full[i][s], 1);
         barrier_init(&empty[i][s], 4);
@@ -383,20 +302,21 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   __syncthreads();
   const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
                   tiles};
+  constexpr int kFirst = S::kConsumers / 32;  // of the other warps
   const int warp = warp_index();
-  const bool produces = warp >= kWarps && warp < kWarps + S::kProducers;
-  const int group = produces ? warp - kWarps : warp / 4 % kLeavesOfBlock;
-  const int leaf = rank * kLeavesOfBlock + group;
+  const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
+  const int group = produces ? warp - kFirst : warp / 4 % kGroups;
+  const int leaf = rank * kGroups + group;
   const Ring<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group], empty[group],
                              ring_stages};
-  uint8_t* meet = stages + kLeavesOfBlock * ring_stages * S::kStage;
+  uint8_t* meet = stages + rings * ring_stages * S::kStage;
   const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
   uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * kE4M3TileBytes;
   // Nobody sends before all blocks have their barriers.
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
-      produce_rows<NT>(ring, list, tokens, tour, leaf, own, &here[group], ended);
+      produce_rows<NT, kGroups>(ring, list, tokens, tour, leaf, own, &here[group], ended);
     } else {
       produce_few<NT>(ring, list, tokens, tour, leaf);
     }
@@ -405,8 +325,8 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
   if (produces) return;
   wait();
   if (threadIdx.x == 0) ended = 1;
-  if (warp >= kWarps) {
-    finish_tiles<NT>(list, tokens, tour, meeting);
+  if (warp >= kFirst) {
+    finish_tiles<NT>(list, tokens, tour, meeting, warp - kFirst - S::kProducers);
   } else if (leaf < leaves) {
     if constexpr (kOwn) barrier_wait(&here[group], 0);
     take_leaves<NT, kOwn>(ring, list, tokens, tour, leaf, meeting, own);
@@ -414,19 +334,22 @@ __global__ void __launch_bounds__(Few<NT, kOwn>::kThreads, Few<NT, kOwn>::kBlock
 #endif
 }
 
-template <int NT, bool kOwn>
+template <int NT, bool kOwn, int kGroups>
 int launch_few(const ProductList& list, int64_t tokens) {
-  using S = Few<NT, kOwn>;
+  using S = Few<NT, kOwn, kGroups>;
   static_assert(S::kStages >= 2);
-  const auto kernel = few_kernel<NT, kOwn>;
-  const int leaves = leaves8(list.of[0].weight);  // all have as many
-  const int own = kOwn ? own_bytes(list.of[0].weight) : 0;
-  const int stages = (S::kRoom - own) / S::kStage / kLeavesOfBlock;
-  const int bytes = kLeavesOfBlock * stages * S::kStage + S::kMeeting + own;
+  const auto kernel = few_kernel<NT, kOwn, kGroups>;
+  const WeightView& weight = list.of[0].weight;
+  const int leaves = leaves8(weight);  // all have as many
+  const int rings = leaves < kGroups ? leaves : kGroups;
+  const int own = kOwn ? rings * most_steps(weight.cols, leaves) * kE4M3TileBytes : 0;
+  const int fit = (S::kRoom - own) / S::kStage / rings,
+            stages = fit < S::kStages ? fit : S::kStages;
+  const int bytes = rings * stages * S::kStage + S::kMeeting + own;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = (leaves + kLeavesOfBlock - 1) / kLeavesOfBlock;
+  const int blocks = (leaves + kGroups - 1) / kGroups;
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
   const int most = multiprocessors / blocks;
   const int clusters = tiles < most ? tiles : most;
@@ -441,12 +364,19 @@ int launch_few(const ProductList& given, int64_t tokens) {
   if constexpr (NT == 1) {
     bool same = true;
     for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+    const WeightView& weight = list.of[0].weight;
+    const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
+    const int tokens_of_leaf = of_leaf * kE4M3TileBytes, panel = leaves * of_leaf * kPanelBytes;
+    if (same && leaves == 4 && list.first_block[list.count] <= multiprocessors &&
+        Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= panel / 2) {
+      return launch_few<1, true, 4>(list, tokens);
+    }
     // Half of the room is for rings.
-    if (same && own_bytes(list.of[0].weight) <= Few<1, true>::kRoom / 2) {
-      return launch_few<1, true>(list, tokens);
+    if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<1, true>::kRoom / 2) {
+      return launch_few<1, true, 2>(list, tokens);
     }
   }
-  return launch_few<NT, false>(list, tokens);
+  return launch_few<NT, false, 2>(list, tokens);
 }
 
 }  // namespace

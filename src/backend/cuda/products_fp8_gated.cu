@@ -236,6 +236,9 @@ bool fp8_gated_fits(int64_t rows, int64_t tokens) {
 }
 
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  if (fp8_gated_few_fits(gate_and_up.of[0].weight.cols, tokens)) {
+    return run_fp8_gated_few(gate_and_up, tokens, act);
+  }
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
   return tokens <= 64 ? launch_gated<1>(list, tokens, act) : launch_gated<2>(list, tokens, act);

@@ -1,0 +1,91 @@
+// What products of few tokens in FP8 share (Hopper): rings of panels, and a step's sums.
+#pragma once
+
+#include "backend/cuda/products_fp8.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kFp8SharedBytes = 225 << 10;
+
+// Steps of a leaf, at most.
+__host__ __device__ inline int most_steps(int64_t cols, int leaves) {
+  return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr int kStepCols = kE4M3Cols;
+
+constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
+
+template <int kStageBytes>
+struct Ring {
+  uint8_t* stages;
+  uint64_t *full, *empty;
+  int count;  // of stages
+  int stage = 0, round = 0;
+  __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
+  __device__ __forceinline__ void next() {
+    if (++stage == count) {
+      stage = 0;
+      round ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t panel, int step) {
+  const int64_t steps = (w.cols + kStepCols - 1) / kStepCols;
+  return w.data + (panel * steps + step) * kPanelBytes;
+}
+__device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_t act_tiles,
+                                                    int step, int64_t token_tile) {
+  return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
+}
+
+// Scales of a lane's rows g and g + 8 of its warp's 16 in a panel (of weights or tokens).
+__device__ __forceinline__ float2 row_scales(const uint8_t* panel) {
+  const int g = static_cast<int>(threadIdx.x % 32 / 4),
+            warp = static_cast<int>(threadIdx.x / 32 % 4);
+  const uint8_t* p = panel + warp * FP8::kTileBytes + kScales + g * 4;
+  return make_float2(*reinterpret_cast<const float*>(p),
+                     *reinterpret_cast<const float*>(p + kE4M3TileBytes));
+}
+// Scales of a lane's rows 2 t and 2 t + 1 of a tile of 8.
+__device__ __forceinline__ float2 pair_scales(const uint8_t* tile) {
+  return *reinterpret_cast<const float2*>(tile + kScales + threadIdx.x % 4 * 8);
+}
+
+// What is looked up a tile ahead stays where it is written.
+__device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
+  const int64_t last = (w.rows - 1) / kPanelRows;
+  int how;
+  asm volatile("ld.global.nc.s32 %0, [%1];"
+               : "=r"(how)
+               : "l"(FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last)));
+  return how;
+}
+
+template <int NT>
+__device__ __forceinline__ void clear(float (&sum)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
+}
+
+// leaf += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
+template <int NT>
+__device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
+                                         const float2& w, const uint8_t* tokens) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const float2 t = pair_scales(tokens + j * kE4M3TileBytes);
+    leaf[j][0] = __fmaf_rn(sum[j][0], __fmul_rn(w.x, t.x), leaf[j][0]);
+    leaf[j][1] = __fmaf_rn(sum[j][1], __fmul_rn(w.x, t.y), leaf[j][1]);
+    leaf[j][2] = __fmaf_rn(sum[j][2], __fmul_rn(w.y, t.x), leaf[j][2]);
+    leaf[j][3] = __fmaf_rn(sum[j][3], __fmul_rn(w.y, t.y), leaf[j][3]);
+  }
+}
+__device__ __forceinline__ float2 step_scales(const uint8_t* panel, bool of_rows) {
+  return of_rows ? make_float2(1.0f, 1.0f) : row_scales(panel);
+}
+#endif
+
+}  // namespace freshet::cuda
