@@ -54,20 +54,27 @@ __global__ void __launch_bounds__(256, 1)
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
-  const auto fetch = [&](int64_t piece) {
-    float* to = stages + piece % kStages * kStageFloats + lane * 4;
-    const int64_t col = piece * 128 + lane * 4;
+  // A warp brings four neighbouring rows, which stand 64 numbers apart, and as many tokens.
+  constexpr int kBrings = kBlockSide / kWarps;
+  const int at = warp * kBrings;
+  const F32Row w_rows(p.weight, first_row + at < rows ? first_row + at : at % 16);
+  const float* w_from = w_rows.data + lane / 16 * 1024 + lane % 16 * 4;
+  const float* x_from = p.x + lane * 4;
+  int64_t x_at[kBrings];
 #pragma unroll
-    for (int n = 0; n < kBlockSide / kWarps; ++n) {
-      const int at = warp * (kBlockSide / kWarps) + n;
-      const int64_t row = first_row + at < rows ? first_row + at : rows - 1;
-      const int64_t token = first_token + at < tokens ? first_token + at : tokens - 1;
-      const F32Row w(p.weight, row);
-      const bool real = col < w.padded;
-      cp_async16(to + at * 128, w.data + (real ? col / 64 * 1024 + col % 64 : 0), real);
-      const float* x = p.x + token * p.x_stride;
-      float* its = to + (kBlockSide + at) * 128;
-      cp_async16(its, x + (col < cols ? col : 0), col < cols);
+  for (int n = 0; n < kBrings; ++n) {
+    x_at[n] = min(first_token + at + n, tokens - 1) * p.x_stride;
+  }
+  const auto fetch = [&](int64_t piece) {
+    float* to = stages + piece % kStages * kStageFloats + at * 128 + lane * 4;
+    const int64_t col = piece * 128 + lane * 4;
+    const bool real_w = col < w_rows.padded, real_x = col < cols;
+    const float* w = real_w ? w_from + piece * 2048 : w_from;
+    const float* x = real_x ? x_from + piece * 128 : x_from;
+#pragma unroll
+    for (int n = 0; n < kBrings; ++n) {
+      cp_async16(to + n * 128, w + n * 64, real_w);
+      cp_async16(to + (kBlockSide + n) * 128, x + x_at[n], real_x);
     }
   };
   for (int n = 0; n < kStages - 1; ++n) {
@@ -83,18 +90,18 @@ __global__ void __launch_bounds__(256, 1)
     if (piece + kStages - 1 < pieces) fetch(piece + kStages - 1);
     cp_async_commit();
     const float* stage = stages + piece % kStages * kStageFloats + lane * 4;
-    float4 w[kRowsOfWarp];
-#pragma unroll
-    for (int r = 0; r < kRowsOfWarp; ++r) {
-      w[r] = *reinterpret_cast<const float4*>(stage + (row + r) * 128);
-    }
+    float4 x[kTokensOfWarp];  // fewer than rows, so that the first products wait for little
 #pragma unroll
     for (int t = 0; t < kTokensOfWarp; ++t) {
-      const float4 x = *reinterpret_cast<const float4*>(stage + (kBlockSide + token + t) * 128);
+      x[t] = *reinterpret_cast<const float4*>(stage + (kBlockSide + token + t) * 128);
+    }
 #pragma unroll
-      for (int r = 0; r < kRowsOfWarp; ++r) {
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+      const float4 w = *reinterpret_cast<const float4*>(stage + (row + r) * 128);
+#pragma unroll
+      for (int t = 0; t < kTokensOfWarp; ++t) {
         float& its = sum[t / 2][r * 2 + t % 2];
-        its = f32_add(its, w[r], x);
+        its = f32_add(its, w, x[t]);
       }
     }
   }
