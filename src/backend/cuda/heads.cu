@@ -14,6 +14,11 @@ struct Place {
 };
 
 __device__ __forceinline__ Place place_of(const BatchArgs& b, int token) {
+  if (token < b.sequences) {  // of sequences with one token each, all three are read at once
+    const int begin = b.query_start[token], end = b.query_start[token + 1];
+    const int context = b.context_len[token];
+    if (begin == token && end == token + 1) return {token, context - 1};
+  }
   int low = 0, high = b.sequences - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
