@@ -26,6 +26,10 @@ struct Gate {
   static constexpr int kRoom = kStages * kStageBytes;
   static constexpr int kBytes = kRoom + (kTiles - kKept) * kConsumers * 16;
   static_assert(kBytes <= kSharedOfSm - 1024);
+  // At the end sums of gate's tiles go through a stage, half of them at a time, and beside them
+  // those of up that are in registers.
+  static constexpr int kHalf = kTiles / 4, kUpKept = kKept - kTiles / 2;
+  static_assert(kUpKept <= kHalf && (kHalf + kUpKept) * kConsumers * 16 <= kStageBytes);
 };
 constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
@@ -109,33 +113,42 @@ __device__ __forceinline__ void end_pairs(const ProductArgs& p, float (&v)[4], i
   for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(v[i], p.scale);
 }
 
+// This runs once, and would take its time to be read as a program if it was long: sums go through
+// shared memory, `stage` and what Total has, so that it is a loop.
 __device__ __forceinline__ void end_pass(const ProductList& list, const Activations& act,
-                                         const Total& total, int64_t tile, int count) {
+                                         const Total& total, uint8_t* stage, int64_t tile,
+                                         int count) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token_tile = threadIdx.x / 32 * 2;
+  float4* own = reinterpret_cast<float4*>(stage) + threadIdx.x;
+  const auto leave = [&](int to, int from) {
+    const float(&v)[4] = total.kept[from];
+    own[to * kConsumers] = make_float4(v[0], v[1], v[2], v[3]);
+  };
 #pragma unroll
-  for (int j = 0; j < kTiles / 2; ++j) {
-    if (j >= count * 2) break;
-    float gate[4], up[4];
+  for (int i = 0; i < Gate::kUpKept; ++i) leave(Gate::kHalf + i, kTiles / 2 + i);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) gate[i] = total.kept[j][i];
-    if (j + kTiles / 2 < kKept) {
+  for (int half = 0; half < 2; ++half) {
+    const int first = half * Gate::kHalf, end = min(first + Gate::kHalf, count * 2);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) up[i] = total.kept[(j + kTiles / 2) % kKept][i];
-    } else {
-      const float4 v = total.room[(j + kTiles / 2 - kKept) * kConsumers];
-      up[0] = v.x, up[1] = v.y, up[2] = v.z, up[3] = v.w;
-    }
-    const int64_t row = tile * 16 + j * 8 + lane % 4 * 2;
-    end_pairs(list.of[0], gate, row);
-    end_pairs(list.of[1], up, row);
+    for (int j = 0; j < Gate::kHalf; ++j) leave(j, first + j);
+#pragma unroll 1
+    for (int j = first; j < end; ++j) {
+      const float4 g = own[(j - first) * kConsumers];
+      const float4 u = j < Gate::kUpKept ? own[(Gate::kHalf + j) * kConsumers]
+                                         : total.room[(j - Gate::kUpKept) * kConsumers];
+      float gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
+      const int64_t row = tile * 16 + j * 8 + lane % 4 * 2;
+      end_pairs(list.of[0], gate, row);
+      end_pairs(list.of[1], up, row);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) up[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
-    uint8_t* to = act.data + ((row >> 6) * act.core_tiles + token_tile) * kTokenTileBytes +
-                  (row & 63) / 8 * 128 + lane * 4;
-    if (token_tile < act.core_tiles) *reinterpret_cast<uint32_t*>(to) = pack_bf16(up[0], up[1]);
-    if (token_tile + 1 < act.core_tiles) {
-      *reinterpret_cast<uint32_t*>(to + kTokenTileBytes) = pack_bf16(up[2], up[3]);
+      for (int i = 0; i < 4; ++i) up[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
+      uint8_t* to = act.data + ((row >> 6) * act.core_tiles + token_tile) * kTokenTileBytes +
+                    (row & 63) / 8 * 128 + lane * 4;
+      if (token_tile < act.core_tiles) *reinterpret_cast<uint32_t*>(to) = pack_bf16(up[0], up[1]);
+      if (token_tile + 1 < act.core_tiles) {
+        *reinterpret_cast<uint32_t*>(to + kTokenTileBytes) = pack_bf16(up[2], up[3]);
+      }
     }
   }
 }
@@ -181,11 +194,17 @@ __global__ void __launch_bounds__(kThreads, 1)
       float sum[kTiles][4];
 #pragma unroll 1
       for (int leaf = 0; leaf < leaves(cols); ++leaf) {
-        sum_pieces<Gate, kTiles>(ring, sum, leaf_of(cols, leaf).count);
+        sum_pieces<Gate, kTiles>(ring, sum, leaf_of(cols, leaf).count, leaf + 1 == leaves(cols));
         total.add(sum, leaf == 0);
       }
       const int64_t tile = passes.begin(pass);
-      end_pass(list, act, total, tile, static_cast<int>(passes.begin(pass + 1) - tile));
+      const int last = (ring.at - 1) % Gate::kStages;
+      sync_consumers();  // the last stage becomes the place of sums
+      end_pass(list, act, total, stages + last * Gate::kStageBytes, tile,
+               static_cast<int>(passes.begin(pass + 1) - tile));
+      shared_for_copies();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[last]);
     }
   }
 #endif

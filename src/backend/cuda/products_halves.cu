@@ -4,9 +4,9 @@
 // Tokens are on the 64-row side of wgmma, and any number of tiles of 8 rows on the other, so that
 // every pair has as many rows as any other, of whatever product. Two warpgroups take 64 tokens
 // each, or of up to 64 tokens half of the rows each. The first block adds its leaves up; the second
-// keeps its own apart. It gets more of the other's sums to end than it gives: one for each of its
-// rows, where those that it gives take four. Leaves are added from left to right, and the bits are
-// those of products.cu.
+// keeps its own apart, and sends those of the rows that the first ends as soon as they are there:
+// four sums for each, where it gets one, but only the last one's way takes time. Leaves are added
+// from left to right, and the bits are those of products.cu.
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_wgmma.cuh"
 
@@ -20,8 +20,8 @@ constexpr int kSharedBytes = 222 << 10;
 template <int G_, int NT_>
 struct Halves {
   static constexpr int G = G_, NT = NT_;
-  static constexpr int kTiles = NT * G / 2;  // of a warpgroup
-  static constexpr int kFirst = G;           // of these the first block ends
+  static constexpr int kTiles = NT * G / 2;      // of a warpgroup
+  static constexpr int kFirst = G == 2 ? 3 : 2;  // of these the first block ends
   static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = true;
   static constexpr int kGroupRows = G == 1 ? kTiles * kTokenBytes : 0;
@@ -89,84 +89,120 @@ __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductL
   return {runs, to};
 }
 
-// Where a lane's sums of a tile of rows go: pairs of rows of two tokens.
-struct End {
-  const ProductArgs& p;
-  int64_t row, token, tokens;
+// What a lane's sums of a tile of rows are added to, and its rows' biases.
+struct Known {
+  float2 before[2], bias;
+};
 
+// Where the sums of a tile of 16 rows go.
+struct Place {
+  float* out;
+  const float* bias;
+  int64_t stride;
+  float scale;
+  int rows;
+  bool add, aligned;  // pairs of rows
+};
+__device__ __forceinline__ Place place_of(const ProductList& list, const Tiles& tiles, int in) {
+  if (in >= tiles.count) return {};
+  const int i = product_of(list, tiles.first + in);
+  const ProductArgs& p = list.of[i];
+  const int64_t row = static_cast<int64_t>(tiles.first + in - list.first_block[i]) * 16;
+  const auto rows = static_cast<int>(min(int64_t{16}, p.weight.rows - row));
+  const bool aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  return {p.out + row,  p.bias != nullptr ? p.bias + row : nullptr,
+          p.out_stride, p.scale,
+          rows,         p.add != 0,
+          aligned};
+}
+
+// A lane's part of it: a pair of rows of two tokens, the second 8 behind the first.
+struct End {
+  const Place& place;
+  int row, token, tokens;
+
+  __device__ __forceinline__ bool both() const { return row + 1 < place.rows; }
   __device__ __forceinline__ bool real(int i) const {
-    return row < p.weight.rows && token + i * 8 < tokens;
-  }
-  __device__ __forceinline__ bool both() const {
-    return row + 1 < p.weight.rows && p.out_stride % 2 == 0 &&
-           reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+    return row < place.rows && token + i * 8 < tokens;
   }
   __device__ __forceinline__ float* at(int i) const {
-    return p.out + (token + i * 8) * p.out_stride + row;
+    return place.out + (token + i * 8) * place.stride + row;
   }
-  __device__ __forceinline__ float2 bias() const {
-    if (p.bias == nullptr || row >= p.weight.rows) return {};
-    return make_float2(p.bias[row], row + 1 < p.weight.rows ? p.bias[row + 1] : 0.0f);
+  // What is added to its sums on its way to shared memory, one number at a time, as two may not be
+  // aligned.
+  __device__ __forceinline__ void ask(Known* to) const {
+    const auto ask_pair = [&](float2& v, const float* from) {
+      cp_async_number(&v.x, from);
+      if (both()) cp_async_number(&v.y, from + 1);
+    };
+    if (place.bias != nullptr && row < place.rows) ask_pair(to->bias, place.bias + row);
+    if (!place.add) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (real(i)) ask_pair(to->before[i], at(i));
+    }
   }
-  __device__ __forceinline__ float2 before(int i) const {
-    if (p.add == 0 || !real(i)) return {};
-    if (both()) return *reinterpret_cast<const float2*>(at(i));
-    return make_float2(at(i)[0], row + 1 < p.weight.rows ? at(i)[1] : 0.0f);
-  }
-  __device__ __forceinline__ void put(int i, float2 v, float2 bias, float2 before) const {
+  __device__ __forceinline__ void put(int i, float2 v, const Known& known) const {
     if (!real(i)) return;
-    if (p.bias != nullptr) v = make_float2(__fadd_rn(v.x, bias.x), __fadd_rn(v.y, bias.y));
-    v = make_float2(__fmul_rn(v.x, p.scale), __fmul_rn(v.y, p.scale));
-    if (p.add != 0) v = make_float2(__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y));
-    if (both()) {
+    if (place.bias != nullptr) {
+      v = make_float2(__fadd_rn(v.x, known.bias.x), __fadd_rn(v.y, known.bias.y));
+    }
+    v = make_float2(__fmul_rn(v.x, place.scale), __fmul_rn(v.y, place.scale));
+    if (place.add) {
+      const float2& before = known.before[i];
+      v = make_float2(__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y));
+    }
+    if (both() && place.aligned) {
       *reinterpret_cast<float2*>(at(i)) = v;
     } else {
       at(i)[0] = v.x;
-      if (row + 1 < p.weight.rows) at(i)[1] = v.y;
+      if (both()) at(i)[1] = v.y;
     }
   }
 };
 
-// What a warp ends: 16 tokens, of its warpgroup's tiles those that are its block's.
+// What a warp ends: 16 tokens, of its warpgroup's tiles of 8 rows those that are its block's.
 template <class S>
 struct Ends {
-  const ProductList& list;
-  const Tiles& tiles;
+  const Place* places;
   int tokens, warp;
 
   __device__ __forceinline__ int first_token() const { return (S::G == 2 ? warp : warp % 4) * 16; }
   __device__ __forceinline__ End of(int j) const {
-    const int at = j + (S::G == 1 ? warp / 4 * S::kTiles : 0), in = min(at / 2, tiles.count - 1);
-    const int i = product_of(list, tiles.first + in), lane = static_cast<int>(threadIdx.x % 32);
-    const int64_t row = (tiles.first + in - list.first_block[i]) * 16 + at % 2 * 8 + lane % 4 * 2;
-    return {list.of[i], row, first_token() + lane / 4, at / 2 < tiles.count ? tokens : 0};
+    const int at = j + (S::G == 1 ? warp / 4 * S::kTiles : 0);
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    return {places[at / 2], at % 2 * 8 + lane % 4 * 2, first_token() + lane / 4, tokens};
   }
 };
 
-// Adds up a block's own tiles [From, To), AtOnce at a time, as sum(tile, i) gives them once the
-// other's are `there`, and writes them.
-template <class S, int From, int To, int AtOnce, class Sum>
-__device__ __forceinline__ void end_own(const Ends<S>& ends, uint64_t* there, const Sum& sum) {
-  static_assert((To - From) % AtOnce == 0);
+// Adds up a block's own tiles [From, To), as sum(tile, v) gives them once the other's are `there`,
+// and writes them. All this runs once, with few warps: it is short, and what it needs of the list
+// was looked up before.
+template <class S, int From, int To, class Sum>
+__device__ __forceinline__ void end_own(const Ends<S>& ends, uint8_t* stages, uint64_t* there,
+                                        const Sum& sum) {
+  constexpr int kOwn = To - From;
+  static_assert(kOwn * kConsumers * (sizeof(float4) + sizeof(Known)) <= S::kRoom);
+  float4* sums = reinterpret_cast<float4*>(stages) + threadIdx.x;
+  Known* known =
+      reinterpret_cast<Known*>(stages + kOwn * kConsumers * sizeof(float4)) + threadIdx.x;
+#pragma unroll 3
+  for (int j = 0; j < kOwn; ++j) ends.of(From + j).ask(known + j * kConsumers);
+  cp_async_commit();
+  barrier_wait(there, 0);
 #pragma unroll
-  for (int first = From; first < To; first += AtOnce) {
-    float2 bias[AtOnce], before[AtOnce][2];
-#pragma unroll
-    for (int n = 0; n < AtOnce; ++n) {
-      const End end = ends.of(first + n);
-      bias[n] = end.bias();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) before[n][i] = end.before(i);
-    }
-    if (first == From) barrier_wait(there, 0);
-#pragma unroll
-    for (int n = 0; n < AtOnce; ++n) {
-      float v[4];
-      sum(first + n, v);
-      const End end = ends.of(first + n);
-      end.put(0, make_float2(v[0], v[1]), bias[n], before[n][0]);
-      end.put(1, make_float2(v[2], v[3]), bias[n], before[n][1]);
-    }
+  for (int j = 0; j < kOwn; ++j) {
+    float v[4];
+    sum(From + j, v);
+    sums[j * kConsumers] = make_float4(v[0], v[1], v[2], v[3]);
+  }
+  cp_async_wait<0>();
+#pragma unroll 3
+  for (int j = 0; j < kOwn; ++j) {
+    const End end = ends.of(From + j);
+    const float4 v = sums[j * kConsumers];
+    end.put(0, make_float2(v.x, v.y), known[j * kConsumers]);
+    end.put(1, make_float2(v.z, v.w), known[j * kConsumers]);
   }
 }
 
@@ -181,9 +217,9 @@ __device__ __forceinline__ void add(float (&to)[4], const float4& v) {
 
 // The first block adds its leaves up.
 template <class S>
-__device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], float4* room,
+__device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], uint8_t* stages,
                                           uint64_t* there, const Ends<S>& ends) {
-  float4* mine = room + threadIdx.x;
+  float4* mine = reinterpret_cast<float4*>(stages + S::kRoom) + threadIdx.x;
   auto& sum = leaf[0];
 #pragma unroll
   for (int l = 1; l < kLeaves; ++l) {
@@ -195,28 +231,29 @@ __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], 
   for (int j = S::kFirst; j < S::kTiles; ++j) {
     send(to + (j - S::kFirst) * kConsumers * 16, sum[j], barrier);
   }
-  end_own<S, 0, S::kFirst, S::kFirst>(ends, there, [&](int j, float(&v)[4]) {
+  end_own<S, 0, S::kFirst>(ends, stages, there, [&](int j, float(&v)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = sum[j][i];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) add(v, mine[(l * S::kFirst + j) * kConsumers]);
   });
 }
-// The second keeps them apart.
+// The second keeps them apart, and sends a leaf's as soon as they are there.
 template <class S>
-__device__ __forceinline__ void end_second(const float (&sum)[kLeaves][S::kTiles][4], float4* room,
-                                           uint64_t* there, const Ends<S>& ends) {
-  float4* mine = room + threadIdx.x;
+__device__ __forceinline__ void send_leaf(const float (&sum)[S::kTiles][4], int leaf,
+                                          uint8_t* stages, uint64_t* there) {
+  float4* mine = reinterpret_cast<float4*>(stages + S::kRoom) + threadIdx.x;
   const uint32_t to = place_in_block(mine, 0), barrier = place_in_block(there, 0);
 #pragma unroll
-  for (int l = 0; l < kLeaves; ++l) {
-#pragma unroll
-    for (int j = 0; j < S::kFirst; ++j) {
-      send(to + (l * S::kFirst + j) * kConsumers * 16, sum[l][j], barrier);
-    }
+  for (int j = 0; j < S::kFirst; ++j) {
+    send(to + (leaf * S::kFirst + j) * kConsumers * 16, sum[j], barrier);
   }
-  constexpr int kOwn = S::kTiles - S::kFirst, kAtOnce = kOwn <= 6 ? kOwn : 2;
-  end_own<S, S::kFirst, S::kTiles, kAtOnce>(ends, there, [&](int j, float(&v)[4]) {
+}
+template <class S>
+__device__ __forceinline__ void end_second(const float (&sum)[kLeaves][S::kTiles][4],
+                                           uint8_t* stages, uint64_t* there, const Ends<S>& ends) {
+  const float4* mine = reinterpret_cast<const float4*>(stages + S::kRoom) + threadIdx.x;
+  end_own<S, S::kFirst, S::kTiles>(ends, stages, there, [&](int j, float(&v)[4]) {
     const float4 first = mine[(j - S::kFirst) * kConsumers];
     v[0] = first.x, v[1] = first.y, v[2] = first.z, v[3] = first.w;
 #pragma unroll
@@ -232,6 +269,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages], there;
+  __shared__ Place places[S::NT / 2];
   __shared__ Runs<S::NT / 2> runs[S::kProducers];
   let_next_start();
   const int rank = static_cast<int>(blockIdx.x) % 2;
@@ -262,21 +300,26 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster_wait();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    cluster_wait();
+    if (threadIdx.x < S::NT / 2) {
+      places[threadIdx.x] = place_of(list, tiles, static_cast<int>(threadIdx.x));
+    }
+    __syncwarp();
+    const Ends<S> ends{places, tokens, static_cast<int>(threadIdx.x / 32)};
     wait();
+    const bool sends = rank == 1 && ends.first_token() < tokens;
     float sum[kLeaves][S::kTiles][4];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
       sum_pieces<S, S::kTiles>(ring, sum[l], leaf_of(cols, first_leaf + l).count);
+      if (sends) send_leaf<S>(sum[l], l, stages, &there);
     }
-    __syncwarp();
-    cluster_wait();
-    const Ends<S> ends{list, tiles, tokens, static_cast<int>(threadIdx.x / 32)};
-    auto* room = reinterpret_cast<float4*>(stages + S::kRoom);
+    sync_consumers();  // stages become the place of sums
     if (ends.first_token() >= tokens) return;
     if (rank == 0) {
-      end_first<S>(sum, room, &there, ends);
+      end_first<S>(sum, stages, &there, ends);
     } else {
-      end_second<S>(sum, room, &there, ends);
+      end_second<S>(sum, stages, &there, ends);
     }
   }
 #endif

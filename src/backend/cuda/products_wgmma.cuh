@@ -66,6 +66,9 @@ struct Ring {
   __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
 };
 
+__device__ __forceinline__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
 __device__ __forceinline__ int producer_index() {
   return (static_cast<int>(threadIdx.x) - kConsumers) / 32;
 }
@@ -92,12 +95,15 @@ __device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint
   int n = (producer_index() - ring.at % kProducers + kProducers) % kProducers;
   if (!waited) {
     const int first = n, ahead = min(count, S::kStages);
+#pragma unroll 1
     for (; n < ahead; n += kProducers) copy_rows(n, n);
     wait();
+#pragma unroll 1
     for (int k = first; k < ahead; k += kProducers) copy_tokens(k, k);
     waited = true;
   }
   int stage = (ring.at + n) % S::kStages, round = (ring.at + n) / S::kStages & 1;
+#pragma unroll 1
   for (; n < count; n += kProducers) {
     barrier_wait(&ring.empty[stage], round ^ 1);  // of the first round there is nothing to wait for
     copy_rows(n, stage);
@@ -133,9 +139,10 @@ __device__ __forceinline__ void add_piece(float (&sum)[NT][4], const uint8_t* le
   wgmma_commit();
 }
 
-// sum = the next `count` pieces.
+// sum = the next `count` pieces; the stage of the last one is handed back unless it is `kept`.
 template <class S, int NT>
-__device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], int count) {
+__device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], int count,
+                                           bool kept = false) {
   const int group = static_cast<int>(threadIdx.x / 128);
   const int rows = group * S::kGroupRows, tokens = S::kRowBytes + group * S::kGroupTokens;
   const auto leave = [&](int stage) {
@@ -153,7 +160,7 @@ __device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], i
     before = ring.stage();
   }
   wgmma_wait<0>();
-  if (before >= 0) leave(before);
+  if (before >= 0 && !kept) leave(before);
 }
 
 // total = the sum of all leaves, from left to right.
