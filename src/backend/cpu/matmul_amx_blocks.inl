@@ -28,12 +28,21 @@ FRESHET_INLINE I32 byte_up(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
+// Fetches eighth j of block b of a panel to the L2 cache.
+template <class F>
+FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
+  constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  constexpr int kOf = kUnitK / kLayout.block, kEighth = (kOf * kLayout.main / kLine + 7) / 8;
+  prefetch_lines<kEighth>(panel.main(b * kOf) + j * kEighth * kLine);
+  if (j * kLine < kOf * kLayout.tail) prefetch(panel.tail(b * kOf) + j * kLine);
+}
+
 // The unpacking of a block in eighths, which U::unpack_sub does.
 template <class U>
 struct Unpacks {
-  // j not known when compiling.
+  // j is a constant once this is inlined.
   template <class View>
-  __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
+  FRESHET_INLINE void unpack_one(const View& block, int j, uint8_t* to) {
     switch (j) {
       case 0:
         return U::unpack_sub(block, 0, to);
@@ -53,11 +62,10 @@ struct Unpacks {
         return U::unpack_sub(block, 7, to);
     }
   }
+  // j is not known when compiling.
   template <class View>
-  static void unpack(const View& block, uint8_t* to) {
-    FRESHET_UNROLL
-    for (int j = 0; j < 8; ++j) U::unpack_sub(block, j, to);
-    U::unpack_scales(block, to);
+  __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
+    unpack_one(block, j, to);
   }
 };
 
@@ -68,9 +76,11 @@ struct Unit : Unpacks<Unit<F>> {
   // Q2_K: 15 * 3 at most.
   static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K ? 1 : 2;
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
-  static constexpr int64_t kPlane = 64 * kLine, kPairsAt = kBytePlanes * kPlane,
-                           kDAt = kPairsAt + kPairs * kLine,
-                           kBytes = kDAt + (F::kAffine ? 2 : 1) * kLine;
+  // Planes of numbers, then what scaling needs: pairs of offsets, d (and dmin).
+  static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kBytePlanes * kPlane,
+                           kDAt = kPairs * kLine,
+                           kScalesBytes = kDAt + (F::kAffine ? 2 : 1) * kLine,
+                           kBytes = kPlanesBytes + kScalesBytes;
 
   // Products of 16 bits as low and high bytes.
   FRESHET_INLINE void put_bytes(I32 even, I32 odd, uint8_t* to) {
@@ -115,7 +125,6 @@ struct Unit : Unpacks<Unit<F>> {
   // Numbers [32 j, 32 j + 32) of a block.
   template <class View>
   FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
-    block.ahead(j);
     const bool is = j < block.subs();
     const auto lines = block.sub(is ? j : 0);
     if constexpr (F::kFormat == Format::kQ4_0) {
@@ -134,7 +143,7 @@ struct Unit : Unpacks<Unit<F>> {
   template <class View>
   FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
     FRESHET_UNROLL
-    for (int i = 0; i < kPairs; ++i) store_i(to + kPairsAt + i * kLine, block.pair(i));
+    for (int i = 0; i < kPairs; ++i) store_i(to + i * kLine, block.pair(i));
     store_i(to + kDAt, bits_i(block.d()));
     if constexpr (F::kAffine) store_i(to + kDAt + kLine, bits_i(block.dmin()));
   }
@@ -144,12 +153,12 @@ template <>
 struct Unit<BlockInt4<128>> : Unpacks<Unit<BlockInt4<128>>> {
   static constexpr int kBytePlanes = 1;
   static constexpr bool kHalves = true;
-  static constexpr int64_t kPlane = 64 * kLine, kDAt = kPlane, kBytes = kDAt + 2 * kLine;
+  static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kPlane, kDAt = 0,
+                           kScalesBytes = 2 * kLine, kBytes = kPlanesBytes + kScalesBytes;
 
   template <class View>
   FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
     const bool is = j < block.subs();
-    if (is) block.ahead(j);
     const I32 zeros = _mm512_mullo_epi32(block.group(j).zero(), bytes_i(1));
     const auto lines = block.sub(j);
     FRESHET_UNROLL
@@ -216,6 +225,7 @@ struct Records {
 template <class F, int kPlanes>
 struct Product {
   const uint8_t* unit;
+  const uint8_t* scales;  // of the unit
   const Tokens<kPlanes>* tokens;
   const Records<F, kPlanes>* records;
   float* sums;  // of the step's tokens, so far
@@ -357,7 +367,7 @@ class Pipe {
   }
   // What all tokens of a product share.
   struct Scaling {
-    const uint8_t* unit;
+    const uint8_t* scales;
     const Records<F, kPlanes>* records;
     float* sums;
     F32 d;
@@ -365,10 +375,10 @@ class Pipe {
     bool whole;      // the block, not half of one
 
     FRESHET_INLINE_MEMBER Scaling(const Product<F, kPlanes>& p, int64_t cols)
-        : unit(p.unit),
+        : scales(p.scales),
           records(p.records),
           sums(p.sums),
-          d(bits_f(load_i(p.unit + U::kDAt))),
+          d(bits_f(load_i(p.scales + U::kDAt))),
           held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)),
           whole(cols - p.block * kUnitK > kUnitK / 2) {}
   };
@@ -388,7 +398,7 @@ class Pipe {
         for (int p = 0; p < kPlanes; ++p) {
           sum[p] = load_i(stored + place + (p * 2 + h) * kTileInts);
         }
-        const F32 d = bits_f(load_i(s.unit + U::kDAt + h * kLine));
+        const F32 d = bits_f(load_i(s.scales + U::kDAt + h * kLine));
         acc = fma_f(join_planes<kPlanes>(sum), mul_f(d, set_f(s.records->d[t])), acc);
       }
       store_f(sums, acc);
@@ -403,11 +413,11 @@ class Pipe {
         offset[p] = zero_i();
         FRESHET_UNROLL
         for (int i = 0; i < kPairs; ++i) {
-          const I32 pair = load_i(s.unit + U::kPairsAt + i * kLine);
+          const I32 pair = load_i(s.scales + i * kLine);
           offset[p] = add_madd_i(offset[p], pair, set_i(pairs[i]));
         }
       }
-      const F32 dmin = bits_f(load_i(s.unit + U::kDAt + kLine));
+      const F32 dmin = bits_f(load_i(s.scales + U::kDAt + kLine));
       acc = fma_f(join_planes<kPlanes>(offset), mul_f(dmin, set_f(s.records->minus_d[t])), acc);
     }
     store_f(sums, acc);
@@ -457,9 +467,10 @@ class Unpacking {
   __attribute__((noinline)) void step() {
     if (j == 0) new (room) Open(c, panel, block);
     const Open& open = *reinterpret_cast<const Open*>(room);
+    open.block.ahead(j);
     Unit<F>::unpack_any(open.block, j, to);
     if (++j < 8) return;
-    Unit<F>::unpack_scales(open.block, to);
+    Unit<F>::unpack_scales(open.block, to + Unit<F>::kPlanesBytes);
     j = 0;
     ++panel;
     to += Unit<F>::kBytes;
@@ -525,9 +536,11 @@ void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, t
     }
     const bool over = t + x.count >= at.t1 && b + 1 < at.blocks;
     for (int64_t p = 0; p < panels; ++p, sums += kMostRows / kPlanes * kPanelRows) {
-      const Product<F, kPlanes> product{
-          units + p * Unit<F>::kBytes, &x, &records[which], sums, at.first + p, b,
-          b + 1 == at.blocks};
+      const uint8_t* const unit = units + p * Unit<F>::kBytes;
+      const Product<F, kPlanes> product{unit, unit + Unit<F>::kPlanesBytes,
+                                        &x,   &records[which],
+                                        sums, at.first + p,
+                                        b,    b + 1 == at.blocks};
       const Fetch<kPlanes> fetch(c, fine, over ? at.t0 : t + x.count, over ? b + 1 : b, p);
       due += unpackings;
       pipe.run(product, x_at, [&](int k, int i) __attribute__((always_inline)) {
@@ -585,14 +598,46 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
+// The order in which few tokens go through the blocks of some panels: a group of panels uses a
+// block of the activations, which the L1 cache keeps, before the next.
+struct BlockWalk {
+  static constexpr int64_t kGroup = 16;
+  int64_t blocks, last;
+  int64_t group;  // its first panel
+  int64_t panel;
+  int64_t block = 0;
+  BlockWalk(int64_t of, int64_t first, int64_t end)
+      : blocks(of), last(end), group(first), panel(first) {}
+  bool over() const { return panel >= last; }
+  void next() {
+    const int64_t end = group + kGroup < last ? group + kGroup : last;
+    if (++panel < end) return;
+    panel = group;
+    if (++block < blocks) return;
+    block = 0;
+    panel = group = end;
+  }
+};
+
+// A block as it is packed, or any other after the last.
+template <class F>
+struct WalkedBlock {
+  Packed256<F> panel;
+  typename Packed256<F>::View view;
+  WalkedBlock(const MatmulCall& c, const BlockWalk& at)
+      : panel(c, at.over() ? at.last - 1 : at.panel), view(panel.block(at.over() ? 0 : at.block)) {}
+};
+
 // Few tokens use a block once or twice: it is unpacked to the L1 cache, between the products of the
-// block before.
+// block before. With one step it takes that one's place, a quarter behind its products.
 template <class F, int kPlanes, int kSteps>
 void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;
   constexpr int64_t kHeld = 32;  // blocks whose records are kept
-  alignas(64) uint8_t units[2][U::kBytes];
-  alignas(64) float sums[kSteps][kMostRows * kPanelRows];
+  alignas(64) uint8_t units[kSteps][U::kPlanesBytes];
+  alignas(64) uint8_t scales[2][U::kScalesBytes];
+  alignas(64) uint8_t room[2][sizeof(WalkedBlock<F>)];
+  alignas(64) float sums[kSteps][BlockWalk::kGroup][kMostRows * kPanelRows];
   Records<F, kPlanes> records[kSteps][kHeld];
   Pipe<F, kPlanes, false> pipe(c);
   Tiles tiles;
@@ -604,31 +649,42 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     t += x.count;
   }
   const int64_t blocks = blocks_of(c.cols, kUnitK);
-  const Packed256<F> first_panel(c, first);
-  U::unpack(first_panel.block(0), units[0]);
-  int now = 0;
-  for (int64_t p = first; p < last; ++p) {
-    for (int64_t b = 0; b < blocks; ++b, now ^= 1) {
-      const bool same = b + 1 < blocks || p + 1 == last;
-      const Packed256<F> panel(c, same ? p : p + 1);
-      const auto block = panel.block(b + 1 < blocks ? b + 1 : 0);
-      uint8_t* const to = units[now ^ 1];
-      for (int q = 0; q < kSteps; ++q) {
-        Records<F, kPlanes>& record = records[q][b % kHeld];
-        if (p == first || blocks > kHeld) record.read(steps[q], b);
-        const Product<F, kPlanes> product{units[now], &steps[q], &record,        sums[q],
-                                          p,          b,         b + 1 == blocks};
-        pipe.run(product, b * kUnitK, [&](int k, int i) __attribute__((always_inline)) {
-          if (kSteps == 2) {
-            if (i == 0) U::unpack_any(block, q * 4 + k, to);
-          } else {
-            if (i == 0) U::unpack_any(block, k * 2, to);
-            if (i == (U::kBytePlanes == 2 ? 2 : 0)) U::unpack_any(block, k * 2 + 1, to);
-          }
-        });
+  BlockWalk at(blocks, first, last), next = at, ahead = at;
+  ahead.next();
+  ahead.next();
+  const WalkedBlock<F>* block = new (room[0]) WalkedBlock<F>(c, at);
+  for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, units[0]);
+  U::unpack_scales(block->view, scales[0]);
+  for (int now = 0; !at.over(); at = next, now ^= 1) {
+    next.next();
+    ahead.next();
+    const WalkedBlock<F>* const coming = new (room[now ^ 1]) WalkedBlock<F>(c, next);
+    const Packed256<F> panel_ahead(c, ahead.over() ? first : ahead.panel);
+    const auto unpack = [&](int j) __attribute__((always_inline)) {
+      fetch_eighth<F>(panel_ahead, ahead.block, j);
+      if (kSteps == 1) {
+        U::unpack_one(j < 2 ? block->view : coming->view, (j + 6) % 8, units[0]);
+      } else {
+        U::unpack_any(coming->view, j, units[now ^ 1]);
       }
-      U::unpack_scales(block, to);
+    };
+    for (int q = 0; q < kSteps; ++q) {
+      Records<F, kPlanes>& record = records[q][at.block % kHeld];
+      if (at.panel == first || blocks > kHeld) record.read(steps[q], at.block);
+      const Product<F, kPlanes> product{
+          units[kSteps == 1 ? 0 : now], scales[now], &steps[q], &record,
+          sums[q][at.panel - at.group], at.panel,    at.block,  at.block + 1 == blocks};
+      pipe.run(product, at.block * kUnitK, [&](int k, int i) __attribute__((always_inline)) {
+        if (kSteps == 2) {
+          if (i == 0) unpack(q * 4 + k);
+        } else {
+          if (i == 0) unpack(k * 2);
+          if (i == (U::kBytePlanes == 2 ? 2 : 0)) unpack(k * 2 + 1);
+        }
+      });
     }
+    U::unpack_scales(coming->view, scales[now ^ 1]);
+    block = coming;
   }
   pipe.drain();
 }
