@@ -154,44 +154,19 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight, leaf).count;
-    if constexpr (kOwn) {
-      constexpr int kAtOnce = 4;
-      for (int n = 0; n < count; n += kAtOnce) {
-        const uint8_t* panels[kAtOnce];
-        uint64_t* empty[kAtOnce];
-        float sum[kAtOnce][NT][4];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (n + i >= count) break;
-          barrier_wait(&ring.full[ring.stage], ring.round);
-          panels[i] = ring.data();
-          empty[i] = &ring.empty[ring.stage];
-          fp8_ask<NT>(sum[i], ring_at + ring.stage * kStagePlaces, own_at + (n + i) * kTilePlaces);
-          ring.next();
-        }
-        wgmma_wait<0>();
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (n + i >= count) break;
-          add_step<NT>(leaf_sum, sum[i], step_scales(panels[i], of_rows),
-                       own + (n + i) * kE4M3TileBytes);
-          __syncwarp();
-          if (lane == 0) barrier_arrive(empty[i]);
-        }
-      }
-    } else {
-      for (int n = 0; n < count; ++n, ring.next()) {
-        barrier_wait(&ring.full[ring.stage], ring.round);
-        const uint8_t *panel = ring.data(), *its = panel + kPanelBytes;
-        const uint32_t at = ring_at + ring.stage * kStagePlaces;
-        float sum[NT][4];
-        fp8_ask<NT>(sum, at, at + (kPanelBytes >> 4));
-        const float2 w = step_scales(panel, of_rows);
-        wgmma_wait<0>();
-        add_step<NT>(leaf_sum, sum, w, its);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
-      }
+    // A stage goes back as soon as it is multiplied.
+    for (int n = 0; n < count; ++n, ring.next()) {
+      barrier_wait(&ring.full[ring.stage], ring.round);
+      const uint8_t *panel = ring.data(),
+                    *its = kOwn ? own + n * kE4M3TileBytes : panel + kPanelBytes;
+      const uint32_t at = ring_at + ring.stage * kStagePlaces;
+      float sum[NT][4];
+      fp8_ask<NT>(sum, at, kOwn ? own_at + n * kTilePlaces : at + (kPanelBytes >> 4));
+      const float2 w = step_scales(panel, of_rows);
+      wgmma_wait<0>();
+      add_step<NT>(leaf_sum, sum, w, its);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
     }
     if (index != tour.first) barrier_wait(meeting.room, parity);
     if (meeting.blocks > 1) {
