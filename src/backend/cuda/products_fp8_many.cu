@@ -60,7 +60,7 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
     const WeightView& weight = list.of[product].weight;
     const Fp8Scaled scaled = noted.scaled();
     float sum[NT][4];
-    fp8_sum<NT>(ring, sum, weight, scaled);
+    fp8_sum<G, NT>(ring, sum, weight, scaled);
     look_up(index + tour.step);
     if constexpr (Many<G, NT>::kWriters > 0) {
       if (index != tour.first) barrier_wait(desk.free, parity);

@@ -113,6 +113,17 @@ struct Fp8Reader {
         "r"(round)
         : "memory");
   }
+  __device__ __forceinline__ bool is_full() const {
+    uint32_t is;
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, done;\n}"
+        : "=r"(is)
+        : "r"(full + static_cast<uint32_t>(stage * 8)), "r"(round)
+        : "memory");
+    return is != 0;
+  }
   __device__ __forceinline__ void next() {
     offset += bytes;
     if (++stage == count) stage = 0, offset = 0, round ^= 1;
@@ -493,18 +504,87 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
   }
 }
 
-// total = the sums of all leaves, from left to right.
-template <int NT>
+// total = the sums of all leaves, from left to right. Between the products of two steps stand the
+// scaled sums alone: what the next one needs is found while a step is multiplied, and where its
+// rows' scales are not wanted it is left before it is scaled, so that others fill it.
+template <int NT, Fp8Scaled::How kHow>
+__device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT][4],
+                                              const WeightView& w, uint32_t of_rows) {
+  constexpr bool kLeaveFirst = kHow == Fp8Scaled::kRows;
+  float sum[NT][4], part[NT][4];
+  const LeafCut cut = leaf_cut(w);
+  int leaf = 0, left = cut.leaf(0).count;
+  const auto ask = [&]() {
+    const auto places = static_cast<uint32_t>(ring.offset) >> 4;
+    fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
+  };
+  const auto add = [&](float2 scales, const uint8_t* rows) {
+    pin(part);
+    fp8_add<NT, kHow>(sum, part, scales, rows, of_rows);
+    pin(sum);
+  };
+  const auto zero = [&]() {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
+  };
+  const auto end_leaf = [&]() {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        total[j][i] = leaf == 0 ? sum[j][i] : __fadd_rn(total[j][i], sum[j][i]);
+      }
+    }
+    pin(total);
+  };
+  zero();
+  ring.wait_full();
+  ask();
+#pragma unroll 1
+  for (int n = cut.steps; n > 1; --n) {
+    const float2 scales = token_scales(ring);
+    const uint8_t* rows = ring.rows();
+    const int its = ring.stage;
+    ring.next();
+    const bool there = ring.is_full();
+    wgmma_wait<0>();
+    if (kLeaveFirst) ring.release(its);
+    add(scales, rows);
+    if (!kLeaveFirst) ring.release(its);
+    if (!there) ring.wait_full();
+    ask();
+    if (--left == 0) {
+      end_leaf();
+      zero();
+      left = cut.leaf(++leaf).count;
+    }
+  }
+  const float2 scales = token_scales(ring);
+  wgmma_wait<0>();
+  add(scales, ring.rows());
+  end_leaf();
+  if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, ring.rows(), of_rows);
+  pin(total);
+  ring.release(ring.stage);
+  ring.next();
+}
+
+// total = the sums of all leaves.
+template <int G, int NT>
 __device__ __forceinline__ void fp8_sum(Fp8Reader& ring, float (&total)[NT][4], const WeightView& w,
                                         const Fp8Scaled& scaled) {
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
     const uint32_t of_rows = scaled.rows_of<kHow>();
-    float sum[NT][4];
-    fp8_leaves<NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
-                         [&](const uint8_t* rows) {
-                           if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
-                         });
+    if constexpr (G == 2) {
+      fp8_sum_ahead<NT, kHow>(ring, total, w, of_rows);
+    } else {
+      float sum[NT][4];
+      fp8_leaves<NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
+                           [&](const uint8_t* rows) {
+                             if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
+                           });
+    }
   });
 }
 #endif
