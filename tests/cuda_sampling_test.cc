@@ -55,7 +55,7 @@ SamplingParams some_params(std::mt19937& gen) {
 TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
   constexpr int64_t kRows = 96;
   int drawn = 0;
-  for (const int64_t vocab : {5, 129, 2048, 32000, 50257, 128256, 262144}) {
+  for (const int64_t vocab : {5, 129, 2048, 32000, 50257, 128256, 151936, 262144}) {
     ASSERT_TRUE(gpu->samples(vocab));
     std::mt19937 gen(static_cast<uint32_t>(vocab));
     SamplerScratch scratch(vocab);

@@ -23,8 +23,8 @@ using ops::SampleRow;
 using Weight = unsigned long long;
 
 constexpr int kThreads = 256, kWarps = kThreads / 32, kBlocks = 8, kBins = 16, kBatch = 8;
-constexpr int kListed = 4096;               // columns of a block, at most
-constexpr uint32_t kLeastKey = 0x00800000;  // key_of(-FLT_MAX)
+constexpr int kMostListed = 4096, kFewestListed = 1024;  // columns of a block
+constexpr uint32_t kLeastKey = 0x00800000;               // key_of(-FLT_MAX)
 constexpr unsigned kAll = 0xffffffff;
 constexpr float kNone = -INFINITY;
 
@@ -77,9 +77,10 @@ struct Row {
   Weight* table;         // [kBins][kThreads], zeros between uses
   Weight (*box)[kBins];  // [2]: what blocks show each other, in turns
   Weight* of_warps;      // [kWarps]
-  uint16_t* list;        // [kListed]
+  uint16_t* list;        // [room]
   int* listed;           // so many columns were to be there
-  int each, first;       // columns of a thread; the block's first
+  int room;
+  int each, first;  // columns of a thread; the block's first
   int rank, turn;
   float most, scale;  // the largest logit, 1 / temperature
   float steep;        // steps of a logit
@@ -235,11 +236,11 @@ struct Row {
         int to = 0;
         if (lane() == 0) to = atomicAdd(listed, __popc(all));
         to = __shfl_sync(kAll, to, 0) + __popc(all & ((1u << lane()) - 1));
-        if (in && to < kListed) list[to] = static_cast<uint16_t>(at + j);
+        if (in && to < room) list[to] = static_cast<uint16_t>(at + j);
       }
     });
     __syncthreads();
-    return *listed <= kListed ? *listed : -1;
+    return *listed <= room ? *listed : -1;
   }
   // Keeps the best, lowest columns first, until their f reach `target_of` all kept ones' f; nothing
   // changes where that says 0.
@@ -419,8 +420,8 @@ __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
-    sample_kernel(Rows logits, const int32_t* words, const int32_t* tokens, int32_t* ids,
-                  int each) {
+    sample_kernel(Rows logits, const int32_t* words, const int32_t* tokens, int32_t* ids, int each,
+                  int room) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ Weight box[2][kBins];
   __shared__ Weight of_warps[kWarps];
@@ -431,6 +432,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   r.v = reinterpret_cast<float*>(r.table + kBins * kThreads);
   r.list = reinterpret_cast<uint16_t*>(r.v + each * kThreads);
   r.listed = &listed;
+  r.room = room;
   r.box = box;
   r.of_warps = of_warps;
   r.each = each;
@@ -496,32 +498,42 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count && from[i] >= 0) ids[i] = named[from[i]];
 }
 
-int each_of(int64_t cols) {
-  return static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1;
-}
-size_t shared_of(int64_t cols) {
-  return kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(each_of(cols)) * sizeof(float)) +
-         kListed * sizeof(uint16_t);
+// How a row is cut, and how many columns of a block may be listed: fewer where two blocks share a
+// multiprocessor then.
+struct Cut {
+  int each, room;
+  size_t shared;
+};
+Cut cut_of(int64_t cols) {
+  constexpr size_t kHalf = (kSharedOfSm + 1024) / 2 - 1024 - 512;  // less what a block has besides
+  Cut c = {static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1, kMostListed, 0};
+  const size_t all =
+      kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(c.each) * sizeof(float));
+  const size_t left = all < kHalf ? (kHalf - all) / sizeof(uint16_t) : 0;
+  if (left >= kFewestListed && left < kMostListed) c.room = static_cast<int>(left);
+  c.shared = all + static_cast<size_t>(c.room) * sizeof(uint16_t);
+  return c;
 }
 
 }  // namespace
 
 int samples(int64_t cols) {
-  return capability >= 90 && cols > 0 && shared_of(cols) + 4096 <= kSharedOfSm ? 1 : 0;
+  return capability >= 90 && cols > 0 && cut_of(cols).shared + 4096 <= kSharedOfSm ? 1 : 0;
 }
 
 int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids) {
-  const size_t shared = shared_of(logits->cols);
+  const Cut cut = cut_of(logits->cols);
   static size_t allowed = 0;
-  if (shared > allowed) {
-    const cudaError_t e = cudaFuncSetAttribute(
-        sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+  if (cut.shared > allowed) {
+    cudaError_t e = cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(cut.shared));
+    if (e == cudaSuccess) e = leave_shared(sample_kernel);
     if (e != cudaSuccess) return static_cast<int>(e);
-    allowed = shared;
+    allowed = cut.shared;
   }
   return launch_cluster(sample_kernel, dim3(kBlocks, static_cast<unsigned>(logits->rows)),
-                        dim3(kThreads), shared, dim3(kBlocks), *logits, words, tokens, ids,
-                        each_of(logits->cols));
+                        dim3(kThreads), cut.shared, dim3(kBlocks), *logits, words, tokens, ids,
+                        cut.each, cut.room);
 }
 
 int take_ids(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
