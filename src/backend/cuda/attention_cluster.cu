@@ -46,16 +46,16 @@ struct Piece {
   int last, beyond;
 };
 
+// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
+__host__ __device__ inline int pieces_of_cluster(int pieces) {
+  return pieces == 2 ? 2 : 1;
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
-
-// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
-__host__ __device__ inline int pieces_of_cluster(int pieces) {
-  return pieces == 2 ? 2 : 1;
-}
 
 // The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
