@@ -5,9 +5,10 @@
 // the experts in use in the order of their ids. That costs less than a kernel that tells the
 // others. A block of the first kernel has an even share of all chosen experts' tiles of 16 rows of
 // gate and up, a leaf of K a warp, as in products_few.cu. A block of the second has a tile of rows
-// (or two) of all of them, so that it can add up what they gave; its warps take leaves, and experts
-// side by side. It routes and asks for its first weights while the first kernel runs: both fit a
-// multiprocessor together. The bits are those of the kernels for more tokens.
+// of all of them, so that it can add up what they gave; its warps take leaves, and experts side by
+// side. It routes and asks for its first weights while the first kernel runs: both fit a
+// multiprocessor together. A ninth warp only adds what the others multiply, so that these wait for
+// nothing but their weights. The bits are those of the kernels for more tokens.
 #include "backend/cuda/experts_few.cuh"
 #include "backend/cuda/gating.cuh"
 
@@ -19,7 +20,6 @@ namespace {
 constexpr int kLeast = 4;
 
 constexpr int kGateSums = kWarps * 2 * 32;  // float4
-constexpr int kThreads = kWarps * 32 + 32;  // a warp adds
 
 // A stage of a warp's ring: some columns of a tile of gate's rows and of up's, some 4 KB of weights
 // with which copies are efficient.
@@ -239,25 +239,21 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
 }  // namespace
 }  // namespace few
 
-// Of larger hidden sizes (gpt-oss) expert_products() is faster in other formats.
 int few_experts_fit(const FewExpertsArgs* e) {
-  const bool bf16 = e->gate_up_code == Code::kBF16 && e->down_code == Code::kBF16;
   return few::takes(e->gate_up_code) && few::takes(e->down_code) && capability == 90 &&
          e->tokens <= few::kTokens && e->tokens * e->routing.top_k <= few::kMostChosen &&
          e->routing.experts <= kFewExperts && leaves(e->hidden) == kWarps &&
-         e->hidden <= (bf16 ? 2 : 1) * few::kLeast * kWarps * 64 && e->ff % 64 == 0;
+         e->hidden <= 2 * few::kLeast * kWarps * 64 && e->ff % 64 == 0;
 }
 
 int few_experts(const FewExpertsArgs* e) {
   const int error = few::with_taken(e->gate_up_code, [&](auto f) {
     using F = decltype(f);
     const auto run = [&](auto kernel) {
-      return few::launch_few(kernel, multiprocessors, few::kThreads, few::Gate<F>::kBytes, *e);
+      return few::launch_few(kernel, multiprocessors, few::Gate<F>::kBytes, *e);
     };
-    if constexpr (F::kCode == Code::kBF16) {
-      if (e->hidden > few::kLeast * kWarps * 64) return run(few::gate_kernel<F, 2 * few::kLeast>);
-    }
-    return run(few::gate_kernel<F, few::kLeast>);
+    return e->hidden > few::kLeast * kWarps * 64 ? run(few::gate_kernel<F, 2 * few::kLeast>)
+                                                 : run(few::gate_kernel<F, few::kLeast>);
   });
   return error != 0 ? error : run_few_down(*e);
 }

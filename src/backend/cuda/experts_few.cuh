@@ -10,6 +10,7 @@
 namespace freshet::cuda::few {
 
 inline constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
+inline constexpr int kThreads = kWarps * 32 + 32;    // a warp adds
 inline constexpr int kSets = 2;                      // of sums on their way
 
 // Experts in use, ascending. In shared memory.
@@ -139,13 +140,13 @@ __device__ __forceinline__ void add_leaf(float (&sum)[4], const float4& leaf) {
 #endif
 
 template <class Kernel>
-int launch_few(Kernel kernel, int64_t blocks, int threads, int bytes, const FewExpertsArgs& e) {
+int launch_few(Kernel kernel, int64_t blocks, int bytes, const FewExpertsArgs& e) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   const cudaError_t carved = leave_shared(kernel);
   if (carved != cudaSuccess) return static_cast<int>(carved);
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)),
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 static_cast<size_t>(bytes), e);
 }
 

@@ -5,18 +5,18 @@ namespace freshet::cuda {
 namespace few {
 namespace {
 
-// R: tiles of rows of a block. A stage has a unit of their columns, and tokens.
-template <class F, int R>
+constexpr int kSums = kWarps * 32;  // float4
+
+// A stage has a unit of columns of a tile of rows, and its tokens.
+template <class F>
 struct Down {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces
-  static constexpr int kRowBytes = R * F::kTileBytes, kStageBytes = kRowBytes + kOfUnit * 1024;
+  static constexpr int kStageBytes = F::kTileBytes + kOfUnit * 1024;
   // With more of them the first kernel's blocks would not fit beside.
   static constexpr int kMost = 12480 / kStageBytes;
   static constexpr int kStages = kMost < 2 ? 2 : kMost > 8 ? 8 : kMost;
-  static constexpr int kSums = kWarps * R * 32;  // float4
   static constexpr int kRings = kWarps * kStages * kStageBytes;
   static constexpr int kBytes = kRings + kSets * kSums * 16;
-  static constexpr int kThreads = (kWarps + R) * 32;  // R warps add
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -37,15 +37,15 @@ struct DownLeaf {
 
 // A warp's leaves, a unit of columns a stage. Lanes copy: the bulk copy engine is slow with so
 // little at once. Tokens that an expert did not get are zeros: of few tokens most are.
-template <class F, int R>
+template <class F>
 struct DownStream {
-  using S = Down<F, R>;
+  using S = Down<F>;
   const FewExpertsArgs& e;
   const Chosen& chosen;
   const DownLeaf<F>& l;
   int64_t first;  // bytes from an expert's beginning to the leaf's
   uint8_t* ring;
-  int tiles, lane;        // of rows; this one
+  int lane;
   int slot, unit, stage;  // to be asked for next
 
   __device__ __forceinline__ bool more() const { return slot < chosen.count; }
@@ -54,15 +54,10 @@ struct DownStream {
   }
   __device__ __forceinline__ void ask_weights() const {
     const uint8_t* from = chosen.weights[slot] + first + unit * kUnitStep<F> + lane * 16;
-    const int64_t step = kPanelTiles<F> > 1 ? F::kTileBytes : tile_at<F>(1, e.ff);
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (r > 0 && r >= tiles) break;
-#pragma unroll
-      for (int i = 0; i < F::kTileBytes; i += 512) {
-        if (i + 512 > F::kTileBytes && lane * 16 >= F::kTileBytes - i) break;
-        cp_async16(to() + r * F::kTileBytes + i, from + r * step + i);
-      }
+    for (int i = 0; i < F::kTileBytes; i += 512) {
+      if (i + 512 > F::kTileBytes && lane * 16 >= F::kTileBytes - i) break;
+      cp_async16(to() + i, from + i);
     }
   }
   __device__ __forceinline__ void ask_tokens() const {
@@ -72,7 +67,7 @@ struct DownStream {
         lane * 16;
 #pragma unroll
     for (int i = 0; i < S::kOfUnit * 1024; i += 512) {
-      cp_async16(to() + S::kRowBytes + i, from + i, real);
+      cp_async16(to() + F::kTileBytes + i, from + i, real);
     }
   }
   __device__ __forceinline__ void next() {
@@ -135,18 +130,17 @@ struct Result {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A warp's leaves.
-template <class F, int R>
+template <class F>
 __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const Chosen& chosen,
-                                                const DownLeaf<F>& l, uint8_t* rings, int tiles,
-                                                Handover<Down<F, R>::kSums>& sums) {
-  using S = Down<F, R>;
+                                                const DownLeaf<F>& l, uint8_t* rings,
+                                                Handover<kSums>& sums) {
+  using S = Down<F>;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t first_tile = static_cast<int64_t>(blockIdx.x) * R;
   uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
-  const int64_t first = tile_at<F>(first_tile, e.ff) + l.first * kUnitStep<F>;
-  DownStream<F, R> stream{e, chosen, l, first, ring, tiles, lane, l.phase, 0, 0};
+  const int64_t first = tile_at<F>(blockIdx.x, e.ff) + l.first * kUnitStep<F>;
+  DownStream<F> stream{e, chosen, l, first, ring, lane, l.phase, 0, 0};
   // The first kernel's results come later than the first weights.
-  DownStream<F, R> tokens = stream;
+  DownStream<F> tokens = stream;
 #pragma unroll 1
   for (int s = 0; s < S::kStages && stream.more(); ++s, stream.next()) stream.ask_weights();
   wait();
@@ -157,14 +151,14 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   int stage = 0;
 #pragma unroll 1
   for (int base = 0; base < chosen.count; base += l.apart) {
-    float sum[R][4] = {};
+    float sum[1][4] = {};
     if (base + l.phase < chosen.count) {
 #pragma unroll 1
       for (int unit = 0; unit < l.units; ++unit) {
         cp_async_wait<S::kStages - 1>();
         __syncwarp();
         const uint8_t* at = ring + stage * S::kStageBytes;
-        const auto* its = reinterpret_cast<const uint4*>(at + S::kRowBytes) + lane;
+        const auto* its = reinterpret_cast<const uint4*>(at + F::kTileBytes) + lane;
 #pragma unroll
         for (int piece = 0; piece < S::kOfUnit; ++piece) {
           const uint4 b[2] = {its[piece * 64], its[piece * 64 + 32]};
@@ -180,26 +174,22 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
         stage = stage + 1 < S::kStages ? stage + 1 : 0;
       }
     }
-    float4* to = sums.to_write() + warp * 32 + lane;
-#pragma unroll
-    for (int t = 0; t < R; ++t) {
-      to[t * kWarps * 32] = make_float4(sum[t][0], sum[t][1], sum[t][2], sum[t][3]);
-    }
+    const float(&v)[4] = sum[0];
+    sums.to_write()[warp * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
     sums.written();
   }
 }
 
-// The `tile`-th tile's leaves and experts added up, by a warp.
-template <class F, int R>
+// Leaves and experts added up, by a warp.
+template <class F>
 __device__ __forceinline__ void add_experts(const FewExpertsArgs& e, const Chosen& chosen,
-                                            const DownLeaf<F>& l, int tile, bool real,
-                                            Handover<Down<F, R>::kSums>& sums) {
-  Result result(e, static_cast<int64_t>(blockIdx.x) * R + tile);
+                                            const DownLeaf<F>& l, Handover<kSums>& sums) {
+  Result result(e, blockIdx.x);
   wait();
-  if (real) result.load();
+  result.load();
 #pragma unroll 1
   for (int base = 0; base < chosen.count; base += l.apart) {
-    const float4* from = sums.to_read() + tile * kWarps * 32 + threadIdx.x % 32;
+    const float4* from = sums.to_read() + threadIdx.x % 32;
     float4 of[kWarps];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) of[w] = from[w * 32];
@@ -220,31 +210,29 @@ __device__ __forceinline__ void add_experts(const FewExpertsArgs& e, const Chose
       result.add(chosen, slot, all);
     }
   }
-  if (real) result.store();
+  result.store();
 }
 #endif
 
-template <class F, int R>
-__global__ void __launch_bounds__(Down<F, R>::kThreads, 2)
+template <class F>
+__global__ void __launch_bounds__(kThreads, 2)
     down_kernel(const __grid_constant__ FewExpertsArgs e) {
 #if __CUDA_ARCH__ >= 900
-  using S = Down<F, R>;
+  using S = Down<F>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ Chosen chosen;
   __shared__ uint64_t sums_full[kSets], sums_empty[kSets];
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  Handover<S::kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), sums_full, sums_empty};
-  if (thread == 0) sums.start(R);
+  Handover<kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), sums_full, sums_empty};
+  if (thread == 0) sums.start(1);
   choose<true>(e, chosen, reinterpret_cast<float*>(sums.sums),
                thread < e.routing.experts ? e.down[thread] : nullptr);
-  const int64_t first_tile = static_cast<int64_t>(blockIdx.x) * R;
-  const auto tiles = static_cast<int>(min(int64_t{R}, (e.hidden + 15) / 16 - first_tile));
   const DownLeaf<F> l(e.ff, warp);
   if (warp < kWarps) {
-    multiply_leaves<F, R>(e, chosen, l, rings, tiles, sums);
+    multiply_leaves<F>(e, chosen, l, rings, sums);
   } else {
-    add_experts<F, R>(e, chosen, l, warp - kWarps, warp - kWarps < tiles, sums);
+    add_experts<F>(e, chosen, l, sums);
   }
 #endif
 }
@@ -253,19 +241,9 @@ __global__ void __launch_bounds__(Down<F, R>::kThreads, 2)
 }  // namespace few
 
 int run_few_down(const FewExpertsArgs& e) {
-  const int64_t tiles = ceil_div(e.hidden, 16);
   return few::with_taken(e.down_code, [&](auto f) {
     using F = decltype(f);
-    const auto run = [&](auto kernel, auto of, int64_t blocks) {
-      using S = decltype(of);
-      return few::launch_few(kernel, blocks, S::kThreads, S::kBytes, e);
-    };
-    if constexpr (F::kCode == Code::kBF16) {
-      if (tiles > multiprocessors) {
-        return run(few::down_kernel<F, 2>, few::Down<F, 2>{}, ceil_div(tiles, 2));
-      }
-    }
-    return run(few::down_kernel<F, 1>, few::Down<F, 1>{}, tiles);
+    return few::launch_few(few::down_kernel<F>, ceil_div(e.hidden, 16), few::Down<F>::kBytes, e);
   });
 }
 

@@ -116,19 +116,28 @@ struct MXFP4 : Plain {
   static __device__ float scale(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
-  // A code's exponent and mantissa in their places are the BF16 number value 2^-126; times 2^127,
-  // since values are kept doubled.
+  // Values are kept 2^-kDown times as large, so that a scale and what two() leaves to it are one
+  // factor. Scales beyond 2^65 or below 2^-62 no weight has.
+  static constexpr int kDown = 64;
+  static constexpr float kUp = 0x1p64f;
+  // Of two exponents.
+  static __device__ uint32_t factors(uint32_t e) {
+    constexpr uint32_t kMost = 254 + kDown - 126;
+    return (__vminu2(e, kMost * 0x10001) + (126 - kDown) * 0x10001) << 7;
+  }
+  // Two codes from bit kAt on, with exponent and mantissa in their places: 2^-126 times the value.
+  template <int kAt>
   static __device__ uint32_t two(uint32_t w) {
-    return mul2(((w & 0x00070007) << 6) | ((w & 0x00080008) << 12), 0x7f007f00);
+    const uint32_t rest = kAt < 6 ? w << (6 - kAt) % 32 : w >> (kAt - 6) % 32;
+    return (rest & 0x01c001c0) | (w << (12 - kAt) & 0x80008000);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const uint32_t s = p.s.x >> (k / 2 * 16);
-      const float d0 = scale(s & 255), d1 = scale((s >> 8) & 255);
-      const uint32_t both = pack_bf16(d0, d1), g = low2(both), h = high2(both);
-      a[k] = make_uint4(mul2(two(q[k]), g), mul2(two(q[k] >> 4), h), mul2(two(q[k] >> 8), g),
-                        mul2(two(q[k] >> 12), h));
+      const uint32_t both = factors(__byte_perm(p.s.x, 0, k < 2 ? 0x4140 : 0x4342));
+      const uint32_t g = low2(both), h = high2(both);
+      a[k] = make_uint4(mul2(two<0>(q[k]), g), mul2(two<4>(q[k]), h), mul2(two<8>(q[k]), g),
+                        mul2(two<12>(q[k]), h));
     }
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
