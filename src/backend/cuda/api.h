@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 16;
+inline constexpr int kApiVersion = 17;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -190,7 +190,7 @@ struct ExpertsArgs {
   int32_t weight_before;  // 1: x by a token's weight
   Activations in;         // as core matrices: if groups.whole, x; or else room for x by place
   Activations act;        // room for the gated, by place
-  void* y;                // [slots * slot_tokens, hidden] F32; with slots of kManySlot BF16
+  void* y;                // [slots * slot_tokens, hidden]: see given_bf16() in experts.h
 };
 
 // The same of few tokens, from the router's logits to the sums.
@@ -292,7 +292,8 @@ struct Api {
   int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
-  int (*combine)(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add);
+  int (*combine)(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted,
+                 int add);
   // Reads `bytes` once, for the ceiling of memory.
   int (*read)(const void* memory, int64_t bytes, float* sink);
 };

@@ -16,11 +16,12 @@ struct Slots {
 Slots slots_of(int tokens, int64_t pairs, int64_t experts) {
   return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
 }
-// With wgmma: twice what an expert has on average, and at most 128, or kManySlot if that is known.
+// With wgmma: twice what an expert has on average, and at most kWideSlot, or kManySlot if that is
+// known.
 Slots wide_slots(int least, int64_t pairs, int64_t experts, bool many) {
   if (many && 2 * pairs >= kManySlot * experts) return slots_of(kManySlot, pairs, experts);
   int tokens = least;
-  while (tokens < 128 && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
+  while (tokens < kWideSlot && 2 * tokens * experts <= 2 * pairs) tokens *= 2;
   return slots_of(tokens, pairs, experts);
 }
 Slots whole_slots(int least, int64_t tokens, int64_t pairs, int64_t experts) {
@@ -175,7 +176,8 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
     args.in = room(x.cols);
   }
   args.act = room(args.ff);
-  const size_t number = g.slot_tokens == kManySlot ? sizeof(uint16_t) : sizeof(float);
+  const bool bf16 = given_bf16(args.gate_up_code, g.slot_tokens);
+  const size_t number = bf16 ? sizeof(uint16_t) : sizeof(float);
   args.y = scratch(static_cast<size_t>(places * args.hidden) * number);
   check(api_.experts(&args), "experts");
   return args.y;
@@ -278,7 +280,8 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   run_groups(g);
   const void* y = fused ? run_experts(x, e, g) : run_experts_singly(x, e, g);
   const Rows result = rows_of(out);
-  check(api_.combine(&result, y, &g, !e.weight_before, add), "combine");
+  const bool bf16 = fused && given_bf16(args.gate_up_code, g.slot_tokens);
+  check(api_.combine(&result, y, bf16, &g, !e.weight_before, add), "combine");
   wrote(out);
 }
 

@@ -376,14 +376,15 @@ int experts(const ExpertsArgs* e) {
   return error != 0 ? error : run_experts_down(*e);
 }
 
-int combine(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add) {
+int combine(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted,
+            int add) {
   const auto run = [&](auto kernel, int threads, int columns) {
     const dim3 grid(static_cast<unsigned>(out->rows),
                     static_cast<unsigned>(ceil_div(out->cols, threads * columns)));
     return launch(kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args, weighted,
                   add);
   };
-  if (args->slot_tokens == kManySlot) return run(combine_kernel<true>, 256, 8);
+  if (bf16 != 0) return run(combine_kernel<true>, 256, 8);
   return run(combine_kernel<false>, out->rows > multiprocessors ? 512 : 128, 4);  // or more blocks
 }
 

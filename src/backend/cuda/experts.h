@@ -5,7 +5,13 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kManySlot = 192;  // tokens of a slot where experts have many
+inline constexpr int kManySlot = 192;  // tokens of a slot where experts in BF16 have many
+inline constexpr int kWideSlot = 128;  // the same in other formats
+
+// Whether experts() stores what they give in BF16, or else in F32.
+inline bool given_bf16(Code code, int slot_tokens) {
+  return slot_tokens == (code == Code::kBF16 ? kManySlot : kWideSlot);
+}
 
 // experts_gather.cu: x by place as core matrices, which the products of experts read. With slots of
 // kManySlot [64 columns][place][16 bytes], of which place p has the i-th 16 bytes at i ^ (p % 8).

@@ -94,21 +94,66 @@ __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, float (&total)
   }
 }
 
+// A warpgroup's 64 rows of what an expert gives its tokens, in BF16, as finish_rows() writes F32.
+template <class S>
+__device__ __forceinline__ void finish_bf16(const ExpertsArgs& e, const float (&total)[S::NT][4],
+                                            float* room, const float* bias, int64_t row_tile,
+                                            int64_t place) {
+  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+  const int64_t row = row_tile * 16 + lane % 16 * 4;
+  const bool real = row < e.hidden;
+  float of[4] = {};
+  for (int i = 0; i < 4 && bias != nullptr && real; ++i) of[i] = bias[row + i];
+  const auto together = [&] {
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
+  };
+  const auto value = [&](float v, float b) {
+    v = __fmul_rn(v, S::F::kUp);
+    return bias != nullptr ? __fadd_rn(v, b) : v;
+  };
+#pragma unroll
+  for (int first = 0; first < S::NT; first += kOutTokens / 8) {
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8 * 4; ++n) {
+      const int token = n / 4 * 8 + lane % 4 * 2 + n % 2;
+      room[token * kOutStride + thread / 32 * 16 + lane / 4 + n % 4 / 2 * 8] =
+          total[first + n / 4][n % 4];
+    }
+    together();
+#pragma unroll
+    for (int n = 0; n < kOutTokens / 8; ++n) {
+      const int at = n * 8 + thread / 16;
+      const int64_t to = place + first * 8 + at;
+      if (!real || __ldcg(e.groups.token + to) < 0) continue;
+      const float4 v = *reinterpret_cast<const float4*>(room + at * kOutStride + lane % 16 * 4);
+      *reinterpret_cast<uint2*>(static_cast<uint16_t*>(e.y) + to * e.hidden + row) =
+          make_uint2(pack_bf16(value(v.x, of[0]), value(v.y, of[1])),
+                     pack_bf16(value(v.z, of[2]), value(v.w, of[3])));
+    }
+  }
+}
+
 // What an expert gives its tokens, by place.
 template <class S>
 __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&total)[S::NT][4],
                                             float* room, int expert, int slot, int unit) {
   const int group = static_cast<int>(threadIdx.x / 128);
-  Work w = {};
-  w.rows = w.out_stride = e.hidden;
-  w.out = static_cast<float*>(e.y);
-  w.tokens = int64_t{e.groups.slots} * e.groups.slot_tokens;
-  w.scale = 1.0f;
-  w.up = S::F::kUp;
-  if (e.down_bias != nullptr) w.bias = e.down_bias + expert * e.hidden;
-  finish_rows<S::NT>(w, total, unit + group * 4, int64_t{slot} * S::NT,
-                     room + group * kOutTokens * kOutStride,
-                     [&](int64_t place) { return __ldcg(e.groups.token + place) >= 0; });
+  const float* bias = e.down_bias != nullptr ? e.down_bias + expert * e.hidden : nullptr;
+  room += group * kOutTokens * kOutStride;
+  if constexpr (S::NT * kTokenTile == kWideSlot) {
+    finish_bf16<S>(e, total, room, bias, unit + group * 4, int64_t{slot} * kWideSlot);
+  } else {
+    Work w = {};
+    w.rows = w.out_stride = e.hidden;
+    w.out = static_cast<float*>(e.y);
+    w.tokens = int64_t{e.groups.slots} * e.groups.slot_tokens;
+    w.scale = 1.0f;
+    w.up = S::F::kUp;
+    w.bias = bias;
+    finish_rows<S::NT>(w, total, unit + group * 4, int64_t{slot} * S::NT, room,
+                       [&](int64_t place) { return __ldcg(e.groups.token + place) >= 0; });
+  }
 }
 
 // Warpgroups: tile after tile.

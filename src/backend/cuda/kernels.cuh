@@ -57,6 +57,6 @@ int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* w
 int group(const GroupArgs* args);
 int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
            float* weights, const GroupArgs* groups);
-int combine(const Rows* out, const void* y, const GroupArgs* args, int weighted, int add);
+int combine(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted, int add);
 
 }  // namespace freshet::cuda
