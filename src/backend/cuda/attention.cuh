@@ -245,8 +245,8 @@ __device__ __forceinline__ constexpr int eight_of(int quarter, int i) {
 }
 
 // A lane's weights of a quarter in pairs, and their sum. score(r, i): of row r, of its eight i the
-// keys 2 (lane % 4) and the next; put(r, i, pair) takes them.
-template <int kRows, bool kBF16, class Score, class Put>
+// keys 2 (lane % 4) and the next; put(r, i, low, high) takes them.
+template <int kRows, class Score, class Put>
 __device__ __forceinline__ void weigh_quarter(float (&sum)[kRows], const Score& score, float steep,
                                               const float (&offset)[kRows], const Put& put) {
 #pragma unroll
@@ -256,21 +256,23 @@ __device__ __forceinline__ void weigh_quarter(float (&sum)[kRows], const Score& 
       const float2 v = score(r, i);
       const float low = weight_of(v.x, steep, offset[r]), high = weight_of(v.y, steep, offset[r]);
       sum[r] = i == 0 ? __fadd_rn(low, high) : __fadd_rn(__fadd_rn(sum[r], low), high);
-      put(r, i, pack_weights<kBF16>(low, high));
+      put(r, i, low, high);
     }
   }
 }
 
-// The same of a tile, with eights in place of i.
+// The same of a tile, with eights in place of i, and packed.
 template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
                                       const float (&offset)[kRows], const Put& put) {
 #pragma unroll
   for (int q = 0; q < kQuarters; ++q) {
     float part[kRows];
-    weigh_quarter<kRows, kBF16>(
+    weigh_quarter(
         part, [&](int r, int i) { return score(r, eight_of(q, i)); }, steep, offset,
-        [&](int r, int i, uint32_t pair) { put(r, eight_of(q, i), pair); });
+        [&](int r, int i, float low, float high) {
+          put(r, eight_of(q, i), pack_weights<kBF16>(low, high));
+        });
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sum[r] = q == 0 ? part[r] : __fadd_rn(sum[r], part[r]);
   }
@@ -289,6 +291,53 @@ __device__ __forceinline__ float largest_of(const Score& score, int r) {
   return most;
 }
 
+// Whether a row's weights, of which this lane has `sum`, ask for another reference.
+template <int kRows>
+__device__ __forceinline__ bool some_beyond(const float (&sum)[kRows]) {
+  bool beyond = false;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) beyond |= !(sum[r] <= kMostWeight);
+  return __any_sync(0xffffffff, beyond);
+}
+
+// The largest score so far becomes the reference where a piece begins, or where weights ask for
+// it: factors of what was summed, and offsets. largest(r) is the largest of a row's of this tile.
+template <int kRows, class Largest>
+__device__ __forceinline__ void take_reference(Softmax<kRows>& s, bool begins,
+                                               const float (&sum)[kRows], float steep,
+                                               float (&factor)[kRows], float (&offset)[kRows],
+                                               const Largest& largest) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    bool beyond = begins || !(sum[r] <= kMostWeight);
+    const float most = fmaxf(begins ? -INFINITY : s.m[r], largest(r));
+#pragma unroll
+    for (int step = 1; step < 4; step <<= 1) {
+      beyond |= __shfl_xor_sync(0xffffffff, static_cast<int>(beyond), step) != 0;
+    }
+    if (beyond) {
+      factor[r] = begins ? 0.0f : shrink(s.m[r], most, steep);
+      s.m[r] = most;
+    }
+    offset[r] = offset_of(s.m[r], steep);
+  }
+}
+// Nothing seen so far: an offset of infinity, and no sum within the bound.
+template <int kRows>
+__device__ __forceinline__ void offsets_of(float (&offset)[kRows], const Softmax<kRows>& s,
+                                           float steep) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) offset[r] = __fmul_rn(s.m[r], steep);
+}
+template <int kRows>
+__device__ __forceinline__ void add_sums(Softmax<kRows>& s, bool begins, const float (&sum)[kRows],
+                                         const float (&factor)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    s.l[r] = begins ? sum[r] : __fmaf_rn(s.l[r], factor[r], sum[r]);
+  }
+}
+
 // Takes a tile's scores into the piece. weigh(sum, offset) weighs them, largest(r) is the largest
 // of a row's once look() was called. Returns whether some row's reference was raised; `factor` is
 // what its sums so far are worth. A score of -infinity: not seen.
@@ -299,39 +348,18 @@ __device__ __forceinline__ bool take_tile_of(Softmax<kRows>& s, bool begins, flo
   float sum[kRows], offset[kRows];
   bool again = begins;
   if (!begins) {
-    // Nothing seen so far: an offset of infinity, and no sum within the bound.
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) offset[r] = __fmul_rn(s.m[r], steep);
+    offsets_of(offset, s, steep);
     weigh(sum, offset);
-    bool beyond = false;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) beyond |= !(sum[r] <= kMostWeight);
-    again = __any_sync(0xffffffff, beyond);
+    again = some_beyond(sum);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) factor[r] = 1.0f;
   if (again) {
     look();
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      bool beyond = begins || !(sum[r] <= kMostWeight);
-      const float most = fmaxf(begins ? -INFINITY : s.m[r], largest(r));
-#pragma unroll
-      for (int step = 1; step < 4; step <<= 1) {
-        beyond |= __shfl_xor_sync(0xffffffff, static_cast<int>(beyond), step) != 0;
-      }
-      if (beyond) {
-        factor[r] = begins ? 0.0f : shrink(s.m[r], most, steep);
-        s.m[r] = most;
-      }
-      offset[r] = offset_of(s.m[r], steep);
-    }
+    take_reference(s, begins, sum, steep, factor, offset, largest);
     weigh(sum, offset);
   }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    s.l[r] = begins ? sum[r] : __fmaf_rn(s.l[r], factor[r], sum[r]);
-  }
+  add_sums(s, begins, sum, factor);
   return again && !begins;
 }
 

@@ -366,9 +366,9 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
       sums, begins, steep, factor,
       [&](float(&sum)[kRows], const float(&offset)[kRows]) {
         uint32_t operand[kChunks][2 * kRows];
-        weigh_quarter<kRows, T::Stored::kBF16>(
-            sum, mine, steep, offset,
-            [&](int r, int i, uint32_t pair) { operand[i / 2][i % 2 * kRows + r] = pair; });
+        weigh_quarter(sum, mine, steep, offset, [&](int r, int i, float low, float high) {
+          operand[i / 2][i % 2 * kRows + r] = pack_weights<T::Stored::kBF16>(low, high);
+        });
 #pragma unroll
         for (int half = 0; half < kChunks; ++half) {
           uint32_t* to = told.weights[half * kWarps + warp][lane];
