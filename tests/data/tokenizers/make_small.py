@@ -102,7 +102,7 @@ def small_gguf(name):
     writer.close()
 
 
-for name in ("clip.json", "falcon.json", "mistral.json", "phi2.json", "phi3.json", "roberta.json", "t5-small.json", "whisper-tiny.json"):
+for name in ("clip.json", "falcon.json", "mistral.json", "phi2.json", "phi3.json", "roberta.json", "t5-small.json"):
     small_json(name)
 small_json("gpt2.json", pair_texts("gpt-2"))
 small_tiktoken("llama3.tiktoken", golden_texts("llama3.tiktoken") + pair_texts("llama-bpe"))
