@@ -89,11 +89,6 @@ __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductL
   return {runs, to};
 }
 
-// What a lane's sums of a tile of rows are added to, and its rows' biases.
-struct Known {
-  float2 before[2], bias;
-};
-
 // Where the sums of a tile of 16 rows go.
 struct Place {
   float* out;
@@ -101,7 +96,7 @@ struct Place {
   int64_t stride;
   float scale;
   int rows;
-  bool add, aligned;  // pairs of rows
+  bool add, aligned;  // fours of rows
 };
 __device__ __forceinline__ Place place_of(const ProductList& list, const Tiles& tiles, int in) {
   if (in >= tiles.count) return {};
@@ -109,54 +104,49 @@ __device__ __forceinline__ Place place_of(const ProductList& list, const Tiles& 
   const ProductArgs& p = list.of[i];
   const int64_t row = static_cast<int64_t>(tiles.first + in - list.first_block[i]) * 16;
   const auto rows = static_cast<int>(min(int64_t{16}, p.weight.rows - row));
-  const bool aligned = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  const bool aligned = p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
   return {p.out + row,  p.bias != nullptr ? p.bias + row : nullptr,
           p.out_stride, p.scale,
           rows,         p.add != 0,
           aligned};
 }
 
-// A lane's part of it: a pair of rows of two tokens, the second 8 behind the first.
+// Four rows of it and a token, which a lane writes.
 struct End {
   const Place& place;
-  int row, token, tokens;
+  int row, token;
+  bool real;
 
-  __device__ __forceinline__ bool both() const { return row + 1 < place.rows; }
-  __device__ __forceinline__ bool real(int i) const {
-    return row < place.rows && token + i * 8 < tokens;
+  __device__ __forceinline__ float* at() const { return place.out + token * place.stride + row; }
+  __device__ __forceinline__ bool whole() const { return place.aligned && row + 4 <= place.rows; }
+  // What is added to its sums, on its way to shared memory.
+  __device__ __forceinline__ void ask(float* to) const {
+    if (!real || !place.add) return;
+    if (whole()) {
+      cp_async16(to, at());
+      return;
+    }
+    for (int i = 0; i < min(4, place.rows - row); ++i) cp_async_number(to + i, at() + i);
   }
-  __device__ __forceinline__ float* at(int i) const {
-    return place.out + (token + i * 8) * place.stride + row;
-  }
-  // What is added to its sums on its way to shared memory, one number at a time, as two may not be
-  // aligned.
-  __device__ __forceinline__ void ask(Known* to) const {
-    const auto ask_pair = [&](float2& v, const float* from) {
-      cp_async_number(&v.x, from);
-      if (both()) cp_async_number(&v.y, from + 1);
-    };
-    if (place.bias != nullptr && row < place.rows) ask_pair(to->bias, place.bias + row);
-    if (!place.add) return;
+  __device__ __forceinline__ void put(const float* sum, const float* before) const {
+    if (!real) return;
+    float v[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (real(i)) ask_pair(to->before[i], at(i));
+    for (int i = 0; i < 4; ++i) {
+      v[i] = sum[i];
+      if (place.bias != nullptr && row + i < place.rows) {
+        v[i] = __fadd_rn(v[i], place.bias[row + i]);
+      }
+      v[i] = __fmul_rn(v[i], place.scale);
+      if (place.add) v[i] = __fadd_rn(before[i], v[i]);
     }
-  }
-  __device__ __forceinline__ void put(int i, float2 v, const Known& known) const {
-    if (!real(i)) return;
-    if (place.bias != nullptr) {
-      v = make_float2(__fadd_rn(v.x, known.bias.x), __fadd_rn(v.y, known.bias.y));
+    if (whole()) {
+      *reinterpret_cast<float4*>(at()) = make_float4(v[0], v[1], v[2], v[3]);
+      return;
     }
-    v = make_float2(__fmul_rn(v.x, place.scale), __fmul_rn(v.y, place.scale));
-    if (place.add) {
-      const float2& before = known.before[i];
-      v = make_float2(__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y));
-    }
-    if (both() && place.aligned) {
-      *reinterpret_cast<float2*>(at(i)) = v;
-    } else {
-      at(i)[0] = v.x;
-      if (both()) at(i)[1] = v.y;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (row + i < place.rows) at()[i] = v[i];
     }
   }
 };
@@ -168,41 +158,52 @@ struct Ends {
   int tokens, warp;
 
   __device__ __forceinline__ int first_token() const { return (S::G == 2 ? warp : warp % 4) * 16; }
-  __device__ __forceinline__ End of(int j) const {
-    const int at = j + (S::G == 1 ? warp / 4 * S::kTiles : 0);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    return {places[at / 2], at % 2 * 8 + lane % 4 * 2, first_token() + lane / 4, tokens};
+  // Of the tiles from `first` on, a token's after another's, four rows.
+  __device__ __forceinline__ End of(int first, int in, int quad) const {
+    const int at = first + quad / 2 + (S::G == 1 ? warp / 4 * S::kTiles : 0);
+    const int row = at % 2 * 8 + quad % 2 * 4, token = first_token() + in;
+    const Place& place = places[at / 2];
+    return {place, row, token, row < place.rows && token < tokens};
   }
 };
 
 // Adds up a block's own tiles [From, To), as sum(tile, v) gives them once the other's are `there`,
-// and writes them. All this runs once, with few warps: it is short, and what it needs of the list
-// was looked up before.
+// and writes them. They go through shared memory, so that neighbours write what lies side by side:
+// pairs of rows a lane would be requests of 32 bytes, of which a multiprocessor makes few.
 template <class S, int From, int To, class Sum>
 __device__ __forceinline__ void end_own(const Ends<S>& ends, uint8_t* stages, uint64_t* there,
                                         const Sum& sum) {
-  constexpr int kOwn = To - From;
-  static_assert(kOwn * kConsumers * (sizeof(float4) + sizeof(Known)) <= S::kRoom);
-  float4* sums = reinterpret_cast<float4*>(stages) + threadIdx.x;
-  Known* known =
-      reinterpret_cast<Known*>(stages + kOwn * kConsumers * sizeof(float4)) + threadIdx.x;
+  constexpr int kOwn = To - From, kQuads = kOwn * 2;
+  constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // of a token, for all banks
+  constexpr int kSums = kConsumers / 32 * 16 * kWidth;
+  static_assert((kSums + kOwn * kConsumers * 4) * 4 <= S::kRoom);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float* sums = reinterpret_cast<float*>(stages) + ends.warp * 16 * kWidth;
+  float* before = reinterpret_cast<float*>(stages) + kSums + threadIdx.x * 4;
 #pragma unroll 3
-  for (int j = 0; j < kOwn; ++j) ends.of(From + j).ask(known + j * kConsumers);
+  for (int n = 0; n < kOwn; ++n) {
+    const int at = n * 32 + lane;
+    ends.of(From, at / kQuads, at % kQuads).ask(before + n * kConsumers * 4);
+  }
   cp_async_commit();
   barrier_wait(there, 0);
 #pragma unroll
   for (int j = 0; j < kOwn; ++j) {
     float v[4];
     sum(From + j, v);
-    sums[j * kConsumers] = make_float4(v[0], v[1], v[2], v[3]);
+    float* to = sums + lane / 4 * kWidth + j * 8 + lane % 4 * 2;
+    *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
+    *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(v[2], v[3]);
   }
   cp_async_wait<0>();
+  __syncwarp();
 #pragma unroll 3
-  for (int j = 0; j < kOwn; ++j) {
-    const End end = ends.of(From + j);
-    const float4 v = sums[j * kConsumers];
-    end.put(0, make_float2(v.x, v.y), known[j * kConsumers]);
-    end.put(1, make_float2(v.z, v.w), known[j * kConsumers]);
+  for (int n = 0; n < kOwn; ++n) {
+    const int at = n * 32 + lane, token = at / kQuads, quad = at % kQuads;
+    const float4 v = *reinterpret_cast<const float4*>(sums + token * kWidth + quad * 4);
+    const float4 b = *reinterpret_cast<const float4*>(before + n * kConsumers * 4);
+    const float all[4] = {v.x, v.y, v.z, v.w}, known[4] = {b.x, b.y, b.z, b.w};
+    ends.of(From, token, quad).put(all, known);
   }
 }
 

@@ -14,6 +14,10 @@ namespace {
 
 constexpr int kRowTiles = kPanelTiles<BF16>;  // of 16 rows
 
+constexpr int kRoomRows = 64 + 4;  // of a warpgroup in what sums go through, for all banks
+template <int NT>
+inline constexpr int kRoomFloats = NT * 2 * kRoomRows;
+
 // NT: tiles of 8 tokens.
 template <int NT>
 struct Walk {
@@ -21,8 +25,10 @@ struct Walk {
   static constexpr int kProducers = 1;
   static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2, kGroupTokens = 0;
   static constexpr int kStageBytes = kRowBytes + NT * kTokenBytes;
-  static constexpr int kStages = kRingBytes / kStageBytes;
-  static constexpr int kBytes = kStages * kStageBytes;
+  static constexpr int kStages = 200 * 1024 / kStageBytes;
+  static constexpr int kRoom = kStages * kStageBytes;
+  static constexpr int kBytes = kRoom + 2 * kRoomFloats<NT> * 4;
+  static_assert(kBytes <= kSharedOfSm - 1024);
 };
 // Registers change hands between whole warpgroups only.
 constexpr int kWalkThreads = kConsumers + kProducerWarps * 32;
@@ -50,37 +56,55 @@ inline constexpr bool kIsGate<Gate<NT>> = true;
 template <class S>
 inline constexpr int kTileUnits = kIsGate<S> ? kRowTiles / 2 : kRowTiles;
 
-// finish() where all rows and tokens are there and there is no bias: a fourth of the instructions,
-// which matter, as nothing is multiplied meanwhile.
+// finish() where all rows and tokens are there and there is no bias. A warpgroup's sums go through
+// `room`, NT / 4 tiles of tokens at a time, so that neighbours write what lies side by side: stores
+// as the sums lie would be requests of 32 bytes, of which a multiprocessor makes few.
 template <int NT, bool kAdd>
-__device__ __forceinline__ void finish_whole(const Work& w, const float (&sum)[NT][4],
-                                             int64_t row_tile, int64_t token_tile, int lane) {
-  constexpr int kAtOnce = NT / 2;
-  const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
+__device__ __forceinline__ void finish_whole(const Work& w, const float (&sum)[NT][4], float* room,
+                                             int64_t row, int64_t token) {
+  constexpr int kTiles = NT / 4, kEach = kTiles;  // of 8 tokens; fours of rows a thread
+  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+  const int group = static_cast<int>(threadIdx.x / 128);
+  float* leave = room + lane % 4 * 2 * kRoomRows + thread / 32 * 16 + lane / 4;
+  const float* take = room + thread / 16 * kRoomRows + thread % 16 * 4;
+  float* out = w.out + (token + thread / 16) * w.out_stride + row + thread % 16 * 4;
   const int64_t next = 8 * w.out_stride;
-  float* even = w.out + token * w.out_stride + row;
-  float* odd = even + w.out_stride;
+  const auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory"); };
+  float4 before[2][kEach];
+  const auto ask = [&](int round) {
+    const float* from = out + round * kTiles * next;
 #pragma unroll
-  for (int first = 0; first < NT; first += kAtOnce) {
-    float before[kAtOnce][4];
-    if constexpr (kAdd) {
-      const float *e = even, *o = odd;
-#pragma unroll
-      for (int n = 0; n < kAtOnce; ++n, e += next, o += next) {
-        before[n][0] = e[0], before[n][1] = o[0], before[n][2] = e[8], before[n][3] = o[8];
-      }
+    for (int n = 0; n < kEach; ++n, from += next) {
+      before[round % 2][n] = *reinterpret_cast<const float4*>(from);
     }
+  };
+  if constexpr (kAdd) ask(0);
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n, even += next, odd += next) {
-      float v[4];
+  for (int round = 0; round < 4; ++round) {
+    if (kAdd && round < 3) ask(round + 1);
+    if (round > 0) meet();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        v[i] = __fmul_rn(sum[first + n][i], w.scale);
-        if (kAdd) v[i] = __fadd_rn(before[n][i], v[i]);
+    for (int j = 0; j < kTiles; ++j) {
+      const float(&v)[4] = sum[round * kTiles + j];
+      float* to = leave + j * 8 * kRoomRows;
+      to[0] = v[0], to[kRoomRows] = v[1], to[8] = v[2], to[kRoomRows + 8] = v[3];
+    }
+    meet();
+    float* to = out + round * kTiles * next;
+#pragma unroll
+    for (int n = 0; n < kEach; ++n, to += next) {
+      float4 v = *reinterpret_cast<const float4*>(take + n * 8 * kRoomRows);
+      v = make_float4(__fmul_rn(v.x, w.scale), __fmul_rn(v.y, w.scale), __fmul_rn(v.z, w.scale),
+                      __fmul_rn(v.w, w.scale));
+      if constexpr (kAdd) {
+        const float4& b = before[round % 2][n];
+        v = make_float4(__fadd_rn(b.x, v.x), __fadd_rn(b.y, v.y), __fadd_rn(b.z, v.z),
+                        __fadd_rn(b.w, v.w));
       }
-      even[0] = v[0], odd[0] = v[1], even[8] = v[2], odd[8] = v[3];
+      *reinterpret_cast<float4*>(to) = v;
     }
   }
+  meet();
 }
 
 // The producer.
@@ -123,16 +147,20 @@ __device__ __forceinline__ void walk(Ring<S> ring, const ProductList& list, int6
                                tile.token_tile);
     } else {
       const Work w = work_of(p, tokens);
-      const int lane = static_cast<int>(threadIdx.x % 32);
       const bool whole = p.bias == nullptr && (tile.unit + kRowTiles) * 16 <= w.rows &&
-                         (tile.token_tile + NT) * 8 <= tokens;
+                         (tile.token_tile + NT) * 8 <= tokens && p.out_stride % 4 == 0 &&
+                         reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+      const int group = warp / 4;
+      float* room = reinterpret_cast<float*>(ring.stages + S::kRoom) + group * kRoomFloats<NT>;
+      const int64_t row = (tile.unit + group * 4) * 16, token = tile.token_tile * 8;
       if (whole && w.add) {
-        finish_whole<NT, true>(w, total, tile.unit + warp, tile.token_tile, lane);
+        finish_whole<NT, true>(w, total, room, row, token);
       } else if (whole) {
-        finish_whole<NT, false>(w, total, tile.unit + warp, tile.token_tile, lane);
+        finish_whole<NT, false>(w, total, room, row, token);
       } else {
         constexpr int kAtOnce = NT % 6 == 0 ? 6 : 8;
-        finish<NT, kAtOnce>(w, total, tile.unit + warp, tile.token_tile, lane);
+        finish<NT, kAtOnce>(w, total, tile.unit + warp, tile.token_tile,
+                            static_cast<int>(threadIdx.x % 32));
       }
     }
   }
