@@ -109,13 +109,31 @@ __device__ __forceinline__ void finish_mixed(const Activations& act, const Produ
   together();
 }
 
+// The gated unit where a thread has the same rows of both products.
+template <int NT, class F>
+__device__ __forceinline__ void finish_both(const Activations& act, const ProductList& list,
+                                            float (&gate)[NT][4], float (&up)[NT][4],
+                                            int64_t row_tile, int64_t token_tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const bool real = row_tile * 16 < list.of[0].weight.rows;
+  end_sums<NT, F>(list.of[0], gate, row_tile * 16 + lane / 4);
+  end_sums<NT, F>(list.of[1], up, row_tile * 16 + lane / 4);
+  const int64_t tile = row_tile / 4 * act.core_tiles + token_tile;
+  uint8_t* to = act.data + (tile * 4 + row_tile % 4) * 256 + lane * 4;
+  const int left = real ? static_cast<int>(act.core_tiles - token_tile) : 0;
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    put_gated(to + j * kTokenTileBytes, gate[j], up[j], j < left, SiluUnit{});
+  }
+}
+
 // total = the next tile's leaves, from left to right.
 template <class S>
-__device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves,
-                                         float (&total)[S::NT][4]) {
-  float sum[S::NT][4] = {};
+__device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves, Sums<S>& total) {
+  constexpr int kAll = S::kDeep * S::NT;
+  Sums<S> sum = {};
 #pragma unroll
-  for (int j = 0; j < S::NT; ++j) {
+  for (int j = 0; j < kAll; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
   }
@@ -124,7 +142,7 @@ __device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves,
   for (int leaf = 0; leaf < leaves.parts; ++leaf) {
     sum_leaf<S>(way, sum, leaves.count(leaf), leaf + 1 == leaves.parts);
 #pragma unroll
-    for (int j = 0; j < S::NT; ++j) {
+    for (int j = 0; j < kAll; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
     }
@@ -141,9 +159,13 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   const Leaves<S> leaves(list);
   Way<S> way(rings);
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
-    float total[NT][4];
+    Sums<S> total;
     sum_tile<S>(way, leaves, total);
-    if constexpr (S::kMixed) {
+    if constexpr (S::kDeep == 2) {
+      finish_both<NT, F>(act, list, sums_of<S>(total, 0), sums_of<S>(total, 1), tile.unit + warp,
+                         tile.token_tile);
+      return;
+    } else if constexpr (S::kMixed) {
       finish_mixed<NT, F>(act, list.of[warp % 4 / 2], total,
                           room + warp / 4 * kOutTokens * kOutStride, tile.unit + warp / 4 * 2,
                           tile.token_tile);
@@ -154,11 +176,12 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
       return;
     }
     const Work w = work_of<F>(list.of[tile.product], tokens);
+    float(&rows)[NT][4] = sums_of<S>(total, 0);
     if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
-      finish_rows<NT>(w, total, tile.unit + warp / 4 * 4, tile.token_tile,
+      finish_rows<NT>(w, rows, tile.unit + warp / 4 * 4, tile.token_tile,
                       room + warp / 4 * kOutTokens * kOutStride);
     } else {
-      finish<NT>(w, total, tile.unit + warp, tile.token_tile, lane);
+      finish<NT>(w, rows, tile.unit + warp, tile.token_tile, lane);
     }
   });
 }

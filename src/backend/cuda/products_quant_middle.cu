@@ -1,7 +1,8 @@
 // Products of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper.
 //
 // What a warp has to issue for a piece decides, more than what it reads: with so few tokens there
-// are the registers for four warpgroups, which hide each other's latencies
+// are the registers for four warpgroups, which hide each other's latencies, or for gate's and up's
+// sums in each of two, which issue what a piece of tokens takes once for both
 // (products_quant_kernel.cuh).
 #include "backend/cuda/products_quant_kernel.cuh"
 
@@ -14,8 +15,8 @@ using decode::launch_decode;
 using decode::Split;
 using decode::tiles_of;
 
-template <class F, int NT, Split split, int kGroups, int kParts = 1>
-using Shape = decode::Shape<F, NT, split, kGroups, kParts>;
+template <class F, int NT, Split split, int kGroups, int kParts = 1, int kDeep = 1>
+using Shape = decode::Shape<F, NT, split, kGroups, kParts, kDeep>;
 
 template <class F, int NT>
 int run(const ProductList& list, int64_t tokens) {
@@ -39,11 +40,17 @@ int run(const ProductList& list, int64_t tokens) {
   return launch_decode<Shape<F, NT, kRows, NT == 4 ? 4 : 2>>(list, tokens);
 }
 
+// Of these formats two warpgroups that have both products' rows are faster than four with one's.
+template <class F>
+inline constexpr bool kBoth =
+    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ8_0;
+
 // NT: tiles of tokens of a block.
 template <class F, int NT>
 int run_gated(const ProductList& gate, int64_t tokens, const Activations& act) {
+  using Wide = Shape<F, NT, Split::kGate, kBoth<F> ? 2 : 4, 1, kBoth<F> ? 2 : 1>;
   return 2 * tiles_of<NT>(gate, tokens, 128) > multiprocessors
-             ? launch_decode<Shape<F, NT, Split::kGate, 4>>(gate, tokens, act)
+             ? launch_decode<Wide>(gate, tokens, act)
              : launch_decode<Shape<F, NT, Split::kGate, 2>>(gate, tokens, act);
 }
 

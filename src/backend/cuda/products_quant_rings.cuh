@@ -25,19 +25,21 @@ inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up e
 enum class Split { kRows, kGate, kLeaves };
 
 // NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
-// cut its share of K.
-template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1>
+// cut its share of K; kDeep: 2 if a warpgroup has the same 64 rows of gate and of up, which share
+// what it issues for a piece of tokens.
+template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1>
 struct Shape {
   using F = F_;
-  static constexpr int NT = NT_, kGroups = kGroups_, kParts = kParts_;
+  static constexpr int NT = NT_, kGroups = kGroups_, kParts = kParts_, kDeep = kDeep_;
   static constexpr bool kGate = split == Split::kGate;
   static constexpr bool kSplit = split == Split::kLeaves;
   static_assert(kSplit || kParts == 1);
+  static_assert(kDeep == 1 || (kDeep == 2 && kGate && kGroups == 2));
   // A warpgroup has two tiles of gate's and two of up's.
   static constexpr bool kMixed = kGate && kGroups > 2;
   static constexpr int kConsumers = kGroups * 128;
-  static constexpr int kThreads = kConsumers + 128;  // registers change hands between warpgroups
-  static constexpr int kCopies = kGroups * 4;        // tiles of 16 rows of a chunk
+  static constexpr int kThreads = kConsumers + 128;    // registers change hands between warpgroups
+  static constexpr int kCopies = kGroups * kDeep * 4;  // tiles of 16 rows of a chunk
   static constexpr int kRowTiles = kCopies / kParts / (kGate ? 2 : 1);       // of a product
   static constexpr int kPieces = F::kUnit / 64;                              // of a unit
   static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
@@ -327,9 +329,10 @@ struct Way {
     wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
     load(0);
   }
-  __device__ __forceinline__ void load(int piece) {
+  __device__ __forceinline__ void load(int piece, int deep = 0) {
     const int warp = static_cast<int>(threadIdx.x / 32);
-    const int tile = S::kMixed ? warp % 4 / 2 * S::kRowTiles + warp / 4 * 2 + warp % 2 : warp;
+    const int tile = S::kMixed ? warp % 4 / 2 * S::kRowTiles + warp / 4 * 2 + warp % 2
+                               : deep * S::kGroups * 4 + warp;
     constexpr int kSide = kPanelTiles<F>;  // tiles side by side
     F::template load<FromShared>(rings.chunk(chunk.stage) + tile / kSide * (kSide * S::kTileBytes) +
                                      piece / S::kPieces * kUnitStep<F> +
@@ -387,35 +390,48 @@ struct Way {
   }
 };
 
+// A warpgroup's sums, and those of 64 rows.
+template <class S>
+using Sums = float[S::kDeep * S::NT][4];
+template <class S>
+__device__ __forceinline__ float (&sums_of(Sums<S>& sums, int deep))[S::NT][4] {
+  return reinterpret_cast<float(&)[S::NT][4]>(sums[deep * S::NT]);
+}
+
 // A chunk of kChunkPieces: sum += it, or sum = it. Its first piece stands decoded in the first
 // operand, as what comes after it will. `before`: what is left when the first has begun.
 template <class S>
-__device__ __forceinline__ void sum_chunk(Way<S>& way, float (&sum)[S::NT][4], uint32_t& before,
-                                          bool first, bool more) {
-  constexpr int kOperands = S::kOperands;
+__device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& before, bool first,
+                                          bool more) {
+  constexpr int kOperands = S::kOperands, kDeep = S::kDeep;
 #pragma unroll
-  for (int piece = 0; piece < kChunkPieces; ++piece) {
+  for (int step = 0; step < kChunkPieces * kDeep; ++step) {
+    const int piece = step / kDeep, deep = step % kDeep, next = (step + 1) / kDeep;
+    const bool ends = deep + 1 == kDeep;
     const uint32_t full = way.of_piece(piece);
-    way.load_next(piece, kChunkPieces, more);
-    if (!S::kWaitsAhead) way.wait_for(piece);
-    way.multiply(sum, way.a[piece % kOperands], piece, !first || piece > 0);
-    way.next_piece(piece);
+    if (ends) {
+      way.load_next(piece, kChunkPieces, more);
+    } else {
+      way.load(piece, deep + 1);
+    }
+    if (!S::kWaitsAhead && deep == 0) way.wait_for(piece);
+    way.multiply(sums_of<S>(sum, deep), way.a[step % kOperands], piece, !first || piece > 0);
+    if (ends) way.next_piece(piece);
     wgmma_wait<kOperands - 1>();
     if (kOperands == 1) {
       way.leave_piece(full);
-    } else if (piece > 0 || !first) {
+    } else if (deep == 0 && (piece > 0 || !first)) {
       way.leave_piece(before);
     }
     before = full;
-    if (S::kWaitsAhead && (piece + 1 < kChunkPieces || more)) way.wait_for(piece + 1);
-    way.decode(way.a[(piece + 1) % kOperands], (piece + 1) % kChunkPieces);
+    if (S::kWaitsAhead && ends && (next < kChunkPieces || more)) way.wait_for(next);
+    way.decode(way.a[(step + 1) % kOperands], next % kChunkPieces);
   }
 }
 
 // sum = the next `count` pieces.
 template <class S>
-__device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], int count,
-                                         bool last) {
+__device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last) {
   uint32_t before = 0;
   int n = 0;
   if (S::kWaitsAhead) way.wait_for(0);
@@ -429,8 +445,14 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, float (&sum)[S::NT][4], in
     way.wait_for(piece);
     const uint32_t full = way.of_piece(piece);
     if (piece < left) {
+      if constexpr (S::kDeep > 1) {
+        way.load(piece, 1);
+        way.multiply(sums_of<S>(sum, 0), way.a[0], piece, n > 0 || piece > 0);
+        wgmma_wait<0>();
+        way.decode(way.a[0], piece);
+      }
       way.load_next(piece, left, !last);
-      way.multiply(sum, way.a[0], piece, n > 0 || piece > 0);
+      way.multiply(sums_of<S>(sum, S::kDeep - 1), way.a[0], piece, n > 0 || piece > 0);
     }
     wgmma_wait<0>();
     way.leave_piece(full);
