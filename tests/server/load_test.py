@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from serving import Server
+from serving import SANITIZED, Server
 
 PROMPTS = ["Once upon a time", "The dog ran into", "She opened the door and", "In the garden",
            "It was raining when", "They walked along", "A long road led", "The old man said"]
@@ -166,7 +166,7 @@ def main():
     check(alone.ids == streams[0].ids, "tokens differ from those of a stream alone")
     check(server.open_files() <= files + 2, f"open files: {files} -> {server.open_files()}")
     grown = server.resident_bytes() - resident
-    check(grown < (8 << 20) + o.streams * 4096, f"memory grew by {grown >> 10} KiB")
+    check(SANITIZED or grown < (8 << 20) + o.streams * 4096, f"memory grew by {grown >> 10} KiB")
     errors = {k: v for k, v in server.metrics().items() if k.startswith("vllm:request_success")}
     check(not any('"error"' in k for k in errors), str(errors))
     count = {k: sum(s.kind == k for s in streams) for k in ("whole", "leaver", "slow")}

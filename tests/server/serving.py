@@ -21,6 +21,10 @@ TEMPLATE = os.path.join(SOURCE, "tests/server/chat.jinja")
 GOLDEN = os.path.join(SOURCE, "tests/data/golden/llama")
 
 SANITIZER_EXIT = 99  # of a program whose sanitizer found something; set in CMakePresets.json
+# A sanitizer's program is several times as slow, and keeps what was freed for a while.
+SANITIZED = any(f"exitcode={SANITIZER_EXIT}" in os.environ.get(name, "")
+                for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
+SLOWER = 4 if SANITIZED else 1
 
 
 class Server:
