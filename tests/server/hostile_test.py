@@ -49,7 +49,7 @@ class Hostile(Case):
         for stream in streams:
             self.assertIsNone(stream.error)
             self.assertEqual(stream.ids, self.alone)
-        self.assertLess(max(gaps), 30)
+        self.assertLess(max(gaps), 30 * SLOWER)
 
     def answers(self, data, timeout=10):
         """The status codes that come back, and whether the server closed before the timeout."""
