@@ -112,7 +112,8 @@ const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights)
                 tables_.size());
   uint8_t* to = tables_.data() + tables_at_;
   tables_at_ += bytes;
-  const Status status = write(to, pointers.data(), pointers.size() * sizeof(void*));
+  const Status status =
+      write(to, static_cast<const void*>(pointers.data()), pointers.size() * sizeof(void*));
   FRESHET_CHECK(status.ok(), "{}", status.message());
   return known_tables_[key] = reinterpret_cast<const uint8_t* const*>(to);
 }
