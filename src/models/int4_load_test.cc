@@ -255,7 +255,7 @@ TEST_F(Int4Load, WhatHasNoMeaningIsRefused) {
   const auto erase = [&](const char* part) -> Change {
     return [=](Tensors& t, json::Object&) { t.erase(gate + part); };
   };
-  const auto shape = [&](const char* part, std::vector<int64_t> dims) -> Change {
+  const auto shape = [&](const char* part, const std::vector<int64_t>& dims) -> Change {
     return [=](Tensors& t, json::Object&) { t[gate + part].shape = dims; };
   };
   for (const char* missing : {".scales", ".qzeros"}) {

@@ -18,15 +18,15 @@ struct VectorOps {
 
   // out[i] = f(a[i]) for whole vectors and the rest of the row.
   template <class Body>
-  static inline __attribute__((always_inline)) void each(int64_t n, Body body) {
+  static __attribute__((always_inline)) void each(int64_t n, Body body) {
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
     if (i < n) body(i, static_cast<int>(n - i));
   }
-  static inline __attribute__((always_inline)) F get(const float* p, int n) {
+  static __attribute__((always_inline)) F get(const float* p, int n) {
     return n == kLanes ? S::load(p) : S::load_n(p, n);
   }
-  static inline __attribute__((always_inline)) void put(float* p, F v, int n) {
+  static __attribute__((always_inline)) void put(float* p, F v, int n) {
     if (n == kLanes) {
       S::store(p, v);
     } else {
@@ -36,7 +36,7 @@ struct VectorOps {
 
   // Sum over the row of term(i, lanes), where term gives zero in lanes beyond the row.
   template <class Term>
-  static inline __attribute__((always_inline)) float sum(int64_t n, Term term) {
+  static __attribute__((always_inline)) float sum(int64_t n, Term term) {
     F s[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
     int64_t i = 0;
     for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
@@ -83,7 +83,7 @@ struct VectorOps {
     affine(out, x, weight, bias, n, mean, inverse_root(squares / static_cast<float>(n) + eps));
   }
 
-  static inline __attribute__((always_inline)) void rotate(F& a, F& b, F c, F s) {
+  static __attribute__((always_inline)) void rotate(F& a, F& b, F c, F s) {
     const F x = a, y = b;
     a = S::fnma(y, s, S::mul(x, c));
     b = S::fma(x, s, S::mul(y, c));
@@ -120,7 +120,7 @@ struct VectorOps {
   // Calls body with a function of vectors for the activation, so that the choice is made once a
   // row.
   template <class Body>
-  static inline __attribute__((always_inline)) void with_activation(int kind, Body body) {
+  static __attribute__((always_inline)) void with_activation(int kind, Body body) {
     const F zero = S::zero();
     switch (static_cast<ops::Activation>(kind)) {
       case ops::Activation::kNone:

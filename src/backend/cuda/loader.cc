@@ -36,7 +36,8 @@ Result<const Api*> load() {
     // Never closed: the driver's threads outlive the engine.
     void* const library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
-      if (why.empty()) why = ::dlerror();
+      // glibc keeps the error of each thread.
+      if (why.empty()) why = ::dlerror();  // NOLINT(concurrency-mt-unsafe)
       continue;
     }
     const auto function = reinterpret_cast<ApiFunction>(::dlsym(library, "freshet_cuda"));
