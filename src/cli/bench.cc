@@ -40,9 +40,10 @@ Result<std::vector<int>> numbers(const char* flag, const std::string& text, int 
     const size_t comma = std::min(text.find(',', at), text.size());
     int value = 0;
     const auto [end, error] = std::from_chars(text.data() + at, text.data() + comma, value);
-    if (error != std::errc() || end != text.data() + comma || value < least || value > (1 << 24))
+    if (error != std::errc() || end != text.data() + comma || value < least || value > (1 << 24)) {
       return invalid_argument("{} {}: write numbers from {} on, with commas between", flag, text,
                               least);
+    }
     values.push_back(value);
     at = comma + 1;
   }
@@ -138,16 +139,18 @@ std::string file_name(const std::string& path) {
 }
 
 Status Report::begin() {
-  if (format_ == "md")
+  if (format_ == "md") {
     out_.write(
         "| model | size | params | backend | threads | test | t/s | read | of read | ops | of ops "
         "|\n"
         "| --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n");
-  if (format_ == "csv")
+  }
+  if (format_ == "csv") {
     out_.write(
         "model,architecture,size,params,backend,threads,batch,n_prompt,n_gen,n_depth,sequences,"
         "test,"
         "median_ts,stddev_ts,read_gb_s,read_fraction,gop_s,ops_fraction\n");
+  }
   if (format_ == "json") out_.write("[");
   return out_.flush();
 }
@@ -199,7 +202,7 @@ Status Report::add(const Row& row) {
   const eval::BenchResult& r = row.result;
   const double s = r.median_s();
   const double read = r.work.bytes / s, operations = r.work.operations / s;
-  if (format_ == "md")
+  if (format_ == "md") {
     out_.print(
         "| {} | {:.2f} MiB | {:.2f} M | CPU | {} | {} | {:.2f} ± {:.2f} | {:.1f} GB/s | {} | "
         "{:.1f} GOP/s | {} |\n",
@@ -207,7 +210,8 @@ Status Report::add(const Row& row) {
         static_cast<double>(row.parameters) / 1e6, row.threads, r.test.name(), r.tokens_per_s(),
         r.spread(), read / 1e9, percent(read, row.ceilings.read), operations / 1e9,
         percent(operations, row.ceilings.operations));
-  if (format_ == "csv")
+  }
+  if (format_ == "csv") {
     out_.print(
         "\"{}\",{},{},{},CPU,{},{},{},{},{},{},{},{:.4f},{:.4f},{:.3f},{:.4f},{:.3f},{:.4f}\n",
         row.model, row.architecture, row.model_bytes, row.parameters, row.threads, row.batch,
@@ -215,6 +219,7 @@ Status Report::add(const Row& row) {
         r.tokens_per_s(), r.spread(), read / 1e9,
         row.ceilings.read > 0.0 ? read / row.ceilings.read : 0.0, operations / 1e9,
         row.ceilings.operations > 0.0 ? operations / row.ceilings.operations : 0.0);
+  }
   if (format_ == "json") {
     out_.write(rows_ == 0 ? "\n" : ",\n");
     out_.write(json::write(json::Value(to_json(row)), {.indent = 2}));
