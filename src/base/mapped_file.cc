@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -16,7 +16,8 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     const auto code = errno == ENOENT ? StatusCode::kNotFound : StatusCode::kIo;
-    return Status(code, fmt::format("cannot open {}: {}", path, std::strerror(errno)));
+    return Status(code,
+                  fmt::format("cannot open {}: {}", path, std::generic_category().message(errno)));
   }
   struct stat st{};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
@@ -32,7 +33,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
     if (p == MAP_FAILED) {
       const int error = errno;
       ::close(fd);
-      return io_error("cannot map {}: {}", path, std::strerror(error));
+      return io_error("cannot map {}: {}", path, std::generic_category().message(error));
     }
     file.data_ = static_cast<const uint8_t*>(p);
   }

@@ -2,9 +2,9 @@
 
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <system_error>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -53,12 +53,14 @@ Result<std::string> default_path() {
   if (bytes.empty())
     return not_found("this build has no embedded model: name one (tools/get_model smollm2)");
   const int fd = ::memfd_create("default.gguf", MFD_CLOEXEC);
-  if (fd < 0) return io_error("cannot make a file in memory: {}", std::strerror(errno));
+  if (fd < 0)
+    return io_error("cannot make a file in memory: {}", std::generic_category().message(errno));
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - done);
     if (n <= 0) {
       ::close(fd);
-      return io_error("cannot unpack the embedded model: {}", std::strerror(errno));
+      return io_error("cannot unpack the embedded model: {}",
+                      std::generic_category().message(errno));
     }
     done += static_cast<size_t>(n);
   }
@@ -87,9 +89,10 @@ Result<std::string> resolve_model(const std::string& name) {
   if (exists(name)) return name;
   if (is_default(name)) return default_path();
   if (const std::string path = in_cache(name); !path.empty()) return path;
-  if (is_published(name))
+  if (is_published(name)) {
     return not_found("{} is not in the cache folder yet: get it with tools/get_model {}", name,
                      name);
+  }
   return not_found(
       "no model '{}': it is neither a file, nor a folder, nor a name in the cache folder "
       "(tools/get_model --list shows what can be had)",

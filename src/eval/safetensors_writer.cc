@@ -1,7 +1,7 @@
 #include "eval/safetensors_writer.h"
 
 #include <cerrno>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "base/json.h"
@@ -35,7 +35,8 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path,
     size >>= 8;
   }
   std::FILE* file = std::fopen(path.c_str(), "wbe");
-  if (file == nullptr) return io_error("cannot write {}: {}", path, std::strerror(errno));
+  if (file == nullptr)
+    return io_error("cannot write {}: {}", path, std::generic_category().message(errno));
   SafetensorsWriter writer(file, path, offset / 4);
   if (std::fwrite(length, 1, 8, file) != 8 ||
       std::fwrite(text.data(), 1, text.size(), file) != text.size())
@@ -53,7 +54,7 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 Status SafetensorsWriter::failed() const {
-  return io_error("cannot write {}: {}", path_, std::strerror(errno));
+  return io_error("cannot write {}: {}", path_, std::generic_category().message(errno));
 }
 
 Status SafetensorsWriter::write(std::span<const float> values) {

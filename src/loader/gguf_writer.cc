@@ -4,7 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -250,7 +250,7 @@ Status GgufWriter::write_out(std::span<const uint8_t> bytes) {
 Status GgufWriter::failed(std::string_view what) {
   const int error = errno;
   abandon();
-  return io_error("{} {}: {}", what, path_, std::strerror(error));
+  return io_error("{} {}: {}", what, path_, std::generic_category().message(error));
 }
 
 void GgufWriter::abandon() {

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <fcntl.h>
@@ -209,11 +210,12 @@ Result<WeightCacheWriter> WeightCacheWriter::create(const std::string& path) {
   fs::create_directories(fs::path(path).parent_path(), error);
   WeightCacheWriter w;
   w.fd_ = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (w.fd_ < 0) return io_error("cannot write {}: {}", temporary, std::strerror(errno));
+  if (w.fd_ < 0)
+    return io_error("cannot write {}: {}", temporary, std::generic_category().message(errno));
   const auto busy = [&] { return resource_exhausted("another process is writing {}", path); };
   if (::flock(w.fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) return busy();
-    return io_error("cannot lock {}: {}", temporary, std::strerror(errno));
+    return io_error("cannot lock {}: {}", temporary, std::generic_category().message(errno));
   }
   // Its writer may have been done between our two calls: then this is the finished file.
   struct stat ours{}, there{};
@@ -222,7 +224,7 @@ Result<WeightCacheWriter> WeightCacheWriter::create(const std::string& path) {
     return busy();
   w.path_ = path;
   if (::ftruncate(w.fd_, 0) != 0)
-    return io_error("cannot write {}: {}", temporary, std::strerror(errno));
+    return io_error("cannot write {}: {}", temporary, std::generic_category().message(errno));
   w.rest_.resize(kPage);  // the header's place
   w.end_ = kPage;
   return w;
@@ -246,7 +248,8 @@ Status WeightCacheWriter::write(const uint8_t* from, size_t bytes, uint64_t offs
     const ssize_t n = ::pwrite(fd_, from + done, bytes - done, static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0)
-      return io_error("cannot write {}: {}", path_, std::strerror(n < 0 ? errno : ENOSPC));
+      return io_error("cannot write {}: {}", path_,
+                      std::generic_category().message(n < 0 ? errno : ENOSPC));
     done += static_cast<size_t>(n);
   }
   return {};
@@ -303,7 +306,7 @@ Status WeightCacheWriter::commit(std::string_view key) {
   FRESHET_RETURN_IF_ERROR(flush());
   FRESHET_RETURN_IF_ERROR(write(reinterpret_cast<const uint8_t*>(&h), sizeof h, 0));
   const auto failed = [this] {
-    return io_error("cannot write {}: {}", path_, std::strerror(errno));
+    return io_error("cannot write {}: {}", path_, std::generic_category().message(errno));
   };
   if (::fsync(fd_) != 0) return failed();
   if (::rename((path_ + ".tmp").c_str(), path_.c_str()) != 0) return failed();

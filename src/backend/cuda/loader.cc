@@ -36,8 +36,7 @@ Result<const Api*> load() {
     // Never closed: the driver's threads outlive the engine.
     void* const library = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
-      // glibc keeps the error of each thread.
-      if (why.empty()) why = ::dlerror();  // NOLINT(concurrency-mt-unsafe)
+      if (why.empty()) why = ::dlerror();
       continue;
     }
     const auto function = reinterpret_cast<ApiFunction>(::dlsym(library, "freshet_cuda"));
