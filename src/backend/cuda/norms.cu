@@ -157,7 +157,7 @@ __device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from)
 }
 
 // Of one row or a few it is little more than latency, so there is little code.
-__global__ void __launch_bounds__(kLanes, 2)
+__global__ void __launch_bounds__(kLanes, 3)
     plain_norm_kernel(Rows x, NormArgs a, Activations act) {
   __shared__ float shared[kWarpsOfRow];
   constexpr int kRound = kLanes * kUnit;

@@ -18,6 +18,7 @@
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_fp8_few.cuh"
+#include "backend/cuda/products_fp8_lines.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -27,6 +28,11 @@ __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
   return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
           p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
 }
+
+// Of a leaf's tokens that stay: parts that come one after another, so that the first are multiplied
+// before the last are there.
+template <int NT>
+constexpr int kShares = NT == 1 ? 1 : 4;
 
 #endif
 
@@ -38,8 +44,8 @@ template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
   static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
-  // Registers are left for the kernels in between, too.
-  static constexpr int kRegisterBlocks = NT <= 2 && kGroups == 2 ? 2 : 1;
+  // Registers are left for the kernels in between, too: as if a block had so many threads.
+  static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
   static constexpr int kMeeting = NT * kGroups * 2048;                // where leaves meet
   static constexpr int kRoom = kFp8SharedBytes / kBlocks - kMeeting;  // of rings and tokens
@@ -89,34 +95,46 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
 
 // The same where all products have the same tile of tokens: a leaf of it comes once. Until the
 // kernel in front has `ended` little is in flight (ahead.cuh).
-template <int NT, int kGroups>
-__device__ __forceinline__ void produce_rows(Ring<Few<NT, true>::kStage> ring,
-                                             const ProductList& list, int64_t tokens,
-                                             const Tour& tour, int leaf, uint8_t* own,
-                                             uint64_t* here, const volatile int& ended) {
-  constexpr int kInFlight = (kAheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
+template <class S, int NT>
+__device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
+                                             int64_t tokens, const Tour& tour, int leaf,
+                                             uint8_t* own, uint64_t* here,
+                                             const volatile int& ended) {
+  constexpr int kInFlight = (kAheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
   const Leaf part = leaf_of(list.of[0].weight, leaf);
+  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;
   const auto start_tokens = [&] {
     wait();
-    const auto bytes = static_cast<uint32_t>(part.count * kE4M3TileBytes);
-    barrier_expect(here, bytes);
-    bulk_copy(own, tokens_at(list.of[0], 1, part.first, 0), bytes, here);
+#pragma unroll
+    for (int s = 0; s < kShares<NT>; ++s) {
+      const int first = part.count * s / kShares<NT>, end = part.count * (s + 1) / kShares<NT>;
+      const auto bytes = static_cast<uint32_t>((end - first) * of_step);
+      barrier_expect(&here[s], bytes);
+      if (bytes == 0) continue;
+      bulk_copy(own + first * of_step,
+                list.of[0].act + static_cast<int64_t>(part.first + first) * of_step, bytes,
+                &here[s]);
+    }
   };
   int issued = 0;  // in all
+  bool started = false;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
     for (int n = 0; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
-      if (issued == ring.count) start_tokens();
       if (issued >= kInFlight && issued < ring.count) {
         landed(&ring.full[issued - kInFlight], ended);
+      }
+      if (!started && (issued == ring.count || ended != 0)) {
+        start_tokens();
+        started = true;
       }
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
       barrier_expect(&ring.full[ring.stage], kPanelBytes);
       copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
     }
   }
-  if (issued <= ring.count) start_tokens();
+  if (!started) start_tokens();
 }
 
 // Where the leaves of a tile meet: each block of the cluster adds up its share of the rows.
@@ -126,42 +144,53 @@ struct Meeting {
   int blocks, rank, leaves;
 };
 
-// Two warpgroups: a leaf each of every tile, sent to where it is added up.
-template <int NT, bool kOwn>
-__device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
-                                            const ProductList& list, int64_t tokens,
-                                            const Tour& tour, int leaf, const Meeting& meeting,
-                                            const uint8_t* own) {
+// What the scales of a tile's rows have in common; of the first where there is no such tile.
+template <int NT>
+__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens,
+                                           const Tour& tour, int index) {
+  const ProductTile tile =
+      find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
+  return scaled(list.of[tile.product].weight, tile.unit);
+}
+
+// Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
+// the first.
+template <class S, int NT, bool kOwn>
+__device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductList& list,
+                                            int64_t tokens, const Tour& tour, int leaf,
+                                            const Meeting& meeting, const uint8_t* own,
+                                            uint64_t* here, int next) {
   const int lane = static_cast<int>(threadIdx.x % 32),
             warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int mine = 4 / meeting.blocks, owner = warp / mine;
   const uint32_t to =
       place_in_block(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
   const uint32_t arrived = place_in_block(meeting.arrived, owner);
-  const auto look_up = [&](int index) {
-    const ProductTile tile =
-        find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
-    return scaled(list.of[tile.product].weight, tile.unit);
-  };
-  constexpr uint32_t kStagePlaces = Few<NT, kOwn>::kStage >> 4, kTilePlaces = kE4M3TileBytes >> 4;
+  constexpr uint32_t kStagePlaces = S::kStage >> 4;
+  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;  // where they stay
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
-  int parity = 1, next = look_up(tour.first);
+  int parity = 1;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
     const WeightView& weight =
         list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
     const bool of_rows = next == FP8::kOfRows;
-    next = look_up(index + tour.step);
+    next = scaled_tile<NT>(list, tokens, tour, index + tour.step);
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight, leaf).count;
+    int share = index == tour.first ? 0 : kShares<NT>;  // of the tokens
     // A stage goes back as soon as it is multiplied.
     for (int n = 0; n < count; ++n, ring.next()) {
+      if constexpr (kOwn) {
+        for (; share < kShares<NT> && count * share / kShares<NT> <= n; ++share) {
+          barrier_wait(&here[share], 0);
+        }
+      }
       barrier_wait(&ring.full[ring.stage], ring.round);
-      const uint8_t *panel = ring.data(),
-                    *its = kOwn ? own + n * kE4M3TileBytes : panel + kPanelBytes;
+      const uint8_t *panel = ring.data(), *its = kOwn ? own + n * of_step : panel + kPanelBytes;
       const uint32_t at = ring_at + ring.stage * kStagePlaces;
       float sum[NT][4];
-      fp8_ask<NT>(sum, at, kOwn ? own_at + n * kTilePlaces : at + (kPanelBytes >> 4));
+      fp8_ask<NT>(sum, at, kOwn ? own_at + (n * of_step >> 4) : at + (kPanelBytes >> 4));
       const float2 w = step_scales(panel, of_rows);
       wgmma_wait<0>();
       add_step<NT>(leaf_sum, sum, w, its);
@@ -185,56 +214,129 @@ __device__ __forceinline__ void take_leaves(Ring<Few<NT, kOwn>::kStage> ring,
   }
 }
 
-// Other warps add up the block's share of the leaves meanwhile.
-template <int NT>
+// Other warps add up the block's share of the leaves meanwhile: here of more than 8 tokens, kMine
+// tiles of 16 rows. What is added to is loaded before the leaves are there, and of the weights what
+// the first tile wants before the kernel in front has ended.
+template <int NT, int kMine>
+__device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
+                                             const Tour& tour, const Meeting& meeting, int warp) {
+  constexpr int kThreads = Few<NT, false>::kFinishers * 32, kQuads = kMine * 4;
+  constexpr int kAtOnce = kThreads / kQuads, kRounds = NT * kTokenTile / kAtOnce;
+  constexpr int kItems = kMine * NT / Few<NT, false>::kFinishers;
+  constexpr int kWidth = kMine * 16 + 4;  // of a token: no bank has two of a half warp's
+  static_assert(kItems > 0 && NT * kTokenTile * kWidth * 4 <= Few<NT, false>::kMeeting);
+  const int lane = static_cast<int>(threadIdx.x % 32), thread = warp * 32 + lane;
+  const int in = thread / kQuads, of_rows_at = thread % kQuads * 4;
+  const auto sync = [] { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); };
+  int parity = 0;
+  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+    const ProductArgs& p = list.of[tile.product];
+    const int64_t row = tile.unit * kPanelRows + meeting.rank * kMine * 16 + of_rows_at;
+    const int64_t token = tile.token_tile * kTokenTile + in;
+    const Four of = four_of(p, row);
+    float4 scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f), before[kRounds] = {};
+    if (scaled(p.weight, tile.unit) == FP8::kOfRows) {  // one each
+      const uint8_t* at = p.weight.data + tile_at<FP8>(row / 16, p.weight.cols);
+      scales = __ldg(reinterpret_cast<const float4*>(at + FP8::scale_place(of_rows_at % 16)));
+    }
+    if (index == tour.first) wait();
+    const auto each = [&](auto&& body) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int64_t t = token + i * kAtOnce;
+        if (t < tokens && of.count > 0) body(i, p.out + t * p.out_stride + row);
+      }
+    };
+    if (p.add != 0) each([&](int i, const float* from) { before[i] = load_some(from, of); });
+    if (meeting.blocks > 1 && thread == 0) {
+      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * kMine * NT * 512));
+    }
+    barrier_wait(meeting.arrived, parity);
+    float4 v[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const auto* sums = reinterpret_cast<const float4*>(meeting.sums) +
+                         (warp + i * Few<NT, false>::kFinishers) * 32 + lane;
+      v[i] = sums[0];
+      for (int l = 1; l < meeting.leaves; ++l) {
+        const float4 next = sums[l * kMine * NT * 32];
+        v[i] = make_float4(__fadd_rn(v[i].x, next.x), __fadd_rn(v[i].y, next.y),
+                           __fadd_rn(v[i].z, next.z), __fadd_rn(v[i].w, next.w));
+      }
+    }
+    // In their place, neighbouring rows of a token side by side.
+    sync();
+    auto* lines = reinterpret_cast<float*>(meeting.sums);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = warp + i * Few<NT, false>::kFinishers;
+      float* to =
+          lines + (item % NT * kTokenTile + lane % 4 * 2) * kWidth + item / NT * 16 + lane / 4;
+      to[0] = v[i].x;
+      to[kWidth] = v[i].y;
+      to[8] = v[i].z;
+      to[kWidth + 8] = v[i].w;
+    }
+    sync();
+    each([&](int i, float* to) {
+      float4 sum =
+          *reinterpret_cast<const float4*>(lines + (in + i * kAtOnce) * kWidth + of_rows_at);
+      sum = make_float4(__fmul_rn(sum.x, scales.x), __fmul_rn(sum.y, scales.y),
+                        __fmul_rn(sum.z, scales.z), __fmul_rn(sum.w, scales.w));
+      write_some(to, p, of, sum, before[i]);
+    });
+    __syncwarp();
+    if (lane < meeting.blocks && index + tour.step < tour.tiles) {
+      arrive_at(place_in_block(meeting.room, lane));
+    }
+  }
+}
+
+// The same of 8 tokens at most: a warp has at most one tile of rows.
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
                                              const Tour& tour, const Meeting& meeting, int warp) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
   int parity = 0;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+    const ProductTile tile = find_product_tile<1, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     const Work work = work_of(p, tokens);
-    const bool of_rows = scaled(p.weight, tile.unit) == FP8::kOfRows;
-    const auto scales_of = [&](int64_t row_tile) {  // of rows, where they have one each
-      const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
-      const auto times = [&](int row) {
-        return __ldg(reinterpret_cast<const float*>(scale + FP8::scale_place(row)));
-      };
-      return make_float2(times(lane / 4), times(lane / 4 + 8));
-    };
-    // With one tile of tokens a warp has at most one of rows.
+    const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + warp;
     Before before;
-    float2 scales;
-    const int64_t first = tile.unit * 4 + meeting.rank * mine + warp / NT;
-    if (NT == 1 && warp < mine) {
-      if (of_rows) scales = scales_of(first);
-      if (work.add) before.load(work, first, tile.token_tile, lane);
+    float2 scales = make_float2(1.0f, 1.0f);
+    if (warp < mine) {
+      if (scaled(p.weight, tile.unit) == FP8::kOfRows) {  // one each
+        const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
+        const auto times = [&](int row) {
+          return __ldg(reinterpret_cast<const float*>(scale + FP8::scale_place(row)));
+        };
+        scales = make_float2(times(lane / 4), times(lane / 4 + 8));
+      }
+    }
+    if (index == tour.first) wait();
+    if (warp < mine) {
+      if (work.add) before.load(work, row_tile, tile.token_tile, lane);
     }
     if (meeting.blocks > 1 && warp == 0 && lane == 0) {
-      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * mine * NT * 512));
+      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * mine * 512));
     }
     barrier_wait(meeting.arrived, parity);
-    const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + lane;
-    for (int at = warp; at < mine * NT; at += Few<NT, false>::kFinishers) {
-      float4 v = sums[at * 32];
+    if (warp < mine) {
+      const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + warp * 32 + lane;
+      float4 v = sums[0];
       for (int l = 1; l < meeting.leaves; ++l) {
-        const float4 next = sums[(l * mine * NT + at) * 32];
+        const float4 next = sums[l * mine * 32];
         v = make_float4(__fadd_rn(v.x, next.x), __fadd_rn(v.y, next.y), __fadd_rn(v.z, next.z),
                         __fadd_rn(v.w, next.w));
       }
-      const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + at / NT;
-      if (of_rows) {
-        if (NT > 1) scales = scales_of(row_tile);
-        v = make_float4(__fmul_rn(v.x, scales.x), __fmul_rn(v.y, scales.x),
-                        __fmul_rn(v.z, scales.y), __fmul_rn(v.w, scales.y));
-      }
-      const float all[1][4] = {{v.x, v.y, v.z, v.w}};
-      if (NT == 1 && work.add) {
+      const float all[1][4] = {{__fmul_rn(v.x, scales.x), __fmul_rn(v.y, scales.x),
+                                __fmul_rn(v.z, scales.y), __fmul_rn(v.w, scales.y)}};
+      if (work.add) {
         finish<1>(work, all, row_tile, tile.token_tile, lane, before.v);
       } else {
-        finish<1>(work, all, row_tile, tile.token_tile + at % NT, lane);
+        finish<1>(work, all, row_tile, tile.token_tile, lane);
       }
     }
     __syncwarp();
@@ -246,8 +348,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
 #endif
 
 template <int NT, bool kOwn, int kGroups>
-__global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kThreads,
-                                  Few<NT, kOwn, kGroups>::kRegisterBlocks)
+__global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
                int own_stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -255,7 +356,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kThreads,
   const int ring_stages = kOwn ? own_stages : S::kStages;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
-  __shared__ uint64_t arrived, room, here[kGroups];
+  __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>];
   __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int64_t cols = list.of[0].weight.cols;
@@ -268,7 +369,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kThreads,
         barrier_init(&full[i][s], 1);
         barrier_init(&empty[i][s], 4);
       }
-      barrier_init(&here[i], 1);
+      for (int s = 0; s < kShares<NT>; ++s) barrier_init(&here[i][s], 1);
     }
     barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
     barrier_init(&room, S::kFinishers * blocks);
@@ -286,25 +387,34 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kThreads,
                              ring_stages};
   uint8_t* meet = stages + rings * ring_stages * S::kStage;
   const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
-  uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * kE4M3TileBytes;
+  uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
   // Nobody sends before all blocks have their barriers.
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
-      produce_rows<NT, kGroups>(ring, list, tokens, tour, leaf, own, &here[group], ended);
+      produce_rows<S, NT>(ring, list, tokens, tour, leaf, own, here[group], ended);
     } else {
       produce_few<NT>(ring, list, tokens, tour, leaf);
     }
   }
   if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
   if (produces) return;
-  wait();
-  if (threadIdx.x == 0) ended = 1;
   if (warp >= kFirst) {
-    finish_tiles<NT>(list, tokens, tour, meeting, warp - kFirst - S::kProducers);
-  } else if (leaf < leaves) {
-    if constexpr (kOwn) barrier_wait(&here[group], 0);
-    take_leaves<NT, kOwn>(ring, list, tokens, tour, leaf, meeting, own);
+    const int finisher = warp - kFirst - S::kProducers;
+    if constexpr (NT == 1) {
+      finish_tiles(list, tokens, tour, meeting, finisher);
+    } else if (blocks > 1) {
+      finish_lines<NT, 2>(list, tokens, tour, meeting, finisher);
+    } else {
+      finish_lines<NT, 4>(list, tokens, tour, meeting, finisher);
+    }
+  } else {
+    const int first = scaled_tile<NT>(list, tokens, tour, tour.first);
+    wait();
+    if (threadIdx.x == 0) ended = 1;
+    if (leaf < leaves) {
+      take_leaves<S, NT, kOwn>(ring, list, tokens, tour, leaf, meeting, own, here[group], first);
+    }
   }
 #endif
 }
@@ -317,7 +427,7 @@ int launch_few(const ProductList& list, int64_t tokens) {
   const WeightView& weight = list.of[0].weight;
   const int leaves = leaves8(weight);  // all have as many
   const int rings = leaves < kGroups ? leaves : kGroups;
-  const int own = kOwn ? rings * most_steps(weight.cols, leaves) * kE4M3TileBytes : 0;
+  const int own = kOwn ? rings * most_steps(weight.cols, leaves) * NT * kE4M3TileBytes : 0;
   const int fit = (S::kRoom - own) / S::kStage / rings,
             stages = fit < S::kStages ? fit : S::kStages;
   const int bytes = rings * stages * S::kStage + S::kMeeting + own;
@@ -336,19 +446,21 @@ int launch_few(const ProductList& list, int64_t tokens) {
 template <int NT>
 int launch_few(const ProductList& given, int64_t tokens) {
   const ProductList list = with_blocks(given, kPanelRows);
+  bool same = true;
+  for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+  const WeightView& weight = list.of[0].weight;
+  const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
+  const int tokens_of_leaf = of_leaf * NT * kE4M3TileBytes;
   if constexpr (NT == 1) {
-    bool same = true;
-    for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
-    const WeightView& weight = list.of[0].weight;
-    const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
-    const int tokens_of_leaf = of_leaf * kE4M3TileBytes, panel = leaves * of_leaf * kPanelBytes;
     if (same && leaves == 4 && list.first_block[list.count] <= multiprocessors &&
-        Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= panel / 2) {
+        Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= leaves * of_leaf * kPanelBytes / 2) {
       return launch_few<1, true, 4>(list, tokens);
     }
+  }
+  if constexpr (NT == 1 || NT == 4) {
     // Half of the room is for rings.
-    if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<1, true>::kRoom / 2) {
-      return launch_few<1, true, 2>(list, tokens);
+    if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
+      return launch_few<NT, true, 2>(list, tokens);
     }
   }
   return launch_few<NT, false, 2>(list, tokens);

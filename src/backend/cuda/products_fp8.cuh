@@ -79,8 +79,7 @@ int run_fp8_many(const ProductList& list, int64_t tokens);
 bool fp8_wide_fits(const ProductList& list, int64_t tokens);
 int run_fp8_wide(const ProductList& list, int64_t tokens);
 
-// products_fp8_gated_few.cu: gate and up that end in the gated unit, with at most 8 tokens.
-bool fp8_gated_few_fits(int64_t cols, int64_t tokens);
+// products_fp8_gated_few.cu: gate and up that end in the gated unit, with at most 64 tokens.
 int run_fp8_gated_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_fp8_halves.cu: 65 to 128 tokens. How many tiles of 8 rows a cluster takes; 0: clusters

@@ -1,4 +1,4 @@
-// Gate and up in FP8, and the gated unit of their sums as activations in E4M3.
+// Gate and up in FP8 with more than 64 tokens, and the gated unit of their sums in E4M3.
 //
 // A tile has 128 rows of gate and the same of up, so that a lane has both numbers of its features,
 // and four lanes all that share a scale. A warpgroup multiplies its 64 tokens with gate's rows,
@@ -15,18 +15,19 @@ namespace {
 
 constexpr int kTiles = 16;  // of 8 rows, of gate and of up
 constexpr int kGateRows = kTiles * kTokenTile;
+constexpr int G = 2;  // warpgroups of 64 tokens each
+using Shape = Fp8Shape<G, 2 * kTiles>;
 using Sums = float[2][kTiles][4];  // of gate, of up
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
 
 // A thread of each producer.
-template <int G>
 __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
   const int64_t act_tiles = (tokens + 7) / 8;
-  const bool once = act_tiles <= Fp8Shape<G, 2 * kTiles>::kTokenTiles;
+  const bool once = act_tiles <= Shape::kTokenTiles;
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   Fp8Filling filling{producer, 0, false};
@@ -56,7 +57,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
 }
 
 // sum = the sums of a tile, over all of K.
-template <int G, Fp8Scaled::How kHow>
+template <Fp8Scaled::How kHow>
 __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps,
                                        const Fp8Scaled (&scaled)[2]) {
 #pragma unroll
@@ -154,7 +155,6 @@ __device__ __forceinline__ void put_tile(const Activations& act, const float (&v
 }
 
 // The warpgroups that multiply.
-template <int G>
 __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                      const Tour& tour, const Activations& act) {
   Fp8Reader ring = fp8_reader(of);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
     const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
     const Fp8Scaled both{scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed, 0};
     Sums sum;
-    fp8_as(both, [&](auto how) { sum_up<G, decltype(how)::value>(ring, sum, steps, scaled); });
+    fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, scaled); });
     look_up(index + tour.step);
     gate_sums(sum, list, tile.unit * kGateRows);
     put_tile(act, sum[0], tile, tokens);
@@ -183,25 +183,23 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
 }
 #endif
 
-template <int G>
-__global__ void __launch_bounds__(Fp8Shape<G, 2 * kTiles>::kThreads, 1)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
                  Fp8Stages stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Fp8Shape<G, 2 * kTiles>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   let_next_start();
-  const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty, blocks);
+  const Fp8Ring ring = fp8_ring<Shape>(stages, shared, full, empty, blocks);
   const Tour tour = tour_of(tiles, blocks);
   if (blocks > 1) cluster_meet();
-  const int producer = warp_index() - S::kConsumers / 32;
+  const int producer = warp_index() - Shape::kConsumers / 32;
   if (producer >= 0) {
-    if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 32 == 0) produce<G>(ring, list, tokens, tour, producer);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x % 32 == 0) produce(ring, list, tokens, tour, producer);
   } else {
-    if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    walk<G>(ring, list, tokens, tour, act);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    walk(ring, list, tokens, tour, act);
   }
   if (blocks > 1) cluster_meet();
 #endif
@@ -209,22 +207,6 @@ __global__ void __launch_bounds__(Fp8Shape<G, 2 * kTiles>::kThreads, 1)
 
 int64_t tiles_of(int64_t rows, int64_t tokens) {
   return ceil_div(rows, kGateRows) * (tokens <= 64 ? 1 : ceil_div(tokens, 128));
-}
-
-template <int G>
-int launch_gated(const ProductList& list, int64_t tokens, const Activations& act) {
-  using S = Fp8Shape<G, 2 * kTiles>;
-  static_assert(kManyBytes / ((S::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
-  const auto kernel = gated_kernel<G>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = tokens > 128 ? 2 : 1;  // of a cluster
-  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
-  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
-                        kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
-                        blocks, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
 }
 
 }  // namespace
@@ -236,12 +218,20 @@ bool fp8_gated_fits(int64_t rows, int64_t tokens) {
 }
 
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  if (fp8_gated_few_fits(gate_and_up.of[0].weight.cols, tokens)) {
-    return run_fp8_gated_few(gate_and_up, tokens, act);
-  }
+  if (tokens <= 64) return run_fp8_gated_few(gate_and_up, tokens, act);
+  static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
-  return tokens <= 64 ? launch_gated<1>(list, tokens, act) : launch_gated<2>(list, tokens, act);
+  const cudaError_t error =
+      cudaFuncSetAttribute(gated_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const int blocks = tokens > 128 ? 2 : 1;  // of a cluster
+  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
+  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
+  return launch_cluster(gated_kernel, dim3(static_cast<unsigned>(clusters * blocks)),
+                        dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
+                        list, tokens, tiles, blocks, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes),
+                        act);
 }
 
 }  // namespace freshet::cuda

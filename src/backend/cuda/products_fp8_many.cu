@@ -2,6 +2,7 @@
 // products_fp8.cu, and its bits. A block goes from tile to tile of the product.
 #include <algorithm>
 
+#include "backend/cuda/products_fp8_lines.cuh"
 #include "backend/cuda/products_fp8_many.cuh"
 
 namespace freshet::cuda {
@@ -72,36 +73,6 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
   }
 }
 
-// Four neighbouring rows' sums of a token, as products give them; some are not there.
-struct Four {
-  float4 bias;
-  int count;
-  bool whole;
-};
-__device__ __forceinline__ float4 load_some(const float* from, const Four& of) {
-  if (of.whole) return *reinterpret_cast<const float4*>(from);
-  return make_float4(from[0], of.count > 1 ? from[1] : 0.0f, of.count > 2 ? from[2] : 0.0f,
-                     of.count > 3 ? from[3] : 0.0f);
-}
-__device__ __forceinline__ void write_some(float* to, const ProductArgs& p, const Four& of,
-                                           const float4& sum, const float4& before) {
-  const auto one = [&](float v, float bias, float old) {
-    if (p.bias != nullptr) v = __fadd_rn(v, bias);
-    v = __fmul_rn(v, p.scale);
-    return p.add != 0 ? __fadd_rn(old, v) : v;
-  };
-  const float4 v = make_float4(one(sum.x, of.bias.x, before.x), one(sum.y, of.bias.y, before.y),
-                               one(sum.z, of.bias.z, before.z), one(sum.w, of.bias.w, before.w));
-  if (of.whole) {
-    *reinterpret_cast<float4*>(to) = v;
-    return;
-  }
-  to[0] = v.x;
-  if (of.count > 1) to[1] = v.y;
-  if (of.count > 2) to[2] = v.z;
-  if (of.count > 3) to[3] = v.w;
-}
-
 // A warp's share of a block's tiles: every so manieth token.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t tokens, const Tour& tour,
@@ -114,14 +85,8 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
     const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];
-    const int64_t row = tile.unit * 8 + lane * 4, left = p.weight.rows - row;
-    Four of;
-    of.count = lane * 4 < NT * 8 ? static_cast<int>(left < 4 ? left : 4) : 0;
-    of.whole =
-        of.count == 4 && p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-    if (p.bias != nullptr && of.count > 0) {
-      of.bias = load_some(p.bias + row, {{}, of.count, false});
-    }
+    const int64_t row = tile.unit * 8 + lane * 4;
+    const Four of = four_of(p, row, lane * 4 < NT * 8);
     float* out = p.out + tile.token_tile * 8 * p.out_stride + row;
     const auto count =
         static_cast<int>(min(static_cast<int64_t>(G * 64), tokens - tile.token_tile * 8));
