@@ -24,6 +24,26 @@ struct AllTokens {
   __device__ __forceinline__ bool operator()(int64_t) const { return true; }
 };
 
+// What finish does with four rows of a token.
+__device__ __forceinline__ float4 bias_of(const Work& w, int64_t row) {
+  if (w.bias == nullptr) return {};
+  return {w.bias[row], w.bias[row + 1], w.bias[row + 2], w.bias[row + 3]};
+}
+__device__ __forceinline__ float4 ended(const Work& w, const float4& sum, const float4& bias) {
+  const auto end = [&](float v, float b) {
+    v = __fmul_rn(v, w.up);
+    if (w.bias != nullptr) v = __fadd_rn(v, b);
+    return __fmul_rn(v, w.scale);
+  };
+  return {end(sum.x, bias.x), end(sum.y, bias.y), end(sum.z, bias.z), end(sum.w, bias.w)};
+}
+__device__ __forceinline__ float4 ended(const Work& w, const float4& sum, const float4& bias,
+                                        const float4& before) {
+  const float4 v = ended(w, sum, bias);
+  return {__fadd_rn(before.x, v.x), __fadd_rn(before.y, v.y), __fadd_rn(before.z, v.z),
+          __fadd_rn(before.w, v.w)};
+}
+
 // What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
 // rows are written 16 bytes a thread; those of tokens that are not there(token) are not.
 template <int NT, class There = AllTokens>
@@ -33,17 +53,9 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
   const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
   const int64_t row = row_tile * 16 + lane % 16 * 4;
   const bool real = row < w.rows;
-  float4 bias = {};
-  if (w.bias != nullptr && real) {
-    bias = make_float4(w.bias[row], w.bias[row + 1], w.bias[row + 2], w.bias[row + 3]);
-  }
+  const float4 bias = real ? bias_of(w, row) : float4{};
   const auto together = [&] {
     asm volatile("bar.sync %0, 128;" ::"r"(2 + static_cast<int>(threadIdx.x / 128)) : "memory");
-  };
-  const auto value = [&](float v, float b) {
-    v = __fmul_rn(v, w.up);
-    if (w.bias != nullptr) v = __fadd_rn(v, b);
-    return __fmul_rn(v, w.scale);
   };
 #pragma unroll
   for (int first = 0; first < NT; first += kOutTokens / 8) {
@@ -62,13 +74,7 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
       if (!real || token >= w.tokens || !there(token)) continue;
       const float4 v = *reinterpret_cast<const float4*>(room + at * kOutStride + lane % 16 * 4);
       auto* to = reinterpret_cast<float4*>(w.out + token * w.out_stride + row);
-      float4 out = {value(v.x, bias.x), value(v.y, bias.y), value(v.z, bias.z), value(v.w, bias.w)};
-      if (w.add) {
-        const float4 before = *to;
-        out = {__fadd_rn(before.x, out.x), __fadd_rn(before.y, out.y), __fadd_rn(before.z, out.z),
-               __fadd_rn(before.w, out.w)};
-      }
-      *to = out;
+      *to = w.add ? ended(w, v, bias, *to) : ended(w, v, bias);
     }
   }
 }
@@ -161,7 +167,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     Sums<S> total;
     sum_tile<S>(way, leaves, total);
-    if constexpr (S::kDeep == 2) {
+    if constexpr (S::kGate && S::kDeep == 2) {
       finish_both<NT, F>(act, list, sums_of<S>(total, 0), sums_of<S>(total, 1), tile.unit + warp,
                          tile.token_tile);
       return;
@@ -176,12 +182,16 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
       return;
     }
     const Work w = work_of<F>(list.of[tile.product], tokens);
-    float(&rows)[NT][4] = sums_of<S>(total, 0);
-    if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
-      finish_rows<NT>(w, rows, tile.unit + warp / 4 * 4, tile.token_tile,
-                      room + warp / 4 * kOutTokens * kOutStride);
-    } else {
-      finish<NT>(w, rows, tile.unit + warp, tile.token_tile, lane);
+#pragma unroll
+    for (int deep = 0; deep < S::kDeep; ++deep) {
+      float(&rows)[NT][4] = sums_of<S>(total, deep);
+      const int64_t unit = tile.unit + deep * S::kGroups * 4;
+      if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
+        finish_rows<NT>(w, rows, unit + warp / 4 * 4, tile.token_tile,
+                        room + warp / 4 * kOutTokens * kOutStride);
+      } else {
+        finish<NT>(w, rows, unit + warp, tile.token_tile, lane);
+      }
     }
   });
 }
@@ -214,43 +224,73 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
   }
 }
 
-// A warp adds 16 rows of 8 tokens at a time, leaves from left to right, once all blocks have
+// A block's half of a tile's tokens, whose sums pass through shared memory on their way out: of
+// what a thread writes four rows lie side by side.
+template <class S>
+struct Half {
+  static constexpr int kTokens = S::NT * 8 / kPair, kRows = S::kRowTiles * 16, kQuads = kRows / 4;
+  static constexpr int kStride = kRows + 4,
+                       kEach = (kTokens * kQuads + S::kConsumers - 1) / S::kConsumers;
+  const Work w;
+  int64_t row, token;
+  float4 before[kEach];
+
+  __device__ __forceinline__ Half(const Work& work, const ProductTile& tile)
+      : w(work), row(tile.unit * 16), token(tile.token_tile * 8 + blockIdx.z * kTokens) {}
+  // body(number, quad, where it is in shared memory, where it goes).
+  template <class Body>
+  __device__ __forceinline__ void each(const Body& body) {
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int at = n * S::kConsumers + static_cast<int>(threadIdx.x);
+      const int quad = at % kQuads, t = at / kQuads;
+      if (t < kTokens && token + t < w.tokens && row + quad * 4 < w.rows) {
+        body(n, row + quad * 4, t * kStride + quad * 4, w.out + (token + t) * w.out_stride);
+      }
+    }
+  }
+  __device__ __forceinline__ void load() {
+    if (!w.add) return;
+    each([&](int n, int64_t r, int, const float* from) {
+      before[n] = *reinterpret_cast<const float4*>(from + r);
+    });
+  }
+  __device__ __forceinline__ void store(const float* room) {
+    each([&](int n, int64_t r, int at, float* to) {
+      const float4 sum = *reinterpret_cast<const float4*>(room + at), bias = bias_of(w, r);
+      *reinterpret_cast<float4*>(to + r) =
+          w.add ? ended(w, sum, bias, before[n]) : ended(w, sum, bias);
+    });
+  }
+};
+
+// A warp adds 16 rows of 8 tokens at a time, leaves from left to right, once both blocks have
 // theirs. What it reads for some of these is on its way before the first is added up.
 template <class S>
 __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
-                                           const float4* shared) {
-  constexpr int NT = S::NT, kConsumers = S::kConsumers, kStep = kConsumers / 32 * kPair;
-  constexpr int kAll = NT * S::kRowTiles, kMost = S::kGroups > 2 ? 1 : 4;
+                                           const float4* shared, float* room) {
+  constexpr int NT = S::NT, kConsumers = S::kConsumers, kStep = kConsumers / 32;
+  constexpr int kAll = NT * S::kRowTiles / kPair, kMost = S::kGroups > 2 ? 1 : 4;
   constexpr int kAtOnce = kAll / kStep < 1 ? 1 : kAll / kStep < kMost ? kAll / kStep : kMost;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const Leaves<S> leaves(list);
   const int each = leaves.last - leaves.first;  // of a warpgroup
   const ProductTile tile =
       find_product_tile<NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
   const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
-  const int mine = thread / 32 * kPair + static_cast<int>(blockIdx.z);
-  Before before[kAtOnce];
-  const auto load_before = [&](int first) {
-    if (!w.add) return;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int n = first + i * kStep;
-      if (n < kAll) {
-        before[i].load(w, tile.unit + n % S::kRowTiles, tile.token_tile + n / S::kRowTiles,
-                       thread % 32);
-      }
-    }
-  };
-  load_before(mine);
+  const bool whole = w.rows % 4 == 0 && whole_rows(w.out, w.out_stride);
+  Half<S> half(w, tile);
+  if (whole) half.load();
   cluster_sync();
-  for (int first = mine; first < kAll; first += kAtOnce * kStep) {
+  for (int first = thread / 32; first < kAll; first += kAtOnce * kStep) {
     float4 of[kAtOnce][kMostLeaves];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int n = first + i * kStep;
       if (n >= kAll) break;
       const float4* place =
-          shared + n / S::kRowTiles * kConsumers + n % S::kRowTiles * 32 + thread % 32;
+          shared + (n / S::kRowTiles + static_cast<int>(blockIdx.z) * (NT / kPair)) * kConsumers +
+          n % S::kRowTiles * 32 + lane;
 #pragma unroll
       for (int l = 0; l < kMostLeaves; ++l) {
         if (l >= leaves.parts) break;
@@ -272,11 +312,23 @@ __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t toke
 #pragma unroll
         for (int k = 0; k < 4; ++k) all[0][k] = __fadd_rn(all[0][k], part[k]);
       }
-      finish<1>(w, all, tile.unit + n % S::kRowTiles, tile.token_tile + n / S::kRowTiles,
-                thread % 32, before[i].v);
+      if (whole) {
+        float* to = room + (n / S::kRowTiles * 8 + lane % 4 * 2) * Half<S>::kStride +
+                    n % S::kRowTiles * 16 + lane / 4;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) to[k % 2 * Half<S>::kStride + k / 2 * 8] = all[0][k];
+      } else {
+        finish<1>(w, all, tile.unit + n % S::kRowTiles,
+                  tile.token_tile + n / S::kRowTiles + blockIdx.z * (NT / kPair), lane);
+      }
     }
-    if (first + kAtOnce * kStep < kAll) load_before(first + kAtOnce * kStep);
   }
+  cluster_arrive_relaxed();
+  if (whole) {
+    asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");
+    half.store(room);
+  }
+  cluster_wait();  // nobody leaves while others read here
 }
 #endif
 
@@ -306,8 +358,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if constexpr (S::kSplit) {
       auto* sums = reinterpret_cast<float4*>(shared);
       leave_sums<S>(rings, list, sums);
-      add_leaves<S>(list, tokens, sums);
-      cluster_sync();  // nobody leaves while others read here
+      add_leaves<S>(list, tokens, sums, reinterpret_cast<float*>(shared + S::kSumsBytes));
     } else {
       walk<S>(rings, list, tokens, tiles, act, reinterpret_cast<float*>(shared + S::kRings));
     }

@@ -1,9 +1,9 @@
 // Products of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper.
 //
 // What a warp has to issue for a piece decides, more than what it reads: with so few tokens there
-// are the registers for four warpgroups, which hide each other's latencies, or for gate's and up's
-// sums in each of two, which issue what a piece of tokens takes once for both
-// (products_quant_kernel.cuh).
+// are the registers for four warpgroups, which hide each other's latencies, or for the sums of
+// twice as many rows (of gate and up: of both) in each of two, which issue what a piece of tokens
+// takes once for both (products_quant_kernel.cuh).
 #include "backend/cuda/products_quant_kernel.cuh"
 
 namespace freshet::cuda {
@@ -17,6 +17,11 @@ using decode::tiles_of;
 
 template <class F, int NT, Split split, int kGroups, int kParts = 1, int kDeep = 1>
 using Shape = decode::Shape<F, NT, split, kGroups, kParts, kDeep>;
+
+// Of these formats two warpgroups that have twice 64 rows are faster than four.
+template <class F>
+inline constexpr bool kBoth =
+    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ8_0;
 
 template <class F, int NT>
 int run(const ProductList& list, int64_t tokens) {
@@ -36,14 +41,14 @@ int run(const ProductList& list, int64_t tokens) {
   if (parts == kMostLeaves && decode::pairs_fit<NT>(list, tokens)) {
     return launch_decode<Shape<F, NT, kLeaves, 1>>(list, tokens);
   }
+  if constexpr (kBoth<F>) {
+    if (tiles_of<NT>(list, tokens, 256) > multiprocessors) {
+      return launch_decode<Shape<F, NT, kRows, 2, 1, 2>>(list, tokens);
+    }
+  }
   // Of more tokens' sums there is no room for four warpgroups' here.
   return launch_decode<Shape<F, NT, kRows, NT == 4 ? 4 : 2>>(list, tokens);
 }
-
-// Of these formats two warpgroups that have both products' rows are faster than four with one's.
-template <class F>
-inline constexpr bool kBoth =
-    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ8_0;
 
 // NT: tiles of tokens of a block.
 template <class F, int NT>

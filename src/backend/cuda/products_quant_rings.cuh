@@ -25,8 +25,8 @@ inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up e
 enum class Split { kRows, kGate, kLeaves };
 
 // NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
-// cut its share of K; kDeep: 2 if a warpgroup has the same 64 rows of gate and of up, which share
-// what it issues for a piece of tokens.
+// cut its share of K; kDeep: 2 if a warpgroup has twice 64 rows, which share what it issues for a
+// piece of tokens; of gate and up the same rows of both.
 template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1>
 struct Shape {
   using F = F_;
@@ -34,7 +34,7 @@ struct Shape {
   static constexpr bool kGate = split == Split::kGate;
   static constexpr bool kSplit = split == Split::kLeaves;
   static_assert(kSplit || kParts == 1);
-  static_assert(kDeep == 1 || (kDeep == 2 && kGate && kGroups == 2));
+  static_assert(kDeep == 1 || (kDeep == 2 && !kSplit && kGroups == 2));
   // A warpgroup has two tiles of gate's and two of up's.
   static constexpr bool kMixed = kGate && kGroups > 2;
   static constexpr int kConsumers = kGroups * 128;
@@ -58,13 +58,15 @@ struct Shape {
   static constexpr int kShared = kRings + kOutBytes;
   static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
   // Two operands take turns where there are the registers.
-  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves * NT > 8 ? 1 : 2;
+  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
   // Tokens of the next piece are waited for before it is decoded: few come in time, and to look
   // takes longer than they do.
   static constexpr bool kWaitsAhead = NT <= 4;
   static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
   static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
-  static_assert(!kSplit || kShared >= kLeaves * NT * 16 * kConsumers, "sums take their place");
+  // Leaves' sums, and behind them those that go out, take the rings' place.
+  static constexpr int kSumsBytes = kLeaves * NT * 16 * kConsumers;
+  static_assert(!kSplit || kShared >= kSumsBytes + NT * 4 * (kRowTiles * 16 + 4) * 4);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
