@@ -29,9 +29,12 @@ struct Q4_K : Whole {
     p.s = make_uint4(From::get(reinterpret_cast<const uint32_t*>(tile + 2048) + of),
                      From::get(reinterpret_cast<const uint16_t*>(tile + 2176) + of), d.x, d.y);
   }
-  // d times byte i of w, which is read as the float 2^23 + byte.
+  // d times byte i of w times 2^kPower; the byte is read as a float of which it is the lowest bits.
+  template <int kPower>
   static __device__ float times(float d, uint32_t w, int i) {
-    return __fmaf_rn(__uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + i)), d, d * -8388608.0f);
+    constexpr uint32_t kOne = static_cast<uint32_t>(127 + 23 + kPower) << 23;
+    return __fmaf_rn(__uint_as_float(__byte_perm(w, kOne, 0x7650 + i)), d,
+                     d * -__uint_as_float(kOne));
   }
   // a[k] = operand(k, rows g, rows g + 8).
   template <int kMiddle, class Operand>
@@ -39,22 +42,21 @@ struct Q4_K : Whole {
     const uint32_t scales = p.s.x & 0x3f3f3f3f;
     const uint32_t least = (p.s.x >> 6 & 0x03030303) | ((p.s.y | p.s.y << 12) & 0x0f0f0f0f) << 2;
     using Rows = CentredRows<kMiddle>;
-    const float d[2] = {half_bits(p.s.z & 0xffff) * Rows::kScaleBy,
-                        half_bits(p.s.z >> 16) * Rows::kScaleBy};
-    const float m[2] = {half_bits(p.s.w & 0xffff) * Rows::kLeastBy,
-                        half_bits(p.s.w >> 16) * Rows::kLeastBy};
+    const float d[2] = {half_bits(p.s.z & 0xffff), half_bits(p.s.z >> 16)};
+    const float m[2] = {half_bits(p.s.w & 0xffff), half_bits(p.s.w >> 16)};
     for (int k = 0; k < 4; ++k) {
       const int group = k / 2;
-      const Rows rows(times(d[0], scales, group), times(m[0], least, group),
-                      times(d[1], scales, 2 + group), times(m[1], least, 2 + group));
+      const Rows rows(times<Rows::kScaleBits>(d[0], scales, group),
+                      times<Rows::kLeastBits>(m[0], least, group),
+                      times<Rows::kScaleBits>(d[1], scales, 2 + group),
+                      times<Rows::kLeastBits>(m[1], least, 2 + group));
       a[k] = operand(k, rows.g, rows.h);
     }
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    decode_centred<3>(p, a, [&](int k, const auto& g, const auto& h) {
-      return nibbles(q[k], g, h);
-    });
+    decode_centred<3>(p, a,
+                      [&](int k, const auto& g, const auto& h) { return nibbles(q[k], g, h); });
   }
   // The operand whose numbers a word of four bits each has.
   static __device__ uint4 nibbles(uint32_t w, const Centred<3>& g, const Centred<3>& h) {
@@ -101,12 +103,11 @@ struct Q4_K : Whole {
   static __device__ float affine(const uint8_t* tile, int row, int col, uint32_t q) {
     const int of = row % 8 * 4 + col / 64, n = row / 8 * 2 + col % 64 / 32;
     const uint32_t low = reinterpret_cast<const uint32_t*>(tile + 2048)[of] >> (n * 8);
-    const uint32_t high = uint32_t{reinterpret_cast<const uint16_t*>(tile + 2176)[of]} >>
-                          (n % 2 * 8 + n / 2 * 4);
+    const uint32_t high =
+        uint32_t{reinterpret_cast<const uint16_t*>(tile + 2176)[of]} >> (n % 2 * 8 + n / 2 * 4);
     const uint8_t* factors = tile + 2240 + row % 8 * 8 + row / 8 * 2;
-    return __fsub_rn(
-        static_cast<float>(q) * (half_at(factors) * static_cast<float>(low & 63)),
-        half_at(factors + 4) * static_cast<float>((low >> 6 & 3) | (high & 15) << 2));
+    return __fsub_rn(static_cast<float>(q) * (half_at(factors) * static_cast<float>(low & 63)),
+                     half_at(factors + 4) * static_cast<float>((low >> 6 & 3) | (high & 15) << 2));
   }
 };
 

@@ -124,9 +124,10 @@ struct Centred {
   }
   static constexpr int kLow = 16;  // powers of two that have room
 };
-// Of rows g and g + 8; scales come times kScaleBy, least values times kLeastBy.
+// Of rows g and g + 8; scales come times kScaleBy (2^kScaleBits), least values times kLeastBy.
 template <int kMiddle>
 struct CentredRows {
+  static constexpr int kScaleBits = -13, kLeastBits = -29;
   static constexpr float kScaleBy = 0x1p-13f, kLeastBy = 0x1p-29f;
   Centred<kMiddle> g, h;
   __device__ __forceinline__ CentredRows(float dg, float least_g, float dh, float least_h) {

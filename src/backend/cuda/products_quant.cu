@@ -14,13 +14,16 @@
 namespace freshet::cuda {
 namespace {
 
-template <class F, int kTiles>
+// kTiles: at once; kSteps: of a stage; tokens are kept for one of them.
+template <class F, int kTiles, int kSteps = 1>
 struct Ring {
   static constexpr int kPieces = F::kUnit / 64;
-  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 704 ? 4 : 2;  // of a stage
-  static constexpr int kTileBytes = kUnits * F::kTileBytes;
+  static constexpr int kUnits = kPieces > 2 ? 1 : F::kTileBytes <= 704 ? 4 : 2;  // of a step
+  static constexpr int kTileBytes = kSteps * kUnits * F::kTileBytes;
   static constexpr int kStageBytes = kTiles * kTileBytes;
-  static constexpr int kStages = kStageBytes > 3000 && kTiles == 1 ? 3 : 4 / kTiles;
+  static constexpr int kStages = kSteps > 1                          ? 2
+                                 : kStageBytes > 3000 && kTiles == 1 ? 3
+                                                                     : 4 / kTiles;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
   // Blocks of a multiprocessor.
   static constexpr size_t kOthers = size_t{kTiles} * 8192 + 2048;
@@ -64,9 +67,9 @@ __device__ __forceinline__ void gate_tile(const ProductList& list, const Activat
 }
 
 // What a warp asks for: its first lanes, one for each tile.
-template <class F, int kTiles>
+template <class F, int kTiles, int kSteps>
 struct Source {
-  using R = Ring<F, kTiles>;
+  using R = Ring<F, kTiles, kSteps>;
   uint8_t* ring;
   uint64_t* full;
   int index, step;  // of the block's tile; to its next one
@@ -86,7 +89,7 @@ struct Source {
            static_cast<int64_t>(leaf.first) * kUnitStep<F>;
   }
   __device__ __forceinline__ void ask(const ProductList& list, const Leaf& leaf, int lane) {
-    const int count = min(R::kUnits, leaf.count - asked);
+    const int count = min(kSteps * R::kUnits, leaf.count - asked);
     if (index < list.first_block[list.count]) {
       const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
       barrier_expect(full + stage, bytes);
@@ -106,12 +109,12 @@ struct Source {
 #endif
 
 // kTiles of a block have the same tokens. `gated` has data: where two products end.
-template <class F, int kTiles>
+template <class F, int kTiles, int kSteps>
 __global__ void __launch_bounds__(256, 2)
     stream_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using R = Ring<F, kTiles>;
-  constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a stage
+  using R = Ring<F, kTiles, kSteps>;
+  constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a step
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][R::kStages];
   __shared__ float sums[2][kWarps][kTiles * 4][32];
@@ -126,9 +129,9 @@ __global__ void __launch_bounds__(256, 2)
   const bool gates = kTiles == 2 && gated.data != nullptr;
   const int step = gates ? blocks : kTiles * blocks;  // from a block's tiles to its next ones
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
-  Source<F, kTiles> source{ring, full[warp],
-                           static_cast<int>(blockIdx.x) + (gates ? 0 : lane * blocks), step,
-                           gates ? lane : 0};
+  Source<F, kTiles, kSteps> source{ring, full[warp],
+                                   static_cast<int>(blockIdx.x) + (gates ? 0 : lane * blocks), step,
+                                   gates ? lane : 0};
   if (lane == 0) {
     for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], kTiles);
     barriers_ready();
@@ -168,15 +171,16 @@ __global__ void __launch_bounds__(256, 2)
     }
     float sum[kTiles][1][4] = {};
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
-      // Where the tokens of the stage after this one are.
+      // Where the tokens of the step after this one are.
       int next_count = min(R::kUnits, leaf.count - unit - R::kUnits) * R::kPieces;
       act += kAtOnce * 64;
       if (next_count <= 0 && index + step < end) {
         next_count = min(R::kUnits, leaf.count) * R::kPieces;
         act = act_of(index + step);
       }
-      const uint8_t* tiles = ring + stage * R::kStageBytes;
-      barrier_wait(&full[warp][stage], parity);
+      const int step_of = kSteps > 1 ? unit / R::kUnits % kSteps : 0;
+      const uint8_t* tiles = ring + stage * R::kStageBytes + step_of * (R::kTileBytes / kSteps);
+      if (step_of == 0) barrier_wait(&full[warp][stage], parity);
       const auto take = [&](int i) {
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
@@ -202,6 +206,7 @@ __global__ void __launch_bounds__(256, 2)
           }
         }
       }
+      if (step_of + 1 < kSteps && unit + R::kUnits < leaf.count) continue;
       __syncwarp();
       if (lane < kTiles) source.ask(list, leaf, lane);
       __syncwarp();
@@ -254,10 +259,10 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-template <class F, int kTiles>
+template <class F, int kTiles, int kSteps = 1>
 int launch_stream(const ProductList& list, int64_t tokens, const Activations& gated) {
-  using R = Ring<F, kTiles>;
-  const auto kernel = stream_kernel<F, kTiles>;
+  using R = Ring<F, kTiles, kSteps>;
+  const auto kernel = stream_kernel<F, kTiles, kSteps>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
@@ -276,6 +281,13 @@ int run_stream(const ProductList& list, int64_t tokens) {
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     if (same && list.first_block[list.count] > 4 * multiprocessors) {
       return launch_stream<F, 2>(list, tokens, {});
+    }
+  }
+  // What a stage takes beside its pieces counts where a tile is alone. (INT4 groups lose by it.)
+  if constexpr (F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K) {
+    const WeightView& w = list.of[0].weight;  // all have as many columns
+    if (w.cols / leaves(w.cols) >= 2 * F::kUnit * Ring<F, 1>::kUnits) {
+      return launch_stream<F, 1, 2>(list, tokens, {});
     }
   }
   return launch_stream<F, 1>(list, tokens, {});
