@@ -362,8 +362,8 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
 // the tokens'.
 TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
   constexpr int64_t kMost = 128, kCols = 2368;
-  const std::vector<int64_t> lists[] = {
-      {640}, {1601, 399}, {4112}, {4104, 1000, 1000}, {4096, 2050}};
+  const std::vector<int64_t> lists[] = {{640},  {1601, 399},        {3990},
+                                        {4112}, {4104, 1000, 1000}, {4096, 2050}};
   DeviceFloats x(*gpu, random_floats(kMost * kCols, 1));
   for (const std::vector<int64_t>& rows : lists) {
     std::vector<ops::Weight> weights;

@@ -192,21 +192,23 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
       {quant::Format::kINT8, 27210, 300},      {quant::Format::kINT8, 11250, 640},
       {quant::Format::kINT8, 4112, 4200},      {quant::Format::kINT8, 6160, 1152},
       {quant::Format::kInt4G128, 10256, 2176}, {quant::Format::kInt4G128, 6000, 2176},
-      {quant::Format::kBF16, 14352, 2048},     {quant::Format::kBF16, 6160, 2048},
-      {quant::Format::kFP8, 10256, 2048},      {quant::Format::kFP8, 4112, 2176},
-      {quant::Format::kFP8, 6160, 2048},       {quant::Format::kFP8, 6160, 1152},
-      {quant::Format::kQ4_0, 10256, 2048},     {quant::Format::kQ4_0, 27210, 2176},
-      {quant::Format::kQ4_K, 27216, 2304},     {quant::Format::kQ4_0, 6000, 2176},
-      {quant::Format::kQ4_0, 6160, 2048},      {quant::Format::kQ4_0, 34010, 576},
-      {quant::Format::kQ8_0, 33860, 320},      {quant::Format::kQ4_K, 33860, 768}};
+      {quant::Format::kBF16, 14352, 2048},     {quant::Format::kBF16, 14336, 2112},
+      {quant::Format::kBF16, 6160, 2048},      {quant::Format::kFP8, 10256, 2048},
+      {quant::Format::kFP8, 4112, 2176},       {quant::Format::kFP8, 6160, 2048},
+      {quant::Format::kFP8, 6160, 1152},       {quant::Format::kQ4_0, 10256, 2048},
+      {quant::Format::kQ4_0, 27210, 2176},     {quant::Format::kQ4_K, 27216, 2304},
+      {quant::Format::kQ4_0, 6000, 2176},      {quant::Format::kQ4_0, 6160, 2048},
+      {quant::Format::kQ4_0, 34010, 576},      {quant::Format::kQ8_0, 33860, 320},
+      {quant::Format::kQ4_K, 33860, 768}};
   for (const auto& [format, rows, cols] : shapes) {
     const Stored s = stored(format, rows, cols, 15);
     const auto w = gpu->pack(format, s.rows, cols);
     ASSERT_TRUE(w.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 16));
     const auto run = [&](int64_t first, int64_t count) {
-      DeviceFloats out(*gpu, static_cast<size_t>(count * rows));
-      ops::Product p{&*w, out.matrix(count, rows), nullptr, 1.0f, false};
+      DeviceFloats out(*gpu, std::vector<float>(static_cast<size_t>(count * rows), 0.25f));
+      const bool add = format == quant::Format::kBF16 && rows % 128 == 0;
+      ops::Product p{&*w, out.matrix(count, rows), nullptr, 0.5f, add};
       gpu->matmul(x.matrix(kMost, cols).slice_rows(first, count), {&p, 1});
       return out.get();
     };

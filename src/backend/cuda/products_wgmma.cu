@@ -5,7 +5,8 @@
 // engine, 64 columns of weights and of tokens each, a copy apiece: with copies of 1 or 2 KiB the
 // engine is far slower than the tensor cores, and with four threads all of it is 2 % slower. Two
 // warpgroups multiply. Blocks stay and walk through tiles of the product, all leaves of K from left
-// to right with a second set of sums. The bits are those of products.cu.
+// to right with a second set of sums, of which a tile's are written while the next one's first leaf
+// is multiplied. The bits are those of products.cu.
 #include "backend/cuda/products_gated.cuh"
 #include "backend/cuda/products_wgmma.cuh"
 
@@ -21,9 +22,8 @@ inline constexpr int kRoomFloats = NT * 2 * kRoomRows;
 // NT: tiles of 8 tokens.
 template <int NT>
 struct Walk {
-  static constexpr bool kTokensLead = false;
   static constexpr int kProducers = 1;
-  static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2, kGroupTokens = 0;
+  static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2;
   static constexpr int kStageBytes = kRowBytes + NT * kTokenBytes;
   static constexpr int kStages = 200 * 1024 / kStageBytes;
   static constexpr int kRoom = kStages * kStageBytes;
@@ -33,12 +33,12 @@ struct Walk {
 // Registers change hands between whole warpgroups only.
 constexpr int kWalkThreads = kConsumers + kProducerWarps * 32;
 constexpr int kNarrow = 16, kWide = 24;  // tiles of tokens of a block that walks
-constexpr int kRound = 4;                // tiles of tokens that a gated unit exchanges at once
+constexpr int kRound = 2;                // tiles of tokens that a gated unit exchanges at once
 template <int NT>
 struct Gate : Walk<NT> {
-  static constexpr int kStages = (kRingBytes - kExchangeBytes<kRound>) / Walk<NT>::kStageBytes;
+  static constexpr int kStages = (kRingBytes - 2 * kExchangeBytes<kRound>) / Walk<NT>::kStageBytes;
   static constexpr int kRoom = kStages * Walk<NT>::kStageBytes;
-  static constexpr int kBytes = kRoom + kExchangeBytes<kRound>;
+  static constexpr int kBytes = kRoom + 2 * kExchangeBytes<kRound>;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -56,56 +56,138 @@ inline constexpr bool kIsGate<Gate<NT>> = true;
 template <class S>
 inline constexpr int kTileUnits = kIsGate<S> ? kRowTiles / 2 : kRowTiles;
 
-// finish() where all rows and tokens are there and there is no bias. A warpgroup's sums go through
-// `room`, NT / 4 tiles of tokens at a time, so that neighbours write what lies side by side: stores
-// as the sums lie would be requests of 32 bytes, of which a multiprocessor makes few.
-template <int NT, bool kAdd>
-__device__ __forceinline__ void finish_whole(const Work& w, const float (&sum)[NT][4], float* room,
-                                             int64_t row, int64_t token) {
-  constexpr int kTiles = NT / 4, kEach = kTiles;  // of 8 tokens; fours of rows a thread
-  const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
-  const int group = static_cast<int>(threadIdx.x / 128);
-  float* leave = room + lane % 4 * 2 * kRoomRows + thread / 32 * 16 + lane / 4;
-  const float* take = room + thread / 16 * kRoomRows + thread % 16 * 4;
-  float* out = w.out + (token + thread / 16) * w.out_stride + row + thread % 16 * 4;
-  const int64_t next = 8 * w.out_stride;
-  const auto meet = [&] { asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory"); };
-  float4 before[2][kEach];
-  const auto ask = [&](int round) {
-    const float* from = out + round * kTiles * next;
-#pragma unroll
-    for (int n = 0; n < kEach; ++n, from += next) {
-      before[round % 2][n] = *reinterpret_cast<const float4*>(from);
+// A tile's end, in kParts, each between two pieces of the next tile's first leaf: what it costs is
+// hidden behind the tensor cores. A part is the first tiles of the sums, which move up then, so
+// that it is a loop: code that runs once a tile is bound by fetching it. Sums go through `room`, of
+// which there are two so that a warpgroup meets once a part; neighbours write what lies side by
+// side, as stores of sums where they are would be requests of 32 bytes, of which a multiprocessor
+// makes few.
+template <int NT>
+struct PlainEnd {
+  static constexpr int kParts = 8, kTiles = NT / kParts;  // of 8 tokens
+  float* out = nullptr;                                   // a thread's first four rows
+  int next;                                               // 8 tokens on
+  int left;                                               // tokens, from the thread's first on
+  float scale;
+  bool add;
+  float4 before[kTiles];
+
+  // Whether it takes the tile; if not, finish() does.
+  __device__ __forceinline__ bool hold(const ProductArgs& p, const ProductTile& tile,
+                                       int64_t tokens) {
+    if (p.bias != nullptr || (tile.unit + kRowTiles) * 16 > p.weight.rows ||
+        p.out_stride % 4 != 0 || reinterpret_cast<uintptr_t>(p.out) % 16 != 0) {
+      return false;
     }
-  };
-  if constexpr (kAdd) ask(0);
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int64_t row = (tile.unit + threadIdx.x / 128 * 4) * 16 + thread % 16 * 4;
+    const int64_t token = tile.token_tile * 8 + thread / 16;
+    out = p.out + token * p.out_stride + row;
+    next = static_cast<int>(8 * p.out_stride);
+    left = static_cast<int>(min(tokens - token, int64_t{NT * 8}));
+    scale = p.scale;
+    add = p.add != 0;
+    return true;
+  }
+  __device__ __forceinline__ float* at(int tile) const { return out + int64_t{next} * tile; }
+  __device__ __forceinline__ void ask() {
+    if (!add) return;
 #pragma unroll
-  for (int round = 0; round < 4; ++round) {
-    if (kAdd && round < 3) ask(round + 1);
-    if (round > 0) meet();
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      const float(&v)[4] = sum[round * kTiles + j];
-      float* to = leave + j * 8 * kRoomRows;
-      to[0] = v[0], to[kRoomRows] = v[1], to[8] = v[2], to[kRoomRows + 8] = v[3];
+    for (int n = 0; n < kTiles; ++n) {
+      if (n * 8 < left) before[n] = *reinterpret_cast<const float4*>(at(n));
     }
-    meet();
-    float* to = out + round * kTiles * next;
+  }
+  __device__ __forceinline__ void put(const float (&sum)[NT][4], int part, uint8_t* shared) {
+    const int thread = static_cast<int>(threadIdx.x % 128), lane = thread % 32;
+    const int group = static_cast<int>(threadIdx.x / 128);
+    float* room = reinterpret_cast<float*>(shared) + (group * 2 + part % 2) * (kRoomFloats<NT> / 2);
+    float* leave = room + lane % 4 * 2 * kRoomRows + thread / 32 * 16 + lane / 4;
+    const float* take = room + thread / 16 * kRoomRows + thread % 16 * 4;
 #pragma unroll
-    for (int n = 0; n < kEach; ++n, to += next) {
+    for (int n = 0; n < kTiles; ++n) {
+      float* to = leave + n * 8 * kRoomRows;
+      to[0] = sum[n][0], to[kRoomRows] = sum[n][1];
+      to[8] = sum[n][2], to[kRoomRows + 8] = sum[n][3];
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 2) : "memory");
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
       float4 v = *reinterpret_cast<const float4*>(take + n * 8 * kRoomRows);
-      v = make_float4(__fmul_rn(v.x, w.scale), __fmul_rn(v.y, w.scale), __fmul_rn(v.z, w.scale),
-                      __fmul_rn(v.w, w.scale));
-      if constexpr (kAdd) {
-        const float4& b = before[round % 2][n];
+      v = make_float4(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale), __fmul_rn(v.z, scale),
+                      __fmul_rn(v.w, scale));
+      if (add) {
+        const float4& b = before[n];
         v = make_float4(__fadd_rn(b.x, v.x), __fadd_rn(b.y, v.y), __fadd_rn(b.z, v.z),
                         __fadd_rn(b.w, v.w));
       }
-      *reinterpret_cast<float4*>(to) = v;
+      if (n * 8 < left) *reinterpret_cast<float4*>(at(n)) = v;
     }
+    out = at(kTiles);
+    left -= kTiles * 8;
   }
-  meet();
-}
+};
+
+// The same of a gated unit: one warpgroup has gate's sums, the other up's, and they exchange halves
+// of the tokens.
+template <int NT>
+struct GatedEnd {
+  static constexpr int kParts = NT / 2 / kRound, kTiles = kRound;
+  uint8_t* to = nullptr;
+  int left;  // tiles of tokens
+  float bias[2], scale;
+
+  __device__ __forceinline__ bool hold(const Activations& act, const ProductArgs& p,
+                                       const ProductTile& tile) {
+    const int thread = static_cast<int>(threadIdx.x % 128);
+    const int64_t row_tile = tile.unit + thread / 32;
+    const int64_t first = tile.token_tile + threadIdx.x / 128 * (NT / 2);
+    const int64_t at = row_tile / 4 * act.core_tiles + first;
+    to = act.data + (at * 4 + row_tile % 4) * 256 + thread % 32 * 4;
+    const int64_t row = row_tile * 16 + thread % 32 / 4;
+    left = static_cast<int>(min(act.core_tiles - first, int64_t{NT}));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool is = p.bias != nullptr && row + r * 8 < p.weight.rows;
+      bias[r] = is ? p.bias[row + r * 8] : -0.0f;  // which adds nothing
+    }
+    scale = p.scale;
+    return true;
+  }
+  __device__ __forceinline__ void ask() {}
+  __device__ __forceinline__ void put(const float (&sum)[NT][4], int part, uint8_t* shared) {
+    const bool up = threadIdx.x >= 128;
+    float4* room =
+        reinterpret_cast<float4*>(shared + part % 2 * kExchangeBytes<kRound>) + threadIdx.x % 128;
+    float4* give = room + (up ? kRound * 128 : 0);
+    const float4* take = room + (up ? 0 : kRound * 128);
+    const auto ended = [&](bool second, int j, float(&v)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float s = second ? sum[NT / 2 + j][i] : sum[j][i];
+        v[i] = __fmul_rn(__fadd_rn(s, bias[i / 2]), scale);
+      }
+    };
+#pragma unroll
+    for (int j = 0; j < kRound; ++j) {
+      float v[4];
+      ended(!up, j, v);
+      give[j * 128] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    sync_pair();
+#pragma unroll
+    for (int j = 0; j < kRound; ++j) {
+      const float4 v = take[j * 128];
+      const float other[4] = {v.x, v.y, v.z, v.w};
+      float mine[4], g[4], u[4];
+      ended(up, j, mine);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) g[i] = up ? other[i] : mine[i], u[i] = up ? mine[i] : other[i];
+      put_gated(to + j * kTokenTileBytes, g, u, j < left);
+    }
+    to += kRound * kTokenTileBytes;
+    left -= kRound;
+  }
+};
 
 // The producer.
 template <class S, int NT>
@@ -130,39 +212,151 @@ __device__ __forceinline__ void produce(Ring<S> ring, const ProductList& list, i
   }
 }
 
+// A number that is the same in all lanes, and is not computed again wherever it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t v) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(v));
+  return __shfl_sync(0xffffffff, v, 0);
+}
+
+// What a warpgroup reads of the ring, half a piece at a time: half of one is multiplied while the
+// next is waited for. Places are found once.
+template <class S, int NT>
+struct Reader {
+  static constexpr int kSteps = 2;  // of 16 columns, of four
+
+  uint32_t rows, tokens;  // operands of the first stage
+  uint32_t full, empty;   // barriers
+  int stage = 0, round = 0, before = 0;
+
+  __device__ __forceinline__ explicit Reader(const Ring<S>& ring)
+      : rows(place(ring.stages + threadIdx.x / 128 * S::kGroupRows)),
+        tokens(place(ring.stages + S::kRowBytes)),
+        full(kept(shared_address(ring.full))),
+        empty(kept(shared_address(ring.empty))) {}
+
+  __device__ __forceinline__ static uint32_t place(const uint8_t* shared) {
+    return kept(static_cast<uint32_t>(operand_at(shared)));
+  }
+  // A step's operand.
+  __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
+    return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  }
+  __device__ __forceinline__ void leave() const {
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty + before * 8) : "memory");
+    }
+  }
+  // sum += the next piece, or is set to it.
+  __device__ __forceinline__ void add(float (&sum)[NT][4], bool first) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(full + stage * 8),
+        "r"(round)
+        : "memory");
+    const uint32_t at = stage * (S::kStageBytes >> 4), a = rows + at, b = tokens + at;
+#pragma unroll
+    for (int k = 0; k < 4; k += kSteps) {
+      wgmma_begin();
+#pragma unroll
+      for (int i = k; i < k + kSteps; ++i) wgmma(sum, step(a, i), step(b, i), !first || i > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (k == 0 && !first) leave();
+    }
+    before = stage;
+    if (++stage == S::kStages) stage = 0, round ^= 1;
+  }
+  __device__ __forceinline__ void end() const {
+    wgmma_wait<0>();
+    leave();
+  }
+};
+
+template <class S, int NT>
+using EndOf = std::conditional_t<kIsGate<S>, GatedEnd<NT>, PlainEnd<NT>>;
+
+// A tile's end that PlainEnd does not take.
+template <int NT>
+__device__ __forceinline__ void finish_any(const ProductList& list, int64_t tokens, int index,
+                                           const float (&sum)[NT][4]) {
+  constexpr int kAtOnce = NT % 6 == 0 ? 6 : 8;
+  const ProductTile tile = find_product_tile<NT, kRowTiles>(list, tokens, index);
+  finish<NT, kAtOnce>(work_of(list.of[tile.product], tokens), sum, tile.unit + threadIdx.x / 32,
+                      tile.token_tile, static_cast<int>(threadIdx.x % 32));
+}
+
 // Two warpgroups: every tile's leaves from left to right.
 template <class S, int NT>
 __device__ __forceinline__ void walk(Ring<S> ring, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act) {
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  for (int index = static_cast<int>(blockIdx.x); index < tiles;
-       index += static_cast<int>(gridDim.x)) {
-    const ProductTile tile = find_product_tile<NT, kTileUnits<S>>(list, tokens, index);
-    const ProductArgs& p = list.of[kIsGate<S> ? warp / 4 : tile.product];
-    float total[NT][4];
-    sum_leaves<S, NT>(ring, total, p.weight.cols);
-    if constexpr (kIsGate<S>) {
-      auto* room = reinterpret_cast<float4*>(ring.stages + S::kRoom);
-      finish_gated<NT, kRound>(act, p, total, room, tile.unit, tile.unit + kRowTiles / 2,
-                               tile.token_tile);
-    } else {
-      const Work w = work_of(p, tokens);
-      const bool whole = p.bias == nullptr && (tile.unit + kRowTiles) * 16 <= w.rows &&
-                         (tile.token_tile + NT) * 8 <= tokens && p.out_stride % 4 == 0 &&
-                         reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-      const int group = warp / 4;
-      float* room = reinterpret_cast<float*>(ring.stages + S::kRoom) + group * kRoomFloats<NT>;
-      const int64_t row = (tile.unit + group * 4) * 16, token = tile.token_tile * 8;
-      if (whole && w.add) {
-        finish_whole<NT, true>(w, total, room, row, token);
-      } else if (whole) {
-        finish_whole<NT, false>(w, total, room, row, token);
-      } else {
-        constexpr int kAtOnce = NT % 6 == 0 ? 6 : 8;
-        finish<NT, kAtOnce>(w, total, tile.unit + warp, tile.token_tile,
-                            static_cast<int>(threadIdx.x % 32));
+  const int64_t cols = list.of[0].weight.cols;  // and all others', of which the tokens are the same
+  const int parts = leaves(cols), count = leaf_of(cols, 0).count;
+  uint8_t* room = ring.stages + S::kRoom;
+  float sum[NT][4] = {}, total[NT][4] = {};
+  using End = EndOf<S, NT>;
+  Reader<S, NT> reader(ring);
+  End held;
+  bool holds = false;
+  auto index = static_cast<int>(blockIdx.x);
+  // A part of what is held; the next one's sums take its place.
+  const auto put = [&](int part) {
+    held.put(total, part, room);
+#pragma unroll
+    for (int j = 0; j + End::kTiles < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = total[j + End::kTiles][i];
+    }
+  };
+#pragma unroll 1
+  for (; index < tiles; index += static_cast<int>(gridDim.x)) {
+    reader.add(sum, true);
+    int n = 1;
+    if (holds) {
+      int part = 0;
+#pragma unroll 1
+      for (; n < count && part < End::kParts; ++n, ++part) {
+        held.ask();
+        reader.add(sum, false);
+        put(part);
+      }
+#pragma unroll 1
+      for (; part < End::kParts; ++part) {
+        held.ask();
+        put(part);
       }
     }
+#pragma unroll 1
+    for (; n < count; ++n) reader.add(sum, false);
+    const ProductTile tile = find_product_tile<NT, kTileUnits<S>>(list, tokens, index);
+    if constexpr (kIsGate<S>) {
+      holds = held.hold(act, list.of[threadIdx.x / 128], tile);
+    } else {
+      holds = held.hold(list.of[tile.product], tile, tokens);
+    }
+    reader.end();
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = sum[j][i];
+    }
+#pragma unroll 1
+    for (int leaf = 1; leaf < parts; ++leaf) {
+      const int its = leaf_of(cols, leaf).count;
+#pragma unroll 1
+      for (n = 0; n < its; ++n) reader.add(sum, n == 0);
+      reader.end();
+      add_sums(total, sum);
+    }
+    if constexpr (!kIsGate<S>) {
+      if (!holds) finish_any(list, tokens, index, total);
+    }
+  }
+  if (!holds) return;
+#pragma unroll 1
+  for (int part = 0; part < End::kParts; ++part) {
+    held.ask();
+    put(part);
   }
 }
 

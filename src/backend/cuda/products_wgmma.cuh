@@ -32,9 +32,9 @@ struct Leaf {
   int first, count;
 };
 __device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
-  const int units = static_cast<int>((cols + 63) / 64), parts = leaves(cols);
-  const int first = units * leaf / parts;
-  return {first, units * (leaf + 1) / parts - first};
+  const int units = static_cast<int>((cols + 63) / 64), shift = 31 - __clz(leaves(cols));
+  const int first = units * leaf >> shift;
+  return {first, (units * (leaf + 1) >> shift) - first};
 }
 
 // Where a stage's rows come from: one run of memory, or one after the other.
@@ -163,6 +163,15 @@ __device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], i
   if (before >= 0 && !kept) leave(before);
 }
 
+template <int NT>
+__device__ __forceinline__ void add_sums(float (&total)[NT][4], const float (&sum)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+  }
+}
+
 // total = the sum of all leaves, from left to right.
 template <class S, int NT>
 __device__ __forceinline__ void sum_leaves(Ring<S>& ring, float (&total)[NT][4], int64_t cols) {
@@ -176,11 +185,7 @@ __device__ __forceinline__ void sum_leaves(Ring<S>& ring, float (&total)[NT][4],
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
     sum_pieces<S, NT>(ring, sum, leaf_of(cols, leaf).count);
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
-    }
+    add_sums(total, sum);
   }
 }
 
