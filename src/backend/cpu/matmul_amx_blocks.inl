@@ -28,13 +28,88 @@ FRESHET_INLINE I32 byte_up(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
-// Fetches eighth j of block b of a panel to the L2 cache.
+// Bits [kFrom, kFrom + 4) of each odd byte, the top one flipped, as its upper half; else zeros.
+template <int kFrom>
+FRESHET_INLINE I32 signed_nibbles(I32 v) {
+#if defined(__GFNI__)
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  const I32 to_upper = _mm512_set1_epi64(kFrom == 0 ? 0x01020408 : 0x10204080);
+  return _mm512_maskz_gf2p8affine_epi64_epi8(kOdd, v, to_upper, 0x80);
+#else
+  const I32 upper = _mm512_slli_epi16(_mm512_xor_si512(v, bytes_i(0x88)), 4 - kFrom);
+  return _mm512_and_si512(upper, _mm512_set1_epi16(-0x1000));
+#endif
+}
+
+// A PackedGroup of blocks with F16 scales, in fewer instructions: the largest is found in 16 bits,
+// and adding 1.5 * 2^23 leaves a whole number in the low ones.
+template <class F>
+struct F16Group {
+  static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  const uint8_t* main;
+  const uint8_t* tail;
+  const Packed<F>& panel;
+  int count;
+  I32 both[8];  // scales, in both halves
+  F32 unit;
+  FRESHET_INLINE_MEMBER F16Group(const Packed<F>& from, int64_t b, int64_t blocks)
+      : main(from.main(8 * b)),
+        tail(from.tail(8 * b)),
+        panel(from),
+        count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)) {
+    alignas(64) uint8_t padded[8 * kLayout.tail];
+    const uint8_t* d = tail;
+    if (count < 8) {
+      std::memset(padded, 0, sizeof padded);
+      std::memcpy(padded, d, static_cast<size_t>(count * kLayout.tail));
+      d = padded;
+    }
+    I32 most = zero_i();
+    FRESHET_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      most = _mm512_max_epu16(most, and_i(line_at(d, i), set_i(0x7fff7fff)));
+    }
+    const __m256i most_of_rows =
+        _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const WholeScales<F::kScaleBits> scales(bits_i(_mm512_cvtph_ps(most_of_rows)));
+    const I32 low = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    FRESHET_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const F32 rounded = fma_f(load_f16(d + g * kLayout.tail), scales.inverse, set_f(0x1.8p23f));
+      both[g] = _mm512_shuffle_epi8(bits_i(rounded), low);
+    }
+    unit = scales.unit();
+  }
+  FRESHET_INLINE_MEMBER int subs() const { return count; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
+  FRESHET_INLINE_MEMBER F32 d() const { return unit; }
+  FRESHET_INLINE_MEMBER void ahead(int j) const { fetch_group_ahead(panel, main, tail, j); }
+};
+template <class F>
+inline constexpr bool kF16Scales =
+    kOf32<F> && !F::kAffine && panel_layout(F::kFormat).tail == 2 * kPanelRows;
+
+// Packed blocks of 256 numbers as units are made of them.
+template <class F>
+struct TilePacked : Packed256<F> {
+  using Packed256<F>::Packed256;
+  FRESHET_INLINE_MEMBER auto block(int64_t b) const {
+    if constexpr (kF16Scales<F>) {
+      return F16Group<F>(*this, b, this->blocks);
+    } else {
+      return Packed256<F>::block(b);
+    }
+  }
+};
+
+// Fetches eighth j of block b of a panel to the L1 cache.
 template <class F>
 FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
   constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   constexpr int kOf = kUnitK / kLayout.block, kEighth = (kOf * kLayout.main / kLine + 7) / 8;
-  prefetch_lines<kEighth>(panel.main(b * kOf) + j * kEighth * kLine);
-  if (j * kLine < kOf * kLayout.tail) prefetch(panel.tail(b * kOf) + j * kLine);
+  FRESHET_UNROLL
+  for (int i = 0; i < kEighth; ++i) prefetch_near(panel.main(b * kOf) + (j * kEighth + i) * kLine);
+  if (j * kLine < kOf * kLayout.tail) prefetch_near(panel.tail(b * kOf) + j * kLine);
 }
 
 // The unpacking of a block in eighths, which U::unpack_sub does.
@@ -108,18 +183,23 @@ struct Unit : Unpacks<Unit<F>> {
   // multiplication divides by 2^15: the product, without a subtraction.
   template <class Lines>
   FRESHET_INLINE void put_signed_nibbles(const Lines& lines, I32 scale, uint8_t* to) {
-    const I32 eighth = _mm512_slli_epi16(scale, 3), top = _mm512_set1_epi16(-0x1000);
+    const I32 eighth = _mm512_slli_epi16(scale, 3);
     FRESHET_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const I32 raw = _mm512_xor_si512(lines.raw(i), bytes_i(0x88));
-      const I32 low = _mm512_slli_epi16(raw, 12);
-      const I32 odd_low = _mm512_and_si512(_mm512_slli_epi16(raw, 4), top);
-      const I32 high = _mm512_and_si512(_mm512_slli_epi16(raw, 8), top);
-      const I32 odd_high = _mm512_and_si512(raw, top);
-      put_bytes(_mm512_mulhrs_epi16(low, eighth), _mm512_mulhrs_epi16(odd_low, eighth),
-                to + i * kLine);
-      put_bytes(_mm512_mulhrs_epi16(high, eighth), _mm512_mulhrs_epi16(odd_high, eighth),
-                to + (i + 4) * kLine);
+      const I32 odd = lines.raw(i), even = _mm512_slli_epi16(odd, 8);
+      put_bytes(_mm512_mulhrs_epi16(signed_nibbles<0>(even), eighth),
+                _mm512_mulhrs_epi16(signed_nibbles<0>(odd), eighth), to + i * kLine);
+      put_bytes(_mm512_mulhrs_epi16(signed_nibbles<4>(even), eighth),
+                _mm512_mulhrs_epi16(signed_nibbles<4>(odd), eighth), to + (i + 4) * kLine);
+    }
+  }
+  // A group's scale in both halves.
+  template <class View>
+  FRESHET_INLINE I32 both_halves(const View& block, int g) {
+    if constexpr (kF16Scales<F>) {
+      return block.both[g];
+    } else {
+      return halves(block.group_scale(g), block.group_scale(g));
     }
   }
   // Numbers [32 j, 32 j + 32) of a block.
@@ -128,13 +208,12 @@ struct Unit : Unpacks<Unit<F>> {
     const bool is = j < block.subs();
     const auto lines = block.sub(is ? j : 0);
     if constexpr (F::kFormat == Format::kQ4_0) {
-      const I32 group = block.group_scale(j);
-      return put_signed_nibbles(lines, is ? halves(group, group) : zero_i(), to + j * 8 * kLine);
+      return put_signed_nibbles(lines, is ? both_halves(block, j) : zero_i(), to + j * 8 * kLine);
     }
     FRESHET_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const I32 group = block.group_scale((j * 32 + i * 4) / F::kGroup);
-      const I32 scale = is ? halves(group, group) : zero_i();
+      const I32 group = both_halves(block, (j * 32 + i * 4) / F::kGroup);
+      const I32 scale = is ? group : zero_i();
       put_products(lines.line(i), scale, _mm512_slli_epi16(scale, F::kShift),
                    to + (j * 8 + i) * kLine);
     }
@@ -142,8 +221,10 @@ struct Unit : Unpacks<Unit<F>> {
   // What scaling needs.
   template <class View>
   FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
-    FRESHET_UNROLL
-    for (int i = 0; i < kPairs; ++i) store_i(to + i * kLine, block.pair(i));
+    if constexpr (kPairs > 0) {
+      FRESHET_UNROLL
+      for (int i = 0; i < kPairs; ++i) store_i(to + i * kLine, block.pair(i));
+    }
     store_i(to + kDAt, bits_i(block.d()));
     if constexpr (F::kAffine) store_i(to + kDAt + kLine, bits_i(block.dmin()));
   }
@@ -481,8 +562,8 @@ class Unpacking {
 
  private:
   struct Open {
-    Packed256<F> panel;
-    typename Packed256<F>::View block;
+    TilePacked<F> panel;
+    decltype(panel.block(0)) block;
     Open(const MatmulCall& c, int64_t p, int64_t b) : panel(c, p), block(panel.block(b)) {}
   };
   const MatmulCall& c;
@@ -622,8 +703,8 @@ struct BlockWalk {
 // A block as it is packed, or any other after the last.
 template <class F>
 struct WalkedBlock {
-  Packed256<F> panel;
-  typename Packed256<F>::View view;
+  TilePacked<F> panel;
+  decltype(panel.block(0)) view;
   WalkedBlock(const MatmulCall& c, const BlockWalk& at)
       : panel(c, at.over() ? at.last - 1 : at.panel), view(panel.block(at.over() ? 0 : at.block)) {}
 };
@@ -649,14 +730,13 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     t += x.count;
   }
   const int64_t blocks = blocks_of(c.cols, kUnitK);
-  BlockWalk at(blocks, first, last), next = at, ahead = at;
-  ahead.next();
-  ahead.next();
+  BlockWalk at(blocks, first, last), next = at;
   const WalkedBlock<F>* block = new (room[0]) WalkedBlock<F>(c, at);
   for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, units[0]);
   U::unpack_scales(block->view, scales[0]);
   for (int now = 0; !at.over(); at = next, now ^= 1) {
     next.next();
+    BlockWalk ahead = next;
     ahead.next();
     const WalkedBlock<F>* const coming = new (room[now ^ 1]) WalkedBlock<F>(c, next);
     const Packed256<F> panel_ahead(c, ahead.over() ? first : ahead.panel);

@@ -74,16 +74,29 @@ struct ByteLines {
 // is rounded. kBits is as large as a number of the format leaves room for in 16 bits. Scales that
 // are not finite make the unit NaN.
 template <int kBits>
+struct WholeScales {
+  I32 top;
+  I32 exponent;
+  F32 inverse;  // of the unit
+  // The bits of the largest magnitude.
+  FRESHET_INLINE_MEMBER explicit WholeScales(I32 most)
+      : top(max_i(most, set_i(27 << 23))),  // 2^-100: what is smaller counts as zero
+                                            // The largest may round up to a power of two.
+        exponent(shr(add_i(top, set_i(1 << (23 - kBits))), 23)),
+        inverse(bits_f(shl(sub_i(set_i(253 + kBits), exponent), 23))) {}
+  FRESHET_INLINE_MEMBER F32 unit() const {
+    return fma_f(bits_f(top), zero_f(), bits_f(shl(add_i(exponent, set_i(1 - kBits)), 23)));
+  }
+};
+template <int kBits>
 FRESHET_INLINE F32 whole_scales(const F32 (&d)[8], I32 (&whole)[8]) {
-  I32 top = set_i(27 << 23);  // 2^-100: what is smaller counts as zero
+  I32 most = magnitude_bits(d[0]);
   FRESHET_UNROLL
-  for (int g = 0; g < 8; ++g) top = max_i(top, magnitude_bits(d[g]));
-  // The largest may round up to a power of two.
-  const I32 exponent = shr(add_i(top, set_i(1 << (23 - kBits))), 23);
-  const F32 inverse = bits_f(shl(sub_i(set_i(253 + kBits), exponent), 23));
+  for (int g = 1; g < 8; ++g) most = max_i(most, magnitude_bits(d[g]));
+  const WholeScales<kBits> scales(most);
   FRESHET_UNROLL
-  for (int g = 0; g < 8; ++g) whole[g] = round_i(mul_f(d[g], inverse));
-  return fma_f(bits_f(top), zero_f(), bits_f(shl(add_i(exponent, set_i(1 - kBits)), 23)));
+  for (int g = 0; g < 8; ++g) whole[g] = round_i(mul_f(d[g], scales.inverse));
+  return scales.unit();
 }
 
 struct BlockQ4_0 {

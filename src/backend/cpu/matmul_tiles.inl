@@ -130,6 +130,21 @@ struct PackedBlock {
   }
 };
 
+// With block j of eight: main parts are fetched kAhead bytes ahead and tails, which a group begins
+// with, one group ahead to the L1 cache; after a panel's end the next one's.
+template <class F>
+FRESHET_INLINE void fetch_group_ahead(const Packed<F>& panel, const uint8_t* main,
+                                      const uint8_t* tail, int j) {
+  constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  const uint8_t* next = main + j * kLayout.main + kAhead;
+  if (next >= panel.tail_part) next += panel.end - panel.tail_part;
+  prefetch_lines<kLayout.main / kLine>(next);
+  if (j * kLine >= 8 * kLayout.tail) return;
+  next = tail + 8 * kLayout.tail + j * kLine;
+  if (next >= panel.end) next += panel.tail_part - panel.main_part;
+  prefetch_near(next);
+}
+
 // Eight blocks of 32 (fewer at the end of a row) as one of 256.
 template <class F>
 struct PackedGroup {
@@ -179,17 +194,7 @@ struct PackedGroup {
   FRESHET_INLINE_MEMBER F32 d() const { return unit; }
   // An affine format's offset is added; minima of the formats of 256 are taken away.
   FRESHET_INLINE_MEMBER F32 dmin() const { return low_unit; }
-  // Main parts are fetched kAhead bytes ahead and tails, which a group begins with, one group ahead
-  // to the L1 cache; after a panel's end the next one's.
-  FRESHET_INLINE_MEMBER void ahead(int j) const {
-    const uint8_t* next = main + j * kLayout.main + kAhead;
-    if (next >= panel.tail_part) next += panel.end - panel.tail_part;
-    prefetch_lines<kLayout.main / kLine>(next);
-    if (j * kLine >= 8 * kLayout.tail) return;
-    next = tail + 8 * kLayout.tail + j * kLine;
-    if (next >= panel.end) next += panel.tail_part - panel.main_part;
-    prefetch_near(next);
-  }
+  FRESHET_INLINE_MEMBER void ahead(int j) const { fetch_group_ahead(panel, main, tail, j); }
 };
 
 // Packed blocks of 256 numbers, of either kind.
