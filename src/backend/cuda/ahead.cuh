@@ -10,6 +10,11 @@ namespace freshet::cuda {
 inline constexpr int kAheadBytes = 48 << 10;  // in flight to a multiprocessor
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Looks up the page of what is read or written once the kernel in front has ended: by then others'
+// have taken its place.
+__device__ __forceinline__ void look_up_page(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
+}
 // Waits until a barrier's first copies have landed, or `ended` is set: who waits for the kernel in
 // front does so afterwards, before anybody asks for the barrier's second copies.
 __device__ __forceinline__ void landed(uint64_t* barrier, const volatile int& ended) {

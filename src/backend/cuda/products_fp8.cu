@@ -15,7 +15,6 @@
 // warpgroups take all leaves. Blocks stay and go from tile to tile, and one thread keeps a ring of
 // stages filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has
 // the rest.
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_fp8_few.cuh"
 #include "backend/cuda/products_fp8_lines.cuh"
@@ -100,7 +99,7 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
                                              int64_t tokens, const Tour& tour, int leaf,
                                              uint8_t* own, uint64_t* here,
                                              const volatile int& ended) {
-  constexpr int kInFlight = (kAheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
+  constexpr int kInFlight = (kFp8AheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
   const Leaf part = leaf_of(list.of[0].weight, leaf);
   const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;
   const auto start_tokens = [&] {
@@ -240,7 +239,10 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
       const uint8_t* at = p.weight.data + tile_at<FP8>(row / 16, p.weight.cols);
       scales = __ldg(reinterpret_cast<const float4*>(at + FP8::scale_place(of_rows_at % 16)));
     }
-    if (index == tour.first) wait();
+    if (index == tour.first) {
+      if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
+      wait();
+    }
     const auto each = [&](auto&& body) {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
@@ -315,7 +317,10 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
         scales = make_float2(times(lane / 4), times(lane / 4 + 8));
       }
     }
-    if (index == tour.first) wait();
+    if (index == tour.first) {
+      if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
+      wait();
+    }
     if (warp < mine) {
       if (work.add) before.load(work, row_tile, tile.token_tile, lane);
     }

@@ -1,11 +1,15 @@
 // What products of few tokens in FP8 share (Hopper): rings of panels, and a step's sums.
 #pragma once
 
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/products_fp8.cuh"
 
 namespace freshet::cuda {
 
 inline constexpr int kFp8SharedBytes = 225 << 10;
+// In flight to a multiprocessor before the kernel in front has ended: enough for memory's rate, and
+// a norm's loads wait for no more.
+inline constexpr int kFp8AheadBytes = 24 << 10;
 
 // Steps of a leaf, at most.
 __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
@@ -39,6 +43,15 @@ __device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t 
 __device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_t act_tiles,
                                                     int step, int64_t token_tile) {
   return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
+}
+
+// The pages of tokens and of what is written, from `row` on.
+__device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t tokens, int64_t row,
+                                              int lane) {
+  const int64_t act_bytes = (tokens + 7) / 8 * most_steps(p.weight.cols, 1) * kE4M3TileBytes;
+  if (lane < 2) look_up_page(p.out + (lane == 0 ? 0 : tokens - 1) * p.out_stride + row);
+  if (lane == 2) look_up_page(p.act);
+  if (lane == 3) look_up_page(p.act + act_bytes - 1);
 }
 
 // Scales of a lane's rows g and g + 8 of its warp's 16 in a panel (of weights or tokens).

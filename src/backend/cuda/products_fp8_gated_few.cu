@@ -5,7 +5,6 @@
 // of K is one leaf (whole_in_k()). Up to 8 tokens are copied once, and stay; more have a ring, too.
 // What the rings hold of weights is asked for before the kernel in front has ended, a little at a
 // time (ahead.cuh). The bits are those of products_fp8_gated.cu.
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/products_fp8_few.cuh"
 #include "backend/cuda/products_gated.cuh"
 
@@ -61,7 +60,7 @@ template <class Asked>
 __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list, const Tour& tour,
                                             int group, const volatile int& ended,
                                             const Asked& asked) {
-  constexpr int kInFlight = (kAheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
+  constexpr int kInFlight = (kFp8AheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
   int issued = 0;  // in all
@@ -104,25 +103,38 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
 
 constexpr uint32_t kStagePlaces = kPanelBytes >> 4, kTilePlaces = kE4M3TileBytes >> 4;
 
+// The pages of tokens and of what is written.
+__device__ __forceinline__ void look_up_pages(const ProductArgs& p, const Activations& act,
+                                              const Tour& tour) {
+  if (threadIdx.x == 0) look_up_page(act.data + tour.first * act.core_tiles * kE4M3TileBytes);
+  if (threadIdx.x == 1) look_up_page(p.act);
+}
+
+// Scales of a lane's rows of a panel where each has one, which its sums are multiplied by: loaded
+// before these, for at the end they would be waited for.
+__device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, bool of_rows) {
+  if (!of_rows) return make_float2(1.0f, 1.0f);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t tile = panel * (kPanelRows / 16) + threadIdx.x % 128 / 32;
+  const uint8_t* at = p.weight.data + tile_at<FP8>(tile, p.weight.cols);
+  const auto times = [&](int of) {
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(at + FP8::scale_place(of)));
+    return v;
+  };
+  return make_float2(times(lane / 4), times(lane / 4 + 8));
+}
+
 // A panel's sums as products give them.
 template <int NT>
 __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs& p, int64_t panel,
-                                          bool of_rows) {
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t row = panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  if (of_rows) {
-    const uint8_t* tile = p.weight.data + tile_at<FP8>(row / 16, p.weight.cols);
-    const auto times = [&](int of) {
-      return __ldg(reinterpret_cast<const float*>(tile + FP8::scale_place(of)));
-    };
-    const float2 scales = make_float2(times(lane / 4), times(lane / 4 + 8));
+                                          const float2& scales) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
+  for (int j = 0; j < NT; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], i < 2 ? scales.x : scales.y);
-    }
+    for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], i < 2 ? scales.x : scales.y);
   }
-  end_sums<NT>(p, sum, row);
+  end_sums<NT>(p, sum, panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
 }
 
 // The sums of a warpgroup's panel and of tokens that stay.
@@ -312,6 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int matrix = group / kPanels, panel = group % kPanels;
   const ProductArgs& p = list.of[matrix];
   int how = scaled(p.weight, static_cast<int64_t>(tour.first) * kPanels + panel);
+  look_up_pages(p, act, tour);
   wait();
   if (threadIdx.x == 0) ended = 1;
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
@@ -319,9 +332,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (tile + tour.step < tour.tiles) {
       how = scaled(p.weight, static_cast<int64_t>(tile + tour.step) * kPanels + panel);
     }
+    const int64_t its = static_cast<int64_t>(tile) * kPanels + panel;
+    const float2 scales = whole_scales(p, its, of_rows);
     float sum[1][4];
     sum_panel(sum, ring, p, of_rows, own, here, tile == tour.first);
-    end_panel<1>(sum, p, static_cast<int64_t>(tile) * kPanels + panel, of_rows);
+    end_panel<1>(sum, p, its, scales);
     meet<1>(meeting, act, sum, matrix, panel, tile, tokens, tile + tour.step < tour.tiles);
   }
 #endif
@@ -394,13 +409,16 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
   const int matrix = group / kPanels, panel = group % kPanels;
   const ProductArgs& p = list.of[matrix];
   int how = scaled(p.weight, static_cast<int64_t>(tour.first) * kPanels + panel);
+  look_up_pages(p, act, tour);
   wait();
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
     const bool of_rows = how == FP8::kOfRows, more = tile + tour.step < tour.tiles;
     if (more) how = scaled(p.weight, static_cast<int64_t>(tile + tour.step) * kPanels + panel);
+    const int64_t its = static_cast<int64_t>(tile) * kPanels + panel;
+    const float2 scales = whole_scales(p, its, of_rows);
     float sum[NT][4];
     sum_panel<NT>(sum, ring, of_tokens, p, of_rows);
-    end_panel<NT>(sum, p, static_cast<int64_t>(tile) * kPanels + panel, of_rows);
+    end_panel<NT>(sum, p, its, scales);
     meet<NT>(meeting, act, sum, matrix, panel, tile, tokens, more);
   }
 #endif
