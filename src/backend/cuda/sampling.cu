@@ -22,7 +22,7 @@ namespace {
 using ops::SampleRow;
 using Weight = unsigned long long;
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kBlocks = 8, kBins = 16, kBatch = 8;
+constexpr int kThreads = 256, kWarps = kThreads / 32, kBins = 16, kBatch = 8;
 constexpr int kMostListed = 4096, kFewestListed = 1024;  // columns of a block
 constexpr uint32_t kLeastKey = 0x00800000;               // key_of(-FLT_MAX)
 constexpr unsigned kAll = 0xffffffff;
@@ -72,6 +72,7 @@ __device__ __forceinline__ Weight scan_of_warp(Weight v, int lane) {
 }
 
 // A row in the hands of a cluster; everything here is done by all of its threads.
+template <int kBlocks>
 struct Row {
   float* v;              // [kThreads * each] of this block
   Weight* table;         // [kBins][kThreads], zeros between uses
@@ -394,7 +395,8 @@ __device__ __forceinline__ void load(float* v, const float* row, int first, int 
   for (int i = tid; i < count; i += kThreads) v[i] = first + i < cols ? row[first + i] : kNone;
 }
 
-__device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
+template <int kBlocks>
+__device__ __forceinline__ int draw(Row<kBlocks>& r, const SampleRow& row, int cols) {
   r.least = kNone;
   r.last_tie = -1;
   if (row.min_p_cut > kNone) {
@@ -419,20 +421,21 @@ __device__ __forceinline__ int draw(Row& r, const SampleRow& row, int cols) {
                  [&](Weight all) { return __umul64hi(bits, all); });
 }
 
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads, 2)
     sample_kernel(Rows logits, const int32_t* words, const int32_t* tokens, int32_t* ids, int each,
-                  int room) {
+                  int listed_at_most) {
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ Weight box[2][kBins];
   __shared__ Weight of_warps[kWarps];
   __shared__ int32_t row_words[ops::kSampleRowWords];
   __shared__ int listed;
-  Row r;
+  Row<kBlocks> r;
   r.table = reinterpret_cast<Weight*>(shared);
   r.v = reinterpret_cast<float*>(r.table + kBins * kThreads);
   r.list = reinterpret_cast<uint16_t*>(r.v + each * kThreads);
   r.listed = &listed;
-  r.room = room;
+  r.room = listed_at_most;
   r.box = box;
   r.of_warps = of_warps;
   r.each = each;
@@ -498,42 +501,79 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count && from[i] >= 0) ids[i] = named[from[i]];
 }
 
-// How a row is cut, and how many columns of a block may be listed: fewer where two blocks share a
-// multiprocessor then.
+// How a row is cut.
 struct Cut {
-  int each, room;
+  int each, listed;
   size_t shared;
 };
-Cut cut_of(int64_t cols) {
-  constexpr size_t kHalf = (kSharedOfSm + 1024) / 2 - 1024 - 512;  // less what a block has besides
-  Cut c = {static_cast<int>(ceil_div(cols, kThreads * kBlocks)) | 1, kMostListed, 0};
+Cut cut_of(int64_t cols, int blocks) {
+  // Two blocks share a multiprocessor, less what each of them has besides.
+  constexpr size_t kHalf = (kSharedOfSm + 1024) / 2 - 1024 - 512;
+  Cut c = {static_cast<int>(ceil_div(cols, kThreads * blocks)) | 1, kMostListed, 0};
   const size_t all =
       kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(c.each) * sizeof(float));
-  const size_t left = all < kHalf ? (kHalf - all) / sizeof(uint16_t) : 0;
-  if (left >= kFewestListed && left < kMostListed) c.room = static_cast<int>(left);
-  c.shared = all + static_cast<size_t>(c.room) * sizeof(uint16_t);
+  const size_t fewest = all + kFewestListed * sizeof(uint16_t);
+  if (fewest <= kHalf && all + kMostListed * sizeof(uint16_t) > kHalf) {
+    c.listed = static_cast<int>((kHalf - all) / sizeof(uint16_t));
+  }
+  c.shared = all + static_cast<size_t>(c.listed) * sizeof(uint16_t);
   return c;
+}
+// Raises the kernel's limits, and counts clusters that run at once.
+template <int kBlocks>
+int at_once(const Cut& cut, int* clusters) {
+  static size_t known = 0;
+  static int count = 0;
+  if (cut.shared != known) {
+    const auto kernel = sample_kernel<kBlocks>;
+    const auto bytes = static_cast<int>(cut.shared);
+    cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e == cudaSuccess) e = leave_shared(kernel);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(kBlocks);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = cut.shared;
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = kBlocks, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+    if (e != cudaSuccess) return static_cast<int>(e);
+    known = cut.shared;
+  }
+  *clusters = count;
+  return 0;
+}
+
+template <int kBlocks>
+int run(const Cut& cut, const Rows& logits, const int32_t* words, const int32_t* tokens,
+        int32_t* ids) {
+  return launch_cluster(sample_kernel<kBlocks>, dim3(kBlocks, static_cast<unsigned>(logits.rows)),
+                        dim3(kThreads), cut.shared, dim3(kBlocks), logits, words, tokens, ids,
+                        cut.each, cut.listed);
 }
 
 }  // namespace
 
 int samples(int64_t cols) {
-  return capability >= 90 && cols > 0 && cut_of(cols).shared + 4096 <= kSharedOfSm ? 1 : 0;
+  return capability >= 90 && cols > 0 && cut_of(cols, 8).shared + 4096 <= kSharedOfSm ? 1 : 0;
 }
 
+// Multiprocessors stand in uneven groups, of which a cluster takes one: of seven blocks more fit in
+// than of eight, which are faster otherwise.
 int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids) {
-  const Cut cut = cut_of(logits->cols);
-  static size_t allowed = 0;
-  if (cut.shared > allowed) {
-    cudaError_t e = cudaFuncSetAttribute(sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(cut.shared));
-    if (e == cudaSuccess) e = leave_shared(sample_kernel);
-    if (e != cudaSuccess) return static_cast<int>(e);
-    allowed = cut.shared;
+  const Cut seven = cut_of(logits->cols, 7), eight = cut_of(logits->cols, 8);
+  int sevens = 0, eights = 0;
+  int error = at_once<8>(eight, &eights);
+  if (error == 0 && logits->rows > eights && seven.shared + 4096 <= kSharedOfSm) {
+    error = at_once<7>(seven, &sevens);
   }
-  return launch_cluster(sample_kernel, dim3(kBlocks, static_cast<unsigned>(logits->rows)),
-                        dim3(kThreads), cut.shared, dim3(kBlocks), *logits, words, tokens, ids,
-                        cut.each, cut.room);
+  if (error != 0) return error;
+  return logits->rows > eights && logits->rows <= sevens
+             ? run<7>(seven, *logits, words, tokens, ids)
+             : run<8>(eight, *logits, words, tokens, ids);
 }
 
 int take_ids(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
