@@ -37,14 +37,6 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
     const int64_t at = tile.unit * kPanels * of_panel;
     const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
-      if (tour.blocks > 1) {  // one has gate's, the other up's
-        const uint8_t* from = (tour.rank == 0 ? gate : up).data + at + n * kPanelBytes;
-        to += tour.rank * kPanels * kPanelBytes;
-        for (int i = 0; i < kPanels; ++i) {
-          copy_to_both(to + i * kPanelBytes, from + i * of_panel, kPanelBytes, barrier);
-        }
-        return;
-      }
       for (int i = 0; i < 2 * kPanels; ++i) {
         const uint8_t* from = (i < kPanels ? gate : up).data + at + i % kPanels * of_panel;
         copy_weights(to + i * kPanelBytes, from + n * kPanelBytes, kPanelBytes, barrier, once);
@@ -56,39 +48,81 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
   }
 }
 
+// The same of a pair of blocks, of which one asks for gate's rows and the other for up's.
+__device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
+                                             const ProductList& list, int64_t tokens,
+                                             const Tour& tour, int producer) {
+  const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
+  const int64_t act_tiles = (tokens + 7) / 8;
+  const int steps = steps_of(gate);
+  const int64_t of_panel = int64_t{steps} * kPanelBytes;
+  auto asking = fp8_asking<kPanels>(ring, producer);
+#pragma unroll 1
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
+    const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
+    asking.fill(
+        ring, facts, steps,
+        {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
+         static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * kPanels * kPanelBytes),
+         true, list.of[0].act + tile.token_tile * kE4M3TileBytes,
+         static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
+         2 * kPanels * kPanelBytes + token_bytes},
+        [&]() -> Fp8Facts {
+          Fp8Noted<kTiles> noted[2];
+          for (int h = 0; h < 2; ++h) {
+            noted[h].look_up([&](int j) {
+              return scaled_panel(list.of[h].weight, tile.unit * kPanels + j / 8);
+            });
+          }
+          const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
+          return {{static_cast<int32_t>(tile.unit), static_cast<int32_t>(tile.token_tile),
+                   scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed,
+                   static_cast<int32_t>(scaled[0].of_rows | scaled[1].of_rows << kTiles)}};
+        });
+  }
+}
+
 // sum = the sums of a tile, over all of K.
 template <Fp8Scaled::How kHow>
-__device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps,
-                                       const Fp8Scaled (&scaled)[2]) {
+__device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, uint32_t of_rows) {
+  constexpr uint32_t kAll = (1u << kTiles) - 1;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) sum[h][j][0] = sum[h][j][1] = sum[h][j][2] = sum[h][j][3] = 0;
   }
+  const auto of_half = [&](int h) {
+    return kHow == Fp8Scaled::kRows ? kAll : of_rows >> h * kTiles & kAll;
+  };
+  const auto rows_of_half = [&](int h) { return ring.rows() + h * kTiles * kE4M3TileBytes; };
 #pragma unroll 1
-  for (int n = 0; n < steps; ++n) {
+  for (int n = 1;; ++n) {
     const auto places = static_cast<uint32_t>(ring.offset) >> 4;
-    const uint8_t* rows = ring.rows();
     ring.wait_full();
     float2 scales;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint8_t* its = rows + h * kTiles * kE4M3TileBytes;
       float part[kTiles][4];
       fp8_ask(part, ring.tokens_at + places,
               ring.rows_at + places + (h * kTiles * kE4M3TileBytes >> 4));
       if (h == 0) scales = token_scales(ring);
       wgmma_wait<0>();
-      const uint32_t of_rows = scaled[h].template rows_of<kHow>();
-      fp8_add<kTiles, kHow>(sum[h], part, scales, its, of_rows);
-      if (kHow != Fp8Scaled::kSteps && n + 1 == steps) {
-        fp8_scale<kTiles>(sum[h], its, of_rows);
-      }
+      fp8_add<kTiles, kHow>(sum[h], part, scales, rows_of_half(h), of_half(h));
       pin(sum[h]);
     }
+    if (n == steps) break;
     ring.release(ring.stage);
     ring.next();
   }
+  // Out of the loop: code that steps jump over costs them, too.
+  if constexpr (kHow != Fp8Scaled::kSteps) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], rows_of_half(h), of_half(h));
+  }
+  ring.release(ring.stage);
+  ring.next();
 }
 
 // A sum as products give it.
@@ -154,6 +188,14 @@ __device__ __forceinline__ void put_tile(const Activations& act, const float (&v
   }
 }
 
+// A tile's end.
+__device__ __forceinline__ void end_tile(Sums& sum, const ProductList& list,
+                                         const ProductTile& tile, int64_t tokens,
+                                         const Activations& act) {
+  gate_sums(sum, list, tile.unit * kGateRows);
+  put_tile(act, sum[0], tile, tokens);
+}
+
 // The warpgroups that multiply.
 __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                      const Tour& tour, const Activations& act) {
@@ -174,21 +216,43 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
     const ProductTile tile = next;
     const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
     const Fp8Scaled both{scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed, 0};
+    const uint32_t of_rows = scaled[0].of_rows | scaled[1].of_rows << kTiles;
     Sums sum;
-    fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, scaled); });
+    fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
     look_up(index + tour.step);
-    gate_sums(sum, list, tile.unit * kGateRows);
-    put_tile(act, sum[0], tile, tokens);
+    end_tile(sum, list, tile, tokens, act);
+  }
+}
+
+// Those of a pair of blocks.
+__device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
+                                          const ProductList& list, int64_t tokens, const Tour& tour,
+                                          const Activations& act) {
+  Fp8Reader ring = fp8_reader(of);
+  const int steps = steps_of(list.of[0].weight);
+  wait();
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    ring.wait_full();
+    const Fp8Facts facts = facts_at(told, ring);
+    const Fp8Scaled both{static_cast<Fp8Scaled::How>(facts.of[2]), 0};
+    const auto of_rows = static_cast<uint32_t>(facts.of[3]);
+    Sums sum;
+    fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
+    end_tile(sum, list, {0, facts.of[0], facts.of[1]}, tokens, act);
   }
 }
 #endif
 
+// kPair: two blocks of a cluster share the rows.
+template <bool kPair>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
+    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
                  Fp8Stages stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
+  __shared__ Fp8Facts facts[kPair ? kMostStages : 1];
+  constexpr int blocks = kPair ? 2 : 1;
   let_next_start();
   const Fp8Ring ring = fp8_ring<Shape>(stages, shared, full, empty, blocks);
   const Tour tour = tour_of(tiles, blocks);
@@ -196,10 +260,20 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int producer = warp_index() - Shape::kConsumers / 32;
   if (producer >= 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 32 == 0) produce(ring, list, tokens, tour, producer);
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (kPair) {
+        produce_pair(ring, facts, list, tokens, tour, producer);
+      } else {
+        produce(ring, list, tokens, tour, producer);
+      }
+    }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    walk(ring, list, tokens, tour, act);
+    if constexpr (kPair) {
+      walk_pair(ring, facts, list, tokens, tour, act);
+    } else {
+      walk(ring, list, tokens, tour, act);
+    }
   }
   if (blocks > 1) cluster_meet();
 #endif
@@ -207,6 +281,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 int64_t tiles_of(int64_t rows, int64_t tokens) {
   return ceil_div(rows, kGateRows) * (tokens <= 64 ? 1 : ceil_div(tokens, 128));
+}
+
+template <bool kPair>
+int launch_gated(const ProductList& list, int64_t tokens, const Activations& act) {
+  static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
+  const auto kernel = gated_kernel<kPair>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  constexpr int blocks = kPair ? 2 : 1;
+  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
+  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
+  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)),
+                        dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
+                        list, tokens, tiles, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
 }
 
 }  // namespace
@@ -219,19 +308,10 @@ bool fp8_gated_fits(int64_t rows, int64_t tokens) {
 
 int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
   if (tokens <= 64) return run_fp8_gated_few(gate_and_up, tokens, act);
-  static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
-  const cudaError_t error =
-      cudaFuncSetAttribute(gated_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = tokens > 128 ? 2 : 1;  // of a cluster
-  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
-  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
-  return launch_cluster(gated_kernel, dim3(static_cast<unsigned>(clusters * blocks)),
-                        dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
-                        list, tokens, tiles, blocks, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes),
-                        act);
+  return tokens <= 128 ? launch_gated<false>(list, tokens, act)
+                       : launch_gated<true>(list, tokens, act);
 }
 
 }  // namespace freshet::cuda

@@ -61,7 +61,19 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
     const WeightView& weight = list.of[product].weight;
     const Fp8Scaled scaled = noted.scaled();
     float sum[NT][4];
-    fp8_sum<G, NT>(ring, sum, weight, scaled);
+    fp8_as(scaled, [&](auto how) {
+      constexpr Fp8Scaled::How kHow = decltype(how)::value;
+      const uint32_t of_rows = scaled.rows_of<kHow>();
+      if constexpr (G == 2) {
+        fp8_sum_ahead<NT, kHow>(ring, sum, leaf_cut(weight), of_rows);
+      } else {
+        float last[NT][4];
+        fp8_leaves<NT, kHow>(ring, sum, last, weight, {0, leaves8(weight)}, true, of_rows,
+                             [&](const uint8_t* rows) {
+                               if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(sum, rows, of_rows);
+                             });
+      }
+    });
     look_up(index + tour.step);
     if constexpr (Many<G, NT>::kWriters > 0) {
       if (index != tour.first) barrier_wait(desk.free, parity);
@@ -70,6 +82,29 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
       const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
       fp8_finish<NT>(list.of[tile.product], tokens, sum, tile);
     }
+  }
+}
+
+// Those of a pair of blocks.
+template <int NT>
+__device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts* told,
+                                              const Tour& tour, const Desk& desk) {
+  Fp8Reader ring = fp8_reader(of);
+  wait();
+  int parity = 1;
+  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+    ring.wait_full();
+    const Fp8Facts facts = facts_at(told, ring);
+    const LeafCut cut{facts.of[0], facts.of[1]};
+    const Fp8Scaled scaled{static_cast<Fp8Scaled::How>(facts.of[2]),
+                           static_cast<uint32_t>(facts.of[3])};
+    float sum[NT][4];
+    fp8_as(scaled, [&](auto how) {
+      constexpr Fp8Scaled::How kHow = decltype(how)::value;
+      fp8_sum_ahead<NT, kHow>(ring, sum, cut, scaled.rows_of<kHow>());
+    });
+    if (index != tour.first) barrier_wait(desk.free, parity);
+    hand_over<NT>(desk, sum);
   }
 }
 
@@ -112,19 +147,22 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
 }
 #endif
 
-template <int G, int NT>
+// kPair: two blocks of a cluster share the rows.
+template <int G, int NT, bool kPair>
 __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
-    fp8_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
+    fp8_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
                Fp8Stages stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using S = Many<G, NT>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there, free;
+  constexpr int blocks = kPair ? 2 : 1;
   let_next_start();
   if (S::kWriters > 0 && threadIdx.x == S::kConsumers) {
     barrier_init(&there, S::kConsumers / 32);
     barrier_init(&free, S::kWriters);
   }
+  __shared__ Fp8Facts facts[kPair ? kMostStages : 1];
   const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty, blocks);
   const Desk desk{reinterpret_cast<float*>(shared + S::kRingBytes), &there, &free};
   const Tour tour = tour_of(tiles, blocks);
@@ -137,30 +175,47 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
     }
   } else if (other >= 0) {
     if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    if (threadIdx.x % 32 == 0) fp8_produce<G, NT>(ring, list, tokens, tour, other);
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (kPair) {
+        fp8_produce_pair<G>(ring, facts, list, tokens, tour, other);
+      } else {
+        fp8_produce<G, NT>(ring, list, tokens, tour, other);
+      }
+    }
   } else {
     if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-    fp8_walk<G, NT>(ring, list, tokens, tour, desk);
+    if constexpr (kPair) {
+      fp8_walk_pair<NT>(ring, facts, tour, desk);
+    } else {
+      fp8_walk<G, NT>(ring, list, tokens, tour, desk);
+    }
   }
   if (blocks > 1) cluster_meet();
 #endif
 }
 
-template <int G, int NT>
-int launch_fp8(const ProductList& given, int64_t tokens) {
+template <int G, int NT, bool kPair>
+int launch_as(const ProductList& given, int64_t tokens) {
   using S = Many<G, NT>;
   const ProductList list = with_blocks(given, NT * 8);
-  const auto kernel = fp8_kernel<G, NT>;
+  const auto kernel = fp8_kernel<G, NT, kPair>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = G == 2 && NT == 16 && tokens > G * 64 ? 2 : 1;
+  constexpr int blocks = kPair ? 2 : 1;
   const auto tiles =
       static_cast<int>(list.first_block[list.count] * ceil_div(tokens, blocks * G * 64));
   const int most = multiprocessors / blocks, clusters = tiles < most ? tiles : most;
   return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
                         kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
-                        blocks, fp8_stages<G, NT>(tokens, S::kRingBytes));
+                        fp8_stages<G, NT>(tokens, S::kRingBytes));
+}
+template <int G, int NT>
+int launch_fp8(const ProductList& list, int64_t tokens) {
+  if constexpr (G == 2 && NT == 16) {
+    if (tokens > G * 64) return launch_as<G, NT, true>(list, tokens);
+  }
+  return launch_as<G, NT, false>(list, tokens);
 }
 
 // A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block.

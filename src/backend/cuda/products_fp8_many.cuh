@@ -73,12 +73,12 @@ __device__ __forceinline__ Fp8Ring fp8_ring(const Fp8Stages& of, uint8_t* stages
 }
 
 // To the same place of both blocks of a cluster, whose barriers at that place hear of it.
-__device__ __forceinline__ void copy_to_both(uint8_t* to, const uint8_t* from, uint32_t bytes,
-                                             uint64_t* barrier) {
+__device__ __forceinline__ void copy_to_both(uint32_t to, const uint8_t* from, uint32_t bytes,
+                                             uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(static_cast<uint16_t>(3))
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
 
@@ -198,60 +198,6 @@ __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int
   filling.before += steps;
 }
 
-// kUnits a tile of rows.
-template <int G, int kUnits>
-__device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_t tokens,
-                                                 const Tour& tour, int index) {
-  if (tour.blocks == 1) return find_product_tile<G * 8, kUnits>(list, tokens, index);
-  ProductTile tile = find_product_tile<2 * G * 8, kUnits, 8>(list, tokens, index);
-  tile.token_tile += tour.rank * G * 8;
-  return tile;
-}
-
-// Fills the ring with all tiles of a block, or with one of so many parts of their leaves: a thread
-// of each producer.
-template <int G, int NT>
-__device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
-                                            const Tour& tour, int producer, int part = 0,
-                                            int parts = 1) {
-  const int64_t act_tiles = (tokens + 7) / 8;
-  const bool once = act_tiles <= Fp8Shape<G, NT>::kTokenTiles;
-  Fp8Filling filling{producer, 0, false};
-  ring.stage = producer;
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
-    const ProductArgs& p = list.of[tile.product];
-    const int leaves = leaves8(p.weight);
-    const int from = leaf_of(p.weight, leaves * part / parts).first;
-    const int steps = leaf_of(p.weight, leaves * (part + 1) / parts).first - from;
-    // A copy for each panel that the rows are of.
-    const int64_t of_panel = int64_t{steps_of(p.weight)} * kPanelBytes;
-    const auto first = static_cast<int>(tile.unit), in_panel = first % 8;
-    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first) * kE4M3TileBytes;
-    const int of_first = min(rows, (8 - in_panel) * kE4M3TileBytes);
-    const uint8_t* panel = p.weight.data + first / 8 * of_panel + int64_t{from} * kPanelBytes;
-    const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
-      const uint8_t* step = panel + n * kPanelBytes;
-      if (tour.blocks > 1) {  // a panel each
-        const int at = tour.rank * kPanelBytes;
-        if (at < rows) copy_to_both(to + at, step + tour.rank * of_panel, kPanelBytes, barrier);
-        return;
-      }
-      copy_weights(to, step + in_panel * kE4M3TileBytes, static_cast<uint32_t>(of_first), barrier,
-                   once);
-      for (int at = of_first; at < rows; at += kPanelBytes) {
-        step += of_panel;
-        copy_weights(to + at, step, static_cast<uint32_t>(min(kPanelBytes, rows - at)), barrier,
-                     once);
-      }
-    };
-    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
-    fp8_fill(ring, filling, steps, static_cast<uint32_t>(rows), copy_rows,
-             p.act + (from * act_tiles + tile.token_tile) * kE4M3TileBytes,
-             act_tiles * kE4M3TileBytes, static_cast<uint32_t>(left * kE4M3TileBytes));
-  }
-}
-
 // What the scales of a tile's rows have in common.
 struct Fp8Scaled {
   enum How : int32_t { kRows, kSteps, kMixed } how;
@@ -292,6 +238,176 @@ struct Fp8Noted {
 __device__ __forceinline__ const int32_t* scaled_panel(const WeightView& w, int64_t panel) {
   const int64_t last = panels_of(w) - 1;
   return FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last);
+}
+
+// What the producers of a pair of blocks tell of a tile: it lies beside the stage of its first
+// step, and warps that multiply look nothing up.
+struct alignas(16) Fp8Facts {
+  int32_t of[4];
+};
+
+// A producer of a pair of blocks. A stage is asked for as soon as both have done with it: all that
+// stands between keeps warps waiting that multiply, so what is asked is known before.
+template <int kPieces>
+struct Fp8Asking {
+  uint32_t stages, full, empty, bytes, count;  // of the ring
+  uint32_t stage, round;
+  int step;  // of the tile: the next one of this producer
+  bool waited;
+  // What a stage gets of this block: kPieces panels of rows, some bytes apart, that go to a place
+  // of both blocks, and its tokens. It is full with so many bytes.
+  struct Tile {
+    const uint8_t* rows;
+    int64_t apart;
+    uint32_t rows_at;
+    bool has_rows;
+    const uint8_t* tokens;
+    uint32_t token_step, token_bytes, full_bytes;
+  };
+  // facts_of() is asked by the producer of the first step.
+  template <class FactsOf>
+  __device__ __forceinline__ void fill(const Fp8Ring& ring, Fp8Facts* facts, int steps,
+                                       const Tile& tile, const FactsOf& facts_of) {
+    if (step >= steps) {
+      step -= steps;
+      return;
+    }
+    const uint8_t* rows = tile.rows + step * kPanelBytes;
+    const uint8_t* tokens = tile.tokens + static_cast<int64_t>(step) * tile.token_step;
+    if (step == 0) {
+      const Fp8Facts its = facts_of();
+      barrier_wait(&ring.empty[stage], static_cast<int>(round ^ 1));
+      facts[stage] = its;
+    }
+#pragma unroll 1
+    for (; step < steps; step += kProducers) {
+      const uint32_t to = stages + stage * bytes, done = full + stage * 8;
+      asm volatile(
+          "{\n.reg .pred done;\nAGAIN:\n"
+          "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+          "@!done bra AGAIN;\n}" ::"r"(empty + stage * 8),
+          "r"(round ^ 1)
+          : "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(done),
+                   "r"(tile.full_bytes)
+                   : "memory");
+      if (tile.has_rows) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          copy_to_both(to + tile.rows_at + static_cast<uint32_t>(i * kPanelBytes),
+                       rows + i * tile.apart, kPanelBytes, done);
+        }
+      }
+      if (!waited) {
+        wait();
+        waited = true;
+      }
+      if (tile.token_bytes != 0) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(to),
+            "l"(tokens), "r"(tile.token_bytes), "r"(done)
+            : "memory");
+      }
+      rows += kProducers * kPanelBytes;
+      tokens += int64_t{tile.token_step} * kProducers;
+      stage += kProducers;
+      if (stage >= count) stage -= count, round ^= 1;
+    }
+    step -= steps;
+  }
+};
+template <int kPieces>
+__device__ __forceinline__ Fp8Asking<kPieces> fp8_asking(const Fp8Ring& ring, int producer) {
+  return {shared_address(ring.stages),
+          shared_address(ring.full),
+          shared_address(ring.empty),
+          static_cast<uint32_t>(ring.of.bytes),
+          static_cast<uint32_t>(ring.of.count),
+          static_cast<uint32_t>(producer),
+          0,
+          producer,
+          false};
+}
+
+// kUnits a tile of rows.
+template <int G, int kUnits>
+__device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_t tokens,
+                                                 const Tour& tour, int index) {
+  if (tour.blocks == 1) return find_product_tile<G * 8, kUnits>(list, tokens, index);
+  ProductTile tile = find_product_tile<2 * G * 8, kUnits, 8>(list, tokens, index);
+  tile.token_tile += tour.rank * G * 8;
+  return tile;
+}
+
+// Fills the rings of a pair of blocks, of which each asks for one of a tile's two panels.
+template <int G>
+__device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
+                                                 const ProductList& list, int64_t tokens,
+                                                 const Tour& tour, int producer) {
+  const int64_t act_tiles = (tokens + 7) / 8;
+  auto asking = fp8_asking<1>(ring, producer);
+#pragma unroll 1
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    const ProductTile tile = many_tile<G, 16>(list, tokens, tour, index);
+    const ProductArgs& p = list.of[tile.product];
+    const int64_t panel = tile.unit / 8;
+    const int steps = steps_of(p.weight), rows = panel + 1 < panels_of(p.weight) ? 2 : 1;
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
+    const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
+    asking.fill(ring, facts, steps,
+                {p.weight.data + (panel + tour.rank) * steps * kPanelBytes, 0,
+                 static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * kPanelBytes),
+                 tour.rank < rows, p.act + tile.token_tile * kE4M3TileBytes,
+                 static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
+                 static_cast<uint32_t>(rows * kPanelBytes) + token_bytes},
+                [&]() -> Fp8Facts {
+                  Fp8Noted<16> noted;
+                  noted.look_up([&](int j) { return scaled_panel(p.weight, panel + j / 8); });
+                  const Fp8Scaled scaled = noted.scaled();
+                  const LeafCut cut = leaf_cut(p.weight);
+                  return {{cut.steps, cut.shift, scaled.how, static_cast<int32_t>(scaled.of_rows)}};
+                });
+  }
+}
+
+// Fills the ring with all tiles of a block, or with one of so many parts of their leaves: a thread
+// of each producer.
+template <int G, int NT>
+__device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
+                                            const Tour& tour, int producer, int part = 0,
+                                            int parts = 1) {
+  const int64_t act_tiles = (tokens + 7) / 8;
+  const bool once = act_tiles <= Fp8Shape<G, NT>::kTokenTiles;
+  Fp8Filling filling{producer, 0, false};
+  ring.stage = producer;
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
+    const ProductArgs& p = list.of[tile.product];
+    const int leaves = leaves8(p.weight);
+    const int from = leaf_of(p.weight, leaves * part / parts).first;
+    const int steps = leaf_of(p.weight, leaves * (part + 1) / parts).first - from;
+    // A copy for each panel that the rows are of.
+    const int64_t of_panel = int64_t{steps_of(p.weight)} * kPanelBytes;
+    const auto first = static_cast<int>(tile.unit), in_panel = first % 8;
+    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first) * kE4M3TileBytes;
+    const int of_first = min(rows, (8 - in_panel) * kE4M3TileBytes);
+    const uint8_t* panel = p.weight.data + first / 8 * of_panel + int64_t{from} * kPanelBytes;
+    const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
+      const uint8_t* step = panel + n * kPanelBytes;
+      copy_weights(to, step + in_panel * kE4M3TileBytes, static_cast<uint32_t>(of_first), barrier,
+                   once);
+      for (int at = of_first; at < rows; at += kPanelBytes) {
+        step += of_panel;
+        copy_weights(to + at, step, static_cast<uint32_t>(min(kPanelBytes, rows - at)), barrier,
+                     once);
+      }
+    };
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
+    fp8_fill(ring, filling, steps, static_cast<uint32_t>(rows), copy_rows,
+             p.act + (from * act_tiles + tile.token_tile) * kE4M3TileBytes,
+             act_tiles * kE4M3TileBytes, static_cast<uint32_t>(left * kE4M3TileBytes));
+  }
 }
 
 // sum += part, times the scales of a lane's two tokens and of the tiles at `rows`.
@@ -492,6 +608,13 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
   }
 }
 
+// Of the tile whose first step is there.
+__device__ __forceinline__ Fp8Facts facts_at(const Fp8Facts* of, const Fp8Reader& ring) {
+  const int4 facts = *reinterpret_cast<const int4*>(of + ring.stage);
+  const auto same = [](int v) { return __shfl_sync(0xffffffff, v, 0); };
+  return {{same(facts.x), same(facts.y), same(facts.z), same(facts.w)}};
+}
+
 // body(what scales of rows have in common) with it as a constant.
 template <class Body>
 __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body) {
@@ -509,11 +632,10 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
 // rows' scales are not wanted it is left before it is scaled, so that others fill it.
 template <int NT, Fp8Scaled::How kHow>
 __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT][4],
-                                              const WeightView& w, uint32_t of_rows) {
+                                              const LeafCut& cut, uint32_t of_rows) {
   constexpr bool kLeaveFirst = kHow == Fp8Scaled::kRows;
   float sum[NT][4], part[NT][4];
-  const LeafCut cut = leaf_cut(w);
-  int leaf = 0, left = cut.leaf(0).count;
+  int leaf = 0;
   const auto ask = [&]() {
     const auto places = static_cast<uint32_t>(ring.offset) >> 4;
     fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
@@ -541,23 +663,25 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   ring.wait_full();
   ask();
 #pragma unroll 1
-  for (int n = cut.steps; n > 1; --n) {
-    const float2 scales = token_scales(ring);
-    const uint8_t* rows = ring.rows();
-    const int its = ring.stage;
-    ring.next();
-    const bool there = ring.is_full();
-    wgmma_wait<0>();
-    if (kLeaveFirst) ring.release(its);
-    add(scales, rows);
-    if (!kLeaveFirst) ring.release(its);
-    if (!there) ring.wait_full();
-    ask();
-    if (--left == 0) {
-      end_leaf();
-      zero();
-      left = cut.leaf(++leaf).count;
+  for (;; ++leaf) {  // a loop of steps alone: code that these jump over costs them, too
+    const bool last = leaf + 1 == 1 << cut.shift;
+#pragma unroll 1
+    for (int left = cut.leaf(leaf).count - (last ? 1 : 0); left > 0; --left) {
+      const float2 scales = token_scales(ring);
+      const uint8_t* rows = ring.rows();
+      const int its = ring.stage;
+      ring.next();
+      const bool there = ring.is_full();
+      wgmma_wait<0>();
+      if (kLeaveFirst) ring.release(its);
+      add(scales, rows);
+      if (!kLeaveFirst) ring.release(its);
+      if (!there) ring.wait_full();
+      ask();
     }
+    if (last) break;
+    end_leaf();
+    zero();
   }
   const float2 scales = token_scales(ring);
   wgmma_wait<0>();
@@ -569,24 +693,6 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   ring.next();
 }
 
-// total = the sums of all leaves.
-template <int G, int NT>
-__device__ __forceinline__ void fp8_sum(Fp8Reader& ring, float (&total)[NT][4], const WeightView& w,
-                                        const Fp8Scaled& scaled) {
-  fp8_as(scaled, [&](auto how) {
-    constexpr Fp8Scaled::How kHow = decltype(how)::value;
-    const uint32_t of_rows = scaled.rows_of<kHow>();
-    if constexpr (G == 2) {
-      fp8_sum_ahead<NT, kHow>(ring, total, w, of_rows);
-    } else {
-      float sum[NT][4];
-      fp8_leaves<NT, kHow>(ring, total, sum, w, {0, leaves8(w)}, true, of_rows,
-                           [&](const uint8_t* rows) {
-                             if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, rows, of_rows);
-                           });
-    }
-  });
-}
 #endif
 
 }  // namespace freshet::cuda
