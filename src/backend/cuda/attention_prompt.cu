@@ -27,6 +27,7 @@ struct Numbers {
   float score[kKeyTiles][4];       // or weights
   Softmax<2> piece, total;
   bool begins;  // the piece's first values come next
+  bool merged;  // there are sums of pieces before it
 };
 // A step's weights: operands of its values.
 using Weights = uint32_t[kTileTokens / 16][4];
@@ -121,6 +122,19 @@ template <bool kLast, int D>
 __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Shared<D>& s,
                                             float steep) {
   add_lanes(piece.l);
+  if (!n.merged) {  // as if zeros were before it, which leave no negative zero
+    n.total = piece;
+#pragma unroll
+    for (int j = 0; j < D / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) n.acc[j][i] = __fadd_rn(n.acc[j][i], 0.0f);
+      if constexpr (!kLast) {
+        s.totals[j][threadIdx.x] = make_float4(n.acc[j][0], n.acc[j][1], n.acc[j][2], n.acc[j][3]);
+      }
+    }
+    n.merged = true;
+    return;
+  }
   float mine[2], its[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -262,10 +276,8 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   wait_turn();
   multiply_keys<kBF16>(n, ring.slot());
   pass_turn();
-#pragma unroll
-  for (int j = 0; j < D / 8; ++j) ring.s.totals[j][threadIdx.x] = make_float4(0, 0, 0, 0);
-  n.total = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   n.begins = true;
+  n.merged = false;
   wgmma_wait<0>();
   pin(n.score);
   ring.leave(ring.slot());
