@@ -111,6 +111,11 @@ class CudaTest : public testing::Test {
     return s;
   }
 
+  // Rows in F32 become such as BF16 holds.
+  static void to_bf16(Stored& s) {
+    for (size_t i = 0; i < s.bytes.size(); i += 4) s.bytes[i] = s.bytes[i + 1] = 0;
+  }
+
   // INT8 and groups of INT4, whose encoders would take too long: any bytes, and scales that make of
   // them what other formats have.
   static void fill(const quant::FormatInfo& info, Stored& s, int64_t rows, int64_t cols,

@@ -380,6 +380,56 @@ TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
   }
 }
 
+// Routers that BF16 holds: as near to the exact sums as sums in F32, in every batch alike.
+TEST_F(Cuda, ProductsOfRoutersAreThoseInF32) {
+  uint32_t seed = 900;
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{40, 200}, {128, 2048}, {300, 2880}}) {
+    SCOPED_TRACE(std::to_string(rows) + " by " + std::to_string(cols));
+    Stored router = stored(quant::Format::kF32, rows, cols, ++seed);
+    to_bf16(router);
+    const auto on = gpu->pack(quant::Format::kF32, router.rows, cols);
+    ASSERT_TRUE(on.ok());
+    constexpr int64_t kTokens = 700;
+    const std::vector<float> x = random_floats(static_cast<size_t>(kTokens * (cols + 1)), ++seed);
+    DeviceFloats dx(*gpu, x);
+    std::vector<float> of_many;
+    for (const int64_t tokens : {kTokens, int64_t{512}, int64_t{40}, int64_t{9}, int64_t{1}}) {
+      DeviceFloats out(*gpu, static_cast<size_t>(tokens * rows));
+      for (const int64_t first : {int64_t{0}, kTokens - tokens}) {
+        const ops::Product p{&*on, out.matrix(tokens, rows), nullptr, 1.0f, false};
+        gpu->matmul({dx.data() + first * cols, tokens, cols, cols}, {&p, 1});
+        const std::vector<float> got = out.get();
+        if (of_many.empty()) of_many = got;
+        ASSERT_EQ(std::memcmp(got.data(), of_many.data() + first * rows, got.size() * 4), 0)
+            << tokens << " tokens from " << first;
+      }
+    }
+    // Rows that do not begin at multiples of 16 bytes.
+    DeviceFloats out(*gpu, static_cast<size_t>(3 * rows));
+    const ops::Product p{&*on, out.matrix(3, rows), nullptr, 1.0f, false};
+    gpu->matmul({dx.data() + 1, 3, cols, cols + 1}, {&p, 1});
+    const std::vector<float> shifted = out.get();
+    double off = 0.0, all = 0.0;
+    const auto compare = [&](float got, const float* token, int64_t row) {
+      const auto* w = reinterpret_cast<const float*>(router.rows[static_cast<size_t>(row)]);
+      double sum = 0.0;
+      for (int64_t c = 0; c < cols; ++c) sum += static_cast<double>(token[c]) * w[c];
+      off += (got - sum) * (got - sum);
+      all += sum * sum;
+    };
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t t = 0; t < kTokens; ++t) {
+        compare(of_many[static_cast<size_t>(t * rows + r)], x.data() + t * cols, r);
+      }
+      for (int64_t t = 0; t < 3; ++t) {
+        compare(shifted[static_cast<size_t>(t * rows + r)], x.data() + 1 + t * (cols + 1), r);
+      }
+    }
+    EXPECT_LT(std::sqrt(off / all), 1.4 * 0x1p-23);
+  }
+}
+
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
     const Stored s = stored(format, 50, 512, 9);
@@ -531,12 +581,15 @@ TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
 }
 
 // The product, the routes and the groups of few tokens are one kernel; of many, several.
-class CudaRouters : public Cuda, public testing::WithParamInterface<int64_t> {};
-INSTANTIATE_TEST_SUITE_P(Features, CudaRouters, testing::Values(200, 2048));
+class CudaRouters : public Cuda, public testing::WithParamInterface<std::tuple<int64_t, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Features, CudaRouters,
+                         testing::Combine(testing::Values(200, 2048), testing::Bool()));
 TEST_P(CudaRouters, TokensGoToTheirExperts) {
-  const int64_t kHidden = GetParam();
+  const int64_t kHidden = std::get<0>(GetParam());
+  const bool in_bf16 = std::get<1>(GetParam());
   constexpr int64_t kFf = 64, kExperts = 40, kTopK = 4;
-  const Stored router = stored(quant::Format::kF32, kExperts, kHidden, 700);
+  Stored router = stored(quant::Format::kF32, kExperts, kHidden, 700);
+  if (in_bf16) to_bf16(router);
   const auto on = gpu->pack(quant::Format::kF32, router.rows, kHidden);
   const auto host = cpu->pack(quant::Format::kF32, router.rows, kHidden);
   ASSERT_TRUE(on.ok() && host.ok());
@@ -549,10 +602,11 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
                        const float* norm, const Matrix& normed, const Matrix& logits, int32_t* ids,
                        float* weights, const Matrix& out) {
     const ops::Product p{&w, logits, nullptr, 1.0f, false};
-    o.norm(normed, x, {ops::NormKind::kRms, norm, nullptr, 1e-6f});
+    // As layers do, or with rows that others read, too.
+    o.norm(normed, x, {ops::NormKind::kRms, norm, nullptr, 1e-6f}, in_bf16 ? &w : nullptr);
     o.matmul(normed, {&p, 1});
     o.route(logits, r, ids, weights);
-    o.moe(out, x, ids, weights, kTopK, e, false);
+    o.moe(out, in_bf16 ? normed : x, ids, weights, kTopK, e, false);
   };
   ops::Experts e_on, e_host;
   e_on.gate_up = weights_of.up_on;

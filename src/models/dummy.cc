@@ -7,6 +7,7 @@
 
 #include "layers/decoder.h"
 #include "quant/fp8.h"
+#include "tensor/dtype.h"
 
 namespace freshet::models {
 namespace {
@@ -72,7 +73,11 @@ class Maker {
     pool.resize(bytes * kPoolRows);
     std::vector<float> row(static_cast<size_t>(cols));
     for (int64_t r = 0; r < kPoolRows; ++r) {
-      for (float& v : row) v = 0.07f * (static_cast<float>(next() % 65536) / 65536.0f - 0.5f);
+      for (float& v : row) {
+        v = 0.07f * (static_cast<float>(next() % 65536) / 65536.0f - 0.5f);
+        // As routers are published.
+        if (format == quant::Format::kF32) v = bf16_to_f32(f32_to_bf16(v));
+      }
       uint8_t* to = pool.data() + static_cast<size_t>(r) * bytes;
       info.encode(row.data(), to, cols, nullptr);
       if (format_ == quant::Format::kFP8) one_scale(to, cols);

@@ -383,13 +383,29 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
   return nullptr;
 }
 
+// Whether BF16 holds all numbers of rows in F32.
+static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
+  return std::ranges::all_of(rows, [&](const uint8_t* row) {
+    uint32_t low = 0;
+    for (int64_t c = 0; c < cols; ++c) {
+      uint32_t bits;
+      std::memcpy(&bits, row + c * static_cast<int64_t>(sizeof(bits)), sizeof(bits));
+      low |= bits & 0xffff;
+    }
+    return low == 0;
+  });
+}
+
+// A router's rows are packed once more where BF16 holds them: see product_view().
 Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols) {
   const Code code = code_of(format);
   const auto count = static_cast<int64_t>(rows.size());
-  FRESHET_ASSIGN_OR_RETURN(
-      Buffer packed,
-      Buffer::allocate(static_cast<size_t>(api_.packed_bytes(code, count, cols)), this));
+  const bool exact = code == Code::kF32 && count <= kMaxExperts && bf16_holds(rows, cols);
+  const int64_t bytes = api_.packed_bytes(code, count, cols);
+  const int64_t more = exact ? api_.packed_bytes(Code::kExactF32, count, cols) : 0;
+  FRESHET_ASSIGN_OR_RETURN(Buffer packed,
+                           Buffer::allocate(static_cast<size_t>(bytes + more), this));
   const size_t row_bytes = quant::row_bytes(format, cols);
   const int64_t at_once = static_cast<int64_t>(kRaw / row_bytes) / 16 * 16;
   if (at_once == 0) return unsupported("rows of {} bytes are too long for {}", row_bytes, name_);
@@ -405,10 +421,25 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
     int error = api_.upload(raw_.data(), host_raw_.data(),
                             static_cast<int64_t>(static_cast<size_t>(n) * row_bytes));
     if (error == 0) error = api_.pack(code, packed.data(), raw_.data(), first, n, count, cols);
+    if (error == 0 && exact) {
+      error = api_.pack(Code::kExactF32, packed.data() + bytes, raw_.data(), first, n, count, cols);
+    }
     if (error == 0) error = api_.sync();
     if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));
   }
   return packed;
+}
+
+// A weight as products take it.
+WeightView CudaDevice::product_view(const ops::Weight& w) const {
+  WeightView view = view_of(w);
+  if (view.code != Code::kF32) return view;
+  const auto bytes = static_cast<size_t>(api_.packed_bytes(Code::kF32, w.rows, w.cols));
+  if (w.packed.size() > bytes) {
+    view.data += bytes;
+    view.code = Code::kExactF32;
+  }
+  return view;
 }
 
 Status CudaDevice::supports(const ops::KvShape& s) const {

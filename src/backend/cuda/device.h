@@ -167,6 +167,7 @@ class CudaDevice final : public ops::Device {
   ProductArgs product_args(const Matrix& x, const ops::Product& product);
   bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
   void flush_gated();
+  WeightView product_view(const ops::Weight& w) const;
   bool hold_router(const Matrix& x, std::span<const ops::Product> products);
   void flush_router();
   bool router_holds(const int32_t* ids, const float* weights, int64_t tokens, int top_k) const;

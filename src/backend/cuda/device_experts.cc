@@ -43,8 +43,16 @@ bool CudaDevice::hold_router(const Matrix& x, std::span<const ops::Product> prod
   router_ = Router{};
   router_.x = x;
   router_.out = p.out;
-  router_.product = {view_of(*p.weight), nullptr,      0,      x.data,  x.stride,
-                     p.out.data,         p.out.stride, p.bias, p.scale, p.add};
+  router_.product = {product_view(*p.weight),
+                     nullptr,
+                     0,
+                     x.data,
+                     x.stride,
+                     p.out.data,
+                     p.out.stride,
+                     p.bias,
+                     p.scale,
+                     p.add};
   wrote(p.out);
   router_.held = true;
   return true;

@@ -17,8 +17,9 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
 }
 
 ProductArgs CudaDevice::product_args(const Matrix& x, const ops::Product& p) {
-  const WeightView w = view_of(*p.weight);
-  const uint8_t* act = w.code == Code::kF32 ? nullptr : encoded(x, w.code);
+  const WeightView w = product_view(*p.weight);
+  const bool as_they_are = w.code == Code::kF32 || w.code == Code::kExactF32;
+  const uint8_t* act = as_they_are ? nullptr : encoded(x, w.code);
   return {w,       act,  chunks_of(x.cols), x.data, x.stride, p.out.data, p.out.stride, p.bias,
           p.scale, p.add};
 }

@@ -3,7 +3,7 @@
 #include "backend/cuda/experts_route.cuh"
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/kernels.cuh"
-#include "backend/cuda/products_f32.cuh"
+#include "backend/cuda/products_exact.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256)
 }
 
 struct Grouping {  // of one block, in shared memory
-  int32_t count[kMaxExperts], next[kMaxExperts], first[kMaxExperts], of_warp[32];
+  int32_t count[kMaxExperts], first[kMaxExperts], of_warp[32];
 };
 
 // slot numbers of experts, and how many there are in all, from their counts. All threads.
@@ -58,32 +58,44 @@ __device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
 // One block. Which place a token gets among its expert's is chance, and touches no sum.
 template <int Threads>
 __device__ __forceinline__ void group_tokens(const GroupArgs& a, Grouping& g) {
+  constexpr int kHeld = 4;  // of a thread's pairs in registers: few tokens have no more
   const int thread = static_cast<int>(threadIdx.x);
   const int pairs = a.tokens * a.top_k;
-  // A thread's first pair stays in registers: few tokens have no more.
-  int id = thread < pairs ? __ldcg(a.ids + thread) : 0;
-  float weight = thread < pairs ? __ldcg(a.weights + thread) : 0.0f;
-  for (int e = thread; e < a.experts; e += Threads) g.count[e] = g.next[e] = 0;
+  int id[kHeld], in[kHeld] = {};
+  float weight[kHeld];
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    const int i = thread + n * Threads;
+    id[n] = i < pairs ? __ldcg(a.ids + i) : -1;
+    weight[n] = i < pairs ? __ldcg(a.weights + i) : 0.0f;
+  }
+  for (int e = thread; e < a.experts; e += Threads) g.count[e] = 0;
   for (int p = thread; p < a.slots * a.slot_tokens; p += Threads) a.token[p] = -1;
   __syncthreads();
-  for (int i = thread; i < pairs; i += Threads) {
-    atomicAdd(&g.count[i == thread ? id : __ldcg(a.ids + i)], 1);
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    if (id[n] >= 0) in[n] = atomicAdd(&g.count[id[n]], 1);
+  }
+  for (int i = thread + kHeld * Threads; i < pairs; i += Threads) {
+    a.place[i] = atomicAdd(&g.count[__ldcg(a.ids + i)], 1);
   }
   __syncthreads();
   const int used = number_slots<Threads>(a, g);
   if (thread == 0) *a.used = used;
   for (int s = used + thread; s < a.slots; s += Threads) a.slot_expert[s] = -1;
-  for (int i = thread; i < pairs; i += Threads) {
-    if (i != thread) {
-      id = __ldcg(a.ids + i);
-      weight = __ldcg(a.weights + i);
-    }
+  const auto put = [&](int i, int its, float its_weight, int among) {
     const int token = i / a.top_k;
-    const int in = a.whole != 0 ? token : atomicAdd(&g.next[id], 1);
-    const int place = g.first[id] * a.slot_tokens + in;
+    const int place = g.first[its] * a.slot_tokens + (a.whole != 0 ? token : among);
     a.token[place] = token;
-    a.place_weight[place] = weight;
+    a.place_weight[place] = its_weight;
     a.place[i] = place;
+  };
+#pragma unroll
+  for (int n = 0; n < kHeld; ++n) {
+    if (id[n] >= 0) put(thread + n * Threads, id[n], weight[n], in[n]);
+  }
+  for (int i = thread + kHeld * Threads; i < pairs; i += Threads) {
+    put(i, __ldcg(a.ids + i), __ldcg(a.weights + i), a.place[i]);
   }
 }
 
@@ -187,9 +199,15 @@ __global__ void __launch_bounds__(kManyThreads) place_kernel(GroupArgs a) {
 }
 
 // The router's product, then routes, then groups: of the blocks with some tokens that which ends
-// last routes them, and of those again the last groups all. Blocks: [8 warps' experts, tokens]; a
-// warp has an expert and a token, or kSquares of them.
-template <bool kSquares, int kMine>
+// last routes them, and of those again the last groups all. Blocks: [experts, tokens]; of rows that
+// are exact in BF16 16 by 8, or else a warp has an expert and a token, or squares of them.
+enum class Cut { kRows, kSquares, kExact };
+template <Cut kCut>
+inline constexpr int kTokensOfCut = kCut == Cut::kRows      ? 1
+                                    : kCut == Cut::kSquares ? kF32Side
+                                                            : 8;
+
+template <Cut kCut, int kMine>
 __global__ void __launch_bounds__(256)
     router_kernel(const __grid_constant__ ProductArgs p, int tokens, int routed,
                   const __grid_constant__ RoutingArgs r, int32_t* ids, float* weights,
@@ -197,14 +215,19 @@ __global__ void __launch_bounds__(256)
   extern __shared__ float room[];
   __shared__ Grouping grouping;
   let_next_start();
-  constexpr int kSide = kSquares ? kF32Side : 1;
+  constexpr int kSide = kTokensOfCut<kCut>;
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kSide;
   const int first = static_cast<int>(blockIdx.y) * kSide;
-  if constexpr (kSquares) {
-    f32_square(p, row, first, tokens);
+  if constexpr (kCut == Cut::kExact) {
+    __shared__ __align__(16) ChunkSums sums;
+    exact_tile<true>(p, blockIdx.x, first, tokens, sums);
   } else {
-    f32_row<true>(p, row, first);
+    const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kSide;
+    if constexpr (kCut == Cut::kSquares) {
+      f32_square(p, row, first, tokens);
+    } else {
+      f32_row<true>(p, row, first);
+    }
   }
   const int part = first / routed, begin = part * routed, end = min(begin + routed, tokens);
   const int blocks = (end - begin + kSide - 1) / kSide;
@@ -326,20 +349,23 @@ int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* w
 int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
            float* weights, const GroupArgs* groups) {
   if (!f32_aligned(*product)) return static_cast<int>(cudaErrorInvalidValue);
-  const bool squares = tokens > kWarps;
-  const int side = squares ? kF32Side : 1;
-  const dim3 grid(static_cast<unsigned>(ceil_div(product->weight.rows, kWarps * side)),
-                  static_cast<unsigned>(ceil_div(tokens, side)));
   const int routed = tokens <= kRoutedByBlock ? kRoutedByBlock : kWarps;
-  const auto run = [&](auto kernel) {
+  const auto run = [&](auto kernel, int rows, int side) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(product->weight.rows, rows)),
+                    static_cast<unsigned>(ceil_div(tokens, side)));
     return launch(kernel, grid, dim3(256), sizeof(float) * kWarps * routing_room(*routing),
                   *product, static_cast<int>(tokens), routed, *routing, ids, weights, *groups);
   };
-  constexpr int kFew = kFewExperts / 32, kMany = kMaxExperts / 32;
-  if (routing->experts <= kFewExperts) {
-    return squares ? run(router_kernel<true, kFew>) : run(router_kernel<false, kFew>);
-  }
-  return squares ? run(router_kernel<true, kMany>) : run(router_kernel<false, kMany>);
+  const auto run_cut = [&](auto mine) {
+    constexpr int kMine = decltype(mine)::value;
+    if (product->weight.code == Code::kExactF32) {
+      return run(router_kernel<Cut::kExact, kMine>, 16, kTokensOfCut<Cut::kExact>);
+    }
+    if (tokens <= kWarps) return run(router_kernel<Cut::kRows, kMine>, kWarps, 1);
+    return run(router_kernel<Cut::kSquares, kMine>, kWarps * kF32Side, kF32Side);
+  };
+  return routing->experts <= kFewExperts ? run_cut(std::integral_constant<int, kFewExperts / 32>{})
+                                         : run_cut(std::integral_constant<int, kMaxExperts / 32>{});
 }
 
 int group(const GroupArgs* args) {

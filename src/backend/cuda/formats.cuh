@@ -86,6 +86,7 @@ bool with_format(Code code, const Body& body) {
       body(Int4G32{});
       return true;
     case Code::kCount:
+    case Code::kExactF32:  // products_exact.cuh
       break;
   }
   return false;

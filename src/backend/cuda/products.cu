@@ -6,7 +6,7 @@
 // asks for the first of them before the previous kernel ends.
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
-#include "backend/cuda/products_f32.cuh"
+#include "backend/cuda/products_exact.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -262,10 +262,15 @@ Order order_for(Code code, int64_t tokens) {
 int products(const ProductArgs* products, int count, int64_t tokens) {
   // Runs of one format share a launch.
   for (int first = 0; first < count;) {
-    const ProductList list = list_of(products + first, count - first);
+    ProductList list = list_of(products + first, count - first);
     int error = static_cast<int>(cudaErrorInvalidValue);
-    with_format(list.of[0].weight.code,
-                [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+    if (list.of[0].weight.code == Code::kExactF32) {
+      list.count = 1;
+      error = run_exact(list.of[0], tokens);
+    } else {
+      with_format(list.of[0].weight.code,
+                  [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+    }
     if (error != 0) return error;
     first += list.count;
   }

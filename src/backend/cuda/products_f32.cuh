@@ -27,9 +27,9 @@ __host__ __device__ inline bool f32_aligned(const ProductArgs& p) {
   return p.weight.cols % 4 == 0 && p.x_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
+// A token's four numbers from a column on.
 template <bool kAligned>
-__device__ __forceinline__ float4 f32_token(const float* x, int64_t cols, int64_t piece) {
-  const int64_t col = piece * 128 + threadIdx.x % 32 * 4;
+__device__ __forceinline__ float4 f32_four(const float* x, int64_t cols, int64_t col) {
   float4 v = {};
   if constexpr (kAligned) {
     if (col < cols) v = *reinterpret_cast<const float4*>(x + col);
@@ -40,6 +40,10 @@ __device__ __forceinline__ float4 f32_token(const float* x, int64_t cols, int64_
     if (col + 3 < cols) v.w = x[col + 3];
   }
   return v;
+}
+template <bool kAligned>
+__device__ __forceinline__ float4 f32_token(const float* x, int64_t cols, int64_t piece) {
+  return f32_four<kAligned>(x, cols, piece * 128 + threadIdx.x % 32 * 4);
 }
 __device__ __forceinline__ float f32_add(float sum, const float4& w, const float4& x) {
   sum = __fmaf_rn(w.x, x.x, sum);
@@ -54,9 +58,13 @@ __device__ __forceinline__ float f32_lanes(float sum) {
   }
   return sum;
 }
-__device__ __forceinline__ void f32_put(const ProductArgs& p, int64_t token, int64_t row, float v) {
+// A row's sum as it ends.
+__device__ __forceinline__ float f32_ended(const ProductArgs& p, int64_t row, float v) {
   if (p.bias != nullptr) v = __fadd_rn(v, p.bias[row]);
-  v = __fmul_rn(v, p.scale);
+  return __fmul_rn(v, p.scale);
+}
+__device__ __forceinline__ void f32_put(const ProductArgs& p, int64_t token, int64_t row, float v) {
+  v = f32_ended(p, row, v);
   float* to = p.out + token * p.out_stride + row;
   *to = p.add != 0 ? __fadd_rn(*to, v) : v;
 }

@@ -1,9 +1,19 @@
 // Packing of stored rows into tiles, and look-ups of single rows.
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products_exact.cuh"
 
 namespace freshet::cuda {
 namespace {
+
+template <class Body>
+void with_packed(Code code, const Body& body) {
+  if (code == Code::kExactF32) {
+    body(ExactF32{});
+  } else {
+    with_format(code, body);
+  }
+}
 
 template <class F>
 __global__ void __launch_bounds__(256)
@@ -81,7 +91,7 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
 
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
-  with_format(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
+  with_packed(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
   if (code == Code::kFP8) bytes += ceil_div(rows, 64) * static_cast<int64_t>(sizeof(int32_t));
   // As many as the tiles have rows, so that nobody needs to ask.
   if (code == Code::kInt8) bytes += ceil_div(rows, 128) * 128 * static_cast<int64_t>(sizeof(float));
@@ -91,7 +101,7 @@ int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
 int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count, int64_t rows,
          int64_t cols) {
   int error = static_cast<int>(cudaErrorInvalidValue);
-  with_format(code, [&](auto f) {
+  with_packed(code, [&](auto f) {
     using F = decltype(f);
     const dim3 grid(static_cast<unsigned>(ceil_div(cols, F::kUnit)),
                     static_cast<unsigned>(ceil_div(count, 16)));
