@@ -167,6 +167,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     Sums<S> total;
     sum_tile<S>(way, leaves, total);
+    wait();
     if constexpr (S::kGate && S::kDeep == 2) {
       finish_both<NT, F>(act, list, sums_of<S>(total, 0), sums_of<S>(total, 1), tile.unit + warp,
                          tile.token_tile);
@@ -268,15 +269,14 @@ struct Half {
 // theirs. What it reads for some of these is on its way before the first is added up.
 template <class S>
 __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
-                                           const float4* shared, float* room) {
+                                           const ProductTile& tile, const float4* shared,
+                                           float* room) {
   constexpr int NT = S::NT, kConsumers = S::kConsumers, kStep = kConsumers / 32;
   constexpr int kAll = NT * S::kRowTiles / kPair, kMost = S::kGroups > 2 ? 1 : 4;
   constexpr int kAtOnce = kAll / kStep < 1 ? 1 : kAll / kStep < kMost ? kAll / kStep : kMost;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const Leaves<S> leaves(list);
   const int each = leaves.last - leaves.first;  // of a warpgroup
-  const ProductTile tile =
-      find_product_tile<NT, S::kRowTiles>(list, tokens, static_cast<int>(blockIdx.x));
   const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
   const bool whole = w.rows % 4 == 0 && whole_rows(w.out, w.out_stride);
   Half<S> half(w, tile);
@@ -353,12 +353,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       cluster_sync();
     }
   } else {
+    // The first weights are decoded while the kernel in front still runs.
     take_registers<S>();
-    wait();
     if constexpr (S::kSplit) {
       auto* sums = reinterpret_cast<float4*>(shared);
+      const ProductTile tile = find_tile<S>(list, tokens, static_cast<int>(blockIdx.x));
       leave_sums<S>(rings, list, sums);
-      add_leaves<S>(list, tokens, sums, reinterpret_cast<float*>(shared + S::kSumsBytes));
+      wait();
+      add_leaves<S>(list, tokens, tile, sums, reinterpret_cast<float*>(shared + S::kSumsBytes));
     } else {
       walk<S>(rings, list, tokens, tiles, act, reinterpret_cast<float*>(shared + S::kRings));
     }
