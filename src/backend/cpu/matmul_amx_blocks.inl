@@ -786,6 +786,7 @@ void run_blocks_planes(const MatmulCall& c, int64_t first, int64_t last) {
 
 template <class F>
 void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
+  if (first >= last) return;  // a thread without panels: there is none to begin with
   if (c.tokens <= kFewTokens) {
     kAvx512VnniKernels.run[static_cast<int>(F::kFormat)](c, first, last);
   } else if (uses_fine_plane(c.rows, c.cols)) {

@@ -578,6 +578,29 @@ TEST_P(MatmulOfFormat, PackingKeepsTheStoredSize) {
   EXPECT_LE(static_cast<double>(k->packed_bytes(2048, 2048)), stored * 1.001);
 }
 
+// What a thread is given that finds no panel left.
+TEST_P(MatmulOfFormat, NoPanelsAreNotRead) {
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    for (const int64_t tokens : {1, 21, 64, 300}) {
+      const Case c{GetParam(), 20, 512, tokens};
+      Encoded act = encode(k->act, random_x(c, 13), c.cols);
+      Weight nowhere;
+      nowhere.format = c.format;
+      nowhere.rows = c.rows;
+      nowhere.cols = c.cols;
+      nowhere.kernel = k;
+      std::vector<float> out(static_cast<size_t>(tokens * c.rows), 3.0f);
+      MatmulArgs args;
+      args.weight = &nowhere;
+      args.tokens = tokens;
+      args.out = out.data();
+      args.out_stride = c.rows;
+      k->run(args, act.bytes.data(), act.stride, 0, 0);
+      for (const float v : out) ASSERT_EQ(v, 3.0f) << describe(*k, c);
+    }
+  }
+}
+
 TEST_P(MatmulOfFormat, NotANumberStaysInItsRow) {
   for (const MatmulKernel* k : runnable(GetParam())) {
     const Case c{GetParam(), 20, 512, 21};
