@@ -10,11 +10,11 @@
 namespace freshet::cpu {
 namespace {
 
-// Of K, panels and tokens that work goes on with before the next: panels and sums stay in the L2
-// cache, a step's activations in the L1 cache.
-inline constexpr int64_t kDepthBlocks = 8;
+// Of K (half of it with two planes), panels and tokens that work goes on with before the next:
+// panels and sums stay in the L2 cache, a step's activations in the L1 cache.
+inline constexpr int64_t kDepthBlocks = 16;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
-inline constexpr int kDepthGroup = 16;
+inline constexpr int kDepthGroup = 8;
 inline constexpr int64_t kDepthTokens = 256;
 inline constexpr int64_t kWholeBlocks = 32;  // rows of so many are one stretch
 inline constexpr int64_t kStreamAhead = 4;   // blocks of each of two panels, to the L1 cache
@@ -191,12 +191,13 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
   const bool whole = few || (at.blocks <= kWholeBlocks && c.rows_index == nullptr);
-  const int64_t step = whole ? at.blocks : kDepthBlocks;
+  const int64_t step = whole ? at.blocks : kDepthBlocks / N::kPlanes;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
+  const int group = few ? 2 * kDepthGroup : kDepthGroup;
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
-    for (at.first = first; at.first < last; at.first += kDepthGroup) {
-      at.last = at.first + kDepthGroup < last ? at.first + kDepthGroup : last;
+    for (at.first = first; at.first < last; at.first += group) {
+      at.last = at.first + group < last ? at.first + group : last;
       for (at.b0 = 0; at.b0 < at.blocks; at.b0 += step) {
         at.b1 = at.b0 + step < at.blocks ? at.b0 + step : at.blocks;
         depth_stretch<N>(c, s, pipe, at);
