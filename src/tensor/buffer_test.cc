@@ -44,6 +44,9 @@ TEST(Pieces, AreZeroedAlignedAndApart) {
 }
 
 TEST(Pieces, WasteNoPagesAndGiveThemBack) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer keeps memory of its own for each byte";
+#endif
   constexpr size_t kSize = 2359296, kCount = 24;  // a little more than a huge page
   const size_t before = resident_bytes();
   {
