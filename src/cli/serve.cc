@@ -120,15 +120,14 @@ Status serve(Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
                            open_on_device(o.run, progress, options, Engine::load));
   if (o.run.verbose) say(engine->memory_plan());
-  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
-                           server::App::create(*engine, o.app));
   Shutdown shutdown;
   const Interrupts::Handler handler(context.interrupts, [&] { shutdown.request(); });
-  FRESHET_ASSIGN_OR_RETURN(
-      const std::unique_ptr<server::HttpServer> http,
-      server::HttpServer::start(
-          o.http, [&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); }));
-  app->set_post([&http](std::function<void()> task) { http->post(std::move(task)); });
+  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
+                           server::HttpServer::listen(o.http));
+  const auto post = [&http](std::function<void()> task) { http->post(std::move(task)); };
+  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
+                           server::App::create(*engine, o.app, post));
+  http->serve([&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); });
   say(fmt::format("freshet: serving {} at {}://{}:{}", app->model_name(),
                   o.http.tls_certificate.empty() ? "http" : "https", o.http.host, http->port()));
   shutdown.wait();

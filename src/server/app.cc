@@ -68,7 +68,8 @@ void send_error(const App::Exchanges& exchange, const ApiError& error) {
   exchange->send(to_response(error));
 }
 
-App::App(Engine& engine, AppOptions options) : engine_(engine), options_(std::move(options)) {
+App::App(Engine& engine, AppOptions options, Answer::Post post)
+    : engine_(engine), options_(std::move(options)), post_(std::move(post)) {
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
   metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.cache_info(),
                                        [this] { return engine_.stats(); });
@@ -77,11 +78,10 @@ App::App(Engine& engine, AppOptions options) : engine_(engine), options_(std::mo
   started_at_ = std::chrono::duration_cast<std::chrono::seconds>(
                     std::chrono::system_clock::now().time_since_epoch())
                     .count();
-  post_ = [](std::function<void()> task) { task(); };
 }
 
-Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options) {
-  auto app = std::unique_ptr<App>(new App(engine, std::move(options)));
+Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Answer::Post post) {
+  auto app = std::unique_ptr<App>(new App(engine, std::move(options), std::move(post)));
   app->template_source_ = app->options_.chat_template;
   if (app->template_source_.empty())
     app->template_source_ = engine.tokenizer().chat_template().value_or("");

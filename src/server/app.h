@@ -38,13 +38,12 @@ struct AppOptions {
 
 class App {
  public:
-  static Result<std::unique_ptr<App>> create(Engine& engine, AppOptions options);
+  // `post` runs a task on a thread that handlers do not hold up.
+  static Result<std::unique_ptr<App>> create(Engine& engine, AppOptions options, Answer::Post post);
 
   void handle(std::shared_ptr<Exchange> exchange);
   // From now on new work is refused with 503 and /ready says so.
   void drain() { draining_ = true; }
-  // Must be set before the first request: runs a task on the HTTP server's workers.
-  void set_post(Answer::Post post) { post_ = std::move(post); }
   void post(std::function<void()> task) { post_(std::move(task)); }
 
   // For the routes.
@@ -83,7 +82,7 @@ class App {
   std::optional<ApiError> check_model(const std::string& name) const;
 
  private:
-  App(Engine& engine, AppOptions options);
+  App(Engine& engine, AppOptions options, Answer::Post post);
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   void add_cors(const HttpRequest& request, Headers& headers) const;
@@ -101,7 +100,7 @@ class App {
   std::unique_ptr<grammar::GrammarCache> grammars_;  // made for the first request that needs one
   std::vector<Route> routes_;
   size_t max_text_bytes_ = 0;  // texts that are longer cannot fit: refused before tokenisation
-  Answer::Post post_;
+  const Answer::Post post_;
   std::atomic<bool> draining_{false};
   std::string secret_;  // of this process: salts are derived with it
   int64_t started_at_ = 0;

@@ -136,16 +136,25 @@ struct HttpServer::Impl {
   bool stopped = false;
 };
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, Handler handler) {
+Result<std::unique_ptr<HttpServer>> HttpServer::listen(const HttpOptions& options) {
   auto impl = std::make_unique<Impl>(options);
-  impl->shared.handler = std::move(handler);
   FRESHET_RETURN_IF_ERROR(impl->load_tls());
   FRESHET_RETURN_IF_ERROR(impl->bind());
-  impl->accept_next();
-  for (int i = 0; i < std::max(1, options.io_threads); ++i) {
-    impl->threads.emplace_back([io = &impl->io] { io->run(); });
-  }
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
+}
+
+void HttpServer::serve(Handler handler) {
+  impl_->shared.handler = std::move(handler);
+  impl_->accept_next();
+  for (int i = 0; i < std::max(1, impl_->shared.options.io_threads); ++i) {
+    impl_->threads.emplace_back([io = &impl_->io] { io->run(); });
+  }
+}
+
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, Handler handler) {
+  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server, listen(options));
+  server->serve(std::move(handler));
+  return server;
 }
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

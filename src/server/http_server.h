@@ -86,7 +86,11 @@ using Handler = std::function<void(std::shared_ptr<Exchange>)>;
 
 class HttpServer {
  public:
-  // Binds and starts to serve; errors name the address or the certificate.
+  // Binds; connections wait until serve(). Errors name the address or the certificate.
+  static Result<std::unique_ptr<HttpServer>> listen(const HttpOptions& options);
+  // REQUIRES: once, before stop(). What the handler uses must be there by now.
+  void serve(Handler handler);
+  // Both at once.
   static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options, Handler handler);
   ~HttpServer();  // stop(0)
 
