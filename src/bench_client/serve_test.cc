@@ -119,9 +119,8 @@ class FakeServer {
     server::HttpOptions options;
     options.port = 0;
     options.worker_threads = 8;
-    auto started = server::HttpServer::start(
-        options, [this](std::shared_ptr<server::Exchange> x) { handle(std::move(x)); });
-    http_ = std::move(started).value();
+    http_ = server::HttpServer::listen(options).value();
+    http_->serve([this](std::shared_ptr<server::Exchange> x) { handle(std::move(x)); });
   }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(http_->port()); }
 

@@ -106,6 +106,12 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   for (const loader::TensorSource& t : checkpoint.tensors()) {
     if (t.dtype == "F8_E4M3") r.weights += t.bytes / 32;  // an F32 scale for 128 numbers
   }
+  // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
+  for (const LayerSpec& layer : spec.layers) {
+    if (!layer.moe) continue;
+    r.weights += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
+                 static_cast<size_t>(spec.hidden_size);
+  }
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);

@@ -151,12 +151,6 @@ void HttpServer::serve(Handler handler) {
   }
 }
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options, Handler handler) {
-  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server, listen(options));
-  server->serve(std::move(handler));
-  return server;
-}
-
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() {
   impl_->stop(0);

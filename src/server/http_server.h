@@ -90,8 +90,6 @@ class HttpServer {
   static Result<std::unique_ptr<HttpServer>> listen(const HttpOptions& options);
   // REQUIRES: once, before stop(). What the handler uses must be there by now.
   void serve(Handler handler);
-  // Both at once.
-  static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options, Handler handler);
   ~HttpServer();  // stop(0)
 
   uint16_t port() const;

@@ -70,9 +70,15 @@ bool eventually(Predicate p, std::chrono::milliseconds limit = 5000ms) {
   return p();
 }
 
+Result<std::unique_ptr<HttpServer>> serving(const HttpOptions& options, Handler handler) {
+  auto server = HttpServer::listen(options);
+  if (server.ok()) (*server)->serve(std::move(handler));
+  return server;
+}
+
 std::unique_ptr<HttpServer> echo_server(HttpOptions options = {}) {
   options.port = 0;
-  auto server = HttpServer::start(options, [](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [](std::shared_ptr<Exchange> x) {
     const HttpRequest& r = x->request();
     x->send({200,
              {{"X-Path", r.path}, {"X-Host", std::string(r.header("host"))}},
@@ -254,7 +260,7 @@ TEST(HttpServer, StreamsFromAnotherThread) {
   std::thread producer;
   HttpOptions options;
   options.port = 0;
-  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [&](std::shared_ptr<Exchange> x) {
     producer = std::thread([x] {
       x->start({200, {}, "text/event-stream", ""});
       for (int i = 0; i < 100; ++i) x->write("data: " + std::to_string(i) + "\n\n");
@@ -275,7 +281,7 @@ TEST(HttpServer, AnExchangeMayOutliveIt) {
   std::promise<std::shared_ptr<Exchange>> promise;
   HttpOptions options;
   options.port = 0;
-  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [&](std::shared_ptr<Exchange> x) {
     x->start({200, {}, "text/event-stream", "data: 1\n\n"});
     promise.set_value(std::move(x));
   });
@@ -299,7 +305,7 @@ TEST(HttpServer, TellsTheProducerThatTheClientLeft) {
   std::mutex mutex;
   HttpOptions options;
   options.port = 0;
-  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [&](std::shared_ptr<Exchange> x) {
     x->on_gone([&] { gone = true; });
     x->on_complete([&](int s, size_t) { status = s; });
     x->start({200, {}, "text/event-stream", "data: 1\n\n"});
@@ -328,7 +334,7 @@ TEST(HttpServer, CutsOffAClientThatDoesNotRead) {
   HttpOptions options;
   options.port = 0;
   options.max_queued_bytes = 1 << 20;
-  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [&](std::shared_ptr<Exchange> x) {
     x->on_gone([&] { gone = true; });
     x->start({200, {}, "text/event-stream", ""});
     for (int i = 0; i < 1000 && !x->gone(); ++i) x->write(std::string(64 << 10, 'x'));
@@ -342,7 +348,7 @@ TEST(HttpServer, CutsOffAClientThatDoesNotRead) {
 TEST(HttpServer, AnswersADroppedRequestWith500) {
   HttpOptions options;
   options.port = 0;
-  auto server = HttpServer::start(options, [](std::shared_ptr<Exchange>) {});
+  auto server = serving(options, [](std::shared_ptr<Exchange>) {});
   ASSERT_TRUE(server.ok());
   RawClient client((*server)->port());
   client.send("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -353,7 +359,7 @@ TEST(HttpServer, StopWaitsForAnswersInProgress) {
   std::thread producer;
   HttpOptions options;
   options.port = 0;
-  auto server = HttpServer::start(options, [&](std::shared_ptr<Exchange> x) {
+  auto server = serving(options, [&](std::shared_ptr<Exchange> x) {
     producer = std::thread([x] {
       std::this_thread::sleep_for(200ms);
       x->send({200, {}, "text/plain", "late"});
@@ -370,11 +376,33 @@ TEST(HttpServer, StopWaitsForAnswersInProgress) {
   EXPECT_NE(client.read_all().find("late"), std::string::npos);
 }
 
+TEST(HttpServer, AnswersWhatCameBeforeItServed) {
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::listen(options);
+  ASSERT_TRUE(server.ok());
+  RawClient early((*server)->port());
+  early.send("GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  (*server)->serve(
+      [](std::shared_ptr<Exchange> x) { x->send({200, {}, "text/plain", "in time"}); });
+  EXPECT_NE(early.read_all().find("in time"), std::string::npos);
+}
+
+TEST(HttpServer, StopsWithoutHavingServed) {
+  HttpOptions options;
+  options.port = 0;
+  auto server = HttpServer::listen(options);
+  ASSERT_TRUE(server.ok());
+  RawClient client((*server)->port());
+  (*server).reset();
+  EXPECT_EQ(client.read_all(), "");
+}
+
 TEST(HttpServer, NamesWhatItCannotBind) {
   auto first = echo_server();
   HttpOptions options;
   options.port = first->port();
-  auto second = HttpServer::start(options, [](std::shared_ptr<Exchange>) {});
+  auto second = HttpServer::listen(options);
   ASSERT_FALSE(second.ok());
   EXPECT_NE(second.status().message().find(std::to_string(options.port)), std::string::npos);
 }

@@ -75,13 +75,12 @@ struct ByteLines {
 // are not finite make the unit NaN.
 template <int kBits>
 struct WholeScales {
-  I32 top;
-  I32 exponent;
-  F32 inverse;  // of the unit
+  I32 top;       // at least 2^-100: what is smaller counts as zero
+  I32 exponent;  // the largest may round up to a power of two
+  F32 inverse;   // of the unit
   // The bits of the largest magnitude.
   FRESHET_INLINE_MEMBER explicit WholeScales(I32 most)
-      : top(max_i(most, set_i(27 << 23))),  // 2^-100: what is smaller counts as zero
-                                            // The largest may round up to a power of two.
+      : top(max_i(most, set_i(27 << 23))),
         exponent(shr(add_i(top, set_i(1 << (23 - kBits))), 23)),
         inverse(bits_f(shl(sub_i(set_i(253 + kBits), exponent), 23))) {}
   FRESHET_INLINE_MEMBER F32 unit() const {

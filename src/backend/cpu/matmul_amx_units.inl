@@ -1,0 +1,244 @@
+// How blocks of weights become units, two operands of bytes (matmul_amx_blocks.inl), in the L1
+// cache: by eighths, so that a nest can put them between its tile instructions.
+#pragma once
+
+#include "backend/cpu/matmul_amx_tiles.inl"
+
+namespace freshet::cpu {
+namespace {
+
+inline constexpr int64_t kUnitK = 256;
+
+// Shifts each group of four bytes by one, without the port that shifts take.
+FRESHET_INLINE I32 byte_up(I32 v) {
+  return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
+}
+
+// Bits [kFrom, kFrom + 4) of each odd byte, the top one flipped, as its upper half; else zeros.
+template <int kFrom>
+FRESHET_INLINE I32 signed_nibbles(I32 v) {
+#if defined(__GFNI__)
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  const I32 to_upper = _mm512_set1_epi64(kFrom == 0 ? 0x01020408 : 0x10204080);
+  return _mm512_maskz_gf2p8affine_epi64_epi8(kOdd, v, to_upper, 0x80);
+#else
+  const I32 upper = _mm512_slli_epi16(_mm512_xor_si512(v, bytes_i(0x88)), 4 - kFrom);
+  return _mm512_and_si512(upper, _mm512_set1_epi16(-0x1000));
+#endif
+}
+
+// A PackedGroup of blocks with F16 scales, in fewer instructions: the largest is found in 16 bits,
+// and adding 1.5 * 2^23 leaves a whole number in the low ones.
+template <class F>
+struct F16Group {
+  static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  const uint8_t* main;
+  const uint8_t* tail;
+  const Packed<F>& panel;
+  int count;
+  I32 both[8];  // scales, in both halves
+  F32 unit;
+  FRESHET_INLINE_MEMBER F16Group(const Packed<F>& from, int64_t b, int64_t blocks)
+      : main(from.main(8 * b)),
+        tail(from.tail(8 * b)),
+        panel(from),
+        count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)) {
+    alignas(64) uint8_t padded[8 * kLayout.tail];
+    const uint8_t* d = tail;
+    if (count < 8) {
+      std::memset(padded, 0, sizeof padded);
+      std::memcpy(padded, d, static_cast<size_t>(count * kLayout.tail));
+      d = padded;
+    }
+    I32 most = zero_i();
+    FRESHET_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      most = _mm512_max_epu16(most, and_i(line_at(d, i), set_i(0x7fff7fff)));
+    }
+    const __m256i most_of_rows =
+        _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const WholeScales<F::kScaleBits> scales(bits_i(_mm512_cvtph_ps(most_of_rows)));
+    const I32 low = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    FRESHET_UNROLL
+    for (int g = 0; g < 8; ++g) {
+      const F32 rounded = fma_f(load_f16(d + g * kLayout.tail), scales.inverse, set_f(0x1.8p23f));
+      both[g] = _mm512_shuffle_epi8(bits_i(rounded), low);
+    }
+    unit = scales.unit();
+  }
+  FRESHET_INLINE_MEMBER int subs() const { return count; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
+  FRESHET_INLINE_MEMBER F32 d() const { return unit; }
+  FRESHET_INLINE_MEMBER void ahead(int j) const { fetch_group_ahead(panel, main, tail, j); }
+};
+template <class F>
+inline constexpr bool kF16Scales =
+    kOf32<F> && !F::kAffine && panel_layout(F::kFormat).tail == 2 * kPanelRows;
+
+// Packed blocks of 256 numbers as units are made of them.
+template <class F>
+struct TilePacked : Packed256<F> {
+  using Packed256<F>::Packed256;
+  FRESHET_INLINE_MEMBER auto block(int64_t b) const {
+    if constexpr (kF16Scales<F>) {
+      return F16Group<F>(*this, b, this->blocks);
+    } else {
+      return Packed256<F>::block(b);
+    }
+  }
+};
+
+// Fetches eighth j of block b of a panel to the L1 cache.
+template <class F>
+FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
+  constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  constexpr int kOf = kUnitK / kLayout.block, kEighth = (kOf * kLayout.main / kLine + 7) / 8;
+  FRESHET_UNROLL
+  for (int i = 0; i < kEighth; ++i) prefetch_near(panel.main(b * kOf) + (j * kEighth + i) * kLine);
+  if (j * kLine < kOf * kLayout.tail) prefetch_near(panel.tail(b * kOf) + j * kLine);
+}
+
+// The unpacking of a block in eighths, which U::unpack_sub does.
+template <class U>
+struct Unpacks {
+  // j is a constant once this is inlined.
+  template <class View>
+  FRESHET_INLINE void unpack_one(const View& block, int j, uint8_t* to) {
+    switch (j) {
+      case 0:
+        return U::unpack_sub(block, 0, to);
+      case 1:
+        return U::unpack_sub(block, 1, to);
+      case 2:
+        return U::unpack_sub(block, 2, to);
+      case 3:
+        return U::unpack_sub(block, 3, to);
+      case 4:
+        return U::unpack_sub(block, 4, to);
+      case 5:
+        return U::unpack_sub(block, 5, to);
+      case 6:
+        return U::unpack_sub(block, 6, to);
+      default:
+        return U::unpack_sub(block, 7, to);
+    }
+  }
+  // j is not known when compiling.
+  template <class View>
+  __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
+    unpack_one(block, j, to);
+  }
+};
+
+// A block of weights unpacked for the tiles.
+template <class F>
+struct Unit : Unpacks<Unit<F>> {
+  static constexpr bool kHalves = false;
+  // Q2_K: 15 * 3 at most.
+  static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K ? 1 : 2;
+  static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
+  // Planes of numbers, then what scaling needs: pairs of offsets, d (and dmin).
+  static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kBytePlanes * kPlane,
+                           kDAt = kPairs * kLine,
+                           kScalesBytes = kDAt + (F::kAffine ? 2 : 1) * kLine,
+                           kBytes = kPlanesBytes + kScalesBytes;
+
+  // Products of 16 bits as low and high bytes.
+  FRESHET_INLINE void put_bytes(I32 even, I32 odd, uint8_t* to) {
+    constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+    const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+    store_i(to, _mm512_mask_shuffle_epi8(even, kOdd, odd, swap));
+    if constexpr (kBytePlanes == 2) {
+      store_i(to + kPlane, _mm512_mask_shuffle_epi8(odd, ~kOdd, even, swap));
+    }
+  }
+  // Four numbers of each row (unsigned bytes, 2^kShift too high) times the rows' scales (in both
+  // halves), as low and high bytes. Whatever is not a multiplication is done without shifts where
+  // it can be: those take the multiplications' port.
+  FRESHET_INLINE void put_products(I32 line, I32 scale, I32 too_much, uint8_t* to) {
+    I32 even = _mm512_mullo_epi16(_mm512_and_si512(line, _mm512_set1_epi16(0xff)), scale);
+    I32 odd = _mm512_mullo_epi16(_mm512_srli_epi16(line, 8), scale);
+    if constexpr (F::kShift > 0) {
+      even = _mm512_sub_epi16(even, too_much);
+      odd = _mm512_sub_epi16(odd, too_much);
+    }
+    put_bytes(even, odd, to);
+  }
+  // Q4_0's products as low and high bytes. A nibble less 8 is a signed nibble but for its top bit;
+  // in the upper bits of 16 it counts 2^12, the scale (less than 2^12) 2^3, and the rounding
+  // multiplication divides by 2^15: the product, without a subtraction.
+  template <class Lines>
+  FRESHET_INLINE void put_signed_nibbles(const Lines& lines, I32 scale, uint8_t* to) {
+    const I32 eighth = _mm512_slli_epi16(scale, 3);
+    FRESHET_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const I32 odd = lines.raw(i), even = _mm512_slli_epi16(odd, 8);
+      put_bytes(_mm512_mulhrs_epi16(signed_nibbles<0>(even), eighth),
+                _mm512_mulhrs_epi16(signed_nibbles<0>(odd), eighth), to + i * kLine);
+      put_bytes(_mm512_mulhrs_epi16(signed_nibbles<4>(even), eighth),
+                _mm512_mulhrs_epi16(signed_nibbles<4>(odd), eighth), to + (i + 4) * kLine);
+    }
+  }
+  // A group's scale in both halves.
+  template <class View>
+  FRESHET_INLINE I32 both_halves(const View& block, int g) {
+    if constexpr (kF16Scales<F>) {
+      return block.both[g];
+    } else {
+      return halves(block.group_scale(g), block.group_scale(g));
+    }
+  }
+  // Numbers [32 j, 32 j + 32) of a block.
+  template <class View>
+  FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
+    const bool is = j < block.subs();
+    const auto lines = block.sub(is ? j : 0);
+    if constexpr (F::kFormat == Format::kQ4_0) {
+      return put_signed_nibbles(lines, is ? both_halves(block, j) : zero_i(), to + j * 8 * kLine);
+    }
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 group = both_halves(block, (j * 32 + i * 4) / F::kGroup);
+      const I32 scale = is ? group : zero_i();
+      put_products(lines.line(i), scale, _mm512_slli_epi16(scale, F::kShift),
+                   to + (j * 8 + i) * kLine);
+    }
+  }
+  // What scaling needs.
+  template <class View>
+  FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
+    if constexpr (kPairs > 0) {
+      FRESHET_UNROLL
+      for (int i = 0; i < kPairs; ++i) store_i(to + i * kLine, block.pair(i));
+    }
+    store_i(to + kDAt, bits_i(block.d()));
+    if constexpr (F::kAffine) store_i(to + kDAt + kLine, bits_i(block.dmin()));
+  }
+};
+
+template <>
+struct Unit<BlockInt4<128>> : Unpacks<Unit<BlockInt4<128>>> {
+  static constexpr int kBytePlanes = 1;
+  static constexpr bool kHalves = true;
+  static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kPlane, kDAt = 0,
+                           kScalesBytes = 2 * kLine, kBytes = kPlanesBytes + kScalesBytes;
+
+  template <class View>
+  FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
+    const bool is = j < block.subs();
+    const I32 zeros = _mm512_mullo_epi32(block.group(j).zero(), bytes_i(1));
+    const auto lines = block.sub(j);
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 line = _mm512_sub_epi8(lines.line(i), zeros);
+      store_i(to + (j * 8 + i) * kLine, is ? line : zero_i());
+    }
+  }
+  template <class View>
+  FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
+    for (int h = 0; h < 2; ++h) store_i(to + kDAt + h * kLine, bits_i(block.groups[h].d()));
+  }
+};
+
+}  // namespace
+}  // namespace freshet::cpu
