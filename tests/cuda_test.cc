@@ -195,11 +195,11 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
       {quant::Format::kBF16, 14352, 2048},     {quant::Format::kBF16, 14336, 2112},
       {quant::Format::kBF16, 6160, 2048},      {quant::Format::kFP8, 10256, 2048},
       {quant::Format::kFP8, 4112, 2176},       {quant::Format::kFP8, 6160, 2048},
-      {quant::Format::kFP8, 6160, 1152},       {quant::Format::kQ4_0, 10256, 2048},
-      {quant::Format::kQ4_0, 27210, 2176},     {quant::Format::kQ4_K, 27216, 2304},
-      {quant::Format::kQ4_0, 6000, 2176},      {quant::Format::kQ4_0, 6160, 2048},
-      {quant::Format::kQ4_0, 34010, 576},      {quant::Format::kQ8_0, 33860, 320},
-      {quant::Format::kQ4_K, 33860, 768}};
+      {quant::Format::kFP8, 6160, 1152},       {quant::Format::kFP8, 33860, 1152},
+      {quant::Format::kQ4_0, 10256, 2048},     {quant::Format::kQ4_0, 27210, 2176},
+      {quant::Format::kQ4_K, 27216, 2304},     {quant::Format::kQ4_0, 6000, 2176},
+      {quant::Format::kQ4_0, 6160, 2048},      {quant::Format::kQ4_0, 34010, 576},
+      {quant::Format::kQ8_0, 33860, 320},      {quant::Format::kQ4_K, 33860, 768}};
   for (const auto& [format, rows, cols] : shapes) {
     const Stored s = stored(format, rows, cols, 15);
     const auto w = gpu->pack(format, s.rows, cols);

@@ -12,9 +12,9 @@
 // Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
 // 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
 // that adds them up. Where shared memory holds half a panel and there are few of them, four
-// warpgroups take all leaves. Blocks stay and go from tile to tile, and one thread keeps a ring of
-// stages filled by the bulk copy engine, with copies of 8 KiB and more. products_fp8_many.cu has
-// the rest.
+// warpgroups take all leaves; of many panels that are a leaf each, one. Blocks stay and go from
+// tile to tile, and one thread keeps a ring of stages filled by the bulk copy engine, with copies
+// of 8 KiB and more. products_fp8_many.cu has the rest.
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/products_fp8_few.cuh"
 #include "backend/cuda/products_fp8_lines.cuh"
@@ -36,24 +36,70 @@ constexpr int kShares = NT == 1 ? 1 : 4;
 #endif
 
 // NT: tiles of 8 tokens; kGroups: warpgroups, which take a leaf each and have a ring of their own.
+// One warpgroup claims its tiles.
 // With few enough tokens, two blocks have room on a multiprocessor: the next kernel's weights come
 // while this one ends. kOwn: tokens are not in the rings, but where they stay; rings take all there
 // is, which is faster still.
 template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
   static constexpr int kConsumers = kGroups * 128;  // threads
+  static constexpr bool kClaims = kGroups == 1;
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
   // Registers are left for the kernels in between, too: as if a block had so many threads.
   static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
   static constexpr int kMeeting = NT * kGroups * 2048;                // where leaves meet
   static constexpr int kRoom = kFp8SharedBytes / kBlocks - kMeeting;  // of rings and tokens
-  static constexpr int kStages = kRoom / kStage / (kGroups == 2 && kOwn ? 1 : kGroups);  // at most
+  static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
   static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
   static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
 };
 
+// Some multiprocessors read faster than others, so blocks may claim their tiles, but the first.
+// Claims come after the kernel in front has ended, and each launch makes as many as it has tiles,
+// which takes the counter back to zero.
+__device__ unsigned claimed;
+constexpr int kClaimAhead = 8;  // steps before the tile's first
+constexpr int kTold = 8;  // claims that are remembered: of twice the tiles in a ring, at least
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The tiles of a block: those of its tour, or its first and what the producer claims and tells.
+template <bool kClaims>
+struct Tiles {
+  Tour tour;
+  volatile int* told;
+  uint64_t* known;
+  int index, turn = 0;
+  __device__ __forceinline__ bool is_one() const { return index < tour.tiles; }
+  __device__ __forceinline__ bool is_first() const { return turn == 0; }
+  __device__ __forceinline__ bool is_last() const {
+    return !kClaims && index + tour.step >= tour.tiles;
+  }
+  __device__ __forceinline__ void next() {
+    if constexpr (kClaims) {
+      barrier_wait(&known[turn % kTold], turn / kTold % 2);
+      index = told[turn % kTold];
+    } else {
+      index += tour.step;
+    }
+    ++turn;
+  }
+  __device__ __forceinline__ void tell(int tile) {
+    told[turn % kTold] = tile;
+    barrier_arrive(&known[turn % kTold]);
+    ++turn;
+    index = tile;
+  }
+  __device__ __forceinline__ int claim() const {
+    unsigned v;
+    asm volatile("atom.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(v)
+                 : "l"(&claimed), "r"(tour.tiles - 1)
+                 : "memory");
+    return static_cast<int>(v) + tour.step;
+  }
+};
+
 // One thread a ring.
 template <int NT>
 __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
@@ -94,9 +140,9 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
 
 // The same where all products have the same tile of tokens: a leaf of it comes once. Until the
 // kernel in front has `ended` little is in flight (ahead.cuh).
-template <class S, int NT>
+template <class S, int NT, bool kClaims>
 __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
-                                             int64_t tokens, const Tour& tour, int leaf,
+                                             int64_t tokens, Tiles<kClaims> tiles, int leaf,
                                              uint8_t* own, uint64_t* here,
                                              const volatile int& ended) {
   constexpr int kInFlight = (kFp8AheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
@@ -117,9 +163,10 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
   };
   int issued = 0;  // in all
   bool started = false;
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+  while (tiles.is_one()) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
     const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
+    int claim = 0;
     for (int n = 0; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued >= kInFlight && issued < ring.count) {
         landed(&ring.full[issued - kInFlight], ended);
@@ -128,9 +175,17 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
         start_tokens();
         started = true;
       }
+      if (kClaims && started && claim == 0 && n >= part.count - kClaimAhead) claim = tiles.claim();
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
       barrier_expect(&ring.full[ring.stage], kPanelBytes);
       copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+    }
+    if constexpr (kClaims) {
+      if (!started) start_tokens();
+      started = true;
+      tiles.tell(claim != 0 ? claim : tiles.claim());
+    } else {
+      tiles.next();
     }
   }
   if (!started) start_tokens();
@@ -143,20 +198,18 @@ struct Meeting {
   int blocks, rank, leaves;
 };
 
-// What the scales of a tile's rows have in common; of the first where there is no such tile.
+// What the scales of a tile's rows have in common.
 template <int NT>
-__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens,
-                                           const Tour& tour, int index) {
-  const ProductTile tile =
-      find_product_tile<NT, 1>(list, tokens, index < tour.tiles ? index : tour.first);
+__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens, int index) {
+  const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
   return scaled(list.of[tile.product].weight, tile.unit);
 }
 
 // Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
 // the first.
-template <class S, int NT, bool kOwn>
+template <class S, int NT, bool kOwn, bool kClaims>
 __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductList& list,
-                                            int64_t tokens, const Tour& tour, int leaf,
+                                            int64_t tokens, Tiles<kClaims> tiles, int leaf,
                                             const Meeting& meeting, const uint8_t* own,
                                             uint64_t* here, int next) {
   const int lane = static_cast<int>(threadIdx.x % 32),
@@ -169,34 +222,74 @@ __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductL
   const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;  // where they stay
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
   int parity = 1;
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const int index = tiles.index;
     const WeightView& weight =
         list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
+    if (kClaims && !tiles.is_first()) next = scaled_tile<NT>(list, tokens, index);
     const bool of_rows = next == FP8::kOfRows;
-    next = scaled_tile<NT>(list, tokens, tour, index + tour.step);
+    if (!kClaims && !tiles.is_last()) {
+      next = scaled_tile<NT>(list, tokens, index + tiles.tour.step);
+    }
     float leaf_sum[NT][4];
     clear(leaf_sum);
     const int count = leaf_of(weight, leaf).count;
-    int share = index == tour.first ? 0 : kShares<NT>;  // of the tokens
-    // A stage goes back as soon as it is multiplied.
-    for (int n = 0; n < count; ++n, ring.next()) {
+    int share = tiles.is_first() ? 0 : kShares<NT>;  // of the tokens
+    const auto ask = [&](float(&sum)[NT][4], int n) {
       if constexpr (kOwn) {
         for (; share < kShares<NT> && count * share / kShares<NT> <= n; ++share) {
           barrier_wait(&here[share], 0);
         }
       }
       barrier_wait(&ring.full[ring.stage], ring.round);
-      const uint8_t *panel = ring.data(), *its = kOwn ? own + n * of_step : panel + kPanelBytes;
       const uint32_t at = ring_at + ring.stage * kStagePlaces;
-      float sum[NT][4];
       fp8_ask<NT>(sum, at, kOwn ? own_at + (n * of_step >> 4) : at + (kPanelBytes >> 4));
-      const float2 w = step_scales(panel, of_rows);
-      wgmma_wait<0>();
-      add_step<NT>(leaf_sum, sum, w, its);
+    };
+    // A stage goes back as soon as it is multiplied.
+    const auto add = [&](const float(&sum)[NT][4], int n, int stage, const float2& w) {
+      const uint8_t* panel = ring.stages + stage * S::kStage;
+      add_step<NT>(leaf_sum, sum, w, kOwn ? own + n * of_step : panel + kPanelBytes);
       __syncwarp();
-      if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
+      if (lane == 0) barrier_arrive(&ring.empty[stage]);
+    };
+    const auto scales_of = [&](int stage) {
+      return step_scales(ring.stages + stage * S::kStage, of_rows);
+    };
+    if constexpr (NT == 1) {
+      // While a step is multiplied the one before it is added.
+      int n = 0;
+      for (; n + 1 < count; n += 2) {
+        float even[NT][4], odd[NT][4];
+        const int stage = ring.stage;
+        ask(even, n);
+        const float2 even_scales = scales_of(stage);
+        ring.next();
+        ask(odd, n + 1);
+        const float2 odd_scales = scales_of(ring.stage);
+        wgmma_wait<1>();
+        add(even, n, stage, even_scales);
+        wgmma_wait<0>();
+        add(odd, n + 1, ring.stage, odd_scales);
+        ring.next();
+      }
+      if (n < count) {
+        float sum[NT][4];
+        ask(sum, n);
+        const float2 w = scales_of(ring.stage);
+        wgmma_wait<0>();
+        add(sum, n, ring.stage, w);
+        ring.next();
+      }
+    } else {
+      for (int n = 0; n < count; ++n, ring.next()) {
+        float sum[NT][4];
+        ask(sum, n);
+        const float2 w = scales_of(ring.stage);
+        wgmma_wait<0>();
+        add(sum, n, ring.stage, w);
+      }
     }
-    if (index != tour.first) barrier_wait(meeting.room, parity);
+    if (!tiles.is_first()) barrier_wait(meeting.room, parity);
     if (meeting.blocks > 1) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) send(to + j * 512, leaf_sum[j], arrived);
@@ -218,7 +311,7 @@ __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductL
 // the first tile wants before the kernel in front has ended.
 template <int NT, int kMine>
 __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
-                                             const Tour& tour, const Meeting& meeting, int warp) {
+                                             Tiles<false> tiles, const Meeting& meeting, int warp) {
   constexpr int kThreads = Few<NT, false>::kFinishers * 32, kQuads = kMine * 4;
   constexpr int kAtOnce = kThreads / kQuads, kRounds = NT * kTokenTile / kAtOnce;
   constexpr int kItems = kMine * NT / Few<NT, false>::kFinishers;
@@ -228,8 +321,8 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
   const int in = thread / kQuads, of_rows_at = thread % kQuads * 4;
   const auto sync = [] { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); };
   int parity = 0;
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
     const ProductArgs& p = list.of[tile.product];
     const int64_t row = tile.unit * kPanelRows + meeting.rank * kMine * 16 + of_rows_at;
     const int64_t token = tile.token_tile * kTokenTile + in;
@@ -239,7 +332,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
       const uint8_t* at = p.weight.data + tile_at<FP8>(row / 16, p.weight.cols);
       scales = __ldg(reinterpret_cast<const float4*>(at + FP8::scale_place(of_rows_at % 16)));
     }
-    if (index == tour.first) {
+    if (tiles.is_first()) {
       if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
       wait();
     }
@@ -289,20 +382,22 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
       write_some(to, p, of, sum, before[i]);
     });
     __syncwarp();
-    if (lane < meeting.blocks && index + tour.step < tour.tiles) {
+    if (lane < meeting.blocks && !tiles.is_last()) {
       arrive_at(place_in_block(meeting.room, lane));
     }
   }
 }
 
 // The same of 8 tokens at most: a warp has at most one tile of rows.
+template <bool kClaims>
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
-                                             const Tour& tour, const Meeting& meeting, int warp) {
+                                             Tiles<kClaims> tiles, const Meeting& meeting,
+                                             int warp) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
   int parity = 0;
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const ProductTile tile = find_product_tile<1, 1>(list, tokens, index);
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const ProductTile tile = find_product_tile<1, 1>(list, tokens, tiles.index);
     const ProductArgs& p = list.of[tile.product];
     const Work work = work_of(p, tokens);
     const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + warp;
@@ -317,7 +412,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
         scales = make_float2(times(lane / 4), times(lane / 4 + 8));
       }
     }
-    if (index == tour.first) {
+    if (tiles.is_first()) {
       if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
       wait();
     }
@@ -345,7 +440,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
       }
     }
     __syncwarp();
-    if (lane < meeting.blocks && index + tour.step < tour.tiles) {
+    if (lane < meeting.blocks && !tiles.is_last()) {
       arrive_at(place_in_block(meeting.room, lane));
     }
   }
@@ -363,6 +458,8 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
   __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>];
   __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int told[kTold];
+  __shared__ uint64_t known[kTold];
   let_next_start();
   const int64_t cols = list.of[0].weight.cols;
   const int leaves = leaves8(list.of[0].weight), rank = static_cast<int>(blockIdx.x) % blocks;
@@ -378,11 +475,13 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
     }
     barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
     barrier_init(&room, S::kFinishers * blocks);
+    for (int s = 0; S::kClaims && s < kTold; ++s) barrier_init(&known[s], 1);
     barriers_ready();
   }
   __syncthreads();
   const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
                   tiles};
+  const Tiles<S::kClaims> its{tour, told, known, tour.first};
   constexpr int kFirst = S::kConsumers / 32;  // of the other warps
   const int warp = warp_index();
   const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
@@ -397,7 +496,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
-      produce_rows<S, NT>(ring, list, tokens, tour, leaf, own, here[group], ended);
+      produce_rows<S, NT>(ring, list, tokens, its, leaf, own, here[group], ended);
     } else {
       produce_few<NT>(ring, list, tokens, tour, leaf);
     }
@@ -407,18 +506,18 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   if (warp >= kFirst) {
     const int finisher = warp - kFirst - S::kProducers;
     if constexpr (NT == 1) {
-      finish_tiles(list, tokens, tour, meeting, finisher);
+      finish_tiles(list, tokens, its, meeting, finisher);
     } else if (blocks > 1) {
-      finish_lines<NT, 2>(list, tokens, tour, meeting, finisher);
+      finish_lines<NT, 2>(list, tokens, its, meeting, finisher);
     } else {
-      finish_lines<NT, 4>(list, tokens, tour, meeting, finisher);
+      finish_lines<NT, 4>(list, tokens, its, meeting, finisher);
     }
   } else {
-    const int first = scaled_tile<NT>(list, tokens, tour, tour.first);
+    const int first = scaled_tile<NT>(list, tokens, tour.first);
     wait();
     if (threadIdx.x == 0) ended = 1;
     if (leaf < leaves) {
-      take_leaves<S, NT, kOwn>(ring, list, tokens, tour, leaf, meeting, own, here[group], first);
+      take_leaves<S, NT, kOwn>(ring, list, tokens, its, leaf, meeting, own, here[group], first);
     }
   }
 #endif
@@ -448,15 +547,33 @@ int launch_few(const ProductList& list, int64_t tokens) {
                         tokens, tiles, blocks, stages);
 }
 
+bool same_tokens(const ProductList& list) {
+  bool same = true;
+  for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+  return same;
+}
+
+// Whether blocks claim panels: there are many, of a leaf each.
+bool claims_fit(const ProductList& list, int64_t panels, int64_t tokens) {
+  using S = Few<1, true, 1>;
+  const int leaves = leaves8(list.of[0].weight);
+  const int steps = most_steps(list.of[0].weight.cols, leaves);
+  return tokens <= kTokenTile && leaves == 1 && panels >= 4 * multiprocessors &&
+         same_tokens(list) && steps * kTold / 2 >= S::kStages &&
+         steps * kE4M3TileBytes <= S::kRoom / 2;
+}
+
 template <int NT>
 int launch_few(const ProductList& given, int64_t tokens) {
   const ProductList list = with_blocks(given, kPanelRows);
-  bool same = true;
-  for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+  const bool same = same_tokens(list);
   const WeightView& weight = list.of[0].weight;
   const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
   const int tokens_of_leaf = of_leaf * NT * kE4M3TileBytes;
   if constexpr (NT == 1) {
+    if (claims_fit(list, list.first_block[list.count], tokens)) {
+      return launch_few<1, true, 1>(list, tokens);
+    }
     if (same && leaves == 4 && list.first_block[list.count] <= multiprocessors &&
         Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= leaves * of_leaf * kPanelBytes / 2) {
       return launch_few<1, true, 4>(list, tokens);
@@ -492,7 +609,9 @@ int run_fp8(const ProductList& list, int64_t tokens) {
   if (turns && fp8_halves_tiles(list, tokens) != 0) {
     return run_fp8_halves(list, tokens);
   }
-  if (fp8_wide_fits(list, tokens)) return run_fp8_wide(list, tokens);
+  if (!claims_fit(list, panels, tokens) && fp8_wide_fits(list, tokens)) {
+    return run_fp8_wide(list, tokens);
+  }
   if (tokens <= 8) return launch_few<1>(list, tokens);
   if (tokens <= 16) return launch_few<2>(list, tokens);
   if (tokens <= 32) return launch_few<4>(list, tokens);
