@@ -41,9 +41,9 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
         [&](const uint8_t* rows) {
 #pragma unroll
           for (int j = 0; j < NT / 2; ++j) {
-            const bool whole = (scaled.of_rows >> (first + j) & 1) != 0;
+            const bool whole = (scaled.rows_of<kHow>() >> (first + j) & 1) != 0;
             half.scales[j] = make_float2(1.0f, 1.0f);
-            if (kHow == Fp8Scaled::kSteps || !whole) continue;
+            if (!whole) continue;
             half.scales[j] = *reinterpret_cast<const float2*>(
                 rows + (first + j) * kE4M3TileBytes + kTokenTile * kE4M3Cols + threadIdx.x % 4 * 8);
           }
@@ -61,9 +61,11 @@ __device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room,
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
     send(to + j * S::kConsumers * 16, half.total[kOther * S::kHalf + j], barrier);
-    if (two) {
-      send(to + (S::kHalf + j) * S::kConsumers * 16, half.last[kOther * S::kHalf + j], barrier);
-    }
+  }
+  if (!two) return;
+#pragma unroll
+  for (int j = 0; j < S::kHalf; ++j) {
+    send(to + (S::kHalf + j) * S::kConsumers * 16, half.last[kOther * S::kHalf + j], barrier);
   }
 }
 
@@ -72,23 +74,28 @@ template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
   using S = Halves<NT>;
+  const float4* at = room + threadIdx.x;
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
-    const float4* at = room + j * S::kConsumers + threadIdx.x;
-    const float4 v = at[0];
+    const float4 v = at[j * S::kConsumers];
     const float other[4] = {v.x, v.y, v.z, v.w};
     const float(&mine)[4] = half.total[kMine * S::kHalf + j];
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(mine[i], other[i]);
-    if (!two) continue;
-    if constexpr (kMine == 0) {
-      const float4 next = at[S::kHalf * S::kConsumers];
-      const float last[4] = {next.x, next.y, next.z, next.w};
+  }
+  if (two) {
+#pragma unroll
+    for (int j = 0; j < S::kHalf; ++j) {
+      float last[4];
+      if constexpr (kMine == 0) {
+        const float4 v = at[(S::kHalf + j) * S::kConsumers];
+        last[0] = v.x, last[1] = v.y, last[2] = v.z, last[3] = v.w;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) last[i] = half.last[S::kHalf + j][i];
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(sum[j][i], last[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[j][i] = __fadd_rn(sum[j][i], half.last[S::kHalf + j][i]);
     }
   }
 #pragma unroll

@@ -515,6 +515,49 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
   }
 }
 
+// Where all rows of a tile are there and none has a bias: little code, and in a straight line. What
+// runs once is fetched from L2 first, and with a jump a number that took QKV's sums 4.6 us.
+template <int NT>
+__device__ __forceinline__ void fp8_finish_whole(const ProductArgs& p, int64_t tokens,
+                                                 const float (&sum)[NT][4], int64_t token,
+                                                 int64_t row) {
+  float2* const to[2] = {reinterpret_cast<float2*>(p.out + token * p.out_stride + row),
+                         reinterpret_cast<float2*>(p.out + (token + 8) * p.out_stride + row)};
+  const bool real[2] = {token < tokens, token + 8 < tokens};
+  const float scale = p.scale;
+  float2 v[2][NT];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      v[n][j] = make_float2(__fmul_rn(sum[j][n * 2], scale), __fmul_rn(sum[j][n * 2 + 1], scale));
+    }
+  }
+  if (p.add != 0) {
+    float2 before[2][NT] = {};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (!real[n]) continue;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) before[n][j] = to[n][j * 4];
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        v[n][j] =
+            make_float2(__fadd_rn(before[n][j].x, v[n][j].x), __fadd_rn(before[n][j].y, v[n][j].y));
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    if (!real[n]) continue;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) to[n][j * 4] = v[n][j];
+  }
+}
+
 // Writes a tile's sums: a lane has two neighbouring rows of two tokens.
 template <int NT>
 __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
@@ -524,6 +567,10 @@ __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
   const int64_t token = tile.token_tile * 8 + warp * 16 + lane / 4;
   const int64_t first = tile.unit * 8 + lane % 4 * 2, end = p.weight.rows;
   const bool pairs = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  if (pairs && p.bias == nullptr && (tile.unit + NT) * 8 <= end) {
+    fp8_finish_whole<NT>(p, tokens, sum, token, first);
+    return;
+  }
 #pragma unroll
   for (int from = 0; from < NT; from += kAtOnce) {
     // Body(number of the pair, its row, its place) for all pairs.
@@ -576,7 +623,8 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const Last& last) {
-  constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 8 : 1;
+  // (A leaf may be of eight steps: of eight at once half are run while they are fetched.)
+  constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 4 : 1;
   const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
 #pragma unroll
