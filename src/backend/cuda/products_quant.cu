@@ -7,6 +7,7 @@
 //
 // Gate and up may end in the gated unit: a block's two tiles are then the same rows of both, and
 // the warp that adds up both gates.
+#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
 #include "backend/cuda/products_gated.cuh"
@@ -28,6 +29,8 @@ struct Ring {
   // Blocks of a multiprocessor.
   static constexpr size_t kOthers = size_t{kTiles} * 8192 + 2048;
   static constexpr int kBlocks = 2 * (kBytes + kOthers) <= kSharedOfSm ? 2 : 1;
+  static constexpr int kAhead = kAheadBytes / kBlocks / kStageBytes;  // stages in flight
+  static_assert(kAhead >= 1);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -54,6 +57,25 @@ __device__ __forceinline__ int64_t row_tile_of(const ProductList& list, const Le
          leaf.tile;
 }
 
+// Adds a tile's leaves from left to right.
+template <int kTiles>
+__device__ __forceinline__ void add_up(float (&v)[4], const float4 (&sums)[kWarps][kTiles][32],
+                                       const Leaf& leaf, int m) {
+  const auto add = [&](int l) {
+    const float4 part = sums[leaf.tile * leaf.parts + l][m][threadIdx.x % 32];
+    const float each[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = l == 0 ? each[i] : __fadd_rn(v[i], each[i]);
+  };
+  if (leaf.parts == kWarps) {  // all loads at once
+#pragma unroll
+    for (int l = 0; l < kWarps; ++l) add(l);
+  } else if (leaf.parts > 1) {
+#pragma unroll 1
+    for (int l = 0; l < leaf.parts; ++l) add(l);
+  }
+}
+
 // Gate's and up's sums of the same rows.
 template <class F>
 __device__ __forceinline__ void gate_tile(const ProductList& list, const Activations& gated,
@@ -63,7 +85,8 @@ __device__ __forceinline__ void gate_tile(const ProductList& list, const Activat
   for (int m = 0; m < 2; ++m) {
     end_sums<1, F>(list.of[m], sum[m], tile * 16 + threadIdx.x % 32 / 4);
   }
-  if (tile * 16 < rows) put_gated_lanes(gated, rows, sum[0][0], sum[1][0], tile, 0);
+  const Activations lanes{gated.data, 0, 0, 0};
+  if (tile * 16 < rows) put_gated_lanes(lanes, rows, sum[0][0], sum[1][0], tile, 0);
 }
 
 // What a warp asks for: its first lanes, one for each tile.
@@ -106,6 +129,73 @@ struct Source {
     find(list, leaf);
   }
 };
+
+// The first asks of all warps: warp 0, which then waits for the kernel in front, does not wait for
+// any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
+// what lies between them may be in flight.
+template <class R>
+__device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][R::kStages], int warp,
+                                                  int s) {
+  constexpr int kOthers = kWarps - 1;
+  const int at = R::kStages + s * kOthers + warp - 1 - R::kAhead;
+  if (warp == 0 || at < 0) return nullptr;
+  const int other = at - R::kStages;
+  return other < 0 ? &full[0][at] : &full[1 + other % kOthers][other / kOthers];
+}
+
+// An address that is known from here on, and not found where it is used.
+template <class T>
+__device__ __forceinline__ T* known(T* p) {
+  size_t at = __cvta_generic_to_global(p);
+  asm volatile("" : "+l"(at));
+  return static_cast<T*>(__cvta_global_to_generic(at));
+}
+
+// Where a lane's sums of a tile go: all that is to be known of it before they are there.
+struct End {
+  float* to;
+  const float* bias;
+  int64_t stride;
+  float scale;
+  uint32_t real;  // bit n: number n is there; bit 4: it is added
+
+  __device__ __forceinline__ End(const ProductList& list, const Leaf& leaf, int index, int lane,
+                                 int64_t tokens) {
+    const int i = product_of(list, index);
+    const ProductArgs& p = list.of[i];
+    const int64_t row = row_tile_of(list, leaf, index, i) * 16 + lane / 4;
+    const int token = lane % 4 * 2;
+    to = known(p.out + token * p.out_stride + row);
+    bias = p.bias + (p.bias == nullptr ? 0 : row);
+    stride = p.out_stride;
+    scale = p.scale;
+    real = p.add != 0 ? 16 : 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (row + n / 2 * 8 < p.weight.rows && token + n % 2 < tokens) real |= 1u << n;
+    }
+    asm volatile("" : "+l"(stride), "+f"(scale), "+r"(real));
+  }
+  __device__ __forceinline__ float* at(int n) const { return to + n % 2 * stride + n / 2 * 8; }
+  __device__ __forceinline__ void load(float (&before)[4]) const {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if ((real >> n & 1) != 0) before[n] = *at(n);
+    }
+  }
+  // As finish().
+  __device__ __forceinline__ void put(const float (&sum)[4], const float (&before)[4],
+                                      float up) const {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if ((real >> n & 1) == 0) continue;
+      float v = __fmul_rn(sum[n], up);
+      if (bias != nullptr) v = __fadd_rn(v, bias[n / 2 * 8]);
+      v = __fmul_rn(v, scale);
+      *at(n) = real >= 16 ? __fadd_rn(before[n], v) : v;
+    }
+  }
+};
 #endif
 
 // kTiles of a block have the same tokens. `gated` has data: where two products end.
@@ -117,7 +207,8 @@ __global__ void __launch_bounds__(256, 2)
   constexpr int kAtOnce = R::kUnits * R::kPieces;  // pieces of a step
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][R::kStages];
-  __shared__ float sums[2][kWarps][kTiles * 4][32];
+  __shared__ float4 sums[2][kWarps][kTiles][32];
+  __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int64_t cols = list.of[0].weight.cols;
@@ -132,51 +223,55 @@ __global__ void __launch_bounds__(256, 2)
   Source<F, kTiles, kSteps> source{ring, full[warp],
                                    static_cast<int>(blockIdx.x) + (gates ? 0 : lane * blocks), step,
                                    gates ? lane : 0};
+  if (threadIdx.x == 0) ended = 0;
   if (lane == 0) {
     for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], kTiles);
     barriers_ready();
   }
-  __syncwarp();
+  __syncthreads();
   if (lane < kTiles) {
     source.find(list, leaf);
-    for (int s = 0; s < R::kStages; ++s) source.ask(list, leaf, lane);
+#pragma unroll 1
+    for (int s = 0; s < R::kStages; ++s) {
+      if (uint64_t* before = asked_before<R>(full, warp, s)) landed(before, ended);
+      source.ask(list, leaf, lane);
+    }
   }
+  // Lanes of tokens that are not there read another's.
+  const int act_lane = leaf.first * R::kPieces * 64 + (lane / 4 < tokens ? lane : lane % 4);
+  const auto act_of = [&](int index) {
+    return reinterpret_cast<const uint4*>(list.of[product_of(list, index)].act) + act_lane;
+  };
+  const uint4* first_act = known(act_of(static_cast<int>(blockIdx.x)));  // of the tile
+  const uint4* act = first_act;
+  const int pieces = leaf.count * R::kPieces;
+  uint4 b[kAtOnce][1][2];
+  const auto load_tokens = [&](int i) {
+    b[i][0][0] = act[i * 64];
+    b[i][0][1] = act[i * 64 + 32];
+  };
+  End to(list, leaf, static_cast<int>(blockIdx.x), lane, tokens);
   __syncwarp();
   wait();
-  // Lanes of tokens that are not there read another's.
-  const int act_lane = lane / 4 < tokens ? lane : lane % 4;
-  const auto act_of = [&](int index) {
-    return reinterpret_cast<const uint4*>(list.of[product_of(list, index)].act) +
-           leaf.first * R::kPieces * 64 + act_lane;
-  };
-  uint4 b[kAtOnce][1][2];
-  const auto load_tokens = [&](const uint4* from, int i) {
-    b[i][0][0] = from[i * 64];
-    b[i][0][1] = from[i * 64 + 32];
-  };
-  const uint4* act = act_of(static_cast<int>(blockIdx.x));
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    if (i < leaf.count * R::kPieces) load_tokens(act, i);
+    if (i < pieces) load_tokens(i);
   }
+  if (threadIdx.x == 0) ended = 1;
   int stage = 0, parity = 0, round = 0;
   for (int index = static_cast<int>(blockIdx.x); index < end; index += step, round += kTiles) {
-    Before before;
-    if constexpr (kTiles == 1) {
-      if (leaf.index == round % parts) {
-        const int product = product_of(list, index);
-        const Work w = work_of<F>(list.of[product], tokens);
-        if (w.add) before.load(w, row_tile_of(list, leaf, index, product), 0, lane);
-      }
-    }
+    const bool ends = leaf.index == (round & (parts - 1));  // kTiles == 1: the warp, the tile
+    float before[4];
+    if (kTiles == 1 && ends && to.real >= 16) to.load(before);
     float sum[kTiles][1][4] = {};
     for (int unit = 0; unit < leaf.count; unit += R::kUnits) {
-      // Where the tokens of the step after this one are.
-      int next_count = min(R::kUnits, leaf.count - unit - R::kUnits) * R::kPieces;
+      // The tokens of the step after this one.
       act += kAtOnce * 64;
-      if (next_count <= 0 && index + step < end) {
-        next_count = min(R::kUnits, leaf.count) * R::kPieces;
-        act = act_of(index + step);
+      int next_count = pieces - (unit + R::kUnits) * R::kPieces;
+      if (next_count <= 0) {
+        next_count = index + step < end ? pieces : 0;
+        if (list.count > 1 && next_count > 0) first_act = act_of(index + step);
+        act = first_act;
       }
       const int step_of = kSteps > 1 ? unit / R::kUnits % kSteps : 0;
       const uint8_t* tiles = ring + stage * R::kStageBytes + step_of * (R::kTileBytes / kSteps);
@@ -191,7 +286,7 @@ __global__ void __launch_bounds__(256, 2)
           F::decode(piece, i % R::kPieces, lane, a);
           accumulate<F, 1>(sum[m], a, b[i], piece, i % R::kPieces);
         }
-        if (i < next_count) load_tokens(act, i);
+        if (i < next_count) load_tokens(i);
       };
       if (unit + R::kUnits <= leaf.count) {
 #pragma unroll
@@ -202,7 +297,7 @@ __global__ void __launch_bounds__(256, 2)
           if (i < (leaf.count - unit) * R::kPieces) {
             take(i);
           } else if (i < next_count) {
-            load_tokens(act, i);
+            load_tokens(i);
           }
         }
       }
@@ -216,42 +311,36 @@ __global__ void __launch_bounds__(256, 2)
       }
     }
     // Leaves are added from left to right, by another warp for each tile.
-    float(&to)[kWarps][kTiles * 4][32] = sums[round / kTiles & 1];
+    float4(&shared)[kWarps][kTiles][32] = sums[round / kTiles & 1];
     if (parts > 1) {
 #pragma unroll
-      for (int i = 0; i < kTiles * 4; ++i) to[warp][i][lane] = sum[i / 4][0][i % 4];
+      for (int m = 0; m < kTiles; ++m) {
+        const float(&v)[4] = sum[m][0];
+        shared[warp][m][lane] = make_float4(v[0], v[1], v[2], v[3]);
+      }
       __syncthreads();
     }
-    const auto add_up = [&](float(&v)[4], int m) {
-      for (int l = 0; l < parts && parts > 1; ++l) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float part = to[leaf.tile * parts + l][m * 4 + i][lane];
-          v[i] = l == 0 ? part : __fadd_rn(v[i], part);
-        }
+    if constexpr (kTiles == 1) {
+      if (ends) {
+        add_up(sum[0][0], shared, leaf, 0);
+        to.put(sum[0][0], before, F::kUp);
       }
-    };
-    if constexpr (kTiles == 2) {
-      if (gates) {
-        if (leaf.index != round % parts) continue;
-        add_up(sum[0][0], 0);
-        add_up(sum[1][0], 1);
-        gate_tile<F>(list, gated, sum, row_tile_of(list, leaf, index, 0));
-        continue;
-      }
-    }
+      if (index + step < end) to = End(list, leaf, index + step, lane, tokens);
+    } else if (gates) {
+      if (!ends) continue;
+      add_up(sum[0][0], shared, leaf, 0);
+      add_up(sum[1][0], shared, leaf, 1);
+      gate_tile<F>(list, gated, sum, row_tile_of(list, leaf, index, 0));
+    } else {
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      const int at = index + m * blocks;
-      if (at >= end || leaf.index != (round + m) % parts) continue;
-      add_up(sum[m][0], m);
-      const int product = product_of(list, at);
-      const Work w = work_of<F>(list.of[product], tokens);
-      const int64_t row_tile = row_tile_of(list, leaf, at, product);
-      if (row_tile * 16 >= w.rows) continue;
-      if (kTiles == 1 && w.add) {
-        finish<1>(w, sum[m], row_tile, 0, lane, before.v);
-      } else {
+      for (int m = 0; m < kTiles; ++m) {
+        const int at = index + m * blocks;
+        if (at >= end || leaf.index != ((round + m) & (parts - 1))) continue;
+        add_up(sum[m][0], shared, leaf, m);
+        const int product = product_of(list, at);
+        const Work w = work_of<F>(list.of[product], tokens);
+        const int64_t row_tile = row_tile_of(list, leaf, at, product);
+        if (row_tile * 16 >= w.rows) continue;
         finish<1>(w, sum[m], row_tile, 0, lane);
       }
     }
