@@ -78,6 +78,20 @@ __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list
   }
 }
 
+// What follows a full ring, to L2 until the kernel in front has ended: memory has time. Not much of
+// it, and a little at a time, since other kernels' loads are on their way.
+__device__ __forceinline__ void bring_near(const uint8_t* from, int steps,
+                                           const volatile int& ended) {
+  constexpr int kMost = 12, kCycles = 800;  // from one step to the next
+  for (int n = 0; n < min(steps, kMost) && ended == 0; ++n, from += kPanelBytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kPanelBytes)
+                 : "memory");
+    const auto begun = clock();
+    while (clock() - begun < kCycles && ended == 0) {
+    }
+  }
+}
+
 // With up to 8 tokens each ring's thread copies its share of these, too: once the kernel in front
 // has ended, and before more is asked for.
 __device__ __forceinline__ void produce(const Panels& ring, const ProductList& list,
@@ -96,7 +110,10 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
     started = true;
   };
   copy_panels(ring, list, tour, group, ended, [&](int issued) {
-    if (!started && (issued == ring.count || ended != 0)) start_tokens();
+    if (started || (issued < ring.count && ended == 0)) return;
+    const int64_t panel = static_cast<int64_t>(tour.first) * kPanels + group % kPanels;
+    bring_near(panel_at(p.weight, panel, issued), steps - issued, ended);
+    start_tokens();
   });
   if (!started) start_tokens();
 }
