@@ -453,6 +453,7 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
   for (const auto& [format, cols, ff, other] : {Case{Format::kBF16, 2112, 512},
                                                 {Format::kBF16, 4096, 6208},
                                                 {Format::kBF16, 2048, 9088},
+                                                {Format::kBF16, 2048, 16448},
                                                 {Format::kBF16, 8704, 64},
                                                 {Format::kQ4_0, 2080, 512},
                                                 {Format::kQ4_0, 4096, 9088},

@@ -228,6 +228,8 @@ bool few_takes(const ProductList& list, int64_t tokens);
 int run_few(const ProductList& list, int64_t tokens);
 bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens);
 int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+// products_gate_few.cu: the latter with more than 16 tokens.
+int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
 // products_quant.cu: quantised weights with up to a tile of tokens, on Hopper.
 template <class F>

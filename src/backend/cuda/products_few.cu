@@ -270,7 +270,9 @@ int launch_few(const ProductList& list, int64_t tokens, int share, const Activat
 
 template <int NT>
 int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
-  if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
+  if constexpr (NT <= 2) {
+    if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
+  }
   if (share <= 2) return launch_few<NT, 2, 1>(list, tokens, share, gated);
   if (share == 3) return launch_few<NT, 3, 1>(list, tokens, share, gated);
   return launch_few<NT, 4, 1>(list, tokens, share, gated);
@@ -298,6 +300,7 @@ int run_few(const ProductList& list, int64_t tokens) {
 
 // Blocks take the same tiles of gate and of up.
 int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  if (tokens > 16) return run_gate_few(gate_and_up, tokens, act);
   ProductList list = gate_and_up;
   list.count = 1;
   return launch_few(list, tokens, act);
