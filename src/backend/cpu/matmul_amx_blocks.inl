@@ -478,12 +478,12 @@ struct WalkedBlock {
 };
 
 // Few tokens use a block once or twice: it is unpacked to the L1 cache, between the products of the
-// block before. With one step it takes that one's place, a quarter behind its products.
+// block before, whose place it takes a quarter behind the last of them.
 template <class F, int kPlanes, int kSteps>
 void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;
   constexpr int64_t kHeld = 32;  // blocks whose records are kept
-  alignas(64) uint8_t units[kSteps][U::kPlanesBytes];
+  alignas(64) uint8_t unit[U::kPlanesBytes];
   alignas(64) uint8_t scales[2][U::kScalesBytes];
   alignas(64) uint8_t room[2][sizeof(WalkedBlock<F>)];
   alignas(64) float sums[kSteps][BlockWalk::kGroup][kMostRows * kPanelRows];
@@ -500,7 +500,7 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   const int64_t blocks = blocks_of(c.cols, kUnitK);
   BlockWalk at(blocks, first, last), next = at;
   const WalkedBlock<F>* block = new (room[0]) WalkedBlock<F>(c, at);
-  for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, units[0]);
+  for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, unit);
   U::unpack_scales(block->view, scales[0]);
   for (int now = 0; !at.over(); at = next, now ^= 1) {
     next.next();
@@ -510,25 +510,23 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     const Packed256<F> panel_ahead(c, ahead.over() ? first : ahead.panel);
     const auto unpack = [&](int j) __attribute__((always_inline)) {
       fetch_eighth<F>(panel_ahead, ahead.block, j);
-      if (kSteps == 1) {
-        U::unpack_one(j < 2 ? block->view : coming->view, (j + 6) % 8, units[0]);
-      } else {
-        U::unpack_any(coming->view, j, units[now ^ 1]);
-      }
+      U::unpack_one(j < 2 ? block->view : coming->view, (j + 6) % 8, unit);
     };
     for (int q = 0; q < kSteps; ++q) {
       Records<F, kPlanes>& record = records[q][at.block % kHeld];
       if (at.panel == first || blocks > kHeld) record.read(steps[q], at.block);
-      const Product<F, kPlanes> product{
-          units[kSteps == 1 ? 0 : now], scales[now], &steps[q], &record,
-          sums[q][at.panel - at.group], at.panel,    at.block,  at.block + 1 == blocks};
+      const Product<F, kPlanes> product{unit,
+                                        scales[now],
+                                        &steps[q],
+                                        &record,
+                                        sums[q][at.panel - at.group],
+                                        at.panel,
+                                        at.block,
+                                        at.block + 1 == blocks};
       pipe.run(product, at.block * kUnitK, [&](int k, int i) __attribute__((always_inline)) {
-        if (kSteps == 2) {
-          if (i == 0) unpack(q * 4 + k);
-        } else {
-          if (i == 0) unpack(k * 2);
-          if (i == (U::kBytePlanes == 2 ? 2 : 0)) unpack(k * 2 + 1);
-        }
+        if (q != (k == 0 ? 0 : kSteps - 1)) return;
+        if (i == 0) unpack(k * 2);
+        if (i == (U::kBytePlanes == 2 ? 2 : 0)) unpack(k * 2 + 1);
       });
     }
     U::unpack_scales(coming->view, scales[now ^ 1]);
