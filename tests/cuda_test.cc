@@ -650,6 +650,78 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
   }
 }
 
+// A token alone has one kernel for the norm, the router's product and the routes, which chooses in
+// another way: equals, and groups that it does not take, too.
+TEST_F(Cuda, ATokenAloneGoesWhereItGoesAmongOthers) {
+  constexpr int64_t kFf = 64, kTopK = 8, kTokens = 5;
+  uint32_t seed = 1100;
+  for (const auto& [score, experts, hidden, groups] :
+       {std::tuple<ops::Routing::Score, int64_t, int64_t, int>{Score::kSoftmax, 128, 2048, 1},
+        {Score::kSigmoid, 72, 2048, 1},
+        {Score::kTopkSoftmax, 32, 1992, 1},
+        {Score::kSoftmax, 10, 512, 1},
+        {Score::kSigmoid, 64, 2048, 4}}) {
+    SCOPED_TRACE(std::to_string(experts) + " experts");
+    Stored router = stored(quant::Format::kF32, experts, hidden, ++seed);
+    to_bf16(router);
+    for (size_t i = 3; i < router.rows.size(); i += 4)
+      router.rows[i] = router.rows[i / 2];  // equals
+    const auto on = gpu->pack(quant::Format::kF32, router.rows, hidden);
+    ASSERT_TRUE(on.ok());
+    const WeightsOfExperts weights_of(*gpu, *cpu, experts, hidden, kFf, seed += 100);
+    ops::Experts e;
+    e.gate_up = weights_of.up_on;
+    e.down = weights_of.down_on;
+    ops::Routing r;
+    r.score = score;
+    r.experts = static_cast<int>(experts);
+    r.top_k = kTopK;
+    r.renormalize = score != Score::kTopkSoftmax;
+    r.groups = groups;
+    r.top_groups = (groups + 1) / 2;
+    r.group_score_top = 2;
+    DeviceFloats correction(*gpu, random_floats(static_cast<size_t>(experts), ++seed, 0.1f));
+    if (score == Score::kSigmoid) r.correction = correction.data();
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kTokens * hidden), ++seed));
+    DeviceFloats norm(*gpu, random_floats(static_cast<size_t>(hidden), ++seed));
+    const std::vector<float> bias = random_floats(static_cast<size_t>(experts), ++seed, 0.01f);
+    DeviceFloats db(*gpu, bias);
+    struct Got {
+      std::vector<float> ids, weights, logits, normed, out;
+    };
+    const auto run = [&](int64_t first, int64_t n) {
+      DeviceFloats ids(*gpu, static_cast<size_t>(n * kTopK)), weights(*gpu, ids.get().size());
+      DeviceFloats logits(*gpu, static_cast<size_t>(n * experts));
+      DeviceFloats normed(*gpu, static_cast<size_t>(n * hidden)), out(*gpu, normed.get().size());
+      auto* chosen = reinterpret_cast<int32_t*>(ids.data());
+      const Matrix to = normed.matrix(n, hidden);
+      const bool biased = score == Score::kSoftmax;
+      const ops::Product p{&*on, logits.matrix(n, experts), biased ? db.data() : nullptr, 1.0f,
+                           false};
+      gpu->norm(to, x.matrix(kTokens, hidden).slice_rows(first, n),
+                {ops::NormKind::kRms, norm.data(), nullptr, 1e-6f}, &*on);
+      gpu->matmul(to, {&p, 1});
+      gpu->route(logits.matrix(n, experts), r, chosen, weights.data());
+      gpu->moe(out.matrix(n, hidden), to, chosen, weights.data(), kTopK, e, false);
+      return Got{ids.get(), weights.get(), logits.get(), normed.get(), out.get()};
+    };
+    const Got all = run(0, kTokens);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      SCOPED_TRACE("token " + std::to_string(t));
+      const Got one = run(t, 1);
+      const auto same = [&](const std::vector<float>& its, const std::vector<float>& of_all) {
+        return std::memcmp(its.data(), of_all.data() + static_cast<size_t>(t) * its.size(),
+                           its.size() * 4) == 0;
+      };
+      EXPECT_TRUE(same(one.normed, all.normed)) << "norm";
+      EXPECT_TRUE(same(one.logits, all.logits)) << "logits";
+      EXPECT_TRUE(same(one.ids, all.ids)) << "ids";
+      EXPECT_TRUE(same(one.weights, all.weights)) << "weights";
+      EXPECT_TRUE(same(one.out, all.out)) << "experts";
+    }
+  }
+}
+
 TEST_F(Cuda, RefusesWhatItCannotDo) {
   const Status type = gpu->device()->supports({ops::KvType::kF32, 1, 64, 64, false});
   EXPECT_NE(type.message().find("type f32"), std::string::npos) << type.message();

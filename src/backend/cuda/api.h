@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 18;
+inline constexpr int kApiVersion = 19;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -179,6 +179,17 @@ struct ExpertArgs {
   int32_t slots, slot_tokens;
 };
 
+// A token's norm, a router's product with what it gives, and the routes.
+struct RouteOneArgs {
+  Rows x, normed;
+  NormArgs norm;
+  Activations act;
+  ProductArgs product;  // of `normed`
+  RoutingArgs routing;
+  int32_t* ids;    // [top_k]
+  float* weights;  // [top_k]
+};
+
 // Gate, up and down of all experts.
 struct ExpertsArgs {
   Code gate_up_code, down_code;
@@ -292,6 +303,9 @@ struct Api {
   // bytes; then route and group.
   int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
+  // Whether route_one() takes these.
+  int (*route_one_fits)(const RouteOneArgs* args);
+  int (*route_one)(const RouteOneArgs* args);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
   int (*combine)(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted,
                  int add);

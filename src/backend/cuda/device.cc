@@ -273,6 +273,7 @@ uint8_t* CudaDevice::scratch(size_t bytes) {
 
 void CudaDevice::wrote(const Matrix& m) {
   if (m.rows == 0) return;
+  if (norm_.held && (overlap(norm_.x, m) || overlap(norm_.out, m))) flush_norm();
   if (router_.held && overlap(router_.x, m)) flush_router();
   for (Encoded& e : encoded_) {
     if (e.data != nullptr && overlap(e.of, m)) e = {};

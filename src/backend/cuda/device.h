@@ -112,6 +112,13 @@ class CudaDevice final : public ops::Device {
     size_t size;
     const int32_t* device;
   };
+  // A row's norm that waits for the router that reads it.
+  struct HeldNorm {
+    bool held = false;
+    Matrix x, out;
+    NormArgs norm{};
+    const ops::Weight* reader = nullptr;
+  };
   // A router's product, and then its routes, that wait for what comes next.
   struct Router {
     bool held = false;
@@ -168,6 +175,9 @@ class CudaDevice final : public ops::Device {
   bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
   void flush_gated();
   WeightView product_view(const ops::Weight& w) const;
+  void flush_norm();
+  void flush_but_norm();
+  bool run_route_one();
   bool hold_router(const Matrix& x, std::span<const ops::Product> products);
   void flush_router();
   bool router_holds(const int32_t* ids, const float* weights, int64_t tokens, int top_k) const;
@@ -186,6 +196,7 @@ class CudaDevice final : public ops::Device {
   Pinned pinned_;
   std::string name_;
   size_t free_ = 0, total_ = 0;
+  HeldNorm norm_;
   Router router_;
   Gated gated_;
   HeadsArgs held_{};                // parts that wait for what else their heads need

@@ -1,5 +1,6 @@
 // The ops of a CudaDevice for experts.
 #include <algorithm>
+#include <utility>
 
 #include "backend/cuda/arguments.h"
 #include "backend/cuda/device.h"
@@ -93,6 +94,7 @@ bool CudaDevice::router_holds(const int32_t* ids, const float* weights, int64_t 
 // Tokens by expert, after the routes that are held back if these are the ones.
 void CudaDevice::run_groups(const GroupArgs& g) {
   if (router_holds(g.ids, g.weights, g.tokens, g.top_k)) {
+    flush_norm();
     router_.held = false;
     check(
         api_.router(&router_.product, g.tokens, &router_.routing, router_.ids, router_.weights, &g),
@@ -231,6 +233,19 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   return y;
 }
 
+// The norm, the product and the routes that are held back, at once if there is a kernel for it; or
+// else the norm alone.
+bool CudaDevice::run_route_one() {
+  if (!norm_.held || norm_.out.data != router_.x.data) return false;
+  const HeldNorm norm = std::exchange(norm_, {});
+  const Output to = output_of(norm.out, norm.reader, true);
+  const RouteOneArgs args{rows_of(norm.x), to.rows,         norm.norm,   to.act,
+                          router_.product, router_.routing, router_.ids, router_.weights};
+  const bool fits = api_.route_one_fits(&args) != 0;
+  check(fits ? api_.route_one(&args) : api_.norm(&to.rows, &args.x, &args.norm, &to.act), "norm");
+  return fits;
+}
+
 // Few tokens: from the router's logits to the sums without groups.
 bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids,
                                  const float* weights, int top_k, const ops::Experts& e, bool add) {
@@ -252,10 +267,12 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
   if (e.weight_before || api_.few_experts_fit(&args) == 0) return false;
   if (router_holds(ids, weights, x.rows, top_k)) {
     router_.held = false;
-    args.logits = router_.out.data;
-    args.logits_stride = router_.out.stride;
     args.routing = router_.routing;
-    check(api_.products(&router_.product, 1, x.rows), "products");
+    if (!run_route_one()) {
+      args.logits = router_.out.data;
+      args.logits_stride = router_.out.stride;
+      check(api_.products(&router_.product, 1, x.rows), "products");
+    }
   }
   flush();
   args.gate_up = table_of(e.gate_up);

@@ -25,6 +25,10 @@ ProductArgs CudaDevice::product_args(const Matrix& x, const ops::Product& p) {
 }
 
 void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products) {
+  if (norm_.held && norm_.out.data == x.data) {
+    flush_but_norm();
+    if (hold_router(x, products)) return;
+  }
   flush();
   if (hold_router(x, products) || hold_gated(x, products)) return;
   std::array<ProductArgs, kMaxProducts> args;
@@ -113,10 +117,23 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
   if (x.rows == 0) return;
   const bool usual = norm.kind == ops::NormKind::kRms && norm.weight != nullptr &&
                      norm.bias == nullptr && reader != nullptr;
+  const NormArgs args = args_of(norm);
+  if (usual && x.rows == 1 && code_of(reader->format) == Code::kF32 && !overlap(out, x)) {
+    wrote(out);
+    norm_ = {true, x, out, args, reader};
+    return;
+  }
   const Output to = output_of(out, reader, usual);
   const Rows from = rows_of(x);
-  const NormArgs args = args_of(norm);
   check(api_.norm(&to.rows, &from, &args, &to.act), "norm");
+}
+
+void CudaDevice::flush_norm() {
+  if (!norm_.held) return;
+  const HeldNorm norm = std::exchange(norm_, {});
+  const Output to = output_of(norm.out, norm.reader, true);
+  const Rows from = rows_of(norm.x);
+  check(api_.norm(&to.rows, &from, &norm.norm, &to.act), "norm");
 }
 
 void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -132,6 +149,10 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
 // so that one kernel does them all.
 
 void CudaDevice::flush() {
+  flush_norm();
+  flush_but_norm();
+}
+void CudaDevice::flush_but_norm() {
   flush_router();
   flush_gated();
   if (held_.count == 0) return;

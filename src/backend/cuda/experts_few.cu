@@ -55,8 +55,8 @@ struct GateShare {
   int tiles, begin, end;  // of an expert; of all
   __device__ GateShare(const FewExpertsArgs& e, int chosen) : tiles(static_cast<int>(e.ff / 16)) {
     const int all = chosen * tiles, blocks = static_cast<int>(gridDim.x);
-    begin = static_cast<int>(static_cast<int64_t>(all) * blockIdx.x / blocks);
-    end = static_cast<int>(static_cast<int64_t>(all) * (blockIdx.x + 1) / blocks);
+    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far from 2^31, and divided in no time
+    end = all * static_cast<int>(blockIdx.x + 1) / blocks;
   }
 };
 

@@ -12,10 +12,14 @@ __device__ __forceinline__ float given(float v) {
   return __bfloat162float(__float2bfloat16_rn(v));
 }
 
+// Ascends with the value.
+__device__ __forceinline__ uint32_t key_of(float v) {
+  const auto bits = __float_as_uint(v + 0.0f);  // zeros are equal
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
 // The greatest value of a warp, or rather the lowest index that has it.
 __device__ __forceinline__ int best_of_warp(float v, int index) {
-  const auto bits = __float_as_uint(v + 0.0f);                        // zeros are equal
-  const uint32_t key = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;  // ascends with the value
+  const uint32_t key = key_of(v);
   const uint32_t best = __reduce_max_sync(0xffffffff, key);
   return __reduce_min_sync(0xffffffff, key == best ? index : INT32_MAX);
 }

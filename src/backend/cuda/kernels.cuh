@@ -14,6 +14,9 @@ int expert_products(const ExpertArgs* args);
 // experts_few.cu
 int few_experts_fit(const FewExpertsArgs* args);
 int few_experts(const FewExpertsArgs* args);
+// experts_one.cu
+int route_one_fits(const RouteOneArgs* args);
+int route_one(const RouteOneArgs* args);
 // weights.cu
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols);
 int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count, int64_t rows,

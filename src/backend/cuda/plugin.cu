@@ -183,6 +183,8 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
                            route,
                            group,
                            router,
+                           route_one_fits,
+                           route_one,
                            combine,
                            read};
   return &kApi;
