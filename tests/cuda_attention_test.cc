@@ -200,6 +200,36 @@ TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
   }
 }
 
+// More single queries than there are blocks at once: these hand out what is left among themselves.
+TEST_F(CudaAttention, ManySequencesKeepTheBitsOfEach) {
+  using ops::KvType;
+  uint32_t seed = 21000;
+  for (const auto& [type, dim, heads, window] : {std::tuple{KvType::kF16, 128, 32, 0},
+                                                 {KvType::kBF16, 64, 16, 0},
+                                                 {KvType::kFP8, 128, 32, 0},
+                                                 {KvType::kFP8, 128, 8, 700},
+                                                 {KvType::kFP8, 64, 80, 0},
+                                                 {KvType::kInt8, 128, 32, 0},
+                                                 {KvType::kFP8, 256, 16, 0}}) {
+    cases::AttentionCase c = {{type, 8, dim, dim, false}, heads, 0.0f, window, false, {}};
+    std::vector<AttentionProblem::Part> whole;
+    for (size_t s = 0; s < 75; ++s) {
+      c.sequences.push_back({static_cast<int32_t>(s % 25 == 0 ? 1100 - s : 1 + s * 37 % 200), 1});
+      whole.push_back({s, 0, 1});
+    }
+    AttentionProblem p(c, *gpu, *cpu, seed += 50);
+    const std::vector<float> want = p.attend(false, whole), got = p.attend(true, whole);
+    expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+    EXPECT_EQ(p.attend(true, whole), got) << c.name();
+    const auto row = static_cast<size_t>(heads * dim);
+    for (const auto& part : whole) {
+      const std::vector<float> alone = p.attend(true, {part});
+      EXPECT_EQ(std::memcmp(alone.data(), got.data() + part.sequence * row, row * sizeof(float)), 0)
+          << c.name() << ": sequence " << part.sequence << " alone";
+    }
+  }
+}
+
 // Prompts around the edges of pieces, tiles and windows: near the reference, and the same bits in
 // one step, cut in two anywhere, and a query at a time. Sharp ones: scores far apart, so that a
 // softmax's reference is raised on the way.

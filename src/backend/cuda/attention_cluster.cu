@@ -244,7 +244,10 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       uint32_t b[2][4];
-      T::Stored::keys(b, reinterpret_cast<const uint8_t*>(s.keys), warp * kPairs + j, k);
+      uint32_t loaded[T::Stored::kKeyWords];
+      const auto* keys = reinterpret_cast<const uint8_t*>(s.keys);
+      T::Stored::load_keys(loaded, keys, warp * kPairs + j, k);
+      T::Stored::open_keys(b, loaded, keys, warp * kPairs + j, k);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         mma_half(sum[2 * j], q[k + i], b[i][0], b[i][1]);
@@ -582,8 +585,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!all) {
     unsigned& count = arrived[blockIdx.x * gridDim.y + blockIdx.y];
     if (!arrives_last(s.last, count, w.pieces * kRanks)) return;
-    static_assert(kMergeRoom<T::D> <= sizeof(s.keys) + sizeof(s.values));
-    merge_pieces<T>(reinterpret_cast<float*>(s.keys), a, w, plan.pieces);
+    merge_pieces<T>(a, w, plan.pieces);
   }
 #endif
 }

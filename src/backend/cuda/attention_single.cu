@@ -10,29 +10,38 @@ using namespace single;
 
 // Blocks that have written their pieces, by tile.
 [[maybe_unused]] __device__ unsigned arrived[kMostCounters];
+[[maybe_unused]] __device__ Counters counters;
 
-// Blocks: [sequences x tiles of rows, key heads, runs of pieces].
+// Blocks: as many as find room at once, or a task each.
 template <class T>
 __global__ void __launch_bounds__(kThreads, T::kResident)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<T>*>(memory);
-  let_next_start();
+  // Otherwise when tasks run out: the next kernel's copies would delay this one's.
+  if (static_cast<unsigned>(plan.tasks) <= gridDim.x) let_next_start();
   // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
   // writes the query's own place only.
-  const Range w = find_range(a, plan, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y),
-                             static_cast<int>(blockIdx.z));
-  if (w.last_chunk < w.first_chunk) return;
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.slots; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.empty[i], kWarps);
     }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&s.told[i], 1);
+      barrier_init(&s.done[i], kWarps);
+    }
+    barrier_init(&s.read, kWarps);
     barriers_ready();
   }
   __syncthreads();
-  take_range(s, a, plan, w, arrived[blockIdx.x * gridDim.y + blockIdx.y]);
+  if (threadIdx.x >= kSumming) {
+    produce(s, a, plan, counters);
+    return;
+  }
+  wait();
+  sum_tasks(s, a, plan, arrived);
 #endif
 }
 
@@ -50,28 +59,30 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
     const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
     p.pieces = p.pieces < seen ? p.pieces : seen;
   }
-  // As many pieces a block as make the waves of blocks end soonest, where blocks of a
-  // multiprocessor share what it can read; a block's beginning and end cost about a tile. Where
-  // these count most, more blocks hide them.
+  // As many pieces a task as make them end soonest: blocks share what can be read, but few of them
+  // take as long as each needs by itself. A task's beginning and end cost about a tile.
   const int64_t tiles = int64_t{a.batch.sequences} * p.tiles * a.cache.kv_heads;
+  const auto tasks = [&](int run) { return tiles * ceil_div(p.pieces, run); };
   int64_t least = INT64_MAX;
-  if (a.partial == nullptr) {
-    p.run = p.pieces;
-    return p;
-  }
   const auto weigh_runs = [&](int blocks, int slots) {
-    for (int run = 1; run <= kMostRun; ++run) {
-      const int64_t waves =
-          ceil_div(tiles * ceil_div(p.pieces, run), int64_t{blocks} * multiprocessors);
-      const int64_t cost = waves * (int64_t{run} * kTiles + 1) * blocks;
+    const int64_t wave = int64_t{blocks} * multiprocessors;
+    for (int run = 1; run <= kMostRun && a.partial != nullptr; ++run) {
+      const int64_t rest = tasks(run) % wave, alone = int64_t{multiprocessors} * 4 / 3;
+      const int64_t time = tasks(run) - rest + (rest == 0 || rest > alone ? rest : alone);
+      const int64_t cost = time * (int64_t{run} * kTiles + 1);
       if (cost >= least) continue;
       least = cost;
       p.run = run;
       p.slots = slots;
     }
   };
-  if (p.pieces > 1 || resident.few == resident.many) weigh_runs(resident.many, kMostSlots);
+  // More blocks hide each other's waits, deep rings their own.
+  const bool few = tasks(p.pieces) <= int64_t{resident.many} * multiprocessors;
+  p.run = p.pieces;
+  if (few) weigh_runs(resident.many, kMostSlots);
   if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
+  if (!few) weigh_runs(resident.many, kMostSlots);
+  p.tasks = static_cast<int>(tasks(p.run));
   return p;
 }
 
@@ -94,10 +105,10 @@ int run(const AttentionArgs& a) {
   }();
   const Plan plan = plan_single(a, kResident, kLeast);
   if (cluster_fits(a, plan)) return attention_cluster(a, plan);
-  const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
-                  static_cast<unsigned>(a.cache.kv_heads),
-                  static_cast<unsigned>(ceil_div(plan.pieces, plan.run)));
-  return launch(kernel, grid, dim3(kThreads), Shared<T>::bytes(plan.slots), a, plan);
+  const int most = multiprocessors * (plan.slots == kMostSlots ? kResident.many : kResident.few);
+  const int blocks = plan.tasks < most ? plan.tasks : most;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                Shared<T>::bytes(plan.slots), a, plan);
 }
 
 template <int D, template <int> class Stored, bool kE4M3>
@@ -137,7 +148,7 @@ bool single_fits(const AttentionArgs& a) {
   // Hopper's copies; this file's code for other GPUs is empty.
   return capability == 90 && a.single != 0 && a.cache.value_dim == d &&
          (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
-         a.q_stride % 2 == 0 && !shares_codes(a.cache);
+         whole_rows(a.q, a.q_stride) && !shares_codes(a.cache);
 }
 
 bool takes_heads(const AttentionArgs& a) {

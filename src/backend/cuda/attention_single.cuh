@@ -1,149 +1,34 @@
 // Attention with one query a sequence: memory decides its speed, so keys and values stream.
 //
-// A block takes a run of pieces of one sequence's context, for all heads of one key head. One warp
-// keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or values at a
-// time, a copy for each block of the cache; halves that no kernel of this step writes are asked for
+// A task is a run of pieces of one sequence's context, for all heads of one key head. As many
+// blocks as find room at once take one each, and then what a counter hands out. One warp finds
+// tasks and keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or
+// values at a time, a copy for each block of the cache: a task's first halves are on their way
+// while the task before is worked on, and those of the first one that no kernel of this step writes
 // before the kernel in front has ended. Four warps share a tile: by keys for scores and weights,
 // which they leave to each other in shared memory as operands, and by features for the values. A
 // block that has the whole context writes the result; of several, the one that ends last merges all
 // pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
 //
-// How numbers of the cache become operands is a Stored's business (HalfStored).
+// How numbers of the cache become operands is a Stored's business (attention_stored.cuh).
 #pragma once
 
-#include "backend/cuda/attention.cuh"
+#include "backend/cuda/attention_stored.cuh"
 
 namespace freshet::cuda::single {
 
 inline constexpr int kWarps = 4, kSumming = kWarps * 32, kThreads = kSumming + 32;
 inline constexpr int kRowsOfTile = 16;
-inline constexpr int kMostRun = 32;            // pieces of a block
+inline constexpr int kMostRun = 32;            // pieces of a task
 inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
 
 struct Plan {
   int tiles;   // of rows, for a key head
   int pieces;  // most pieces a row sees
-  int run;     // pieces a block takes
-  int slots;   // of its ring
+  int run;     // of a task
+  int tasks;
+  int slots;  // of a block's ring
 };
-
-// A cache in F16: what a block of it has of a head, and operands of mma from half a tile. kFours:
-// of 16 features a lane of keys has four neighbours, and tiles of values take turns at features.
-// kTogether: a slot has keys and values, each block's as one copy, of half a tile, or else one of
-// them.
-template <int D>
-struct HalfStored {
-  static constexpr bool kBF16 = false, kFours = false, kTogether = false;
-  static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
-  static constexpr int kLeastSlots = 6;
-  // Of 16 keys: two columns of 8 of them, features [16 k, 16 k + 16), and the 16 after these.
-  static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
-                                              int k) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const auto* from = reinterpret_cast<const __half*>(slot) + (keys * 2 + lane / 16) * 8 * D +
-                       lane / 8 % 2 * 64 + lane % 8 * 8 + k * 128;
-    ldmatrix4(b[0], from);
-    ldmatrix4(b[1], from + 128);
-  }
-  // Of keys [16 k, 16 k + 16): two columns of 8 features, the first one `column`.
-  static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
-                                                int column) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    ldmatrix4_trans(b, reinterpret_cast<const __half*>(slot) + (k * 2 + lane / 8 % 2) * 8 * D +
-                           (column + lane / 16) * 64 + lane % 8 * 8);
-  }
-  static __device__ __forceinline__ void values(uint32_t (&b)[2][4], const uint8_t* slot, int k,
-                                                int column) {
-    values(b[0], slot, k, column);
-    values(b[1], slot, k, column + 2);
-  }
-};
-
-// The same in BF16.
-template <int D>
-struct BF16Stored : HalfStored<D> {
-  static constexpr bool kBF16 = true;
-};
-
-// Codes of a byte: E4M3, or INT8 with scales.
-template <int D, CacheType kType>
-struct CodesStored {
-  static constexpr bool kBF16 = false, kFours = true, kTogether = true;
-  static constexpr bool kScaled = kType == CacheType::kInt8;
-  static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
-  static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = 2 * kKeyBytes;
-  static constexpr int kLeastSlots = 4, kResident = 3;
-  static_assert(D % 64 == 0 && D <= 256);
-  static __device__ __forceinline__ void keys(uint32_t (&b)[2][4], const uint8_t* slot, int keys,
-                                              int k) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const uint8_t* block = slot + keys * kBlockBytes;
-    uint32_t codes[4];
-    ldmatrix4(codes, block + lane / 8 % 2 * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      __half2 scale{};
-      if constexpr (kScaled) {
-        // All scales of a key at once: one load for all k.
-        struct alignas(2 * kScales) Scales {
-          __half of[kScales];
-        };
-        const auto& all = *reinterpret_cast<const Scales*>(block + kNumbers +
-                                                           (tile * 8 + lane / 4) * 2 * kScales);
-        scale = __half2half2(all.of[k / 2]);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t its = codes[i * 2 + tile];
-        b[i][tile * 2] = kScaled ? scaled_codes<kLowCodes>(its, scale) : e4m3_to_half(its);
-        b[i][tile * 2 + 1] =
-            kScaled ? scaled_codes<kHighCodes>(its, scale) : e4m3_to_half(its >> 16);
-      }
-    }
-  }
-  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features that the
-  // column is of.
-  static __device__ __forceinline__ void two(uint32_t& even, uint32_t& odd, uint32_t codes,
-                                             const uint8_t* block, int i, int column) {
-    if constexpr (kScaled) {
-      const int lane = static_cast<int>(threadIdx.x % 32);
-      const auto scales = *reinterpret_cast<const __half2*>(
-          block + kNumbers + (column / 4 * kBlockTokens + i * 8 + lane % 4 * 2) * 2);
-      even = scaled_codes<kEvenCodes>(codes, scales);
-      odd = scaled_codes<kOddCodes>(codes, scales);
-    } else {
-      const uint32_t turned = __byte_perm(codes, 0, 0x3120);
-      even = e4m3_to_half(turned);
-      odd = e4m3_to_half(turned >> 16);
-    }
-  }
-  static __device__ __forceinline__ void values(uint32_t (&b)[4], const uint8_t* slot, int k,
-                                                int column) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const uint8_t* block = slot + k * kBlockBytes + kKeyBytes;
-    uint32_t codes[2];
-    ldmatrix2_trans(codes, block + lane / 8 % 2 * 8 * D + column / 2 * 128 + lane % 8 * 16);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) two(b[i], b[2 + i], codes[i], block, i, column);
-  }
-  // Two columns of 8 features and the next two.
-  static __device__ __forceinline__ void values(uint32_t (&b)[2][4], const uint8_t* slot, int k,
-                                                int column) {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const uint8_t* block = slot + k * kBlockBytes + kKeyBytes;
-    uint32_t codes[4];
-    ldmatrix4_trans(codes,
-                    block + lane / 8 % 2 * 8 * D + (column / 2 + lane / 16) * 128 + lane % 8 * 16);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      two(b[i / 2][i % 2], b[i / 2][2 + i % 2], codes[i], block, i % 2, column);
-    }
-  }
-};
-template <int D>
-struct E4M3Stored : CodesStored<D, CacheType::kE4M3> {};
-template <int D>
-struct Int8Stored : CodesStored<D, CacheType::kInt8> {};
 
 // Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says; kE4M3: the result goes to
 // activations in E4M3.
@@ -152,8 +37,18 @@ struct Kind {
   static constexpr int D = kDim, kRows = kRowsOfLane;
   static constexpr bool kE4M3 = kE4M3Result;
   using Stored = Stored_<kDim>;
+  // Whether there is room for the next task's queries.
+  static constexpr bool kAhead = kRows == 1 && D <= 128 && !Stored::kScaled;
   // Blocks of a multiprocessor whose registers are to fit.
   static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
+};
+
+// A task: a run of pieces of a tile.
+struct Range {
+  int sequence, kv_head, first_row, rows;
+  int low, position;                  // keys that the query sees
+  int first_piece, pieces;            // that they touch
+  int runs, first_chunk, last_chunk;  // last < first: nothing
 };
 
 // A ring of kMostSlots, or of fewer for a block more a multiprocessor.
@@ -169,6 +64,11 @@ struct Shared {
     float most[8 * T::kRows][kWarps];
   } tiles[2];
   uint64_t full[kMostSlots], empty[kMostSlots];
+  uint64_t told[2], done[2], read;  // tasks, and that a task's queries were read
+  Range ranges[2];                  // this task and the next one; sequence < 0: there is none
+  // The next task's queries, a gap behind each for the sake of banks.
+  static constexpr int kQueryStride = T::D + 16;
+  alignas(16) float queries[T::kAhead ? 8 * T::kRows : 1][kQueryStride];
   int last;
   alignas(128) uint8_t slots[kMostSlots][kBlocks * T::Stored::kBlockBytes];
   static constexpr size_t bytes(int count) {
@@ -184,15 +84,12 @@ struct Place {
   }
 };
 
-// What a block works on.
-struct Range {
-  int sequence, kv_head, first_row, rows;
-  int low, position;                  // keys that the query sees
-  int first_piece, pieces;            // that they touch
-  int runs, first_chunk, last_chunk;  // last < first: nothing for this block
+// Tasks handed out beyond the first of each block, and blocks that are done.
+struct Counters {
+  unsigned handed_out, done;
 };
 
-// Of the block at [sequence and tile of rows, key head, run of pieces].
+// Of [sequence and tile of rows, key head, run of pieces].
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
                                             int z) {
   Range w;
@@ -221,55 +118,142 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// One warp fills the ring: a tile's keys, then its values, or both together. Blocks of which
-// nothing is seen are replaced by others.
 template <class T>
-__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Range& w,
-                                        int slots) {
+__device__ __forceinline__ const float* queries_at(const AttentionArgs& a, const Range& w) {
+  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  return a.q + w.sequence * a.q_stride + head * T::D;
+}
+
+// One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
+// values, or both together. Blocks of which nothing is seen are replaced by others.
+template <class T>
+__device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
+                                        Counters& counters) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
+  constexpr int kBlocksOfTile = kTileTokens / kBlockTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const auto ids_of = [&](int tile) {
-    const int block = tile * (kTileTokens / kBlockTokens) + lane % (kTileTokens / kBlockTokens);
+  const auto tasks = static_cast<unsigned>(plan.tasks);
+  const auto ids_of = [&](const Range& w, int tile) {
+    const int block = tile * kBlocksOfTile + lane % kBlocksOfTile;
     const int real = min(max(block, w.low / kBlockTokens), w.position / kBlockTokens);
     return a.batch.tables[w.sequence * a.batch.table_stride + real];
   };
+  unsigned claimed = 0;  // lane 0: the task after this one; every claim is looked at
+  const auto claim = [&] {
+    if (lane == 0 && tasks > gridDim.x) {
+      claimed = gridDim.x + atomicAdd(&counters.handed_out, 1u);
+    }
+  };
+  const int heads = a.cache.kv_heads, tiles = a.batch.sequences * plan.tiles;
+  // Key heads come first, then tiles, then runs.
+  const auto range_of = [&](int task) {
+    return find_range(a, plan, task / heads % tiles, task % heads, task / (heads * tiles));
+  };
+  // Kernels in front may use the counters until they have ended.
   bool waited = false;
+  const auto wait_and_claim = [&] {
+    wait();
+    waited = true;
+    claim();
+  };
+  int told = 0;
+  const auto tell = [&](const Range& w) {
+    const int turn = told % 2;
+    const bool real = w.sequence >= 0, copies = T::kAhead && told > 0 && real;
+    if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
+    if (told > 1 && copies) barrier_wait(&s.read, told & 1);
+    if (lane == 0) {
+      s.ranges[turn] = w;
+      if (copies) {
+        barrier_expect(&s.told[turn], w.rows * T::D * sizeof(float));
+      } else {
+        barrier_arrive(&s.told[turn]);
+      }
+    }
+    __syncwarp();
+    if (copies && lane < w.rows) {
+      bulk_copy(s.queries[lane], queries_at<T>(a, w) + lane * T::D, T::D * sizeof(float),
+                &s.told[turn]);
+    }
+    ++told;
+  };
+  const auto find_next = [&] {
+    for (;;) {
+      const unsigned task = __shfl_sync(0xffffffff, claimed, 0);
+      if (tasks <= gridDim.x || task >= tasks) {
+        let_next_start();
+        return Range{-1};
+      }
+      const Range w = range_of(static_cast<int>(task));
+      if (w.last_chunk >= w.first_chunk) return w;
+      claim();
+    }
+  };
+  Range w = range_of(static_cast<int>(blockIdx.x)), next = {};
+  if (w.last_chunk < w.first_chunk) {
+    wait_and_claim();
+    w = find_next();
+  }
   Place at;
-  int next_ids = ids_of(w.first_chunk / kChunks);
-  for (int tile = w.first_chunk / kChunks; tile <= w.last_chunk / kChunks; ++tile) {
-    const Halves halves = halves_of(w, tile);
-    const int ids = next_ids;
-    next_ids = ids_of(tile + 1);
-    for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
-      for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(slots)) {
-        if (!waited && chunk >= w.position / kChunk) {
-          wait();
-          waited = true;
-        }
-        const int slot = at.slot;
-        if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
-        const int64_t id = __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
-        if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
-        __syncwarp();
-        if (lane < kBlocks) {
-          bulk_copy(s.slots[slot] + lane * kBlockBytes,
-                    part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
-                    kBlockBytes, &s.full[slot]);
+  int next_ids = w.sequence < 0 ? 0 : ids_of(w, w.first_chunk / kChunks);
+  while (w.sequence >= 0) {
+    const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
+    bool found = false;
+    if (waited) claim();
+    const auto find = [&] {
+      next = find_next();
+      found = true;
+      if (next.sequence >= 0) next_ids = ids_of(next, next.first_chunk / kChunks);
+    };
+    bool said = told == 0;
+    if (said) tell(w);
+    for (int tile = first; tile <= last; ++tile) {
+      const Halves halves = halves_of(w, tile);
+      const int ids = next_ids;
+      if (tile < last) {
+        next_ids = ids_of(w, tile + 1);
+      } else if (waited && tile > first) {
+        find();
+      }
+      for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
+        for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(plan.slots)) {
+          if (!waited && (at.round > 0 || chunk >= w.position / kChunk)) wait_and_claim();
+          const int slot = at.slot;
+          if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
+          const int64_t id =
+              __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
+          if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
+          __syncwarp();
+          if (lane < kBlocks) {
+            bulk_copy(
+                s.slots[slot] + lane * kBlockBytes,
+                part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
+                kBlockBytes, &s.full[slot]);
+          }
+          // Behind the first copies, since a task in front may not have begun.
+          if (!said) tell(w);
+          said = true;
         }
       }
     }
+    if (!waited) wait_and_claim();
+    if (!found) find();
+    w = next;
+  }
+  tell(w);
+  if (lane == 0 && tasks > gridDim.x && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) {
+    counters = {0, 0};
   }
 }
 
-// The operands of a tile's queries.
+// The operands of a task's queries, `stride` apart.
 template <class T>
-__device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const AttentionArgs& a,
-                                             const Range& w) {
+__device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float* queries,
+                                             int stride, int rows) {
   constexpr int D = T::D, kRows = T::kRows;
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
   constexpr bool kFours = T::Stored::kFours;
-  const float* from = a.q + w.sequence * a.q_stride + (head + g) * D + (kFours ? 4 : 2) * t;
+  const float* from = queries + g * stride + (kFours ? 4 : 2) * t;
   float2 v[kRows][D / 8];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -277,7 +261,7 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
     for (int k = 0; k < D / 8; ++k) {
       v[r][k] = make_float2(0.0f, 0.0f);
       const int at = kFours ? k / 2 * 16 + k % 2 * 2 : k * 8;
-      if (g + 8 * r < w.rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * D + at);
+      if (g + 8 * r < rows) v[r][k] = *reinterpret_cast<const float2*>(from + r * 8 * stride + at);
     }
   }
   const auto pair = [](const float2& f) { return pack_numbers<T::Stored::kBF16>(f.x, f.y); };
@@ -291,6 +275,35 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const Attent
   }
 }
 
+// The product of rows and two columns of 8 keys or features. Of 8 rows (kRows 1) these are the
+// columns, so that no row of mma is empty, and both products are in `first`.
+template <class T>
+__device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], const uint4& rows,
+                                         const uint32_t (&b)[4]) {
+  if constexpr (T::kRows == 1) {
+    mma_numbers<T::Stored::kBF16>(first, make_uint4(b[0], b[2], b[1], b[3]), rows.x, rows.z);
+  } else {
+    mma_numbers<T::Stored::kBF16>(first, rows, b[0], b[1]);
+    mma_numbers<T::Stored::kBF16>(second, rows, b[2], b[3]);
+  }
+}
+// What multiply() leaves of 8 rows becomes what it leaves of 16: a lane's neighbours of row
+// lane / 4.
+__device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
+  const bool odd = g % 2 != 0;
+  const int from = (t * 2 + g % 2) * 4 + g / 2;
+  float v[4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float low = first[i * 2], high = first[i * 2 + 1];
+    const float got = __shfl_xor_sync(0xffffffff, odd ? low : high, 4);
+    v[i * 2] = __shfl_sync(0xffffffff, odd ? got : low, from);
+    v[i * 2 + 1] = __shfl_sync(0xffffffff, odd ? high : got, from);
+  }
+  first[0] = v[0], first[1] = v[1], second[0] = v[2], second[1] = v[3];
+}
+
 // Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
 using Scores = float[kChunks][2][4];
 
@@ -301,19 +314,37 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const uint4 (&q)[T::D / 16], int first_chunk,
                                            const int (&slots)[kHalves]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  float sum[kHalves][2][4] = {};
-#pragma unroll
-  for (int k = 0; k < T::D / 16; k += 2) {
+  // Loads are two steps ahead of the products.
+  constexpr int kAhead = 2, kSteps = T::D / 32;
+  uint32_t loaded[kAhead][kHalves][T::Stored::kKeyWords];
+  const auto load = [&](int step) {
 #pragma unroll
     for (int n = 0; n < kHalves; ++n) {
-      uint32_t b[2][4];
-      T::Stored::keys(b, s.slots[slots[n]], warp, k);
+      T::Stored::load_keys(loaded[step % kAhead][n], s.slots[slots[n]], warp, step * 2);
+    }
+  };
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mma_numbers<T::Stored::kBF16>(sum[n][0], q[k + i], b[i][0], b[i][1]);
-        mma_numbers<T::Stored::kBF16>(sum[n][1], q[k + i], b[i][2], b[i][3]);
+  for (int step = 0; step < kAhead; ++step) load(step);
+  float sum[kHalves][2][4] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    uint32_t b[kHalves][2][4];
+#pragma unroll
+    for (int n = 0; n < kHalves; ++n) {
+      T::Stored::open_keys(b[n], loaded[step % kAhead][n], s.slots[slots[n]], warp, step * 2);
+    }
+    if (step + kAhead < kSteps) load(step + kAhead);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int n = 0; n < kHalves; ++n) {
+        multiply<T>(sum[n][0], sum[n][1], q[step * 2 + i], b[n][i]);
       }
     }
+  }
+  if constexpr (T::kRows == 1) {
+#pragma unroll
+    for (int n = 0; n < kHalves; ++n) turn_blocks(sum[n][0], sum[n][1]);
   }
   // In most tiles nothing is hidden or capped.
   const int first = first_chunk * kChunk;
@@ -400,40 +431,69 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
         const float4 v = four(told.most[lane / 4 + r * 8]);
         return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
       });
-  if (raised) sums.scale(factor);
+  if (!raised) return;
+  if constexpr (kRows == 1) {  // rows are columns
+    const float low = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8);
+    const float high = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8 + 4);
+#pragma unroll
+    for (int j = 0; j < T::D / 32; j += 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sums.acc[j][i] = __fmul_rn(sums.acc[j][i], i % 2 == 0 ? low : high);
+      }
+    }
+  } else {
+    sums.scale(factor);
+  }
 }
 
-// Adds a warp's features of half a tile's values.
-template <class T>
-__device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
-                                           const uint32_t (*weights)[32][2 * T::kRows]) {
+// Adds a warp's features of the values of kHalves halves of a tile; leave(half) gives a slot back.
+template <int kHalves, class T, class Leave>
+__device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const Shared<T>& s,
+                                           const uint32_t (*weights)[32][2 * T::kRows],
+                                           const int (&slots)[kHalves], const Leave& leave) {
   constexpr int kMine = T::D / 32;  // tiles of 8 features
+  constexpr int kPairs = kMine % 4 == 0 ? 2 : 1, kParts = kMine / (2 * kPairs);
+  constexpr int kOfHalf = kChunk / 16 * kParts, kSteps = kHalves * kOfHalf, kAhead = 2;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-    uint4 operand = {};
+  uint32_t loaded[kAhead][kPairs * T::Stored::kPairWords];
+  uint32_t operands[kAhead][2 * T::kRows];
+  const auto load = [&](int step) {
+    const int k = step % kOfHalf / kParts, half = step / kOfHalf;
+    T::Stored::template load_values<kPairs>(loaded[step % kAhead], s.slots[slots[half]], k,
+                                            warp * kMine + step % kParts * 2 * kPairs);
+    const uint32_t* from = weights[half * kWarps + k][lane];
     if constexpr (T::kRows == 1) {
-      const uint2 v = *reinterpret_cast<const uint2*>(weights[k][lane]);
-      operand.x = v.x;
-      operand.z = v.y;
+      const uint2 v = *reinterpret_cast<const uint2*>(from);
+      operands[step % kAhead][0] = v.x, operands[step % kAhead][1] = v.y;
     } else {
-      operand = *reinterpret_cast<const uint4*>(weights[k][lane]);
+      const uint4 v = *reinterpret_cast<const uint4*>(from);
+      operands[step % kAhead][0] = v.x, operands[step % kAhead][1] = v.y;
+      operands[step % kAhead][2] = v.z, operands[step % kAhead][3] = v.w;
     }
-    constexpr int kPairs = kMine % 4 == 0 ? 2 : 1;
+  };
 #pragma unroll
-    for (int j = 0; j < kMine; j += 2 * kPairs) {
-      uint32_t b[kPairs][4];
-      if constexpr (kPairs == 2) {
-        T::Stored::values(b, slot, k, warp * kMine + j);
-      } else {
-        T::Stored::values(b[0], slot, k, warp * kMine + j);
-      }
+  for (int step = 0; step < kAhead; ++step) load(step);
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i) {
-        mma_numbers<T::Stored::kBF16>(sums.acc[j + 2 * i], operand, b[i][0], b[i][1]);
-        mma_numbers<T::Stored::kBF16>(sums.acc[j + 2 * i + 1], operand, b[i][2], b[i][3]);
-      }
+  for (int step = 0; step < kSteps; ++step) {
+    const auto& o = operands[step % kAhead];
+    uint4 operand;
+    if constexpr (T::kRows == 1) {
+      operand = make_uint4(o[0], 0, o[1], 0);
+    } else {
+      operand = make_uint4(o[0], o[1], o[2], o[3]);
     }
+    const int j = step % kParts * 2 * kPairs;
+    uint32_t b[kPairs][4];
+    T::Stored::template open_values<kPairs>(b, loaded[step % kAhead],
+                                            s.slots[slots[step / kOfHalf]], step % kOfHalf / kParts,
+                                            warp * kMine + j);
+    if (step + kAhead < kSteps) load(step + kAhead);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      multiply<T>(sums.acc[j + 2 * i], sums.acc[j + 2 * i + 1], operand, b[i]);
+    }
+    if (step % kOfHalf == kOfHalf - 1) leave();
   }
 }
 
@@ -489,16 +549,16 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   }
 }
 
-// The sums of all as the result in E4M3. The room of largest scores takes the largest numbers of
-// each warp's features.
+// The sums of all as the result in E4M3. The room of largest scores of the last tile, which was
+// `turn`, takes the largest numbers of each warp's features: the next task begins with the other.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
-                                         const AttentionArgs& a, const Range& w) {
+                                         const AttentionArgs& a, const Range& w, int turn) {
   constexpr int D = T::D, kMine = D / 32, kWarpsOfGroup = kWarps * kE4M3Cols / D;
   static_assert(D % kE4M3Cols == 0);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
-  auto& room = s.tiles[0].most;
+  auto& room = s.tiles[turn].most;
   sync_summing();  // all have left it
   float2 v[T::kRows][kMine];
 #pragma unroll
@@ -533,33 +593,30 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   }
 }
 
-// Merges the pieces of all rows: a warp a row, a lane D / 32 neighbouring features. A warp's share
-// of the room takes the sums of 16 pieces at once, as each is a wait for memory.
-inline constexpr int kMergeAtOnce = 16;
-template <int D>
-inline constexpr size_t kMergeRoom = kWarps * kMergeAtOnce * D * sizeof(float);
+// Merges the pieces of all rows: a warp a row, a lane pairs of features, so many pieces at once.
 template <class T>
-__device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a, const Range& w,
-                                             int pieces) {
-  constexpr int D = T::D;
-  constexpr int kPairs = D / 64, kVectors = D / 4;
+__device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w, int pieces) {
+  constexpr int D = T::D, kAtOnce = 8;
+  constexpr int kPairs = D / 64;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const float steep = steepness(a);
-  float* sums = room + warp * kMergeAtOnce * D;
   for (int row = warp; row < w.rows; row += kWarps) {
     const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
     const float* from = partial_at(a, w.sequence, head, 0, pieces);
     float m = -INFINITY, l = 0.0f;
     float2 acc[kPairs] = {};
-    for (int base = 0; base < w.pieces;
-         base += kMergeAtOnce, from += kMergeAtOnce * (D + kPartialEnd)) {
-      const int count = min(kMergeAtOnce, w.pieces - base);
-      __syncwarp();
-      for (int v = lane; v < count * kVectors; v += 32) {
-        const int piece = v / kVectors;
-        cp_async16(sums + v * 4, from + piece * (D + kPartialEnd) + v % kVectors * 4);
+#pragma unroll 1
+    for (int base = 0; base < w.pieces; base += kAtOnce, from += kAtOnce * (D + kPartialEnd)) {
+      const int count = min(kAtOnce, w.pieces - base);
+      float2 v[kAtOnce][kPairs];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          const float* at = from + min(i, count - 1) * (D + kPartialEnd);
+          v[i][j] = __ldcg(reinterpret_cast<const float2*>(at) + j * 32 + lane);
+        }
       }
-      cp_async_commit();
       // Factors of these pieces, a lane a piece: a running maximum rounds nothing.
       float2 its_end = make_float2(-INFINITY, 0.0f);
       const float* ends = from + lane * (D + kPartialEnd) + D;
@@ -573,18 +630,16 @@ __device__ __forceinline__ void merge_pieces(float* room, const AttentionArgs& a
       const float mine = shrink(lane == 0 ? m : before, most, steep);
       const float its = shrink(its_end.x, most, steep);
       m = __shfl_sync(0xffffffff, most, 31);
-      cp_async_wait<0>();
-      __syncwarp();
-#pragma unroll 4
-      for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i >= count) break;
         const float my_factor = __shfl_sync(0xffffffff, mine, i);
         const float its_factor = __shfl_sync(0xffffffff, its, i);
         l = __fmaf_rn(__shfl_sync(0xffffffff, its_end.y, i), its_factor, __fmul_rn(l, my_factor));
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-          const float2 v = reinterpret_cast<const float2*>(sums + i * D)[j * 32 + lane];
-          acc[j].x = __fmaf_rn(v.x, its_factor, __fmul_rn(acc[j].x, my_factor));
-          acc[j].y = __fmaf_rn(v.y, its_factor, __fmul_rn(acc[j].y, my_factor));
+          acc[j].x = __fmaf_rn(v[i][j].x, its_factor, __fmul_rn(acc[j].x, my_factor));
+          acc[j].y = __fmaf_rn(v[i][j].y, its_factor, __fmul_rn(acc[j].y, my_factor));
         }
       }
     }
@@ -649,16 +704,11 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
   return last != 0;
 }
 
-// Four warps: all pieces of the run.
+// Four warps: all pieces of all tasks. `arrived` counts a tile's tasks that have ended.
 template <class T>
-__device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
-                                           const Range& w) {
-  uint4 q[T::D / 16];
-  load_queries<T>(q, a, w);
+__device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
+                                          unsigned* arrived) {
   const float steep = steepness(a);
-  Sums<T::D / 32, T::kRows> total, sums;
-  total.clear();
-  sums.clear();
   Place at;  // what has not been left yet
   const auto take = [&] {
     barrier_wait(&s.full[at.slot], at.round & 1);
@@ -669,68 +719,92 @@ __device__ __forceinline__ void sum_pieces(Shared<T>& s, const AttentionArgs& a,
     if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.slot]);
     at.next(plan.slots);
   };
-  const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
-  for (int tile = first; tile <= last; ++tile) {
-    const Halves halves = halves_of(w, tile);
-    static_assert(kChunks == 2);
-    Scores score;
-    if (halves.first < halves.last) {
-      Place second = at;
-      second.next(plan.slots);
-      const int slots[2] = {take(), second.slot};
-      barrier_wait(&s.full[second.slot], second.round & 1);
-      score_keys<2>(score, s, a, w, q, halves.first, slots);
-      if constexpr (!T::Stored::kTogether) {
-        leave();
-        leave();
+  int turn = 1;
+#pragma unroll 1
+  for (int task = 0;; ++task) {
+    barrier_wait(&s.told[task % 2], task / 2 & 1);
+    const Range& w = s.ranges[task % 2];
+    if (w.sequence < 0) return;
+    uint4 q[T::D / 16];
+    if (T::kAhead && task > 0) {
+      load_queries<T>(q, s.queries[0], s.kQueryStride, w.rows);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&s.read);
+    } else {
+      load_queries<T>(q, queries_at<T>(a, w), T::D, w.rows);
+    }
+    Sums<T::D / 32, T::kRows> total, sums;
+    total.clear();
+    sums.clear();
+    const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
+#pragma unroll 1
+    for (int tile = first; tile <= last; ++tile) {
+      const Halves halves = halves_of(w, tile);
+      static_assert(kChunks == 2);
+      const bool both = halves.first < halves.last;
+      turn ^= 1;
+      auto& told = s.tiles[turn];
+      const auto take_both = [&](int(&slots)[2]) {
+        Place second = at;
+        second.next(plan.slots);
+        slots[0] = take();
+        slots[1] = second.slot;
+        barrier_wait(&s.full[second.slot], second.round & 1);
+      };
+      Scores score;
+      int slots[2];
+      if (both) {
+        take_both(slots);
+        score_keys<2>(score, s, a, w, q, halves.first, slots);
+        if constexpr (!T::Stored::kTogether) {
+          leave();
+          leave();
+        }
+      } else {
+        const int one[1] = {take()};
+        slots[0] = one[0];
+        score_keys<1>(score, s, a, w, q, halves.first, one);
+        if constexpr (!T::Stored::kTogether) leave();
+      }
+      weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, told, score, steep);
+      const auto* weights = told.weights + halves.first % kChunks * kWarps;
+      if (both) {
+        if constexpr (!T::Stored::kTogether) take_both(slots);
+        add_values<2, T>(sums, s, weights, slots, leave);
+      } else {
+        if constexpr (!T::Stored::kTogether) slots[0] = take();
+        const int one[1] = {slots[0]};
+        add_values<1, T>(sums, s, weights, one, leave);
+      }
+      if (tile % kTiles != kTiles - 1 && tile != last) continue;
+      add_lanes(sums.l);
+      if constexpr (T::kRows == 1) {
+#pragma unroll
+        for (int j = 0; j < T::D / 32; j += 2) turn_blocks(sums.acc[j], sums.acc[j + 1]);
+      }
+      if (w.runs == 1) {
+        total.merge(sums, steep);
+      } else {
+        write_sums<T>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
+      }
+      sums.clear();
+    }
+    bool ends = true;
+    if (w.runs == 1) {
+      if constexpr (T::kE4M3) {
+        put_sums<T>(s, total, a, w, turn);
+      } else {
+        write_sums<T>(total, a, w, -1, 0);
       }
     } else {
-      const int slots[1] = {take()};
-      score_keys<1>(score, s, a, w, q, halves.first, slots);
-      if constexpr (!T::Stored::kTogether) leave();
+      const int tile = w.sequence * plan.tiles + w.first_row / kRowsOfTile;
+      ends = comes_last(s.last, arrived[tile * a.cache.kv_heads + w.kv_head], w.runs);
+      if (ends) merge_pieces<T>(a, w, plan.pieces);
     }
-    auto& told = s.tiles[tile % 2];
-    weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, told, score, steep);
-#pragma unroll
-    for (int half = 0; half < kChunks; ++half) {
-      const int chunk = tile * kChunks + half;
-      if (chunk < halves.first || chunk > halves.last) continue;
-      add_values<T>(sums, s.slots[take()], told.weights + half * kWarps);
-      leave();
-    }
-    if (tile % kTiles != kTiles - 1 && tile != last) continue;
-    add_lanes(sums.l);
-    if (w.runs == 1) {
-      total.merge(sums, steep);
-    } else {
-      write_sums<T>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
-    }
-    sums.clear();
+    if (ends) pad_rows<T>(a, w);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&s.done[task % 2]);
   }
-  if (w.runs > 1) return;
-  if constexpr (T::kE4M3) {
-    put_sums<T>(s, total, a, w);
-  } else {
-    write_sums<T>(total, a, w, -1, 0);
-  }
-}
-
-// A block's work; nothing where its range is empty. `count`: one for each x and y.
-template <class T>
-__device__ __forceinline__ void take_range(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
-                                           const Range& w, unsigned& count) {
-  if (threadIdx.x >= kSumming) {
-    produce(s, a, w, plan.slots);
-    return;
-  }
-  wait();
-  sum_pieces(s, a, plan, w);
-  if (w.runs > 1) {
-    if (!comes_last(s.last, count, w.runs)) return;
-    static_assert(kMergeRoom<T::D> <= T::Stored::kLeastSlots * sizeof(s.slots[0]));
-    merge_pieces<T>(reinterpret_cast<float*>(s.slots), a, w, plan.pieces);
-  }
-  pad_rows<T>(a, w);
 }
 #endif
 
