@@ -6,9 +6,9 @@
 // copies of one. What the rings hold is asked for before the kernel in front has ended, a little at
 // a time (ahead.cuh). Leaves are added from left to right; the bits are those of products.cu.
 //
-// Gate and up may end in the gated unit: groups of gate's tiles and of up's take turns, and the
-// warp that adds up both gates. Code is kept short: a layer's kernels follow each other so fast
-// that fetching it shows.
+// With at most 16 tokens gate and up may end in the gated unit here: groups of gate's tiles and of
+// up's take turns, and the warp that adds up both gates. Code is kept short: a layer's kernels
+// follow each other so fast that fetching it shows.
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_few.cuh"
