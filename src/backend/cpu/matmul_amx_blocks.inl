@@ -93,7 +93,11 @@ class Pipe {
   using U = Unit<F>;
   static constexpr int kMost = kMostRows / kPlanes;  // tokens of a step
   static constexpr bool kTwoSums = U::kBytePlanes == 2 || U::kHalves;
-  explicit Pipe(const MatmulCall& call) : c(call) {}
+  // A token's sums are scaled in few instructions.
+  static constexpr bool kShort = !F::kAffine && !U::kHalves;
+  explicit Pipe(const MatmulCall& call) : c(call) {
+    before.scales = reinterpret_cast<const uint8_t*>(stored);  // any: there are no tokens
+  }
 
   // between(k, i): after product i of k's quarter of the block. Tokens of the product before are
   // scaled there but in the first quarter, in which its sums are stored.
@@ -101,14 +105,15 @@ class Pipe {
   FRESHET_INLINE_MEMBER void run(const Product<F, kPlanes>& p, int64_t x_at,
                                  const Between& between) {
     const uint8_t* const x[2] = {p.tokens->operand(0) + x_at, p.tokens->operand(1) + x_at};
+    const Scaling scaling(before, c.cols);
     if (kOperands == 1 && stored_operands == 2) {
       tile_store<2>(stored + 2 * kTileInts);
       if constexpr (kTwoSums) tile_store<3>(stored + 3 * kTileInts);
     }
-    quarter<kOperands, 0>(x, p.tokens->stride, p.unit, between);
-    quarter<kOperands, 1>(x, p.tokens->stride, p.unit, between);
-    quarter<kOperands, 2>(x, p.tokens->stride, p.unit, between);
-    quarter<kOperands, 3>(x, p.tokens->stride, p.unit, between);
+    quarter<kOperands, 0>(x, p.tokens->stride, p.unit, scaling, between);
+    quarter<kOperands, 1>(x, p.tokens->stride, p.unit, scaling, between);
+    quarter<kOperands, 2>(x, p.tokens->stride, p.unit, scaling, between);
+    quarter<kOperands, 3>(x, p.tokens->stride, p.unit, scaling, between);
     before = p;
     count = p.tokens->count;
     stored_operands = kOperands;
@@ -133,6 +138,8 @@ class Pipe {
   }
 
  private:
+  struct Scaling;
+
   template <int kTile, bool kFirst>
   FRESHET_INLINE_MEMBER void begin() {
     if constexpr (kFirst) {
@@ -140,19 +147,21 @@ class Pipe {
       tile_zero<kTile>();
     }
   }
-  // Products of a quarter after which tokens are scaled: all of them in three quarters.
+  // Tokens are scaled in three quarters: after the last product of each where they are kShort, else
+  // after every one, so that tiles do not wait for so much.
   template <int kOperands, int k, int i, class Between>
-  FRESHET_INLINE_MEMBER void after(const Between& between) {
+  FRESHET_INLINE_MEMBER void after(const Scaling& scaling, const Between& between) {
     between(k, i);
-    if constexpr (k > 0) {
-      constexpr int kSlots = 3 * kOperands * U::kBytePlanes;
-      constexpr int kSlot =
-          (k - 1) * kOperands * U::kBytePlanes + (kOperands == 2 ? i : i / 2);  // i: 0, 2 or 0 .. 3
+    constexpr int kProducts = kOperands * U::kBytePlanes;
+    constexpr int kProduct = kOperands == 2 ? i : i / 2;  // i: 0, 2 or 0 .. 3
+    if constexpr (k > 0 && (!kShort || kProduct + 1 == kProducts)) {
+      constexpr int kSlots = kShort ? 3 : 3 * kProducts;
+      constexpr int kSlot = kShort ? k - 1 : (k - 1) * kProducts + kProduct;
       constexpr int kFrom = kSlot * kMost / kSlots, kTo = (kSlot + 1) * kMost / kSlots;
       if (count == kMost) {
-        const Scaling scaling(before, c.cols);
+        const Scaling now = kShort ? scaling : Scaling(before, c.cols);
         FRESHET_UNROLL
-        for (int t = kFrom; t < kTo; ++t) scale(scaling, t, Tokens<kPlanes>::place_of(t));
+        for (int t = kFrom; t < kTo; ++t) scale(now, t, Tokens<kPlanes>::place_of(t));
         if (before.last) finish_rows(kFrom, kTo);
       } else {
         scale_part(kFrom, kTo);
@@ -170,7 +179,8 @@ class Pipe {
   // A quarter of the block's products; x: operands of activations at its first number.
   template <int kOperands, int k, class Between>
   FRESHET_INLINE_MEMBER void quarter(const uint8_t* const (&x)[2], int64_t stride,
-                                     const uint8_t* unit, const Between& between) {
+                                     const uint8_t* unit, const Scaling& scaling,
+                                     const Between& between) {
     constexpr bool kFirst = k == 0;
     load_unit<6>(unit + k * 16 * kLine);
     tile_load<4>(x[0] + k * 64, stride);
@@ -178,33 +188,33 @@ class Pipe {
     if constexpr (U::kHalves) {
       begin<1, kFirst>();
       tile_dp_i8<k / 2, 4, 6>();
-      after<kOperands, k, 0>(between);
+      after<kOperands, k, 0>(scaling, between);
       if constexpr (kOperands == 2) {
         tile_load<5>(x[1] + k * 64, stride);
         begin<2, kFirst>();
         begin<3, kFirst>();
         tile_dp_i8<2 + k / 2, 5, 6>();
-        after<kOperands, k, 1>(between);
+        after<kOperands, k, 1>(scaling, between);
       }
       return;
     }
     tile_dp_u8<0, 4, 6>();
-    after<kOperands, k, 0>(between);
+    after<kOperands, k, 0>(scaling, between);
     if constexpr (kOperands == 2) {
       tile_load<5>(x[1] + k * 64, stride);
       begin<2, kFirst>();
       tile_dp_u8<2, 5, 6>();
-      after<kOperands, k, 1>(between);
+      after<kOperands, k, 1>(scaling, between);
     }
     if constexpr (U::kBytePlanes == 2) {
       load_unit<7>(unit + U::kPlane + k * 16 * kLine);
       begin<1, kFirst>();
       tile_dp_i8<1, 4, 7>();
-      after<kOperands, k, 2>(between);
+      after<kOperands, k, 2>(scaling, between);
       if constexpr (kOperands == 2) {
         begin<3, kFirst>();
         tile_dp_i8<3, 5, 7>();
-        after<kOperands, k, 3>(between);
+        after<kOperands, k, 3>(scaling, between);
       }
     }
   }
