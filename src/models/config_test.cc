@@ -102,6 +102,20 @@ TEST(Config, DefaultsFillWhatIsLeftOut) {
   }
 }
 
+TEST(Config, TooManyLayersAreRefusedByEveryArchitecture) {
+  for (const Architecture& architecture : architectures()) {
+    for (const char* key : {"num_hidden_layers", "n_layer"}) {
+      json::Object object;
+      object["model_type"] = json::Value(architecture.type);
+      object[key] = 4097;
+      const auto spec = read_spec(json::Value(std::move(object)));
+      ASSERT_FALSE(spec.ok()) << architecture.type;
+      EXPECT_NE(spec.status().message().find("4097 layers"), std::string::npos)
+          << architecture.type << ": " << spec.status().message();
+    }
+  }
+}
+
 TEST(Config, OldAndNewSpellingsOfRopeAgree) {
   const auto before = spec_of(
       R"({"model_type": "llama", "rope_theta": 5e5, "rope_scaling":

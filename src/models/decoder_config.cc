@@ -41,10 +41,10 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
   layer.mlp.ff = c.size({"n_inner", "ffn_dim", "intermediate_size"}, d.ff);
   layer.mlp.activation =
       c.activation({"hidden_activation", "hidden_act", "activation_function"}, d.activation);
-  const int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
+  int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
   if (layers > 4096) {
     c.fail(invalid_argument("the configuration asks for {} layers", layers));
-    return spec;
+    layers = 1;  // architectures look at the first one before anybody asks for errors
   }
   spec.layers.assign(static_cast<size_t>(layers), layer);
   return spec;
