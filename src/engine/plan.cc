@@ -95,9 +95,20 @@ void size_step(const PlanRequest& r, MemoryPlan& plan) {
                  static_cast<size_t>(r.hidden_size) * sizeof(float);
 }
 
-// What a person could ask for instead, given `room` bytes for keys and values.
-std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length) {
-  std::vector<std::string> ways;
+// Fewer tokens in a step, whose workspace leaves room for `least` bytes of keys and values; or 0.
+int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
+  while (r.max_num_batched_tokens > 2 * kBlockTokens) {
+    r.max_num_batched_tokens /= 2;
+    size_step(r, plan);
+    if (plan.weights + plan.workspace + plan.logits + plan.fixed + least <= room)
+      return r.max_num_batched_tokens;
+  }
+  return 0;
+}
+
+// What a person could ask for instead, given `room` bytes for keys and values, besides `ways`.
+std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
+                   std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
   const bool one_byte = ops::element_bytes(type) == 1;
   const size_t needs = bytes_of(r.kv, blocks_for(r, 0, length, plan.max_num_batched_tokens));
@@ -143,8 +154,8 @@ std::string MemoryPlan::describe() const {
 
 namespace {
 
-// Of steps whose size is given.
-Result<MemoryPlan> plan_with_steps(const PlanRequest& r) {
+// Of steps whose size is given, by the user or by the plan.
+Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len < 0 || r.max_model_len == 1) {
     return invalid_argument("max_model_len is {}: must be 2 or more", r.max_model_len);
@@ -179,16 +190,26 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r) {
   }
   const int chunk = plan.max_num_batched_tokens;
   const size_t least = bytes_of(r.kv, blocks_for(r, 0, plan.max_model_len, chunk));
+  constexpr size_t kMiB = size_t{1} << 20;
+  std::vector<std::string> ways;
   if (r.kv_cache_memory > 0 && least > r.kv_cache_memory) {
+    if (rest() + least <= room)
+      ways.push_back(fmt::format("--kv-cache-memory {}M", (least + kMiB - 1) / kMiB));
     return resource_exhausted(
         "a sequence of {} tokens needs {} of cache, --kv-cache-memory is {}: {}",
         plan.max_model_len, format_bytes(least), format_bytes(r.kv_cache_memory),
-        advice(r, plan, r.kv_cache_memory, plan.max_model_len));
+        advice(r, plan, r.kv_cache_memory, plan.max_model_len, std::move(ways)));
   }
   const size_t asked = std::max(least, r.kv_cache_memory);
   if (rest() + asked > room) {
-    return resource_exhausted("needs {}, {} free: {}", format_bytes(rest() + asked),
-                              format_bytes(room), advice(r, plan, left(), plan.max_model_len));
+    const std::string needs =
+        fmt::format("needs {}, {} free", format_bytes(rest() + asked), format_bytes(room));
+    if (left() / kMiB * kMiB >= least)  // only what was asked for does not fit
+      return resource_exhausted("{}: --kv-cache-memory {}M would fit", needs, left() / kMiB);
+    if (const int tokens = by_user ? shorter_steps(r, plan, room, least) : 0; tokens > 0)
+      ways.push_back(fmt::format("--max-num-batched-tokens {}", tokens));
+    return resource_exhausted("{}: {}", needs,
+                              advice(r, plan, left(), plan.max_model_len, std::move(ways)));
   }
   plan.blocks = *largest_pools(r, std::max(least, budget()), plan.max_model_len, chunk);
   for (size_t g = 0; g < plan.blocks.size(); ++g) {
@@ -210,7 +231,7 @@ Result<MemoryPlan> make_plan(const PlanRequest& request) {
     PlanRequest r = request;
     if (r.max_num_seqs == 0) r.max_num_seqs = sequences;
     if (r.max_num_batched_tokens == 0) r.max_num_batched_tokens = tokens;
-    return plan_with_steps(r);
+    return plan_with_steps(r, request.max_num_batched_tokens > 0);
   };
   const bool given = request.max_num_seqs > 0 && request.max_num_batched_tokens > 0;
   if (request.steps == Steps::kLarge && !given) {

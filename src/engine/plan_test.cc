@@ -107,6 +107,33 @@ TEST(Plan, RefusesAndSaysWhatWouldFit) {
   EXPECT_FALSE(make_plan(r).ok());
 }
 
+// The number behind `flag`, or 0.
+int number_behind(const std::string& message, std::string_view flag) {
+  const size_t at = message.rfind(flag);
+  return at == std::string::npos ? 0 : std::stoi(message.substr(at + flag.size()));
+}
+
+TEST(Plan, NamesTheOptionThatAskedForTooMuch) {
+  PlanRequest r = request_of();
+  r.max_model_len = 8192;  // 256 MiB
+  for (const size_t memory : {size_t{1}, 100 * kMiB, 99999 * kMiB, size_t{1} << 60}) {
+    r.kv_cache_memory = memory;
+    const auto plan = make_plan(r);
+    ASSERT_FALSE(plan.ok());
+    const std::string message = plan.status().message();
+    const int offered = number_behind(message, "--kv-cache-memory ");
+    ASSERT_GT(offered, 0) << message;
+    r.kv_cache_memory = static_cast<size_t>(offered) * kMiB;
+    EXPECT_TRUE(make_plan(r).ok()) << message;
+  }
+  r.kv_cache_memory = 0;
+  r.max_num_batched_tokens = 1000000;
+  const std::string message = make_plan(r).status().message();
+  r.max_num_batched_tokens = number_behind(message, "--max-num-batched-tokens ");
+  ASSERT_GT(r.max_num_batched_tokens, 0) << message;
+  EXPECT_TRUE(make_plan(r).ok()) << message;
+}
+
 TEST(Plan, RefusesWeightsThatDoNotFit) {
   PlanRequest r = request_of();
   r.available = 900 * kMiB;
