@@ -7,7 +7,8 @@ namespace {
 
 // In the order of EnvVar.
 constexpr EnvEntry kTable[] = {
-    {EnvVar::kCacheDir, "FRESHET_CACHE_DIR", "folder for cached measurements"},
+    {EnvVar::kCacheDir, "FRESHET_CACHE_DIR",
+     "folder for models (below models/) and cached measurements"},
     {EnvVar::kXdgCacheHome, "XDG_CACHE_HOME",
      "parent of the cache folder, if FRESHET_CACHE_DIR is unset"},
     {EnvVar::kHome, "HOME", "home folder, whose .cache is used if neither of the above is set"},

@@ -56,8 +56,16 @@ Interrupts::~Interrupts() {
   ::close(pipe_ends[1]);
 }
 
+void Interrupts::drop_echoes() {
+  std::this_thread::sleep_for(kEcho);
+  pollfd next{.fd = pipe_ends[0], .events = POLLIN, .revents = 0};
+  char byte;
+  while (::poll(&next, 1, 0) > 0 && ::read(pipe_ends[0], &byte, 1) == 1) {
+  }
+}
+
 void Interrupts::loop() {
-  for (;;) {
+  while (!stop_) {  // drop_echoes() may have read the byte that wakes it for the end
     char byte;
     const ssize_t n = ::read(pipe_ends[0], &byte, 1);
     if (n < 0 && errno == EINTR) continue;
@@ -70,6 +78,7 @@ void Interrupts::loop() {
       top_->call_();
       patience = top_->patience_;
     }
+    drop_echoes();
     if (patience.count() > 0 && out_of_patience(patience)) ::_exit(kInterrupted);
   }
 }

@@ -5,7 +5,8 @@
 // of its own; where none lives the program ends at once with 130. So does a second signal that
 // comes before clear() has acknowledged the first, and a first one that a handler with patience was
 // called for, when its command goes on that much longer: a step of the model cannot be broken off,
-// and may take a minute.
+// and may take a minute. Signals within kEcho of one are that one: timeout(1) and others send it to
+// the program and once more to its group.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,7 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
 
   static constexpr std::chrono::milliseconds kPatience{1000};  // for what leaves nothing behind
+  static constexpr std::chrono::milliseconds kEcho{30};
 
   // Handlers nest: the newest is called. Patience 0: as long as it takes.
   class Handler {
@@ -47,6 +49,7 @@ class Interrupts {
 
  private:
   void loop();
+  void drop_echoes();
   // Whether the newest handler's patience ran out before another signal.
   bool out_of_patience(std::chrono::milliseconds patience);
 

@@ -47,13 +47,24 @@ std::string footer() {
   return text + "Every command has a --help of its own.";
 }
 
-// An error in one line, whatever the library put into it.
-std::string one_line(std::string text) {
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
+// An error in one line of text, whatever the library put into it: a name in a damaged file may be
+// long and hold what a terminal obeys.
+std::string one_line(std::string_view text) {
+  constexpr size_t kMost = 4096;
+  while (text.ends_with('\n')) text.remove_suffix(1);
+  std::string out;
+  for (const char c : text) {
+    if (out.size() >= kMost) return out + " ...";
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += ' ';
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
   }
-  return text;
+  return out;
 }
 
 int run(int argc, char** argv) {

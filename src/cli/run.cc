@@ -242,6 +242,8 @@ Status Runner::run() {
 Status run(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const What what, understand(o));
   if (o.logprobs >= 0 && !o.json) return invalid_argument("--logprobs needs --json");
+  if (!o.chat && !o.system.empty()) return invalid_argument("--system needs --chat");
+  if (!o.chat && !o.chat_template.empty()) return invalid_argument("--chat-template needs --chat");
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
   Runner runner(o, context, *engine);
   FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));

@@ -24,12 +24,23 @@ struct Options {
   bool json = false;
 };
 
+Result<std::string> decode(const Tokenizer& tokenizer, const Options& o, const json::Value& list) {
+  FRESHET_ASSIGN_OR_RETURN(const auto ids, ids_from_json(list));
+  for (const int32_t id : ids) {
+    if (id >= tokenizer.vocab_size()) {
+      return invalid_argument("token id {} is outside the vocabulary of {}", id,
+                              tokenizer.vocab_size());
+    }
+  }
+  return tokenizer.decode(ids, {.skip_special = o.skip_special});
+}
+
 // One line in, one line out.
 Result<std::string> convert(const Tokenizer& tokenizer, const Options& o, std::string_view line) {
   FRESHET_ASSIGN_OR_RETURN(const json::Value value, json::parse(line));
   if (o.decode) {
-    FRESHET_ASSIGN_OR_RETURN(const auto ids, ids_from_json(value));
-    return json::write(json::Value(tokenizer.decode(ids, {.skip_special = o.skip_special})));
+    FRESHET_ASSIGN_OR_RETURN(const std::string text, decode(tokenizer, o, value));
+    return json::write(json::Value(text));
   }
   if (!value.is_string()) return invalid_argument("expected a JSON string");
   return json::write(json::Value(
@@ -69,8 +80,8 @@ Status tokenize(const Options& o, Output& out) {
   if (o.jsonl) return convert_lines(tokenizer, o, out);
   if (!o.decode) return show(tokenizer, o, out);
   FRESHET_ASSIGN_OR_RETURN(const json::Value value, json::parse(o.text));
-  FRESHET_ASSIGN_OR_RETURN(const auto ids, ids_from_json(value));
-  out.write(tokenizer.decode(ids, {.skip_special = o.skip_special}) + "\n");
+  FRESHET_ASSIGN_OR_RETURN(const std::string text, decode(tokenizer, o, value));
+  out.write(text + "\n");
   return {};
 }
 

@@ -167,6 +167,12 @@ class WrongInput(Case):
         lying = bytearray(whole)
         lying[8:16] = struct.pack("<Q", 1 << 60)  # tensors
         self.fails(2, "run", self.write("lying.gguf", bytes(lying)), "x")
+        # A name that is neither short nor what a terminal should be sent.
+        name = b"\x1b[2J\n" * 2000
+        error = self.fails(2, "inspect", self.write("long.gguf", b"GGUF" + struct.pack(
+            "<IQQQ", 3, 0, 1, len(name)) + name + struct.pack("<I", 99)))
+        self.assertLess(len(error), 5000)
+        self.assertNotIn("\x1b", error)
 
     def test_damaged_folder(self):
         os.mkdir(self.path("m"))
@@ -215,6 +221,11 @@ class WrongInput(Case):
         self.fails(2, "run", "default", "x", "-f", __file__)
         self.fails(2, "run", "default", "word " * 5000)
 
+    def test_options_that_need_another(self):
+        for option in ("--system", "--chat-template"):
+            self.fails(2, "run", "default", "Hello", option, "x", says="needs --chat")
+        self.fails(2, "run", "default", "Hello", "--logprobs", "1", says="needs --json")
+
     def test_chat_without_a_template(self):
         self.fails(2, "run", "default", "Hello", "--chat", says="template")
 
@@ -222,6 +233,8 @@ class WrongInput(Case):
         result = run("run", "default", "Hello", "--kv-cache-memory", "1K")
         self.assertIn(result.returncode, (1, 2))
         self.assertEqual(len(result.stderr.strip().split("\n")), 1)
+        self.fails(1, "run", "default", "Hello", "--kv-cache-memory", "900T",
+                   says="--kv-cache-memory ")
 
 
 class Run(Case):
@@ -395,6 +408,11 @@ class Tokenize(Case):
                 self.assertIsInstance(json.loads(process.stdout.readline()), list)
             process.stdin.close()
             self.assertEqual(process.wait(60), 0)
+
+    def test_ids_that_there_are_not(self):
+        self.fails(2, "tokenize", "default", "--decode", "[1, 16384]", says="16384")
+        self.fails(2, "tokenize", "default", "--decode", "--jsonl", stdin="[99999]\n",
+                   says="line 1: token id 99999")
 
     def test_wrong_lines(self):
         for line in ("no json", "[1, 2]", '{"a": 1}'):
