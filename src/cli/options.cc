@@ -43,7 +43,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
       ->check(CLI::Range(0.05, 1.0))
       ->capture_default_str()
       ->group(group);
-  c.add_option("--kv-cache-memory", o.kv_cache_memory,
+  c.add_option("--kv-cache-memory,--kv-cache-memory-bytes", o.kv_cache_memory,
                "Memory for keys and values, e.g. 512M (default: from the plan)")
       ->group(group);
   c.add_option("--max-model-len", o.max_model_len,

@@ -25,7 +25,7 @@ struct Options {
   std::string api_key_file;
   std::string chat_template_file;
   double shutdown_timeout_s = 30.0;
-  bool no_prefix_caching = false;
+  bool prefix_caching = true;
   bool kv_cache_metrics = false;
   bool no_access_log = false;
   bool no_web_page = false;
@@ -87,7 +87,7 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
   e.max_num_seqs = o.engine.max_num_seqs;
   e.max_num_batched_tokens = o.engine.max_num_batched_tokens;
-  e.enable_prefix_caching = !o.no_prefix_caching;
+  e.enable_prefix_caching = o.prefix_caching;
   if (o.kv_cache_metrics) e.kv_cache_metrics_sample = o.engine.kv_cache_metrics_sample;
   e.max_num_queued_reqs = o.engine.max_num_queued_reqs;
   e.max_num_queued_tokens = o.engine.max_num_queued_tokens;
@@ -195,9 +195,11 @@ void add_limit_options(CLI::App& command, Options& o) {
       ->group("Server");
   command.add_option("--max-body-bytes", o.http.max_body_bytes, "Largest request body")
       ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->group("Server");
   command.add_option("--max-header-bytes", o.http.max_header_bytes, "Largest request header")
       ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20))  // a connection's buffer
       ->group("Server");
   command
       .add_option("--header-timeout", o.http.header_timeout_s,
@@ -249,7 +251,8 @@ void add_scheduler_options(CLI::App& command, Options& o) {
       ->check(not_negative())
       ->group("Scheduler");
   command
-      .add_flag("--no-enable-prefix-caching", o.no_prefix_caching, "Do not share cached prefixes")
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching,
+                "Share cached prefixes (the default), or do not")
       ->group("Scheduler");
   command.add_option("--batching", e.batching, "continuous, static or dynamic")
       ->capture_default_str()
@@ -298,7 +301,7 @@ void add_metrics_options(CLI::App& command, Options& o) {
 void add_serve(CLI::App& program, Context& context, Action& action) {
   CLI::App& command = *program.add_subcommand("serve", "Serve a model over the OpenAI API");
   auto o = std::make_shared<Options>();
-  command.add_option("MODEL", o->model, "Model to serve; the embedded one if left out");
+  command.add_option("MODEL,-m,--model", o->model, "Model to serve; the embedded one if left out");
   add_engine_options(command, o->run);
   add_http_options(command, *o);
   add_limit_options(command, *o);

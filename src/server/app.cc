@@ -296,12 +296,20 @@ void App::set_tenant(const HttpRequest& from, const CommonRequest& common, Reque
   request.cache_salt = cache_salt(from, common.cache_salt);
 }
 
+size_t App::tokens_to_keep(const CommonRequest& request) const {
+  if (request.truncate_prompt_tokens >= 0)
+    return static_cast<size_t>(request.truncate_prompt_tokens);
+  const int longest = engine_.max_model_len();
+  const int wanted = request.max_tokens_given ? request.params.max_tokens : 1;
+  return static_cast<size_t>(longest - (wanted < longest ? wanted : 1));
+}
+
 Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonRequest& request,
-                                         const char* param) const {
+                                         const char* param, bool may_be_empty) const {
   std::vector<int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     std::string_view kept = *text;
-    if (kept.size() > max_text_bytes_ && request.truncate_prompt_tokens > 0) {
+    if (kept.size() > max_text_bytes_ && request.truncate_prompt_tokens != 0) {
       kept.remove_prefix(kept.size() - max_text_bytes_);  // what is wanted lies behind it
     } else if (kept.size() > max_text_bytes_) {
       return bad_request(param, fmt::format("the {} has {} bytes: more than {} tokens can hold",
@@ -313,10 +321,11 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   } else {
     ids = std::get<std::vector<int32_t>>(prompt);
   }
-  const size_t keep = static_cast<size_t>(request.truncate_prompt_tokens);
+  const size_t keep = tokens_to_keep(request);
   if (keep > 0 && ids.size() > keep)
     ids.erase(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(keep));
-  if (ids.empty()) return bad_request(param, fmt::format("the {} has no tokens", param));
+  if (ids.empty() && !may_be_empty)
+    return bad_request(param, fmt::format("the {} has no tokens", param));
   return ids;
 }
 

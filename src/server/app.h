@@ -68,9 +68,10 @@ class App {
   // The template's text for a conversation.
   Parsed<std::string> render_chat(const ChatRequest& request) const;
   // Token ids of a prompt; cuts to the last truncate_prompt_tokens when asked. `param` is the
-  // field that errors name.
+  // field that errors name; no ids at all are one unless they may be.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
-                                      const char* param = "prompt") const;
+                                      const char* param = "prompt",
+                                      bool may_be_empty = false) const;
   int embedding_size() const;
   // Whose share of the machine and of the cache an engine request takes.
   void set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const;
@@ -85,6 +86,7 @@ class App {
   App(Engine& engine, AppOptions options, Answer::Post post);
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
+  size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
   void add_cors(const HttpRequest& request, Headers& headers) const;
   void log_when_done(const Exchanges& exchange);
   // The route, or nullptr: `allowed` names the methods that the path has, if it is known.

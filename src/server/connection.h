@@ -5,6 +5,7 @@
 // close_if_idle() may be called from any thread. Private to the HTTP server.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -43,7 +44,7 @@ void launch_connection(boost::asio::ip::tcp::socket socket, Shared& shared,
                        boost::asio::ssl::context* tls);
 
 inline std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000.0));
+  return std::chrono::milliseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1000.0));
 }
 
 }  // namespace freshet::server

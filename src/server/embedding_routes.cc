@@ -175,7 +175,7 @@ std::optional<ApiError> read_options(App& app, const json::Value& body, CommonRe
   fields.read("dimensions", dimensions, 1, 1 << 24);
   fields.read("normalize", options.normalize);
   fields.read("add_special_tokens", common.add_special_tokens);
-  fields.read("truncate_prompt_tokens", common.truncate_prompt_tokens, 1, 1 << 30);
+  read_truncation(fields, common);
   fields.read("priority", common.priority, -(1 << 30), 1 << 30);
   fields.read("cache_salt", common.cache_salt, 1024);
   fields.read("timeout", common.timeout_s, 0, 1e9);

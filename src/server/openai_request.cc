@@ -97,7 +97,7 @@ void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limit
   read_beam(fields, p);
 }
 
-// response_format and vLLM's structured_outputs become one description.
+// response_format, vLLM's structured_outputs and its older guided_* become one description.
 void read_structured(Fields& fields, json::Value& out) {
   if (const json::Value* format = fields.get("response_format")) {
     const std::string type = format->is_object() ? format->get_string("type", "") : "";
@@ -119,14 +119,15 @@ void read_structured(Fields& fields, json::Value& out) {
     }
   }
   const json::Value* structured = fields.get("structured_outputs");
-  if (structured == nullptr) return;
-  if (!structured->is_object())
+  if (structured != nullptr && !structured->is_object())
     return fields.fail("structured_outputs", "'structured_outputs' must be an object");
   json::Object chosen;
-  for (const char* kind : {"json", "regex", "choice", "grammar", "json_object"}) {
-    const json::Value* v = structured->find(kind);
+  for (const std::string kind : {"json", "regex", "choice", "grammar", "json_object"}) {
+    const json::Value* v = structured != nullptr ? structured->find(kind) : nullptr;
+    if (structured == nullptr) v = fields.get("guided_" + kind);
     if (v != nullptr && !v->is_null() && !(v->is_bool() && !v->as_bool())) chosen[kind] = *v;
   }
+  if (structured == nullptr && chosen.empty()) return;
   if (chosen.size() != 1 || !out.is_null()) {
     return fields.fail(
         "structured_outputs",
@@ -135,7 +136,25 @@ void read_structured(Fields& fields, json::Value& out) {
   out = std::move(chosen);
 }
 
+// What OpenAI's or vLLM's servers would do and this one does not: ignored, the answer would be one
+// to another question.
+void refuse_what_is_not_done(Fields& fields) {
+  static constexpr std::pair<const char*, const char*> kMends[] = {
+      {"allowed_token_ids", "'structured_outputs' or 'logit_bias' restrict what is written"},
+      {"bad_words", "a 'logit_bias' of -100 keeps a token out"},
+      {"functions", "send 'tools'"},
+      {"logits_processors", "'logit_bias' changes logits"},
+      {"prompt_embeds", "send 'prompt'"},
+  };
+  for (const auto& [name, mend] : kMends) {
+    const json::Value* v = fields.get(name);
+    if (v == nullptr || (v->is_array() && v->as_array().empty())) continue;
+    fields.fail(name, fmt::format("'{}' is not supported: {}", name, mend));
+  }
+}
+
 void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) {
+  refuse_what_is_not_done(fields);
   fields.read("model", r.model);
   fields.read("stream", r.stream);
   if (const json::Value* options = fields.get("stream_options")) {
@@ -150,7 +169,7 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) 
   fields.read("cache_salt", r.cache_salt, 1024);
   fields.read("return_token_ids", r.return_token_ids);
   fields.read("return_tokens_as_token_ids", r.tokens_as_ids);
-  fields.read("truncate_prompt_tokens", r.truncate_prompt_tokens, 1, kMaxTokens);
+  read_truncation(fields, r);
   fields.read("timeout", r.timeout_s, 0, 1e9);
   r.max_tokens_given =
       fields.get("max_tokens") != nullptr || fields.get("max_completion_tokens") != nullptr;
@@ -159,6 +178,24 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) 
   fields.read("max_tokens", r.params.max_tokens, echo ? 0 : 1, kMaxTokens);
   read_sampling(fields, r.params, limits);
   read_structured(fields, r.structured);
+}
+
+// What templates of some models read besides messages and tools.
+void read_template_fields(Fields& fields, ChatRequest& r) {
+  if (const json::Value* kwargs = fields.get("chat_template_kwargs")) {
+    if (kwargs->is_object()) r.template_kwargs = kwargs->as_object();
+    if (!kwargs->is_object())
+      fields.fail("chat_template_kwargs", "'chat_template_kwargs' must be an object");
+  }
+  const json::Value* documents = fields.get("documents");
+  if (documents != nullptr && !documents->is_array())
+    return fields.fail("documents", "'documents' must be an array");
+  std::string effort;
+  fields.read("reasoning_effort", effort, 64);
+  for (const char* name : {"documents", "reasoning_effort"}) {
+    const json::Value* v = fields.get(name);
+    if (v != nullptr && r.template_kwargs.find(name) == nullptr) r.template_kwargs[name] = *v;
+  }
 }
 
 // A message's content: a string, null, or text parts to be joined.
@@ -246,6 +283,15 @@ void read_chat_logprobs(Fields& fields, ChatRequest& r, const RequestLimits& lim
 }
 
 }  // namespace
+
+void read_truncation(Fields& fields, CommonRequest& r) {
+  const json::Value* v = fields.get("truncate_prompt_tokens");
+  if (v != nullptr && v->is_number() && v->as_int64() == -1) {
+    r.truncate_prompt_tokens = -1;
+  } else {
+    fields.read("truncate_prompt_tokens", r.truncate_prompt_tokens, 1, kMaxTokens);
+  }
+}
 
 Parsed<json::Array> parse_messages(const json::Value& messages) {
   if (!messages.is_array() || messages.as_array().empty()) {
@@ -365,11 +411,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
     fields.fail("chat_template",
                 "templates in requests are not accepted: start the server with --chat-template");
   }
-  if (const json::Value* kwargs = fields.get("chat_template_kwargs")) {
-    if (kwargs->is_object()) r.template_kwargs = kwargs->as_object();
-    if (!kwargs->is_object())
-      fields.fail("chat_template_kwargs", "'chat_template_kwargs' must be an object");
-  }
+  read_template_fields(fields, r);
   read_tools(fields, r);
   read_chat_logprobs(fields, r, limits);
   if (fields.error()) return *fields.error();

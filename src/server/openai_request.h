@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "freshet/engine.h"
 #include "server/api_error.h"
+#include "server/fields.h"
 
 namespace freshet::server {
 
@@ -41,7 +42,8 @@ struct CommonRequest {
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // logprobs name tokens as "token_id:N"
   bool add_special_tokens = true;
-  int truncate_prompt_tokens = 0;  // > 0: keep so many tokens of the prompt's end
+  // > 0: keep so many tokens of the prompt's end; -1: as many as leave room for the answer.
+  int truncate_prompt_tokens = 0;
   double timeout_s = 0.0;
   json::Value structured;  // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
 };
@@ -74,6 +76,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
 // A string, an array of strings, token ids, or an array of lists of them, in the named field.
 Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
                                           const RequestLimits& limits = {});
+void read_truncation(Fields& fields, CommonRequest& request);
 // `messages` of a chat, checked and with text parts joined; used by /tokenize and /apply-template
 // too.
 Parsed<json::Array> parse_messages(const json::Value& messages);

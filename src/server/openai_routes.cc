@@ -121,8 +121,9 @@ void tokenize(App& app, const App::Exchanges& exchange, const json::Value& body)
   }
   std::vector<int32_t> ids;
   if (!text.empty()) {
-    auto encoded = app.encode(text, common);
-    if (auto* found = std::get_if<std::vector<int32_t>>(&encoded)) ids = std::move(*found);
+    auto encoded = app.encode(text, common, "prompt", /*may_be_empty=*/true);
+    if (auto* error = std::get_if<ApiError>(&encoded)) return send_error(exchange, *error);
+    ids = std::get<std::vector<int32_t>>(std::move(encoded));
   }
   json::Array tokens;
   json::Array strings;

@@ -356,6 +356,14 @@ class Structured(ClientCase):
         self.assertLessEqual(texts, set(choices))
         self.assertGreater(len(texts), 1)
 
+    def test_older_names(self):
+        """Of vLLM before structured_outputs."""
+        for name, value in (("guided_choice", ["red", "blue"]), ("guided_regex", "red|blue"),
+                            ("guided_grammar", 'root ::= "red" | "blue"'),
+                            ("guided_json", {"enum": ["red", "blue"]})):
+            choice = self.completion("Colour:", max_tokens=20, extra={name: value}).choices[0]
+            self.assertIn(choice.text.strip(' \n\t"'), ("red", "blue"), name)
+
     def test_grammar(self):
         grammar = 'root ::= item ("," item)* ";"\nitem ::= [a-c] [0-9]{2} | "(" item ")"\n'
         for seed in range(6):

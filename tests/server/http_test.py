@@ -261,6 +261,15 @@ class Errors(Case):
             answer = self.server.post("/v1/completions", {"prompt": "a", name: wrong})
             self.assert_error(answer, 400, name)
 
+    def test_what_is_not_done_is_refused(self):
+        for name, value in (("allowed_token_ids", [5]), ("bad_words", ["x"]),
+                            ("prompt_embeds", "AAAA"), ("functions", [{"name": "f"}]),
+                            ("logits_processors", ["x"])):
+            for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {
+                    "messages": [{"role": "user", "content": "a"}]})):
+                self.assert_error(self.server.post(path, dict(body, **{name: value})), 400, name)
+        self.complete(prompt="a", max_tokens=1, bad_words=[], allowed_token_ids=None)
+
     def test_out_of_the_vocabulary(self):
         for body in ({"prompt": [10**8]}, {"prompt": "a", "logit_bias": {str(10**8): 1}},
                      {"prompt": "a", "stop_token_ids": [10**8]}):
@@ -274,6 +283,10 @@ class Errors(Case):
         cut = self.server.post("/v1/completions", {
             "prompt": "word " * 5000, "truncate_prompt_tokens": 10, "max_tokens": 1})
         self.assertEqual(cut[1]["usage"]["prompt_tokens"], 10)
+        for limit, kept in (({}, 2047), ({"max_tokens": 8}, 2040), ({"max_tokens": 10**6}, 2047)):
+            cut = self.server.post("/v1/completions", {
+                "prompt": "word " * 5000, "truncate_prompt_tokens": -1, **limit})
+            self.assertEqual(cut[1]["usage"]["prompt_tokens"], kept, limit)
 
     def test_timeout(self):
         begin = time.monotonic()
@@ -354,6 +367,22 @@ class Routes(Case):
         _, back = self.server.post("/detokenize", {"tokens": answer["tokens"]})
         self.assertEqual(back["prompt"], text)
         self.assert_error(self.server.post("/detokenize", {"tokens": [10**8]}), 400, "tokens")
+        self.assertEqual(self.server.post("/tokenize", {"prompt": ""})[1]["count"], 0)
+        self.assert_error(self.server.post("/tokenize", {"prompt": "word " * 2000000}), 400,
+                          "prompt")
+
+    def test_what_templates_read(self):
+        """vLLM's fields beside chat_template_kwargs, which win."""
+        def prompt(**fields):
+            return self.server.post("/tokenize", {
+                "messages": [{"role": "user", "content": "Hi"}], **fields})[1]["tokens"]
+        for name, value in (("reasoning_effort", "high"), ("documents", [{"text": "A fact."}])):
+            found = prompt(**{name: value})
+            self.assertEqual(found, prompt(chat_template_kwargs={name: value}))
+            self.assertNotEqual(found, prompt())
+            self.assertEqual(prompt(**{name: value}, chat_template_kwargs={name: None}), prompt())
+        self.assert_error(self.server.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "Hi"}], "documents": "x"}), 400, "documents")
 
     def test_llama_completion(self):
         plain = self.complete(prompt="Once upon a time", max_tokens=8, temperature=0,
@@ -820,6 +849,22 @@ class Drain(unittest.TestCase):
         time.sleep(0.1)
         server.process.send_signal(signal.SIGINT)
         self.assertEqual(server.process.wait(10), 130)
+
+    def test_a_signal_that_comes_twice(self):
+        """timeout(1) sends it to the program and to its group: that is one signal."""
+        server = Server()
+        self.addCleanup(server.stop)
+        alone = BackgroundStream.alone(server)
+        stream = BackgroundStream(server)
+        stream.start()
+        self.assertTrue(stream.begun.wait(60))
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+        server.process.send_signal(signal.SIGTERM)
+        stream.join(120)
+        self.assertIsNone(stream.error)
+        self.assertEqual(stream.ids, alone)
+        self.assertEqual(server.process.wait(30), 0)
 
     def test_idle_server_leaves_at_once(self):
         server = Server()
