@@ -125,65 +125,100 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, ui
   ring.next();
 }
 
-// Gate's sums become the gated unit's numbers.
-template <bool kBias>
-__device__ __forceinline__ void gate_sums(Sums& sum, const ProductList& list, int64_t first) {
-  const float scales[2] = {list.of[0].scale, list.of[1].scale};
+// Turns of a tile's end. What runs once is fetched from L2 or memory first, and that took longer
+// than to run it: so a turn takes the first few tiles, and the others move up.
+constexpr int kAtOnce = 8, kTurns = kTiles / kAtOnce;
+__device__ __forceinline__ void move_up(float (&v)[kTiles][4]) {
 #pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-    float bias[2][2] = {};
+  for (int j = 0; j + kAtOnce < kTiles; ++j) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (!kBias || list.of[h].bias == nullptr) continue;
-      const float* from = list.of[h].bias + first + j * 8 + threadIdx.x % 4 * 2;
-      bias[h][0] = from[0], bias[h][1] = from[1];
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto ended = [&](int h) {
-        float v = sum[h][j][i];
-        if (kBias && list.of[h].bias != nullptr) v = __fadd_rn(v, bias[h][i % 2]);
-        return __fmul_rn(v, scales[h]);
-      };
-      sum[0][j][i] = __fmul_rn(activate(ended(0), kSilu), ended(1));
-    }
+    for (int i = 0; i < 4; ++i) v[j][i] = v[j + kAtOnce][i];
   }
 }
 
+// Gate's sums become the gated unit's numbers; the largest of a lane's two tokens.
+template <bool kBias>
+__device__ __forceinline__ float2 gate_sums(Sums& sum, const ProductList& list, int64_t first) {
+  const float scales[2] = {list.of[0].scale, list.of[1].scale};
+  float most[2] = {};
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn) {
+    float v[kAtOnce][4];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      float bias[2][2] = {};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (!kBias || list.of[h].bias == nullptr) continue;
+        const float* from =
+            list.of[h].bias + first + (turn * kAtOnce + j) * 8 + threadIdx.x % 4 * 2;
+        bias[h][0] = from[0], bias[h][1] = from[1];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto ended = [&](int h) {
+          float e = sum[h][j][i];
+          if (kBias && list.of[h].bias != nullptr) e = __fadd_rn(e, bias[h][i % 2]);
+          return __fmul_rn(e, scales[h]);
+        };
+        v[j][i] = __fmul_rn(activate(ended(0), kSilu), ended(1));
+        most[i / 2] = fmaxf(most[i / 2], fabsf(v[j][i]));
+      }
+    }
+    move_up(sum[0]);
+    move_up(sum[1]);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[0][kTiles - kAtOnce + j][i] = v[j][i];
+    }
+  }
+  return make_float2(most[0], most[1]);
+}
+
 // 128 features of a lane's two tokens, as put_e4m3() does with the same numbers.
-__device__ __forceinline__ void put_tile(const Activations& act, const float (&v)[kTiles][4],
+__device__ __forceinline__ void put_tile(const Activations& act, float (&v)[kTiles][4], float2 most,
                                          const ProductTile& tile, int64_t tokens) {
   const int lane = static_cast<int>(threadIdx.x % 32), odd = lane % 2;
+  const int64_t at = tile.token_tile + warp_index() * 2;
+  uint8_t* const to = act.data + (tile.unit * act.core_tiles + at) * kE4M3TileBytes;
+  uint8_t* codes = to + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
+  float up[2];
+  uint32_t real[2];  // all bits or none
+  bool there[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int64_t at = tile.token_tile + warp_index() * 2 + r;
-    const bool real = at * 8 + lane / 4 < tokens;
-    float most = 0.0f;
+    const bool is = (at + r) * 8 + lane / 4 < tokens;
+    float its = r == 0 ? most.x : most.y;
+    its = fmaxf(its, __shfl_xor_sync(0xffffffff, its, 1));
+    its = fmaxf(its, __shfl_xor_sync(0xffffffff, its, 2));
+    const E4M3Scale scale = e4m3_scale(is ? its : 0.0f);
+    up[r] = scale.up, real[r] = is ? ~0u : 0, there[r] = at + r < act.core_tiles;
+    if (lane % 4 == 0 && there[r]) {
+      reinterpret_cast<float*>(to + r * kE4M3TileBytes + kTokenTile * kE4M3Cols)[lane / 4] =
+          scale.down;
+    }
+  }
+  // Of 16 features, the first of two lanes writes four of the first eight.
+  const uint32_t halves = odd != 0 ? 0x1054 : 0x5410;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; ++turn, codes += kAtOnce / 2 * 128) {
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      most = fmaxf(most, fmaxf(fabsf(v[j][r * 2]), fabsf(v[j][r * 2 + 1])));
-    }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-    if (at >= act.core_tiles) continue;
-    const E4M3Scale scale = e4m3_scale(real ? most : 0.0f);
-    uint8_t* to = act.data + (tile.unit * act.core_tiles + at) * kE4M3TileBytes;
-    uint8_t* codes = to + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
-    const auto two = [&](int j) {
-      const float low = real ? v[j][r * 2] : 0.0f, high = real ? v[j][r * 2 + 1] : 0.0f;
-      return two_e4m3(__fmul_rn(low, scale.up), __fmul_rn(high, scale.up));
-    };
-    // Of 16 features, the first of two lanes writes four of the first eight.
+    for (int r = 0; r < 2; ++r) {
 #pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
-      const uint32_t first = two(j), second = two(j + 1);
-      const uint32_t other = __shfl_xor_sync(0xffffffff, odd != 0 ? first : second, 1);
-      *reinterpret_cast<uint32_t*>(codes + j / 2 * 128) =
-          odd != 0 ? other | second << 16 : first | other << 16;
+      for (int j = 0; j < kAtOnce; j += 2) {
+        const auto two = [&](int n) {
+          return two_e4m3(__fmul_rn(v[n][r * 2], up[r]), __fmul_rn(v[n][r * 2 + 1], up[r]));
+        };
+        const uint32_t low = two(j), high = two(j + 1);
+        const uint32_t other = __shfl_xor_sync(0xffffffff, odd != 0 ? low : high, 1);
+        const uint32_t four = __byte_perm(odd != 0 ? high : low, other, halves) & real[r];
+        if (there[r]) {
+          *reinterpret_cast<uint32_t*>(codes + r * kE4M3TileBytes + j / 2 * 128) = four;
+        }
+      }
     }
-    if (lane % 4 == 0) {
-      reinterpret_cast<float*>(to + kTokenTile * kE4M3Cols)[lane / 4] = scale.down;
-    }
+    move_up(v);
   }
 }
 
@@ -191,13 +226,14 @@ __device__ __forceinline__ void put_tile(const Activations& act, const float (&v
 __device__ __forceinline__ void end_tile(Sums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
-  // What runs once is fetched from L2 first: without a bias it does not jump.
+  // (Without a bias it does not jump.)
+  float2 most;
   if (list.of[0].bias == nullptr && list.of[1].bias == nullptr) {
-    gate_sums<false>(sum, list, 0);
+    most = gate_sums<false>(sum, list, 0);
   } else {
-    gate_sums<true>(sum, list, tile.unit * kGateRows);
+    most = gate_sums<true>(sum, list, tile.unit * kGateRows);
   }
-  put_tile(act, sum[0], tile, tokens);
+  put_tile(act, sum[0], most, tile, tokens);
 }
 
 // The warpgroups that multiply.
@@ -208,7 +244,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
   ProductTile next;
   Fp8Noted<kTiles> noted[2];
   const auto look_up = [&](int index) {
-    next = many_tile<G, 1>(list, tokens, tour, index < tour.tiles ? index : tour.first);
+    next = many_tile<G, 1>(list, tokens, tour, index);
     for (int h = 0; h < 2; ++h) {
       noted[h].look_up(
           [&](int j) { return scaled_panel(list.of[h].weight, next.unit * kPanels + j / 8); });
@@ -223,7 +259,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
     const uint32_t of_rows = scaled[0].of_rows | scaled[1].of_rows << kTiles;
     Sums sum;
     fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
-    look_up(index + tour.step);
+    if (index + tour.step < tour.tiles) look_up(index + tour.step);
     end_tile(sum, list, tile, tokens, act);
   }
 }

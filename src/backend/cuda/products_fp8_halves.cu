@@ -29,15 +29,16 @@ struct Fp8Half {
 };
 
 // The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
-template <int NT>
+template <int NT, class First>
 __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, const ProductArgs& p,
-                                          int rank, const Fp8Scaled& scaled) {
+                                          int rank, const Fp8Scaled& scaled,
+                                          const First& first_sum) {
   const int parts = leaves8(p.weight), first = rank * (NT / 2);
   const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
     fp8_leaves<NT, kHow>(
-        ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows,
+        ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows, first_sum,
         [&](const uint8_t* rows) {
 #pragma unroll
           for (int j = 0; j < NT / 2; ++j) {
@@ -53,19 +54,14 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
 
 // Sends what the other block finishes, half kOther of the tile.
 template <int NT, int kOther>
-__device__ __forceinline__ void send_half(const Fp8Half<NT>& half, float4* room, uint64_t* there,
-                                          bool two) {
+__device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* room,
+                                          uint64_t* there) {
   using S = Halves<NT>;
   const uint32_t to = place_in_block(room + threadIdx.x, kOther);
   const uint32_t barrier = place_in_block(there, kOther);
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
-    send(to + j * S::kConsumers * 16, half.total[kOther * S::kHalf + j], barrier);
-  }
-  if (!two) return;
-#pragma unroll
-  for (int j = 0; j < S::kHalf; ++j) {
-    send(to + (S::kHalf + j) * S::kConsumers * 16, half.last[kOther * S::kHalf + j], barrier);
+    send(to + j * S::kConsumers * 16, sum[kOther * S::kHalf + j], barrier);
   }
 }
 
@@ -141,13 +137,28 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     wait();
     Fp8Half<NT> half;
     Fp8Reader reader = fp8_reader(ring);
-    take_half<NT>(reader, half, p, rank, noted.scaled());
-    __syncwarp();
-    cluster_wait();
+    // A second block's first leaf goes while its last one is multiplied.
+    take_half<NT>(reader, half, p, rank, noted.scaled(), [&] {
+      if (!two) return;
+      __syncwarp();
+      cluster_wait();
+      if (rank == 1) send_half<NT, 0>(half.total, room, &there);
+    });
+    // What is added to comes while leaves are exchanged.
+    tile.unit += rank * S::kHalf;
+    const Fp8Place place = fp8_place<S::kHalf>(p, tile);
+    Fp8Whole<S::kHalf> whole(p, tokens, place.token, place.row);
+    if (place.whole && p.add != 0) whole.load();
+    if (!two) {
+      __syncwarp();
+      cluster_wait();
+    }
     if (rank == 0) {
-      send_half<NT, 1>(half, room, &there, false);
+      send_half<NT, 1>(half.total, room, &there);
+    } else if (two) {
+      send_half<NT, 0>(half.last, room + S::kHalf * S::kConsumers, &there);
     } else {
-      send_half<NT, 0>(half, room, &there, two);
+      send_half<NT, 0>(half.total, room, &there);
     }
     barrier_wait(&there, 0);
     float sum[S::kHalf][4];
@@ -156,8 +167,11 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     } else {
       add_half<NT, 1>(sum, half, room, two);
     }
-    tile.unit += rank * S::kHalf;
-    fp8_finish<S::kHalf>(p, tokens, sum, tile);
+    if (place.whole) {
+      whole.put(p, sum);
+    } else {
+      fp8_finish_some<S::kHalf>(p, tokens, sum, place);
+    }
   }
 #endif
 }

@@ -68,10 +68,11 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
         fp8_sum_ahead<NT, kHow>(ring, sum, leaf_cut(weight), of_rows);
       } else {
         float last[NT][4];
-        fp8_leaves<NT, kHow>(ring, sum, last, weight, {0, leaves8(weight)}, true, of_rows,
-                             [&](const uint8_t* rows) {
-                               if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(sum, rows, of_rows);
-                             });
+        fp8_leaves<NT, kHow>(
+            ring, sum, last, weight, {0, leaves8(weight)}, true, of_rows, [] {},
+            [&](const uint8_t* rows) {
+              if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(sum, rows, of_rows);
+            });
       }
     });
     look_up(index + tour.step);

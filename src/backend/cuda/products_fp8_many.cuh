@@ -518,59 +518,77 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
 // Where all rows of a tile are there and none has a bias: little code, and in a straight line. What
 // runs once is fetched from L2 first, and with a jump a number that took QKV's sums 4.6 us.
 template <int NT>
-__device__ __forceinline__ void fp8_finish_whole(const ProductArgs& p, int64_t tokens,
-                                                 const float (&sum)[NT][4], int64_t token,
-                                                 int64_t row) {
-  float2* const to[2] = {reinterpret_cast<float2*>(p.out + token * p.out_stride + row),
-                         reinterpret_cast<float2*>(p.out + (token + 8) * p.out_stride + row)};
-  const bool real[2] = {token < tokens, token + 8 < tokens};
-  const float scale = p.scale;
-  float2 v[2][NT];
+struct Fp8Whole {
+  float2* to[2];  // a lane's first pair of rows, of two tokens
+  bool real[2];
+  float2 before[2][NT];  // what is added to
+  __device__ __forceinline__ Fp8Whole(const ProductArgs& p, int64_t tokens, int64_t token,
+                                      int64_t row) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 2; ++n) {
+      to[n] = reinterpret_cast<float2*>(p.out + (token + n * 8) * p.out_stride + row);
+      real[n] = token + n * 8 < tokens;
 #pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      v[n][j] = make_float2(__fmul_rn(sum[j][n * 2], scale), __fmul_rn(sum[j][n * 2 + 1], scale));
+      for (int j = 0; j < NT; ++j) before[n][j] = make_float2(0.0f, 0.0f);
     }
   }
-  if (p.add != 0) {
-    float2 before[2][NT] = {};
+  __device__ __forceinline__ void load() {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       if (!real[n]) continue;
 #pragma unroll
       for (int j = 0; j < NT; ++j) before[n][j] = to[n][j * 4];
     }
+  }
+  __device__ __forceinline__ void put(const ProductArgs& p, const float (&sum)[NT][4]) {
+    const float scale = p.scale;
+    float2 v[2][NT];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        v[n][j] =
-            make_float2(__fadd_rn(before[n][j].x, v[n][j].x), __fadd_rn(before[n][j].y, v[n][j].y));
+        v[n][j] = make_float2(__fmul_rn(sum[j][n * 2], scale), __fmul_rn(sum[j][n * 2 + 1], scale));
       }
     }
-  }
+    if (p.add != 0) {
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    if (!real[n]) continue;
+      for (int n = 0; n < 2; ++n) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) to[n][j * 4] = v[n][j];
+        for (int j = 0; j < NT; ++j) {
+          v[n][j] = make_float2(__fadd_rn(before[n][j].x, v[n][j].x),
+                                __fadd_rn(before[n][j].y, v[n][j].y));
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (!real[n]) continue;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) to[n][j * 4] = v[n][j];
+    }
   }
+};
+
+// Where a lane writes a tile's sums: two neighbouring rows of two tokens.
+struct Fp8Place {
+  int64_t token, row;
+  bool pairs, whole;
+};
+template <int NT>
+__device__ __forceinline__ Fp8Place fp8_place(const ProductArgs& p, const ProductTile& tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const bool pairs = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
+  return {tile.token_tile * 8 + warp * 16 + lane / 4, tile.unit * 8 + lane % 4 * 2, pairs,
+          pairs && p.bias == nullptr && (tile.unit + NT) * 8 <= p.weight.rows};
 }
 
-// Writes a tile's sums: a lane has two neighbouring rows of two tokens.
+// Writes a tile's sums that are not Fp8Whole.
 template <int NT>
-__device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
-                                           const float (&sum)[NT][4], const ProductTile& tile) {
+__device__ __forceinline__ void fp8_finish_some(const ProductArgs& p, int64_t tokens,
+                                                const float (&sum)[NT][4], const Fp8Place& place) {
   constexpr int kAtOnce = 8;  // loads of what is added fly together
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int64_t token = tile.token_tile * 8 + warp * 16 + lane / 4;
-  const int64_t first = tile.unit * 8 + lane % 4 * 2, end = p.weight.rows;
-  const bool pairs = p.out_stride % 2 == 0 && reinterpret_cast<uintptr_t>(p.out) % 8 == 0;
-  if (pairs && p.bias == nullptr && (tile.unit + NT) * 8 <= end) {
-    fp8_finish_whole<NT>(p, tokens, sum, token, first);
-    return;
-  }
+  const int64_t token = place.token, first = place.row, end = p.weight.rows;
+  const bool pairs = place.pairs;
 #pragma unroll
   for (int from = 0; from < NT; from += kAtOnce) {
     // Body(number of the pair, its row, its place) for all pairs.
@@ -611,18 +629,33 @@ __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
   }
 }
 
+// Writes a tile's sums.
+template <int NT>
+__device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
+                                           const float (&sum)[NT][4], const ProductTile& tile) {
+  const Fp8Place place = fp8_place<NT>(p, tile);
+  if (place.whole) {
+    Fp8Whole<NT> whole(p, tokens, place.token, place.row);
+    if (p.add != 0) whole.load();
+    whole.put(p, sum);
+  } else {
+    fp8_finish_some<NT>(p, tokens, sum, place);
+  }
+}
+
 // Leaves of a tile that a block takes.
 struct Fp8Leaves {
   int first, end;
 };
 
 // total = the sums of leaves from left to right, or of the first one only unless `adds`; `sum` is
-// that of the last one. At its end, last(the rows of its last step).
-template <int NT, Fp8Scaled::How kHow, class Last>
+// that of the last one. After the first, first(); at the end of the last, last(the rows of its last
+// step).
+template <int NT, Fp8Scaled::How kHow, class First, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
-                                           const Last& last) {
+                                           const First& first, const Last& last) {
   // (A leaf may be of eight steps: of eight at once half are run while they are fetched.)
   constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 4 : 1;
   const LeafCut cut = leaf_cut(w);
@@ -653,6 +686,7 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
       }
     }
     for (; left > 0; --left) fp8_step<NT, kHow>(ring, sum, of_rows, left == 1, end);
+    if (leaf == leaves.first) first();
   }
 }
 
