@@ -116,17 +116,31 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
 // A warp's head of the query's token, of 128 features: a lane's four neighbours.
 constexpr int kHeadDim = 128;
 struct Head {
-  float4 v;
+  float4 v, weight;  // weight: of a usual head's norm
   Turn turn;
 };
+__device__ __forceinline__ float4 norm_weight(const HeadsArgs::Part& part, int head) {
+  if (part.normed == 0) return {};
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  const float* weight = part.norm.weight + (part.norm_per_head != 0 ? head * kHeadDim : 0);
+  return *reinterpret_cast<const float4*>(weight + c);
+}
 __device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::Part& part,
-                                          int head, int token) {
+                                          int head, int token, bool is_usual) {
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
   const float* x = part.x + token * part.stride + int64_t{head} * kHeadDim;
   return {load_four(x, c, kHeadDim, whole_rows(part.x, part.stride)),
+          is_usual ? norm_weight(part, head) : float4{},
           turn_at(part, of.cos_sin + int64_t{token} * part.rotary_dim, c)};
 }
-// The same normalised and rotated.
+// The same normalised and rotated, of a usual head (heads.cuh) in registers.
+__device__ __forceinline__ float4 finish_usual(const Head& h, const HeadsArgs::Part& part) {
+  float4 v = h.v;
+  if (part.normed != 0) norm_four(v, h.weight, part.norm.eps);
+  if (part.rotary_dim != 0) rotate_usual(v, h.turn);
+  return v;
+}
+// Of any head.
 __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of,
                                               const HeadsArgs::Part& part, int head, int token,
                                               float* room) {
@@ -144,6 +158,34 @@ __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of
 
 // The queries, by the warps that sum.
 template <class T>
+__device__ __forceinline__ void take_usual_queries(Piece<T>& s, const AttentionArgs& a,
+                                                   const HeadsArgs& of, const Range& w) {
+  constexpr int kEach = 8 * T::kRows / kWarps;
+  const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
+  const HeadsArgs::Part& part = of.of[0];
+  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  Head head[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    head[i].weight = norm_weight(part, first + min(warp + i * kWarps, w.rows - 1));
+  }
+  wait();
+  const float* x = part.x + w.sequence * part.stride + int64_t{first} * kHeadDim + c;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int row = warp + i * kWarps;
+    head[i].v = row < w.rows ? *reinterpret_cast<const float4*>(x + row * kHeadDim) : float4{};
+  }
+  Turn turn = {};
+  if (part.rotary_dim != 0) turn = usual_turn(of.cos_sin, w.sequence, c);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    head[i].turn = turn;
+    store_four(CacheType::kF16, reinterpret_cast<uint8_t*>(&s.queries[warp + i * kWarps][c]), 0,
+               T::D, finish_usual(head[i], part));
+  }
+}
+template <class T>
 __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a,
                                              const HeadsArgs& of, const Range& w) {
   const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
@@ -153,7 +195,7 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
   for (int row = warp; row < 8 * T::kRows; row += kWarps) {
     float4 v = {};
     if (row < w.rows) {
-      const Head head = load_head(of, part, first + row, w.sequence);
+      const Head head = load_head(of, part, first + row, w.sequence, false);
       v = finish_head(head, of, part, first + row, w.sequence, s.rooms[warp]);
     }
     store_four(CacheType::kF16, reinterpret_cast<uint8_t*>(&s.queries[row][c]), 0, T::D, v);
@@ -164,7 +206,7 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
 template <class T>
 __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
                                             const HeadsArgs& of, const Range& w, const Part& p,
-                                            int64_t id) {
+                                            int64_t id, bool are_usual) {
   constexpr CacheType kType = CacheType::kF16;
   constexpr int kShare = Piece<T>::kShare;
   const int at = w.position - p.piece * kPieceTokens;  // in the piece
@@ -172,17 +214,21 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
   const bool mine = at / kRankTokens == p.rank;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
   const int block = at / kBlockTokens, slot = slot_at(kType, at % kBlockTokens, T::D);
-  const Head value = load_head(of, of.of[2], w.kv_head, w.sequence);
+  const auto finished = [&](const Head& head, const HeadsArgs::Part& part) {
+    return are_usual ? finish_usual(head, part)
+                     : finish_head(head, of, part, w.kv_head, w.sequence, s.rooms[kWarps]);
+  };
+  const Head value = load_head(of, of.of[2], w.kv_head, w.sequence, are_usual);
   if (mine) {
-    const Head head = load_head(of, of.of[1], w.kv_head, w.sequence);
-    const float4 key = finish_head(head, of, of.of[1], w.kv_head, w.sequence, s.rooms[kWarps]);
+    const Head head = load_head(of, of.of[1], w.kv_head, w.sequence, are_usual);
+    const float4 key = finished(head, of.of[1]);
     uint8_t* keys =
         reinterpret_cast<uint8_t*>(s.keys + block % kRankBlocks * kBlockTokens * T::D) + slot;
     barrier_wait(&s.full[0], 0);
     store_four(kType, keys, c, T::D, key);
     store_four(kType, keys_at(a.cache, id, w.kv_head) + slot, c, T::D, key);
   }
-  const float4 v = finish_head(value, of, of.of[2], w.kv_head, w.sequence, s.rooms[kWarps]);
+  const float4 v = finished(value, of.of[2]);
   if (c / kShare == p.rank) {
     uint8_t* values = reinterpret_cast<uint8_t*>(s.values[block * 2 + at % kBlockTokens / 8]) +
                       slot_at(kType, at % 8, kShare);
@@ -520,7 +566,7 @@ __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blo
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     cluster_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
-                   const __grid_constant__ HeadsArgs of) {
+                   const __grid_constant__ HeadsArgs of, bool are_usual) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Piece<T>*>(memory);
@@ -547,14 +593,18 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x >= kSumming) {
     const bool stored = of.count == 1;
     const int64_t newest = copy_piece(s, a, w, p, stored);
-    if (!stored) take_newest(s, a, of, w, p, newest);
+    if (!stored) take_newest(s, a, of, w, p, newest, are_usual);
     __syncthreads();
     cluster_wait();
     pad_share<T>(a, w, p);
     return;
   }
-  wait();
-  take_queries(s, a, of, w);
+  if (are_usual) {
+    take_usual_queries(s, a, of, w);
+  } else {
+    wait();
+    take_queries(s, a, of, w);
+  }
   __syncthreads();
   uint4 q[T::D / 16];
   load_operands<T>(q, s);
@@ -597,11 +647,14 @@ int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   static const cudaError_t kRaised = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
+  static const cudaError_t kCarved = leave_shared(kernel);  // to a block of products_few.cu
+  if (kCarved != cudaSuccess) return static_cast<int>(kCarved);
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.pieces * kRanks));
   const dim3 cluster(1, 1, static_cast<unsigned>(pieces_of_cluster(plan.pieces) * kRanks));
-  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, cluster, a, plan, of);
+  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, cluster, a, plan, of,
+                        usual(of.of[0]) && (of.count == 1 || (usual(of.of[1]) && usual(of.of[2]))));
 }
 
 template <bool kE4M3>

@@ -17,9 +17,13 @@
 namespace freshet::cuda {
 namespace {
 
+// Of blocks that have one tile of rows: few enough for a block beside one of attention_cluster.cu.
+constexpr int kBesideStages = 8;
+
 // NT: tiles of 8 tokens; R: tiles of rows at once.
 template <int NT, int R>
-struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes> {};
+struct Shape : FewSums<NT, R>,
+               FewRings<FewSums<NT, R>, R * BF16::kTileBytes, R == 1 ? kBesideStages : 1 << 10> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
@@ -272,6 +276,9 @@ template <int NT>
 int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
   if constexpr (NT <= 2) {
     if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
+  }
+  if constexpr (NT == 1) {  // with 8 tokens attention leaves no such room
+    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1>(list, tokens, share, gated);
   }
   if (share <= 2) return launch_few<NT, 2, 1>(list, tokens, share, gated);
   if (share == 3) return launch_few<NT, 3, 1>(list, tokens, share, gated);
