@@ -52,7 +52,7 @@ struct LiveRequest {
   uint64_t seed = 0;
   int max_tokens = 0;                            // clipped to what the longest sequence leaves
   std::vector<int32_t> end_ids;                  // ascending; end the output by themselves
-  std::vector<std::unique_ptr<Sample>> samples;  // empty with beams
+  std::vector<std::unique_ptr<Sample>> samples;  // empty with beams, and before its first step
   bool forked = false;                           // samples have sequences of their own
   std::optional<Beams> beams;
   std::optional<Embedding> embedding;

@@ -199,31 +199,7 @@ void StepLoop::begin(uint64_t id, Request request) {
     r.embedding.emplace();
     r.open = 1;
     ++embeddings_;
-  } else if (p.beam_width > 0) {
-    r.beams.emplace(
-        Beams{BeamSearch({p.beam_width, p.length_penalty, false, r.end_ids}, runner_.vocab()),
-              {},
-              {},
-              {},
-              0});
-    r.open = p.n;
   } else {
-    for (int i = 0; i < p.n; ++i) {
-      r.samples.push_back(std::make_unique<Sample>(Sample{
-          i,
-          0,
-          Sampler(p, runner_.vocab(), r.seed, static_cast<uint32_t>(i), request.prompt,
-                  r.max_tokens, r.end_ids),
-          TextAssembler(tokenizer_, p.skip_special_tokens, p.stop, p.include_stop_str_in_output),
-          {},
-          {}}));
-      if (p.grammar) {
-        Sample& sample = *r.samples.back();
-        sample.matcher.emplace(p.grammar);
-        const auto words = (static_cast<size_t>(runner_.vocab()) + 31) / 32;
-        sample.mask.resize(std::max(words, p.grammar->mask_words()));
-      }
-    }
     r.open = p.n;
   }
   if (p.prompt_logprobs >= 0) r.prompt_logprobs.resize(request.prompt.size());
@@ -253,12 +229,37 @@ void StepLoop::begin(uint64_t id, Request request) {
     r.prompt_logprobs_sent = true;
     if (r.request.on_prompt_logprobs) r.request.on_prompt_logprobs(r.prompt_logprobs);
   }
-  if (r.beams) {
-    r.beams->sequences = {*sequence};
-    r.beams->ready = {false};
-  } else if (!r.embedding) {
-    r.samples.front()->sequence = *sequence;
+}
+
+// Gives a request that runs for the first time its samples or beams: those that wait may be many.
+void StepLoop::furnish(LiveRequest& r, scheduler::SequenceId sequence) {
+  if (!r.samples.empty() || r.beams || r.embedding) return;
+  const SamplingParams& p = r.request.params;
+  if (p.beam_width > 0) {
+    r.beams.emplace(
+        Beams{BeamSearch({p.beam_width, p.length_penalty, false, r.end_ids}, runner_.vocab()),
+              {sequence},
+              {},
+              {false},
+              0});
+    return;
   }
+  for (int i = 0; i < p.n; ++i) {
+    r.samples.push_back(std::make_unique<Sample>(Sample{
+        i,
+        0,
+        Sampler(p, runner_.vocab(), r.seed, static_cast<uint32_t>(i), r.request.prompt,
+                r.max_tokens, r.end_ids),
+        TextAssembler(tokenizer_, p.skip_special_tokens, p.stop, p.include_stop_str_in_output),
+        {},
+        {}}));
+    if (!p.grammar) continue;
+    Sample& sample = *r.samples.back();
+    sample.matcher.emplace(p.grammar);
+    const auto words = (static_cast<size_t>(runner_.vocab()) + 31) / 32;
+    sample.mask.resize(std::max(words, p.grammar->mask_words()));
+  }
+  r.samples.front()->sequence = sequence;
 }
 
 bool StepLoop::step() {
@@ -275,6 +276,8 @@ bool StepLoop::step() {
     complete();
     return true;
   }
+  for (const scheduler::StepItem& item : step.items)
+    furnish(*live_.at(scheduler_->sequence(item.sequence).request->id), item.sequence);
   // Single tokens in front: a device has a kernel for them.
   std::ranges::stable_partition(step.items, [](const auto& item) { return item.count == 1; });
   fill_masks(step);

@@ -91,6 +91,7 @@ class StepLoop {
   void loop();
   void empty_inbox();
   void begin(uint64_t id, Request request);
+  void furnish(LiveRequest& live, scheduler::SequenceId sequence);
   bool step();  // false: nothing to run
   void complete();
   int64_t prompt_tokens(const scheduler::Step& step) const;

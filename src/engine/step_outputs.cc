@@ -97,8 +97,9 @@ void StepLoop::gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& 
 // Whether the next step may be made of this one's items before its tokens are known.
 bool StepLoop::may_run_ahead() const {
   if (!runner_.overlaps() || embeddings_ > 0 || !prompt_rows_.empty()) return false;
-  const bool beams = std::any_of(live_.begin(), live_.end(),
-                                 [](const auto& l) { return l.second->beams.has_value(); });
+  const bool beams = std::any_of(live_.begin(), live_.end(), [](const auto& l) {
+    return l.second->request.params.beam_width > 0;
+  });
   return !beams && std::ranges::all_of(choices_, [&](const Choice& c) {
     return !c.shared && !c.sample->matcher && runner_.names(c.item, c.k);
   });

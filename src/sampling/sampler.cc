@@ -142,13 +142,12 @@ Sampler::Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uin
       stop_ids_(std::move(stop_ids)),
       penalties_(has_penalties(params)) {
   std::erase_if(stop_ids_, [&](int32_t id) { return id < 0 || id >= vocab; });
-  for (const auto& [id, bias] : params.logit_bias) {
-    const auto same =
-        std::ranges::find_if(biases_, [&](const auto& known) { return known.id == id; });
-    if (same == biases_.end()) {
+  std::ranges::stable_sort(params_.logit_bias, {}, [](const auto& entry) { return entry.first; });
+  for (const auto& [id, bias] : params_.logit_bias) {
+    if (biases_.empty() || biases_.back().id != id) {
       biases_.push_back({id, bias});
     } else {
-      same->bias += bias;
+      biases_.back().bias += bias;
     }
   }
   size_t distinct = 0;

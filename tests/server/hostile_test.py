@@ -344,6 +344,15 @@ class Parameters(Hostile):
                          messages=[{"role": "user", "content": "a"}])
             self.refused("input", ["a"] * 100000, path="/v1/embeddings")
 
+    def test_samples_that_wait_take_little(self):
+        before = self.server.resident_bytes()
+        with self.undisturbed():
+            status, _ = self.server.post("/v1/completions", {
+                "prompt": ["a"] * 256, "n": 128, "max_tokens": 2000, "presence_penalty": 1,
+                "logit_bias": {str(i): 1 for i in range(4000)}, "timeout": 2})
+            self.assertEqual(status, 200)
+        self.assertLess(self.server.resident_bytes() - before, 500 << 20)
+
     def test_truncated_giant_is_served(self):
         status, answer = self.server.post("/v1/completions", {
             "prompt": "word " * 2000000 + "Once upon a time", "truncate_prompt_tokens": 4,
