@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string_view>
+#include <utility>
 
 namespace freshet {
 namespace {
@@ -47,6 +48,25 @@ Status validate_tokens(const SamplingParams& p, int64_t vocab) {
   return {};
 }
 
+// Beams are compared by the model's own probabilities: what changes or tells those of tokens has no
+// part in it.
+Status validate_beams(const SamplingParams& p) {
+  if (p.n > p.beam_width)
+    return invalid_argument("n ({}) must not exceed beam_width ({})", p.n, p.beam_width);
+  const std::pair<bool, const char*> without[] = {
+      {p.logprobs >= 0, "logprobs"},
+      {!p.logit_bias.empty(), "logit_bias"},
+      {p.min_tokens > 0, "min_tokens"},
+      {p.repetition_penalty != 1.0f, "repetition_penalty"},
+      {p.presence_penalty != 0.0f, "presence_penalty"},
+      {p.frequency_penalty != 0.0f, "frequency_penalty"},
+  };
+  for (const auto& [given, name] : without) {
+    if (given) return invalid_argument("{} and beam search do not go together", name);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status validate(const SamplingParams& p, int64_t vocab) {
@@ -65,8 +85,7 @@ Status validate(const SamplingParams& p, int64_t vocab) {
   FRESHET_RETURN_IF_ERROR(count("prompt_logprobs", p.prompt_logprobs, -1, kMaxLogprobs));
   FRESHET_RETURN_IF_ERROR(count("n", p.n, 1, kMaxSamples));
   FRESHET_RETURN_IF_ERROR(count("beam_width", p.beam_width, 0, kMaxBeams));
-  if (p.beam_width > 0 && p.n > p.beam_width)
-    return invalid_argument("n ({}) must not exceed beam_width ({})", p.n, p.beam_width);
+  if (p.beam_width > 0) FRESHET_RETURN_IF_ERROR(validate_beams(p));
   if (!std::isfinite(p.length_penalty))
     return invalid_argument("length_penalty must be finite, not {}", p.length_penalty);
   return validate_tokens(p, vocab);

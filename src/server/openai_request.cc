@@ -177,6 +177,8 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) 
   fields.read("echo", echo);
   fields.read("max_tokens", r.params.max_tokens, echo ? 0 : 1, kMaxTokens);
   read_sampling(fields, r.params, limits);
+  if (r.stream && r.params.prompt_logprobs >= 0)
+    fields.fail("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
   read_structured(fields, r.structured);
 }
 

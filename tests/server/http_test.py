@@ -269,6 +269,14 @@ class Errors(Case):
                     "messages": [{"role": "user", "content": "a"}]})):
                 self.assert_error(self.server.post(path, dict(body, **{name: value})), 400, name)
         self.complete(prompt="a", max_tokens=1, bad_words=[], allowed_token_ids=None)
+        self.assert_error(self.server.post("/v1/completions", {
+            "prompt": "a", "stream": True, "prompt_logprobs": 1}), 400, "prompt_logprobs")
+        for name, value in (("logprobs", 1), ("logit_bias", {"1": 1}), ("min_tokens", 1),
+                            ("repetition_penalty", 1.1), ("presence_penalty", 1),
+                            ("frequency_penalty", 1)):
+            answer = self.server.post("/v1/completions", {
+                "prompt": "a", "n": 2, "use_beam_search": True, name: value})
+            self.assert_error(answer, 400, words=f"{name} and beam search")
 
     def test_out_of_the_vocabulary(self):
         for body in ({"prompt": [10**8]}, {"prompt": "a", "logit_bias": {str(10**8): 1}},
