@@ -353,10 +353,11 @@ TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
 }
 
 // Tiles that two blocks of a cluster share the rows of: the last of these is half of one, and the
-// last block has 16 tokens.
+// last block has 16 tokens. Without a bias all warps write a block's last tile.
 TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
   constexpr int64_t kCols = 2176, kMost = 400;
-  for (const int64_t rows : {int64_t{4150}, int64_t{4160}}) {
+  for (const auto& [rows, biased] :
+       {std::pair<int64_t, bool>{4150, true}, {4160, true}, {4160, false}, {8200, false}}) {
     const Stored s = stored(quant::Format::kFP8, rows, kCols, 35);
     const auto w = gpu->pack(quant::Format::kFP8, s.rows, kCols);
     ASSERT_TRUE(w.ok());
@@ -365,7 +366,8 @@ TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
     const auto run = [&](int64_t first, int64_t count) {
       DeviceFloats out(*gpu,
                        {before.begin() + first * rows, before.begin() + (first + count) * rows});
-      const ops::Product p{&*w, out.matrix(count, rows), bias.matrix(1, rows).data, 0.5f, true};
+      const float* added = biased ? bias.matrix(1, rows).data : nullptr;
+      const ops::Product p{&*w, out.matrix(count, rows), added, 0.5f, true};
       gpu->matmul(x.matrix(kMost, kCols).slice_rows(first, count), {&p, 1});
       return out.get();
     };
@@ -375,8 +377,11 @@ TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
       ASSERT_EQ(std::memcmp(all.data() + t * rows, alone.data(), alone.size() * 4), 0)
           << rows << " rows, token " << t;
     }
-    const std::vector<float> some = run(13, 300);
-    ASSERT_EQ(std::memcmp(all.data() + 13 * rows, some.data(), some.size() * 4), 0) << rows;
+    for (const int64_t count : {150, 300}) {
+      const std::vector<float> some = run(13, count);
+      ASSERT_EQ(std::memcmp(all.data() + 13 * rows, some.data(), some.size() * 4), 0)
+          << rows << " rows, " << count << " tokens";
+    }
   }
 }
 

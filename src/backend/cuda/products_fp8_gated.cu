@@ -66,7 +66,7 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
         ring, facts, steps,
         {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
          static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * kPanels * kPanelBytes),
-         true, list.of[0].act + tile.token_tile * kE4M3TileBytes,
+         kPanelBytes, list.of[0].act + tile.token_tile * kE4M3TileBytes,
          static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
          2 * kPanels * kPanelBytes + token_bytes},
         [&]() -> Fp8Facts {

@@ -17,6 +17,9 @@ struct Many : Fp8Shape<G, NT> {
   static constexpr int kStride = NT * 8 + 8;  // numbers a token: no bank has two of a half warp's
   static constexpr int kDeskBytes = kWriters > 0 ? G * 64 * kStride * 4 : 0;
   static constexpr int kRingBytes = kManyBytes - kDeskBytes;
+  // Tokens of a block's last tile that a warp writes: one that writes all others, or another one.
+  static constexpr int kOfWriter = 4, kOfOther = 14;
+  static_assert(kWriters == 0 || kWriters * kOfWriter + G * 4 * kOfOther == G * 64);
   static_assert(kRingBytes / ((G * 8 + NT) * kE4M3TileBytes) >= kProducers);
 };
 
@@ -38,6 +41,113 @@ __device__ __forceinline__ void hand_over(const Desk& desk, const float (&sum)[N
   }
   __syncwarp();
   if (lane == 0) barrier_arrive(desk.there);
+}
+
+// Where a lane writes: four rows of a tile's tokens.
+struct Fp8Lines {
+  Four of;
+  float* out;
+  int at;      // in a token's sums
+  int count;   // of tokens
+  bool whole;  // the tile's rows are there, and have no bias
+};
+template <int G, int NT>
+__device__ __forceinline__ Fp8Lines lines_of(const ProductArgs& p, int64_t tokens,
+                                             const ProductTile& tile) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t row = tile.unit * 8 + lane * 4;
+  const bool whole = p.bias == nullptr && (tile.unit + NT) * 8 <= p.weight.rows &&
+                     p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+  return {four_of(p, row, lane * 4 < NT * 8), p.out + tile.token_tile * 8 * p.out_stride + row,
+          lane * 4 < NT * 8 ? lane * 4 : 0,
+          static_cast<int>(min(static_cast<int64_t>(G * 64), tokens - tile.token_tile * 8)), whole};
+}
+
+// N tokens of a whole tile from one on: what is added to is on its way before ready().
+template <int N, int kStride, class Ready>
+__device__ __forceinline__ void write_whole(const ProductArgs& p, const Fp8Lines& lines,
+                                            const float* sums, int first, const Ready& ready) {
+  float* const out = lines.out + first * p.out_stride;
+  const int64_t stride = p.out_stride;
+  const int count = lines.of.count > 0 ? lines.count - first : 0;
+  const bool adds = p.add != 0;
+  const float scale = p.scale;
+  float4 before[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    before[i] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);  // changes nothing
+    if (adds && i < count) before[i] = *reinterpret_cast<const float4*>(out + i * stride);
+  }
+  ready();
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float4 sum = *reinterpret_cast<const float4*>(sums + (first + i) * kStride + lines.at);
+    const float4 v = make_float4(__fadd_rn(before[i].x, __fmul_rn(sum.x, scale)),
+                                 __fadd_rn(before[i].y, __fmul_rn(sum.y, scale)),
+                                 __fadd_rn(before[i].z, __fmul_rn(sum.z, scale)),
+                                 __fadd_rn(before[i].w, __fmul_rn(sum.w, scale)));
+    if (i < count) *reinterpret_cast<float4*>(out + i * stride) = v;
+  }
+}
+
+// The last tile of a block: warps that multiply hand their sums over and write their share.
+template <int G, int NT>
+__device__ __forceinline__ void end_last(const ProductList& list, int64_t tokens,
+                                         const ProductTile& tile, const Desk& desk, int parity,
+                                         const float (&sum)[NT][4]) {
+  using S = Many<G, NT>;
+  const ProductArgs& p = list.of[tile.product];
+  const Fp8Lines lines = lines_of<G, NT>(p, tokens, tile);
+  if (!lines.whole) {
+    hand_over<NT>(desk, sum);
+    return;
+  }
+  const int first = S::kWriters * S::kOfWriter + warp_index() * S::kOfOther;
+  write_whole<S::kOfOther, S::kStride>(p, lines, desk.sums, first, [&] {
+    hand_over<NT>(desk, sum);
+    barrier_wait(desk.there, parity);
+  });
+}
+
+// A warp's share of a block's tiles: every so manieth token.
+template <int G, int NT>
+__device__ __forceinline__ void fp8_write(const ProductList& list, int64_t tokens, const Tour& tour,
+                                          const Desk& desk, int writer) {
+  using S = Many<G, NT>;
+  constexpr int kAtOnce = 4, kStep = S::kWriters;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  int parity = 0;
+  wait();
+  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
+    const ProductArgs& p = list.of[tile.product];
+    const Fp8Lines lines = lines_of<G, NT>(p, tokens, tile);
+    if (lines.whole && index + tour.step >= tour.tiles) {
+      write_whole<S::kOfWriter, S::kStride>(p, lines, desk.sums, writer * S::kOfWriter,
+                                            [&] { barrier_wait(desk.there, parity); });
+      return;
+    }
+    float* const out = lines.out;
+    const Four& of = lines.of;
+    barrier_wait(desk.there, parity);
+    for (int t = writer; t < lines.count && of.count > 0; t += kAtOnce * kStep) {
+      float4 before[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = t + i * kStep;
+        if (p.add != 0 && at < lines.count) before[i] = load_some(out + at * p.out_stride, of);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = t + i * kStep;
+        if (at >= lines.count) break;
+        const float4 sum = *reinterpret_cast<const float4*>(desk.sums + at * S::kStride + lane * 4);
+        write_some(out + at * p.out_stride, p, of, sum, before[i]);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(desk.free);
+  }
 }
 
 // G warpgroups.
@@ -78,7 +188,12 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
     look_up(index + tour.step);
     if constexpr (Many<G, NT>::kWriters > 0) {
       if (index != tour.first) barrier_wait(desk.free, parity);
-      hand_over<NT>(desk, sum);
+      if (index + tour.step < tour.tiles) {
+        hand_over<NT>(desk, sum);
+      } else {
+        end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, parity ^ 1,
+                        sum);
+      }
     } else {
       const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
       fp8_finish<NT>(list.of[tile.product], tokens, sum, tile);
@@ -87,8 +202,9 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
 }
 
 // Those of a pair of blocks.
-template <int NT>
+template <int G, int NT>
 __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts* told,
+                                              const ProductList& list, int64_t tokens,
                                               const Tour& tour, const Desk& desk) {
   Fp8Reader ring = fp8_reader(of);
   wait();
@@ -105,45 +221,12 @@ __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts*
       fp8_sum_ahead<NT, kHow>(ring, sum, cut, scaled.rows_of<kHow>());
     });
     if (index != tour.first) barrier_wait(desk.free, parity);
-    hand_over<NT>(desk, sum);
-  }
-}
-
-// A warp's share of a block's tiles: every so manieth token.
-template <int G, int NT>
-__device__ __forceinline__ void fp8_write(const ProductList& list, int64_t tokens, const Tour& tour,
-                                          const Desk& desk, int writer) {
-  using S = Many<G, NT>;
-  constexpr int kAtOnce = 4, kStep = S::kWriters;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  int parity = 0;
-  wait();
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
-    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
-    const ProductArgs& p = list.of[tile.product];
-    const int64_t row = tile.unit * 8 + lane * 4;
-    const Four of = four_of(p, row, lane * 4 < NT * 8);
-    float* out = p.out + tile.token_tile * 8 * p.out_stride + row;
-    const auto count =
-        static_cast<int>(min(static_cast<int64_t>(G * 64), tokens - tile.token_tile * 8));
-    barrier_wait(desk.there, parity);
-    for (int t = writer; t < count && of.count > 0; t += kAtOnce * kStep) {
-      float4 before[kAtOnce] = {};
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = t + i * kStep;
-        if (p.add != 0 && at < count) before[i] = load_some(out + at * p.out_stride, of);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = t + i * kStep;
-        if (at >= count) break;
-        const float4 sum = *reinterpret_cast<const float4*>(desk.sums + at * S::kStride + lane * 4);
-        write_some(out + at * p.out_stride, p, of, sum, before[i]);
-      }
+    if (index + tour.step < tour.tiles) {
+      hand_over<NT>(desk, sum);
+    } else {
+      end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, parity ^ 1,
+                      sum);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(desk.free);
   }
 }
 #endif
@@ -178,7 +261,7 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
     if constexpr (G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
     if (threadIdx.x % 32 == 0) {
       if constexpr (kPair) {
-        fp8_produce_pair<G>(ring, facts, list, tokens, tour, other);
+        fp8_produce_pair<G, NT>(ring, facts, list, tokens, tour, other);
       } else {
         fp8_produce<G, NT>(ring, list, tokens, tour, other);
       }
@@ -186,7 +269,7 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
   } else {
     if constexpr (G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     if constexpr (kPair) {
-      fp8_walk_pair<NT>(ring, facts, tour, desk);
+      fp8_walk_pair<G, NT>(ring, facts, list, tokens, tour, desk);
     } else {
       fp8_walk<G, NT>(ring, list, tokens, tour, desk);
     }
@@ -196,7 +279,7 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
 }
 
 template <int G, int NT, bool kPair>
-int launch_as(const ProductList& given, int64_t tokens) {
+int launch_fp8(const ProductList& given, int64_t tokens) {
   using S = Many<G, NT>;
   const ProductList list = with_blocks(given, NT * 8);
   const auto kernel = fp8_kernel<G, NT, kPair>;
@@ -211,24 +294,16 @@ int launch_as(const ProductList& given, int64_t tokens) {
                         kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
                         fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
-template <int G, int NT>
-int launch_fp8(const ProductList& list, int64_t tokens) {
-  if constexpr (G == 2 && NT == 16) {
-    if (tokens > G * 64) return launch_as<G, NT, true>(list, tokens);
-  }
-  return launch_as<G, NT, false>(list, tokens);
-}
-
-// A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block.
+// A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block, of which so
+// many share the rows.
 struct Way {
-  int groups, tiles;
+  int groups, tiles, blocks;
   int (*launch)(const ProductList& list, int64_t tokens);
 };
 constexpr Way kWays[] = {
-    {1, 6, launch_fp8<1, 6>},
-    {1, 8, launch_fp8<1, 8>},
-    {2, 14, launch_fp8<2, 14>},
-    {2, 16, launch_fp8<2, 16>},
+    {1, 6, 1, launch_fp8<1, 6, false>},   {1, 8, 1, launch_fp8<1, 8, false>},
+    {2, 14, 1, launch_fp8<2, 14, false>}, {2, 16, 1, launch_fp8<2, 16, false>},
+    {2, 8, 2, launch_fp8<2, 8, true>},    {2, 16, 2, launch_fp8<2, 16, true>},
 };
 
 // About how many cycles all steps of 128 columns take: each is multiplied, comes from memory (its
@@ -237,7 +312,7 @@ int64_t cost(const Way& way, const ProductList& list, int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes a cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
-  const int64_t blocks = way.groups == 2 && way.tiles == 16 && tokens > 128 ? 2 : 1;
+  const int64_t blocks = way.blocks;
   tiles *= ceil_div(tokens, way.groups * 64 * blocks);
   const int64_t act_tiles = ceil_div(tokens, kTokenTile), most = way.groups * 8;
   const int64_t of_rows = way.tiles * kE4M3TileBytes / blocks;
@@ -263,12 +338,13 @@ bool fp8_wide_fits(const ProductList& list, int64_t tokens) {
 }
 
 int run_fp8_wide(const ProductList& list, int64_t tokens) {
-  return launch_fp8<1, 16>(list, tokens);
+  return launch_fp8<1, 16, false>(list, tokens);
 }
 
 int run_fp8_many(const ProductList& list, int64_t tokens) {
   const Way* best = nullptr;
   for (const Way& way : kWays) {
+    if (tokens <= way.groups * 64 * (way.blocks - 1)) continue;  // one block would have none
     if (best == nullptr || cost(way, list, tokens) < cost(*best, list, tokens)) best = &way;
   }
   return best->launch(list, tokens);

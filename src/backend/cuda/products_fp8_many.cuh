@@ -254,13 +254,12 @@ struct Fp8Asking {
   uint32_t stage, round;
   int step;  // of the tile: the next one of this producer
   bool waited;
-  // What a stage gets of this block: kPieces panels of rows, some bytes apart, that go to a place
+  // What a stage gets of this block: kPieces pieces of rows, some bytes apart, that go to a place
   // of both blocks, and its tokens. It is full with so many bytes.
   struct Tile {
     const uint8_t* rows;
     int64_t apart;
-    uint32_t rows_at;
-    bool has_rows;
+    uint32_t rows_at, rows_bytes;  // of a piece
     const uint8_t* tokens;
     uint32_t token_step, token_bytes, full_bytes;
   };
@@ -291,11 +290,11 @@ struct Fp8Asking {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(done),
                    "r"(tile.full_bytes)
                    : "memory");
-      if (tile.has_rows) {
+      if (tile.rows_bytes != 0) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
           copy_to_both(to + tile.rows_at + static_cast<uint32_t>(i * kPanelBytes),
-                       rows + i * tile.apart, kPanelBytes, done);
+                       rows + i * tile.apart, tile.rows_bytes, done);
         }
       }
       if (!waited) {
@@ -340,8 +339,9 @@ __device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_
   return tile;
 }
 
-// Fills the rings of a pair of blocks, of which each asks for one of a tile's two panels.
-template <int G>
+// Fills the rings of a pair of blocks: of a tile's rows, which are of two panels at most, one asks
+// for those of the first and the other for the rest (or each for half of one panel's).
+template <int G, int NT>
 __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                                  const ProductList& list, int64_t tokens,
                                                  const Tour& tour, int producer) {
@@ -349,25 +349,30 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
   auto asking = fp8_asking<1>(ring, producer);
 #pragma unroll 1
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = many_tile<G, 16>(list, tokens, tour, index);
+    const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];
-    const int64_t panel = tile.unit / 8;
-    const int steps = steps_of(p.weight), rows = panel + 1 < panels_of(p.weight) ? 2 : 1;
+    const auto unit = static_cast<int>(tile.unit);
+    const int steps = steps_of(p.weight);
+    const int all = min(NT, static_cast<int>(panels_of(p.weight) * 8) - unit);
+    const int first = min(all, NT <= 8 ? NT / 2 : 8 - unit % 8);
+    const int from = tour.rank == 0 ? 0 : first, rows = tour.rank == 0 ? first : all - first;
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
-    asking.fill(ring, facts, steps,
-                {p.weight.data + (panel + tour.rank) * steps * kPanelBytes, 0,
-                 static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * kPanelBytes),
-                 tour.rank < rows, p.act + tile.token_tile * kE4M3TileBytes,
-                 static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
-                 static_cast<uint32_t>(rows * kPanelBytes) + token_bytes},
-                [&]() -> Fp8Facts {
-                  Fp8Noted<16> noted;
-                  noted.look_up([&](int j) { return scaled_panel(p.weight, panel + j / 8); });
-                  const Fp8Scaled scaled = noted.scaled();
-                  const LeafCut cut = leaf_cut(p.weight);
-                  return {{cut.steps, cut.shift, scaled.how, static_cast<int32_t>(scaled.of_rows)}};
-                });
+    asking.fill(
+        ring, facts, steps,
+        {p.weight.data + static_cast<int64_t>((unit + from) / 8) * steps * kPanelBytes +
+             (unit + from) % 8 * kE4M3TileBytes,
+         0, static_cast<uint32_t>((ring.of.width + from) * kE4M3TileBytes),
+         static_cast<uint32_t>(rows * kE4M3TileBytes), p.act + tile.token_tile * kE4M3TileBytes,
+         static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
+         static_cast<uint32_t>(all * kE4M3TileBytes) + token_bytes},
+        [&]() -> Fp8Facts {
+          Fp8Noted<NT> noted;
+          noted.look_up([&](int j) { return scaled_panel(p.weight, (unit + j) / 8); });
+          const Fp8Scaled scaled = noted.scaled();
+          const LeafCut cut = leaf_cut(p.weight);
+          return {{cut.steps, cut.shift, scaled.how, static_cast<int32_t>(scaled.of_rows)}};
+        });
   }
 }
 
