@@ -65,7 +65,7 @@ void Interrupts::drop_echoes() {
 }
 
 void Interrupts::loop() {
-  while (!stop_) {  // drop_echoes() may have read the byte that wakes it for the end
+  for (;;) {
     char byte;
     const ssize_t n = ::read(pipe_ends[0], &byte, 1);
     if (n < 0 && errno == EINTR) continue;
@@ -79,6 +79,7 @@ void Interrupts::loop() {
       patience = top_->patience_;
     }
     drop_echoes();
+    if (stop_) return;  // the byte that says so may have been among them
     if (patience.count() > 0 && out_of_patience(patience)) ::_exit(kInterrupted);
   }
 }
