@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include "base/env.h"
@@ -59,6 +60,13 @@ void say(std::string_view line) {
   std::string text(line);
   text += '\n';
   (void)write_all(2, text);
+}
+
+bool say_unless_it_blocks(std::string_view line) {
+  pollfd error{.fd = 2, .events = POLLOUT, .revents = 0};
+  if (::poll(&error, 1, 0) <= 0) return false;
+  say(line);
+  return true;
 }
 
 void log_to_stderr(LogLevel minimum) {

@@ -83,6 +83,24 @@ class Shutdown {
   bool requested_ = false;
 };
 
+// Lines on standard error. A server does not wait for whoever started it to read them.
+class AccessLog {
+ public:
+  void write(const std::string& line) {
+    const std::lock_guard lock(mutex_);
+    if (dropped_ > 0) {
+      const auto gap =
+          fmt::format("freshet: {} lines of the log were dropped: nobody read them", dropped_);
+      if (say_unless_it_blocks(gap)) dropped_ = 0;
+    }
+    if (dropped_ > 0 || !say_unless_it_blocks(line)) ++dropped_;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t dropped_ = 0;
+};
+
 Result<EngineOptions> serving_options(const Options& o, const std::string& path) {
   FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o.run, path));
   e.max_num_seqs = o.engine.max_num_seqs;
@@ -106,13 +124,8 @@ Status serve(Options& o, Context& context) {
   }
   if (o.app.served_model_names.empty()) o.app.served_model_names.push_back(name_of_model(o.model));
   o.app.web_page = !o.no_web_page;
-  std::mutex log_mutex;
-  if (!o.no_access_log) {
-    o.app.access_log = [&log_mutex](const std::string& line) {
-      std::lock_guard lock(log_mutex);
-      say(line);
-    };
-  }
+  AccessLog log;
+  if (!o.no_access_log) o.app.access_log = [&log](const std::string& line) { log.write(line); };
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions options, serving_options(o, path));
   ProgressLine progress;
@@ -131,7 +144,7 @@ Status serve(Options& o, Context& context) {
   say(fmt::format("freshet: serving {} at {}://{}:{}", app->model_name(),
                   o.http.tls_certificate.empty() ? "http" : "https", o.http.host, http->port()));
   shutdown.wait();
-  say("freshet: finishing what runs; Ctrl-C again ends at once");
+  say_unless_it_blocks("freshet: finishing what runs; Ctrl-C again ends at once");
   app->drain();
   const bool finished = http->stop(o.shutdown_timeout_s);
   engine.reset();  // while what its callbacks use still lives

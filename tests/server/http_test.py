@@ -874,6 +874,28 @@ class Drain(unittest.TestCase):
         self.assertEqual(stream.ids, alone)
         self.assertEqual(server.process.wait(30), 0)
 
+    def test_log_that_nobody_reads(self):
+        """The server goes on, says later what is missing, and leaves when it is told to."""
+        command = [FRESHET, "serve", "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as process:
+            self.addCleanup(process.kill)
+            port = int(re.search(rb":(\d+)\n", process.stderr.readline()).group(1))
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            self.addCleanup(connection.close)
+
+            def ask(count):
+                for _ in range(count):
+                    connection.request("GET", "/health")
+                    self.assertEqual(connection.getresponse().read(), b'{"status":"healthy"}')
+            ask(1500)
+            os.read(process.stderr.fileno(), 1 << 20)
+            ask(2)
+            self.assertRegex(os.read(process.stderr.fileno(), 1 << 20),
+                             rb"freshet: \d+ lines of the log were dropped")
+            ask(1500)
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(30), 0)
+
     def test_idle_server_leaves_at_once(self):
         server = Server()
         self.addCleanup(server.stop)
