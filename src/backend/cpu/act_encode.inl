@@ -94,16 +94,86 @@ FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, 
   if (kFine) put_record(fine, scale.d / kFineSteps, records + kLine);
 }
 
+#if defined(__AVX512BW__)
+// Whole numbers within a byte as bytes, in order.
+FRESHET_INLINE I32 as_bytes(const I32 (&q)[4]) {
+  const I32 order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(
+      order, _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3])));
+}
+
+// The record of a block's bytes, which are in registers: what is stored in parts and read as a
+// whole waits for the stores.
+FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at) {
+  const I32 sum = sums_of_16(line);
+  const I32 of_32 = add_i(sum, _mm512_shuffle_i64x2(sum, sum, 0xb1));
+  // The low halves of sums of 16; those of 32 are in lanes 0 and 2.
+  alignas(64) static constexpr int16_t kPlaces[32] = {0,  0,  0,  0,  0,  0,  0,  0,  32, 34, 48,
+                                                      50, 36, 38, 52, 54, 0,  16, 8,  24, 2,  18,
+                                                      10, 26, 4,  20, 12, 28, 6,  22, 14, 30};
+  const I32 sums = _mm512_maskz_permutex2var_epi16(0xffffff00, sum, load_i(kPlaces), of_32);
+  const __m128i scales = _mm_castps_si128(_mm_setr_ps(d, -d, 0.0f, 0.0f));
+  store_i(at, _mm512_inserti32x4(sums, scales, 0));
+}
+
+// A block whose numbers are all there.
+template <bool kFine>
+FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records) {
+  I32 top[4];
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) top[i] = magnitude_bits(load_f(x + 16 * i));
+  FRESHET_UNROLL
+  for (int i = 4; i < 16; ++i) top[i % 4] = max_i(top[i % 4], magnitude_bits(load_f(x + 16 * i)));
+  const BlockScale scale =
+      block_scale(reduce_max(max_i(max_i(top[0], top[1]), max_i(top[2], top[3]))));
+  if (scale.inverse == 0.0f) return encode_block<kFine>(x, 256, coarse, fine, records);
+  const F32 inverse = set_f(scale.inverse);
+  I32 line[4], fine_line[4];
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    I32 q[4], f[4];
+    FRESHET_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const F32 v = mul_f(load_f(x + 64 * i + 16 * j), inverse);
+      q[j] = round_i(v);
+      if (kFine) f[j] = round_i(mul_f(sub_f(v, to_f(q[j])), set_f(kFineSteps)));
+    }
+    line[i] = as_bytes(q);
+    store_i(coarse + 64 * i, line[i]);
+    if (!kFine) continue;
+    fine_line[i] = as_bytes(f);
+    store_i(fine + 64 * i, fine_line[i]);
+  }
+  put_record(line, scale.d, records);
+  if (kFine) put_record(fine_line, scale.d / kFineSteps, records + kLine);
+}
+#else
+template <bool kFine>
+FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records) {
+  encode_block<kFine>(x, 256, coarse, fine, records);
+}
+#endif
+
+template <bool kFine>
+FRESHET_INLINE void encode_blocks(const float* x, int64_t first, int64_t last,
+                                  const Q8x256Layout& l, uint8_t* out) {
+  for (int64_t k = first; k < last; k += 256, x += 256) {
+    uint8_t* const records = out + l.records + k / 256 * 2 * kLine;
+    if (last - k >= 256) {
+      encode_whole<kFine>(x, out + k, out + l.fine + k, records);
+    } else {
+      encode_block<kFine>(x, last - k, out + k, out + l.fine + k, records);
+    }
+  }
+}
+
 void encode_q8x256(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
                    uint8_t* out) {
   const Q8x256Layout l = q8x256_layout(cols);
-  for (int64_t k = first; k < last; k += 256, x += 256) {
-    uint8_t* const records = out + l.records + k / 256 * 2 * kLine;
-    if (fine) {
-      encode_block<true>(x, last - k, out + k, out + l.fine + k, records);
-    } else {
-      encode_block<false>(x, last - k, out + k, nullptr, records);
-    }
+  if (fine) {
+    encode_blocks<true>(x, first, last, l, out);
+  } else {
+    encode_blocks<false>(x, first, last, l, out);
   }
 }
 

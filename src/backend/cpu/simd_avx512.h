@@ -133,20 +133,24 @@ FRESHET_INLINE I32 max_i(I32 a, I32 b) {
 FRESHET_INLINE int32_t reduce_max(I32 a) {
   return _mm512_reduce_max_epi32(a);
 }
-FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
+// Sums of 16 bytes, lane l of line i in dword i of lane l.
+FRESHET_INLINE I32 sums_of_16(const I32 (&line)[4]) {
   const I32 one = _mm512_set1_epi16(1);
   I32 s[4];  // sums of four
   FRESHET_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const I32 line = _mm512_loadu_si512(bytes + i * 64);
-    s[i] = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), line), one);
+    s[i] = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), line[i]), one);
   }
   const I32 low = _mm512_madd_epi16(_mm512_packs_epi32(s[0], s[1]), one);
   const I32 high = _mm512_madd_epi16(_mm512_packs_epi32(s[2], s[3]), one);
-  const I32 all = _mm512_madd_epi16(_mm512_packs_epi32(low, high), one);
-  // Lane l of line i is in dword i of lane l.
+  return _mm512_madd_epi16(_mm512_packs_epi32(low, high), one);
+}
+FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
+  I32 line[4];
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) line[i] = _mm512_loadu_si512(bytes + i * 64);
   const I32 order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(sum, _mm512_permutexvar_epi32(order, all));
+  _mm512_storeu_si512(sum, _mm512_permutexvar_epi32(order, sums_of_16(line)));
 }
 FRESHET_INLINE I32 bits_i(F32 a) {
   return _mm512_castps_si512(a);
