@@ -1,6 +1,10 @@
 // llama-server's routes: /completion, /infill, /props, /slots, /apply-template.
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "server/app.h"
 #include "server/fields.h"
@@ -70,6 +74,34 @@ class LlamaFormat final : public AnswerFormat {
   const Clock::time_point begin_ = Clock::now();
 };
 
+// [[id, bias], ...], where false forbids the token, as OpenAI's object; what is not of that shape
+// stays, and is refused there.
+json::Value with_openai_bias(const json::Value& bias) {
+  if (!bias.is_array()) return bias;
+  json::Object out;
+  for (const json::Value& pair : bias.as_array()) {
+    if (!pair.is_array() || pair.as_array().size() != 2) return bias;
+    const json::Value& id = pair.as_array()[0];
+    const json::Value& value = pair.as_array()[1];
+    const auto number = id.is_number() ? id.as_int64() : std::nullopt;
+    if (!number) return bias;
+    out[std::to_string(*number)] =
+        value.is_bool() && !value.as_bool() ? json::Value(-100.0) : value;
+  }
+  return out;
+}
+
+// Of llama-server's samplers and answers, what is not there; 0 turns each off.
+std::optional<ApiError> refuse_what_is_not_done(const json::Value& body) {
+  for (const char* name :
+       {"n_probs", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"}) {
+    const json::Value* v = body.find(name);
+    if (v != nullptr && v->is_number() && v->as_double() > 0)
+      return bad_request(name, fmt::format("'{}' is not supported: leave it out or send 0", name));
+  }
+  return std::nullopt;
+}
+
 // llama-server's names for what the OpenAI routes call otherwise.
 json::Value with_openai_names(const json::Value& body) {
   json::Value out = body;
@@ -97,12 +129,17 @@ json::Value with_openai_names(const json::Value& body) {
     o.erase(from);
   }
   if (!structured.empty()) o["structured_outputs"] = std::move(structured);
-  for (const char* name : {"logit_bias", "logprobs", "prompt_logprobs"}) o.erase(name);
+  if (const json::Value* bias = o.find("logit_bias")) {
+    json::Value copy = with_openai_bias(*bias);
+    o["logit_bias"] = std::move(copy);
+  }
+  for (const char* name : {"logprobs", "prompt_logprobs"}) o.erase(name);
   return out;
 }
 
 // Answers a request whose prompt is in place, in llama-server's shape.
 void complete(App& app, App::Exchanges exchange, const json::Value& body) {
+  if (auto error = refuse_what_is_not_done(body)) return send_error(exchange, *error);
   auto parsed = parse_completion(body, app.options().limits);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);

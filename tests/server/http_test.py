@@ -421,6 +421,22 @@ class Routes(Case):
                                                             "maximum": 7}})
         self.assertIn(json.loads(answer["content"]), (5, 6, 7))
 
+    def test_llama_bias(self):
+        def ids(**fields):
+            status, answer = self.server.post("/completion", {
+                "prompt": "Once upon a time", "n_predict": 4, "temperature": 0,
+                "return_tokens": True, **fields})
+            self.assertEqual(status, 200, answer)
+            return answer["tokens"]
+        plain = ids(n_probs=0, mirostat=0)
+        self.assertEqual(ids(logit_bias=[[77, 100]]), [77] * 4)
+        self.assertEqual(ids(logit_bias={"77": 100}), [77] * 4)
+        self.assertNotEqual(ids(logit_bias=[[plain[0], False]])[0], plain[0])
+        for name, value in (("logit_bias", [["the", 1]]), ("logit_bias", [7]), ("n_probs", 3),
+                            ("mirostat", 2), ("xtc_probability", 0.5)):
+            self.assert_error(self.server.post("/completion", {"prompt": "a", name: value}), 400,
+                              name)
+
     def test_llama_others(self):
         props = self.server.get("/props")[1]
         self.assertEqual(props["default_generation_settings"]["n_ctx"], 2048)
