@@ -12,6 +12,7 @@
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "server/app.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::cli {
 namespace {
@@ -29,7 +30,7 @@ struct Options {
   bool kv_cache_metrics = false;
   bool no_access_log = false;
   bool no_web_page = false;
-  std::string kv_cache_memory;
+  std::string generation_config = "auto";
 };
 
 Result<std::string> read_text(const std::string& path) {
@@ -127,6 +128,8 @@ Status serve(Options& o, Context& context) {
   AccessLog log;
   if (!o.no_access_log) o.app.access_log = [&log](const std::string& line) { log.write(line); };
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(o.app.sampling_defaults,
+                           server::read_sampling_defaults(o.generation_config, path));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions options, serving_options(o, path));
   ProgressLine progress;
   options.on_progress = [&](const std::string& stage, double f) { progress.update(stage, f); };
@@ -141,6 +144,10 @@ Status serve(Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
                            server::App::create(*engine, o.app, post));
   http->serve([&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); });
+  if (!o.app.sampling_defaults.empty()) {
+    say(fmt::format("freshet: sampling unless a request says otherwise: {}",
+                    json::write(json::Value(o.app.sampling_defaults))));
+  }
   say(fmt::format("freshet: serving {} at {}://{}:{}", app->model_name(),
                   o.http.tls_certificate.empty() ? "http" : "https", o.http.host, http->port()));
   shutdown.wait();
@@ -179,6 +186,12 @@ void add_http_options(CLI::App& command, Options& o) {
   command
       .add_option("--chat-template", o.chat_template_file,
                   "Jinja file to use instead of the model's template")
+      ->group("Server");
+  command
+      .add_option("--generation-config", o.generation_config,
+                  "Sampling parameters of requests that leave them out: auto (the model's "
+                  "generation_config.json), none, or a folder with such a file")
+      ->capture_default_str()
       ->group("Server");
   command
       .add_option("--tool-call-parser", o.app.tool_call_parser,

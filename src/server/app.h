@@ -32,6 +32,7 @@ struct AppOptions {
   bool web_page = true;
   Pooling pooling = Pooling::kLast;  // of embeddings
   RequestLimits limits;
+  json::Object sampling_defaults;  // sampling_defaults.h
   // Gets one JSON line a request; may be called from any thread. Empty: no access log.
   std::function<void(const std::string& line)> access_log;
 };

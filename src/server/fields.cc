@@ -9,7 +9,8 @@ namespace freshet::server {
 
 const json::Value* Fields::get(std::string_view name) const {
   const json::Value* v = object_.find(name);
-  return v == nullptr || v->is_null() ? nullptr : v;
+  if (v != nullptr && !v->is_null()) return v;
+  return defaults_ != nullptr ? defaults_->find(name) : nullptr;
 }
 
 void Fields::fail(std::string_view name, std::string message) {

@@ -2,7 +2,8 @@
 //
 // Fields reads members of one object. A member that is absent or null leaves the target as it was;
 // one of the wrong type or out of range records the first error, after which reads do nothing. So a
-// parser is a list of reads and one check at the end. Not synchronised; refers to the object.
+// parser is a list of reads and one check at the end. `defaults` stand in for members that are
+// absent or null. Not synchronised; refers to the objects.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace freshet::server {
 
 class Fields {
  public:
-  explicit Fields(const json::Value& object) : object_(object) {}
+  explicit Fields(const json::Value& object, const json::Object* defaults = nullptr)
+      : object_(object), defaults_(defaults) {}
 
   const json::Value* get(std::string_view name) const;  // nullptr when absent or null
 
@@ -36,6 +38,7 @@ class Fields {
 
  private:
   const json::Value& object_;
+  const json::Object* defaults_;
   std::optional<ApiError> error_;
 };
 

@@ -284,6 +284,10 @@ void read_chat_logprobs(Fields& fields, ChatRequest& r, const RequestLimits& lim
   if (logprobs) r.params.logprobs = top;
 }
 
+bool samples(const json::Value& body) {
+  return !body.get_bool("use_beam_search", false);
+}
+
 }  // namespace
 
 void read_truncation(Fields& fields, CommonRequest& r) {
@@ -366,10 +370,11 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
   return out;
 }
 
-Parsed<CompletionRequest> parse_completion(const json::Value& body, const RequestLimits& limits) {
+Parsed<CompletionRequest> parse_completion(const json::Value& body, const RequestLimits& limits,
+                                           const json::Object* defaults) {
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   CompletionRequest r;
-  Fields fields(body);
+  Fields fields(body, samples(body) ? defaults : nullptr);
   read_common(fields, r, limits);
   fields.read("echo", r.echo);
   fields.read("add_special_tokens", r.add_special_tokens);
@@ -392,10 +397,11 @@ Parsed<CompletionRequest> parse_completion(const json::Value& body, const Reques
   return r;
 }
 
-Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits) {
+Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits,
+                               const json::Object* defaults) {
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   ChatRequest r;
-  Fields fields(body);
+  Fields fields(body, samples(body) ? defaults : nullptr);
   read_common(fields, r, limits);
   fields.read("max_completion_tokens", r.params.max_tokens, 1, kMaxTokens);
   r.add_special_tokens = false;  // the template writes them

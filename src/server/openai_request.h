@@ -70,9 +70,12 @@ struct ChatRequest : CommonRequest {
 template <class T>
 using Parsed = std::variant<T, ApiError>;
 
+// `defaults`: sampling parameters of requests that leave them out (sampling_defaults.h).
 Parsed<CompletionRequest> parse_completion(const json::Value& body,
-                                           const RequestLimits& limits = {});
-Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits = {});
+                                           const RequestLimits& limits = {},
+                                           const json::Object* defaults = nullptr);
+Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits = {},
+                               const json::Object* defaults = nullptr);
 // A string, an array of strings, token ids, or an array of lists of them, in the named field.
 Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
                                           const RequestLimits& limits = {});

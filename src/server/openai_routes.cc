@@ -10,7 +10,7 @@ namespace freshet::server {
 namespace {
 
 void completions(App& app, App::Exchanges exchange, const json::Value& body) {
-  auto parsed = parse_completion(body, app.options().limits);
+  auto parsed = parse_completion(body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);
   std::vector<std::vector<int32_t>> prompts;
@@ -29,7 +29,7 @@ void completions(App& app, App::Exchanges exchange, const json::Value& body) {
 }
 
 void chat_completions(App& app, App::Exchanges exchange, const json::Value& body) {
-  auto parsed = parse_chat(body, app.options().limits);
+  auto parsed = parse_chat(body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<ChatRequest>(parsed);
   const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||

@@ -562,6 +562,52 @@ class Examples(Case):
             self.assertIn(flag + " ", usage.replace(",", " "), flag)
 
 
+class SamplingDefaults(unittest.TestCase):
+    """What the model's generation_config.json says holds where a request says nothing."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.model = os.path.join(folder.name, "m")
+        shutil.copytree(GOLDEN, self.model)
+
+    def write(self, **config):
+        with open(os.path.join(self.model, "generation_config.json"), "w", encoding="ascii") as f:
+            json.dump(config, f)
+
+    def answers(self, server, **fields):
+        """As many as there are among those for six seeds."""
+        def ids(seed):
+            status, answer = server.post("/v1/completions", {
+                "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True, "seed": seed,
+                "return_token_ids": True, **fields})
+            self.assertEqual(status, 200, answer)
+            return tuple(answer["choices"][0]["token_ids"])
+        return len({ids(seed) for seed in range(6)})
+
+    def test_requests(self):
+        self.write(temperature=0.8, top_k=1, repetition_penalty=1.1, max_length=20, eos_token_id=2)
+        server = Server(model=self.model, template=None)
+        self.addCleanup(server.stop)
+        self.assertIn('{"temperature":0.8,"top_k":1,"repetition_penalty":1.1}', server.log())
+        self.assertEqual(self.answers(server), 1)
+        self.assertEqual(self.answers(server, top_k=None), 1)
+        self.assertEqual(self.answers(server, top_k=0), 6)
+        self.assertEqual(self.answers(server, use_beam_search=True), 1)
+        off = Server("--generation-config", "none", model=self.model, template=None)
+        self.addCleanup(off.stop)
+        self.assertEqual(self.answers(off), 6)
+
+    def test_wrong_ones(self):
+        for config, says in (({"top_p": 7}, "'top_p'"), ({"temperature": "hot"}, "'temperature'")):
+            self.write(**config)
+            result = subprocess.run([FRESHET, "serve", self.model, "--port", "0"], timeout=60,
+                                    capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(says, result.stderr)
+            self.assertIn("--generation-config none", result.stderr)
+
+
 class Metrics(Case):
     def test_counts(self):
         before = self.server.metrics()

@@ -1,0 +1,17 @@
+// What a model's generation_config.json recommends for sampling: requests of the OpenAI routes that
+// leave these parameters out get them, as with vLLM.
+#pragma once
+
+#include <string>
+
+#include "base/json.h"
+#include "base/status.h"
+
+namespace freshet::server {
+
+// `choice`: "auto" (of the model at `model_path`, if it has one), "none" (vLLM says "vllm"), or a
+// folder that holds the file. Checked as a request's would be.
+Result<json::Object> read_sampling_defaults(const std::string& choice,
+                                            const std::string& model_path);
+
+}  // namespace freshet::server
