@@ -148,8 +148,9 @@ Status serve(Options& o, Context& context) {
     say(fmt::format("freshet: sampling unless a request says otherwise: {}",
                     json::write(json::Value(o.app.sampling_defaults))));
   }
-  say(fmt::format("freshet: serving {} at {}://{}:{}", app->model_name(),
-                  o.http.tls_certificate.empty() ? "http" : "https", o.http.host, http->port()));
+  say(fmt::format("freshet: serving {} at {}://{}", app->model_name(),
+                  o.http.tls_certificate.empty() ? "http" : "https",
+                  server::host_and_port(o.http.host, http->port())));
   shutdown.wait();
   say_unless_it_blocks("freshet: finishing what runs; Ctrl-C again ends at once");
   app->drain();

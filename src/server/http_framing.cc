@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include <fmt/format.h>
+
 #include "server/http_server.h"
 
 namespace freshet::server {
@@ -170,6 +172,11 @@ std::optional<RequestTarget> parse_target(std::string_view target, std::string_v
   out.path = path->empty() ? "/" : std::move(*path);
   if (question != std::string_view::npos) out.query = target.substr(question + 1);
   return out;
+}
+
+std::string host_and_port(const std::string& host, int port) {
+  const bool v6 = host.find(':') != std::string::npos;
+  return v6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
 }
 
 std::string_view HttpRequest::header(std::string_view lower_case_name) const {

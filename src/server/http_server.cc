@@ -61,8 +61,8 @@ struct HttpServer::Impl {
     if (!ec) acceptor.bind(endpoint, ec);
     if (!ec) acceptor.listen(4096, ec);
     if (ec) {
-      return io_error("cannot listen on {}:{}: {}", shared.options.host, shared.options.port,
-                      ec.message());
+      return io_error("cannot listen on {}: {}",
+                      host_and_port(shared.options.host, shared.options.port), ec.message());
     }
     return {};
   }

@@ -398,6 +398,12 @@ TEST(HttpServer, StopsWithoutHavingServed) {
   EXPECT_EQ(client.read_all(), "");
 }
 
+TEST(HttpServer, WritesAddresses) {
+  EXPECT_EQ(host_and_port("127.0.0.1", 80), "127.0.0.1:80");
+  EXPECT_EQ(host_and_port("localhost", 8000), "localhost:8000");
+  EXPECT_EQ(host_and_port("::1", 80), "[::1]:80");
+}
+
 TEST(HttpServer, NamesWhatItCannotBind) {
   auto first = echo_server();
   HttpOptions options;

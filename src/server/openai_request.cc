@@ -248,6 +248,9 @@ void read_tools(Fields& fields, ChatRequest& r) {
         return fields.fail("tools",
                            "each tool needs 'type': \"function\" and a 'function' with a name");
       }
+      const json::Value* parameters = function->find("parameters");
+      if (parameters != nullptr && !parameters->is_null() && !parameters->is_object())
+        return fields.fail("tools", "a tool's 'parameters' must be a JSON schema, an object");
     }
     if (!tools->as_array().empty()) r.tools = *tools;
   }

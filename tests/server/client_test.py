@@ -265,6 +265,8 @@ class Tools(ClientCase):
                         {"tools": [CLOCK], "tool_choice": {"type": "function",
                                                            "function": {"name": "other"}}},
                         {"tools": [{"type": "function", "function": {}}]},
+                        {"tools": [{"type": "function", "function": {"name": "f",
+                                                                     "parameters": "x"}}]},
                         {"tools": [CLOCK], "tool_choice": "sometimes"},
                         {"tools": [CLOCK], "tool_choice": "required",
                          "response_format": {"type": "json_object"}}):
