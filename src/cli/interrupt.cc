@@ -56,30 +56,23 @@ Interrupts::~Interrupts() {
   ::close(pipe_ends[1]);
 }
 
-void Interrupts::drop_echoes() {
-  std::this_thread::sleep_for(kEcho);
-  pollfd next{.fd = pipe_ends[0], .events = POLLIN, .revents = 0};
-  char byte;
-  while (::poll(&next, 1, 0) > 0 && ::read(pipe_ends[0], &byte, 1) == 1) {
-  }
-}
-
 void Interrupts::loop() {
+  std::chrono::steady_clock::time_point last;
+  std::chrono::milliseconds patience{};
   for (;;) {
     char byte;
     const ssize_t n = ::read(pipe_ends[0], &byte, 1);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || stop_) return;
+    const auto now = std::chrono::steady_clock::now();
     const bool again = requested_.exchange(true);
-    std::chrono::milliseconds patience;
-    {
+    if (!again || now - last >= kEcho) {
       const std::lock_guard lock(mutex_);
       if (top_ == nullptr || again) ::_exit(kInterrupted);
       top_->call_();
       patience = top_->patience_;
+      last = now;
     }
-    drop_echoes();
-    if (stop_) return;  // the byte that says so may have been among them
     if (patience.count() > 0 && out_of_patience(patience)) ::_exit(kInterrupted);
   }
 }

@@ -49,7 +49,6 @@ class Interrupts {
 
  private:
   void loop();
-  void drop_echoes();
   // Whether the newest handler's patience ran out before another signal.
   bool out_of_patience(std::chrono::milliseconds patience);
 
