@@ -1,7 +1,9 @@
 // Products with packed weights: packing, encoding of activations, and their distribution over the
 // pool.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <memory>
 
 #include "ops/ops_impl.h"
 
@@ -81,6 +83,10 @@ bool takes_wide_pieces(const MatmulCall& c) {
   return c.args.tokens > kManyTokens && kernel.isa == CpuIsa::kAmx &&
          (kernel.act == ActKind::kQ8x256 || kernel.act == ActKind::kInt8);
 }
+// Those that gained from shares: prompts take as long either way, AMX was not measured.
+bool takes_shares(const MatmulCall& c) {
+  return c.args.tokens <= kManyTokens && c.args.weight->kernel->isa != CpuIsa::kAmx;
+}
 constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
 // What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
 // and fetching its activations, once a group of panels.
@@ -124,22 +130,64 @@ void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts)
   }
 }
 
-void run_piece(const MatmulCall& c, const Cut& cut, int64_t piece) {
+// Pieces [first, last) of a call.
+void run_pieces(const MatmulCall& c, const Cut& cut, int64_t first, int64_t last) {
   const int64_t token_parts = (c.args.tokens + cut.tokens - 1) / cut.tokens;
-  const int64_t first = piece / token_parts * cut.panels;
-  const int64_t t0 = piece % token_parts * cut.tokens;
-  MatmulArgs args = c.args;
-  args.tokens = std::min(cut.tokens, args.tokens - t0);
-  args.out += t0 * args.out_stride;
-  const uint8_t* act = c.act;
-  if (args.rows_index != nullptr) {
-    args.rows_index += t0;
-  } else {
-    act += t0 * c.act_row_bytes;
+  const int64_t panels = panels_of(*c.args.weight);
+  const int64_t step = token_parts == 1 ? last - first : 1;  // panels side by side are one piece
+  for (int64_t piece = first; piece < last; piece += step) {
+    const int64_t panel = piece / token_parts * cut.panels;
+    const int64_t t0 = piece % token_parts * cut.tokens;
+    MatmulArgs args = c.args;
+    args.tokens = std::min(cut.tokens, args.tokens - t0);
+    args.out += t0 * args.out_stride;
+    const uint8_t* act = c.act;
+    if (args.rows_index != nullptr) {
+      args.rows_index += t0;
+    } else {
+      act += t0 * c.act_row_bytes;
+    }
+    args.weight->kernel->run(args, act, c.act_row_bytes, panel,
+                             std::min(panel + step * cut.panels, panels));
   }
-  args.weight->kernel->run(args, act, c.act_row_bytes, first,
-                           std::min(first + cut.panels, panels_of(*args.weight)));
 }
+
+// Pieces small enough that workers end at nearly the same time; several at once make a stream.
+constexpr int64_t kFinePanels = 4;
+void refine(const MatmulCall& c, Cut& cut) {
+  if (cut.tokens < c.args.tokens) return;
+  const int64_t panels = panels_of(*c.args.weight);
+  const auto bytes = static_cast<int64_t>(c.args.weight->packed.size()) / panels;
+  const int64_t least =
+      c.args.tokens > 8 ? kFinePanels : std::max<int64_t>(1, kMinPieceBytes / bytes);
+  cut.panels = std::min(cut.panels, least);
+  cut.pieces = (panels + cut.panels - 1) / cut.panels;
+}
+
+// Pieces that lie side by side, of which one worker takes the first ones; others who have nothing
+// left take the last ones.
+class alignas(64) Share {
+ public:
+  explicit Share(int64_t first, int64_t last) : left_(first << 32 | last) {}
+
+  // A quarter of what is left, so that a share is few streams and its end is fine; nothing: false.
+  bool take(bool front, int64_t& first, int64_t& last) {
+    int64_t left = left_.load(std::memory_order_relaxed);
+    for (;;) {
+      first = left >> 32;
+      last = left & 0xffffffff;
+      if (first == last) return false;
+      const int64_t n = (last - first + 3) / 4;
+      const int64_t rest = front ? (first + n) << 32 | last : first << 32 | (last - n);
+      if (!left_.compare_exchange_weak(left, rest, std::memory_order_relaxed)) continue;
+      (front ? last : first) = front ? first + n : last - n;
+      return true;
+    }
+  }
+
+ private:
+  std::atomic<int64_t> left_;  // the first's number and that after the last
+};
 
 }  // namespace
 
@@ -253,12 +301,36 @@ void Ops::Impl::run_calls(std::span<const MatmulCall> calls) {
   } else {
     cut_all(calls, kPiecesPerWorker * pool.size(), capabilities.l2_bytes / 2, cuts);
   }
+  const bool shares = pool.size() > 1 && std::all_of(calls.begin(), calls.end(), takes_shares);
   int64_t pieces = 0;
-  for (int64_t i = 0; i < n; ++i) ends[i] = pieces += cuts[i].pieces;
-  pool.parallel_for(pieces, [&](int64_t piece, int) {
-    const int64_t i = std::upper_bound(ends, ends + n, piece) - ends;
-    run_piece(calls[static_cast<size_t>(i)], cuts[i], piece - (i > 0 ? ends[i - 1] : 0));
-  });
+  for (int64_t i = 0; i < n; ++i) {
+    if (shares) refine(calls[static_cast<size_t>(i)], cuts[i]);
+    ends[i] = pieces += cuts[i].pieces;
+  }
+  const auto run = [&](int64_t first, int64_t last) {
+    while (first < last) {
+      const int64_t i = std::upper_bound(ends, ends + n, first) - ends;
+      const int64_t begin = i > 0 ? ends[i - 1] : 0, end = std::min(last, ends[i]);
+      run_pieces(calls[static_cast<size_t>(i)], cuts[i], first - begin, end - begin);
+      first = end;
+    }
+  };
+  if (shares && pieces > 1) {
+    const int64_t workers = pool.size();
+    auto* share = static_cast<Share*>(arena.allocate(static_cast<size_t>(workers) * sizeof(Share)));
+    for (int64_t w = 0; w < workers; ++w) {
+      std::construct_at(share + w, pieces * w / workers, pieces * (w + 1) / workers);
+    }
+    pool.run([&](int worker) {
+      for (int64_t w = 0; w < workers; ++w) {
+        for (int64_t first, last; share[(worker + w) % workers].take(w == 0, first, last);) {
+          run(first, last);
+        }
+      }
+    });
+  } else {
+    pool.parallel_for(pieces, [&](int64_t piece, int) { run(piece, piece + 1); });
+  }
   arena.rewind(mark);
 }
 
