@@ -363,6 +363,30 @@ __device__ __forceinline__ bool take_tile_of(Softmax<kRows>& s, bool begins, flo
   return again && !begins;
 }
 
+// The same with one place for weigh(), where code is cold.
+template <int kRows, class Weigh, class Look, class Largest>
+__device__ __forceinline__ bool take_tile_in_turn(Softmax<kRows>& s, bool begins, float steep,
+                                                  float (&factor)[kRows], const Weigh& weigh,
+                                                  const Look& look, const Largest& largest) {
+  float sum[kRows], offset[kRows];
+  bool again = begins;
+  offsets_of(offset, s, steep);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sum[r] = 0.0f, factor[r] = 1.0f;
+#pragma unroll 1
+  for (;;) {
+    if (again) {
+      look();
+      take_reference(s, begins, sum, steep, factor, offset, largest);
+    }
+    weigh(sum, offset);
+    if (again || !some_beyond(sum)) break;
+    again = true;
+  }
+  add_sums(s, begins, sum, factor);
+  return again && !begins;
+}
+
 // The same by a warp that has all scores: those and put() as in weigh().
 template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,

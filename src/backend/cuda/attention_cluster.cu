@@ -163,7 +163,7 @@ __device__ __forceinline__ void take_usual_queries(Piece<T>& s, const AttentionA
   constexpr int kEach = 8 * T::kRows / kWarps;
   const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
   const HeadsArgs::Part& part = of.of[0];
-  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  const int first = w.first_head;
   Head head[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -190,7 +190,7 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
                                              const HeadsArgs& of, const Range& w) {
   const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
   const HeadsArgs::Part& part = of.of[0];
-  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  const int first = w.first_head;
 #pragma unroll 1
   for (int row = warp; row < 8 * T::kRows; row += kWarps) {
     float4 v = {};
@@ -244,7 +244,7 @@ template <class T>
 __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
   const int sequences = a.batch.sequences;
   if (a.act.data == nullptr || w.sequence + 1 != sequences || p.piece != w.first_piece) return;
-  const int first = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
+  const int first = w.first_head;
   if constexpr (T::kE4M3) {
     if (p.rank == 0) {
       pad_e4m3(a.act, sequences, first, w.rows, static_cast<int>(threadIdx.x % 32), 32);
@@ -292,8 +292,8 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
       uint32_t b[2][4];
       uint32_t loaded[T::Stored::kKeyWords];
       const auto* keys = reinterpret_cast<const uint8_t*>(s.keys);
-      T::Stored::load_keys(loaded, keys, warp * kPairs + j, k);
-      T::Stored::open_keys(b, loaded, keys, warp * kPairs + j, k);
+      T::Stored::template load_keys<false>(loaded, keys, warp * kPairs + j, k);
+      T::Stored::template open_keys<false>(b, loaded, keys, warp * kPairs + j, k);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         mma_half(sum[2 * j], q[k + i], b[i][0], b[i][1]);
@@ -481,7 +481,7 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<kMine<T::D>, T:
                                          const AttentionArgs& a, const Range& w, const Part& p) {
   static_assert(T::D == kE4M3Cols);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
+  const int head = w.first_head + lane / 4;
   float2 v[T::kRows][kMine<T::D>];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -525,7 +525,7 @@ __device__ __forceinline__ void write_piece(const Sums<kMine<T::D>, T::kRows>& s
   for (int r = 0; r < T::kRows; ++r) {
     const int row = lane / 4 + r * 8;
     if (row >= w.rows) continue;
-    const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
+    const int head = w.first_head + row;
     float* to = partial_at(a, w.sequence, head, p.piece - w.first_piece, pieces);
     // As if it joined those before it: none.
     const float end = all ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
@@ -572,8 +572,9 @@ __global__ void __launch_bounds__(kThreads)
   auto& s = *reinterpret_cast<Piece<T>*>(memory);
   let_next_start();
   const int z = static_cast<int>(blockIdx.z);
-  const Range w =
-      find_range(a, plan, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), z / kRanks);
+  const int x = static_cast<int>(blockIdx.x), sequence = plan.tiles.quotient(x);
+  const Range w = find_range(a, plan, x, static_cast<int>(blockIdx.y), z / kRanks, sequence,
+                             a.batch.context_len[sequence]);
   if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
@@ -649,7 +650,7 @@ int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
   static const cudaError_t kCarved = leave_shared(kernel);  // to a block of products_few.cu
   if (kCarved != cudaSuccess) return static_cast<int>(kCarved);
-  const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles),
+  const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles.by),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.pieces * kRanks));
   const dim3 cluster(1, 1, static_cast<unsigned>(pieces_of_cluster(plan.pieces) * kRanks));
@@ -667,7 +668,7 @@ int run_rows(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
 
 bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
   const int64_t blocks =
-      int64_t{a.batch.sequences} * plan.tiles * a.cache.kv_heads * plan.pieces * kRanks;
+      int64_t{a.batch.sequences} * plan.tiles.by * a.cache.kv_heads * plan.pieces * kRanks;
   // More would wait for each other: their copies of values are small.
   return a.partial != nullptr && a.cache.type == CacheType::kF16 && a.cache.key_dim == 128 &&
          blocks <= multiprocessors;

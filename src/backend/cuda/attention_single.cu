@@ -20,26 +20,14 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<T>*>(memory);
   // Otherwise when tasks run out: the next kernel's copies would delay this one's.
-  if (static_cast<unsigned>(plan.tasks) <= gridDim.x) let_next_start();
+  if (plan.tasks <= static_cast<int>(gridDim.x)) let_next_start();
   // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
   // writes the query's own place only.
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < plan.slots; ++i) {
-      barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], kWarps);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&s.told[i], 1);
-      barrier_init(&s.done[i], kWarps);
-    }
-    barrier_init(&s.read, kWarps);
-    barriers_ready();
-  }
-  __syncthreads();
   if (threadIdx.x >= kSumming) {
     produce(s, a, plan, counters);
     return;
   }
+  sync_block();
   wait();
   sum_tasks(s, a, plan, arrived);
 #endif
@@ -53,7 +41,10 @@ struct Resident {
 Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slots) {
   Plan p = {};
   p.slots = kMostSlots;
-  p.tiles = static_cast<int>(ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile));
+  p.heads = a.cache.kv_heads;
+  p.group = a.heads / a.cache.kv_heads;
+  p.tiles = static_cast<int>(ceil_div(p.group, kRowsOfTile));
+  p.all_tiles = a.batch.sequences * p.tiles.by;
   p.pieces = static_cast<int>(ceil_div(a.max_context, kPieceTokens));
   if (a.window > 0) {
     const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
@@ -61,7 +52,7 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
   }
   // As many pieces a task as make them end soonest: blocks share what can be read, but few of them
   // take as long as each needs by itself. A task's beginning and end cost about a tile.
-  const int64_t tiles = int64_t{a.batch.sequences} * p.tiles * a.cache.kv_heads;
+  const int64_t tiles = int64_t{a.batch.sequences} * p.tiles.by * a.cache.kv_heads;
   const auto tasks = [&](int run) { return tiles * ceil_div(p.pieces, run); };
   int64_t least = INT64_MAX;
   const auto weigh_runs = [&](int blocks, int slots) {
@@ -82,7 +73,7 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
   if (few) weigh_runs(resident.many, kMostSlots);
   if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
   if (!few) weigh_runs(resident.many, kMostSlots);
-  p.tasks = static_cast<int>(tasks(p.run));
+  p.tasks = static_cast<int>(tasks(p.run.by));
   return p;
 }
 

@@ -22,10 +22,26 @@ inline constexpr int kRowsOfTile = 16;
 inline constexpr int kMostRun = 32;            // pieces of a task
 inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
 
+// Division by a number that is known when the kernel is launched, of less than 2^24 by less than
+// 2^16.
+struct Divisor {
+  int by;
+  uint64_t times;
+  Divisor(int d = 1)
+      : by(d),
+        times(((uint64_t{1} << 40) + static_cast<uint64_t>(d) - 1) / static_cast<uint64_t>(d)) {}
+  __device__ __forceinline__ int quotient(int n) const {
+    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * times >> 40);
+  }
+};
+
 struct Plan {
-  int tiles;   // of rows, for a key head
-  int pieces;  // most pieces a row sees
-  int run;     // of a task
+  Divisor tiles;      // of rows, for a key head
+  Divisor all_tiles;  // of all sequences
+  Divisor heads;      // of keys
+  Divisor run;        // pieces of a task
+  int group;          // heads that share one of keys
+  int pieces;         // most pieces a row sees
   int tasks;
   int slots;  // of a block's ring
 };
@@ -37,6 +53,7 @@ struct Kind {
   static constexpr int D = kDim, kRows = kRowsOfLane;
   static constexpr bool kE4M3 = kE4M3Result;
   using Stored = Stored_<kDim>;
+  static constexpr bool kAsRows = kRows == 1;  // keys and features are rows of mma
   // Whether there is room for the next task's queries.
   static constexpr bool kAhead = kRows == 1 && D <= 128 && !Stored::kScaled;
   // Blocks of a multiprocessor whose registers are to fit.
@@ -45,7 +62,7 @@ struct Kind {
 
 // A task: a run of pieces of a tile.
 struct Range {
-  int sequence, kv_head, first_row, rows;
+  int tile, sequence, kv_head, first_head, rows;
   int low, position;                  // keys that the query sees
   int first_piece, pieces;            // that they touch
   int runs, first_chunk, last_chunk;  // last < first: nothing
@@ -89,27 +106,33 @@ struct Counters {
   unsigned handed_out, done;
 };
 
-// Of [sequence and tile of rows, key head, run of pieces].
+// Of [sequence and tile of rows, key head, run of pieces], of the sequence's context.
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
-                                            int z) {
+                                            int z, int sequence, int context) {
   Range w;
-  const int group = a.heads / a.cache.kv_heads;
-  w.sequence = x / plan.tiles;
+  w.tile = x * plan.heads.by + y;
+  w.sequence = sequence;
   w.kv_head = y;
-  w.first_row = x % plan.tiles * kRowsOfTile;
-  w.rows = min(kRowsOfTile, group - w.first_row);
-  w.position = a.batch.context_len[w.sequence] - 1;
+  const int first_row = (x - sequence * plan.tiles.by) * kRowsOfTile;
+  w.first_head = y * plan.group + first_row;
+  w.rows = min(kRowsOfTile, plan.group - first_row);
+  w.position = context - 1;
   w.low = a.window > 0 ? max(0, w.position - a.window + 1) : 0;
   w.first_piece = w.low / kPieceTokens;
   w.pieces = w.position / kPieceTokens + 1 - w.first_piece;
-  w.runs = (w.pieces + plan.run - 1) / plan.run;
-  const int first = w.first_piece + z * plan.run;
+  w.runs = plan.run.quotient(w.pieces + plan.run.by - 1);
+  const int first = w.first_piece + z * plan.run.by;
   w.first_chunk = max(w.low / kChunk, first * kChunksOfPiece);
-  w.last_chunk = min(w.position / kChunk, (first + plan.run) * kChunksOfPiece - 1);
+  w.last_chunk = min(w.position / kChunk, (first + plan.run.by) * kChunksOfPiece - 1);
   return w;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The block's threads, wherever they are.
+__device__ __forceinline__ void sync_block() {
+  asm volatile("bar.sync 0;" ::: "memory");
+}
+
 // The halves of a tile that a run has.
 struct Halves {
   int first, last;
@@ -118,103 +141,70 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-template <class T>
-__device__ __forceinline__ const float* queries_at(const AttentionArgs& a, const Range& w) {
-  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row;
-  return a.q + w.sequence * a.q_stride + head * T::D;
-}
-
 // One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
-// values, or both together. Blocks of which nothing is seen are replaced by others.
+// values, or both together. Blocks of which nothing is seen are replaced by others. In a step this
+// code is cold, so each of its parts is there once.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                         Counters& counters) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
   constexpr int kBlocksOfTile = kTileTokens / kBlockTokens;
+  constexpr int kBlocksOfPiece = kPieceTokens / kBlockTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const auto tasks = static_cast<unsigned>(plan.tasks);
-  const auto ids_of = [&](const Range& w, int tile) {
-    const int block = tile * kBlocksOfTile + lane % kBlocksOfTile;
-    const int real = min(max(block, w.low / kBlockTokens), w.position / kBlockTokens);
-    return a.batch.tables[w.sequence * a.batch.table_stride + real];
-  };
-  unsigned claimed = 0;  // lane 0: the task after this one; every claim is looked at
-  const auto claim = [&] {
-    if (lane == 0 && tasks > gridDim.x) {
-      claimed = gridDim.x + atomicAdd(&counters.handed_out, 1u);
-    }
-  };
-  const int heads = a.cache.kv_heads, tiles = a.batch.sequences * plan.tiles;
-  // Key heads come first, then tiles, then runs.
-  const auto range_of = [&](int task) {
-    return find_range(a, plan, task / heads % tiles, task % heads, task / (heads * tiles));
-  };
+  const bool counts = plan.tasks > static_cast<int>(gridDim.x);
+  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is looked at
   // Kernels in front may use the counters until they have ended.
   bool waited = false;
   const auto wait_and_claim = [&] {
-    wait();
+    if (!waited) wait();
     waited = true;
-    claim();
+    if (lane != 0) return;
+    claimed = plan.tasks;
+    if (counts) claimed = static_cast<int>(gridDim.x + atomicAdd(&counters.handed_out, 1u));
   };
-  int told = 0;
-  const auto tell = [&](const Range& w) {
-    const int turn = told % 2;
-    const bool real = w.sequence >= 0, copies = T::kAhead && told > 0 && real;
-    if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
-    if (told > 1 && copies) barrier_wait(&s.read, told & 1);
-    if (lane == 0) {
-      s.ranges[turn] = w;
-      if (copies) {
-        barrier_expect(&s.told[turn], w.rows * T::D * sizeof(float));
-      } else {
-        barrier_arrive(&s.told[turn]);
-      }
-    }
-    __syncwarp();
-    if (copies && lane < w.rows) {
-      bulk_copy(s.queries[lane], queries_at<T>(a, w) + lane * T::D, T::D * sizeof(float),
-                &s.told[turn]);
-    }
-    ++told;
-  };
-  const auto find_next = [&] {
-    for (;;) {
-      const unsigned task = __shfl_sync(0xffffffff, claimed, 0);
-      if (tasks <= gridDim.x || task >= tasks) {
-        let_next_start();
-        return Range{-1};
-      }
-      const Range w = range_of(static_cast<int>(task));
-      if (w.last_chunk >= w.first_chunk) return w;
-      claim();
-    }
-  };
-  Range w = range_of(static_cast<int>(blockIdx.x)), next = {};
-  if (w.last_chunk < w.first_chunk) {
-    wait_and_claim();
-    w = find_next();
-  }
   Place at;
-  int next_ids = w.sequence < 0 ? 0 : ids_of(w, w.first_chunk / kChunks);
-  while (w.sequence >= 0) {
-    const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
-    bool found = false;
-    if (waited) claim();
-    const auto find = [&] {
-      next = find_next();
-      found = true;
-      if (next.sequence >= 0) next_ids = ids_of(next, next.first_chunk / kChunks);
+  int told = 0;
+  for (bool begun = false;; begun = true) {
+    const int task = __shfl_sync(0xffffffff, claimed, 0);
+    if (task >= plan.tasks) break;
+    // Key heads come first, then tiles, then runs.
+    const int row = plan.heads.quotient(task), y = task - row * plan.heads.by;
+    const int z = plan.all_tiles.quotient(row), x = row - z * plan.all_tiles.by;
+    const int sequence = plan.tiles.quotient(x);
+    const int32_t* table = a.batch.tables + sequence * a.batch.table_stride;
+    // The first tile's blocks come with the length, unless a window says which tile that is.
+    const int early_block = z * plan.run.by * kBlocksOfPiece + lane % kBlocksOfTile;
+    const int early = table[min(early_block, static_cast<int>(a.batch.table_stride) - 1)];
+    const int context = a.batch.context_len[sequence];
+    if (!begun) {
+      if (lane == 0) {
+        for (int i = 0; i < plan.slots; ++i) {
+          barrier_init(&s.full[i], 1);
+          barrier_init(&s.empty[i], kWarps);
+        }
+        for (int i = 0; i < 2; ++i) {
+          barrier_init(&s.told[i], 1);
+          barrier_init(&s.done[i], kWarps);
+        }
+        barrier_init(&s.read, kWarps);
+        barriers_ready();
+      }
+      sync_block();
+    }
+    const Range w = find_range(a, plan, x, y, z, sequence, context);
+    if (waited || w.last_chunk < w.first_chunk) wait_and_claim();
+    const auto block_of = [&](int tile) {
+      const int block = tile * kBlocksOfTile + lane % kBlocksOfTile;
+      return min(max(block, w.low / kBlockTokens), w.position / kBlockTokens);
     };
-    bool said = told == 0;
-    if (said) tell(w);
+    const int first = w.first_chunk / kChunks, last = w.last_chunk / kChunks;
+    int next_ids = __shfl_sync(0xffffffff, early, block_of(first) % kBlocksOfTile);
+    if (a.window > 0) next_ids = table[block_of(first)];
+    bool said = false;
     for (int tile = first; tile <= last; ++tile) {
       const Halves halves = halves_of(w, tile);
       const int ids = next_ids;
-      if (tile < last) {
-        next_ids = ids_of(w, tile + 1);
-      } else if (waited && tile > first) {
-        find();
-      }
+      if (tile < last) next_ids = table[block_of(tile + 1)];
       for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
         for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(plan.slots)) {
           if (!waited && (at.round > 0 || chunk >= w.position / kChunk)) wait_and_claim();
@@ -230,19 +220,38 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
                 part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
                 kBlockBytes, &s.full[slot]);
           }
+          if (said) continue;
           // Behind the first copies, since a task in front may not have begun.
-          if (!said) tell(w);
           said = true;
+          const int turn = told % 2;
+          const bool copies = T::kAhead && told > 0;
+          if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
+          if (told > 1 && copies) barrier_wait(&s.read, told & 1);
+          if (lane == 0) {
+            s.ranges[turn] = w;
+            if (copies) {
+              barrier_expect(&s.told[turn], w.rows * T::D * sizeof(float));
+            } else {
+              barrier_arrive(&s.told[turn]);
+            }
+          }
+          __syncwarp();
+          if (copies && lane < w.rows) {
+            bulk_copy(s.queries[lane], a.q + sequence * a.q_stride + (w.first_head + lane) * T::D,
+                      T::D * sizeof(float), &s.told[turn]);
+          }
+          ++told;
         }
       }
     }
     if (!waited) wait_and_claim();
-    if (!found) find();
-    w = next;
   }
-  tell(w);
-  if (lane == 0 && tasks > gridDim.x && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) {
-    counters = {0, 0};
+  if (counts) let_next_start();
+  if (told > 1) barrier_wait(&s.done[told % 2], (told / 2 - 1) & 1);
+  if (lane == 0) {
+    s.ranges[told % 2].sequence = -1;
+    barrier_arrive(&s.told[told % 2]);
+    if (counts && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) counters = {0, 0};
   }
 }
 
@@ -307,72 +316,74 @@ __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4
 // Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
 using Scores = float[kChunks][2][4];
 
-// A warp's 16 keys of each of kHalves halves of a tile against all rows.
-template <int kHalves, class T>
+// A warp's 16 keys of each half of a tile against all rows. Half a tile of which nothing is seen
+// may have the other's slot.
+template <class T>
 __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const AttentionArgs& a, const Range& w,
-                                           const uint4 (&q)[T::D / 16], int first_chunk,
-                                           const int (&slots)[kHalves]) {
+                                           const uint4 (&q)[T::D / 16], int tile,
+                                           const int (&slots)[kChunks]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   // Loads are two steps ahead of the products.
   constexpr int kAhead = 2, kSteps = T::D / 32;
-  uint32_t loaded[kAhead][kHalves][T::Stored::kKeyWords];
+  uint32_t loaded[kAhead][kChunks][T::Stored::kKeyWords];
   const auto load = [&](int step) {
 #pragma unroll
-    for (int n = 0; n < kHalves; ++n) {
-      T::Stored::load_keys(loaded[step % kAhead][n], s.slots[slots[n]], warp, step * 2);
+    for (int n = 0; n < kChunks; ++n) {
+      T::Stored::template load_keys<T::kAsRows>(loaded[step % kAhead][n], s.slots[slots[n]], warp,
+                                                step * 2);
     }
   };
 #pragma unroll
   for (int step = 0; step < kAhead; ++step) load(step);
-  float sum[kHalves][2][4] = {};
+#pragma unroll
+  for (int n = 0; n < kChunks; ++n) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) score[n][i / 4][i % 4] = 0.0f;
+  }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    uint32_t b[kHalves][2][4];
+    uint32_t b[kChunks][2][4];
 #pragma unroll
-    for (int n = 0; n < kHalves; ++n) {
-      T::Stored::open_keys(b[n], loaded[step % kAhead][n], s.slots[slots[n]], warp, step * 2);
+    for (int n = 0; n < kChunks; ++n) {
+      T::Stored::template open_keys<T::kAsRows>(b[n], loaded[step % kAhead][n], s.slots[slots[n]],
+                                                warp, step * 2);
     }
     if (step + kAhead < kSteps) load(step + kAhead);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int n = 0; n < kHalves; ++n) {
-        multiply<T>(sum[n][0], sum[n][1], q[step * 2 + i], b[n][i]);
+      for (int n = 0; n < kChunks; ++n) {
+        multiply<T>(score[n][0], score[n][1], q[step * 2 + i], b[n][i]);
       }
     }
   }
   if constexpr (T::kRows == 1) {
 #pragma unroll
-    for (int n = 0; n < kHalves; ++n) turn_blocks(sum[n][0], sum[n][1]);
+    for (int n = 0; n < kChunks; ++n) turn_blocks(score[n][0], score[n][1]);
   }
-  // In most tiles nothing is hidden or capped.
-  const int first = first_chunk * kChunk;
-  if (a.softcap > 0.0f || first < w.low || first + kHalves * kChunk > w.position + 1) {
+  // f(score, key) for each.
+  const auto each = [&](const auto& f) {
+    const int from = tile * kTileTokens + warp * 16 + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < kHalves; ++n) {
+    for (int n = 0; n < kChunks; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < 2 * T::kRows; ++i) {
-          const int p = first + n * kChunk + warp * 16 + j * 8 + lane % 4 * 2 + i % 2;
-          sum[n][j][i] = p >= w.low && p <= w.position ? score_of(a, sum[n][j][i]) : -INFINITY;
+          f(score[n][j][i], from + n * kChunk + j * 8 + i % 2);
         }
       }
     }
+  };
+  if (a.softcap > 0.0f) {
+    const float steep = cap_steepness(a);
+    each([&](float& v, int) { v = capped(v, steep); });
   }
-  const bool second = kHalves == 1 && first_chunk % kChunks != 0;
-#pragma unroll
-  for (int half = 0; half < kChunks; ++half) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // Of half a tile that is not there nothing is seen.
-        score[half][j][i] =
-            kHalves == 1 && second != (half == 1) ? -INFINITY : sum[kHalves == 1 ? 0 : half][j][i];
-      }
-    }
+  // In most tiles nothing is hidden.
+  const int low = w.low, position = w.position;
+  if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
+    each([&](float& v, int key) { v = key >= low && key <= position ? v : -INFINITY; });
   }
 }
 
@@ -393,7 +404,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
   };
   const auto four = [](const float(&v)[kWarps]) { return *reinterpret_cast<const float4*>(v); };
   float factor[kRows];
-  const bool raised = take_tile_of(
+  const bool raised = take_tile_in_turn(
       sums, begins, steep, factor,
       [&](float(&sum)[kRows], const float(&offset)[kRows]) {
         uint32_t operand[kChunks][2 * kRows];
@@ -447,22 +458,20 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
   }
 }
 
-// Adds a warp's features of the values of kHalves halves of a tile; leave(half) gives a slot back.
-template <int kHalves, class T, class Leave>
-__device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const Shared<T>& s,
-                                           const uint32_t (*weights)[32][2 * T::kRows],
-                                           const int (&slots)[kHalves], const Leave& leave) {
+// Adds a warp's features of the values of half a tile.
+template <class T>
+__device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
+                                           const uint32_t (*weights)[32][2 * T::kRows]) {
   constexpr int kMine = T::D / 32;  // tiles of 8 features
   constexpr int kPairs = kMine % 4 == 0 ? 2 : 1, kParts = kMine / (2 * kPairs);
-  constexpr int kOfHalf = kChunk / 16 * kParts, kSteps = kHalves * kOfHalf, kAhead = 2;
+  constexpr int kSteps = kChunk / 16 * kParts, kAhead = 2;
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   uint32_t loaded[kAhead][kPairs * T::Stored::kPairWords];
   uint32_t operands[kAhead][2 * T::kRows];
   const auto load = [&](int step) {
-    const int k = step % kOfHalf / kParts, half = step / kOfHalf;
-    T::Stored::template load_values<kPairs>(loaded[step % kAhead], s.slots[slots[half]], k,
-                                            warp * kMine + step % kParts * 2 * kPairs);
-    const uint32_t* from = weights[half * kWarps + k][lane];
+    T::Stored::template load_values<kPairs, T::kAsRows>(loaded[step % kAhead], slot, step / kParts,
+                                                        warp * kMine + step % kParts * 2 * kPairs);
+    const uint32_t* from = weights[step / kParts][lane];
     if constexpr (T::kRows == 1) {
       const uint2 v = *reinterpret_cast<const uint2*>(from);
       operands[step % kAhead][0] = v.x, operands[step % kAhead][1] = v.y;
@@ -485,15 +494,13 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
     }
     const int j = step % kParts * 2 * kPairs;
     uint32_t b[kPairs][4];
-    T::Stored::template open_values<kPairs>(b, loaded[step % kAhead],
-                                            s.slots[slots[step / kOfHalf]], step % kOfHalf / kParts,
-                                            warp * kMine + j);
+    T::Stored::template open_values<kPairs, T::kAsRows>(b, loaded[step % kAhead], slot,
+                                                        step / kParts, warp * kMine + j);
     if (step + kAhead < kSteps) load(step + kAhead);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       multiply<T>(sums.acc[j + 2 * i], sums.acc[j + 2 * i + 1], operand, b[i]);
     }
-    if (step % kOfHalf == kOfHalf - 1) leave();
   }
 }
 
@@ -515,8 +522,8 @@ __device__ __forceinline__ int first_of_lane() {
   return static_cast<int>(threadIdx.x % 4) * (T::Stored::kFours ? 4 : 2);
 }
 
-// A piece's sums as partial results, or the sums of all as the result.
-template <class T>
+// A piece's sums as partial results, or (kAll) the sums of all as the result.
+template <class T, bool kAll>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
                                            const AttentionArgs& a, const Range& w, int piece,
                                            int pieces) {
@@ -526,9 +533,9 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   for (int r = 0; r < kRows; ++r) {
     const int row = lane / 4 + r * 8;
     if (row >= w.rows) continue;
-    const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
+    const int head = w.first_head + row;
     const int first = warp * (D / kWarps) + first_of_lane<T>();
-    if (piece < 0) {
+    if constexpr (kAll) {
       const float end = ending(sums.m[r], sums.l[r], a, head);
 #pragma unroll
       for (int j = 0; j < D / 32; ++j) {
@@ -536,15 +543,15 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
         put_result(a, w.sequence, static_cast<int64_t>(head) * D + first + pair_apart<T>(j),
                    __fmul_rn(v.x, end), __fmul_rn(v.y, end));
       }
-      continue;
-    }
-    float* to = partial_at(a, w.sequence, head, piece, pieces);
+    } else {
+      float* to = partial_at(a, w.sequence, head, piece, pieces);
 #pragma unroll
-    for (int j = 0; j < D / 32; ++j) {
-      *reinterpret_cast<float2*>(to + first + pair_apart<T>(j)) = pair_of<T>(sums, r, j);
-    }
-    if (warp == 0 && lane % 4 == 0) {
-      *reinterpret_cast<float2*>(to + D) = make_float2(sums.m[r], sums.l[r]);
+      for (int j = 0; j < D / 32; ++j) {
+        *reinterpret_cast<float2*>(to + first + pair_apart<T>(j)) = pair_of<T>(sums, r, j);
+      }
+      if (warp == 0 && lane % 4 == 0) {
+        *reinterpret_cast<float2*>(to + D) = make_float2(sums.m[r], sums.l[r]);
+      }
     }
   }
 }
@@ -557,7 +564,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   constexpr int D = T::D, kMine = D / 32, kWarpsOfGroup = kWarps * kE4M3Cols / D;
   static_assert(D % kE4M3Cols == 0);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + lane / 4;
+  const int head = w.first_head + lane / 4;
   auto& room = s.tiles[turn].most;
   sync_summing();  // all have left it
   float2 v[T::kRows][kMine];
@@ -601,7 +608,7 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const float steep = steepness(a);
   for (int row = warp; row < w.rows; row += kWarps) {
-    const int head = w.kv_head * (a.heads / a.cache.kv_heads) + w.first_row + row;
+    const int head = w.first_head + row;
     const float* from = partial_at(a, w.sequence, head, 0, pieces);
     float m = -INFINITY, l = 0.0f;
     float2 acc[kPairs] = {};
@@ -674,10 +681,12 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
 template <class T>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
   constexpr int D = T::D;
-  if (a.act.data == nullptr || w.sequence + 1 != a.batch.sequences) return;
+  if (a.act.data == nullptr || w.sequence + 1 != a.batch.sequences ||
+      a.batch.sequences % kTokenTile == 0) {
+    return;
+  }
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
-  const int64_t first =
-      (static_cast<int64_t>(w.kv_head) * (a.heads / a.cache.kv_heads) + w.first_row) * D;
+  const int64_t first = static_cast<int64_t>(w.first_head) * D;
   if constexpr (T::kE4M3) {
     pad_e4m3(a.act, a.batch.sequences, first / kE4M3Cols, w.rows * D / kE4M3Cols,
              static_cast<int>(threadIdx.x), kSumming);
@@ -726,12 +735,12 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
     const Range& w = s.ranges[task % 2];
     if (w.sequence < 0) return;
     uint4 q[T::D / 16];
-    if (T::kAhead && task > 0) {
-      load_queries<T>(q, s.queries[0], s.kQueryStride, w.rows);
+    const bool ahead = T::kAhead && task > 0;
+    load_queries<T>(q, ahead ? s.queries[0] : a.q + w.sequence * a.q_stride + w.first_head * T::D,
+                    ahead ? s.kQueryStride : T::D, w.rows);
+    if (ahead) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(&s.read);
-    } else {
-      load_queries<T>(q, queries_at<T>(a, w), T::D, w.rows);
     }
     Sums<T::D / 32, T::kRows> total, sums;
     total.clear();
@@ -744,37 +753,30 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       const bool both = halves.first < halves.last;
       turn ^= 1;
       auto& told = s.tiles[turn];
-      const auto take_both = [&](int(&slots)[2]) {
+      // Slots of both halves, or of one twice.
+      int slots[kChunks];
+      const auto take_halves = [&] {
+        slots[0] = slots[1] = take();
+        if (!both) return;
         Place second = at;
         second.next(plan.slots);
-        slots[0] = take();
         slots[1] = second.slot;
         barrier_wait(&s.full[second.slot], second.round & 1);
       };
       Scores score;
-      int slots[2];
-      if (both) {
-        take_both(slots);
-        score_keys<2>(score, s, a, w, q, halves.first, slots);
-        if constexpr (!T::Stored::kTogether) {
-          leave();
-          leave();
-        }
-      } else {
-        const int one[1] = {take()};
-        slots[0] = one[0];
-        score_keys<1>(score, s, a, w, q, halves.first, one);
-        if constexpr (!T::Stored::kTogether) leave();
+      take_halves();
+      score_keys(score, s, a, w, q, tile, slots);
+      if constexpr (!T::Stored::kTogether) {
+        leave();
+        if (both) leave();
       }
       weigh_tile<T>(sums, tile % kTiles == 0 || tile == first, told, score, steep);
-      const auto* weights = told.weights + halves.first % kChunks * kWarps;
-      if (both) {
-        if constexpr (!T::Stored::kTogether) take_both(slots);
-        add_values<2, T>(sums, s, weights, slots, leave);
-      } else {
-        if constexpr (!T::Stored::kTogether) slots[0] = take();
-        const int one[1] = {slots[0]};
-        add_values<1, T>(sums, s, weights, one, leave);
+      if constexpr (!T::Stored::kTogether) take_halves();
+#pragma unroll 1
+      for (int chunk = halves.first; chunk <= halves.last; ++chunk) {
+        const int half = chunk % kChunks;
+        add_values<T>(sums, s.slots[half == 0 ? slots[0] : slots[1]], told.weights + half * kWarps);
+        leave();
       }
       if (tile % kTiles != kTiles - 1 && tile != last) continue;
       add_lanes(sums.l);
@@ -785,7 +787,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       if (w.runs == 1) {
         total.merge(sums, steep);
       } else {
-        write_sums<T>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
+        write_sums<T, false>(sums, a, w, tile / kTiles - w.first_piece, plan.pieces);
       }
       sums.clear();
     }
@@ -794,11 +796,10 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       if constexpr (T::kE4M3) {
         put_sums<T>(s, total, a, w, turn);
       } else {
-        write_sums<T>(total, a, w, -1, 0);
+        write_sums<T, true>(total, a, w, 0, 0);
       }
     } else {
-      const int tile = w.sequence * plan.tiles + w.first_row / kRowsOfTile;
-      ends = comes_last(s.last, arrived[tile * a.cache.kv_heads + w.kv_head], w.runs);
+      ends = comes_last(s.last, arrived[w.tile], w.runs);
       if (ends) merge_pieces<T>(a, w, plan.pieces);
     }
     if (ends) pad_rows<T>(a, w);

@@ -15,42 +15,55 @@ struct HalfStored {
   static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
   static constexpr int kLeastSlots = 6;
   // What a lane loads of 16 keys, features [16 k, 16 k + 32), and their operands: of 16 features,
-  // two columns of 8 keys.
+  // two columns of 8 keys. kAsRows: both are rows of mma, whose operand takes them in turn.
   static constexpr int kKeyWords = 8;
+  template <bool kAsRows>
   static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* slot,
                                                    int keys, int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const auto* from = reinterpret_cast<const __half*>(slot) + (keys * 2 + lane / 16) * 8 * D +
-                       lane / 8 % 2 * 64 + lane % 8 * 8 + k * 128;
+    const int low = lane / 8 % 2, high = lane / 16;
+    const auto* from = reinterpret_cast<const __half*>(slot) +
+                       (keys * 2 + (kAsRows ? low : high)) * 8 * D + (kAsRows ? high : low) * 64 +
+                       lane % 8 * 8 + k * 128;
     ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[0]), from);
     ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[4]), from + 128);
   }
+  template <bool kAsRows>
   static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
                                                    const uint32_t (&v)[kKeyWords], const uint8_t*,
                                                    int, int) {
 #pragma unroll
-    for (int i = 0; i < kKeyWords; ++i) b[i / 4][i % 4] = v[i];
+    for (int i = 0; i < kKeyWords; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
   }
   // The same of keys [16 k, 16 k + 16): kPairs times two columns of 8 features, the first one
   // `column`.
   static constexpr int kPairWords = 4;
-  template <int kPairs>
+  template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&v)[kPairs * kPairWords],
                                                      const uint8_t* slot, int k, int column) {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const int low = lane / 8 % 2, high = lane / 16;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       ldmatrix4_trans(reinterpret_cast<uint32_t(&)[4]>(v[i * 4]),
-                      reinterpret_cast<const __half*>(slot) + (k * 2 + lane / 8 % 2) * 8 * D +
-                          (column + i * 2 + lane / 16) * 64 + lane % 8 * 8);
+                      reinterpret_cast<const __half*>(slot) +
+                          (k * 2 + (kAsRows ? high : low)) * 8 * D +
+                          (column + i * 2 + (kAsRows ? low : high)) * 64 + lane % 8 * 8);
     }
   }
-  template <int kPairs>
+  template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
                                                      const uint32_t (&v)[kPairs * kPairWords],
                                                      const uint8_t*, int, int) {
 #pragma unroll
-    for (int i = 0; i < kPairs * 4; ++i) b[i / 4][i % 4] = v[i];
+    for (int i = 0; i < kPairs * 4; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
+  }
+
+ private:
+  // Where word i of four goes.
+  template <bool kAsRows>
+  static constexpr __device__ __forceinline__ int place(int i) {
+    return kAsRows ? i % 2 * 2 + i / 2 : i;
   }
 };
 
@@ -70,12 +83,14 @@ struct CodesStored {
   static constexpr int kLeastSlots = 4, kResident = 3;
   static_assert(D % 64 == 0 && D <= 256);
   static constexpr int kKeyWords = 4;
+  template <bool kAsRows>
   static __device__ __forceinline__ void load_keys(uint32_t (&codes)[kKeyWords],
                                                    const uint8_t* slot, int keys, int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const uint8_t* block = slot + keys * kBlockBytes;
     ldmatrix4(codes, block + lane / 8 % 2 * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
   }
+  template <bool kAsRows>
   static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
                                                    const uint32_t (&codes)[kKeyWords],
                                                    const uint8_t* slot, int keys, int k) {
@@ -119,7 +134,7 @@ struct CodesStored {
     }
   }
   static constexpr int kPairWords = 2;
-  template <int kPairs>
+  template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&codes)[kPairs * kPairWords],
                                                      const uint8_t* slot, int k, int column) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -131,7 +146,7 @@ struct CodesStored {
       ldmatrix2_trans(codes, from);
     }
   }
-  template <int kPairs>
+  template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
                                                      const uint32_t (&codes)[kPairs * kPairWords],
                                                      const uint8_t* slot, int k, int column) {
