@@ -233,7 +233,11 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
                                    {kBoth, 200},
                                    {kRow, 2250},
                                    {kBlock, 2250},
-                                   {kBoth, 2250}}) {
+                                   {kBoth, 2250},
+                                   {kRow, 4160},
+                                   {kBlock, 4160},
+                                   {kRow, 6160},
+                                   {kBlock, 6160}}) {
     Stored s = stored(kFp8, rows, kCols, 31);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t b = 0; b < kCols / 128; ++b) {

@@ -303,7 +303,8 @@ struct Way {
 constexpr Way kWays[] = {
     {1, 6, 1, launch_fp8<1, 6, false>},   {1, 8, 1, launch_fp8<1, 8, false>},
     {2, 14, 1, launch_fp8<2, 14, false>}, {2, 16, 1, launch_fp8<2, 16, false>},
-    {2, 8, 2, launch_fp8<2, 8, true>},    {2, 16, 2, launch_fp8<2, 16, true>},
+    {2, 8, 2, launch_fp8<2, 8, true>},    {2, 12, 2, launch_fp8<2, 12, true>},
+    {2, 16, 2, launch_fp8<2, 16, true>},
 };
 
 // About how many cycles all steps of 128 columns take: each is multiplied, comes from memory (its

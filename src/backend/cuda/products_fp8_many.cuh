@@ -431,11 +431,11 @@ __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)
       const bool whole = (of_rows >> j & 1) != 0;
       w = make_float2(whole ? 1.0f : own.x, whole ? 1.0f : own.y);
     }
-    // Whole panels share a step's scale.
+    // Tiles of a panel share a step's scale.
     if constexpr (kHow == Fp8Scaled::kMixed) {
       s0 = make_float2(__fmul_rn(w.x, tokens.x), __fmul_rn(w.y, tokens.x));
       s1 = make_float2(__fmul_rn(w.x, tokens.y), __fmul_rn(w.y, tokens.y));
-    } else if (kHow == Fp8Scaled::kSteps && (NT % 8 != 0 || j % 8 == 0)) {
+    } else if (kHow == Fp8Scaled::kSteps && j % Fp8Noted<NT>::kSame == 0) {
       s0.x = s0.y = __fmul_rn(w.x, tokens.x);
       s1.x = s1.y = __fmul_rn(w.x, tokens.y);
     }
