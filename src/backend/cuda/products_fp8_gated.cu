@@ -19,6 +19,13 @@ constexpr int G = 2;  // warpgroups of 64 tokens each
 using Shape = Fp8Shape<G, 2 * kTiles>;
 using Sums = float[2][kTiles][4];  // of gate, of up
 
+// Pair tiles that a cluster takes in turn, and then halves of pair tiles, one a cluster at most: a
+// block takes 64 tokens of such, and each of its warpgroups half of the features.
+struct Halves {
+  int first, count;  // the pair tile that is cut first, and how many halves there are
+};
+constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that is a little slower
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
 
@@ -48,25 +55,33 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
   }
 }
 
+__device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_t tokens,
+                                                 const Tour& tour, const Halves& halves) {
+  ProductTile tile = many_tile<G, 1>(list, tokens, tour, halves.first + tour.first / 2);
+  tile.token_tile += tour.first % 2 * (G * 8) - tour.rank * (G * 4);
+  return tile;
+}
+
 // The same of a pair of blocks, of which one asks for gate's rows and the other for up's.
+template <bool kHalves>
 __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                              const ProductList& list, int64_t tokens,
-                                             const Tour& tour, int producer) {
+                                             const Tour& tour, const Halves& halves, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
   const int64_t act_tiles = (tokens + 7) / 8;
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   auto asking = fp8_asking<kPanels>(ring, producer);
-#pragma unroll 1
-  for (int index = tour.first; index < tour.tiles; index += tour.step) {
-    const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
-    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
+  // Gate's panels and then up's, or of a half tile each of gate's and then the same of up's.
+  const auto ask = [&](const ProductTile& tile, int most, int at, int apart) {
+    const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
     asking.fill(
         ring, facts, steps,
         {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
-         static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * kPanels * kPanelBytes),
-         kPanelBytes, list.of[0].act + tile.token_tile * kE4M3TileBytes,
+         static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * at * kPanelBytes),
+         static_cast<uint32_t>(apart * kPanelBytes), kPanelBytes,
+         list.of[0].act + tile.token_tile * kE4M3TileBytes,
          static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
          2 * kPanels * kPanelBytes + token_bytes},
         [&]() -> Fp8Facts {
@@ -81,6 +96,13 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
                    scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed,
                    static_cast<int32_t>(scaled[0].of_rows | scaled[1].of_rows << kTiles)}};
         });
+  };
+#pragma unroll 1
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    ask(many_tile<G, 1>(list, tokens, tour, index), ring.of.width, kPanels, 1);
+  }
+  if (kHalves && tour.first < halves.count) {
+    ask(half_tile(list, tokens, tour, halves), G * 4, 1, 2);
   }
 }
 
@@ -127,22 +149,24 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, ui
 
 // Turns of a tile's end. What runs once is fetched from L2 or memory first, and that took longer
 // than to run it: so a turn takes the first few tiles, and the others move up.
-constexpr int kAtOnce = 8, kTurns = kTiles / kAtOnce;
-__device__ __forceinline__ void move_up(float (&v)[kTiles][4]) {
+constexpr int kAtOnce = 8;
+template <int N>
+__device__ __forceinline__ void move_up(float (&v)[N][4]) {
 #pragma unroll
-  for (int j = 0; j + kAtOnce < kTiles; ++j) {
+  for (int j = 0; j + kAtOnce < N; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[j][i] = v[j + kAtOnce][i];
   }
 }
 
 // Gate's sums become the gated unit's numbers; the largest of a lane's two tokens.
-template <bool kBias>
-__device__ __forceinline__ float2 gate_sums(Sums& sum, const ProductList& list, int64_t first) {
+template <bool kBias, int N>
+__device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
+                                            const ProductList& list, int64_t first) {
   const float scales[2] = {list.of[0].scale, list.of[1].scale};
   float most[2] = {};
 #pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn) {
+  for (int turn = 0; turn < N / kAtOnce; ++turn) {
     float v[kAtOnce][4];
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
@@ -157,7 +181,7 @@ __device__ __forceinline__ float2 gate_sums(Sums& sum, const ProductList& list, 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto ended = [&](int h) {
-          float e = sum[h][j][i];
+          float e = h == 0 ? gate[j][i] : up[j][i];
           if (kBias && list.of[h].bias != nullptr) e = __fadd_rn(e, bias[h][i % 2]);
           return __fmul_rn(e, scales[h]);
         };
@@ -165,27 +189,40 @@ __device__ __forceinline__ float2 gate_sums(Sums& sum, const ProductList& list, 
         most[i / 2] = fmaxf(most[i / 2], fabsf(v[j][i]));
       }
     }
-    move_up(sum[0]);
-    move_up(sum[1]);
+    move_up(gate);
+    move_up(up);
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[0][kTiles - kAtOnce + j][i] = v[j][i];
+      for (int i = 0; i < 4; ++i) gate[N - kAtOnce + j][i] = v[j][i];
     }
   }
   return make_float2(most[0], most[1]);
 }
+// (Without a bias it does not jump.)
+template <int N>
+__device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
+                                            const ProductList& list, int64_t first) {
+  if (list.of[0].bias == nullptr && list.of[1].bias == nullptr) {
+    return gate_sums<false>(gate, up, list, 0);
+  }
+  return gate_sums<true>(gate, up, list, first);
+}
 
-// 128 features of a lane's two tokens, as put_e4m3() does with the same numbers.
-__device__ __forceinline__ void put_tile(const Activations& act, float (&v)[kTiles][4], float2 most,
-                                         const ProductTile& tile, int64_t tokens) {
+// 8 N of the 128 features of a lane's two tokens, from tile `first` of 8 on, as put_e4m3() does
+// with the same numbers; `at` is the warp's first tile of tokens. share(the largest of either
+// token) makes it that of all 128.
+template <int N, class Share>
+__device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4], float2 most,
+                                         int64_t unit, int first, int64_t at, int64_t tokens,
+                                         const Share& share) {
   const int lane = static_cast<int>(threadIdx.x % 32), odd = lane % 2;
-  const int64_t at = tile.token_tile + warp_index() * 2;
-  uint8_t* const to = act.data + (tile.unit * act.core_tiles + at) * kE4M3TileBytes;
-  uint8_t* codes = to + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
+  uint8_t* const to = act.data + (unit * act.core_tiles + at) * kE4M3TileBytes;
+  uint8_t* codes = to + first * 64 + lane / 4 * 16 + odd * 8 + lane % 4 / 2 * 4;
   float up[2];
   uint32_t real[2];  // all bits or none
   bool there[2];
+  share(most);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool is = (at + r) * 8 + lane / 4 < tokens;
@@ -194,7 +231,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[kTil
     its = fmaxf(its, __shfl_xor_sync(0xffffffff, its, 2));
     const E4M3Scale scale = e4m3_scale(is ? its : 0.0f);
     up[r] = scale.up, real[r] = is ? ~0u : 0, there[r] = at + r < act.core_tiles;
-    if (lane % 4 == 0 && there[r]) {
+    if (first == 0 && lane % 4 == 0 && there[r]) {
       reinterpret_cast<float*>(to + r * kE4M3TileBytes + kTokenTile * kE4M3Cols)[lane / 4] =
           scale.down;
     }
@@ -202,7 +239,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[kTil
   // Of 16 features, the first of two lanes writes four of the first eight.
   const uint32_t halves = odd != 0 ? 0x1054 : 0x5410;
 #pragma unroll 1
-  for (int turn = 0; turn < kTurns; ++turn, codes += kAtOnce / 2 * 128) {
+  for (int turn = 0; turn < N / kAtOnce; ++turn, codes += kAtOnce / 2 * 128) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
@@ -226,14 +263,56 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[kTil
 __device__ __forceinline__ void end_tile(Sums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
-  // (Without a bias it does not jump.)
-  float2 most;
-  if (list.of[0].bias == nullptr && list.of[1].bias == nullptr) {
-    most = gate_sums<false>(sum, list, 0);
-  } else {
-    most = gate_sums<true>(sum, list, tile.unit * kGateRows);
+  const float2 most = gate_sums(sum[0], sum[1], list, tile.unit * kGateRows);
+  put_tile(act, sum[0], most, tile.unit, 0, tile.token_tile + warp_index() * 2, tokens,
+           [](float2&) {});
+}
+
+// The last tile of a block is half of one: both warpgroups take the same tokens, and half of the
+// features each. `most`: two numbers a token.
+__device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* told,
+                                          const ProductList& list, int64_t tokens,
+                                          const Activations& act, float* most) {
+  constexpr int kTokens = G * 4, kHalf = kTiles / 2;  // tiles
+  const int half = warp_index() / 4, warp = warp_index() % 4;
+  Fp8Reader ring = of;
+  ring.wait_full();
+  const Fp8Facts facts = facts_at(told, ring);
+  if (half != 0) {  // the first one's tokens, and the rows behind its own
+    ring.stages -= kTokens * kE4M3TileBytes;
+    ring.tokens_at -= kTokens * kE4M3TileBytes >> 4;
+    ring.rows_at += kTiles * kE4M3TileBytes >> 4;
+    ring.width += kTokens + kTiles;
   }
-  put_tile(act, sum[0], most, tile, tokens);
+  const Fp8Scaled both{static_cast<Fp8Scaled::How>(facts.of[2]), 0};
+  const auto bits = static_cast<uint32_t>(facts.of[3]) >> half * kHalf;
+  const uint32_t of_rows = (bits & 0xff) | (bits >> kTiles & 0xff) << kHalf;
+  float sum[kTiles][4];
+  fp8_as(both, [&](auto how) {
+    constexpr Fp8Scaled::How kHow = decltype(how)::value;
+    fp8_sum_ahead<kTiles, kHow>(ring, sum, {steps_of(list.of[0].weight), 0},
+                                kHow == Fp8Scaled::kRows ? ~0u : of_rows);
+  });
+  float gate[kHalf][4], up[kHalf][4];
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) gate[j][i] = sum[j][i], up[j][i] = sum[kHalf + j][i];
+  }
+  const float2 largest = gate_sums(gate, up, list, facts.of[0] * kGateRows + half * kHalf * 8);
+  put_tile(act, gate, largest, facts.of[0], half * kHalf, facts.of[1] + warp * 2, tokens,
+           [&](float2& of_lane) {
+             const int lane = static_cast<int>(threadIdx.x % 32);
+             float* own = most + warp * 16 + lane / 4;
+             const auto of_four = [](float v) {
+               v = fmaxf(v, __shfl_xor_sync(0xffffffff, v, 1));
+               return fmaxf(v, __shfl_xor_sync(0xffffffff, v, 2));
+             };
+             const float2 mine = make_float2(of_four(of_lane.x), of_four(of_lane.y));
+             if (lane % 4 == 0) own[half * 64] = mine.x, own[half * 64 + 8] = mine.y;
+             asm volatile("bar.sync 1, %0;" ::"n"(Shape::kConsumers) : "memory");
+             of_lane = make_float2(fmaxf(own[0], own[64]), fmaxf(own[8], own[64 + 8]));
+           });
 }
 
 // The warpgroups that multiply.
@@ -265,9 +344,11 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
 }
 
 // Those of a pair of blocks.
+template <bool kHalves>
 __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens, const Tour& tour,
-                                          const Activations& act) {
+                                          const Halves& halves, const Activations& act,
+                                          float* most) {
   Fp8Reader ring = fp8_reader(of);
   const int steps = steps_of(list.of[0].weight);
   wait();
@@ -280,18 +361,20 @@ __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* tol
     fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
     end_tile(sum, list, {0, facts.of[0], facts.of[1]}, tokens, act);
   }
+  if (kHalves && tour.first < halves.count) take_half(ring, told, list, tokens, act, most);
 }
 #endif
 
-// kPair: two blocks of a cluster share the rows.
-template <bool kPair>
+// kPair: two blocks of a cluster share the rows; kHalves: the last of their tiles may be halves.
+template <bool kPair, bool kHalves>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, Halves halves,
                  Fp8Stages stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   __shared__ Fp8Facts facts[kPair ? kMostStages : 1];
+  __shared__ float most[kPair ? G * 64 : 1];
   constexpr int blocks = kPair ? 2 : 1;
   let_next_start();
   const Fp8Ring ring = fp8_ring<Shape>(stages, shared, full, empty, blocks);
@@ -302,7 +385,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
       if constexpr (kPair) {
-        produce_pair(ring, facts, list, tokens, tour, producer);
+        produce_pair<kHalves>(ring, facts, list, tokens, tour, halves, producer);
       } else {
         produce(ring, list, tokens, tour, producer);
       }
@@ -310,7 +393,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     if constexpr (kPair) {
-      walk_pair(ring, facts, list, tokens, tour, act);
+      walk_pair<kHalves>(ring, facts, list, tokens, tour, halves, act, most);
     } else {
       walk(ring, list, tokens, tour, act);
     }
@@ -323,19 +406,20 @@ int64_t tiles_of(int64_t rows, int64_t tokens) {
   return ceil_div(rows, kGateRows) * (tokens <= 64 ? 1 : ceil_div(tokens, 128));
 }
 
-template <bool kPair>
-int launch_gated(const ProductList& list, int64_t tokens, const Activations& act) {
+template <bool kPair, bool kHalves>
+int launch_gated(const ProductList& list, int64_t tokens, const Activations& act,
+                 const Halves& halves) {
   static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
-  const auto kernel = gated_kernel<kPair>;
+  const auto kernel = gated_kernel<kPair, kHalves>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   constexpr int blocks = kPair ? 2 : 1;
-  const int64_t tiles = tiles_of(list.of[0].weight.rows, ceil_div(tokens, blocks));
-  const int64_t clusters = std::min<int64_t>(tiles, multiprocessors / blocks);
+  const int clusters = std::min(std::max(halves.first, halves.count), multiprocessors / blocks);
   return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)),
                         dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
-                        list, tokens, tiles, fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
+                        list, tokens, halves.first, halves,
+                        fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
 }
 
 }  // namespace
@@ -350,8 +434,16 @@ int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activati
   if (tokens <= 64) return run_fp8_gated_few(gate_and_up, tokens, act);
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
-  return tokens <= 128 ? launch_gated<false>(list, tokens, act)
-                       : launch_gated<true>(list, tokens, act);
+  const int64_t rows = list.of[0].weight.rows;
+  const auto tiles = static_cast<int>(tiles_of(rows, tokens));
+  if (tokens <= 128) return launch_gated<false, false>(list, tokens, act, {tiles, 0});
+  const auto pairs = static_cast<int>(tiles_of(rows, ceil_div(tokens, 2)));
+  // Tiles of a last turn that would leave half of the clusters without any are cut in two.
+  const int clusters = multiprocessors / 2, left = pairs % clusters;
+  if (left == 0 || left * 2 > clusters || pairs > kMostTurns * clusters) {
+    return launch_gated<true, false>(list, tokens, act, {pairs, 0});
+  }
+  return launch_gated<true, true>(list, tokens, act, {pairs - left, left * 2});
 }
 
 }  // namespace freshet::cuda

@@ -254,12 +254,12 @@ struct Fp8Asking {
   uint32_t stage, round;
   int step;  // of the tile: the next one of this producer
   bool waited;
-  // What a stage gets of this block: kPieces pieces of rows, some bytes apart, that go to a place
-  // of both blocks, and its tokens. It is full with so many bytes.
+  // What a stage gets of this block: kPieces pieces of rows, some bytes apart there and here, that
+  // go to a place of both blocks, and its tokens. It is full with so many bytes.
   struct Tile {
     const uint8_t* rows;
     int64_t apart;
-    uint32_t rows_at, rows_bytes;  // of a piece
+    uint32_t rows_at, apart_here, rows_bytes;  // of a piece
     const uint8_t* tokens;
     uint32_t token_step, token_bytes, full_bytes;
   };
@@ -293,7 +293,7 @@ struct Fp8Asking {
       if (tile.rows_bytes != 0) {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-          copy_to_both(to + tile.rows_at + static_cast<uint32_t>(i * kPanelBytes),
+          copy_to_both(to + tile.rows_at + static_cast<uint32_t>(i) * tile.apart_here,
                        rows + i * tile.apart, tile.rows_bytes, done);
         }
       }
@@ -362,7 +362,7 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
         ring, facts, steps,
         {p.weight.data + static_cast<int64_t>((unit + from) / 8) * steps * kPanelBytes +
              (unit + from) % 8 * kE4M3TileBytes,
-         0, static_cast<uint32_t>((ring.of.width + from) * kE4M3TileBytes),
+         0, static_cast<uint32_t>((ring.of.width + from) * kE4M3TileBytes), 0,
          static_cast<uint32_t>(rows * kE4M3TileBytes), p.act + tile.token_tile * kE4M3TileBytes,
          static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
          static_cast<uint32_t>(all * kE4M3TileBytes) + token_bytes},
