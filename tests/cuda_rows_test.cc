@@ -361,16 +361,28 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
 // Few rows, of one product or of several: blocks share them in ways that depend on their number and
 // the tokens'.
 TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
-  constexpr int64_t kMost = 128, kCols = 2368;
-  const std::vector<int64_t> lists[] = {{640},  {1601, 399},        {3990},
-                                        {4112}, {4104, 1000, 1000}, {4096, 2050}};
-  DeviceFloats x(*gpu, random_floats(kMost * kCols, 1));
-  for (const std::vector<int64_t>& rows : lists) {
+  constexpr int64_t kMost = 128;
+  using quant::Format;
+  const std::tuple<Format, int64_t, std::vector<int64_t>> lists[] = {
+      {Format::kBF16, 2368, {640}},
+      {Format::kBF16, 2368, {1601, 399}},
+      {Format::kBF16, 2368, {3990}},
+      {Format::kBF16, 2368, {4112}},
+      {Format::kBF16, 2368, {4104, 1000, 1000}},
+      {Format::kBF16, 2368, {4096, 2050}},
+      {Format::kQ4_0, 4096, {4112}},
+      {Format::kQ4_0, 4096, {4096, 1024, 1024}},
+      {Format::kQ4_0, 4096, {4096, 1030}},
+      {Format::kQ4_K, 4096, {4096, 1024, 1024}},
+      {Format::kInt4G128, 4096, {4096, 1024, 1024}}};
+  for (const auto& [format, cols, rows] : lists) {
+    SCOPED_TRACE(quant::info(format).name);
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
     std::vector<ops::Weight> weights;
     std::vector<std::unique_ptr<DeviceFloats>> biases;
     for (const int64_t n : rows) {
-      const Stored s = stored(quant::Format::kBF16, n, kCols, static_cast<uint32_t>(n));
-      auto packed = gpu->pack(quant::Format::kBF16, s.rows, kCols);
+      const Stored s = stored(format, n, cols, static_cast<uint32_t>(n));
+      auto packed = gpu->pack(format, s.rows, cols);
       ASSERT_TRUE(packed.ok());
       weights.push_back(std::move(*packed));
       biases.push_back(std::make_unique<DeviceFloats>(*gpu, random_floats(n, 2)));
@@ -384,14 +396,16 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
         list.push_back({&weights[i], out.back()->matrix(tokens, rows[i]),
                         i == 0 ? nullptr : biases[i]->matrix(1, rows[i]).data, 0.5f, i == 0});
       }
-      gpu->matmul(x.matrix(kMost, kCols).slice_rows(first, tokens), list);
+      gpu->matmul(x.matrix(kMost, cols).slice_rows(first, tokens), list);
       std::vector<std::vector<float>> got;
       for (const auto& each : out) got.push_back(each->get());
       return got;
     };
-    for (const int64_t tokens : {int64_t{33}, int64_t{40}, int64_t{64}, int64_t{65}, kMost}) {
+    for (const int64_t tokens :
+         {int64_t{3}, int64_t{8}, int64_t{33}, int64_t{40}, int64_t{64}, int64_t{65}, kMost}) {
       const auto all = run(kMost - tokens, tokens);
       for (const int64_t t : {int64_t{0}, int64_t{9}, int64_t{31}, tokens - 1}) {
+        if (t >= tokens) continue;
         const auto alone = run(kMost - tokens + t, 1);
         for (size_t i = 0; i < rows.size(); ++i) {
           ASSERT_EQ(std::memcmp(all[i].data() + t * rows[i], alone[i].data(), alone[i].size() * 4),

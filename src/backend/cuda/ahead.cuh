@@ -16,8 +16,8 @@ __device__ __forceinline__ void look_up_page(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
 // Waits until a barrier's first copies have landed, or `ended` is set: who waits for the kernel in
-// front does so afterwards, before anybody asks for the barrier's second copies.
-__device__ __forceinline__ void landed(uint64_t* barrier, const volatile int& ended) {
+// front does so afterwards, before anybody asks for the barrier's second copies. Whether they have.
+__device__ __forceinline__ bool landed(uint64_t* barrier, const volatile int& ended) {
   uint32_t done = 0;
   while (done == 0 && ended == 0) {
     asm volatile(
@@ -28,6 +28,7 @@ __device__ __forceinline__ void landed(uint64_t* barrier, const volatile int& en
         : "r"(shared_address(barrier))
         : "memory");
   }
+  return done != 0;
 }
 #endif
 

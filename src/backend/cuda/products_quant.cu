@@ -7,10 +7,10 @@
 //
 // Gate and up may end in the gated unit: a block's two tiles are then the same rows of both, and
 // the warp that adds up both gates.
-#include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
 #include "backend/cuda/products_gated.cuh"
+#include "backend/cuda/products_quant_ends.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -40,12 +40,6 @@ struct Leaf {
   int first, count;
 };
 
-__device__ __forceinline__ int product_of(const ProductList& list, int index) {
-  int i = 0;
-  while (i + 1 < list.count && index >= list.first_block[i + 1]) ++i;
-  return i;
-}
-
 template <class F>
 __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
   return {p.weight.data, p.weight.rows, p.weight.cols, p.act,   p.act_chunks, 1,     p.out,
@@ -55,6 +49,11 @@ __device__ __forceinline__ int64_t row_tile_of(const ProductList& list, const Le
                                                int product) {
   return static_cast<int64_t>(index - list.first_block[product]) * (kWarps / leaf.parts) +
          leaf.tile;
+}
+__device__ __forceinline__ End end_of(const ProductList& list, const Leaf& leaf, int index,
+                                      int lane, int64_t tokens) {
+  const int i = product_of(list, index);
+  return End(list, i, row_tile_of(list, leaf, index, i), lane, tokens);
 }
 
 // Adds a tile's leaves from left to right.
@@ -143,59 +142,6 @@ __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][R::kS
   return other < 0 ? &full[0][at] : &full[1 + other % kOthers][other / kOthers];
 }
 
-// An address that is known from here on, and not found where it is used.
-template <class T>
-__device__ __forceinline__ T* known(T* p) {
-  size_t at = __cvta_generic_to_global(p);
-  asm volatile("" : "+l"(at));
-  return static_cast<T*>(__cvta_global_to_generic(at));
-}
-
-// Where a lane's sums of a tile go: all that is to be known of it before they are there.
-struct End {
-  float* to;
-  const float* bias;
-  int64_t stride;
-  float scale;
-  uint32_t real;  // bit n: number n is there; bit 4: it is added
-
-  __device__ __forceinline__ End(const ProductList& list, const Leaf& leaf, int index, int lane,
-                                 int64_t tokens) {
-    const int i = product_of(list, index);
-    const ProductArgs& p = list.of[i];
-    const int64_t row = row_tile_of(list, leaf, index, i) * 16 + lane / 4;
-    const int token = lane % 4 * 2;
-    to = known(p.out + token * p.out_stride + row);
-    bias = p.bias + (p.bias == nullptr ? 0 : row);
-    stride = p.out_stride;
-    scale = p.scale;
-    real = p.add != 0 ? 16 : 0;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (row + n / 2 * 8 < p.weight.rows && token + n % 2 < tokens) real |= 1u << n;
-    }
-    asm volatile("" : "+l"(stride), "+f"(scale), "+r"(real));
-  }
-  __device__ __forceinline__ float* at(int n) const { return to + n % 2 * stride + n / 2 * 8; }
-  __device__ __forceinline__ void load(float (&before)[4]) const {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if ((real >> n & 1) != 0) before[n] = *at(n);
-    }
-  }
-  // As finish().
-  __device__ __forceinline__ void put(const float (&sum)[4], const float (&before)[4],
-                                      float up) const {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if ((real >> n & 1) == 0) continue;
-      float v = __fmul_rn(sum[n], up);
-      if (bias != nullptr) v = __fadd_rn(v, bias[n / 2 * 8]);
-      v = __fmul_rn(v, scale);
-      *at(n) = real >= 16 ? __fadd_rn(before[n], v) : v;
-    }
-  }
-};
 #endif
 
 // kTiles of a block have the same tokens. `gated` has data: where two products end.
@@ -250,7 +196,7 @@ __global__ void __launch_bounds__(256, 2)
     b[i][0][0] = act[i * 64];
     b[i][0][1] = act[i * 64 + 32];
   };
-  End to(list, leaf, static_cast<int>(blockIdx.x), lane, tokens);
+  End to = end_of(list, leaf, static_cast<int>(blockIdx.x), lane, tokens);
   __syncwarp();
   wait();
 #pragma unroll
@@ -325,7 +271,7 @@ __global__ void __launch_bounds__(256, 2)
         add_up(sum[0][0], shared, leaf, 0);
         to.put(sum[0][0], before, F::kUp);
       }
-      if (index + step < end) to = End(list, leaf, index + step, lane, tokens);
+      if (index + step < end) to = end_of(list, leaf, index + step, lane, tokens);
     } else if (gates) {
       if (!ends) continue;
       add_up(sum[0][0], shared, leaf, 0);
@@ -364,6 +310,9 @@ int launch_stream(const ProductList& list, int64_t tokens, const Activations& ga
 
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens) {
+  if constexpr (kOnce<F>) {
+    if (once_takes(list)) return run_once<F>(list, tokens);
+  }
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
   // Two tiles at once where every block has some.

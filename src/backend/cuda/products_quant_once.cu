@@ -1,0 +1,172 @@
+// Products of quantised weights with up to eight tokens on Hopper, of few rows of 4,096 columns:
+// all of them come at once.
+//
+// Two blocks a multiprocessor have a tile of 16 rows each, or two, and each of a block's eight
+// warps a leaf. All weights are asked for at the start; the first pieces are values in registers
+// before the kernel in front has ended. Tiles end together, a warp each. The bits are those of
+// products.cu.
+#include "backend/cuda/ahead.cuh"
+#include "backend/cuda/kernels.cuh"
+#include "backend/cuda/products.cuh"
+#include "backend/cuda/products_quant_ends.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kLeafPieces = 8, kDecoded = 2;  // of the first leaf, ahead
+constexpr int64_t kOnceCols = kWarps * kLeafPieces * 64;
+constexpr int kMost = 2;  // tiles of a block
+
+template <class F>
+struct Once {
+  static constexpr int kPieces = F::kUnit / 64;  // of a unit
+  static constexpr int kLeafBytes = kLeafPieces / kPieces * F::kTileBytes;
+  static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
+  static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // leaves in flight
+  static_assert(kPieces <= 4 && 2 * (kMost * kRowBytes + 10 * 1024) <= kSharedOfSm);
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void keep(uint4& v) {
+  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+}
+#endif
+
+template <class F>
+__global__ void __launch_bounds__(256, 2)
+    once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using R = Once<F>;
+  extern __shared__ __align__(128) uint8_t tiles[];
+  __shared__ uint64_t full[kMost][kWarps];
+  __shared__ float4 sums[kMost][kWarps][32];
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
+  const int count = first + blocks < list.first_block[list.count] ? 2 : 1;
+  if (threadIdx.x < kMost * kWarps) {
+    barrier_init(&full[0][threadIdx.x], 1);
+    if (threadIdx.x == 0) ended = 0;
+    barriers_ready();
+  }
+  __syncthreads();
+  uint8_t* mine = tiles + warp * R::kLeafBytes;
+  if (lane == 0) {
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      const int index = first + t * blocks, i = product_of(list, index);
+      const uint8_t* from = list.of[i].weight.data +
+                            static_cast<int64_t>(index - list.first_block[i]) * R::kRowBytes +
+                            warp * R::kLeafBytes;
+      const int before = t * kWarps + warp - R::kAhead;
+      if (warp > 0 && before >= 0) landed(&full[0][before], ended);
+      barrier_expect(&full[t][warp], R::kLeafBytes);
+      copy_weights(mine + t * R::kRowBytes, from, R::kLeafBytes, &full[t][warp]);
+    }
+  }
+  // Lanes of tokens that are not there read another's.
+  const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) + warp * kLeafPieces * 64 +
+                          (lane / 4 < tokens ? lane : lane % 4));
+  const int end_index = first + (warp < count ? warp : 0) * blocks;
+  const int product = product_of(list, end_index);
+  const End to(list, product, end_index - list.first_block[product], lane, tokens);
+  const auto take = [&](const uint8_t* tile, int i, uint4(&a)[4], Piece& piece) {
+    F::template load<FromShared>(tile + i / R::kPieces * F::kTileBytes, i % R::kPieces, lane,
+                                 piece);
+    F::decode(piece, i % R::kPieces, lane, a);
+  };
+  __syncwarp();
+  uint4 ahead[kDecoded][4];
+  Piece pieces[kDecoded];
+  const auto decode_first = [&] {
+#pragma unroll
+    for (int i = 0; i < kDecoded; ++i) {
+      take(mine, i, ahead[i], pieces[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
+    }
+  };
+  // Warp 0 waits for the kernel in front.
+  const bool early = warp > 0 && __all_sync(0xffffffff, landed(&full[0][warp], ended));
+  if (early) decode_first();
+  wait();
+  if (threadIdx.x == 0) ended = 1;
+  uint4 b[kLeafPieces][1][2];
+#pragma unroll
+  for (int i = 0; i < kLeafPieces; ++i) {
+    b[i][0][0] = act[i * 64];
+    b[i][0][1] = act[i * 64 + 32];
+  }
+  float before[4];
+  if (warp < count && to.real >= 16) to.load(before);
+  if (!early) {
+    barrier_wait(&full[0][warp], 0);
+    decode_first();
+  }
+  float sum[1][4] = {};
+#pragma unroll
+  for (int i = 0; i < kDecoded; ++i) {
+    accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
+  }
+#pragma unroll
+  for (int i = kDecoded; i < kLeafPieces; ++i) {
+    Piece piece;
+    uint4 a[4];
+    take(mine, i, a, piece);
+    accumulate<F, 1>(sum, a, b[i], piece, i % R::kPieces);
+  }
+  sums[0][warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+  if (count > 1) {
+    float second[1][4] = {};
+    barrier_wait(&full[1][warp], 0);
+#pragma unroll
+    for (int i = 0; i < kLeafPieces; ++i) {
+      Piece piece;
+      uint4 a[4];
+      take(mine + R::kRowBytes, i, a, piece);
+      accumulate<F, 1>(second, a, b[i], piece, i % R::kPieces);
+    }
+    sums[1][warp][lane] = make_float4(second[0][0], second[0][1], second[0][2], second[0][3]);
+  }
+  __syncthreads();
+  if (warp >= count) return;
+  float all[4];
+#pragma unroll
+  for (int l = 0; l < kWarps; ++l) {
+    const float4 part = sums[warp][l][lane];
+    const float each[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) all[n] = l == 0 ? each[n] : __fadd_rn(all[n], each[n]);
+  }
+  to.put(all, before, F::kUp);
+#endif
+}
+
+}  // namespace
+
+bool once_takes(const ProductList& list) {
+  for (int i = 0; i < list.count; ++i) {
+    const WeightView& w = list.of[i].weight;
+    if (w.cols != kOnceCols || w.rows % 16 != 0 || list.of[i].act != list.of[0].act) return false;
+  }
+  return list.first_block[list.count] <= kMost * 2 * multiprocessors;
+}
+
+template <class F>
+int run_once(const ProductList& list, int64_t tokens) {
+  using R = Once<F>;
+  const int tiles = list.first_block[list.count], most = 2 * multiprocessors;
+  const int bytes = (tiles > most ? 2 : 1) * R::kRowBytes;
+  const auto kernel = once_kernel<F>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  return launch(kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
+                static_cast<size_t>(bytes), list, tokens);
+}
+template int run_once<Q4_0>(const ProductList&, int64_t);
+template int run_once<Q4_K>(const ProductList&, int64_t);
+template int run_once<Int4G128>(const ProductList&, int64_t);
+
+}  // namespace freshet::cuda
