@@ -17,13 +17,10 @@
 namespace freshet::cuda {
 namespace {
 
-// Of blocks that have one tile of rows: few enough for a block beside one of attention_cluster.cu.
-constexpr int kBesideStages = 8;
-
-// NT: tiles of 8 tokens; R: tiles of rows at once.
-template <int NT, int R>
-struct Shape : FewSums<NT, R>,
-               FewRings<FewSums<NT, R>, R * BF16::kTileBytes, R == 1 ? kBesideStages : 1 << 10> {};
+// NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's ring, few enough for
+// a block beside one of attention_cluster.cu.
+template <int NT, int R, int kMost>
+struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
@@ -35,9 +32,9 @@ inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
 
 // A warp's leaf of a share: R tiles at a time, all units of the leaf, then the next R, or first the
 // same of the other matrix. One lane asks.
-template <int NT, int R, int kMatrices>
+template <int NT, int R, int kMatrices, int kMost>
 struct Stream {
-  using S = Shape<NT, R>;
+  using S = Shape<NT, R, kMost>;
   const uint8_t* weights[kMatrices];
   int64_t cols;
   Share share;
@@ -111,12 +108,12 @@ __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kS
 
 // Few registers leave room for the small kernel in front: the next block starts beside it.
 // kMatrices: 2 for gate and up that end in the gated unit, in `gated`.
-template <int NT, int R, int kMatrices>
+template <int NT, int R, int kMatrices, int kMost>
 __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     few_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
                int share) {
 #if __CUDA_ARCH__ >= 900
-  using S = Shape<NT, R>;
+  using S = Shape<NT, R, kMost>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
   __shared__ volatile int ended;  // the kernel in front
@@ -132,7 +129,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const int begin = units * warp / kWarps;
   const uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
-  Stream<NT, R, kMatrices> stream{
+  Stream<NT, R, kMatrices, kMost> stream{
       {w.weights},
       w.cols,
       {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
@@ -261,10 +258,10 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
 #endif
 }
 
-template <int NT, int R, int kMatrices>
+template <int NT, int R, int kMatrices, int kMost = 1 << 10>
 int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
-  using S = Shape<NT, R>;
-  const auto kernel = few_kernel<NT, R, kMatrices>;
+  using S = Shape<NT, R, kMost>;
+  const auto kernel = few_kernel<NT, R, kMatrices, kMost>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
@@ -278,7 +275,8 @@ int launch_few(const ProductList& list, int64_t tokens, int share, const Activat
     if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
   }
   if constexpr (NT == 1) {  // with 8 tokens attention leaves no such room
-    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1>(list, tokens, share, gated);
+    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1, 8>(list, tokens, share, gated);
+    if (share == 3 && tokens == 1) return launch_few<NT, 2, 1, 4>(list, tokens, share, gated);
   }
   if (share <= 2) return launch_few<NT, 2, 1>(list, tokens, share, gated);
   if (share == 3) return launch_few<NT, 3, 1>(list, tokens, share, gated);
