@@ -75,6 +75,17 @@ __device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* cons
   }
 }
 
+// The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the
+// places of operands are computed by each lane, and moved to where wgmma wants them.
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+}
+// Such a number that is not computed again wherever it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t v) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(v));
+  return __shfl_sync(0xffffffff, v, 0);
+}
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A bulk copy of weights that are read once a step: they leave L2 first, and what the kernels in
 // between read again stays there.

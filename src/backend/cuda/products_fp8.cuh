@@ -46,16 +46,6 @@ struct Tour {
   int blocks = 1, rank = 0;
 };
 
-// The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the
-// places of operands are computed by each lane, and moved to where wgmma wants them.
-__device__ __forceinline__ int warp_index() {
-  return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
-}
-// Such a number that is not computed again wherever it is used.
-__device__ __forceinline__ uint32_t kept(uint32_t v) {
-  asm volatile("mov.b32 %0, %0;" : "+r"(v));
-  return __shfl_sync(0xffffffff, v, 0);
-}
 // Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
 __device__ __forceinline__ uint32_t kept_place(const void* shared) {
   return kept(static_cast<uint32_t>(e4m3_at(shared)));

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;  // columns of activations are padded
   const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
   const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
-  if (threadIdx.x >= kConsumers) {
+  if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
       const int token_tiles = (tokens + 7) / 8;
@@ -182,6 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    Reader<Gate> reader(ring);
     wait();
     for (int pass = 0; pass < passes.passes(); ++pass) {
       Total total;
@@ -194,11 +195,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       float sum[kTiles][4];
 #pragma unroll 1
       for (int leaf = 0; leaf < leaves(cols); ++leaf) {
-        sum_pieces<Gate, kTiles>(ring, sum, leaf_of(cols, leaf).count, leaf + 1 == leaves(cols));
+        sum_pieces<Gate, kTiles>(reader, sum, leaf_of(cols, leaf).count, leaf + 1 == leaves(cols));
         total.add(sum, leaf == 0);
       }
       const int64_t tile = passes.begin(pass);
-      const int last = (ring.at - 1) % Gate::kStages;
+      const int last = reader.before;
       sync_consumers();  // the last stage becomes the place of sums
       end_pass(list, act, total, stages + last * Gate::kStageBytes, tile,
                static_cast<int>(passes.begin(pass + 1) - tile));

@@ -137,7 +137,7 @@ __device__ __forceinline__ void finish_gated(const Activations& act, const Produ
     }
     sync_pair();
   };
-  if (threadIdx.x < 128) {
+  if (__shfl_sync(0xffffffff, threadIdx.x, 0) < 128) {  // which all lanes agree on
     exchange(std::integral_constant<int, 0>{});
   } else {
     exchange(std::integral_constant<int, 1>{});

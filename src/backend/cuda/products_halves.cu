@@ -60,10 +60,15 @@ template <int N>
 struct SharedRuns {
   const Runs<N>& runs;
   uint32_t all;
+  Run first, second;
+  int count;
 
   __device__ __forceinline__ uint32_t bytes() const { return all; }
   __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
-    for (int r = 0; r < runs.count; ++r) {
+    copy_weights(to, first.from + at, first.bytes, barrier);
+    if (count == 1) return;
+    copy_weights(to + second.to, second.from + at, second.bytes, barrier);
+    for (int r = 2; r < count; ++r) {
       const Run& run = runs.of[r];
       copy_weights(to + run.to, run.from + at, run.bytes, barrier);
     }
@@ -86,7 +91,7 @@ __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductL
     to += bytes;
     tile += count;
   }
-  return {runs, to};
+  return {runs, to, runs.of[0], runs.of[N > 1 ? 1 : 0], runs.count};
 }
 
 // Where the sums of a tile of 16 rows go.
@@ -286,7 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   cluster_begun();  // nobody sends to a block that has not
-  if (threadIdx.x >= kConsumers) {
+  if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
       const int64_t step = static_cast<int64_t>((tokens + 7) / 8) * kTokenBytes;
@@ -306,13 +311,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       places[threadIdx.x] = place_of(list, tiles, static_cast<int>(threadIdx.x));
     }
     __syncwarp();
-    const Ends<S> ends{places, tokens, static_cast<int>(threadIdx.x / 32)};
+    const Ends<S> ends{places, tokens, warp_index()};
     wait();
     const bool sends = rank == 1 && ends.first_token() < tokens;
+    Reader<S> reader(ring);
     float sum[kLeaves][S::kTiles][4];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
-      sum_pieces<S, S::kTiles>(ring, sum[l], leaf_of(cols, first_leaf + l).count);
+      sum_pieces<S, S::kTiles>(reader, sum[l], leaf_of(cols, first_leaf + l).count);
       if (sends) send_leaf<S>(sum[l], l, stages, &there);
     }
     sync_consumers();  // stages become the place of sums

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
                       S::kTiles};
-  if (threadIdx.x >= kConsumers) {
+  if (warp_index() >= kConsumers / 32) {
     if (threadIdx.x % 32 != 0) return;
     const int token_tiles = (tokens + 7) / 8;
     bool waited = false;
@@ -115,13 +115,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   } else {
+    Reader<S> reader(ring);
     wait();
-    const int group = static_cast<int>(threadIdx.x / 128);
-    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int warp = warp_index(), group = warp / 4;
     for (int pass = 0; pass < passes.passes(); ++pass) {
       const int64_t tile = first + passes.begin(pass), end = first + passes.begin(pass + 1);
       float total[S::kSums][4];
-      sum_leaves<S, S::kSums>(ring, total, cols);
+      sum_leaves<S, S::kSums>(reader, total, cols);
       if constexpr (S::kGate) {
         finish_gated<NT, kShareRound>(act, list.of[group], total,
                                       reinterpret_cast<float4*>(stages + S::kRoom), tile, end, 0);

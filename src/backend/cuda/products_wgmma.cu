@@ -22,8 +22,9 @@ inline constexpr int kRoomFloats = NT * 2 * kRoomRows;
 // NT: tiles of 8 tokens.
 template <int NT>
 struct Walk {
+  static constexpr bool kTokensLead = false;
   static constexpr int kProducers = 1;
-  static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2;
+  static constexpr int kRowBytes = kPanelBytes, kGroupRows = kPanelBytes / 2, kGroupTokens = 0;
   static constexpr int kStageBytes = kRowBytes + NT * kTokenBytes;
   static constexpr int kStages = 200 * 1024 / kStageBytes;
   static constexpr int kRoom = kStages * kStageBytes;
@@ -212,67 +213,6 @@ __device__ __forceinline__ void produce(Ring<S> ring, const ProductList& list, i
   }
 }
 
-// A number that is the same in all lanes, and is not computed again wherever it is used.
-__device__ __forceinline__ uint32_t kept(uint32_t v) {
-  asm volatile("mov.b32 %0, %0;" : "+r"(v));
-  return __shfl_sync(0xffffffff, v, 0);
-}
-
-// What a warpgroup reads of the ring, half a piece at a time: half of one is multiplied while the
-// next is waited for. Places are found once.
-template <class S, int NT>
-struct Reader {
-  static constexpr int kSteps = 2;  // of 16 columns, of four
-
-  uint32_t rows, tokens;  // operands of the first stage
-  uint32_t full, empty;   // barriers
-  int stage = 0, round = 0, before = 0;
-
-  __device__ __forceinline__ explicit Reader(const Ring<S>& ring)
-      : rows(place(ring.stages + threadIdx.x / 128 * S::kGroupRows)),
-        tokens(place(ring.stages + S::kRowBytes)),
-        full(kept(shared_address(ring.full))),
-        empty(kept(shared_address(ring.empty))) {}
-
-  __device__ __forceinline__ static uint32_t place(const uint8_t* shared) {
-    return kept(static_cast<uint32_t>(operand_at(shared)));
-  }
-  // A step's operand.
-  __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
-    return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
-  }
-  __device__ __forceinline__ void leave() const {
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty + before * 8) : "memory");
-    }
-  }
-  // sum += the next piece, or is set to it.
-  __device__ __forceinline__ void add(float (&sum)[NT][4], bool first) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra AGAIN;\n}" ::"r"(full + stage * 8),
-        "r"(round)
-        : "memory");
-    const uint32_t at = stage * (S::kStageBytes >> 4), a = rows + at, b = tokens + at;
-#pragma unroll
-    for (int k = 0; k < 4; k += kSteps) {
-      wgmma_begin();
-#pragma unroll
-      for (int i = k; i < k + kSteps; ++i) wgmma(sum, step(a, i), step(b, i), !first || i > 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (k == 0 && !first) leave();
-    }
-    before = stage;
-    if (++stage == S::kStages) stage = 0, round ^= 1;
-  }
-  __device__ __forceinline__ void end() const {
-    wgmma_wait<0>();
-    leave();
-  }
-};
-
 template <class S, int NT>
 using EndOf = std::conditional_t<kIsGate<S>, GatedEnd<NT>, PlainEnd<NT>>;
 
@@ -295,7 +235,7 @@ __device__ __forceinline__ void walk(Ring<S> ring, const ProductList& list, int6
   uint8_t* room = ring.stages + S::kRoom;
   float sum[NT][4] = {}, total[NT][4] = {};
   using End = EndOf<S, NT>;
-  Reader<S, NT> reader(ring);
+  Reader<S> reader(ring);
   End held;
   bool holds = false;
   auto index = static_cast<int>(blockIdx.x);

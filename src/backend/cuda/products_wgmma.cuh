@@ -61,9 +61,6 @@ struct Ring {
   uint8_t* stages;
   uint64_t *full, *empty;
   int at = 0;  // pieces taken or given so far
-  __device__ __forceinline__ int stage() const { return at % S::kStages; }
-  __device__ __forceinline__ int round() const { return at / S::kStages & 1; }
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
 };
 
 __device__ __forceinline__ void sync_consumers() {
@@ -128,39 +125,89 @@ __device__ __forceinline__ Ring<S> start_ring(uint8_t* stages, uint64_t* full, u
   return {stages, full, empty};
 }
 
-// sum += a piece, for the 64 rows of `lead`, and what stands on the other side.
-template <int NT>
-__device__ __forceinline__ void add_piece(float (&sum)[NT][4], const uint8_t* lead,
-                                          const uint8_t* other, bool first) {
-  const uint64_t a = operand_at(lead), b = operand_at(other);
-  wgmma_begin();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNextStep, b + k * kNextStep, !first || k > 0);
-  wgmma_commit();
-}
+// What a warpgroup reads of the ring: of the operands the one with 64 rows, and the other. Places
+// are found once.
+template <class S>
+struct Reader {
+  uint32_t lead, other;  // operands of the first stage
+  uint32_t full, empty;  // barriers
+  int stage = 0, round = 0, before = 0;
 
-// sum = the next `count` pieces; the stage of the last one is handed back unless it is `kept`.
-template <class S, int NT>
-__device__ __forceinline__ void sum_pieces(Ring<S>& ring, float (&sum)[NT][4], int count,
-                                           bool kept = false) {
-  const int group = static_cast<int>(threadIdx.x / 128);
-  const int rows = group * S::kGroupRows, tokens = S::kRowBytes + group * S::kGroupTokens;
-  const auto leave = [&](int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
-  };
-  int before = -1;
-#pragma unroll 1
-  for (int n = 0; n < count; ++n, ++ring.at) {
-    barrier_wait(&ring.full[ring.stage()], ring.round());
-    const uint8_t* data = ring.data();
-    add_piece<NT>(sum, data + (S::kTokensLead ? tokens : rows),
-                  data + (S::kTokensLead ? rows : tokens), n == 0);
-    wgmma_wait<1>();
-    if (before >= 0) leave(before);
-    before = ring.stage();
+  __device__ __forceinline__ explicit Reader(const Ring<S>& ring)
+      : full(kept(shared_address(ring.full))), empty(kept(shared_address(ring.empty))) {
+    const int group = static_cast<int>(threadIdx.x / 128);
+    const uint32_t rows = place(ring.stages + group * S::kGroupRows);
+    const uint32_t tokens = place(ring.stages + S::kRowBytes + group * S::kGroupTokens);
+    lead = S::kTokensLead ? tokens : rows;
+    other = S::kTokensLead ? rows : tokens;
   }
-  wgmma_wait<0>();
-  if (before >= 0 && !kept) leave(before);
+  __device__ __forceinline__ static uint32_t place(const uint8_t* shared) {
+    return kept(static_cast<uint32_t>(operand_at(shared)));
+  }
+  // A step of 16 columns.
+  __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
+    return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  }
+  // The stage of the piece before.
+  __device__ __forceinline__ void leave() const {
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty + before * 8) : "memory");
+    }
+  }
+  // Waits for the next piece.
+  __device__ __forceinline__ void wait_full() const {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(full + stage * 8),
+        "r"(round)
+        : "memory");
+  }
+  // sum += so many of its steps, or is set to them.
+  template <int NT>
+  __device__ __forceinline__ void multiply(float (&sum)[NT][4], int begin, int end,
+                                           bool first) const {
+    const uint32_t at = stage * (S::kStageBytes >> 4), a = lead + at, b = other + at;
+    wgmma_begin();
+#pragma unroll
+    for (int k = begin; k < end; ++k) wgmma(sum, step(a, k), step(b, k), !first || k > 0);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void next() {
+    before = stage;
+    if (++stage == S::kStages) stage = 0, round ^= 1;
+  }
+  // sum += the next piece, or is set to it: half of one is multiplied while the next is waited for.
+  template <int NT>
+  __device__ __forceinline__ void add(float (&sum)[NT][4], bool first) {
+    wait_full();
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+      multiply(sum, k, k + 2, first);
+      wgmma_wait<1>();
+      if (k == 0 && !first) leave();
+    }
+    next();
+  }
+  __device__ __forceinline__ void end() const {
+    wgmma_wait<0>();
+    leave();
+  }
+};
+
+// sum = the next `count` pieces, one at least. A stage is handed back as soon as it is multiplied,
+// not when the next piece has come; that of the last piece stays if asked to.
+template <class S, int NT>
+__device__ __forceinline__ void sum_pieces(Reader<S>& reader, float (&sum)[NT][4], int count,
+                                           bool stays = false) {
+#pragma unroll 1
+  for (int n = 0; n < count; ++n) {
+    reader.wait_full();
+    reader.multiply(sum, 0, 4, n == 0);
+    reader.next();
+    wgmma_wait<0>();
+    if (n + 1 < count || !stays) reader.leave();
+  }
 }
 
 template <int NT>
@@ -174,7 +221,7 @@ __device__ __forceinline__ void add_sums(float (&total)[NT][4], const float (&su
 
 // total = the sum of all leaves, from left to right.
 template <class S, int NT>
-__device__ __forceinline__ void sum_leaves(Ring<S>& ring, float (&total)[NT][4], int64_t cols) {
+__device__ __forceinline__ void sum_leaves(Reader<S>& reader, float (&total)[NT][4], int64_t cols) {
   const int parts = leaves(cols);
   float sum[NT][4] = {};
 #pragma unroll
@@ -184,7 +231,7 @@ __device__ __forceinline__ void sum_leaves(Ring<S>& ring, float (&total)[NT][4],
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
-    sum_pieces<S, NT>(ring, sum, leaf_of(cols, leaf).count);
+    sum_pieces<S, NT>(reader, sum, leaf_of(cols, leaf).count);
     add_sums(total, sum);
   }
 }
