@@ -662,14 +662,16 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
 // A token alone has one kernel for the norm, the router's product and the routes, which chooses in
 // another way: equals, and groups that it does not take, too.
 TEST_F(Cuda, ATokenAloneGoesWhereItGoesAmongOthers) {
-  constexpr int64_t kFf = 64, kTopK = 8, kTokens = 5;
+  constexpr int64_t kTopK = 8, kTokens = 5;
   uint32_t seed = 1100;
-  for (const auto& [score, experts, hidden, groups] :
-       {std::tuple<ops::Routing::Score, int64_t, int64_t, int>{Score::kSoftmax, 128, 2048, 1},
-        {Score::kSigmoid, 72, 2048, 1},
-        {Score::kTopkSoftmax, 32, 1992, 1},
-        {Score::kSoftmax, 10, 512, 1},
-        {Score::kSigmoid, 64, 2048, 4}}) {
+  for (const auto& [score, experts, hidden, ff, groups] :
+       {std::tuple<ops::Routing::Score, int64_t, int64_t, int64_t, int>{Score::kSoftmax, 128, 2048,
+                                                                        64, 1},
+        {Score::kSigmoid, 72, 2048, 64, 1},
+        {Score::kSoftmax, 9, 2048, 704, 1},
+        {Score::kTopkSoftmax, 32, 1992, 64, 1},
+        {Score::kSoftmax, 10, 512, 64, 1},
+        {Score::kSigmoid, 64, 2048, 64, 4}}) {
     SCOPED_TRACE(std::to_string(experts) + " experts");
     Stored router = stored(quant::Format::kF32, experts, hidden, ++seed);
     to_bf16(router);
@@ -677,7 +679,7 @@ TEST_F(Cuda, ATokenAloneGoesWhereItGoesAmongOthers) {
       router.rows[i] = router.rows[i / 2];  // equals
     const auto on = gpu->pack(quant::Format::kF32, router.rows, hidden);
     ASSERT_TRUE(on.ok());
-    const WeightsOfExperts weights_of(*gpu, *cpu, experts, hidden, kFf, seed += 100);
+    const WeightsOfExperts weights_of(*gpu, *cpu, experts, hidden, ff, seed += 100);
     ops::Experts e;
     e.gate_up = weights_of.up_on;
     e.down = weights_of.down_on;
@@ -711,7 +713,9 @@ TEST_F(Cuda, ATokenAloneGoesWhereItGoesAmongOthers) {
                 {ops::NormKind::kRms, norm.data(), nullptr, 1e-6f}, &*on);
       gpu->matmul(to, {&p, 1});
       gpu->route(logits.matrix(n, experts), r, chosen, weights.data());
-      gpu->moe(out.matrix(n, hidden), to, chosen, weights.data(), kTopK, e, false);
+      for (const bool add : {false, true}) {
+        gpu->moe(out.matrix(n, hidden), to, chosen, weights.data(), kTopK, e, add);
+      }
       return Got{ids.get(), weights.get(), logits.get(), normed.get(), out.get()};
     };
     const Got all = run(0, kTokens);

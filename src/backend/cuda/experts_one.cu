@@ -8,6 +8,8 @@
 //
 // All of it is done twice, first with whatever is there: fetching code takes as long as running it,
 // and is over when the row comes.
+#include <algorithm>
+
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/experts_route.cuh"
 #include "backend/cuda/kernels.cuh"
@@ -246,7 +248,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   }
   cluster_arrive_relaxed();
   uint4 w[kOfWarp][kSteps];
-  const auto* weights = p.weight.data + tile_at<ExactF32>(blockIdx.x, a.x.cols);
+  const int64_t tile = min(int64_t{blockIdx.x}, (p.weight.rows - 1) / kRows);
+  const auto* weights = p.weight.data + tile_at<ExactF32>(tile, a.x.cols);
   load_weights(w, reinterpret_cast<const uint32_t*>(weights) + lane, warp * kOfWarp,
                ceil_div(a.x.cols, kChunk));
   const int first = thread * kUnit;
@@ -291,7 +294,8 @@ int route_one_fits(const RouteOneArgs* a) {
 }
 
 int route_one(const RouteOneArgs* a) {
-  const auto blocks = static_cast<unsigned>(ceil_div(a->product.weight.rows, kRows));
+  // A block that is alone is no cluster, and its sends are refused: one more has no rows.
+  const auto blocks = std::max(2U, static_cast<unsigned>(ceil_div(a->product.weight.rows, kRows)));
   return launch_cluster(route_one_kernel, dim3(blocks), dim3(kWarps * 32), 0, dim3(blocks), *a);
 }
 
