@@ -374,7 +374,18 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
       {Format::kQ4_0, 4096, {4096, 1024, 1024}},
       {Format::kQ4_0, 4096, {4096, 1030}},
       {Format::kQ4_K, 4096, {4096, 1024, 1024}},
-      {Format::kInt4G128, 4096, {4096, 1024, 1024}}};
+      {Format::kInt4G128, 4096, {4096, 1024, 1024}},
+      {Format::kQ8_0, 4096, {4096}},
+      {Format::kMXFP4, 4096, {4096, 1024, 1024}},
+      {Format::kInt4G32, 4096, {4096, 1024, 1024}},
+      {Format::kQ6_K, 4096, {4096}},
+      {Format::kQ8_0, 6144, {64}},
+      {Format::kQ4_0, 14336, {2112}},
+      {Format::kQ4_K, 14336, {64}},
+      {Format::kQ6_K, 8192, {64}},
+      {Format::kMXFP4, 8192, {64}},
+      {Format::kInt4G128, 14336, {64}},
+      {Format::kInt4G32, 10240, {64}}};
   for (const auto& [format, cols, rows] : lists) {
     SCOPED_TRACE(quant::info(format).name);
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));

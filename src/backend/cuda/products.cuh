@@ -250,13 +250,15 @@ bool stream_gated_fits(int64_t rows);
 template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_quant_once.cu: the same of few rows of 4,096 columns. (Q8_0 does not gain by it.)
+// products_quant_once.cu: the same of few rows of 4,096 columns, of formats that are kDecoded.
 template <class F>
-inline constexpr bool kOnce =
-    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kInt4G128;
 bool once_takes(const ProductList& list);
 template <class F>
 int run_once(const ProductList& list, int64_t tokens);
+// products_quant_long.cu: of few rows of more columns.
+bool long_takes(const ProductList& list);
+template <class F>
+int run_long(const ProductList& list, int64_t tokens);
 
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 16;

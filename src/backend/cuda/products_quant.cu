@@ -310,8 +310,9 @@ int launch_stream(const ProductList& list, int64_t tokens, const Activations& ga
 
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens) {
-  if constexpr (kOnce<F>) {
-    if (once_takes(list)) return run_once<F>(list, tokens);
+  if constexpr (kDecoded<F>) {
+    if (once_takes<F>(list)) return run_once<F>(list, tokens);
+    if (long_takes(list)) return run_long<F>(list, tokens);
   }
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;

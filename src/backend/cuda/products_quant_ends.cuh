@@ -22,6 +22,22 @@ __device__ __forceinline__ T* known(T* p) {
   return static_cast<T*>(__cvta_global_to_generic(at));
 }
 
+// A value that is there from here on, and not made where it is used.
+__device__ __forceinline__ void keep(uint4& v) {
+  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+}
+
+// The sum of eight leaves, from left to right.
+__device__ __forceinline__ void add_leaves(float (&all)[4], const float4 (&sums)[kWarps][32]) {
+#pragma unroll
+  for (int l = 0; l < kWarps; ++l) {
+    const float4 part = sums[l][threadIdx.x % 32];
+    const float each[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) all[n] = l == 0 ? each[n] : __fadd_rn(all[n], each[n]);
+  }
+}
+
 // Where a lane's sums of a tile go: all that is to be known of it before they are there.
 struct End {
   float* to;

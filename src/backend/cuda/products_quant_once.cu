@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kLeafPieces = 8, kDecoded = 2;  // of the first leaf, ahead
 constexpr int64_t kOnceCols = kWarps * kLeafPieces * 64;
-constexpr int kMost = 2;  // tiles of a block
+constexpr int kMost = 2;  // tiles of a block, where there is room for them
 
 template <class F>
 struct Once {
@@ -23,14 +23,9 @@ struct Once {
   static constexpr int kLeafBytes = kLeafPieces / kPieces * F::kTileBytes;
   static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
   static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // leaves in flight
-  static_assert(kPieces <= 4 && 2 * (kMost * kRowBytes + 10 * 1024) <= kSharedOfSm);
+  static constexpr int kTiles = 2 * (kMost * kRowBytes + 10 * 1024) <= kSharedOfSm ? kMost : 1;
+  static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + 10 * 1024) <= kSharedOfSm);
 };
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void keep(uint4& v) {
-  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
-}
-#endif
 
 template <class F>
 __global__ void __launch_bounds__(256, 2)
@@ -132,25 +127,20 @@ __global__ void __launch_bounds__(256, 2)
   __syncthreads();
   if (warp >= count) return;
   float all[4];
-#pragma unroll
-  for (int l = 0; l < kWarps; ++l) {
-    const float4 part = sums[warp][l][lane];
-    const float each[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) all[n] = l == 0 ? each[n] : __fadd_rn(all[n], each[n]);
-  }
+  add_leaves(all, sums[warp]);
   to.put(all, before, F::kUp);
 #endif
 }
 
 }  // namespace
 
+template <class F>
 bool once_takes(const ProductList& list) {
   for (int i = 0; i < list.count; ++i) {
     const WeightView& w = list.of[i].weight;
     if (w.cols != kOnceCols || w.rows % 16 != 0 || list.of[i].act != list.of[0].act) return false;
   }
-  return list.first_block[list.count] <= kMost * 2 * multiprocessors;
+  return list.first_block[list.count] <= Once<F>::kTiles * 2 * multiprocessors;
 }
 
 template <class F>
@@ -165,8 +155,19 @@ int run_once(const ProductList& list, int64_t tokens) {
   return launch(kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
                 static_cast<size_t>(bytes), list, tokens);
 }
+template bool once_takes<Q8_0>(const ProductList&);
+template int run_once<Q8_0>(const ProductList&, int64_t);
+template bool once_takes<Q4_0>(const ProductList&);
 template int run_once<Q4_0>(const ProductList&, int64_t);
+template bool once_takes<Q4_K>(const ProductList&);
 template int run_once<Q4_K>(const ProductList&, int64_t);
+template bool once_takes<Q6_K>(const ProductList&);
+template int run_once<Q6_K>(const ProductList&, int64_t);
+template bool once_takes<MXFP4>(const ProductList&);
+template int run_once<MXFP4>(const ProductList&, int64_t);
+template bool once_takes<Int4G128>(const ProductList&);
 template int run_once<Int4G128>(const ProductList&, int64_t);
+template bool once_takes<Int4G32>(const ProductList&);
+template int run_once<Int4G32>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda
