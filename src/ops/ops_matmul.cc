@@ -31,12 +31,14 @@ struct Cut {
 constexpr int64_t kPiecesPerWorker = 6;
 constexpr int64_t kMinPieceBytes = 16 << 10;  // below this a stream of weights is all latency
 
-// Time to run one panel for all tokens, in bytes of weights: reading it, and computing with it,
-// which takes as long as reading does at about eight tokens.
+// At about so many tokens computing with weights takes as long as reading them.
+constexpr int64_t kFewTokens = 8;
+
+// Time to run one panel for all tokens, in bytes of weights: reading it, and computing with it.
 double panel_cost(const MatmulCall& c, int64_t panels) {
   const double bytes =
       static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
-  return bytes * std::max(1.0, static_cast<double>(c.args.tokens) / 8.0);
+  return bytes * std::max(1.0, static_cast<double>(c.args.tokens) / kFewTokens);
 }
 
 Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
@@ -45,7 +47,7 @@ Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
   const double bytes =
       static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
   Cut cut{std::max<int64_t>(1, std::llround(piece_cost / cost)), c.args.tokens, 0};
-  if (c.args.tokens > 8) {  // the piece's weights stay in cache while the tokens pass by
+  if (c.args.tokens > kFewTokens) {  // the piece's weights stay in cache while the tokens pass by
     cut.panels = std::min(
         cut.panels,
         std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(cache_bytes) / bytes)));
@@ -159,7 +161,7 @@ void refine(const MatmulCall& c, Cut& cut) {
   const int64_t panels = panels_of(*c.args.weight);
   const auto bytes = static_cast<int64_t>(c.args.weight->packed.size()) / panels;
   const int64_t least =
-      c.args.tokens > 8 ? kFinePanels : std::max<int64_t>(1, kMinPieceBytes / bytes);
+      c.args.tokens > kFewTokens ? kFinePanels : std::max<int64_t>(1, kMinPieceBytes / bytes);
   cut.panels = std::min(cut.panels, least);
   cut.pieces = (panels + cut.panels - 1) / cut.panels;
 }
@@ -168,7 +170,7 @@ void refine(const MatmulCall& c, Cut& cut) {
 // left take the last ones.
 class alignas(64) Share {
  public:
-  explicit Share(int64_t first, int64_t last) : left_(first << 32 | last) {}
+  Share(int64_t first, int64_t last) : left_(first << 32 | last) {}
 
   // A quarter of what is left, so that a share is few streams and its end is fine; nothing: false.
   bool take(bool front, int64_t& first, int64_t& last) {
@@ -188,6 +190,7 @@ class alignas(64) Share {
  private:
   std::atomic<int64_t> left_;  // the first's number and that after the last
 };
+static_assert(alignof(Share) <= 64, "an arena's pieces are aligned to 64");
 
 }  // namespace
 

@@ -43,6 +43,7 @@ struct Shared {
 void launch_connection(boost::asio::ip::tcp::socket socket, Shared& shared,
                        boost::asio::ssl::context* tls);
 
+// Of a time-out, which may be any number: more, added to the clock, would overflow its nanoseconds.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1000.0));
 }

@@ -108,10 +108,10 @@ class HttpServer {
 
 // Status texts, percent-decoding and query look-up: shared with the routes and tested by
 // themselves.
-// "127.0.0.1:80", "[::1]:80": as an address has it.
-std::string host_and_port(const std::string& host, int port);
 std::string_view reason_phrase(int status);
 std::optional<std::string> percent_decode(std::string_view s);
+// "127.0.0.1:80", "[::1]:80": as an address has it.
+std::string host_and_port(const std::string& host, int port);
 
 // What the second word of a request line names.
 struct RequestTarget {
