@@ -193,8 +193,8 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   constexpr size_t kMiB = size_t{1} << 20;
   std::vector<std::string> ways;
   if (r.kv_cache_memory > 0 && least > r.kv_cache_memory) {
-    if (rest() + least <= room)
-      ways.push_back(fmt::format("--kv-cache-memory {}M", (least + kMiB - 1) / kMiB));
+    const size_t offer = (least + kMiB - 1) / kMiB;
+    if (rest() + offer * kMiB <= room) ways.push_back(fmt::format("--kv-cache-memory {}M", offer));
     return resource_exhausted(
         "a sequence of {} tokens needs {} of cache, --kv-cache-memory is {}: {}",
         plan.max_model_len, format_bytes(least), format_bytes(r.kv_cache_memory),

@@ -127,6 +127,15 @@ TEST(Plan, NamesTheOptionThatAskedForTooMuch) {
     EXPECT_TRUE(make_plan(r).ok()) << message;
   }
   r.kv_cache_memory = 0;
+  const auto roomy = make_plan(r);
+  ASSERT_TRUE(roomy.ok());
+  // Where 256.5 MiB fit and 257 do not, these are not offered.
+  r.max_model_len = 8192 + 16;
+  r.available = (64 + 256) * kMiB + 700 * 1024 + roomy->total() - roomy->kv_bytes();
+  EXPECT_TRUE(make_plan(r).ok());
+  r.kv_cache_memory = 1;
+  EXPECT_EQ(make_plan(r).status().message().find("257M"), std::string::npos);
+  r = request_of();
   r.max_num_batched_tokens = 1000000;
   const std::string message = make_plan(r).status().message();
   r.max_num_batched_tokens = number_behind(message, "--max-num-batched-tokens ");
