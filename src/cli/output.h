@@ -38,7 +38,8 @@ bool stderr_is_terminal();
 bool stdin_is_terminal();
 // Writes to standard error, whatever happens.
 void say(std::string_view line);
-// The same, unless standard error is a pipe that is full because nobody reads it: returns false.
+// The same with 4,095 bytes of it at most, unless standard error is a pipe that is full because
+// nobody reads it: returns false.
 bool say_unless_it_blocks(std::string_view line);
 // Has the library's remarks from this level on written there.
 void log_to_stderr(LogLevel minimum);

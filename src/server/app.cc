@@ -141,16 +141,21 @@ void App::add_cors(const HttpRequest& request, Headers& headers) const {
   }
 }
 
+std::string App::request_id(const HttpRequest& r) const {
+  const std::string_view given = r.header("x-request-id");
+  return given.empty() ? fmt::format("{}-{}", boot_id_, r.number)
+                       : std::string(given.substr(0, 256));
+}
+
 void App::log_when_done(const Exchanges& exchange) {
   const HttpRequest& r = exchange->request();
   json::Object line;
-  line["id"] =
-      std::string(r.header("x-request-id").empty() ? fmt::format("{}-{}", boot_id_, r.number)
-                                                   : std::string(r.header("x-request-id")));
+  line["id"] = request_id(r);
   line["remote"] = r.remote;
-  line["method"] = r.method;
-  line["path"] = r.path;
-  if (!r.header("traceparent").empty()) line["traceparent"] = std::string(r.header("traceparent"));
+  line["method"] = r.method.substr(0, 32);
+  line["path"] = r.path.substr(0, 384);  // whose bytes may take six each: a line stays below 4 KiB
+  if (!r.header("traceparent").empty())
+    line["traceparent"] = std::string(r.header("traceparent").substr(0, 64));
   line["bytes_in"] = static_cast<int64_t>(r.body.size());
   std::string allowed;
   const Route* route = find(r, allowed);
@@ -213,9 +218,7 @@ void App::handle(std::shared_ptr<Exchange> raw) {
   const HttpRequest& request = raw->request();
   Headers headers;
   add_cors(request, headers);
-  const std::string_view id = request.header("x-request-id");
-  headers.emplace_back("X-Request-Id", id.empty() ? fmt::format("{}-{}", boot_id_, request.number)
-                                                  : std::string(id.substr(0, 256)));
+  headers.emplace_back("X-Request-Id", request_id(request));
   auto exchange = std::make_shared<DecoratedExchange>(std::move(raw), std::move(headers));
   log_when_done(exchange);
   if (request.method == "OPTIONS") return exchange->send({204, {}, "", ""});
@@ -305,15 +308,16 @@ size_t App::tokens_to_keep(const CommonRequest& request) const {
 }
 
 Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonRequest& request,
-                                         const char* param, bool may_be_empty) const {
+                                         bool may_be_empty) const {
   std::vector<int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     std::string_view kept = *text;
     if (kept.size() > max_text_bytes_ && request.truncate_prompt_tokens != 0) {
       kept.remove_prefix(kept.size() - max_text_bytes_);  // what is wanted lies behind it
     } else if (kept.size() > max_text_bytes_) {
-      return bad_request(param, fmt::format("the {} has {} bytes: more than {} tokens can hold",
-                                            param, kept.size(), engine_.max_model_len()));
+      return bad_request(request.prompt_field,
+                         fmt::format("the prompt has {} bytes: more than {} tokens can hold",
+                                     kept.size(), engine_.max_model_len()));
     }
     tokenizer::EncodeOptions options;
     options.add_special = request.add_special_tokens;

@@ -89,6 +89,7 @@ class App {
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
   void add_cors(const HttpRequest& request, Headers& headers) const;
+  std::string request_id(const HttpRequest& request) const;  // the client's, or one of ours
   void log_when_done(const Exchanges& exchange);
   // The route, or nullptr: `allowed` names the methods that the path has, if it is known.
   const Route* find(const HttpRequest& request, std::string& allowed) const;
