@@ -31,6 +31,11 @@ json::Array id_array(const std::vector<int32_t>& ids) {
   return out;
 }
 
+// Those that begin in `bytes`, which may hold parts of some.
+int64_t characters(std::string_view bytes) {
+  return std::ranges::count_if(bytes, [](char c) { return (c & 0xC0) != 0x80; });
+}
+
 json::Object logprob_entry(const TokenLogprob& t, const TokenBytes& bytes, bool tokens_as_ids) {
   json::Object o;
   o["token"] = shown_token(t.id, bytes, tokens_as_ids);
@@ -59,6 +64,24 @@ json::Value prompt_logprobs_json(const std::vector<std::vector<TokenLogprob>>& a
     out.emplace_back(std::move(o));
   }
   return out;
+}
+
+// {"content": [{"token", "logprob", "bytes", "top_logprobs"}]}
+json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                          const TokenBytes& bytes, bool tokens_as_ids) {
+  json::Array content;
+  for (const auto& position : logprobs) {
+    if (position.empty()) continue;
+    json::Object o = logprob_entry(position.front(), bytes, tokens_as_ids);
+    json::Array top;
+    for (size_t i = 1; i < position.size(); ++i)
+      top.emplace_back(logprob_entry(position[i], bytes, tokens_as_ids));
+    o["top_logprobs"] = std::move(top);
+    content.emplace_back(std::move(o));
+  }
+  json::Object o;
+  o["content"] = std::move(content);
+  return o;
 }
 
 // Fields that both shapes share.
@@ -157,10 +180,8 @@ class CompletionFormat final : public OpenAiFormat {
     json::Object c;
     c["index"] = static_cast<int64_t>(index);
     c["text"] = delta.text;
-    c["logprobs"] = wants_logprobs_ ? completion_logprobs(delta.logprobs, context_.token_bytes,
-                                                          tokens_as_ids_, offsets_[index])
-                                    : json::Value();
-    offsets_[index] += delta.text.size();
+    c["logprobs"] =
+        wants_logprobs_ ? logprobs_json(delta.logprobs, offsets_[index]) : json::Value();
     add_finish(c, delta.finish, delta.stop_reason);
     if (return_token_ids_) {
       const Choice& choice = state.choices[index];
@@ -197,19 +218,59 @@ class CompletionFormat final : public OpenAiFormat {
   // With echo, the prompt's tokens come first; nothing predicts the first of them.
   json::Value whole_logprobs(const AnswerState& state, const Choice& choice) const {
     std::vector<std::vector<TokenLogprob>> all;
+    int64_t offset = 0;
     if (echo_) {
       const size_t prompt = static_cast<size_t>(choice.prompt);
       all = state.prompt_logprobs[prompt];
       if (!all.empty()) all[0] = {{state.prompts[prompt][0], std::nanf("")}};
+      // From the prompt's end: its tokens may begin with one, or a space, that its text has not.
+      offset = characters(prompt_texts_[prompt]);
+      for (const int32_t id : state.prompts[prompt]) offset -= characters(context_.token_bytes(id));
     }
     if (!scores_only_) all.insert(all.end(), choice.logprobs.begin(), choice.logprobs.end());
-    return completion_logprobs(all, context_.token_bytes, tokens_as_ids_, 0);
+    return logprobs_json(all, offset);
+  }
+
+  // {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; offsets count characters from
+  // `offset`, which is moved on. A logprob that is not a number stands for a token that nothing
+  // predicts: null.
+  json::Object logprobs_json(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                             int64_t& offset) const {
+    const auto shown = [&](const TokenLogprob& t) {
+      return shown_token(t.id, context_.token_bytes, tokens_as_ids_);
+    };
+    json::Array offsets;
+    json::Array values;
+    json::Array tokens;
+    json::Array tops;
+    for (const auto& position : logprobs) {
+      if (position.empty()) continue;
+      const TokenLogprob& chosen = position.front();
+      offsets.emplace_back(std::max<int64_t>(offset, 0));
+      offset += characters(context_.token_bytes(chosen.id));
+      tokens.emplace_back(shown(chosen));
+      if (std::isnan(chosen.logprob)) {
+        values.emplace_back();
+        tops.emplace_back();
+        continue;
+      }
+      values.emplace_back(finite(chosen.logprob));
+      json::Object top;
+      for (const TokenLogprob& t : position) top[shown(t)] = finite(t.logprob);
+      tops.emplace_back(std::move(top));
+    }
+    json::Object o;
+    o["text_offset"] = std::move(offsets);
+    o["token_logprobs"] = std::move(values);
+    o["tokens"] = std::move(tokens);
+    o["top_logprobs"] = std::move(tops);
+    return o;
   }
 
   const bool echo_;
   const bool scores_only_;
   const std::vector<std::string> prompt_texts_;
-  std::vector<size_t> offsets_;  // bytes of text sent, a choice
+  std::vector<int64_t> offsets_;  // characters of tokens sent, a choice
 };
 
 json::Value tool_calls_json(const std::vector<ToolCall>& calls, int first_index) {
@@ -373,56 +434,6 @@ json::Value finish_reason_json(FinishReason reason) {
       return "error";
   }
   return nullptr;
-}
-
-json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
-                          const TokenBytes& bytes, bool tokens_as_ids) {
-  json::Array content;
-  for (const auto& position : logprobs) {
-    if (position.empty()) continue;
-    json::Object o = logprob_entry(position.front(), bytes, tokens_as_ids);
-    json::Array top;
-    for (size_t i = 1; i < position.size(); ++i)
-      top.emplace_back(logprob_entry(position[i], bytes, tokens_as_ids));
-    o["top_logprobs"] = std::move(top);
-    content.emplace_back(std::move(o));
-  }
-  json::Object o;
-  o["content"] = std::move(content);
-  return o;
-}
-
-json::Value completion_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
-                                const TokenBytes& bytes, bool tokens_as_ids, size_t offset) {
-  json::Array offsets;
-  json::Array values;
-  json::Array tokens;
-  json::Array tops;
-  for (const auto& position : logprobs) {
-    if (position.empty()) continue;
-    const TokenLogprob& chosen = position.front();
-    offsets.emplace_back(static_cast<int64_t>(offset));
-    offset += bytes(chosen.id).size();
-    tokens.emplace_back(shown_token(chosen.id, bytes, tokens_as_ids));
-    if (std::isnan(chosen.logprob)) {
-      values.emplace_back();
-      tops.emplace_back();
-      continue;
-    }
-    values.emplace_back(finite(chosen.logprob));
-    json::Object top;
-    top[shown_token(chosen.id, bytes, tokens_as_ids)] = finite(chosen.logprob);
-    for (size_t i = 1; i < position.size(); ++i) {
-      top[shown_token(position[i].id, bytes, tokens_as_ids)] = finite(position[i].logprob);
-    }
-    tops.emplace_back(std::move(top));
-  }
-  json::Object o;
-  o["text_offset"] = std::move(offsets);
-  o["token_logprobs"] = std::move(values);
-  o["tokens"] = std::move(tokens);
-  o["top_logprobs"] = std::move(tops);
-  return o;
 }
 
 std::unique_ptr<AnswerFormat> make_completion_format(FormatContext context,

@@ -29,15 +29,8 @@ std::unique_ptr<AnswerFormat> make_completion_format(FormatContext context,
 std::unique_ptr<AnswerFormat> make_chat_format(FormatContext context, const ChatRequest& request,
                                                ToolDialect dialect);
 
-// Pieces shared with other routes, and tested by themselves.
+// Pieces shared with other routes.
 json::Value usage_json(const Usage& usage);
 json::Value finish_reason_json(FinishReason reason);  // null, "stop", "length", "abort", "error"
-// {"content": [{"token", "logprob", "bytes", "top_logprobs"}]}
-json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
-                          const TokenBytes& bytes, bool tokens_as_ids);
-// {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; offsets count from `offset`, in
-// bytes. A logprob that is not a number stands for a token that nothing predicts: null.
-json::Value completion_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
-                                const TokenBytes& bytes, bool tokens_as_ids, size_t offset);
 
 }  // namespace freshet::server

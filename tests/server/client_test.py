@@ -428,6 +428,28 @@ class Logprobs(ClientCase):
         for token, value, top in zip(p.tokens, p.token_logprobs, p.top_logprobs):
             self.assertAlmostEqual(top[token], value, places=5)
 
+    def test_offsets_count_characters(self):
+        """As OpenAI's and vLLM's do; those of more than one token begin with the first."""
+        text = "Naïve 東京 🙂é, they said"
+        p = self.completion(text, echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
+        self.assertEqual(p.text_offset, sorted(p.text_offset))
+        self.assertEqual(p.text_offset[:2], [0, 0])  # <s> is no part of the text
+        self.assertEqual(p.text_offset[-1] + len(p.tokens[-1]), len(text))
+        for token, at in zip(p.tokens[1:], p.text_offset[1:]):
+            if "\ufffd" not in token:
+                self.assertEqual(text[at:at + len(token)], token)
+
+    def test_offsets_of_a_stream(self):
+        """Tokens have their places though the text of some is held back."""
+        options = {"logprobs": 0, "max_tokens": 40, "temperature": 0,
+                   "extra": {"structured_outputs": {"regex": "(🙂|東|é){6}"}}}
+        whole = self.completion(**options).choices[0]
+        self.assertRegex(whole.text, "^[🙂東é]{6}$")
+        offsets = whole.logprobs.text_offset
+        self.assertLessEqual(max(offsets), 6)
+        self.assertEqual([at for c in self.completion(stream=True, **options)
+                          for at in c.choices[0].logprobs.text_offset], offsets)
+
     def test_scoring_agrees(self):
         """The log-probability of a generated token is what scoring the same text says of it."""
         made = self.completion(temperature=0, logprobs=0, extra={"return_token_ids": True})
