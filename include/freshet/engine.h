@@ -108,6 +108,12 @@ struct Request {
   std::function<void(const std::vector<float>&)> on_embedding;
 };
 
+// What cannot be done of a request: the field of Request or SamplingParams, and why.
+struct RequestError {
+  std::string field;
+  std::string message;
+};
+
 struct EngineOptions {
   std::string model;           // directory, .gguf file, or a known name
   int threads = 0;             // 0: one a physical core
@@ -199,6 +205,8 @@ class Engine {
   // parameters), kResourceExhausted (queue full). Where it returns a number, on_done will be
   // called.
   Result<uint64_t> submit(Request request);
+  // Whether submit() would refuse it as kInvalidArgument.
+  std::optional<RequestError> check(const Request& request) const;
   void cancel(uint64_t request);  // nothing happens when it has ended
 
   // Convenience: submits and waits. One string a sample.

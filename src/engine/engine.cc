@@ -252,6 +252,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
 Result<uint64_t> Engine::submit(Request request) {
   return impl_->loop->submit(std::move(request));
 }
+std::optional<RequestError> Engine::check(const Request& request) const {
+  return impl_->loop->check(request);
+}
 void Engine::cancel(uint64_t request) {
   impl_->loop->cancel(request);
 }

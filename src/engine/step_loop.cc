@@ -69,43 +69,44 @@ StepLoop::~StepLoop() {
 
 // ---- from any thread -------------------------------------------------------------------------
 
-Status StepLoop::check(const Request& r) const {
-  FRESHET_RETURN_IF_ERROR(validate(r.params, runner_.vocab()));
+std::optional<RequestError> StepLoop::check(const Request& r) const {
+  if (auto error = find_error(r.params, runner_.vocab())) return error;
   const auto length = static_cast<int64_t>(r.prompt.size());
-  if (length == 0) return invalid_argument("the prompt is empty");
+  if (length == 0) return wrong("prompt", "the prompt is empty");
   if (length >= options_.scheduler.max_model_len) {
-    return invalid_argument(
+    return wrong(
+        "prompt",
         "the prompt has {} tokens; at most {} fit with a token to follow (max_model_len {})",
         length, options_.scheduler.max_model_len - 1, options_.scheduler.max_model_len);
   }
   for (const int32_t id : r.prompt) {
     if (id < 0 || id >= runner_.vocab()) {
-      return invalid_argument("token id {} in the prompt: the model has ids 0 to {}", id,
-                              runner_.vocab() - 1);
+      return wrong("prompt", "token id {} in the prompt: the model has ids 0 to {}", id,
+                   runner_.vocab() - 1);
     }
   }
   if (r.params.grammar && r.params.beam_width > 0) {
-    return invalid_argument("structured output and beam search do not go together");
+    return wrong("grammar", "structured output and beam search do not go together");
   }
   if (r.params.grammar && r.params.grammar->trie().vocab_size() > runner_.vocab()) {
-    return invalid_argument("the grammar was compiled for another vocabulary");
+    return wrong("grammar", "the grammar was compiled for another vocabulary");
   }
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > options_.scheduler.max_num_seqs) {
-    return invalid_argument("{} sequences in one request: at most {} run at once (max_num_seqs)",
-                            sequences, options_.scheduler.max_num_seqs);
+    return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",
+                 sequences, options_.scheduler.max_num_seqs);
   }
   if (tokenizer_ == nullptr && !r.params.stop.empty()) {
-    return invalid_argument("stop strings need a vocabulary, and this model came without one");
+    return wrong("stop", "stop strings need a vocabulary, and this model came without one");
   }
   if (!(r.deadline_s >= 0.0) || r.deadline_s > 1e9) {
-    return invalid_argument("deadline_s must be between 0 and 1e9, not {}", r.deadline_s);
+    return wrong("deadline_s", "deadline_s must be between 0 and 1e9, not {}", r.deadline_s);
   }
   return {};
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
-  FRESHET_RETURN_IF_ERROR(check(request));
+  if (const auto error = check(request)) return invalid_argument("{}", error->message);
   const auto tokens = static_cast<int64_t>(request.prompt.size());
   uint64_t id = 0;
   {

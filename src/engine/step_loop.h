@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -49,6 +50,7 @@ class StepLoop {
 
   // From any thread.
   Result<uint64_t> submit(Request request);
+  std::optional<RequestError> check(const Request& request) const;
   void cancel(uint64_t request);
   EngineStats stats() const;
 
@@ -87,7 +89,6 @@ class StepLoop {
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
            std::unique_ptr<kv_cache::BlockCache> blocks, ModelRunner runner);
 
-  Status check(const Request& request) const;
   void loop();
   void empty_inbox();
   void begin(uint64_t id, Request request);

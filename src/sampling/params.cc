@@ -12,47 +12,49 @@ constexpr int kMaxLogprobs = 1024;
 constexpr int kMaxBeams = 64;
 constexpr size_t kMaxStops = 1024;
 
-Status in_range(std::string_view name, float v, float low, float high) {
+using Error = std::optional<RequestError>;
+
+Error in_range(std::string_view name, float v, float low, float high) {
   if (v >= low && v <= high) return {};
-  return invalid_argument("{} must be between {} and {}, not {}", name, low, high, v);
+  return wrong(name, "{} must be between {} and {}, not {}", name, low, high, v);
 }
 
 // (0, high]
-Status positive(std::string_view name, float v, float high) {
+Error positive(std::string_view name, float v, float high) {
   if (v > 0.0f && v <= high) return {};
-  return invalid_argument("{} must be above 0 and at most {}, not {}", name, high, v);
+  return wrong(name, "{} must be above 0 and at most {}, not {}", name, high, v);
 }
 
-Status count(std::string_view name, int64_t v, int64_t low, int64_t high) {
+Error count(std::string_view name, int64_t v, int64_t low, int64_t high) {
   if (v >= low && v <= high) return {};
-  return invalid_argument("{} must be between {} and {}, not {}", name, low, high, v);
+  return wrong(name, "{} must be between {} and {}, not {}", name, low, high, v);
 }
 
-Status validate_tokens(const SamplingParams& p, int64_t vocab) {
+Error find_wrong_token(const SamplingParams& p, int64_t vocab) {
   for (const auto& [id, bias] : p.logit_bias) {
     if (id < 0 || id >= vocab)
-      return invalid_argument("logit_bias names token {}; the model has {}", id, vocab);
+      return wrong("logit_bias", "logit_bias names token {}; the model has {}", id, vocab);
     if (!std::isfinite(bias))
-      return invalid_argument("logit_bias of token {} must be finite, not {}", id, bias);
+      return wrong("logit_bias", "logit_bias of token {} must be finite, not {}", id, bias);
   }
   for (const int32_t id : p.stop_token_ids) {
     if (id < 0 || id >= vocab)
-      return invalid_argument("stop_token_ids names token {}; the model has {}", id, vocab);
+      return wrong("stop_token_ids", "stop_token_ids names token {}; the model has {}", id, vocab);
   }
-  if (p.stop.size() > kMaxStops)
-    return invalid_argument("stop holds {} strings; at most {} are allowed", p.stop.size(),
-                            kMaxStops);
+  if (p.stop.size() > kMaxStops) {
+    return wrong("stop", "stop holds {} strings; at most {} are allowed", p.stop.size(), kMaxStops);
+  }
   for (const std::string& s : p.stop) {
-    if (s.empty()) return invalid_argument("a stop string must not be empty");
+    if (s.empty()) return wrong("stop", "a stop string must not be empty");
   }
   return {};
 }
 
 // Beams are compared by the model's own probabilities: what changes or tells those of tokens has no
 // part in it.
-Status validate_beams(const SamplingParams& p) {
+Error find_wrong_beam(const SamplingParams& p) {
   if (p.n > p.beam_width)
-    return invalid_argument("n ({}) must not exceed beam_width ({})", p.n, p.beam_width);
+    return wrong("n", "n ({}) must not exceed beam_width ({})", p.n, p.beam_width);
   const std::pair<bool, const char*> without[] = {
       {p.logprobs >= 0, "logprobs"},
       {!p.logit_bias.empty(), "logit_bias"},
@@ -62,33 +64,36 @@ Status validate_beams(const SamplingParams& p) {
       {p.frequency_penalty != 0.0f, "frequency_penalty"},
   };
   for (const auto& [given, name] : without) {
-    if (given) return invalid_argument("{} and beam search do not go together", name);
+    if (given) return wrong(name, "{} and beam search do not go together", name);
   }
   return {};
 }
 
 }  // namespace
 
-Status validate(const SamplingParams& p, int64_t vocab) {
-  FRESHET_RETURN_IF_ERROR(in_range("temperature", p.temperature, 0.0f, 100.0f));
-  if (p.top_k < 0) return invalid_argument("top_k must be 0 (all) or more, not {}", p.top_k);
-  FRESHET_RETURN_IF_ERROR(positive("top_p", p.top_p, 1.0f));
-  FRESHET_RETURN_IF_ERROR(in_range("min_p", p.min_p, 0.0f, 1.0f));
-  FRESHET_RETURN_IF_ERROR(positive("typical_p", p.typical_p, 1.0f));
-  FRESHET_RETURN_IF_ERROR(positive("repetition_penalty", p.repetition_penalty, 1000.0f));
-  FRESHET_RETURN_IF_ERROR(in_range("presence_penalty", p.presence_penalty, -2.0f, 2.0f));
-  FRESHET_RETURN_IF_ERROR(in_range("frequency_penalty", p.frequency_penalty, -2.0f, 2.0f));
+Error find_error(const SamplingParams& p, int64_t vocab) {
+  if (auto e = in_range("temperature", p.temperature, 0.0f, 100.0f)) return e;
+  if (p.top_k < 0) return wrong("top_k", "top_k must be 0 (all) or more, not {}", p.top_k);
+  if (auto e = positive("top_p", p.top_p, 1.0f)) return e;
+  if (auto e = in_range("min_p", p.min_p, 0.0f, 1.0f)) return e;
+  if (auto e = positive("typical_p", p.typical_p, 1.0f)) return e;
+  if (auto e = positive("repetition_penalty", p.repetition_penalty, 1000.0f)) return e;
+  if (auto e = in_range("presence_penalty", p.presence_penalty, -2.0f, 2.0f)) return e;
+  if (auto e = in_range("frequency_penalty", p.frequency_penalty, -2.0f, 2.0f)) return e;
   if (p.max_tokens < 1)
-    return invalid_argument("max_tokens must be at least 1, not {}", p.max_tokens);
-  FRESHET_RETURN_IF_ERROR(count("min_tokens", p.min_tokens, 0, p.max_tokens));
-  FRESHET_RETURN_IF_ERROR(count("logprobs", p.logprobs, -1, kMaxLogprobs));
-  FRESHET_RETURN_IF_ERROR(count("prompt_logprobs", p.prompt_logprobs, -1, kMaxLogprobs));
-  FRESHET_RETURN_IF_ERROR(count("n", p.n, 1, kMaxSamples));
-  FRESHET_RETURN_IF_ERROR(count("beam_width", p.beam_width, 0, kMaxBeams));
-  if (p.beam_width > 0) FRESHET_RETURN_IF_ERROR(validate_beams(p));
-  if (!std::isfinite(p.length_penalty))
-    return invalid_argument("length_penalty must be finite, not {}", p.length_penalty);
-  return validate_tokens(p, vocab);
+    return wrong("max_tokens", "max_tokens must be at least 1, not {}", p.max_tokens);
+  if (auto e = count("min_tokens", p.min_tokens, 0, p.max_tokens)) return e;
+  if (auto e = count("logprobs", p.logprobs, -1, kMaxLogprobs)) return e;
+  if (auto e = count("prompt_logprobs", p.prompt_logprobs, -1, kMaxLogprobs)) return e;
+  if (auto e = count("n", p.n, 1, kMaxSamples)) return e;
+  if (auto e = count("beam_width", p.beam_width, 0, kMaxBeams)) return e;
+  if (p.beam_width > 0) {
+    if (auto e = find_wrong_beam(p)) return e;
+  }
+  if (!std::isfinite(p.length_penalty)) {
+    return wrong("length_penalty", "length_penalty must be finite, not {}", p.length_penalty);
+  }
+  return find_wrong_token(p, vocab);
 }
 
 }  // namespace freshet

@@ -2,13 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
 
-#include "base/status.h"
+#include <fmt/format.h>
+
 #include "freshet/engine.h"
 
 namespace freshet {
 
-// The first thing that is wrong with `params` for a model of `vocab` tokens; ok when nothing is.
-Status validate(const SamplingParams& params, int64_t vocab);
+template <class... Args>
+RequestError wrong(std::string_view field, fmt::format_string<Args...> f, Args&&... args) {
+  return {std::string(field), fmt::format(f, std::forward<Args>(args)...)};
+}
+
+// The first thing that is wrong with `params` for a model of `vocab` tokens.
+std::optional<RequestError> find_error(const SamplingParams& params, int64_t vocab);
 
 }  // namespace freshet

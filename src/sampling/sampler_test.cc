@@ -89,7 +89,7 @@ class Reference {
 
 Sampler make(const SamplingParams& p, size_t vocab, uint64_t seed = 1, uint32_t index = 0,
              const std::vector<int32_t>& prompt = {}, std::vector<int32_t> stop = {}) {
-  EXPECT_TRUE(validate(p, static_cast<int64_t>(vocab)).ok());
+  EXPECT_FALSE(find_error(p, static_cast<int64_t>(vocab)));
   return Sampler(p, static_cast<int64_t>(vocab), seed, index, prompt, 1000, std::move(stop));
 }
 
@@ -463,25 +463,34 @@ TEST(Exponentials, SumsAreThoseOfWholeSharesOneByOne) {
   }
 }
 
-TEST(Validate, NamesWhatIsWrong) {
-  const auto message = [](auto change) {
+TEST(FindError, NamesWhatIsWrong) {
+  const auto error = [](auto change) {
     SamplingParams p;
     change(p);
-    return validate(p, 100).message();
+    return find_error(p, 100).value_or(RequestError{});
   };
-  EXPECT_EQ(message([](auto&) {}), "");
-  EXPECT_THAT(message([](auto& p) { p.temperature = -1.0f; }), testing::HasSubstr("temperature"));
-  EXPECT_THAT(message([](auto& p) { p.temperature = NAN; }), testing::HasSubstr("temperature"));
-  EXPECT_THAT(message([](auto& p) { p.top_p = 0.0f; }), testing::HasSubstr("top_p"));
-  EXPECT_THAT(message([](auto& p) { p.top_k = -2; }), testing::HasSubstr("top_k"));
-  EXPECT_THAT(message([](auto& p) { p.min_p = 1.5f; }), testing::HasSubstr("min_p"));
-  EXPECT_THAT(message([](auto& p) { p.repetition_penalty = 0.0f; }),
-              testing::HasSubstr("repetition_penalty"));
-  EXPECT_THAT(message([](auto& p) { p.max_tokens = 0; }), testing::HasSubstr("max_tokens"));
-  EXPECT_THAT(message([](auto& p) { p.n = 2000000; }), testing::HasSubstr("n must"));
-  EXPECT_THAT(message([](auto& p) { p.logit_bias = {{100, 1.0f}}; }), testing::HasSubstr("100"));
-  EXPECT_THAT(message([](auto& p) { p.stop = {""}; }), testing::HasSubstr("stop"));
-  EXPECT_THAT(message([](auto& p) { p.stop_token_ids = {-1}; }), testing::HasSubstr("-1"));
+  const auto field = [&](auto change) {
+    const RequestError e = error(change);
+    EXPECT_THAT(e.message, testing::HasSubstr(e.field));
+    return e.field;
+  };
+  EXPECT_EQ(field([](auto&) {}), "");
+  EXPECT_EQ(field([](auto& p) { p.temperature = -1.0f; }), "temperature");
+  EXPECT_EQ(field([](auto& p) { p.temperature = NAN; }), "temperature");
+  EXPECT_EQ(field([](auto& p) { p.top_p = 0.0f; }), "top_p");
+  EXPECT_EQ(field([](auto& p) { p.top_k = -2; }), "top_k");
+  EXPECT_EQ(field([](auto& p) { p.min_p = 1.5f; }), "min_p");
+  EXPECT_EQ(field([](auto& p) { p.repetition_penalty = 0.0f; }), "repetition_penalty");
+  EXPECT_EQ(field([](auto& p) { p.max_tokens = 0; }), "max_tokens");
+  EXPECT_EQ(field([](auto& p) { p.n = 2000000; }), "n");
+  EXPECT_EQ(field([](auto& p) { p.stop = {""}; }), "stop");
+  EXPECT_EQ(field([](auto& p) { p.beam_width = p.min_tokens = 1; }), "min_tokens");
+  const RequestError bias = error([](auto& p) { p.logit_bias = {{100, 1.0f}}; });
+  EXPECT_EQ(bias.field, "logit_bias");
+  EXPECT_THAT(bias.message, testing::HasSubstr("100"));
+  const RequestError stop = error([](auto& p) { p.stop_token_ids = {-1}; });
+  EXPECT_EQ(stop.field, "stop_token_ids");
+  EXPECT_THAT(stop.message, testing::HasSubstr("-1"));
 }
 
 }  // namespace

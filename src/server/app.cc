@@ -329,7 +329,7 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   if (keep > 0 && ids.size() > keep)
     ids.erase(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(keep));
   if (ids.empty() && !may_be_empty)
-    return bad_request(param, fmt::format("the {} has no tokens", param));
+    return bad_request(request.prompt_field, "the prompt has no tokens");
   return ids;
 }
 
@@ -369,6 +369,15 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   auto grammar = grammar_of(request.structured);
   if (auto* error = std::get_if<ApiError>(&grammar)) return send_error(exchange, *error);
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
+  Request probe;
+  probe.params = params;
+  for (std::vector<int32_t>& prompt : prompts) {  // all before one of them is submitted
+    probe.prompt.swap(prompt);
+    const auto error = engine_.check(probe);
+    probe.prompt.swap(prompt);
+    if (!error) continue;
+    return send_error(exchange, bad_request(name_of_field(request, error->field), error->message));
+  }
   Answer::Options options;
   options.stream = request.stream;
   options.n = params.n;

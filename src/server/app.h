@@ -68,10 +68,9 @@ class App {
 
   // The template's text for a conversation.
   Parsed<std::string> render_chat(const ChatRequest& request) const;
-  // Token ids of a prompt; cuts to the last truncate_prompt_tokens when asked. `param` is the
-  // field that errors name; no ids at all are one unless they may be.
+  // Token ids of a prompt; cuts to the last truncate_prompt_tokens when asked. No ids at all are an
+  // error unless they may be.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
-                                      const char* param = "prompt",
                                       bool may_be_empty = false) const;
   int embedding_size() const;
   // Whose share of the machine and of the cache an engine request takes.

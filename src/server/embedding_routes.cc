@@ -195,6 +195,7 @@ void embeddings(App& app, App::Exchanges exchange, const json::Value& body) {
   if (!body.is_object())
     return send_error(exchange, bad_request("", "the body must be a JSON object"));
   CommonRequest common;
+  common.prompt_field = "input";
   EmbeddingOptions options;
   if (auto error = read_options(app, body, common, options)) return send_error(exchange, *error);
   if (auto error = app.check_model(common.model)) return send_error(exchange, *error);
@@ -203,7 +204,7 @@ void embeddings(App& app, App::Exchanges exchange, const json::Value& body) {
   if (auto* error = std::get_if<ApiError>(&inputs)) return send_error(exchange, *error);
   std::vector<std::vector<int32_t>> prompts;
   for (const Prompt& input : std::get<std::vector<Prompt>>(inputs)) {
-    auto ids = app.encode(input, common, "input");
+    auto ids = app.encode(input, common);
     if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
     prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
   }

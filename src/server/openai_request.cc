@@ -302,6 +302,14 @@ void read_truncation(Fields& fields, CommonRequest& r) {
   }
 }
 
+std::string name_of_field(const CommonRequest& request, const std::string& field) {
+  if (field == "prompt") return request.prompt_field;
+  if (field == "grammar") return "response_format";
+  if (field == "beam_width") return "n";
+  if (field == "deadline_s") return "timeout";
+  return field;
+}
+
 Parsed<json::Array> parse_messages(const json::Value& messages) {
   if (!messages.is_array() || messages.as_array().empty()) {
     return bad_request("messages", "'messages' must be a non-empty array");
@@ -404,6 +412,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
                                const json::Object* defaults) {
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   ChatRequest r;
+  r.prompt_field = "messages";
   Fields fields(body, samples(body) ? defaults : nullptr);
   read_common(fields, r, limits);
   fields.read("max_completion_tokens", r.params.max_tokens, 1, kMaxTokens);

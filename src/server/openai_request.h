@@ -46,6 +46,7 @@ struct CommonRequest {
   int truncate_prompt_tokens = 0;
   double timeout_s = 0.0;
   json::Value structured;  // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
+  const char* prompt_field = "prompt";  // where the prompt comes from, for errors
 };
 
 using Prompt = std::variant<std::string, std::vector<int32_t>>;
@@ -80,6 +81,8 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
 Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
                                           const RequestLimits& limits = {});
 void read_truncation(Fields& fields, CommonRequest& request);
+// What clients call a field of the engine's Request.
+std::string name_of_field(const CommonRequest& request, const std::string& field);
 // `messages` of a chat, checked and with text parts joined; used by /tokenize and /apply-template
 // too.
 Parsed<json::Array> parse_messages(const json::Value& messages);

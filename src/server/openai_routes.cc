@@ -121,7 +121,7 @@ void tokenize(App& app, const App::Exchanges& exchange, const json::Value& body)
   }
   std::vector<int32_t> ids;
   if (!text.empty()) {
-    auto encoded = app.encode(text, common, "prompt", /*may_be_empty=*/true);
+    auto encoded = app.encode(text, common, /*may_be_empty=*/true);
     if (auto* error = std::get_if<ApiError>(&encoded)) return send_error(exchange, *error);
     ids = std::get<std::vector<int32_t>>(std::move(encoded));
   }

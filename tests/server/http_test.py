@@ -276,13 +276,28 @@ class Errors(Case):
                             ("frequency_penalty", 1)):
             answer = self.server.post("/v1/completions", {
                 "prompt": "a", "n": 2, "use_beam_search": True, name: value})
-            self.assert_error(answer, 400, words=f"{name} and beam search")
+            self.assert_error(answer, 400, name, f"{name} and beam search")
 
     def test_out_of_the_vocabulary(self):
-        for body in ({"prompt": [10**8]}, {"prompt": "a", "logit_bias": {str(10**8): 1}},
-                     {"prompt": "a", "stop_token_ids": [10**8]}):
-            status, _ = self.server.post("/v1/completions", body)
-            self.assertEqual(status, 400, body)
+        for name, value in (("prompt", [10**8]), ("logit_bias", {str(10**8): 1}),
+                            ("stop_token_ids", [10**8])):
+            answer = self.server.post("/v1/completions", {"prompt": "a", name: value})
+            self.assert_error(answer, 400, name)
+
+    def test_what_the_engine_refuses(self):
+        """Errors name the field as the client calls it."""
+        word, chat = "word " * 5000, [{"role": "user", "content": "a"}]
+        for name, body in (
+                ("prompt", {"prompt": ["a", word]}), ("prompt", {"prompt": "word " * 2000000}),
+                ("messages", {"messages": [{"role": "user", "content": word}]}),
+                ("input", {"input": word}), ("min_tokens", {"prompt": "a", "min_tokens": 17}),
+                ("min_tokens", {"messages": chat, "max_tokens": 5, "min_tokens": 6}),
+                ("n", {"prompt": "a", "n": 100, "use_beam_search": True}),
+                ("response_format", {"prompt": "a", "use_beam_search": True, "n": 2,
+                                     "response_format": {"type": "json_object"}})):
+            path = ("/v1/embeddings" if "input" in body else
+                    "/v1/completions" if "prompt" in body else "/v1/chat/completions")
+            self.assert_error(self.server.post(path, body), 400, name)
 
     def test_too_long(self):
         answer = self.server.post("/v1/completions", {"prompt": "word " * 5000})
