@@ -229,7 +229,8 @@ Status converse(Chat& chat, LineEditor& editor, Context& context, const std::str
 }
 
 Status run_chat(const Options& o, Context& context) {
-  FRESHET_ASSIGN_OR_RETURN(const SamplingParams params, sampling_params(o.sampling));
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_ASSIGN_OR_RETURN(const SamplingParams params, sampling_params(o.sampling, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, o.model));
   FRESHET_ASSIGN_OR_RETURN(const ChatPrompt prompt,
                            ChatPrompt::make(engine->tokenizer(), o.chat_template));

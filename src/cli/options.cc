@@ -5,6 +5,7 @@
 
 #include "cli/model_path.h"
 #include "cli/output.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::cli {
 
@@ -155,7 +156,40 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::stri
   return engine;
 }
 
+CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
+  return c
+      .add_option("--generation-config", choice,
+                  "Sampling parameters that are left out: auto (the model's "
+                  "generation_config.json), none, or a folder with such a file")
+      ->capture_default_str();
+}
+
+namespace {
+
+// Sets what the options leave out to what the model's authors recommend. Where they recommend
+// anything, the rest is off, as in the server: they will not have tried it with ours.
+Status take_recommended(const SamplingOptions& o, const std::string& model_path,
+                        SamplingParams& p) {
+  FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
+                           server::read_sampling_defaults(o.generation_config, model_path));
+  if (defaults.empty() || p.beam_width > 0) return {};
+  const SamplingParams recommended = server::params_of(defaults);
+  const auto take = [&](const char* option, auto member) {
+    if (o.command->count(option) == 0) p.*member = recommended.*member;
+  };
+  take("--temperature", &SamplingParams::temperature);
+  take("--top-k", &SamplingParams::top_k);
+  take("--top-p", &SamplingParams::top_p);
+  take("--min-p", &SamplingParams::min_p);
+  take("--typical-p", &SamplingParams::typical_p);
+  take("--repetition-penalty", &SamplingParams::repetition_penalty);
+  return {};
+}
+
+}  // namespace
+
 void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
+  o.command = &c;
   SamplingParams& p = o.params;
   p.max_tokens = max_tokens;
   p.temperature = 0.7f;
@@ -181,6 +215,7 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
       "Divides logits of tokens that occurred; 1: off");
   add("--presence-penalty", p.presence_penalty, "Taken from tokens already written");
   add("--frequency-penalty", p.frequency_penalty, "Taken from tokens each time they were written");
+  add_generation_config_option(c, o.generation_config)->group(group);
   c.add_option("--logit-bias", o.logit_bias,
                "ID=VALUE, added to a token's logit (may be given often)")
       ->group(group);
@@ -199,8 +234,9 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   add("--length-penalty", p.length_penalty, "Beam search: above 1 prefers long texts");
 }
 
-Result<SamplingParams> sampling_params(const SamplingOptions& o) {
+Result<SamplingParams> sampling_params(const SamplingOptions& o, const std::string& model_path) {
   SamplingParams p = o.params;
+  FRESHET_RETURN_IF_ERROR(take_recommended(o, model_path, p));
   if (o.seed >= 0) p.seed = static_cast<uint64_t>(o.seed);
   for (const std::string& entry : o.logit_bias) {
     const size_t equals = entry.find('=');

@@ -67,14 +67,21 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std
 CLI::Validator above_zero();
 CLI::Validator not_negative();
 
+// Where sampling parameters that nobody gives come from: see server/sampling_defaults.h.
+CLI::Option* add_generation_config_option(CLI::App& command, std::string& choice);
+
 struct SamplingOptions {
+  const CLI::App* command = nullptr;  // tells what was given
   SamplingParams params;
+  std::string generation_config = "auto";
   bool max_tokens_given = false;
   std::vector<std::string> logit_bias;  // "id=value"
   int64_t seed = -1;
 };
 // `max_tokens`: the default of -n.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int max_tokens);
-Result<SamplingParams> sampling_params(const SamplingOptions& options);
+// `model_path`: as resolve_model() gave it.
+Result<SamplingParams> sampling_params(const SamplingOptions& options,
+                                       const std::string& model_path);
 
 }  // namespace freshet::cli

@@ -89,8 +89,8 @@ json::Array to_json(const std::vector<std::vector<TokenLogprob>>& logprobs) {
 
 class Runner {
  public:
-  Runner(const Options& options, Context& context, Engine& engine)
-      : o_(options), context_(context), engine_(engine) {}
+  Runner(const Options& options, Context& context, Engine& engine, SamplingParams params)
+      : o_(options), context_(context), engine_(engine), params_(std::move(params)) {}
 
   Status add_prompts(const What& what);
   Status run();
@@ -118,11 +118,7 @@ class Runner {
 };
 
 Status Runner::add_prompts(const What& what) {
-  FRESHET_ASSIGN_OR_RETURN(params_, sampling_params(o_.sampling));
-  params_.n = o_.samples;
-  params_.logprobs = o_.logprobs;
   if (!o_.ids_file.empty()) {
-    params_.ignore_eos = !o_.stop_at_eos;
     FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
     return {};
   }
@@ -239,13 +235,27 @@ Status Runner::run() {
   return {};
 }
 
+Result<SamplingParams> params_of(const Options& o, const std::string& model_path) {
+  SamplingOptions sampling = o.sampling;
+  const bool ids = !o.ids_file.empty();  // what goes with them is all that counts
+  if (ids && sampling.command->count("--generation-config") == 0)
+    sampling.generation_config = "none";
+  FRESHET_ASSIGN_OR_RETURN(SamplingParams p, sampling_params(sampling, model_path));
+  p.n = o.samples;
+  p.logprobs = o.logprobs;
+  if (ids) p.ignore_eos = !o.stop_at_eos;
+  return p;
+}
+
 Status run(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const What what, understand(o));
   if (o.logprobs >= 0 && !o.json) return invalid_argument("--logprobs needs --json");
   if (!o.chat && !o.system.empty()) return invalid_argument("--system needs --chat");
   if (!o.chat && !o.chat_template.empty()) return invalid_argument("--chat-template needs --chat");
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
+  FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
-  Runner runner(o, context, *engine);
+  Runner runner(o, context, *engine, std::move(params));
   FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));
   if (what.model.empty())
     say("No model named: running the embedded default (21.5M parameters; it continues text).");

@@ -188,12 +188,7 @@ void add_http_options(CLI::App& command, Options& o) {
       .add_option("--chat-template", o.chat_template_file,
                   "Jinja file to use instead of the model's template")
       ->group("Server");
-  command
-      .add_option("--generation-config", o.generation_config,
-                  "Sampling parameters of requests that leave them out: auto (the model's "
-                  "generation_config.json), none, or a folder with such a file")
-      ->capture_default_str()
-      ->group("Server");
+  add_generation_config_option(command, o.generation_config)->group("Server");
   command
       .add_option("--tool-call-parser", o.app.tool_call_parser,
                   "Dialect of tool calls: hermes, llama3_json, mistral")

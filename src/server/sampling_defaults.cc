@@ -6,6 +6,15 @@
 #include "server/openai_request.h"
 
 namespace freshet::server {
+namespace {
+
+Parsed<CompletionRequest> parsed_with(const json::Object& defaults) {
+  json::Object request;
+  request["prompt"] = "";
+  return parse_completion(json::Value(std::move(request)), {}, &defaults);
+}
+
+}  // namespace
 
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path) {
@@ -22,14 +31,16 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
     const json::Value* v = config.find(name);
     if (v != nullptr && !v->is_null()) defaults[name] = *v;
   }
-  json::Object request = defaults;
-  request["prompt"] = "";
-  const auto parsed = parse_completion(json::Value(std::move(request)));
+  const auto parsed = parsed_with(defaults);
   if (const auto* wrong = std::get_if<ApiError>(&parsed)) {
     return invalid_argument("{}: {}; --generation-config none ignores it", path.string(),
                             wrong->message);
   }
   return defaults;
+}
+
+SamplingParams params_of(const json::Object& defaults) {
+  return std::get<CompletionRequest>(parsed_with(defaults)).params;
 }
 
 }  // namespace freshet::server

@@ -1,11 +1,12 @@
 // What a model's generation_config.json recommends for sampling: requests of the OpenAI routes that
-// leave these parameters out get them, as with vLLM.
+// leave these parameters out get them, as with vLLM, and so do run and chat.
 #pragma once
 
 #include <string>
 
 #include "base/json.h"
 #include "base/status.h"
+#include "freshet/engine.h"
 
 namespace freshet::server {
 
@@ -13,5 +14,7 @@ namespace freshet::server {
 // folder that holds the file. Checked as a request's would be.
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path);
+// Those of a request that says nothing else.
+SamplingParams params_of(const json::Object& defaults);
 
 }  // namespace freshet::server

@@ -348,6 +348,29 @@ class Run(Case):
         self.assertNotEqual(self.succeeds(*flags, "--seed", "1"),
                             self.succeeds(*flags, "--seed", "2"))
 
+    def test_recommended_sampling(self):
+        """By a generation_config.json, as in the server."""
+        model = self.path("m")
+        os.mkdir(model)
+        for name in os.listdir(LLAMA):
+            os.symlink(os.path.abspath(os.path.join(LLAMA, name)), os.path.join(model, name))
+
+        def outputs(*flags):
+            return len({self.succeeds("run", *flags, "-n", "8", "--seed", seed) for seed in "1234"})
+        text = ("Once upon a time", "--generation-config", model)
+        ids = (model, "--ids", self.write("ids.json", "[[5, 6, 7]]"), "--print-ids")
+        self.write("m/generation_config.json", '{"top_k": 1, "temperature": 0.9}')
+        self.assertEqual(outputs(*text), 1)
+        self.assertEqual(outputs(*text, "--top-k", "0"), 4)
+        self.assertEqual(outputs("Once upon a time"), 4)
+        self.assertEqual(outputs(*ids), 4)
+        self.assertEqual(outputs(*ids, "--generation-config", "auto"), 1)
+        self.write("m/generation_config.json", '{"repetition_penalty": 1.1}')
+        self.assertEqual(outputs(*text, "--beams", "2"), 1)
+        self.write("m/generation_config.json", '{"top_p": 7}')
+        for command in ("run", "chat"):
+            self.fails(2, command, model, says="--generation-config none")
+
     def test_json(self):
         prompts = self.write("p.txt", 'Once upon\n"The\\nsea"\n\nA man\n')
         lines = self.succeeds("run", "default", "-f", prompts, "-n", "4", "--temp", "0", "--json",
