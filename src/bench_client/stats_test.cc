@@ -246,7 +246,7 @@ TEST(Plot, EscapesText) {
       svg("a<b>&\"c\"", "", {{"<t>", "s", {{"n", {{0, 1}, {1, 2}}}}, 0, false}});
   EXPECT_EQ(picture.find("<b>"), std::string::npos);
   EXPECT_EQ(picture.find("<t>"), std::string::npos);
-  EXPECT_NE(picture.find("a&lt;b&gt;&amp;&quot;c&quot;"), std::string::npos);
+  EXPECT_NE(picture.find("a&lt;b&gt;&amp;&#34;c&#34;"), std::string::npos);
   EXPECT_EQ(picture.find("nan"), std::string::npos);
 }
 

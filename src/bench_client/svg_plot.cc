@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/escape_html.h"
+
 namespace freshet::bench_client {
 namespace {
 
@@ -25,29 +27,6 @@ constexpr char kStyle[] =
     ".a,.b{fill:none;stroke-width:2;stroke-linejoin:round}.a{stroke:var(--a)}.b{stroke:var(--b)}"
     ".fa{fill:var(--a)}.fb{fill:var(--b)}"
     "</style>";
-
-std::string escape(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-    }
-  }
-  return out;
-}
 
 // The step of a scale from 0 to about `top` with four or five marks.
 double nice_step(double top) {
@@ -106,7 +85,7 @@ class PanelWriter {
   void text(const char* style, double x, double y, const char* anchor, const std::string& s) {
     out_ +=
         fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n",
-                    style, x, y, anchor, escape(s));
+                    style, x, y, anchor, escape_html(s));
   }
 
   void legend() {
@@ -216,13 +195,13 @@ std::string svg(const std::string& title, const std::string& subtitle,
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
       "viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\">\n<title>{2}</title>\n",
-      width, height, escape(title));
+      width, height, escape_html(title));
   out += kStyle;
   out += fmt::format(
       "\n<rect class=\"bg\" width=\"{:.0f}\" height=\"{:.0f}\"/>\n"
       "<text class=\"title\" x=\"{:.0f}\" y=\"34\">{}</text>\n"
       "<text x=\"{:.0f}\" y=\"56\">{}</text>\n",
-      width, height, kGap, escape(title), kGap, escape(subtitle));
+      width, height, kGap, escape_html(title), kGap, escape_html(subtitle));
   for (size_t i = 0; i < panels.size(); ++i) {
     const double left = kGap + static_cast<double>(i % 2) * (kPanelWidth + kGap);
     const double top = kHead + static_cast<double>(i / 2) * (kPanelHeight + kGap);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/escape_html.h"
 #include "tokenizer/template/format.h"
 #include "tokenizer/template/operators.h"
 #include "tokenizer/template/text.h"

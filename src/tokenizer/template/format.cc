@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/escape_html.h"
 #include "base/json.h"
 #include "tokenizer/template/operators.h"
 #include "tokenizer/template/text.h"

@@ -1,6 +1,7 @@
 // The methods of str. Markup's methods give markup, and escape what they take in.
 #include <algorithm>
 
+#include "base/escape_html.h"
 #include "tokenizer/template/builtins.h"
 #include "tokenizer/template/format.h"
 #include "tokenizer/template/text.h"

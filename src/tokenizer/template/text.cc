@@ -197,33 +197,6 @@ std::string title(std::string_view s) {
   return out;
 }
 
-std::string escape_html(std::string_view s) {
-  std::string out;
-  out.reserve(s.size());
-  for (const char c : s) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 void append_repr(std::string& out, std::string_view s) {
   const bool single = s.find('\'') != kNotFound;
   const char quote = single && s.find('"') == kNotFound ? '"' : '\'';

@@ -36,9 +36,7 @@ std::string lower(std::string_view s);
 std::string casefold(std::string_view s);
 std::string capitalize(std::string_view s);
 std::string swapcase(std::string_view s);
-std::string title(std::string_view s);  // str.title
-// & < > ' " as entities, as markupsafe writes them.
-std::string escape_html(std::string_view s);
+std::string title(std::string_view s);                   // str.title
 void append_repr(std::string& out, std::string_view s);  // with its quotes
 
 }  // namespace freshet::jinja

@@ -1,6 +1,7 @@
 // Filters on numbers and on values of any kind.
 #include <cmath>
 
+#include "base/escape_html.h"
 #include "base/json.h"
 #include "tokenizer/template/builtins.h"
 #include "tokenizer/template/format.h"
