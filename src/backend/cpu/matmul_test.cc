@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "backend/cpu/matmul_call.h"
 #include "backend/cpu/matmul_layout.h"
 #include "backend/cpu/tables.h"
+#include "backend/cpu/testing/matmul_rows.h"
 #include "ops/weight.h"
 #include "quant/int8.h"
 #include "tensor/dtype.h"
@@ -30,7 +30,6 @@ using ops::CpuIsa;
 using ops::MatmulArgs;
 using ops::MatmulKernel;
 using ops::Weight;
-using quant::Format;
 
 constexpr uint8_t kGuard = 0xa5;
 constexpr size_t kGuardBytes = 256;
@@ -57,169 +56,6 @@ class Guarded {
   Buffer buffer_;
   size_t size_;
 };
-
-// Offsets of the f16 scales in a stored block.
-std::vector<int> scale_offsets(Format f) {
-  switch (f) {
-    case Format::kQ4_0:
-    case Format::kQ5_0:
-    case Format::kQ8_0:
-    case Format::kIQ4_NL:
-    case Format::kIQ4_XS:
-      return {0};
-    case Format::kQ4_1:
-    case Format::kQ5_1:
-    case Format::kQ4_K:
-    case Format::kQ5_K:
-      return {0, 2};
-    case Format::kQ2_K:
-      return {80, 82};
-    case Format::kQ3_K:
-      return {108};
-    case Format::kQ6_K:
-      return {208};
-    default:
-      return {};
-  }
-}
-
-enum class Values { kUsual, kExtreme, kLargest, kBadScale };
-
-constexpr size_t kBadRow = 3;  // of kBadScale
-
-// Rows of random blocks: any bits in the numbers (all of them set or none, by turns, for kLargest),
-// scales of a usual or an extreme size, or the first one of a row not a number.
-std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t cols, Values values,
-                                              uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::normal_distribution<float> normal;
-  const auto& info = quant::info(f);
-  const size_t bytes = quant::row_bytes(f, cols);
-  std::vector<std::vector<uint8_t>> out(static_cast<size_t>(rows), std::vector<uint8_t>(bytes));
-  const uint16_t extremes[] = {0, 1, 0x8001, 0x03ff, 0x7bff, 0xfbff, 0x8000, 0x3c00};
-  for (auto& row : out) {
-    for (auto& b : row) b = static_cast<uint8_t>(rng());
-    const bool odd = (&row - out.data()) % 2 != 0;
-    if (values == Values::kLargest) std::fill(row.begin(), row.end(), odd ? 0 : 0xff);
-    if (f == Format::kFP8) {
-      for (auto& b : row) b = (b & 0x7f) == 0x7f ? static_cast<uint8_t>(b & 0xfe) : b;  // no NaN
-      for (size_t at = 128; at < bytes; at += 132) {
-        const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
-        const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
-        std::memcpy(&row[at], &d, 4);
-      }
-      continue;
-    }
-    if (f == Format::kInt4G128 || f == Format::kInt4G32) {
-      for (size_t at = 0; at < bytes; at += static_cast<size_t>(info.block_bytes)) {
-        const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
-        const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
-        const auto bits = std::bit_cast<uint32_t>(d);
-        const auto zero = values == Values::kLargest ? (odd ? 15u : 0u) : rng() % 16u;
-        row[at] = static_cast<uint8_t>(bits >> 16);
-        row[at + 1] = static_cast<uint8_t>(bits >> 24);
-        row[at + 2] = static_cast<uint8_t>((bits >> 8 & 0xf0) | zero);
-      }
-      continue;
-    }
-    if (f == Format::kINT8) {
-      if (values == Values::kLargest) std::fill(row.begin(), row.end(), odd ? 0x80 : 0x7f);
-      const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
-      const float d = values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
-      std::memcpy(row.data(), &d, sizeof d);
-      continue;
-    }
-    if (info.block_size == 1) {
-      for (int64_t k = 0; k < cols; ++k) {
-        const float v = normal(rng);
-        const uint16_t bf = f32_to_bf16(v), h = f32_to_f16(v);
-        if (f == Format::kF32) std::memcpy(&row[static_cast<size_t>(k) * 4], &v, 4);
-        if (f == Format::kF16) std::memcpy(&row[static_cast<size_t>(k) * 2], &h, 2);
-        if (f == Format::kBF16) std::memcpy(&row[static_cast<size_t>(k) * 2], &bf, 2);
-      }
-      continue;
-    }
-    for (size_t at = 0; at < bytes; at += static_cast<size_t>(info.block_bytes)) {
-      for (const int offset : scale_offsets(f)) {
-        const uint16_t d =
-            values == Values::kExtreme ? extremes[rng() % 8] : f32_to_f16(0.01f * normal(rng));
-        std::memcpy(&row[at + static_cast<size_t>(offset)], &d, 2);
-      }
-      if (f == Format::kMXFP4 && values != Values::kExtreme) {
-        row[at] = static_cast<uint8_t>(118 + rng() % 8);
-      }
-    }
-  }
-  if (values == Values::kBadScale) {
-    const uint16_t nan = 0x7e00;
-    std::memcpy(&out[kBadRow][static_cast<size_t>(scale_offsets(f)[0])], &nan, 2);
-  }
-  return out;
-}
-
-// Of a format of blocks of 32: the bits that the scales of eight blocks are taken to, and a block's
-// scale and offset. 0 bits: the format is computed as it decodes.
-int scale_bits(Format f) {
-  switch (f) {
-    case Format::kQ4_0:
-      return 12;
-    case Format::kQ4_1:
-    case Format::kQ5_0:
-    case Format::kMXFP4:
-      return 11;
-    case Format::kQ5_1:
-      return 10;
-    case Format::kQ8_0:
-    case Format::kIQ4_NL:
-      return 8;
-    default:
-      return 0;
-  }
-}
-double half_at(const uint8_t* p) {
-  uint16_t h;
-  std::memcpy(&h, p, 2);
-  return static_cast<double>(f16_to_f32(h));
-}
-
-// values[0, n) to multiples of one power of two, the largest to `bits` bits.
-void round_together(double* values, int n, int bits) {
-  double most = 0.0;
-  for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(values[i]));
-  double unit = std::ldexp(1.0, -126);
-  while (std::nearbyint(most / unit) >= std::ldexp(1.0, bits)) unit *= 2.0;
-  for (int i = 0; i < n; ++i) values[i] = std::nearbyint(values[i] / unit) * unit;
-}
-
-// What the products take a stored row for.
-std::vector<double> weights_of(Format f, const std::vector<uint8_t>& row, int64_t cols) {
-  std::vector<float> decoded(static_cast<size_t>(cols));
-  quant::info(f).decode(row.data(), decoded.data(), cols);
-  std::vector<double> w(decoded.begin(), decoded.end());
-  if (scale_bits(f) == 0) return w;
-  const auto bytes = static_cast<size_t>(quant::info(f).block_bytes);
-  const bool affine = f == Format::kQ4_1 || f == Format::kQ5_1;
-  const int64_t blocks = cols / 32;
-  for (int64_t b = 0; b < blocks; b += 8) {
-    const int n = static_cast<int>(std::min<int64_t>(8, blocks - b));
-    double scale[8] = {}, low[8] = {}, whole[8], whole_low[8];
-    for (int i = 0; i < n; ++i) {
-      const uint8_t* block = row.data() + static_cast<size_t>(b + i) * bytes;
-      scale[i] = f == Format::kMXFP4 ? std::ldexp(1.0, *block - 128) : half_at(block);
-      if (affine) low[i] = half_at(block + 2);
-    }
-    std::copy_n(scale, 8, whole);
-    std::copy_n(low, 8, whole_low);
-    round_together(whole, n, scale_bits(f));
-    round_together(whole_low, n, 15);
-    for (int i = 0; i < n * 32; ++i) {
-      double& v = w[static_cast<size_t>(b * 32 + i)];
-      const int at = i / 32;
-      v = scale[at] == 0.0 ? whole_low[at] : (v - low[at]) / scale[at] * whole[at] + whole_low[at];
-    }
-  }
-  return w;
-}
 
 struct Case {
   Format format;
