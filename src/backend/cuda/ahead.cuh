@@ -15,17 +15,19 @@ inline constexpr int kAheadBytes = 48 << 10;  // in flight to a multiprocessor
 __device__ __forceinline__ void look_up_page(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
-// Waits until a barrier's first copies have landed, or `ended` is set: who waits for the kernel in
-// front does so afterwards, before anybody asks for the barrier's second copies. Whether they have.
-__device__ __forceinline__ bool landed(uint64_t* barrier, const volatile int& ended) {
+// Waits until a barrier's first copies (or those of a parity) have landed, or `ended` is set: who
+// waits for the kernel in front does so afterwards, before anybody asks for the barrier's next
+// copies. Whether they have.
+__device__ __forceinline__ bool landed(uint64_t* barrier, const volatile int& ended,
+                                       int parity = 0) {
   uint32_t done = 0;
   while (done == 0 && ended == 0) {
     asm volatile(
         "{\n.reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared.b64 done, [%1], 0;\n"
+        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
         "selp.u32 %0, 1, 0, done;\n}"
         : "=r"(done)
-        : "r"(shared_address(barrier))
+        : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   }
   return done != 0;

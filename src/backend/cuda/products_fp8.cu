@@ -44,12 +44,14 @@ template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
   static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr bool kClaims = kGroups == 1;
+  static constexpr bool kNear = kGroups == 4;  // what rings have no room for (Near)
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
   // Registers are left for the kernels in between, too: as if a block had so many threads.
   static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
   static constexpr int kMeeting = NT * kGroups * 2048;                // where leaves meet
-  static constexpr int kRoom = kFp8SharedBytes / kBlocks - kMeeting;  // of rings and tokens
+  static constexpr int kRoom =  // of rings and tokens
+      kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
   static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
   static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
   static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
@@ -143,7 +145,7 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
 template <class S, int NT, bool kClaims>
 __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
                                              int64_t tokens, Tiles<kClaims> tiles, int leaf,
-                                             uint8_t* own, uint64_t* here,
+                                             uint8_t* own, uint64_t* here, Near near,
                                              const volatile int& ended) {
   constexpr int kInFlight = (kFp8AheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
   const Leaf part = leaf_of(list.of[0].weight, leaf);
@@ -172,8 +174,10 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
         landed(&ring.full[issued - kInFlight], ended);
       }
       if (!started && (issued == ring.count || ended != 0)) {
+        if constexpr (S::kNear) near.bring(from, part.count - n, ended);
         start_tokens();
         started = true;
+        if constexpr (S::kNear) near.end();
       }
       if (kClaims && started && claim == 0 && n >= part.count - kClaimAhead) claim = tiles.claim();
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
@@ -456,7 +460,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   const int ring_stages = kOwn ? own_stages : S::kStages;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
-  __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>];
+  __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>], near[kGroups];
   __shared__ volatile int ended;  // the kernel in front
   __shared__ volatile int told[kTold];
   __shared__ uint64_t known[kTold];
@@ -472,6 +476,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
         barrier_init(&empty[i][s], 4);
       }
       for (int s = 0; s < kShares<NT>; ++s) barrier_init(&here[i][s], 1);
+      if (S::kNear) barrier_init(&near[i], 1);
     }
     barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
     barrier_init(&room, S::kFinishers * blocks);
@@ -491,12 +496,15 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
                              ring_stages};
   uint8_t* meet = stages + rings * ring_stages * S::kStage;
   const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
-  uint8_t* own = meet + S::kMeeting + group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
+  uint8_t* near_at = meet + S::kMeeting;
+  uint8_t* own = near_at + (S::kNear ? kNearBytes : 0) +
+                 group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
   // Nobody sends before all blocks have their barriers.
   if (blocks > 1) cluster_begun();
   if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
     if constexpr (kOwn) {
-      produce_rows<S, NT>(ring, list, tokens, its, leaf, own, here[group], ended);
+      produce_rows<S, NT>(ring, list, tokens, its, leaf, own, here[group], {near_at, &near[group]},
+                          ended);
     } else {
       produce_few<NT>(ring, list, tokens, tour, leaf);
     }
@@ -534,7 +542,8 @@ int launch_few(const ProductList& list, int64_t tokens) {
   const int own = kOwn ? rings * most_steps(weight.cols, leaves) * NT * kE4M3TileBytes : 0;
   const int fit = (S::kRoom - own) / S::kStage / rings,
             stages = fit < S::kStages ? fit : S::kStages;
-  const int bytes = rings * stages * S::kStage + S::kMeeting + own;
+  const int bytes =
+      rings * stages * S::kStage + S::kMeeting + (S::kNear ? kNearBytes : 0) + own;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);

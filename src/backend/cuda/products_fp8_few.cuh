@@ -16,6 +16,9 @@ __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
 
+// A place for what comes near: half a step.
+inline constexpr int kNearBytes = kPanelBytes / 2;
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kStepCols = kE4M3Cols;
 
@@ -76,6 +79,27 @@ __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
                : "l"(FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last)));
   return how;
 }
+
+// What follows a full ring comes near, to L2, until the kernel in front has ended: memory has time.
+// A step at a time, since other kernels' loads are on their way. These are copies to a place that
+// nobody reads: what prefetches bring is read hardly faster than from memory.
+struct Near {
+  uint8_t* place;
+  uint64_t* barrier;
+  int steps = 0;  // that have come
+  __device__ __forceinline__ void bring(const uint8_t* from, int most, const volatile int& ended) {
+    for (; steps < most && ended == 0; from += kPanelBytes, ++steps) {
+      barrier_expect(barrier, kPanelBytes);
+      bulk_copy(place, from, kNearBytes, barrier);
+      bulk_copy(place, from + kNearBytes, kNearBytes, barrier);
+      landed(barrier, ended, steps % 2);
+    }
+  }
+  // Nothing is on its way any more.
+  __device__ __forceinline__ void end() const {
+    if (steps > 0) barrier_wait(barrier, (steps - 1) % 2);
+  }
+};
 
 template <int NT>
 __device__ __forceinline__ void clear(float (&sum)[NT][4]) {

@@ -30,9 +30,12 @@ static_assert(sizeof(Meeting<8>::up) >= 8 * kE4M3TileBytes);
 int own_bytes(int64_t cols) {
   return most_steps(cols, 1) * kE4M3TileBytes;
 }
+// What stays besides the rings: where sums meet, and what comes near, and tokens.
+int rest_bytes(int64_t cols) {
+  return static_cast<int>(sizeof(Meeting<1>)) + kNearBytes + own_bytes(cols);
+}
 int stages_for(int64_t cols) {
-  const int fit = (kFp8SharedBytes - static_cast<int>(sizeof(Meeting<1>)) - own_bytes(cols)) /
-                  kPanelBytes / kGroups;
+  const int fit = (kFp8SharedBytes - rest_bytes(cols)) / kPanelBytes / kGroups;
   return fit < kMostStages ? fit : kMostStages;
 }
 
@@ -78,25 +81,11 @@ __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list
   }
 }
 
-// What follows a full ring, to L2 until the kernel in front has ended: memory has time. Not much of
-// it, and a little at a time, since other kernels' loads are on their way.
-__device__ __forceinline__ void bring_near(const uint8_t* from, int steps,
-                                           const volatile int& ended) {
-  constexpr int kMost = 12, kCycles = 800;  // from one step to the next
-  for (int n = 0; n < min(steps, kMost) && ended == 0; ++n, from += kPanelBytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(kPanelBytes)
-                 : "memory");
-    const auto begun = clock();
-    while (clock() - begun < kCycles && ended == 0) {
-    }
-  }
-}
-
 // With up to 8 tokens each ring's thread copies its share of these, too: once the kernel in front
 // has ended, and before more is asked for.
 __device__ __forceinline__ void produce(const Panels& ring, const ProductList& list,
                                         const Tour& tour, int group, uint8_t* own, uint64_t* here,
-                                        const volatile int& ended) {
+                                        Near near, const volatile int& ended) {
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
   bool started = false;
@@ -112,8 +101,9 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
   copy_panels(ring, list, tour, group, ended, [&](int issued) {
     if (started || (issued < ring.count && ended == 0)) return;
     const int64_t panel = static_cast<int64_t>(tour.first) * kPanels + group % kPanels;
-    bring_near(panel_at(p.weight, panel, issued), steps - issued, ended);
+    near.bring(panel_at(p.weight, panel, issued), steps - issued, ended);
     start_tokens();
+    near.end();
   });
   if (!started) start_tokens();
 }
@@ -312,7 +302,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                      int stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ uint64_t full[kGroups][kMostStages], empty[kGroups][kMostStages], here[kGroups];
+  __shared__ uint64_t full[kGroups][kMostStages], empty[kGroups][kMostStages];
+  __shared__ uint64_t here[kGroups], near[kGroups];
   __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   if (threadIdx.x == kConsumers) {
@@ -323,6 +314,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         barrier_init(&empty[g][s], 4);
       }
       barrier_init(&here[g], 1);
+      barrier_init(&near[g], 1);
     }
     barriers_ready();
   }
@@ -333,9 +325,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
   Panels ring{shared + group * stages * kPanelBytes, full[group], empty[group], stages};
   auto& meeting = *reinterpret_cast<Meeting<1>*>(shared + kGroups * stages * kPanelBytes);
-  uint8_t* own = reinterpret_cast<uint8_t*>(&meeting + 1);
+  uint8_t* near_at = reinterpret_cast<uint8_t*>(&meeting + 1);
+  uint8_t* own = near_at + kNearBytes;
   if (produces) {
-    if (threadIdx.x % 32 == 0) produce(ring, list, tour, group, own, &here[group], ended);
+    if (threadIdx.x % 32 == 0) {
+      produce(ring, list, tour, group, own, &here[group], {near_at, &near[group]}, ended);
+    }
     return;
   }
   const int matrix = group / kPanels, panel = group % kPanels;
@@ -463,8 +458,7 @@ int run_fp8_gated_few(const ProductList& gate_and_up, int64_t tokens, const Acti
   if (tokens > 16) return launch_some<4>(gate_and_up, tokens, act);
   if (tokens > 8 || stages < 3) return launch_some<2>(gate_and_up, tokens, act);
   const auto tiles = static_cast<int>(gate.rows / kE4M3Cols);
-  const int bytes =
-      kGroups * stages * kPanelBytes + static_cast<int>(sizeof(Meeting<1>)) + own_bytes(gate.cols);
+  const int bytes = kGroups * stages * kPanelBytes + rest_bytes(gate.cols);
   const cudaError_t error =
       cudaFuncSetAttribute(gated_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
