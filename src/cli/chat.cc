@@ -1,4 +1,3 @@
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -144,11 +143,8 @@ Status Chat::undo() {
 }
 
 Status Chat::save(const std::string& path) {
-  std::ofstream file(path);
-  file << json::write(json::Value(messages_), {.indent = 2}) << '\n';
-  file.close();
-  if (!file) return io_error("cannot write {}", path);
-  return {};
+  if (path.empty()) return invalid_argument("/save needs a file");
+  return write_text_file(path, json::write(json::Value(messages_), {.indent = 2}) + "\n");
 }
 
 Result<bool> Chat::command(const std::string& line) {

@@ -4,7 +4,9 @@
 #include <climits>
 #include <system_error>
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/env.h"
@@ -45,6 +47,21 @@ Status Output::flush() {
   }
   buffer_.clear();
   return status_;
+}
+
+Status write_text_file(const std::string& path, const std::string& text, bool append) {
+  struct stat there{};
+  // A pipe or a terminal keeps nothing, and a link leads to what it stands for.
+  const bool aside = !append && (::lstat(path.c_str(), &there) != 0 || S_ISREG(there.st_mode));
+  const std::string target = aside ? path + ".partial" : path;
+  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : O_TRUNC);
+  const int fd = ::open(target.c_str(), flags, 0666);
+  int error = fd < 0 ? errno : write_all(fd, text);
+  if (fd >= 0 && ::close(fd) != 0 && error == 0) error = errno;
+  if (aside && error == 0 && ::rename(target.c_str(), path.c_str()) != 0) error = errno;
+  if (error == 0) return {};
+  if (aside) ::unlink(target.c_str());
+  return io_error("cannot write {}: {}", path, std::generic_category().message(error));
 }
 
 bool Output::is_terminal() const {

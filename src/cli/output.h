@@ -34,6 +34,9 @@ class Output {
 };
 
 // Whether standard error / input is a terminal.
+// Writes a whole file, which keeps what was in it where that fails, or appends to it.
+Status write_text_file(const std::string& path, const std::string& text, bool append = false);
+
 bool stderr_is_terminal();
 bool stdin_is_terminal();
 // Writes to standard error, whatever happens.

@@ -1,6 +1,5 @@
 #include "cli/workload_options.h"
 
-#include <fstream>
 #include <utility>
 
 namespace freshet::cli {
@@ -78,14 +77,6 @@ Result<std::pair<std::string, std::string>> key_value(const char* flag, const st
   if (equals == std::string::npos || trimmed(text.substr(0, equals)).empty())
     return invalid_argument("{} {}: write KEY=VALUE", flag, text);
   return std::pair(trimmed(text.substr(0, equals)), trimmed(text.substr(equals + 1)));
-}
-
-Status write_text_file(const std::string& path, const std::string& text, bool append) {
-  std::ofstream out(path, std::ios::binary | (append ? std::ios::app : std::ios::trunc));
-  out << text;
-  out.close();
-  if (!out) return io_error("cannot write {}", path);
-  return {};
 }
 
 }  // namespace freshet::cli

@@ -25,7 +25,4 @@ Result<bench_client::DatasetOptions> workload(const WorkloadOptions& options);
 // "a=b" -> ("a", "b"), without blanks around; `flag` is for the error.
 Result<std::pair<std::string, std::string>> key_value(const char* flag, const std::string& text);
 
-// Writes a whole file, or appends to it; errors name it.
-Status write_text_file(const std::string& path, const std::string& text, bool append = false);
-
 }  // namespace freshet::cli

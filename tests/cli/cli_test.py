@@ -296,6 +296,7 @@ class Run(Case):
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertIn("warning: packed weights are not kept: cannot write", got.stderr)
         self.assertEqual(os.listdir(cache), [])
+
     def test_device_of_kernels_that_were_asked_for(self):
         for device in ("auto", "cpu"):  # whatever the machine has
             result = run("run", "default", "Hello", "-n", "2", "--reference", "--device", device,
@@ -646,6 +647,27 @@ class Chat(Case):
         result = run("chat", "default", "--chat-template", path, stdin="/nonsense\n")
         self.assertEqual(result.returncode, 2)
         self.assertIn("/help", result.stderr)
+
+    def test_save_keeps_what_it_cannot_replace(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+        path, saved = self.write("t.jinja", self.TEMPLATE), self.path("chat.json")
+        model = os.path.join(SOURCE, "models/default.gguf")  # the carried one takes a file itself
+        flags = ["chat", model, "--chat-template", path, "-n", "1"]
+        self.succeeds(*flags, stdin=f"Hello\n/save {saved}\n")
+        with open(saved, encoding="utf-8") as f:
+            text = f.read()
+        self.assertEqual(json.loads(text)[0], {"role": "user", "content": "Hello"})
+        env = {**os.environ, "FRESHET_CACHE_DIR": self.path("none")}
+        result = run(*flags, stdin=f"A much longer text\n/save {saved}\n", preexec_fn=limit,
+                     env=env)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(f"cannot write {saved}: File too large", result.stderr)
+        with open(saved, encoding="utf-8") as f:
+            self.assertEqual(f.read(), text)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["chat.json", "t.jinja"])
+        self.assertEqual(run(*flags, stdin="/save\n").returncode, 2)
+        self.succeeds(*flags, stdin="Hello\n/save /dev/stdout\n")
 
     def on_a_terminal(self, *arguments, term="xterm"):
         """Starts a chat on a terminal of its own."""
