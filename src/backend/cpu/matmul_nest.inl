@@ -279,12 +279,41 @@ struct Stretch {
   int64_t blocks;
 };
 
+// While tiles multiply, memory is read for the next unpacking: tokens [from, to) of `of` ask for
+// their part of what a panel's place will hold next, its own next stretch or the next group's panel
+// (which may be another call's: that one follows).
+struct Part {
+  int64_t from, to, of;
+  // Always inlined: GCC takes a function that only prefetches for one without effects.
+  FRESHET_INLINE_MEMBER void fetch(const uint8_t* p, int64_t bytes) const {
+    const int64_t lines = (bytes + kLine - 1) / kLine, end = lines * to / of;
+    for (int64_t i = lines * from / of; i < end; ++i) prefetch(p + i * kLine);
+  }
+};
+template <class Family>
+FRESHET_INLINE void fetch_next_stretch(const MatmulCall& c, const Stretch& at, int64_t panel,
+                                       const Part& part) {
+  if constexpr (Family::kUnpackedBlock > 0) {
+    constexpr PanelLayout kLayout = Family::Source::kLayout;
+    constexpr int64_t kOf = Family::kBlock / kLayout.block, kStep = kStretch / Family::kBlock;
+    const bool ends = at.b1 == at.blocks;
+    const int64_t next = ends ? panel + kGroupPanels : panel;
+    if (next * kPanelRows >= c.rows) return;
+    const int64_t b0 = ends ? 0 : at.b1;
+    const int64_t blocks = (at.blocks - b0 < kStep ? at.blocks - b0 : kStep) * kOf;
+    const typename Family::Source from(c, next);
+    part.fetch(from.main(b0 * kOf), blocks * kLayout.main);
+    part.fetch(from.tail(b0 * kOf), blocks * kLayout.tail);
+  }
+}
+
 template <class Family, int T>
 void run_tile(const MatmulCall& c, Family& family, Scratch<Family>& s, const Stretch& at,
               int64_t t0) {
   const uint8_t* row[T];
   tile_rows<T>(c, t0, at.t1 - 1, row);
   family.template prepare<T>(row, at.b0, at.b1, s.rows);
+  const Part part{t0 - at.t0, (t0 + T < at.t1 ? t0 + T : at.t1) - at.t0, at.t1 - at.t0};
   for (int64_t p = at.first; p < at.last; ++p) {
     float* sums = s.sums + ((p - at.first) * kTokenStretch + (t0 - at.t0)) * kPanelRows;
     F32 acc[T];
@@ -292,6 +321,7 @@ void run_tile(const MatmulCall& c, Family& family, Scratch<Family>& s, const Str
       acc[t] = at.b0 > 0 && t0 + t < at.t1 ? load_f(sums + t * kPanelRows) : zero_f();
     }
     const uint8_t* panel = s.panels + (p - at.first) * Scratch<Family>::kPanelBytes;
+    fetch_next_stretch<Family>(c, at, p, part);
     family.template unpacked_tile<T>(c, p, panel, row, at.b0, at.b1, acc);
     for (int t = 0; t < T && t0 + t < at.t1; ++t) {
       if (at.b1 == at.blocks) {
