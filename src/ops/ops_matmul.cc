@@ -85,9 +85,9 @@ bool takes_wide_pieces(const MatmulCall& c) {
   return c.args.tokens > kManyTokens && kernel.isa == CpuIsa::kAmx &&
          (kernel.act == ActKind::kQ8x256 || kernel.act == ActKind::kInt8);
 }
-// Those that gained from shares: prompts take as long either way, AMX was not measured.
+// Those that gained from shares: prompts take as long either way.
 bool takes_shares(const MatmulCall& c) {
-  return c.args.tokens <= kManyTokens && c.args.weight->kernel->isa != CpuIsa::kAmx;
+  return c.args.tokens <= kManyTokens;
 }
 constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
 // What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
