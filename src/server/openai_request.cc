@@ -295,11 +295,13 @@ bool samples(const json::Value& body) {
 
 void read_truncation(Fields& fields, CommonRequest& r) {
   const json::Value* v = fields.get("truncate_prompt_tokens");
-  if (v != nullptr && v->is_number() && v->as_int64() == -1) {
-    r.truncate_prompt_tokens = -1;
-  } else {
-    fields.read("truncate_prompt_tokens", r.truncate_prompt_tokens, 1, kMaxTokens);
+  if (v == nullptr) return;
+  const int64_t n = v->is_number() ? v->as_int64().value_or(0) : 0;
+  if (n < -1 || n == 0 || n > kMaxTokens) {
+    return fields.fail("truncate_prompt_tokens",
+                       "'truncate_prompt_tokens' must be -1 or a number of tokens");
   }
+  r.truncate_prompt_tokens = static_cast<int>(n);
 }
 
 std::string name_of_field(const CommonRequest& request, const std::string& field) {

@@ -306,6 +306,9 @@ class Errors(Case):
         cut = self.server.post("/v1/completions", {
             "prompt": "word " * 5000, "truncate_prompt_tokens": 10, "max_tokens": 1})
         self.assertEqual(cut[1]["usage"]["prompt_tokens"], 10)
+        for wrong in (0, -2, 1.5, "1", 1 << 31):
+            self.assert_error(self.server.post("/v1/completions", {
+                "prompt": "a", "truncate_prompt_tokens": wrong}), 400, "truncate_prompt_tokens", "-1")
         for limit, kept in (({}, 2047), ({"max_tokens": 8}, 2040), ({"max_tokens": 10**6}, 2047)):
             cut = self.server.post("/v1/completions", {
                 "prompt": "word " * 5000, "truncate_prompt_tokens": -1, **limit})
