@@ -41,9 +41,10 @@ void Output::write(std::string_view text) {
 
 Status Output::flush() {
   if (status_.ok() && !buffer_.empty()) {
-    if (const int error = write_all(fd_, buffer_); error != 0)
+    if (const int error = write_all(fd_, buffer_); error != 0) {
       status_ =
           io_error("cannot write to standard output: {}", std::generic_category().message(error));
+    }
   }
   buffer_.clear();
   return status_;

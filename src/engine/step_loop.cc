@@ -161,6 +161,7 @@ void StepLoop::loop() {
   }
   if (ahead_) runner_.finish();  // its results have a place as long as they are on their way
   std::vector<uint64_t> ids;
+  ids.reserve(live_.size());
   for (const auto& [id, live] : live_) ids.push_back(id);
   empty_inbox();
   for (const auto& [id, live] : live_) {

@@ -353,6 +353,7 @@ void StepLoop::embed(const scheduler::Step& step) {
     if (!s.awaits_token()) continue;
     const double count = mean ? s.size() : 1;
     std::vector<float> pooled;
+    pooled.reserve(e.sum.size());
     for (const double v : e.sum) pooled.push_back(static_cast<float>(v / count));
     live.open = 0;
     record_usage(live);

@@ -64,9 +64,10 @@ void add_generate_routes(App& app, std::vector<App::Route>& routes) {
   routes.push_back({"POST", "/v1/generate", false, [&app](App::Exchanges x, const json::Value& b) {
                       generate(app, std::move(x), b);
                     }});
-  routes.push_back({"GET", "/v1/metrics", false, [&app](App::Exchanges x, const json::Value&) {
-                      send_json(x, app.metrics().summary());
-                    }});
+  routes.push_back(
+      {"GET", "/v1/metrics", false, [&app](const App::Exchanges& x, const json::Value&) {
+         send_json(x, app.metrics().summary());
+       }});
 }
 
 }  // namespace freshet::server

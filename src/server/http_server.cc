@@ -40,9 +40,10 @@ struct HttpServer::Impl {
     tls->set_options(asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1);
     error_code ec;
     tls->use_certificate_chain_file(shared.options.tls_certificate, ec);
-    if (ec)
+    if (ec) {
       return invalid_argument("cannot use certificate {}: {}", shared.options.tls_certificate,
                               ec.message());
+    }
     tls->use_private_key_file(shared.options.tls_key, asio::ssl::context::pem, ec);
     if (ec) return invalid_argument("cannot use key {}: {}", shared.options.tls_key, ec.message());
     return {};

@@ -244,10 +244,12 @@ void add_llama_routes(App& app, std::vector<App::Route>& routes) {
   }
   routes.push_back({"POST", "/infill", false,
                     [&app](X x, const json::Value& b) { infill(app, std::move(x), b); }});
-  routes.push_back({"GET", "/props", false, [&app](X x, const json::Value&) { props(app, x); }});
-  routes.push_back({"GET", "/slots", false, [&app](X x, const json::Value&) { slots(app, x); }});
+  routes.push_back(
+      {"GET", "/props", false, [&app](const X& x, const json::Value&) { props(app, x); }});
+  routes.push_back(
+      {"GET", "/slots", false, [&app](const X& x, const json::Value&) { slots(app, x); }});
   routes.push_back({"POST", "/apply-template", false,
-                    [&app](X x, const json::Value& b) { apply_template(app, x, b); }});
+                    [&app](const X& x, const json::Value& b) { apply_template(app, x, b); }});
 }
 
 }  // namespace freshet::server

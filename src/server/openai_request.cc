@@ -340,7 +340,7 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
 
 Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
                                           const RequestLimits& limits) {
-  const ApiError wrong = bad_request(
+  ApiError wrong = bad_request(
       field, fmt::format("'{}' must be a string, an array of strings, or token ids", field));
   const json::Value* v = body.find(field);
   if (v == nullptr || v->is_null())
@@ -365,7 +365,7 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
     out.emplace_back(std::move(ids));
     return true;
   };
-  const ApiError wrong_ids =
+  ApiError wrong_ids =
       bad_request(field, fmt::format("a '{}' of numbers must hold token ids", field));
   if (items.front().is_number()) {
     if (!add_ids(items)) return wrong_ids;

@@ -169,13 +169,13 @@ void add_openai_routes(App& app, std::vector<App::Route>& routes) {
   routes.push_back({"POST", "/v1/chat/completions", false,
                     [&app](X x, const json::Value& b) { chat_completions(app, std::move(x), b); }});
   routes.push_back(
-      {"GET", "/v1/models", false, [&app](X x, const json::Value&) { models(app, x); }});
-  routes.push_back(
-      {"GET", std::string(kModelsPath), false, [&app](X x, const json::Value&) { model(app, x); }});
-  routes.push_back(
-      {"POST", "/tokenize", false, [&app](X x, const json::Value& b) { tokenize(app, x, b); }});
-  routes.push_back(
-      {"POST", "/detokenize", false, [&app](X x, const json::Value& b) { detokenize(app, x, b); }});
+      {"GET", "/v1/models", false, [&app](const X& x, const json::Value&) { models(app, x); }});
+  routes.push_back({"GET", std::string(kModelsPath), false,
+                    [&app](const X& x, const json::Value&) { model(app, x); }});
+  routes.push_back({"POST", "/tokenize", false,
+                    [&app](const X& x, const json::Value& b) { tokenize(app, x, b); }});
+  routes.push_back({"POST", "/detokenize", false,
+                    [&app](const X& x, const json::Value& b) { detokenize(app, x, b); }});
 }
 
 }  // namespace freshet::server
