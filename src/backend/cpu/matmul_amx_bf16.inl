@@ -7,15 +7,21 @@ namespace freshet::cpu {
 namespace {
 
 template <int planes>
-struct NumbersBF16 : FamilyBase {
+struct NumbersBF16 {
   using Lines = LinesBF16;
   static constexpr int kPlanes = planes;
-  explicit NumbersBF16(const MatmulCall&) {}
   static int64_t fine(const MatmulCall& c) { return bf16_layout(c.cols).fine; }
   template <int kTile, int kX, int kW>
   FRESHET_INLINE void multiply() {
     tile_dp_bf16<kTile, kX, kW>();
   }
+  struct Scales {
+    FRESHET_INLINE_MEMBER void read(const MatmulCall&, const Step&) {}
+  };
+  struct Panel {
+    FRESHET_INLINE_MEMBER Panel(const MatmulCall&, int64_t) {}
+    FRESHET_INLINE_MEMBER F32 result(const Scales&, int, F32 acc) const { return acc; }
+  };
 };
 
 template <int kPlanes>

@@ -158,11 +158,12 @@ class Pipe {
       constexpr int kSlots = kShort ? 3 : 3 * kProducts;
       constexpr int kSlot = kShort ? k - 1 : (k - 1) * kProducts + kProduct;
       constexpr int kFrom = kSlot * kMost / kSlots, kTo = (kSlot + 1) * kMost / kSlots;
-      if (count == kMost) {
+      if (count == kMost && !before.last) {
         const Scaling now = kShort ? scaling : Scaling(before, c.cols);
         FRESHET_UNROLL
-        for (int t = kFrom; t < kTo; ++t) scale(now, t, Tokens<kPlanes>::place_of(t));
-        if (before.last) finish_rows(kFrom, kTo);
+        for (int t = kFrom; t < kTo; ++t) {
+          store_f(now.sums + t * kPanelRows, scaled(now, t, Tokens<kPlanes>::place_of(t)));
+        }
       } else {
         scale_part(kFrom, kTo);
       }
@@ -241,16 +242,15 @@ class Pipe {
           held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)),
           whole(cols - p.block * kUnitK > kUnitK / 2) {}
   };
-  // Adds token t, whose whole-number sums are at `place`, to its sums.
-  FRESHET_INLINE_MEMBER void scale(const Scaling& s, int t, int place) {
+  // Token t's sums with the whole-number sums at `place` added.
+  FRESHET_INLINE_MEMBER F32 scaled(const Scaling& s, int t, int place) {
     constexpr int kPairs = Records<F, kPlanes>::kPairs;
-    float* const sums = s.sums + t * kPanelRows;
     I32 sum[kPlanes];
     FRESHET_UNROLL
     for (int p = 0; p < kPlanes; ++p) {  // of two planes, tokens are rows of both operands
       sum[p] = sum_at(stored + place + p * 2 * kTileInts);
     }
-    F32 acc = _mm512_maskz_loadu_ps(s.held, sums);
+    F32 acc = _mm512_maskz_loadu_ps(s.held, s.sums + t * kPanelRows);
     if constexpr (U::kHalves) {
       for (int h = 0; h < (s.whole ? 2 : 1); ++h) {
         FRESHET_UNROLL
@@ -260,8 +260,7 @@ class Pipe {
         const F32 d = bits_f(load_i(s.scales + U::kDAt + h * kLine));
         acc = fma_f(join_planes<kPlanes>(sum), mul_f(d, set_f(s.records->d[t])), acc);
       }
-      store_f(sums, acc);
-      return;
+      return acc;
     }
     acc = fma_f(join_planes<kPlanes>(sum), mul_f(s.d, set_f(s.records->d[t])), acc);
     if constexpr (F::kAffine) {
@@ -279,20 +278,23 @@ class Pipe {
       const F32 dmin = bits_f(load_i(s.scales + U::kDAt + kLine));
       acc = fma_f(join_planes<kPlanes>(offset), mul_f(dmin, set_f(s.records->minus_d[t])), acc);
     }
-    store_f(sums, acc);
+    return acc;
   }
-  // Of a step that is not full: tokens [from, to) / kMost of its own.
+  // Of a step that is not full, or of rows' last block: tokens [from, to) / kMost of its own.
   __attribute__((noinline)) void scale_part(int from, int to) {
     from = from * count / kMost, to = to * count / kMost;
     if (from >= to) return;
     const Scaling scaling(before, c.cols);
-    for (int t = from; t < to; ++t) scale(scaling, t, before.tokens->place[t]);
-    if (before.last) finish_rows(from, to);
-  }
-  __attribute__((noinline)) void finish_rows(int t0, int t1) const {
-    for (int t = t0; t < t1; ++t) {
-      finish(c, before.panel, before.tokens->t0 + t, load_f(before.sums + t * kPanelRows));
+    const int* const place = before.tokens->place;
+    if (!before.last) {
+      for (int t = from; t < to; ++t) {
+        store_f(scaling.sums + t * kPanelRows, scaled(scaling, t, place[t]));
+      }
+      return;
     }
+    const MatmulCall call = c;  // in registers: results could lie where c does
+    const int64_t panel = before.panel, t0 = before.tokens->t0;
+    for (int t = from; t < to; ++t) finish(call, panel, t0 + t, scaled(scaling, t, place[t]));
   }
 
   const MatmulCall& c;

@@ -1,8 +1,9 @@
 // Weights whose packed lines are rows of tiles (BF16, INT8): sums stay in tiles over a stretch of
 // K, with up to two tiles of tokens over all of it.
 //
-// N: Lines, kPlanes and fine() of the activations, multiply<sums, x, w>(), and result(), see
-// FamilyBase. A block of K is 64 bytes of a row of either.
+// N: Lines, kPlanes and fine() of the activations, multiply<sums, x, w>(), and the Scales of a
+// step's tokens and the Panel whose result() is the number that a sum stands for. A block of K is
+// 64 bytes of a row of either.
 #pragma once
 
 #include "backend/cpu/matmul_amx_tiles.inl"
@@ -16,8 +17,7 @@ inline constexpr int64_t kDepthBlocks = 16;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
 inline constexpr int kDepthGroup = 8;
 inline constexpr int64_t kDepthTokens = 256;
-inline constexpr int64_t kWholeBlocks = 32;  // rows of so many are one stretch
-inline constexpr int64_t kStreamAhead = 4;   // blocks of each of two panels, to the L1 cache
+inline constexpr int64_t kStreamAhead = 4;  // blocks of each of two panels, to the L1 cache
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // of a step and two panels
 
 template <class N>
@@ -27,12 +27,16 @@ struct DepthScratch {
 };
 
 // A stretch of one or two panels times a step's tokens.
+template <class N>
 struct DepthProduct {
   const Step* step;
+  const typename N::Scales* scales;
   float* sums;  // of tile x and panel w from (2 x + w) * kTileInts on
   int64_t panel;
   int panels;
-  bool last;  // stretch of the rows
+  bool last;               // stretch of the rows
+  const uint8_t* next[2];  // what this product fetches to the L2 cache for the next stretch:
+  int64_t lines;           // so many of each
 };
 
 // Products one after the other: the sums of one are stored between the tile instructions of the
@@ -41,10 +45,10 @@ template <class N>
 class DepthPipe {
  public:
   // streams: whole panels come one after the other, from memory.
-  DepthPipe(const MatmulCall& call, bool streams) : c(call), numbers(call), streaming(streams) {}
+  DepthPipe(const MatmulCall& call, bool streams) : c(call), streaming(streams) {}
 
   // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
-  void run(const DepthProduct& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
+  void run(const DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
            bool fresh) {
     const auto run =
         p.step->tiles == 2
@@ -52,6 +56,7 @@ class DepthPipe {
             : (p.panels == 2 ? &DepthPipe::template tiles<1, 2> : &DepthPipe::template tiles<1, 1>);
     (this->*run)(p, panel, x_at, blocks, fresh);
     before = p;
+    if (p.last) before.sums = finishing;
   }
   void drain() {
     tile_store<0>(before.sums);
@@ -59,7 +64,7 @@ class DepthPipe {
     tile_store<2>(before.sums + 2 * kTileInts);
     tile_store<3>(before.sums + 3 * kTileInts);
     if (before.last) finish_before(0, before.step->count);
-    before.sums = nowhere;
+    before.sums = finishing;
     before.last = false;
   }
 
@@ -72,6 +77,14 @@ class DepthPipe {
     for (int i = 0; i < 1024; i += kLine) {
       prefetch_near(panel[0] + at + i);
       prefetch_near(panel[1] + at + i);
+    }
+  }
+  // Block b's part of what p fetches.
+  FRESHET_INLINE_MEMBER void fetch_next(const DepthProduct<N>& p, int64_t b, int64_t blocks) {
+    const int64_t end = p.lines * (b + 1) / blocks;
+    for (int64_t i = p.lines * b / blocks; i < end; ++i) {
+      prefetch(p.next[0] + i * kLine);
+      prefetch(p.next[1] + i * kLine);
     }
   }
   template <int kTile>
@@ -94,7 +107,7 @@ class DepthPipe {
   }
   // Of each block the products of the coarse plane, then those of the fine one.
   template <int kX, int kW, bool kFirst>
-  FRESHET_INLINE_MEMBER void block(const DepthProduct& p, const uint8_t* const (&panel)[2],
+  FRESHET_INLINE_MEMBER void block(const DepthProduct<N>& p, const uint8_t* const (&panel)[2],
                                    const uint8_t* const (&x)[2], int64_t b, bool fresh) {
     const int64_t stride = p.step->stride;
     FRESHET_UNROLL
@@ -116,15 +129,17 @@ class DepthPipe {
     }
   }
   template <int kX, int kW>
-  void tiles(const DepthProduct& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
-             bool fresh) {
+  void tiles(const DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at,
+             int64_t blocks, bool fresh) {
     const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
     if (streaming) fetch(panel, 0, blocks);
+    fetch_next(p, 0, blocks);
     block<kX, kW, true>(p, panel, x, 0, fresh);
     const int left = before.last ? before.step->count : 0;
     int done = 0;
     for (int64_t b = 1; b < blocks; ++b) {
       if (streaming) fetch(panel, b, blocks);
+      fetch_next(p, b, blocks);
       block<kX, kW, false>(p, panel, x, b, fresh);
       const int due = static_cast<int>(left * b / blocks);
       if (due > done) finish_before(done, due);
@@ -135,35 +150,50 @@ class DepthPipe {
   // Tokens [first, last) of the product before.
   __attribute__((noinline)) void finish_before(int first, int last) const {
     const Step& s = *before.step;
+    const MatmulCall call = c;  // in registers: results could lie where c does
     for (int w = 0; w < before.panels; ++w) {
+      const typename N::Panel panel(c, before.panel + w);
+      const float* const sums = before.sums + w * kTileInts;
       for (int t = first; t < last; ++t) {
-        const int row = s.row(t);
-        const float* const from =
-            before.sums + (2 * (row / kTileRows) + w) * kTileInts + row % kTileRows * kPanelRows;
-        const F32 sum = numbers.result(c, before.panel + w, s.t0 + t, load_f(from));
-        finish(c, before.panel + w, s.t0 + t, sum);
+        const int row = s.row(t), skip = row < kTileRows ? 0 : kTileInts;
+        const F32 sum = load_f(sums + row * kPanelRows + skip);
+        finish(call, before.panel + w, s.t0 + t, panel.result(*before.scales, t, sum));
       }
     }
   }
 
   const MatmulCall& c;
-  const N numbers;
   const bool streaming;
   const int64_t bytes = panel_bytes(Packed<typename N::Lines>::kLayout, c.cols);
-  alignas(64) float nowhere[kDepthSums];  // for what the tiles hold at first
-  DepthProduct before{nullptr, nowhere, 0, 0, false};
+  alignas(64) float finishing[kDepthSums];  // sums of a last stretch, and what tiles hold at first
+  DepthProduct<N> before{nullptr, nullptr, finishing, 0, 0, false, {}, 0};
+};
+
+// The blocks that follow a stretch, in panels so many further on (the next group's, or the same) up
+// to `end`.
+struct NextStretch {
+  int64_t panels;
+  int64_t end;
+  int64_t b0, blocks;
 };
 
 template <class N>
-void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, const Stretch& at) {
+void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, const Stretch& at,
+                   const NextStretch& next) {
   using Lines = Packed<typename N::Lines>;
   const int64_t fine = N::fine(c);
   Step steps[2];  // this and the one before, whose last sums are still to be stored
+  typename N::Scales scales[2];
+  const bool last = at.b1 == at.blocks;
   float* sums = s.sums;
   int i = 0;
   for (int64_t t = at.t0; t < at.t1; t += steps[i].count, i ^= 1) {
     Step& step = steps[i];
     step = Step(c, t, at.t1 - t, 2, fine);
+    if (last) scales[i].read(c, step);
+    const int64_t lines = next.blocks * (1024 / kLine), tokens = at.t1 - at.t0;
+    const int64_t line = lines * (t - at.t0) / tokens,
+                  end_line = lines * (t - at.t0 + step.count) / tokens;
     int64_t x_at = at.b0 * 64;
     if (c.rows_index != nullptr) {
       step.gather<N::kPlanes, kDepthStretchBytes>(c, fine, x_at, (at.b1 - at.b0) * 64, s.rows);
@@ -173,8 +203,15 @@ void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, 
       const int panels = p + 1 < at.last ? 2 : 1;
       const uint8_t* const panel[2] = {Lines(c, p).main(at.b0),
                                        Lines(c, p + panels - 1).main(at.b0)};
-      pipe.run({&step, sums, p, panels, at.b1 == at.blocks}, panel, x_at, at.b1 - at.b0,
-               at.b0 == 0);
+      DepthProduct<N> product{&step, &scales[i], sums, p, panels, last, {}, 0};
+      if (p + next.panels < next.end) {
+        product.lines = end_line - line;
+        for (int w = 0; w < 2; ++w) {
+          const int64_t of = p + next.panels + w < next.end ? p + next.panels + w : next.end - 1;
+          product.next[w] = Lines(c, of).main(next.b0) + line * kLine;
+        }
+      }
+      pipe.run(product, panel, x_at, at.b1 - at.b0, at.b0 == 0);
     }
   }
   pipe.drain();
@@ -190,8 +227,7 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   tiles.configure(tile_height(c), 64);
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
-  const bool whole = few || (at.blocks <= kWholeBlocks && c.rows_index == nullptr);
-  const int64_t step = whole ? at.blocks : kDepthBlocks / N::kPlanes;
+  const int64_t step = few ? at.blocks : kDepthBlocks / N::kPlanes;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
   const int group = few ? 2 * kDepthGroup : kDepthGroup;
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
@@ -200,7 +236,11 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
       at.last = at.first + group < last ? at.first + group : last;
       for (at.b0 = 0; at.b0 < at.blocks; at.b0 += step) {
         at.b1 = at.b0 + step < at.blocks ? at.b0 + step : at.blocks;
-        depth_stretch<N>(c, s, pipe, at);
+        NextStretch next{0, last, at.b1, at.blocks - at.b1};
+        if (next.blocks == 0) next = {group, last, 0, at.blocks};
+        if (next.blocks > step) next.blocks = step;
+        if (few) next.blocks = 0;  // as they come
+        depth_stretch<N>(c, s, pipe, at, next);
       }
     }
   }

@@ -9,16 +9,27 @@ namespace {
 struct NumbersINT8 {
   using Lines = LinesINT8;
   static constexpr int kPlanes = 1;
-  const int64_t record;
-  explicit NumbersINT8(const MatmulCall& c) : record(int8_layout(c.cols).record) {}
   static int64_t fine(const MatmulCall&) { return 0; }
   template <int kTile, int kX, int kW>
   FRESHET_INLINE void multiply() {
     tile_dp_i8<kTile, kX, kW>();
   }
-  FRESHET_INLINE_MEMBER F32 result(const MatmulCall& c, int64_t panel, int64_t t, F32 acc) const {
-    return result_int8<false>(Packed<LinesINT8>(c, panel), act_row(c, t) + record, acc);
-  }
+  // What result_int8() makes of a sum.
+  struct Scales {
+    float d[2 * kTileRows];  // of a step's tokens
+    FRESHET_INLINE_MEMBER void read(const MatmulCall& c, const Step& s) {
+      const int64_t record = int8_layout(c.cols).record;
+      for (int t = 0; t < s.count; ++t) d[t] = f32_at(act_row(c, s.t0 + t) + record);
+    }
+  };
+  struct Panel {
+    const F32 scale;
+    FRESHET_INLINE_MEMBER Panel(const MatmulCall& c, int64_t panel)
+        : scale(bits_f(load_i(Packed<LinesINT8>(c, panel).tail_part))) {}
+    FRESHET_INLINE_MEMBER F32 result(const Scales& tokens, int t, F32 acc) const {
+      return mul_f(to_f(bits_i(acc)), mul_f(scale, set_f(tokens.d[t])));
+    }
+  };
 };
 
 // Up to so many tokens reading the weights is all there is to it.
