@@ -5,10 +5,11 @@
 namespace freshet::cuda {
 namespace {
 
-// x by place: a block takes a tile of 8 places, a thread 8 columns at a time.
-__global__ void __launch_bounds__(256) gather_kernel(const __grid_constant__ ExpertsArgs e) {
-  let_next_start();
+// x by place: a block takes a tile of 8 places, a thread 8 columns at a time. Few registers leave
+// room for blocks of the next kernel, which relies on the groups when it starts.
+__global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ ExpertsArgs e) {
   wait();
+  let_next_start();
   const int64_t tile = blockIdx.x, place = tile * kTokenTile + threadIdx.x % 8;
   if (tile * kTokenTile >= int64_t{*e.groups.used} * e.groups.slot_tokens) return;
   const int token = e.groups.token[place];
@@ -67,6 +68,8 @@ int gather_places(const ExpertsArgs& e) {
   if (e.groups.slot_tokens == kManySlot) {
     return launch(spread_kernel, dim3(static_cast<unsigned>(e.x.rows)), dim3(256), 0, e);
   }
+  static const cudaError_t kCarved = leave_shared(gather_kernel);
+  if (kCarved != cudaSuccess) return static_cast<int>(kCarved);
   const auto tiles = static_cast<unsigned>(e.in.core_tiles);
   return launch(gather_kernel, dim3(tiles), dim3(256), 0, e);
 }

@@ -65,17 +65,21 @@ struct Half {
   }
 };
 
-// One thread. The second product asks for weights before the first has ended: whose they are was
-// settled before that began.
+// Whether the groups were there before the first product began: tokens are gathered in between.
+__device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
+  return e.groups.whole == 0;
+}
+
+// One thread. Where it is settled whose weights they are, it asks for the first ones before the
+// kernel in front has ended. The first product's then lets the second start.
 template <int NT, bool kGate>
 __device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
   using S = Shape<NT>;
   const Half<kGate> half{e};
   const Activations& act = kGate ? e.in : e.act;
-  if (kGate) wait();
+  bool waited = kGate && !grouped_before(e);
   const int blocks = half.blocks(), pieces = half.pieces(), items = half.items();
-  bool waited = kGate;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
     const int slot = item / blocks, block = item % blocks;
     const uint8_t* expert = weights[__ldcg(e.groups.slot_expert + slot)];
@@ -100,6 +104,7 @@ __device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
     if (!waited) {
       for (; n < min(pieces, S::kStages); ++n) copy_rows(n, n);
       wait();
+      if (kGate) let_next_start();
       for (int k = 0; k < n; ++k) copy_tokens(k, k);
       waited = true;
     }
@@ -315,8 +320,9 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
   }
   __syncthreads();
   // Who starts after the first product may rely on what was there before it.
-  if (kGate) wait();
-  let_next_start();
+  const bool asks = kGate && grouped_before(e) && threadIdx.x == kConsumers;
+  if (kGate && !asks) wait();
+  if (!asks) let_next_start();
   const Ring<NT> ring{stages, full, empty};
   auto* exchange = reinterpret_cast<float*>(stages + S::kStages * S::kStageBytes);
   if (threadIdx.x >= kConsumers) {
