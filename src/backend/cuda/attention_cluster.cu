@@ -8,7 +8,7 @@
 // Norms, rotation and storing of the new heads are done here, too, where they are told: every block
 // takes the queries and what it needs of the new key and value, and puts them where copies of the
 // cache left their place free.
-#include "backend/cuda/attention_single.cuh"
+#include "backend/cuda/attention_pieces.cuh"
 #include "backend/cuda/cluster.cuh"
 #include "backend/cuda/heads.cuh"
 #include "backend/cuda/kernels.cuh"
