@@ -316,7 +316,8 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
 // that were before, and so has the cache.
 TEST_F(CudaAttention, TakesHeadsOnTheWay) {
   using ops::KvType;
-  const std::vector<cases::AttentionCase> all = {
+  // For every kind of cache that the kernel of few queries takes.
+  const std::vector<cases::AttentionCase> few = {
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{513, 1}}},
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{1, 1}}},
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, true, {{200, 1}, {512, 1}, {17, 1}}},
@@ -325,11 +326,13 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
       {{KvType::kF16, 2, 128, 128, false}, 32, 0.0f, 0, false, {{16, 1}, {385, 1}}},
       {{KvType::kF16, 1, 128, 128, false}, 24, 0.0f, 0, true, {{700, 1}, {128, 1}}},
       {{KvType::kF16, 8, 128, 128, false}, 8, 0.0f, 0, false, {{129, 1}, {2, 1}, {33, 1}, {8, 1}}},
+  };
+  std::vector<cases::AttentionCase> all = {
       // These have a kernel for it.
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}}},
-      {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
-      {{KvType::kInt8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
+      {{KvType::kFP8, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
+      {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
       {{KvType::kInt8, 1, 80, 80, false}, 3, 0.0f, 0, false, {{200, 1}, {90, 1}}},
       // Prompts, whose kernel takes queries on its way.
       {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{300, 300}, {37, 37}, {129, 20}}},
@@ -338,6 +341,9 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
       {{KvType::kInt8, 2, 128, 128, false}, 10, 30.0f, 100, false, {{277, 277}, {20, 3}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{300, 290}}},
   };
+  for (const KvType type : {KvType::kF16, KvType::kFP8, KvType::kInt8}) {
+    for (const cases::AttentionCase& c : few) all.push_back(c), all.back().shape.type = type;
+  }
   uint32_t seed = 15000;
   for (const cases::AttentionCase& c : all) {
     const int dim = c.shape.key_dim;
@@ -372,6 +378,9 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
       {{KvType::kF16, 1, 256, 256, false}, 4, 0.0f, 0, false, {{200, 1}, {700, 1}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}, {700, 1}}},
       {{KvType::kFP8, 2, 128, 128, false}, 8, 0.0f, 0, false, {{400, 1}, {1300, 1}, {77, 1}}},
+      {{KvType::kFP8, 8, 128, 128, false}, 32, 0.0f, 0, true, {{130, 1}}},
+      {{KvType::kInt8, 8, 128, 128, false}, 32, 0.0f, 0, true, {{900, 1}}},
+      {{KvType::kFP8, 1, 128, 128, false}, 12, 0.0f, 900, false, {{3000, 1}}},
       {{KvType::kFP8, 1, 256, 256, false}, 16, 0.0f, 0, true, {{200, 1}, {700, 1}}},
       {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{1000, 1000}, {129, 129}, {1, 1}}},
       {{KvType::kF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{641, 300}, {383, 200}}},

@@ -83,8 +83,8 @@ __device__ __forceinline__ void sync_summing() {
 }
 
 // A lane's neighbours j of its row r + 8 g, and how many features they are behind the first.
-template <class T>
-__device__ __forceinline__ float2 pair_of(const Sums<T::D / 32, T::kRows>& sums, int r, int j) {
+template <class T, int kTilesOfWarp>
+__device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
   const auto& acc = sums.acc;
   if constexpr (T::Stored::kFours) {
     return make_float2(acc[j / 2 * 2][r * 2 + j % 2], acc[j / 2 * 2 + 1][r * 2 + j % 2]);

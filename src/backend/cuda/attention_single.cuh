@@ -255,11 +255,11 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
   // Loads are two steps ahead of the products.
   constexpr int kAhead = 2, kSteps = T::D / 32;
   uint32_t loaded[kAhead][kChunks][T::Stored::kKeyWords];
+  const auto block_of = [&](int n) { return s.slots[slots[n]] + warp * T::Stored::kBlockBytes; };
   const auto load = [&](int step) {
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
-      T::Stored::template load_keys<T::kAsRows>(loaded[step % kAhead][n], s.slots[slots[n]], warp,
-                                                step * 2);
+      T::Stored::template load_keys<T::kAsRows>(loaded[step % kAhead][n], block_of(n), step * 2);
     }
   };
 #pragma unroll
@@ -274,8 +274,8 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
     uint32_t b[kChunks][2][4];
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
-      T::Stored::template open_keys<T::kAsRows>(b[n], loaded[step % kAhead][n], s.slots[slots[n]],
-                                                warp, step * 2);
+      T::Stored::template open_keys<T::kAsRows>(b[n], loaded[step % kAhead][n], block_of(n),
+                                                step * 2);
     }
     if (step + kAhead < kSteps) load(step + kAhead);
 #pragma unroll

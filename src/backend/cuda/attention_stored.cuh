@@ -12,31 +12,32 @@ namespace freshet::cuda::single {
 template <int D>
 struct HalfStored {
   static constexpr bool kBF16 = false, kFours = false, kTogether = false, kScaled = false;
-  static constexpr int kBlockBytes = kBlockTokens * D * 2, kResident = 2;
+  static constexpr CacheType kType = CacheType::kF16;
+  static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = kKeyBytes, kResident = 2;
   static constexpr int kLeastSlots = 6;
-  // What a lane loads of 16 keys, features [16 k, 16 k + 32), and their operands: of 16 features,
-  // two columns of 8 keys. kAsRows: both are rows of mma, whose operand takes them in turn.
+  // What a lane loads of a block's 16 keys, features [16 k, 16 k + 32), and their operands: of 16
+  // features, two columns of 8 keys. kAsRows: both are rows of mma, whose operand takes them in
+  // turn.
   static constexpr int kKeyWords = 8;
   template <bool kAsRows>
-  static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* slot,
-                                                   int keys, int k) {
+  static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* block,
+                                                   int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int low = lane / 8 % 2, high = lane / 16;
-    const auto* from = reinterpret_cast<const __half*>(slot) +
-                       (keys * 2 + (kAsRows ? low : high)) * 8 * D + (kAsRows ? high : low) * 64 +
-                       lane % 8 * 8 + k * 128;
+    const auto* from = reinterpret_cast<const __half*>(block) + (kAsRows ? low : high) * 8 * D +
+                       (kAsRows ? high : low) * 64 + lane % 8 * 8 + k * 128;
     ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[0]), from);
     ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[4]), from + 128);
   }
   template <bool kAsRows>
   static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
                                                    const uint32_t (&v)[kKeyWords], const uint8_t*,
-                                                   int, int) {
+                                                   int) {
 #pragma unroll
     for (int i = 0; i < kKeyWords; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
   }
-  // The same of keys [16 k, 16 k + 16): kPairs times two columns of 8 features, the first one
-  // `column`.
+  // The same of values of a slot's keys [16 k, 16 k + 16): kPairs times two columns of 8 features,
+  // the first one `column`.
   static constexpr int kPairWords = 4;
   template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&v)[kPairs * kPairWords],
@@ -71,11 +72,13 @@ struct HalfStored {
 template <int D>
 struct BF16Stored : HalfStored<D> {
   static constexpr bool kBF16 = true;
+  static constexpr CacheType kType = CacheType::kBF16;
 };
 
 // Codes of a byte: E4M3, or INT8 with scales.
-template <int D, CacheType kType>
+template <int D, CacheType kCodes>
 struct CodesStored {
+  static constexpr CacheType kType = kCodes;
   static constexpr bool kBF16 = false, kFours = true, kTogether = true;
   static constexpr bool kScaled = kType == CacheType::kInt8;
   static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
@@ -85,17 +88,15 @@ struct CodesStored {
   static constexpr int kKeyWords = 4;
   template <bool kAsRows>
   static __device__ __forceinline__ void load_keys(uint32_t (&codes)[kKeyWords],
-                                                   const uint8_t* slot, int keys, int k) {
+                                                   const uint8_t* block, int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const uint8_t* block = slot + keys * kBlockBytes;
     ldmatrix4(codes, block + lane / 8 % 2 * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
   }
   template <bool kAsRows>
   static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
                                                    const uint32_t (&codes)[kKeyWords],
-                                                   const uint8_t* slot, int keys, int k) {
+                                                   [[maybe_unused]] const uint8_t* block, int k) {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    [[maybe_unused]] const uint8_t* block = slot + keys * kBlockBytes;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       __half2 scale{};
@@ -117,16 +118,15 @@ struct CodesStored {
       }
     }
   }
-  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features that the
-  // column is of.
+  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features whose scales
+  // in the block are these.
   static __device__ __forceinline__ void two(uint32_t& even, uint32_t& odd, uint32_t codes,
-                                             const uint8_t* block, int i, int column) {
+                                             const uint8_t* scales, int i) {
     if constexpr (kScaled) {
       const int lane = static_cast<int>(threadIdx.x % 32);
-      const auto scales = *reinterpret_cast<const __half2*>(
-          block + kNumbers + (column / 4 * kBlockTokens + i * 8 + lane % 4 * 2) * 2);
-      even = scaled_codes<kEvenCodes>(codes, scales);
-      odd = scaled_codes<kOddCodes>(codes, scales);
+      const auto its = reinterpret_cast<const __half2*>(scales)[i * 4 + lane % 4];
+      even = scaled_codes<kEvenCodes>(codes, its);
+      odd = scaled_codes<kOddCodes>(codes, its);
     } else {
       const uint32_t turned = __byte_perm(codes, 0, 0x3120);
       even = e4m3_to_half(turned);
@@ -150,10 +150,11 @@ struct CodesStored {
   static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
                                                      const uint32_t (&codes)[kPairs * kPairWords],
                                                      const uint8_t* slot, int k, int column) {
-    const uint8_t* block = slot + k * kBlockBytes + kKeyBytes;
+    const uint8_t* scales =
+        slot + k * kBlockBytes + kKeyBytes + kNumbers + column / 4 * kBlockTokens * 2;
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
-      two(b[i / 2][i % 2], b[i / 2][2 + i % 2], codes[i], block, i % 2, column);
+      two(b[i / 2][i % 2], b[i / 2][2 + i % 2], codes[i], scales, i % 2);
     }
   }
 };

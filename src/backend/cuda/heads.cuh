@@ -31,29 +31,41 @@ __device__ __forceinline__ uint32_t e4m3_codes(const float4& v) {
   return two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
 }
 
-// Four neighbours of a head, from feature c on; in INT8 by the lanes of every 32 features together.
+// Four neighbours of a head, from feature c on, as a cache has them; in INT8 by the lanes of every
+// 32 features together.
+struct Form {
+  uint2 numbers;
+  uint16_t scale;
+};
+__device__ __forceinline__ Form form_of_four(CacheType type, int c, int dim, const float4& v) {
+  Form s = {};
+  if (type == CacheType::kInt8) {
+    s.numbers.x = int8_codes(v, min(32, (dim - c / 128 * 128) / 4), &s.scale);
+  } else if (type == CacheType::kE4M3) {
+    s.numbers.x = e4m3_codes(v);
+  } else if (type == CacheType::kBF16) {
+    s.numbers = make_uint2(pack_numbers<true>(v.x, v.y), pack_numbers<true>(v.z, v.w));
+  } else {
+    s.numbers = make_uint2(pack_numbers<false>(v.x, v.y), pack_numbers<false>(v.z, v.w));
+  }
+  return s;
+}
 // `scales` is from `to` on.
-__device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, int dim,
-                                           const float4& v, const ScalesAt& scales = {}) {
-  if (in_bytes(type)) {
-    uint32_t codes;
-    if (type == CacheType::kInt8) {
-      uint16_t scale;
-      codes = int8_codes(v, min(32, (dim - c / 128 * 128) / 4), &scale);
-      if (c % 32 == 0) {
-        *reinterpret_cast<uint16_t*>(to + scales.first + c / 32 * scales.apart) = scale;
-      }
-    } else {
-      codes = e4m3_codes(v);
-    }
-    *reinterpret_cast<uint32_t*>(to + feature_at(type, c)) = codes;
-    return;
+__device__ __forceinline__ void put_four(CacheType type, uint8_t* to, int c, const Form& s,
+                                         const ScalesAt& scales) {
+  if (type == CacheType::kInt8 && c % 32 == 0) {
+    *reinterpret_cast<uint16_t*>(to + scales.first + c / 32 * scales.apart) = s.scale;
   }
   to += feature_at(type, c);
-  *reinterpret_cast<uint2*>(to) =
-      type == CacheType::kBF16
-          ? make_uint2(pack_numbers<true>(v.x, v.y), pack_numbers<true>(v.z, v.w))
-          : make_uint2(pack_numbers<false>(v.x, v.y), pack_numbers<false>(v.z, v.w));
+  if (in_bytes(type)) {
+    *reinterpret_cast<uint32_t*>(to) = s.numbers.x;
+  } else {
+    *reinterpret_cast<uint2*>(to) = s.numbers;
+  }
+}
+__device__ __forceinline__ void store_four(CacheType type, uint8_t* to, int c, int dim,
+                                           const float4& v, const ScalesAt& scales = {}) {
+  put_four(type, to, c, form_of_four(type, c, dim, v), scales);
 }
 
 __device__ __forceinline__ float sum_of_warp(float v) {
