@@ -95,122 +95,145 @@ __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductL
 }
 
 // Where the sums of a tile of 16 rows go.
-struct Place {
-  float* out;
-  const float* bias;
-  int64_t stride;
+struct alignas(16) Place {
+  float* out;  // null: nowhere
+  int stride;
   float scale;
-  int rows;
-  bool add, aligned;  // fours of rows
 };
-__device__ __forceinline__ Place place_of(const ProductList& list, const Tiles& tiles, int in) {
-  if (in >= tiles.count) return {};
-  const int i = product_of(list, tiles.first + in);
-  const ProductArgs& p = list.of[i];
-  const int64_t row = static_cast<int64_t>(tiles.first + in - list.first_block[i]) * 16;
-  const auto rows = static_cast<int>(min(int64_t{16}, p.weight.rows - row));
-  const bool aligned = p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-  return {p.out + row,  p.bias != nullptr ? p.bias + row : nullptr,
-          p.out_stride, p.scale,
-          rows,         p.add != 0,
-          aligned};
+template <class S>
+struct Places {
+  static constexpr int kTiles = S::NT / 2;
+  Place of[kTiles];
+  alignas(16) float bias[kTiles * 16];  // or what adds nothing
+  int rows[kTiles];
+  bool adds[kTiles];
+  bool plain, adds_any;  // all of them: whole tiles at places for four rows at once
+
+  // By the first warp.
+  __device__ __forceinline__ void look_up(const ProductList& list, const Tiles& tiles) {
+    const int in = static_cast<int>(threadIdx.x);
+    bool fits = true, adding = false;
+    if (in < tiles.count) {
+      const int i = product_of(list, tiles.first + in);
+      const ProductArgs& p = list.of[i];
+      const int64_t row = static_cast<int64_t>(tiles.first + in - list.first_block[i]) * 16;
+      of[in] = {p.out + row, static_cast<int>(p.out_stride), p.scale};
+      rows[in] = static_cast<int>(min(int64_t{16}, p.weight.rows - row));
+      adds[in] = adding = p.add != 0;
+      fits =
+          rows[in] == 16 && p.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
+      for (int r = 0; r < 16; ++r) {
+        bias[in * 16 + r] = p.bias != nullptr && r < rows[in] ? p.bias[row + r] : -0.0f;
+      }
+    } else if (in < kTiles) {
+      of[in] = {}, rows[in] = 0, adds[in] = false;
+    }
+    const bool all = __all_sync(0xffffffff, fits), any = __any_sync(0xffffffff, adding);
+    if (in == 0) plain = all, adds_any = any;
+  }
+};
+
+// The first of a warp's 16 tokens.
+template <class S>
+__device__ __forceinline__ int first_token() {
+  const int warp = warp_index();
+  return (S::G == 2 ? warp : warp % 4) * 16;
 }
 
-// Four rows of it and a token, which a lane writes.
+// What a warp ends: 16 tokens, of its warpgroup's tiles of 8 rows the kOwn from From on that are
+// its block's. This runs once, as long as its code takes to be read: so it is little, and what all
+// numbers have in common is asked once. Sums go through shared memory, so that neighbours write
+// what lies side by side: pairs of rows a lane would be requests of 32 bytes, of which a
+// multiprocessor makes few.
+template <class S, int From, int To>
 struct End {
-  const Place& place;
-  int row, token;
-  bool real;
-
-  __device__ __forceinline__ float* at() const { return place.out + token * place.stride + row; }
-  __device__ __forceinline__ bool whole() const { return place.aligned && row + 4 <= place.rows; }
-  // What is added to its sums, on its way to shared memory.
-  __device__ __forceinline__ void ask(float* to) const {
-    if (!real || !place.add) return;
-    if (whole()) {
-      cp_async16(to, at());
-      return;
-    }
-    for (int i = 0; i < min(4, place.rows - row); ++i) cp_async_number(to + i, at() + i);
-  }
-  __device__ __forceinline__ void put(const float* sum, const float* before) const {
-    if (!real) return;
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v[i] = sum[i];
-      if (place.bias != nullptr && row + i < place.rows) {
-        v[i] = __fadd_rn(v[i], place.bias[row + i]);
-      }
-      v[i] = __fmul_rn(v[i], place.scale);
-      if (place.add) v[i] = __fadd_rn(before[i], v[i]);
-    }
-    if (whole()) {
-      *reinterpret_cast<float4*>(at()) = make_float4(v[0], v[1], v[2], v[3]);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (row + i < place.rows) at()[i] = v[i];
-    }
-  }
-};
-
-// What a warp ends: 16 tokens, of its warpgroup's tiles of 8 rows those that are its block's.
-template <class S>
-struct Ends {
-  const Place* places;
-  int tokens, warp;
-
-  __device__ __forceinline__ int first_token() const { return (S::G == 2 ? warp : warp % 4) * 16; }
-  // Of the tiles from `first` on, a token's after another's, four rows.
-  __device__ __forceinline__ End of(int first, int in, int quad) const {
-    const int at = first + quad / 2 + (S::G == 1 ? warp / 4 * S::kTiles : 0);
-    const int row = at % 2 * 8 + quad % 2 * 4, token = first_token() + in;
-    const Place& place = places[at / 2];
-    return {place, row, token, row < place.rows && token < tokens};
-  }
-};
-
-// Adds up a block's own tiles [From, To), as sum(tile, v) gives them once the other's are `there`,
-// and writes them. They go through shared memory, so that neighbours write what lies side by side:
-// pairs of rows a lane would be requests of 32 bytes, of which a multiprocessor makes few.
-template <class S, int From, int To, class Sum>
-__device__ __forceinline__ void end_own(const Ends<S>& ends, uint8_t* stages, uint64_t* there,
-                                        const Sum& sum) {
-  constexpr int kOwn = To - From, kQuads = kOwn * 2;
-  constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // of a token, for all banks
-  constexpr int kSums = kConsumers / 32 * 16 * kWidth;
+  static constexpr int kOwn = To - From, kQuads = kOwn * 2;          // fours of rows
+  static constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // of a token, for all banks
+  static constexpr int kSums = kConsumers / 32 * 16 * kWidth;
   static_assert((kSums + kOwn * kConsumers * 4) * 4 <= S::kRoom);
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  float* sums = reinterpret_cast<float*>(stages) + ends.warp * 16 * kWidth;
-  float* before = reinterpret_cast<float*>(stages) + kSums + threadIdx.x * 4;
-#pragma unroll 3
-  for (int n = 0; n < kOwn; ++n) {
-    const int at = n * 32 + lane;
-    ends.of(From, at / kQuads, at % kQuads).ask(before + n * kConsumers * 4);
+
+  const Places<S>& places;
+  int tokens, warp, lane;
+  float *sums, *before;
+
+  __device__ __forceinline__ End(const Places<S>& all, int count, uint8_t* stages)
+      : places(all), tokens(count), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
+    sums = reinterpret_cast<float*>(stages) + warp * 16 * kWidth;
+    before = reinterpret_cast<float*>(stages) + kSums + threadIdx.x * 4;
   }
-  cp_async_commit();
-  barrier_wait(there, 0);
-#pragma unroll
-  for (int j = 0; j < kOwn; ++j) {
-    float v[4];
-    sum(From + j, v);
+
+  // Four rows of a token.
+  struct Four {
+    int token, quad;  // of the warp's and of these
+    int all;          // the block's quads in front
+    float* at;
+    float scale;
+    bool real;
+  };
+  __device__ __forceinline__ Four four(int n) const {
+    Four f;
+    f.token = (n * 32 + lane) / kQuads;
+    f.quad = n * 32 + lane - f.token * kQuads;
+    f.all = From * 2 + f.quad + (S::G == 1 ? warp / 4 * S::kTiles * 2 : 0);
+    const Place place = places.of[f.all / 4];
+    const int token = first_token<S>() + f.token;
+    f.at = place.out + static_cast<int64_t>(token) * place.stride + f.all % 4 * 4;
+    f.scale = place.scale;
+    f.real = place.out != nullptr && token < tokens;
+    return f;
+  }
+  // What is added to sums, on its way to shared memory.
+  __device__ __forceinline__ void ask() const {
+    if (!places.plain || !places.adds_any) return;
+#pragma unroll 3
+    for (int n = 0; n < kOwn; ++n) {
+      const Four f = four(n);
+      cp_async16(before + n * kConsumers * 4, f.at, f.real && places.adds[f.all / 4]);
+    }
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void leave(int j, const float (&v)[4]) const {
     float* to = sums + lane / 4 * kWidth + j * 8 + lane % 4 * 2;
     *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
     *reinterpret_cast<float2*>(to + 8 * kWidth) = make_float2(v[2], v[3]);
   }
-  cp_async_wait<0>();
-  __syncwarp();
-#pragma unroll 3
-  for (int n = 0; n < kOwn; ++n) {
-    const int at = n * 32 + lane, token = at / kQuads, quad = at % kQuads;
-    const float4 v = *reinterpret_cast<const float4*>(sums + token * kWidth + quad * 4);
-    const float4 b = *reinterpret_cast<const float4*>(before + n * kConsumers * 4);
-    const float all[4] = {v.x, v.y, v.z, v.w}, known[4] = {b.x, b.y, b.z, b.w};
-    ends.of(From, token, quad).put(all, known);
+  __device__ __forceinline__ static float ended(float sum, float bias, float scale) {
+    return __fmul_rn(__fadd_rn(sum, bias), scale);
   }
-}
+  __device__ __forceinline__ void put() const {
+    cp_async_wait<0>();
+    __syncwarp();
+    if (places.plain) {
+#pragma unroll 3
+      for (int n = 0; n < kOwn; ++n) {
+        const Four f = four(n);
+        const auto load = [](const float* from) { return *reinterpret_cast<const float4*>(from); };
+        const float4 s = load(sums + f.token * kWidth + f.quad * 4),
+                     bias = load(places.bias + f.all * 4);
+        const float4 b = load(before + n * kConsumers * 4);
+        const bool add = places.adds[f.all / 4];
+        float4 v = make_float4(ended(s.x, bias.x, f.scale), ended(s.y, bias.y, f.scale),
+                               ended(s.z, bias.z, f.scale), ended(s.w, bias.w, f.scale));
+        v.x = add ? __fadd_rn(b.x, v.x) : v.x;
+        v.y = add ? __fadd_rn(b.y, v.y) : v.y;
+        v.z = add ? __fadd_rn(b.z, v.z) : v.z;
+        v.w = add ? __fadd_rn(b.w, v.w) : v.w;
+        if (f.real) *reinterpret_cast<float4*>(f.at) = v;
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int n = 0; n < kOwn * 4; ++n) {
+      const Four f = four(n / 4);
+      const int row = f.all % 4 * 4 + n % 4;
+      if (!f.real || row >= places.rows[f.all / 4]) continue;
+      float* to = f.at + n % 4;
+      const float v = ended(sums[f.token * kWidth + f.quad * 4 + n % 4],
+                            places.bias[f.all * 4 + n % 4], f.scale);
+      *to = places.adds[f.all / 4] ? __fadd_rn(*to, v) : v;
+    }
+  }
+};
 
 __device__ __forceinline__ void add(float (&to)[4], const float (&v)[4]) {
 #pragma unroll
@@ -224,7 +247,7 @@ __device__ __forceinline__ void add(float (&to)[4], const float4& v) {
 // The first block adds its leaves up.
 template <class S>
 __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], uint8_t* stages,
-                                          uint64_t* there, const Ends<S>& ends) {
+                                          uint64_t* there, const Places<S>& places, int tokens) {
   float4* mine = reinterpret_cast<float4*>(stages + S::kRoom) + threadIdx.x;
   auto& sum = leaf[0];
 #pragma unroll
@@ -237,12 +260,16 @@ __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], 
   for (int j = S::kFirst; j < S::kTiles; ++j) {
     send(to + (j - S::kFirst) * kConsumers * 16, sum[j], barrier);
   }
-  end_own<S, 0, S::kFirst>(ends, stages, there, [&](int j, float(&v)[4]) {
+  const End<S, 0, S::kFirst> end(places, tokens, stages);
+  end.ask();
+  barrier_wait(there, 0);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) v[i] = sum[j][i];
+  for (int j = 0; j < S::kFirst; ++j) {
 #pragma unroll
-    for (int l = 0; l < kLeaves; ++l) add(v, mine[(l * S::kFirst + j) * kConsumers]);
-  });
+    for (int l = 0; l < kLeaves; ++l) add(sum[j], mine[(l * S::kFirst + j) * kConsumers]);
+    end.leave(j, sum[j]);
+  }
+  end.put();
 }
 // The second keeps them apart, and sends a leaf's as soon as they are there.
 template <class S>
@@ -256,15 +283,22 @@ __device__ __forceinline__ void send_leaf(const float (&sum)[S::kTiles][4], int 
   }
 }
 template <class S>
-__device__ __forceinline__ void end_second(const float (&sum)[kLeaves][S::kTiles][4],
-                                           uint8_t* stages, uint64_t* there, const Ends<S>& ends) {
+__device__ __forceinline__ void end_second(const float (&leaf)[kLeaves][S::kTiles][4],
+                                           uint8_t* stages, uint64_t* there,
+                                           const Places<S>& places, int tokens) {
   const float4* mine = reinterpret_cast<const float4*>(stages + S::kRoom) + threadIdx.x;
-  end_own<S, S::kFirst, S::kTiles>(ends, stages, there, [&](int j, float(&v)[4]) {
-    const float4 first = mine[(j - S::kFirst) * kConsumers];
-    v[0] = first.x, v[1] = first.y, v[2] = first.z, v[3] = first.w;
+  const End<S, S::kFirst, S::kTiles> end(places, tokens, stages);
+  end.ask();
+  barrier_wait(there, 0);
 #pragma unroll
-    for (int l = 0; l < kLeaves; ++l) add(v, sum[l][j]);
-  });
+  for (int j = S::kFirst; j < S::kTiles; ++j) {
+    const float4 first = mine[(j - S::kFirst) * kConsumers];
+    float sum[4] = {first.x, first.y, first.z, first.w};
+#pragma unroll
+    for (int l = 0; l < kLeaves; ++l) add(sum, leaf[l][j]);
+    end.leave(j - S::kFirst, sum);
+  }
+  end.put();
 }
 #endif
 
@@ -275,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages], there;
-  __shared__ Place places[S::NT / 2];
+  __shared__ Places<S> places;
   __shared__ Runs<S::NT / 2> runs[S::kProducers];
   let_next_start();
   const int rank = static_cast<int>(blockIdx.x) % 2;
@@ -307,26 +341,22 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     cluster_wait();
-    if (threadIdx.x < S::NT / 2) {
-      places[threadIdx.x] = place_of(list, tiles, static_cast<int>(threadIdx.x));
-    }
-    __syncwarp();
-    const Ends<S> ends{places, tokens, warp_index()};
+    if (warp_index() == 0) places.look_up(list, tiles);
     wait();
-    const bool sends = rank == 1 && ends.first_token() < tokens;
+    const bool ends = first_token<S>() < tokens;
     Reader<S> reader(ring);
     float sum[kLeaves][S::kTiles][4];
 #pragma unroll
     for (int l = 0; l < kLeaves; ++l) {
       sum_pieces<S, S::kTiles>(reader, sum[l], leaf_of(cols, first_leaf + l).count);
-      if (sends) send_leaf<S>(sum[l], l, stages, &there);
+      if (rank == 1 && ends) send_leaf<S>(sum[l], l, stages, &there);
     }
     sync_consumers();  // stages become the place of sums
-    if (ends.first_token() >= tokens) return;
+    if (!ends) return;
     if (rank == 0) {
-      end_first<S>(sum, stages, &there, ends);
+      end_first<S>(sum, stages, &there, places, tokens);
     } else {
-      end_second<S>(sum, stages, &there, ends);
+      end_second<S>(sum, stages, &there, places, tokens);
     }
   }
 #endif
