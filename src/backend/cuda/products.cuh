@@ -260,6 +260,11 @@ bool long_takes(const ProductList& list);
 template <class F>
 int run_long(const ProductList& list, int64_t tokens);
 
+// products_quant_gate.cu: gate and up of 4,096 columns, in Q4_0.
+bool gate_takes(const ProductList& gate_and_up);
+template <class F>
+int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 16;
 template <class F>
