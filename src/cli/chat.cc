@@ -92,10 +92,11 @@ Result<std::unique_ptr<Generation>> Chat::start() {
   FRESHET_ASSIGN_OR_RETURN(request.prompt, prompt_.encode(messages_));
   request.params = params_;
   const int room = engine_.max_model_len() - static_cast<int>(request.prompt.size());
-  if (room <= 0)
+  if (room <= 0) {
     return resource_exhausted(
         "the conversation has {} tokens and the model holds {}: /undo or /reset",
         request.prompt.size(), engine_.max_model_len());
+  }
   if (!max_tokens_given_) request.params.max_tokens = std::min(params_.max_tokens, room);
   return Generation::start(engine_, std::move(request));
 }

@@ -241,9 +241,10 @@ void App::handle(std::shared_ptr<Exchange> raw) {
     json::ParseLimits limits;
     limits.depth = 64;
     auto parsed = json::parse(request.body, limits);
-    if (!parsed.ok())
+    if (!parsed.ok()) {
       return send_error(
           exchange, bad_request("", "the body is not valid JSON: " + parsed.status().message()));
+    }
     body = std::move(parsed).value();
   }
   route->run(exchange, body);
@@ -278,9 +279,10 @@ Parsed<std::string> App::render_chat(const ChatRequest& request) const {
   context["bos_token"] = text_of(tokenizer.bos());
   context["eos_token"] = text_of(tokenizer.eos());
   auto text = template_->render(json::Value(std::move(context)));
-  if (!text.ok())
+  if (!text.ok()) {
     return bad_request("messages",
                        "the chat template refuses these messages: " + text.status().message());
+  }
   if (request.continue_final_message) {
     // Cut after the last message's content: what the template puts behind it closes the turn.
     const std::string last = request.messages.back().get_string("content", "");
@@ -386,8 +388,8 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   options.tenant = cache_salt(exchange->request(), {});
   options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
   options.timeout_s = request.timeout_s;
-  auto answer = std::make_shared<Answer>(exchange, engine_, *metrics_, post_, std::move(format),
-                                         std::move(options));
+  auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
+                                         std::move(format), std::move(options));
   answer->run(std::move(prompts), params);
 }
 
