@@ -61,6 +61,9 @@ struct Ring {
   uint8_t* stages;
   uint64_t *full, *empty;
   int at = 0;  // pieces taken or given so far
+  __device__ __forceinline__ int stage() const { return at % S::kStages; }
+  __device__ __forceinline__ int round() const { return at / S::kStages & 1; }
+  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
 };
 
 __device__ __forceinline__ void sync_consumers() {
