@@ -482,6 +482,8 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
                                                 {Format::kBF16, 8704, 64},
                                                 {Format::kQ4_0, 2080, 512},
                                                 {Format::kQ4_0, 4096, 9088},
+                                                {Format::kMXFP4, 4096, 4288},
+                                                {Format::kInt4G128, 4096, 8576},
                                                 {Format::kQ4_0, 288, 512},
                                                 {Format::kQ8_0, 4096, 512},
                                                 {Format::kQ4_K, 2304, 512},

@@ -340,7 +340,7 @@ bool stream_gated_fits(int64_t rows) {
 // A block's places among gate's tiles are those among up's.
 template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  if constexpr (F::kCode == Code::kQ4_0) {
+  if constexpr (kManyWarps<F>) {
     if (gate_takes(gate_and_up)) return run_quant_gate<F>(gate_and_up, tokens, act);
   }
   if constexpr (Ring<F, 2>::kBlocks == 2) {

@@ -135,5 +135,7 @@ int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activat
                 static_cast<int>(gate_and_up.of[0].weight.rows / 16));
 }
 template int run_quant_gate<Q4_0>(const ProductList&, int64_t, const Activations&);
+template int run_quant_gate<MXFP4>(const ProductList&, int64_t, const Activations&);
+template int run_quant_gate<Int4G128>(const ProductList&, int64_t, const Activations&);
 
 }  // namespace freshet::cuda
