@@ -74,6 +74,14 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
   if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
   if (!few) weigh_runs(resident.many, kMostSlots);
   p.tasks = static_cast<int>(tasks(p.run.by));
+  // Where all blocks run at once and for long, full rings of codes ask for more than memory serves
+  // well.
+  const int64_t keys = int64_t{p.run.by} * kPieceTokens;
+  if (resident.few > resident.many && p.slots == kMostSlots &&
+      p.tasks <= resident.many * multiprocessors &&
+      (keys < a.max_context ? keys : a.max_context) >= 2 * kPieceTokens) {
+    --p.slots;
+  }
   return p;
 }
 
