@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -90,6 +91,12 @@ int run(int argc, char** argv) {
     program.parse(std::move(arguments));
   } catch (const CLI::Success& e) {  // --help, --version
     return program.exit(e);
+  } catch (const CLI::ConversionError& e) {
+    constexpr std::string_view kPrefix = "Could not convert: ";  // and then: --option = value
+    std::string_view what = e.what();
+    if (what.starts_with(kPrefix)) what.remove_prefix(kPrefix.size());
+    say(fmt::format("freshet: {}: not a number, or too large (--help shows how)", one_line(what)));
+    return 2;
   } catch (const CLI::ParseError& e) {
     say("freshet: " + one_line(e.what()) + " (--help shows how)");
     return 2;

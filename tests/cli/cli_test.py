@@ -143,6 +143,8 @@ class Usage(Case):
                           ["run", "--threads", "0", "x"], ["bench", "-p", "1,,2"],
                           ["bench", "-p", "0", "-n", "0"], ["bench", "-pg", "512"]):
             self.fails(2, *arguments)
+        for wrong in ("many", "9999999999999"):
+            self.fails(2, "run", "x", "-n", wrong, says=f"= {wrong}: not a number, or too large")
 
 
 class WrongInput(Case):
