@@ -243,11 +243,12 @@ TEST(Plot, CumulativeIsTheShareAtOrBelow) {
 
 TEST(Plot, EscapesText) {
   const std::string picture =
-      svg("a<b>&\"c\"", "", {{"<t>", "s", {{"n", {{0, 1}, {1, 2}}}}, 0, false}});
+      svg("a<b>&\"c\"", "d\x1b", {{"<t>", "s", {{"n", {{0, 1}, {1, 2}}}}, 0, false}});
   EXPECT_EQ(picture.find("<b>"), std::string::npos);
   EXPECT_EQ(picture.find("<t>"), std::string::npos);
   EXPECT_NE(picture.find("a&lt;b&gt;&amp;&#34;c&#34;"), std::string::npos);
   EXPECT_EQ(picture.find("nan"), std::string::npos);
+  EXPECT_EQ(picture.find('\x1b'), std::string::npos);
 }
 
 }  // namespace

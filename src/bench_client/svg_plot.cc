@@ -28,6 +28,12 @@ constexpr char kStyle[] =
     ".fa{fill:var(--a)}.fb{fill:var(--b)}"
     "</style>";
 
+// XML has no other control characters, not even as entities.
+std::string escape(std::string text) {
+  std::ranges::replace_if(text, [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return escape_html(text);
+}
+
 // The step of a scale from 0 to about `top` with four or five marks.
 double nice_step(double top) {
   if (!(top > 0.0) || !std::isfinite(top)) return 0.25;
@@ -85,7 +91,7 @@ class PanelWriter {
   void text(const char* style, double x, double y, const char* anchor, const std::string& s) {
     out_ +=
         fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n",
-                    style, x, y, anchor, escape_html(s));
+                    style, x, y, anchor, escape(s));
   }
 
   void legend() {
@@ -195,13 +201,13 @@ std::string svg(const std::string& title, const std::string& subtitle,
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
       "viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\">\n<title>{2}</title>\n",
-      width, height, escape_html(title));
+      width, height, escape(title));
   out += kStyle;
   out += fmt::format(
       "\n<rect class=\"bg\" width=\"{:.0f}\" height=\"{:.0f}\"/>\n"
       "<text class=\"title\" x=\"{:.0f}\" y=\"34\">{}</text>\n"
       "<text x=\"{:.0f}\" y=\"56\">{}</text>\n",
-      width, height, kGap, escape_html(title), kGap, escape_html(subtitle));
+      width, height, kGap, escape(title), kGap, escape(subtitle));
   for (size_t i = 0; i < panels.size(); ++i) {
     const double left = kGap + static_cast<double>(i % 2) * (kPanelWidth + kGap);
     const double top = kHead + static_cast<double>(i / 2) * (kPanelHeight + kGap);

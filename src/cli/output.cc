@@ -53,11 +53,13 @@ Status Output::flush() {
 Status write_text_file(const std::string& path, const std::string& text, bool append) {
   struct stat there{};
   // A pipe or a terminal keeps nothing, and a link leads to what it stands for.
-  const bool aside = !append && (::lstat(path.c_str(), &there) != 0 || S_ISREG(there.st_mode));
+  const bool exists = ::lstat(path.c_str(), &there) == 0;
+  const bool aside = !append && (!exists || S_ISREG(there.st_mode));
   const std::string target = aside ? path + ".partial" : path;
   const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (append ? O_APPEND : O_TRUNC);
   const int fd = ::open(target.c_str(), flags, 0666);
   int error = fd < 0 ? errno : write_all(fd, text);
+  if (aside && exists && error == 0 && ::fchmod(fd, there.st_mode & 07777) != 0) error = errno;
   if (fd >= 0 && ::close(fd) != 0 && error == 0) error = errno;
   if (aside && error == 0 && ::rename(target.c_str(), path.c_str()) != 0) error = errno;
   if (error == 0) return {};

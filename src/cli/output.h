@@ -33,10 +33,11 @@ class Output {
   Status status_;
 };
 
-// Whether standard error / input is a terminal.
-// Writes a whole file, which keeps what was in it where that fails, or appends to it.
+// Writes a whole file, which keeps its mode, and what was in it where that fails, or appends to it.
+// Meanwhile there is a file named like it with ".partial" behind.
 Status write_text_file(const std::string& path, const std::string& text, bool append = false);
 
+// Whether standard error / input is a terminal.
 bool stderr_is_terminal();
 bool stdin_is_terminal();
 // Writes to standard error, whatever happens.

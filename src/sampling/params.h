@@ -13,6 +13,7 @@
 
 namespace freshet {
 
+// What is wrong with a field, in fmt's words.
 template <class... Args>
 RequestError wrong(std::string_view field, fmt::format_string<Args...> f, Args&&... args) {
   return {std::string(field), fmt::format(f, std::forward<Args>(args)...)};

@@ -18,6 +18,7 @@ import unittest
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+FAKE_GPUS = os.environ.get("FRESHET_FAKE_GPUS", "build/release/tests/cli")
 GOLDEN = os.path.join(SOURCE, "tests/data/golden")
 LLAMA = os.path.join(GOLDEN, "llama")
 
@@ -307,8 +308,7 @@ class Run(Case):
             self.assertIn("runs on cpu", result.stderr)
 
     def test_what_a_gpu_cannot_take_runs_on_the_processor(self):
-        folder = os.environ.get("FRESHET_FAKE_GPU", "build/release/tests/cli/fake_gpu")
-        env = {**os.environ, "LD_LIBRARY_PATH": folder}
+        env = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu"}
         flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2",
                  "--kv-cache-dtype", "f32"]
         result = run(*flags, env=env)
@@ -319,8 +319,7 @@ class Run(Case):
         self.assertIn("Fake GPU", result.stderr)
 
     def test_a_plug_in_of_another_build_is_named(self):
-        folder = os.environ.get("FRESHET_FAKE_GPU", "build/release/tests/cli/fake_gpu")
-        env = {**os.environ, "LD_LIBRARY_PATH": folder, "FAKE_GPU_VERSION": "other"}
+        env = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu_of_another_build"}
         flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2"]
         result = run(*flags, env=env)
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -669,6 +668,9 @@ class Chat(Case):
             self.assertEqual(f.read(), text)
         self.assertEqual(sorted(os.listdir(self.folder)), ["chat.json", "t.jinja"])
         self.assertEqual(run(*flags, stdin="/save\n").returncode, 2)
+        os.chmod(saved, 0o600)
+        self.succeeds(*flags, stdin=f"Hi\n/save {saved}\n")
+        self.assertEqual(os.stat(saved).st_mode & 0o777, 0o600)
         self.succeeds(*flags, stdin="Hello\n/save /dev/stdout\n")
 
     def on_a_terminal(self, *arguments, term="xterm"):

@@ -14,7 +14,6 @@ struct NumbersINT8 {
   FRESHET_INLINE void multiply() {
     tile_dp_i8<kTile, kX, kW>();
   }
-  // What result_int8() makes of a sum.
   struct Scales {
     float d[2 * kTileRows];  // of a step's tokens
     FRESHET_INLINE_MEMBER void read(const MatmulCall& c, const Step& s) {
@@ -27,7 +26,7 @@ struct NumbersINT8 {
     FRESHET_INLINE_MEMBER Panel(const MatmulCall& c, int64_t panel)
         : scale(bits_f(load_i(Packed<LinesINT8>(c, panel).tail_part))) {}
     FRESHET_INLINE_MEMBER F32 result(const Scales& tokens, int t, F32 acc) const {
-      return mul_f(to_f(bits_i(acc)), mul_f(scale, set_f(tokens.d[t])));
+      return scaled_int8(bits_i(acc), scale, tokens.d[t]);
     }
   };
 };

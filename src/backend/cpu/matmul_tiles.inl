@@ -514,6 +514,9 @@ FRESHET_INLINE void tile_int8(const Packed<LinesINT8>& w, const uint8_t* const (
   }
 }
 // What a row's sum means: times (the scale of the weight's row times that of the token's).
+FRESHET_INLINE F32 scaled_int8(I32 sum, F32 row_scale, float token_scale) {
+  return mul_f(to_f(sum), mul_f(row_scale, set_f(token_scale)));
+}
 // kFlipped: each byte was 128 too high.
 template <bool kFlipped>
 FRESHET_INLINE F32 result_int8(const Packed<LinesINT8>& w, const uint8_t* record, F32 acc) {
@@ -521,7 +524,7 @@ FRESHET_INLINE F32 result_int8(const Packed<LinesINT8>& w, const uint8_t* record
   if constexpr (kFlipped) {
     sum = sub_i(sum, shl(set_i(i32_at(record + offsetof(Int8Record, sum))), 7));
   }
-  return mul_f(to_f(sum), mul_f(bits_f(load_i(w.tail_part)), set_f(f32_at(record))));
+  return scaled_int8(sum, bits_f(load_i(w.tail_part)), f32_at(record));
 }
 
 }  // namespace
