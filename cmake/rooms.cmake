@@ -34,3 +34,10 @@ function(freshet_test name)
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 900)
 endfunction()
+
+# freshet_unpacked_data(NAME): the test finds what test_data.cmake unpacked in FRESHET_UNPACKED_DATA.
+function(freshet_unpacked_data name)
+  if(TARGET ${name})
+    target_compile_definitions(${name} PRIVATE FRESHET_UNPACKED_DATA="${FRESHET_UNPACKED_DATA}")
+  endif()
+endfunction()

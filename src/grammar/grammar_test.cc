@@ -306,8 +306,7 @@ TEST(JsonSchema, AgreesWithTheTestSuite) {
                                                         {"format/date-time.json", 2},
                                                         {"format/email.json", 5}};
   const auto trie = make_trie(1, 0);
-  auto suite = json::parse_file(std::string(FRESHET_SOURCE_DIR) +
-                                "/tests/data/grammar/json_schema_suite.json");
+  auto suite = json::parse_file(FRESHET_UNPACKED_DATA "/grammar/json_schema_suite.json");
   ASSERT_TRUE(suite.ok()) << suite.status().message();
   int checked = 0;
   int skipped = 0;

@@ -11,7 +11,7 @@ namespace freshet::tokenizer {
 namespace {
 
 using testing::ElementsAre;
-const std::string kData = FRESHET_SOURCE_DIR "/tests/data/tokenizers/";
+const std::string kData = FRESHET_UNPACKED_DATA "/tokenizers/";
 
 std::vector<int32_t> ids_of(const json::Value& list) {
   std::vector<int32_t> ids;

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kData = FRESHET_SOURCE_DIR "/tests/data/tokenizers/";
+const std::string kData = FRESHET_UNPACKED_DATA "/tokenizers/";
 const std::string kExtra = FRESHET_EXTRA_DATA;
 
 // A vocabulary may be in the repository (often without the tokens that no test meets) and, whole,

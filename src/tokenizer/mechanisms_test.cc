@@ -1,5 +1,5 @@
-// Every part of a tokenizer.json against Hugging Face tokenizers (tests/data/tokenizers/
-// make_mechanisms.py writes the cases).
+// Every part of a tokenizer.json against Hugging Face tokenizers (tools/golden_mechanisms.py
+// writes the cases).
 #include <gtest/gtest.h>
 
 #include "base/json.h"
@@ -17,7 +17,7 @@ std::vector<int32_t> ids_of(const json::Value& list) {
 }
 
 TEST(Mechanisms, EqualHuggingFace) {
-  const auto file = json::parse_file(FRESHET_SOURCE_DIR "/tests/data/tokenizers/mechanisms.json");
+  const auto file = json::parse_file(FRESHET_UNPACKED_DATA "/tokenizers/mechanisms.json");
   ASSERT_TRUE(file.ok()) << file.status().message();
   ASSERT_GT(file->as_array().size(), 80u);
   for (const json::Value& entry : file->as_array()) {

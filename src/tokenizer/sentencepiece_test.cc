@@ -1,5 +1,5 @@
 // Small models with each of SentencePiece's options, against SentencePiece itself
-// (tests/data/tokenizers/make_sentencepiece.py writes models and cases).
+// (tools/golden_sentencepiece.py writes models and cases).
 #include <gtest/gtest.h>
 
 #include "base/json.h"
@@ -10,7 +10,7 @@
 namespace freshet::tokenizer {
 namespace {
 
-const std::string kData = FRESHET_SOURCE_DIR "/tests/data/tokenizers/";
+const std::string kData = FRESHET_UNPACKED_DATA "/tokenizers/";
 
 std::vector<int32_t> ids_of(const json::Value& list) {
   std::vector<int32_t> ids;

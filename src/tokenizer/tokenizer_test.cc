@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kData = FRESHET_SOURCE_DIR "/tests/data/tokenizers/";
+const std::string kData = FRESHET_UNPACKED_DATA "/tokenizers/";
 
 Tokenizer load(const std::string& name) {
   auto tokenizer = Tokenizer::load(kData + name);

@@ -25,7 +25,7 @@ std::string read(const fs::path& path) {
 }
 
 json::Value golden(const std::string& name) {
-  return json::parse_file(kFolder + "/" + name).value();
+  return json::parse_file(FRESHET_UNPACKED_DATA "/templates/" + name).value();
 }
 
 ChatTemplate::Options at_noon() {

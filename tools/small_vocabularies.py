@@ -1,26 +1,26 @@
-"""Writes vocabularies without the tokens that no test text can meet: make_small.py FOLDER, where FOLDER
-holds tokenizers/ and gguf-vocab/ in full. Merges act within a text, so that a token which is no part of
+#!/usr/bin/env python3
+"""Writes vocabularies without the tokens that no test text can meet: small_vocabularies.py FOLDER OUT.
+
+FOLDER holds tokenizers/ and gguf-vocab/ in full, OUT the test texts (*.inp, *.expected.json; the
+unpacked tests/data/tokenizers.tar.xz). Merges act within a text, so that a token which is no part of
 any text changes nothing: the ids stay what the full vocabularies give."""
 import base64
-import glob
 import json
-import os
 import sys
 
 import gguf
 from tokenizers import Tokenizer
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-FULL = sys.argv[1]
+FULL, OUT = sys.argv[1:3]
 
 
 def pair_texts(name):
-    with open(f"{HERE}/ggml-vocab-{name}.gguf.inp", encoding="utf-8", newline="") as file:
+    with open(f"{OUT}/ggml-vocab-{name}.gguf.inp", encoding="utf-8", newline="") as file:
         return file.read().split("\n__ggml_vocab_test__\n")
 
 
 def golden_texts(name):
-    with open(f"{HERE}/{name}.expected.json", encoding="utf-8") as file:
+    with open(f"{OUT}/{name}.expected.json", encoding="utf-8") as file:
         cases = json.load(file)
     return [case["text"] for case in (cases["cases"] if isinstance(cases, dict) else cases)]
 
@@ -52,7 +52,7 @@ def small_json(name, more=()):
         model["merges"] = [[a, b] for a, b in merges if a in vocab and b in vocab and a + b in vocab
                            or suffix and a in vocab and b in vocab and a + b in vocab]
         model["vocab"] = {**vocab, **added}  # the ids of added tokens go by the vocabulary's size
-    with open(f"{HERE}/{name}", "w", encoding="utf-8") as file:
+    with open(f"{OUT}/{name}", "w", encoding="utf-8") as file:
         json.dump(data, file, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -63,7 +63,7 @@ def small_tiktoken(name, texts):
     last = lines[-1]
     kept = [line for line in lines
             if len(base64.b64decode(line[0])) == 1 or base64.b64decode(line[0]) in everything or line is last]
-    with open(f"{HERE}/{name}", "wb") as file:
+    with open(f"{OUT}/{name}", "wb") as file:
         file.writelines(b" ".join(line) + b"\n" for line in kept)
 
 
@@ -84,7 +84,7 @@ def small_gguf(name):
     types = fields["tokenizer.ggml.token_type"]
     tokens = [t if len(t) == 1 or types[i] != 1 or t in everything else "" for i, t in enumerate(fields["tokenizer.ggml.tokens"])]
     kept = set(tokens)
-    writer = gguf.GGUFWriter(f"{HERE}/ggml-vocab-{name}.gguf", "llama")
+    writer = gguf.GGUFWriter(f"{OUT}/ggml-vocab-{name}.gguf", "llama")
     writer.add_tokenizer_model(fields["tokenizer.ggml.model"])
     writer.add_tokenizer_pre(fields.get("tokenizer.ggml.pre", "default"))
     writer.add_token_list(tokens)

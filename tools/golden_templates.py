@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Writes golden_generation.json and golden_features.json with jinja2, set up as transformers does.
 
-    make_golden.py            (in this folder; needs jinja2 3.1)
+usage: golden_templates.py OUT      (in tests/data/templates; needs jinja2 3.1)
 
-golden.json, for all templates without {% generation %}, was made in the same way.
+OUT is the unpacked tests/data/templates.tar.xz. Its golden.json, for all templates without
+{% generation %}, was made in the same way.
 """
-import copy, glob, itertools, json
+import copy, glob, itertools, json, sys
 from datetime import datetime
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+OUT = sys.argv[1]
 
 
 class Generation(jinja2.ext.Extension):
@@ -50,7 +53,7 @@ def render(source, context):
 
 
 def generation():
-    golden = json.load(open("golden.json", encoding="utf8"))
+    golden = json.load(open(f"{OUT}/golden.json", encoding="utf8"))
     out = {k: v for k, v in golden.items() if k != "expected"}
     out["expected"] = {}
     for path in sorted(glob.glob("*.jinja")):
@@ -265,6 +268,6 @@ def features():
 
 if __name__ == "__main__":
     for name, made in (("golden_generation.json", generation()), ("golden_features.json", features())):
-        with open(name, "w", encoding="utf8") as out:
+        with open(f"{OUT}/{name}", "w", encoding="utf8") as out:
             json.dump(made, out, ensure_ascii=False, indent=0)
         print(name, len(made.get("cases", [])))

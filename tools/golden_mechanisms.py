@@ -1,5 +1,6 @@
+#!/usr/bin/env python3
 """Writes mechanisms.json: small tokenizers that between them use every part of a tokenizer.json, with
-what Hugging Face tokenizers makes of some texts. Usage: make_mechanisms.py OUT [TEXTS] [SEED]"""
+what Hugging Face tokenizers makes of some texts. Usage: golden_mechanisms.py OUT [TEXTS] [SEED]"""
 import json
 import random
 import sys

@@ -1,5 +1,6 @@
+#!/usr/bin/env python3
 """Trains small SentencePiece models that between them use each option, and writes what SentencePiece
-makes of some texts: make_sentencepiece.py OUT_DIRECTORY [TEXTS] [SEED]"""
+makes of some texts: golden_sentencepiece.py OUT_DIRECTORY [TEXTS] [SEED]"""
 import base64
 import io
 import json
@@ -10,7 +11,7 @@ import sys
 import gguf
 import sentencepiece as spm
 
-from make_mechanisms import ALPHABET, TEXTS
+from golden_mechanisms import ALPHABET, TEXTS
 
 OUT = sys.argv[1]
 COUNT = int(sys.argv[2]) if len(sys.argv) > 2 else 30
