@@ -251,6 +251,13 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   };
   FRESHET_ASSIGN_OR_RETURN(const auto session,
                            open_on_device(o.run, progress, s, eval::Session::open));
+  if (const int64_t most = session->model().spec().max_context; s.context > most) {
+    progress.clear();
+    say(
+        fmt::format("freshet: tests of {} tokens are beyond the model's context of {}: only their "
+                    "speed means something",
+                    s.context, most));
+  }
   Row row;
   row.model = plan.model;
   row.architecture = session->model().spec().architecture;

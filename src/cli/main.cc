@@ -68,6 +68,15 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
+// What is said of a word that stands where a command must; "" where none does.
+std::string unknown_command(const CLI::App& program) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const std::vector<std::string> words = command->remaining();
+  if (command->get_require_subcommand_min() == 0 || words.empty()) return {};
+  return fmt::format("there is no command '{}'", words.front());
+}
+
 int run(int argc, char** argv) {
   Interrupts interrupts;
   Output out;
@@ -98,7 +107,8 @@ int run(int argc, char** argv) {
     say(fmt::format("freshet: {}: not a number, or too large (--help shows how)", one_line(what)));
     return 2;
   } catch (const CLI::ParseError& e) {
-    say("freshet: " + one_line(e.what()) + " (--help shows how)");
+    const std::string unknown = unknown_command(program);
+    say("freshet: " + one_line(unknown.empty() ? e.what() : unknown) + " (--help shows how)");
     return 2;
   }
   log_to_stderr(LogLevel::kWarning);

@@ -160,7 +160,7 @@ CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
   return c
       .add_option("--generation-config", choice,
                   "Sampling parameters that are left out: auto (the model's "
-                  "generation_config.json), none, or a folder with such a file")
+                  "generation_config.json or GGUF file), none, or a folder with the former")
       ->capture_default_str();
 }
 

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "layers/model.h"
 #include "loader/gguf_writer.h"
 #include "models/registry.h"
@@ -120,6 +122,23 @@ const json::Value& text_config(const json::Value& config) {
   return text != nullptr && text->is_object() ? *text : config;
 }
 
+// What the model's authors recommend, where llama.cpp and its kin look for it.
+void add_sampling(const json::Value& recommended, GgufWriter& out) {
+  const auto number = [&](const char* name) -> const json::Value* {
+    const json::Value* v = recommended.is_object() ? recommended.find(name) : nullptr;
+    return v != nullptr && v->is_number() ? v : nullptr;
+  };
+  if (const auto* v = number("top_k"); v != nullptr && v->as_int64())
+    out.add_i32("general.sampling.top_k", static_cast<int32_t>(*v->as_int64()));
+  for (const auto& [name, key] : {std::pair{"temperature", "temp"},
+                                  {"top_p", "top_p"},
+                                  {"min_p", "min_p"},
+                                  {"repetition_penalty", "penalty_repeat"}}) {
+    if (const auto* v = number(name))
+      out.add_f32(fmt::format("general.sampling.{}", key), static_cast<float>(v->as_double()));
+  }
+}
+
 }  // namespace
 
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
@@ -143,6 +162,7 @@ Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
   out.add_string("general.name", options.name);
   out.add_u32("general.file_type", options.recipe.file_type());
   out.add_u32("general.quantization_version", 2);
+  add_sampling(checkpoint.generation_config(), out);
   FRESHET_RETURN_IF_ERROR(add_hyperparameters(config, spec, name, out));
   FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out));
   for (const auto& [key, value] : options.metadata)

@@ -3,6 +3,9 @@
 #include <filesystem>
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "loader/checkpoint.h"
 #include "server/openai_request.h"
 
 namespace freshet::server {
@@ -14,27 +17,53 @@ Parsed<CompletionRequest> parsed_with(const json::Object& defaults) {
   return parse_completion(json::Value(std::move(request)), {}, &defaults);
 }
 
+// llama.cpp's converter copies them from there.
+json::Object gguf_defaults(const std::string& model_path) {
+  json::Object defaults;
+  const auto checkpoint = loader::Checkpoint::open(model_path);
+  if (!checkpoint.ok() || checkpoint->gguf() == nullptr) return defaults;  // loading it will tell
+  for (const auto& [key, name] : {std::pair{"temp", "temperature"},
+                                  {"top_k", "top_k"},
+                                  {"top_p", "top_p"},
+                                  {"min_p", "min_p"},
+                                  {"penalty_repeat", "repetition_penalty"}}) {
+    const auto value = checkpoint->gguf()->get_f32(fmt::format("general.sampling.{}", key));
+    if (value) defaults[name] = json::Value::number_from_text(fmt::format("{}", *value));
+  }
+  return defaults;
+}
+
+// Those of the file's that this server knows.
+Result<json::Object> json_defaults(const std::string& path) {
+  json::Object defaults;
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, json::parse_file(path));
+  if (!config.is_object()) return invalid_argument("{} is not a JSON object", path);
+  for (const char* name :
+       {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}) {
+    const json::Value* v = config.find(name);
+    if (v != nullptr && !v->is_null()) defaults[name] = *v;
+  }
+  return defaults;
+}
+
 }  // namespace
 
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path) {
   json::Object defaults;
   if (choice == "none" || choice == "vllm") return defaults;
-  const auto path =
-      std::filesystem::path(choice == "auto" ? model_path : choice) / "generation_config.json";
+  const auto folder = std::filesystem::path(choice == "auto" ? model_path : choice);
+  std::string path = (folder / "generation_config.json").string();
   std::error_code error;
-  if (choice == "auto" && !std::filesystem::exists(path, error)) return defaults;
-  FRESHET_ASSIGN_OR_RETURN(const json::Value config, json::parse_file(path.string()));
-  if (!config.is_object()) return invalid_argument("{} is not a JSON object", path.string());
-  for (const char* name :
-       {"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"}) {
-    const json::Value* v = config.find(name);
-    if (v != nullptr && !v->is_null()) defaults[name] = *v;
+  if (choice == "auto" && !std::filesystem::exists(path, error)) {
+    path = model_path;
+    defaults = gguf_defaults(path);
+  } else {
+    FRESHET_ASSIGN_OR_RETURN(defaults, json_defaults(path));
   }
   const auto parsed = parsed_with(defaults);
   if (const auto* wrong = std::get_if<ApiError>(&parsed)) {
-    return invalid_argument("{}: {}; --generation-config none ignores it", path.string(),
-                            wrong->message);
+    return invalid_argument("{}: {}; --generation-config none ignores it", path, wrong->message);
   }
   return defaults;
 }

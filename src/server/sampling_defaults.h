@@ -1,5 +1,6 @@
-// What a model's generation_config.json recommends for sampling: requests of the OpenAI routes that
-// leave these parameters out get them, as with vLLM, and so do run and chat.
+// What a model's generation_config.json, or a GGUF file (general.sampling.*), recommends for
+// sampling: requests that leave these
+// parameters out get them, as with vLLM, and so do run and chat.
 #pragma once
 
 #include <string>
@@ -10,8 +11,8 @@
 
 namespace freshet::server {
 
-// `choice`: "auto" (of the model at `model_path`, if it has one), "none" (vLLM says "vllm"), or a
-// folder that holds the file. Checked as a request's would be.
+// `choice`: "auto" (of the model at `model_path`, if it has any), "none" (vLLM says "vllm"), or a
+// folder that holds a generation_config.json. Checked as a request's would be.
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path);
 // Those of a request that says nothing else.

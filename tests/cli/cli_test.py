@@ -144,6 +144,8 @@ class Usage(Case):
                           ["run", "--threads", "0", "x"], ["bench", "-p", "1,,2"],
                           ["bench", "-p", "0", "-n", "0"], ["bench", "-pg", "512"]):
             self.fails(2, *arguments)
+        for arguments in (["no-such-command"], ["eval", "no-such-command", "x"]):
+            self.fails(2, *arguments, says="no command 'no-such-command'")
         for wrong in ("many", "9999999999999"):
             self.fails(2, "run", "x", "-n", wrong, says=f"= {wrong}: not a number, or too large")
 
@@ -367,6 +369,10 @@ class Run(Case):
         self.assertEqual(outputs("Once upon a time"), 4)
         self.assertEqual(outputs(*ids), 4)
         self.assertEqual(outputs(*ids, "--generation-config", "auto"), 1)
+        gguf = self.path("m.gguf")  # which takes it along, as llama.cpp's converter does
+        self.succeeds("convert", model, "-o", gguf, "--type", "f16")
+        self.assertEqual(outputs(gguf, *ids[1:], "--generation-config", "auto"), 1)
+        self.assertEqual(outputs(gguf, *ids[1:]), 4)
         self.write("m/generation_config.json", '{"repetition_penalty": 1.1}')
         self.assertEqual(outputs(*text, "--beams", "2"), 1)
         self.write("m/generation_config.json", '{"top_p": 7}')
@@ -594,6 +600,12 @@ class Bench(Case):
         rates = {c["name"]: c["rate"] for c in json.loads(self.succeeds("bench", "ceilings", "--json", "-t", "1"))}
         self.assertGreater(rates["read"], 1e8)
         self.fails(2, "bench", "ceilings", "--cpu-isa", "mmx")
+
+    def test_beyond_the_context(self):
+        for prompt, beyond in (("512", False), ("513", True)):
+            done = run("bench", "-m", LLAMA, "-p", prompt, "-n", "0", "-r", "1")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("513 tokens are beyond the model's context of 512" in done.stderr, beyond)
 
     def test_shapes_load(self):
         for kind in ("q4_0", "q8_0", "q4_k_m", "q6_k", "bf16", "f16"):
