@@ -13,6 +13,11 @@ void append_event(const json::Value& value, std::string& out) {
   out += "\n\n";
 }
 
+void AnswerFormat::stream_error(const ApiError& error, std::string& out) {
+  append_event(to_json(error), out);
+  out += "data: [DONE]\n\n";
+}
+
 Answer::Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,
                std::unique_ptr<AnswerFormat> format, Options options)
     : exchange_(std::move(exchange)),
@@ -204,8 +209,7 @@ void Answer::complete(std::string& out) {
 void Answer::fail(const ApiError& error, std::string& out) {
   failed_ = true;
   if (started_) {
-    append_event(to_json(error), out);
-    out += "data: [DONE]\n\n";
+    format_->stream_error(error, out);
   } else {
     exchange_->send(to_response(error));
   }

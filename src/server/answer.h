@@ -49,6 +49,8 @@ class AnswerFormat {
   virtual void stream_delta(const AnswerState& state, size_t choice, const Delta& delta,
                             std::string& out) = 0;
   virtual void stream_end(const AnswerState& state, std::string& out) = 0;
+  // The last of a stream that cannot go on.
+  virtual void stream_error(const ApiError& error, std::string& out);
 };
 
 void append_event(const json::Value& value, std::string& out);  // "data: {...}\n\n"

@@ -106,6 +106,7 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
       std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
   add_service_routes(*app, app->routes_);
   add_openai_routes(*app, app->routes_);
+  add_responses_routes(*app, app->routes_);
   add_embedding_routes(*app, app->routes_);
   add_generate_routes(*app, app->routes_);
   add_llama_routes(*app, app->routes_);
@@ -134,8 +135,10 @@ void App::add_cors(const HttpRequest& request, Headers& headers) const {
     if (allowed != "*" && allowed != origin) continue;
     headers.emplace_back("Access-Control-Allow-Origin", std::string(allowed == "*" ? "*" : origin));
     headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-    headers.emplace_back("Access-Control-Allow-Headers",
-                         "authorization, content-type, x-api-key, x-request-id");
+    // Whatever the page wants to send: clients bring headers of their own (X-Stainless-...).
+    const std::string_view wanted = request.header("access-control-request-headers");
+    if (!wanted.empty()) headers.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
+    headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     headers.emplace_back("Vary", "Origin");
     return;
   }
@@ -273,7 +276,14 @@ Parsed<std::string> App::render_chat(const ChatRequest& request) const {
     return token ? json::Value(tokenizer.token_text(*token)) : json::Value("");
   };
   json::Object context = request.template_kwargs;
-  context["messages"] = request.messages;
+  json::Array messages = request.messages;
+  if (template_source_.find("developer") == std::string::npos) {
+    for (json::Value& m : messages) {  // OpenAI's newer name of it, which few models know
+      json::Value& role = m.as_object()["role"];
+      if (role.is_string() && role.as_string() == "developer") role = "system";
+    }
+  }
+  context["messages"] = std::move(messages);
   context["tools"] = request.tools;
   context["add_generation_prompt"] = request.add_generation_prompt;
   context["bos_token"] = text_of(tokenizer.bos());
@@ -290,6 +300,29 @@ Parsed<std::string> App::render_chat(const ChatRequest& request) const {
     if (!last.empty() && at != std::string::npos) text->resize(at + last.size());
   }
   return std::move(text).value();
+}
+
+Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
+  const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
+                      request.tool_choice == ChatRequest::ToolChoice::kNamed;
+  if (forced && !request.structured.is_null()) {
+    return bad_request("tool_choice",
+                       fmt::format("a forced tool call excludes {}", request.structure_field));
+  }
+  if (forced) request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
+  auto text = render_chat(request);
+  if (auto* error = std::get_if<ApiError>(&text)) return *error;
+  auto ids = encode(std::get<std::string>(std::move(text)), request);
+  if (auto* error = std::get_if<ApiError>(&ids)) return *error;
+  PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params};
+  if (!request.max_tokens_given) {
+    chat.params.max_tokens =
+        std::max(1, engine_.max_model_len() - static_cast<int>(chat.prompt.size()));
+  }
+  // Llama's and Mistral's calls begin with special tokens, which the parser must see.
+  if (!request.tools.is_null() && tool_dialect_ != ToolDialect::kHermes)
+    chat.params.skip_special_tokens = false;
+  return chat;
 }
 
 int App::embedding_size() const {
@@ -369,7 +402,10 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   if (auto error = check_model(request.model)) return send_error(exchange, *error);
   if (draining_) return send_error(exchange, {503, "the server is shutting down", ""});
   auto grammar = grammar_of(request.structured);
-  if (auto* error = std::get_if<ApiError>(&grammar)) return send_error(exchange, *error);
+  if (auto* error = std::get_if<ApiError>(&grammar)) {
+    error->param = request.structure_field;
+    return send_error(exchange, *error);
+  }
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
   Request probe;
   probe.params = params;

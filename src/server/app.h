@@ -68,6 +68,12 @@ class App {
 
   // The template's text for a conversation.
   Parsed<std::string> render_chat(const ChatRequest& request) const;
+  struct PreparedChat {
+    std::vector<int32_t> prompt;
+    SamplingParams params;
+  };
+  // A chat rendered and encoded, with the structure that a forced tool call asks for.
+  Parsed<PreparedChat> prepare(ChatRequest& request) const;
   // Token ids of a prompt; cuts to the last truncate_prompt_tokens when asked. No ids at all are an
   // error unless they may be.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
@@ -113,6 +119,7 @@ class App {
 
 // One function a group; see <group>_routes.cc.
 void add_openai_routes(App& app, std::vector<App::Route>& routes);
+void add_responses_routes(App& app, std::vector<App::Route>& routes);
 void add_embedding_routes(App& app, std::vector<App::Route>& routes);
 void add_generate_routes(App& app, std::vector<App::Route>& routes);
 void add_llama_routes(App& app, std::vector<App::Route>& routes);

@@ -42,7 +42,7 @@ class PlainFormat final : public AnswerFormat {
 };
 
 void generate(App& app, App::Exchanges exchange, const json::Value& body) {
-  auto parsed = parse_completion(body, app.options().limits);
+  auto parsed = parse_completion(body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);
   if (request.prompts.size() != 1 || request.params.n != 1) {

@@ -16,15 +16,16 @@ namespace {
 // {"content", "stop", "tokens_predicted", ...}; streamed, one such event a delta.
 class LlamaFormat final : public AnswerFormat {
  public:
-  LlamaFormat(std::string model, bool return_tokens)
-      : model_(std::move(model)), return_tokens_(return_tokens) {}
+  LlamaFormat(std::string model, bool return_tokens, bool prompt_only)
+      : model_(std::move(model)), return_tokens_(return_tokens), prompt_only_(prompt_only) {}
 
   json::Value whole(const AnswerState& state) override {
+    if (prompt_only_) return last(state, "", {});
     return last(state, state.choices.front().text, state.choices.front().ids);
   }
   void stream_begin(const AnswerState&, std::string&) override {}
   void stream_delta(const AnswerState&, size_t, const Delta& delta, std::string& out) override {
-    if (delta.text.empty() && !return_tokens_) return;
+    if (prompt_only_ || (delta.text.empty() && !return_tokens_)) return;
     json::Object o;
     o["index"] = 0;
     o["content"] = delta.text;
@@ -48,10 +49,11 @@ class LlamaFormat final : public AnswerFormat {
                     const std::vector<int32_t>& ids) const {
     const Choice& c = state.choices.front();
     const double seconds = seconds_between(begin_, Clock::now());
+    const int written = prompt_only_ ? 0 : state.usage.completion_tokens;
     json::Object timings;
     timings["prompt_n"] = state.usage.prompt_tokens - state.usage.cached_tokens;
     timings["cache_n"] = state.usage.cached_tokens;
-    timings["predicted_n"] = state.usage.completion_tokens;
+    timings["predicted_n"] = written;
     timings["total_ms"] = seconds * 1e3;
     json::Object o;
     o["index"] = 0;
@@ -59,18 +61,19 @@ class LlamaFormat final : public AnswerFormat {
     o["tokens"] = tokens(ids);
     o["stop"] = true;
     o["model"] = model_;
-    o["tokens_predicted"] = state.usage.completion_tokens;
+    o["tokens_predicted"] = written;
     o["tokens_evaluated"] = state.usage.prompt_tokens;
     o["tokens_cached"] = state.usage.cached_tokens;
     o["truncated"] = false;
-    o["stop_type"] =
-        c.finish == FinishReason::kLength ? "limit" : (c.stop_reason.empty() ? "eos" : "word");
-    o["stopping_word"] = c.stop_reason;
+    const bool limit = prompt_only_ || c.finish == FinishReason::kLength;
+    o["stop_type"] = limit ? "limit" : (c.stop_reason.empty() ? "eos" : "word");
+    o["stopping_word"] = limit ? "" : c.stop_reason;
     o["timings"] = std::move(timings);
     return o;
   }
   const std::string model_;
   const bool return_tokens_;
+  const bool prompt_only_;
   const Clock::time_point begin_ = Clock::now();
 };
 
@@ -138,9 +141,15 @@ json::Value with_openai_names(const json::Value& body) {
 }
 
 // Answers a request whose prompt is in place, in llama-server's shape.
-void complete(App& app, App::Exchanges exchange, const json::Value& body) {
+void complete(App& app, App::Exchanges exchange, json::Value body) {
   if (auto error = refuse_what_is_not_done(body)) return send_error(exchange, *error);
-  auto parsed = parse_completion(body, app.options().limits);
+  // Editors send 0 to have a prompt in the cache by the time they need it.
+  json::Object& fields = body.as_object();
+  const json::Value* wanted = fields.find("max_tokens");
+  const bool prompt_only =
+      wanted != nullptr && wanted->is_number() && wanted->as_int64() == int64_t{0};
+  if (prompt_only) fields["max_tokens"] = 1;  // the least that the engine does
+  auto parsed = parse_completion(body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);
   if (request.prompts.size() != 1 || request.params.n != 1) {
@@ -155,8 +164,8 @@ void complete(App& app, App::Exchanges exchange, const json::Value& body) {
     request.params.max_tokens =
         std::max(1, app.engine().max_model_len() - static_cast<int>(prompts.front().size()));
   }
-  auto format =
-      std::make_unique<LlamaFormat>(app.model_name(), body.get_bool("return_tokens", false));
+  auto format = std::make_unique<LlamaFormat>(app.model_name(),
+                                              body.get_bool("return_tokens", false), prompt_only);
   app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format));
 }
 
@@ -188,7 +197,7 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   for (const int32_t id : std::get<std::vector<int32_t>>(ids))
     prompt.emplace_back(static_cast<int64_t>(id));
   request.as_object()["prompt"] = std::move(prompt);
-  complete(app, std::move(exchange), request);
+  complete(app, std::move(exchange), std::move(request));
 }
 
 void props(App& app, const App::Exchanges& exchange) {

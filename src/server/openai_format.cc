@@ -69,18 +69,8 @@ json::Value prompt_logprobs_json(const std::vector<std::vector<TokenLogprob>>& a
 // {"content": [{"token", "logprob", "bytes", "top_logprobs"}]}
 json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs,
                           const TokenBytes& bytes, bool tokens_as_ids) {
-  json::Array content;
-  for (const auto& position : logprobs) {
-    if (position.empty()) continue;
-    json::Object o = logprob_entry(position.front(), bytes, tokens_as_ids);
-    json::Array top;
-    for (size_t i = 1; i < position.size(); ++i)
-      top.emplace_back(logprob_entry(position[i], bytes, tokens_as_ids));
-    o["top_logprobs"] = std::move(top);
-    content.emplace_back(std::move(o));
-  }
   json::Object o;
-  o["content"] = std::move(content);
+  o["content"] = logprob_entries(logprobs, bytes, tokens_as_ids);
   return o;
 }
 
@@ -408,6 +398,21 @@ class ChatFormat final : public OpenAiFormat {
 };
 
 }  // namespace
+
+json::Array logprob_entries(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                            const TokenBytes& bytes, bool tokens_as_ids) {
+  json::Array entries;
+  for (const auto& position : logprobs) {
+    if (position.empty()) continue;
+    json::Object o = logprob_entry(position.front(), bytes, tokens_as_ids);
+    json::Array top;
+    for (size_t i = 1; i < position.size(); ++i)
+      top.emplace_back(logprob_entry(position[i], bytes, tokens_as_ids));
+    o["top_logprobs"] = std::move(top);
+    entries.emplace_back(std::move(o));
+  }
+  return entries;
+}
 
 json::Value usage_json(const Usage& usage) {
   json::Object o;

@@ -30,6 +30,9 @@ std::unique_ptr<AnswerFormat> make_chat_format(FormatContext context, const Chat
                                                ToolDialect dialect);
 
 // Pieces shared with other routes.
+// [{"token", "logprob", "bytes", "top_logprobs"}], one a token.
+json::Array logprob_entries(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                            const TokenBytes& bytes, bool tokens_as_ids = false);
 json::Value usage_json(const Usage& usage);
 json::Value finish_reason_json(FinishReason reason);  // null, "stop", "length", "abort", "error"
 

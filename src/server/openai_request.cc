@@ -205,7 +205,8 @@ std::optional<std::string> join_parts(const json::Array& parts, std::string& out
   for (const json::Value& part : parts) {
     const std::string type = part.is_object() ? part.get_string("type", "") : "";
     const json::Value* text = part.is_object() ? part.find("text") : nullptr;
-    if ((type != "text" && type != "input_text") || text == nullptr || !text->is_string()) {
+    const bool is_text = type == "text" || type == "input_text" || type == "output_text";
+    if (!is_text || text == nullptr || !text->is_string()) {
       return fmt::format("content of type '{}' is not supported: this model reads text only", type);
     }
     out += text->as_string();
@@ -306,7 +307,7 @@ void read_truncation(Fields& fields, CommonRequest& r) {
 
 std::string name_of_field(const CommonRequest& request, const std::string& field) {
   if (field == "prompt") return request.prompt_field;
-  if (field == "grammar") return "response_format";
+  if (field == "grammar") return request.structure_field;
   if (field == "beam_width") return "n";
   if (field == "deadline_s") return "timeout";
   return field;

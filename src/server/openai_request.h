@@ -46,7 +46,9 @@ struct CommonRequest {
   int truncate_prompt_tokens = 0;
   double timeout_s = 0.0;
   json::Value structured;  // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
-  const char* prompt_field = "prompt";  // where the prompt comes from, for errors
+  // Where the prompt and the structured output come from, for errors.
+  const char* prompt_field = "prompt";
+  const char* structure_field = "response_format";
 };
 
 using Prompt = std::variant<std::string, std::vector<int32_t>>;

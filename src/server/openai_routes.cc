@@ -32,32 +32,12 @@ void chat_completions(App& app, App::Exchanges exchange, const json::Value& body
   auto parsed = parse_chat(body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<ChatRequest>(parsed);
-  const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
-                      request.tool_choice == ChatRequest::ToolChoice::kNamed;
-  if (forced && !request.structured.is_null()) {
-    return send_error(exchange,
-                      bad_request("tool_choice", "a forced tool call excludes response_format"));
-  }
-
-  if (forced)
-    request.structured = forced_call(app.tool_dialect(), request.tools, request.tool_name);
-  auto text = app.render_chat(request);
-  if (auto* error = std::get_if<ApiError>(&text)) return send_error(exchange, *error);
-  auto ids = app.encode(std::get<std::string>(std::move(text)), request);
-  if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
-  auto& prompt = std::get<std::vector<int32_t>>(ids);
-  SamplingParams params = request.params;
-  if (!request.max_tokens_given) {
-    params.max_tokens = std::max(1, app.engine().max_model_len() - static_cast<int>(prompt.size()));
-  }
-  // Llama's and Mistral's calls begin with special tokens, which the parser must see.
-  if (!request.tools.is_null() && app.tool_dialect() != ToolDialect::kHermes)
-    params.skip_special_tokens = false;
+  auto prepared = app.prepare(request);
+  if (auto* error = std::get_if<ApiError>(&prepared)) return send_error(exchange, *error);
+  auto& chat = std::get<App::PreparedChat>(prepared);
   auto format =
       make_chat_format(app.format_context("chatcmpl", request), request, app.tool_dialect());
-  std::vector<std::vector<int32_t>> prompts;
-  prompts.push_back(std::move(prompt));
-  app.answer(std::move(exchange), request, std::move(params), std::move(prompts),
+  app.answer(std::move(exchange), request, std::move(chat.params), {std::move(chat.prompt)},
              std::move(format));
 }
 

@@ -1,4 +1,4 @@
-// /health, /ready, /version, /metrics.
+// /health, /ping, /ready, /version, /metrics.
 #include "server/app.h"
 
 namespace freshet::server {
@@ -27,7 +27,8 @@ void version(const App::Exchanges& exchange) {
 
 void add_service_routes(App& app, std::vector<App::Route>& routes) {
   using X = App::Exchanges;
-  routes.push_back({"GET", "/health", true, [](const X& x, const json::Value&) { health(x); }});
+  for (const char* path : {"/health", "/ping"})  // the second is SageMaker's, as vLLM has it
+    routes.push_back({"GET", path, true, [](const X& x, const json::Value&) { health(x); }});
   routes.push_back(
       {"GET", "/ready", true, [&app](const X& x, const json::Value&) { ready(app, x); }});
   routes.push_back({"GET", "/version", false, [](const X& x, const json::Value&) { version(x); }});

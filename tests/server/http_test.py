@@ -54,13 +54,13 @@ class Keys(Case):
                              ("GET", "/v1/metrics"), ("GET", "/props"), ("GET", "/slots"),
                              ("GET", "/version"), ("GET", "/nothing"), ("POST", "/infill"),
                              ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
-                             ("POST", "/v1/embeddings"), ("POST", "/v1/generate"),
+                             ("POST", "/v1/embeddings"), ("POST", "/v1/generate"), ("POST", "/v1/responses"),
                              ("POST", "/completion"), ("POST", "/tokenize"),
                              ("POST", "/detokenize"), ("POST", "/apply-template")):
             status, headers, _ = self.server.request(method, path, b"{" if method == "POST" else None)
             self.assertEqual(status, 401, path)
             self.assertEqual(headers["www-authenticate"], "Bearer")
-        for path in ("/health", "/ready"):
+        for path in ("/health", "/ping", "/ready"):
             self.assertEqual(self.server.get(path)[0], 200)
 
     def test_tenants_share_no_cache(self):
@@ -155,10 +155,10 @@ class Cors(Case):
     def test_preflight(self):
         status, headers, body = self.server.request("OPTIONS", "/v1/chat/completions", headers={
             "Origin": "https://page.example", "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization,content-type"})
+            "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"})
         self.assertEqual((status, body), (204, b""))
         self.assertIn("POST", headers["access-control-allow-methods"])
-        for name in ("authorization", "content-type"):
+        for name in ("authorization", "content-type", "x-stainless-os"):
             self.assertIn(name, headers["access-control-allow-headers"])
 
     def test_streams_and_errors_carry_it(self):
@@ -368,6 +368,7 @@ class Refusals(Case):
 class Routes(Case):
     def test_service(self):
         self.assertEqual(self.server.get("/health"), (200, {"status": "healthy"}))
+        self.assertEqual(self.server.get("/ping")[0], 200)
         self.assertEqual(self.server.get("/ready")[0], 200)
         self.assertRegex(self.server.get("/version")[1]["version"], r"^\d+\.\d+")
 
@@ -419,6 +420,18 @@ class Routes(Case):
         self.assertEqual(answer["tokens"], plain["token_ids"])
         self.assertEqual((answer["stop"], answer["stop_type"]), (True, "limit"))
         self.assertEqual(answer["tokens_predicted"], 8)
+
+    def test_llama_prompt_only(self):
+        """Puts the prompt into the cache; as editors do ahead of time."""
+        prompt = "Once upon a time, in a small house at the edge of a wood, lived a fox."
+        for stream in (False, True):
+            status, _, data = self.server.request("POST", "/completion", {
+                "prompt": prompt, "n_predict": 0, "stream": stream})
+            self.assertEqual(status, 200, data)
+            answer = json.loads(data.strip().split(b"\n\n")[-1].removeprefix(b"data: "))
+            self.assertEqual((answer["content"], answer["tokens_predicted"]), ("", 0))
+            self.assertEqual((answer["stop"], answer["stop_type"]), (True, "limit"))
+        self.assertGreater(answer["tokens_cached"], 0)
 
     def test_llama_stream(self):
         _, _, data = self.server.request("POST", "/completion", {
@@ -563,7 +576,7 @@ class Examples(Case):
             if "-1}" in block:  # which shows an error
                 self.assertEqual(answer["error"]["param"], "temperature")
                 continue
-            self.assertNotIn("error", answer, block)
+            self.assertIsNone(answer.get("error"), block)
             for choice in answer.get("choices", []):
                 if "json_schema" in block:
                     self.assertIn("age", json.loads(choice["message"]["content"]))
@@ -612,9 +625,19 @@ class SamplingDefaults(unittest.TestCase):
         self.assertEqual(self.answers(server, top_k=None), 1)
         self.assertEqual(self.answers(server, top_k=0), 6)
         self.assertEqual(self.answers(server, use_beam_search=True), 1)
+        self.other_routes("--generation-config", self.model, differ=1)
+        self.other_routes(differ=6)
         off = Server("--generation-config", "none", model=self.model, template=None)
         self.addCleanup(off.stop)
         self.assertEqual(self.answers(off), 6)
+
+    def other_routes(self, *flags, differ):
+        server = Server(*flags, template=None)
+        self.addCleanup(server.stop)
+        for path, text in (("/completion", "content"), ("/v1/generate", "text")):
+            texts = {server.post(path, {"prompt": "Once upon a time", "max_tokens": 8,
+                                        "seed": seed})[1][text] for seed in range(6)}
+            self.assertEqual(len(texts), differ, path)
 
     def test_wrong_ones(self):
         for config, says in (({"top_p": 7}, "'top_p'"), ({"temperature": "hot"}, "'temperature'")):
