@@ -194,6 +194,11 @@ void add_http_options(CLI::App& command, Options& o) {
                   "Dialect of tool calls: hermes, llama3_json, mistral")
       ->group("Server");
   command
+      .add_option("--reasoning-parser", o.app.reasoning_parser,
+                  "Tells a chat model's thoughts from its answer: " +
+                      server::reasoning_parser_names() + " (default: they stay in the text)")
+      ->group("Server");
+  command
       .add_option_function<std::string>(
           "--pooling",
           [&o](const std::string& s) {

@@ -99,9 +99,20 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
     }
     app->tool_dialect_ = *dialect;
   }
+  if (!app->options_.reasoning_parser.empty()) {
+    app->reasoning_tags_ = reasoning_tags_by_name(app->options_.reasoning_parser);
+    if (!app->reasoning_tags_) {
+      return invalid_argument("--reasoning-parser {}: must be one of {}",
+                              app->options_.reasoning_parser, reasoning_parser_names());
+    }
+  }
   size_t longest = 1;
-  for (int32_t id = 0; id < engine.tokenizer().vocab_size(); ++id)
-    longest = std::max(longest, engine.tokenizer().token_bytes(id).size());
+  for (int32_t id = 0; id < engine.tokenizer().vocab_size(); ++id) {
+    const std::string_view bytes = engine.tokenizer().token_bytes(id);
+    longest = std::max(longest, bytes.size());
+    if (app->reasoning_tags_ && bytes == app->reasoning_tags_->close)
+      app->tags_are_special_ = engine.tokenizer().is_special(id);
+  }
   app->max_text_bytes_ =
       std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
   add_service_routes(*app, app->routes_);
@@ -312,9 +323,14 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   if (forced) request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
   auto text = render_chat(request);
   if (auto* error = std::get_if<ApiError>(&text)) return *error;
+  // A structure holds from the first token on: nothing is thought then.
+  std::optional<ReasoningParser> reasoning;
+  if (reasoning_tags_ && request.structured.is_null())
+    reasoning.emplace(*reasoning_tags_, std::get<std::string>(text));
   auto ids = encode(std::get<std::string>(std::move(text)), request);
   if (auto* error = std::get_if<ApiError>(&ids)) return *error;
-  PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params};
+  PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params,
+                    std::move(reasoning)};
   if (!request.max_tokens_given) {
     chat.params.max_tokens =
         std::max(1, engine_.max_model_len() - static_cast<int>(chat.prompt.size()));
@@ -322,6 +338,7 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   // Llama's and Mistral's calls begin with special tokens, which the parser must see.
   if (!request.tools.is_null() && tool_dialect_ != ToolDialect::kHermes)
     chat.params.skip_special_tokens = false;
+  if (chat.reasoning && tags_are_special_) chat.params.skip_special_tokens = false;
   return chat;
 }
 

@@ -29,6 +29,7 @@ struct AppOptions {
   std::vector<std::string> allowed_origins;     // CORS; "*" for any
   std::string chat_template;                    // source; empty: the model's own
   std::string tool_call_parser;                 // empty: by the template
+  std::string reasoning_parser;                 // empty: thoughts stay in the text
   bool web_page = true;
   Pooling pooling = Pooling::kLast;  // of embeddings
   RequestLimits limits;
@@ -71,6 +72,7 @@ class App {
   struct PreparedChat {
     std::vector<int32_t> prompt;
     SamplingParams params;
+    std::optional<ReasoningParser> reasoning;
   };
   // A chat rendered and encoded, with the structure that a forced tool call asks for.
   Parsed<PreparedChat> prepare(ChatRequest& request) const;
@@ -105,6 +107,8 @@ class App {
   std::unique_ptr<ChatTemplate> template_;
   std::string template_source_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
+  std::optional<ReasoningTags> reasoning_tags_;
+  bool tags_are_special_ = false;  // tokens, which are left out of texts otherwise
   std::once_flag grammar_once_;
   std::unique_ptr<grammar::GrammarCache> grammars_;  // made for the first request that needs one
   std::vector<Route> routes_;

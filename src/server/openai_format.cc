@@ -286,7 +286,8 @@ class ChatFormat final : public OpenAiFormat {
         dialect_(dialect),
         parse_tools_(!request.tools.is_null() &&
                      request.tool_choice != ChatRequest::ToolChoice::kNone),
-        parallel_(request.parallel_tool_calls) {}
+        parallel_(request.parallel_tool_calls),
+        include_reasoning_(request.include_reasoning) {}
 
   json::Value whole(const AnswerState& state) override {
     json::Object o = head(whole_object_);
@@ -304,7 +305,7 @@ class ChatFormat final : public OpenAiFormat {
 
   void stream_begin(const AnswerState& state, std::string& out) override {
     for (size_t i = 0; i < state.choices.size(); ++i) {
-      parsers_.emplace_back(dialect_, fmt::format("{}/{}", context_.id, i));
+      parsers_.push_back(parsers(i));
       json::Object delta;
       delta["role"] = "assistant";
       delta["content"] = "";
@@ -317,37 +318,78 @@ class ChatFormat final : public OpenAiFormat {
 
   void stream_delta(const AnswerState& state, size_t index, const Delta& delta,
                     std::string& out) override {
-    ToolParser::Step step{delta.text, {}};
-    ToolParser& parser = parsers_[index];
-    const int calls_before = parser.calls_found();
-    if (parse_tools_) {
-      step = parser.feed(delta.text);
-      if (delta.finish != FinishReason::kNone) {
-        ToolParser::Step rest = parser.finish();
-        step.content += rest.content;
-        std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(step.calls));
-      }
-    }
-    keep_allowed(step.calls, calls_before);
     const bool last = delta.finish != FinishReason::kNone;
-    const bool silent =
-        step.content.empty() && step.calls.empty() && delta.logprobs.empty() && !return_token_ids_;
+    const int calls_before = parsers_[index].tools.calls_found();
+    Parts step = parse(parsers_[index], delta.text, last);
+    const bool silent = step.content.empty() && step.calls.empty() && step.reasoning.empty() &&
+                        delta.logprobs.empty() && !return_token_ids_;
     if (silent && !last) return;
     json::Object d;
-    if (!step.content.empty() || (step.calls.empty() && !last)) d["content"] = step.content;
+    add_reasoning(step, d);
+    const bool nothing_else = step.calls.empty() && step.reasoning.empty();
+    if (!step.content.empty() || (nothing_else && !last)) d["content"] = step.content;
     if (!step.calls.empty()) d["tool_calls"] = tool_calls_json(step.calls, calls_before);
     json::Object c = chunk_choice(index, std::move(d));
     c["logprobs"] = wants_logprobs_
                         ? chat_logprobs(delta.logprobs, context_.token_bytes, tokens_as_ids_)
                         : json::Value();
     add_finish(c, delta.finish, delta.stop_reason);
-    if (last && delta.finish == FinishReason::kStop && parser.calls_found() > 0)
+    if (last && delta.finish == FinishReason::kStop && parsers_[index].tools.calls_found() > 0)
       c["finish_reason"] = "tool_calls";
     if (return_token_ids_) c["token_ids"] = id_array(delta.ids);
     append_choice(std::move(c), state, out);
   }
 
  private:
+  struct Parsers {
+    std::optional<ReasoningParser> reasoning;
+    ToolParser tools;
+  };
+  struct Parts {
+    std::string reasoning;
+    std::string content;
+    std::vector<ToolCall> calls;
+  };
+
+  Parsers parsers(size_t choice) const {
+    return {context_.reasoning, ToolParser(dialect_, fmt::format("{}/{}", context_.id, choice))};
+  }
+
+  // What more text says. Calls are of the answer, never of the thought.
+  Parts parse(Parsers& p, const std::string& text, bool last) const {
+    Parts parts;
+    parts.content = text;
+    const int calls_before = p.tools.calls_found();
+    if (p.reasoning) {
+      ReasoningParser::Step step = p.reasoning->feed(text);
+      if (last) {
+        ReasoningParser::Step rest = p.reasoning->finish();
+        step.reasoning += rest.reasoning;
+        step.content += rest.content;
+      }
+      if (include_reasoning_) parts.reasoning = std::move(step.reasoning);
+      parts.content = std::move(step.content);
+    }
+    if (!parse_tools_) return parts;
+    ToolParser::Step step = p.tools.feed(parts.content);
+    if (last) {
+      ToolParser::Step rest = p.tools.finish();
+      step.content += rest.content;
+      std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(step.calls));
+    }
+    parts.content = std::move(step.content);
+    parts.calls = std::move(step.calls);
+    keep_allowed(parts.calls, calls_before);
+    return parts;
+  }
+
+  // Under both of its names: vLLM's, and the older one that more clients know.
+  static void add_reasoning(const Parts& parts, json::Object& message) {
+    if (parts.reasoning.empty()) return;
+    message["reasoning"] = parts.reasoning;
+    message["reasoning_content"] = parts.reasoning;
+  }
+
   static json::Object chunk_choice(size_t index, json::Object delta) {
     json::Object c;
     c["index"] = static_cast<int64_t>(index);
@@ -363,20 +405,14 @@ class ChatFormat final : public OpenAiFormat {
   }
 
   json::Object whole_choice(const Choice& choice, size_t i) const {
-    ToolParser::Step parsed{choice.text, {}};
-    if (parse_tools_) {
-      ToolParser parser(dialect_, fmt::format("{}/{}", context_.id, i));
-      parsed = parser.feed(choice.text);
-      ToolParser::Step rest = parser.finish();
-      parsed.content += rest.content;
-      std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(parsed.calls));
-      keep_allowed(parsed.calls, 0);
-    }
+    Parsers fresh = parsers(i);
+    const Parts parsed = parse(fresh, choice.text, /*last=*/true);
+    const bool other = !parsed.calls.empty() || !parsed.reasoning.empty();
     json::Object message;
     message["role"] = "assistant";
-    message["content"] = parsed.content.empty() && !parsed.calls.empty()
-                             ? json::Value()
-                             : json::Value(parsed.content);
+    message["content"] =
+        parsed.content.empty() && other ? json::Value() : json::Value(parsed.content);
+    add_reasoning(parsed, message);
     if (!parsed.calls.empty()) message["tool_calls"] = tool_calls_json(parsed.calls, -1);
     json::Object c;
     c["index"] = static_cast<int64_t>(i);
@@ -394,7 +430,8 @@ class ChatFormat final : public OpenAiFormat {
   const ToolDialect dialect_;
   const bool parse_tools_;
   const bool parallel_;
-  std::vector<ToolParser> parsers_;  // a choice; streams only
+  const bool include_reasoning_;
+  std::vector<Parsers> parsers_;  // a choice; streams only
 };
 
 }  // namespace

@@ -3,11 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "server/answer.h"
 #include "server/openai_request.h"
+#include "server/reasoning_parser.h"
 #include "server/tool_parser.h"
 
 namespace freshet::server {
@@ -20,6 +22,7 @@ struct FormatContext {
   std::string model;    // the served name
   int64_t created = 0;  // seconds since 1970
   TokenBytes token_bytes;
+  std::optional<ReasoningParser> reasoning;  // of a chat's answer that has yet to begin
 };
 
 std::unique_ptr<AnswerFormat> make_completion_format(FormatContext context,

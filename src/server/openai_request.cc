@@ -229,6 +229,17 @@ void parse_call_arguments(json::Value& calls) {
   }
 }
 
+// Of its two names templates read either.
+void share_reasoning(json::Object& message) {
+  for (const auto& [from, to] :
+       {std::pair{"reasoning", "reasoning_content"}, {"reasoning_content", "reasoning"}}) {
+    const json::Value* v = message.find(from);
+    if (v == nullptr || !v->is_string() || message.find(to) != nullptr) continue;
+    json::Value copy = *v;
+    message[to] = std::move(copy);
+  }
+}
+
 bool has_tool(const json::Value& tools, const std::string& name) {
   if (!tools.is_array()) return false;
   return std::any_of(tools.as_array().begin(), tools.as_array().end(),
@@ -335,6 +346,7 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
       return bad_request(where, where + " needs a content");
     }
     if (json::Value* calls = object.find("tool_calls")) parse_call_arguments(*calls);
+    share_reasoning(object);
   }
   return out;
 }
@@ -430,6 +442,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
                 "'continue_final_message' excludes 'add_generation_prompt'");
   }
   fields.read("parallel_tool_calls", r.parallel_tool_calls);
+  fields.read("include_reasoning", r.include_reasoning);
   if (fields.get("chat_template") != nullptr) {
     fields.fail("chat_template",
                 "templates in requests are not accepted: start the server with --chat-template");

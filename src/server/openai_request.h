@@ -65,6 +65,7 @@ struct ChatRequest : CommonRequest {
   enum class ToolChoice { kNone, kAuto, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
   std::string tool_name;  // with kNamed
   bool parallel_tool_calls = true;
+  bool include_reasoning = true;
   bool add_generation_prompt = true;
   bool continue_final_message = false;
   json::Object template_kwargs;

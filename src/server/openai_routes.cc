@@ -35,8 +35,9 @@ void chat_completions(App& app, App::Exchanges exchange, const json::Value& body
   auto prepared = app.prepare(request);
   if (auto* error = std::get_if<ApiError>(&prepared)) return send_error(exchange, *error);
   auto& chat = std::get<App::PreparedChat>(prepared);
-  auto format =
-      make_chat_format(app.format_context("chatcmpl", request), request, app.tool_dialect());
+  FormatContext context = app.format_context("chatcmpl", request);
+  context.reasoning = std::move(chat.reasoning);
+  auto format = make_chat_format(std::move(context), request, app.tool_dialect());
   app.answer(std::move(exchange), request, std::move(chat.params), {std::move(chat.prompt)},
              std::move(format));
 }

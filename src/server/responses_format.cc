@@ -4,6 +4,7 @@
 #include <cctype>
 #include <chrono>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,6 +40,8 @@ bool is_blank(std::string_view text) {
 }
 
 class ResponseFormat final : public AnswerFormat {
+  enum class Open { kNothing, kReasoning, kMessage };
+
  public:
   ResponseFormat(FormatContext context, const ResponseRequest& request, ToolDialect dialect)
       : context_(std::move(context)),
@@ -46,13 +49,15 @@ class ResponseFormat final : public AnswerFormat {
         parse_tools_(!request.chat.tools.is_null() &&
                      request.chat.tool_choice != ChatRequest::ToolChoice::kNone),
         parallel_(request.chat.parallel_tool_calls),
+        include_reasoning_(request.chat.include_reasoning),
+        reasoning_(context_.reasoning),
         parser_(dialect, context_.id) {}
 
   json::Value whole(const AnswerState& state) override {
     const Choice& choice = state.choices.front();
     std::string events;  // of a stream that nobody gets
     take(choice.text, choice.logprobs, choice.finish, events);
-    return response(status_of(choice.finish), &state.usage);
+    return response(status_of(choice.finish), &state);
   }
 
   void stream_begin(const AnswerState&, std::string& out) override {
@@ -67,7 +72,7 @@ class ResponseFormat final : public AnswerFormat {
   void stream_end(const AnswerState& state, std::string& out) override {
     const char* const status = status_of(state.choices.front().finish);
     const char* const type = status == kCompleted ? "response.completed" : "response.incomplete";
-    append(type, with_response(status, &state.usage), out);
+    append(type, with_response(status, &state), out);
   }
 
   void stream_error(const ApiError& error, std::string& out) override {
@@ -86,36 +91,61 @@ class ResponseFormat final : public AnswerFormat {
   void take(const std::string& text, const std::vector<std::vector<TokenLogprob>>& logprobs,
             FinishReason finish, std::string& out) {
     const bool last = finish != FinishReason::kNone;
-    ToolParser::Step step{text, {}};
+    const std::string content = take_thought(text, last, out);
+    ToolParser::Step step{content, {}};
     if (parse_tools_) {
-      step = parser_.feed(text);
+      step = parser_.feed(content);
       if (last) {
         ToolParser::Step rest = parser_.finish();
         step.content += rest.content;
         std::move(rest.calls.begin(), rest.calls.end(), std::back_inserter(step.calls));
       }
     }
-    json::Array entries = logprob_entries(logprobs, context_.token_bytes);
-    std::move(entries.begin(), entries.end(), std::back_inserter(held_logprobs_));
+    if (!reasoning_ || !reasoning_->inside()) {
+      json::Array entries = logprob_entries(logprobs, context_.token_bytes);
+      std::move(entries.begin(), entries.end(), std::back_inserter(held_logprobs_));
+    }
     add_text(step.content, out);
     for (const ToolCall& call : step.calls) {
-      close_message(kCompleted, out);
+      close_item(kCompleted, out);
       held_logprobs_.clear();
       if (parallel_ || calls_++ == 0) add_call(call, out);
     }
     if (!last) return;
-    if (output_.empty() && !open_) {  // an answer without a word
-      open_message(out);
+    if (output_.empty() && open_ == Open::kNothing) {  // an answer without a word
+      open_item(Open::kMessage, out);
       add_text("", out);
     }
-    close_message(finish == FinishReason::kStop ? kCompleted : "incomplete", out);
+    close_item(finish == FinishReason::kStop ? kCompleted : "incomplete", out);
+  }
+
+  // Returns what of the text is no thought.
+  std::string take_thought(const std::string& text, bool last, std::string& out) {
+    if (!reasoning_) return text;
+    ReasoningParser::Step step = reasoning_->feed(text);
+    if (last) {
+      ReasoningParser::Step rest = reasoning_->finish();
+      step.reasoning += rest.reasoning;
+      step.content += rest.content;
+    }
+    if (!step.reasoning.empty() && include_reasoning_) {
+      if (open_ == Open::kNothing) open_item(Open::kReasoning, out);
+      json::Object event = place();
+      event["content_index"] = 0;
+      event["delta"] = step.reasoning;
+      append("response.reasoning_text.delta", std::move(event), out);
+      text_ += step.reasoning;
+    }
+    if (open_ == Open::kReasoning && !reasoning_->inside()) close_item(kCompleted, out);
+    return step.content;
   }
 
   // White space around calls is no message.
   void add_text(std::string_view piece, std::string& out) {
     held_text_ += piece;
-    if (held_text_.empty() || (!open_ && parse_tools_ && is_blank(held_text_))) return;
-    if (!open_) open_message(out);
+    const bool open = open_ == Open::kMessage;
+    if (held_text_.empty() || (!open && parse_tools_ && is_blank(held_text_))) return;
+    if (!open) open_item(Open::kMessage, out);
     json::Object event = place();
     event["content_index"] = 0;
     event["delta"] = held_text_;
@@ -127,34 +157,39 @@ class ResponseFormat final : public AnswerFormat {
     held_logprobs_.clear();
   }
 
-  void open_message(std::string& out) {
-    open_ = true;
+  void open_item(Open what, std::string& out) {
+    open_ = what;
     text_.clear();
     logprobs_.clear();
-    item_id_ = fmt::format("msg_{}_{}", context_.id, output_.size());
-    add_item(message("in_progress", {}), out);
+    item_id_ =
+        fmt::format("{}_{}_{}", what == Open::kMessage ? "msg" : "rs", context_.id, output_.size());
+    add_item(open_item_json("in_progress", {}), out);
     json::Object event = place();
     event["content_index"] = 0;
-    event["part"] = text_part();
+    event["part"] = part();
     append("response.content_part.added", std::move(event), out);
   }
 
-  void close_message(const char* status, std::string& out) {
-    if (!open_) return;
-    std::move(held_logprobs_.begin(), held_logprobs_.end(), std::back_inserter(logprobs_));
-    held_logprobs_.clear();
+  void close_item(const char* status, std::string& out) {
+    if (open_ == Open::kNothing) return;
+    const bool is_message = open_ == Open::kMessage;
     json::Object done = place();
     done["content_index"] = 0;
     json::Object part_done = done;
     done["text"] = text_;
-    done["logprobs"] = logprobs_;
-    append("response.output_text.done", std::move(done), out);
-    part_done["part"] = text_part();
+    if (is_message) {
+      std::move(held_logprobs_.begin(), held_logprobs_.end(), std::back_inserter(logprobs_));
+      held_logprobs_.clear();
+      done["logprobs"] = logprobs_;
+    }
+    append(is_message ? "response.output_text.done" : "response.reasoning_text.done",
+           std::move(done), out);
+    part_done["part"] = part();
     append("response.content_part.done", std::move(part_done), out);
     json::Array content;
-    content.emplace_back(text_part());
-    finish_item(message(status, std::move(content)), out);
-    open_ = false;
+    content.emplace_back(part());
+    finish_item(open_item_json(status, std::move(content)), out);
+    open_ = Open::kNothing;
   }
 
   void add_call(const ToolCall& call, std::string& out) {
@@ -201,26 +236,28 @@ class ResponseFormat final : public AnswerFormat {
     return event;
   }
 
-  json::Object message(const char* status, json::Array content) const {
+  json::Object open_item_json(const char* status, json::Array content) const {
     json::Object item;
     item["id"] = item_id_;
-    item["type"] = "message";
+    item["type"] = open_ == Open::kMessage ? "message" : "reasoning";
     item["status"] = status;
-    item["role"] = "assistant";
+    if (open_ == Open::kMessage) item["role"] = "assistant";
+    if (open_ == Open::kReasoning) item["summary"] = json::Array();
     item["content"] = std::move(content);
     return item;
   }
 
-  json::Object text_part() const {
+  json::Object part() const {
     json::Object part;
-    part["type"] = "output_text";
+    part["type"] = open_ == Open::kMessage ? "output_text" : "reasoning_text";
     part["text"] = text_;
+    if (open_ != Open::kMessage) return part;
     part["annotations"] = json::Array();
     part["logprobs"] = logprobs_;
     return part;
   }
 
-  json::Object response(const char* status, const Usage* usage) const {
+  json::Object response(const char* status, const AnswerState* state) const {
     json::Object o;
     o["id"] = context_.id;
     o["object"] = "response";
@@ -237,21 +274,32 @@ class ResponseFormat final : public AnswerFormat {
       o["incomplete_details"] = std::move(details);
     }
     for (const auto& [name, value] : repeated_) o[name] = value;
-    o["usage"] = usage != nullptr ? response_usage(*usage) : json::Value();
+    o["usage"] = state != nullptr ? usage_of(*state) : json::Value();
     return o;
   }
 
-  json::Object with_response(const char* status, const Usage* usage) const {
+  json::Object with_response(const char* status, const AnswerState* state) const {
     json::Object event;
-    event["response"] = response(status, usage);
+    event["response"] = response(status, state);
     return event;
   }
 
-  static json::Value response_usage(const Usage& usage) {
+  // Of the tokens written: those up to the tag that ends the thought.
+  int64_t reasoning_tokens(const std::vector<int32_t>& ids) const {
+    if (!reasoning_) return 0;
+    const auto close = std::ranges::find_if(ids, [&](int32_t id) {
+      return context_.token_bytes(id).find(reasoning_->close_tag()) != std::string::npos;
+    });
+    if (close != ids.end()) return close - ids.begin() + 1;
+    return reasoning_->inside() ? static_cast<int64_t>(ids.size()) : 0;
+  }
+
+  json::Value usage_of(const AnswerState& state) const {
+    const Usage& usage = state.usage;
     json::Object read;
     read["cached_tokens"] = usage.cached_tokens;
     json::Object written;
-    written["reasoning_tokens"] = 0;
+    written["reasoning_tokens"] = reasoning_tokens(state.choices.front().ids);
     json::Object o;
     o["input_tokens"] = usage.prompt_tokens;
     o["input_tokens_details"] = std::move(read);
@@ -274,13 +322,15 @@ class ResponseFormat final : public AnswerFormat {
   const json::Object repeated_;
   const bool parse_tools_;
   const bool parallel_;
+  const bool include_reasoning_;
+  std::optional<ReasoningParser> reasoning_;
   ToolParser parser_;
   int64_t events_ = 0;
   int calls_ = 0;
   json::Array output_;  // finished items
   // The item that is being written.
+  Open open_ = Open::kNothing;
   std::string item_id_;
-  bool open_ = false;  // and is a message, of this text
   std::string text_;
   json::Array logprobs_;
   std::string held_text_;  // what no event has told of yet

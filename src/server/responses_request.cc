@@ -23,7 +23,7 @@ class Conversation {
     if (type == "message") return add_message(item, where);
     if (type == "function_call") return add_call(item, where);
     if (type == "function_call_output") return add_output(item, where);
-    if (type == "reasoning") return std::nullopt;  // templates leave out what earlier turns thought
+    if (type == "reasoning") return add_reasoning(item);
     return bad_request(where, fmt::format("{} of type '{}' is not supported", where, type));
   }
   json::Array take() { return std::move(messages_); }
@@ -45,7 +45,26 @@ class Conversation {
     for (const char* name : {"role", "content"}) {
       if (const json::Value* v = item.find(name)) message[name] = *v;
     }
+    if (item.get_string("role", "") == "assistant") tell_reasoning(message);
+    reasoning_.clear();  // of a turn that is over
     return push(std::move(message), where);
+  }
+
+  // Belongs to the assistant's message or call behind it.
+  std::optional<ApiError> add_reasoning(const json::Value& item) {
+    const json::Value* parts = item.find("content");
+    if (parts == nullptr || !parts->is_array()) return std::nullopt;
+    for (const json::Value& part : parts->as_array()) {
+      if (part.is_object() && part.get_string("type", "") == "reasoning_text")
+        reasoning_ += part.get_string("text", "");
+    }
+    return std::nullopt;
+  }
+
+  void tell_reasoning(json::Object& message) {
+    if (reasoning_.empty()) return;
+    message["reasoning"] = reasoning_;
+    message["reasoning_content"] = std::exchange(reasoning_, {});
   }
 
   // Calls belong to the assistant's message before them, if there is one.
@@ -67,6 +86,7 @@ class Conversation {
       json::Object message;
       message["role"] = "assistant";
       message["content"] = "";
+      tell_reasoning(message);
       messages_.emplace_back(std::move(message));
     }
     json::Value& calls = messages_.back().as_object()["tool_calls"];
@@ -89,6 +109,7 @@ class Conversation {
   }
 
   json::Array messages_;
+  std::string reasoning_;                     // whose message is still to come
   std::map<std::string, std::string> names_;  // of called functions, by the call's id
 };
 

@@ -16,8 +16,9 @@ void responses(App& app, App::Exchanges exchange, const json::Value& body) {
   if (auto* error = std::get_if<ApiError>(&prepared))
     return send_error(exchange, in_words_of_responses(std::move(*error)));
   auto& chat = std::get<App::PreparedChat>(prepared);
-  auto format =
-      make_response_format(app.format_context("resp", request.chat), request, app.tool_dialect());
+  FormatContext context = app.format_context("resp", request.chat);
+  context.reasoning = std::move(chat.reasoning);
+  auto format = make_response_format(std::move(context), request, app.tool_dialect());
   app.answer(std::move(exchange), request.chat, std::move(chat.params), {std::move(chat.prompt)},
              std::move(format));
 }

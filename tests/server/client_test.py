@@ -297,6 +297,57 @@ class LlamaDialect(Dialect):
     flags = ("--tool-call-parser", "llama3_json")
 
 
+class Reasoning(ClientCase):
+    """A template after which the model thinks, as small models do without an end."""
+    flags = ("--reasoning-parser", "qwen3")
+    options = {"template": os.path.join(os.path.dirname(__file__), "think.jinja")}
+    SAME = {"temperature": 0, "max_tokens": 20, "extra": {"ignore_eos": True}}
+
+    def plain(self, prompt):
+        return self.completion(prompt, temperature=0, max_tokens=20, extra={
+            "ignore_eos": True, "add_special_tokens": False}).choices[0].text
+
+    def test_thought(self):
+        message = self.chat(**self.SAME).choices[0].message
+        text = self.plain("user: Hello there\nassistant: <think>\n")
+        self.assertEqual((message.content, message.reasoning), (None, text.strip()))
+        self.assertEqual(message.reasoning_content, message.reasoning)
+        thought = ""
+        for chunk in self.chat(stream=True, **self.SAME):
+            self.assertFalse(chunk.choices[0].delta.content)
+            thought += getattr(chunk.choices[0].delta, "reasoning", "")
+        self.assertEqual(thought, message.reasoning)
+        without = self.chat(temperature=0, max_tokens=20, extra={
+            "ignore_eos": True, "include_reasoning": False}).choices[0].message
+        self.assertFalse(without.content or hasattr(without, "reasoning"))
+
+    def test_answer_alone(self):
+        extra = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
+        message = self.chat(temperature=0, max_tokens=20, extra=extra).choices[0].message
+        self.assertEqual(message.content,
+                         self.plain("user: Hello there\nassistant: <think></think>"))
+        self.assertFalse(hasattr(message, "reasoning"))
+
+    def test_structure_is_the_answer(self):
+        message = self.chat(extra={"structured_outputs": {"choice": ["Yes."]}}).choices[0].message
+        self.assertEqual((message.content, hasattr(message, "reasoning")), ("Yes.", False))
+
+    def test_earlier_thoughts(self):
+        """Templates get them under the name that they read, whichever the client gives."""
+        prompts = []
+        for name in ("reasoning", "reasoning_content"):
+            status, answer = self.server.post("/apply-template", {"messages": [
+                *HELLO, {"role": "assistant", "content": "Hi.", name: "Be polite."}, *HELLO]})
+            self.assertEqual(status, 200, answer)
+            prompts.append(answer["prompt"])
+        self.assertIn("assistant: <think>Be polite.</think>Hi.\n", prompts[0])
+        self.assertEqual(*prompts)
+
+    def test_names(self):
+        with self.assertRaisesRegex(RuntimeError, "deepseek_r1, .*qwen3"):
+            Server("--reasoning-parser", "thinker")
+
+
 class Person(pydantic.BaseModel):
     model_config = {"extra": "forbid"}
     name: str = pydantic.Field(max_length=20)

@@ -3,6 +3,7 @@
 usage: responses_test.py [Class[.test] ...]    needs FRESHET, FRESHET_SOURCE_DIR and PyPI's openai
 """
 import json
+import os
 import sys
 import unittest
 
@@ -262,6 +263,40 @@ class ResponseStream(ResponsesCase):
         last = self.events(max_output_tokens=1900, extra={"ignore_eos": True, "timeout": 0.3})[-1]
         self.assertEqual((last.response.status, last.response.output[0].status),
                          ("cancelled", "incomplete"))
+
+
+class ResponseReasoning(ResponsesCase):
+    """A template after which the model thinks, as small models do without an end."""
+    flags = ("--reasoning-parser", "qwen3")
+    options = {"template": os.path.join(os.path.dirname(__file__), "think.jinja")}
+
+    def test_thought(self):
+        options = {"temperature": 0, "extra": {"ignore_eos": True}}
+        answer = self.respond(**options)
+        (item,) = answer.output
+        self.assertEqual((item.type, item.summary, item.status), ("reasoning", [], "incomplete"))
+        self.assertEqual(item.content[0].type, "reasoning_text")
+        self.assertEqual(item.content[0].text, self.chat(**options).choices[0].message.reasoning)
+        self.assertEqual((answer.output_text, answer.usage.output_tokens_details.reasoning_tokens),
+                         ("", 12))
+        events = list(self.respond(stream=True, **options))
+        kinds = [e.type.removeprefix("response.") for e in events]
+        deltas = kinds.count("reasoning_text.delta")
+        self.assertEqual(kinds, ["created", "in_progress", "output_item.added", "content_part.added",
+                                 *["reasoning_text.delta"] * deltas, "reasoning_text.done",
+                                 "content_part.done", "output_item.done", "incomplete"])
+        self.assertEqual(events[-1].response.output[0].content[0].text, item.content[0].text)
+
+    def test_thoughts_go_back_in(self):
+        """To the message or the call that they led to."""
+        thought = {"type": "reasoning", "summary": [],
+                   "content": [{"type": "reasoning_text", "text": "Be polite."}]}
+        first = self.respond([*HELLO, thought, {"role": "assistant", "content": "Hi."}, *HELLO])
+        chat = self.chat([*HELLO, {"role": "assistant", "content": "Hi.",
+                                   "reasoning_content": "Be polite."}, *HELLO])
+        self.assertEqual(first.usage.input_tokens, chat.usage.prompt_tokens)
+        without = self.respond([thought, *HELLO, {"role": "assistant", "content": "Hi."}, *HELLO])
+        self.assertLess(without.usage.input_tokens, first.usage.input_tokens)
 
 
 if __name__ == "__main__":

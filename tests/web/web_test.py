@@ -137,6 +137,32 @@ class Case(unittest.TestCase):
         page.screenshot(path=OUTPUT / f"{name}.png")
 
 
+class Thought(Case):
+    arguments = ("--reasoning-parser", "qwen3", "--chat-template",
+                 str(SOURCE / "tests/server/think.jinja"))
+
+    def test_stands_apart(self):
+        page = self.open()
+        self.set_tokens(page, 20)
+        sent = []
+        page.on("request", lambda r: sent.append(r) if r.method == "POST" else None)
+        self.message(page).fill("Tell me about rivers.")
+        page.keyboard.press("Enter")
+        self.answered(page, 1)
+        thought = page.locator(".assistant .thought")
+        self.assertGreater(len(thought.inner_text()), 20)
+        self.assertEqual(page.locator(".assistant .body").inner_text().strip(), "")
+        self.assertTrue(page.locator(".user .thought").is_hidden())
+        thought.locator("summary").click()
+        self.assertFalse(thought.evaluate("e => e.open"))
+        self.message(page).fill("Go on.")
+        page.keyboard.press("Enter")
+        self.answered(page, 2)
+        self.assertEqual([m["content"] for m in sent[-1].post_data_json["messages"]],
+                         ["Tell me about rivers.", "Go on."])
+        self.assertEqual(self.problems, [])
+
+
 class Chat(Case):
     @classmethod
     def setUpClass(cls):

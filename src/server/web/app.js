@@ -55,7 +55,7 @@ function truncate(length) {
 }
 
 function add(role, content) {
-  const message = { role, content, track: null, streaming: false, error: null, stats: null };
+  const message = { role, content, thought: '', track: null, streaming: false, error: null, stats: null };
   message.view = new MessageView(message, actions, card);
   messages.push(message);
   $('log').append(message.view.root);
@@ -139,12 +139,15 @@ async function answer() {
       if (!choice) continue;
       finish = choice.finish_reason ?? finish;
       const text = (mode === 'chat' ? choice.delta?.content : choice.text) ?? '';
-      if (text !== '') {
+      const thought = choice.delta?.reasoning ?? '';
+      if (text !== '' || thought !== '') {
         last = performance.now();
         first ||= last;
       }
       message.content += text;
-      if (choice.logprobs && message.track) {
+      message.thought += thought;
+      const thinking = message.thought !== '' && message.content === '';
+      if (choice.logprobs && message.track && !thinking) {
         if (mode === 'chat') message.track.addChat(choice.logprobs.content ?? []);
         else message.track.addCompletion(choice.logprobs);
       }

@@ -31,6 +31,9 @@ export class MessageView {
     const assistant = message.role === 'assistant';
     this.root = element('li', `message ${message.role}`);
     this.root.append(element('div', assistant ? 'who' : 'hidden', assistant ? 'Freshet' : 'You'));
+    this.thought = element('details', 'thought');
+    this.thought.open = true;
+    this.thought.append(element('summary', '', 'Thought'), element('p'));
     this.body = element('div', 'body');
     this.problem = element('p', 'error');
     this.problem.setAttribute('role', 'alert');
@@ -38,7 +41,7 @@ export class MessageView {
     this.meta = element('div', 'meta');
     this.numbers = element('p', 'numbers');
     this.#buttons(assistant);
-    this.root.append(this.body, this.problem, this.meta);
+    this.root.append(this.thought, this.body, this.problem, this.meta);
     if (assistant) this.#watchTokens();
     this.update();
   }
@@ -143,7 +146,9 @@ export class MessageView {
 
   // Brings the page in line with the message. Blocks before the last are done and left alone.
   update() {
-    const { content, track, role, streaming, error, stats } = this.message;
+    const { content, thought, track, role, streaming, error, stats } = this.message;
+    this.thought.hidden = thought === '';
+    this.thought.lastChild.textContent = thought;
     track?.place(content, !streaming);
     const tokens = track !== null && track.placed > 0;
     const plain = [{ kind: 'text', start: 0, end: content.length, spans: [{ start: 0, end: content.length, code: false }] }];
