@@ -1,6 +1,7 @@
 // Ops on numbers one by one: encoding, gating and other activations, sums of matrices.
 #include <climits>
 
+#include "backend/cuda/cluster.cuh"
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/gating.cuh"
 #include "backend/cuda/kernels.cuh"
@@ -143,6 +144,66 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_kernel(Rows x, int32_t*
   if (threadIdx.x == 0) ids[blockIdx.x] = best.value > -INFINITY ? best.column : -1;
 }
 
+// The same of rows of whole units of 16 bytes, each of which a cluster has: all loads of 128,256
+// columns are in flight at once. The last reader is the first block.
+constexpr int kArgmaxBlocks = 8, kArgmaxOfBlock = 512;
+
+__global__ void __launch_bounds__(kArgmaxOfBlock) argmax_cluster_kernel(Rows x, int32_t* ids) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr int kWarpsOfBlock = kArgmaxOfBlock / 32, kApart = kArgmaxBlocks * kArgmaxOfBlock;
+  constexpr int kAtOnce = 8;
+  __shared__ Best shared[kWarpsOfBlock];
+  __shared__ float2 bests[kArgmaxBlocks];
+  __shared__ uint64_t there;
+  let_next_start();
+  const int rank = static_cast<int>(blockIdx.x) % kArgmaxBlocks;
+  const int row = static_cast<int>(blockIdx.x) / kArgmaxBlocks;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if (threadIdx.x == 0) {
+    barrier_init(&there, 1);
+    barrier_expect(&there, sizeof bests);
+    barriers_ready();
+  }
+  __syncwarp();
+  cluster_arrive_relaxed();
+  cluster_wait();
+  wait();
+  const auto* from = reinterpret_cast<const float4*>(x.data + row * x.stride);
+  const auto n = static_cast<int>(x.cols / 4);
+  Best best = {-INFINITY, INT_MAX};
+  for (int first = rank * kArgmaxOfBlock + static_cast<int>(threadIdx.x); first < n;
+       first += kAtOnce * kApart) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = first + j * kApart;
+      v[j] = at < n ? from[at] : make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float four[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (four[i] > best.value) best = {four[i], (first + j * kApart) * 4 + i};
+      }
+    }
+  }
+  best = best_of_warp(best);
+  if (lane == 0) shared[threadIdx.x / 32] = best;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  best = best_of_warp(shared[lane % kWarpsOfBlock]);
+  if (lane == 0) {
+    send_to_block(&bests[rank], 0, make_float2(best.value, __int_as_float(best.column)), &there);
+  }
+  if (rank > 0) return;
+  barrier_wait(&there, 0);
+  const float2 its = bests[lane % kArgmaxBlocks];
+  best = best_of_warp({its.x, __float_as_int(its.y)});
+  if (lane == 0) ids[row] = best.value > -INFINITY ? best.column : -1;
+#endif
+}
+
 dim3 grid_of(int64_t cols, int64_t rows) {
   return dim3(static_cast<unsigned>(ceil_div(cols, kThreads)), static_cast<unsigned>(rows));
 }
@@ -200,6 +261,12 @@ int sigmoid_gate(const Rows* x, const Rows* gate) {
   return launch(sigmoid_gate_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, *gate);
 }
 int argmax(const Rows* x, int32_t* ids) {
+  if (capability >= 90 && x->cols % 4 == 0 && x->cols >= kArgmaxBlocks * kArgmaxOfBlock &&
+      whole_rows(x->data, x->stride)) {
+    return launch_cluster(argmax_cluster_kernel,
+                          dim3(static_cast<unsigned>(x->rows * kArgmaxBlocks)),
+                          dim3(kArgmaxOfBlock), 0, dim3(kArgmaxBlocks), *x, ids);
+  }
   return launch(argmax_kernel, dim3(static_cast<unsigned>(x->rows)), dim3(kArgmaxThreads), 0, *x,
                 ids);
 }
