@@ -219,10 +219,10 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
   }
 }
 
-// A token alone has one kernel for the norm, the router's product and the routes, which chooses in
+// Few tokens have one kernel for the norm, the router's product and the routes, which chooses in
 // another way: equals, and groups that it does not take, too.
-TEST_F(CudaMoe, ATokenAloneGoesWhereItGoesAmongOthers) {
-  constexpr int64_t kTopK = 8, kTokens = 5;
+TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
+  constexpr int64_t kTopK = 8, kTokens = 11;
   uint32_t seed = 1100;
   for (const auto& [score, experts, hidden, ff, groups] :
        {std::tuple<ops::Routing::Score, int64_t, int64_t, int64_t, int>{Score::kSoftmax, 128, 2048,
@@ -279,11 +279,21 @@ TEST_F(CudaMoe, ATokenAloneGoesWhereItGoesAmongOthers) {
       return Got{ids.get(), weights.get(), logits.get(), normed.get(), out.get()};
     };
     const Got all = run(0, kTokens);
-    for (int64_t t = 0; t < kTokens; ++t) {
-      SCOPED_TRACE("token " + std::to_string(t));
-      const Got one = run(t, 1);
+    for (const auto& [t, n] : {std::pair<int64_t, int64_t>{0, 1},
+                               {1, 1},
+                               {2, 1},
+                               {3, 1},
+                               {4, 1},
+                               {10, 1},
+                               {2, 2},
+                               {3, 5},
+                               {0, 7},
+                               {3, 8}}) {
+      SCOPED_TRACE(fmt::format("tokens {}+{}", t, n));
+      const Got one = run(t, n);
       const auto same = [&](const std::vector<float>& its, const std::vector<float>& of_all) {
-        return std::memcmp(its.data(), of_all.data() + static_cast<size_t>(t) * its.size(),
+        const size_t of_one = its.size() / static_cast<size_t>(n);
+        return std::memcmp(its.data(), of_all.data() + static_cast<size_t>(t) * of_one,
                            its.size() * 4) == 0;
       };
       EXPECT_TRUE(same(one.normed, all.normed)) << "norm";

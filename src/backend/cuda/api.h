@@ -179,15 +179,15 @@ struct ExpertArgs {
   int32_t slots, slot_tokens;
 };
 
-// A token's norm, a router's product with what it gives, and the routes.
+// The norm of a few tokens, a router's product with what it gives, and the routes.
 struct RouteOneArgs {
   Rows x, normed;
   NormArgs norm;
   Activations act;
   ProductArgs product;  // of `normed`
   RoutingArgs routing;
-  int32_t* ids;    // [top_k]
-  float* weights;  // [top_k]
+  int32_t* ids;    // [tokens, top_k]
+  float* weights;  // [tokens, top_k]
 };
 
 // Gate, up and down of all experts.

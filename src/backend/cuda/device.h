@@ -112,7 +112,7 @@ class CudaDevice final : public ops::Device {
     size_t size;
     const int32_t* device;
   };
-  // A row's norm that waits for the router that reads it.
+  // A norm of few rows that waits for the router that reads it.
   struct HeldNorm {
     bool held = false;
     Matrix x, out;

@@ -1,5 +1,5 @@
-// One token's way to its experts on Hopper: the norm, the router's product and the routes, by one
-// cluster of blocks in place of kernels that wait for each other.
+// A token's way to its experts on Hopper, of up to 8 tokens: the norm, the router's product and the
+// routes, by a cluster of blocks a token in place of kernels that wait for each other.
 //
 // Every block norms the row for itself and multiplies it with 16 of the router's rows, which are in
 // registers before the kernel in front has ended. A warp's threads norm the very columns that it
@@ -35,6 +35,10 @@ struct Shared {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ int token() {
+  return static_cast<int>(blockIdx.y);
+}
+
 // A lane's operands of a tile's 16 rows, of chunks from `first` on; zeros behind the last of all.
 // weights: the lane's first.
 template <int kEach>
@@ -54,7 +58,7 @@ __device__ __forceinline__ void load_weights(uint4 (&w)[kEach][kSteps], const ui
   }
 }
 
-// v = a thread's columns of the row, normed as in norms.cu, whose other warps have zeros.
+// v = a thread's columns of the cluster's row, normed as in norms.cu, whose other warps have zeros.
 __device__ __forceinline__ void norm_row(Shared& s, const RouteOneArgs& a, int first,
                                          const float (&weight)[kUnit], float (&v)[kUnit]) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -62,7 +66,7 @@ __device__ __forceinline__ void norm_row(Shared& s, const RouteOneArgs& a, int f
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kUnit; i += 4) {  // not of the L1 cache, which has what was there before
-    const auto* four = reinterpret_cast<const float4*>(a.x.data + first + i);
+    const auto* four = reinterpret_cast<const float4*>(a.x.data + token() * a.x.stride + first + i);
     *reinterpret_cast<float4*>(v + i) = first < n ? __ldcg(four) : float4{};
   }
 #pragma unroll
@@ -212,23 +216,25 @@ __device__ __forceinline__ void route_logits(Shared& s, const RouteOneArgs& a, b
     factor = __fdiv_rn(factor, sum);
   }
   if (!counts) return;
-  a.ids[lane] = s.ids[lane];
-  a.weights[lane] = mine * factor;
+  a.ids[token() * r.top_k + lane] = s.ids[lane];
+  a.weights[token() * r.top_k + lane] = mine * factor;
 }
 
-// What the norm gives is also wanted as it is, and by the experts: a row a block, those behind the
-// first are padding.
+// What the norm gives is also wanted as it is, and by the experts: the rows behind the last token's
+// are padding, which the first token's blocks write.
 __device__ __forceinline__ void put_normed(const RouteOneArgs& a, int first,
                                            const float (&v)[kUnit]) {
   const int64_t n = a.x.cols;
   if (first >= padded_cols(a.act, n)) return;
   const auto blocks = static_cast<int>(gridDim.x);
   for (auto row = static_cast<int>(blockIdx.x); row < kTokenTile; row += blocks) {
+    const bool mine = row == token();
+    if (!mine && (token() != 0 || row < a.x.rows)) continue;
     float its[kUnit];
 #pragma unroll
-    for (int i = 0; i < kUnit; ++i) its[i] = row == 0 ? v[i] : 0.0f;
+    for (int i = 0; i < kUnit; ++i) its[i] = mine ? v[i] : 0.0f;
     put_unit(a.act, row, first, n, its);
-    if (row == 0) store_unit(a.normed.data, its, first, n, true);
+    if (mine) store_unit(a.normed.data + row * a.normed.stride, its, first, n, true);
   }
 }
 #endif
@@ -267,7 +273,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
     __syncthreads();
     const float logit = f32_ended(p, min(row, p.weight.rows - 1), add_chunks(s, p, lane));
     if (counts && thread < kRows && row < p.weight.rows) {
-      p.out[row] = logit;
+      p.out[token() * p.out_stride + row] = logit;
       send_to_block(&s.logits[row], 0, logit, &s.there);
     }
     if (blockIdx.x != 0) continue;
@@ -282,11 +288,11 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 int route_one_fits(const RouteOneArgs* a) {
   const WeightView& w = a->product.weight;
   const bool plain = a->norm.layer == 0 && a->norm.weight != nullptr && a->norm.bias == nullptr &&
-                     whole_rows(a->norm.weight, 0) && whole_rows(a->x.data, 0) &&
-                     whole_rows(a->normed.data, 0);
+                     whole_rows(a->norm.weight, 0) && whole_rows(a->x.data, a->x.stride) &&
+                     whole_rows(a->normed.data, a->normed.stride);
   const bool lanes =
       a->act.data != nullptr && a->act.core_tiles == 0 && a->act.e4m3 == 0 && a->act.int8 == 0;
-  return capability == 90 && a->x.rows == 1 && w.code == Code::kExactF32 &&
+  return capability == 90 && a->x.rows <= kTokenTile && w.code == Code::kExactF32 &&
          w.rows == a->routing.experts && a->routing.groups <= 1 &&
          (a->routing.score != 2 || a->routing.renormalize == 0) && w.rows <= kFewExperts &&
          w.cols == a->x.cols && w.cols <= kMostCols && w.cols % kUnit == 0 && a->product.add == 0 &&
@@ -296,7 +302,8 @@ int route_one_fits(const RouteOneArgs* a) {
 int route_one(const RouteOneArgs* a) {
   // A block that is alone is no cluster, and its sends are refused: one more has no rows.
   const auto blocks = std::max(2U, static_cast<unsigned>(ceil_div(a->product.weight.rows, kRows)));
-  return launch_cluster(route_one_kernel, dim3(blocks), dim3(kWarps * 32), 0, dim3(blocks), *a);
+  return launch_cluster(route_one_kernel, dim3(blocks, static_cast<unsigned>(a->x.rows)),
+                        dim3(kWarps * 32), 0, dim3(blocks), *a);
 }
 
 }  // namespace freshet::cuda
