@@ -1,5 +1,6 @@
 #include "server/sampling_defaults.h"
 
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -28,7 +29,10 @@ json::Object gguf_defaults(const std::string& model_path) {
                                   {"min_p", "min_p"},
                                   {"penalty_repeat", "repetition_penalty"}}) {
     const auto value = checkpoint->gguf()->get_f32(fmt::format("general.sampling.{}", key));
-    if (value) defaults[name] = json::Value::number_from_text(fmt::format("{}", *value));
+    if (!value) continue;
+    std::string text = fmt::format("{}", *value);  // 0.95, not what 0.95f is as a double
+    defaults[name] = std::isfinite(*value) ? json::Value::number_from_text(std::move(text))
+                                           : json::Value(std::move(text));  // and so refused
   }
   return defaults;
 }

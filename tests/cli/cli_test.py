@@ -373,6 +373,10 @@ class Run(Case):
         self.succeeds("convert", model, "-o", gguf, "--type", "f16")
         self.assertEqual(outputs(gguf, *ids[1:], "--generation-config", "auto"), 1)
         self.assertEqual(outputs(gguf, *ids[1:]), 4)
+        self.succeeds("convert", model, "-o", gguf, "--type", "f16", "--force",
+                      "--set", "general.sampling.top_p=7.5")
+        self.fails(2, "run", gguf, *ids[1:], "--generation-config", "auto",
+                   says="--generation-config none")
         self.write("m/generation_config.json", '{"repetition_penalty": 1.1}')
         self.assertEqual(outputs(*text, "--beams", "2"), 1)
         self.write("m/generation_config.json", '{"top_p": 7}')
