@@ -23,7 +23,9 @@ class CudaMoe : public test::CudaTest {
                      quant::Format down = quant::Format::kBF16) {
       const auto put = [&](quant::Format format, int64_t rows, int64_t cols, auto& on, auto& host) {
         const Stored& s = keep.emplace_back(stored(format, rows, cols, ++seed));
-        on.push_back(std::move(gpu.pack(format, s.rows, cols)).value());
+        on.push_back(
+            std::move(gpu.pack(format, s.rows, cols, ops::Ops::kNoLook, ops::Use::kExperts))
+                .value());
         host.push_back(std::move(cpu.pack(format, s.rows, cols)).value());
       };
       for (int64_t e = 0; e < experts; ++e) {

@@ -295,11 +295,13 @@ TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
   }
 }
 
-// Scales that all columns of a row share, or all rows of a block of 128.
-void share_scales(std::vector<uint8_t>& bytes, int64_t rows, int64_t cols, bool of_rows) {
+// Scales that all columns of a row share, where of_rows(row), or all rows of a block of 128.
+template <class OfRows>
+void share_scales(std::vector<uint8_t>& bytes, int64_t rows, int64_t cols, const OfRows& of_rows) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t b = 0; b < cols / 128; ++b) {
-      const float scale = 1e-3f * static_cast<float>(of_rows ? 1 + r % 7 : 2 + b % 3 + r / 128 % 5);
+      const float scale =
+          1e-3f * static_cast<float>(of_rows(r) ? 1 + r % 7 : 2 + b % 3 + r / 128 % 5);
       std::memcpy(bytes.data() + (r * (cols / 128) + b) * 132 + 128, &scale, sizeof scale);
     }
   }
@@ -316,14 +318,18 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       {quant::Format::kBF16, 2112, 14320},    {quant::Format::kBF16, 576, 28000},
       {quant::Format::kFP8, 640, 12800},      {quant::Format::kFP8, 1152, 12800},
       {quant::Format::kFP8, 1280, 12800},     {quant::Format::kFP8, 2176, 12800},
-      {quant::Format::kQ4_0, 2176, 8768},     {quant::Format::kQ4_0, 2112, 8256},
-      {quant::Format::kQ8_0, 2112, 8704},     {quant::Format::kMXFP4, 2176, 8704},
-      {quant::Format::kQ4_K, 2304, 8704},     {quant::Format::kQ6_K, 2304, 8704}};
+      {quant::Format::kFP8, 1024, 25600},     {quant::Format::kQ4_0, 2176, 8768},
+      {quant::Format::kQ4_0, 2112, 8256},     {quant::Format::kQ8_0, 2112, 8704},
+      {quant::Format::kMXFP4, 2176, 8704},    {quant::Format::kQ4_K, 2304, 8704},
+      {quant::Format::kQ6_K, 2304, 8704}};
   for (const auto& [format, cols, ff] : shapes) {
     Stored stored_gate = stored(format, ff, cols, 3), stored_up = stored(format, ff, cols, 4);
     if (format == quant::Format::kFP8 && cols != 2176) {
-      share_scales(stored_gate.bytes, ff, cols, cols != 1280);
-      share_scales(stored_up.bytes, ff, cols, cols == 640);
+      const bool mixed = cols == 1024;
+      share_scales(stored_gate.bytes, ff, cols,
+                   [&](int64_t r) { return mixed ? r / 64 % 3 != 0 : cols != 1280; });
+      share_scales(stored_up.bytes, ff, cols,
+                   [&](int64_t r) { return mixed ? r / 128 % 2 == 0 : cols == 640; });
     }
     const Stored stored_down = stored(format, kOut, ff, 5);
     const auto gate = gpu->pack(format, stored_gate.rows, cols);

@@ -207,13 +207,15 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
 TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
   constexpr int64_t kCols = 2304, kMost = 150;
   constexpr auto kFp8 = quant::Format::kFP8;
-  enum { kRow, kBlock, kBoth };
+  enum { kRow, kBlock, kBoth, kEach };
   for (const auto& [kind, rows] : {std::pair{kRow, int64_t{200}},
                                    {kBlock, 200},
                                    {kBoth, 200},
                                    {kRow, 2250},
                                    {kBlock, 2250},
                                    {kBoth, 2250},
+                                   {kEach, 2250},
+                                   {kEach, 33860},
                                    {kRow, 4160},
                                    {kBlock, 4160},
                                    {kRow, 6160},
@@ -222,7 +224,12 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t b = 0; b < kCols / 128; ++b) {
         const bool of_row = kind == kRow || (kind == kBoth && r >= 64);
-        const float scale = 1e-3f * static_cast<float>(of_row ? 1 + r % 7 : 2 + b % 3 + r / 64);
+        int64_t scale_of = of_row ? 1 + r % 7 : 2 + b % 3 + r / 64;
+        if (kind == kEach) {  // of 64 rows in turn
+          const int64_t turn = r / 64 % 3;
+          scale_of = 1 + (turn == 0 ? r % 7 : turn == 1 ? b % 3 + r / 64 % 5 : (r + b) % 7);
+        }
+        const float scale = 1e-3f * static_cast<float>(scale_of);
         uint8_t* block = s.bytes.data() + (r * (kCols / 128) + b) * 132;
         std::memcpy(block + 128, &scale, sizeof scale);
       }
@@ -421,10 +428,10 @@ TEST_F(Cuda, ProductsOfRoutersAreThoseInF32) {
 
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
-    const Stored s = stored(format, 50, 512, 9);
+    const Stored s = stored(format, 150, 512, 9);
     const auto w = gpu->pack(format, s.rows, 512);
     ASSERT_TRUE(w.ok());
-    const std::vector<int32_t> ids = {0, 15, 16, 47, 3, 33};
+    const std::vector<int32_t> ids = {0, 15, 16, 47, 3, 133};
     DeviceFloats out(*gpu, ids.size() * 512);
     gpu->embed(out.matrix(6, 512), *w, ids, 1.0f, 2);
     std::vector<float> want(ids.size() * 512);

@@ -105,25 +105,30 @@ class ExpertReader {
     return reader_.rows(*tensor, rows, cols);
   }
 
+  Status pack(ops::Weight& out, const std::string& name, const Rows& rows,
+              std::span<const int64_t> order = {}) {
+    return reader_.pack(out, name, rows, order, ops::Use::kExperts);
+  }
+
   Status gate_up(int expert, ops::Weight& out) {
     const int64_t ff = moe_.expert_ff;
     const std::string fused = reader_.stem(Role::kExpertsGateUp, layer_);
     if (interleaved_ && reader_.find_name(fused + "_blocks") != nullptr) {
       FRESHET_ASSIGN_OR_RETURN(const Rows rows, read_mxfp4(reader_, fused, expert,
                                                            moe_.routing.experts, 2 * ff, hidden_));
-      return reader_.pack(out, fused, rows, gates_then_ups(ff, true));
+      return pack(out, fused, rows, gates_then_ups(ff, true));
     }
     if (reader_.find(Role::kExpertsGateUp, ".weight", layer_) != nullptr) {
       FRESHET_ASSIGN_OR_RETURN(
           const Rows rows, part(Role::kExpertGate, Role::kExpertsGateUp, expert, 2 * ff, hidden_));
-      return reader_.pack(out, name_, rows, gates_then_ups(ff, interleaved_));
+      return pack(out, name_, rows, gates_then_ups(ff, interleaved_));
     }
     FRESHET_ASSIGN_OR_RETURN(Rows rows,
                              part(Role::kExpertGate, Role::kExpertsGate, expert, ff, hidden_));
     FRESHET_ASSIGN_OR_RETURN(const Rows up,
                              part(Role::kExpertUp, Role::kExpertsUp, expert, ff, hidden_));
     FRESHET_RETURN_IF_ERROR(append(rows, up, name_));
-    return reader_.pack(out, name_, rows);
+    return pack(out, name_, rows);
   }
 
   Status down(int expert, ops::Weight& out) {
@@ -132,11 +137,11 @@ class ExpertReader {
       FRESHET_ASSIGN_OR_RETURN(
           const Rows rows,
           read_mxfp4(reader_, stacked, expert, moe_.routing.experts, hidden_, moe_.expert_ff));
-      return reader_.pack(out, stacked, rows);
+      return pack(out, stacked, rows);
     }
     FRESHET_ASSIGN_OR_RETURN(const Rows rows, part(Role::kExpertDown, Role::kExpertsDown, expert,
                                                    hidden_, moe_.expert_ff));
-    return reader_.pack(out, name_, rows);
+    return pack(out, name_, rows);
   }
 
   Status biases(MoeWeights& out) {

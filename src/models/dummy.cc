@@ -30,12 +30,12 @@ class Maker {
     return matrix(out, name, format_, rows, cols);
   }
   Status matrix(ops::Weight& out, const std::string& name, quant::Format format, int64_t rows,
-                int64_t cols) {
+                int64_t cols, ops::Use use = ops::Use::kProducts) {
     const std::vector<uint8_t>& pool = pool_of(format, cols);
     const size_t bytes = quant::row_bytes(format, cols);
     std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
     for (uint8_t const*& p : pointers) p = pool.data() + next() % kPoolRows * bytes;
-    FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols));
+    FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols, ops::Ops::kNoLook, use));
     infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
     return {};
   }
@@ -127,9 +127,10 @@ Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
   out.gate_up.resize(n);
   out.down.resize(n);
   for (size_t e = 0; e < n; ++e) {
+    FRESHET_RETURN_IF_ERROR(matrix(out.gate_up[e], "experts.gate_up", format_,
+                                   2 * int64_t{m.expert_ff}, hidden, ops::Use::kExperts));
     FRESHET_RETURN_IF_ERROR(
-        matrix(out.gate_up[e], "experts.gate_up", 2 * int64_t{m.expert_ff}, hidden));
-    FRESHET_RETURN_IF_ERROR(matrix(out.down[e], "experts.down", hidden, m.expert_ff));
+        matrix(out.down[e], "experts.down", format_, hidden, m.expert_ff, ops::Use::kExperts));
   }
   if (m.expert_bias) {
     const auto count = static_cast<int64_t>(n);

@@ -147,7 +147,7 @@ Result<std::vector<float>> WeightReader::values(const TensorSource& source, int6
 }
 
 Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows& rows,
-                          std::span<const int64_t> order) {
+                          std::span<const int64_t> order, ops::Use use) {
   if (shapes_suffice()) {
     const size_t count = order.empty() ? rows.rows.size() : order.size();
     FRESHET_ASSIGN_OR_RETURN(
@@ -163,7 +163,7 @@ Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows&
   const auto check = [&](const uint8_t* row) {
     if (!all_finite(rows.format, row, rows.cols)) finite = false;
   };
-  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols, check));
+  FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(rows.format, wanted, rows.cols, check, use));
   if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", name);
   out.inputs = rows.inputs;
   note(name, out);

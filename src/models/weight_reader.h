@@ -70,7 +70,7 @@ class WeightReader {
 
   // Packs the rows; `order` (empty: all, in order) picks and orders them. `name` is for errors.
   Status pack(ops::Weight& out, const std::string& name, const Rows& rows,
-              std::span<const int64_t> order = {});
+              std::span<const int64_t> order = {}, ops::Use use = ops::Use::kProducts);
   Status store(Vector& out, std::span<const float> values);
   // A matrix given as F32, in `format` (one that we encode).
   Result<Rows> encode(std::span<const float> values, int64_t cols, quant::Format format) const;

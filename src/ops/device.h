@@ -43,7 +43,7 @@ class Device : public Memory {
   // The row that multiplies with a format; nullptr: none does.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
-                              std::span<const uint8_t* const> rows, int64_t cols) = 0;
+                              std::span<const uint8_t* const> rows, int64_t cols, Use use) = 0;
   // One line that says why a cache of this shape cannot be served, or ok.
   virtual Status supports(const KvShape& shape) const = 0;
   virtual Status supports(const Routing& routing) const = 0;

@@ -134,7 +134,8 @@ class Ops {
   // size. `look` is called with each row before it is packed, in parallel.
   static constexpr auto kNoLook = [](const uint8_t*) {};
   Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
-                      FunctionRef<void(const uint8_t* row)> look = kNoLook);
+                      FunctionRef<void(const uint8_t* row)> look = kNoLook,
+                      Use use = Use::kProducts);
 
   // A Weight from what pack() made of it before, in a program of the same kPackedVersion and with
   // the same row for its format. Host only. An error: these are not as many bytes.

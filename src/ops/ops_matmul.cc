@@ -195,7 +195,7 @@ static_assert(alignof(Share) <= 64, "an arena's pieces are aligned to 64");
 }  // namespace
 
 Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
-                         FunctionRef<void(const uint8_t*)> look) {
+                         FunctionRef<void(const uint8_t*)> look, Use use) {
   const quant::FormatInfo& f = quant::info(format);
   if (cols <= 0 || rows.empty() || cols % f.block_size != 0) {
     return invalid_argument("a {} matrix cannot be [{}, {}]: rows come in blocks of {}", f.name,
@@ -205,6 +205,7 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
   w.format = format;
   w.rows = static_cast<int64_t>(rows.size());
   w.cols = cols;
+  w.use = use;
   if (Device* d = device()) {
     w.kernel = d->matmul_row(format);
     if (w.kernel == nullptr) {
@@ -218,7 +219,7 @@ Result<Weight> Ops::pack(quant::Format format, std::span<const uint8_t* const> r
         look(rows[static_cast<size_t>(r)]);
       }
     });
-    FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols));
+    FRESHET_ASSIGN_OR_RETURN(w.packed, d->pack(impl_->pool, format, rows, cols, use));
     return w;
   }
   w.kernel = impl_->matmul[static_cast<size_t>(format)];

@@ -21,10 +21,14 @@ struct MatmulKernel;
 // did: packed weights are kept in files.
 inline constexpr int kPackedVersion = 1;
 
+// What a weight is packed for: a device may want another order of bytes for each.
+enum class Use : uint8_t { kProducts, kExperts };
+
 struct Weight {
   quant::Format format = quant::Format::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
+  Use use = Use::kProducts;
   const MatmulKernel* kernel = nullptr;  // who packed it and multiplies with it
   Buffer packed;
   // Column c takes input inputs[c] (on the CPU alone, and not of INT8); empty: in order.

@@ -399,8 +399,9 @@ static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
 
 // A router's rows are packed once more where BF16 holds them: see product_view().
 Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
-                                std::span<const uint8_t* const> rows, int64_t cols) {
-  const Code code = code_of(format);
+                                std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
+  const bool panels = format == quant::Format::kFP8 && use == ops::Use::kProducts;
+  const Code code = panels ? Code::kFP8Panels : code_of(format);
   const auto count = static_cast<int64_t>(rows.size());
   const bool exact = code == Code::kF32 && count <= kMaxExperts && bf16_holds(rows, cols);
   const int64_t bytes = api_.packed_bytes(code, count, cols);

@@ -41,7 +41,7 @@ class CudaDevice final : public ops::Device {
 
   const ops::MatmulKernel* matmul_row(quant::Format format) const override;
   Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
-                      int64_t cols) override;
+                      int64_t cols, ops::Use use) override;
   Status supports(const ops::KvShape& shape) const override;
   Status supports(const ops::Routing& routing) const override;
 

@@ -115,6 +115,7 @@ const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights)
   for (const ops::Weight& w : weights) {
     FRESHET_CHECK(w.format == weights[0].format, "experts of {} and {}", quant::info(w.format).name,
                   quant::info(weights[0].format).name);
+    FRESHET_CHECK(w.use == ops::Use::kExperts, "experts that were packed for products");
     pointers.push_back(w.packed.data());
   }
   const size_t bytes = (pointers.size() * sizeof(void*) + 255) / 256 * 256;

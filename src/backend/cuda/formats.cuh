@@ -86,7 +86,8 @@ bool with_format(Code code, const Body& body) {
       body(Int4G32{});
       return true;
     case Code::kCount:
-    case Code::kExactF32:  // products_exact.cuh
+    case Code::kExactF32:   // products_exact.cuh
+    case Code::kFP8Panels:  // FP8Panels
       break;
   }
   return false;
@@ -118,6 +119,8 @@ template <>
 inline constexpr int kPanelTiles<FP8> = 4;
 template <>
 inline constexpr int kPanelTiles<FP8Values> = 4;
+template <>
+inline constexpr int kPanelTiles<FP8Panels> = 4;
 template <>
 inline constexpr int kPanelTiles<INT8> = 8;
 

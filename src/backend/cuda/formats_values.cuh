@@ -48,10 +48,8 @@ struct BF16 : Plain {
 };
 
 // Tiles of 8 rows as tokens have them, [16 columns][row][16] and then [row] scales; two are a tile
-// of the kernels that multiply in BF16, which holds E4M3 exactly. Behind all tiles stands what the
-// scales of each 64 rows have in common.
+// of the kernels that multiply in BF16, which holds E4M3 exactly.
 struct FP8 : Plain {
-  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // nothing; all rows; all columns
   static constexpr Code kCode = Code::kFP8;
   static constexpr int kUnit = 128, kVectors = 4, kTileBytes = 2 * 8 * (128 + 4);
   static constexpr int kBlock = 128, kBytes = 132;
@@ -101,15 +99,44 @@ struct FP8 : Plain {
       tile[scale_place(thread / 4) + thread % 4] = row != nullptr ? row[128 + thread % 4] : 0;
     }
   }
-  static __host__ __device__ int64_t tiles_bytes(int64_t rows, int64_t cols) {
-    return (rows + 63) / 64 * 4 * (cols / kUnit) * kTileBytes;
+  static __device__ float at(const uint8_t* tile, int row, int col) {
+    return value(tile[place(row, col)]) * *reinterpret_cast<const float*>(tile + scale_place(row));
+  }
+};
+
+// FP8 as products on Hopper take it: panels of 64 rows, a step of 128 columns after the other. A
+// step has all codes, in the order of wgmma's core matrices, and then a scale for each row: most
+// panels' rows or steps have one scale in common, and then few or none of them are read. Behind all
+// panels stands what the scales of each have in common.
+struct FP8Panels : FP8 {
+  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // nothing; all rows; all columns
+  static constexpr int kRows = 64, kCodes = kRows * kUnit, kStepBytes = kCodes + kRows * 4;
+  static __host__ __device__ constexpr int place(int row, int col) {
+    return row / 8 * 1024 + col / 16 * 128 + row % 8 * 16 + col % 16;
+  }
+  static __host__ __device__ constexpr int scale_place(int row) { return kCodes + row * 4; }
+  // Where a step begins.
+  static __host__ __device__ int64_t step_at(int64_t panel, int64_t step, int64_t cols) {
+    return (panel * (cols / kUnit) + step) * kStepBytes;
   }
   static __host__ __device__ const int32_t* scaled_at(const uint8_t* packed, int64_t rows,
                                                       int64_t cols) {
-    return reinterpret_cast<const int32_t*>(packed + tiles_bytes(rows, cols));
+    return reinterpret_cast<const int32_t*>(packed + step_at((rows + kRows - 1) / kRows, 0, cols));
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    return value(tile[place(row, col)]) * *reinterpret_cast<const float*>(tile + scale_place(row));
+  // Of rows [first, first + 16) of a panel.
+  static __device__ void pack(uint8_t* step, int first, const uint8_t* const* rows, int thread) {
+    for (int i = thread; i < 16 * kUnit; i += 256) {
+      const int row = i / 1024 * 8 + i % 128 / 16, col = i % 1024 / 128 * 16 + i % 16;
+      step[place(first + row, col)] = rows[row] != nullptr ? rows[row][col] : 0;
+    }
+    if (thread < 64) {
+      const uint8_t* row = rows[thread / 4];
+      step[scale_place(first + thread / 4) + thread % 4] =
+          row != nullptr ? row[kUnit + thread % 4] : 0;
+    }
+  }
+  static __device__ float at(const uint8_t* step, int row, int col) {
+    return value(step[place(row, col)]) * *reinterpret_cast<const float*>(step + scale_place(row));
   }
 };
 

@@ -5,9 +5,9 @@
 // K is cut into leaves by the weight's shape alone, and leaves are added from left to right: how
 // many tokens there are touches no bit.
 //
-// Rows of 64 are a panel. Where every row of it has one scale from end to end (FP8::kOfRows), the
-// sum is multiplied by it once, at its end; where all its rows share theirs (FP8::kOfSteps), it is
-// one number to look up.
+// Rows of 64 are a panel. Where every row of it has one scale from end to end (FP8Panels::kOfRows),
+// the sum is multiplied by it once, at its end; where all its rows share theirs
+// (FP8Panels::kOfSteps), it is one number to look up.
 //
 // Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
 // 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
@@ -140,8 +140,16 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
   }
 }
 
+// What the scales of a tile's rows have in common.
+template <int NT>
+__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens, int index) {
+  const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+  return scaled(list.of[tile.product].weight, tile.unit);
+}
+
 // The same where all products have the same tile of tokens: a leaf of it comes once. Until the
-// kernel in front has `ended` little is in flight (ahead.cuh).
+// kernel in front has `ended` little is in flight (ahead.cuh). Who claims tiles has no time to
+// learn what their scales have in common, and copies all.
 template <class S, int NT, bool kClaims>
 __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
                                              int64_t tokens, Tiles<kClaims> tiles, int leaf,
@@ -163,13 +171,32 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
                 &here[s]);
     }
   };
+  const auto look_up = [&](int index) {
+    return index < tiles.tour.tiles ? scaled_tile<NT>(list, tokens, index) : 0;
+  };
   int issued = 0;  // in all
   bool started = false;
+  int how = 0, next = 0;
   while (tiles.is_one()) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
     const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
+    int n = 0;
+    if (!kClaims && tiles.is_first()) {
+      // On its way while the first codes are asked for; later tiles' is looked up one ahead.
+      how = scaled(list.of[tile.product].weight, tile.unit);
+      const int first = min(kInFlight, min(part.count, ring.count));
+      for (int i = 0; i < first; ++i) {
+        copy_codes(ring.stages + i * S::kStage, from + i * kPanelBytes, &ring.full[i]);
+      }
+      for (; n < first; ++n, ring.next(), from += kPanelBytes) {
+        copy_scales(ring.data(), from, scale_bytes(how), &ring.full[ring.stage]);
+      }
+      issued = n;
+    }
+    if (!kClaims) next = look_up(tiles.index + tiles.tour.step);
+    const uint32_t scales = scale_bytes(how);
     int claim = 0;
-    for (int n = 0; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
+    for (; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued >= kInFlight && issued < ring.count) {
         landed(&ring.full[issued - kInFlight], ended);
       }
@@ -181,8 +208,13 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
       }
       if (kClaims && started && claim == 0 && n >= part.count - kClaimAhead) claim = tiles.claim();
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-      barrier_expect(&ring.full[ring.stage], kPanelBytes);
-      copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+      if constexpr (kClaims) {
+        barrier_expect(&ring.full[ring.stage], kPanelBytes);
+        copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+      } else {
+        copy_scales(ring.data(), from, scales, &ring.full[ring.stage]);
+        copy_codes(ring.data(), from, &ring.full[ring.stage]);
+      }
     }
     if constexpr (kClaims) {
       if (!started) start_tokens();
@@ -191,6 +223,7 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
     } else {
       tiles.next();
     }
+    how = next;
   }
   if (!started) start_tokens();
 }
@@ -201,13 +234,6 @@ struct Meeting {
   uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
   int blocks, rank, leaves;
 };
-
-// What the scales of a tile's rows have in common.
-template <int NT>
-__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens, int index) {
-  const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
-  return scaled(list.of[tile.product].weight, tile.unit);
-}
 
 // Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
 // the first.
@@ -231,7 +257,7 @@ __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductL
     const WeightView& weight =
         list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
     if (kClaims && !tiles.is_first()) next = scaled_tile<NT>(list, tokens, index);
-    const bool of_rows = next == FP8::kOfRows;
+    const int how = next;
     if (!kClaims && !tiles.is_last()) {
       next = scaled_tile<NT>(list, tokens, index + tiles.tour.step);
     }
@@ -257,7 +283,7 @@ __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductL
       if (lane == 0) barrier_arrive(&ring.empty[stage]);
     };
     const auto scales_of = [&](int stage) {
-      return step_scales(ring.stages + stage * S::kStage, of_rows);
+      return step_scales(ring.stages + stage * S::kStage, how);
     };
     if constexpr (NT == 1) {
       // While a step is multiplied the one before it is added.
@@ -332,9 +358,8 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
     const int64_t token = tile.token_tile * kTokenTile + in;
     const Four of = four_of(p, row);
     float4 scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f), before[kRounds] = {};
-    if (scaled(p.weight, tile.unit) == FP8::kOfRows) {  // one each
-      const uint8_t* at = p.weight.data + tile_at<FP8>(row / 16, p.weight.cols);
-      scales = __ldg(reinterpret_cast<const float4*>(at + FP8::scale_place(of_rows_at % 16)));
+    if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+      scales = __ldg(reinterpret_cast<const float4*>(row_scale(p.weight, row)));
     }
     if (tiles.is_first()) {
       if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
@@ -408,12 +433,9 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     Before before;
     float2 scales = make_float2(1.0f, 1.0f);
     if (warp < mine) {
-      if (scaled(p.weight, tile.unit) == FP8::kOfRows) {  // one each
-        const uint8_t* scale = p.weight.data + tile_at<FP8>(row_tile, p.weight.cols);
-        const auto times = [&](int row) {
-          return __ldg(reinterpret_cast<const float*>(scale + FP8::scale_place(row)));
-        };
-        scales = make_float2(times(lane / 4), times(lane / 4 + 8));
+      if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+        const float* scale = row_scale(p.weight, row_tile * 16 + lane / 4);
+        scales = make_float2(__ldg(scale), __ldg(scale + 8));
       }
     }
     if (tiles.is_first()) {

@@ -6,8 +6,10 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kPanelRows = 64;
-inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<FP8>);
+inline constexpr int kPanelRows = FP8Panels::kRows;
+// A step of a panel: codes, and scales behind them; those of 8 rows.
+inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
+inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
 
 // Weights of so many rows that tiles of 128 of them keep two thirds of 132 multiprocessors busy
 // until the end: K need not be cut, and a block has room for sums of twice as many rows.
@@ -48,17 +50,18 @@ struct Tour {
 
 // Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
 __device__ __forceinline__ uint32_t kept_place(const void* shared) {
-  return kept(static_cast<uint32_t>(e4m3_at(shared)));
+  return kept(static_cast<uint32_t>(operand_at(shared)));
 }
-// sum = 128 columns of 64 rows and some tiles of 8, both at such places, once wgmma_wait() says so.
-template <int NT>
-__device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t a, uint32_t b) {
-  const auto at = [](uint32_t low, int k) {
-    return uint64_t{kE4M3TileBytes >> 4} << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+// sum = 128 columns of 64 rows and some tiles of 8, both at such places and with tiles so many
+// bytes apart, once wgmma_wait() says so.
+template <int kApart, int kTilesApart, int NT>
+__device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, uint32_t b) {
+  const auto at = [](uint64_t apart, uint32_t low, int k) {
+    return apart >> 4 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
   };
   wgmma_begin();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) wgmma8(sum, at(a, k), at(b, k), k > 0);
+  for (int k = 0; k < 4; ++k) wgmma8(sum, at(kApart, a, k), at(kTilesApart, b, k), k > 0);
   wgmma_commit();
 }
 #endif

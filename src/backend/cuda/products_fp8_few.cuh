@@ -16,13 +16,11 @@ __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
 
-// A place for what comes near: half a step.
-inline constexpr int kNearBytes = kPanelBytes / 2;
+// A place for what comes near: half of a step's codes.
+inline constexpr int kNearBytes = kPanelCodes / 2;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kStepCols = kE4M3Cols;
-
-constexpr int kScales = kTokenTile * kStepCols;  // where those of a tile of 8 rows lie
 
 template <int kStageBytes>
 struct Ring {
@@ -57,17 +55,15 @@ __device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t toke
   if (lane == 3) look_up_page(p.act + act_bytes - 1);
 }
 
-// Scales of a lane's rows g and g + 8 of its warp's 16 in a panel (of weights or tokens).
-__device__ __forceinline__ float2 row_scales(const uint8_t* panel) {
-  const int g = static_cast<int>(threadIdx.x % 32 / 4),
-            warp = static_cast<int>(threadIdx.x / 32 % 4);
-  const uint8_t* p = panel + warp * FP8::kTileBytes + kScales + g * 4;
-  return make_float2(*reinterpret_cast<const float*>(p),
-                     *reinterpret_cast<const float*>(p + kE4M3TileBytes));
+// sum = a step of a panel and NT tiles of tokens.
+template <int NT>
+__device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t panel, uint32_t tokens) {
+  fp8_multiply<kTileCodes, kE4M3TileBytes>(sum, panel, tokens);
 }
-// Scales of a lane's rows 2 t and 2 t + 1 of a tile of 8.
+
+// Scales of a lane's tokens 2 t and 2 t + 1 of a tile of 8.
 __device__ __forceinline__ float2 pair_scales(const uint8_t* tile) {
-  return *reinterpret_cast<const float2*>(tile + kScales + threadIdx.x % 4 * 8);
+  return *reinterpret_cast<const float2*>(tile + kTileCodes + threadIdx.x % 4 * 8);
 }
 
 // What is looked up a tile ahead stays where it is written.
@@ -76,7 +72,7 @@ __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   int how;
   asm volatile("ld.global.nc.s32 %0, [%1];"
                : "=r"(how)
-               : "l"(FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last)));
+               : "l"(FP8Panels::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last)));
   return how;
 }
 
@@ -89,7 +85,7 @@ struct Near {
   int steps = 0;  // that have come
   __device__ __forceinline__ void bring(const uint8_t* from, int most, const volatile int& ended) {
     for (; steps < most && ended == 0; from += kPanelBytes, ++steps) {
-      barrier_expect(barrier, kPanelBytes);
+      barrier_expect(barrier, kPanelCodes);
       bulk_copy(place, from, kNearBytes, barrier);
       bulk_copy(place, from + kNearBytes, kNearBytes, barrier);
       landed(barrier, ended, steps % 2);
@@ -120,8 +116,38 @@ __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum
     leaf[j][3] = __fmaf_rn(sum[j][3], __fmul_rn(w.y, t.y), leaf[j][3]);
   }
 }
-__device__ __forceinline__ float2 step_scales(const uint8_t* panel, bool of_rows) {
-  return of_rows ? make_float2(1.0f, 1.0f) : row_scales(panel);
+
+// A step of a panel comes as its codes and as many of its scales as are read: none where each row
+// has one from end to end, one where all rows share it. Codes are asked for first; then it must be
+// known what the panel's scales have in common.
+__device__ __forceinline__ void copy_codes(uint8_t* to, const uint8_t* from, uint64_t* barrier) {
+  copy_weights(to, from, kPanelCodes, barrier);
+}
+__device__ __forceinline__ uint32_t scale_bytes(int scaled) {
+  constexpr uint32_t kLeast = 16;  // of a copy
+  return scaled == FP8Panels::kOfRows    ? 0
+         : scaled == FP8Panels::kOfSteps ? kLeast
+                                         : kPanelBytes - kPanelCodes;
+}
+// Tells the barrier of all of the step.
+__device__ __forceinline__ void copy_scales(uint8_t* to, const uint8_t* from, uint32_t bytes,
+                                            uint64_t* barrier) {
+  barrier_expect(barrier, kPanelCodes + bytes);
+  if (bytes > 0) copy_weights(to + kPanelCodes, from + kPanelCodes, bytes, barrier);
+}
+// Those of a lane's rows g and g + 8 of its warp's 16.
+__device__ __forceinline__ float2 step_scales(const uint8_t* panel, int scaled) {
+  if (scaled == FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
+  const auto thread = static_cast<int>(threadIdx.x % 128);
+  const bool shared = scaled == FP8Panels::kOfSteps;
+  const int row = shared ? 0 : thread / 32 * 16 + thread % 32 / 4, apart = shared ? 0 : 8;
+  const auto* scales = reinterpret_cast<const float*>(panel + kPanelCodes);
+  return make_float2(scales[row], scales[row + apart]);
+}
+// Where that of a row lies whose panel has one a row.
+__device__ __forceinline__ const float* row_scale(const WeightView& w, int64_t row) {
+  const uint8_t* step = panel_at(w, row / kPanelRows, 0);
+  return reinterpret_cast<const float*>(step + kPanelCodes) + row % kPanelRows;
 }
 #endif
 

@@ -28,6 +28,7 @@ constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that i
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
+constexpr int kScaleBytes = kPanelBytes - kPanelCodes;  // of a panel's step
 
 // A thread of each producer.
 __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
@@ -45,8 +46,11 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
     const int64_t at = tile.unit * kPanels * of_panel;
     const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
       for (int i = 0; i < 2 * kPanels; ++i) {
-        const uint8_t* from = (i < kPanels ? gate : up).data + at + i % kPanels * of_panel;
-        copy_weights(to + i * kPanelBytes, from + n * kPanelBytes, kPanelBytes, barrier, once);
+        const uint8_t* from =
+            (i < kPanels ? gate : up).data + at + i % kPanels * of_panel + n * kPanelBytes;
+        copy_weights(to + i * kPanelCodes, from, kPanelCodes, barrier, once);
+        copy_weights(to + 2 * kPanels * kPanelCodes + i * kScaleBytes, from + kPanelCodes,
+                     kScaleBytes, barrier, once);
       }
     };
     fp8_fill(ring, filling, steps, 2 * kPanels * kPanelBytes, copy_rows,
@@ -76,26 +80,27 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
   const auto ask = [&](const ProductTile& tile, int most, int at, int apart) {
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
-    asking.fill(
-        ring, facts, steps,
-        {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
-         static_cast<uint32_t>(ring.of.width * kE4M3TileBytes + tour.rank * at * kPanelBytes),
-         static_cast<uint32_t>(apart * kPanelBytes), kPanelBytes,
-         list.of[0].act + tile.token_tile * kE4M3TileBytes,
-         static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
-         2 * kPanels * kPanelBytes + token_bytes},
-        [&]() -> Fp8Facts {
-          Fp8Noted<kTiles> noted[2];
-          for (int h = 0; h < 2; ++h) {
-            noted[h].look_up([&](int j) {
-              return scaled_panel(list.of[h].weight, tile.unit * kPanels + j / 8);
-            });
-          }
-          const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
-          return {{static_cast<int32_t>(tile.unit), static_cast<int32_t>(tile.token_tile),
-                   scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed,
-                   static_cast<int32_t>(scaled[0].of_rows | scaled[1].of_rows << kTiles)}};
-        });
+    const auto tokens_end = static_cast<uint32_t>(ring.of.width * kE4M3TileBytes);
+    asking.fill(ring, facts, steps,
+                {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
+                 kPanelCodes, tokens_end + tour.rank * at * kPanelCodes,
+                 tokens_end + 2 * kPanels * kPanelCodes + tour.rank * at * kScaleBytes,
+                 static_cast<uint32_t>(apart), kPanelRows / kTokenTile,
+                 list.of[0].act + tile.token_tile * kE4M3TileBytes,
+                 static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
+                 2 * kPanels * kPanelBytes + token_bytes},
+                [&]() -> Fp8Facts {
+                  Fp8Noted<kTiles> noted[2];
+                  for (int h = 0; h < 2; ++h) {
+                    noted[h].look_up([&](int j) {
+                      return scaled_panel(list.of[h].weight, tile.unit * kPanels + j / 8);
+                    });
+                  }
+                  const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
+                  return {{static_cast<int32_t>(tile.unit), static_cast<int32_t>(tile.token_tile),
+                           scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed,
+                           static_cast<int32_t>(scaled[0].of_rows | scaled[1].of_rows << kTiles)}};
+                });
   };
 #pragma unroll 1
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
@@ -118,7 +123,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, ui
   const auto of_half = [&](int h) {
     return kHow == Fp8Scaled::kRows ? kAll : of_rows >> h * kTiles & kAll;
   };
-  const auto rows_of_half = [&](int h) { return ring.rows() + h * kTiles * kE4M3TileBytes; };
+  const auto scales_of_half = [&](int h) { return ring.scales() + h * kTiles * kTileScales; };
 #pragma unroll 1
   for (int n = 1;; ++n) {
     const auto places = static_cast<uint32_t>(ring.offset) >> 4;
@@ -128,10 +133,10 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, ui
     for (int h = 0; h < 2; ++h) {
       float part[kTiles][4];
       fp8_ask(part, ring.tokens_at + places,
-              ring.rows_at + places + (h * kTiles * kE4M3TileBytes >> 4));
+              ring.rows_at + places + (h * kTiles * kTileCodes >> 4));
       if (h == 0) scales = token_scales(ring);
       wgmma_wait<0>();
-      fp8_add<kTiles, kHow>(sum[h], part, scales, rows_of_half(h), of_half(h));
+      fp8_add<kTiles, kHow>(sum[h], part, scales, scales_of_half(h), of_half(h));
       pin(sum[h]);
     }
     if (n == steps) break;
@@ -141,7 +146,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, ui
   // Out of the loop: code that steps jump over costs them, too.
   if constexpr (kHow != Fp8Scaled::kSteps) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], rows_of_half(h), of_half(h));
+    for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], scales_of_half(h), of_half(h));
   }
   ring.release(ring.stage);
   ring.next();
@@ -281,8 +286,8 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
   if (half != 0) {  // the first one's tokens, and the rows behind its own
     ring.stages -= kTokens * kE4M3TileBytes;
     ring.tokens_at -= kTokens * kE4M3TileBytes >> 4;
-    ring.rows_at += kTiles * kE4M3TileBytes >> 4;
-    ring.width += kTokens + kTiles;
+    ring.rows_at += kTiles * kTileCodes >> 4;
+    ring.scales_at += kTokens * kE4M3TileBytes + kTiles * kTileScales;
   }
   const Fp8Scaled both{static_cast<Fp8Scaled::How>(facts.of[2]), 0};
   const auto bits = static_cast<uint32_t>(facts.of[3]) >> half * kHalf;
@@ -318,7 +323,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
 // The warpgroups that multiply.
 __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                      const Tour& tour, const Activations& act) {
-  Fp8Reader ring = fp8_reader(of);
+  Fp8Reader ring = fp8_reader(of, 2 * kTiles);
   const int steps = steps_of(list.of[0].weight);
   ProductTile next;
   Fp8Noted<kTiles> noted[2];
@@ -349,7 +354,7 @@ __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* tol
                                           const ProductList& list, int64_t tokens, const Tour& tour,
                                           const Halves& halves, const Activations& act,
                                           float* most) {
-  Fp8Reader ring = fp8_reader(of);
+  Fp8Reader ring = fp8_reader(of, 2 * kTiles);
   const int steps = steps_of(list.of[0].weight);
   wait();
   for (int index = tour.first; index < tour.tiles; index += tour.step) {

@@ -63,21 +63,28 @@ template <class Asked>
 __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list, const Tour& tour,
                                             int group, const volatile int& ended,
                                             const Asked& asked) {
+  // (One, so that it is no loss that the first one's scales wait for what is looked up.)
   constexpr int kInFlight = (kFp8AheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
+  const auto look_up = [&](int tile) {
+    return scaled(p.weight, static_cast<int64_t>(tile) * kPanels + group % kPanels);
+  };
   int issued = 0;  // in all
+  int how = look_up(tour.first);
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
     const uint8_t* from = panel_at(p.weight, tile * kPanels + group % kPanels, 0);
+    const int next = tile + tour.step < tour.tiles ? look_up(tile + tour.step) : 0;
     for (int n = 0; n < steps; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued >= kInFlight && issued < ring.count) {
         landed(&ring.full[issued - kInFlight], ended);
       }
       asked(issued);
       if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-      barrier_expect(&ring.full[ring.stage], kPanelBytes);
-      copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+      copy_codes(ring.data(), from, &ring.full[ring.stage]);
+      copy_scales(ring.data(), from, scale_bytes(how), &ring.full[ring.stage]);
     }
+    how = next;
   }
 }
 
@@ -119,17 +126,16 @@ __device__ __forceinline__ void look_up_pages(const ProductArgs& p, const Activa
 
 // Scales of a lane's rows of a panel where each has one, which its sums are multiplied by: loaded
 // before these, for at the end they would be waited for.
-__device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, bool of_rows) {
-  if (!of_rows) return make_float2(1.0f, 1.0f);
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t tile = panel * (kPanelRows / 16) + threadIdx.x % 128 / 32;
-  const uint8_t* at = p.weight.data + tile_at<FP8>(tile, p.weight.cols);
+__device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, int how) {
+  if (how != FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
+  const int64_t row = panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const float* at = row_scale(p.weight, row);
   const auto times = [&](int of) {
     float v;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(at + FP8::scale_place(of)));
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(at + of));
     return v;
   };
-  return make_float2(times(lane / 4), times(lane / 4 + 8));
+  return make_float2(times(0), times(8));
 }
 
 // A panel's sums as products give them.
@@ -146,8 +152,7 @@ __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs
 
 // The sums of a warpgroup's panel and of tokens that stay.
 __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, const ProductArgs& p,
-                                          bool of_rows, const uint8_t* own, uint64_t* here,
-                                          bool first) {
+                                          int how, const uint8_t* own, uint64_t* here, bool first) {
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
   const int steps = most_steps(p.weight.cols, 1), lane = static_cast<int>(threadIdx.x % 32);
   clear(sum);
@@ -159,7 +164,7 @@ __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, cons
     barrier_wait(&ring.full[ring.stage], ring.round);
     float part[1][4];
     fp8_ask<1>(part, ring_at + ring.stage * kStagePlaces, own_at + n * kTilePlaces);
-    const float2 scales = step_scales(ring.data(), of_rows);
+    const float2 scales = step_scales(ring.data(), how);
     wgmma_wait<0>();
     add_step<1>(sum, part, scales, own + n * kE4M3TileBytes);
     __syncwarp();
@@ -173,7 +178,7 @@ using Tokens = Ring<NT * kE4M3TileBytes>;
 // The same with a ring of tokens.
 template <int NT>
 __device__ __forceinline__ void sum_panel(float (&sum)[NT][4], Panels& ring, Tokens<NT>& tokens,
-                                          const ProductArgs& p, bool of_rows) {
+                                          const ProductArgs& p, int how) {
   const uint32_t ring_at = kept_place(ring.stages), tokens_place = kept_place(tokens.stages);
   const int steps = most_steps(p.weight.cols, 1), lane = static_cast<int>(threadIdx.x % 32);
   clear(sum);
@@ -184,7 +189,7 @@ __device__ __forceinline__ void sum_panel(float (&sum)[NT][4], Panels& ring, Tok
     float part[NT][4];
     fp8_ask<NT>(part, ring_at + ring.stage * kStagePlaces,
                 tokens_place + tokens.stage * (NT * kTilePlaces));
-    const float2 scales = step_scales(ring.data(), of_rows);
+    const float2 scales = step_scales(ring.data(), how);
     wgmma_wait<0>();
     add_step<NT>(sum, part, scales, tokens.data());
     __syncwarp();
@@ -340,14 +345,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait();
   if (threadIdx.x == 0) ended = 1;
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
-    const bool of_rows = how == FP8::kOfRows;
+    const int its_how = how;
     if (tile + tour.step < tour.tiles) {
       how = scaled(p.weight, static_cast<int64_t>(tile + tour.step) * kPanels + panel);
     }
     const int64_t its = static_cast<int64_t>(tile) * kPanels + panel;
-    const float2 scales = whole_scales(p, its, of_rows);
+    const float2 scales = whole_scales(p, its, its_how);
     float sum[1][4];
-    sum_panel(sum, ring, p, of_rows, own, here, tile == tour.first);
+    sum_panel(sum, ring, p, its_how, own, here, tile == tour.first);
     end_panel<1>(sum, p, its, scales);
     meet<1>(meeting, act, sum, matrix, panel, tile, tokens, tile + tour.step < tour.tiles);
   }
@@ -424,12 +429,13 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
   look_up_pages(p, act, tour);
   wait();
   for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
-    const bool of_rows = how == FP8::kOfRows, more = tile + tour.step < tour.tiles;
+    const bool more = tile + tour.step < tour.tiles;
+    const int its_how = how;
     if (more) how = scaled(p.weight, static_cast<int64_t>(tile + tour.step) * kPanels + panel);
     const int64_t its = static_cast<int64_t>(tile) * kPanels + panel;
-    const float2 scales = whole_scales(p, its, of_rows);
+    const float2 scales = whole_scales(p, its, its_how);
     float sum[NT][4];
-    sum_panel<NT>(sum, ring, of_tokens, p, of_rows);
+    sum_panel<NT>(sum, ring, of_tokens, p, its_how);
     end_panel<NT>(sum, p, its, scales);
     meet<NT>(meeting, act, sum, matrix, panel, tile, tokens, more);
   }

@@ -37,18 +37,17 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
   const Fp8Leaves leaves{parts * rank / 2, parts * (rank + 1) / 2};
   fp8_as(scaled, [&](auto how) {
     constexpr Fp8Scaled::How kHow = decltype(how)::value;
-    fp8_leaves<NT, kHow>(
-        ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows, first_sum,
-        [&](const uint8_t* rows) {
+    fp8_leaves<NT, kHow>(ring, half.total, half.last, p.weight, leaves, rank == 0, scaled.of_rows,
+                         first_sum, [&](const uint8_t* rows) {
 #pragma unroll
-          for (int j = 0; j < NT / 2; ++j) {
-            const bool whole = (scaled.rows_of<kHow>() >> (first + j) & 1) != 0;
-            half.scales[j] = make_float2(1.0f, 1.0f);
-            if (!whole) continue;
-            half.scales[j] = *reinterpret_cast<const float2*>(
-                rows + (first + j) * kE4M3TileBytes + kTokenTile * kE4M3Cols + threadIdx.x % 4 * 8);
-          }
-        });
+                           for (int j = 0; j < NT / 2; ++j) {
+                             const bool whole = (scaled.rows_of<kHow>() >> (first + j) & 1) != 0;
+                             half.scales[j] = make_float2(1.0f, 1.0f);
+                             if (!whole) continue;
+                             half.scales[j] = *reinterpret_cast<const float2*>(
+                                 rows + (first + j) * kTileScales + threadIdx.x % 4 * 8);
+                           }
+                         });
   });
 }
 
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
     noted.look_up([&](int j) { return scaled_panel(p.weight, (tile.unit + j) / 8); });
     wait();
     Fp8Half<NT> half;
-    Fp8Reader reader = fp8_reader(ring);
+    Fp8Reader reader = fp8_reader(ring, NT);
     // A second block's first leaf goes while its last one is multiplied.
     take_half<NT>(reader, half, p, rank, noted.scaled(), [&] {
       if (!two) return;

@@ -154,7 +154,7 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
 template <int G, int NT>
 __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& list, int64_t tokens,
                                          const Tour& tour, const Desk& desk) {
-  Fp8Reader ring = fp8_reader(of);
+  Fp8Reader ring = fp8_reader(of, NT);
   int product = 0;
   Fp8Noted<NT> noted;
   const auto look_up = [&](int index) {
@@ -206,7 +206,7 @@ template <int G, int NT>
 __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                               const ProductList& list, int64_t tokens,
                                               const Tour& tour, const Desk& desk) {
-  Fp8Reader ring = fp8_reader(of);
+  Fp8Reader ring = fp8_reader(of, NT);
   wait();
   int parity = 1;
   for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {

@@ -14,14 +14,14 @@ namespace freshet::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// sum += part, times the scales of a lane's two tokens and of the tiles at `rows`.
+// sum += part, times the scales of a lane's two tokens and of the rows at `rows`.
 template <int NT, Fp8Scaled::How kHow>
 __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)[NT][4],
                                         float2 tokens, const uint8_t* rows, uint32_t of_rows) {
   float2 s0 = make_float2(tokens.x, tokens.x), s1 = make_float2(tokens.y, tokens.y);
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
-    const uint8_t* scales = rows + j * kE4M3TileBytes + kTokenTile * kE4M3Cols;
+    const uint8_t* scales = rows + j * kTileScales;
     float2 w = make_float2(1.0f, 1.0f);
     if constexpr (kHow == Fp8Scaled::kSteps) {
       w.x = w.y = *reinterpret_cast<const float*>(scales);
@@ -45,15 +45,14 @@ __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)
   }
 }
 
-// sum *= the scales of the rows of tiles that have one each.
+// sum *= the scales at `rows`, of tiles whose rows have one each.
 template <int NT>
 __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* rows,
                                           uint32_t of_rows) {
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
     if ((of_rows >> j & 1) == 0) continue;
-    const float2 w = *reinterpret_cast<const float2*>(rows + j * kE4M3TileBytes +
-                                                      kTokenTile * kE4M3Cols + threadIdx.x % 4 * 8);
+    const float2 w = *reinterpret_cast<const float2*>(rows + j * kTileScales + threadIdx.x % 4 * 8);
     sum[j][0] = __fmul_rn(sum[j][0], w.x);
     sum[j][1] = __fmul_rn(sum[j][1], w.y);
     sum[j][2] = __fmul_rn(sum[j][2], w.x);
@@ -64,12 +63,12 @@ __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* ro
 // Scales of a lane's two tokens: of a warpgroup's 64.
 __device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
   const uint8_t* own = ring.stages + ring.offset + threadIdx.x / 32 * (2 * kE4M3TileBytes) +
-                       kTokenTile * kE4M3Cols + threadIdx.x % 32 / 4 * 4;
+                       kTileCodes + threadIdx.x % 32 / 4 * 4;
   return make_float2(*reinterpret_cast<const float*>(own),
                      *reinterpret_cast<const float*>(own + kE4M3TileBytes));
 }
 
-// sum += the next step, for a warpgroup's 64 tokens. After the last one, end(its rows).
+// sum += the next step, for a warpgroup's 64 tokens. After the last one, end(its rows' scales).
 template <int NT, Fp8Scaled::How kHow, class End>
 __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                          bool last, const End& end) {
@@ -79,8 +78,8 @@ __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], u
   fp8_ask(part, ring.tokens_at + places, ring.rows_at + places);
   const float2 scales = token_scales(ring);
   wgmma_wait<0>();
-  fp8_add<NT, kHow>(sum, part, scales, ring.rows(), of_rows);
-  if (last) end(ring.rows());
+  fp8_add<NT, kHow>(sum, part, scales, ring.scales(), of_rows);
+  if (last) end(ring.scales());
   pin(sum);
   ring.release(ring.stage);
   ring.next();
@@ -99,7 +98,7 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
     ring.wait_full();
     fp8_ask(part[i], ring.tokens_at + places, ring.rows_at + places);
     scales[i] = token_scales(ring);
-    rows[i] = ring.rows();
+    rows[i] = ring.scales();
     stage[i] = ring.stage;
     ring.next();
   };
@@ -253,8 +252,8 @@ struct Fp8Leaves {
 };
 
 // total = the sums of leaves from left to right, or of the first one only unless `adds`; `sum` is
-// that of the last one. After the first, first(); at the end of the last, last(the rows of its last
-// step).
+// that of the last one. After the first, first(); at the end of the last, last(the scales of its
+// last step's rows).
 template <int NT, Fp8Scaled::How kHow, class First, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
@@ -354,7 +353,7 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
 #pragma unroll 1
     for (int left = cut.leaf(leaf).count - (last ? 1 : 0); left > 0; --left) {
       const float2 scales = token_scales(ring);
-      const uint8_t* rows = ring.rows();
+      const uint8_t* rows = ring.scales();
       const int its = ring.stage;
       ring.next();
       const bool there = ring.is_full();
@@ -371,9 +370,9 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   }
   const float2 scales = token_scales(ring);
   wgmma_wait<0>();
-  add(scales, ring.rows());
+  add(scales, ring.scales());
   end_leaf();
-  if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, ring.rows(), of_rows);
+  if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, ring.scales(), of_rows);
   pin(total);
   ring.release(ring.stage);
   ring.next();

@@ -25,7 +25,8 @@ struct Fp8Shape {
   static constexpr int kThreads = kConsumers + kProducers * 32;
 };
 
-// What is in a ring: so many stages, each of `width` tiles of tokens and then the rows.
+// What is in a ring: so many stages, each of `width` tiles of tokens, then the codes of all rows
+// and then their scales.
 struct Fp8Stages {
   int count, bytes, width;
 };
@@ -94,12 +95,12 @@ __device__ __forceinline__ void cluster_meet() {
 // stage, and `kept` from being computed again in each.
 struct Fp8Reader {
   const uint8_t* stages;
-  int bytes, count, width, blocks;
+  int bytes, count, scales_at, blocks;
   uint32_t tokens_at, rows_at;  // operands of the first stage
   uint32_t full, empty;         // barriers
   int stage = 0, offset = 0, round = 0;
-  __device__ __forceinline__ const uint8_t* rows() const {
-    return stages + offset + width * kE4M3TileBytes;
+  __device__ __forceinline__ const uint8_t* scales() const {  // of a stage's rows
+    return stages + offset + scales_at;
   }
   __device__ __forceinline__ void wait_full() const {
     asm volatile(
@@ -134,18 +135,25 @@ struct Fp8Reader {
     if (lane < blocks) arrive_at(blocks > 1 ? at : own);
   }
 };
-__device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring) {
+// Of stages with so many tiles of rows.
+__device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring, int tiles) {
   const uint8_t* tokens = ring.stages + warp_index() / 4 * (8 * kE4M3TileBytes);
   const uint8_t* rows = ring.stages + ring.of.width * kE4M3TileBytes;
   return {ring.stages,
           ring.of.bytes,
           ring.of.count,
-          ring.of.width,
+          ring.of.width * kE4M3TileBytes + tiles * kTileCodes,
           ring.blocks,
           kept_place(tokens),
           kept_place(rows),
           kept(shared_address(ring.full)),
           kept(shared_address(ring.empty))};
+}
+
+// sum = a step of 64 tokens and NT tiles of rows.
+template <int NT>
+__device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t tokens, uint32_t rows) {
+  fp8_multiply<kE4M3TileBytes, kTileCodes>(sum, tokens, rows);
 }
 
 __device__ __forceinline__ int steps_of(const WeightView& w) {
@@ -222,8 +230,8 @@ struct Fp8Noted {
     uint32_t of_rows = 0, of_steps = 0;
 #pragma unroll
     for (int j = 0; j < NT; j += kSame) {
-      of_rows |= how[j / kSame] == FP8::kOfRows ? kBits << j : 0;
-      of_steps |= how[j / kSame] == FP8::kOfSteps ? kBits << j : 0;
+      of_rows |= how[j / kSame] == FP8Panels::kOfRows ? kBits << j : 0;
+      of_steps |= how[j / kSame] == FP8Panels::kOfSteps ? kBits << j : 0;
     }
     return {of_rows == kAll    ? Fp8Scaled::kRows
             : of_steps == kAll ? Fp8Scaled::kSteps
@@ -233,7 +241,7 @@ struct Fp8Noted {
 };
 __device__ __forceinline__ const int32_t* scaled_panel(const WeightView& w, int64_t panel) {
   const int64_t last = panels_of(w) - 1;
-  return FP8::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last);
+  return FP8Panels::scaled_at(w.data, w.rows, w.cols) + (panel < last ? panel : last);
 }
 
 // What the producers of a pair of blocks tell of a tile: it lies beside the stage of its first
@@ -250,12 +258,14 @@ struct Fp8Asking {
   uint32_t stage, round;
   int step;  // of the tile: the next one of this producer
   bool waited;
-  // What a stage gets of this block: kPieces pieces of rows, some bytes apart there and here, that
-  // go to a place of both blocks, and its tokens. It is full with so many bytes.
+  // What a stage gets of this block: kPieces pieces of rows, of so many tiles of 8, some bytes
+  // apart there and so many panels here, that go to a place of both blocks, and its tokens. It is
+  // full with so many bytes.
   struct Tile {
     const uint8_t* rows;
     int64_t apart;
-    uint32_t rows_at, apart_here, rows_bytes;  // of a piece
+    uint32_t scales;  // from a piece's codes to its scales
+    uint32_t rows_at, scales_at, apart_here, tiles;
     const uint8_t* tokens;
     uint32_t token_step, token_bytes, full_bytes;
   };
@@ -286,11 +296,14 @@ struct Fp8Asking {
       asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(done),
                    "r"(tile.full_bytes)
                    : "memory");
-      if (tile.rows_bytes != 0) {
+      if (tile.tiles != 0) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          copy_to_both(to + tile.rows_at + static_cast<uint32_t>(i) * tile.apart_here,
-                       rows + i * tile.apart, tile.rows_bytes, done);
+        for (uint32_t i = 0; i < kPieces; ++i) {
+          const uint8_t* piece = rows + i * tile.apart;
+          copy_to_both(to + tile.rows_at + i * tile.apart_here * kPanelCodes, piece,
+                       tile.tiles * kTileCodes, done);
+          copy_to_both(to + tile.scales_at + i * tile.apart_here * (kPanelBytes - kPanelCodes),
+                       piece + tile.scales, tile.tiles * kTileScales, done);
         }
       }
       if (!waited) {
@@ -354,21 +367,23 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
     const int from = tour.rank == 0 ? 0 : first, rows = tour.rank == 0 ? first : all - first;
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
-    asking.fill(
-        ring, facts, steps,
-        {p.weight.data + static_cast<int64_t>((unit + from) / 8) * steps * kPanelBytes +
-             (unit + from) % 8 * kE4M3TileBytes,
-         0, static_cast<uint32_t>((ring.of.width + from) * kE4M3TileBytes), 0,
-         static_cast<uint32_t>(rows * kE4M3TileBytes), p.act + tile.token_tile * kE4M3TileBytes,
-         static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
-         static_cast<uint32_t>(all * kE4M3TileBytes) + token_bytes},
-        [&]() -> Fp8Facts {
-          Fp8Noted<NT> noted;
-          noted.look_up([&](int j) { return scaled_panel(p.weight, (unit + j) / 8); });
-          const Fp8Scaled scaled = noted.scaled();
-          const LeafCut cut = leaf_cut(p.weight);
-          return {{cut.steps, cut.shift, scaled.how, static_cast<int32_t>(scaled.of_rows)}};
-        });
+    const auto tokens_end = static_cast<uint32_t>(ring.of.width * kE4M3TileBytes);
+    const int in_panel = (unit + from) % 8;
+    asking.fill(ring, facts, steps,
+                {p.weight.data + static_cast<int64_t>((unit + from) / 8) * steps * kPanelBytes +
+                     in_panel * kTileCodes,
+                 0, static_cast<uint32_t>(kPanelCodes - in_panel * (kTileCodes - kTileScales)),
+                 tokens_end + from * kTileCodes, tokens_end + NT * kTileCodes + from * kTileScales,
+                 0, static_cast<uint32_t>(rows), p.act + tile.token_tile * kE4M3TileBytes,
+                 static_cast<uint32_t>(act_tiles * kE4M3TileBytes), token_bytes,
+                 static_cast<uint32_t>(all * kE4M3TileBytes) + token_bytes},
+                [&]() -> Fp8Facts {
+                  Fp8Noted<NT> noted;
+                  noted.look_up([&](int j) { return scaled_panel(p.weight, (unit + j) / 8); });
+                  const Fp8Scaled scaled = noted.scaled();
+                  const LeafCut cut = leaf_cut(p.weight);
+                  return {{cut.steps, cut.shift, scaled.how, static_cast<int32_t>(scaled.of_rows)}};
+                });
   }
 }
 
@@ -388,24 +403,27 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
     const int leaves = leaves8(p.weight);
     const int from = leaf_of(p.weight, leaves * part / parts).first;
     const int steps = leaf_of(p.weight, leaves * (part + 1) / parts).first - from;
-    // A copy for each panel that the rows are of.
+    // Two copies for each panel that the rows are of.
     const int64_t of_panel = int64_t{steps_of(p.weight)} * kPanelBytes;
-    const auto first = static_cast<int>(tile.unit), in_panel = first % 8;
-    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first) * kE4M3TileBytes;
-    const int of_first = min(rows, (8 - in_panel) * kE4M3TileBytes);
+    const auto first = static_cast<int>(tile.unit);
+    const int rows = min(NT, static_cast<int>(panels_of(p.weight) * 8) - first);  // tiles of 8
     const uint8_t* panel = p.weight.data + first / 8 * of_panel + int64_t{from} * kPanelBytes;
     const auto copy_rows = [&](uint8_t* to, int n, uint64_t* barrier) {
       const uint8_t* step = panel + n * kPanelBytes;
-      copy_weights(to, step + in_panel * kE4M3TileBytes, static_cast<uint32_t>(of_first), barrier,
-                   once);
-      for (int at = of_first; at < rows; at += kPanelBytes) {
-        step += of_panel;
-        copy_weights(to + at, step, static_cast<uint32_t>(min(kPanelBytes, rows - at)), barrier,
-                     once);
+      int in_panel = first % 8;
+      for (int at = 0; at < rows; step += of_panel) {
+        const int count = min(8 - in_panel, rows - at);
+        copy_weights(to + at * kTileCodes, step + in_panel * kTileCodes,
+                     static_cast<uint32_t>(count * kTileCodes), barrier, once);
+        copy_weights(to + NT * kTileCodes + at * kTileScales,
+                     step + kPanelCodes + in_panel * kTileScales,
+                     static_cast<uint32_t>(count * kTileScales), barrier, once);
+        at += count;
+        in_panel = 0;
       }
     };
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
-    fp8_fill(ring, filling, steps, static_cast<uint32_t>(rows), copy_rows,
+    fp8_fill(ring, filling, steps, static_cast<uint32_t>(rows * kE4M3TileBytes), copy_rows,
              p.act + (from * act_tiles + tile.token_tile) * kE4M3TileBytes,
              act_tiles * kE4M3TileBytes, static_cast<uint32_t>(left * kE4M3TileBytes));
   }

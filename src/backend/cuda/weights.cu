@@ -1,4 +1,6 @@
 // Packing of stored rows into tiles, and look-ups of single rows.
+#include <type_traits>
+
 #include "backend/cuda/formats.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products_exact.cuh"
@@ -10,8 +12,10 @@ template <class Body>
 void with_packed(Code code, const Body& body) {
   if (code == Code::kExactF32) {
     body(ExactF32{});
+  } else if (code == Code::kFP8Panels && capability == 90) {
+    body(FP8Panels{});
   } else {
-    with_format(code, body);
+    with_format(code == Code::kFP8Panels ? Code::kFP8 : code, body);
   }
 }
 
@@ -31,19 +35,27 @@ __global__ void __launch_bounds__(256)
   __shared__ const uint8_t* shared[16];
   if (threadIdx.x < 16) shared[threadIdx.x] = of[threadIdx.x];
   __syncthreads();
-  uint8_t* to = packed + tile_at<F>(first / 16 + tile, cols) + unit * kUnitStep<F>;
-  F::pack(to, shared, cols - unit * F::kUnit, static_cast<int>(threadIdx.x));
+  const int64_t in = first / 16 + tile;
+  const auto thread = static_cast<int>(threadIdx.x);
+  if constexpr (std::is_same_v<F, FP8Panels>) {
+    uint8_t* to = packed + F::step_at(in / kPanelTiles<F>, unit, cols);
+    F::pack(to, static_cast<int>(in % kPanelTiles<F>) * 16, shared, thread);
+  } else {
+    uint8_t* to = packed + tile_at<F>(in, cols) + unit * kUnitStep<F>;
+    F::pack(to, shared, cols - unit * F::kUnit, thread);
+  }
 }
 
-// What the scales of 64 rows have in common.
+// What the scales of a panel have in common.
 __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t rows, int64_t cols) {
   wait();
-  const int64_t panel = blockIdx.x, units = cols / FP8::kUnit;
-  const int64_t left = rows - panel * 64;
-  const int count = static_cast<int>(left < 64 ? left : 64);
+  using F = FP8Panels;
+  const int64_t panel = blockIdx.x, units = cols / F::kUnit;
+  const int64_t left = rows - panel * F::kRows;
+  const int count = static_cast<int>(left < F::kRows ? left : F::kRows);
   const auto scale = [&](int64_t row, int64_t unit) {
-    const uint8_t* tile = packed + tile_at<FP8>(panel * 4 + row / 16, cols) + unit * kUnitStep<FP8>;
-    return *reinterpret_cast<const float*>(tile + FP8::scale_place(static_cast<int>(row % 16)));
+    const uint8_t* step = packed + F::step_at(panel, unit, cols);
+    return *reinterpret_cast<const float*>(step + F::scale_place(static_cast<int>(row)));
   };
   int of_steps = 1, of_rows = 1;
   for (int64_t i = threadIdx.x; i < count * units; i += 256) {
@@ -54,10 +66,9 @@ __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t ro
   of_steps = __syncthreads_and(of_steps);
   of_rows = __syncthreads_and(of_rows);
   if (threadIdx.x == 0) {
-    const_cast<int32_t*>(FP8::scaled_at(packed, rows, cols))[panel] = of_rows != 0 ? FP8::kOfRows
-                                                                      : of_steps != 0
-                                                                          ? FP8::kOfSteps
-                                                                          : FP8::kOfBlocks;
+    const_cast<int32_t*>(F::scaled_at(packed, rows, cols))[panel] = of_rows != 0    ? F::kOfRows
+                                                                    : of_steps != 0 ? F::kOfSteps
+                                                                                    : F::kOfBlocks;
   }
 }
 
@@ -81,8 +92,10 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
   const int64_t row = ids[t] + offset;
   const int64_t c = static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (c >= table.cols) return;
-  const uint8_t* tile = table.data + tile_at<F>(row / 16, table.cols) + c / F::kUnit * kUnitStep<F>;
-  float v = F::at(tile, static_cast<int>(row % 16), static_cast<int>(c % F::kUnit));
+  constexpr int kRows = std::is_same_v<F, FP8Panels> ? FP8Panels::kRows : 16;
+  const uint8_t* tile =
+      table.data + tile_at<F>(row / kRows * (kRows / 16), table.cols) + c / F::kUnit * kUnitStep<F>;
+  float v = F::at(tile, static_cast<int>(row % kRows), static_cast<int>(c % F::kUnit));
   if constexpr (F::kCode == Code::kInt8) v *= int8_scales(table.data, table.rows, table.cols)[row];
   out.data[t * out.stride + c] = v * scale;
 }
@@ -92,7 +105,9 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
 int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
   with_packed(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
-  if (code == Code::kFP8) bytes += ceil_div(rows, 64) * static_cast<int64_t>(sizeof(int32_t));
+  if (code == Code::kFP8Panels) {
+    bytes += ceil_div(rows, FP8Panels::kRows) * static_cast<int64_t>(sizeof(int32_t));
+  }
   // As many as the tiles have rows, so that nobody needs to ask.
   if (code == Code::kInt8) bytes += ceil_div(rows, 128) * 128 * static_cast<int64_t>(sizeof(float));
   return bytes;
@@ -107,8 +122,8 @@ int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t 
                     static_cast<unsigned>(ceil_div(count, 16)));
     error = launch(pack_kernel<F>, grid, dim3(256), 0, packed, raw, first, rows, cols);
   });
-  if (error == 0 && code == Code::kFP8 && first + count >= rows) {
-    const dim3 panels(static_cast<unsigned>(ceil_div(rows, 64)));
+  if (error == 0 && code == Code::kFP8Panels && capability == 90 && first + count >= rows) {
+    const dim3 panels(static_cast<unsigned>(ceil_div(rows, FP8Panels::kRows)));
     error = launch(scaled_kernel, panels, dim3(256), 0, packed, rows, cols);
   }
   if (error == 0 && code == Code::kInt8) {
@@ -122,11 +137,16 @@ int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t 
 int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t offset,
           float scale) {
   int error = static_cast<int>(cudaErrorInvalidValue);
-  with_format(table->code, [&](auto f) {
+  const auto run = [&](auto f) {
     const dim3 grid(static_cast<unsigned>(out->rows),
                     static_cast<unsigned>(ceil_div(table->cols, 256)));
     error = launch(embed_kernel<decltype(f)>, grid, dim3(256), 0, *out, *table, ids, offset, scale);
-  });
+  };
+  if (table->code == Code::kFP8 && capability == 90) {
+    run(FP8Panels{});
+  } else {
+    with_format(table->code, run);
+  }
   return error;
 }
 

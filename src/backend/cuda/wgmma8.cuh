@@ -6,12 +6,6 @@
 
 namespace freshet::cuda {
 
-// Where an operand lies: tiles of 8 rows are followed by their scales.
-__device__ __forceinline__ uint64_t e4m3_at(const void* shared) {
-  constexpr uint64_t kRows = uint64_t{0x3fff} << 32;
-  return (operand_at(shared) & ~kRows) | uint64_t{kE4M3TileBytes >> 4} << 32;
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // clang-format off
 #define FRESHET_D1(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
