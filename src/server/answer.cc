@@ -189,7 +189,7 @@ void Answer::start_stream(std::string& out) {
   if (started_) return;
   started_ = true;
   HttpResponse response;
-  response.content_type = "text/event-stream";
+  response.content_type = "text/event-stream; charset=utf-8";  // or some clients read Latin-1
   response.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->start(std::move(response));
   format_->stream_begin(state_, out);

@@ -147,10 +147,15 @@ void add_openai_routes(App& app, std::vector<App::Route>& routes) {
   using X = App::Exchanges;
   routes.push_back({"POST", "/v1/completions", false,
                     [&app](X x, const json::Value& b) { completions(app, std::move(x), b); }});
-  routes.push_back({"POST", "/v1/chat/completions", false,
-                    [&app](X x, const json::Value& b) { chat_completions(app, std::move(x), b); }});
-  routes.push_back(
-      {"GET", "/v1/models", false, [&app](const X& x, const json::Value&) { models(app, x); }});
+  for (const char* path : {"/v1/chat/completions", "/chat/completions"}) {
+    routes.push_back({"POST", path, false, [&app](X x, const json::Value& b) {
+                        chat_completions(app, std::move(x), b);
+                      }});
+  }
+  for (const char* path : {"/v1/models", "/models"}) {  // without /v1 as in llama-server
+    routes.push_back(
+        {"GET", path, false, [&app](const X& x, const json::Value&) { models(app, x); }});
+  }
   routes.push_back({"GET", std::string(kModelsPath), false,
                     [&app](const X& x, const json::Value&) { model(app, x); }});
   routes.push_back({"POST", "/tokenize", false,

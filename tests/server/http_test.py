@@ -468,6 +468,21 @@ class Routes(Case):
             self.assert_error(self.server.post("/completion", {"prompt": "a", name: value}), 400,
                               name)
 
+    def test_without_v1(self):
+        """Where llama-server has them too."""
+        self.assertEqual(self.server.get("/models"), self.server.get("/v1/models"))
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
+        answers = [self.server.post(path, body)[1]["choices"] for path in
+                   ("/chat/completions", "/v1/chat/completions")]
+        self.assertEqual(*answers)
+
+    def test_streams_are_utf8(self):
+        """Python's requests, among others, would read text of no known charset as Latin-1."""
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/completion", {"prompt": "a"}),
+                           ("/v1/responses", {"input": "a"})):
+            _, headers, _ = self.server.request("POST", path, {**body, "max_tokens": 2, "stream": True})
+            self.assertEqual(headers["content-type"], "text/event-stream; charset=utf-8")
+
     def test_llama_others(self):
         props = self.server.get("/props")[1]
         self.assertEqual(props["default_generation_settings"]["n_ctx"], 2048)
