@@ -5,6 +5,15 @@
 namespace freshet::cuda {
 namespace {
 
+__device__ __forceinline__ uint4 packed(const float (&v)[kUnit], float factor) {
+  uint32_t two[kUnit / 2];
+#pragma unroll
+  for (int i = 0; i < kUnit; i += 2) {
+    two[i / 2] = pack_bf16(__fmul_rn(v[i], factor), __fmul_rn(v[i + 1], factor));
+  }
+  return make_uint4(two[0], two[1], two[2], two[3]);
+}
+
 // x by place: a block takes a tile of 8 places, a thread 8 columns at a time. Few registers leave
 // room for blocks of the next kernel, which relies on the groups when it starts.
 __global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ ExpertsArgs e) {
@@ -29,19 +38,18 @@ __global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ 
 #pragma unroll
       for (int i = 0; i < 8; ++i) v[i] = c + i < e.hidden ? x[c + i] : 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = __fmul_rn(v[i], factor);
     auto* to = reinterpret_cast<uint4*>(e.in.data) + activation_at(e.in, place, c, e.hidden) / 8;
-    *to = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                     pack_bf16(v[6], v[7]));
+    *to = packed(v, factor);
   }
 }
 
-// The same in the order of experts_many.cu, [64 columns][place][128 bytes]: a block takes a token,
-// and writes it to all of its places.
-__global__ void __launch_bounds__(256) spread_kernel(const __grid_constant__ ExpertsArgs e) {
-  let_next_start();
+// The same for tokens of which blocks are few: a block takes a token, and writes it to all of its
+// places. kMany: in the order of experts_many.cu, [64 columns][place][128 bytes].
+template <bool kMany>
+__global__ void __launch_bounds__(256, 6) spread_kernel(const __grid_constant__ ExpertsArgs e) {
+  if (kMany) let_next_start();
   wait();
+  if (!kMany) let_next_start();
   const int64_t token = blockIdx.x, padded = (e.hidden + kPadCols - 1) / kPadCols * kPadCols;
   const int64_t step = e.in.core_tiles * kTokenTile * kPadCols * 2;  // to the next 64 columns
   const float* x = e.x.data + token * e.x.stride;
@@ -50,14 +58,18 @@ __global__ void __launch_bounds__(256) spread_kernel(const __grid_constant__ Exp
   for (int64_t c = threadIdx.x * int64_t{kUnit}; c < padded; c += 256 * kUnit) {
     float v[kUnit];
     load_unit(v, x, c, e.hidden, whole);
-    const uint4 packed = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
-                                    pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
-    uint8_t* to = e.in.data + c / kPadCols * step;
 #pragma unroll 8
     for (int k = 0; k < e.groups.top_k; ++k) {
       const int64_t place = places[k];
-      const int64_t piece = (c % kPadCols / kUnit) ^ (place % kTokenTile);
-      *reinterpret_cast<uint4*>(to + place * (kPadCols * 2) + piece * 16) = packed;
+      const float factor = e.weight_before != 0 ? e.groups.place_weight[place] : 1.0f;
+      int64_t to = 0;
+      if constexpr (kMany) {
+        const int64_t piece = (c % kPadCols / kUnit) ^ (place % kTokenTile);
+        to = c / kPadCols * step + place * (kPadCols * 2) + piece * 16;
+      } else {
+        to = activation_at(e.in, place, c, e.hidden) * 2;
+      }
+      *reinterpret_cast<uint4*>(e.in.data + to) = packed(v, factor);
     }
   }
 }
@@ -65,13 +77,15 @@ __global__ void __launch_bounds__(256) spread_kernel(const __grid_constant__ Exp
 }  // namespace
 
 int gather_places(const ExpertsArgs& e) {
-  if (e.groups.slot_tokens == kManySlot) {
-    return launch(spread_kernel, dim3(static_cast<unsigned>(e.x.rows)), dim3(256), 0, e);
-  }
-  static const cudaError_t kCarved = leave_shared(gather_kernel);
-  if (kCarved != cudaSuccess) return static_cast<int>(kCarved);
-  const auto tiles = static_cast<unsigned>(e.in.core_tiles);
-  return launch(gather_kernel, dim3(tiles), dim3(256), 0, e);
+  constexpr int64_t kSpread = 128;  // tokens; of more, what is written side by side decides
+  const auto run = [&](auto kernel, int64_t blocks) {
+    const cudaError_t carved = leave_shared(kernel);
+    if (carved != cudaSuccess) return static_cast<int>(carved);
+    return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(256), 0, e);
+  };
+  if (e.groups.slot_tokens == kManySlot) return run(spread_kernel<true>, e.x.rows);
+  if (e.x.rows <= kSpread) return run(spread_kernel<false>, e.x.rows);
+  return run(gather_kernel, e.in.core_tiles);
 }
 
 }  // namespace freshet::cuda
