@@ -224,7 +224,7 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
 // Few tokens have one kernel for the norm, the router's product and the routes, which chooses in
 // another way: equals, and groups that it does not take, too.
 TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
-  constexpr int64_t kTopK = 8, kTokens = 11;
+  constexpr int64_t kTopK = 8, kTokens = 35;
   uint32_t seed = 1100;
   for (const auto& [score, experts, hidden, ff, groups] :
        {std::tuple<ops::Routing::Score, int64_t, int64_t, int64_t, int>{Score::kSoftmax, 128, 2048,
@@ -290,7 +290,9 @@ TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
                                {2, 2},
                                {3, 5},
                                {0, 7},
-                               {3, 8}}) {
+                               {3, 8},
+                               {1, 9},
+                               {3, 32}}) {
       SCOPED_TRACE(fmt::format("tokens {}+{}", t, n));
       const Got one = run(t, n);
       const auto same = [&](const std::vector<float>& its, const std::vector<float>& of_all) {

@@ -293,11 +293,12 @@ CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* r
                                          bool sees_rows) {
   wrote(out);
   Output result{rows_of(out), {}};
-  Code code = reader != nullptr ? code_of(reader->format) : last_code_;
+  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
   if (reader != nullptr && code == Code::kF32) {
     // A router, whose experts take few tokens encoded.
     if (out.rows > kWholeTokens) return result;
-    code = last_code_, reader = nullptr;
+    result.act = new_encoded(out, out.rows <= kTokenTile ? Order::kLanes : Order::kCores);
+    return result;
   }
   const Order order = api_.order_for(code, out.rows);
   if (order == Order::kInt8 && !sees_rows) return result;

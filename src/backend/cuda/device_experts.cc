@@ -94,8 +94,12 @@ bool CudaDevice::router_holds(const int32_t* ids, const float* weights, int64_t 
 // Tokens by expert, after the routes that are held back if these are the ones.
 void CudaDevice::run_groups(const GroupArgs& g) {
   if (router_holds(g.ids, g.weights, g.tokens, g.top_k)) {
-    flush_norm();
     router_.held = false;
+    if (run_route_one()) {
+      check(api_.group(&g), "group");
+      return;
+    }
+    flush_norm();
     check(
         api_.router(&router_.product, g.tokens, &router_.routing, router_.ids, router_.weights, &g),
         "router");

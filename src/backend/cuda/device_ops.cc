@@ -118,7 +118,8 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
   const bool usual = norm.kind == ops::NormKind::kRms && norm.weight != nullptr &&
                      norm.bias == nullptr && reader != nullptr;
   const NormArgs args = args_of(norm);
-  if (usual && x.rows <= kTokenTile && code_of(reader->format) == Code::kF32 && !overlap(out, x)) {
+  if (usual && x.rows <= kWholeTokens && code_of(reader->format) == Code::kF32 &&
+      !overlap(out, x)) {
     wrote(out);
     norm_ = {true, x, out, args, reader};
     return;

@@ -1,4 +1,4 @@
-// A token's way to its experts on Hopper, of up to 8 tokens: the norm, the router's product and the
+// A token's way to its experts on Hopper, of few tokens: the norm, the router's product and the
 // routes, by a cluster of blocks a token in place of kernels that wait for each other.
 //
 // Every block norms the row for itself and multiplies it with 16 of the router's rows, which are in
@@ -6,8 +6,8 @@
 // multiplies. The first block gets all logits, and routes. The bits are those of norms.cu,
 // products_exact.cu and experts.cu.
 //
-// All of it is done twice, first with whatever is there: fetching code takes as long as running it,
-// and is over when the row comes.
+// For one token all of it is done twice, first with whatever is there: fetching code takes as long
+// as running it, and is over when the row comes. More tokens' blocks begin too late for that.
 #include <algorithm>
 
 #include "backend/cuda/cluster.cuh"
@@ -21,6 +21,7 @@ namespace {
 constexpr int kMostCols = kWarps * 32 * kUnit;
 constexpr int kOfWarp = kMostCols / kWarps / kChunk;  // chunks
 constexpr int kRows = 16;                             // of the router, of a block
+constexpr int64_t kMostRouted = 32;                   // tokens: clusters of more would take turns
 
 struct Shared {
   uint4 parts[kWarps][kParts][kOfWarp][4][kSteps / 2];  // of the row, as four lanes want them
@@ -227,7 +228,8 @@ __device__ __forceinline__ void put_normed(const RouteOneArgs& a, int first,
   const int64_t n = a.x.cols;
   if (first >= padded_cols(a.act, n)) return;
   const auto blocks = static_cast<int>(gridDim.x);
-  for (auto row = static_cast<int>(blockIdx.x); row < kTokenTile; row += blocks) {
+  const auto all = static_cast<int>(ceil_div(a.x.rows, kTokenTile)) * kTokenTile;
+  for (auto row = static_cast<int>(blockIdx.x); row < all; row += blocks) {
     const bool mine = row == token();
     if (!mine && (token() != 0 || row < a.x.rows)) continue;
     float its[kUnit];
@@ -263,7 +265,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   load_unit(weight, a.norm.weight, first, a.x.cols, true);
   cluster_wait();  // all blocks have begun
 #pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int turn = gridDim.y == 1 ? 0 : 1; turn < 2; ++turn) {
     const bool counts = turn == 1;
     if (counts) wait();
     float v[kUnit];
@@ -290,13 +292,12 @@ int route_one_fits(const RouteOneArgs* a) {
   const bool plain = a->norm.layer == 0 && a->norm.weight != nullptr && a->norm.bias == nullptr &&
                      whole_rows(a->norm.weight, 0) && whole_rows(a->x.data, a->x.stride) &&
                      whole_rows(a->normed.data, a->normed.stride);
-  const bool lanes =
-      a->act.data != nullptr && a->act.core_tiles == 0 && a->act.e4m3 == 0 && a->act.int8 == 0;
-  return capability == 90 && a->x.rows <= kTokenTile && w.code == Code::kExactF32 &&
+  const bool bf16 = a->act.data != nullptr && a->act.e4m3 == 0 && a->act.int8 == 0;
+  return capability == 90 && a->x.rows <= kMostRouted && w.code == Code::kExactF32 &&
          w.rows == a->routing.experts && a->routing.groups <= 1 &&
          (a->routing.score != 2 || a->routing.renormalize == 0) && w.rows <= kFewExperts &&
          w.cols == a->x.cols && w.cols <= kMostCols && w.cols % kUnit == 0 && a->product.add == 0 &&
-         plain && lanes;
+         plain && bf16;
 }
 
 int route_one(const RouteOneArgs* a) {
