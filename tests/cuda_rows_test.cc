@@ -271,26 +271,31 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
   }
 }
 
-// The same of many rows of a layer's usual norm, with one round of columns and with two.
+// The same of some dozens of rows and of many of a layer's usual norm, with one round of columns
+// and with two.
 TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
-  constexpr int64_t kOut = 48, kRows = 300;
+  constexpr int64_t kOut = 48, kMost = 300;
   for (const quant::Format format : {quant::Format::kBF16, quant::Format::kFP8}) {
     for (const int64_t cols : {int64_t{768}, int64_t{4352}}) {
       const Stored s = stored(format, kOut, cols, 3);
       const auto w = gpu->pack(format, s.rows, cols);
       ASSERT_TRUE(w.ok());
-      DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kRows * cols), 1));
+      DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
       DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 2));
-      const auto run = [&, cols = cols](const ops::Weight* reader) {
-        DeviceFloats between(*gpu, static_cast<size_t>(kRows * cols)), out(*gpu, kRows * kOut);
-        const Matrix to = between.matrix(kRows, cols);
-        gpu->norm(to, x.matrix(kRows, cols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
+      const auto run = [&, cols = cols](int64_t rows, const ops::Weight* reader) {
+        DeviceFloats between(*gpu, static_cast<size_t>(rows * cols));
+        DeviceFloats out(*gpu, static_cast<size_t>(rows * kOut));
+        const Matrix to = between.matrix(rows, cols);
+        gpu->norm(to, x.matrix(rows, cols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
                   reader);
-        const ops::Product p{&*w, out.matrix(kRows, kOut), nullptr, 1.0f, false};
+        const ops::Product p{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
         gpu->matmul(to, {&p, 1});
         return out.get();
       };
-      EXPECT_EQ(run(&*w), run(nullptr)) << quant::info(format).name << " of " << cols;
+      for (const int64_t rows : {int64_t{40}, int64_t{125}, kMost}) {
+        EXPECT_EQ(run(rows, &*w), run(rows, nullptr))
+            << quant::info(format).name << " of " << rows << " x " << cols;
+      }
     }
   }
 }

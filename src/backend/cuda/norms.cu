@@ -2,6 +2,7 @@
 // eight numbers v, v + 512, ... from left to right, and the lanes' sums meet in one tree. A thread
 // is one lane where there are few rows, and four where there are many: then a block has four rows,
 // so that what it writes of core matrices are runs of 64 bytes.
+#include "backend/cuda/cluster.cuh"
 #include "backend/cuda/common.cuh"
 #include "backend/cuda/kernels.cuh"
 
@@ -207,6 +208,91 @@ __global__ void __launch_bounds__(kLanes, 3)
     }
     put_any(act, row, c, n, v);
   }
+}
+
+// The same of some dozens of rows as core matrices: a cluster has the eight rows of a tile, and
+// each of its blocks an eighth of the lanes of all of them, so that lines are written whole. Where
+// a row was a block's, each of its units was a request of its own, of which a multiprocessor makes
+// one in some five cycles: half of the time.
+constexpr int kClusterBlocks = 8, kLanesOfBlock = kLanes / kClusterBlocks;
+constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, for all banks
+constexpr int kLeastOfClusters = 33;             // rows
+
+__global__ void __launch_bounds__(kLanes, 3)
+    plain_cluster_kernel(Rows x, NormArgs a, Activations act) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  __shared__ float shared[kTokenTile][kWarpsOfRow];
+  __shared__ __align__(16) uint8_t staged[kLanesOfBlock * kTileUnit];
+  __shared__ uint64_t there;
+  constexpr int kRound = kLanes * kUnit, kWarpsOfLanes = kLanesOfBlock / 32;
+  constexpr int kUnits = kPadCols / kUnit, kTileBytes = kTokenTile * kPadCols * 2;
+  let_next_start();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int rank = static_cast<int>(blockIdx.x) % kClusterBlocks;
+  const int tile = static_cast<int>(blockIdx.x) / kClusterBlocks;
+  const int in_tile = warp / kWarpsOfLanes, row = tile * kTokenTile + in_tile;
+  const int of_row = rank * kWarpsOfLanes + warp % kWarpsOfLanes;  // this warp, of 16
+  const int n = static_cast<int>(x.cols), first = (of_row * 32 + lane) * kUnit;
+  if (thread == 0) {
+    barrier_init(&there, 1);
+    barrier_expect(&there, sizeof shared);
+    barriers_ready();
+  }
+  __syncwarp();
+  cluster_arrive_relaxed();
+  float weight[kUnit] = {}, v[kUnit] = {};
+  if (first < n) load_whole(weight, a.weight + first);
+  cluster_wait();  // nobody sends to a block that has not begun
+  wait();
+  const bool real = row < x.rows;  // or padding of the activations
+  const float* from = x.data + row * x.stride;
+  if (real && first < n) load_whole(v, from + first);
+  float sum = 0.0f;
+  const auto add = [&](const float(&of)[kUnit]) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) sum = __fmaf_rn(of[i], of[i], sum);
+  };
+  add(v);
+#pragma unroll 1
+  for (int c = first + kRound; c < n && real; c += kRound) {
+    float more[kUnit];
+    load_whole(more, from + c);
+    add(more);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  if (lane < kClusterBlocks) send_to_block(&shared[in_tile][of_row], lane, sum, &there);
+  barrier_wait(&there, 0);
+  sum = shared[in_tile][lane % kWarpsOfRow];
+#pragma unroll
+  for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
+    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
+  }
+  const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
+#pragma unroll 1
+  for (int c = first, base = rank * kLanesOfBlock * kUnit; base < n; c += kRound, base += kRound) {
+    if (c > first) {
+      __syncthreads();  // the round before has been written
+      if (real && c < n) load_whole(v, from + c);
+      if (c < n) load_whole(weight, a.weight + c);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      v[i] = real && c < n ? __fmul_rn(__fmul_rn(v[i], scale), weight[i]) : 0.0f;
+    }
+    *reinterpret_cast<uint4*>(staged + (c - base) / kUnit * kTileUnit + in_tile * 16) = make_uint4(
+        pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    __syncthreads();
+    const int unit = thread / kTokenTile, its_row = thread % kTokenTile;
+    const int64_t to = (base / kPadCols + unit / kUnits) * act.core_tiles + tile;
+    if (base + unit * kUnit < n) {
+      *reinterpret_cast<uint4*>(act.data + to * kTileBytes + unit % kUnits * 128 + its_row * 16) =
+          *reinterpret_cast<const uint4*>(staged + unit * kTileUnit + its_row * 16);
+    }
+  }
+#endif
 }
 
 // Of many rows that are wanted as they are: a thread has kEach of its lanes' units, all that there
@@ -519,6 +605,12 @@ int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations
                   dim3(kTileRows * kTileThreads), static_cast<size_t>(bytes), *x, *norm, *act);
   }
   const dim3 grid(static_cast<unsigned>(rows));
+  if (capability >= 90 && x->rows >= kLeastOfClusters && x->rows <= kFewRows &&
+      act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr && usual &&
+      x->cols % kPadCols == 0) {
+    return launch_cluster(plain_cluster_kernel, grid, dim3(kLanes), 0, dim3(kClusterBlocks), *x,
+                          *norm, *act);
+  }
   if (x->rows <= kFewRows && act->data != nullptr && out->data == nullptr && usual) {
     return launch(plain_norm_kernel, grid, dim3(kLanes), 0, *x, *norm, *act);
   }
