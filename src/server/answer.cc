@@ -144,6 +144,7 @@ void Answer::handle_delta(Event& event, std::string& out) {
   if (!delta.ids.empty()) {
     if (record.generation_tokens == 0) {
       record.first_token = event.at;
+      if (!state_.first_token) state_.first_token = event.at;
       metrics_.time_to_first_token(seconds_between(record.arrival, event.at));
     } else if (options_.n == 1) {
       metrics_.inter_token_latency(seconds_between(record.last_token, event.at),

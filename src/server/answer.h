@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct AnswerState {
       prompt_logprobs;          // a list a prompt; may be empty
   std::vector<Choice> choices;  // prompt * n + sample
   Usage usage;                  // over all prompts
+  std::optional<Clock::time_point> first_token;
 };
 
 // How a route writes its answers. Called by one thread at a time.

@@ -48,13 +48,7 @@ class LlamaFormat final : public AnswerFormat {
   json::Object last(const AnswerState& state, const std::string& text,
                     const std::vector<int32_t>& ids) const {
     const Choice& c = state.choices.front();
-    const double seconds = seconds_between(begin_, Clock::now());
     const int written = prompt_only_ ? 0 : state.usage.completion_tokens;
-    json::Object timings;
-    timings["prompt_n"] = state.usage.prompt_tokens - state.usage.cached_tokens;
-    timings["cache_n"] = state.usage.cached_tokens;
-    timings["predicted_n"] = written;
-    timings["total_ms"] = seconds * 1e3;
     json::Object o;
     o["index"] = 0;
     o["content"] = text;
@@ -68,7 +62,25 @@ class LlamaFormat final : public AnswerFormat {
     const bool limit = prompt_only_ || c.finish == FinishReason::kLength;
     o["stop_type"] = limit ? "limit" : (c.stop_reason.empty() ? "eos" : "word");
     o["stopping_word"] = limit ? "" : c.stop_reason;
-    o["timings"] = std::move(timings);
+    o["timings"] = timings(state, written);
+    return o;
+  }
+  json::Object timings(const AnswerState& state, int written) const {
+    const Clock::time_point now = Clock::now();
+    const Clock::time_point first = state.first_token.value_or(now);
+    json::Object o;
+    o["cache_n"] = state.usage.cached_tokens;
+    const auto add = [&](const std::string& what, int tokens, double seconds) {
+      const bool any = tokens > 0 && seconds > 0;
+      o[what + "_n"] = tokens;
+      o[what + "_ms"] = seconds * 1e3;
+      o[what + "_per_token_ms"] = any ? seconds * 1e3 / tokens : 0.0;
+      o[what + "_per_second"] = any ? tokens / seconds : 0.0;
+    };
+    add("prompt", state.usage.prompt_tokens - state.usage.cached_tokens,
+        seconds_between(begin_, first));
+    add("predicted", written, seconds_between(first, now));
+    o["total_ms"] = seconds_between(begin_, now) * 1e3;
     return o;
   }
   const std::string model_;

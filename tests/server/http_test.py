@@ -420,6 +420,16 @@ class Routes(Case):
         self.assertEqual(answer["tokens"], plain["token_ids"])
         self.assertEqual((answer["stop"], answer["stop_type"]), (True, "limit"))
         self.assertEqual(answer["tokens_predicted"], 8)
+        timings = answer["timings"]
+        for what, count in (("prompt", answer["tokens_evaluated"] - timings["cache_n"]),
+                            ("predicted", 8)):
+            self.assertEqual(timings[what + "_n"], count)
+            self.assertGreater(timings[what + "_ms"], 0)
+            rate = 1000 * count / timings[what + "_ms"]
+            self.assertAlmostEqual(timings[what + "_per_second"], rate, delta=rate / 1e6)
+            self.assertAlmostEqual(timings[what + "_per_token_ms"] * rate, 1000 if count else 0, places=3)
+        self.assertAlmostEqual(timings["prompt_ms"] + timings["predicted_ms"], timings["total_ms"],
+                               places=3)
 
     def test_llama_prompt_only(self):
         """Puts the prompt into the cache; as editors do ahead of time."""
