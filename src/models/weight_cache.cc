@@ -236,7 +236,7 @@ WeightCacheWriter::WeightCacheWriter(WeightCacheWriter&& other) noexcept
       end_(other.end_),
       rest_(std::move(other.rest_)),
       weights_(std::move(other.weights_)),
-      status_(std::move(other.status_)) {}
+      error_(std::move(other.error_)) {}
 
 WeightCacheWriter::~WeightCacheWriter() {
   if (!path_.empty()) ::unlink((path_ + ".tmp").c_str());
@@ -280,9 +280,9 @@ Status WeightCacheWriter::add(const std::string& name, const ops::Weight& weight
   constexpr uint8_t kZeros[kPage] = {};
   const size_t bytes = weight.packed.size();
   weights_.push_back({name, weight.format, weight.rows, weight.cols, end_, bytes});
-  status_ = append({weight.packed.data(), bytes});
-  if (status_.ok()) status_ = append({kZeros, (kPage - end_ % kPage) % kPage});
-  return status_;
+  error_ = append({weight.packed.data(), bytes});
+  if (error_.ok()) error_ = append({kZeros, (kPage - end_ % kPage) % kPage});
+  return error_;
 }
 
 Status WeightCacheWriter::commit(std::string_view key) {

@@ -68,7 +68,7 @@ class WeightCacheWriter {
 
   Status add(const std::string& name, const ops::Weight& weight);
   Status commit(std::string_view key);
-  const Status& status() const { return status_; }  // the first error of add()
+  const Status& status() const { return error_; }  // the first error of add()
 
  private:
   WeightCacheWriter() = default;
@@ -83,7 +83,7 @@ class WeightCacheWriter {
   // can then keeps them in huge pages: products read them an eighth faster.
   std::vector<uint8_t> rest_;
   std::vector<CachedWeight> weights_;
-  Status status_;
+  Status error_;
 };
 
 }  // namespace freshet::models
