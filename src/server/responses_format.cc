@@ -83,7 +83,7 @@ class ResponseFormat final : public AnswerFormat {
     failed["error"] = std::move(what);
     json::Object event;
     event["response"] = std::move(failed);
-    append("response.failed", std::move(event), out);
+    append("response.failed", event, out);
   }
 
  private:
@@ -133,7 +133,7 @@ class ResponseFormat final : public AnswerFormat {
       json::Object event = place();
       event["content_index"] = 0;
       event["delta"] = step.reasoning;
-      append("response.reasoning_text.delta", std::move(event), out);
+      append("response.reasoning_text.delta", event, out);
       text_ += step.reasoning;
     }
     if (open_ == Open::kReasoning && !reasoning_->inside()) close_item(kCompleted, out);
@@ -150,7 +150,7 @@ class ResponseFormat final : public AnswerFormat {
     event["content_index"] = 0;
     event["delta"] = held_text_;
     event["logprobs"] = held_logprobs_;
-    append("response.output_text.delta", std::move(event), out);
+    append("response.output_text.delta", event, out);
     text_ += held_text_;
     std::move(held_logprobs_.begin(), held_logprobs_.end(), std::back_inserter(logprobs_));
     held_text_.clear();
@@ -167,7 +167,7 @@ class ResponseFormat final : public AnswerFormat {
     json::Object event = place();
     event["content_index"] = 0;
     event["part"] = part();
-    append("response.content_part.added", std::move(event), out);
+    append("response.content_part.added", event, out);
   }
 
   void close_item(const char* status, std::string& out) {
@@ -182,10 +182,9 @@ class ResponseFormat final : public AnswerFormat {
       held_logprobs_.clear();
       done["logprobs"] = logprobs_;
     }
-    append(is_message ? "response.output_text.done" : "response.reasoning_text.done",
-           std::move(done), out);
+    append(is_message ? "response.output_text.done" : "response.reasoning_text.done", done, out);
     part_done["part"] = part();
-    append("response.content_part.done", std::move(part_done), out);
+    append("response.content_part.done", part_done, out);
     json::Array content;
     content.emplace_back(part());
     finish_item(open_item_json(status, std::move(content)), out);
@@ -204,11 +203,11 @@ class ResponseFormat final : public AnswerFormat {
     add_item(item, out);
     json::Object delta = place();
     delta["delta"] = call.arguments;
-    append("response.function_call_arguments.delta", std::move(delta), out);
+    append("response.function_call_arguments.delta", delta, out);
     json::Object done = place();
     done["name"] = call.name;
     done["arguments"] = call.arguments;
-    append("response.function_call_arguments.done", std::move(done), out);
+    append("response.function_call_arguments.done", done, out);
     item["status"] = kCompleted;
     item["arguments"] = call.arguments;
     finish_item(std::move(item), out);
@@ -218,14 +217,14 @@ class ResponseFormat final : public AnswerFormat {
     json::Object event;
     event["output_index"] = output_.size();
     event["item"] = std::move(item);
-    append("response.output_item.added", std::move(event), out);
+    append("response.output_item.added", event, out);
   }
 
   void finish_item(json::Object item, std::string& out) {
     json::Object event;
     event["output_index"] = output_.size();
     event["item"] = item;
-    append("response.output_item.done", std::move(event), out);
+    append("response.output_item.done", event, out);
     output_.emplace_back(std::move(item));
   }
 
@@ -309,7 +308,7 @@ class ResponseFormat final : public AnswerFormat {
     return o;
   }
 
-  void append(const char* type, json::Object fields, std::string& out) {
+  void append(const char* type, const json::Object& fields, std::string& out) {
     json::Object event;
     event["type"] = type;
     event["sequence_number"] = events_++;
