@@ -365,6 +365,26 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
   }
 }
 
+// The same of so many sequences that blocks take one after the other.
+TEST_F(CudaAttention, TakesHeadsOfManySequences) {
+  using ops::KvType;
+  uint32_t seed = 17000;
+  for (const auto& [type, heads, window] :
+       {std::tuple{KvType::kF16, 32, 0}, {KvType::kBF16, 8, 0}, {KvType::kFP8, 64, 700}}) {
+    cases::AttentionCase c = {{type, 8, 128, 128, false}, heads, 0.0f, window, false, {}};
+    for (int s = 0; s < 75; ++s) {
+      c.sequences.push_back({s % 25 == 0 ? 1100 - s : 1 + s * 37 % 200, 1});
+    }
+    for (const AttentionProblem::NewHeads& how :
+         {AttentionProblem::NewHeads{128, 0, false, false}, {128, 0, false, true}}) {
+      seed += 50;
+      AttentionProblem p(c, *gpu, *cpu, seed), other(c, *gpu, *cpu, seed);
+      EXPECT_EQ(p.decode(true, how, seed, false), other.decode(true, how, seed, true)) << c.name();
+      EXPECT_EQ(p.gpu_bytes(), other.gpu_bytes()) << c.name();
+    }
+  }
+}
+
 // Attention may end in what products read: the bits are those of numbers that come from elsewhere.
 TEST_F(CudaAttention, EndsInWhatProductsRead) {
   using ops::KvType;

@@ -120,9 +120,7 @@ struct Head {
 };
 __device__ __forceinline__ float4 norm_weight(const HeadsArgs::Part& part, int head) {
   if (part.normed == 0) return {};
-  const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  const float* weight = part.norm.weight + (part.norm_per_head != 0 ? head * kHeadDim : 0);
-  return *reinterpret_cast<const float4*>(weight + c);
+  return weight_at(part, head, static_cast<int>(threadIdx.x % 32) * 4);
 }
 __device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::Part& part,
                                           int head, int token, bool is_usual) {

@@ -15,7 +15,8 @@ using namespace single;
 // Blocks: as many as find room at once, or a task each.
 template <class T>
 __global__ void __launch_bounds__(kThreads, T::kResident)
-    single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan) {
+    single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
+                  const __grid_constant__ HeadsArgs of) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<T>*>(memory);
@@ -24,12 +25,12 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
   // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
   // writes the query's own place only.
   if (threadIdx.x >= kSumming) {
-    produce(s, a, plan, counters);
+    produce(s, a, plan, of, counters);
     return;
   }
   sync_block();
   wait();
-  sum_tasks(s, a, plan, arrived);
+  sum_tasks(s, a, plan, of, arrived);
 #endif
 }
 
@@ -67,18 +68,14 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
       p.slots = slots;
     }
   };
-  // More blocks hide each other's waits, deep rings their own.
-  const bool few = tasks(p.pieces) <= int64_t{resident.many} * multiprocessors;
+  // Deep rings hide more than another block does.
   p.run = p.pieces;
-  if (few) weigh_runs(resident.many, kMostSlots);
+  weigh_runs(resident.many, kMostSlots);
   if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
-  if (!few) weigh_runs(resident.many, kMostSlots);
   p.tasks = static_cast<int>(tasks(p.run.by));
-  // Where all blocks run at once and for long, full rings of codes ask for more than memory serves
-  // well.
+  // Where blocks run for long, full rings of codes ask for more than memory serves well.
   const int64_t keys = int64_t{p.run.by} * kPieceTokens;
   if (resident.few > resident.many && p.slots == kMostSlots &&
-      p.tasks <= resident.many * multiprocessors &&
       (keys < a.max_context ? keys : a.max_context) >= 2 * kPieceTokens) {
     --p.slots;
   }
@@ -104,10 +101,12 @@ int run(const AttentionArgs& a) {
   }();
   const Plan plan = plan_single(a, kResident, kLeast);
   if (cluster_fits(a, plan)) return attention_cluster(a, plan);
-  const int most = multiprocessors * (plan.slots == kMostSlots ? kResident.many : kResident.few);
+  const int most = multiprocessors * (plan.slots == kLeast ? kResident.few : kResident.many);
   const int blocks = plan.tasks < most ? plan.tasks : most;
+  HeadsArgs of{};
+  if (a.before != nullptr) of = *a.before;
   return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
-                Shared<T>::bytes(plan.slots), a, plan);
+                Shared<T>::bytes(plan.slots), a, plan, of);
 }
 
 template <int D, template <int> class Stored, bool kE4M3>
@@ -151,8 +150,11 @@ bool single_fits(const AttentionArgs& a) {
 }
 
 bool takes_heads(const AttentionArgs& a) {
-  return single_fits(a) && a.single == a.batch.sequences &&
-         cluster_fits(a, plan_single(a, {1, 1}, 0));
+  if (!single_fits(a) || a.single != a.batch.sequences) return false;
+  if (cluster_fits(a, plan_single(a, {1, 1}, 0))) return true;
+  bool are_usual = a.cache.key_dim == kUsualDim;
+  for (int i = 0; i < a.before->count; ++i) are_usual = are_usual && usual(a.before->of[i]);
+  return are_usual && a.cache.type != CacheType::kInt8 && a.heads / a.cache.kv_heads <= 8;
 }
 
 int attention_single(const AttentionArgs& a) {

@@ -10,12 +10,20 @@
 // block that has the whole context writes the result; of several, the one that ends last merges all
 // pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
 //
+// Usual heads (heads.cuh) may be normalised, rotated and stored here: the queries by those who sum,
+// the new key and value by the warp that copies, before it takes the block they lie in.
+//
 // How numbers of the cache become operands is a Stored's business (attention_stored.cuh).
 #pragma once
 
 #include "backend/cuda/attention_pieces.cuh"
+#include "backend/cuda/heads.cuh"
 
 namespace freshet::cuda::single {
+
+// Whether usual heads may be normalised, rotated and stored here.
+template <class T>
+inline constexpr bool kTakesHeads = T::kAhead && T::D == kUsualDim;
 
 // A ring of kMostSlots, or of fewer for a block more a multiprocessor.
 inline constexpr int kMostSlots = 6;
@@ -35,6 +43,7 @@ struct Shared {
   // The next task's queries, a gap behind each for the sake of banks.
   static constexpr int kQueryStride = T::D + 16;
   alignas(16) float queries[T::kAhead ? 8 * T::kRows : 1][kQueryStride];
+  alignas(16) float turn[kTakesHeads<T> ? T::D : 1];  // cosines and sines of their token
   int last;
   alignas(128) uint8_t slots[kMostSlots][kBlocks * T::Stored::kBlockBytes];
   static constexpr size_t bytes(int count) {
@@ -69,12 +78,45 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
+// The new key and value of a task's query, by one warp.
+struct Newest {
+  float4 key, value, weight;
+  Turn turn;
+};
+__device__ __forceinline__ Newest load_newest(const HeadsArgs& of, const Range& w) {
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  const auto at = [&](const HeadsArgs::Part& part) {
+    return *reinterpret_cast<const float4*>(part.x + w.sequence * part.stride +
+                                            w.kv_head * kUsualDim + c);
+  };
+  const HeadsArgs::Part& key = of.of[1];
+  Newest n = {};
+  n.key = at(key);
+  n.value = at(of.of[2]);
+  if (key.normed != 0) n.weight = weight_at(key, w.kv_head, c);
+  if (key.rotary_dim != 0) n.turn = usual_turn(of.cos_sin, w.sequence, c);
+  return n;
+}
+// Puts them into their block of the cache, which copies read from then on.
+template <class T>
+__device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, const CacheArgs& cache,
+                                             const Range& w, int64_t block) {
+  constexpr CacheType kType = T::Stored::kType;
+  const int c = static_cast<int>(threadIdx.x % 32) * 4;
+  const int slot = slot_at(kType, w.position % kBlockTokens, T::D);
+  if (of.of[1].normed != 0) norm_four(n.key, n.weight, of.of[1].norm.eps);
+  if (of.of[1].rotary_dim != 0) rotate_usual(n.key, n.turn);
+  store_four(kType, keys_at(cache, block, w.kv_head) + slot, c, T::D, n.key);
+  store_four(kType, values_at(cache, block, w.kv_head) + slot, c, T::D, n.value);
+  memory_for_copies();
+}
+
 // One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
 // values, or both together. Blocks of which nothing is seen are replaced by others. In a step this
 // code is cold, so each of its parts is there once.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
-                                        Counters& counters) {
+                                        const HeadsArgs& of, Counters& counters) {
   constexpr int kBlocks = Shared<T>::kBlocks, kBlockBytes = T::Stored::kBlockBytes;
   constexpr int kBlocksOfTile = kTileTokens / kBlockTokens;
   constexpr int kBlocksOfPiece = kPieceTokens / kBlockTokens;
@@ -129,6 +171,10 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     int next_ids = __shfl_sync(0xffffffff, early, block_of(first) % kBlocksOfTile);
     if (a.window > 0) next_ids = table[block_of(first)];
     bool said = false;
+    // A run that ends with the query's place.
+    bool stores = kTakesHeads<T> && of.count > 0 && w.last_chunk == w.position / kChunk;
+    bool loaded = false;
+    Newest newest;
     for (int tile = first; tile <= last; ++tile) {
       const Halves halves = halves_of(w, tile);
       const int ids = next_ids;
@@ -136,6 +182,14 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
       for (int part = 0; part < (T::Stored::kTogether ? 1 : 2); ++part) {
         for (int chunk = halves.first; chunk <= halves.last; ++chunk, at.next(plan.slots)) {
           if (!waited && (at.round > 0 || chunk >= w.position / kChunk)) wait_and_claim();
+          if constexpr (kTakesHeads<T>) {
+            if (stores && waited && !loaded) newest = load_newest(of, w), loaded = true;
+            if (stores && chunk == w.last_chunk) {
+              const int block = w.position / kBlockTokens % kBlocksOfTile;
+              store_newest<T>(newest, of, a.cache, w, __shfl_sync(0xffffffff, ids, block));
+              stores = false;
+            }
+          }
           const int slot = at.slot;
           if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
           const int64_t id =
@@ -154,11 +208,12 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
           const int turn = told % 2;
           const bool copies = T::kAhead && told > 0;
           if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
-          if (told > 1 && copies) barrier_wait(&s.read, told & 1);
+          if (copies) barrier_wait(&s.read, (told - 1) & 1);
+          const bool turns = kTakesHeads<T> && copies && of.count > 0 && of.of[0].rotary_dim != 0;
           if (lane == 0) {
             s.ranges[turn] = w;
             if (copies) {
-              barrier_expect(&s.told[turn], w.rows * T::D * sizeof(float));
+              barrier_expect(&s.told[turn], (w.rows + (turns ? 1 : 0)) * T::D * sizeof(float));
             } else {
               barrier_arrive(&s.told[turn]);
             }
@@ -167,6 +222,9 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
           if (copies && lane < w.rows) {
             bulk_copy(s.queries[lane], a.q + sequence * a.q_stride + (w.first_head + lane) * T::D,
                       T::D * sizeof(float), &s.told[turn]);
+          }
+          if (turns && lane == 31) {
+            bulk_copy(s.turn, of.cos_sin + sequence * T::D, sizeof(s.turn), &s.told[turn]);
           }
           ++told;
         }
@@ -181,6 +239,29 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     barrier_arrive(&s.told[told % 2]);
     if (counts && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) counters = {0, 0};
   }
+}
+
+// Normalises and rotates a task's queries, which are there (`ahead`) or come from memory.
+template <class T>
+__device__ __forceinline__ void finish_queries(Shared<T>& s, const AttentionArgs& a,
+                                               const HeadsArgs& of, const Range& w, bool ahead) {
+  static_assert(T::D == kUsualDim);
+  const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
+  const HeadsArgs::Part& part = of.of[0];
+  Turn turn = {};
+  if (part.rotary_dim != 0) {
+    turn = ahead ? usual_turn(s.turn, 0, c) : usual_turn(of.cos_sin, w.sequence, c);
+  }
+  for (int row = warp; row < w.rows; row += kWarps) {
+    const float* from = a.q + w.sequence * a.q_stride + (w.first_head + row) * T::D;
+    if (ahead) from = s.queries[row];
+    float4 v = *reinterpret_cast<const float4*>(from + c);
+    if (part.normed != 0) norm_four(v, weight_at(part, w.first_head + row, c), part.norm.eps);
+    if (part.rotary_dim != 0) rotate_usual(v, turn);
+    *reinterpret_cast<float4*>(s.queries[row] + c) = v;
+  }
+  shared_for_copies();
+  sync_summing();
 }
 
 // The operands of a task's queries, `stride` apart.
@@ -545,7 +626,7 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
 // Four warps: all pieces of all tasks. `arrived` counts a tile's tasks that have ended.
 template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
-                                          unsigned* arrived) {
+                                          const HeadsArgs& of, unsigned* arrived) {
   const float steep = steepness(a);
   Place at;  // what has not been left yet
   const auto take = [&] {
@@ -564,10 +645,16 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
     const Range& w = s.ranges[task % 2];
     if (w.sequence < 0) return;
     uint4 q[T::D / 16];
-    const bool ahead = T::kAhead && task > 0;
+    bool ahead = T::kAhead && task > 0;
+    if constexpr (kTakesHeads<T>) {
+      if (of.count > 0) {
+        finish_queries(s, a, of, w, ahead);
+        ahead = true;
+      }
+    }
     load_queries<T>(q, ahead ? s.queries[0] : a.q + w.sequence * a.q_stride + w.first_head * T::D,
                     ahead ? s.kQueryStride : T::D, w.rows);
-    if (ahead) {
+    if constexpr (T::kAhead) {
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(&s.read);
     }

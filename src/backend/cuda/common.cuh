@@ -307,6 +307,10 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }
+// What threads wrote to memory, for copies that follow a barrier.
+__device__ __forceinline__ void memory_for_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 // Copies to memory, of bytes of shared memory that its writers have handed over with
 // shared_for_copies() and a barrier.
 __device__ __forceinline__ void shared_for_copies() {

@@ -115,12 +115,6 @@ bool usual(const HeadsArgs& a) {
   return true;
 }
 
-// Of a usual head's norm.
-__device__ __forceinline__ float4 weight_at(const HeadsArgs::Part& part, int head, int c) {
-  return *reinterpret_cast<const float4*>(part.norm.weight +
-                                          (part.norm_per_head != 0 ? head * kUsualDim : 0) + c);
-}
-
 // Blocks [token, kHeadWarps heads], or kAll: [kHeadWarps tokens].
 template <bool kAll>
 __global__ void __launch_bounds__(kHeadWarps * 32)

@@ -1,6 +1,6 @@
 // A head's norm, its rotation and its form in the cache, by one warp: what heads.cu does by itself
-// and attention of few queries before it begins. The sums of a norm run in an order that the head's
-// size fixes.
+// and attention of single queries before it begins. The sums of a norm run in an order that the
+// head's size fixes.
 #pragma once
 
 #include "backend/cuda/attention.cuh"
@@ -126,6 +126,11 @@ inline bool usual(const HeadsArgs::Part& p) {
          (p.rotary_dim == 0 || turns);
 }
 
+// Of a usual head's norm.
+__device__ __forceinline__ float4 weight_at(const HeadsArgs::Part& part, int head, int c) {
+  return *reinterpret_cast<const float4*>(part.norm.weight +
+                                          (part.norm_per_head != 0 ? head * kUsualDim : 0) + c);
+}
 // norm_head() of a usual head, of which a lane has v.
 __device__ __forceinline__ float norm_scale(const float4& v, float eps) {
   float sum = __fmaf_rn(v.x, v.x, 0.0f);
