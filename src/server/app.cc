@@ -89,6 +89,7 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
     auto compiled = ChatTemplate::compile(app->template_source_);
     if (!compiled.ok()) return compiled.status().with_context("chat template");
     app->template_ = std::make_unique<ChatTemplate>(std::move(compiled).value());
+    FRESHET_RETURN_IF_ERROR(app->find_call_shape());
   }
   app->tool_dialect_ = tool_dialect_of_template(app->template_source_);
   if (!app->options_.tool_call_parser.empty()) {
@@ -276,30 +277,65 @@ FormatContext App::format_context(const char* id_prefix, const CommonRequest& re
   return c;
 }
 
+Result<std::string> App::render(json::Array messages, const json::Value& tools,
+                                json::Object context) const {
+  const bool knows_developers = template_source_.find("developer") != std::string::npos;
+  for (json::Value& message : messages) {
+    json::Object& m = message.as_object();
+    json::Value& content = m["content"];
+    // OpenAI's newer name of it, which few models know.
+    if (!knows_developers && m["role"] == json::Value("developer")) m["role"] = "system";
+    if (content.is_null()) content = "";
+    const json::Value* calls = m.find("tool_calls");
+    if (calls == nullptr || !calls->is_array() || calls->as_array().empty()) continue;
+    if (call_shape_.null_content && content == json::Value("")) content = nullptr;
+    if (!call_shape_.text_arguments) continue;
+    for (json::Value& call : m["tool_calls"].as_array()) {
+      json::Value* function = call.is_object() ? call.as_object().find("function") : nullptr;
+      if (function == nullptr || !function->is_object()) continue;
+      json::Value* arguments = function->as_object().find("arguments");
+      if (arguments != nullptr && !arguments->is_string()) *arguments = json::write(*arguments);
+    }
+  }
+  const Tokenizer& tokenizer = engine_.tokenizer();
+  const auto text_of = [&](std::optional<int32_t> token) {
+    return token ? json::Value(tokenizer.token_text(*token)) : json::Value("");
+  };
+  context["messages"] = std::move(messages);
+  context["tools"] = tools;
+  context["bos_token"] = text_of(tokenizer.bos());
+  context["eos_token"] = text_of(tokenizer.eos());
+  return template_->render(json::Value(std::move(context)));
+}
+
+// Templates differ in what they fail on, or leave out: the first shape in which a call is in the
+// text is theirs.
+Status App::find_call_shape() {
+  FRESHET_ASSIGN_OR_RETURN(const json::Value messages, json::parse(R"([
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": null, "tool_calls": [{"id": "abcdefghi", "type": "function",
+      "function": {"name": "probed_name", "arguments": {"probed_key": "probed_value"}}}]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "probed_name", "content": "Done"}])"));
+  for (const CallShape& shape :
+       {CallShape{false, false}, {true, false}, {false, true}, {true, true}}) {
+    call_shape_ = shape;
+    const auto text = render(messages.as_array(), nullptr, {});
+    const auto has = [&](const char* word) { return text->find(word) != std::string::npos; };
+    if (text.ok() && has("probed_name") && has("probed_key") && has("probed_value")) return {};
+  }
+  call_shape_ = {};  // a template without calls
+  return {};
+}
+
 Parsed<std::string> App::render_chat(const ChatRequest& request) const {
   if (!template_) {
     return bad_request(
         "messages",
         "this model has no chat template: use /v1/completions, or start with --chat-template");
   }
-  const Tokenizer& tokenizer = engine_.tokenizer();
-  const auto text_of = [&](std::optional<int32_t> token) {
-    return token ? json::Value(tokenizer.token_text(*token)) : json::Value("");
-  };
   json::Object context = request.template_kwargs;
-  json::Array messages = request.messages;
-  if (template_source_.find("developer") == std::string::npos) {
-    for (json::Value& m : messages) {  // OpenAI's newer name of it, which few models know
-      json::Value& role = m.as_object()["role"];
-      if (role.is_string() && role.as_string() == "developer") role = "system";
-    }
-  }
-  context["messages"] = std::move(messages);
-  context["tools"] = request.tools;
   context["add_generation_prompt"] = request.add_generation_prompt;
-  context["bos_token"] = text_of(tokenizer.bos());
-  context["eos_token"] = text_of(tokenizer.eos());
-  auto text = template_->render(json::Value(std::move(context)));
+  auto text = render(request.messages, request.tools, std::move(context));
   if (!text.ok()) {
     return bad_request("messages",
                        "the chat template refuses these messages: " + text.status().message());

@@ -92,6 +92,14 @@ class App {
 
  private:
   App(Engine& engine, AppOptions options, Answer::Post post);
+  // How the template takes an assistant's message that is nothing but calls.
+  struct CallShape {
+    bool null_content = false;    // else ""
+    bool text_arguments = false;  // else an object
+  };
+  Status find_call_shape();
+  Result<std::string> render(json::Array messages, const json::Value& tools,
+                             json::Object context) const;
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
@@ -106,6 +114,7 @@ class App {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<ChatTemplate> template_;
   std::string template_source_;
+  CallShape call_shape_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
   bool tags_are_special_ = false;  // tokens, which are left out of texts otherwise

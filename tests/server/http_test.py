@@ -518,6 +518,35 @@ def byte_level():
     return letters
 
 
+class CallsInTemplates(unittest.TestCase):
+    """Conversations with calls, as OpenAI's client sends them, in the words of published templates:
+    some fail on a null content, others leave the call out where it is "", or want arguments as text."""
+    CALL = {"id": "abcdefghi", "type": "function",
+            "function": {"name": "get_time", "arguments": '{"zone": "UTC"}'}}
+    TOOL = {"type": "function", "function": {"name": "get_time", "description": "The time",
+                                             "parameters": {"type": "object", "properties": {}}}}
+
+    def test_each(self):
+        for name in ("Qwen-Qwen3-0.6B", "Qwen-QwQ-32B", "openai-gpt-oss-120b", "GLM-4.6", "MiniMax-M2",
+                     "unsloth-mistral-Devstral-Small-2507", "meta-llama-Llama-3.1-8B-Instruct",
+                     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+                     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"):
+            server = Server(template=os.path.join(SOURCE, f"tests/data/templates/{name}.jinja"))
+            self.addCleanup(server.stop)
+            for content in ({"content": None}, {"content": ""}, {}):
+                status, answer = server.post("/apply-template", {"tools": [self.TOOL], "messages": [
+                    {"role": "user", "content": "When?"},
+                    {"role": "assistant", **content, "tool_calls": [self.CALL]},
+                    {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_time",
+                     "content": "12:00"}]})
+                self.assertEqual(status, 200, (name, answer))
+                said = answer["prompt"].split("When?")[-1]
+                for word in ("get_time", "zone", "UTC", "12:00"):
+                    self.assertIn(word, said, (name, content))
+                self.assertNotIn("None", said, (name, content))
+            server.stop()
+
+
 class Infill(Case):
     """A model whose vocabulary is the bytes and the tokens that fill-in-the-middle needs."""
     MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
