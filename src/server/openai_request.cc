@@ -240,6 +240,16 @@ void share_reasoning(json::Object& message) {
   }
 }
 
+// Members that say nothing, as clients send them back: to templates they would be there.
+void leave_out_nothings(json::Object& message) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : message) {
+    const bool no_calls = name == "tool_calls" && value.is_array() && value.as_array().empty();
+    if (no_calls || (value.is_null() && name != "content")) names.emplace_back(name);
+  }
+  for (const std::string& name : names) message.erase(name);
+}
+
 bool has_tool(const json::Value& tools, const std::string& name) {
   if (!tools.is_array()) return false;
   return std::any_of(tools.as_array().begin(), tools.as_array().end(),
@@ -335,6 +345,7 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
     if (!m.is_object() || m.get_string("role", "").empty())
       return bad_request(where, where + " needs a role");
     json::Object& object = m.as_object();
+    leave_out_nothings(object);
     json::Value* content = object.find("content");
     if (content != nullptr && content->is_array()) {
       std::string joined;

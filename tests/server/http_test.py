@@ -526,6 +526,9 @@ class CallsInTemplates(unittest.TestCase):
     TOOL = {"type": "function", "function": {"name": "get_time", "description": "The time",
                                              "parameters": {"type": "object", "properties": {}}}}
 
+    NOTHING = {name: None for name in ("tool_calls", "function_call", "refusal", "audio", "name",
+                                       "annotations", "reasoning", "reasoning_content")}
+
     def test_each(self):
         for name in ("Qwen-Qwen3-0.6B", "Qwen-QwQ-32B", "openai-gpt-oss-120b", "GLM-4.6", "MiniMax-M2",
                      "unsloth-mistral-Devstral-Small-2507", "meta-llama-Llama-3.1-8B-Instruct",
@@ -544,6 +547,12 @@ class CallsInTemplates(unittest.TestCase):
                 for word in ("get_time", "zone", "UTC", "12:00"):
                     self.assertIn(word, said, (name, content))
                 self.assertNotIn("None", said, (name, content))
+            prompts = [server.post("/apply-template", {"messages": [
+                {"role": "user", "content": "When?"},
+                {"role": "assistant", "content": "Now.", **nothing},
+                {"role": "user", "content": "Sure?"}]})[1]["prompt"]
+                for nothing in ({}, self.NOTHING, {**self.NOTHING, "tool_calls": []})]
+            self.assertEqual(prompts, prompts[:1] * 3, name)
             server.stop()
 
 
