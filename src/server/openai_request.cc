@@ -224,7 +224,8 @@ void parse_call_arguments(json::Value& calls) {
                                  ? function->as_object().find("arguments")
                                  : nullptr;
     if (arguments == nullptr || !arguments->is_string()) continue;
-    auto parsed = json::parse(arguments->as_string());
+    const std::string& text = arguments->as_string();
+    auto parsed = json::parse(text.empty() ? "{}" : text);  // as for vLLM, no text is no arguments
     if (parsed.ok() && parsed->is_object()) *arguments = std::move(parsed).value();
   }
 }

@@ -549,6 +549,13 @@ class CallsInTemplates(unittest.TestCase):
                 self.assertNotIn("None", said, (name, content))
             prompts = [server.post("/apply-template", {"messages": [
                 {"role": "user", "content": "When?"},
+                {"role": "assistant", "content": None, "tool_calls": [{**self.CALL, "function": {
+                    "name": "get_time", "arguments": arguments}}]},
+                {"role": "tool", "tool_call_id": "abcdefghi", "content": "12:00"}]})[1]["prompt"]
+                for arguments in ("{}", "")]
+            self.assertEqual(*prompts, name)
+            prompts = [server.post("/apply-template", {"messages": [
+                {"role": "user", "content": "When?"},
                 {"role": "assistant", "content": "Now.", **nothing},
                 {"role": "user", "content": "Sure?"}]})[1]["prompt"]
                 for nothing in ({}, self.NOTHING, {**self.NOTHING, "tool_calls": []})]
