@@ -275,7 +275,8 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
 // and with two.
 TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
   constexpr int64_t kOut = 48, kMost = 300;
-  for (const quant::Format format : {quant::Format::kBF16, quant::Format::kFP8}) {
+  for (const quant::Format format :
+       {quant::Format::kBF16, quant::Format::kFP8, quant::Format::kQ4_0}) {
     for (const int64_t cols : {int64_t{768}, int64_t{4352}}) {
       const Stored s = stored(format, kOut, cols, 3);
       const auto w = gpu->pack(format, s.rows, cols);
@@ -292,7 +293,7 @@ TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
         gpu->matmul(to, {&p, 1});
         return out.get();
       };
-      for (const int64_t rows : {int64_t{40}, int64_t{125}, kMost}) {
+      for (const int64_t rows : {int64_t{20}, int64_t{40}, int64_t{125}, kMost}) {
         EXPECT_EQ(run(rows, &*w), run(rows, nullptr))
             << quant::info(format).name << " of " << rows << " x " << cols;
       }

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kLanes, 3)
 // one in some five cycles: half of the time.
 constexpr int kClusterBlocks = 8, kLanesOfBlock = kLanes / kClusterBlocks;
 constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, for all banks
-constexpr int kLeastOfClusters = 33;             // rows
+constexpr int kLeastOfClusters = 17;             // rows
 
 __global__ void __launch_bounds__(kLanes, 3)
     plain_cluster_kernel(Rows x, NormArgs a, Activations act) {
