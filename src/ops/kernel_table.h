@@ -47,6 +47,19 @@ struct Capabilities {
   bool avx512_bf16 = false;
   int l2_bytes = 1 << 20;
 };
+// The first product of a gated unit, with a weight of the shape and kernel of the second's.
+struct GateArgs {
+  const Weight* weight = nullptr;
+  const float* bias = nullptr;
+  float scale = 1.0f;
+  // As in VectorKernels, and what it is told.
+  void (*glu)(float* out, const float* gate, const float* up, int64_t n, int activation,
+              float limit, float alpha) = nullptr;
+  int activation = 0;
+  float limit = 0.0f;
+  float alpha = 0.0f;
+};
+
 // A call of the matrix product: `rows_index` selects rows of x (nullptr: all, in order).
 struct MatmulArgs {
   const Weight* weight = nullptr;
@@ -57,6 +70,7 @@ struct MatmulArgs {
   const float* bias = nullptr;
   float scale = 1.0f;
   bool add = false;
+  const GateArgs* gate = nullptr;  // results are glu(that product, this one), see MatmulKernel
 };
 
 // How a kernel wants x: encoded once a row, shared by all products of a group that want the same.
@@ -82,7 +96,11 @@ struct MatmulKernel {
   // ActKind.
   void (*run)(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
               int64_t last);
+  // Whether run() takes a `gate`, for more than kFewGated tokens, of panels without rows beyond the
+  // last.
+  bool gates = false;
 };
+inline constexpr int64_t kFewGated = 64;
 
 struct ActEncoder {
   ActKind kind;

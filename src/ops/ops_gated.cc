@@ -1,7 +1,8 @@
 // Gated MLPs. For many tokens, each worker takes a stretch of the inner numbers through both
 // products, the activation and the encoding for `down`, so that what is between stays in its
-// caches: written out and read again it is more memory than all the weights. Where rows are encoded
-// as wholes (INT8), only the activation's numbers are written out.
+// caches: written out and read again it is more memory than all the weights. Kernels that gate have
+// no more than the activation's numbers between. Where rows are encoded as wholes (INT8), these are
+// written out.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -32,13 +33,38 @@ struct Pieces {
   }
 };
 
-// Numbers [first, last) of x's product, for `tokens` tokens from t0 on, to `out`.
-void run_stretch(const Product& p, const uint8_t* act, int64_t act_row_bytes, int64_t t0,
-                 int64_t tokens, int64_t first, int64_t last, float* out) {
-  const MatmulArgs args{p.weight,     tokens, nullptr, out - first,
-                        kEncodedPart, p.bias, p.scale, false};
-  p.weight->kernel->run(args, act + t0 * act_row_bytes, act_row_bytes, first / kPanelRows,
-                        (last + kPanelRows - 1) / kPanelRows);
+// Inner numbers [first, last) of some tokens.
+struct Piece {
+  int64_t first;
+  int64_t last;
+  int64_t tokens;
+  const uint8_t* act;  // of the first token
+  int64_t act_row_bytes;
+};
+
+// x's product with p, or what it ends in with `gate`, to rows of `out`.
+void run_product(const Product& p, const GateArgs* gate, const Piece& at, float* out,
+                 int64_t stride) {
+  const MatmulArgs args{p.weight, at.tokens, nullptr, out - at.first, stride, p.bias,
+                        p.scale,  false,     gate};
+  p.weight->kernel->run(args, at.act, at.act_row_bytes, at.first / kPanelRows,
+                        (at.last + kPanelRows - 1) / kPanelRows);
+}
+
+// The gated units of a piece to rows of `out`. g, u: room for either product's.
+void run_units(const Product& gate, const Product& up, const GateArgs& unit, const Piece& at,
+               float* g, float* u, float* out, int64_t stride) {
+  const MatmulKernel* const kernel = up.weight->kernel;
+  if (kernel->gates && gate.weight->kernel == kernel && at.last % kPanelRows == 0 &&
+      at.tokens > kFewGated) {
+    return run_product(up, &unit, at, out, stride);
+  }
+  run_product(gate, nullptr, at, g, kEncodedPart);
+  run_product(up, nullptr, at, u, kEncodedPart);
+  for (int64_t t = 0; t < at.tokens; ++t) {
+    unit.glu(out + t * stride, g + t * kEncodedPart, u + t * kEncodedPart, at.last - at.first,
+             unit.activation, unit.limit, unit.alpha);
+  }
 }
 
 }  // namespace
@@ -78,6 +104,9 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
       in_parts ? static_cast<uint8_t*>(m.arena.allocate(m.encoded_bytes(kind, x.rows, ff)))
                : nullptr;
   const bool fine = m.reads_fine(*down.weight);
+  const GateArgs unit{
+      gate.weight, gate.bias, gate.scale, m.vector->glu, static_cast<int>(glu.activation),
+      glu.limit,   glu.alpha};
   m.pool.parallel_for(cut.stretches * cut.parts, [&](int64_t piece, int worker) {
     const int64_t first = piece / cut.parts * kEncodedPart;
     const int64_t last = std::min(first + kEncodedPart, ff);
@@ -86,14 +115,12 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
     if (tokens <= 0) return;
     float* const g = gate.out.data + (in_parts ? 1 : 2) * worker * part;
     float* const u = in_parts ? up.out.data + worker * part : g + part;
-    run_stretch(gate, in.data, in.row_bytes, t0, tokens, first, last, g);
-    run_stretch(up, in.data, in.row_bytes, t0, tokens, first, last, u);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const float* const from = u + t * kEncodedPart;
-      float* const row = in_parts ? u + t * kEncodedPart : up.out.row(t0 + t) + first;
-      m.vector->glu(row, g + t * kEncodedPart, from, last - first, static_cast<int>(glu.activation),
-                    glu.limit, glu.alpha);
-      if (in_parts) encoder.encode(row, ff, first, last, fine, inner + (t0 + t) * row_bytes);
+    float* const out = in_parts ? u : up.out.row(t0) + first;
+    const int64_t stride = in_parts ? kEncodedPart : up.out.stride;
+    run_units(gate, up, unit, {first, last, tokens, in.data + t0 * in.row_bytes, in.row_bytes}, g,
+              u, out, stride);
+    for (int64_t t = 0; in_parts && t < tokens; ++t) {
+      encoder.encode(out + t * stride, ff, first, last, fine, inner + (t0 + t) * row_bytes);
     }
   });
   if (!in_parts) {

@@ -42,18 +42,8 @@ constexpr const char* kNames[kFormats] = {
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
          int64_t last) {
-  const MatmulCall call{args.weight->packed.data(),
-                        args.weight->rows,
-                        args.weight->cols,
-                        args.tokens,
-                        args.rows_index,
-                        act,
-                        act_row_bytes,
-                        args.out,
-                        args.out_stride,
-                        args.bias,
-                        args.scale,
-                        args.add};
+  GateCall gate;
+  const MatmulCall call = call_of(args, act, act_row_bytes, gate);
   if (args.tokens > 0) kernels.run[static_cast<size_t>(f)](call, first, last);
 }
 
@@ -99,7 +89,8 @@ constexpr MatmulKernel row() {
           packed_bytes_of<f>,
           pack_panel_of<f>,
           unpack_row_of<f>,
-          run<kernels, f>};
+          run<kernels, f>,
+          (kernels.gates >> static_cast<int>(f) & 1) != 0};
 }
 
 constexpr size_t kRows = 112;
@@ -174,6 +165,27 @@ std::vector<ActEncoder> all_encoders() {
 }
 
 }  // namespace
+
+MatmulCall call_of(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes,
+                   GateCall& gate) {
+  MatmulCall call{args.weight->packed.data(),
+                  args.weight->rows,
+                  args.weight->cols,
+                  args.tokens,
+                  args.rows_index,
+                  act,
+                  act_row_bytes,
+                  args.out,
+                  args.out_stride,
+                  args.bias,
+                  args.scale,
+                  args.add};
+  if (const ops::GateArgs* g = args.gate) {
+    gate = {g->weight->packed.data(), g->bias, g->scale, g->glu, g->activation, g->limit, g->alpha};
+    call.gate = &gate;
+  }
+  return call;
+}
 
 std::span<const MatmulKernel> matmul_kernels() {
   static const Rows rows = all_rows();

@@ -21,6 +21,7 @@ const IsaKernels kAmxKernels = {
     .run = {nullptr, nullptr, run_bf16, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
     .bf16 = nullptr,
     .q8x256 = nullptr,
-    .int8 = nullptr};
+    .int8 = nullptr,
+    .gates = 1u << static_cast<int>(Format::kBF16) | 1u << static_cast<int>(Format::kINT8)};
 
 }  // namespace freshet::cpu

@@ -10,6 +10,7 @@ template <int planes>
 struct NumbersBF16 {
   using Lines = LinesBF16;
   static constexpr int kPlanes = planes;
+  static constexpr bool kFlush = true;
   static int64_t fine(const MatmulCall& c) { return bf16_layout(c.cols).fine; }
   template <int kTile, int kX, int kW>
   FRESHET_INLINE void multiply() {
@@ -27,9 +28,7 @@ struct NumbersBF16 {
 template <int kPlanes>
 void run_bf16_planes(const MatmulCall& c, int64_t first, int64_t last) {
   if (c.tokens <= 2) return run_family<FamilyBf16<LinesBF16, kPlanes>>(c, first, last);
-  const unsigned before = flush_denormals();
   depth_many<NumbersBF16<kPlanes>>(c, first, last);
-  restore_denormals(before);
 }
 
 void run_bf16(const MatmulCall& c, int64_t first, int64_t last) {

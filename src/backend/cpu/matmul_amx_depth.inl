@@ -26,7 +26,8 @@ struct DepthScratch {
   alignas(64) float sums[kDepthGroup / 2 * kDepthTokens / (2 * kTileRows) * kDepthSums];
 };
 
-// A stretch of one or two panels times a step's tokens.
+// A stretch of one or two panels times a step's tokens. The two are side by side, or with a gated
+// unit the same one of gate's and of up's.
 template <class N>
 struct DepthProduct {
   const Step* step;
@@ -44,8 +45,10 @@ struct DepthProduct {
 template <class N>
 class DepthPipe {
  public:
-  // streams: whole panels come one after the other, from memory.
-  DepthPipe(const MatmulCall& call, bool streams) : c(call), streaming(streams) {}
+  // streams: whole panels come one after the other, from memory. usual: how denormals are treated
+  // outside of products.
+  DepthPipe(const MatmulCall& call, const MatmulCall& gate_call, bool streams, unsigned usual)
+      : c(call), gate(gate_call), streaming(streams), denormals(usual) {}
 
   // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
   void run(const DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
@@ -141,7 +144,8 @@ class DepthPipe {
       if (streaming) fetch(panel, b, blocks);
       fetch_next(p, b, blocks);
       block<kX, kW, false>(p, panel, x, b, fresh);
-      const int due = static_cast<int>(left * b / blocks);
+      int due = static_cast<int>(left * b / blocks);
+      if (c.gate != nullptr) due &= ~3;  // glu() is told a few at a time
       if (due > done) finish_before(done, due);
       done = due;
     }
@@ -149,6 +153,7 @@ class DepthPipe {
   }
   // Tokens [first, last) of the product before.
   __attribute__((noinline)) void finish_before(int first, int last) const {
+    if (c.gate != nullptr) return gate_before(first, last);
     const Step& s = *before.step;
     const MatmulCall call = c;  // in registers: results could lie where c does
     for (int w = 0; w < before.panels; ++w) {
@@ -162,8 +167,26 @@ class DepthPipe {
     }
   }
 
+  void gate_before(int first, int last) const {
+    const Step& s = *before.step;
+    const typename N::Panel of_gate(gate, before.panel), of_up(c, before.panel);
+    GatedUnits units;
+    for (int t = first; t < last; ++t) {
+      const int row = s.row(t), skip = row < kTileRows ? 0 : kTileInts;
+      const float* const sums = before.sums + row * kPanelRows + skip;
+      const F32 g = of_gate.result(*before.scales, t, load_f(sums));
+      const F32 u = of_up.result(*before.scales, t, load_f(sums + kTileInts));
+      units.put(t - first, finished(gate, before.panel, g), finished(c, before.panel, u));
+    }
+    if constexpr (N::kFlush) restore_denormals(denormals);
+    units.finish(c, before.panel, s.t0 + first, last - first);
+    if constexpr (N::kFlush) flush_denormals();
+  }
+
   const MatmulCall& c;
+  const MatmulCall& gate;
   const bool streaming;
+  const unsigned denormals;
   const int64_t bytes = panel_bytes(Packed<typename N::Lines>::kLayout, c.cols);
   alignas(64) float finishing[kDepthSums];  // sums of a last stretch, and what tiles hold at first
   DepthProduct<N> before{nullptr, nullptr, finishing, 0, 0, false, {}, 0};
@@ -178,9 +201,11 @@ struct NextStretch {
 };
 
 template <class N>
-void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, const Stretch& at,
-                   const NextStretch& next) {
+void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>& s,
+                   DepthPipe<N>& pipe, const Stretch& at, const NextStretch& next) {
   using Lines = Packed<typename N::Lines>;
+  const bool gated = c.gate != nullptr;
+  const int aside = gated ? 0 : 1;  // from a product's first panel to its second
   const int64_t fine = N::fine(c);
   Step steps[2];  // this and the one before, whose last sums are still to be stored
   typename N::Scales scales[2];
@@ -199,17 +224,16 @@ void depth_stretch(const MatmulCall& c, DepthScratch<N>& s, DepthPipe<N>& pipe, 
       step.gather<N::kPlanes, kDepthStretchBytes>(c, fine, x_at, (at.b1 - at.b0) * 64, s.rows);
       x_at = 0;
     }
-    for (int64_t p = at.first; p < at.last; p += 2, sums += kDepthSums) {
-      const int panels = p + 1 < at.last ? 2 : 1;
-      const uint8_t* const panel[2] = {Lines(c, p).main(at.b0),
-                                       Lines(c, p + panels - 1).main(at.b0)};
+    for (int64_t p = at.first; p < at.last; p += 1 + aside, sums += kDepthSums) {
+      const int panels = p + aside < at.last ? 2 : 1;
+      const uint8_t* const panel[2] = {Lines(gate, p).main(at.b0),
+                                       Lines(c, panels == 2 ? p + aside : p).main(at.b0)};
       DepthProduct<N> product{&step, &scales[i], sums, p, panels, last, {}, 0};
       if (p + next.panels < next.end) {
         product.lines = end_line - line;
-        for (int w = 0; w < 2; ++w) {
-          const int64_t of = p + next.panels + w < next.end ? p + next.panels + w : next.end - 1;
-          product.next[w] = Lines(c, of).main(next.b0) + line * kLine;
-        }
+        const int64_t of = p + next.panels, second = of + aside < next.end ? of + aside : of;
+        product.next[0] = Lines(gate, of).main(next.b0) + line * kLine;
+        product.next[1] = Lines(c, second).main(next.b0) + line * kLine;
       }
       pipe.run(product, panel, x_at, at.b1 - at.b0, at.b0 == 0);
     }
@@ -221,15 +245,18 @@ template <class N>
 void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   // Few tokens read each panel from end to end, as it lies in memory.
   const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
+  const unsigned denormals = N::kFlush ? flush_denormals() : 0;
+  const MatmulCall gate = gate_of(c);
   DepthScratch<N> s;
-  DepthPipe<N> pipe(c, few);
+  DepthPipe<N> pipe(c, gate, few, denormals);
   Tiles tiles;
   tiles.configure(tile_height(c), 64);
   Stretch at{};
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
   const int64_t step = few ? at.blocks : kDepthBlocks / N::kPlanes;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
-  const int group = few ? 2 * kDepthGroup : kDepthGroup;
+  int group = few ? 2 * kDepthGroup : kDepthGroup;
+  if (c.gate != nullptr) group /= 2;  // of each
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += group) {
@@ -240,10 +267,11 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
         if (next.blocks == 0) next = {group, last, 0, at.blocks};
         if (next.blocks > step) next.blocks = step;
         if (few) next.blocks = 0;  // as they come
-        depth_stretch<N>(c, s, pipe, at, next);
+        depth_stretch<N>(c, gate, s, pipe, at, next);
       }
     }
   }
+  if (N::kFlush) restore_denormals(denormals);
 }
 
 }  // namespace

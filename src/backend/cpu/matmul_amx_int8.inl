@@ -9,6 +9,7 @@ namespace {
 struct NumbersINT8 {
   using Lines = LinesINT8;
   static constexpr int kPlanes = 1;
+  static constexpr bool kFlush = false;
   static int64_t fine(const MatmulCall&) { return 0; }
   template <int kTile, int kX, int kW>
   FRESHET_INLINE void multiply() {

@@ -65,6 +65,32 @@ struct Step {
   }
 };
 
+// Gate's product where results end in the gated unit, or the same call.
+FRESHET_INLINE MatmulCall gate_of(const MatmulCall& c) {
+  MatmulCall gate = c;
+  if (c.gate != nullptr) {
+    gate.packed = c.gate->packed, gate.bias = c.gate->bias, gate.scale = c.gate->scale;
+  }
+  return gate;
+}
+
+// Gated units of some tokens and one panel.
+struct GatedUnits {
+  alignas(64) float gate[kTileInts * 2];
+  alignas(64) float up[kTileInts * 2];
+  FRESHET_INLINE_MEMBER void put(int i, F32 from_gate, F32 from_up) {
+    store_f(gate + i * kPanelRows, from_gate);
+    store_f(up + i * kPanelRows, from_up);
+  }
+  // Writes those of tokens t0 .. t0 + n.
+  FRESHET_INLINE_MEMBER void finish(const MatmulCall& c, int64_t panel, int64_t t0, int n) {
+    const GateCall& g = *c.gate;
+    g.glu(up, gate, up, n * kPanelRows, g.activation, g.limit, g.alpha);
+    float* out = c.out + t0 * c.out_stride + panel * kPanelRows;
+    for (int i = 0; i < n; ++i, out += c.out_stride) store_f(out, load_f(up + i * kPanelRows));
+  }
+};
+
 // Room for a step's gathered rows.
 template <int kPlanes, int kStretchBytes>
 inline constexpr int64_t kCopyBytes = 2 * kPlanes * kTileRows * kCopyStride<kStretchBytes>;

@@ -10,6 +10,18 @@
 
 namespace freshet::cpu {
 
+// See ops::GateArgs.
+struct GateCall {
+  const uint8_t* packed;
+  const float* bias;
+  float scale;
+  void (*glu)(float* out, const float* gate, const float* up, int64_t n, int activation,
+              float limit, float alpha);
+  int activation;
+  float limit;
+  float alpha;
+};
+
 struct MatmulCall {
   const uint8_t* packed;
   int64_t rows;
@@ -23,6 +35,7 @@ struct MatmulCall {
   const float* bias;
   float scale;
   bool add;
+  const GateCall* gate = nullptr;
 };
 
 // Computes panels [first, last) for all tokens.
@@ -39,6 +52,7 @@ struct IsaKernels {
   EncodeRow bf16;
   EncodeRow q8x256;
   EncodeRow int8;
+  uint32_t gates = 0;  // bit f: whether products of format f take MatmulCall::gate
 };
 
 extern const IsaKernels kScalarKernels;

@@ -22,12 +22,17 @@ FRESHET_INLINE void tile_rows(const MatmulCall& c, int64_t t0, int64_t last,
   for (int t = 0; t < T; ++t) row[t] = act_row(c, t0 + t < last ? t0 + t : last);
 }
 
+// The results that the sums of a panel without rows beyond the last stand for.
+FRESHET_INLINE F32 finished(const MatmulCall& c, int64_t panel, F32 acc) {
+  if (c.bias) acc = add_f(acc, load_f(c.bias + panel * kPanelRows));
+  return mul_f(acc, set_f(c.scale));
+}
+
 FRESHET_INLINE void finish(const MatmulCall& c, int64_t panel, int64_t t, F32 acc) {
   const int64_t r0 = panel * kPanelRows;
   float* out = c.out + t * c.out_stride + r0;
   if (r0 + kPanelRows <= c.rows) {
-    if (c.bias) acc = add_f(acc, load_f(c.bias + r0));
-    acc = mul_f(acc, set_f(c.scale));
+    acc = finished(c, panel, acc);
     if (c.add) acc = add_f(load_f(out), acc);
     store_f(out, acc);
     return;

@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 
 #include "backend/cpu/backend.h"
-#include "backend/cpu/matmul_call.h"
 #include "backend/cpu/matmul_layout.h"
 #include "backend/cpu/tables.h"
 #include "backend/cpu/testing/matmul_rows.h"
@@ -210,10 +209,8 @@ class Product {
 template <Format f>
 void run_emulated(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
                   int64_t last) {
-  const Weight& w = *args.weight;
-  const MatmulCall call{w.packed.data(), w.rows,    w.cols,        args.tokens,
-                        args.rows_index, act,       act_row_bytes, args.out,
-                        args.out_stride, args.bias, args.scale,    args.add};
+  GateCall gate;
+  const MatmulCall call = call_of(args, act, act_row_bytes, gate);
   kEmulatedTileKernels.run[static_cast<size_t>(f)](call, first, last);
 }
 
@@ -229,6 +226,7 @@ std::vector<MatmulKernel> emulated_rows(std::index_sequence<i...>) {
       rows.push_back(k);
       rows.back().name = "emulated tiles";
       rows.back().run = run;
+      rows.back().gates = (kEmulatedTileKernels.gates >> static_cast<int>(f) & 1) != 0;
     }
   };
   (add(static_cast<Format>(i), run_emulated<static_cast<Format>(i)>), ...);
@@ -387,6 +385,55 @@ TEST_P(MatmulOfFormat, GathersRowsAndFinishes) {
           const float scaled = (sum + bias[r]) * 0.3f;
           EXPECT_EQ(out[static_cast<size_t>(t) * 37 + r], 2.5f + scaled) << describe(*k, c);
         }
+      }
+    }
+  }
+}
+
+// Any function of both, which tells whether denormals are taken for zero.
+void test_glu(float* out, const float* gate, const float* up, int64_t n, int activation,
+              float limit, float alpha) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float v = std::min(gate[i], limit) * up[i] + alpha;
+    out[i] = activation == 1 ? v * 1e-39f : v;
+  }
+}
+
+TEST_P(MatmulOfFormat, GatedUnitsAreThoseOfTheResultsOfBothProducts) {
+  for (const MatmulKernel* k : runnable(GetParam())) {
+    if (!k->gates) continue;
+    for (const Case& c : {Case{GetParam(), 2048, 2048, 65},
+                          {GetParam(), 288, 256, 70},
+                          {GetParam(), 96, 512, 131}}) {
+      const int64_t first = c.rows > 2000 ? 60 : 1,
+                    last = first + std::min<int64_t>(17, c.rows / 32);
+      Product gate(*k, c, 1), up(*k, c, 2);
+      Encoded act = encode(k->act, random_x(c, 7), c.cols);
+      std::vector<float> bias(static_cast<size_t>(c.rows));
+      for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i % 7) - 3.0f;
+      const auto run = [&](const Weight& w, const float* b, float scale,
+                           const ops::GateArgs* with_gate) {
+        Guarded out(static_cast<size_t>(c.tokens * c.rows) * 4);
+        auto* const o = reinterpret_cast<float*>(out.data());
+        std::fill(o, o + c.tokens * c.rows, 9.0f);
+        const MatmulArgs args{&w, c.tokens, nullptr, o, c.rows, b, scale, false, with_gate};
+        k->run(args, act.bytes.data(), act.stride, first, last);
+        EXPECT_TRUE(out.intact());
+        return std::vector<float>(o, o + c.tokens * c.rows);
+      };
+      const auto of_gate = run(gate.weight(), bias.data(), 0.3f, nullptr);
+      const auto of_up = run(up.weight(), nullptr, 1.7f, nullptr);
+      for (const int activation : {0, 1}) {
+        std::vector<float> want = of_up;
+        for (int64_t t = 0; t < c.tokens; ++t) {
+          const int64_t at = t * c.rows + first * kPanelRows;
+          test_glu(want.data() + at, of_gate.data() + at, of_up.data() + at,
+                   (last - first) * kPanelRows, activation, 2.5f, 0.25f);
+        }
+        const ops::GateArgs gated{&gate.weight(), bias.data(), 0.3f, test_glu,
+                                  activation,     2.5f,        0.25f};
+        EXPECT_TRUE(same_bits(run(up.weight(), nullptr, 1.7f, &gated), want))
+            << describe(*k, c) << " activation " << activation;
       }
     }
   }

@@ -5,11 +5,15 @@
 
 #include <span>
 
+#include "backend/cpu/matmul_call.h"
 #include "ops/kernel_table.h"
 
 namespace freshet::cpu {
 
 std::span<const ops::MatmulKernel> matmul_kernels();
+// The call as the kernels of a row take it; `gate`: room for its gate.
+MatmulCall call_of(const ops::MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes,
+                   GateCall& gate);
 std::span<const ops::ActEncoder> act_encoders();
 std::span<const ops::AttentionKernel> attention_kernels();
 std::span<const ops::VectorKernels> vector_kernels();

@@ -12,6 +12,7 @@ const IsaKernels kEmulatedTileKernels = {
     .run = {nullptr, nullptr, nullptr, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
     .bf16 = nullptr,
     .q8x256 = nullptr,
-    .int8 = nullptr};
+    .int8 = nullptr,
+    .gates = 1u << static_cast<int>(Format::kINT8)};
 
 }  // namespace freshet::cpu
