@@ -260,13 +260,17 @@ bool long_takes(const ProductList& list);
 template <class F>
 int run_long(const ProductList& list, int64_t tokens);
 
-// products_quant_gate.cu: gate and up of 4,096 columns, of formats whose lanes need few registers.
+// products_quant_gate.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
+// lanes need few registers.
 template <class F>
 inline constexpr bool kManyWarps =
     F::kCode == Code::kQ4_0 || F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128;
 bool gate_takes(const ProductList& gate_and_up);
 template <class F>
 int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+bool many_rows_take(const ProductList& list);
+template <class F>
+int run_many_rows(const ProductList& list, int64_t tokens);
 
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 16;

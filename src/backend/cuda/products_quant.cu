@@ -314,6 +314,9 @@ int run_stream(const ProductList& list, int64_t tokens) {
     if (once_takes<F>(list)) return run_once<F>(list, tokens);
     if (long_takes(list)) return run_long<F>(list, tokens);
   }
+  if constexpr (kManyWarps<F>) {
+    if (many_rows_take(list)) return run_many_rows<F>(list, tokens);
+  }
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
   // Two tiles at once where every block has some.

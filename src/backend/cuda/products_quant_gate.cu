@@ -1,10 +1,10 @@
 // Gate and up of quantised weights with up to eight tokens on Hopper, of 4,096 columns, and the
-// gated unit.
+// gated unit; and products of as many columns and many rows.
 //
 // With 16 warps a multiprocessor their latency binds these products, whether weights come from
 // memory or from L2. So two blocks have 16 each, eight for the leaves of gate's tile of 16 rows and
-// eight for those of up's. Blocks stay; what a warp reads next is on its way into its own ring. The
-// bits are those of products.cu.
+// eight for those of up's, or for two tiles of one product. Blocks stay; what a warp reads next is
+// on its way into its own ring. The bits are those of products.cu.
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
@@ -28,7 +28,8 @@ struct Gate {
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
 };
 
-template <class F>
+// kGated: gate's and up's tiles, which end in the gated unit; or else pairs of tiles of a product.
+template <class F, bool kGated>
 __global__ void __launch_bounds__(kAllWarps * 32, 2)
     gate_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
                 int tiles) {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   __shared__ volatile int ended;  // the kernel in front
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int leaf = warp % kWarps, up = warp / kWarps;
+  const int leaf = warp % kWarps, up = warp / kWarps;  // or the second of the pair
   if (threadIdx.x < R::kStages * kAllWarps) {
     barrier_init(&full[0][threadIdx.x], 1);
     if (threadIdx.x == 0) ended = 0;
@@ -50,8 +51,9 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
   uint64_t* barrier = &full[0][warp];
-  const uint8_t* from = list.of[up].weight.data + first * R::kRowBytes + leaf * R::kLeafBytes;
-  const int64_t step = blocks * R::kRowBytes;
+  const uint8_t* from = list.of[kGated ? up : 0].weight.data +
+                        (kGated ? first : 2 * first + up) * R::kRowBytes + leaf * R::kLeafBytes;
+  const int64_t step = (kGated ? 1 : 2) * blocks * R::kRowBytes;
   const auto ask = [&](int stage) {
     barrier_expect(barrier + stage * kAllWarps, R::kStageBytes);
     copy_weights(ring + stage * R::kStageBytes, from + stage * R::kStageBytes, R::kStageBytes,
@@ -103,6 +105,15 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
     float4(&shared)[2][kWarps][32] = sums[round & 1];
     shared[up][leaf][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
     __syncthreads();
+    if constexpr (!kGated) {
+      if (leaf != (round & (kWarps - 1))) continue;
+      float all[4], before[4];
+      add_leaves(all, shared[up]);
+      const End to(list, 0, 2 * tile + up, lane, tokens);
+      if (to.real >= 16) to.load(before);
+      to.put(all, before, F::kUp);
+      continue;
+    }
     if (warp != (round & (kAllWarps - 1))) continue;
     float both[2][1][4];
 #pragma unroll
@@ -123,19 +134,36 @@ bool gate_takes(const ProductList& gate_and_up) {
   return w.cols == kGateCols && w.rows % 16 == 0 && w.rows >= 2 * 16 * multiprocessors;
 }
 
-template <class F>
-int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+bool many_rows_take(const ProductList& list) {
+  const WeightView& w = list.of[0].weight;
+  return list.count == 1 && w.cols == kGateCols && w.rows % 32 == 0 &&
+         w.rows >= 4 * 16 * multiprocessors;
+}
+
+template <class F, bool kGated>
+int launch_gate(const ProductList& list, int64_t tokens, const Activations& act) {
   using R = Gate<F>;
-  const auto kernel = gate_kernel<F>;
+  const auto kernel = gate_kernel<F, kGated>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   return launch(kernel, dim3(static_cast<unsigned>(2 * multiprocessors)), dim3(kAllWarps * 32),
-                R::kBytes, gate_and_up, act, tokens,
-                static_cast<int>(gate_and_up.of[0].weight.rows / 16));
+                R::kBytes, list, act, tokens,
+                static_cast<int>(list.of[0].weight.rows / (kGated ? 16 : 32)));
+}
+template <class F>
+int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  return launch_gate<F, true>(gate_and_up, tokens, act);
+}
+template <class F>
+int run_many_rows(const ProductList& list, int64_t tokens) {
+  return launch_gate<F, false>(list, tokens, {});
 }
 template int run_quant_gate<Q4_0>(const ProductList&, int64_t, const Activations&);
+template int run_many_rows<Q4_0>(const ProductList&, int64_t);
 template int run_quant_gate<MXFP4>(const ProductList&, int64_t, const Activations&);
+template int run_many_rows<MXFP4>(const ProductList&, int64_t);
 template int run_quant_gate<Int4G128>(const ProductList&, int64_t, const Activations&);
+template int run_many_rows<Int4G128>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda
