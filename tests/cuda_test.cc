@@ -205,24 +205,30 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
 
 // Scales that rows, or columns, have in common are taken another way.
 TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
-  constexpr int64_t kCols = 2304, kMost = 150;
+  constexpr int64_t kMost = 150;
   constexpr auto kFp8 = quant::Format::kFP8;
   enum { kRow, kBlock, kBoth, kEach };
-  for (const auto& [kind, rows] : {std::pair{kRow, int64_t{200}},
-                                   {kBlock, 200},
-                                   {kBoth, 200},
-                                   {kRow, 2250},
-                                   {kBlock, 2250},
-                                   {kBoth, 2250},
-                                   {kEach, 2250},
-                                   {kEach, 33860},
-                                   {kRow, 4160},
-                                   {kBlock, 4160},
-                                   {kRow, 6160},
-                                   {kBlock, 6160}}) {
-    Stored s = stored(kFp8, rows, kCols, 31);
+  struct Case {
+    int kind;
+    int64_t rows, cols = 2304;
+  };
+  for (const auto& [kind, rows, cols] : {Case{kRow, 200},
+                                         {kBlock, 200},
+                                         {kBoth, 200},
+                                         {kRow, 2250},
+                                         {kBlock, 2250},
+                                         {kBoth, 2250},
+                                         {kEach, 2250},
+                                         {kEach, 33860},
+                                         {kRow, 4160},
+                                         {kBlock, 4160},
+                                         {kRow, 6160},
+                                         {kBlock, 6160},
+                                         {kEach, 6160},
+                                         {kEach, 200, 8320}}) {
+    Stored s = stored(kFp8, rows, cols, 31);
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t b = 0; b < kCols / 128; ++b) {
+      for (int64_t b = 0; b < cols / 128; ++b) {
         const bool of_row = kind == kRow || (kind == kBoth && r >= 64);
         int64_t scale_of = of_row ? 1 + r % 7 : 2 + b % 3 + r / 64;
         if (kind == kEach) {  // of 64 rows in turn
@@ -230,22 +236,22 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
           scale_of = 1 + (turn == 0 ? r % 7 : turn == 1 ? b % 3 + r / 64 % 5 : (r + b) % 7);
         }
         const float scale = 1e-3f * static_cast<float>(scale_of);
-        uint8_t* block = s.bytes.data() + (r * (kCols / 128) + b) * 132;
+        uint8_t* block = s.bytes.data() + (r * (cols / 128) + b) * 132;
         std::memcpy(block + 128, &scale, sizeof scale);
       }
     }
-    const auto w = gpu->pack(kFp8, s.rows, kCols), ref = cpu->pack(kFp8, s.rows, kCols);
+    const auto w = gpu->pack(kFp8, s.rows, cols), ref = cpu->pack(kFp8, s.rows, cols);
     ASSERT_TRUE(w.ok() && ref.ok());
-    std::vector<float> x = rounded_e4m3(random_floats(kMost * kCols, 32));
+    std::vector<float> x = rounded_e4m3(random_floats(kMost * cols, 32));
     const std::vector<float> bias = random_floats(rows, 33);
     std::vector<float> want(kMost * rows);
     const ops::Product p{&*ref, {want.data(), kMost, rows, rows}, bias.data(), 0.5f, false};
-    cpu->matmul({x.data(), kMost, kCols, kCols}, {&p, 1});
+    cpu->matmul({x.data(), kMost, cols, cols}, {&p, 1});
     DeviceFloats dx(*gpu, x), db(*gpu, bias);
     const auto run = [&](int64_t first, int64_t count) {
       DeviceFloats out(*gpu, static_cast<size_t>(count * rows));
       const ops::Product q{&*w, out.matrix(count, rows), db.data(), 0.5f, false};
-      gpu->matmul(dx.matrix(kMost, kCols).slice_rows(first, count), {&q, 1});
+      gpu->matmul(dx.matrix(kMost, cols).slice_rows(first, count), {&q, 1});
       return out.get();
     };
     const std::vector<float> all = run(0, kMost);

@@ -49,8 +49,8 @@ struct Few {
   // Registers are left for the kernels in between, too: as if a block had so many threads.
   static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
-  static constexpr int kMeeting = NT * kGroups * 2048;                // where leaves meet
-  static constexpr int kRoom =  // of rings and tokens
+  static constexpr int kMeeting = NT * kGroups * 2048;  // where leaves meet
+  static constexpr int kRoom =                          // of rings and tokens
       kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
   static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
   static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
@@ -564,14 +564,13 @@ int launch_few(const ProductList& list, int64_t tokens) {
   const int own = kOwn ? rings * most_steps(weight.cols, leaves) * NT * kE4M3TileBytes : 0;
   const int fit = (S::kRoom - own) / S::kStage / rings,
             stages = fit < S::kStages ? fit : S::kStages;
-  const int bytes =
-      rings * stages * S::kStage + S::kMeeting + (S::kNear ? kNearBytes : 0) + own;
+  const int bytes = rings * stages * S::kStage + S::kMeeting + (S::kNear ? kNearBytes : 0) + own;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   const int blocks = (leaves + kGroups - 1) / kGroups;
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
-  const int most = multiprocessors / blocks;
+  const int most = multiprocessors * S::kBlocks / blocks;
   const int clusters = tiles < most ? tiles : most;
   return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
                         static_cast<size_t>(bytes), dim3(static_cast<unsigned>(blocks)), list,
@@ -610,6 +609,8 @@ int launch_few(const ProductList& given, int64_t tokens) {
       return launch_few<1, true, 4>(list, tokens);
     }
   }
+  // Blocks that share a multiprocessor have half its rate each, and end late where leaves are long.
+  if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(list, tokens);
   if constexpr (NT == 1 || NT == 4) {
     // Half of the room is for rings.
     if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
