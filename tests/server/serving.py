@@ -137,6 +137,15 @@ class Server:
         """The sum over the labels."""
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
+    def becomes_idle(self, seconds=10):
+        """Whether no request runs any more within that time."""
+        end = time.monotonic() + seconds
+        while self.metric("vllm:num_requests_running"):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
     def cpu_seconds(self):
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as f:
             fields = f.read().rsplit(")", 1)[1].split()

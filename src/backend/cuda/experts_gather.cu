@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ 
 
 // The same for tokens of which blocks are few: a block takes a token, and writes it to all of its
 // places. kMany: in the order of experts_many.cu, [64 columns][place][128 bytes].
+// Otherwise the next kernel relies on the groups when it starts, as above.
 template <bool kMany>
 __global__ void __launch_bounds__(256, 6) spread_kernel(const __grid_constant__ ExpertsArgs e) {
   if (kMany) let_next_start();

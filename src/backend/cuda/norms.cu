@@ -213,7 +213,8 @@ __global__ void __launch_bounds__(kLanes, 3)
 // The same of some dozens of rows as core matrices: a cluster has the eight rows of a tile, and
 // each of its blocks an eighth of the lanes of all of them, so that lines are written whole. Where
 // a row was a block's, each of its units was a request of its own, of which a multiprocessor makes
-// one in some five cycles: half of the time.
+// one in some five cycles: half of the time. Sums have plain_norm_kernel's order,
+// and so its bits.
 constexpr int kClusterBlocks = 8, kLanesOfBlock = kLanes / kClusterBlocks;
 constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, for all banks
 constexpr int kLeastOfClusters = 17;             // rows
