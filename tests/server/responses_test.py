@@ -251,10 +251,12 @@ class ResponseStream(ResponsesCase):
                 self.assertTrue(stream.get_final_response().output)
 
     def test_leaving_ends_the_request(self):
+        before = self.server.metric("vllm:generation_tokens_total")
         stream = self.respond(max_output_tokens=1900, stream=True, extra={"ignore_eos": True})
         next(iter(stream))
         stream.close()
         self.assertTrue(self.server.becomes_idle())
+        self.assertLess(self.server.metric("vllm:generation_tokens_total") - before, 1900)
 
     def test_timeout(self):
         last = self.events(max_output_tokens=1900, extra={"ignore_eos": True, "timeout": 0.3})[-1]
