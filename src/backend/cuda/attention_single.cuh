@@ -10,20 +10,15 @@
 // block that has the whole context writes the result; of several, the one that ends last merges all
 // pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
 //
-// Usual heads (heads.cuh) may be normalised, rotated and stored here: the queries by those who sum,
-// the new key and value by the warp that copies, before it takes the block they lie in.
+// Usual heads may be normalised, rotated and stored on the way (attention_single_heads.cuh).
 //
 // How numbers of the cache become operands is a Stored's business (attention_stored.cuh).
 #pragma once
 
 #include "backend/cuda/attention_pieces.cuh"
-#include "backend/cuda/heads.cuh"
+#include "backend/cuda/attention_single_heads.cuh"
 
 namespace freshet::cuda::single {
-
-// Whether usual heads may be normalised, rotated and stored here.
-template <class T>
-inline constexpr bool kTakesHeads = T::kAhead && T::D == kUsualDim;
 
 // A ring of kMostSlots, or of fewer for a block more a multiprocessor.
 inline constexpr int kMostSlots = 6;
@@ -76,39 +71,6 @@ struct Halves {
 };
 __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
-}
-
-// The new key and value of a task's query, by one warp.
-struct Newest {
-  float4 key, value, weight;
-  Turn turn;
-};
-__device__ __forceinline__ Newest load_newest(const HeadsArgs& of, const Range& w) {
-  const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  const auto at = [&](const HeadsArgs::Part& part) {
-    return *reinterpret_cast<const float4*>(part.x + w.sequence * part.stride +
-                                            w.kv_head * kUsualDim + c);
-  };
-  const HeadsArgs::Part& key = of.of[1];
-  Newest n = {};
-  n.key = at(key);
-  n.value = at(of.of[2]);
-  if (key.normed != 0) n.weight = weight_at(key, w.kv_head, c);
-  if (key.rotary_dim != 0) n.turn = usual_turn(of.cos_sin, w.sequence, c);
-  return n;
-}
-// Puts them into their block of the cache, which copies read from then on.
-template <class T>
-__device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, const CacheArgs& cache,
-                                             const Range& w, int64_t block) {
-  constexpr CacheType kType = T::Stored::kType;
-  const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  const int slot = slot_at(kType, w.position % kBlockTokens, T::D);
-  if (of.of[1].normed != 0) norm_four(n.key, n.weight, of.of[1].norm.eps);
-  if (of.of[1].rotary_dim != 0) rotate_usual(n.key, n.turn);
-  store_four(kType, keys_at(cache, block, w.kv_head) + slot, c, T::D, n.key);
-  store_four(kType, values_at(cache, block, w.kv_head) + slot, c, T::D, n.value);
-  memory_for_copies();
 }
 
 // One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
@@ -239,29 +201,6 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     barrier_arrive(&s.told[told % 2]);
     if (counts && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) counters = {0, 0};
   }
-}
-
-// Normalises and rotates a task's queries, which are there (`ahead`) or come from memory.
-template <class T>
-__device__ __forceinline__ void finish_queries(Shared<T>& s, const AttentionArgs& a,
-                                               const HeadsArgs& of, const Range& w, bool ahead) {
-  static_assert(T::D == kUsualDim);
-  const int c = static_cast<int>(threadIdx.x % 32) * 4, warp = static_cast<int>(threadIdx.x / 32);
-  const HeadsArgs::Part& part = of.of[0];
-  Turn turn = {};
-  if (part.rotary_dim != 0) {
-    turn = ahead ? usual_turn(s.turn, 0, c) : usual_turn(of.cos_sin, w.sequence, c);
-  }
-  for (int row = warp; row < w.rows; row += kWarps) {
-    const float* from = a.q + w.sequence * a.q_stride + (w.first_head + row) * T::D;
-    if (ahead) from = s.queries[row];
-    float4 v = *reinterpret_cast<const float4*>(from + c);
-    if (part.normed != 0) norm_four(v, weight_at(part, w.first_head + row, c), part.norm.eps);
-    if (part.rotary_dim != 0) rotate_usual(v, turn);
-    *reinterpret_cast<float4*>(s.queries[row] + c) = v;
-  }
-  shared_for_copies();
-  sync_summing();
 }
 
 // The operands of a task's queries, `stride` apart.
