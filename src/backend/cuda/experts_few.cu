@@ -11,6 +11,7 @@
 // nothing but their weights. The bits are those of the kernels for more tokens.
 #include "backend/cuda/experts_few.cuh"
 #include "backend/cuda/gating.cuh"
+#include "backend/cuda/words.cuh"
 
 namespace freshet::cuda {
 namespace few {
@@ -97,11 +98,6 @@ struct GateStream {
     if (++at < share.end) find();
   }
 };
-
-__device__ __forceinline__ uint32_t transposed(uint32_t v) {
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
-  return v;
-}
 
 // A warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
 __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen& c, int slot,

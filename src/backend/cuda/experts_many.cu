@@ -9,6 +9,7 @@
 #include "backend/cuda/experts.h"
 #include "backend/cuda/gating.cuh"
 #include "backend/cuda/products_wgmma.cuh"
+#include "backend/cuda/words.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -182,23 +183,6 @@ __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&to
       *reinterpret_cast<uint32_t*>(to + half * kTokenBytes + j * 128) = pack_bf16(v[0], v[1]);
     }
   }
-}
-
-// A 4 by 4 matrix of words, a row a lane of four, transposed.
-__device__ __forceinline__ uint4 transposed(const uint32_t (&row)[4]) {
-  uint32_t v[4] = {row[0], row[1], row[2], row[3]};
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-    const bool upper = (threadIdx.x & static_cast<unsigned>(step)) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) != 0) continue;
-      uint32_t &low = v[i], &high = v[i + step];
-      const uint32_t other = __shfl_xor_sync(0xffffffff, upper ? low : high, step);
-      (upper ? low : high) = other;
-    }
-  }
-  return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
 // The same of 128 features of the second product, in BF16: a lane of four gets one of four

@@ -11,6 +11,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
 #include "backend/cuda/wgmma.cuh"
+#include "backend/cuda/words.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -166,12 +167,6 @@ __device__ __forceinline__ void sum_leaves(Ring<NT>& ring, float (&total)[NT][4]
 
 __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
-// An 8 by 8 matrix, two neighbours of a row a lane, transposed.
-__device__ __forceinline__ uint32_t transposed(uint32_t two) {
-  uint32_t v;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(two));
-  return v;
 }
 
 // Gates with ups. Of a warp's 16 rows the gates' warpgroup ends the first 8, the ups' the others.

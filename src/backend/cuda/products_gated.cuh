@@ -8,6 +8,7 @@
 
 #include "backend/cuda/gating.cuh"
 #include "backend/cuda/products.cuh"
+#include "backend/cuda/words.cuh"
 
 namespace freshet::cuda {
 
@@ -62,11 +63,6 @@ __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[j][i] = __fmul_rn(sum[j][i], p.scale);
   }
-}
-
-__device__ __forceinline__ uint32_t transposed(uint32_t v) {
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
-  return v;
 }
 
 // A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side, of the first 8
