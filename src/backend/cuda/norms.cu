@@ -157,21 +157,13 @@ __device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from)
   load_unit(v, from, 0, kUnit, true);
 }
 
-// Of one row or a few it is little more than latency, so there is little code.
-__global__ void __launch_bounds__(kLanes, 3)
-    plain_norm_kernel(Rows x, NormArgs a, Activations act) {
-  __shared__ float shared[kWarpsOfRow];
-  constexpr int kRound = kLanes * kUnit;
-  let_next_start();
-  const int n = static_cast<int>(x.cols), end = static_cast<int>(padded_cols(act, n));
-  const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % 32);
-  const int first = static_cast<int>(threadIdx.x) * kUnit;
-  float weight[kUnit] = {}, v[kUnit] = {};
-  if (first < n) load_whole(weight, a.weight + first);
-  wait();
-  const bool real = row < x.rows;  // or padding of the activations
-  const float* from = x.data + row * x.stride;
-  if (real && first < n) load_whole(v, from + first);
+// Both kernels of usual norms take a row's sum of squares in this order, so that a row has the same
+// bits in either. v: a lane's first unit of the row `from`, at column `first`; rows that are not
+// real are zeros.
+constexpr int kRound = kLanes * kUnit;
+
+__device__ __forceinline__ float squares_of_warp(const float (&v)[kUnit], const float* from,
+                                                 int first, int n, bool real) {
   float sum = 0.0f;
   const auto add = [&](const float(&of)[kUnit]) {
 #pragma unroll
@@ -188,13 +180,36 @@ __global__ void __launch_bounds__(kLanes, 3)
   for (int step = 16; step > 0; step >>= 1) {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
   }
-  if (lane == 0) shared[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = shared[lane % kWarpsOfRow];
+  return sum;
+}
+
+__device__ __forceinline__ float sum_of_warps(const float (&of_warps)[kWarpsOfRow], int lane) {
+  float sum = of_warps[lane % kWarpsOfRow];
 #pragma unroll
   for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
     sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
   }
+  return sum;
+}
+
+// Of one row or a few it is little more than latency, so there is little code.
+__global__ void __launch_bounds__(kLanes, 3)
+    plain_norm_kernel(Rows x, NormArgs a, Activations act) {
+  __shared__ float shared[kWarpsOfRow];
+  let_next_start();
+  const int n = static_cast<int>(x.cols), end = static_cast<int>(padded_cols(act, n));
+  const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % 32);
+  const int first = static_cast<int>(threadIdx.x) * kUnit;
+  float weight[kUnit] = {}, v[kUnit] = {};
+  if (first < n) load_whole(weight, a.weight + first);
+  wait();
+  const bool real = row < x.rows;  // or padding of the activations
+  const float* from = x.data + row * x.stride;
+  if (real && first < n) load_whole(v, from + first);
+  float sum = squares_of_warp(v, from, first, n, real);
+  if (lane == 0) shared[threadIdx.x / 32] = sum;
+  __syncthreads();
+  sum = sum_of_warps(shared, lane);
   const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
 #pragma unroll 1
   for (int c = first; c < end; c += kRound) {
@@ -225,7 +240,7 @@ __global__ void __launch_bounds__(kLanes, 3)
   __shared__ float shared[kTokenTile][kWarpsOfRow];
   __shared__ __align__(16) uint8_t staged[kLanesOfBlock * kTileUnit];
   __shared__ uint64_t there;
-  constexpr int kRound = kLanes * kUnit, kWarpsOfLanes = kLanesOfBlock / 32;
+  constexpr int kWarpsOfLanes = kLanesOfBlock / 32;
   constexpr int kUnits = kPadCols / kUnit, kTileBytes = kTokenTile * kPadCols * 2;
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -248,29 +263,10 @@ __global__ void __launch_bounds__(kLanes, 3)
   const bool real = row < x.rows;  // or padding of the activations
   const float* from = x.data + row * x.stride;
   if (real && first < n) load_whole(v, from + first);
-  float sum = 0.0f;
-  const auto add = [&](const float(&of)[kUnit]) {
-#pragma unroll
-    for (int i = 0; i < kUnit; ++i) sum = __fmaf_rn(of[i], of[i], sum);
-  };
-  add(v);
-#pragma unroll 1
-  for (int c = first + kRound; c < n && real; c += kRound) {
-    float more[kUnit];
-    load_whole(more, from + c);
-    add(more);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step >>= 1) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
-  }
+  float sum = squares_of_warp(v, from, first, n, real);
   if (lane < kClusterBlocks) send_to_block(&shared[in_tile][of_row], lane, sum, &there);
   barrier_wait(&there, 0);
-  sum = shared[in_tile][lane % kWarpsOfRow];
-#pragma unroll
-  for (int step = kWarpsOfRow / 2; step > 0; step >>= 1) {
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffff, sum, step));
-  }
+  sum = sum_of_warps(shared[in_tile], lane);
   const float scale = rsqrtf(sum / static_cast<float>(n) + a.eps);
 #pragma unroll 1
   for (int c = first, base = rank * kLanesOfBlock * kUnit; base < n; c += kRound, base += kRound) {
@@ -492,7 +488,7 @@ __global__ void __launch_bounds__(kLanes, 2)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) uint8_t staged[];
   __shared__ float shared[kTileRows][kWarpsOfRow];
-  constexpr int kApart = kTileThreads * kUnit, kRound = kLanes * kUnit;
+  constexpr int kApart = kTileThreads * kUnit;
   let_next_start();
   const auto n = static_cast<int>(x.cols), first = static_cast<int>(blockIdx.x) * kTileRows;
   const auto in_tile = static_cast<int>(threadIdx.x / kTileThreads), row = first + in_tile;
