@@ -1,8 +1,10 @@
 #include "models/dummy.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <tuple>
 #include <vector>
 
 #include "layers/decoder.h"
@@ -13,6 +15,7 @@ namespace freshet::models {
 namespace {
 
 constexpr int64_t kPoolRows = 64;
+constexpr int64_t kWordRows = 2048;  // of embeddings and heads: few of many tokens are alike
 
 // As FP8 checkpoints are published: a scale a row.
 void one_scale(uint8_t* row, int64_t cols) {
@@ -22,19 +25,28 @@ void one_scale(uint8_t* row, int64_t cols) {
   }
 }
 
+// What a pool's rows are for. Words of models with experts are so large that what layers add to
+// them is little, so that a router, whose rows are all its own, sees a token's own row and chooses
+// experts evenly; and a token's own logit is mostly a greedy step's largest, so that sequences keep
+// to tokens of theirs.
+enum class Rows { kPlain, kRouter, kEmbedding, kHead };
+
 class Maker {
  public:
   Maker(quant::Format format, ops::Ops& ops) : format_(format), ops_(ops) {}
 
-  Status matrix(ops::Weight& out, const std::string& name, int64_t rows, int64_t cols) {
-    return matrix(out, name, format_, rows, cols);
+  Status matrix(ops::Weight& out, const std::string& name, int64_t rows, int64_t cols,
+                Rows of = Rows::kPlain) {
+    return matrix(out, name, format_, rows, cols, ops::Use::kProducts, of);
   }
   Status matrix(ops::Weight& out, const std::string& name, quant::Format format, int64_t rows,
-                int64_t cols, ops::Use use = ops::Use::kProducts) {
-    const std::vector<uint8_t>& pool = pool_of(format, cols);
+                int64_t cols, ops::Use use = ops::Use::kProducts, Rows of = Rows::kPlain) {
+    const std::vector<uint8_t>& pool = pool_of(format, rows, cols, of);
     const size_t bytes = quant::row_bytes(format, cols);
     std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
-    for (uint8_t const*& p : pointers) p = pool.data() + next() % kPoolRows * bytes;
+    const size_t pool_rows = pool.size() / bytes;
+    for (size_t i = 0; i < pointers.size(); ++i)
+      pointers[i] = pool.data() + (of == Rows::kPlain ? next() : i) % pool_rows * bytes;
     FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols, ops::Ops::kNoLook, use));
     infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
     return {};
@@ -45,8 +57,9 @@ class Maker {
     out.size = size;
     return {};
   }
-  Status linear(Linear& out, const std::string& name, int64_t rows, int64_t cols, bool bias) {
-    FRESHET_RETURN_IF_ERROR(matrix(out.weight, name, rows, cols));
+  Status linear(Linear& out, const std::string& name, int64_t rows, int64_t cols, bool bias,
+                Rows of = Rows::kPlain) {
+    FRESHET_RETURN_IF_ERROR(matrix(out.weight, name, rows, cols, of));
     return bias ? vector(out.bias, rows, 0.0f) : Status();
   }
   Status norm(NormWeights& out, const std::optional<NormSpec>& spec, int64_t size) {
@@ -61,20 +74,29 @@ class Maker {
   Status attention(AttentionWeights& out, const AttentionSpec& a, int64_t hidden);
   Status experts(MoeWeights& out, const MoeSpec& m, int64_t hidden);
   Status mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::string& prefix);
-  uint64_t next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return state_ >> 33;
+  static uint64_t next(uint64_t& state) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 33;
   }
-  const std::vector<uint8_t>& pool_of(quant::Format format, int64_t cols) {
-    std::vector<uint8_t>& pool = pools_[{format, cols}];
-    if (!pool.empty()) return pool;
+  uint64_t next() { return next(state_); }
+  static float number(uint64_t& state) {
+    return 0.07f * (static_cast<float>(next(state) % 65536) / 65536.0f - 0.5f);
+  }
+  // A router's is made anew for each.
+  const std::vector<uint8_t>& pool_of(quant::Format format, int64_t rows, int64_t cols, Rows of) {
+    std::vector<uint8_t>& pool = pools_[{format, cols, of}];
+    if (!pool.empty() && of != Rows::kRouter) return pool;
     const quant::FormatInfo& info = quant::info(format);
     const size_t bytes = quant::row_bytes(format, cols);
-    pool.resize(bytes * kPoolRows);
+    if (of != Rows::kRouter) rows = of == Rows::kPlain ? kPoolRows : kWordRows;
+    pool.resize(bytes * static_cast<size_t>(rows));
     std::vector<float> row(static_cast<size_t>(cols));
-    for (int64_t r = 0; r < kPoolRows; ++r) {
+    uint64_t word = 0x9e3779b97f4a7c15u;  // the same in the embedding and in the head
+    for (int64_t r = 0; r < rows; ++r) {
       for (float& v : row) {
-        v = 0.07f * (static_cast<float>(next() % 65536) / 65536.0f - 0.5f);
+        const float of_word = number(word);
+        v = of == Rows::kEmbedding ? 5000.0f * of_word : number(state_);
+        if (of == Rows::kHead) v += 0.12f * of_word;
         // As routers are published.
         if (format == quant::Format::kF32) v = bf16_to_f32(f32_to_bf16(v));
       }
@@ -87,7 +109,7 @@ class Maker {
 
   quant::Format format_;
   ops::Ops& ops_;
-  std::map<std::pair<quant::Format, int64_t>, std::vector<uint8_t>> pools_;
+  std::map<std::tuple<quant::Format, int64_t, Rows>, std::vector<uint8_t>> pools_;
   std::vector<Model::WeightInfo> infos_;
   uint64_t state_ = 1;
 };
@@ -120,8 +142,8 @@ Status Maker::mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::
 Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
   const auto n = static_cast<size_t>(m.routing.experts);
   // In F32, as the loader keeps it.
-  FRESHET_RETURN_IF_ERROR(
-      matrix(out.router.weight, "router", quant::Format::kF32, m.routing.experts, hidden));
+  FRESHET_RETURN_IF_ERROR(matrix(out.router.weight, "router", quant::Format::kF32,
+                                 m.routing.experts, hidden, ops::Use::kProducts, Rows::kRouter));
   if (m.router_bias) FRESHET_RETURN_IF_ERROR(vector(out.router.bias, m.routing.experts, 0.0f));
   if (m.router_correction) FRESHET_RETURN_IF_ERROR(vector(out.correction, m.routing.experts, 0.0f));
   out.gate_up.resize(n);
@@ -168,7 +190,10 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, quant::Format 
   Maker make(format, ops);
   ModelWeights w;
   const int64_t hidden = spec.hidden_size, width = spec.embedding_size;
-  FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", spec.vocab_size, width));
+  const bool words = std::any_of(spec.layers.begin(), spec.layers.end(),
+                                 [](const LayerSpec& layer) { return layer.moe.has_value(); });
+  FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", spec.vocab_size, width,
+                                      words ? Rows::kEmbedding : Rows::kPlain));
   if (spec.learned_positions > 0)
     FRESHET_RETURN_IF_ERROR(make.matrix(w.positions, "positions", spec.learned_positions, hidden));
   if (width != hidden) {
@@ -180,7 +205,8 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, quant::Format 
     FRESHET_RETURN_IF_ERROR(make.layer(w.layers[i], spec.layers[i], hidden));
   FRESHET_RETURN_IF_ERROR(make.norm(w.final_norm, spec.final_norm, hidden));
   if (!spec.tied_embeddings)
-    FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", spec.vocab_size, width, spec.logits_bias));
+    FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", spec.vocab_size, width, spec.logits_bias,
+                                        words ? Rows::kHead : Rows::kPlain));
   return std::unique_ptr<Model>(new Decoder(spec, std::move(w), make.take_infos(), ops));
 }
 

@@ -1,0 +1,76 @@
+#include "models/dummy.h"
+
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ops/kernel_table.h"
+
+namespace freshet::models {
+namespace {
+
+constexpr int kTokens = 16, kLayers = 24, kExperts = 64, kChosen = 4, kFf = 48, kHidden = 256;
+
+// The weights of experts, of all layers, that somebody asked products of.
+std::set<const ops::Weight*> g_experts;
+
+void run_noted(const ops::MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes,
+               int64_t first, int64_t last) {
+  if (args.weight->rows == 2 * kFf && args.weight->cols == kHidden) g_experts.insert(args.weight);
+  for (const ops::MatmulKernel& k : ops::reference_kernels().matmul)
+    if (k.format == args.weight->format) return k.run(args, act, act_row_bytes, first, last);
+}
+
+ModelSpec sparse_model() {
+  LayerSpec layer;
+  layer.attention.heads = layer.attention.kv_heads = 4;
+  layer.attention.head_dim = layer.attention.value_dim = 32;
+  layer.attention_norms.in = layer.mlp_norms.in = NormSpec{};
+  layer.moe.emplace();
+  layer.moe->routing.experts = kExperts;
+  layer.moe->routing.top_k = kChosen;
+  layer.moe->expert_ff = kFf;
+  ModelSpec spec;
+  spec.vocab_size = 4000;
+  spec.hidden_size = spec.embedding_size = kHidden;
+  spec.layers.assign(kLayers, layer);
+  spec.max_context = 64;
+  spec.final_norm = NormSpec{};
+  return spec;
+}
+
+TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
+  std::vector<ops::MatmulKernel> rows(ops::reference_kernels().matmul.begin(),
+                                      ops::reference_kernels().matmul.end());
+  for (ops::MatmulKernel& row : rows) row.run = run_noted;
+  ops::KernelTable kernels = ops::reference_kernels();
+  kernels.matmul = rows;
+  ThreadPool pool(1, false);
+  auto ops = ops::Ops::create(pool, kernels, ops::Capabilities{}, {});
+  ASSERT_TRUE(ops.ok());
+  auto model = dummy_model(sparse_model(), quant::Format::kBF16, **ops);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const KvCacheSpec cache_spec = kv_cache_spec((*model)->spec(), ops::KvType::kF32);
+  auto cache = KvStorage::allocate(cache_spec, {1});
+  ASSERT_TRUE(cache.ok() && (*model)->reserve(kTokens, 1, kTokens).ok());
+
+  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, {kTokens - 1}};
+  for (int t = 0; t < kTokens; ++t) {
+    batch.token_ids.push_back(t * 7919 % 4000);
+    batch.positions.push_back(t);
+  }
+  std::vector<float> logits(4000);
+  g_experts.clear();
+  (*model)->forward(batch, *cache, {logits.data()});
+
+  // Drawn, a layer's number has a standard deviation below 2.5 (as it would be if a token's own
+  // choices could meet), so that a mean of layers is off by four times 2.5 / sqrt(kLayers) in fewer
+  // than one of 10,000 draws.
+  const double drawn = kExperts * (1.0 - std::pow(1.0 - double{kChosen} / kExperts, kTokens));
+  EXPECT_NEAR(static_cast<double>(g_experts.size()) / kLayers, drawn, 10.0 / std::sqrt(kLayers));
+}
+
+}  // namespace
+}  // namespace freshet::models
