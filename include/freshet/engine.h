@@ -27,7 +27,8 @@ class Tokenizer;
 using tokenizer::Tokenizer;
 namespace grammar {
 class Grammar;
-}
+class ThoughtTokens;
+}  // namespace grammar
 
 // How the next token is chosen. Defaults are vLLM's. Order: penalties, logit bias, temperature,
 // then min-p, top-k, top-p, typical; drawn by a Philox counter keyed by (seed, position).
@@ -57,6 +58,10 @@ struct SamplingParams {
   // Absent, or the language that the output must be in (src/grammar); the output ends when it is
   // a whole sentence and the model says so, or nothing may follow. Not with beams.
   std::shared_ptr<const grammar::Grammar> grammar;
+  // With a grammar, of a model that thinks: the tags of the thought that the output may begin with,
+  // and behind which the grammar holds. `in_thought`: the prompt has opened it.
+  std::shared_ptr<const grammar::ThoughtTokens> thought;
+  bool in_thought = false;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };

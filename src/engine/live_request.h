@@ -10,7 +10,7 @@
 
 #include "engine/text_assembler.h"
 #include "freshet/engine.h"
-#include "grammar/grammar.h"
+#include "grammar/late_matcher.h"
 #include "sampling/beam.h"
 #include "sampling/sampler.h"
 #include "scheduler/sequence.h"
@@ -23,8 +23,8 @@ struct Sample {
   scheduler::SequenceId sequence = 0;  // 0: not forked yet
   Sampler sampler;
   TextAssembler text;
-  std::optional<grammar::GrammarMatcher> matcher;
-  std::vector<uint32_t> mask;  // with a matcher: what may come next,
+  std::optional<grammar::LateMatcher> matcher;
+  std::vector<uint32_t> mask;  // what may come next; empty: anything,
   bool complete = false;       // or that nothing may, and the vocabulary has no token to say so
   int outputs = 0;
   bool ended = false;

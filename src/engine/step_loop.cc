@@ -88,7 +88,9 @@ std::optional<RequestError> StepLoop::check(const Request& r) const {
   if (r.params.grammar && r.params.beam_width > 0) {
     return wrong("grammar", "structured output and beam search do not go together");
   }
-  if (r.params.grammar && r.params.grammar->trie().vocab_size() > runner_.vocab()) {
+  if (r.params.grammar &&
+      (r.params.grammar->trie().vocab_size() > runner_.vocab() ||
+       (r.params.thought && r.params.thought->vocab_size() > runner_.vocab()))) {
     return wrong("grammar", "the grammar was compiled for another vocabulary");
   }
   const int sequences = std::max(r.params.n, r.params.beam_width);
@@ -256,10 +258,7 @@ void StepLoop::furnish(LiveRequest& r, scheduler::SequenceId sequence) {
         {},
         {}}));
     if (!p.grammar) continue;
-    Sample& sample = *r.samples.back();
-    sample.matcher.emplace(p.grammar);
-    const auto words = (static_cast<size_t>(runner_.vocab()) + 31) / 32;
-    sample.mask.resize(std::max(words, p.grammar->mask_words()));
+    r.samples.back()->matcher.emplace(p.grammar, p.thought, p.in_thought);
   }
   r.samples.front()->sequence = sequence;
 }

@@ -8,9 +8,10 @@ namespace freshet::engine {
 
 namespace {
 
-// Writes what the grammar allows, if there is one.
-void fill_mask(Sample& sample, std::span<const int32_t> end_ids) {
-  sample.matcher->fill_mask(sample.mask);
+// Writes what the grammar allows. Behind the same tokens the same, whatever else runs.
+void fill_mask(Sample& sample, int64_t vocab, std::span<const int32_t> end_ids) {
+  sample.mask.resize((static_cast<size_t>(vocab) + 31) / 32);
+  if (!sample.matcher->fill_mask(sample.mask)) sample.mask.clear();
   const auto none = [&] {
     return std::ranges::all_of(sample.mask, [](uint32_t w) { return w == 0; });
   };
@@ -37,7 +38,7 @@ void StepLoop::fill_masks(const scheduler::Step& step) {
   }
   pool_.parallel_for(std::ssize(masked_), [&](int64_t i, int) {
     auto& [live, sample] = masked_[static_cast<size_t>(i)];
-    fill_mask(*sample, live->end_ids);
+    fill_mask(*sample, runner_.vocab(), live->end_ids);
   });
 }
 

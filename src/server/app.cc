@@ -114,6 +114,7 @@ Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Ans
     if (app->reasoning_tags_ && bytes == app->reasoning_tags_->close)
       app->tags_are_special_ = engine.tokenizer().is_special(id);
   }
+  if (app->reasoning_tags_) app->find_thought_tokens();
   app->max_text_bytes_ =
       std::max(kAlwaysTokenised, longest * static_cast<size_t>(engine.max_model_len()));
   add_service_routes(*app, app->routes_);
@@ -308,6 +309,18 @@ Result<std::string> App::render(json::Array messages, const json::Value& tools,
   return template_->render(json::Value(std::move(context)));
 }
 
+// Special tokens that texts leave out are not there for the tags either.
+void App::find_thought_tokens() {
+  const Tokenizer& tokenizer = engine_.tokenizer();
+  std::vector<std::string> tokens(static_cast<size_t>(tokenizer.vocab_size()));
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    if (tags_are_special_ || !tokenizer.is_special(id))
+      tokens[static_cast<size_t>(id)] = tokenizer.token_bytes(id);
+  }
+  thought_tokens_ = std::make_shared<grammar::ThoughtTokens>(
+      std::string(reasoning_tags_->open), std::string(reasoning_tags_->close), std::move(tokens));
+}
+
 // Templates differ in what they fail on, or leave out: the first shape in which a call is in the
 // text is theirs.
 Status App::find_call_shape() {
@@ -359,10 +372,8 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   if (forced) request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
   auto text = render_chat(request);
   if (auto* error = std::get_if<ApiError>(&text)) return *error;
-  // A structure holds from the first token on: nothing is thought then.
   std::optional<ReasoningParser> reasoning;
-  if (reasoning_tags_ && request.structured.is_null())
-    reasoning.emplace(*reasoning_tags_, std::get<std::string>(text));
+  if (reasoning_tags_) reasoning.emplace(*reasoning_tags_, std::get<std::string>(text));
   auto ids = encode(std::get<std::string>(std::move(text)), request);
   if (auto* error = std::get_if<ApiError>(&ids)) return *error;
   PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params,
@@ -375,6 +386,10 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   if (!request.tools.is_null() && tool_dialect_ != ToolDialect::kHermes)
     chat.params.skip_special_tokens = false;
   if (chat.reasoning && tags_are_special_) chat.params.skip_special_tokens = false;
+  if (chat.reasoning && !chat.reasoning->answers()) {
+    chat.params.thought = thought_tokens_;
+    chat.params.in_thought = chat.reasoning->inside();
+  }
   return chat;
 }
 

@@ -13,6 +13,7 @@
 
 #include "freshet/engine.h"
 #include "grammar/cache.h"
+#include "grammar/late_matcher.h"
 #include "server/answer.h"
 #include "server/http_server.h"
 #include "server/metrics.h"
@@ -98,6 +99,7 @@ class App {
     bool text_arguments = false;  // else an object
   };
   Status find_call_shape();
+  void find_thought_tokens();
   Result<std::string> render(json::Array messages, const json::Value& tools,
                              json::Object context) const;
   bool authorised(const HttpRequest& request) const;
@@ -118,6 +120,7 @@ class App {
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
   bool tags_are_special_ = false;  // tokens, which are left out of texts otherwise
+  std::shared_ptr<const grammar::ThoughtTokens> thought_tokens_;  // with tags
   std::once_flag grammar_once_;
   std::unique_ptr<grammar::GrammarCache> grammars_;  // made for the first request that needs one
   std::vector<Route> routes_;

@@ -81,6 +81,23 @@ TEST(ReasoningFormat, Chat) {
   EXPECT_EQ(content, "Four.");
 }
 
+// Where several tokens spell the tag.
+TEST(ReasoningFormat, TokensOfThought) {
+  const ResponseRequest r = request();
+  const auto counted = [&](const std::vector<std::string>& pieces, std::string_view prompt) {
+    FormatContext c = context();
+    c.reasoning.emplace(*reasoning_tags_by_name("qwen3"), prompt);
+    c.token_bytes = [&](int32_t id) { return pieces.at(static_cast<size_t>(id)); };
+    const Answered a =
+        answered([&] { return make_response_format(c, r, ToolDialect::kHermes); }, pieces);
+    return a.whole.find("usage")->find("output_tokens_details")->get_int("reasoning_tokens", -1);
+  };
+  EXPECT_EQ(counted({"So", "</", "think", ">", "</think>"}, "<think>"), 4);
+  EXPECT_EQ(counted({"<thi", "nk>", "So"}, ""), 3);
+  EXPECT_EQ(counted({"</think>", "Four"}, "<think></think>"), 0);
+  EXPECT_EQ(counted({"Four", "</think>"}, ""), 0);
+}
+
 TEST(ReasoningFormat, ChatWithACall) {
   const ChatRequest chat = request(/*tools=*/true).chat;
   const Answered a =

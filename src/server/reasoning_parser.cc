@@ -43,9 +43,13 @@ std::string reasoning_parser_names() {
 }
 
 ReasoningParser::ReasoningParser(ReasoningTags tags, std::string_view prompt) : tags_(tags) {
-  if (!without_trailing_space(prompt).ends_with(tags.open)) return;
-  place_ = Place::kThought;
-  trim_ = true;
+  prompt = without_trailing_space(prompt);
+  if (prompt.ends_with(tags.open)) {
+    place_ = Place::kThought;
+    trim_ = true;
+  } else if (prompt.ends_with(tags.close)) {
+    place_ = Place::kAnswer;
+  }
 }
 
 void ReasoningParser::take_beginning(Step& step) {

@@ -1,8 +1,9 @@
 // Tells what a model thinks from what it answers, as the text streams.
 //
 // A thought stands at the beginning of an answer, between two tags; templates may have written the
-// first of them at the end of the prompt. White space around thought and answer is left out. Text
-// without tags is an answer as it stands. One parser serves one answer; not synchronised.
+// first of them at the end of the prompt, or both, so that nothing is thought. White space around
+// thought and answer is left out. Text without tags is an answer as it stands. One parser serves
+// one answer; not synchronised.
 #pragma once
 
 #include <optional>
@@ -33,7 +34,8 @@ class ReasoningParser {
   Step finish();  // what was held back
   // Whether all so far is thought.
   bool inside() const { return place_ == Place::kThought; }
-  std::string_view close_tag() const { return tags_.close; }
+  // Whether what comes next is no thought, however it begins.
+  bool answers() const { return place_ == Place::kAnswer; }
 
  private:
   enum class Place { kBefore, kThought, kAnswer };

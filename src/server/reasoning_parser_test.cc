@@ -45,6 +45,7 @@ TEST(ReasoningParser, ThoughtThatThePromptBegins) {
 TEST(ReasoningParser, AnswersAlone) {
   check("qwen3", "<think>\n\n</think>\n\n", " Four, <think> is a tag</think>.\n", "",
         " Four, <think> is a tag</think>.\n");
+  check("qwen3", "<think>\n\n</think>\n\n", "<think>a</think>b", "", "<think>a</think>b");
   check("qwen3", "assistant", "<thin", "", "<thin");
   check("qwen3", "assistant", "", "", "");
 }

@@ -285,12 +285,18 @@ class ResponseFormat final : public AnswerFormat {
 
   // Of the tokens written: those up to the tag that ends the thought.
   int64_t reasoning_tokens(const std::vector<int32_t>& ids) const {
-    if (!reasoning_) return 0;
-    const auto close = std::ranges::find_if(ids, [&](int32_t id) {
-      return context_.token_bytes(id).find(reasoning_->close_tag()) != std::string::npos;
-    });
-    if (close != ids.end()) return close - ids.begin() + 1;
-    return reasoning_->inside() ? static_cast<int64_t>(ids.size()) : 0;
+    if (!context_.reasoning) return 0;
+    ReasoningParser parser = *context_.reasoning;
+    int64_t tokens = 0;
+    int64_t of_thought = 0;
+    for (const int32_t id : ids) {
+      if (parser.answers()) break;
+      const bool thinks = parser.inside();
+      parser.feed(context_.token_bytes(id));
+      ++tokens;
+      if (thinks || parser.inside()) of_thought = tokens;
+    }
+    return of_thought;
   }
 
   json::Value usage_of(const AnswerState& state) const {

@@ -325,9 +325,62 @@ class Reasoning(ClientCase):
                          self.plain("user: Hello there\nassistant: <think></think>"))
         self.assertFalse(hasattr(message, "reasoning"))
 
-    def test_structure_is_the_answer(self):
-        message = self.chat(extra={"structured_outputs": {"choice": ["Yes."]}}).choices[0].message
-        self.assertEqual((message.content, hasattr(message, "reasoning")), ("Yes.", False))
+    def ending(self, **options):
+        """A thought of the pieces of the closing tag, which ends where they are in order."""
+        _, pieces = self.server.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})
+        bias = {str(i): 100 for i in pieces["tokens"]}
+        return {"temperature": 5, "max_tokens": 1900, "logit_bias": bias, **options}
+
+    JSON = {"response_format": {"type": "json_schema", "json_schema": {
+        "name": "x", "schema": WEATHER["function"]["parameters"]}}}
+
+    def test_structure_follows_the_thought(self):
+        for seed in (0, 2, 3):  # of which none ends the thought at once
+            options = self.ending(seed=seed, logprobs=True, n=2)
+            answer = self.chat(**self.JSON, **options)
+            thoughts = [c.message.reasoning for c in answer.choices]
+            self.assertNotEqual(*thoughts)
+            for choice in answer.choices:
+                self.assertEqual(choice.finish_reason, "stop")
+                self.assertEqual(choice.message.reasoning_content, choice.message.reasoning)
+                self.assertNotIn("</think>", choice.message.reasoning)
+                jsonschema.validate(json.loads(choice.message.content),
+                                    WEATHER["function"]["parameters"])
+            self.assertEqual(sum(len(c.logprobs.content) for c in answer.choices),
+                             answer.usage.completion_tokens)
+            streamed = [["", ""], ["", ""]]
+            for chunk in self.chat(stream=True, **self.JSON, **options):
+                delta = chunk.choices[0].delta
+                streamed[chunk.choices[0].index][0] += getattr(delta, "reasoning", "")
+                streamed[chunk.choices[0].index][1] += delta.content or ""
+            self.assertEqual(streamed, [[c.message.reasoning, c.message.content]
+                                        for c in answer.choices])
+            free = self.chat(**options)
+            self.assertEqual([c.message.reasoning for c in free.choices], thoughts)
+
+    def test_forced_call_follows_the_thought(self):
+        choice = self.chat(tools=[WEATHER], tool_choice="required",
+                           **self.ending(seed=2)).choices[0]
+        self.assertEqual((choice.finish_reason, choice.message.content), ("tool_calls", None))
+        self.assertTrue(choice.message.reasoning)
+        (call,) = choice.message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
+
+    def test_structure_without_a_thought(self):
+        """One that the template has closed, one that does not end, one that may not come."""
+        def ask(**options):
+            extra = {"structured_outputs": {"choice": ["Yes."]}, **options.pop("extra", {})}
+            choice = self.chat(temperature=0, max_tokens=20, extra=extra, **options).choices[0]
+            return (choice.message.content, hasattr(choice.message, "reasoning"),
+                    choice.finish_reason)
+        closed = {"chat_template_kwargs": {"enable_thinking": False}}
+        unopened = {"add_generation_prompt": False}
+        self.assertEqual(ask(extra=closed), ("Yes.", False, "stop"))
+        self.assertEqual(ask(), (None, True, "length"))
+        self.assertEqual(ask(extra=unopened), ("Yes.", False, "stop"))
+        _, first = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False})
+        self.assertEqual(ask(extra=unopened, logit_bias={str(first["tokens"][-1]): 100}),
+                         (None, True, "length"))
 
     def test_earlier_thoughts(self):
         """Templates get them under the name that they read, whichever the client gives."""

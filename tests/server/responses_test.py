@@ -286,6 +286,23 @@ class ResponseReasoning(ResponsesCase):
                                  "content_part.done", "output_item.done", "incomplete"])
         self.assertEqual(events[-1].response.output[0].content[0].text, item.content[0].text)
 
+    def test_structure_follows_the_thought(self):
+        _, pieces = self.server.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})
+        options = {"temperature": 5, "max_output_tokens": 1900, "extra": {
+            "seed": 2, "logit_bias": {str(i): 100 for i in pieces["tokens"]}}}
+        schema = WEATHER["parameters"]
+        answer = self.respond(text={"format": {"type": "json_schema", "name": "x", "schema": schema}},
+                              **options)
+        self.assertEqual([i.type for i in answer.output], ["reasoning", "message"])
+        jsonschema.validate(json.loads(answer.output_text), schema)
+        self.assertGreater(answer.usage.output_tokens_details.reasoning_tokens, 4)
+        self.assertLess(answer.usage.output_tokens_details.reasoning_tokens,
+                        answer.usage.output_tokens)
+        called = self.respond(tools=[WEATHER], tool_choice="required", **options)
+        self.assertEqual([i.type for i in called.output], ["reasoning", "function_call"])
+        jsonschema.validate(json.loads(called.output[1].arguments), schema)
+        self.assertEqual(called.output[0].content[0].text, answer.output[0].content[0].text)
+
     def test_thoughts_go_back_in(self):
         """To the message or the call that they led to."""
         thought = {"type": "reasoning", "summary": [],
