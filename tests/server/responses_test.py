@@ -236,14 +236,14 @@ class ResponseStream(ResponsesCase):
             self.assertEqual([json.loads(c.arguments)["zone"] for c in output[1:]], ["UTC", "CET"])
         one = self.respond(parallel_tool_calls=False, **options).output
         self.assertEqual([item.type for item in one], ["message", "function_call"])
-        named = self.respond(tools=[CLOCK, WEATHER], max_output_tokens=100,
+        named = self.respond(tools=[CLOCK, WEATHER], max_output_tokens=100, extra={"seed": 1},
                              tool_choice={"type": "function", "name": "get_time"}).output
         self.assertEqual([item.name for item in named], ["get_time"])
 
     def test_helper(self):
         """The client's own accumulator, which insists on the order and shape of the events."""
         for options in ({"extra_body": {"structured_outputs": {"choice": ["Hello."]}}},
-                        {"tools": [CLOCK], "tool_choice": "required"}):
+                        {"extra_body": {"seed": 1}, "tools": [CLOCK], "tool_choice": "required"}):
             with self.client.responses.stream(model="default", input="Hello there",
                                               max_output_tokens=100, **options) as stream:
                 for _ in stream:
