@@ -373,7 +373,19 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   auto text = render_chat(request);
   if (auto* error = std::get_if<ApiError>(&text)) return *error;
   std::optional<ReasoningParser> reasoning;
-  if (reasoning_tags_) reasoning.emplace(*reasoning_tags_, std::get<std::string>(text));
+  if (reasoning_tags_) {
+    std::string_view before = std::get<std::string>(text);
+    // A message that goes on is in the thought that it begins with, or behind any.
+    const std::string begun =
+        request.continue_final_message ? request.messages.back().get_string("content", "") : "";
+    if (!begun.empty()) {
+      const size_t open = begun.find(reasoning_tags_->open);
+      const bool thinks = open != std::string::npos && begun.find_first_not_of(" \t\r\n") == open &&
+                          begun.find(reasoning_tags_->close) == std::string::npos;
+      before = thinks ? reasoning_tags_->open : reasoning_tags_->close;
+    }
+    reasoning.emplace(*reasoning_tags_, before);
+  }
   auto ids = encode(std::get<std::string>(std::move(text)), request);
   if (auto* error = std::get_if<ApiError>(&ids)) return *error;
   PreparedChat chat{std::get<std::vector<int32_t>>(std::move(ids)), request.params,

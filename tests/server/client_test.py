@@ -355,8 +355,9 @@ class Reasoning(ClientCase):
                 streamed[chunk.choices[0].index][1] += delta.content or ""
             self.assertEqual(streamed, [[c.message.reasoning, c.message.content]
                                         for c in answer.choices])
-            free = self.chat(**options)
-            self.assertEqual([c.message.reasoning for c in free.choices], thoughts)
+            if seed == 0:  # without a structure nothing ends the answer
+                free = self.chat(**options)
+                self.assertEqual([c.message.reasoning for c in free.choices], thoughts)
 
     def test_forced_call_follows_the_thought(self):
         choice = self.chat(tools=[WEATHER], tool_choice="required",
@@ -381,6 +382,22 @@ class Reasoning(ClientCase):
         _, first = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False})
         self.assertEqual(ask(extra=unopened, logit_bias={str(first["tokens"][-1]): 100}),
                          (None, True, "length"))
+
+    def test_messages_that_go_on(self):
+        """In their thought, or in their answer, which begins no thought."""
+        _, first = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False})
+        def ask(begun, **extra):
+            message = self.chat([*HELLO, {"role": "assistant", "content": begun}], temperature=0,
+                                logit_bias={str(first["tokens"][-1]): 100}, extra={
+                                    "continue_final_message": True, "add_generation_prompt": False,
+                                    **extra}).choices[0].message
+            return message.content, getattr(message, "reasoning", None)
+        choice = {"structured_outputs": {"choice": ["Yes."]}}
+        for extra in ({}, choice):
+            self.assertEqual(ask("<think>I was", **extra), (None, "<" * 12))
+        self.assertEqual(ask("<think>So.</think>Well, "), ("<" * 12, None))
+        for begun in (" ", "Well, ", "<think>So.</think>Well, ", "Is <think> a tag? "):
+            self.assertEqual(ask(begun, **choice), ("Yes.", None))
 
     def test_earlier_thoughts(self):
         """Templates get them under the name that they read, whichever the client gives."""
