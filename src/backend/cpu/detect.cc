@@ -81,8 +81,8 @@ Capabilities probe(CpuIsa limit) {
   c.avx512_bf16 = bit(l71.eax, 5);
   const bool tiles =
       bit(l7.edx, 24) && bit(l7.edx, 25) && bit(l7.edx, 22) && (state >> 17 & 3) == 3;
-  const bool gfni = bit(l7.ecx, 8);  // what unpacks for tiles; wherever these are
-  if (tiles && gfni && limit >= CpuIsa::kAmx && tiles_permitted()) c.isa = CpuIsa::kAmx;
+  const bool gfni_vbmi = bit(l7.ecx, 8) && bit(l7.ecx, 1);  // wherever tiles are
+  if (tiles && gfni_vbmi && limit >= CpuIsa::kAmx && tiles_permitted()) c.isa = CpuIsa::kAmx;
   return c;
 }
 

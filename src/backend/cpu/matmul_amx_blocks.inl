@@ -15,7 +15,7 @@
 
 #include <new>
 
-#include "backend/cpu/matmul_amx_units.inl"
+#include "backend/cpu/matmul_amx_rounded.inl"
 
 namespace freshet::cpu {
 namespace {
@@ -177,6 +177,15 @@ class Pipe {
       tile_load<kTile>(from, kLine);
     }
   }
+  // A product with the only plane, or the low one.
+  template <int kTile, int kX>
+  FRESHET_INLINE void low_product() {
+    if constexpr (kRounded<F>) {
+      tile_dp_i8<kTile, kX, 6>();
+    } else {
+      tile_dp_u8<kTile, kX, 6>();
+    }
+  }
   // A quarter of the block's products; x: operands of activations at its first number.
   template <int kOperands, int k, class Between>
   FRESHET_INLINE_MEMBER void quarter(const uint8_t* const (&x)[2], int64_t stride,
@@ -199,12 +208,12 @@ class Pipe {
       }
       return;
     }
-    tile_dp_u8<0, 4, 6>();
+    low_product<0, 4>();
     after<kOperands, k, 0>(scaling, between);
     if constexpr (kOperands == 2) {
       tile_load<5>(x[1] + k * 64, stride);
       begin<2, kFirst>();
-      tile_dp_u8<2, 5, 6>();
+      low_product<2, 5>();
       after<kOperands, k, 1>(scaling, between);
     }
     if constexpr (U::kBytePlanes == 2) {
@@ -562,9 +571,25 @@ void run_blocks_planes(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
+void run_rounded(const MatmulCall& c, int64_t first, int64_t last) {
+  if (c.tokens <= 4 && c.cols <= kMostVectorCols) {
+    if (c.tokens == 1) return rounded_vectors<ExactSums, RoundedQ4_0, 1>(c, first, last);
+    if (c.tokens == 2) return rounded_vectors<ExactSums, RoundedQ4_0, 2>(c, first, last);
+    if (c.tokens == 3) return rounded_vectors<ByteSums, RoundedQ4_0, 3>(c, first, last);
+    return rounded_vectors<ByteSums, RoundedQ4_0, 4>(c, first, last);
+  }
+  if (c.tokens <= kTileRows && c.rows_index == nullptr) {
+    return rounded_tiles<RoundedQ4_0>(c, first, last);
+  }
+  run_blocks_planes<RoundedQ4_0, 1>(c, first, last);
+}
+
 template <class F>
 void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   if (first >= last) return;  // a thread without panels: there is none to begin with
+  if (F::kFormat == Format::kQ4_0 && !uses_fine_plane(c.rows, c.cols)) {
+    return run_rounded(c, first, last);
+  }
   if (c.tokens <= kFewTokens) {
     kAvx512VnniKernels.run[static_cast<int>(F::kFormat)](c, first, last);
   } else if (uses_fine_plane(c.rows, c.cols)) {

@@ -9,6 +9,16 @@ namespace {
 
 inline constexpr int64_t kUnitK = 256;
 
+// Q4_0 with each product of scale and number rounded to a byte, so that one plane of bytes is all
+// that tiles multiply: of 256 numbers of a row the scales are whole numbers up to 127, which makes
+// eighths of such bytes. A matrix whose activations' fine plane counts keeps both planes.
+struct RoundedQ4_0 : BlockQ4_0 {};
+template <class F>
+inline constexpr bool kRounded = false;
+template <>
+inline constexpr bool kRounded<RoundedQ4_0> = true;
+inline constexpr float kRoundedTop = 127.0f;
+
 // Shifts each group of four bytes by one, without the port that shifts take.
 FRESHET_INLINE I32 byte_up(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
@@ -27,8 +37,60 @@ FRESHET_INLINE I32 signed_nibbles(I32 v) {
 #endif
 }
 
-// A PackedGroup of blocks with F16 scales, in fewer instructions: the largest is found in 16 bits,
-// and adding 1.5 * 2^23 leaves a whole number in the low ones.
+// The F16 scales of up to eight blocks as whole numbers: put(g, the low 16 bits of which are that
+// of block g). Returns their unit. In few instructions: the largest is found in 16 bits, and adding
+// 1.5 * 2^23 leaves a whole number in the low ones.
+template <class F, class Put>
+FRESHET_INLINE F32 read_scales(const uint8_t* d, int count, const Put& put) {
+  constexpr int kTail = panel_layout(F::kFormat).tail;
+  alignas(64) uint8_t padded[8 * kTail];
+  if (count < 8) {
+    std::memset(padded, 0, sizeof padded);
+    std::memcpy(padded, d, static_cast<size_t>(count * kTail));
+    d = padded;
+  }
+  I32 most = zero_i();
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    most = _mm512_max_epu16(most, and_i(line_at(d, i), set_i(0x7fff7fff)));
+  }
+  const __m256i most_of_rows =
+      _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+  const F32 top = _mm512_cvtph_ps(most_of_rows);
+  F32 inverse, unit;
+  if constexpr (kRounded<F>) {
+    inverse = _mm512_maskz_div_ps(_mm512_test_epi32_mask(bits_i(top), bits_i(top)),
+                                  set_f(kRoundedTop), top);
+    unit = mul_f(top, set_f(8.0f / kRoundedTop));
+  } else {
+    const WholeScales<F::kScaleBits> scales(bits_i(top));
+    inverse = scales.inverse;
+    unit = scales.unit();
+  }
+  FRESHET_UNROLL
+  for (int g = 0; g < 8; ++g) {
+    put(g, bits_i(fma_f(load_f16(d + g * kTail), inverse, set_f(0x1.8p23f))));
+  }
+  return unit;
+}
+// The low 16 bits in both halves.
+FRESHET_INLINE I32 low_halves(I32 v) {
+  return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
+}
+
+// The low bytes of each 16 bits, those of `odd` after those of `even`; high ones the other way.
+FRESHET_INLINE I32 low_bytes(I32 even, I32 odd) {
+  constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
+  const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+  return _mm512_mask_shuffle_epi8(even, kOdd, odd, swap);
+}
+FRESHET_INLINE I32 high_bytes(I32 even, I32 odd) {
+  constexpr __mmask64 kEven = 0x5555555555555555;
+  const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
+  return _mm512_mask_shuffle_epi8(odd, kEven, even, swap);
+}
+
+// A PackedGroup of blocks with F16 scales.
 template <class F>
 struct F16Group {
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
@@ -36,36 +98,16 @@ struct F16Group {
   const uint8_t* tail;
   const Packed<F>& panel;
   int count;
-  I32 both[8];  // scales, in both halves
+  I32 both[8];
   F32 unit;
   FRESHET_INLINE_MEMBER F16Group(const Packed<F>& from, int64_t b, int64_t blocks)
       : main(from.main(8 * b)),
         tail(from.tail(8 * b)),
         panel(from),
-        count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)) {
-    alignas(64) uint8_t padded[8 * kLayout.tail];
-    const uint8_t* d = tail;
-    if (count < 8) {
-      std::memset(padded, 0, sizeof padded);
-      std::memcpy(padded, d, static_cast<size_t>(count * kLayout.tail));
-      d = padded;
-    }
-    I32 most = zero_i();
-    FRESHET_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      most = _mm512_max_epu16(most, and_i(line_at(d, i), set_i(0x7fff7fff)));
-    }
-    const __m256i most_of_rows =
-        _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
-    const WholeScales<F::kScaleBits> scales(bits_i(_mm512_cvtph_ps(most_of_rows)));
-    const I32 low = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
-    FRESHET_UNROLL
-    for (int g = 0; g < 8; ++g) {
-      const F32 rounded = fma_f(load_f16(d + g * kLayout.tail), scales.inverse, set_f(0x1.8p23f));
-      both[g] = _mm512_shuffle_epi8(bits_i(rounded), low);
-    }
-    unit = scales.unit();
-  }
+        count(static_cast<int>(blocks - 8 * b < 8 ? blocks - 8 * b : 8)),
+        unit(read_scales<F>(tail, count, [this](int g, I32 scale) __attribute__((always_inline)) {
+          both[g] = low_halves(scale);
+        })) {}
   FRESHET_INLINE_MEMBER int subs() const { return count; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::lines(main + j * kLayout.main); }
   FRESHET_INLINE_MEMBER F32 d() const { return unit; }
@@ -135,7 +177,7 @@ template <class F>
 struct Unit : Unpacks<Unit<F>> {
   static constexpr bool kHalves = false;
   // Q2_K: 15 * 3 at most.
-  static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K ? 1 : 2;
+  static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K || kRounded<F> ? 1 : 2;
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
   // Planes of numbers, then what scaling needs: pairs of offsets, d (and dmin).
   static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kBytePlanes * kPlane,
@@ -145,12 +187,8 @@ struct Unit : Unpacks<Unit<F>> {
 
   // Products of 16 bits as low and high bytes.
   FRESHET_INLINE void put_bytes(I32 even, I32 odd, uint8_t* to) {
-    constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
-    const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
-    store_i(to, _mm512_mask_shuffle_epi8(even, kOdd, odd, swap));
-    if constexpr (kBytePlanes == 2) {
-      store_i(to + kPlane, _mm512_mask_shuffle_epi8(odd, ~kOdd, even, swap));
-    }
+    store_i(to, low_bytes(even, odd));
+    if constexpr (kBytePlanes == 2) store_i(to + kPlane, high_bytes(even, odd));
   }
   // Four numbers of each row (unsigned bytes, 2^kShift too high) times the rows' scales (in both
   // halves), as low and high bytes. Whatever is not a multiplication is done without shifts where
@@ -166,10 +204,11 @@ struct Unit : Unpacks<Unit<F>> {
   }
   // Q4_0's products as low and high bytes. A nibble less 8 is a signed nibble but for its top bit;
   // in the upper bits of 16 it counts 2^12, the scale (less than 2^12) 2^3, and the rounding
-  // multiplication divides by 2^15: the product, without a subtraction.
+  // multiplication divides by 2^15: the product, without a subtraction. Rounded to a byte it is an
+  // eighth of that.
   template <class Lines>
   FRESHET_INLINE void put_signed_nibbles(const Lines& lines, I32 scale, uint8_t* to) {
-    const I32 eighth = _mm512_slli_epi16(scale, 3);
+    const I32 eighth = kRounded<F> ? scale : _mm512_slli_epi16(scale, 3);
     FRESHET_UNROLL
     for (int i = 0; i < 4; ++i) {
       const I32 odd = lines.raw(i), even = _mm512_slli_epi16(odd, 8);

@@ -150,6 +150,28 @@ inline void round_together(double* values, int n, int bits) {
   for (int i = 0; i < n; ++i) values[i] = std::nearbyint(values[i] / unit) * unit;
 }
 
+// What products on tiles with one plane of activations take a row of Q4_0 for: of eight blocks at a
+// time scales are whole numbers up to 127, and products with them bytes, each eight of them.
+inline std::vector<double> rounded_weights_of(const std::vector<uint8_t>& row, int64_t cols) {
+  std::vector<double> w(static_cast<size_t>(cols));
+  for (int64_t b = 0; b < cols / 32; b += 8) {
+    const int n = static_cast<int>(std::min<int64_t>(8, cols / 32 - b));
+    float scale[8] = {}, most = 0.0f;
+    for (int i = 0; i < n; ++i) {
+      scale[i] = static_cast<float>(half_at(row.data() + (b + i) * 18));
+      most = std::max(most, std::fabs(scale[i]));
+    }
+    const float inverse = most > 0.0f ? 127.0f / most : 0.0f, unit = most * (8.0f / 127.0f);
+    for (int i = 0; i < n * 32; ++i) {
+      const uint8_t byte = row[static_cast<size_t>((b + i / 32) * 18 + 2 + i % 16)];
+      const int number = (i % 32 < 16 ? byte & 15 : byte >> 4) - 8;
+      const double whole = std::nearbyint(double{scale[i / 32]} * inverse);
+      w[static_cast<size_t>(b * 32 + i)] = std::floor((whole * number + 4.0) / 8.0) * unit;
+    }
+  }
+  return w;
+}
+
 // What the products take a stored row for.
 inline std::vector<double> weights_of(Format f, const std::vector<uint8_t>& row, int64_t cols) {
   std::vector<float> decoded(static_cast<size_t>(cols));

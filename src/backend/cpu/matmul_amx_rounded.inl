@@ -1,0 +1,345 @@
+// Few tokens times Q4_0 rounded to bytes (RoundedQ4_0), with the bits of the products of many: sums
+// of a block are whole numbers, exact in any order. Blocks are read in the order of memory, each
+// opened (its scales made whole) while the one before it is used.
+#pragma once
+
+#include "backend/cpu/matmul_amx_units.inl"
+
+namespace freshet::cpu {
+namespace {
+
+// Blocks of panels in the order of memory.
+template <class F>
+struct MemoryWalk {
+  static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
+  static constexpr int kOf = kUnitK / kLayout.block;
+  const MatmulCall& c;
+  const int64_t of_row, last;
+  int64_t panel, block = 0;
+  const uint8_t* main;
+  const uint8_t* tail;
+  MemoryWalk(const MatmulCall& call, int64_t first, int64_t end)
+      : c(call), of_row(blocks_of(c.cols, kLayout.block)), last(end), panel(first) {
+    begin();
+  }
+  FRESHET_INLINE_MEMBER void begin() {
+    const Packed<F> from(c, panel);
+    main = from.main(0), tail = from.tail(0);
+  }
+  FRESHET_INLINE_MEMBER int count() const {
+    return static_cast<int>(of_row - block * kOf < kOf ? of_row - block * kOf : kOf);
+  }
+  FRESHET_INLINE_MEMBER bool ends() const { return (block + 1) * kOf >= of_row; }
+  // After the last block it stays there.
+  FRESHET_INLINE_MEMBER void next() {
+    if (!ends()) {
+      ++block;
+      main += kOf * kLayout.main;
+      tail += kOf * kLayout.tail;
+    } else if (panel + 1 < last) {
+      ++panel;
+      block = 0;
+      begin();
+    }
+  }
+  // Fetches eighth j of the block.
+  FRESHET_INLINE_MEMBER void fetch(int j) const {
+    constexpr int kEighth = kOf * kLayout.main / kLine / 8;
+    prefetch_lines<kEighth>(main + j * kEighth * kLine);
+    if (j * kLine < kOf * kLayout.tail) prefetch_near(tail + j * kLine);
+  }
+};
+
+// Fetches what follows eighth j of a block by some lines to the L1 cache, which blocks are fetched
+// to the L2 cache for.
+FRESHET_INLINE void fetch_near(const uint8_t* main, int j) {
+  constexpr int kNear = 12;
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) prefetch_near(main + (j * 4 + i + kNear) * kLine);
+}
+
+// A block whose scales are known, as Unit unpacks it.
+template <class F>
+struct OpenBlock {
+  const uint8_t* main;
+  int count;
+  I32 both[8];
+  F32 unit;
+  FRESHET_INLINE_MEMBER void open(const MemoryWalk<F>& at) {
+    main = at.main, count = at.count();
+    unit = read_scales<F>(at.tail, count, [this](int g, I32 v) __attribute__((always_inline)) {
+      both[g] = low_halves(v);
+    });
+  }
+  FRESHET_INLINE_MEMBER int subs() const { return count; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const {
+    return F::lines(main + j * panel_layout(F::kFormat).main);
+  }
+};
+
+// The same for vectors: a scale's lower three bits are bits [3, 6) of each byte of low_bits; other
+// bits of these are anything.
+template <class F>
+struct OpenVectors {
+  const uint8_t* main;
+  int count;
+  I32 scale[8];
+  I32 low_bits[8];
+  F32 unit;
+  FRESHET_INLINE_MEMBER void open(const MemoryWalk<F>& at) {
+    main = at.main, count = at.count();
+    unit = read_scales<F>(at.tail, count, [this](int g, I32 v) __attribute__((always_inline)) {
+      scale[g] = and_i(v, set_i(0xffff));
+#if defined(__AVX512VBMI__)
+      const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bits 29 and, around, -3
+      low_bits[g] = _mm512_multishift_epi64_epi8(from, v);
+#else
+      low_bits[g] = _mm512_mullo_epi32(and_i(v, set_i(7)), bytes_i(8));
+#endif
+    });
+  }
+};
+
+// With i = 8 s + n: what rounding adds to eight times the rounded product of scale s and number n,
+// and three more. It depends on the lower three bits of each.
+struct RoundingTable {
+  uint8_t of[64];
+  constexpr RoundingTable() : of() {
+    for (int i = 0; i < 64; ++i) of[i] = static_cast<uint8_t>(7 - ((i >> 3) * (i & 7) + 4) % 8);
+  }
+};
+FRESHET_INLINE I32 rounding_of(I32 number, I32 low_bits) {
+  alignas(64) static constexpr RoundingTable kTable;
+  // (number & 7) | (low_bits & ~7)
+  const I32 index = _mm512_ternarylogic_epi32(number, low_bits, bytes_i(7), 0xe4);
+#if defined(__AVX512VBMI__)
+  return _mm512_permutexvar_epi8(index, load_i(kTable.of));
+#else
+  alignas(64) uint8_t bytes[kLine];
+  store_i(bytes, index);
+  for (uint8_t& i : bytes) i = kTable.of[i & 63];
+  return load_i(bytes);
+#endif
+}
+
+inline constexpr int64_t kMostVectorCols = 65536;
+
+// What vectors need to know of T tokens' activations: sums of groups, and of blocks.
+template <class F, int T>
+struct VectorRows {
+  using S = Starts<F, 1>;
+  static constexpr int64_t kMostBlocks = kMostVectorCols / kUnitK;
+  const uint8_t* row[T];
+  int64_t records;
+  alignas(64) uint8_t starts[T][kMostBlocks * S::kBlockBytes + kLine];
+  int32_t sums[T][kMostBlocks];
+
+  explicit VectorRows(const MatmulCall& c) : records(q8x256_layout(c.cols).records) {
+    const int64_t blocks = blocks_of(c.cols, kUnitK);
+    tile_rows<T>(c, 0, c.tokens - 1, row);
+    for (int t = 0; t < T; ++t) {
+      S::write(row[t], q8x256_layout(c.cols), 0, blocks, starts[t]);
+      for (int64_t b = 0; b < blocks; ++b) {
+        int32_t sum = 0;
+        for (int g = 0; g < S::kGroups; ++g) sum += i32_at(starts[t] + b * S::kBlockBytes + g * 4);
+        sums[t][b] = -(sum >> F::kShift);
+      }
+    }
+  }
+};
+
+// One eighth of a block times T tokens' activations x, as `Sums` of the block.
+template <class F, int T>
+struct ExactSums {  // of products that are not rounded, and what rounding adds
+  using Opened = OpenVectors<F>;
+  I32 sum[T], rest[T][2];
+  FRESHET_INLINE_MEMBER ExactSums(const VectorRows<F, T>& rows, int64_t b) {
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = rest[t][1] = zero_i();
+      rest[t][0] = set_i(-3 * rows.sums[t][b]);
+    }
+  }
+  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>& rows,
+                                 int64_t b, const int8_t* const (&x)[T]) {
+    const auto lines = F::lines(block.main + j * panel_layout(F::kFormat).main);
+    I32 d[T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      d[t] = set_i(i32_at(rows.starts[t] + b * Starts<F, 1>::kBlockBytes + j * 4));
+    }
+    FRESHET_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      const I32 low = lines.raw(q), high = shr(low, 4);
+      const I32 w[2] = {low_nibbles(low), low_nibbles(high)};
+      const I32 r[2] = {rounding_of(low, block.low_bits[j]), rounding_of(high, block.low_bits[j])};
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) {
+        FRESHET_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int8_t* const quad = x[t] + j * 32 + h * 16 + q * 4;
+          d[t] = dot_quad(d[t], w[h], quad);
+          rest[t][h] = dot_quad(rest[t][h], r[h], quad);
+        }
+      }
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) sum[t] = add_madd_i(sum[t], d[t], block.scale[j]);
+  }
+  FRESHET_INLINE_MEMBER I32 whole(int t) const {
+    return sar(add_i(sum[t], add_i(rest[t][0], rest[t][1])), 3);
+  }
+};
+template <class F, int T>
+struct ByteSums {  // of rounded numbers, 128 too high
+  using Opened = OpenBlock<F>;
+  I32 sum[T][2];
+  FRESHET_INLINE_MEMBER ByteSums(const VectorRows<F, T>& rows, int64_t b) {
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t][0] = set_i(-128 * rows.sums[t][b]);
+      sum[t][1] = zero_i();
+    }
+  }
+  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
+                                 const int8_t* const (&x)[T]) {
+    const auto lines = block.sub(j);
+    const I32 scale = block.both[j];
+    FRESHET_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      const I32 odd = lines.raw(q), even = _mm512_slli_epi16(odd, 8);
+      const I32 w[2] = {low_bytes(_mm512_mulhrs_epi16(signed_nibbles<0>(even), scale),
+                                  _mm512_mulhrs_epi16(signed_nibbles<0>(odd), scale)),
+                        low_bytes(_mm512_mulhrs_epi16(signed_nibbles<4>(even), scale),
+                                  _mm512_mulhrs_epi16(signed_nibbles<4>(odd), scale))};
+      FRESHET_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const I32 unsigned_w = xor_i(w[h], _mm512_set1_epi8(-128));
+        FRESHET_UNROLL
+        for (int t = 0; t < T; ++t) {
+          sum[t][h] = dot_quad(sum[t][h], unsigned_w, x[t] + j * 32 + h * 16 + q * 4);
+        }
+      }
+    }
+  }
+  FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
+};
+
+// T tokens in vectors. Rounded numbers times eight are the products of scales and numbers, which
+// need no product for each, and what rounding adds to them: for one or two tokens that is less work
+// than the rounded numbers themselves.
+template <template <class, int> class Sums, class F, int T>
+void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
+  const VectorRows<F, T> rows(c);
+  const int64_t products = (last - first) * blocks_of(c.cols, kUnitK);
+  MemoryWalk<F> at(c, first, last), ahead = at;
+  typename Sums<F, T>::Opened opened[2];
+  opened[0].open(at);
+  ahead.next();
+  MemoryWalk<F> far = ahead;
+  F32 acc[T];
+  for (int t = 0; t < T; ++t) acc[t] = zero_f();
+  for (int64_t i = 0; i < products; ++i) {
+    const auto& block = opened[i & 1];
+    opened[~i & 1].open(ahead);
+    far.next();
+    const int8_t* x[T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      x[t] = reinterpret_cast<const int8_t*>(rows.row[t]) + at.block * kUnitK;
+    }
+    Sums<F, T> sums(rows, at.block);
+    const auto eighth = [&](int j) __attribute__((always_inline)) {
+      asm volatile("" ::: "memory");  // fetching stays spread out
+      far.fetch(j);
+      fetch_near(block.main, j);
+      sums.add(block, j, rows, at.block, x);
+    };
+    if (block.count == 8) {
+      FRESHET_UNROLL
+      for (int j = 0; j < 8; ++j) eighth(j);
+    } else {
+      for (int j = 0; j < block.count; ++j) eighth(j);
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      const F32 x_d = set_f(f32_at(rows.row[t] + rows.records + at.block * 2 * kLine));
+      acc[t] = fma_f(to_f(sums.whole(t)), mul_f(block.unit, x_d), acc[t]);
+    }
+    if (at.ends()) {
+      for (int t = 0; t < T; ++t) {
+        if (t < c.tokens) finish(c, at.panel, t, acc[t]);
+        acc[t] = zero_f();
+      }
+    }
+    at.next();
+    ahead.next();
+  }
+}
+
+// One tile of tokens: a block is multiplied while the next one is unpacked, and scaled one block
+// later.
+template <class F>
+void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
+  using U = Unit<F>;
+  alignas(64) uint8_t unit[2][U::kPlane] = {};
+  alignas(64) int32_t stored[2 * kTileInts];
+  alignas(64) float acc[kTileRows][kPanelRows] = {};
+  const Q8x256Layout l = q8x256_layout(c.cols);
+  const int64_t products = (last - first) * blocks_of(c.cols, kUnitK);
+  Tiles tiles;
+  tiles.configure(static_cast<int>(c.tokens), kLine);
+  MemoryWalk<F> scaling(c, first, last), ahead = scaling;
+  OpenBlock<F> opened[2];
+  opened[0].open(ahead);
+  ahead.next();
+  MemoryWalk<F> far = ahead;
+  int64_t unpacked = 0, multiplied = 0;  // blocks of their rows
+  F32 d_multiplied = zero_f(), d_scaled = zero_f();
+  for (int64_t i = 0; i < products + 2; ++i) {
+    uint8_t* const to = unit[i & 1];
+    const uint8_t* const w = unit[~i & 1];
+    const uint8_t* const x = c.act + multiplied * kUnitK;
+    const OpenBlock<F>& block = opened[i & 1];
+    opened[~i & 1].open(ahead);
+    far.next();
+    // Two sums, so that products wait less for one another.
+    const auto quarter = [&]<int k>(std::integral_constant<int, k>) __attribute__((always_inline)) {
+      far.fetch(2 * k);
+      fetch_near(block.main, 2 * k);
+      U::unpack_sub(block, 2 * k, to);
+      tile_load<6>(w + k * 16 * kLine, kLine);
+      tile_load<4>(x + k * kLine, c.act_row_bytes);
+      if constexpr (k < 2) {
+        tile_store<k>(stored + k * kTileInts);
+        tile_zero<k>();
+      }
+      tile_dp_i8<k % 2, 4, 6>();
+      far.fetch(2 * k + 1);
+      fetch_near(block.main, 2 * k + 1);
+      U::unpack_sub(block, 2 * k + 1, to);
+    };
+    quarter(std::integral_constant<int, 0>());
+    quarter(std::integral_constant<int, 1>());
+    quarter(std::integral_constant<int, 2>());
+    quarter(std::integral_constant<int, 3>());
+    if (i >= 2) {
+      const uint8_t* record = c.act + l.records + scaling.block * 2 * kLine;
+      const bool ends = scaling.ends();
+      for (int t = 0; t < c.tokens; ++t, record += c.act_row_bytes) {
+        const int32_t* const sums = stored + t * kPanelRows;
+        const F32 sum = to_f(add_i(load_i(sums), load_i(sums + kTileInts)));
+        const F32 now = fma_f(sum, mul_f(d_scaled, set_f(f32_at(record))), load_f(acc[t]));
+        store_f(acc[t], ends ? zero_f() : now);
+        if (ends) finish(c, scaling.panel, t, now);
+      }
+      scaling.next();
+    }
+    d_scaled = d_multiplied, d_multiplied = block.unit;
+    multiplied = unpacked, unpacked = ahead.block;
+    ahead.next();
+  }
+}
+
+}  // namespace
+}  // namespace freshet::cpu
