@@ -1,7 +1,7 @@
 // Speed of a GPU's forward pass on a shape with random weights, against what its memory can give.
 //
 // usage: freshet_gpu_bench CONFIG.json FORMAT[+TYPE] TEST...
-//   FORMAT of weights, TYPE of keys and values (f16): fp8+fp8
+//   FORMAT of weights, or a type of GGUF files (q4_k_m), TYPE of keys and values (f16): fp8+fp8
 //   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
 //         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
@@ -28,6 +28,7 @@
 #include "layers/model.h"
 #include "models/dummy.h"
 #include "models/registry.h"
+#include "quantizer/recipe.h"
 
 namespace freshet {
 namespace {
@@ -39,6 +40,7 @@ struct Bench {
   std::unique_ptr<ops::Ops> ops;
   ModelSpec spec;
   quant::Format format = quant::Format::kBF16;
+  std::optional<quantizer::Recipe> recipe;  // of several formats
   ops::KvType kv_type = ops::KvType::kF16;
   std::unique_ptr<Model> model;
   double read_rate = 0.0;
@@ -418,9 +420,13 @@ Status load(Bench& b, const char* config, const char* format) {
   FRESHET_ASSIGN_OR_RETURN(b.spec, models::read_spec(parsed));
   const std::string_view types = format;
   const size_t plus = types.find('+');
-  const auto known = quant::format_by_name(types.substr(0, plus));
-  if (!known) return invalid_argument("unknown format {}", format);
-  b.format = *known;
+  const std::string_view type = types.substr(0, plus);
+  if (const auto known = quant::format_by_name(type)) {
+    b.format = *known;
+  } else {  // as files of mixed formats are named
+    FRESHET_ASSIGN_OR_RETURN(b.recipe, quantizer::Recipe::by_name(type));
+    b.format = b.recipe->format_for(models::Role::kUp, 0, 1, b.spec.hidden_size, false);
+  }
   if (plus != types.npos) {
     FRESHET_ASSIGN_OR_RETURN(b.kv_type, ops::kv_type_by_name(types.substr(plus + 1)));
   }
@@ -434,7 +440,11 @@ Status load(Bench& b, const char* config, const char* format) {
 Status load_model(Bench& b) {
   if (b.model != nullptr) return {};
   const auto begin = Clock::now();
-  FRESHET_ASSIGN_OR_RETURN(b.model, models::dummy_model(b.spec, b.format, *b.ops));
+  const auto layers = static_cast<int>(b.spec.layers.size());
+  const auto format = [&](models::Role role, int layer, int64_t cols, bool head) {
+    return b.recipe ? b.recipe->format_for(role, layer, layers, cols, head) : b.format;
+  };
+  FRESHET_ASSIGN_OR_RETURN(b.model, models::dummy_model(b.spec, format, *b.ops));
   double share = 1.0;
   for (const LayerSpec& l : b.spec.layers) {
     if (l.moe) share = static_cast<double>(l.moe->routing.top_k) / l.moe->routing.experts;

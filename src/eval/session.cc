@@ -86,7 +86,8 @@ Status Session::make_dummy() {
   FRESHET_ASSIGN_OR_RETURN(const json::Value config,
                            json::parse_file(options_.model + "/config.json"));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, models::read_spec(config));
-  FRESHET_ASSIGN_OR_RETURN(model_, models::dummy_model(spec, *format, *ops_));
+  FRESHET_ASSIGN_OR_RETURN(model_,
+                           models::dummy_model(spec, [&](auto...) { return *format; }, *ops_));
   return {};
 }
 

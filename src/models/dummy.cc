@@ -33,14 +33,20 @@ enum class Rows { kPlain, kRouter, kEmbedding, kHead };
 
 class Maker {
  public:
-  Maker(quant::Format format, ops::Ops& ops) : format_(format), ops_(ops) {}
+  Maker(const ModelSpec& spec, DummyFormat format, ops::Ops& ops)
+      : spec_(spec), format_(format), ops_(ops) {}
 
-  Status matrix(ops::Weight& out, const std::string& name, int64_t rows, int64_t cols,
-                Rows of = Rows::kPlain) {
-    return matrix(out, name, format_, rows, cols, ops::Use::kProducts, of);
+  Status matrix(ops::Weight& out, const std::string& name, Role role, int64_t rows, int64_t cols,
+                Rows of = Rows::kPlain, ops::Use use = ops::Use::kProducts) {
+    const bool head = role == Role::kHead || (role == Role::kEmbedding && spec_.tied_embeddings);
+    return matrix(out, name, format_(role, layer_, cols, head), rows, cols, of, use);
   }
   Status matrix(ops::Weight& out, const std::string& name, quant::Format format, int64_t rows,
-                int64_t cols, ops::Use use = ops::Use::kProducts, Rows of = Rows::kPlain) {
+                int64_t cols, Rows of, ops::Use use) {
+    if (quant::info(format).encode == nullptr) {
+      return unsupported("random weights of type {}: nothing here writes it",
+                         quant::info(format).name);
+    }
     const std::vector<uint8_t>& pool = pool_of(format, rows, cols, of);
     const size_t bytes = quant::row_bytes(format, cols);
     std::vector<const uint8_t*> pointers(static_cast<size_t>(rows));
@@ -57,9 +63,9 @@ class Maker {
     out.size = size;
     return {};
   }
-  Status linear(Linear& out, const std::string& name, int64_t rows, int64_t cols, bool bias,
-                Rows of = Rows::kPlain) {
-    FRESHET_RETURN_IF_ERROR(matrix(out.weight, name, rows, cols, of));
+  Status linear(Linear& out, const std::string& name, Role role, int64_t rows, int64_t cols,
+                bool bias, Rows of = Rows::kPlain) {
+    FRESHET_RETURN_IF_ERROR(matrix(out.weight, name, role, rows, cols, of));
     return bias ? vector(out.bias, rows, 0.0f) : Status();
   }
   Status norm(NormWeights& out, const std::optional<NormSpec>& spec, int64_t size) {
@@ -67,7 +73,7 @@ class Maker {
     if (spec->weight) FRESHET_RETURN_IF_ERROR(vector(out.weight, size, 1.0f));
     return spec->bias ? vector(out.bias, size, 0.0f) : Status();
   }
-  Status layer(LayerWeights& out, const LayerSpec& spec, int64_t hidden);
+  Status layer(LayerWeights& out, int index);
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
 
  private:
@@ -102,13 +108,15 @@ class Maker {
       }
       uint8_t* to = pool.data() + static_cast<size_t>(r) * bytes;
       info.encode(row.data(), to, cols, nullptr);
-      if (format_ == quant::Format::kFP8) one_scale(to, cols);
+      if (format == quant::Format::kFP8) one_scale(to, cols);
     }
     return pool;
   }
 
-  quant::Format format_;
+  const ModelSpec& spec_;
+  DummyFormat format_;
   ops::Ops& ops_;
+  int layer_ = 0;
   std::map<std::tuple<quant::Format, int64_t, Rows>, std::vector<uint8_t>> pools_;
   std::vector<Model::WeightInfo> infos_;
   uint64_t state_ = 1;
@@ -119,12 +127,12 @@ Status Maker::attention(AttentionWeights& out, const AttentionSpec& a, int64_t h
     return unsupported("random weights for latent attention");
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
-  FRESHET_RETURN_IF_ERROR(linear(out.q, "attention.q", q, hidden, a.qkv_bias));
-  FRESHET_RETURN_IF_ERROR(linear(out.k, "attention.k", k, hidden, a.qkv_bias));
-  FRESHET_RETURN_IF_ERROR(
-      linear(out.v, "attention.v", int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));
-  FRESHET_RETURN_IF_ERROR(
-      linear(out.out, "attention.out", hidden, int64_t{a.heads} * a.value_dim, a.out_bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.q, "attention.q", Role::kQuery, q, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.k, "attention.k", Role::kKey, k, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.v, "attention.v", Role::kValue,
+                                 int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.out, "attention.out", Role::kOutput, hidden,
+                                 int64_t{a.heads} * a.value_dim, a.out_bias));
   if (a.qk_norm != QkNorm::kNone) {
     const bool one = a.qk_norm == QkNorm::kHead;
     FRESHET_RETURN_IF_ERROR(norm(out.q_norm, a.qk_norm_spec, one ? a.head_dim : q));
@@ -134,25 +142,27 @@ Status Maker::attention(AttentionWeights& out, const AttentionSpec& a, int64_t h
 }
 
 Status Maker::mlp(MlpWeights& out, const MlpSpec& m, int64_t hidden, const std::string& prefix) {
-  if (m.gated) FRESHET_RETURN_IF_ERROR(linear(out.gate, prefix + ".gate", m.ff, hidden, m.bias));
-  FRESHET_RETURN_IF_ERROR(linear(out.up, prefix + ".up", m.ff, hidden, m.bias));
-  return linear(out.down, prefix + ".down", hidden, m.ff, m.bias);
+  if (m.gated)
+    FRESHET_RETURN_IF_ERROR(linear(out.gate, prefix + ".gate", Role::kGate, m.ff, hidden, m.bias));
+  FRESHET_RETURN_IF_ERROR(linear(out.up, prefix + ".up", Role::kUp, m.ff, hidden, m.bias));
+  return linear(out.down, prefix + ".down", Role::kDown, hidden, m.ff, m.bias);
 }
 
 Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
   const auto n = static_cast<size_t>(m.routing.experts);
   // In F32, as the loader keeps it.
   FRESHET_RETURN_IF_ERROR(matrix(out.router.weight, "router", quant::Format::kF32,
-                                 m.routing.experts, hidden, ops::Use::kProducts, Rows::kRouter));
+                                 m.routing.experts, hidden, Rows::kRouter, ops::Use::kProducts));
   if (m.router_bias) FRESHET_RETURN_IF_ERROR(vector(out.router.bias, m.routing.experts, 0.0f));
   if (m.router_correction) FRESHET_RETURN_IF_ERROR(vector(out.correction, m.routing.experts, 0.0f));
   out.gate_up.resize(n);
   out.down.resize(n);
   for (size_t e = 0; e < n; ++e) {
-    FRESHET_RETURN_IF_ERROR(matrix(out.gate_up[e], "experts.gate_up", format_,
-                                   2 * int64_t{m.expert_ff}, hidden, ops::Use::kExperts));
-    FRESHET_RETURN_IF_ERROR(
-        matrix(out.down[e], "experts.down", format_, hidden, m.expert_ff, ops::Use::kExperts));
+    FRESHET_RETURN_IF_ERROR(matrix(out.gate_up[e], "experts.gate_up", Role::kExpertsGateUp,
+                                   2 * int64_t{m.expert_ff}, hidden, Rows::kPlain,
+                                   ops::Use::kExperts));
+    FRESHET_RETURN_IF_ERROR(matrix(out.down[e], "experts.down", Role::kExpertsDown, hidden,
+                                   m.expert_ff, Rows::kPlain, ops::Use::kExperts));
   }
   if (m.expert_bias) {
     const auto count = static_cast<int64_t>(n);
@@ -163,10 +173,15 @@ Status Maker::experts(MoeWeights& out, const MoeSpec& m, int64_t hidden) {
   MlpSpec shared;
   shared.ff = m.shared_ff;
   FRESHET_RETURN_IF_ERROR(mlp(out.shared, shared, hidden, "shared"));
-  return m.shared_gate ? linear(out.shared_gate, "shared_gate", 1, hidden, false) : Status();
+  return m.shared_gate
+             ? linear(out.shared_gate, "shared_gate", Role::kSharedScale, 1, hidden, false)
+             : Status();
 }
 
-Status Maker::layer(LayerWeights& out, const LayerSpec& spec, int64_t hidden) {
+Status Maker::layer(LayerWeights& out, int index) {
+  layer_ = index;
+  const LayerSpec& spec = spec_.layers[static_cast<size_t>(index)];
+  const int64_t hidden = spec_.hidden_size;
   FRESHET_RETURN_IF_ERROR(attention(out.attention, spec.attention, hidden));
   const auto norms = [&](const BranchNorms& of, BranchNormWeights& w) -> Status {
     FRESHET_RETURN_IF_ERROR(norm(w.in, of.in, hidden));
@@ -181,32 +196,31 @@ Status Maker::layer(LayerWeights& out, const LayerSpec& spec, int64_t hidden) {
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, quant::Format format,
+Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,
                                            ops::Ops& ops) {
-  if (quant::info(format).encode == nullptr) {
-    return unsupported("random weights of type {}: nothing here writes it",
-                       quant::info(format).name);
-  }
-  Maker make(format, ops);
+  Maker make(spec, format, ops);
   ModelWeights w;
   const int64_t hidden = spec.hidden_size, width = spec.embedding_size;
   const bool words = std::any_of(spec.layers.begin(), spec.layers.end(),
                                  [](const LayerSpec& layer) { return layer.moe.has_value(); });
-  FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", spec.vocab_size, width,
-                                      words ? Rows::kEmbedding : Rows::kPlain));
+  FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", Role::kEmbedding, spec.vocab_size,
+                                      width, words ? Rows::kEmbedding : Rows::kPlain));
   if (spec.learned_positions > 0)
-    FRESHET_RETURN_IF_ERROR(make.matrix(w.positions, "positions", spec.learned_positions, hidden));
+    FRESHET_RETURN_IF_ERROR(
+        make.matrix(w.positions, "positions", Role::kPositions, spec.learned_positions, hidden));
   if (width != hidden) {
-    FRESHET_RETURN_IF_ERROR(make.linear(w.embedding_in, "embedding_in", hidden, width, false));
-    FRESHET_RETURN_IF_ERROR(make.linear(w.embedding_out, "embedding_out", width, hidden, false));
+    FRESHET_RETURN_IF_ERROR(
+        make.linear(w.embedding_in, "embedding_in", Role::kEmbeddingIn, hidden, width, false));
+    FRESHET_RETURN_IF_ERROR(
+        make.linear(w.embedding_out, "embedding_out", Role::kEmbeddingOut, width, hidden, false));
   }
   w.layers.resize(spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i)
-    FRESHET_RETURN_IF_ERROR(make.layer(w.layers[i], spec.layers[i], hidden));
+    FRESHET_RETURN_IF_ERROR(make.layer(w.layers[i], static_cast<int>(i)));
   FRESHET_RETURN_IF_ERROR(make.norm(w.final_norm, spec.final_norm, hidden));
   if (!spec.tied_embeddings)
-    FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", spec.vocab_size, width, spec.logits_bias,
-                                        words ? Rows::kHead : Rows::kPlain));
+    FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", Role::kHead, spec.vocab_size, width,
+                                        spec.logits_bias, words ? Rows::kHead : Rows::kPlain));
   return std::unique_ptr<Model>(new Decoder(spec, std::move(w), make.take_infos(), ops));
 }
 

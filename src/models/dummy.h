@@ -1,17 +1,23 @@
 // A model of a given shape with random weights, for measuring shapes without their files.
 //
-// Every matrix is packed in `format` as a loaded one would be, from a small pool of random rows;
+// Every matrix is packed in a format as a loaded one would be, from a small pool of random rows;
 // norms are ones, biases zeros. Where a model has experts, tokens choose them as if drawn evenly
 // and each by itself. Latent attention is not covered.
 #pragma once
 
 #include <memory>
 
+#include "base/thread_pool.h"
 #include "layers/model.h"
+#include "models/weight_names.h"
 
 namespace freshet::models {
 
-Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, quant::Format format,
+// The format of a matrix of a layer, with rows of `cols` numbers; head: it makes the logits.
+// Routers, which stay F32, are not asked about.
+using DummyFormat = FunctionRef<quant::Format(Role role, int layer, int64_t cols, bool head)>;
+
+Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,
                                            ops::Ops& ops);
 
 }  // namespace freshet::models

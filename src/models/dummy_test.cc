@@ -50,7 +50,7 @@ TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   ThreadPool pool(1, false);
   auto ops = ops::Ops::create(pool, kernels, ops::Capabilities{}, {});
   ASSERT_TRUE(ops.ok());
-  auto model = dummy_model(sparse_model(), quant::Format::kBF16, **ops);
+  auto model = dummy_model(sparse_model(), [](auto...) { return quant::Format::kBF16; }, **ops);
   ASSERT_TRUE(model.ok()) << model.status().message();
   const KvCacheSpec cache_spec = kv_cache_spec((*model)->spec(), ops::KvType::kF32);
   auto cache = KvStorage::allocate(cache_spec, {1});
@@ -70,6 +70,34 @@ TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   // than one of 10,000 draws.
   const double drawn = kExperts * (1.0 - std::pow(1.0 - double{kChosen} / kExperts, kTokens));
   EXPECT_NEAR(static_cast<double>(g_experts.size()) / kLayers, drawn, 10.0 / std::sqrt(kLayers));
+}
+
+TEST(Dummy, MatricesHaveTheFormatsAskedFor) {
+  ThreadPool pool(1, false);
+  auto ops = ops::Ops::create(pool, ops::reference_kernels(), ops::Capabilities{}, {});
+  ASSERT_TRUE(ops.ok());
+  ModelSpec spec = sparse_model();
+  for (LayerSpec& layer : spec.layers) {
+    layer.moe.reset();
+    layer.mlp.ff = 256;
+  }
+  auto model = dummy_model(
+      spec,
+      [](Role role, int layer, int64_t, bool head) {
+        if (head) return quant::Format::kQ6_K;
+        return role == Role::kDown && layer == 3 ? quant::Format::kQ8_0 : quant::Format::kQ4_0;
+      },
+      **ops);
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  int eights = 0, sixes = 0;
+  for (const Model::WeightInfo& w : (*model)->weights()) {
+    eights += w.format == quant::Format::kQ8_0;
+    sixes += w.format == quant::Format::kQ6_K;
+    if (w.format == quant::Format::kQ8_0) EXPECT_EQ(w.name, "mlp.down");
+    if (w.format == quant::Format::kQ6_K) EXPECT_EQ(w.name, "head");
+  }
+  EXPECT_EQ(eights, 1);
+  EXPECT_EQ(sixes, 1);
 }
 
 }  // namespace
