@@ -1,5 +1,6 @@
 // The CUDA backend's ops on rows and heads against the reference ops, and the law of the batch for
 // their sums. Skipped without a GPU.
+#include <array>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -271,6 +272,37 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
   }
 }
 
+// Products in formats that read alike take what was left for one of them.
+TEST_F(CudaRows, FormatsThatReadAlikeShareWhatIsLeft) {
+  using quant::Format;
+  constexpr int64_t kCols = 768, kOut = 48;
+  const Stored four = stored(Format::kQ4_K, kOut, kCols, 3),
+               six = stored(Format::kQ6_K, kOut, kCols, 4);
+  const auto a = gpu->pack(Format::kQ4_K, four.rows, kCols);
+  const auto b = gpu->pack(Format::kQ6_K, six.rows, kCols);
+  ASSERT_TRUE(a.ok() && b.ok());
+  DeviceFloats weight(*gpu, random_floats(kCols, 2));
+  for (const int64_t rows : {1, 8, 12, 20, 50, 300}) {
+    EXPECT_TRUE(gpu->read_alike(Format::kQ4_K, Format::kQ6_K, rows));
+    EXPECT_FALSE(gpu->read_alike(Format::kQ4_K, Format::kF32, rows));
+    EXPECT_FALSE(gpu->read_alike(Format::kINT8, Format::kBF16, rows));
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(rows * kCols), 1));
+    const auto run = [&](const ops::Weight* reader) {
+      const auto size = static_cast<size_t>(rows * kOut);
+      DeviceFloats between(*gpu, static_cast<size_t>(rows * kCols));
+      DeviceFloats one(*gpu, size), other(*gpu, size);
+      const Matrix to = between.matrix(rows, kCols);
+      gpu->norm(to, x.matrix(rows, kCols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
+                reader);
+      const ops::Product list[] = {{&*a, one.matrix(rows, kOut), nullptr, 1.0f, false},
+                                   {&*b, other.matrix(rows, kOut), nullptr, 1.0f, false}};
+      gpu->matmul(to, list);
+      return std::pair(one.get(), other.get());
+    };
+    EXPECT_EQ(run(&*a), run(nullptr)) << rows << " rows";
+  }
+}
+
 // The same of some dozens of rows and of many of a layer's usual norm, with one round of columns
 // and with two.
 TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
@@ -445,35 +477,47 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
 
 // Products of a list share a launch.
 TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
-  constexpr int64_t kMost = 32, kCols = 2304;
-  constexpr int64_t kRows[] = {1000, 48, 250};
-  for (const quant::Format format : {quant::Format::kQ4_0, quant::Format::kQ6_K}) {
+  using quant::Format;
+  constexpr int64_t kMost = 128;
+  struct Case {
+    Format format, last;  // the last product's
+    int64_t cols;
+    std::array<int64_t, 3> rows;
+  };
+  for (const auto& [format, last, cols, all_rows] :
+       {Case{Format::kQ4_0, Format::kQ4_0, 2304, {1000, 48, 250}},
+        Case{Format::kQ6_K, Format::kQ6_K, 2304, {1000, 48, 250}},
+        Case{Format::kQ4_K, Format::kQ6_K, 4096, {1000, 48, 250}},
+        Case{Format::kQ4_K, Format::kQ6_K, 4096, {4096, 192, 208}}}) {
     std::vector<ops::Weight> weights;
     std::vector<std::unique_ptr<DeviceFloats>> alone, together;
-    DeviceFloats x(*gpu, random_floats(kMost * kCols, 1));
-    for (const int64_t rows : kRows) {
-      const Stored s = stored(format, rows, kCols, static_cast<uint32_t>(rows));
-      auto packed = gpu->pack(format, s.rows, kCols);
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
+    for (const int64_t rows : all_rows) {
+      const Format its = rows == all_rows.back() ? last : format;
+      const Stored s = stored(its, rows, cols, static_cast<uint32_t>(rows));
+      auto packed = gpu->pack(its, s.rows, cols);
       ASSERT_TRUE(packed.ok());
       weights.push_back(std::move(*packed));
     }
-    for (const int64_t tokens : {int64_t{9}, int64_t{17}, kMost}) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{8}, int64_t{9}, int64_t{17}, int64_t{32},
+                                 int64_t{61}, int64_t{65}, kMost}) {
       std::vector<ops::Product> list;
       for (size_t i = 0; i < weights.size(); ++i) {
-        const auto size = static_cast<size_t>(tokens * kRows[i]);
+        const auto size = static_cast<size_t>(tokens * all_rows[i]);
         alone.push_back(std::make_unique<DeviceFloats>(*gpu, size));
         together.push_back(std::make_unique<DeviceFloats>(*gpu, size));
         list.push_back(
-            {&weights[i], together.back()->matrix(tokens, kRows[i]), nullptr, 1.0f, false});
-        const ops::Product one{&weights[i], alone.back()->matrix(tokens, kRows[i]), nullptr, 1.0f,
-                               false};
-        gpu->matmul(x.matrix(kMost, kCols).slice_rows(0, tokens), {&one, 1});
+            {&weights[i], together.back()->matrix(tokens, all_rows[i]), nullptr, 1.0f, false});
+        const ops::Product one{&weights[i], alone.back()->matrix(tokens, all_rows[i]), nullptr,
+                               1.0f, false};
+        gpu->matmul(x.matrix(kMost, cols).slice_rows(0, tokens), {&one, 1});
       }
-      gpu->matmul(x.matrix(kMost, kCols).slice_rows(0, tokens), list);
+      gpu->matmul(x.matrix(kMost, cols).slice_rows(0, tokens), list);
       for (size_t i = 0; i < weights.size(); ++i) {
         EXPECT_EQ(alone[alone.size() - weights.size() + i]->get(),
                   together[together.size() - weights.size() + i]->get())
-            << quant::info(format).name << ", product " << i << ", " << tokens << " tokens";
+            << quant::info(format).name << " and " << quant::info(last).name << ", product " << i
+            << ", " << tokens << " tokens";
       }
     }
   }

@@ -21,10 +21,11 @@ ops::Product product_of(const Linear& linear, const Into& into) {
   return product;
 }
 
-const ops::Weight* reader_of(std::initializer_list<const Linear*> products) {
+const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
+                             std::initializer_list<const Linear*> products) {
   const ops::Weight* first = &(*products.begin())->weight;
   for (const Linear* l : products) {
-    if (l->weight.format != first->format) return nullptr;
+    if (!ops.read_alike(l->weight.format, first->format, rows)) return nullptr;
   }
   return first;
 }
@@ -73,9 +74,9 @@ void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matri
   const ops::AttentionBatch batch = step.batch.attention(step.cache.group_of(layer));
   step.ops.store_kv(cache, k, v, batch);
   const Matrix mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
-  step.ops.attention(
-      mixed, q, cache, batch,
-      {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data(), reader_of({&w.out})});
+  step.ops.attention(mixed, q, cache, batch,
+                     {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data(),
+                      reader_of(step.ops, tokens, {&w.out})});
   const ops::Product out[] = {product_of(w.out, into)};
   step.ops.matmul(mixed, out);
 }

@@ -173,18 +173,21 @@ void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, co
 
 namespace {
 
-const ops::Weight* reader_of_attention(const AttentionSpec& spec, const AttentionWeights& w) {
-  if (spec.kind != AttentionSpec::Kind::kMla) return reader_of({&w.q, &w.k, &w.v});
-  return reader_of({spec.q_rank > 0 ? &w.q_down : &w.q, &w.kv_down});
+const ops::Weight* reader_of_attention(const ops::Ops& ops, int64_t rows, const AttentionSpec& spec,
+                                       const AttentionWeights& w) {
+  if (spec.kind != AttentionSpec::Kind::kMla) return reader_of(ops, rows, {&w.q, &w.k, &w.v});
+  return reader_of(ops, rows, {spec.q_rank > 0 ? &w.q_down : &w.q, &w.kv_down});
 }
 
-const ops::Weight* reader_of_mlp(const LayerSpec& spec, const LayerWeights& w) {
+const ops::Weight* reader_of_mlp(const ops::Ops& ops, int64_t rows, const LayerSpec& spec,
+                                 const LayerWeights& w) {
   if (spec.moe) {  // experts take the numbers as they are, as a router in F32 does
     const ops::Weight& router = w.moe.router.weight;
     const bool plain = spec.moe->shared_ff == 0 && router.format == quant::Format::kF32;
     return plain ? &router : nullptr;
   }
-  return spec.mlp.gated ? reader_of({&w.mlp.gate, &w.mlp.up}) : reader_of({&w.mlp.up});
+  return spec.mlp.gated ? reader_of(ops, rows, {&w.mlp.gate, &w.mlp.up})
+                        : reader_of(ops, rows, {&w.mlp.up});
 }
 
 }  // namespace
@@ -214,8 +217,8 @@ void Decoder::run_layer(Step& step, int layer, const Matrix& x) {
       branch(step, layer, attention, normed(norms.in, norm_weights.in, reader), x);
     };
     run(true, spec.attention_norms, w.attention_norms,
-        reader_of_attention(spec.attention, w.attention));
-    run(false, spec.mlp_norms, w.mlp_norms, reader_of_mlp(spec, w));
+        reader_of_attention(ops_, x.rows, spec.attention, w.attention));
+    run(false, spec.mlp_norms, w.mlp_norms, reader_of_mlp(ops_, x.rows, spec, w));
   }
 }
 

@@ -51,8 +51,10 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// What Ops::norm() calls a reader, of products that together are all that reads a matrix.
-const ops::Weight* reader_of(std::initializer_list<const Linear*> products);
+// What Ops::norm() calls a reader, of products that together are all that reads a matrix of so many
+// rows.
+const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
+                             std::initializer_list<const Linear*> products);
 
 // attention_layer.cc: queries, keys and values of equal heads.
 void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,

@@ -154,9 +154,12 @@ class Ops {
   // W.rows].
   void matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out);
 
-  // Over a row. `reader`: nullptr, or out is only read as x of products with weights of its format
-  // (in F32: by experts too), and a device may leave it in the form that these take, and not here.
+  // Over a row. `reader`: nullptr, or out is only read as x of products with weights that read as
+  // its format does (in F32: by experts too), and a device may leave it in the form that these
+  // take, and not here.
   void norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader = nullptr);
+  // Whether products in these formats read so many rows alike.
+  bool read_alike(quant::Format a, quant::Format b, int64_t rows) const;
   void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                   bool weight_per_head);  // in place
 

@@ -163,6 +163,11 @@ void Ops::argmax(const Matrix& x, int32_t* ids) {
   });
 }
 
+bool Ops::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
+  const Device* d = device();
+  return a == b || (d != nullptr && d->read_alike(a, b, rows));
+}
+
 bool Ops::samples(int64_t vocab) const {
   const Device* d = device();
   return d != nullptr && d->samples(vocab);

@@ -385,6 +385,12 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
   return nullptr;
 }
 
+bool CudaDevice::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
+  const Code of_a = code_of(a), of_b = code_of(b);
+  if (of_a == Code::kF32 || of_b == Code::kF32) return of_a == of_b;  // which take rows as they are
+  return api_.order_for(of_a, rows) == api_.order_for(of_b, rows);
+}
+
 // Whether BF16 holds all numbers of rows in F32.
 static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   return std::ranges::all_of(rows, [&](const uint8_t* row) {

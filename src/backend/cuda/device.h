@@ -40,6 +40,7 @@ class CudaDevice final : public ops::Device {
   void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
 
   const ops::MatmulKernel* matmul_row(quant::Format format) const override;
+  bool read_alike(quant::Format a, quant::Format b, int64_t rows) const override;
   Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
                       int64_t cols, ops::Use use) override;
   Status supports(const ops::KvShape& shape) const override;
@@ -132,7 +133,7 @@ class CudaDevice final : public ops::Device {
   struct Gated {
     bool held = false;
     int64_t tokens = 0;
-    Code code = Code::kBF16;
+    quant::Format format = quant::Format::kBF16;
     std::array<ProductArgs, 2> products{};
   };
   struct Played {

@@ -47,7 +47,7 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
       gate.add || up.add || api_.gated_fits(code, gate.weight->rows, x.cols, x.rows) == 0) {
     return false;
   }
-  gated_ = {true, x.rows, code, {}};
+  gated_ = {true, x.rows, gate.weight->format, {}};
   for (size_t i = 0; i < 2; ++i) gated_.products[i] = product_args(x, products[i]);
   for (const ops::Product& p : products) wrote(p.out);
   return true;
@@ -294,13 +294,10 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
                      const ops::Weight* reader) {
   if (out.rows == 0) return;
   const bool silu = glu.activation == ops::Activation::kSilu && glu.limit <= 0.0f;
-  const auto reads_alike = [&](Code code) {
-    return code != Code::kF32 &&
-           api_.order_for(code, out.rows) == api_.order_for(gated_.code, out.rows);
-  };
   const bool fused = silu && gated_.held && reader != nullptr &&
-                     reads_alike(code_of(reader->format)) && gated_.tokens == out.rows &&
-                     gated_.products[0].out == gate.data && gated_.products[1].out == up.data &&
+                     read_alike(reader->format, gated_.format, out.rows) &&
+                     gated_.tokens == out.rows && gated_.products[0].out == gate.data &&
+                     gated_.products[1].out == up.data &&
                      gated_.products[0].weight.rows == out.cols;
   if (!fused) flush();
   const Output to = output_of(out, reader, reader != nullptr);

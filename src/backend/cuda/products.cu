@@ -235,12 +235,14 @@ int run_products(const ProductList& list, int64_t tokens) {
   }
 }
 
-// The first `count` products, as far as they are of one format.
-ProductList list_of(const ProductArgs* products, int count) {
+// The first `count` products, as far as they are of one format, and behind these of `other`.
+ProductList list_of(const ProductArgs* products, int count, Code other) {
   ProductList list = {};
-  while (list.count < count && list.count < kMaxProducts &&
-         products[list.count].weight.code == products[0].weight.code) {
+  Code code = products[0].weight.code;
+  while (list.count < count && list.count < kMaxProducts) {
     const ProductArgs& p = products[list.count];
+    if (p.weight.code == other) code = other;
+    if (p.weight.code != code) break;
     list.of[list.count] = p;
     list.first_block[list.count + 1] =
         list.first_block[list.count] +
@@ -248,6 +250,9 @@ ProductList list_of(const ProductArgs* products, int count) {
     ++list.count;
   }
   return list;
+}
+ProductList list_of(const ProductArgs* products, int count) {
+  return list_of(products, count, products[0].weight.code);
 }
 
 }  // namespace
@@ -260,8 +265,14 @@ Order order_for(Code code, int64_t tokens) {
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {
-  // Runs of one format share a launch.
+  // Runs of one format share a launch, and some of two.
   for (int first = 0; first < count;) {
+    const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
+    if (pair_takes(both, tokens)) {
+      if (const int error = run_pair(both, tokens); error != 0) return error;
+      first += both.count;
+      continue;
+    }
     ProductList list = list_of(products + first, count - first);
     int error = static_cast<int>(cudaErrorInvalidValue);
     if (list.of[0].weight.code == Code::kExactF32) {

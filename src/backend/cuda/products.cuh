@@ -255,6 +255,8 @@ template <class F>
 bool once_takes(const ProductList& list);
 template <class F>
 int run_once(const ProductList& list, int64_t tokens);
+bool once_takes_pair(const ProductList& list, int other);  // from which product on: as run_pair
+int run_once_pair(const ProductList& list, int64_t tokens);
 // products_quant_long.cu: of few rows of more columns.
 bool long_takes(const ProductList& list);
 template <class F>
@@ -276,6 +278,7 @@ int run_many_rows(const ProductList& list, int64_t tokens);
 inline constexpr int64_t kQuantFew = 16;
 template <class F>
 int run_quant_few(const ProductList& list, int64_t tokens);
+int run_quant_few_pair(const ProductList& list, int64_t tokens);
 
 // products_quant_wide.cu: the same of many rows; gate and up of so many rows each, where blocks
 // have enough to do.
@@ -303,6 +306,10 @@ int run_decode(const ProductList& list, int64_t tokens);
 bool decode_gated_fits(int64_t rows, int64_t tokens);
 template <class F>
 int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// products_quant_pair.cu: products in Q4_K and then in Q6_K, where a launch takes both.
+bool pair_takes(const ProductList& list, int64_t tokens);
+int run_pair(const ProductList& list, int64_t tokens);
 
 // products_wgmma.cu: BF16 on Hopper.
 bool wgmma_takes(Code code, int64_t tokens);

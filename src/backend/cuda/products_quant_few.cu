@@ -78,18 +78,16 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
 }
 #endif
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A block's share of product i.
 template <class S>
-__global__ void __launch_bounds__(S::kAllWarps * 32, 1)
-    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
-#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void multiply_share(const ProductList& list, int i, int64_t tokens,
+                                               int share) {
   using F = typename S::F;
   constexpr int NT = S::NT, R = S::R;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[S::kAllWarps][S::kStages];
-  let_next_start();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  int i = 0;
-  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const ProductArgs& p = list.of[i];
   const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
                (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
@@ -159,6 +157,22 @@ __global__ void __launch_bounds__(S::kAllWarps * 32, 1)
     add_leaves<S>(w, sum, reinterpret_cast<float4*>(rings + S::kRings), first + group * S::kTiles,
                   min(S::kTiles, stream.share.count - group * S::kTiles));
   }
+}
+#endif
+
+// Products in S's format, or T's.
+template <class S, class T = S>
+__global__ void __launch_bounds__(S::kAllWarps * 32, 1)
+    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
+#if __CUDA_ARCH__ >= 900
+  let_next_start();
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  if (S::F::kCode != T::F::kCode && list.of[i].weight.code == T::F::kCode) {
+    multiply_share<T>(list, i, tokens, share);
+  } else {
+    multiply_share<S>(list, i, tokens, share);
+  }
 #endif
 }
 
@@ -177,6 +191,15 @@ int run_quant_few(const ProductList& given, int64_t tokens) {
     if (share > 2) return launch_few<Shape<F, 2>>(list, tokens, share);
   }
   return launch_few<Shape<F, 1>>(list, tokens, share);
+}
+
+int run_quant_few_pair(const ProductList& given, int64_t tokens) {
+  using S = Shape<Q4_K, 2>;
+  using T = Shape<Q6_K, 1>;
+  static_assert(S::kAllWarps == T::kAllWarps && S::kBytes >= T::kBytes);
+  ProductList list = given;
+  const int share = even_share(list);
+  return launch_shares<S>(few_kernel<S, T>, list, tokens, share);
 }
 
 template int run_quant_few<Q8_0>(const ProductList&, int64_t);

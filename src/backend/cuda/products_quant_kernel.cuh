@@ -332,15 +332,12 @@ __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t toke
 }
 #endif
 
-// Blocks: [as many as stay], or [tiles, 1, 2] if kSplit.
-template <class S>
-__global__ void __launch_bounds__(S::kThreads, 1)
-    decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
-                  const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <class S>
+__device__ __forceinline__ void decode_block(const ProductList& list, int64_t tokens, int tiles,
+                                             const Activations& act) {
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ Barriers<S> barriers;
-  let_next_start();
   const Rings<S> rings = start_rings<S>(shared, barriers);
   if (threadIdx.x >= S::kConsumers) {
     give_registers<S>();
@@ -365,21 +362,41 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       walk<S>(rings, list, tokens, tiles, act, reinterpret_cast<float*>(shared + S::kRings));
     }
   }
+}
+#endif
+
+// Blocks: [as many as stay], or [tiles, 1, 2] if kSplit. Where a block has one tile, this may be in
+// T's format.
+template <class S, class T = S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+                  const __grid_constant__ Activations act) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  let_next_start();
+  if constexpr (S::F::kCode != T::F::kCode) {
+    const int product = find_tile<S>(list, tokens, static_cast<int>(blockIdx.x)).product;
+    if (list.of[product].weight.code == T::F::kCode) {
+      return decode_block<T>(list, tokens, tiles, act);
+    }
+  }
+  decode_block<S>(list, tokens, tiles, act);
 #endif
 }
 
-template <class S>
+template <class S, class T = S>
 int launch_decode(const ProductList& given, int64_t tokens, const Activations& act = {}) {
+  static_assert(S::kRowTiles == T::kRowTiles && S::NT == T::NT && S::kThreads == T::kThreads);
+  constexpr int kShared = S::kShared > T::kShared ? S::kShared : T::kShared;
   const ProductList list = with_blocks(given, 16 * S::kRowTiles);
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
-  const auto kernel = decode_kernel<S>;
+  const auto kernel = decode_kernel<S, T>;
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared);
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return static_cast<int>(error);
   const dim3 cluster(1, 1, S::kSplit ? kPair : 1);
   const int blocks = S::kSplit || tiles < multiprocessors ? tiles : multiprocessors;
   const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
-  return launch_cluster(kernel, grid, dim3(S::kThreads), S::kShared, cluster, list, tokens, tiles,
+  return launch_cluster(kernel, grid, dim3(S::kThreads), kShared, cluster, list, tokens, tiles,
                         act);
 }
 

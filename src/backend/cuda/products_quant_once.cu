@@ -27,11 +27,13 @@ struct Once {
   static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + 10 * 1024) <= kSharedOfSm);
 };
 
-template <class F>
+// A block's second tile may be in G.
+template <class F, class G = F>
 __global__ void __launch_bounds__(256, 2)
     once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using R = Once<F>;
+  constexpr bool kTwo = F::kCode != G::kCode;
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
@@ -47,17 +49,20 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   uint8_t* mine = tiles + warp * R::kLeafBytes;
+  const auto in_other = [&](int product) { return list.of[product].weight.code == G::kCode; };
+  const auto second_of = [&](int leaf_bytes) { return tiles + R::kRowBytes + warp * leaf_bytes; };
   if (lane == 0) {
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
       const int index = first + t * blocks, i = product_of(list, index);
-      const uint8_t* from = list.of[i].weight.data +
-                            static_cast<int64_t>(index - list.first_block[i]) * R::kRowBytes +
-                            warp * R::kLeafBytes;
+      const int bytes = kTwo && in_other(i) ? Once<G>::kLeafBytes : R::kLeafBytes;
+      const uint8_t* from =
+          list.of[i].weight.data +
+          (static_cast<int64_t>(index - list.first_block[i]) * kWarps + warp) * bytes;
       const int before = t * kWarps + warp - R::kAhead;
       if (warp > 0 && before >= 0) landed(&full[0][before], ended);
-      barrier_expect(&full[t][warp], R::kLeafBytes);
-      copy_weights(mine + t * R::kRowBytes, from, R::kLeafBytes, &full[t][warp]);
+      barrier_expect(&full[t][warp], bytes);
+      copy_weights(t == 0 ? mine : second_of(bytes), from, bytes, &full[t][warp]);
     }
   }
   // Lanes of tokens that are not there read another's.
@@ -66,10 +71,11 @@ __global__ void __launch_bounds__(256, 2)
   const int end_index = first + (warp < count ? warp : 0) * blocks;
   const int product = product_of(list, end_index);
   const End to(list, product, end_index - list.first_block[product], lane, tokens);
-  const auto take = [&](const uint8_t* tile, int i, uint4(&a)[4], Piece& piece) {
-    F::template load<FromShared>(tile + i / R::kPieces * F::kTileBytes, i % R::kPieces, lane,
-                                 piece);
-    F::decode(piece, i % R::kPieces, lane, a);
+  const auto take = [&](auto f, const uint8_t* tile, int i, uint4(&a)[4], Piece& piece) {
+    using Its = decltype(f);
+    constexpr int kPieces = Once<Its>::kPieces;
+    Its::template load<FromShared>(tile + i / kPieces * Its::kTileBytes, i % kPieces, lane, piece);
+    Its::decode(piece, i % kPieces, lane, a);
   };
   __syncwarp();
   uint4 ahead[kDecoded][4];
@@ -77,7 +83,7 @@ __global__ void __launch_bounds__(256, 2)
   const auto decode_first = [&] {
 #pragma unroll
     for (int i = 0; i < kDecoded; ++i) {
-      take(mine, i, ahead[i], pieces[i]);
+      take(F{}, mine, i, ahead[i], pieces[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
     }
@@ -108,19 +114,27 @@ __global__ void __launch_bounds__(256, 2)
   for (int i = kDecoded; i < kLeafPieces; ++i) {
     Piece piece;
     uint4 a[4];
-    take(mine, i, a, piece);
+    take(F{}, mine, i, a, piece);
     accumulate<F, 1>(sum, a, b[i], piece, i % R::kPieces);
   }
   sums[0][warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
   if (count > 1) {
     float second[1][4] = {};
     barrier_wait(&full[1][warp], 0);
+    const auto take_second = [&](auto f) {
+      using Its = decltype(f);
 #pragma unroll
-    for (int i = 0; i < kLeafPieces; ++i) {
-      Piece piece;
-      uint4 a[4];
-      take(mine + R::kRowBytes, i, a, piece);
-      accumulate<F, 1>(second, a, b[i], piece, i % R::kPieces);
+      for (int i = 0; i < kLeafPieces; ++i) {
+        Piece piece;
+        uint4 a[4];
+        take(f, second_of(Once<Its>::kLeafBytes), i, a, piece);
+        accumulate<Its, 1>(second, a, b[i], piece, i % Once<Its>::kPieces);
+      }
+    };
+    if (kTwo && in_other(product_of(list, first + blocks))) {
+      take_second(G{});
+    } else {
+      take_second(F{});
     }
     sums[1][warp][lane] = make_float4(second[0][0], second[0][1], second[0][2], second[0][3]);
   }
@@ -128,32 +142,53 @@ __global__ void __launch_bounds__(256, 2)
   if (warp >= count) return;
   float all[4];
   add_leaves(all, sums[warp]);
-  to.put(all, before, F::kUp);
+  to.put(all, before, kTwo && in_other(product) ? G::kUp : F::kUp);
 #endif
 }
 
 }  // namespace
 
-template <class F>
-bool once_takes(const ProductList& list) {
+namespace {
+bool all_once(const ProductList& list) {
   for (int i = 0; i < list.count; ++i) {
     const WeightView& w = list.of[i].weight;
     if (w.cols != kOnceCols || w.rows % 16 != 0 || list.of[i].act != list.of[0].act) return false;
   }
-  return list.first_block[list.count] <= Once<F>::kTiles * 2 * multiprocessors;
+  return true;
 }
 
-template <class F>
-int run_once(const ProductList& list, int64_t tokens) {
-  using R = Once<F>;
+template <class F, class G = F>
+int launch_once(const ProductList& list, int64_t tokens) {
   const int tiles = list.first_block[list.count], most = 2 * multiprocessors;
-  const int bytes = (tiles > most ? 2 : 1) * R::kRowBytes;
-  const auto kernel = once_kernel<F>;
+  const int second = tiles > most ? max(Once<F>::kRowBytes, Once<G>::kRowBytes) : 0;
+  const int bytes = Once<F>::kRowBytes + second;
+  const auto kernel = once_kernel<F, G>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return static_cast<int>(error);
   return launch(kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
                 static_cast<size_t>(bytes), list, tokens);
+}
+}  // namespace
+
+template <class F>
+bool once_takes(const ProductList& list) {
+  return all_once(list) && list.first_block[list.count] <= Once<F>::kTiles * 2 * multiprocessors;
+}
+template <class F>
+int run_once(const ProductList& list, int64_t tokens) {
+  return launch_once<F>(list, tokens);
+}
+
+// What is in Q6_K are some of blocks' second tiles.
+bool once_takes_pair(const ProductList& list, int other) {
+  constexpr int kBytes = Once<Q4_K>::kRowBytes + Once<Q6_K>::kRowBytes + 10 * 1024;
+  static_assert(2 * kBytes <= kSharedOfSm);
+  return all_once(list) && list.first_block[other] >= 2 * multiprocessors &&
+         list.first_block[list.count] <= 4 * multiprocessors;
+}
+int run_once_pair(const ProductList& list, int64_t tokens) {
+  return launch_once<Q4_K, Q6_K>(list, tokens);
 }
 template bool once_takes<Q8_0>(const ProductList&);
 template int run_once<Q8_0>(const ProductList&, int64_t);

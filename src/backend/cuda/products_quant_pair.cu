@@ -1,0 +1,48 @@
+// Products in Q4_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and values of
+// models that keep some layers' values in more bits. The bits are those of each alone.
+#include "backend/cuda/products_quant_kernel.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+using decode::kPair;
+using decode::launch_decode;
+using decode::Split;
+
+template <class F, int NT>
+using ByLeaves = decode::Shape<F, NT, Split::kLeaves, 4, 2>;
+template <class F>
+using ByRows = decode::Shape<F, 8, Split::kRows, 2>;
+
+// Blocks of 128 rows, or pairs of them, have a tile each.
+bool leaves_fit(const ProductList& list, int64_t tokens) {
+  const int64_t cols = list.of[0].weight.cols;
+  return tokens <= kQuantMiddle && leaves(cols) >= 4 && cols % (leaves(cols) * Q4_K::kUnit) == 0 &&
+         decode::tiles_of<8>(list, tokens, 128) * kPair <= multiprocessors;
+}
+bool rows_fit(const ProductList& list, int64_t tokens) {
+  return tokens > kQuantMiddle && decode::tiles_of<8>(list, tokens, 128) <= multiprocessors;
+}
+
+}  // namespace
+
+bool pair_takes(const ProductList& list, int64_t tokens) {
+  if (capability != 90 || list.of[0].weight.code != Code::kQ4_K) return false;
+  int other = 1;
+  while (other < list.count && list.of[other].weight.code == Code::kQ4_K) ++other;
+  if (other == list.count) return false;
+  if (tokens <= kTokenTile) return once_takes_pair(list, other);
+  if (tokens <= kQuantFew) return few_takes(list, tokens) && !quant_wide_fits(list);
+  return leaves_fit(list, tokens) || rows_fit(list, tokens);
+}
+
+int run_pair(const ProductList& list, int64_t tokens) {
+  if (tokens <= kTokenTile) return run_once_pair(list, tokens);
+  if (tokens <= kQuantFew) return run_quant_few_pair(list, tokens);
+  if (tokens <= 32) return launch_decode<ByLeaves<Q4_K, 4>, ByLeaves<Q6_K, 4>>(list, tokens);
+  if (tokens <= kQuantMiddle)
+    return launch_decode<ByLeaves<Q4_K, 8>, ByLeaves<Q6_K, 8>>(list, tokens);
+  return launch_decode<ByRows<Q4_K>, ByRows<Q6_K>>(list, tokens);
+}
+
+}  // namespace freshet::cuda
