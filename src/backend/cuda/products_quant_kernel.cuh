@@ -385,9 +385,16 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 
 template <class S, class T = S>
 int launch_decode(const ProductList& given, int64_t tokens, const Activations& act = {}) {
-  static_assert(S::kRowTiles == T::kRowTiles && S::NT == T::NT && S::kThreads == T::kThreads);
+  static_assert(S::NT == T::NT && S::kThreads == T::kThreads);
   constexpr int kShared = S::kShared > T::kShared ? S::kShared : T::kShared;
-  const ProductList list = with_blocks(given, 16 * S::kRowTiles);
+  ProductList list = with_blocks(given, 16 * S::kRowTiles);
+  if constexpr (S::kRowTiles != T::kRowTiles) {
+    for (int i = 0; i < list.count; ++i) {
+      const WeightView& w = list.of[i].weight;
+      const int rows = 16 * (w.code == T::F::kCode ? T::kRowTiles : S::kRowTiles);
+      list.first_block[i + 1] = list.first_block[i] + static_cast<int32_t>(ceil_div(w.rows, rows));
+    }
+  }
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
   const auto kernel = decode_kernel<S, T>;
   const cudaError_t error =

@@ -9,16 +9,21 @@ using decode::kPair;
 using decode::launch_decode;
 using decode::Split;
 
-template <class F, int NT>
-using ByLeaves = decode::Shape<F, NT, Split::kLeaves, 4, 2>;
+template <class F, int NT, int kParts>
+using ByLeaves = decode::Shape<F, NT, Split::kLeaves, 4, kParts>;
 template <class F>
 using ByRows = decode::Shape<F, 8, Split::kRows, 2>;
 
-// Blocks of 128 rows, or pairs of them, have a tile each.
+// Pairs of blocks have a tile each: of 128 rows, and of 64 of what takes longer to decode.
 bool leaves_fit(const ProductList& list, int64_t tokens) {
   const int64_t cols = list.of[0].weight.cols;
-  return tokens <= kQuantMiddle && leaves(cols) >= 4 && cols % (leaves(cols) * Q4_K::kUnit) == 0 &&
-         decode::tiles_of<8>(list, tokens, 128) * kPair <= multiprocessors;
+  int64_t tiles = 0;
+  for (int i = 0; i < list.count; ++i) {
+    const WeightView& w = list.of[i].weight;
+    tiles += ceil_div(w.rows, w.code == Code::kQ6_K ? 64 : 128);
+  }
+  return tokens <= kQuantMiddle && leaves(cols) == decode::kMostLeaves &&
+         cols % (leaves(cols) * Q4_K::kUnit) == 0 && tiles * kPair <= multiprocessors;
 }
 bool rows_fit(const ProductList& list, int64_t tokens) {
   return tokens > kQuantMiddle && decode::tiles_of<8>(list, tokens, 128) <= multiprocessors;
@@ -39,9 +44,10 @@ bool pair_takes(const ProductList& list, int64_t tokens) {
 int run_pair(const ProductList& list, int64_t tokens) {
   if (tokens <= kTokenTile) return run_once_pair(list, tokens);
   if (tokens <= kQuantFew) return run_quant_few_pair(list, tokens);
-  if (tokens <= 32) return launch_decode<ByLeaves<Q4_K, 4>, ByLeaves<Q6_K, 4>>(list, tokens);
-  if (tokens <= kQuantMiddle)
-    return launch_decode<ByLeaves<Q4_K, 8>, ByLeaves<Q6_K, 8>>(list, tokens);
+  if (tokens <= 32) return launch_decode<ByLeaves<Q4_K, 4, 2>, ByLeaves<Q6_K, 4, 4>>(list, tokens);
+  if (tokens <= kQuantMiddle) {
+    return launch_decode<ByLeaves<Q4_K, 8, 2>, ByLeaves<Q6_K, 8, 4>>(list, tokens);
+  }
   return launch_decode<ByRows<Q4_K>, ByRows<Q6_K>>(list, tokens);
 }
 
