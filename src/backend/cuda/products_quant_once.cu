@@ -146,9 +146,6 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-}  // namespace
-
-namespace {
 bool all_once(const ProductList& list) {
   for (int i = 0; i < list.count; ++i) {
     const WeightView& w = list.of[i].weight;
@@ -169,6 +166,7 @@ int launch_once(const ProductList& list, int64_t tokens) {
   return launch(kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
                 static_cast<size_t>(bytes), list, tokens);
 }
+
 }  // namespace
 
 template <class F>
