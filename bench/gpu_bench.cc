@@ -19,6 +19,7 @@
 #include <fstream>
 #include <future>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <sstream>
 

@@ -1,8 +1,10 @@
 // Requests held to a grammar, from the first token on or behind a thought.
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -11,13 +13,23 @@
 namespace freshet::engine {
 namespace {
 
-TEST(StepLoop, KeepsToAGrammar) {
+// A letter each.
+std::vector<std::string> fake_tokens() {
   std::vector<std::string> tokens;
   for (int i = 0; i < FakeModel::kVocab; ++i)
     tokens.emplace_back(1, static_cast<char>(' ' + i % 95));
-  const auto trie = std::make_shared<const grammar::TokenTrie>(tokens);
+  return tokens;
+}
+std::shared_ptr<const grammar::Grammar> pairs_and_x() {
+  const auto trie = std::make_shared<const grammar::TokenTrie>(fake_tokens());
   auto grammar = grammar::Grammar::from_regex(trie, "(ab|cd){3}x");
-  ASSERT_TRUE(grammar.ok()) << grammar.status().message();
+  EXPECT_TRUE(grammar.ok()) << grammar.status().message();
+  return *grammar;
+}
+
+TEST(StepLoop, KeepsToAGrammar) {
+  const std::vector<std::string> tokens = fake_tokens();
+  const auto grammar = pairs_and_x();
   for (const std::vector<int32_t>& eos : {std::vector<int32_t>{}, std::vector<int32_t>{95}}) {
     Rig rig({.eos = eos});
     std::set<std::string> texts;
@@ -26,7 +38,7 @@ TEST(StepLoop, KeepsToAGrammar) {
       r.params.seed = seed;
       r.params.n = 2;
       r.params.temperature = 8.0f;
-      r.params.grammar = *grammar;
+      r.params.grammar = grammar;
       const Outcome& o = rig.run(r);
       for (size_t i = 0; i < 2; ++i) {
         EXPECT_EQ(o.finish[i], FinishReason::kStop);
@@ -49,15 +61,9 @@ TEST(StepLoop, KeepsToAGrammar) {
 // A request that thinks up to the token ")" and then answers in a grammar. One in three has to open
 // the thought itself, by "(", or to answer at once.
 Request thinking_request_of(int which) {
-  static const auto [grammar, thought] = [] {
-    std::vector<std::string> tokens;
-    for (int i = 0; i < FakeModel::kVocab; ++i)
-      tokens.emplace_back(1, static_cast<char>(' ' + i % 95));
-    const auto trie = std::make_shared<const grammar::TokenTrie>(tokens);
-    auto compiled = grammar::Grammar::from_regex(trie, "(ab|cd){3}x");
-    EXPECT_TRUE(compiled.ok()) << compiled.status().message();
-    return std::pair(*compiled, std::make_shared<const grammar::ThoughtTokens>("(", ")", tokens));
-  }();
+  static const auto grammar = pairs_and_x();
+  static const auto thought =
+      std::make_shared<const grammar::ThoughtTokens>("(", ")", fake_tokens());
   Request r = request_of(which);
   r.params.beam_width = 0;
   r.params.max_tokens = 50;

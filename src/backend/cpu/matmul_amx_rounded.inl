@@ -90,7 +90,7 @@ struct OpenVectors {
     main = at.main, count = at.count();
     unit = read_scales<F>(at.tail, count, [this](int g, I32 v) __attribute__((always_inline)) {
       scale[g] = and_i(v, set_i(0xffff));
-#if defined(__AVX512VBMI__)
+#if defined(__AVX512VBMI__)  // or else tiles are emulated, for tests on other processors
       const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bits 29 and, around, -3
       low_bits[g] = _mm512_multishift_epi64_epi8(from, v);
 #else

@@ -267,11 +267,13 @@ Order order_for(Code code, int64_t tokens) {
 int products(const ProductArgs* products, int count, int64_t tokens) {
   // Runs of one format share a launch, and some of two.
   for (int first = 0; first < count;) {
-    const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
-    if (pair_takes(both, tokens)) {
-      if (const int error = run_pair(both, tokens); error != 0) return error;
-      first += both.count;
-      continue;
+    if (products[first].weight.code == Code::kQ4_K) {
+      const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
+      if (pair_takes(both, tokens)) {
+        if (const int error = run_pair(both, tokens); error != 0) return error;
+        first += both.count;
+        continue;
+      }
     }
     ProductList list = list_of(products + first, count - first);
     int error = static_cast<int>(cudaErrorInvalidValue);
