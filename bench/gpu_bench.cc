@@ -424,9 +424,14 @@ Status load(Bench& b, const char* config, const char* format) {
   const std::string_view type = types.substr(0, plus);
   if (const auto known = quant::format_by_name(type)) {
     b.format = *known;
-  } else {  // as files of mixed formats are named
-    FRESHET_ASSIGN_OR_RETURN(b.recipe, quantizer::Recipe::by_name(type));
+  } else if (auto recipe = quantizer::Recipe::by_name(type); recipe.ok()) {
+    b.recipe = std::move(*recipe);
     b.format = b.recipe->format_for(models::Role::kUp, 0, 1, b.spec.hidden_size, false);
+  } else {
+    return invalid_argument(
+        "unknown format {}: write one of weights, e.g. bf16, fp8 or int4_g128, or of GGUF files: "
+        "{}",
+        type, quantizer::Recipe::names());
   }
   if (plus != types.npos) {
     FRESHET_ASSIGN_OR_RETURN(b.kv_type, ops::kv_type_by_name(types.substr(plus + 1)));
