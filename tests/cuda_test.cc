@@ -134,6 +134,67 @@ TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
   }
 }
 
+// The number less the middle of its range, times the scale in BF16, plus the value there in BF16.
+TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
+  constexpr int64_t kRows = 80, kCols = 4096, kTokens = 130;
+  const auto half = [](const uint8_t* p) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, p, 2);
+    return f16_to_f32(bits);
+  };
+  const auto affine = [&](const uint8_t* block, int col, bool five) {
+    const int g = col / 32, middle = five ? 16 : 8;
+    const uint8_t* of = block + 4;
+    const int scale = g < 4 ? of[g] & 63 : (of[g + 4] & 15) | of[g - 4] >> 6 << 4;
+    const int least = g < 4 ? of[g + 4] & 63 : of[g + 4] >> 4 | of[g] >> 6 << 4;
+    int q = block[(five ? 48 : 16) + col / 64 * 32 + col % 32] >> (col % 64 / 32 * 4) & 15;
+    if (five) q |= (block[16 + col % 32] >> g & 1) << 4;
+    const float d = half(block) * static_cast<float>(scale);
+    const float m = half(block + 2) * static_cast<float>(least);
+    const float add = test::bf16(std::fma(static_cast<float>(middle), d, -m));
+    return std::fma(static_cast<float>(q - middle), test::bf16(d), add);
+  };
+  const auto six = [&](const uint8_t* b, int col) {
+    const int half_block = col / 128, low = b[half_block * 64 + col % 64] >> (col % 128 / 64 * 4);
+    const int high = b[128 + half_block * 32 + col % 32] >> (col % 128 / 32 * 2);
+    const auto scale = static_cast<float>(static_cast<int8_t>(b[192 + col / 16]));
+    const int q = (low & 15) | (high & 3) << 4;
+    return static_cast<float>(q - 32) * test::bf16(half(b + 208) * scale);
+  };
+  for (const quant::Format format :
+       {quant::Format::kQ4_K, quant::Format::kQ5_K, quant::Format::kQ6_K}) {
+    const quant::FormatInfo& info = quant::info(format);
+    const Stored s = stored(format, kRows, kCols, 45);
+    Stored values = stored(quant::Format::kBF16, kRows, kCols, 46);
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t c = 0; c < kCols; ++c) {
+        const uint8_t* block = s.rows[r] + c / 256 * info.block_bytes;
+        const auto col = static_cast<int>(c % 256);
+        const uint16_t v = f32_to_bf16(format == quant::Format::kQ6_K
+                                           ? six(block, col)
+                                           : affine(block, col, format == quant::Format::kQ5_K));
+        std::memcpy(values.bytes.data() + (r * kCols + c) * 2, &v, 2);
+      }
+    }
+    const auto w = gpu->pack(format, s.rows, kCols);
+    const auto table = gpu->pack(format, s.rows, kCols, ops::Ops::kNoLook, ops::Use::kTable);
+    const auto plain = gpu->pack(quant::Format::kBF16, values.rows, kCols);
+    ASSERT_TRUE(w.ok() && table.ok() && plain.ok());
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kTokens * kCols), 47));
+    for (const int64_t count : {1, 9, 40, 130}) {
+      const auto run = [&](const ops::Weight& of) {
+        DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
+        ops::Product p{&of, out.matrix(count, kRows), nullptr, 1.0f, false};
+        gpu->matmul(x.matrix(kTokens, kCols).slice_rows(0, count), {&p, 1});
+        return out.get();
+      };
+      const std::vector<float> want = run(*plain);
+      EXPECT_EQ(run(*w), want) << info.name << ", " << count << " tokens";
+      EXPECT_EQ(run(*table), want) << info.name << " of a table, " << count << " tokens";
+    }
+  }
+}
+
 TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
   constexpr int64_t kRows = 528, kMost = 256;
   for (const quant::Format format : kFormats) {
@@ -435,7 +496,7 @@ TEST_F(Cuda, ProductsOfRoutersAreThoseInF32) {
 TEST_F(Cuda, EmbeddingsAreTheDecodedRows) {
   for (const quant::Format format : kFormats) {
     const Stored s = stored(format, 150, 512, 9);
-    const auto w = gpu->pack(format, s.rows, 512);
+    const auto w = gpu->pack(format, s.rows, 512, ops::Ops::kNoLook, ops::Use::kTable);
     ASSERT_TRUE(w.ok());
     const std::vector<int32_t> ids = {0, 15, 16, 47, 3, 133};
     DeviceFloats out(*gpu, ids.size() * 512);

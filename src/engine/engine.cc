@@ -98,20 +98,35 @@ Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadP
   return ops::Ops::create(pool, cpu::kernels(), cpu::detect(limit), o);
 }
 
+// Weights as they are packed, which some formats take more bytes for than in the file.
+size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec, bool on_gpu) {
+  size_t bytes = checkpoint.total_bytes();
+  bool tables = false;
+  for (const loader::TensorSource& t : checkpoint.tensors()) {
+    if (t.dtype == "F8_E4M3") bytes += t.bytes / 32;  // an F32 scale for 128 numbers
+    // On a GPU scales are kept as they are used: up to 16 bytes more for 256 numbers.
+    if (on_gpu && (t.format == quant::Format::kQ4_K || t.format == quant::Format::kQ5_K ||
+                   t.format == quant::Format::kQ6_K)) {
+      bytes += static_cast<size_t>(t.elements()) / 16;
+      tables = true;
+    }
+  }
+  // And those of tables as they are stored, too: up to 18 bytes.
+  if (tables) bytes += static_cast<size_t>(spec.vocab_size * spec.embedding_size) / 256 * 18;
+  // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
+  for (const LayerSpec& layer : spec.layers) {
+    if (!layer.moe) continue;
+    bytes += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
+             static_cast<size_t>(spec.hidden_size);
+  }
+  return bytes;
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
                                const ModelSpec& spec, ops::Ops& ops) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
   PlanRequest r;
-  r.weights = checkpoint.total_bytes();
-  for (const loader::TensorSource& t : checkpoint.tensors()) {
-    if (t.dtype == "F8_E4M3") r.weights += t.bytes / 32;  // an F32 scale for 128 numbers
-  }
-  // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
-  for (const LayerSpec& layer : spec.layers) {
-    if (!layer.moe) continue;
-    r.weights += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
-                 static_cast<size_t>(spec.hidden_size);
-  }
+  r.weights = packed_bytes(checkpoint, spec, ops.device() != nullptr);
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);

@@ -9,7 +9,7 @@ Status assemble_table(WeightReader& reader, Role role, int64_t rows, int64_t col
                       ops::Weight& out) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* tensor, reader.require(role, ".weight"));
   FRESHET_ASSIGN_OR_RETURN(const Rows source, reader.rows(*tensor, rows, cols));
-  FRESHET_RETURN_IF_ERROR(reader.pack(out, tensor->name, source));
+  FRESHET_RETURN_IF_ERROR(reader.pack(out, tensor->name, source, {}, ops::Use::kTable));
   reader.release(*tensor);
   return {};
 }

@@ -204,10 +204,12 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
   const bool words = std::any_of(spec.layers.begin(), spec.layers.end(),
                                  [](const LayerSpec& layer) { return layer.moe.has_value(); });
   FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", Role::kEmbedding, spec.vocab_size,
-                                      width, words ? Rows::kEmbedding : Rows::kPlain));
+                                      width, words ? Rows::kEmbedding : Rows::kPlain,
+                                      ops::Use::kTable));
   if (spec.learned_positions > 0)
-    FRESHET_RETURN_IF_ERROR(
-        make.matrix(w.positions, "positions", Role::kPositions, spec.learned_positions, hidden));
+    FRESHET_RETURN_IF_ERROR(make.matrix(w.positions, "positions", Role::kPositions,
+                                        spec.learned_positions, hidden, Rows::kPlain,
+                                        ops::Use::kTable));
   if (width != hidden) {
     FRESHET_RETURN_IF_ERROR(
         make.linear(w.embedding_in, "embedding_in", Role::kEmbeddingIn, hidden, width, false));

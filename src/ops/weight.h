@@ -1,9 +1,9 @@
 // The matrix of a linear layer, prepared for a device.
 //
 // A Weight is [rows, cols] = [output features, input features] in a storage format, packed for one
-// kernel row. Packing never changes a value and never changes the number of bits a value takes:
-// on the CPU, panels of 16 rows lie interleaved so that one vector lane (or tile column) is one
-// output row; rows are padded to a multiple of 16. Immutable after packing; safe to read from many
+// kernel row. Packing never changes a value, and on the CPU never the number of bits that it takes:
+// there, panels of 16 rows lie interleaved so that one vector lane (or tile column) is one output
+// row; rows are padded to a multiple of 16. Immutable after packing; safe to read from many
 // threads.
 #pragma once
 
@@ -21,8 +21,9 @@ struct MatmulKernel;
 // did: packed weights are kept in files.
 inline constexpr int kPackedVersion = 1;
 
-// What a weight is packed for: a device may want another order of bytes for each.
-enum class Use : uint8_t { kProducts, kExperts };
+// What a weight is packed for: a device may want another order of bytes for each. Tables are looked
+// up, and may take part in products too.
+enum class Use : uint8_t { kProducts, kExperts, kTable };
 
 struct Weight {
   quant::Format format = quant::Format::kF32;

@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 20;
+inline constexpr int kApiVersion = 21;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -39,9 +39,10 @@ inline constexpr int kMaxRouterTokens = 512;
 enum class Code : int32_t {
   kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4,
   kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kInt8, kInt4G128, kInt4G32, kCount,
-  // How weights are packed that products alone take:
+  // How weights are packed that products alone take, or that look-ups do:
   kExactF32,  // F32 whose numbers BF16 holds, beside kF32
-  kFP8Panels  // FP8 in the order that products want; there it is kFP8
+  kFP8Panels,  // FP8 in the order that products want; there it is kFP8
+  kQ4_KHeads, kQ5_KHeads, kQ6_KHeads  // stored scales, beside tables: what is looked up
 };
 // clang-format on
 

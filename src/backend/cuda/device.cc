@@ -404,15 +404,25 @@ static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   });
 }
 
+// What look-ups of a table want beside its tiles: see KHeads.
+static Code heads_of(Code code, ops::Use use) {
+  if (use != ops::Use::kTable) return code;
+  return code == Code::kQ4_K   ? Code::kQ4_KHeads
+         : code == Code::kQ5_K ? Code::kQ5_KHeads
+         : code == Code::kQ6_K ? Code::kQ6_KHeads
+                               : code;
+}
+
 // A router's rows are packed once more where BF16 holds them: see product_view().
 Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
-  const bool panels = format == quant::Format::kFP8 && use == ops::Use::kProducts;
+  const bool panels = format == quant::Format::kFP8 && use != ops::Use::kExperts;
   const Code code = panels ? Code::kFP8Panels : code_of(format);
   const auto count = static_cast<int64_t>(rows.size());
   const bool exact = code == Code::kF32 && count <= kMaxExperts && bf16_holds(rows, cols);
   const int64_t bytes = api_.packed_bytes(code, count, cols);
-  const int64_t more = exact ? api_.packed_bytes(Code::kExactF32, count, cols) : 0;
+  const Code beside = exact ? Code::kExactF32 : heads_of(code, use);
+  const int64_t more = beside == code ? 0 : api_.packed_bytes(beside, count, cols);
   FRESHET_ASSIGN_OR_RETURN(Buffer packed,
                            Buffer::allocate(static_cast<size_t>(bytes + more), this));
   const size_t row_bytes = quant::row_bytes(format, cols);
@@ -430,8 +440,8 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
     int error = api_.upload(raw_.data(), host_raw_.data(),
                             static_cast<int64_t>(static_cast<size_t>(n) * row_bytes));
     if (error == 0) error = api_.pack(code, packed.data(), raw_.data(), first, n, count, cols);
-    if (error == 0 && exact) {
-      error = api_.pack(Code::kExactF32, packed.data() + bytes, raw_.data(), first, n, count, cols);
+    if (error == 0 && more > 0) {
+      error = api_.pack(beside, packed.data() + bytes, raw_.data(), first, n, count, cols);
     }
     if (error == 0) error = api_.sync();
     if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));

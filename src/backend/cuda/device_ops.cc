@@ -9,6 +9,7 @@ namespace freshet::cuda {
 
 void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<const int32_t> ids,
                        float scale, int32_t offset) {
+  FRESHET_CHECK(table.use == ops::Use::kTable, "a table that was packed for products");
   flush();
   const Rows to = rows_of(out);
   const WeightView view = view_of(table);

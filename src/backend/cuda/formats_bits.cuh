@@ -72,7 +72,9 @@ __device__ __forceinline__ uint32_t nibble_of(const uint8_t* bytes, int col) {
 __device__ __forceinline__ uint32_t bit_of(const uint8_t* bytes, int col) {
   return (bytes[col / 8] >> (col % 8)) & 1;
 }
-__device__ __forceinline__ uint32_t fifth_bits(uint32_t w) { return w & 0x00100010; }
+__device__ __forceinline__ uint32_t fifth_bits(uint32_t w) {
+  return w & 0x00100010;
+}
 
 // The operand whose numbers have five bits.
 template <class Row>
@@ -116,8 +118,8 @@ struct Q5_0 : Whole {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
     const RowLines<4> rows(p.s);
     decode_each(a, [&](int k, int j) {
-      return rows.of(k, j)((Nibbles::two(low, k, j, 0) & 0x000f000f) |
-                           fifth_bits(Bits::two(high, k, j, 4)));
+      return rows.of(
+          k, j)((Nibbles::two(low, k, j, 0) & 0x000f000f) | fifth_bits(Bits::two(high, k, j, 4)));
     });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
@@ -222,9 +224,8 @@ struct Q4_1 : Whole {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    decode_affine<3>(p, a, [&](int k, const auto& g, const auto& h) {
-      return Q4_K::nibbles(q[k], g, h);
-    });
+    decode_affine<3>(
+        p, a, [&](int k, const auto& g, const auto& h) { return Q4_K::nibbles(q[k], g, h); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
@@ -249,9 +250,8 @@ struct Q5_1 : Whole {
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    Q4_1::decode_affine<4>(p, a, [&](int k, const auto& g, const auto& h) {
-      return fives(low, high, k, g, h);
-    });
+    Q4_1::decode_affine<4>(
+        p, a, [&](int k, const auto& g, const auto& h) { return fives(low, high, k, g, h); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
@@ -268,36 +268,35 @@ struct Q5_1 : Whole {
   }
 };
 
-// As Q4_K lies, and then [4 pieces][32 lanes] words of fifth bits.
+// Four bits as Q4_K's, [4 pieces][32 lanes] words of fifth bits, and the groups.
 struct Q5_K : Whole {
   static constexpr Code kCode = Code::kQ5_K;
-  static constexpr int kUnit = 256, kVectors = 2, kTileBytes = Q4_K::kTileBytes + 512;
-  static constexpr int kBlock = 256, kBytes = 176;
+  using Groups = KGroups<4>;
+  static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 512 + Groups::kBytes;
+  static constexpr int kBlock = 256, kBytes = 176, kHeadAt = 0, kHeadBytes = 16;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
-    Q4_K::load<From>(tile, piece, lane, p);
-    p.q[1].x = From::get(reinterpret_cast<const uint32_t*>(tile + Q4_K::kTileBytes) + piece * 32 +
-                         lane);
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
+    p.q[1].x = From::get(reinterpret_cast<const uint32_t*>(tile + 2048) + piece * 32 + lane);
+    p.s = Groups::load<From>(tile + 2560, piece, lane);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    Q4_K::decode_centred<4>(p, a, [&](int k, const auto& g, const auto& h) {
-      return fives(low, high, k, g, h);
-    });
+    Groups::decode(p.s, a,
+                   [&](int k, const auto& g, const auto& h) { return fives(low, high, k, g, h); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
       return uint32_t{row[48 + col / 64 * 32 + col % 32]} >> (col % 64 / 32 * 4) & 15;
     });
-    Bits::pack(tile + Q4_K::kTileBytes, rows, left, 4, thread, [](const uint8_t* row, int col) {
+    Bits::pack(tile + 2048, rows, left, 4, thread, [](const uint8_t* row, int col) {
       return uint32_t{row[16 + col % 32]} >> (col / 32) & 1;
     });
-    if (thread < 32) Q4_K::pack_scales(tile, rows, thread);
+    Groups::pack(tile + 2560, rows, thread);
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    return Q4_K::affine(tile, row, col,
-                        Nibbles::at(tile, row, col) |
-                            Bits::at(tile + Q4_K::kTileBytes, row, col) << 4);
+  static __device__ float at(const uint8_t* tile, const uint8_t* head, int row, int col) {
+    return Q4_K::affine(head + row * kHeadBytes, col,
+                        Nibbles::at(tile, row, col) | Bits::at(tile + 2048, row, col) << 4);
   }
 };
 
@@ -364,8 +363,8 @@ struct Q3_K : Whole {
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t low[2] = {p.q[0].x, p.q[0].y}, high[1] = {p.q[0].z};
     for (int k = 0; k < 4; ++k) {
-      const auto [g, h] = lines_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k),
-                                         scale(p.s.z >> 16, p.s.y, k));
+      const auto [g, h] =
+          lines_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k), scale(p.s.z >> 16, p.s.y, k));
       const auto two = [&](int j) {
         return (Pairs::two(low, k, j, 0) & 0x00030003) | (Bits::two(high, k, j, 2) & 0x00040004);
       };

@@ -12,51 +12,75 @@ __device__ __forceinline__ uint2 scale_min(const uint8_t* head, int g) {
   return {(byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4), (byte(g + 4) >> 4) | (byte(g) >> 6 << 4)};
 }
 
-// The scales of 16 rows by 256 columns; byte n of a piece's four is that of row g + n / 2 * 8 and
-// group n % 2:
-//   [8 (g)][4 pieces] words: scales in the lower six bits, the lower two bits of least values above
-//   [8 (g)][4 pieces] half words: the upper four of least values, in the order 0, 2, 1, 3
-//   [8 (g)] scales' factors of both rows, least values'
-struct Q4_K : Whole {
-  static constexpr Code kCode = Code::kQ4_K;
-  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
-  static constexpr int kBlock = 256, kBytes = 144;
+// What groups of 32 numbers are made of, as they are used: a number is its distance from 2^kMiddle
+// times the scale, plus the value there, both in BF16. To unpack them from six bits for every tile
+// and token would be half of all instructions.
+// [4 pieces][8 (g)][group][row half] (scale, value), of 16 rows by 256 columns.
+template <int kMiddle>
+struct KGroups {
+  static constexpr int kBytes = 512;
   template <class From>
-  static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
-    const int of = lane / 4 * 4 + piece;
-    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
-    const uint2 d = From::get(reinterpret_cast<const uint2*>(tile + 2240) + lane / 4);
-    p.s = make_uint4(From::get(reinterpret_cast<const uint32_t*>(tile + 2048) + of),
-                     From::get(reinterpret_cast<const uint16_t*>(tile + 2176) + of), d.x, d.y);
-  }
-  // d times byte i of w times 2^kPower; the byte is read as a float of which it is the lowest bits.
-  template <int kPower>
-  static __device__ float times(float d, uint32_t w, int i) {
-    constexpr uint32_t kOne = static_cast<uint32_t>(127 + 23 + kPower) << 23;
-    return __fmaf_rn(__uint_as_float(__byte_perm(w, kOne, 0x7650 + i)), d,
-                     d * -__uint_as_float(kOne));
+  static __device__ uint4 load(const uint8_t* groups, int piece, int lane) {
+    return From::get(reinterpret_cast<const uint4*>(groups) + piece * 8 + lane / 4);
   }
   // a[k] = operand(k, rows g, rows g + 8).
-  template <int kMiddle, class Operand>
-  static __device__ void decode_centred(const Piece& p, uint4 (&a)[4], const Operand& operand) {
-    const uint32_t scales = p.s.x & 0x3f3f3f3f;
-    const uint32_t least = (p.s.x >> 6 & 0x03030303) | ((p.s.y | p.s.y << 12) & 0x0f0f0f0f) << 2;
-    using Rows = CentredRows<kMiddle>;
-    const float d[2] = {half_bits(p.s.z & 0xffff), half_bits(p.s.z >> 16)};
-    const float m[2] = {half_bits(p.s.w & 0xffff), half_bits(p.s.w >> 16)};
+  template <class Operand>
+  static __device__ void decode(const uint4& s, uint4 (&a)[4], const Operand& operand) {
+#pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int group = k / 2;
-      const Rows rows(times<Rows::kScaleBits>(d[0], scales, group),
-                      times<Rows::kLeastBits>(m[0], least, group),
-                      times<Rows::kScaleBits>(d[1], scales, 2 + group),
-                      times<Rows::kLeastBits>(m[1], least, 2 + group));
-      a[k] = operand(k, rows.g, rows.h);
+      const uint32_t g = k < 2 ? s.x : s.z, h = k < 2 ? s.y : s.w;
+      using Row = Centred<kMiddle>;
+      a[k] = operand(k, Row{low2(g), high2(g)}, Row{low2(h), high2(h)});
     }
+  }
+  static __device__ void pack(uint8_t* groups, const uint8_t* const* rows, int thread) {
+    if (thread >= 128) return;
+    const uint8_t* row = rows[thread / 4 % 8 + thread % 2 * 8];
+    uint32_t word = 0;
+    if (row != nullptr) {
+      using Rows = CentredRows<kMiddle>;
+      const uint2 s = scale_min(row, thread / 32 * 2 + thread / 2 % 2);
+      const float d = half_at(row) * static_cast<float>(s.x);
+      const float least = half_at(row + 2) * static_cast<float>(s.y);
+      const Centred<kMiddle> g = Rows(d * Rows::kScaleBy, least * Rows::kLeastBy, 0.0f, 0.0f).g;
+      word = (g.scale & 0xffff) | (g.add & 0xffff0000);
+    }
+    reinterpret_cast<uint32_t*>(groups)[thread] = word;
+  }
+};
+
+// What stored blocks have of scales, [16 rows][bytes]: of tables, for numbers that are looked up
+// are not rounded.
+template <class F>
+struct KHeads {
+  static constexpr int kHead = 0, kUnit = 256, kTileBytes = 16 * F::kHeadBytes;
+  static constexpr int kBlock = F::kBlock, kBytes = F::kBytes;
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
+    for (int i = thread; i < kTileBytes; i += 256) {
+      const uint8_t* row = rows[i / F::kHeadBytes];
+      tile[i] = row != nullptr ? row[F::kHeadAt + i % F::kHeadBytes] : 0;
+    }
+  }
+};
+template <class F>
+inline constexpr bool kHasHeads =
+    F::kCode == Code::kQ4_K || F::kCode == Code::kQ5_K || F::kCode == Code::kQ6_K;
+
+// Four bits as Q4_0's, [4 pieces][32 lanes][16 bytes], and the groups.
+struct Q4_K : Whole {
+  static constexpr Code kCode = Code::kQ4_K;
+  using Groups = KGroups<3>;
+  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + Groups::kBytes;
+  static constexpr int kBlock = 256, kBytes = 144, kHeadAt = 0, kHeadBytes = 16;
+  template <class From>
+  static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
+    p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
+    p.s = Groups::load<From>(tile + 2048, piece, lane);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    decode_centred<3>(p, a,
-                      [&](int k, const auto& g, const auto& h) { return nibbles(q[k], g, h); });
+    Groups::decode(p.s, a,
+                   [&](int k, const auto& g, const auto& h) { return nibbles(q[k], g, h); });
   }
   // The operand whose numbers a word of four bits each has.
   static __device__ uint4 nibbles(uint32_t w, const Centred<3>& g, const Centred<3>& h) {
@@ -78,74 +102,52 @@ struct Q4_K : Whole {
       }
       reinterpret_cast<uint32_t*>(tile)[i] = bits;
     }
-    if (thread < 32) pack_scales(tile, rows, thread);
+    Groups::pack(tile + 2048, rows, thread);
   }
-  static __device__ void pack_scales(uint8_t* tile, const uint8_t* const* rows, int thread) {
-    const int g = thread / 4, piece = thread % 4;
-    uint32_t low = 0, high = 0;
-    for (int n = 0; n < 4; ++n) {
-      const uint8_t* row = rows[g + n / 2 * 8];
-      const uint2 s = row != nullptr ? scale_min(row, piece * 2 + n % 2) : uint2{0, 0};
-      low |= (s.x | (s.y & 3) << 6) << (n * 8);
-      high |= s.y >> 2 << (n % 2 * 8 + n / 2 * 4);
-    }
-    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = low;
-    reinterpret_cast<uint16_t*>(tile + 2176)[thread] = static_cast<uint16_t>(high);
-    const uint8_t* row = rows[g + piece % 2 * 8];  // and piece / 2: which factor
-    uint8_t* to = tile + 2240 + g * 8 + piece / 2 * 4 + piece % 2 * 2;
-    for (int i = 0; i < 2; ++i) to[i] = row != nullptr ? row[piece / 2 * 2 + i] : 0;
-  }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    return affine(tile, row, col,
+  static __device__ float at(const uint8_t* tile, const uint8_t* head, int row, int col) {
+    return affine(head + row * kHeadBytes, col,
                   static_cast<uint32_t>(Q4_0::quant(tile + col / 64 * 512, row, col % 64)));
   }
-  // The number that q stands for there.
-  static __device__ float affine(const uint8_t* tile, int row, int col, uint32_t q) {
-    const int of = row % 8 * 4 + col / 64, n = row / 8 * 2 + col % 64 / 32;
-    const uint32_t low = reinterpret_cast<const uint32_t*>(tile + 2048)[of] >> (n * 8);
-    const uint32_t high =
-        uint32_t{reinterpret_cast<const uint16_t*>(tile + 2176)[of]} >> (n % 2 * 8 + n / 2 * 4);
-    const uint8_t* factors = tile + 2240 + row % 8 * 8 + row / 8 * 2;
-    return __fsub_rn(static_cast<float>(q) * (half_at(factors) * static_cast<float>(low & 63)),
-                     half_at(factors + 4) * static_cast<float>((low >> 6 & 3) | (high & 15) << 2));
+  // The number that q stands for in column col of a row with that head.
+  static __device__ float affine(const uint8_t* head, int col, uint32_t q) {
+    const uint2 s = scale_min(head, col / 32);
+    return __fsub_rn(static_cast<float>(q) * (half_at(head) * static_cast<float>(s.x)),
+                     half_at(head + 2) * static_cast<float>(s.y));
   }
 };
 
-// Low four bits as Q4_K's, the two high bits [piece][32 lanes][2 of 32 columns] (number n of the
-// first or second 16 at bit 16 (n % 2) + 2 (n / 2), or 8 further), scales [16 rows][16], and d
-// [16 rows].
+// Of operand k of a lane's four: [4 pieces][32 lanes][k] words of the numbers of registers 0 and 1,
+// at bits 0 and 6 (and 16 further), and the lower four bits of register 3's; [4 pieces][32 lanes]
+// [k / 2] words of register 2's, and the upper bits of register 3's, at bits 8 (k % 2) and 6
+// further; and then scales as they are used, 2^kUp times as large: [4 pieces][8 (g)][k] BF16 of
+// rows g, g + 8.
 struct Q6_K : Whole {
   static constexpr Code kCode = Code::kQ6_K;
-  static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 4 * 256 + 256 + 32;
-  static constexpr int kBlock = 256, kBytes = 210;
+  static constexpr int kUnit = 256, kVectors = 2, kScales = 2048 + 1024, kTileBytes = kScales + 512;
+  static constexpr int kBlock = 256, kBytes = 210, kHeadAt = 192, kHeadBytes = 18;
+  static constexpr int kUpBits = 133 - kDown;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
-    const uint2 high = From::get(reinterpret_cast<const uint2*>(tile + 2048) + piece * 32 + lane);
-    p.q[1].x = high.x;
-    p.q[1].y = high.y;
-    p.q[1].z = From::get(reinterpret_cast<const uint32_t*>(tile + 3072) + lane / 4 * 4 + piece);
-    p.q[1].w =
-        From::get(reinterpret_cast<const uint32_t*>(tile + 3072) + (lane / 4 + 8) * 4 + piece);
-    const auto* d = reinterpret_cast<const uint16_t*>(tile + 3328);
-    p.s.x = From::get(d + lane / 4) | uint32_t{From::get(d + lane / 4 + 8)} << 16;
-  }
-  static __device__ uint32_t two(uint32_t low, uint32_t high) {
-    return (low & 0x000f000f) | (high & 0x00300030);
-  }
-  static __device__ float scale(uint32_t d, uint32_t scales, int group) {
-    return half_bits(d) * static_cast<float>(static_cast<int8_t>(scales >> (8 * group)));
+    const uint2 more = From::get(reinterpret_cast<const uint2*>(tile + 2048) + piece * 32 + lane);
+    p.q[1].x = more.x;
+    p.q[1].y = more.y;
+    p.s = From::get(reinterpret_cast<const uint4*>(tile + kScales) + piece * 8 + lane / 4);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    constexpr uint32_t kSix = 0x003f003f, kMiddle = 32 | 32 << 16;  // 2^-128: 32 as it is stored
+    static_assert(5 - kDown - kUpBits == 5 - 133);
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
+    const uint32_t s[4] = {p.s.x, p.s.y, p.s.z, p.s.w};
+#pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const auto [g, h] =
-          lines_of<5, 0>(scale(p.s.x & 0xffff, p.q[1].z, k), scale(p.s.x >> 16, p.q[1].w, k));
-      const uint32_t high = k < 2 ? p.q[1].x : p.q[1].y;
-      a[k] = k % 2 == 0 ? make_uint4(g(two(q[k], high << 4)), h(two(q[k] >> 4, high << 2)),
-                                     g(two(q[k] >> 8, high)), h(two(q[k] >> 12, high >> 2)))
-                        : make_uint4(g(two(q[k], high >> 4)), h(two(q[k] >> 4, high >> 6)),
-                                     g(two(q[k] >> 8, high >> 8)), h(two(q[k] >> 12, high >> 10)));
+      const uint32_t more = k < 2 ? p.q[1].x : p.q[1].y;
+      const uint32_t add = mul2(s[k], kMiddle | kMinus);
+      const Line g{low2(s[k]), low2(add)}, h{high2(s[k]), high2(add)};
+      const uint32_t third = k % 2 == 0 ? more : more >> 8;
+      const uint32_t upper = more >> (k % 2 == 0 ? 2 : 10);
+      a[k] = make_uint4(g(q[k] & kSix), h(q[k] >> 6 & kSix), g(third & kSix),
+                        h((q[k] >> 12 & 0x000f000f) | (upper & 0x00300030)));
     }
   }
   static __device__ uint32_t stored(const uint8_t* b, int i) {
@@ -153,40 +155,47 @@ struct Q6_K : Whole {
     const uint32_t low = (b[half * 64 + i % 64] >> (i % 128 / 64 * 4)) & 15;
     return low | ((b[128 + half * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) << 4;
   }
+  static __device__ float scale(const uint8_t* head, int group) {
+    return half_at(head + 16) * static_cast<float>(static_cast<int8_t>(head[group]));
+  }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
-    uint32_t high = 0;
+    uint32_t more = 0;
     for (int k = 0; k < 2; ++k) {
       const int i = thread * 2 + k, lane = thread / 2 % 32;
       uint32_t bits = 0;
       for (int n = 0; n < 8; ++n) {
-        const int row = operand_row(lane, n);
+        const int row = operand_row(lane, n), half = n % 2 * 16;
         const int col = thread / 64 * 64 + i % 4 * 16 + operand_col(lane, n);
         if (rows[row] == nullptr) continue;
         const uint32_t v = stored(rows[row], col);
-        bits |= (v & 15) << (n % 2 * 16 + n / 2 * 4);
-        high |= (v >> 4) << (n % 2 * 16 + k * 8 + n / 2 * 2);
+        if (n / 2 < 2) bits |= v << (half + n / 2 * 6);
+        if (n / 2 == 2) more |= v << (half + k * 8);
+        if (n / 2 == 3) {
+          bits |= (v & 15) << (half + 12);
+          more |= v >> 4 << (half + k * 8 + 6);
+        }
       }
       reinterpret_cast<uint32_t*>(tile)[i] = bits;
     }
-    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = high;
-    const uint8_t* row = rows[thread / 16];
-    tile[3072 + thread] = row != nullptr ? row[192 + thread % 16] : 0;
-    if (thread < 32) {
-      const uint8_t* of = rows[thread / 2];
-      tile[3328 + thread] = of != nullptr ? of[208 + thread % 2] : 0;
-    }
+    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = more;
+    if (thread >= 128) return;
+    const auto of = [&](const uint8_t* row) {
+      return row != nullptr ? scale(row + kHeadAt, thread / 32 * 4 + thread % 4) : 0.0f;
+    };
+    const int g = thread / 4 % 8;
+    reinterpret_cast<uint32_t*>(tile + kScales)[thread] =
+        mul2(pack_bf16(of(rows[g]), of(rows[g + 8])), power2(kUpBits));
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
     const int lane = row % 8 * 4 + col % 8 / 2, k = col % 64 / 16;
-    const int j = (col % 16 / 8) * 2 + row / 8;
-    const uint32_t high =
-        reinterpret_cast<const uint32_t*>(tile + 2048)[col / 64 * 64 + lane * 2 + k / 2] >>
-            (col % 2 * 16 + k % 2 * 8 + j * 2) &
-        3;
-    const int q = Q4_0::quant(tile + col / 64 * 512, row, col % 64) | static_cast<int>(high << 4);
-    const float s = half_at(tile + 3328 + 2 * row) *
-                    static_cast<float>(static_cast<int8_t>(tile[3072 + row * 16 + col / 16]));
-    return static_cast<float>(q - 32) * s;
+    const int j = (col % 16 / 8) * 2 + row / 8, place = col / 64 * 32 + lane;
+    const uint32_t bits = reinterpret_cast<const uint32_t*>(tile)[place * 4 + k] >> (col % 2 * 16);
+    const uint32_t more = reinterpret_cast<const uint32_t*>(tile + 2048)[place * 2 + k / 2] >>
+                          (col % 2 * 16 + k % 2 * 8);
+    const uint32_t q = j < 2    ? bits >> (j * 6) & 63
+                       : j == 2 ? more & 63
+                                : (bits >> 12 & 15) | (more >> 6 & 3) << 4;
+    return static_cast<float>(static_cast<int>(q) - 32) * scale(heads + row * kHeadBytes, col / 16);
   }
 };
 

@@ -265,8 +265,8 @@ int run_long(const ProductList& list, int64_t tokens);
 // products_quant_gate.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
 // lanes need few registers.
 template <class F>
-inline constexpr bool kManyWarps =
-    F::kCode == Code::kQ4_0 || F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128;
+inline constexpr bool kManyWarps = F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
+                                   F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128;
 bool gate_takes(const ProductList& gate_and_up);
 template <class F>
 int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);

@@ -161,6 +161,8 @@ int run_many_rows(const ProductList& list, int64_t tokens) {
 }
 template int run_quant_gate<Q4_0>(const ProductList&, int64_t, const Activations&);
 template int run_many_rows<Q4_0>(const ProductList&, int64_t);
+template int run_quant_gate<Q4_K>(const ProductList&, int64_t, const Activations&);
+template int run_many_rows<Q4_K>(const ProductList&, int64_t);
 template int run_quant_gate<MXFP4>(const ProductList&, int64_t, const Activations&);
 template int run_many_rows<MXFP4>(const ProductList&, int64_t);
 template int run_quant_gate<Int4G128>(const ProductList&, int64_t, const Activations&);

@@ -12,6 +12,12 @@ template <class Body>
 void with_packed(Code code, const Body& body) {
   if (code == Code::kExactF32) {
     body(ExactF32{});
+  } else if (code == Code::kQ4_KHeads) {
+    body(KHeads<Q4_K>{});
+  } else if (code == Code::kQ5_KHeads) {
+    body(KHeads<Q5_K>{});
+  } else if (code == Code::kQ6_KHeads) {
+    body(KHeads<Q6_K>{});
   } else if (code == Code::kFP8Panels && capability == 90) {
     body(FP8Panels{});
   } else {
@@ -95,7 +101,16 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
   constexpr int kRows = std::is_same_v<F, FP8Panels> ? FP8Panels::kRows : 16;
   const uint8_t* tile =
       table.data + tile_at<F>(row / kRows * (kRows / 16), table.cols) + c / F::kUnit * kUnitStep<F>;
-  float v = F::at(tile, static_cast<int>(row % kRows), static_cast<int>(c % F::kUnit));
+  const int tile_row = static_cast<int>(row % kRows), tile_col = static_cast<int>(c % F::kUnit);
+  float v;
+  if constexpr (kHasHeads<F>) {
+    using H = KHeads<F>;
+    const uint8_t* heads = table.data + tiles_bytes<F>((table.rows + 15) / 16, table.cols) +
+                           tile_at<H>(row / 16, table.cols) + c / H::kUnit * kUnitStep<H>;
+    v = F::at(tile, heads, tile_row, tile_col);
+  } else {
+    v = F::at(tile, tile_row, tile_col);
+  }
   if constexpr (F::kCode == Code::kInt8) v *= int8_scales(table.data, table.rows, table.cols)[row];
   out.data[t * out.stride + c] = v * scale;
 }
