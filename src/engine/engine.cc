@@ -104,12 +104,12 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec, bool on
   bool tables = false;
   for (const loader::TensorSource& t : checkpoint.tensors()) {
     if (t.dtype == "F8_E4M3") bytes += t.bytes / 32;  // an F32 scale for 128 numbers
-    // On a GPU scales are kept as they are used: up to 16 bytes more for 256 numbers.
-    if (on_gpu && (t.format == quant::Format::kQ4_K || t.format == quant::Format::kQ5_K ||
-                   t.format == quant::Format::kQ6_K)) {
-      bytes += static_cast<size_t>(t.elements()) / 16;
-      tables = true;
-    }
+    if (!on_gpu || !t.format) continue;
+    // On a GPU scales are kept as they are used, of these up to 16 bytes more for 256 numbers.
+    const bool more = t.format == quant::Format::kQ4_K || t.format == quant::Format::kQ5_K ||
+                      t.format == quant::Format::kQ6_K;
+    if (more) bytes += static_cast<size_t>(t.elements()) / 16;
+    tables = tables || more || t.format == quant::Format::kQ4_0 || t.format == quant::Format::kQ8_0;
   }
   // And those of tables as they are stored, too: up to 18 bytes.
   if (tables) bytes += static_cast<size_t>(spec.vocab_size * spec.embedding_size) / 256 * 18;

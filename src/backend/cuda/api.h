@@ -42,7 +42,8 @@ enum class Code : int32_t {
   // How weights are packed that products alone take, or that look-ups do:
   kExactF32,  // F32 whose numbers BF16 holds, beside kF32
   kFP8Panels,  // FP8 in the order that products want; there it is kFP8
-  kQ4_KHeads, kQ5_KHeads, kQ6_KHeads  // stored scales, beside tables: what is looked up
+  // Stored scales, beside tables, which are looked up:
+  kQ8_0Heads, kQ4_0Heads, kQ4_KHeads, kQ5_KHeads, kQ6_KHeads
 };
 // clang-format on
 

@@ -404,13 +404,22 @@ static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   });
 }
 
-// What look-ups of a table want beside its tiles: see KHeads.
-static Code heads_of(Code code, ops::Use use) {
-  if (use != ops::Use::kTable) return code;
-  return code == Code::kQ4_K   ? Code::kQ4_KHeads
-         : code == Code::kQ5_K ? Code::kQ5_KHeads
-         : code == Code::kQ6_K ? Code::kQ6_KHeads
-                               : code;
+// What look-ups of a table want beside its tiles, if anything: see Heads.
+static Code heads_of(Code code) {
+  switch (code) {
+    case Code::kQ8_0:
+      return Code::kQ8_0Heads;
+    case Code::kQ4_0:
+      return Code::kQ4_0Heads;
+    case Code::kQ4_K:
+      return Code::kQ4_KHeads;
+    case Code::kQ5_K:
+      return Code::kQ5_KHeads;
+    case Code::kQ6_K:
+      return Code::kQ6_KHeads;
+    default:
+      return code;
+  }
 }
 
 // A router's rows are packed once more where BF16 holds them: see product_view().
@@ -421,7 +430,7 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
   const auto count = static_cast<int64_t>(rows.size());
   const bool exact = code == Code::kF32 && count <= kMaxExperts && bf16_holds(rows, cols);
   const int64_t bytes = api_.packed_bytes(code, count, cols);
-  const Code beside = exact ? Code::kExactF32 : heads_of(code, use);
+  const Code beside = exact ? Code::kExactF32 : use == ops::Use::kTable ? heads_of(code) : code;
   const int64_t more = beside == code ? 0 : api_.packed_bytes(beside, count, cols);
   FRESHET_ASSIGN_OR_RETURN(Buffer packed,
                            Buffer::allocate(static_cast<size_t>(bytes + more), this));

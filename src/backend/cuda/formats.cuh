@@ -10,7 +10,8 @@
 // the number, each by up to 2^-8 of itself (with least values: of the number's distance from the
 // middle of its range). FP8's are left without their scales, and sums over a group of kGroup
 // operands are multiplied by it.
-// Packing moves bits and changes none, but for scales of Q4_K, Q5_K and Q6_K (formats_k.cuh).
+// Packing moves bits and changes none, but for scales where kHasHeads: these are made what they are
+// used as.
 #pragma once
 
 #include "backend/cuda/formats_bits.cuh"
@@ -88,7 +89,9 @@ bool with_format(Code code, const Body& body) {
     case Code::kCount:
     case Code::kExactF32:   // products_exact.cuh
     case Code::kFP8Panels:  // FP8Panels
-    case Code::kQ4_KHeads:  // KHeads
+    case Code::kQ8_0Heads:  // Heads
+    case Code::kQ4_0Heads:
+    case Code::kQ4_KHeads:
     case Code::kQ5_KHeads:
     case Code::kQ6_KHeads:
       break;

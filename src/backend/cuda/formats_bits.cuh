@@ -183,7 +183,8 @@ struct IQ4_NL : Whole {
     Levels::decode(p.q[0], a, [&](int k, int j) { return rows.of(k, j); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Q4_0::pack(tile, rows, left, thread);
+    Q4_0::pack_numbers(tile, rows, left, thread);
+    if (thread < 32) Q8_0::pack_scale(tile + 512, rows, left, thread, kBytes);
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
     const float d = half_at(tile + 512 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));

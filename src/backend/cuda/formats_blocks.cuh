@@ -5,11 +5,33 @@
 
 namespace freshet::cuda {
 
+// Of formats whose scales are packed as they are used: what is stored of them, [16 rows][blocks]
+// [bytes], beside tables, for numbers that are looked up are not rounded.
+template <class F>
+inline constexpr bool kHasHeads =
+    F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
+    F::kCode == Code::kQ5_K || F::kCode == Code::kQ6_K;
+template <class F>
+struct Heads {
+  static constexpr int kHead = 0, kUnit = F::kUnit, kBlock = F::kBlock, kBytes = F::kBytes;
+  static constexpr int kRowBytes = kUnit / kBlock * F::kHeadBytes, kTileBytes = 16 * kRowBytes;
+  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    for (int i = thread; i < kTileBytes; i += 256) {
+      const uint8_t* row = rows[i / kRowBytes];
+      const int block = i % kRowBytes / F::kHeadBytes;
+      tile[i] = row != nullptr && block * kBlock < left
+                    ? row[block * kBytes + F::kHeadAt + i % F::kHeadBytes]
+                    : 0;
+    }
+  }
+};
+
 // Numbers plus 128.
 struct Q8_0 : Whole {
   static constexpr Code kCode = Code::kQ8_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 16 * 64 + 64, kBlock = 32,
-                       kBytes = 34;
+                       kBytes = 34, kHeadAt = 0, kHeadBytes = 2;
+  using Scales = Scaled<7>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     for (int i = 0; i < 2; ++i)
@@ -26,8 +48,7 @@ struct Q8_0 : Whole {
     for (int k = 0; k < 4; ++k) {
       const uint32_t low = k % 2 == 0 ? p.q[k / 2].x : p.q[k / 2].z;
       const uint32_t high = k % 2 == 0 ? p.q[k / 2].y : p.q[k / 2].w;
-      const uint32_t s = k < 2 ? p.s.x : p.s.y;
-      const auto [g, h] = lines_of<7, 0>(half_bits(s & 0xffff), half_bits(s >> 16));
+      const auto [g, h] = Scales::lines(k < 2 ? p.s.x : p.s.y);
       a[k] = make_uint4(g(two(low, 0)), h(two(low, 2)), g(two(high, 0)), h(two(high, 2)));
     }
   }
@@ -37,7 +58,7 @@ struct Q8_0 : Whole {
       const bool real = rows[row] != nullptr && col < left;
       tile[byte_place(row, col)] = real ? rows[row][col / 32 * 34 + 2 + col % 32] ^ 0x80 : 0;
     }
-    if (thread < 32) pack_scale(tile + 1024, rows, left, thread, 34);
+    pack_used<Scales>(tile + 1024, rows, left, thread, 34);
   }
   // Scales of 16 bits: [8 (g)][block][row half].
   static __device__ void pack_scale(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
@@ -47,15 +68,27 @@ struct Q8_0 : Whole {
     to[2 * i] = real ? rows[row][block * block_bytes] : 0;
     to[2 * i + 1] = real ? rows[row][block * block_bytes + 1] : 0;
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const float d = half_at(tile + 1024 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
-    return static_cast<float>(tile[byte_place(row, col)] - 128) * d;
+  // The same as they are used.
+  template <class Its>
+  static __device__ void pack_used(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
+                                   int block_bytes) {
+    if (i >= 16) return;
+    const auto scale = [&](const uint8_t* row) {
+      return row != nullptr && i % 2 * 32 < left ? half_at(row + i % 2 * block_bytes) : 0.0f;
+    };
+    reinterpret_cast<uint32_t*>(to)[i] = Its::pack(scale(rows[i / 2]), scale(rows[i / 2 + 8]));
+  }
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return static_cast<float>(tile[byte_place(row, col)] - 128) *
+           half_at(heads + row * 4 + col / 32 * 2);
   }
 };
 
 struct Q4_0 : Whole {
   static constexpr Code kCode = Code::kQ4_0;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
+  static constexpr int kHeadAt = 0, kHeadBytes = 2;
+  using Scales = Scaled<3, 0, 4>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
@@ -66,8 +99,8 @@ struct Q4_0 : Whole {
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const uint32_t s = k < 2 ? p.s.x : p.s.y, next = q[k] >> 8;
-      const auto [g, h] = lines_of<3, 0, 4>(half_bits(s & 0xffff), half_bits(s >> 16));
+      const uint32_t next = q[k] >> 8;
+      const auto [g, h] = Scales::lines(k < 2 ? p.s.x : p.s.y);
       a[k] = make_uint4(g(q[k] & 0x000f000f), h(q[k] & 0x00f000f0), g(next & 0x000f000f),
                         h(next & 0x00f000f0));
     }
@@ -76,6 +109,11 @@ struct Q4_0 : Whole {
     return (block[2 + col % 16] >> (col / 16 * 4)) & 15;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
+    pack_numbers(tile, rows, left, thread);
+    Q8_0::pack_used<Scales>(tile + 512, rows, left, thread, kBytes);
+  }
+  static __device__ void pack_numbers(uint8_t* tile, const uint8_t* const* rows, int64_t left,
+                                      int thread) {
     if (thread < 128) {  // 4 bytes each: eight numbers of 16 columns
       const int lane = thread / 4, k = thread % 4;
       uint32_t bits = 0;
@@ -87,15 +125,13 @@ struct Q4_0 : Whole {
       }
       reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
     }
-    if (thread < 32) Q8_0::pack_scale(tile + 512, rows, left, thread, kBytes);
   }
   static __device__ int quant(const uint8_t* tile, int row, int col) {
     const int bit = nibble_bit(row, col);
     return (reinterpret_cast<const uint32_t*>(tile)[bit / 32] >> (bit % 32)) & 15;
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const float d = half_at(tile + 512 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
-    return static_cast<float>(quant(tile, row, col) - 8) * d;
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return static_cast<float>(quant(tile, row, col) - 8) * half_at(heads + row * 4 + col / 32 * 2);
   }
 };
 

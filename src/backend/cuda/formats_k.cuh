@@ -49,23 +49,6 @@ struct KGroups {
   }
 };
 
-// What stored blocks have of scales, [16 rows][bytes]: of tables, for numbers that are looked up
-// are not rounded.
-template <class F>
-struct KHeads {
-  static constexpr int kHead = 0, kUnit = 256, kTileBytes = 16 * F::kHeadBytes;
-  static constexpr int kBlock = F::kBlock, kBytes = F::kBytes;
-  static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t, int thread) {
-    for (int i = thread; i < kTileBytes; i += 256) {
-      const uint8_t* row = rows[i / F::kHeadBytes];
-      tile[i] = row != nullptr ? row[F::kHeadAt + i % F::kHeadBytes] : 0;
-    }
-  }
-};
-template <class F>
-inline constexpr bool kHasHeads =
-    F::kCode == Code::kQ4_K || F::kCode == Code::kQ5_K || F::kCode == Code::kQ6_K;
-
 // Four bits as Q4_0's, [4 pieces][32 lanes][16 bytes], and the groups.
 struct Q4_K : Whole {
   static constexpr Code kCode = Code::kQ4_K;
@@ -125,7 +108,7 @@ struct Q6_K : Whole {
   static constexpr Code kCode = Code::kQ6_K;
   static constexpr int kUnit = 256, kVectors = 2, kScales = 2048 + 1024, kTileBytes = kScales + 512;
   static constexpr int kBlock = 256, kBytes = 210, kHeadAt = 192, kHeadBytes = 18;
-  static constexpr int kUpBits = 133 - kDown;
+  using Scales = Scaled<5>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
@@ -135,15 +118,13 @@ struct Q6_K : Whole {
     p.s = From::get(reinterpret_cast<const uint4*>(tile + kScales) + piece * 8 + lane / 4);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    constexpr uint32_t kSix = 0x003f003f, kMiddle = 32 | 32 << 16;  // 2^-128: 32 as it is stored
-    static_assert(5 - kDown - kUpBits == 5 - 133);
+    constexpr uint32_t kSix = 0x003f003f;
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     const uint32_t s[4] = {p.s.x, p.s.y, p.s.z, p.s.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint32_t more = k < 2 ? p.q[1].x : p.q[1].y;
-      const uint32_t add = mul2(s[k], kMiddle | kMinus);
-      const Line g{low2(s[k]), low2(add)}, h{high2(s[k]), high2(add)};
+      const auto [g, h] = Scales::lines(s[k]);
       const uint32_t third = k % 2 == 0 ? more : more >> 8;
       const uint32_t upper = more >> (k % 2 == 0 ? 2 : 10);
       a[k] = make_uint4(g(q[k] & kSix), h(q[k] >> 6 & kSix), g(third & kSix),
@@ -184,7 +165,7 @@ struct Q6_K : Whole {
     };
     const int g = thread / 4 % 8;
     reinterpret_cast<uint32_t*>(tile + kScales)[thread] =
-        mul2(pack_bf16(of(rows[g]), of(rows[g + 8])), power2(kUpBits));
+        Scales::pack(of(rows[g]), of(rows[g + 8]));
   }
   static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
     const int lane = row % 8 * 4 + col % 8 / 2, k = col % 64 / 16;

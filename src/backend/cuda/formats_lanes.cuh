@@ -69,7 +69,7 @@ __device__ __forceinline__ uint32_t high2(uint32_t v) {
 }
 // 2^e twice, in BF16.
 __host__ __device__ constexpr uint32_t power2(int e) {
-  return static_cast<uint32_t>(e + 127) * 0x00800080u;
+  return (e < -126 ? 1u << (e + 133) : static_cast<uint32_t>(e + 127) << 7) * 0x00010001u;
 }
 constexpr uint32_t kMinus = 0x80008000;
 
@@ -112,6 +112,22 @@ __device__ __forceinline__ Lines lines_of(float dg, float dh) {
   return {{low2(scale), low2(add)}, {high2(scale), high2(add)}};
 }
 
+// The same of scales that are packed as they are used: BF16 of both rows, times what numbers lack.
+template <int kMiddle, int kAt = 0, int kAtH = kAt>
+struct Scaled {
+  static constexpr int kUp = 133 - Whole::kDown;
+  static __device__ uint32_t pack(float dg, float dh) {
+    return mul2(pack_bf16(dg, dh),
+                (power2(kUp - kAt) & 0xffff) | (power2(kUp - kAtH) & 0xffff0000));
+  }
+  static __device__ __forceinline__ Lines lines(uint32_t scales) {
+    constexpr uint32_t kMiddles =
+        (power2(kMiddle + kAt - 133) & 0xffff) | (power2(kMiddle + kAtH - 133) & 0xffff0000);
+    const uint32_t add = mul2(scales, kMiddles | kMinus);
+    return {{low2(scales), low2(add)}, {high2(scales), high2(add)}};
+  }
+};
+
 // number d - least, by way of (number - 2^kMiddle) d plus what is in the middle, which is rounded
 // by less.
 template <int kMiddle>
@@ -134,8 +150,7 @@ struct CentredRows {
     static_assert(Centred<kMiddle>::kLow - Whole::kDown == -13 && Whole::kDown == 29);
     constexpr float kMid = static_cast<float>(1 << kMiddle) * 0x1p-16f;
     const uint32_t scale = pack_bf16(dg, dh);
-    const uint32_t add =
-        pack_bf16(__fmaf_rn(kMid, dg, -least_g), __fmaf_rn(kMid, dh, -least_h));
+    const uint32_t add = pack_bf16(__fmaf_rn(kMid, dg, -least_g), __fmaf_rn(kMid, dh, -least_h));
     g = {low2(scale), low2(add)};
     h = {high2(scale), high2(add)};
   }

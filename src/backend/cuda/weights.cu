@@ -12,12 +12,16 @@ template <class Body>
 void with_packed(Code code, const Body& body) {
   if (code == Code::kExactF32) {
     body(ExactF32{});
+  } else if (code == Code::kQ8_0Heads) {
+    body(Heads<Q8_0>{});
+  } else if (code == Code::kQ4_0Heads) {
+    body(Heads<Q4_0>{});
   } else if (code == Code::kQ4_KHeads) {
-    body(KHeads<Q4_K>{});
+    body(Heads<Q4_K>{});
   } else if (code == Code::kQ5_KHeads) {
-    body(KHeads<Q5_K>{});
+    body(Heads<Q5_K>{});
   } else if (code == Code::kQ6_KHeads) {
-    body(KHeads<Q6_K>{});
+    body(Heads<Q6_K>{});
   } else if (code == Code::kFP8Panels && capability == 90) {
     body(FP8Panels{});
   } else {
@@ -104,7 +108,7 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
   const int tile_row = static_cast<int>(row % kRows), tile_col = static_cast<int>(c % F::kUnit);
   float v;
   if constexpr (kHasHeads<F>) {
-    using H = KHeads<F>;
+    using H = Heads<F>;
     const uint8_t* heads = table.data + tiles_bytes<F>((table.rows + 15) / 16, table.cols) +
                            tile_at<H>(row / 16, table.cols) + c / H::kUnit * kUnitStep<H>;
     v = F::at(tile, heads, tile_row, tile_col);
