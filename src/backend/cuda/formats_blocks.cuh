@@ -156,24 +156,27 @@ struct MXFP4 : Plain {
   // factor. Scales beyond 2^65 or below 2^-62 no weight has.
   static constexpr int kDown = 64;
   static constexpr float kUp = 0x1p64f;
-  // Of two exponents.
-  static __device__ uint32_t factors(uint32_t e) {
-    constexpr uint32_t kMost = 254 + kDown - 126;
-    return (__vminu2(e, kMost * 0x10001) + (126 - kDown) * 0x10001) << 7;
-  }
-  // Two codes from bit kAt on, with exponent and mantissa in their places: 2^-126 times the value.
-  template <int kAt>
+  // Exponents are packed as those of the factors.
+  static constexpr uint32_t kMore = 126 - kDown, kMost = 254 - kMore;
+  // Bits of a half where register j's code has its sign, and the others, which are exponent and
+  // mantissa, begin: as two() needs the fewest shifts.
+  static __device__ int sign_of(int j) { return j == 0 ? 10 : j == 1 ? 12 : j == 2 ? 9 : 11; }
+  static __device__ int rest_of(int j) { return j == 0 ? 6 : j == 1 ? 3 : j == 2 ? 0 : 13; }
+  // Register j's two codes with all in their places: 2^-126 times the value.
+  template <int j>
   static __device__ uint32_t two(uint32_t w) {
-    const uint32_t rest = kAt < 6 ? w << (6 - kAt) % 32 : w >> (kAt - 6) % 32;
-    return (rest & 0x01c001c0) | (w << (12 - kAt) & 0x80008000);
+    constexpr uint32_t kSign = 0x80008000, kRest = 0x01c001c0;
+    if constexpr (j == 0) return (w & kRest) | (w << 5 & kSign);
+    if constexpr (j == 3) return (w >> 7 & kRest) | (w << 4 & kSign);
+    return w << (j == 1 ? 3 : 6) & (kSign | kRest);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
     const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
     for (int k = 0; k < 4; ++k) {
-      const uint32_t both = factors(__byte_perm(p.s.x, 0, k < 2 ? 0x4140 : 0x4342));
+      const uint32_t both = __byte_perm(p.s.x, 0, k < 2 ? 0x4140 : 0x4342) << 7;
       const uint32_t g = low2(both), h = high2(both);
-      a[k] = make_uint4(mul2(two<0>(q[k]), g), mul2(two<4>(q[k]), h), mul2(two<8>(q[k]), g),
-                        mul2(two<12>(q[k]), h));
+      a[k] = make_uint4(mul2(two<0>(q[k]), g), mul2(two<1>(q[k]), h), mul2(two<2>(q[k]), g),
+                        mul2(two<3>(q[k]), h));
     }
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
@@ -185,19 +188,24 @@ struct MXFP4 : Plain {
         if (rows[row] == nullptr || col >= left) continue;
         const uint8_t* block = rows[row] + col / 32 * kBytes;
         const uint32_t code = (block[1 + col % 16] >> (col % 32 / 16 * 4)) & 15;
-        bits |= code << (n % 2 * 16 + n / 2 % 4 * 4);
+        const int half = n % 2 * 16, j = n / 2;
+        bits |= (code & 7) << (half + rest_of(j)) | code >> 3 << (half + sign_of(j));
       }
       reinterpret_cast<uint32_t*>(tile)[lane * 4 + k] = bits;
     }
     if (thread < 32) {
       const int g = thread / 4, block = thread / 2 % 2, row = g + thread % 2 * 8;
       const bool real = rows[row] != nullptr && block * 32 < left;
-      tile[512 + thread] = real ? rows[row][block * kBytes] : 0;
+      const uint32_t e = real ? rows[row][block * kBytes] : 0;
+      tile[512 + thread] = static_cast<uint8_t>((e < kMost ? e : kMost) + kMore);
     }
   }
   static __device__ float at(const uint8_t* tile, int row, int col) {
-    const float d = scale(tile[512 + row % 8 * 4 + col / 32 * 2 + row / 8]);
-    return value(static_cast<uint32_t>(Q4_0::quant(tile, row, col)), d);
+    const int lane = row % 8 * 4 + col % 8 / 2, j = col % 16 / 8 * 2 + row / 8;
+    const uint32_t bits =
+        reinterpret_cast<const uint32_t*>(tile)[lane * 4 + col / 16] >> (col % 2 * 16);
+    const uint32_t code = (bits >> rest_of(j) & 7) | (bits >> sign_of(j) & 1) << 3;
+    return value(code, scale(tile[512 + row % 8 * 4 + col / 32 * 2 + row / 8] - kMore));
   }
 };
 
