@@ -359,7 +359,8 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
       {quant::Format::kFP8, 1024, 25600},     {quant::Format::kQ4_0, 2176, 8768},
       {quant::Format::kQ4_0, 2112, 8256},     {quant::Format::kQ8_0, 2112, 8704},
       {quant::Format::kMXFP4, 2176, 8704},    {quant::Format::kQ4_K, 2304, 8704},
-      {quant::Format::kQ6_K, 2304, 8704}};
+      {quant::Format::kQ6_K, 2304, 8704},     {quant::Format::kQ5_K, 2304, 8704},
+      {quant::Format::kQ3_K, 2304, 8704},     {quant::Format::kQ5_1, 2112, 8256}};
   for (const auto& [format, cols, ff] : shapes) {
     Stored stored_gate = stored(format, ff, cols, 3), stored_up = stored(format, ff, cols, 4);
     if (format == quant::Format::kFP8 && cols != 2176) {
@@ -427,6 +428,7 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
       {Format::kMXFP4, 4096, {4096, 1024, 1024}},
       {Format::kInt4G32, 4096, {4096, 1024, 1024}},
       {Format::kQ6_K, 4096, {4096}},
+      {Format::kQ5_K, 4096, {4096, 1024, 1024}},
       {Format::kQ8_0, 6144, {64}},
       {Format::kQ4_0, 14336, {2112}},
       {Format::kQ4_K, 14336, {64}},
@@ -488,6 +490,7 @@ TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
   for (const auto& [format, last, cols, all_rows] :
        {Case{Format::kQ4_0, Format::kQ4_0, 2304, {1000, 48, 250}},
         Case{Format::kQ6_K, Format::kQ6_K, 2304, {1000, 48, 250}},
+        Case{Format::kQ5_K, Format::kQ5_K, 4096, {4096, 192, 208}},
         Case{Format::kQ4_K, Format::kQ6_K, 4096, {1000, 48, 250}},
         Case{Format::kQ4_K, Format::kQ6_K, 4096, {4096, 192, 208}}}) {
     std::vector<ops::Weight> weights;
@@ -551,6 +554,8 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
                                                 {Format::kQ6_K, 2048, 512},
                                                 {Format::kMXFP4, 4096, 512},
                                                 {Format::kQ5_0, 1056, 512},
+                                                {Format::kQ5_K, 4096, 4352},
+                                                {Format::kQ3_K, 2304, 512},
                                                 {Format::kFP8, 4096, 512},
                                                 {Format::kQ4_K, 2304, 512, Format::kQ6_K},
                                                 {Format::kQ4_0, 2048, 512, Format::kBF16},

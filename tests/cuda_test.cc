@@ -240,7 +240,10 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
       {quant::Format::kQ4_0, 10256, 2048},     {quant::Format::kQ4_0, 27210, 2176},
       {quant::Format::kQ4_K, 27216, 2304},     {quant::Format::kQ4_0, 6000, 2176},
       {quant::Format::kQ4_0, 6160, 2048},      {quant::Format::kQ4_0, 34010, 576},
-      {quant::Format::kQ8_0, 33860, 320},      {quant::Format::kQ4_K, 33860, 768}};
+      {quant::Format::kQ8_0, 33860, 320},      {quant::Format::kQ4_K, 33860, 768},
+      {quant::Format::kQ5_K, 27216, 2304},     {quant::Format::kQ5_K, 6160, 2048},
+      {quant::Format::kIQ4_XS, 10256, 2304},   {quant::Format::kQ2_K, 6160, 2304},
+      {quant::Format::kQ5_0, 6160, 2176},      {quant::Format::kQ4_1, 10256, 2176}};
   for (const auto& [format, rows, cols] : shapes) {
     const Stored s = stored(format, rows, cols, 15);
     const auto w = gpu->pack(format, s.rows, cols);

@@ -102,8 +102,8 @@ bool with_format(Code code, const Body& body) {
 // Numbers of few bits in blocks.
 template <class F>
 inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
-// Formats that products_quant_wgmma.cu decodes into registers; of the others it would be
-// minutes of compiling for files that are rare.
+// Formats that have kernels of their own with few tokens, and for experts; of the others these
+// would be minutes of compiling for files that are rare.
 template <class F>
 inline constexpr bool kDecoded =
     F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
@@ -114,6 +114,18 @@ inline bool decoded(Code code) {
   with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
   return is;
 }
+// Formats that products_quant_middle.cuh and products_quant_wgmma.cu decode into registers.
+template <class F>
+inline constexpr bool kByWgmma = kQuantised<F>;
+// For device code: whether kernels of mma are called for any number of tokens. Hopper has wgmma,
+// and need not hold the others.
+#if __CUDA_ARCH__ >= 900
+template <class F>
+inline constexpr bool kHasOnlyMma = !kByWgmma<F>;
+#else
+template <class F>
+inline constexpr bool kHasOnlyMma = true;
+#endif
 
 // So many tiles of rows lie side by side, a unit of columns after the other: what a block of
 // products_wgmma.cu takes of BF16 at once is one copy.

@@ -149,6 +149,21 @@ __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t t
   finish<NT>(w, sum, row_tile, token_tile, lane);
 }
 
+// More tokens than these are wgmma's on Hopper. Of formats that have no other kernels for 9 to 16
+// most are faster by it with these, too.
+template <class F>
+inline constexpr bool kFewByLanes =
+    kDecoded<F> || F::kCode == Code::kQ3_K || F::kCode == Code::kIQ4_XS || F::kCode == Code::kQ2_K;
+template <class F>
+inline constexpr int64_t kLanes = !kByWgmma<F>     ? INT64_MAX
+                                  : kFewByLanes<F> ? kQuantFew
+                                                   : kTokenTile;
+int64_t most_lanes(Code code) {
+  int64_t most = INT64_MAX;
+  with_format(code, [&](auto f) { most = kLanes<decltype(f)>; });
+  return most;
+}
+
 template <class F, int NT>
 __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
     products_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -159,7 +174,9 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
                (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
                p.scale,          p.add != 0,    F::kUp};
-  multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
+  if constexpr (kHasOnlyMma<F> || (kFewByLanes<F> && NT == 2)) {
+    multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
+  }
 }
 
 template <class F, int NT>
@@ -218,8 +235,10 @@ int run_products(const ProductList& list, int64_t tokens) {
     if constexpr (kQuantised<F>) {
       if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
     }
+    if constexpr (kByWgmma<F>) {
+      if (capability == 90 && tokens > kLanes<F>) return run_decode<F>(list, tokens);
+    }
     if constexpr (kDecoded<F>) {
-      if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
       if (few_takes(list, tokens)) {
         if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
         return run_quant_few<F>(list, tokens);
@@ -261,7 +280,7 @@ Order order_for(Code code, int64_t tokens) {
   if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
   if (code == Code::kInt8) return Order::kInt8;
   if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
-  return decoded(code) && capability == 90 && tokens > kQuantFew ? Order::kCores : Order::kLanes;
+  return capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
 }
 
 int products(const ProductArgs* products, int count, int64_t tokens) {
@@ -297,7 +316,7 @@ int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
   if (code == Code::kBF16) {
     return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
   }
-  if (tokens > kQuantFew) return decoded(code) && decode_gated_fits(rows, tokens);
+  if (tokens > most_lanes(code)) return decode_gated_fits(rows, tokens);
   if (tokens > kTokenTile) return decoded(code) && quant_gated_fits(rows, cols);
   bool fits = false;
   with_format(code, [&](auto f) {
@@ -318,10 +337,15 @@ int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activat
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(code, [&](auto f) {
     using F = decltype(f);
+    if constexpr (kByWgmma<F>) {
+      if (tokens > kLanes<F>) {
+        error = run_decode_gated<F>(list, tokens, *act);
+        return;
+      }
+    }
     if constexpr (kDecoded<F>) {
-      error = tokens > kQuantFew    ? run_decode_gated<F>(list, tokens, *act)
-              : tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
-                                    : run_stream_gated<F>(list, tokens, *act);
+      error = tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
+                                  : run_stream_gated<F>(list, tokens, *act);
     }
   });
   return error;

@@ -300,7 +300,7 @@ int run_decode_rows(const ProductList& list, int64_t tokens);
 template <class F>
 int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act);
 
-// products_quant_wgmma.cu: the same with more than kQuantFew.
+// products_quant_wgmma.cu: the same with more than kQuantFew, of some formats kTokenTile.
 template <class F>
 int run_decode(const ProductList& list, int64_t tokens);
 bool decode_gated_fits(int64_t rows, int64_t tokens);

@@ -49,10 +49,8 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[kMi
   cluster_sync();  // nobody leaves while others read here
 }
 
-// Blocks: [tiles of tokens, tiles of 128 rows of one product after the other, leaves if kSplit].
 template <class F, int kMyTokens, bool kSplit>
-__global__ void __launch_bounds__(256, 1)
-    tile_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+__device__ __forceinline__ void tile_block(const ProductList& list, int64_t tokens) {
   extern __shared__ __align__(128) uint8_t stages[];
   constexpr int kPieces = F::kUnit / 64;
   constexpr int kTokenTiles = 2 * kMyTokens, kStageBytes = kStageBytesOf<kMyTokens>;
@@ -151,9 +149,8 @@ __global__ void __launch_bounds__(256, 1)
       end = edge(++leaf + 1);
     }
   }
-  const Work w{p.weight.data, p.weight.rows, cols,   p.act,  p.act_chunks, act_tiles,
-               p.out,         p.out_stride,  tokens, p.bias, p.scale,      p.add != 0,
-               F::kUp};
+  const Work w{p.weight.data, p.weight.rows, cols,   p.act,   p.act_chunks, act_tiles, p.out,
+               p.out_stride,  tokens,        p.bias, p.scale, p.add != 0,   F::kUp};
   const int64_t my_row = first_row, my_token = first_token + warp % 2 * kMyTokens;
   if constexpr (kSplit) {
     cp_async_wait<0>();
@@ -163,6 +160,13 @@ __global__ void __launch_bounds__(256, 1)
 #pragma unroll
     for (int m = 0; m < kMine; ++m) finish<kMyTokens>(w, total[m], my_row + m, my_token, lane);
   }
+}
+
+// Blocks: [tiles of tokens, tiles of 128 rows of one product after the other, leaves if kSplit].
+template <class F, int kMyTokens, bool kSplit>
+__global__ void __launch_bounds__(256, 1)
+    tile_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  if constexpr (kHasOnlyMma<F>) tile_block<F, kMyTokens, kSplit>(list, tokens);
 }
 
 template <class F, int kMyTokens, bool kSplit>
