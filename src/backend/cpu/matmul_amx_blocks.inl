@@ -571,24 +571,38 @@ void run_blocks_planes(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
+template <class F>
 void run_rounded(const MatmulCall& c, int64_t first, int64_t last) {
   if (c.tokens <= 4 && c.cols <= kMostVectorCols) {
-    if (c.tokens == 1) return rounded_vectors<ExactSums, RoundedQ4_0, 1>(c, first, last);
-    if (c.tokens == 2) return rounded_vectors<ExactSums, RoundedQ4_0, 2>(c, first, last);
-    if (c.tokens == 3) return rounded_vectors<ByteSums, RoundedQ4_0, 3>(c, first, last);
-    return rounded_vectors<ByteSums, RoundedQ4_0, 4>(c, first, last);
+    if (c.tokens == 1) return rounded_vectors<ExactSums, F, 1>(c, first, last);
+    if (c.tokens == 2) return rounded_vectors<ExactSums, F, 2>(c, first, last);
+    if (c.tokens == 3) return rounded_vectors<ByteSums, F, 3>(c, first, last);
+    return rounded_vectors<ByteSums, F, 4>(c, first, last);
   }
-  if (c.tokens <= kTileRows && c.rows_index == nullptr) {
-    return rounded_tiles<RoundedQ4_0>(c, first, last);
-  }
-  run_blocks_planes<RoundedQ4_0, 1>(c, first, last);
+  if (c.tokens <= kTileRows && c.rows_index == nullptr) return rounded_tiles<F>(c, first, last);
+  run_blocks_planes<F, 1>(c, first, last);
 }
+
+// The format that AMX takes one for, if activations' coarse plane is all that counts.
+template <class F>
+struct RoundedForm {
+  using Type = F;
+};
+template <>
+struct RoundedForm<BlockQ4_0> {
+  using Type = RoundedQ4_0;
+};
+template <>
+struct RoundedForm<BlockQ4_K> {
+  using Type = RoundedQ4_K;
+};
 
 template <class F>
 void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   if (first >= last) return;  // a thread without panels: there is none to begin with
-  if (F::kFormat == Format::kQ4_0 && !uses_fine_plane(c.rows, c.cols)) {
-    return run_rounded(c, first, last);
+  using Rounded = typename RoundedForm<F>::Type;
+  if constexpr (kRounded<Rounded>) {
+    if (!uses_fine_plane(c.rows, c.cols)) return run_rounded<Rounded>(c, first, last);
   }
   if (c.tokens <= kFewTokens) {
     kAvx512VnniKernels.run[static_cast<int>(F::kFormat)](c, first, last);

@@ -1,12 +1,15 @@
-// Few tokens times Q4_0 rounded to bytes (RoundedQ4_0), with the bits of the products of many: sums
-// of a block are whole numbers, exact in any order. Blocks are read in the order of memory, each
-// opened (its scales made whole) while the one before it is used.
+// Few tokens times Q4_0 and Q4_K rounded to bytes (RoundedQ4_0, RoundedQ4_K), with the bits of the
+// products of many: sums of a block are whole numbers, exact in any order. Blocks are read in the
+// order of memory, each opened (its scales made whole) while the one before it is used.
 #pragma once
 
 #include "backend/cpu/matmul_amx_units.inl"
 
 namespace freshet::cpu {
 namespace {
+
+// Blocks are fetched so far ahead: at half of it memory waits where twelve cores ask.
+inline constexpr int kFarBlocks = 5;
 
 // Blocks of panels in the order of memory.
 template <class F>
@@ -42,20 +45,38 @@ struct MemoryWalk {
       begin();
     }
   }
+  void fetch() const {
+    for (int j = 0; j < 8; ++j) fetch(j);
+  }
   // Fetches eighth j of the block.
   FRESHET_INLINE_MEMBER void fetch(int j) const {
-    constexpr int kEighth = kOf * kLayout.main / kLine / 8;
+    constexpr int kEighth = (kLines + 7) / 8;
     prefetch_lines<kEighth>(main + j * kEighth * kLine);
     if (j * kLine < kOf * kLayout.tail) prefetch_near(tail + j * kLine);
   }
+  static constexpr int kLines = kOf * kLayout.main / kLine;
 };
+
+// What is fetched while the first block is used. A call is a few panels of what its thread takes
+// one after the other: fetching goes on behind its last one.
+template <class F>
+FRESHET_INLINE MemoryWalk<F> far_ahead(const MatmulCall& c, int64_t first) {
+  MemoryWalk<F> far(c, first, blocks_of(c.rows, kPanelRows));
+  far.fetch();
+  far.next();
+  far.fetch();
+  for (int i = 2; i < kFarBlocks; ++i) far.next();
+  return far;
+}
 
 // Fetches what follows eighth j of a block by some lines to the L1 cache, which blocks are fetched
 // to the L2 cache for.
+template <class F>
 FRESHET_INLINE void fetch_near(const uint8_t* main, int j) {
-  constexpr int kNear = 12;
-  FRESHET_UNROLL
-  for (int i = 0; i < 4; ++i) prefetch_near(main + (j * 4 + i + kNear) * kLine);
+  constexpr int kNear = 12, kLines = MemoryWalk<F>::kLines;
+  for (int i = j * kLines / 8; i < (j + 1) * kLines / 8; ++i) {
+    prefetch_near(main + (i + kNear) * kLine);
+  }
 }
 
 // A block whose scales are known, as Unit unpacks it.
@@ -77,8 +98,23 @@ struct OpenBlock {
   }
 };
 
-// The same for vectors: a scale's lower three bits are bits [3, 6) of each byte of low_bits; other
-// bits of these are anything.
+template <>
+struct OpenBlock<RoundedQ4_K> : ByteBlockQ4_K {
+  int count = 8;
+  FRESHET_INLINE_MEMBER void open(const MemoryWalk<RoundedQ4_K>& at) { open_at(at.main); }
+};
+
+// A scale's lower three bits as bits [3, 6) of each byte, whose other bits are anything.
+FRESHET_INLINE I32 low_bits_of(I32 scale) {
+#if defined(__AVX512VBMI__)  // or else tiles are emulated, for tests on other processors
+  const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bits 29 and, around, -3
+  return _mm512_multishift_epi64_epi8(from, scale);
+#else
+  return _mm512_mullo_epi32(and_i(scale, set_i(7)), bytes_i(8));
+#endif
+}
+
+// The same for vectors.
 template <class F>
 struct OpenVectors {
   const uint8_t* main;
@@ -90,12 +126,23 @@ struct OpenVectors {
     main = at.main, count = at.count();
     unit = read_scales<F>(at.tail, count, [this](int g, I32 v) __attribute__((always_inline)) {
       scale[g] = and_i(v, set_i(0xffff));
-#if defined(__AVX512VBMI__)  // or else tiles are emulated, for tests on other processors
-      const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bits 29 and, around, -3
-      low_bits[g] = _mm512_multishift_epi64_epi8(from, v);
-#else
-      low_bits[g] = _mm512_mullo_epi32(and_i(v, set_i(7)), bytes_i(8));
-#endif
+      low_bits[g] = low_bits_of(v);
+    });
+  }
+};
+
+template <>
+struct OpenVectors<RoundedQ4_K> {
+  const uint8_t* main;
+  int count = 8;
+  I32 scale[8], low_bits[8], minus_min[8];
+  F32 unit;
+  FRESHET_INLINE_MEMBER void open(const MemoryWalk<RoundedQ4_K>& at) {
+    main = at.main;
+    unit = read_scales_q4_k(main, [this](int g, I32 v, I32 m) __attribute__((always_inline)) {
+      scale[g] = and_i(v, set_i(0xffff));
+      low_bits[g] = low_bits_of(v);
+      minus_min[g] = m;
     });
   }
 };
@@ -127,13 +174,18 @@ inline constexpr int64_t kMostVectorCols = 65536;
 // What vectors need to know of T tokens' activations: sums of groups, and of blocks.
 template <class F, int T>
 struct VectorRows {
-  using S = Starts<F, 1>;
+  // Of Q4_K eight times the sums of groups as 16 bits, in whose unit the minima are taken away.
+  using S = Starts<RoundedQ4_0, 1>;
+  static constexpr bool kMinima = std::is_same_v<F, RoundedQ4_K>;
   static constexpr int64_t kMostBlocks = kMostVectorCols / kUnitK;
   const uint8_t* row[T];
   int64_t records;
   alignas(64) uint8_t starts[T][kMostBlocks * S::kBlockBytes + kLine];
   int32_t sums[T][kMostBlocks];
 
+  FRESHET_INLINE_MEMBER int32_t start(int t, int64_t b, int g) const {
+    return i32_at(starts[t] + b * S::kBlockBytes + g * 4);
+  }
   explicit VectorRows(const MatmulCall& c) : records(q8x256_layout(c.cols).records) {
     const int64_t blocks = blocks_of(c.cols, kUnitK);
     tile_rows<T>(c, 0, c.tokens - 1, row);
@@ -142,7 +194,12 @@ struct VectorRows {
       for (int64_t b = 0; b < blocks; ++b) {
         int32_t sum = 0;
         for (int g = 0; g < S::kGroups; ++g) sum += i32_at(starts[t] + b * S::kBlockBytes + g * 4);
-        sums[t][b] = -(sum >> F::kShift);
+        sums[t][b] = -(sum >> RoundedQ4_0::kShift);
+        for (int g = 0; kMinima && g < S::kGroups; ++g) {
+          uint8_t* const at = starts[t] + b * S::kBlockBytes + g * 4;
+          const int32_t eighths = -i32_at(at) & 0xffff;
+          std::memcpy(at, &eighths, 4);
+        }
       }
     }
   }
@@ -166,7 +223,7 @@ struct ExactSums {  // of products that are not rounded, and what rounding adds
     I32 d[T];
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) {
-      d[t] = set_i(i32_at(rows.starts[t] + b * Starts<F, 1>::kBlockBytes + j * 4));
+      d[t] = set_i(rows.start(t, b, j));
     }
     FRESHET_UNROLL
     for (int q = 0; q < 4; ++q) {
@@ -190,6 +247,50 @@ struct ExactSums {  // of products that are not rounded, and what rounding adds
     return sar(add_i(sum[t], add_i(rest[t][0], rest[t][1])), 3);
   }
 };
+template <int T>
+struct ExactSums<RoundedQ4_K, T> {
+  using F = RoundedQ4_K;
+  using Opened = OpenVectors<F>;
+  static constexpr int kChains = T == 1 ? 4 : 2;
+  I32 sum[T], rest[T][kChains];
+  FRESHET_INLINE_MEMBER ExactSums(const VectorRows<F, T>& rows, int64_t b) {
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = set_i(-3 * rows.sums[t][b]);
+      FRESHET_UNROLL
+      for (int i = 0; i < kChains; ++i) rest[t][i] = zero_i();
+    }
+  }
+  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>& rows,
+                                 int64_t b, const int8_t* const (&x)[T]) {
+    const auto lines = F::sub(block.main, j);
+    I32 d[2][T];  // each within 16 bits
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) d[0][t] = d[1][t] = zero_i();
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 number = lines.line(i), r = rounding_of(number, block.low_bits[j]);
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const int8_t* const quad = x[t] + j * 32 + i * 4;
+        d[i / 4][t] = dot_quad(d[i / 4][t], number, quad);
+        rest[t][i % kChains] = dot_quad(rest[t][i % kChains], r, quad);
+      }
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = add_madd_i(sum[t], d[0][t], block.scale[j]);
+      sum[t] = add_madd_i(sum[t], d[1][t], block.scale[j]);
+      sum[t] = add_madd_i(sum[t], block.minus_min[j], set_i(rows.start(t, b, j)));
+    }
+  }
+  FRESHET_INLINE_MEMBER I32 whole(int t) const {
+    I32 all = sum[t];
+    FRESHET_UNROLL
+    for (int i = 0; i < kChains; ++i) all = add_i(all, rest[t][i]);
+    return sar(all, 3);
+  }
+};
 template <class F, int T>
 struct ByteSums {  // of rounded numbers, 128 too high
   using Opened = OpenBlock<F>;
@@ -203,6 +304,20 @@ struct ByteSums {  // of rounded numbers, 128 too high
   }
   FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
                                  const int8_t* const (&x)[T]) {
+    if constexpr (VectorRows<F, T>::kMinima) {
+      FRESHET_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const I32 unsigned_w = xor_i(block.bytes(j, i), _mm512_set1_epi8(-128));
+        FRESHET_UNROLL
+        for (int t = 0; t < T; ++t) {
+          sum[t][i % 2] = dot_quad(sum[t][i % 2], unsigned_w, x[t] + j * 32 + i * 4);
+        }
+      }
+    } else {
+      add_q4_0(block, j, x);
+    }
+  }
+  FRESHET_INLINE_MEMBER void add_q4_0(const Opened& block, int j, const int8_t* const (&x)[T]) {
     const auto lines = block.sub(j);
     const I32 scale = block.both[j];
     FRESHET_UNROLL
@@ -234,9 +349,9 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
   const int64_t products = (last - first) * blocks_of(c.cols, kUnitK);
   MemoryWalk<F> at(c, first, last), ahead = at;
   typename Sums<F, T>::Opened opened[2];
+  MemoryWalk<F> far = far_ahead<F>(c, first);
   opened[0].open(at);
   ahead.next();
-  MemoryWalk<F> far = ahead;
   F32 acc[T];
   for (int t = 0; t < T; ++t) acc[t] = zero_f();
   for (int64_t i = 0; i < products; ++i) {
@@ -252,7 +367,7 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
     const auto eighth = [&](int j) __attribute__((always_inline)) {
       asm volatile("" ::: "memory");  // fetching stays spread out
       far.fetch(j);
-      fetch_near(block.main, j);
+      fetch_near<F>(block.main, j);
       sums.add(block, j, rows, at.block, x);
     };
     if (block.count == 8) {
@@ -291,9 +406,9 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
   tiles.configure(static_cast<int>(c.tokens), kLine);
   MemoryWalk<F> scaling(c, first, last), ahead = scaling;
   OpenBlock<F> opened[2];
+  MemoryWalk<F> far = far_ahead<F>(c, first);
   opened[0].open(ahead);
   ahead.next();
-  MemoryWalk<F> far = ahead;
   int64_t unpacked = 0, multiplied = 0;  // blocks of their rows
   F32 d_multiplied = zero_f(), d_scaled = zero_f();
   for (int64_t i = 0; i < products + 2; ++i) {
@@ -306,8 +421,8 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
     // Two sums, so that products wait less for one another.
     const auto quarter = [&]<int k>(std::integral_constant<int, k>) __attribute__((always_inline)) {
       far.fetch(2 * k);
-      fetch_near(block.main, 2 * k);
-      U::unpack_sub(block, 2 * k, to);
+      fetch_near<F>(block.main, 2 * k);
+      if (i < products) U::unpack_sub(block, 2 * k, to);
       tile_load<6>(w + k * 16 * kLine, kLine);
       tile_load<4>(x + k * kLine, c.act_row_bytes);
       if constexpr (k < 2) {
@@ -316,8 +431,8 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
       }
       tile_dp_i8<k % 2, 4, 6>();
       far.fetch(2 * k + 1);
-      fetch_near(block.main, 2 * k + 1);
-      U::unpack_sub(block, 2 * k + 1, to);
+      fetch_near<F>(block.main, 2 * k + 1);
+      if (i < products) U::unpack_sub(block, 2 * k + 1, to);
     };
     quarter(std::integral_constant<int, 0>());
     quarter(std::integral_constant<int, 1>());

@@ -13,10 +13,16 @@ inline constexpr int64_t kUnitK = 256;
 // that tiles multiply: of 256 numbers of a row the scales are whole numbers up to 127, which makes
 // eighths of such bytes. A matrix whose activations' fine plane counts keeps both planes.
 struct RoundedQ4_0 : BlockQ4_0 {};
+// Q4_K with its minima in such bytes: what is left has no offsets.
+struct RoundedQ4_K : BlockQ4_K {
+  static constexpr bool kAffine = false;
+};
 template <class F>
 inline constexpr bool kRounded = false;
 template <>
 inline constexpr bool kRounded<RoundedQ4_0> = true;
+template <>
+inline constexpr bool kRounded<RoundedQ4_K> = true;
 inline constexpr float kRoundedTop = 127.0f;
 
 // Shifts each group of four bytes by one, without the port that shifts take.
@@ -73,6 +79,40 @@ FRESHET_INLINE F32 read_scales(const uint8_t* d, int count, const Put& put) {
   }
   return unit;
 }
+// The lowest byte of 32 bits in all four.
+FRESHET_INLINE I32 every_byte(I32 v) {
+  return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
+}
+
+// Q4_K's scales and minima of a row's 256 numbers in units of bytes: put(g, scale, minus_min), the
+// low 16 bits of which are those of group g, the scale in eighths. Returns the unit. What rounding
+// all three adds to a byte is less than two.
+template <class Put>
+FRESHET_INLINE F32 read_scales_q4_k(const uint8_t* main, const Put& put) {
+  using F = BlockQ4_K;
+  constexpr float kTop = 125.0f;
+  constexpr int kLargest = 0x0b;  // of magnitudes
+  const F32 d = F::d(main, nullptr), dmin = F::dmin(main), d_top = mul_f(d, set_f(15.0f));
+  F32 scale[8], min[8], most = zero_f();
+  FRESHET_UNROLL
+  for (int g = 0; g < 8; ++g) {
+    scale[g] = to_f(F::group_scale(main, g));
+    min[g] = to_f(unsigned_byte(F::min_bytes(main, g / 4), g % 4));
+    const F32 low = mul_f(min[g], dmin);
+    const F32 high = _mm512_fmsub_ps(scale[g], d_top, low);
+    most = _mm512_range_ps(_mm512_range_ps(most, high, kLargest), low, kLargest);
+  }
+  const F32 inverse =
+      _mm512_maskz_div_ps(_mm512_test_epi32_mask(bits_i(most), bits_i(most)), set_f(kTop), most);
+  const F32 eighths = mul_f(mul_f(d, set_f(8.0f)), inverse), mins = mul_f(dmin, inverse);
+  FRESHET_UNROLL
+  for (int g = 0; g < 8; ++g) {
+    put(g, bits_i(fma_f(scale[g], eighths, set_f(0x1.8p23f))),
+        bits_i(_mm512_fnmadd_ps(min[g], mins, set_f(0x1.8p23f))));
+  }
+  // Not a number if one of them is none.
+  return fma_f(add_f(d, dmin), zero_f(), mul_f(most, set_f(1.0f / kTop)));
+}
 // The low 16 bits in both halves.
 FRESHET_INLINE I32 low_halves(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
@@ -117,12 +157,52 @@ template <class F>
 inline constexpr bool kF16Scales =
     kOf32<F> && !F::kAffine && panel_layout(F::kFormat).tail == 2 * kPanelRows;
 
+// A block of Q4_K as bytes are made of it: a number less 8 times `both` is an eighth of what
+// `centre` (in every byte) is added to.
+struct ByteBlockQ4_K {
+  using F = BlockQ4_K;
+  const uint8_t* main;
+  I32 both[8], centre[8];
+  F32 unit;
+  ByteBlockQ4_K() = default;
+  FRESHET_INLINE_MEMBER explicit ByteBlockQ4_K(const uint8_t* from) { open_at(from); }
+  FRESHET_INLINE_MEMBER void open_at(const uint8_t* from) {
+    main = from;
+    unit = read_scales_q4_k(from, [this](int g, I32 v, I32 m) __attribute__((always_inline)) {
+      both[g] = low_halves(v);
+      centre[g] = every_byte(add_i(v, m));
+    });
+  }
+  static constexpr int subs() { return 8; }
+  FRESHET_INLINE_MEMBER auto sub(int j) const { return F::sub(main, j); }
+  FRESHET_INLINE_MEMBER F32 d() const { return unit; }
+  FRESHET_INLINE_MEMBER void ahead(int j) const {
+    constexpr int kEighth = (panel_layout(F::kFormat).main / kLine + 7) / 8;
+    prefetch_lines<kEighth>(main + j * kEighth * kLine + kAhead);
+  }
+  // Line i of group j as bytes.
+  FRESHET_INLINE_MEMBER I32 bytes(int j, int i) const {
+    const I32 odd = line_at(main, j / 2 * 8 + i), even = _mm512_slli_epi16(odd, 8);
+    I32 a, b;
+    if (j % 2 == 0) {
+      a = signed_nibbles<0>(even), b = signed_nibbles<0>(odd);
+    } else {
+      a = signed_nibbles<4>(even), b = signed_nibbles<4>(odd);
+    }
+    const I32 products =
+        low_bytes(_mm512_mulhrs_epi16(a, both[j]), _mm512_mulhrs_epi16(b, both[j]));
+    return _mm512_add_epi8(products, centre[j]);
+  }
+};
+
 // Packed blocks of 256 numbers as units are made of them.
 template <class F>
 struct TilePacked : Packed256<F> {
   using Packed256<F>::Packed256;
   FRESHET_INLINE_MEMBER auto block(int64_t b) const {
-    if constexpr (kF16Scales<F>) {
+    if constexpr (std::is_same_v<F, RoundedQ4_K>) {
+      return ByteBlockQ4_K(this->main(b));
+    } else if constexpr (kF16Scales<F>) {
       return F16Group<F>(*this, b, this->blocks);
     } else {
       return Packed256<F>::block(b);
@@ -230,6 +310,16 @@ struct Unit : Unpacks<Unit<F>> {
   // Numbers [32 j, 32 j + 32) of a block.
   template <class View>
   FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
+    if constexpr (std::is_same_v<F, RoundedQ4_K>) {
+      FRESHET_UNROLL
+      for (int i = 0; i < 8; ++i) store_i(to + (j * 8 + i) * kLine, block.bytes(j, i));
+      return;
+    } else {
+      unpack_products(block, j, to);
+    }
+  }
+  template <class View>
+  FRESHET_INLINE void unpack_products(const View& block, int j, uint8_t* to) {
     const bool is = j < block.subs();
     const auto lines = block.sub(is ? j : 0);
     if constexpr (F::kFormat == Format::kQ4_0) {

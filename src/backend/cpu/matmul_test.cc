@@ -195,7 +195,9 @@ class Product {
     return v;
   }
   std::vector<double> taken(int64_t row) const {
-    if (rounds()) return rounded_weights_of(stored_[static_cast<size_t>(row)], case_.cols);
+    if (rounds()) {
+      return rounded_weights_of(case_.format, stored_[static_cast<size_t>(row)], case_.cols);
+    }
     return weights_of(case_.format, stored_[static_cast<size_t>(row)], case_.cols);
   }
   const Weight& weight() const { return w_; }
@@ -203,7 +205,8 @@ class Product {
   bool rounds() const {
     const bool tiles =
         w_.kernel->isa == CpuIsa::kAmx || std::string_view(w_.kernel->name) == "emulated tiles";
-    return tiles && case_.format == Format::kQ4_0 && !uses_fine_plane(case_.rows, case_.cols);
+    const bool format = case_.format == Format::kQ4_0 || case_.format == Format::kQ4_K;
+    return tiles && format && !uses_fine_plane(case_.rows, case_.cols);
   }
 
  private:

@@ -152,7 +152,7 @@ inline void round_together(double* values, int n, int bits) {
 
 // What products on tiles with one plane of activations take a row of Q4_0 for: of eight blocks at a
 // time scales are whole numbers up to 127, and products with them bytes, each eight of them.
-inline std::vector<double> rounded_weights_of(const std::vector<uint8_t>& row, int64_t cols) {
+inline std::vector<double> rounded_q4_0(const std::vector<uint8_t>& row, int64_t cols) {
   std::vector<double> w(static_cast<size_t>(cols));
   for (int64_t b = 0; b < cols / 32; b += 8) {
     const int n = static_cast<int>(std::min<int64_t>(8, cols / 32 - b));
@@ -170,6 +170,38 @@ inline std::vector<double> rounded_weights_of(const std::vector<uint8_t>& row, i
     }
   }
   return w;
+}
+
+// The same of Q4_K: with the minima, of a row's 256 numbers the largest is 125 bytes' units; scales
+// become eighths of such units, products and minima whole ones.
+inline std::vector<double> rounded_q4_k(const std::vector<uint8_t>& row, int64_t cols) {
+  std::vector<double> w(static_cast<size_t>(cols));
+  for (int64_t b = 0; b < cols / 256; ++b) {
+    const uint8_t* const block = row.data() + b * 144;
+    const uint8_t* const s = block + 4;
+    const auto d = static_cast<float>(half_at(block)),
+               dmin = static_cast<float>(half_at(block + 2));
+    float scale[8], low[8], most = 0.0f;
+    for (int g = 0; g < 8; ++g) {
+      scale[g] = static_cast<float>(g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4);
+      low[g] = static_cast<float>(g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4);
+      const float high = std::fma(scale[g], d * 15.0f, -low[g] * dmin);
+      most = std::max({most, std::fabs(high), std::fabs(low[g] * dmin)});
+    }
+    const float inverse = most > 0.0f ? 125.0f / most : 0.0f, unit = most * (1.0f / 125.0f);
+    for (int i = 0; i < 256; ++i) {
+      const int g = i / 32, number = block[16 + g / 2 * 32 + i % 32] >> (g % 2 * 4) & 15;
+      const double eighths = std::nearbyint(double{scale[g]} * double{d * 8.0f * inverse});
+      const double min = std::nearbyint(double{low[g]} * double{dmin * inverse});
+      w[static_cast<size_t>(b * 256 + i)] =
+          (std::floor((eighths * number + 4.0) / 8.0) - min) * double{unit};
+    }
+  }
+  return w;
+}
+inline std::vector<double> rounded_weights_of(Format f, const std::vector<uint8_t>& row,
+                                              int64_t cols) {
+  return f == Format::kQ4_0 ? rounded_q4_0(row, cols) : rounded_q4_k(row, cols);
 }
 
 // What the products take a stored row for.
