@@ -206,10 +206,11 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
   FRESHET_RETURN_IF_ERROR(make.matrix(w.embedding, "embedding", Role::kEmbedding, spec.vocab_size,
                                       width, words ? Rows::kEmbedding : Rows::kPlain,
                                       ops::Use::kTable));
-  if (spec.learned_positions > 0)
+  if (spec.learned_positions > 0) {
     FRESHET_RETURN_IF_ERROR(make.matrix(w.positions, "positions", Role::kPositions,
                                         spec.learned_positions, hidden, Rows::kPlain,
                                         ops::Use::kTable));
+  }
   if (width != hidden) {
     FRESHET_RETURN_IF_ERROR(
         make.linear(w.embedding_in, "embedding_in", Role::kEmbeddingIn, hidden, width, false));
@@ -220,9 +221,10 @@ Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat fo
   for (size_t i = 0; i < spec.layers.size(); ++i)
     FRESHET_RETURN_IF_ERROR(make.layer(w.layers[i], static_cast<int>(i)));
   FRESHET_RETURN_IF_ERROR(make.norm(w.final_norm, spec.final_norm, hidden));
-  if (!spec.tied_embeddings)
+  if (!spec.tied_embeddings) {
     FRESHET_RETURN_IF_ERROR(make.linear(w.head, "head", Role::kHead, spec.vocab_size, width,
                                         spec.logits_bias, words ? Rows::kHead : Rows::kPlain));
+  }
   return std::unique_ptr<Model>(new Decoder(spec, std::move(w), make.take_infos(), ops));
 }
 
