@@ -8,7 +8,7 @@
 namespace freshet::cpu {
 namespace {
 
-// Blocks are fetched so far ahead: at half of it memory waits where twelve cores ask.
+// Blocks are fetched so far ahead: with two instead memory waits where twelve cores ask.
 inline constexpr int kFarBlocks = 5;
 
 // Blocks of panels in the order of memory.
