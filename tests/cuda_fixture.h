@@ -73,6 +73,14 @@ class CudaTest : public testing::Test {
     ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
   }
 
+  // x times a weight, nothing else.
+  std::vector<float> product(const ops::Weight& w, const Matrix& x) {
+    DeviceFloats out(*gpu, static_cast<size_t>(x.rows * w.rows));
+    ops::Product p{&w, out.matrix(x.rows, w.rows), nullptr, 1.0f, false};
+    gpu->matmul(x, {&p, 1});
+    return out.get();
+  }
+
   // Each got value within `allowed` of the wanted one.
   static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
                           float allowed, const std::string& what) {

@@ -123,13 +123,9 @@ TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
     ASSERT_TRUE(w.ok() && plain.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kTokens * kCols), 47));
     for (const int64_t count : {1, 9, 40, 130}) {
-      const auto run = [&](const ops::Weight& of) {
-        DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
-        ops::Product p{&of, out.matrix(count, kRows), nullptr, 1.0f, false};
-        gpu->matmul(x.matrix(kTokens, kCols).slice_rows(0, count), {&p, 1});
-        return out.get();
-      };
-      EXPECT_EQ(run(*w), run(*plain)) << info.name << ", " << count << " tokens";
+      const Matrix some = x.matrix(kTokens, kCols).slice_rows(0, count);
+      EXPECT_EQ(product(*w, some), product(*plain, some))
+          << info.name << ", " << count << " tokens";
     }
   }
 }
@@ -182,15 +178,10 @@ TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
     ASSERT_TRUE(w.ok() && table.ok() && plain.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kTokens * kCols), 47));
     for (const int64_t count : {1, 9, 40, 130}) {
-      const auto run = [&](const ops::Weight& of) {
-        DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
-        ops::Product p{&of, out.matrix(count, kRows), nullptr, 1.0f, false};
-        gpu->matmul(x.matrix(kTokens, kCols).slice_rows(0, count), {&p, 1});
-        return out.get();
-      };
-      const std::vector<float> want = run(*plain);
-      EXPECT_EQ(run(*w), want) << info.name << ", " << count << " tokens";
-      EXPECT_EQ(run(*table), want) << info.name << " of a table, " << count << " tokens";
+      const Matrix some = x.matrix(kTokens, kCols).slice_rows(0, count);
+      const std::vector<float> want = product(*plain, some);
+      EXPECT_EQ(product(*w, some), want) << info.name << ", " << count << " tokens";
+      EXPECT_EQ(product(*table, some), want) << info.name << " of a table, " << count << " tokens";
     }
   }
 }
@@ -204,10 +195,7 @@ TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
       ASSERT_TRUE(w.ok());
       DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 6));
       const auto run = [&](int64_t first, int64_t count) {
-        DeviceFloats out(*gpu, static_cast<size_t>(count * kRows));
-        ops::Product p{&*w, out.matrix(count, kRows), nullptr, 1.0f, false};
-        gpu->matmul(x.matrix(kMost, cols).slice_rows(first, count), {&p, 1});
-        return out.get();
+        return product(*w, x.matrix(kMost, cols).slice_rows(first, count));
       };
       std::vector<float> alone;
       for (int64_t t = 0; t < kMost; ++t) {

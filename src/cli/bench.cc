@@ -115,11 +115,11 @@ Result<std::vector<Plan>> plans_of(const Options& o) {
 class Report {
  public:
   Report(std::string format, Output& out) : format_(std::move(format)), out_(out) {}
-  Status begin();
   Status add(const Row& row);
   Status end();
 
  private:
+  Status begin();
   json::Object to_json(const Row& row) const;
 
   std::string format_;
@@ -198,7 +198,9 @@ json::Object Report::to_json(const Row& row) const {
   return j;
 }
 
+// The first row begins it, so that a run that fails before leaves nothing half written.
 Status Report::add(const Row& row) {
+  if (rows_ == 0) FRESHET_RETURN_IF_ERROR(begin());
   const eval::BenchResult& r = row.result;
   const double s = r.median_s();
   const double read = r.work.bytes / s, operations = r.work.operations / s;
@@ -284,7 +286,6 @@ Status bench(const Options& o, Context& context) {
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   Report report(o.json ? "json" : o.format, context.out);
-  FRESHET_RETURN_IF_ERROR(report.begin());
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(run_plan(o, plan, report, context));
   return report.end();
 }

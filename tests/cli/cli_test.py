@@ -638,6 +638,10 @@ class Bench(Case):
         self.assertEqual(len(lines), 7)
         self.assertEqual({len(line.split(",")) for line in lines}, {len(lines[0].split(","))})
 
+    def test_what_fails_prints_no_table(self):
+        for form in ("md", "csv", "json"):
+            self.fails(2, "bench", "-m", LLAMA, "--load-format", "dummy:q9", "-o", form, says="dummy:q9")
+
     def test_sequences(self):
         rows = json.loads(self.succeeds("bench", "-m", LLAMA, "-p", "0", "-n", "4", "--sequences",
                                         "1,3", "-r", "1", "--json"))

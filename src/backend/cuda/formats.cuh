@@ -99,7 +99,8 @@ bool with_format(Code code, const Body& body) {
   return false;
 }
 
-// Numbers of few bits in blocks.
+// Numbers of few bits in blocks: on Hopper products_quant_middle.cuh and products_quant_wgmma.cu
+// decode them into registers.
 template <class F>
 inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
 // Formats that have kernels of their own with few tokens, and for experts; of the others these
@@ -114,14 +115,11 @@ inline bool decoded(Code code) {
   with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
   return is;
 }
-// Formats that products_quant_middle.cuh and products_quant_wgmma.cu decode into registers.
-template <class F>
-inline constexpr bool kByWgmma = kQuantised<F>;
 // For device code: whether kernels of mma are called for any number of tokens. Hopper has wgmma,
 // and need not hold the others.
 #if __CUDA_ARCH__ >= 900
 template <class F>
-inline constexpr bool kHasOnlyMma = !kByWgmma<F>;
+inline constexpr bool kHasOnlyMma = !kQuantised<F>;
 #else
 template <class F>
 inline constexpr bool kHasOnlyMma = true;

@@ -155,7 +155,7 @@ template <class F>
 inline constexpr bool kFewByLanes =
     kDecoded<F> || F::kCode == Code::kQ3_K || F::kCode == Code::kIQ4_XS || F::kCode == Code::kQ2_K;
 template <class F>
-inline constexpr int64_t kLanes = !kByWgmma<F>     ? INT64_MAX
+inline constexpr int64_t kLanes = !kQuantised<F>   ? INT64_MAX
                                   : kFewByLanes<F> ? kQuantFew
                                                    : kTokenTile;
 int64_t most_lanes(Code code) {
@@ -234,8 +234,6 @@ int run_products(const ProductList& list, int64_t tokens) {
     }
     if constexpr (kQuantised<F>) {
       if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
-    }
-    if constexpr (kByWgmma<F>) {
       if (capability == 90 && tokens > kLanes<F>) return run_decode<F>(list, tokens);
     }
     if constexpr (kDecoded<F>) {
@@ -337,7 +335,7 @@ int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activat
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(code, [&](auto f) {
     using F = decltype(f);
-    if constexpr (kByWgmma<F>) {
+    if constexpr (kQuantised<F>) {
       if (tokens > kLanes<F>) {
         error = run_decode_gated<F>(list, tokens, *act);
         return;
