@@ -99,20 +99,21 @@ Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadP
 }
 
 // Weights as they are packed, which some formats take more bytes for than in the file.
-size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec, bool on_gpu) {
-  size_t bytes = checkpoint.total_bytes();
-  bool tables = false;
+size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
+                    const ops::Device* device) {
+  size_t bytes = 0;
   for (const loader::TensorSource& t : checkpoint.tensors()) {
-    if (t.dtype == "F8_E4M3") bytes += t.bytes / 32;  // an F32 scale for 128 numbers
-    if (!on_gpu || !t.format) continue;
-    // On a GPU scales are kept as they are used, of these up to 16 bytes more for 256 numbers.
-    const bool more = t.format == quant::Format::kQ4_K || t.format == quant::Format::kQ5_K ||
-                      t.format == quant::Format::kQ6_K;
-    if (more) bytes += static_cast<size_t>(t.elements()) / 16;
-    tables = tables || more || t.format == quant::Format::kQ4_0 || t.format == quant::Format::kQ8_0;
+    size_t packed = t.bytes;
+    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for 128 numbers
+    if (device != nullptr && t.format && t.shape.size() > 1) {
+      const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
+      const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
+      const auto use = table ? ops::Use::kTable : ops::Use::kProducts;
+      const int64_t there = device->packed_bytes(*t.format, rows, cols, use);
+      packed = std::max(packed, static_cast<size_t>(there));
+    }
+    bytes += packed;
   }
-  // And those of tables as they are stored, too: up to 18 bytes.
-  if (tables) bytes += static_cast<size_t>(spec.vocab_size * spec.embedding_size) / 256 * 18;
   // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
   for (const LayerSpec& layer : spec.layers) {
     if (!layer.moe) continue;
@@ -126,7 +127,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                const ModelSpec& spec, ops::Ops& ops) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
   PlanRequest r;
-  r.weights = packed_bytes(checkpoint, spec, ops.device() != nullptr);
+  r.weights = packed_bytes(checkpoint, spec, ops.device());
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);

@@ -44,6 +44,8 @@ class Device : public Memory {
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
   // Whether products in one format take so many rows in the form in which the other's do.
   virtual bool read_alike(quant::Format a, quant::Format b, int64_t rows) const = 0;
+  // What pack() takes at most, by the rows' number alone.
+  virtual int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols, Use use) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
                               std::span<const uint8_t* const> rows, int64_t cols, Use use) = 0;
   // One line that says why a cache of this shape cannot be served, or ok.

@@ -42,10 +42,28 @@ enum class Code : int32_t {
   // How weights are packed that products alone take, or that look-ups do:
   kExactF32,  // F32 whose numbers BF16 holds, beside kF32
   kFP8Panels,  // FP8 in the order that products want; there it is kFP8
-  // Stored scales, beside tables, which are looked up:
-  kQ8_0Heads, kQ4_0Heads, kQ4_KHeads, kQ5_KHeads, kQ6_KHeads
+  kQ8_0Heads, kQ4_0Heads, kQ4_KHeads, kQ5_KHeads, kQ6_KHeads  // see heads_of()
 };
 // clang-format on
+
+// Formats whose scales are packed as they are used keep those that are stored beside tables, for
+// numbers that are looked up are not rounded: in which form, or the code itself.
+constexpr Code heads_of(Code code) {
+  switch (code) {
+    case Code::kQ8_0:
+      return Code::kQ8_0Heads;
+    case Code::kQ4_0:
+      return Code::kQ4_0Heads;
+    case Code::kQ4_K:
+      return Code::kQ4_KHeads;
+    case Code::kQ5_K:
+      return Code::kQ5_KHeads;
+    case Code::kQ6_K:
+      return Code::kQ6_KHeads;
+    default:
+      return code;
+  }
+}
 
 // Orders of activations.
 enum class Order : int32_t { kLanes, kCores, kE4M3, kInt8 };

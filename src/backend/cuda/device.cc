@@ -404,36 +404,33 @@ static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   });
 }
 
-// What look-ups of a table want beside its tiles, if anything: see Heads.
-static Code heads_of(Code code) {
-  switch (code) {
-    case Code::kQ8_0:
-      return Code::kQ8_0Heads;
-    case Code::kQ4_0:
-      return Code::kQ4_0Heads;
-    case Code::kQ4_K:
-      return Code::kQ4_KHeads;
-    case Code::kQ5_K:
-      return Code::kQ5_KHeads;
-    case Code::kQ6_K:
-      return Code::kQ6_KHeads;
-    default:
-      return code;
-  }
+CudaDevice::Packing CudaDevice::packing_of(quant::Format format, int64_t rows, int64_t cols,
+                                           ops::Use use) const {
+  const bool panels = format == quant::Format::kFP8 && use != ops::Use::kExperts;
+  Packing p;
+  p.code = panels ? Code::kFP8Panels : code_of(format);
+  p.bytes = api_.packed_bytes(p.code, rows, cols);
+  p.beside = p.code;
+  if (use == ops::Use::kTable) p.beside = heads_of(p.code);
+  if (p.code == Code::kF32 && rows <= kMaxExperts) p.beside = Code::kExactF32;
+  if (p.beside != p.code) p.bytes_beside = api_.packed_bytes(p.beside, rows, cols);
+  return p;
+}
+
+int64_t CudaDevice::packed_bytes(quant::Format format, int64_t rows, int64_t cols,
+                                 ops::Use use) const {
+  const Packing p = packing_of(format, rows, cols, use);
+  return p.bytes + p.bytes_beside;
 }
 
 // A router's rows are packed once more where BF16 holds them: see product_view().
 Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
-  const bool panels = format == quant::Format::kFP8 && use != ops::Use::kExperts;
-  const Code code = panels ? Code::kFP8Panels : code_of(format);
   const auto count = static_cast<int64_t>(rows.size());
-  const bool exact = code == Code::kF32 && count <= kMaxExperts && bf16_holds(rows, cols);
-  const int64_t bytes = api_.packed_bytes(code, count, cols);
-  const Code beside = exact ? Code::kExactF32 : use == ops::Use::kTable ? heads_of(code) : code;
-  const int64_t more = beside == code ? 0 : api_.packed_bytes(beside, count, cols);
+  Packing p = packing_of(format, count, cols, use);
+  if (p.beside == Code::kExactF32 && !bf16_holds(rows, cols)) p.bytes_beside = 0;
   FRESHET_ASSIGN_OR_RETURN(Buffer packed,
-                           Buffer::allocate(static_cast<size_t>(bytes + more), this));
+                           Buffer::allocate(static_cast<size_t>(p.bytes + p.bytes_beside), this));
   const size_t row_bytes = quant::row_bytes(format, cols);
   const int64_t at_once = static_cast<int64_t>(kRaw / row_bytes) / 16 * 16;
   if (at_once == 0) return unsupported("rows of {} bytes are too long for {}", row_bytes, name_);
@@ -448,9 +445,9 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
     });
     int error = api_.upload(raw_.data(), host_raw_.data(),
                             static_cast<int64_t>(static_cast<size_t>(n) * row_bytes));
-    if (error == 0) error = api_.pack(code, packed.data(), raw_.data(), first, n, count, cols);
-    if (error == 0 && more > 0) {
-      error = api_.pack(beside, packed.data() + bytes, raw_.data(), first, n, count, cols);
+    if (error == 0) error = api_.pack(p.code, packed.data(), raw_.data(), first, n, count, cols);
+    if (error == 0 && p.bytes_beside > 0) {
+      error = api_.pack(p.beside, packed.data() + p.bytes, raw_.data(), first, n, count, cols);
     }
     if (error == 0) error = api_.sync();
     if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));

@@ -41,6 +41,8 @@ class CudaDevice final : public ops::Device {
 
   const ops::MatmulKernel* matmul_row(quant::Format format) const override;
   bool read_alike(quant::Format a, quant::Format b, int64_t rows) const override;
+  int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols,
+                       ops::Use use) const override;
   Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
                       int64_t cols, ops::Use use) override;
   Status supports(const ops::KvShape& shape) const override;
@@ -98,6 +100,12 @@ class CudaDevice final : public ops::Device {
 
    private:
     const Api& api_;
+  };
+  // How rows are packed: as products take them and, if `beside` is another code, behind that as
+  // look-ups or exact products do.
+  struct Packing {
+    Code code, beside;
+    int64_t bytes = 0, bytes_beside = 0;
   };
   // A matrix as products want it.
   struct Encoded {
@@ -175,6 +183,7 @@ class CudaDevice final : public ops::Device {
   ProductArgs product_args(const Matrix& x, const ops::Product& product);
   bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
   void flush_gated();
+  Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
   WeightView product_view(const ops::Weight& w) const;
   void flush_norm();
   void flush_but_norm();

@@ -5,14 +5,10 @@
 
 namespace freshet::cuda {
 
-// Of formats whose scales are packed as they are used: what is stored of them, [16 rows][blocks]
-// [bytes], beside tables, for numbers that are looked up are not rounded.
 template <class F>
-inline constexpr bool kHasHeads =
-    F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
-    F::kCode == Code::kQ5_K || F::kCode == Code::kQ6_K;
+inline constexpr bool kHasHeads = heads_of(F::kCode) != F::kCode;
 template <class F>
-struct Heads {
+struct Heads {  // what is stored of scales, [16 rows][blocks][bytes]
   static constexpr int kHead = 0, kUnit = F::kUnit, kBlock = F::kBlock, kBytes = F::kBytes;
   static constexpr int kRowBytes = kUnit / kBlock * F::kHeadBytes, kTileBytes = 16 * kRowBytes;
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
