@@ -479,6 +479,11 @@ struct BlockWalk {
   BlockWalk(int64_t of, int64_t first, int64_t end)
       : blocks(of), last(end), group(first), panel(first) {}
   bool over() const { return panel >= last; }
+  // A call is some panels of what its thread takes one after the other: goes on behind its last.
+  void next_of(int64_t panels) {
+    next();
+    if (over()) last = panels;
+  }
   void next() {
     const int64_t end = group + kGroup < last ? group + kGroup : last;
     if (++panel < end) return;
@@ -519,7 +524,9 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     t += x.count;
   }
   const int64_t blocks = blocks_of(c.cols, kUnitK);
-  BlockWalk at(blocks, first, last), next = at;
+  BlockWalk at(blocks, first, last), next = at, far = at;
+  const int64_t panels = blocks_of(c.rows, kPanelRows);
+  for (int i = 0; i < kFarBlocks; ++i) far.next_of(panels);
   const WalkedBlock<F>* block = new (room[0]) WalkedBlock<F>(c, at);
   for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, unit);
   U::unpack_scales(block->view, scales[0]);
@@ -528,9 +535,12 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
     BlockWalk ahead = next;
     ahead.next();
     const WalkedBlock<F>* const coming = new (room[now ^ 1]) WalkedBlock<F>(c, next);
+    far.next_of(panels);
     const Packed256<F> panel_ahead(c, ahead.over() ? first : ahead.panel);
+    const Packed256<F> panel_far(c, far.over() ? first : far.panel);
     const auto unpack = [&](int j) __attribute__((always_inline)) {
-      fetch_eighth<F>(panel_ahead, ahead.block, j);
+      fetch_eighth<F, true>(panel_ahead, ahead.block, j);
+      fetch_eighth<F, false>(panel_far, far.block, j);
       U::unpack_one(j < 2 ? block->view : coming->view, (j + 6) % 8, unit);
     };
     for (int q = 0; q < kSteps; ++q) {

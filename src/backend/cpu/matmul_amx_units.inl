@@ -210,14 +210,17 @@ struct TilePacked : Packed256<F> {
   }
 };
 
-// Fetches eighth j of block b of a panel to the L1 cache.
-template <class F>
+// Fetches eighth j of block b of a panel, to the L1 cache if it is near.
+template <class F, bool kNear>
 FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
   constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   constexpr int kOf = kUnitK / kLayout.block, kEighth = (kOf * kLayout.main / kLine + 7) / 8;
+  const auto fetch = [](const uint8_t* line) __attribute__((always_inline)) {
+    kNear ? prefetch_near(line) : prefetch(line);
+  };
   FRESHET_UNROLL
-  for (int i = 0; i < kEighth; ++i) prefetch_near(panel.main(b * kOf) + (j * kEighth + i) * kLine);
-  if (j * kLine < kOf * kLayout.tail) prefetch_near(panel.tail(b * kOf) + j * kLine);
+  for (int i = 0; i < kEighth; ++i) fetch(panel.main(b * kOf) + (j * kEighth + i) * kLine);
+  if (j * kLine < kOf * kLayout.tail) fetch(panel.tail(b * kOf) + j * kLine);
 }
 
 // The unpacking of a block in eighths, which U::unpack_sub does.
