@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace freshet::loader {
@@ -183,6 +184,10 @@ std::string GgufWriter::head() const {
 
 Status GgufWriter::open(const std::string& path) {
   FRESHET_CHECK(fd_ < 0 && path_.empty(), "a GgufWriter writes one file");
+  struct stat there{};
+  if (::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+    return io_error("{} is not a file: it is not replaced", path);
+  }
   path_ = path;
   partial_path_ = fmt::format("{}.{}.partial", path, ::getpid());
   fd_ = ::open(partial_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

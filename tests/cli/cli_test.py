@@ -9,6 +9,7 @@ import pty
 import resource
 import select
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -550,6 +551,10 @@ class Convert(Case):
         self.fails(2, "convert", LLAMA, "-o", path, says="--force")
         self.fails(2, "convert", path, "-o", self.path("p.gguf"), says="Hugging Face")
         self.fails(1, "convert", LLAMA, "-o", self.path("no/such/folder/o.gguf"))
+        pipe = self.path("pipe")
+        os.mkfifo(pipe)  # as a device would be: nothing but a file is replaced
+        self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a file")
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
     def test_metadata(self):
         path = self.path("o.gguf")
