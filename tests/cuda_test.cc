@@ -94,18 +94,33 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
 // What docs/cuda.md says of them: the scale in BF16, and its product with the number, too.
 TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
   constexpr int64_t kRows = 80, kCols = 4096, kTokens = 130;
-  for (const quant::Format format : {quant::Format::kQ4_0, quant::Format::kQ8_0,
-                                     quant::Format::kInt4G128, quant::Format::kInt4G32}) {
+  for (const quant::Format format :
+       {quant::Format::kQ4_0, quant::Format::kQ8_0, quant::Format::kQ5_0, quant::Format::kIQ4_NL,
+        quant::Format::kIQ4_XS, quant::Format::kQ3_K, quant::Format::kInt4G128,
+        quant::Format::kInt4G32}) {
     const quant::FormatInfo& info = quant::info(format);
-    const auto scale_of = [&](const uint8_t* block) {
+    const auto scale_of = [&](const uint8_t* block, int col) {
+      const auto half = [](const uint8_t* p) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, p, 2);
+        return f16_to_f32(bits);
+      };
+      if (format == quant::Format::kIQ4_XS) {
+        const int g = col / 32, scale = (block[4 + g / 2] >> (g % 2 * 4) & 15) |
+                                        (block[2 + g / 4] >> (g % 4 * 2) & 3) << 4;
+        return half(block) * static_cast<float>(scale - 32);
+      }
+      if (format == quant::Format::kQ3_K) {
+        const int g = col / 16, scale = (block[96 + g % 8] >> (g / 8 * 4) & 15) |
+                                        (block[104 + g % 4] >> (g / 4 * 2) & 3) << 4;
+        return half(block + 108) * static_cast<float>(scale - 32);
+      }
       if (info.block_bytes - 3 == info.block_size / 2) {  // see quant/int4.h
         const auto bits =
             uint32_t{block[1]} << 24 | uint32_t{block[0]} << 16 | (uint32_t{block[2]} & 0xf0) << 8;
         return std::bit_cast<float>(bits);
       }
-      uint16_t scale = 0;
-      std::memcpy(&scale, block, 2);
-      return f16_to_f32(scale);
+      return half(block);
     };
     const Stored s = stored(format, kRows, kCols, 45);
     Stored values = stored(quant::Format::kBF16, kRows, kCols, 46);
@@ -113,7 +128,8 @@ TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
     for (int64_t r = 0; r < kRows; ++r) {
       info.decode(s.rows[r], row.data(), kCols);
       for (int64_t c = 0; c < kCols; ++c) {
-        const float d = scale_of(s.rows[r] + c / info.block_size * info.block_bytes);
+        const float d = scale_of(s.rows[r] + c / info.block_size * info.block_bytes,
+                                 static_cast<int>(c % info.block_size));
         const uint16_t v = f32_to_bf16(d == 0.0f ? 0.0f : std::round(row[c] / d) * test::bf16(d));
         std::memcpy(values.bytes.data() + (r * kCols + c) * 2, &v, 2);
       }
@@ -138,6 +154,11 @@ TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
     std::memcpy(&bits, p, 2);
     return f16_to_f32(bits);
   };
+  // Of numbers that are times d, plus the least.
+  const auto value = [](int q, int middle, float d, float least) {
+    const float add = test::bf16(std::fma(static_cast<float>(middle), d, least));
+    return std::fma(static_cast<float>(q - middle), test::bf16(d), add);
+  };
   const auto affine = [&](const uint8_t* block, int col, bool five) {
     const int g = col / 32, middle = five ? 16 : 8;
     const uint8_t* of = block + 4;
@@ -145,10 +166,13 @@ TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
     const int least = g < 4 ? of[g + 4] & 63 : of[g + 4] >> 4 | of[g] >> 6 << 4;
     int q = block[(five ? 48 : 16) + col / 64 * 32 + col % 32] >> (col % 64 / 32 * 4) & 15;
     if (five) q |= (block[16 + col % 32] >> g & 1) << 4;
-    const float d = half(block) * static_cast<float>(scale);
     const float m = half(block + 2) * static_cast<float>(least);
-    const float add = test::bf16(std::fma(static_cast<float>(middle), d, -m));
-    return std::fma(static_cast<float>(q - middle), test::bf16(d), add);
+    return value(q, middle, half(block) * static_cast<float>(scale), -m);
+  };
+  const auto one = [&](const uint8_t* block, int col, bool five) {
+    int q = block[(five ? 8 : 4) + col % 16] >> (col / 16 * 4) & 15;
+    if (five) q |= (block[4 + col / 8] >> (col % 8) & 1) << 4;
+    return value(q, five ? 16 : 8, half(block), half(block + 2));
   };
   const auto six = [&](const uint8_t* b, int col) {
     const int half_block = col / 128, low = b[half_block * 64 + col % 64] >> (col % 128 / 64 * 4);
@@ -157,18 +181,24 @@ TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
     const int q = (low & 15) | (high & 3) << 4;
     return static_cast<float>(q - 32) * test::bf16(half(b + 208) * scale);
   };
-  for (const quant::Format format :
-       {quant::Format::kQ4_K, quant::Format::kQ5_K, quant::Format::kQ6_K}) {
+  using quant::Format;
+  const auto value_of = [&](Format format, const uint8_t* block, int col) {
+    if (format == Format::kQ6_K) return six(block, col);
+    if (format == Format::kQ4_1 || format == Format::kQ5_1) {
+      return one(block, col, format == Format::kQ5_1);
+    }
+    return affine(block, col, format == Format::kQ5_K);
+  };
+  for (const Format format :
+       {Format::kQ4_K, Format::kQ5_K, Format::kQ6_K, Format::kQ4_1, Format::kQ5_1}) {
     const quant::FormatInfo& info = quant::info(format);
     const Stored s = stored(format, kRows, kCols, 45);
     Stored values = stored(quant::Format::kBF16, kRows, kCols, 46);
     for (int64_t r = 0; r < kRows; ++r) {
       for (int64_t c = 0; c < kCols; ++c) {
-        const uint8_t* block = s.rows[r] + c / 256 * info.block_bytes;
-        const auto col = static_cast<int>(c % 256);
-        const uint16_t v = f32_to_bf16(format == quant::Format::kQ6_K
-                                           ? six(block, col)
-                                           : affine(block, col, format == quant::Format::kQ5_K));
+        const uint8_t* block = s.rows[r] + c / info.block_size * info.block_bytes;
+        const auto col = static_cast<int>(c % info.block_size);
+        const uint16_t v = f32_to_bf16(value_of(format, block, col));
         std::memcpy(values.bytes.data() + (r * kCols + c) * 2, &v, 2);
       }
     }

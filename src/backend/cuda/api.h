@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 21;
+inline constexpr int kApiVersion = 22;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -42,7 +42,7 @@ enum class Code : int32_t {
   // How weights are packed that products alone take, or that look-ups do:
   kExactF32,  // F32 whose numbers BF16 holds, beside kF32
   kFP8Panels,  // FP8 in the order that products want; there it is kFP8
-  kQ8_0Heads, kQ4_0Heads, kQ4_KHeads, kQ5_KHeads, kQ6_KHeads  // see heads_of()
+  kHeads = 64  // and a code: see heads_of()
 };
 // clang-format on
 
@@ -51,15 +51,17 @@ enum class Code : int32_t {
 constexpr Code heads_of(Code code) {
   switch (code) {
     case Code::kQ8_0:
-      return Code::kQ8_0Heads;
     case Code::kQ4_0:
-      return Code::kQ4_0Heads;
+    case Code::kQ4_1:
+    case Code::kQ5_0:
+    case Code::kQ5_1:
+    case Code::kQ3_K:
     case Code::kQ4_K:
-      return Code::kQ4_KHeads;
     case Code::kQ5_K:
-      return Code::kQ5_KHeads;
     case Code::kQ6_K:
-      return Code::kQ6_KHeads;
+    case Code::kIQ4_NL:
+    case Code::kIQ4_XS:
+      return static_cast<Code>(static_cast<int32_t>(Code::kHeads) + static_cast<int32_t>(code));
     default:
       return code;
   }

@@ -89,11 +89,7 @@ bool with_format(Code code, const Body& body) {
     case Code::kCount:
     case Code::kExactF32:   // products_exact.cuh
     case Code::kFP8Panels:  // FP8Panels
-    case Code::kQ8_0Heads:  // Heads
-    case Code::kQ4_0Heads:
-    case Code::kQ4_KHeads:
-    case Code::kQ5_KHeads:
-    case Code::kQ6_KHeads:
+    case Code::kHeads:      // Heads
       break;
   }
   return false;

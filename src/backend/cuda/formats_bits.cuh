@@ -2,7 +2,8 @@
 //
 // Of a lane's numbers those of operand k (of a piece's four), register j and half n lie at bit
 // 16 n + x of a word, so that two neighbours come out together: four bits at x = 4 j, a word an
-// operand; two bits at 8 (k % 2) + 2 j, two words; one bit at 4 k + j, one word.
+// operand; two bits at 8 (k % 2) + 2 j, two words. Numbers of three and five bits lie so that the
+// fewest instructions cut them out (Threes, Fives), codes of levels so that few look them up.
 #pragma once
 
 #include "backend/cuda/formats_blocks.cuh"
@@ -14,7 +15,6 @@ namespace freshet::cuda {
 template <int kBits>
 struct Fields {
   static constexpr int kOperands = 4 / kBits;  // of a word
-  static constexpr int kPieceBytes = 32 * kBits * 4;
   // Word i; stored(row, col) is what a row has there.
   template <class Stored>
   static __device__ uint32_t word(const uint8_t* const* rows, int64_t left, int i,
@@ -47,24 +47,14 @@ struct Fields {
     const int bit = col % 2 * 16 + (k % kOperands * 4 + j) * kBits;
     return reinterpret_cast<const uint32_t*>(from)[i] >> bit & ((1u << kBits) - 1);
   }
-  // Both numbers of register j of operand k, at bits `to` and 16 + to, and others beside them.
-  static __device__ __forceinline__ uint32_t two(const uint32_t (&words)[kBits], int k, int j,
-                                                 int to) {
-    const int shift = (k % kOperands * 4 + j) * kBits - to;
-    const uint32_t w = words[k / kOperands];
-    return shift >= 0 ? w >> shift : w << -shift;
+  // Both numbers of register j of operand k, at bits 0 and 16, and others beside them.
+  static __device__ __forceinline__ uint32_t two(const uint32_t (&words)[kBits], int k, int j) {
+    return words[k / kOperands] >> (k % kOperands * 4 + j) * kBits;
   }
 };
 using Nibbles = Fields<4>;
 using Pairs = Fields<2>;
-using Bits = Fields<1>;
 
-// a = two(k, j) for all registers of a piece.
-template <class Two>
-__device__ __forceinline__ void decode_each(uint4 (&a)[4], const Two& two) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) a[k] = make_uint4(two(k, 0), two(k, 1), two(k, 2), two(k, 3));
-}
 // Halves of blocks of 32 numbers in 16 bytes.
 __device__ __forceinline__ uint32_t nibble_of(const uint8_t* bytes, int col) {
   return (bytes[col % 16] >> (col % 32 / 16 * 4)) & 15;
@@ -72,40 +62,117 @@ __device__ __forceinline__ uint32_t nibble_of(const uint8_t* bytes, int col) {
 __device__ __forceinline__ uint32_t bit_of(const uint8_t* bytes, int col) {
   return (bytes[col / 8] >> (col % 8)) & 1;
 }
-__device__ __forceinline__ uint32_t fifth_bits(uint32_t w) {
-  return w & 0x00100010;
-}
 
-// The operand whose numbers have five bits.
-template <class Row>
-__device__ __forceinline__ uint4 fives(const uint32_t (&low)[4], const uint32_t (&high)[1], int k,
-                                       const Row& g, const Row& h) {
-  const auto two = [&](int j) {
-    return (Nibbles::two(low, k, j, 0) & 0x000f000f) | fifth_bits(Bits::two(high, k, j, 4));
+// Numbers whose bits have places of their own (Its::part) in a lane's kWords words of a piece:
+// [pieces][32 lanes][words but the last], and behind these the last ones. Cut out, those of rows g
+// begin at bit 0, those of rows g + 8 at bit kAtH.
+template <class Its>
+struct Packed {
+  // Where number j of operand k is: bits of half a word, in up to three parts.
+  struct Part {
+    int word, bit, from, count;
   };
-  return make_uint4(g.template of<0>(two(0)), h.template of<0>(two(1)), g.template of<0>(two(2)),
-                    h.template of<0>(two(3)));
-}
-
-// Lines of rows g and g + 8 in the two blocks of a piece, whose scales lie as Q8_0's.
-template <int kMiddle>
-struct RowLines {
-  Lines line[2];
-  __device__ __forceinline__ explicit RowLines(const uint4& s) {
-    for (int block = 0; block < 2; ++block) {
-      const uint32_t both = block == 0 ? s.x : s.y;
-      line[block] = lines_of<kMiddle, 0>(half_bits(both & 0xffff), half_bits(both >> 16));
+  template <class Stored>
+  static __device__ uint32_t word(const uint8_t* const* rows, int64_t left, int piece, int lane,
+                                  int w, const Stored& stored) {
+    uint32_t bits = 0;
+    for (int k = 0; k < 4; ++k) {
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n), col = piece * 64 + k * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        const uint32_t v = stored(rows[row], col);
+        for (int i = 0; i < Its::kParts; ++i) {
+          const Part p = Its::part(k, n / 2, i);
+          if (p.word != w || p.count == 0) continue;
+          bits |= (v >> p.from & ((1u << p.count) - 1)) << (n % 2 * 16 + p.bit);
+        }
+      }
+    }
+    return bits;
+  }
+  // Of all pieces, by the 256 threads of a block: first words, then those of the last.
+  template <class Stored>
+  static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
+                              int thread, const Stored& stored) {
+    constexpr int kFirst = Its::kWords - 1;
+    auto* words = reinterpret_cast<uint32_t*>(to);
+    for (int i = thread; i < pieces * 32 * Its::kWords; i += 256) {
+      const bool last = i >= pieces * 32 * kFirst;
+      const int at = last ? i - pieces * 32 * kFirst : i / kFirst;
+      words[i] = word(rows, left, at / 32, at % 32, last ? kFirst : i % kFirst, stored);
     }
   }
-  // Of register j of operand k.
-  __device__ __forceinline__ const Line& of(int k, int j) const { return line[k / 2].of(j); }
+  static __device__ uint32_t at(const uint8_t* from, int pieces, int row, int col) {
+    constexpr int kFirst = Its::kWords - 1;
+    const auto* words = reinterpret_cast<const uint32_t*>(from);
+    const int at = col / 64 * 32 + row % 8 * 4 + col % 8 / 2;
+    uint32_t v = 0;
+    for (int i = 0; i < Its::kParts; ++i) {
+      const Part p = Its::part(col % 64 / 16, col % 16 / 8 * 2 + row / 8, i);
+      const uint32_t w = words[p.word < kFirst ? at * kFirst + p.word : pieces * 32 * kFirst + at];
+      v |= (w >> (col % 2 * 16 + p.bit) & ((1u << p.count) - 1)) << p.from;
+    }
+    return v;
+  }
 };
 
-// Four bits as Q4_0's, [32 lanes] words of fifth bits, scales as Q8_0's.
+// Words 0 to 3: of operand k registers 0, 1 and 2 at bits 0, 5 and 10, and register 3's highest
+// bit; word 4: its others, at bit 4 k.
+struct Fives : Packed<Fives> {
+  static constexpr int kWords = 5, kParts = 2, kAtH = 1;
+  static __host__ __device__ Part part(int k, int j, int i) {
+    if (j < 3) return {k, 5 * j, 0, i == 0 ? 5 : 0};
+    return i == 0 ? Part{4, 4 * k, 0, 4} : Part{k, 15, 4, 1};
+  }
+  // a[k] = operand(k, numbers of registers 0 to 3).
+  template <class Operand>
+  static __device__ __forceinline__ void decode(const uint4& q, uint32_t fours, uint4 (&a)[4],
+                                                const Operand& operand) {
+    constexpr uint32_t kFive = 0x001f001f;
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t w = words[k], next = w >> 10;
+      const uint32_t four = k == 0 ? fours << kAtH : fours >> (4 * k - kAtH);
+      a[k] = operand(k, make_uint4(w & kFive, w >> (5 - kAtH) & kFive << kAtH, next & kFive,
+                                   (four & 0x001e001e) | (next & 0x00200020)));
+    }
+  }
+};
+
+// Of operands 0 to 2 a word each has registers 0 to 3 at bits 0, 3, 6 and 9. Of operand 3 words 0
+// to 2 have registers 0 to 2, and a bit each of register 3.
+struct Threes : Packed<Threes> {
+  static constexpr int kWords = 3, kParts = 3, kAtH = 3;
+  static __host__ __device__ Part part(int k, int j, int i) {
+    if (k < 3) return {k, 3 * j, 0, i == 0 ? 3 : 0};
+    if (j < 3) return {j, j == 1 ? 13 : 12, 0, i == 0 ? 3 : 0};
+    return {i, i == 1 ? 12 : 15, i, 1};
+  }
+  // As Fives'.
+  template <class Operand>
+  static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4],
+                                                const Operand& operand) {
+    constexpr uint32_t kThree = 0x00070007, kUpper = kThree << kAtH;
+    const uint32_t words[3] = {q.x, q.y, q.z};
+#pragma unroll
+    for (int k = 0; k < 3; ++k) {
+      const uint32_t w = words[k], next = w >> 6;
+      a[k] = operand(k, make_uint4(w & kThree, w & kUpper, next & kThree, next & kUpper));
+    }
+    const uint32_t w0 = q.x >> 12;
+    a[3] = operand(
+        3, make_uint4(w0 & kThree, q.y >> 10 & kUpper, q.z >> 12 & kThree,
+                      (w0 & 0x00080008) | (q.y >> 8 & 0x00100010) | (q.z >> 10 & 0x00200020)));
+  }
+};
+
+// Fives, scales as Q8_0's.
 struct Q5_0 : Whole {
   static constexpr Code kCode = Code::kQ5_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 64;
-  static constexpr int kBlock = 32, kBytes = 22;
+  static constexpr int kBlock = 32, kBytes = 22, kHeadAt = 0, kHeadBytes = 2;
+  using Scales = Scaled<4, 0, Fives::kAtH>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
@@ -115,26 +182,22 @@ struct Q5_0 : Whole {
     p.s.y = s.y;
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    const RowLines<4> rows(p.s);
-    decode_each(a, [&](int k, int j) {
-      return rows.of(
-          k, j)((Nibbles::two(low, k, j, 0) & 0x000f000f) | fifth_bits(Bits::two(high, k, j, 4)));
+    Fives::decode(p.q[0], p.q[1].x, a, [&](int k, const uint4& n) {
+      const auto [g, h] = Scales::lines(k < 2 ? p.s.x : p.s.y);
+      return make_uint4(g(n.x), h(n.y), g(n.z), h(n.w));
     });
+  }
+  static __device__ uint32_t stored(const uint8_t* row, int col) {
+    const uint8_t* block = row + col / 32 * kBytes;
+    return nibble_of(block + 6, col) | bit_of(block + 2, col % 32) << 4;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
-      return nibble_of(row + col / 32 * kBytes + 6, col);
-    });
-    Bits::pack(tile + 512, rows, left, 1, thread, [](const uint8_t* row, int col) {
-      return bit_of(row + col / 32 * kBytes + 2, col % 32);
-    });
-    if (thread < 32) Q8_0::pack_scale(tile + 640, rows, left, thread, kBytes);
+    Fives::pack(tile, rows, left, 1, thread, stored);
+    Q8_0::pack_used<Scales>(tile + 640, rows, left, thread, kBytes);
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const float d = half_at(tile + 640 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
-    const uint32_t q = Nibbles::at(tile, row, col) | Bits::at(tile + 512, row, col) << 4;
-    return (static_cast<float>(q) - 16.0f) * d;
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return (static_cast<float>(Fives::at(tile, 1, row, col)) - 16.0f) *
+           half_at(heads + row * 4 + col / 32 * 2);
   }
 };
 
@@ -142,137 +205,193 @@ struct Q5_0 : Whole {
 constexpr uint32_t four_bytes(int a, int b, int c, int d) {
   return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24;
 }
+// A table of eight bytes is looked up by a code's lower three bits; where the highest is set, what
+// comes out is the byte's own highest bit eight times. So two tables, the second looked up by what
+// a code lacks of 15, have a level between them: one gives it, or its inverse, and the other no
+// bits or all, and they are joined by an exclusive or. For this codes are numbered so that levels
+// of i and 8 + i have the same highest bit.
 struct Levels {
-  static constexpr uint32_t k0 = four_bytes(1, 24, 45, 63);
-  static constexpr uint32_t k4 = four_bytes(79, 93, 106, 118);
-  static constexpr uint32_t k8 = four_bytes(129, 141, 153, 166);
+  static constexpr uint32_t k0 = four_bytes(1, 24, 45, 63), k4 = four_bytes(129, 141, 153, 166);
+  static constexpr uint32_t k8 = four_bytes(79, 93, 106, 118);
   static constexpr uint32_t k12 = four_bytes(181, 197, 217, 241);
-  static __device__ __forceinline__ float at(uint32_t code) {
-    const uint32_t four = code < 8 ? code < 4 ? k0 : k4 : code < 12 ? k8 : k12;
-    return static_cast<float>(static_cast<int>(four >> code % 4 * 8 & 255) - 128);
+  // Of the second table, which begins with code 15.
+  static constexpr uint32_t k15 = ~four_bytes(241, 217, 197, 181);
+  static constexpr uint32_t k11 = four_bytes(118, 106, 93, 79);
+  static __device__ __forceinline__ uint32_t looked_up(uint32_t low, uint32_t high,
+                                                       uint32_t codes) {
+    uint32_t bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(codes));
+    return bytes;
   }
-  // The levels of four codes at bits 0, 4, 8 and 12, as bytes.
-  static __device__ __forceinline__ uint32_t four(uint32_t codes) {
-    const uint32_t of = codes & 0x7777;
-    return __byte_perm(__byte_perm(k0, k4, of), __byte_perm(k8, k12, of),
-                       0x3210 + (codes >> 1 & 0x4444));
+  // Our number of a stored code.
+  static __device__ __forceinline__ uint32_t ours(uint32_t code) {
+    return code - 4 < 8 ? code ^ 12 : code;
   }
-  template <class Of>  // of(k, j): the line of a register's row
+  static __device__ __forceinline__ float at(uint32_t ours) {
+    const uint32_t four = ours < 8 ? ours < 4 ? k0 : k4 : ours < 12 ? k8 : k12;
+    return static_cast<float>(static_cast<int>(four >> ours % 4 * 8 & 255) - 128);
+  }
+  // A word an operand: registers 0 and 1 of halves 0 and 1 at bits 0, 4, 8 and 12, and then 2
+  // and 3.
+  static __device__ int bit(int row, int col) {
+    return col % 16 / 8 * 16 + col % 2 * 8 + row / 8 * 4;
+  }
+  // Words of `pieces`, by the 256 threads of a block.
+  template <class Stored>
+  static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
+                              int thread, const Stored& stored) {
+    for (int i = thread; i < pieces * 128; i += 256) {
+      const int lane = i / 4 % 32;
+      uint32_t bits = 0;
+      for (int n = 0; n < 8; ++n) {
+        const int row = operand_row(lane, n),
+                  col = i / 128 * 64 + i % 4 * 16 + operand_col(lane, n);
+        if (rows[row] == nullptr || col >= left) continue;
+        bits |= ours(stored(rows[row], col)) << bit(row, col);
+      }
+      reinterpret_cast<uint32_t*>(to)[i] = bits;
+    }
+  }
+  static __device__ float at(const uint8_t* from, int row, int col) {
+    const int lane = row % 8 * 4 + col % 8 / 2;
+    const uint32_t w =
+        reinterpret_cast<const uint32_t*>(from)[col / 64 * 128 + lane * 4 + col % 64 / 16];
+    return at(w >> bit(row, col) & 15);
+  }
+  // ~v, with a number that is -1, and v >> 16: not by the pipe of shifts and logic, which binds.
+  static __device__ __forceinline__ uint32_t inverse(uint32_t v, uint32_t minus) {
+    uint32_t of;
+    asm("mad.lo.u32 %0, %1, %2, %2;" : "=r"(of) : "r"(v), "r"(minus));
+    return of;
+  }
+  static __device__ __forceinline__ uint32_t upper(uint32_t v) {
+    uint32_t of;
+    asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(of) : "r"(v), "r"(0x0100), "r"(0));
+    return of;
+  }
+  template <class Of>  // of(k): the lines of an operand's rows
   static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4], const Of& of) {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    // Zero, which the compiler does not know: tables stay in registers.
+    const uint32_t zero = threadIdx.z, first = k0 + zero, second = k15 + zero, minus = zero - 1;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint32_t even = four(words[k] & 0xffff), odd = four(words[k] >> 16);
-      const uint32_t low = __byte_perm(even, odd, 0x5140), high = __byte_perm(even, odd, 0x7362);
-      a[k] = make_uint4(of(k, 0)(Q8_0::two(low, 0)), of(k, 1)(Q8_0::two(low, 2)),
-                        of(k, 2)(Q8_0::two(high, 0)), of(k, 3)(Q8_0::two(high, 2)));
+      const uint32_t w = words[k], other = inverse(w, minus);
+      const auto four = [&](uint32_t codes, uint32_t others) {
+        return looked_up(first, k4, codes) ^ looked_up(second, k11, others);
+      };
+      const uint32_t low = four(w, other), high = four(upper(w), upper(other));
+      const auto [g, h] = of(k);
+      a[k] = make_uint4(g(low & 0x00ff00ff), h(__byte_perm(low, 0, 0x4341)), g(high & 0x00ff00ff),
+                        h(__byte_perm(high, 0, 0x4341)));
     }
   }
 };
 
-// As Q4_0 lies.
+// Scales as Q8_0's.
 struct IQ4_NL : Whole {
   static constexpr Code kCode = Code::kIQ4_NL;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
+  static constexpr int kHeadAt = 0, kHeadBytes = 2;
+  using Scales = Scaled<7>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     Q4_0::load<From>(tile, piece, lane, p);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const RowLines<7> rows(p.s);
-    Levels::decode(p.q[0], a, [&](int k, int j) { return rows.of(k, j); });
+    Levels::decode(p.q[0], a, [&](int k) { return Scales::lines(k < 2 ? p.s.x : p.s.y); });
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Q4_0::pack_numbers(tile, rows, left, thread);
-    if (thread < 32) Q8_0::pack_scale(tile + 512, rows, left, thread, kBytes);
+    Levels::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
+      return nibble_of(row + col / 32 * kBytes + 2, col);
+    });
+    Q8_0::pack_used<Scales>(tile + 512, rows, left, thread, kBytes);
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const float d = half_at(tile + 512 + 2 * (row % 8 * 4 + col / 32 * 2 + row / 8));
-    return Levels::at(Nibbles::at(tile, row, col)) * d;
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return Levels::at(tile, row, col) * half_at(heads + row * 4 + col / 32 * 2);
   }
 };
 
-// [8 (g)][block] (scale and least value of row g, of row g + 8).
+// Scales and least values of blocks of 32 as they are used, in the order of a piece of KGroups.
+template <class Groups>
 __device__ __forceinline__ void pack_affine(uint8_t* to, const uint8_t* const* rows, int64_t left,
                                             int i, int block_bytes) {
-  const int row = i / 4 + i % 2 * 8, block = i / 2 % 2;
-  const bool real = rows[row] != nullptr && block * 32 < left;
-  for (int k = 0; k < 4; ++k) to[4 * i + k] = real ? rows[row][block * block_bytes + k] : 0;
+  if (i >= 32) return;
+  const uint8_t* row = rows[i / 4 + i % 2 * 8];
+  const uint8_t* block = row + i / 2 % 2 * block_bytes;
+  reinterpret_cast<uint32_t*>(to)[i] = row != nullptr && i / 2 % 2 * 32 < left
+                                           ? Groups::used(half_at(block), -half_at(block + 2))
+                                           : 0;
 }
-__device__ __forceinline__ float affine_at(const uint8_t* from, int row, int col, uint32_t q) {
-  const uint8_t* of = from + 4 * (row % 8 * 4 + col / 32 * 2 + row / 8);
+__device__ __forceinline__ float affine_at(const uint8_t* heads, int row, int col, uint32_t q) {
+  const uint8_t* of = heads + row * 8 + col / 32 * 4;
   return __fadd_rn(__fmul_rn(static_cast<float>(q), half_at(of)), half_at(of + 2));
 }
 
 struct Q4_1 : Whole {
   static constexpr Code kCode = Code::kQ4_1;
+  using Groups = KGroups<3>;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 128, kBlock = 32, kBytes = 20;
+  static constexpr int kHeadAt = 0, kHeadBytes = 4;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
-    p.s = From::get(reinterpret_cast<const uint4*>(tile + 512) + lane / 4);
+    p.s = Groups::load<From>(tile + 512, 0, lane);
   }
-  // a[k] = operand(k, rows g, rows g + 8).
-  template <int kMiddle, class Operand>
-  static __device__ void decode_affine(const Piece& p, uint4 (&a)[4], const Operand& operand) {
-    for (int k = 0; k < 4; ++k) {
-      const uint32_t g = k < 2 ? p.s.x : p.s.z, h = k < 2 ? p.s.y : p.s.w;
-      using Rows = CentredRows<kMiddle>;
-      const Rows rows(half_bits(g & 0xffff) * Rows::kScaleBy, half_bits(g >> 16) * -Rows::kLeastBy,
-                      half_bits(h & 0xffff) * Rows::kScaleBy, half_bits(h >> 16) * -Rows::kLeastBy);
-      a[k] = operand(k, rows.g, rows.h);
-    }
-  }
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t q[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w};
-    decode_affine<3>(
-        p, a, [&](int k, const auto& g, const auto& h) { return Q4_K::nibbles(q[k], g, h); });
+  static __device__ void decode(const Piece& p, int piece, int lane, uint4 (&a)[4]) {
+    Q4_K::decode(p, piece, lane, a);
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
     Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
       return nibble_of(row + col / 32 * kBytes + 4, col);
     });
-    if (thread < 32) pack_affine(tile + 512, rows, left, thread, kBytes);
+    pack_affine<Groups>(tile + 512, rows, left, thread, kBytes);
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    return affine_at(tile + 512, row, col, Nibbles::at(tile, row, col));
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return affine_at(heads, row, col, Nibbles::at(tile, row, col));
   }
 };
 
-struct Q5_1 : Whole {
+// Fives and groups of formats with least values.
+struct AffineFives : Whole {
+  using Groups = KGroups<4>;
+  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
+    uint4 numbers[4];
+    Fives::decode(p.q[0], p.q[1].x, numbers, [](int, const uint4& n) { return n; });
+    Groups::decode(p.s, a, [&](int k, const auto& g, const auto& h) {
+      constexpr int kAt = Fives::kAtH;
+      const uint4& n = numbers[k];
+      return make_uint4(g.template of<0>(n.x), h.template of<kAt>(n.y), g.template of<0>(n.z),
+                        h.template of<kAt>(n.w));
+    });
+  }
+};
+
+struct Q5_1 : AffineFives {
   static constexpr Code kCode = Code::kQ5_1;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 128;
-  static constexpr int kBlock = 32, kBytes = 24;
+  static constexpr int kBlock = 32, kBytes = 24, kHeadAt = 0, kHeadBytes = 4;
   template <class From>
   static __device__ void load(const uint8_t* tile, int, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
     p.q[1].x = From::get(reinterpret_cast<const uint32_t*>(tile + 512) + lane);
-    p.s = From::get(reinterpret_cast<const uint4*>(tile + 640) + lane / 4);
+    p.s = Groups::load<From>(tile + 640, 0, lane);
   }
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    Q4_1::decode_affine<4>(
-        p, a, [&](int k, const auto& g, const auto& h) { return fives(low, high, k, g, h); });
+  static __device__ uint32_t stored(const uint8_t* row, int col) {
+    const uint8_t* block = row + col / 32 * kBytes;
+    return nibble_of(block + 8, col) | bit_of(block + 4, col % 32) << 4;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Nibbles::pack(tile, rows, left, 1, thread, [](const uint8_t* row, int col) {
-      return nibble_of(row + col / 32 * kBytes + 8, col);
-    });
-    Bits::pack(tile + 512, rows, left, 1, thread, [](const uint8_t* row, int col) {
-      return bit_of(row + col / 32 * kBytes + 4, col % 32);
-    });
-    if (thread < 32) pack_affine(tile + 640, rows, left, thread, kBytes);
+    Fives::pack(tile, rows, left, 1, thread, stored);
+    pack_affine<Groups>(tile + 640, rows, left, thread, kBytes);
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    return affine_at(tile + 640, row, col,
-                     Nibbles::at(tile, row, col) | Bits::at(tile + 512, row, col) << 4);
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return affine_at(heads, row, col, Fives::at(tile, 1, row, col));
   }
 };
 
-// Four bits as Q4_K's, [4 pieces][32 lanes] words of fifth bits, and the groups.
-struct Q5_K : Whole {
+struct Q5_K : AffineFives {
   static constexpr Code kCode = Code::kQ5_K;
-  using Groups = KGroups<4>;
   static constexpr int kUnit = 256, kVectors = 2, kTileBytes = 4 * 512 + 512 + Groups::kBytes;
   static constexpr int kBlock = 256, kBytes = 176, kHeadAt = 0, kHeadBytes = 16;
   template <class From>
@@ -281,131 +400,100 @@ struct Q5_K : Whole {
     p.q[1].x = From::get(reinterpret_cast<const uint32_t*>(tile + 2048) + piece * 32 + lane);
     p.s = Groups::load<From>(tile + 2560, piece, lane);
   }
-  static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t low[4] = {p.q[0].x, p.q[0].y, p.q[0].z, p.q[0].w}, high[1] = {p.q[1].x};
-    Groups::decode(p.s, a,
-                   [&](int k, const auto& g, const auto& h) { return fives(low, high, k, g, h); });
+  static __device__ uint32_t stored(const uint8_t* row, int col) {
+    return (uint32_t{row[48 + col / 64 * 32 + col % 32]} >> (col % 64 / 32 * 4) & 15) |
+           (uint32_t{row[16 + col % 32]} >> (col / 32) & 1) << 4;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Nibbles::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
-      return uint32_t{row[48 + col / 64 * 32 + col % 32]} >> (col % 64 / 32 * 4) & 15;
-    });
-    Bits::pack(tile + 2048, rows, left, 4, thread, [](const uint8_t* row, int col) {
-      return uint32_t{row[16 + col % 32]} >> (col / 32) & 1;
-    });
+    Fives::pack(tile, rows, left, 4, thread, stored);
     Groups::pack(tile + 2560, rows, thread);
   }
   static __device__ float at(const uint8_t* tile, const uint8_t* head, int row, int col) {
-    return Q4_K::affine(head + row * kHeadBytes, col,
-                        Nibbles::at(tile, row, col) | Bits::at(tile + 2048, row, col) << 4);
+    return Q4_K::affine(head + row * kHeadBytes, col, Fives::at(tile, 4, row, col));
   }
 };
 
-// Four bits as Q4_K's, and then what stored blocks begin with: [16 rows] d, the groups' upper pairs
-// of bits, and their lower fours.
+// Levels, and then scales as they are used: [4 pieces][8 (g)][group] of rows g, g + 8.
 struct IQ4_XS : Whole {
   static constexpr Code kCode = Code::kIQ4_XS;
-  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 16 * 8;
-  static constexpr int kBlock = 256, kBytes = 136;
+  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
+  static constexpr int kBlock = 256, kBytes = 136, kHeadAt = 0, kHeadBytes = 8;
+  using Scales = Scaled<7>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + piece * 32 + lane);
-    const auto* heads = reinterpret_cast<const uint2*>(tile + 2048) + lane / 4;
-    const uint2 one = From::get(heads), other = From::get(heads + 8);
-    p.s = make_uint4(one.x, one.y, other.x, other.y);
+    const uint2 s = From::get(reinterpret_cast<const uint2*>(tile + 2048) + piece * 8 + lane / 4);
+    p.s.x = s.x;
+    p.s.y = s.y;
   }
-  static __device__ void decode(const Piece& p, int piece, int, uint4 (&a)[4]) {
-    Lines lines[2];
-    for (int group = 0; group < 2; ++group) {
-      lines[group] = lines_of<7, 0>(scale(p.s.x, p.s.y, 2 * piece + group),
-                                    scale(p.s.z, p.s.w, 2 * piece + group));
-    }
-    Levels::decode(p.q[0], a, [&](int k, int j) { return lines[k / 2].of(j); });
+  static __device__ void decode(const Piece& p, int piece, int lane, uint4 (&a)[4]) {
+    IQ4_NL::decode(p, piece, lane, a);
   }
-  static __device__ float scale(uint32_t first, uint32_t second, int group) {
-    const uint32_t s = (second >> 4 * group & 15) | (first >> (16 + 2 * group) & 3) << 4;
-    return half_bits(first & 0xffff) * static_cast<float>(static_cast<int>(s) - 32);
+  // Of one of eight groups of a row, whose block begins with d, the groups' upper pairs of bits and
+  // their lower fours.
+  static __device__ float scale(const uint8_t* head, int group) {
+    const uint32_t s = (head[4 + group / 2] >> (group % 2 * 4) & 15) |
+                       (head[2 + group / 4] >> (group % 4 * 2) & 3) << 4;
+    return half_at(head) * static_cast<float>(static_cast<int>(s) - 32);
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Nibbles::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
+    Levels::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
       return nibble_of(row + 8 + col / 32 * 16, col);
     });
-    if (thread < 128) {
-      const uint8_t* row = rows[thread / 8];
-      tile[2048 + thread] = row != nullptr ? row[thread % 8] : 0;
-    }
+    if (thread >= 64) return;
+    const auto of = [&](const uint8_t* row) {
+      return row != nullptr ? scale(row, thread / 16 * 2 + thread % 2) : 0.0f;
+    };
+    const int g = thread / 2 % 8;
+    reinterpret_cast<uint32_t*>(tile + 2048)[thread] = Scales::pack(of(rows[g]), of(rows[g + 8]));
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const uint2 head = reinterpret_cast<const uint2*>(tile + 2048)[row];
-    return Levels::at(Nibbles::at(tile, row, col)) * scale(head.x, head.y, col / 32);
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return Levels::at(tile, row, col) * scale(heads + row * kHeadBytes, col / 32);
   }
 };
 
-// Two bits; third bits; of the groups' scales [16 rows][4 pieces] lower fours of bits, and upper
-// pairs; d [16 rows].
+// Threes, [4 pieces][32 lanes] words 0 and 1 and then word 2; scales as Q6_K's.
 struct Q3_K : Whole {
   static constexpr Code kCode = Code::kQ3_K;
-  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 512 + 128 + 64 + 32;
-  static constexpr int kBlock = 256, kBytes = 110;
+  static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 512 + 512;
+  static constexpr int kBlock = 256, kBytes = 110, kHeadAt = 96, kHeadBytes = 14;
+  using Scales = Scaled<2, 0, Threes::kAtH>;
   template <class From>
   static __device__ void load(const uint8_t* tile, int piece, int lane, Piece& p) {
-    const uint2 low = From::get(reinterpret_cast<const uint2*>(tile) + piece * 32 + lane);
-    p.q[0].x = low.x;
-    p.q[0].y = low.y;
+    const uint2 two = From::get(reinterpret_cast<const uint2*>(tile) + piece * 32 + lane);
+    p.q[0].x = two.x;
+    p.q[0].y = two.y;
     p.q[0].z = From::get(reinterpret_cast<const uint32_t*>(tile + 1024) + piece * 32 + lane);
-    const auto* lows = reinterpret_cast<const uint16_t*>(tile + 1536);
-    const uint8_t* highs = tile + 1664;
-    const auto* d = reinterpret_cast<const uint16_t*>(tile + 1728);
-    const int g = lane / 4, at = g * 4 + piece;
-    p.s.x = From::get(lows + at) | uint32_t{From::get(highs + at)} << 16;
-    p.s.y = From::get(lows + at + 32) | uint32_t{From::get(highs + at + 32)} << 16;
-    p.s.z = From::get(d + g) | uint32_t{From::get(d + g + 8)} << 16;
+    p.s = From::get(reinterpret_cast<const uint4*>(tile + 1536) + piece * 8 + lane / 4);
   }
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
-    const uint32_t low[2] = {p.q[0].x, p.q[0].y}, high[1] = {p.q[0].z};
-    for (int k = 0; k < 4; ++k) {
-      const auto [g, h] =
-          lines_of<2, 0>(scale(p.s.z & 0xffff, p.s.x, k), scale(p.s.z >> 16, p.s.y, k));
-      const auto two = [&](int j) {
-        return (Pairs::two(low, k, j, 0) & 0x00030003) | (Bits::two(high, k, j, 2) & 0x00040004);
-      };
-      a[k] = make_uint4(g(two(0)), h(two(1)), g(two(2)), h(two(3)));
-    }
+    const uint32_t s[4] = {p.s.x, p.s.y, p.s.z, p.s.w};
+    Threes::decode(p.q[0], a, [&](int k, const uint4& n) {
+      const auto [g, h] = Scales::lines(s[k]);
+      return make_uint4(g(n.x), h(n.y), g(n.z), h(n.w));
+    });
   }
-  static __device__ float scale(uint32_t d, uint32_t word, int group) {
-    const uint32_t s = (word >> 4 * group & 15) | (word >> (16 + 2 * group) & 3) << 4;
-    return half_bits(d) * static_cast<float>(static_cast<int>(s) - 32);
+  // Of one of 16 groups.
+  static __device__ float scale(const uint8_t* head, int group) {
+    const uint32_t s = (head[group % 8] >> (group / 8 * 4) & 15) |
+                       (head[8 + group % 4] >> (group / 4 * 2) & 3) << 4;
+    return half_at(head + 12) * static_cast<float>(static_cast<int>(s) - 32);
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
-    Pairs::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
-      return uint32_t{row[32 + col / 128 * 32 + col % 32]} >> (col % 128 / 32 * 2) & 3;
+    Threes::pack(tile, rows, left, 4, thread, [](const uint8_t* row, int col) {
+      return (uint32_t{row[32 + col / 128 * 32 + col % 32]} >> (col % 128 / 32 * 2) & 3) |
+             (uint32_t{row[col % 32]} >> (col / 32) & 1) << 2;
     });
-    Bits::pack(tile + 1024, rows, left, 4, thread, [](const uint8_t* row, int col) {
-      return uint32_t{row[col % 32]} >> (col / 32) & 1;
-    });
-    if (thread < 64) {
-      const uint8_t* row = rows[thread / 4];
-      uint32_t low = 0, high = 0;
-      for (int i = 0; i < 4 && row != nullptr; ++i) {
-        const int group = thread % 4 * 4 + i;
-        low |= (uint32_t{row[96 + group % 8]} >> (group / 8 * 4) & 15) << 4 * i;
-        high |= (uint32_t{row[104 + group % 4]} >> (group / 4 * 2) & 3) << 2 * i;
-      }
-      reinterpret_cast<uint16_t*>(tile + 1536)[thread] = static_cast<uint16_t>(low);
-      tile[1664 + thread] = static_cast<uint8_t>(high);
-    }
-    if (thread < 32) {
-      const uint8_t* row = rows[thread / 2];
-      tile[1728 + thread] = row != nullptr ? row[108 + thread % 2] : 0;
-    }
+    if (thread >= 128) return;
+    const auto of = [&](const uint8_t* row) {
+      return row != nullptr ? scale(row + kHeadAt, thread / 32 * 4 + thread % 4) : 0.0f;
+    };
+    const int g = thread / 4 % 8;
+    reinterpret_cast<uint32_t*>(tile + 1536)[thread] = Scales::pack(of(rows[g]), of(rows[g + 8]));
   }
-  static __device__ float at(const uint8_t* tile, int row, int col) {
-    const int i = row * 4 + col / 64;
-    const uint32_t word =
-        reinterpret_cast<const uint16_t*>(tile + 1536)[i] | uint32_t{tile[1664 + i]} << 16;
-    const uint32_t d = reinterpret_cast<const uint16_t*>(tile + 1728)[row];
-    const uint32_t q = Pairs::at(tile, row, col) | Bits::at(tile + 1024, row, col) << 2;
-    return (static_cast<float>(q) - 4.0f) * scale(d, word, col % 64 / 16);
+  static __device__ float at(const uint8_t* tile, const uint8_t* heads, int row, int col) {
+    return (static_cast<float>(Threes::at(tile, 4, row, col)) - 4.0f) *
+           scale(heads + row * kHeadBytes, col / 16);
   }
 };
 
@@ -444,7 +532,7 @@ struct Q2_K : Plain {
       }
       const auto two = [&](int j) {
         // Number q has bytes 2 q and 2 q + 1.
-        const uint32_t both = Pairs::two(q, k, j, 0) & 0x00030003;
+        const uint32_t both = Pairs::two(q, k, j) & 0x00030003;
         const uint32_t which = (both | both >> 8) & 0x0303;
         return __byte_perm(of[j % 2][0], of[j % 2][1], which * 0x22 + 0x1010);
       };

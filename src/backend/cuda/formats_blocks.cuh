@@ -56,15 +56,7 @@ struct Q8_0 : Whole {
     }
     pack_used<Scales>(tile + 1024, rows, left, thread, 34);
   }
-  // Scales of 16 bits: [8 (g)][block][row half].
-  static __device__ void pack_scale(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
-                                    int block_bytes) {
-    const int g = i / 4, block = i / 2 % 2, row = g + i % 2 * 8;
-    const bool real = rows[row] != nullptr && block * 32 < left;
-    to[2 * i] = real ? rows[row][block * block_bytes] : 0;
-    to[2 * i + 1] = real ? rows[row][block * block_bytes + 1] : 0;
-  }
-  // The same as they are used.
+  // Scales as they are used: [8 (g)][block] of rows g, g + 8.
   template <class Its>
   static __device__ void pack_used(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
                                    int block_bytes) {

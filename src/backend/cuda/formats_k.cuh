@@ -38,14 +38,17 @@ struct KGroups {
     const uint8_t* row = rows[thread / 4 % 8 + thread % 2 * 8];
     uint32_t word = 0;
     if (row != nullptr) {
-      using Rows = CentredRows<kMiddle>;
       const uint2 s = scale_min(row, thread / 32 * 2 + thread / 2 % 2);
-      const float d = half_at(row) * static_cast<float>(s.x);
-      const float least = half_at(row + 2) * static_cast<float>(s.y);
-      const Centred<kMiddle> g = Rows(d * Rows::kScaleBy, least * Rows::kLeastBy, 0.0f, 0.0f).g;
-      word = (g.scale & 0xffff) | (g.add & 0xffff0000);
+      word =
+          used(half_at(row) * static_cast<float>(s.x), half_at(row + 2) * static_cast<float>(s.y));
     }
     reinterpret_cast<uint32_t*>(groups)[thread] = word;
+  }
+  // The word of a group whose numbers are times d, less the least.
+  static __device__ uint32_t used(float d, float least) {
+    using Rows = CentredRows<kMiddle>;
+    const Centred<kMiddle> g = Rows(d * Rows::kScaleBy, least * Rows::kLeastBy, 0.0f, 0.0f).g;
+    return (g.scale & 0xffff) | (g.add & 0xffff0000);
   }
 };
 

@@ -101,18 +101,8 @@ struct Lines {
   Line g, h;
   __device__ __forceinline__ const Line& of(int j) const { return j % 2 == 0 ? g : h; }
 };
-// (number - 2^kMiddle) d, for numbers that begin at bit kAt, row g + 8's at kAtH.
-template <int kMiddle, int kAt, int kAtH = kAt>
-__device__ __forceinline__ Lines lines_of(float dg, float dh) {
-  constexpr int kUp = 133 - Whole::kDown;
-  const uint32_t both = pack_bf16(dg, dh);
-  const uint32_t scale =
-      mul2(both, (power2(kUp - kAt) & 0xffff) | (power2(kUp - kAtH) & 0xffff0000));
-  const uint32_t add = mul2(both, power2(kMiddle - Whole::kDown) | kMinus);
-  return {{low2(scale), low2(add)}, {high2(scale), high2(add)}};
-}
-
-// The same of scales that are packed as they are used: BF16 of both rows, times what numbers lack.
+// (number - 2^kMiddle) d, for numbers that begin at bit kAt, row g + 8's at kAtH, and scales that
+// are packed as they are used: BF16 of both rows, times what numbers lack.
 template <int kMiddle, int kAt = 0, int kAtH = kAt>
 struct Scaled {
   static constexpr int kUp = 133 - Whole::kDown;

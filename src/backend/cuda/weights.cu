@@ -12,16 +12,11 @@ template <class Body>
 void with_packed(Code code, const Body& body) {
   if (code == Code::kExactF32) {
     body(ExactF32{});
-  } else if (code == Code::kQ8_0Heads) {
-    body(Heads<Q8_0>{});
-  } else if (code == Code::kQ4_0Heads) {
-    body(Heads<Q4_0>{});
-  } else if (code == Code::kQ4_KHeads) {
-    body(Heads<Q4_K>{});
-  } else if (code == Code::kQ5_KHeads) {
-    body(Heads<Q5_K>{});
-  } else if (code == Code::kQ6_KHeads) {
-    body(Heads<Q6_K>{});
+  } else if (code > Code::kHeads) {
+    const int32_t of = static_cast<int32_t>(code) - static_cast<int32_t>(Code::kHeads);
+    with_format(static_cast<Code>(of), [&](auto f) {
+      if constexpr (kHasHeads<decltype(f)>) body(Heads<decltype(f)>{});
+    });
   } else if (code == Code::kFP8Panels && capability == 90) {
     body(FP8Panels{});
   } else {
