@@ -78,6 +78,14 @@ INSTANTIATE_TEST_SUITE_P(
         ExpertsCase{Score::kSoftmax, 2048, 768, 8, true, Of::kQ4_K, Of::kQ6_K},
         ExpertsCase{Score::kSoftmax, 2560, 256, 8, true, Of::kQ6_K},
         ExpertsCase{Score::kSoftmax, 2048, 512, 8, true, Of::kQ5_K, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kQ5_K, Of::kQ6_K},
+        ExpertsCase{Score::kSoftmax, 512, 256, 16, false, Of::kQ3_K, Of::kQ4_K},
+        ExpertsCase{Score::kSoftmax, 1280, 256, 16, false, Of::kIQ4_XS},
+        ExpertsCase{Score::kSoftmax, 512, 192, 16, false, Of::kIQ4_XS, Of::kIQ4_NL},
+        ExpertsCase{Score::kSoftmax, 544, 192, 16, false, Of::kQ5_0, Of::kQ5_1},
+        ExpertsCase{Score::kSoftmax, 544, 192, 16, false, Of::kQ4_1},
+        ExpertsCase{Score::kSoftmax, 2048, 768, 8, true, Of::kIQ4_XS},
+        ExpertsCase{Score::kSoftmax, 2048, 512, 8, true, Of::kQ3_K, Of::kQ2_K},
         ExpertsCase{Score::kSoftmax, 2048, 192, 8, true, Of::kInt4G32},
         ExpertsCase{Score::kSoftmax, 2304, 384, 8, true, Of::kInt4G128}));
 TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {

@@ -382,7 +382,7 @@ int experts_fused(const ExpertsArgs* e) {
   if (capability != 90 || e->ff % 64 != 0) return 0;
   const Code up = e->gate_up_code, down = e->down_code;
   if (up == Code::kBF16) return down == Code::kBF16 ? kTokenTile : 0;
-  const auto takes = [](Code code) { return decoded(code) || code == Code::kFP8; };
+  const auto takes = [](Code code) { return quantised(code) || code == Code::kFP8; };
   const bool unit = e->glu.limit > 0.0f || e->glu.activation == 1;  // SiLU
   if (!takes(up) || !takes(down) || !unit) return 0;
   // For up to 8 tokens expert_products() is as fast where experts are large, or few are in use.

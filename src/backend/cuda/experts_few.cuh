@@ -150,11 +150,10 @@ int launch_few(Kernel kernel, int64_t blocks, int bytes, const FewExpertsArgs& e
                 static_cast<size_t>(bytes), e);
 }
 
-// Formats that these kernels take: those whose experts have kernels for many tokens as well, and
-// one that is in many files. FP8 counts as FP8Values.
+// Formats that these kernels take: those whose experts have kernels for many tokens as well. FP8
+// counts as FP8Values.
 template <class F>
-inline constexpr bool kTaken =
-    kDecoded<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8 || F::kCode == Code::kQ5_K;
+inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;
 inline bool takes(Code code) {
   bool does = false;
   with_format(code, [&](auto f) { does = kTaken<decltype(f)>; });

@@ -10,7 +10,7 @@ using Shape = decode::Shape<F, NT, decode::Split::kGate, kGroups>;
 }  // namespace
 
 int run_experts_gate(const ExpertsArgs& e) {
-  return decode::with_decoded(e.gate_up_code, [&](auto f) {
+  return decode::with_quantised(e.gate_up_code, [&](auto f) {
     using F = decltype(f);
     switch (e.groups.slot_tokens) {
       case 32:

@@ -214,11 +214,11 @@ int launch_experts(const ExpertsArgs& e) {
 
 // body(the format) of a code that has one here.
 template <class Body>
-int with_decoded(Code code, const Body& body) {
+int with_quantised(Code code, const Body& body) {
   int error = static_cast<int>(cudaErrorInvalidValue);
   if (code == Code::kFP8) return body(FP8Values{});
   with_format(code, [&](auto f) {
-    if constexpr (kDecoded<decltype(f)>) error = body(f);
+    if constexpr (kQuantised<decltype(f)>) error = body(f);
   });
   return error;
 }

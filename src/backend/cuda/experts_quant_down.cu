@@ -10,7 +10,7 @@ using Shape = decode::Shape<F, NT, decode::Split::kRows, kGroups>;
 }  // namespace
 
 int run_experts_down(const ExpertsArgs& e) {
-  return decode::with_decoded(e.down_code, [&](auto f) {
+  return decode::with_quantised(e.down_code, [&](auto f) {
     using F = decltype(f);
     switch (e.groups.slot_tokens) {
       case 32:

@@ -95,20 +95,12 @@ bool with_format(Code code, const Body& body) {
   return false;
 }
 
-// Numbers of few bits in blocks: on Hopper products_quant_middle.cuh and products_quant_wgmma.cu
-// decode them into registers.
+// Numbers of few bits in blocks, which lanes decode into registers.
 template <class F>
 inline constexpr bool kQuantised = F::kBlock > 1 && F::kCode != Code::kFP8;
-// Formats that have kernels of their own with few tokens, and for experts; of the others these
-// would be minutes of compiling for files that are rare.
-template <class F>
-inline constexpr bool kDecoded =
-    F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
-    F::kCode == Code::kQ6_K || F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128 ||
-    F::kCode == Code::kInt4G32;
-inline bool decoded(Code code) {
+inline bool quantised(Code code) {
   bool is = false;
-  with_format(code, [&](auto f) { is = kDecoded<decltype(f)>; });
+  with_format(code, [&](auto f) { is = kQuantised<decltype(f)>; });
   return is;
 }
 // For device code: whether kernels of mma are called for any number of tokens. Hopper has wgmma,

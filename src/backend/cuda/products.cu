@@ -149,15 +149,9 @@ __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t t
   finish<NT>(w, sum, row_tile, token_tile, lane);
 }
 
-// More tokens than these are wgmma's on Hopper. Of formats that have no other kernels for 9 to 16
-// most are faster by it with these, too.
+// More tokens than these are wgmma's on Hopper.
 template <class F>
-inline constexpr bool kFewByLanes =
-    kDecoded<F> || F::kCode == Code::kQ3_K || F::kCode == Code::kIQ4_XS || F::kCode == Code::kQ2_K;
-template <class F>
-inline constexpr int64_t kLanes = !kQuantised<F>   ? INT64_MAX
-                                  : kFewByLanes<F> ? kQuantFew
-                                                   : kTokenTile;
+inline constexpr int64_t kLanes = kQuantised<F> ? kQuantFew : INT64_MAX;
 int64_t most_lanes(Code code) {
   int64_t most = INT64_MAX;
   with_format(code, [&](auto f) { most = kLanes<decltype(f)>; });
@@ -174,7 +168,7 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
                (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
                p.scale,          p.add != 0,    F::kUp};
-  if constexpr (kHasOnlyMma<F> || (kFewByLanes<F> && NT == 2)) {
+  if constexpr (kHasOnlyMma<F> || NT == 2) {
     multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
   }
 }
@@ -234,9 +228,7 @@ int run_products(const ProductList& list, int64_t tokens) {
     }
     if constexpr (kQuantised<F>) {
       if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
-      if (capability == 90 && tokens > kLanes<F>) return run_decode<F>(list, tokens);
-    }
-    if constexpr (kDecoded<F>) {
+      if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
       if (few_takes(list, tokens)) {
         if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
         return run_quant_few<F>(list, tokens);
@@ -284,7 +276,7 @@ Order order_for(Code code, int64_t tokens) {
 int products(const ProductArgs* products, int count, int64_t tokens) {
   // Runs of one format share a launch, and some of two.
   for (int first = 0; first < count;) {
-    if (products[first].weight.code == Code::kQ4_K) {
+    if (pair_begins(products[first].weight.code)) {
       const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
       if (pair_takes(both, tokens)) {
         if (const int error = run_pair(both, tokens); error != 0) return error;
@@ -315,10 +307,10 @@ int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
     return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
   }
   if (tokens > most_lanes(code)) return decode_gated_fits(rows, tokens);
-  if (tokens > kTokenTile) return decoded(code) && quant_gated_fits(rows, cols);
+  if (tokens > kTokenTile) return quantised(code) && quant_gated_fits(rows, cols);
   bool fits = false;
   with_format(code, [&](auto f) {
-    if constexpr (kDecoded<decltype(f)>) fits = stream_gated_fits<decltype(f)>(rows);
+    if constexpr (kQuantised<decltype(f)>) fits = stream_gated_fits<decltype(f)>(rows, cols);
   });
   return fits;
 }
@@ -336,14 +328,9 @@ int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activat
   with_format(code, [&](auto f) {
     using F = decltype(f);
     if constexpr (kQuantised<F>) {
-      if (tokens > kLanes<F>) {
-        error = run_decode_gated<F>(list, tokens, *act);
-        return;
-      }
-    }
-    if constexpr (kDecoded<F>) {
-      error = tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
-                                  : run_stream_gated<F>(list, tokens, *act);
+      error = tokens > kQuantFew    ? run_decode_gated<F>(list, tokens, *act)
+              : tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
+                                    : run_stream_gated<F>(list, tokens, *act);
     }
   });
   return error;

@@ -246,16 +246,18 @@ int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activatio
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens);
 template <class F>
-bool stream_gated_fits(int64_t rows);
+bool stream_gated_fits(int64_t rows, int64_t cols);
 template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_quant_once.cu: the same of few rows of 4,096 columns, of formats that are kDecoded.
+// products_quant_once.cu: the same of few rows of 4,096 columns.
 template <class F>
 bool once_takes(const ProductList& list);
 template <class F>
 int run_once(const ProductList& list, int64_t tokens);
+template <class F>
 bool once_takes_pair(const ProductList& list, int other);  // from which product on: as run_pair
+template <class F>
 int run_once_pair(const ProductList& list, int64_t tokens);
 // products_quant_long.cu: of few rows of more columns.
 bool long_takes(const ProductList& list);
@@ -263,11 +265,11 @@ template <class F>
 int run_long(const ProductList& list, int64_t tokens);
 
 // products_quant_gate.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
-// lanes need few registers.
+// rings find room and whose lanes need few registers.
 template <class F>
-inline constexpr bool kManyWarps = F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
-                                   F::kCode == Code::kMXFP4 || F::kCode == Code::kInt4G128;
-bool gate_takes(const ProductList& gate_and_up);
+inline constexpr bool kManyWarps =
+    F::kCode != Code::kQ8_0 && F::kCode != Code::kQ6_K && F::kCode != Code::kQ2_K;
+bool gate_takes(int64_t rows, int64_t cols);
 template <class F>
 int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 bool many_rows_take(const ProductList& list);
@@ -278,6 +280,7 @@ int run_many_rows(const ProductList& list, int64_t tokens);
 inline constexpr int64_t kQuantFew = 16;
 template <class F>
 int run_quant_few(const ProductList& list, int64_t tokens);
+template <class F>
 int run_quant_few_pair(const ProductList& list, int64_t tokens);
 
 // products_quant_wide.cu: the same of many rows; gate and up of so many rows each, where blocks
@@ -307,7 +310,10 @@ bool decode_gated_fits(int64_t rows, int64_t tokens);
 template <class F>
 int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
 
-// products_quant_pair.cu: products in Q4_K and then in Q6_K, where a launch takes both.
+// products_quant_pair.cu: products in Q4_K or Q5_K and then in Q6_K, where a launch takes both.
+inline bool pair_begins(Code code) {
+  return code == Code::kQ4_K || code == Code::kQ5_K;
+}
 bool pair_takes(const ProductList& list, int64_t tokens);
 int run_pair(const ProductList& list, int64_t tokens);
 

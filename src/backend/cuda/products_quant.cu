@@ -310,10 +310,8 @@ int launch_stream(const ProductList& list, int64_t tokens, const Activations& ga
 
 template <class F>
 int run_stream(const ProductList& list, int64_t tokens) {
-  if constexpr (kDecoded<F>) {
-    if (once_takes<F>(list)) return run_once<F>(list, tokens);
-    if (long_takes(list)) return run_long<F>(list, tokens);
-  }
+  if (once_takes<F>(list)) return run_once<F>(list, tokens);
+  if (long_takes(list)) return run_long<F>(list, tokens);
   if constexpr (kManyWarps<F>) {
     if (many_rows_take(list)) return run_many_rows<F>(list, tokens);
   }
@@ -336,15 +334,17 @@ int run_stream(const ProductList& list, int64_t tokens) {
 }
 
 template <class F>
-bool stream_gated_fits(int64_t rows) {
-  return Ring<F, 2>::kBlocks == 2 && rows % kPadCols == 0;
+bool stream_gated_fits(int64_t rows, int64_t cols) {
+  return rows % kPadCols == 0 &&
+         (Ring<F, 2>::kBlocks == 2 || (kManyWarps<F> && gate_takes(rows, cols)));
 }
 
 // A block's places among gate's tiles are those among up's.
 template <class F>
 int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
   if constexpr (kManyWarps<F>) {
-    if (gate_takes(gate_and_up)) return run_quant_gate<F>(gate_and_up, tokens, act);
+    const WeightView& w = gate_and_up.of[0].weight;
+    if (gate_takes(w.rows, w.cols)) return run_quant_gate<F>(gate_and_up, tokens, act);
   }
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     ProductList list = gate_and_up;
@@ -354,35 +354,25 @@ int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activ
   return static_cast<int>(cudaErrorInvalidValue);
 }
 
-template int run_stream<Q8_0>(const ProductList&, int64_t);
-template int run_stream<Q4_0>(const ProductList&, int64_t);
-template int run_stream<Q4_K>(const ProductList&, int64_t);
-template int run_stream<Q6_K>(const ProductList&, int64_t);
-template int run_stream<MXFP4>(const ProductList&, int64_t);
-template int run_stream<Q5_0>(const ProductList&, int64_t);
-template int run_stream<IQ4_NL>(const ProductList&, int64_t);
-template int run_stream<IQ4_XS>(const ProductList&, int64_t);
-template int run_stream<Q3_K>(const ProductList&, int64_t);
-template int run_stream<Q5_K>(const ProductList&, int64_t);
-template int run_stream<Q4_1>(const ProductList&, int64_t);
-template int run_stream<Q5_1>(const ProductList&, int64_t);
-template int run_stream<Q2_K>(const ProductList&, int64_t);
-template int run_stream<Int4G128>(const ProductList&, int64_t);
-template int run_stream<Int4G32>(const ProductList&, int64_t);
-
-template bool stream_gated_fits<Q8_0>(int64_t);
-template int run_stream_gated<Q8_0>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<Q4_0>(int64_t);
-template int run_stream_gated<Q4_0>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<Q4_K>(int64_t);
-template int run_stream_gated<Q4_K>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<Q6_K>(int64_t);
-template int run_stream_gated<Q6_K>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<MXFP4>(int64_t);
-template int run_stream_gated<MXFP4>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<Int4G128>(int64_t);
-template int run_stream_gated<Int4G128>(const ProductList&, int64_t, const Activations&);
-template bool stream_gated_fits<Int4G32>(int64_t);
-template int run_stream_gated<Int4G32>(const ProductList&, int64_t, const Activations&);
+#define FRESHET_STREAM(F)                                  \
+  template int run_stream<F>(const ProductList&, int64_t); \
+  template bool stream_gated_fits<F>(int64_t, int64_t);    \
+  template int run_stream_gated<F>(const ProductList&, int64_t, const Activations&);
+FRESHET_STREAM(Q8_0)
+FRESHET_STREAM(Q4_0)
+FRESHET_STREAM(Q4_K)
+FRESHET_STREAM(Q6_K)
+FRESHET_STREAM(MXFP4)
+FRESHET_STREAM(Int4G128)
+FRESHET_STREAM(Int4G32)
+FRESHET_STREAM(Q5_K)
+FRESHET_STREAM(Q3_K)
+FRESHET_STREAM(IQ4_XS)
+FRESHET_STREAM(IQ4_NL)
+FRESHET_STREAM(Q5_0)
+FRESHET_STREAM(Q4_1)
+FRESHET_STREAM(Q5_1)
+FRESHET_STREAM(Q2_K)
+#undef FRESHET_STREAM
 
 }  // namespace freshet::cuda

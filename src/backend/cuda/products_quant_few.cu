@@ -193,15 +193,19 @@ int run_quant_few(const ProductList& given, int64_t tokens) {
   return launch_few<Shape<F, 1>>(list, tokens, share);
 }
 
+template <class F>
 int run_quant_few_pair(const ProductList& given, int64_t tokens) {
-  using S = Shape<Q4_K, 2>;
+  using S = Shape<F, (F::kTileBytes < 3000) ? 2 : 1>;
   using T = Shape<Q6_K, 1>;
-  static_assert(S::kAllWarps == T::kAllWarps && S::kBytes >= T::kBytes);
+  static_assert(S::kAllWarps == T::kAllWarps);
+  using Larger = std::conditional_t<(S::kBytes >= T::kBytes), S, T>;
   ProductList list = given;
   const int share = even_share(list);
-  return launch_shares<S>(few_kernel<S, T>, list, tokens, share);
+  return launch_shares<Larger>(few_kernel<S, T>, list, tokens, share);
 }
 
+template int run_quant_few_pair<Q4_K>(const ProductList&, int64_t);
+template int run_quant_few_pair<Q5_K>(const ProductList&, int64_t);
 template int run_quant_few<Q8_0>(const ProductList&, int64_t);
 template int run_quant_few<Q4_0>(const ProductList&, int64_t);
 template int run_quant_few<Q4_K>(const ProductList&, int64_t);
@@ -209,5 +213,13 @@ template int run_quant_few<Q6_K>(const ProductList&, int64_t);
 template int run_quant_few<MXFP4>(const ProductList&, int64_t);
 template int run_quant_few<Int4G128>(const ProductList&, int64_t);
 template int run_quant_few<Int4G32>(const ProductList&, int64_t);
+template int run_quant_few<Q5_K>(const ProductList&, int64_t);
+template int run_quant_few<Q3_K>(const ProductList&, int64_t);
+template int run_quant_few<IQ4_XS>(const ProductList&, int64_t);
+template int run_quant_few<IQ4_NL>(const ProductList&, int64_t);
+template int run_quant_few<Q5_0>(const ProductList&, int64_t);
+template int run_quant_few<Q4_1>(const ProductList&, int64_t);
+template int run_quant_few<Q5_1>(const ProductList&, int64_t);
+template int run_quant_few<Q2_K>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

@@ -129,9 +129,8 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
 
 }  // namespace
 
-bool gate_takes(const ProductList& gate_and_up) {
-  const WeightView& w = gate_and_up.of[0].weight;
-  return w.cols == kGateCols && w.rows % 16 == 0 && w.rows >= 2 * 16 * multiprocessors;
+bool gate_takes(int64_t rows, int64_t cols) {
+  return cols == kGateCols && rows % 16 == 0 && rows >= 2 * 16 * multiprocessors;
 }
 
 bool many_rows_take(const ProductList& list) {
@@ -159,13 +158,21 @@ template <class F>
 int run_many_rows(const ProductList& list, int64_t tokens) {
   return launch_gate<F, false>(list, tokens, {});
 }
-template int run_quant_gate<Q4_0>(const ProductList&, int64_t, const Activations&);
-template int run_many_rows<Q4_0>(const ProductList&, int64_t);
-template int run_quant_gate<Q4_K>(const ProductList&, int64_t, const Activations&);
-template int run_many_rows<Q4_K>(const ProductList&, int64_t);
-template int run_quant_gate<MXFP4>(const ProductList&, int64_t, const Activations&);
-template int run_many_rows<MXFP4>(const ProductList&, int64_t);
-template int run_quant_gate<Int4G128>(const ProductList&, int64_t, const Activations&);
-template int run_many_rows<Int4G128>(const ProductList&, int64_t);
+#define FRESHET_GATE(F)                                                            \
+  template int run_quant_gate<F>(const ProductList&, int64_t, const Activations&); \
+  template int run_many_rows<F>(const ProductList&, int64_t);
+FRESHET_GATE(Q4_0)
+FRESHET_GATE(Q4_K)
+FRESHET_GATE(MXFP4)
+FRESHET_GATE(Int4G128)
+FRESHET_GATE(Int4G32)
+FRESHET_GATE(Q5_K)
+FRESHET_GATE(Q3_K)
+FRESHET_GATE(IQ4_XS)
+FRESHET_GATE(IQ4_NL)
+FRESHET_GATE(Q5_0)
+FRESHET_GATE(Q4_1)
+FRESHET_GATE(Q5_1)
+#undef FRESHET_GATE
 
 }  // namespace freshet::cuda

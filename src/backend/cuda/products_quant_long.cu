@@ -167,5 +167,13 @@ template int run_long<Q6_K>(const ProductList&, int64_t);
 template int run_long<MXFP4>(const ProductList&, int64_t);
 template int run_long<Int4G128>(const ProductList&, int64_t);
 template int run_long<Int4G32>(const ProductList&, int64_t);
+template int run_long<Q5_K>(const ProductList&, int64_t);
+template int run_long<Q3_K>(const ProductList&, int64_t);
+template int run_long<IQ4_XS>(const ProductList&, int64_t);
+template int run_long<IQ4_NL>(const ProductList&, int64_t);
+template int run_long<Q5_0>(const ProductList&, int64_t);
+template int run_long<Q4_1>(const ProductList&, int64_t);
+template int run_long<Q5_1>(const ProductList&, int64_t);
+template int run_long<Q2_K>(const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

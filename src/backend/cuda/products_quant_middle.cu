@@ -1,4 +1,4 @@
-// products_quant_middle.cuh of formats that are kDecoded.
+// products_quant_middle.cuh of the formats that are most used.
 #include "backend/cuda/products_quant_middle.cuh"
 
 namespace freshet::cuda {

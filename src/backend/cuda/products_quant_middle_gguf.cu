@@ -1,4 +1,4 @@
-// products_quant_middle.cuh of the formats that are not kDecoded.
+// products_quant_middle.cuh of the others.
 #include "backend/cuda/products_quant_middle.cuh"
 
 namespace freshet::cuda {

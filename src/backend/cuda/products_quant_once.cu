@@ -13,9 +13,10 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kLeafPieces = 8, kDecoded = 2;  // of the first leaf, ahead
+constexpr int kLeafPieces = 8, kEarly = 2;  // of the first leaf, ahead
 constexpr int64_t kOnceCols = kWarps * kLeafPieces * 64;
-constexpr int kMost = 2;  // tiles of a block, where there is room for them
+constexpr int kMost = 2;                 // tiles of a block, where there is room for them
+constexpr int kBeside = 9 * 1024 + 512;  // of a block's shared memory: sums, barriers, its own
 
 template <class F>
 struct Once {
@@ -23,8 +24,8 @@ struct Once {
   static constexpr int kLeafBytes = kLeafPieces / kPieces * F::kTileBytes;
   static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
   static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // leaves in flight
-  static constexpr int kTiles = 2 * (kMost * kRowBytes + 10 * 1024) <= kSharedOfSm ? kMost : 1;
-  static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + 10 * 1024) <= kSharedOfSm);
+  static constexpr int kTiles = 2 * (kMost * kRowBytes + kBeside) <= kSharedOfSm ? kMost : 1;
+  static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + kBeside) <= kSharedOfSm);
 };
 
 // A block's second tile may be in G.
@@ -78,11 +79,11 @@ __global__ void __launch_bounds__(256, 2)
     Its::decode(piece, i % kPieces, lane, a);
   };
   __syncwarp();
-  uint4 ahead[kDecoded][4];
-  Piece pieces[kDecoded];
+  uint4 ahead[kEarly][4];
+  Piece pieces[kEarly];
   const auto decode_first = [&] {
 #pragma unroll
-    for (int i = 0; i < kDecoded; ++i) {
+    for (int i = 0; i < kEarly; ++i) {
       take(F{}, mine, i, ahead[i], pieces[i]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
@@ -107,11 +108,11 @@ __global__ void __launch_bounds__(256, 2)
   }
   float sum[1][4] = {};
 #pragma unroll
-  for (int i = 0; i < kDecoded; ++i) {
+  for (int i = 0; i < kEarly; ++i) {
     accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
   }
 #pragma unroll
-  for (int i = kDecoded; i < kLeafPieces; ++i) {
+  for (int i = kEarly; i < kLeafPieces; ++i) {
     Piece piece;
     uint4 a[4];
     take(F{}, mine, i, a, piece);
@@ -179,28 +180,39 @@ int run_once(const ProductList& list, int64_t tokens) {
 }
 
 // What is in Q6_K are some of blocks' second tiles.
+template <class F>
 bool once_takes_pair(const ProductList& list, int other) {
-  constexpr int kBytes = Once<Q4_K>::kRowBytes + Once<Q6_K>::kRowBytes + 10 * 1024;
+  constexpr int kBytes = Once<F>::kRowBytes + Once<Q6_K>::kRowBytes + kBeside;
   static_assert(2 * kBytes <= kSharedOfSm);
   return all_once(list) && list.first_block[other] >= 2 * multiprocessors &&
          list.first_block[list.count] <= 4 * multiprocessors;
 }
+template <class F>
 int run_once_pair(const ProductList& list, int64_t tokens) {
-  return launch_once<Q4_K, Q6_K>(list, tokens);
+  return launch_once<F, Q6_K>(list, tokens);
 }
-template bool once_takes<Q8_0>(const ProductList&);
-template int run_once<Q8_0>(const ProductList&, int64_t);
-template bool once_takes<Q4_0>(const ProductList&);
-template int run_once<Q4_0>(const ProductList&, int64_t);
-template bool once_takes<Q4_K>(const ProductList&);
-template int run_once<Q4_K>(const ProductList&, int64_t);
-template bool once_takes<Q6_K>(const ProductList&);
-template int run_once<Q6_K>(const ProductList&, int64_t);
-template bool once_takes<MXFP4>(const ProductList&);
-template int run_once<MXFP4>(const ProductList&, int64_t);
-template bool once_takes<Int4G128>(const ProductList&);
-template int run_once<Int4G128>(const ProductList&, int64_t);
-template bool once_takes<Int4G32>(const ProductList&);
-template int run_once<Int4G32>(const ProductList&, int64_t);
+template bool once_takes_pair<Q4_K>(const ProductList&, int);
+template int run_once_pair<Q4_K>(const ProductList&, int64_t);
+template bool once_takes_pair<Q5_K>(const ProductList&, int);
+template int run_once_pair<Q5_K>(const ProductList&, int64_t);
+#define FRESHET_ONCE(F)                            \
+  template bool once_takes<F>(const ProductList&); \
+  template int run_once<F>(const ProductList&, int64_t);
+FRESHET_ONCE(Q8_0)
+FRESHET_ONCE(Q4_0)
+FRESHET_ONCE(Q4_K)
+FRESHET_ONCE(Q6_K)
+FRESHET_ONCE(MXFP4)
+FRESHET_ONCE(Int4G128)
+FRESHET_ONCE(Int4G32)
+FRESHET_ONCE(Q5_K)
+FRESHET_ONCE(Q3_K)
+FRESHET_ONCE(IQ4_XS)
+FRESHET_ONCE(IQ4_NL)
+FRESHET_ONCE(Q5_0)
+FRESHET_ONCE(Q4_1)
+FRESHET_ONCE(Q5_1)
+FRESHET_ONCE(Q2_K)
+#undef FRESHET_ONCE
 
 }  // namespace freshet::cuda

@@ -1,5 +1,5 @@
-// Products in Q4_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and values of
-// models that keep some layers' values in more bits. The bits are those of each alone.
+// Products in Q4_K or Q5_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and
+// values of models that keep some layers' values in more bits. The bits are those of each alone.
 #include "backend/cuda/products_quant_kernel.cuh"
 
 namespace freshet::cuda {
@@ -29,26 +29,37 @@ bool rows_fit(const ProductList& list, int64_t tokens) {
   return tokens > kQuantMiddle && decode::tiles_of<8>(list, tokens, 128) <= multiprocessors;
 }
 
-}  // namespace
-
-bool pair_takes(const ProductList& list, int64_t tokens) {
-  if (capability != 90 || list.of[0].weight.code != Code::kQ4_K) return false;
-  int other = 1;
-  while (other < list.count && list.of[other].weight.code == Code::kQ4_K) ++other;
-  if (other == list.count) return false;
-  if (tokens <= kTokenTile) return once_takes_pair(list, other);
+template <class F>
+bool takes(const ProductList& list, int other, int64_t tokens) {
+  if (tokens <= kTokenTile) return once_takes_pair<F>(list, other);
   if (tokens <= kQuantFew) return few_takes(list, tokens) && !quant_wide_fits(list);
   return leaves_fit(list, tokens) || rows_fit(list, tokens);
 }
 
-int run_pair(const ProductList& list, int64_t tokens) {
-  if (tokens <= kTokenTile) return run_once_pair(list, tokens);
-  if (tokens <= kQuantFew) return run_quant_few_pair(list, tokens);
-  if (tokens <= 32) return launch_decode<ByLeaves<Q4_K, 4, 2>, ByLeaves<Q6_K, 4, 4>>(list, tokens);
+template <class F>
+int run(const ProductList& list, int64_t tokens) {
+  if (tokens <= kTokenTile) return run_once_pair<F>(list, tokens);
+  if (tokens <= kQuantFew) return run_quant_few_pair<F>(list, tokens);
+  if (tokens <= 32) return launch_decode<ByLeaves<F, 4, 2>, ByLeaves<Q6_K, 4, 4>>(list, tokens);
   if (tokens <= kQuantMiddle) {
-    return launch_decode<ByLeaves<Q4_K, 8, 2>, ByLeaves<Q6_K, 8, 4>>(list, tokens);
+    return launch_decode<ByLeaves<F, 8, 2>, ByLeaves<Q6_K, 8, 4>>(list, tokens);
   }
-  return launch_decode<ByRows<Q4_K>, ByRows<Q6_K>>(list, tokens);
+  return launch_decode<ByRows<F>, ByRows<Q6_K>>(list, tokens);
+}
+
+}  // namespace
+
+bool pair_takes(const ProductList& list, int64_t tokens) {
+  const Code first = list.of[0].weight.code;
+  if (capability != 90 || !pair_begins(first)) return false;
+  int other = 1;
+  while (other < list.count && list.of[other].weight.code == first) ++other;
+  if (other == list.count) return false;
+  return first == Code::kQ4_K ? takes<Q4_K>(list, other, tokens) : takes<Q5_K>(list, other, tokens);
+}
+
+int run_pair(const ProductList& list, int64_t tokens) {
+  return list.of[0].weight.code == Code::kQ4_K ? run<Q4_K>(list, tokens) : run<Q5_K>(list, tokens);
 }
 
 }  // namespace freshet::cuda
