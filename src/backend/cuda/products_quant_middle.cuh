@@ -13,8 +13,8 @@ namespace decode {
 
 // Of these formats two warpgroups that have twice 64 rows are faster than four.
 template <class F>
-inline constexpr bool kBoth =
-    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ8_0;
+inline constexpr bool kBoth = F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
+                              F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_1;
 
 template <class F, int NT>
 int run_middle(const ProductList& list, int64_t tokens) {
