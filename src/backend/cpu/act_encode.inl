@@ -61,10 +61,33 @@ FRESHET_INLINE void put(uint8_t* at, T v) {
   std::memcpy(at, &v, sizeof v);
 }
 
+// The lower half of eight numbers.
+FRESHET_INLINE void store_eight_u16(uint8_t* at, I32 v) {
+#if defined(__AVX512VL__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at),
+                   _mm256_cvtepi32_epi16(_mm512_castsi512_si256(v)));
+#else
+  alignas(64) uint8_t all[2 * 16];
+  store_u16(all, v);
+  std::memcpy(at, all, 16);
+#endif
+}
+// Sums of a block's groups of 32 (the first eight numbers) times d as BF16, halves rounded up.
+FRESHET_INLINE void put_sums(I32 sums, float d, uint8_t* at) {
+  const F32 v = mul_f(to_f(sums), set_f(d));
+  store_eight_u16(at, shr(add_i(bits_i(v), set_i(0x8000)), 16));
+}
+
 // The record of a block whose bytes are written.
-FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at) {
+FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at,
+                               uint8_t* sums = nullptr) {
   int sum[16];
   sums_of_16(bytes, sum);
+  if (sums != nullptr) {
+    int32_t of_32[16] = {};
+    for (int g = 0; g < 8; ++g) of_32[g] = sum[2 * g] + sum[2 * g + 1];
+    put_sums(load_i(of_32), d, sums);
+  }
   Q8x256Record r = {};
   r.d = d;
   r.minus_d = -d;
@@ -79,7 +102,7 @@ FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at) {
 // A block of `left` numbers, or 256. A zero inverse asks for zeros, whatever x holds.
 template <bool kFine>
 FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, uint8_t* fine,
-                                 uint8_t* records) {
+                                 uint8_t* records, uint8_t* sums) {
   I32 top = zero_i();
   for (int i = 0; i < 256; i += 16) top = max_i(top, magnitude_bits(load_part(x + i, left - i)));
   const BlockScale scale = block_scale(reduce_max(top));
@@ -90,7 +113,7 @@ FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, 
     store_i8(coarse + i, q);
     if (kFine) store_i8(fine + i, round_i(mul_f(sub_f(v, to_f(q)), set_f(kFineSteps))));
   }
-  put_record(coarse, scale.d, records);
+  put_record(coarse, scale.d, records, sums);
   if (kFine) put_record(fine, scale.d / kFineSteps, records + kLine);
 }
 
@@ -104,9 +127,14 @@ FRESHET_INLINE I32 as_bytes(const I32 (&q)[4]) {
 
 // The record of a block's bytes, which are in registers: what is stored in parts and read as a
 // whole waits for the stores.
-FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at) {
+FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at,
+                               uint8_t* sums_at = nullptr) {
   const I32 sum = sums_of_16(line);
   const I32 of_32 = add_i(sum, _mm512_shuffle_i64x2(sum, sum, 0xb1));
+  if (sums_at != nullptr) {
+    const I32 order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
+    put_sums(_mm512_permutexvar_epi32(order, of_32), d, sums_at);
+  }
   // The low halves of sums of 16; those of 32 are in lanes 0 and 2.
   alignas(64) static constexpr int16_t kPlaces[32] = {0,  0,  0,  0,  0,  0,  0,  0,  32, 34, 48,
                                                       50, 36, 38, 52, 54, 0,  16, 8,  24, 2,  18,
@@ -118,7 +146,8 @@ FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at) {
 
 // A block whose numbers are all there.
 template <bool kFine>
-FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records) {
+FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records,
+                                 uint8_t* sums) {
   I32 top[4];
   FRESHET_UNROLL
   for (int i = 0; i < 4; ++i) top[i] = magnitude_bits(load_f(x + 16 * i));
@@ -126,7 +155,7 @@ FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine,
   for (int i = 4; i < 16; ++i) top[i % 4] = max_i(top[i % 4], magnitude_bits(load_f(x + 16 * i)));
   const BlockScale scale =
       block_scale(reduce_max(max_i(max_i(top[0], top[1]), max_i(top[2], top[3]))));
-  if (scale.inverse == 0.0f) return encode_block<kFine>(x, 256, coarse, fine, records);
+  if (scale.inverse == 0.0f) return encode_block<kFine>(x, 256, coarse, fine, records, sums);
   const F32 inverse = set_f(scale.inverse);
   I32 line[4], fine_line[4];
   FRESHET_UNROLL
@@ -144,13 +173,14 @@ FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine,
     fine_line[i] = as_bytes(f);
     store_i(fine + 64 * i, fine_line[i]);
   }
-  put_record(line, scale.d, records);
+  put_record(line, scale.d, records, sums);
   if (kFine) put_record(fine_line, scale.d / kFineSteps, records + kLine);
 }
 #else
 template <bool kFine>
-FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records) {
-  encode_block<kFine>(x, 256, coarse, fine, records);
+FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records,
+                                 uint8_t* sums) {
+  encode_block<kFine>(x, 256, coarse, fine, records, sums);
 }
 #endif
 
@@ -158,12 +188,16 @@ template <bool kFine>
 FRESHET_INLINE void encode_blocks(const float* x, int64_t first, int64_t last,
                                   const Q8x256Layout& l, uint8_t* out) {
   for (int64_t k = first; k < last; k += 256, x += 256) {
-    uint8_t* const records = out + l.records + k / 256 * 2 * kLine;
+    const int64_t b = k / 256;
+    uint8_t* const records = out + l.records + b * 2 * kLine;
+    uint8_t* const sums = out + l.sums + b * 16;
     if (last - k >= 256) {
-      encode_whole<kFine>(x, out + k, out + l.fine + k, records);
+      encode_whole<kFine>(x, out + k, out + l.fine + k, records, sums);
     } else {
-      encode_block<kFine>(x, last - k, out + k, out + l.fine + k, records);
+      encode_block<kFine>(x, last - k, out + k, out + l.fine + k, records, sums);
     }
+    if (k + 256 != l.fine) continue;
+    std::memset(sums + 16, 0, static_cast<size_t>(3 - b % 4) * 16);
   }
 }
 

@@ -1,5 +1,6 @@
 // Activations as products want them: every instruction set's encoder gives the same bytes.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -105,6 +106,34 @@ TEST(ActEncoders, RoundToTheNearestOf255Levels) {
       sum += static_cast<int>(want);
     }
     EXPECT_EQ(record.sum32[place], sum);
+  }
+}
+
+TEST(ActEncoders, SumsOfGroupsAreBf16) {
+  std::mt19937 rng(4);
+  std::normal_distribution<float> normal;
+  constexpr int64_t kCols = 5 * 256 + 200;  // six blocks, so two of the second four are not there
+  std::vector<float> x(kCols);
+  for (auto& v : x) v = normal(rng);
+  const Q8x256Layout l = q8x256_layout(kCols);
+  for (const ActEncoder& e : act_encoders()) {
+    if (e.kind != ActKind::kQ8x256 || !detect().has(e.isa)) continue;
+    std::vector<uint8_t> out(e.row_bytes(kCols), kWall);
+    e.encode(x.data(), kCols, 0, kCols, false, out.data());
+    for (int64_t g = 0; g < 64; ++g) {
+      int sum = 0;
+      float d = 0.0f;
+      if (g < 48) {
+        std::memcpy(&d, &out[static_cast<size_t>(l.records + g / 8 * 2 * kLine)], 4);
+        for (int64_t i = g * 32; i < g * 32 + 32; ++i) {
+          sum += static_cast<int8_t>(out[static_cast<size_t>(i)]);
+        }
+      }
+      uint16_t got;
+      std::memcpy(&got, &out[static_cast<size_t>(l.sums + g * 2)], 2);
+      const auto bits = std::bit_cast<uint32_t>(d * static_cast<float>(sum));
+      EXPECT_EQ(got, (bits + 0x8000) >> 16) << ops::name_of(e.isa) << " " << g;
+    }
   }
 }
 

@@ -9,6 +9,9 @@
 // INT4 groups are no products of scales: their bytes less the zero points are one operand, and the
 // halves of a block, each a group, have sums of their own in the tiles.
 //
+// The minima of rounded Q4_K are BF16 and times sums of activations a product of their own, on
+// tiles of BF16 that join the last of each 16 blocks.
+//
 // While tiles multiply, one F32 operation a cycle is left, and two of whole numbers: the sums of
 // one unit are scaled between the products of the next.
 #pragma once
@@ -46,6 +49,27 @@ struct Tokens : Step {
   }
 };
 
+// What a step's tokens multiply offsets by, close together: in their rows it lies in pages of its
+// own, one a token.
+struct RowSums {
+  static constexpr int64_t kStride = (kOffsetTiles + 1) * kLine;
+  alignas(64) uint8_t of[2][kTileRows * kStride];
+  // Of the blocks up to b that are added at once.
+  void read(const MatmulCall& c, const Step& x, int64_t b) {
+    const int64_t lines = b % kOffsetBlocks / 4 + 1;
+    const int64_t at = q8x256_layout(c.cols).sums + b / kOffsetBlocks * kOffsetTiles * kLine;
+    for (int t = 0; t < x.count; ++t) {
+      const int row = x.row(t);
+      const uint8_t* const from = act_row(c, x.t0 + t) + at;
+      uint8_t* const to = of[row / kTileRows] + row % kTileRows * kStride;
+      for (int64_t i = 0; i < lines; ++i) store_i(to + i * kLine, load_i(from + i * kLine));
+    }
+  }
+};
+
+// Offsets of the blocks of a panel that are added at once.
+inline constexpr int64_t kPanelOffsets = kOffsetTiles * kOffsetTile;
+
 // What a block's records say of a step's tokens, close together: many panels use it.
 template <class F, int kPlanes>
 struct Records {
@@ -81,6 +105,9 @@ struct Product {
   int64_t panel;
   int64_t block;
   bool last;  // block of the rows
+  // Of blocks behind which offsets are added: tiles of these, and what they are multiplied by.
+  const uint8_t* offsets = nullptr;
+  const RowSums* row_sums = nullptr;
 };
 
 // Products one after the other. Storing the sums of one and scaling them falls between the tile
@@ -111,9 +138,13 @@ class Pipe {
       if constexpr (kTwoSums) tile_store<3>(stored + 3 * kTileInts);
     }
     quarter<kOperands, 0>(x, p.tokens->stride, p.unit, scaling, between);
+    if constexpr (kOffsets<F>) offsets_quarter<kOperands, 0>(p);
     quarter<kOperands, 1>(x, p.tokens->stride, p.unit, scaling, between);
+    if constexpr (kOffsets<F>) offsets_quarter<kOperands, 1>(p);
     quarter<kOperands, 2>(x, p.tokens->stride, p.unit, scaling, between);
+    if constexpr (kOffsets<F>) offsets_quarter<kOperands, 2>(p);
     quarter<kOperands, 3>(x, p.tokens->stride, p.unit, scaling, between);
+    if constexpr (kOffsets<F>) offsets_quarter<kOperands, 3>(p);
     before = p;
     count = p.tokens->count;
     stored_operands = kOperands;
@@ -133,6 +164,7 @@ class Pipe {
     if constexpr (kTwoSums) tile_store<1>(stored + kTileInts);
     tile_store<2>(stored + 2 * kTileInts);
     if constexpr (kTwoSums) tile_store<3>(stored + 3 * kTileInts);
+    if constexpr (kOffsets<F>) store_offsets();
     scale_part(0, kMost);
     count = 0;
   }
@@ -145,6 +177,30 @@ class Pipe {
     if constexpr (kFirst) {
       tile_store<kTile>(stored + kTile * kTileInts);
       tile_zero<kTile>();
+    }
+  }
+  // Offsets have the tiles that a second plane's sums would have; with each quarter of a block goes
+  // one tile of them.
+  FRESHET_INLINE_MEMBER void store_offsets() {
+    if (before.offsets == nullptr) return;
+    tile_store<1>(stored + kTileInts);
+    tile_store<3>(stored + 3 * kTileInts);
+  }
+  template <int kOperands, int k>
+  FRESHET_INLINE_MEMBER void offsets_quarter(const Product<F, kPlanes>& p) {
+    static_assert(kOffsetTiles == 4);
+    if (k == 0) store_offsets();
+    if (p.offsets == nullptr || k > p.block % kOffsetBlocks / 4) return;
+    if (k == 0) {
+      tile_zero<1>();
+      tile_zero<3>();
+    }
+    load_unit<7>(p.offsets + k * kOffsetTile);
+    tile_load<4>(p.row_sums->of[0] + k * kLine, RowSums::kStride);
+    tile_dp_bf16<1, 4, 7>();
+    if constexpr (kOperands == 2) {
+      tile_load<5>(p.row_sums->of[1] + k * kLine, RowSums::kStride);
+      tile_dp_bf16<3, 5, 7>();
     }
   }
   // Tokens are scaled in three quarters: after the last product of each where they are kShort, else
@@ -160,9 +216,18 @@ class Pipe {
       constexpr int kFrom = kSlot * kMost / kSlots, kTo = (kSlot + 1) * kMost / kSlots;
       if (count == kMost && !before.last) {
         const Scaling now = kShort ? scaling : Scaling(before, c.cols);
-        FRESHET_UNROLL
-        for (int t = kFrom; t < kTo; ++t) {
-          store_f(now.sums + t * kPanelRows, scaled(now, t, Tokens<kPlanes>::place_of(t)));
+        const auto scale = [&]<bool kWithOffsets>(
+                               std::bool_constant<kWithOffsets>) __attribute__((always_inline)) {
+          FRESHET_UNROLL
+          for (int t = kFrom; t < kTo; ++t) {
+            const int place = Tokens<kPlanes>::place_of(t);
+            store_f(now.sums + t * kPanelRows, scaled<kWithOffsets>(now, t, place));
+          }
+        };
+        if (kOffsets<F> && before.offsets != nullptr) {
+          scale(std::bool_constant<kOffsets<F>>());
+        } else {
+          scale(std::false_type());
         }
       } else {
         scale_part(kFrom, kTo);
@@ -181,7 +246,7 @@ class Pipe {
   template <int kTile, int kX>
   FRESHET_INLINE void low_product() {
     if constexpr (kRounded<F>) {
-      tile_dp_i8<kTile, kX, 6>();
+      rounded_product<F, kTile, kX>();
     } else {
       tile_dp_u8<kTile, kX, 6>();
     }
@@ -251,7 +316,8 @@ class Pipe {
           held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)),
           whole(cols - p.block * kUnitK > kUnitK / 2) {}
   };
-  // Token t's sums with the whole-number sums at `place` added.
+  // Token t's sums with the whole-number sums at `place` added, and the offsets' if they are there.
+  template <bool kWithOffsets>
   FRESHET_INLINE_MEMBER F32 scaled(const Scaling& s, int t, int place) {
     constexpr int kPairs = Records<F, kPlanes>::kPairs;
     I32 sum[kPlanes];
@@ -287,23 +353,34 @@ class Pipe {
       const F32 dmin = bits_f(load_i(s.scales + U::kDAt + kLine));
       acc = fma_f(join_planes<kPlanes>(offset), mul_f(dmin, set_f(s.records->minus_d[t])), acc);
     }
+    if constexpr (kWithOffsets) acc = add_f(acc, bits_f(load_i(stored + place + kTileInts)));
     return acc;
   }
   // Of a step that is not full, or of rows' last block: tokens [from, to) / kMost of its own.
   __attribute__((noinline)) void scale_part(int from, int to) {
     from = from * count / kMost, to = to * count / kMost;
     if (from >= to) return;
+    if (kOffsets<F> && before.offsets != nullptr) {
+      scale_tokens<kOffsets<F>>(from, to);
+    } else {
+      scale_tokens<false>(from, to);
+    }
+  }
+  template <bool kWithOffsets>
+  FRESHET_INLINE_MEMBER void scale_tokens(int from, int to) {
     const Scaling scaling(before, c.cols);
     const int* const place = before.tokens->place;
     if (!before.last) {
       for (int t = from; t < to; ++t) {
-        store_f(scaling.sums + t * kPanelRows, scaled(scaling, t, place[t]));
+        store_f(scaling.sums + t * kPanelRows, scaled<kWithOffsets>(scaling, t, place[t]));
       }
       return;
     }
     const MatmulCall call = c;  // in registers: results could lie where c does
     const int64_t panel = before.panel, t0 = before.tokens->t0;
-    for (int t = from; t < to; ++t) finish(call, panel, t0 + t, scaled(scaling, t, place[t]));
+    for (int t = from; t < to; ++t) {
+      finish(call, panel, t0 + t, scaled<kWithOffsets>(scaling, t, place[t]));
+    }
   }
 
   const MatmulCall& c;
@@ -322,16 +399,24 @@ template <class F>
 struct BlocksScratch {
   alignas(64) uint8_t panels[2][kBlocksGroup * Unit<F>::kBytes];  // of this block and the next
   alignas(64) uint8_t rows[kCopyBytes<2, kUnitK>];
+  // Of the blocks that are added up, and of those that follow them.
+  alignas(64) uint8_t offsets[2][kOffsets<F> ? kBlocksGroup * kPanelOffsets : kLine];
+  RowSums row_sums;
   alignas(64) float sums[kBlocksGroup * kBlocksTokens * kPanelRows];
 };
+
+FRESHET_INLINE void put_panel_offsets(const uint8_t* main, int64_t block, int64_t blocks,
+                                      uint8_t* to) {
+  put_offsets(main, block, block + 1 == blocks, to + block % kOffsetBlocks / 4 * kOffsetTile);
+}
 
 // Unpacks a block of some panels, 32 numbers at a time.
 template <class F>
 class Unpacking {
  public:
   explicit Unpacking(const MatmulCall& call) : c(call) {}
-  void begin(int64_t first, int64_t end, int64_t of, uint8_t* where) {
-    panel = first, last = end, block = of, to = where;
+  void begin(int64_t first, int64_t end, int64_t of, uint8_t* where, uint8_t* offsets_where) {
+    panel = first, last = end, block = of, to = where, offsets = offsets_where;
   }
   int64_t left() const { return (last - panel) * 8 - j; }
   __attribute__((noinline)) void step() {
@@ -341,6 +426,10 @@ class Unpacking {
     Unit<F>::unpack_any(open.block, j, to);
     if (++j < 8) return;
     Unit<F>::unpack_scales(open.block, to + Unit<F>::kPlanesBytes);
+    if constexpr (kOffsets<F>) {
+      put_panel_offsets(open.block.main, block, open.panel.blocks, offsets);
+      offsets += kPanelOffsets;
+    }
     j = 0;
     ++panel;
     to += Unit<F>::kBytes;
@@ -358,6 +447,7 @@ class Unpacking {
   const MatmulCall& c;
   int64_t panel = 0, last = 0, block = 0;
   uint8_t* to = nullptr;
+  uint8_t* offsets = nullptr;
   int j = 0;
   alignas(64) uint8_t room[sizeof(Open)];
 };
@@ -368,19 +458,23 @@ template <int kPlanes>
 struct Fetch {
   const uint8_t* x[2];
   const uint8_t* records[2];
-  Fetch(const MatmulCall& c, int64_t fine, int64_t t, int64_t b, int64_t panel) {
+  const uint8_t* sums[2];
+  // sums_at: where what offsets want begins in a row, or 0.
+  Fetch(const MatmulCall& c, int64_t fine, int64_t t, int64_t b, int64_t panel, int64_t sums_at) {
     const Q8x256Layout l = q8x256_layout(c.cols);
     for (int i = 0; i < 2; ++i) {
       const int64_t wanted = t + panel * (2 / kPlanes) + (kPlanes == 2 ? 0 : i);
       const uint8_t* const row = act_row(c, wanted < c.tokens ? wanted : c.tokens - 1);
       x[i] = row + b * kUnitK + (kPlanes == 2 ? i * fine : 0);
       records[i] = row + l.records + (b * 2 + (kPlanes == 2 ? i : 0)) * kLine;
+      sums[i] = sums_at == 0 ? nullptr : row + sums_at;
     }
   }
   FRESHET_INLINE_MEMBER void operator()(int k, int i) const {
     if (i > 1) return;
     prefetch(x[i] + k * kLine);
     if (k == 3) prefetch(records[i]);
+    if (sums[i] != nullptr) prefetch(sums[i] + k * kLine);
   }
 };
 
@@ -388,7 +482,8 @@ struct Fetch {
 template <class F, int kPlanes>
 void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, true>& pipe,
                     const Stretch& at, Tokens<kPlanes>* steps, const uint8_t* units,
-                    Unpacking<F>& next) {
+                    const uint8_t* offsets, Unpacking<F>& next) {
+  const bool adds = kOffsets<F> && ends_offsets(at.b0, at.blocks);
   const int64_t b = at.b0, panels = at.last - at.first, fine = q8x256_layout(c.cols).fine;
   const int64_t products = panels * blocks_of(at.t1 - at.t0, kMostRows / kPlanes);
   const int64_t unpackings = next.left();
@@ -404,14 +499,25 @@ void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, t
       x.template gather<kPlanes, kUnitK>(c, fine, x_at, kUnitK, s.rows);
       x_at = 0;
     }
+    if (adds) s.row_sums.read(c, x, b);
     const bool over = t + x.count >= at.t1 && b + 1 < at.blocks;
+    const int64_t then = over ? b + 1 : b;
+    const int64_t sums_then = kOffsets<F> && ends_offsets(then, at.blocks)
+                                  ? q8x256_layout(c.cols).sums + offsets_of(then)
+                                  : 0;
     for (int64_t p = 0; p < panels; ++p, sums += kMostRows / kPlanes * kPanelRows) {
       const uint8_t* const unit = units + p * Unit<F>::kBytes;
-      const Product<F, kPlanes> product{unit, unit + Unit<F>::kPlanesBytes,
-                                        &x,   &records[which],
-                                        sums, at.first + p,
-                                        b,    b + 1 == at.blocks};
-      const Fetch<kPlanes> fetch(c, fine, over ? at.t0 : t + x.count, over ? b + 1 : b, p);
+      const Product<F, kPlanes> product{unit,
+                                        unit + Unit<F>::kPlanesBytes,
+                                        &x,
+                                        &records[which],
+                                        sums,
+                                        at.first + p,
+                                        b,
+                                        b + 1 == at.blocks,
+                                        adds ? offsets + p * kPanelOffsets : nullptr,
+                                        &s.row_sums};
+      const Fetch<kPlanes> fetch(c, fine, over ? at.t0 : t + x.count, then, p, sums_then);
       due += unpackings;
       pipe.run(product, x_at, [&](int k, int i) __attribute__((always_inline)) {
         fetch(k, i);
@@ -443,8 +549,8 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
     return group + kBlocksGroup < last ? group + kBlocksGroup : last;
   };
   const int64_t tokens = tokens_at_a_time(c.tokens, kBlocksTokens);
-  int now = 0;
-  next.begin(first, end(first), 0, s.panels[now]);
+  int now = 0, offsets = 0;
+  next.begin(first, end(first), 0, s.panels[now], s.offsets[offsets]);
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     Tokens<kPlanes>* step = steps;
@@ -455,14 +561,18 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
       at.last = end(at.first);
       for (at.b0 = 0; at.b0 < at.blocks; ++at.b0, now ^= 1) {
         next.rest();
+        uint8_t *const to = s.panels[now ^ 1],
+                       *const offsets_to =
+                           s.offsets[offsets ^ (ends_offsets(at.b0, at.blocks) ? 1 : 0)];
         if (at.b0 + 1 < at.blocks) {
-          next.begin(at.first, at.last, at.b0 + 1, s.panels[now ^ 1]);
+          next.begin(at.first, at.last, at.b0 + 1, to, offsets_to);
         } else if (at.last < last) {
-          next.begin(at.last, end(at.last), 0, s.panels[now ^ 1]);
+          next.begin(at.last, end(at.last), 0, to, offsets_to);
         } else if (at.t1 < c.tokens) {
-          next.begin(first, end(first), 0, s.panels[now ^ 1]);
+          next.begin(first, end(first), 0, to, offsets_to);
         }
-        blocks_stretch<F, kPlanes>(c, s, pipe, at, steps, s.panels[now], next);
+        blocks_stretch<F, kPlanes>(c, s, pipe, at, steps, s.panels[now], s.offsets[offsets], next);
+        if (ends_offsets(at.b0, at.blocks)) offsets ^= 1;
       }
     }
   }
@@ -512,8 +622,10 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   alignas(64) uint8_t unit[U::kPlanesBytes];
   alignas(64) uint8_t scales[2][U::kScalesBytes];
   alignas(64) uint8_t room[2][sizeof(WalkedBlock<F>)];
+  alignas(64) uint8_t offsets[BlockWalk::kGroup][kOffsets<F> ? kPanelOffsets : kLine];
   alignas(64) float sums[kSteps][BlockWalk::kGroup][kMostRows * kPanelRows];
   Records<F, kPlanes> records[kSteps][kHeld];
+  RowSums row_sums[kSteps];
   Pipe<F, kPlanes, false> pipe(c);
   Tiles tiles;
   tiles.configure(tile_height(c), kLine);
@@ -529,7 +641,15 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   for (int i = 0; i < kFarBlocks; ++i) far.next_of(panels);
   const WalkedBlock<F>* block = new (room[0]) WalkedBlock<F>(c, at);
   for (int j = 0; j < 8; ++j) U::unpack_any(block->view, j, unit);
-  U::unpack_scales(block->view, scales[0]);
+  const auto finish_unpacking = [&](const WalkedBlock<F>& from, const BlockWalk& walk,
+                                    uint8_t* to) __attribute__((always_inline)) {
+    U::unpack_scales(from.view, to);
+    if constexpr (kOffsets<F>) {
+      if (walk.over()) return;
+      put_panel_offsets(from.view.main, walk.block, blocks, offsets[walk.panel - walk.group]);
+    }
+  };
+  finish_unpacking(*block, at, scales[0]);
   for (int now = 0; !at.over(); at = next, now ^= 1) {
     next.next();
     BlockWalk ahead = next;
@@ -543,7 +663,9 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
       fetch_eighth<F, false>(panel_far, far.block, j);
       U::unpack_one(j < 2 ? block->view : coming->view, (j + 6) % 8, unit);
     };
+    const bool adds = kOffsets<F> && ends_offsets(at.block, blocks);
     for (int q = 0; q < kSteps; ++q) {
+      if (adds && at.panel == at.group) row_sums[q].read(c, steps[q], at.block);
       Records<F, kPlanes>& record = records[q][at.block % kHeld];
       if (at.panel == first || blocks > kHeld) record.read(steps[q], at.block);
       const Product<F, kPlanes> product{unit,
@@ -553,14 +675,16 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
                                         sums[q][at.panel - at.group],
                                         at.panel,
                                         at.block,
-                                        at.block + 1 == blocks};
+                                        at.block + 1 == blocks,
+                                        adds ? offsets[at.panel - at.group] : nullptr,
+                                        &row_sums[q]};
       pipe.run(product, at.block * kUnitK, [&](int k, int i) __attribute__((always_inline)) {
         if (q != (k == 0 ? 0 : kSteps - 1)) return;
         if (i == 0) unpack(k * 2);
         if (i == (U::kBytePlanes == 2 ? 2 : 0)) unpack(k * 2 + 1);
       });
     }
-    U::unpack_scales(coming->view, scales[now ^ 1]);
+    finish_unpacking(*coming, next, scales[now ^ 1]);
     block = coming;
   }
   pipe.drain();
@@ -581,38 +705,31 @@ void run_blocks_planes(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
-template <class F>
+template <class F, template <class, int> class Exact, template <class, int> class Bytes>
 void run_rounded(const MatmulCall& c, int64_t first, int64_t last) {
   if (c.tokens <= 4 && c.cols <= kMostVectorCols) {
-    if (c.tokens == 1) return rounded_vectors<ExactSums, F, 1>(c, first, last);
-    if (c.tokens == 2) return rounded_vectors<ExactSums, F, 2>(c, first, last);
-    if (c.tokens == 3) return rounded_vectors<ByteSums, F, 3>(c, first, last);
-    return rounded_vectors<ByteSums, F, 4>(c, first, last);
+    if (c.tokens == 1) return rounded_vectors<Exact, F, 1>(c, first, last);
+    if (c.tokens == 2) return rounded_vectors<Exact, F, 2>(c, first, last);
+    if (c.tokens == 3) return rounded_vectors<Bytes, F, 3>(c, first, last);
+    return rounded_vectors<Bytes, F, 4>(c, first, last);
   }
   if (c.tokens <= kTileRows && c.rows_index == nullptr) return rounded_tiles<F>(c, first, last);
   run_blocks_planes<F, 1>(c, first, last);
 }
 
-// The format that AMX takes one for, if activations' coarse plane is all that counts.
-template <class F>
-struct RoundedForm {
-  using Type = F;
-};
-template <>
-struct RoundedForm<BlockQ4_0> {
-  using Type = RoundedQ4_0;
-};
-template <>
-struct RoundedForm<BlockQ4_K> {
-  using Type = RoundedQ4_K;
-};
-
 template <class F>
 void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   if (first >= last) return;  // a thread without panels: there is none to begin with
-  using Rounded = typename RoundedForm<F>::Type;
-  if constexpr (kRounded<Rounded>) {
-    if (!uses_fine_plane(c.rows, c.cols)) return run_rounded<Rounded>(c, first, last);
+  if constexpr (F::kFormat == Format::kQ4_0) {
+    if (!uses_fine_plane(c.rows, c.cols)) {
+      return run_rounded<RoundedQ4_0, ExactEighths, ByteEighths>(c, first, last);
+    }
+  } else if constexpr (F::kFormat == Format::kQ4_K) {
+    if (!uses_fine_plane(c.rows, c.cols)) {
+      const unsigned before = flush_denormals();  // as tiles of BF16 do
+      run_rounded<RoundedQ4_K, ExactQuarters, ByteQuarters>(c, first, last);
+      return restore_denormals(before);
+    }
   }
   if (c.tokens <= kFewTokens) {
     kAvx512VnniKernels.run[static_cast<int>(F::kFormat)](c, first, last);

@@ -1,6 +1,7 @@
 // Few tokens times Q4_0 and Q4_K rounded to bytes (RoundedQ4_0, RoundedQ4_K), with the bits of the
-// products of many: sums of a block are whole numbers, exact in any order. Blocks are read in the
-// order of memory, each opened (its scales made whole) while the one before it is used.
+// products of many: sums of a block are whole numbers, exact in any order, and those of Q4_K's
+// offsets are made as tiles make them. Blocks are read in the order of memory, each opened (its
+// scales made whole) while the one before it is used.
 #pragma once
 
 #include "backend/cpu/matmul_amx_units.inl"
@@ -133,17 +134,19 @@ struct OpenVectors {
 
 template <>
 struct OpenVectors<RoundedQ4_K> {
+  using F = RoundedQ4_K;
   const uint8_t* main;
   int count = 8;
-  I32 scale[8], low_bits[8], minus_min[8];
+  I32 scales[2], low_bits[2];  // bytes of four groups, and their lower two bits as [2, 4)
   F32 unit;
-  FRESHET_INLINE_MEMBER void open(const MemoryWalk<RoundedQ4_K>& at) {
+  FRESHET_INLINE_MEMBER void open(const MemoryWalk<F>& at) {
     main = at.main;
-    unit = read_scales_q4_k(main, [this](int g, I32 v, I32 m) __attribute__((always_inline)) {
-      scale[g] = and_i(v, set_i(0xffff));
-      low_bits[g] = low_bits_of(v);
-      minus_min[g] = m;
-    });
+    unit = ByteBlockQ4_K::unit_at(main);
+    FRESHET_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      scales[k] = six_bit_scales(main + 32 * kLine, k);
+      low_bits[k] = and_i(shl(scales[k], 2), bytes_i(12));
+    }
   }
 };
 
@@ -174,13 +177,12 @@ inline constexpr int64_t kMostVectorCols = 65536;
 // What vectors need to know of T tokens' activations: sums of groups, and of blocks.
 template <class F, int T>
 struct VectorRows {
-  // Of Q4_K eight times the sums of groups as 16 bits, in whose unit the minima are taken away.
   using S = Starts<RoundedQ4_0, 1>;
-  static constexpr bool kMinima = std::is_same_v<F, RoundedQ4_K>;
   static constexpr int64_t kMostBlocks = kMostVectorCols / kUnitK;
+  static constexpr int64_t kStartsBytes = kOffsets<F> ? 0 : kMostBlocks * S::kBlockBytes;
   const uint8_t* row[T];
   int64_t records;
-  alignas(64) uint8_t starts[T][kMostBlocks * S::kBlockBytes + kLine];
+  alignas(64) uint8_t starts[T][kStartsBytes + kLine];
   int32_t sums[T][kMostBlocks];
 
   FRESHET_INLINE_MEMBER int32_t start(int t, int64_t b, int g) const {
@@ -190,27 +192,33 @@ struct VectorRows {
     const int64_t blocks = blocks_of(c.cols, kUnitK);
     tile_rows<T>(c, 0, c.tokens - 1, row);
     for (int t = 0; t < T; ++t) {
+      if constexpr (kOffsets<F>) {
+        for (int64_t b = 0; b < blocks; ++b) sums[t][b] = sum_of(row[t] + records + b * 2 * kLine);
+        continue;
+      }
       S::write(row[t], q8x256_layout(c.cols), 0, blocks, starts[t]);
       for (int64_t b = 0; b < blocks; ++b) {
         int32_t sum = 0;
         for (int g = 0; g < S::kGroups; ++g) sum += i32_at(starts[t] + b * S::kBlockBytes + g * 4);
         sums[t][b] = -(sum >> RoundedQ4_0::kShift);
-        for (int g = 0; kMinima && g < S::kGroups; ++g) {
-          uint8_t* const at = starts[t] + b * S::kBlockBytes + g * 4;
-          const int32_t eighths = -i32_at(at) & 0xffff;
-          std::memcpy(at, &eighths, 4);
-        }
       }
     }
+  }
+  static int32_t sum_of(const uint8_t* record) {
+    Q8x256Record r;
+    std::memcpy(&r, record, sizeof r);
+    int32_t sum = 0;
+    for (const int16_t of32 : r.sum32) sum += of32;
+    return sum;
   }
 };
 
 // One eighth of a block times T tokens' activations x, as `Sums` of the block.
 template <class F, int T>
-struct ExactSums {  // of products that are not rounded, and what rounding adds
+struct ExactEighths {  // of products that are not rounded, and what rounding adds
   using Opened = OpenVectors<F>;
   I32 sum[T], rest[T][2];
-  FRESHET_INLINE_MEMBER ExactSums(const VectorRows<F, T>& rows, int64_t b) {
+  FRESHET_INLINE_MEMBER ExactEighths(const VectorRows<F, T>& rows, int64_t b) {
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) {
       sum[t] = rest[t][1] = zero_i();
@@ -247,55 +255,11 @@ struct ExactSums {  // of products that are not rounded, and what rounding adds
     return sar(add_i(sum[t], add_i(rest[t][0], rest[t][1])), 3);
   }
 };
-template <int T>
-struct ExactSums<RoundedQ4_K, T> {
-  using F = RoundedQ4_K;
-  using Opened = OpenVectors<F>;
-  static constexpr int kChains = T == 1 ? 4 : 2;
-  I32 sum[T], rest[T][kChains];
-  FRESHET_INLINE_MEMBER ExactSums(const VectorRows<F, T>& rows, int64_t b) {
-    FRESHET_UNROLL
-    for (int t = 0; t < T; ++t) {
-      sum[t] = set_i(-3 * rows.sums[t][b]);
-      FRESHET_UNROLL
-      for (int i = 0; i < kChains; ++i) rest[t][i] = zero_i();
-    }
-  }
-  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>& rows,
-                                 int64_t b, const int8_t* const (&x)[T]) {
-    const auto lines = F::sub(block.main, j);
-    I32 d[2][T];  // each within 16 bits
-    FRESHET_UNROLL
-    for (int t = 0; t < T; ++t) d[0][t] = d[1][t] = zero_i();
-    FRESHET_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const I32 number = lines.line(i), r = rounding_of(number, block.low_bits[j]);
-      FRESHET_UNROLL
-      for (int t = 0; t < T; ++t) {
-        const int8_t* const quad = x[t] + j * 32 + i * 4;
-        d[i / 4][t] = dot_quad(d[i / 4][t], number, quad);
-        rest[t][i % kChains] = dot_quad(rest[t][i % kChains], r, quad);
-      }
-    }
-    FRESHET_UNROLL
-    for (int t = 0; t < T; ++t) {
-      sum[t] = add_madd_i(sum[t], d[0][t], block.scale[j]);
-      sum[t] = add_madd_i(sum[t], d[1][t], block.scale[j]);
-      sum[t] = add_madd_i(sum[t], block.minus_min[j], set_i(rows.start(t, b, j)));
-    }
-  }
-  FRESHET_INLINE_MEMBER I32 whole(int t) const {
-    I32 all = sum[t];
-    FRESHET_UNROLL
-    for (int i = 0; i < kChains; ++i) all = add_i(all, rest[t][i]);
-    return sar(all, 3);
-  }
-};
 template <class F, int T>
-struct ByteSums {  // of rounded numbers, 128 too high
+struct ByteEighths {  // of rounded numbers, 128 too high
   using Opened = OpenBlock<F>;
   I32 sum[T][2];
-  FRESHET_INLINE_MEMBER ByteSums(const VectorRows<F, T>& rows, int64_t b) {
+  FRESHET_INLINE_MEMBER ByteEighths(const VectorRows<F, T>& rows, int64_t b) {
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) {
       sum[t][0] = set_i(-128 * rows.sums[t][b]);
@@ -304,20 +268,6 @@ struct ByteSums {  // of rounded numbers, 128 too high
   }
   FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
                                  const int8_t* const (&x)[T]) {
-    if constexpr (VectorRows<F, T>::kMinima) {
-      FRESHET_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const I32 unsigned_w = xor_i(block.bytes(j, i), _mm512_set1_epi8(-128));
-        FRESHET_UNROLL
-        for (int t = 0; t < T; ++t) {
-          sum[t][i % 2] = dot_quad(sum[t][i % 2], unsigned_w, x[t] + j * 32 + i * 4);
-        }
-      }
-    } else {
-      add_q4_0(block, j, x);
-    }
-  }
-  FRESHET_INLINE_MEMBER void add_q4_0(const Opened& block, int j, const int8_t* const (&x)[T]) {
     const auto lines = block.sub(j);
     const I32 scale = block.both[j];
     FRESHET_UNROLL
@@ -340,12 +290,140 @@ struct ByteSums {  // of rounded numbers, 128 too high
   FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
 };
 
+// The same of Q4_K: products that are not rounded, and what rounding adds to four times the rounded
+// ones, which depends on the lower two bits of scale and number.
+template <class F, int T>
+struct ExactQuarters {
+  using Opened = OpenVectors<F>;
+  static constexpr int kChains = T == 1 ? 4 : 2;
+  I32 sum[T], rest[T][kChains];
+  FRESHET_INLINE_MEMBER ExactQuarters(const VectorRows<F, T>& rows, int64_t b) {
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = zero_i();
+      rest[t][0] = set_i(-rows.sums[t][b]);  // the table's numbers are one too high
+      FRESHET_UNROLL
+      for (int i = 1; i < kChains; ++i) rest[t][i] = zero_i();
+    }
+  }
+  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
+                                 const int8_t* const (&x)[T]) {
+    // At 4 (s & 3) + (n & 3): 3 - (s n + 2) % 4, for the scale's bits s and the number's n.
+    const I32 table = _mm512_set4_epi32(0x00030201, 0x03010301, 0x02030001, 0x01010101);
+    const I32 kept = bytes_i(12);
+    const auto lines = F::sub(block.main, j);
+    const I32 scale = unsigned_byte(block.scales[j / 4], j % 4);
+    const I32 low_bits = every_byte(block.low_bits[j / 4], j % 4);
+    I32 d[2][T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) d[0][t] = d[1][t] = zero_i();
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 number = lines.line(i);
+      // low_bits | (number & 3)
+      const I32 index = _mm512_ternarylogic_epi32(number, low_bits, kept, 0xd8);
+      const I32 r = _mm512_shuffle_epi8(table, index);
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) {
+        const int8_t* const quad = x[t] + j * 32 + i * 4;
+        d[i / 4][t] = dot_quad(d[i / 4][t], number, quad);
+        rest[t][i % kChains] = dot_quad(rest[t][i % kChains], r, quad);
+      }
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      FRESHET_UNROLL
+      for (int i = 0; i < 2; ++i) sum[t] = add_madd_i(sum[t], d[i][t], scale);
+    }
+  }
+  FRESHET_INLINE_MEMBER I32 whole(int t) const {
+    I32 all = sum[t];
+    FRESHET_UNROLL
+    for (int i = 0; i < kChains; ++i) all = add_i(all, rest[t][i]);
+    return sar(all, 2);
+  }
+};
+template <class F, int T>
+struct ByteQuarters {  // of rounded numbers
+  using Opened = OpenBlock<F>;
+  I32 sum[T][2];
+  FRESHET_INLINE_MEMBER ByteQuarters(const VectorRows<F, T>&, int64_t) {
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) sum[t][0] = sum[t][1] = zero_i();
+  }
+  FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
+                                 const int8_t* const (&x)[T]) {
+    FRESHET_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const I32 w = block.bytes(j, i);
+      FRESHET_UNROLL
+      for (int t = 0; t < T; ++t) {
+        sum[t][i % 2] = dot_quad(sum[t][i % 2], w, x[t] + j * 32 + i * 4);
+      }
+    }
+  }
+  FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
+};
+
+// What the offsets of blocks, one after the other, add to T tokens' sums in vectors, with the bits
+// of tiles: a tile product adds up what even and what odd numbers give, each from zero, and then
+// both to its sum. Tiles themselves, used so seldom, would be asleep: they cost a third of a step.
+template <class F, int T>
+struct VectorOffsets {  // none
+  explicit VectorOffsets(const VectorRows<F, T>&, const MatmulCall&) {}
+  FRESHET_INLINE_MEMBER void add(const MemoryWalk<F>&, F32 (&)[T]) {}
+};
+template <int T>
+struct VectorOffsets<RoundedQ4_K, T> {
+  using Walk = MemoryWalk<RoundedQ4_K>;
+  alignas(64) float x[T][kMostVectorCols / kUnitK][8];
+  F32 sum[T];
+
+  VectorOffsets(const VectorRows<RoundedQ4_K, T>& rows, const MatmulCall& c) {
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* const sums = rows.row[t] + q8x256_layout(c.cols).sums;
+      for (int64_t b = 0; b < blocks_of(c.cols, kUnitK); ++b) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sums + b * 16));
+        const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+        _mm256_storeu_ps(x[t][b], _mm256_castsi256_ps(bits));
+      }
+      sum[t] = zero_f();
+    }
+  }
+  // To acc, behind the blocks that offsets are added after: those of four blocks, which are near,
+  // at once.
+  FRESHET_INLINE_MEMBER void add(const Walk& at, F32 (&acc)[T]) {
+    const bool adds = ends_offsets(at.block, at.of_row);
+    if (at.block % 4 != 3 && !adds) return;
+    F32 apart[T][2];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) apart[t][0] = apart[t][1] = zero_f();
+    const int64_t first = at.block & -4;
+    const uint8_t* main = at.main - (at.block - first) * Walk::kLayout.main;
+    for (int64_t b = first; b <= at.block; ++b, main += Walk::kLayout.main) {
+      read_offsets(main, [&](int g, I32 bits) __attribute__((always_inline)) {
+        const F32 w = bits_f(and_i(bits, set_i(-0x10000)));
+        FRESHET_UNROLL
+        for (int t = 0; t < T; ++t) apart[t][g % 2] = fma_f(w, set_f(x[t][b][g]), apart[t][g % 2]);
+      });
+    }
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      sum[t] = add_f(sum[t], add_f(apart[t][0], apart[t][1]));
+      if (!adds) continue;
+      acc[t] = add_f(acc[t], sum[t]);
+      sum[t] = zero_f();
+    }
+  }
+};
+
 // T tokens in vectors. Rounded numbers times eight are the products of scales and numbers, which
 // need no product for each, and what rounding adds to them: for one or two tokens that is less work
 // than the rounded numbers themselves.
 template <template <class, int> class Sums, class F, int T>
 void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
   const VectorRows<F, T> rows(c);
+  VectorOffsets<F, T> offsets(rows, c);
   const int64_t products = (last - first) * blocks_of(c.cols, kUnitK);
   MemoryWalk<F> at(c, first, last), ahead = at;
   typename Sums<F, T>::Opened opened[2];
@@ -381,6 +459,7 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
       const F32 x_d = set_f(f32_at(rows.row[t] + rows.records + at.block * 2 * kLine));
       acc[t] = fma_f(to_f(sums.whole(t)), mul_f(block.unit, x_d), acc[t]);
     }
+    offsets.add(at, acc);
     if (at.ends()) {
       for (int t = 0; t < T; ++t) {
         if (t < c.tokens) finish(c, at.panel, t, acc[t]);
@@ -391,6 +470,57 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
     ahead.next();
   }
 }
+
+// What the offsets of blocks, as they are opened one after the other, add to a tile of tokens.
+template <class F>
+class TileOffsets {  // none
+ public:
+  explicit TileOffsets(const MatmulCall&) {}
+  void open(const MemoryWalk<F>&) {}
+  F32 added(const MemoryWalk<F>&, int, F32 acc) const { return acc; }
+  void next(const MemoryWalk<F>&) {}
+};
+template <>
+class TileOffsets<RoundedQ4_K> {
+ public:
+  using Walk = MemoryWalk<RoundedQ4_K>;
+  explicit TileOffsets(const MatmulCall& c)
+      : x(c.act + q8x256_layout(c.cols).sums), stride(c.act_row_bytes) {}
+  // Once those of the block before are a tile, they are multiplied.
+  FRESHET_INLINE_MEMBER void open(const Walk& at) {
+    if (tile_ends) multiply();
+    block = at.block;
+    sum_ends = ends_offsets(block, at.of_row);
+    tile_ends = sum_ends || block % 4 == 3;
+    put_offsets(at.main, block, at.ends(), weights);
+  }
+  // Behind the blocks that offsets are added after; next() goes on to those that follow.
+  FRESHET_INLINE_MEMBER F32 added(const Walk& at, int t, F32 acc) const {
+    if (!ends_offsets(at.block, at.of_row)) return acc;
+    return add_f(acc, load_f(sums[reading] + t * kPanelRows));
+  }
+  FRESHET_INLINE_MEMBER void next(const Walk& at) {
+    if (ends_offsets(at.block, at.of_row)) reading ^= 1;
+  }
+
+ private:
+  FRESHET_INLINE_MEMBER void multiply() {
+    tile_load<7>(weights, kLine);
+    tile_load<5>(x + block / 4 * kLine, stride);
+    tile_dp_bf16<2, 5, 7>();
+    if (!sum_ends) return;
+    tile_store<2>(sums[writing]);
+    tile_zero<2>();
+    writing ^= 1;
+  }
+  const uint8_t* const x;
+  const int64_t stride;
+  int64_t block = 0;
+  bool tile_ends = false, sum_ends = false;
+  int reading = 0, writing = 0;
+  alignas(64) uint8_t weights[kOffsetTile];
+  alignas(64) float sums[2][kTileInts];
+};
 
 // One tile of tokens: a block is multiplied while the next one is unpacked, and scaled one block
 // later.
@@ -408,6 +538,8 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
   OpenBlock<F> opened[2];
   MemoryWalk<F> far = far_ahead<F>(c, first);
   opened[0].open(ahead);
+  TileOffsets<F> offsets(c);
+  offsets.open(ahead);
   ahead.next();
   int64_t unpacked = 0, multiplied = 0;  // blocks of their rows
   F32 d_multiplied = zero_f(), d_scaled = zero_f();
@@ -417,6 +549,7 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
     const uint8_t* const x = c.act + multiplied * kUnitK;
     const OpenBlock<F>& block = opened[i & 1];
     opened[~i & 1].open(ahead);
+    if (i < products) offsets.open(ahead);
     far.next();
     // Two sums, so that products wait less for one another.
     const auto quarter = [&]<int k>(std::integral_constant<int, k>) __attribute__((always_inline)) {
@@ -429,7 +562,7 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
         tile_store<k>(stored + k * kTileInts);
         tile_zero<k>();
       }
-      tile_dp_i8<k % 2, 4, 6>();
+      rounded_product<F, k % 2, 4>();
       far.fetch(2 * k + 1);
       fetch_near<F>(block.main, 2 * k + 1);
       if (i < products) U::unpack_sub(block, 2 * k + 1, to);
@@ -444,10 +577,12 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
       for (int t = 0; t < c.tokens; ++t, record += c.act_row_bytes) {
         const int32_t* const sums = stored + t * kPanelRows;
         const F32 sum = to_f(add_i(load_i(sums), load_i(sums + kTileInts)));
-        const F32 now = fma_f(sum, mul_f(d_scaled, set_f(f32_at(record))), load_f(acc[t]));
+        const F32 before = fma_f(sum, mul_f(d_scaled, set_f(f32_at(record))), load_f(acc[t]));
+        const F32 now = offsets.added(scaling, t, before);
         store_f(acc[t], ends ? zero_f() : now);
         if (ends) finish(c, scaling.panel, t, now);
       }
+      offsets.next(scaling);
       scaling.next();
     }
     d_scaled = d_multiplied, d_multiplied = block.unit;

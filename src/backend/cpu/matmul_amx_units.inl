@@ -13,7 +13,8 @@ inline constexpr int64_t kUnitK = 256;
 // that tiles multiply: of 256 numbers of a row the scales are whole numbers up to 127, which makes
 // eighths of such bytes. A matrix whose activations' fine plane counts keeps both planes.
 struct RoundedQ4_0 : BlockQ4_0 {};
-// Q4_K with its minima in such bytes: what is left has no offsets.
+// Q4_K likewise: its scales are whole numbers, products with them a quarter of which is a byte. Its
+// minima are taken away by tiles of BF16: see put_offsets().
 struct RoundedQ4_K : BlockQ4_K {
   static constexpr bool kAffine = false;
 };
@@ -23,6 +24,8 @@ template <>
 inline constexpr bool kRounded<RoundedQ4_0> = true;
 template <>
 inline constexpr bool kRounded<RoundedQ4_K> = true;
+template <class F>
+inline constexpr bool kOffsets = std::is_same_v<F, RoundedQ4_K>;
 inline constexpr float kRoundedTop = 127.0f;
 
 // Shifts each group of four bytes by one, without the port that shifts take.
@@ -79,40 +82,6 @@ FRESHET_INLINE F32 read_scales(const uint8_t* d, int count, const Put& put) {
   }
   return unit;
 }
-// The lowest byte of 32 bits in all four.
-FRESHET_INLINE I32 every_byte(I32 v) {
-  return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0));
-}
-
-// Q4_K's scales and minima of a row's 256 numbers in units of bytes: put(g, scale, minus_min), the
-// low 16 bits of which are those of group g, the scale in eighths. Returns the unit. What rounding
-// all three adds to a byte is less than two.
-template <class Put>
-FRESHET_INLINE F32 read_scales_q4_k(const uint8_t* main, const Put& put) {
-  using F = BlockQ4_K;
-  constexpr float kTop = 125.0f;
-  constexpr int kLargest = 0x0b;  // of magnitudes
-  const F32 d = F::d(main, nullptr), dmin = F::dmin(main), d_top = mul_f(d, set_f(15.0f));
-  F32 scale[8], min[8], most = zero_f();
-  FRESHET_UNROLL
-  for (int g = 0; g < 8; ++g) {
-    scale[g] = to_f(F::group_scale(main, g));
-    min[g] = to_f(unsigned_byte(F::min_bytes(main, g / 4), g % 4));
-    const F32 low = mul_f(min[g], dmin);
-    const F32 high = _mm512_fmsub_ps(scale[g], d_top, low);
-    most = _mm512_range_ps(_mm512_range_ps(most, high, kLargest), low, kLargest);
-  }
-  const F32 inverse =
-      _mm512_maskz_div_ps(_mm512_test_epi32_mask(bits_i(most), bits_i(most)), set_f(kTop), most);
-  const F32 eighths = mul_f(mul_f(d, set_f(8.0f)), inverse), mins = mul_f(dmin, inverse);
-  FRESHET_UNROLL
-  for (int g = 0; g < 8; ++g) {
-    put(g, bits_i(fma_f(scale[g], eighths, set_f(0x1.8p23f))),
-        bits_i(_mm512_fnmadd_ps(min[g], mins, set_f(0x1.8p23f))));
-  }
-  // Not a number if one of them is none.
-  return fma_f(add_f(d, dmin), zero_f(), mul_f(most, set_f(1.0f / kTop)));
-}
 // The low 16 bits in both halves.
 FRESHET_INLINE I32 low_halves(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
@@ -157,21 +126,39 @@ template <class F>
 inline constexpr bool kF16Scales =
     kOf32<F> && !F::kAffine && panel_layout(F::kFormat).tail == 2 * kPanelRows;
 
-// A block of Q4_K as bytes are made of it: a number less 8 times `both` is an eighth of what
-// `centre` (in every byte) is added to.
+// Byte i of each 32 bits, in all four.
+FRESHET_INLINE I32 every_byte(I32 v, int i) {
+  const int k = i * 0x01010101;
+  return _mm512_shuffle_epi8(v,
+                             _mm512_set4_epi32(k + 0x0c0c0c0c, k + 0x08080808, k + 0x04040404, k));
+}
+
+// A block of Q4_K as bytes are made of it: a quarter of scale times number, rounded.
 struct ByteBlockQ4_K {
   using F = BlockQ4_K;
   const uint8_t* main;
-  I32 both[8], centre[8];
+  I32 both[8];  // 512 times a group's scale in both halves
   F32 unit;
   ByteBlockQ4_K() = default;
   FRESHET_INLINE_MEMBER explicit ByteBlockQ4_K(const uint8_t* from) { open_at(from); }
   FRESHET_INLINE_MEMBER void open_at(const uint8_t* from) {
     main = from;
-    unit = read_scales_q4_k(from, [this](int g, I32 v, I32 m) __attribute__((always_inline)) {
-      both[g] = low_halves(v);
-      centre[g] = every_byte(add_i(v, m));
-    });
+    unit = unit_at(from);
+    FRESHET_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      const I32 scales = six_bit_scales(main + 32 * kLine, k), twice = add_i(scales, scales);
+      FRESHET_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int at = i * 0x01000100;
+        both[4 * k + i] = _mm512_maskz_shuffle_epi8(
+            0xaaaaaaaaaaaaaaaa, twice,
+            _mm512_set4_epi32(at + 0x0c000c00, at + 0x08000800, at + 0x04000400, at));
+      }
+    }
+  }
+  // Not a number if one of them is none.
+  FRESHET_INLINE F32 unit_at(const uint8_t* from) {
+    return fma_f(F::dmin(from), zero_f(), mul_f(F::d(from, nullptr), set_f(4.0f)));
   }
   static constexpr int subs() { return 8; }
   FRESHET_INLINE_MEMBER auto sub(int j) const { return F::sub(main, j); }
@@ -180,20 +167,72 @@ struct ByteBlockQ4_K {
     constexpr int kEighth = (panel_layout(F::kFormat).main / kLine + 7) / 8;
     prefetch_lines<kEighth>(main + j * kEighth * kLine + kAhead);
   }
-  // Line i of group j as bytes.
+  // Line i of group j as bytes. Numbers in bits [4, 8) or [8, 12), 2^13 in all with the scale's:
+  // the rounding multiplication divides by 2^15.
   FRESHET_INLINE_MEMBER I32 bytes(int j, int i) const {
-    const I32 odd = line_at(main, j / 2 * 8 + i), even = _mm512_slli_epi16(odd, 8);
-    I32 a, b;
-    if (j % 2 == 0) {
-      a = signed_nibbles<0>(even), b = signed_nibbles<0>(odd);
-    } else {
-      a = signed_nibbles<4>(even), b = signed_nibbles<4>(odd);
-    }
-    const I32 products =
-        low_bytes(_mm512_mulhrs_epi16(a, both[j]), _mm512_mulhrs_epi16(b, both[j]));
-    return _mm512_add_epi8(products, centre[j]);
+    const I32 raw = line_at(main, j / 2 * 8 + i);
+    const I32 even = and_i(j % 2 ? raw : _mm512_slli_epi16(raw, 4), set_i(0x00f000f0));
+    const I32 odd = and_i(j % 2 ? _mm512_srli_epi16(raw, 4) : raw, set_i(0x0f000f00));
+    return low_bytes(_mm512_mulhrs_epi16(even, both[j]),
+                     _mm512_mulhrs_epi16(odd, _mm512_srli_epi16(both[j], 4)));
   }
 };
+
+// What the minima of RoundedQ4_K take away, as the upper halves of put(g, bits): BF16.
+template <class Put>
+FRESHET_INLINE void read_offsets(const uint8_t* main, const Put& put) {
+  using F = BlockQ4_K;
+  const F32 unit = F::dmin(main);
+  FRESHET_UNROLL
+  for (int k = 0; k < 2; ++k) {
+    const I32 minima = F::min_bytes(main, k);
+    FRESHET_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const F32 of_byte = mul_f(unit, set_f(-1.0f / static_cast<float>(1 << 8 * i)));
+      const F32 v = mul_f(to_f(and_i(minima, set_i(0xff << 8 * i))), of_byte);
+      put(4 * k + i, add_i(bits_i(v), set_i(0x8000)));
+    }
+  }
+}
+// A quarter of a tile, whose line i is of groups 2 i and 2 i + 1.
+inline constexpr int64_t kOffsetBytes = 4 * kLine;
+FRESHET_INLINE void put_offsets(const uint8_t* main, uint8_t* to) {
+  I32 bits[8];
+  read_offsets(main, [&bits](int g, I32 v) __attribute__((always_inline)) { bits[g] = v; });
+  constexpr __mmask32 kOdd = 0xaaaaaaaa;
+  FRESHET_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    store_i(to + i * kLine, _mm512_mask_mov_epi16(shr(bits[2 * i], 16), kOdd, bits[2 * i + 1]));
+  }
+}
+// The same; zeros in the rest of a tile behind a row's last block.
+FRESHET_INLINE void put_offsets(const uint8_t* main, int64_t block, bool last, uint8_t* tile) {
+  put_offsets(main, tile + block % 4 * kOffsetBytes);
+  if (!last) return;
+  for (int64_t i = (block % 4 + 1) * kOffsetBytes; i < 4 * kOffsetBytes; i += kLine) {
+    store_i(tile + i, zero_i());
+  }
+}
+// Offsets are added to a row's sums after each so many blocks, and after the last.
+inline constexpr int64_t kOffsetBlocks = 16, kOffsetTiles = kOffsetBlocks / 4;
+inline constexpr int64_t kOffsetTile = 4 * kOffsetBytes;
+// Where the sums that block b's offsets are multiplied by begin among all.
+FRESHET_INLINE int64_t offsets_of(int64_t block) {
+  return block / kOffsetBlocks * kOffsetTiles * kLine;
+}
+FRESHET_INLINE bool ends_offsets(int64_t block, int64_t blocks) {
+  return block % kOffsetBlocks == kOffsetBlocks - 1 || block + 1 == blocks;
+}
+
+// A tile's product with rounded numbers, which are bytes with a sign but for Q4_K's.
+template <class F, int kTile, int kX>
+FRESHET_INLINE void rounded_product() {
+  if constexpr (kOffsets<F>) {
+    tile_dp_u8<kTile, kX, 6>();
+  } else {
+    tile_dp_i8<kTile, kX, 6>();
+  }
+}
 
 // Packed blocks of 256 numbers as units are made of them.
 template <class F>

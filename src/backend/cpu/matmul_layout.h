@@ -121,7 +121,9 @@ constexpr int64_t act_row_size(int64_t bytes) {
 // x = d * (coarse + fine / 254), both within +-127.
 inline constexpr float kFineSteps = 254.0f;
 
-// A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records a block.
+// A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records a block,
+// then a line for each four blocks: what the coarse numbers of each 32 add up to, times d, as BF16
+// (halves rounded up). Those of blocks beyond the last are zeros.
 struct Q8x256Record {
   float d;  // the fine record's: a fine step
   float minus_d;
@@ -136,11 +138,12 @@ static_assert(sizeof(Q8x256Record) == kLine);
 struct Q8x256Layout {
   int64_t fine;
   int64_t records;
+  int64_t sums;
   int64_t bytes;
 };
 constexpr Q8x256Layout q8x256_layout(int64_t cols) {
-  const int64_t n = blocks_of(cols, 256);
-  return {n * 256, n * 512, act_row_size(n * (512 + 2 * kLine))};
+  const int64_t n = blocks_of(cols, 256), sums = n * (512 + 2 * kLine);
+  return {n * 256, n * 512, sums, act_row_size(sums + (n + 3) / 4 * kLine)};
 }
 
 // A row in ActKind::kInt8: codes padded with zeros to whole blocks of 64, then a record.

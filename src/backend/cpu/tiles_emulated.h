@@ -1,6 +1,6 @@
 // tiles_amx.h in plain code, so that kernels on tiles are tested where there are none.
 //
-// Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD and TDPBSUD (Intel SDM).
+// Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD, TDPBSUD and TDPBF16PS (Intel SDM).
 // Tiles are a thread's own.
 #pragma once
 
@@ -63,6 +63,36 @@ void emulated_dp() {
         sum += int32_t{static_cast<int8_t>(x.bytes[m][k])} *
                int32_t{static_cast<Weight>(w.bytes[k / 4][n * 4 + k % 4])};
       }
+      std::memcpy(&sums.bytes[m][n * 4], &sum, 4);
+    }
+  }
+}
+// A denormal counts as zero.
+inline float no_denormal(float v) {
+  return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0.0f, v) : v;
+}
+inline float bf16_at(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return no_denormal(v);
+}
+template <int kTile, int kX, int kW>
+void tile_dp_bf16() {
+  EmulatedTile& sums = emulated_tiles[kTile];
+  const EmulatedTile &x = emulated_tiles[kX], &w = emulated_tiles[kW];
+  for (int m = 0; m < sums.rows; ++m) {
+    for (int n = 0; n < 16; ++n) {
+      float sum, of[2] = {};  // of even numbers and of odd ones
+      std::memcpy(&sum, &sums.bytes[m][n * 4], 4);
+      for (int k = 0; k < x.row_bytes / 2; ++k) {
+        const float product_of[] = {bf16_at(&x.bytes[m][k * 2]),
+                                    bf16_at(&w.bytes[k / 2][n * 4 + k % 2 * 2])};
+        of[k % 2] = no_denormal(__builtin_fmaf(product_of[0], product_of[1], of[k % 2]));
+      }
+      sum = no_denormal(no_denormal(sum) + no_denormal(of[0] + of[1]));
       std::memcpy(&sums.bytes[m][n * 4], &sum, 4);
     }
   }

@@ -172,36 +172,30 @@ inline std::vector<double> rounded_q4_0(const std::vector<uint8_t>& row, int64_t
   return w;
 }
 
-// The same of Q4_K: with the minima, of a row's 256 numbers the largest is 125 bytes' units; scales
-// become eighths of such units, products and minima whole ones.
-inline std::vector<double> rounded_q4_k(const std::vector<uint8_t>& row, int64_t cols) {
-  std::vector<double> w(static_cast<size_t>(cols));
-  for (int64_t b = 0; b < cols / 256; ++b) {
-    const uint8_t* const block = row.data() + b * 144;
-    const uint8_t* const s = block + 4;
-    const auto d = static_cast<float>(half_at(block)),
-               dmin = static_cast<float>(half_at(block + 2));
-    float scale[8], low[8], most = 0.0f;
-    for (int g = 0; g < 8; ++g) {
-      scale[g] = static_cast<float>(g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4);
-      low[g] = static_cast<float>(g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4);
-      const float high = std::fma(scale[g], d * 15.0f, -low[g] * dmin);
-      most = std::max({most, std::fabs(high), std::fabs(low[g] * dmin)});
-    }
-    const float inverse = most > 0.0f ? 125.0f / most : 0.0f, unit = most * (1.0f / 125.0f);
-    for (int i = 0; i < 256; ++i) {
-      const int g = i / 32, number = block[16 + g / 2 * 32 + i % 32] >> (g % 2 * 4) & 15;
-      const double eighths = std::nearbyint(double{scale[g]} * double{d * 8.0f * inverse});
-      const double min = std::nearbyint(double{low[g]} * double{dmin * inverse});
-      w[static_cast<size_t>(b * 256 + i)] =
-          (std::floor((eighths * number + 4.0) / 8.0) - min) * double{unit};
-    }
-  }
-  return w;
+// The nearest BF16, halves rounded up.
+inline double bf16_of(double v) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(v));
+  return static_cast<double>(bf16_to_f32(static_cast<uint16_t>((bits + 0x8000) >> 16)));
 }
-inline std::vector<double> rounded_weights_of(Format f, const std::vector<uint8_t>& row,
-                                              int64_t cols) {
-  return f == Format::kQ4_0 ? rounded_q4_0(row, cols) : rounded_q4_k(row, cols);
+
+// The same of Q4_K times x: a scale times its number is a quarter of that, rounded; minima are
+// BF16, and so is what they are multiplied by.
+inline double rounded_q4_k_product(const std::vector<uint8_t>& row, const std::vector<double>& x) {
+  double sum = 0.0, of_group = 0.0;
+  for (size_t k = 0; k < x.size(); ++k) {
+    const uint8_t* const block = row.data() + k / 256 * 144;
+    const uint8_t* const s = block + 4;
+    const size_t g = k % 256 / 32;
+    const int scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
+    const int low = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
+    const int number = block[16 + g / 2 * 32 + k % 32] >> (g % 2 * 4) & 15;
+    sum += half_at(block) * 4.0 * ((scale * number + 2) / 4) * x[k];
+    of_group += x[k];
+    if (k % 32 < 31) continue;
+    sum -= bf16_of(half_at(block + 2) * low) * bf16_of(of_group);
+    of_group = 0.0;
+  }
+  return sum;
 }
 
 // What the products take a stored row for.
