@@ -68,7 +68,20 @@ inline void expect_same_bits(const std::vector<float>& got, const std::vector<fl
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << what;
 }
 
-// Alone, together, whole and in chunks.
+// The rows of `all`, logits of every position, that are wanted.
+inline std::vector<float> rows_of(const std::vector<float>& all, const Ids& ids,
+                                  Runner::Wanted wanted) {
+  const auto vocab = static_cast<int64_t>(all.size() / ids.size());
+  std::vector<float> rows;
+  for (int32_t p = 0; p < std::ssize(ids); ++p) {
+    const auto row = all.begin() + p * vocab;
+    if (wanted(ids, p)) rows.insert(rows.end(), row, row + vocab);
+  }
+  return rows;
+}
+
+// Alone, together, whole and in chunks; and if logits are wanted of some tokens only, as when a
+// prompt is read: the last, the last three, and some in the midst.
 inline void expect_batch_changes_no_bit(Runner& runner, const std::vector<Case>& cases,
                                         const std::string& what) {
   std::vector<Ids> sequences;
@@ -82,6 +95,21 @@ inline void expect_batch_changes_no_bit(Runner& runner, const std::vector<Case>&
     for (size_t s = 0; s < sequences.size(); ++s) {
       expect_same_bits(together[s], alone[s],
                        fmt::format("{}: sequence {} in chunks of {}", what, s, chunk));
+    }
+  }
+  constexpr Runner::Wanted kSome[] = {
+      [](const Ids& ids, int32_t p) { return p + 1 == std::ssize(ids); },
+      [](const Ids& ids, int32_t p) { return p + 3 >= std::ssize(ids); },
+      [](const Ids&, int32_t p) { return p % 4 == 1; },
+  };
+  for (const Runner::Wanted wanted : kSome) {
+    for (const int chunk : {0, 5}) {
+      const auto some = runner.run(sequences, chunk, static_cast<uint32_t>(40 + chunk), wanted);
+      for (size_t s = 0; s < sequences.size(); ++s) {
+        expect_same_bits(some[s], rows_of(alone[s], sequences[s], wanted),
+                         fmt::format("{}: sequence {}'s logits {} in chunks of {}", what, s,
+                                     &wanted - kSome, chunk));
+      }
     }
   }
 }

@@ -56,10 +56,14 @@ class Runner {
   Model& model() { return *model_; }
   int vocab() const { return model_->spec().vocab_size; }
 
-  // The logits of every position of each sequence, [length, vocab]. Each step takes the next
-  // `chunk` tokens of every sequence that has some left (0: all at once).
+  // Whether logits are wanted of a position of a sequence.
+  using Wanted = bool (*)(const Ids& sequence, int32_t position);
+  static bool every(const Ids&, int32_t) { return true; }
+
+  // The logits of every position of each sequence that is wanted, [positions, vocab]. Each step
+  // takes the next `chunk` tokens of every sequence that has some left (0: all at once).
   std::vector<std::vector<float>> run(const std::vector<Ids>& sequences, int chunk,
-                                      uint32_t seed = 1) {
+                                      uint32_t seed = 1, Wanted wanted = every) {
     allocate(sequences, seed);
     std::vector<std::vector<float>> logits(sequences.size());
     std::vector<int32_t> done(sequences.size(), 0);
@@ -73,14 +77,15 @@ class Runner {
         counts.push_back(chunk > 0 ? std::min(chunk, left) : left);
       }
       if (members.empty()) return logits;
-      const std::vector<float> out = step(sequences, members, counts, done);
-      int64_t row = 0;
+      const std::vector<float> out = step(sequences, members, counts, done, wanted);
+      const float* row = out.data();
       for (size_t m = 0; m < members.size(); ++m) {
         const auto s = static_cast<size_t>(members[m]);
-        const float* first = out.data() + row * vocab();
-        logits[s].insert(logits[s].end(), first, first + int64_t{counts[m]} * vocab());
-        row += counts[m];
-        done[s] += counts[m];
+        for (const int32_t end = done[s] + counts[m]; done[s] < end; ++done[s]) {
+          if (!wanted(sequences[s], done[s])) continue;
+          logits[s].insert(logits[s].end(), row, row + vocab());
+          row += vocab();
+        }
       }
     }
   }
@@ -145,13 +150,16 @@ class Runner {
   }
 
   std::vector<float> step(const std::vector<Ids>& sequences, const std::vector<int>& members,
-                          const std::vector<int32_t>& counts, const std::vector<int32_t>& done) {
+                          const std::vector<int32_t>& counts, const std::vector<int32_t>& done,
+                          Wanted wanted = every) {
     ForwardBatch batch;
     batch.query_start.push_back(0);
     for (size_t m = 0; m < members.size(); ++m) {
       const auto s = static_cast<size_t>(members[m]);
       for (int32_t i = 0; i < counts[m]; ++i) {
-        batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+        if (wanted(sequences[s], done[s] + i)) {
+          batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+        }
         batch.token_ids.push_back(sequences[s][static_cast<size_t>(done[s] + i)]);
         batch.positions.push_back(done[s] + i);
       }

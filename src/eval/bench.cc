@@ -1,6 +1,7 @@
 #include "eval/bench.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <string_view>
@@ -10,6 +11,18 @@ namespace {
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
+}
+
+// The layer that a weight's name says: its first part that is a number; -1: none.
+int layer_of(std::string_view name) {
+  while (!name.empty()) {
+    const std::string_view part = name.substr(0, name.find('.'));
+    int layer = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), layer);
+    if (error == std::errc() && end == part.data() + part.size()) return layer;
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+  }
+  return -1;
 }
 
 // Some tokens, always the same; the time does not depend on which.
@@ -104,6 +117,7 @@ ModelWork model_work(const Model& model) {
                                             static_cast<double>(std::max(1, moe->routing.experts))
                                       : 1.0;
   ModelWork work;
+  const int last = static_cast<int>(spec.layers.size()) - 1;
   bool embedding = true;  // the first matrix with a row a token is the table, and the head if tied
   for (const Model::WeightInfo& w : model.weights()) {
     const double count = static_cast<double>(w.rows) * static_cast<double>(w.cols);
@@ -122,7 +136,18 @@ ModelWork model_work(const Model& model) {
         (contains(w.name, "experts") || contains(w.name, "exps")) && !contains(w.name, "shared");
     work.layer_weights += expert ? share * count : count;
     work.layer_bytes += expert ? share * bytes : bytes;
+    if (layer_of(w.name) != last) continue;
+    work.last_weights += expert ? share * count : count;
+    work.last_bytes += expert ? share * bytes : bytes;
   }
+  const AttentionSpec& a = spec.layers.back().attention;
+  const bool mla = a.kind == AttentionSpec::Kind::kMla;
+  const double keys =
+      static_cast<double>(mla ? a.kv_rank + a.rope_dim : a.kv_heads * (a.head_dim + a.value_dim)) *
+      spec.hidden_size;
+  const double left = work.last_weights > keys ? 1.0 - keys / work.last_weights : 0.0;
+  work.last_weights *= left;
+  work.last_bytes *= left;
   return work;
 }
 
@@ -138,14 +163,16 @@ BenchWork work_of(const Session& session, const BenchTest& test) {
   const double n = test.sequences;
   const double steps = n * std::ceil(prompt / batch);
   BenchWork work;
-  work.bytes = steps * m.layer_bytes + (prompt > 0 ? n * m.head_bytes : 0.0) +
+  const double ends = prompt > 0 ? n : 0.0;  // steps in which a prompt ends
+  work.bytes = steps * m.layer_bytes - (steps - ends) * m.last_bytes + ends * m.head_bytes +
                generate * (m.layer_bytes + m.head_bytes) +
                n * kv_bytes *
                    (prompt * (depth + prompt / 2.0) / std::max(1.0, std::min(batch, prompt)) +
                     generate * (depth + prompt + generate / 2.0));
-  work.operations = 2.0 * n *
-                    ((prompt + generate) * m.layer_weights +
-                     ((prompt > 0 ? 1.0 : 0.0) + generate) * m.head_weights);
+  work.operations =
+      2.0 * n *
+      ((prompt + generate) * m.layer_weights - std::max(0.0, prompt - 1.0) * m.last_weights +
+       ((prompt > 0 ? 1.0 : 0.0) + generate) * m.head_weights);
   return work;
 }
 

@@ -31,6 +31,9 @@ struct BenchTest {
 struct ModelWork {
   double layer_weights = 0.0;
   double layer_bytes = 0.0;
+  // Of these, the last layer's behind its keys and values: nothing for tokens without logits.
+  double last_weights = 0.0;
+  double last_bytes = 0.0;
   double head_weights = 0.0;
   double head_bytes = 0.0;
   int64_t parameters = 0;  // of all matrices

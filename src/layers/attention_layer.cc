@@ -30,10 +30,15 @@ const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
   return first;
 }
 
+ops::AttentionBatch batch_of(const Step& step, int layer) {
+  return step.batch.attention(step.cache.group_of(layer));
+}
+
 namespace {
 
-void qk_norm(Step& step, const AttentionSpec& spec, const NormWeights& w, const Matrix& x,
-             int heads) {
+// Queries or keys.
+void norm_and_rotate(Step& step, const AttentionSpec& spec, const NormWeights& w, const Matrix& x,
+                     int heads) {
   const ops::Norm norm = norm_of(spec.qk_norm_spec, w);
   switch (spec.qk_norm) {
     case QkNorm::kNone:
@@ -48,31 +53,46 @@ void qk_norm(Step& step, const AttentionSpec& spec, const NormWeights& w, const 
       step.ops.norm(x, x, norm);
       break;
   }
+  if (spec.rope < 0) return;
+  const RopeSpec& rope = step.spec.ropes[static_cast<size_t>(spec.rope)];
+  step.ops.rope(x, heads, spec.head_dim, 0, rope.rotary_dim, rope.interleaved,
+                step.cos_sin[static_cast<size_t>(spec.rope)]);
 }
 
 }  // namespace
+
+void gqa_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x) {
+  const Scratch scratch(step.arena);
+  const AttentionSpec& spec = step.spec.layers[static_cast<size_t>(layer)].attention;
+  const Matrix k = step.arena.matrix(x.rows, int64_t{spec.kv_heads} * spec.head_dim);
+  const Matrix v = step.arena.matrix(x.rows, int64_t{spec.kv_heads} * spec.value_dim);
+  const ops::Product products[] = {product_of(w.k, k), product_of(w.v, v)};
+  step.ops.matmul(x, products);
+  norm_and_rotate(step, spec, w.k_norm, k, spec.kv_heads);
+  step.ops.store_kv(step.cache.layer(layer), k, v, batch_of(step, layer));
+}
 
 void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
                    const Into& into) {
   const AttentionSpec& spec = step.spec.layers[static_cast<size_t>(layer)].attention;
   const Scratch scratch(step.arena);
   const int64_t tokens = x.rows;
-  const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
-  const Matrix k = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.head_dim);
-  const Matrix v = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.value_dim);
-  const ops::Product products[] = {product_of(w.q, q), product_of(w.k, k), product_of(w.v, v)};
-  step.ops.matmul(x, products);
-  qk_norm(step, spec, w.q_norm, q, spec.heads);
-  qk_norm(step, spec, w.k_norm, k, spec.kv_heads);
-  if (spec.rope >= 0) {
-    const RopeSpec& rope = step.spec.ropes[static_cast<size_t>(spec.rope)];
-    const float* cos_sin = step.cos_sin[static_cast<size_t>(spec.rope)];
-    step.ops.rope(q, spec.heads, spec.head_dim, 0, rope.rotary_dim, rope.interleaved, cos_sin);
-    step.ops.rope(k, spec.kv_heads, spec.head_dim, 0, rope.rotary_dim, rope.interleaved, cos_sin);
-  }
   const ops::KvView cache = step.cache.layer(layer);
-  const ops::AttentionBatch batch = step.batch.attention(step.cache.group_of(layer));
-  step.ops.store_kv(cache, k, v, batch);
+  const ops::AttentionBatch batch = batch_of(step, layer);
+  const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
+  if (!step.stored) {
+    const Matrix k = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.head_dim);
+    const Matrix v = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.value_dim);
+    const ops::Product products[] = {product_of(w.q, q), product_of(w.k, k), product_of(w.v, v)};
+    step.ops.matmul(x, products);
+    norm_and_rotate(step, spec, w.q_norm, q, spec.heads);
+    norm_and_rotate(step, spec, w.k_norm, k, spec.kv_heads);
+    step.ops.store_kv(cache, k, v, batch);
+  } else {
+    const ops::Product products[] = {product_of(w.q, q)};
+    step.ops.matmul(x, products);
+    norm_and_rotate(step, spec, w.q_norm, q, spec.heads);
+  }
   const Matrix mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
   step.ops.attention(mixed, q, cache, batch,
                      {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data(),

@@ -50,6 +50,12 @@ struct ForwardBatch {
   }
 };
 
+// The rows of a batch whose logits are wanted as a batch of their own: queries at the ends of the
+// same contexts, whose keys and values the whole batch stores. Of the tables only those of `group`
+// are there. False, with `to` in no order, where all rows are wanted or some are not the last of
+// their sequence.
+bool take_logit_rows(const ForwardBatch& batch, int group, ForwardBatch& to);
+
 // Where a step's results go, in the host's memory.
 struct StepResults {
   static constexpr int32_t kSeeLogits = ops::SampleRow::kSeeLogits;

@@ -12,12 +12,16 @@ namespace freshet {
 Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
     : spec_(std::move(spec)), weights_(std::move(weights)), infos_(std::move(infos)), ops_(ops) {
   cos_sin_.resize(spec_.ropes.size());
+  last_cos_sin_.resize(spec_.ropes.size());
 }
 
 size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
   const int64_t hidden = spec_.hidden_size;
-  size_t fixed = matrix_bytes(tokens, hidden);  // the residual stream
-  for (const RopeSpec& rope : spec_.ropes) fixed += matrix_bytes(tokens, rope.rotary_dim);
+  // The residual stream, and that of the rows a last layer goes on with.
+  size_t fixed = matrix_bytes(tokens, hidden) + matrix_bytes(logit_rows, hidden);
+  for (const RopeSpec& rope : spec_.ropes) {
+    fixed += matrix_bytes(tokens, rope.rotary_dim) + matrix_bytes(logit_rows, rope.rotary_dim);
+  }
   // The most that is taken on top of that at once: by the look-up, a layer or the head.
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
                 matrix_bytes(tokens, hidden);
@@ -68,15 +72,16 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   return l;
 }
 
-// What a device gets of a step: five arrays of tokens or rows, block tables, what becomes of rows.
-// No step has more sequences than it may have rows of logits.
+// What a device gets of a step: five arrays of tokens or rows, block tables, what becomes of rows;
+// three arrays and a table of what the last layer goes on with. No step has more sequences than it
+// may have rows of logits.
 size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
   constexpr size_t kLists = size_t{5} << 20;  // samplers' lists, and what rounding takes
   const int64_t blocks =
       (context / ops::kBlockTokens + 2 * kTablePiece) / kTablePiece * kTablePiece;
   const auto groups = std::ssize(kv_cache_spec(spec_, ops::KvType::kF16).groups);
   return kLists + sizeof(int32_t) * static_cast<size_t>(
-                                        5 * tokens + logit_rows * (blocks * groups +
+                                        5 * tokens + logit_rows * (blocks * (groups + 1) + 4 +
                                                                    int64_t{ops::kSampleRowWords}));
 }
 
@@ -173,10 +178,17 @@ void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, co
 
 namespace {
 
+// Of what is normalised in front of attention.
+enum class Reads { kAll, kQueries, kKeysAndValues };
+
 const ops::Weight* reader_of_attention(const ops::Ops& ops, int64_t rows, const AttentionSpec& spec,
-                                       const AttentionWeights& w) {
-  if (spec.kind != AttentionSpec::Kind::kMla) return reader_of(ops, rows, {&w.q, &w.k, &w.v});
-  return reader_of(ops, rows, {spec.q_rank > 0 ? &w.q_down : &w.q, &w.kv_down});
+                                       const AttentionWeights& w, Reads reads) {
+  const bool mla = spec.kind == AttentionSpec::Kind::kMla;
+  const Linear* const q = mla && spec.q_rank > 0 ? &w.q_down : &w.q;
+  if (reads == Reads::kQueries) return reader_of(ops, rows, {q});
+  const bool all = reads == Reads::kAll;
+  if (mla) return reader_of(ops, rows, {all ? q : &w.kv_down, &w.kv_down});
+  return reader_of(ops, rows, {all ? q : &w.k, &w.k, &w.v});
 }
 
 const ops::Weight* reader_of_mlp(const ops::Ops& ops, int64_t rows, const LayerSpec& spec,
@@ -192,36 +204,58 @@ const ops::Weight* reader_of_mlp(const ops::Ops& ops, int64_t rows, const LayerS
 
 }  // namespace
 
-void Decoder::run_layer(Step& step, int layer, const Matrix& x) {
+// The residual stream x behind the layer. With `last`, the step of the rows whose logits are
+// wanted, other rows end with their keys and values, and the stream of those rows is another.
+Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const Scratch scratch(arena_);
-  const auto normed = [&](const std::optional<NormSpec>& norm, const NormWeights& weights,
-                          const ops::Weight* reader) {
-    if (!norm) return x;
-    const Matrix out = arena_.matrix(x.rows, x.cols);
-    ops_.norm(out, x, norm_of(*norm, weights), reader);
+  const auto normed = [&](const Matrix& rows, const std::optional<NormSpec>& norm,
+                          const NormWeights& weights, const ops::Weight* reader) {
+    if (!norm) return rows;
+    const Matrix out = arena_.matrix(rows.rows, rows.cols);
+    ops_.norm(out, rows, norm_of(*norm, weights), reader);
     return out;
   };
-  if (spec.parallel) {
-    // Both inputs before either branch adds to x.
-    const Matrix in = normed(spec.attention_norms.in, w.attention_norms.in, nullptr);
-    const Matrix mlp_in =
-        spec.mlp_norms.in ? normed(spec.mlp_norms.in, w.mlp_norms.in, nullptr) : in;
-    branch(step, layer, true, in, x);
-    branch(step, layer, false, mlp_in, x);
-  } else {
-    const auto run = [&](bool attention, const BranchNorms& norms,
-                         const BranchNormWeights& norm_weights, const ops::Weight* reader) {
+  const auto attention_in = [&](const Matrix& rows, Reads reads) {
+    const ops::Weight* const reader =
+        spec.parallel ? nullptr
+                      : reader_of_attention(ops_, rows.rows, spec.attention, w.attention, reads);
+    return normed(rows, spec.attention_norms.in, w.attention_norms.in, reader);
+  };
+  Matrix stream = x;
+  Step& on = last != nullptr ? *last : step;
+  if (last != nullptr) {
+    stream = arena_.matrix(last->batch.tokens(), x.cols);
+    {
       const Scratch own(arena_);
-      branch(step, layer, attention, normed(norms.in, norm_weights.in, reader), x);
-    };
-    run(true, spec.attention_norms, w.attention_norms,
-        reader_of_attention(ops_, x.rows, spec.attention, w.attention));
-    run(false, spec.mlp_norms, w.mlp_norms, reader_of_mlp(ops_, x.rows, spec, w));
+      const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
+      (mla ? mla_store : gqa_store)(step, layer, w.attention,
+                                    attention_in(x, Reads::kKeysAndValues));
+    }
+    if (stream.rows == 0) return stream;
+    ops_.gather_rows(stream, x, step.batch.logit_rows);
   }
+  const Reads reads = on.stored ? Reads::kQueries : Reads::kAll;
+  const Scratch scratch(arena_);
+  if (spec.parallel) {
+    // Both inputs before either branch adds to the stream.
+    const Matrix in = attention_in(stream, reads);
+    const Matrix mlp_in =
+        spec.mlp_norms.in ? normed(stream, spec.mlp_norms.in, w.mlp_norms.in, nullptr) : in;
+    branch(on, layer, true, in, stream);
+    branch(on, layer, false, mlp_in, stream);
+    return stream;
+  }
+  {
+    const Scratch own(arena_);
+    branch(on, layer, true, attention_in(stream, reads), stream);
+  }
+  const ops::Weight* const reader = reader_of_mlp(ops_, stream.rows, spec, w);
+  branch(on, layer, false, normed(stream, spec.mlp_norms.in, w.mlp_norms.in, reader), stream);
+  return stream;
 }
 
+// x: the residual stream of all rows, or of those whose logits are wanted.
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
@@ -261,19 +295,25 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
   if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
 }
 
-void Decoder::run(Step& step, const Matrix& logits, const Matrix& hidden) {
-  const ForwardBatch& batch = step.batch;
+void Decoder::rope_tables(const std::vector<int32_t>& positions,
+                          std::vector<const float*>& tables) {
+  if (positions.empty()) return;
   for (size_t r = 0; r < spec_.ropes.size(); ++r) {
-    auto* table = arena_.allocate_array<float>(batch.tokens() * spec_.ropes[r].rotary_dim);
+    auto* table = arena_.allocate_array<float>(std::ssize(positions) * spec_.ropes[r].rotary_dim);
     const Vector& frequencies = frequencies_[r];
-    ops_.rope_table(table, batch.positions,
-                    {frequencies.data(), static_cast<size_t>(frequencies.size)},
+    ops_.rope_table(table, positions, {frequencies.data(), static_cast<size_t>(frequencies.size)},
                     spec_.ropes[r].attention_factor);
-    cos_sin_[r] = table;
+    tables[r] = table;
   }
-  const Matrix x = embed(step);
-  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
-    run_layer(step, static_cast<int>(layer), x);
+}
+
+void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden) {
+  rope_tables(step.batch.positions, step.cos_sin);
+  if (last != nullptr) rope_tables(last->batch.positions, last->cos_sin);
+  Matrix x = embed(step);
+  const auto layers = static_cast<int>(spec_.layers.size());
+  for (int layer = 0; layer < layers; ++layer) {
+    x = run_layer(step, layer, x, layer + 1 == layers ? last : nullptr);
   }
   write_logits(step, x, logits, hidden);
 }
@@ -341,7 +381,10 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
       {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
   const bool takes = apart && !batch.ids_from.empty();
   const bool draws = best != nullptr && !batch.samples.empty();
-  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws, takes});
+  const int last_group = cache.group_of(static_cast<int>(spec_.layers.size()) - 1);
+  const bool narrows = !wants_states && take_logit_rows(batch, last_group, last_);
+  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws, takes,
+                    narrows ? last_.sequences() : -1});
   for (const BlockTables& table : batch.tables) {
     step_arrays_.push_back(table.ids);
     step_key_.push_back(table.stride);
@@ -349,13 +392,21 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   for (size_t layer = 0; apart && layer < spec_.layers.size(); ++layer) {
     step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
   }
+  if (narrows) {
+    for (const std::vector<int32_t>* array :
+         {&last_.positions, &last_.query_start, &last_.context_len,
+          &last_.tables[static_cast<size_t>(last_group)].ids}) {
+      step_arrays_.push_back(*array);
+    }
+  }
   if (takes) step_arrays_.push_back(batch.ids_from);
   step_arrays_.push_back(batch.samples);  // last: what stands in front is of known size
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
+  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
   const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
-    run(step, logits, states);
+    run(step, narrows ? &last : nullptr, logits, states);
     if (best == nullptr || rows == 0) return;
     if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
     ops_.argmax(logits, best);

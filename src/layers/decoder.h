@@ -34,9 +34,10 @@ class Decoder final : public Model {
   size_t input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const;
   ops::Ops::ShapeLimits limits(int64_t tokens, int64_t context) const;
   Matrix embed(Step& step);
-  void run_layer(Step& step, int layer, const Matrix& x);
+  void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
+  Matrix run_layer(Step& step, int layer, const Matrix& x, Step* last);
   void branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x);
-  void run(Step& step, const Matrix& logits, const Matrix& hidden);
+  void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
@@ -54,6 +55,9 @@ class Decoder final : public Model {
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
   std::vector<const float*> cos_sin_;  // [ropes], of the step
+  // What of the step the last layer goes on with, once all keys and values are stored.
+  ForwardBatch last_;
+  std::vector<const float*> last_cos_sin_;
 };
 
 }  // namespace freshet

@@ -21,6 +21,7 @@ struct Step {
   const KvStorage& cache;
   Arena& arena;
   std::vector<const float*>& cos_sin;  // [ropes]: [tokens, 2, rotary_dim / 2]
+  bool stored = false;                 // attention finds its tokens' keys and values in the cache
 };
 
 // How a branch ends: out = [out +] scale * branch.
@@ -56,13 +57,18 @@ ops::Product product_of(const Linear& linear, const Into& into);
 const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
                              std::initializer_list<const Linear*> products);
 
-// attention_layer.cc: queries, keys and values of equal heads.
+// A layer's.
+ops::AttentionBatch batch_of(const Step& step, int layer);
+
+// attention_layer.cc: queries, keys and values of equal heads; or keys and values alone.
 void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
                    const Into& into);
+void gqa_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mla.cc: multi-head latent attention, absorbed: scores are taken against the latent itself.
 void mla_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
                    const Into& into);
+void mla_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
 size_t mla_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mlp.cc
 void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, const Into& into);

@@ -1,0 +1,52 @@
+#include "layers/batch.h"
+
+#include <gtest/gtest.h>
+
+namespace freshet {
+namespace {
+
+// Three sequences of 3, 1 and 2 tokens in two groups.
+ForwardBatch three(std::vector<int32_t> logit_rows) {
+  ForwardBatch b;
+  b.token_ids = {10, 11, 12, 20, 30, 31};
+  b.positions = {4, 5, 6, 0, 8, 9};
+  b.query_start = {0, 3, 4, 6};
+  b.context_len = {7, 1, 10};
+  b.tables = {{{1, 2, 3, 4, 5, 6}, 2}, {{-1, 7, -1, 8, -1, 9}, 2}};
+  b.logit_rows = std::move(logit_rows);
+  return b;
+}
+
+TEST(LogitRows, AreTheEndsOfTheirSequences) {
+  ForwardBatch to;
+  ASSERT_TRUE(take_logit_rows(three({1, 2, 5}), 1, to));
+  EXPECT_EQ(to.token_ids, (std::vector<int32_t>{11, 12, 31}));
+  EXPECT_EQ(to.positions, (std::vector<int32_t>{5, 6, 9}));
+  EXPECT_EQ(to.query_start, (std::vector<int32_t>{0, 2, 3}));
+  EXPECT_EQ(to.context_len, (std::vector<int32_t>{7, 10}));
+  ASSERT_EQ(to.tables.size(), 2u);
+  EXPECT_EQ(to.tables[1].ids, (std::vector<int32_t>{-1, 7, -1, 9}));
+  EXPECT_EQ(to.tables[1].stride, 2);
+}
+
+TEST(LogitRows, ForgetTheBatchBefore) {
+  ForwardBatch to;
+  ASSERT_TRUE(take_logit_rows(three({2, 3, 5}), 0, to));
+  ASSERT_TRUE(take_logit_rows(three({3}), 0, to));
+  EXPECT_EQ(to.positions, (std::vector<int32_t>{0}));
+  EXPECT_EQ(to.tables[0].ids, (std::vector<int32_t>{3, 4}));
+  ASSERT_TRUE(take_logit_rows(three({}), 0, to));
+  EXPECT_EQ(to.sequences(), 0);
+  EXPECT_EQ(to.tokens(), 0);
+  EXPECT_TRUE(to.tables[0].ids.empty());
+}
+
+TEST(LogitRows, AreNoBatchWhereAllAreWantedOrOneInTheMidst) {
+  ForwardBatch to;
+  EXPECT_FALSE(take_logit_rows(three({0, 1, 2, 3, 4, 5}), 0, to));
+  EXPECT_FALSE(take_logit_rows(three({0, 2}), 0, to));
+  EXPECT_FALSE(take_logit_rows(three({4}), 0, to));
+}
+
+}  // namespace
+}  // namespace freshet
