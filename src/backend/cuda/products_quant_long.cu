@@ -2,8 +2,9 @@
 // tile of 16 rows a block.
 //
 // Two blocks a multiprocessor, and each of a block's eight warps has a leaf of the tile and a ring
-// of its own. The first stage is values in registers before the kernel in front has ended, and the
-// code behind it knows no edges. The bits are those of products.cu.
+// of its own. The first stage is values in registers before the kernel in front has ended, or,
+// where that gains more, there is one loop for all stages. The code knows no edges. The bits are
+// those of products.cu.
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
@@ -26,6 +27,24 @@ struct Long {
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
 };
+
+// Has all that a warp reads of a token brought into L1 at once: `steps` of it from the `first` on.
+inline constexpr int kLines = 4;
+__device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8_t* act, int first,
+                                          int steps, int lane) {
+  constexpr int kStep = kAtOnce * 2, kBytes = 512, kSector = 32;
+  const uint8_t* from = act + (first * kStep + lane / 2) * kBytes + lane % 2 * kSector;
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) {
+    if (i * 16 + lane / 2 >= steps * kStep) continue;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(lines[i]) : "l"(from + i * 16 * kBytes));
+  }
+}
+
+// Formats whose first stage is decoded in the loop, too.
+template <class F>
+inline constexpr bool kOneLoop =
+    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K;
 
 template <class F>
 __global__ void __launch_bounds__(256, 2)
@@ -62,7 +81,7 @@ __global__ void __launch_bounds__(256, 2)
       ask(s);
     }
   }
-  int left = steps - R::kStages;  // stages that nobody has asked for
+  int left = steps - R::kStages + 1;  // stages that nobody has asked for, and one
   // Lanes of tokens that are not there read another's.
   const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) +
                           warp * steps * (kAtOnce * 64) + (lane / 4 < tokens ? lane : lane % 4));
@@ -73,48 +92,57 @@ __global__ void __launch_bounds__(256, 2)
     F::decode(piece, i % R::kPieces, lane, a);
   };
   __syncwarp();
-  uint4 ahead[kAtOnce][4];
-  Piece pieces[kAtOnce];
-  const auto decode_first = [&] {
+  constexpr int kTokens = kOneLoop<F> ? 2 : kAtOnce;  // pieces of tokens in registers
+  uint4 b[kTokens][1][2];
+  const auto load_tokens = [&](int i) {
+    b[i % kTokens][0][0] = act[i * 64];
+    b[i % kTokens][0][1] = act[i * 64 + 32];
+  };
+  float before[4];
+  float sum[1][4] = {};
+  uint32_t lines[kLines] = {};
+  const auto begin = [&] {
+    wait();
+    if (threadIdx.x == 0) ended = 1;
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) load_tokens(i);
+    if (kOneLoop<F> && tokens == 1) ask_lines(lines, list.of[0].act, warp * steps, steps, lane);
+    if (warp == 0 && to.real >= 16) to.load(before);
+  };
+  int step = 0, stage = 0, parity = 0;
+  if constexpr (kOneLoop<F>) {
+    begin();
+  } else {
+    uint4 ahead[kAtOnce][4];
+    Piece pieces[kAtOnce];
+    const auto decode_first = [&] {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        take(ring, i, ahead[i], pieces[i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
+      }
+    };
+    // Warp 0 waits for the kernel in front.
+    const bool early = warp > 0 && __all_sync(0xffffffff, landed(barrier, ended));
+    if (early) decode_first();
+    begin();
+    if (!early) {
+      barrier_wait(barrier, 0);
+      decode_first();
+    }
+    act += kAtOnce * 64;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      take(ring, i, ahead[i], pieces[i]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
+      accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
+      load_tokens(i);
     }
-  };
-  // Warp 0 waits for the kernel in front.
-  const bool early = warp > 0 && __all_sync(0xffffffff, landed(barrier, ended));
-  if (early) decode_first();
-  wait();
-  if (threadIdx.x == 0) ended = 1;
-  uint4 b[kAtOnce][1][2];
-  const auto load_tokens = [&](int i) {
-    b[i][0][0] = act[i * 64];
-    b[i][0][1] = act[i * 64 + 32];
-  };
-#pragma unroll
-  for (int i = 0; i < kAtOnce; ++i) load_tokens(i);
-  float before[4];
-  if (warp == 0 && to.real >= 16) to.load(before);
-  if (!early) {
-    barrier_wait(barrier, 0);
-    decode_first();
+    __syncwarp();
+    if (--left > 0 && lane == 0) ask(0);
+    step = stage = 1;
   }
-  float sum[1][4] = {};
-  act += kAtOnce * 64;
-#pragma unroll
-  for (int i = 0; i < kAtOnce; ++i) {
-    accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
-    load_tokens(i);
-  }
-  __syncwarp();
-  if (left > 0 && lane == 0) ask(0);
-  int stage = 1, parity = 0;
 #pragma unroll 1
-  for (int step = 1; step < steps; ++step) {
-    // Tokens of the step after this one; behind the last the same again.
-    if (step + 1 < steps) act += kAtOnce * 64;
+  for (; step < steps; ++step) {
     const uint8_t* at = ring + stage * R::kStageBytes;
     barrier_wait(barrier + stage * kWarps, parity);
 #pragma unroll
@@ -122,8 +150,10 @@ __global__ void __launch_bounds__(256, 2)
       Piece piece;
       uint4 a[4];
       take(at, i, a, piece);
-      accumulate<F, 1>(sum, a, b[i], piece, i % R::kPieces);
-      load_tokens(i);
+      accumulate<F, 1>(sum, a, b[i % kTokens], piece, i % R::kPieces);
+      // Tokens of the step after this one; behind the last the same again.
+      if (i + kTokens == kAtOnce && step + 1 < steps) act += kAtOnce * 64;
+      load_tokens((i + kTokens) % kAtOnce);
     }
     __syncwarp();
     if (--left > 0 && lane == 0) ask(stage);
@@ -132,6 +162,8 @@ __global__ void __launch_bounds__(256, 2)
       parity ^= 1;
     }
   }
+#pragma unroll
+  for (uint32_t& line : lines) asm volatile("" ::"r"(line));
   sums[warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
   __syncthreads();
   if (warp > 0) return;
