@@ -62,6 +62,51 @@ TEST_F(CudaRows, RowOpsAreNearTheReference) {
   }
 }
 
+// What comes next is known from the second time on, and is brought near; it may be gone later.
+TEST_F(CudaRows, WhatComesNextChangesNoBit) {
+  constexpr int64_t kCols = 4096, kMost = 8;
+  using quant::Format;
+  const std::pair<Format, int64_t> cases[] = {{Format::kQ4_0, 4608},
+                                              {Format::kInt4G128, 14336},
+                                              {Format::kQ8_0, 4240},
+                                              {Format::kQ4_K, 4608},
+                                              {Format::kQ6_K, 4608}};
+  for (const auto& [format, rows] : cases) {
+    SCOPED_TRACE(quant::info(format).name);
+    const auto weight = [&, f = format](int64_t n, uint32_t seed) {
+      return std::move(gpu->pack(f, stored(f, n, kCols, seed).rows, kCols)).value();
+    };
+    const ops::Weight o = weight(kCols, 2);
+    ops::Weight gate = weight(rows, 3), up = weight(rows, 4);
+    // Memory that is given back takes along what is known, so there is one place for all results.
+    DeviceFloats x(*gpu, random_floats(kMost * kCols, 1)), out(*gpu, kMost * kCols);
+    DeviceFloats gates(*gpu, static_cast<size_t>(kMost * rows)),
+        ups(*gpu, static_cast<size_t>(kMost * rows));
+    const auto run = [&](int64_t tokens) {
+      const ops::Product p{&o, out.matrix(tokens, kCols)};
+      gpu->matmul(x.matrix(tokens, kCols), {&p, 1});
+    };
+    for (const int64_t tokens : {int64_t{1}, kMost}) {
+      run(tokens);
+      const std::vector<float> want = out.get();
+      for (int turn = 0; turn < 3; ++turn) {
+        const ops::Product both[] = {{&gate, gates.matrix(tokens, rows)},
+                                     {&up, ups.matrix(tokens, rows)}};
+        gpu->matmul(x.matrix(tokens, kCols), both);
+        run(tokens);
+        const std::vector<float> got = out.get();
+        ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+            << tokens << " tokens, turn " << turn;
+      }
+    }
+    const std::vector<float> want = out.get();
+    gate = {};
+    up = {};
+    run(kMost);
+    EXPECT_EQ(out.get(), want);
+  }
+}
+
 // In prompts a warp takes all heads of a token.
 TEST_F(CudaRows, HeadsOfPromptsAreThoseOfTokensAlone) {
   constexpr int kHeads = 5, kDim = 128;

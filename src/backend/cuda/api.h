@@ -22,7 +22,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 22;
+inline constexpr int kApiVersion = 23;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -102,6 +102,12 @@ struct ProductArgs {
   const float* bias;
   float scale;
   int32_t add;
+};
+
+// The products that come behind others, of which two are told.
+struct NextProducts {
+  WeightView of[2];
+  int32_t count;
 };
 
 struct NormArgs {
@@ -286,7 +292,8 @@ struct Api {
   Order (*order_for)(Code code, int64_t tokens);
   int (*encode)(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
                 int64_t rows);
-  int (*products)(const ProductArgs* products, int count, int64_t tokens);
+  // next: nullptr, or what is likely to come next, whose weights may be brought near.
+  int (*products)(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next);
   // Whether gated_products() takes weights of this format and so many rows with so many tokens.
   int (*gated_fits)(Code code, int64_t rows, int64_t cols, int64_t tokens);
   // Products of gate and up (in this order, of one format and size, add 0) that end in the gated

@@ -108,6 +108,8 @@ void CudaDevice::give_back(void* memory) {
   forget_steps();  // they and the tables may hold its address, which others will get
   known_tables_.clear();
   tables_at_ = 0;
+  next_.clear();
+  last_product_ = nullptr;
   api_.release(memory);
 }
 void CudaDevice::copy(void* to, const void* from, size_t bytes) {

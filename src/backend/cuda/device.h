@@ -181,6 +181,7 @@ class CudaDevice final : public ops::Device {
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
   ProductArgs product_args(const Matrix& x, const ops::Product& product);
+  const NextProducts* next_of(std::span<const ops::Product> products);
   bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
   void flush_gated();
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
@@ -214,6 +215,8 @@ class CudaDevice final : public ops::Device {
   // What holds addresses of buffers; declared before these, since one given back clears it.
   std::map<std::vector<int64_t>, Played> steps_;
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
+  std::map<const uint8_t*, NextProducts> next_;  // by the weight of the products before
+  const uint8_t* last_product_ = nullptr;
   size_t tables_at_ = 0;
   Buffer scratch_;
   size_t scratch_at_ = 0;

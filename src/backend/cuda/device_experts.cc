@@ -62,7 +62,7 @@ bool CudaDevice::hold_router(const Matrix& x, std::span<const ops::Product> prod
 void CudaDevice::flush_router() {
   if (!router_.held) return;
   router_.held = false;
-  check(api_.products(&router_.product, 1, router_.x.rows), "products");
+  check(api_.products(&router_.product, 1, router_.x.rows, nullptr), "products");
   if (router_.ids == nullptr) return;
   const Rows rows = rows_of(router_.out);
   check(api_.route(&rows, &router_.routing, router_.ids, router_.weights), "route");
@@ -276,7 +276,7 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
     if (!run_route_one()) {
       args.logits = router_.out.data;
       args.logits_stride = router_.out.stride;
-      check(api_.products(&router_.product, 1, x.rows), "products");
+      check(api_.products(&router_.product, 1, x.rows, nullptr), "products");
     }
   }
   flush();

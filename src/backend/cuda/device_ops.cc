@@ -31,12 +31,28 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
     if (hold_router(x, products)) return;
   }
   flush();
+  const NextProducts* next = next_of(products);
   if (hold_router(x, products) || hold_gated(x, products)) return;
   std::array<ProductArgs, kMaxProducts> args;
   FRESHET_CHECK(products.size() <= args.size(), "{} products at once", products.size());
   for (size_t i = 0; i < products.size(); ++i) args[i] = product_args(x, products[i]);
-  check(api_.products(args.data(), static_cast<int>(products.size()), x.rows), "products");
+  check(api_.products(args.data(), static_cast<int>(products.size()), x.rows, next), "products");
   for (const ops::Product& p : products) wrote(p.out);
+}
+
+// Steps have the same products in the same order: what came behind these the last time comes again,
+// if anything does. It is told to who may bring its weights near, and touches no result.
+const NextProducts* CudaDevice::next_of(std::span<const ops::Product> products) {
+  const ops::Weight* first = products.front().weight;
+  if (last_product_ != nullptr) {
+    NextProducts& next = next_[last_product_];
+    next.count = static_cast<int32_t>(products.size());
+    next.of[0] = view_of(*first);
+    next.of[1] = view_of(*products.back().weight);
+  }
+  last_product_ = first->packed.data();
+  const auto found = next_.find(last_product_);
+  return found != next_.end() ? &found->second : nullptr;
 }
 
 // Gate and up are written nowhere if the gated unit that reads them comes next.
@@ -57,7 +73,7 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
 void CudaDevice::flush_gated() {
   if (!gated_.held) return;
   gated_.held = false;
-  check(api_.products(gated_.products.data(), 2, gated_.tokens), "products");
+  check(api_.products(gated_.products.data(), 2, gated_.tokens, nullptr), "products");
 }
 
 void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
@@ -105,7 +121,7 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
                                           1.0f,
                                           0};
     if (count == kMaxProducts || h + 1 == weights.size()) {
-      check(api_.products(args.data(), count, x.rows), "products");
+      check(api_.products(args.data(), count, x.rows, nullptr), "products");
       count = 0;
     }
   }

@@ -7,7 +7,7 @@ namespace freshet::cuda {
 
 // products.cu
 Order order_for(Code code, int64_t tokens);
-int products(const ProductArgs* products, int count, int64_t tokens);
+int products(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next);
 int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens);
 int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
 int expert_products(const ExpertArgs* args);

@@ -273,7 +273,7 @@ Order order_for(Code code, int64_t tokens) {
   return capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
 }
 
-int products(const ProductArgs* products, int count, int64_t tokens) {
+int products(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next) {
   // Runs of one format share a launch, and some of two.
   for (int first = 0; first < count;) {
     if (pair_begins(products[first].weight.code)) {
@@ -285,6 +285,7 @@ int products(const ProductArgs* products, int count, int64_t tokens) {
       }
     }
     ProductList list = list_of(products + first, count - first);
+    if (first + list.count == count) list.next = next_weights(next, tokens);
     int error = static_cast<int>(cudaErrorInvalidValue);
     if (list.of[0].weight.code == Code::kExactF32) {
       list.count = 1;

@@ -14,10 +14,18 @@ __host__ __device__ inline int leaves(int64_t cols) {
   return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
 }
 
+// Weights that come next: of two matrices so many parts, from there on.
+inline constexpr int kNextPart = 1024;
+struct NextWeights {
+  const uint8_t* from[2];
+  int32_t parts;
+};
+
 struct ProductList {
   ProductArgs of[kMaxProducts];
   int32_t first_block[kMaxProducts + 1];
   int32_t count;
+  NextWeights next;
 };
 
 // A list in which each block takes so many rows.
@@ -275,6 +283,10 @@ int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activat
 bool many_rows_take(const ProductList& list);
 template <class F>
 int run_many_rows(const ProductList& list, int64_t tokens);
+
+// products_next.cu: what is worth bringing near of products that come next. It is touched, and
+// nothing else depends on it.
+NextWeights next_weights(const NextProducts* next, int64_t tokens);
 
 // products_quant_few.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 16;

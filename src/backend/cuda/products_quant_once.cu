@@ -3,8 +3,8 @@
 //
 // Two blocks a multiprocessor have a tile of 16 rows each, or two, and each of a block's eight
 // warps a leaf. All weights are asked for at the start; the first pieces are values in registers
-// before the kernel in front has ended. Tiles end together, a warp each. The bits are those of
-// products.cu.
+// before the kernel in front has ended, and then weights that come next are brought near. Tiles end
+// together, a warp each. The bits are those of products.cu.
 #include "backend/cuda/ahead.cuh"
 #include "backend/cuda/kernels.cuh"
 #include "backend/cuda/products.cuh"
@@ -28,6 +28,24 @@ struct Once {
   static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + kBeside) <= kSharedOfSm);
 };
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Brings what comes next near, to L2, until the kernel in front has ended: memory has time. A part
+// of both matrices at a time, `step` apart, since other kernels' loads are on their way. These are
+// copies to a place that nobody reads, as what prefetches bring is read hardly faster than from
+// memory. How many times; the barrier knows when the last are there. One thread.
+__device__ __forceinline__ int bring(const NextWeights& next, int first, int step, uint8_t* place,
+                                     uint64_t* barrier, const volatile int& ended) {
+  int times = 0;
+  for (int part = first; part < next.parts && ended == 0; part += step, ++times) {
+    barrier_expect(barrier, 2 * kNextPart);
+    bulk_copy(place, next.from[0] + int64_t{part} * kNextPart, kNextPart, barrier);
+    bulk_copy(place, next.from[1] + int64_t{part} * kNextPart, kNextPart, barrier);
+    landed(barrier, ended, times % 2);
+  }
+  return times;
+}
+#endif
+
 // A block's second tile may be in G.
 template <class F, class G = F>
 __global__ void __launch_bounds__(256, 2)
@@ -36,7 +54,7 @@ __global__ void __launch_bounds__(256, 2)
   using R = Once<F>;
   constexpr bool kTwo = F::kCode != G::kCode;
   extern __shared__ __align__(128) uint8_t tiles[];
-  __shared__ uint64_t full[kMost][kWarps];
+  __shared__ uint64_t full[kMost][kWarps], near[kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
   __shared__ volatile int ended;  // the kernel in front
   let_next_start();
@@ -45,6 +63,7 @@ __global__ void __launch_bounds__(256, 2)
   const int count = first + blocks < list.first_block[list.count] ? 2 : 1;
   if (threadIdx.x < kMost * kWarps) {
     barrier_init(&full[0][threadIdx.x], 1);
+    if (threadIdx.x < kWarps) barrier_init(&near[threadIdx.x], 1);
     if (threadIdx.x == 0) ended = 0;
     barriers_ready();
   }
@@ -92,6 +111,13 @@ __global__ void __launch_bounds__(256, 2)
   // Warp 0 waits for the kernel in front.
   const bool early = warp > 0 && __all_sync(0xffffffff, landed(&full[0][warp], ended));
   if (early) decode_first();
+  int brought = 0;
+  if (warp > 0 && lane == 0) {
+    constexpr int kOthers = kWarps - 1;
+    brought = bring(list.next, first * kOthers + warp - 1, blocks * kOthers, tiles + R::kRowBytes,
+                    &near[warp], ended);
+  }
+  __syncwarp();
   wait();
   if (threadIdx.x == 0) ended = 1;
   uint4 b[kLeafPieces][1][2];
@@ -118,6 +144,7 @@ __global__ void __launch_bounds__(256, 2)
     take(F{}, mine, i, a, piece);
     accumulate<F, 1>(sum, a, b[i], piece, i % R::kPieces);
   }
+  if (brought > 0) barrier_wait(&near[warp], (brought - 1) % 2);
   sums[0][warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
   if (count > 1) {
     float second[1][4] = {};
@@ -156,10 +183,11 @@ bool all_once(const ProductList& list) {
 }
 
 template <class F, class G = F>
-int launch_once(const ProductList& list, int64_t tokens) {
+int launch_once(ProductList list, int64_t tokens) {
   const int tiles = list.first_block[list.count], most = 2 * multiprocessors;
   const int second = tiles > most ? max(Once<F>::kRowBytes, Once<G>::kRowBytes) : 0;
-  const int bytes = Once<F>::kRowBytes + second;
+  if (second > 0) list.next = {};  // its place is the second tile's
+  const int bytes = Once<F>::kRowBytes + (list.next.parts > 0 ? kNextPart : second);
   const auto kernel = once_kernel<F, G>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
