@@ -159,9 +159,19 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
+  template <int kTile>
+  FRESHET_INLINE_MEMBER void load(const uint8_t* from) {
+    tile_load<kTile>(from, 64);
+    tile_load_gap();
+  }
+  template <int kTile, int kRow, int kColumn>
+  FRESHET_INLINE_MEMBER void multiply() {
+    tile_dp_i8<kTile, kRow, kColumn>();
+    tile_product_gap();
+  }
   FRESHET_INLINE_MEMBER void load_rows(const uint8_t* q) {
-    tile_load<4>(q, 64);
-    tile_load<5>(q + kTileBytes, 64);
+    load<4>(q);
+    load<5>(q + kTileBytes);
   }
   // The sums of a block of keys in tiles kSet and the next.
   template <int kSet>
@@ -170,11 +180,11 @@ class TiledAttention : SplitMerger<Avx512> {
     tile_zero<kSet + 1>();
     for (int64_t i = 0; i < key_tiles_; ++i, q += kPlanes, k += kPlanes) {
       if (key_tiles_ > 1) load_rows(q);
-      tile_load<6>(k, 64);
-      tile_dp_i8<kSet, 4, 6>();
-      tile_dp_i8<kSet + 1, 5, 6>();
-      tile_load<7>(k + kTileBytes, 64);
-      tile_dp_i8<kSet + 1, 4, 7>();
+      load<6>(k);
+      multiply<kSet, 4, 6>();
+      multiply<kSet + 1, 5, 6>();
+      load<7>(k + kTileBytes);
+      multiply<kSet + 1, 4, 7>();
     }
     tile_store<kSet>(sums);
     tile_store<kSet + 1>(sums + 256);
@@ -329,17 +339,17 @@ class TiledAttention : SplitMerger<Avx512> {
     for (int c = g.from / kChunk; c * kChunk < g.to; ++c) {
       const uint8_t* const v = values_ + (c * value_tiles_ + f) * kPlanes;
       load_rows(weights_ + c * kPlanes);
-      tile_load<6>(v, 64);
-      tile_dp_i8<0, 4, 6>();
-      tile_dp_i8<1, 5, 6>();
-      tile_load<7>(v + kTileBytes, 64);
-      tile_dp_i8<1, 4, 7>();
+      load<6>(v);
+      multiply<0, 4, 6>();
+      multiply<1, 5, 6>();
+      load<7>(v + kTileBytes);
+      multiply<1, 4, 7>();
       if (!two) continue;
-      tile_load<6>(v + kPlanes, 64);
-      tile_dp_i8<2, 4, 6>();
-      tile_dp_i8<3, 5, 6>();
-      tile_load<7>(v + kPlanes + kTileBytes, 64);
-      tile_dp_i8<3, 4, 7>();
+      load<6>(v + kPlanes);
+      multiply<2, 4, 6>();
+      multiply<3, 5, 6>();
+      load<7>(v + kPlanes + kTileBytes);
+      multiply<3, 4, 7>();
     }
     tile_store<0>(sums_ + kAt * 256);
     tile_store<1>(sums_ + (kAt + 1) * 256);

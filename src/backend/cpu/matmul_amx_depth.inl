@@ -15,7 +15,7 @@ namespace {
 // panels and sums stay in the L2 cache, a step's activations in the L1 cache.
 inline constexpr int64_t kDepthBlocks = 16;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
-inline constexpr int kDepthGroup = 8;
+inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
 inline constexpr int64_t kStreamAhead = 4;  // blocks of each of two panels, to the L1 cache
 inline constexpr int64_t kDepthSums = 4 * kTileInts;  // of a step and two panels
@@ -51,7 +51,7 @@ class DepthPipe {
       : c(call), gate(gate_call), streaming(streams), denormals(usual) {}
 
   // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
-  void run(const DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
+  void run(DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
            bool fresh) {
     const auto run =
         p.step->tiles == 2
@@ -60,6 +60,8 @@ class DepthPipe {
     (this->*run)(p, panel, x_at, blocks, fresh);
     before = p;
     if (p.last) before.sums = finishing;
+    quick = p.last && p.panels == 2 && p.step->plain() && c.gate == nullptr &&
+            ends_plainly(c, p.panel + 1);
   }
   void drain() {
     tile_store<0>(before.sums);
@@ -68,7 +70,7 @@ class DepthPipe {
     tile_store<3>(before.sums + 3 * kTileInts);
     if (before.last) finish_before(0, before.step->count);
     before.sums = finishing;
-    before.last = false;
+    before.last = quick = false;
   }
 
  private:
@@ -82,12 +84,13 @@ class DepthPipe {
       prefetch_near(panel[1] + at + i);
     }
   }
-  // Block b's part of what p fetches.
-  FRESHET_INLINE_MEMBER void fetch_next(const DepthProduct<N>& p, int64_t b, int64_t blocks) {
-    const int64_t end = p.lines * (b + 1) / blocks;
-    for (int64_t i = p.lines * b / blocks; i < end; ++i) {
-      prefetch(p.next[0] + i * kLine);
-      prefetch(p.next[1] + i * kLine);
+  // A block's part of what p fetches, so many lines of which, times blocks, are due.
+  FRESHET_INLINE_MEMBER void fetch_next(DepthProduct<N>& p, int64_t& due, int64_t blocks) {
+    for (due += p.lines; due >= blocks; due -= blocks) {
+      prefetch(p.next[0]);
+      prefetch(p.next[1]);
+      p.next[0] += kLine;
+      p.next[1] += kLine;
     }
   }
   template <int kTile>
@@ -107,6 +110,17 @@ class DepthPipe {
     } else {
       tile_load_once<kTile>(from, kLine);
     }
+    tile_load_gap();
+  }
+  template <int kTile>
+  FRESHET_INLINE_MEMBER void load_tokens(const uint8_t* from, int64_t stride) {
+    tile_load<kTile>(from, stride);
+    tile_load_gap();
+  }
+  template <int kTile, int kX, int kW>
+  FRESHET_INLINE_MEMBER void multiply() {
+    N::template multiply<kTile, kX, kW>();
+    tile_product_gap();
   }
   // Of each block the products of the coarse plane, then those of the fine one.
   template <int kX, int kW, bool kFirst>
@@ -118,38 +132,76 @@ class DepthPipe {
       const int64_t at = plane * p.step->fine + b * 64;
       const bool first = kFirst && plane == 0;
       if (plane == 0) load_panel<6>(panel[0] + b * 1024);
-      tile_load<4>(x[0] + at, stride);
+      load_tokens<4>(x[0] + at, stride);
       if (first) begin<0>(p.sums, fresh);
-      N::template multiply<0, 4, 6>();
+      multiply<0, 4, 6>();
       if (kW == 2 && plane == 0) load_panel<7>(panel[1] + b * 1024);
       if (first) begin<1>(p.sums, fresh);
-      if (kW == 2) N::template multiply<1, 4, 7>();
-      if (kX == 2) tile_load<5>(x[1] + at, stride);
+      if (kW == 2) multiply<1, 4, 7>();
+      if (kX == 2) load_tokens<5>(x[1] + at, stride);
       if (first) begin<2>(p.sums, fresh);
-      if (kX == 2) N::template multiply<2, 5, 6>();
+      if (kX == 2) multiply<2, 5, 6>();
       if (first) begin<3>(p.sums, fresh);
-      if (kX == 2 && kW == 2) N::template multiply<3, 5, 7>();
+      if (kX == 2 && kW == 2) multiply<3, 5, 7>();
     }
   }
   template <int kX, int kW>
-  void tiles(const DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at,
-             int64_t blocks, bool fresh) {
+  void tiles(DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
+             bool fresh) {
     const uint8_t* const x[2] = {p.step->x[0] + x_at, p.step->x[1] + x_at};
+    int64_t lines_due = 0;
     if (streaming) fetch(panel, 0, blocks);
-    fetch_next(p, 0, blocks);
+    fetch_next(p, lines_due, blocks);
     block<kX, kW, true>(p, panel, x, 0, fresh);
+    const auto others = [&](const auto& finish_some) __attribute__((always_inline)) {
+      for (int64_t b = 1; b < blocks; ++b) {
+        if (streaming) fetch(panel, b, blocks);
+        fetch_next(p, lines_due, blocks);
+        block<kX, kW, false>(p, panel, x, b, fresh);
+        finish_some(b);
+      }
+    };
+    if (quick) {
+      if (c.add) {
+        finish_quickly<true>(others);
+      } else {
+        finish_quickly<false>(others);
+      }
+      return;
+    }
     const int left = before.last ? before.step->count : 0;
     int done = 0;
-    for (int64_t b = 1; b < blocks; ++b) {
-      if (streaming) fetch(panel, b, blocks);
-      fetch_next(p, b, blocks);
-      block<kX, kW, false>(p, panel, x, b, fresh);
+    others([&](int64_t b) __attribute__((always_inline)) {
       int due = static_cast<int>(left * b / blocks);
       if (c.gate != nullptr) due &= ~3;  // glu() is told a few at a time
       if (due > done) finish_before(done, due);
       done = due;
-    }
+    });
     if (left > done) finish_before(done, left);
+  }
+  // The product before ends, two tokens a block: two whole panels of a full step, without a bias.
+  template <bool kAdd, class Others>
+  FRESHET_INLINE_MEMBER void finish_quickly(const Others& others) {
+    const typename N::Panel first(c, before.panel), second(c, before.panel + 1);
+    const typename N::Scales& scales = *before.scales;
+    const int64_t stride = c.out_stride;
+    const F32 scale = set_f(c.scale);
+    float* out = c.out + before.step->t0 * stride + before.panel * kPanelRows;
+    int t = 0;
+    const auto two = [&] __attribute__((always_inline)) {
+      const float* sums = finishing + t / kTileRows * 2 * kTileInts + t % kTileRows * kPanelRows;
+      FRESHET_UNROLL
+      for (int i = 0; i < 2; ++i, ++t, out += stride, sums += kPanelRows) {
+        const F32 a = first.result(scales, t, load_f(sums));
+        const F32 b = second.result(scales, t, load_f(sums + kTileInts));
+        finish_plainly<kAdd>(out, a, scale);
+        finish_plainly<kAdd>(out + kPanelRows, b, scale);
+      }
+    };
+    others([&](int64_t) __attribute__((always_inline)) {
+      if (t < 2 * kTileRows) two();
+    });
+    while (t < 2 * kTileRows) two();
   }
   // Tokens [first, last) of the product before.
   __attribute__((noinline)) void finish_before(int first, int last) const {
@@ -190,6 +242,7 @@ class DepthPipe {
   const int64_t bytes = panel_bytes(Packed<typename N::Lines>::kLayout, c.cols);
   alignas(64) float finishing[kDepthSums];  // sums of a last stretch, and what tiles hold at first
   DepthProduct<N> before{nullptr, nullptr, finishing, 0, 0, false, {}, 0};
+  bool quick = false;  // `before` ends as finish_quickly() has it
 };
 
 // The blocks that follow a stretch, in panels so many further on (the next group's, or the same) up
@@ -255,8 +308,7 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
   const int64_t step = few ? at.blocks : kDepthBlocks / N::kPlanes;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
-  int group = few ? 2 * kDepthGroup : kDepthGroup;
-  if (c.gate != nullptr) group /= 2;  // of each
+  const int group = c.gate != nullptr ? kDepthGroup / 2 : kDepthGroup;  // of each
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += group) {

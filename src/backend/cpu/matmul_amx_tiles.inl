@@ -41,6 +41,8 @@ struct Step {
     x[0] = c.act + (t0 - back) * stride;
     x[1] = c.act + (t0 + second) * stride;
   }
+  // Two whole tiles of tokens, one behind the other.
+  FRESHET_INLINE_MEMBER bool plain() const { return count == 2 * kTileRows && back == 0; }
   // The row of token t, those of the second tile after those of the first.
   FRESHET_INLINE_MEMBER int row(int t) const {
     return t < kTileRows ? t + back : kTileRows + t - second;

@@ -28,6 +28,17 @@ FRESHET_INLINE F32 finished(const MatmulCall& c, int64_t panel, F32 acc) {
   return mul_f(acc, set_f(c.scale));
 }
 
+// Whether panels up to this one end without a bias and without rows beyond the last.
+FRESHET_INLINE bool ends_plainly(const MatmulCall& c, int64_t panel) {
+  return c.bias == nullptr && (panel + 1) * kPanelRows <= c.rows;
+}
+// The same as finish() of these. scale: c.scale.
+template <bool kAdd>
+FRESHET_INLINE void finish_plainly(float* out, F32 acc, F32 scale) {
+  acc = mul_f(acc, scale);
+  store_f(out, kAdd ? add_f(load_f(out), acc) : acc);
+}
+
 FRESHET_INLINE void finish(const MatmulCall& c, int64_t panel, int64_t t, F32 acc) {
   const int64_t r0 = panel * kPanelRows;
   float* out = c.out + t * c.out_stride + r0;

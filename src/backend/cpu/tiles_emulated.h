@@ -29,6 +29,8 @@ class Tiles {
   }
 };
 
+inline void tile_load_gap() {}
+inline void tile_product_gap() {}
 template <int kTile>
 void tile_zero() {
   std::memset(emulated_tiles[kTile].bytes, 0, sizeof emulated_tiles[kTile].bytes);
