@@ -122,6 +122,8 @@ class Pipe {
   static constexpr bool kTwoSums = U::kBytePlanes == 2 || U::kHalves;
   // A token's sums are scaled in few instructions.
   static constexpr bool kShort = !F::kAffine && !U::kHalves;
+  // Few tokens are unpacked for in between.
+  static constexpr bool kGaps = kOnce && U::kBytePlanes == 2;
   explicit Pipe(const MatmulCall& call) : c(call) {
     before.scales = reinterpret_cast<const uint8_t*>(stored);  // any: there are no tokens
   }
@@ -241,6 +243,12 @@ class Pipe {
     } else {
       tile_load<kTile>(from, kLine);
     }
+    if constexpr (kGaps) tile_load_gap();
+  }
+  template <int kTile>
+  FRESHET_INLINE void load_tokens(const uint8_t* from, int64_t stride) {
+    tile_load<kTile>(from, stride);
+    if constexpr (kGaps) tile_load_gap();
   }
   // A product with the only plane, or the low one.
   template <int kTile, int kX>
@@ -250,6 +258,12 @@ class Pipe {
     } else {
       tile_dp_u8<kTile, kX, 6>();
     }
+    if constexpr (kGaps) tile_product_gap();
+  }
+  template <int kTile, int kX>
+  FRESHET_INLINE void high_product() {
+    tile_dp_i8<kTile, kX, 7>();
+    if constexpr (kGaps) tile_product_gap();
   }
   // A quarter of the block's products; x: operands of activations at its first number.
   template <int kOperands, int k, class Between>
@@ -258,14 +272,14 @@ class Pipe {
                                      const Between& between) {
     constexpr bool kFirst = k == 0;
     load_unit<6>(unit + k * 16 * kLine);
-    tile_load<4>(x[0] + k * 64, stride);
+    load_tokens<4>(x[0] + k * 64, stride);
     begin<0, kFirst>();
     if constexpr (U::kHalves) {
       begin<1, kFirst>();
       tile_dp_i8<k / 2, 4, 6>();
       after<kOperands, k, 0>(scaling, between);
       if constexpr (kOperands == 2) {
-        tile_load<5>(x[1] + k * 64, stride);
+        load_tokens<5>(x[1] + k * 64, stride);
         begin<2, kFirst>();
         begin<3, kFirst>();
         tile_dp_i8<2 + k / 2, 5, 6>();
@@ -276,7 +290,7 @@ class Pipe {
     low_product<0, 4>();
     after<kOperands, k, 0>(scaling, between);
     if constexpr (kOperands == 2) {
-      tile_load<5>(x[1] + k * 64, stride);
+      load_tokens<5>(x[1] + k * 64, stride);
       begin<2, kFirst>();
       low_product<2, 5>();
       after<kOperands, k, 1>(scaling, between);
@@ -284,11 +298,11 @@ class Pipe {
     if constexpr (U::kBytePlanes == 2) {
       load_unit<7>(unit + U::kPlane + k * 16 * kLine);
       begin<1, kFirst>();
-      tile_dp_i8<1, 4, 7>();
+      high_product<1, 4>();
       after<kOperands, k, 2>(scaling, between);
       if constexpr (kOperands == 2) {
         begin<3, kFirst>();
-        tile_dp_i8<3, 5, 7>();
+        high_product<3, 5>();
         after<kOperands, k, 3>(scaling, between);
       }
     }
