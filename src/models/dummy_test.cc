@@ -54,14 +54,15 @@ TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   ASSERT_TRUE(model.ok()) << model.status().message();
   const KvCacheSpec cache_spec = kv_cache_spec((*model)->spec(), ops::KvType::kF32);
   auto cache = KvStorage::allocate(cache_spec, {1});
-  ASSERT_TRUE(cache.ok() && (*model)->reserve(kTokens, 1, kTokens).ok());
+  ASSERT_TRUE(cache.ok() && (*model)->reserve(kTokens, kTokens, kTokens).ok());
 
-  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, {kTokens - 1}};
+  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, {}};
   for (int t = 0; t < kTokens; ++t) {
     batch.token_ids.push_back(t * 7919 % 4000);
     batch.positions.push_back(t);
+    batch.logit_rows.push_back(t);
   }
-  std::vector<float> logits(4000);
+  std::vector<float> logits(size_t{4000} * kTokens);
   g_experts.clear();
   (*model)->forward(batch, *cache, {logits.data()});
 
@@ -70,6 +71,13 @@ TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   // than one of 10,000 draws.
   const double drawn = kExperts * (1.0 - std::pow(1.0 - double{kChosen} / kExperts, kTokens));
   EXPECT_NEAR(static_cast<double>(g_experts.size()) / kLayers, drawn, 10.0 / std::sqrt(kLayers));
+
+  // With the last token's logits alone, it alone chooses in the last layer.
+  const double every = static_cast<double>(g_experts.size());
+  g_experts.clear();
+  batch.logit_rows = {kTokens - 1};
+  (*model)->forward(batch, *cache, {logits.data()});
+  EXPECT_NEAR(every - static_cast<double>(g_experts.size()), drawn - kChosen, 10.0);
 }
 
 TEST(Dummy, MatricesHaveTheFormatsAskedFor) {
@@ -93,8 +101,12 @@ TEST(Dummy, MatricesHaveTheFormatsAskedFor) {
   for (const Model::WeightInfo& w : (*model)->weights()) {
     eights += w.format == quant::Format::kQ8_0;
     sixes += w.format == quant::Format::kQ6_K;
-    if (w.format == quant::Format::kQ8_0) EXPECT_EQ(w.name, "mlp.down");
-    if (w.format == quant::Format::kQ6_K) EXPECT_EQ(w.name, "head");
+    if (w.format == quant::Format::kQ8_0) {
+      EXPECT_EQ(w.name, "mlp.down");
+    }
+    if (w.format == quant::Format::kQ6_K) {
+      EXPECT_EQ(w.name, "head");
+    }
   }
   EXPECT_EQ(eights, 1);
   EXPECT_EQ(sixes, 1);
