@@ -34,6 +34,14 @@ ops::AttentionBatch batch_of(const Step& step, int layer) {
   return step.batch.attention(step.cache.group_of(layer));
 }
 
+void rotate(Step& step, const AttentionSpec& spec, const Matrix& x, int heads, int head_dim,
+            int offset) {
+  if (spec.rope < 0) return;
+  const RopeSpec& rope = step.spec.ropes[static_cast<size_t>(spec.rope)];
+  step.ops.rope(x, heads, head_dim, offset, rope.rotary_dim, rope.interleaved,
+                step.cos_sin[static_cast<size_t>(spec.rope)]);
+}
+
 namespace {
 
 // Queries or keys.
@@ -53,10 +61,7 @@ void norm_and_rotate(Step& step, const AttentionSpec& spec, const NormWeights& w
       step.ops.norm(x, x, norm);
       break;
   }
-  if (spec.rope < 0) return;
-  const RopeSpec& rope = step.spec.ropes[static_cast<size_t>(spec.rope)];
-  step.ops.rope(x, heads, spec.head_dim, 0, rope.rotary_dim, rope.interleaved,
-                step.cos_sin[static_cast<size_t>(spec.rope)]);
+  rotate(step, spec, x, heads, spec.head_dim, 0);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // The forward pass of every decoder: runs a ModelSpec with its weights.
 //
 // Residual stream [tokens, hidden] in F32; each layer adds an attention branch and an MLP branch to
-// it, normalised where the spec says. See model.h for the contract.
+// it, normalised where the spec says. The last layer goes on with the rows whose logits are wanted,
+// where those are the last of their sequences. See model.h for the contract.
 #pragma once
 
 #include <memory>

@@ -1,19 +1,10 @@
 #include "layers/step.h"
 
-namespace freshet {
-
 // With k = [W_k c, r] and v = W_v c for a latent c and a rotated part r,
 //   q . k = (W_k^T q_nope) . c + q_rope . r   and   sum a v = W_v (sum a c),
 // so the cache holds [c, r] once for all heads and no key or value is ever built.
+namespace freshet {
 namespace {
-
-void rotate(Step& step, const AttentionSpec& spec, const Matrix& x, int heads, int head_dim,
-            int offset) {
-  if (spec.rope < 0) return;
-  const RopeSpec& rope = step.spec.ropes[static_cast<size_t>(spec.rope)];
-  step.ops.rope(x, heads, head_dim, offset, rope.rotary_dim, rope.interleaved,
-                step.cos_sin[static_cast<size_t>(spec.rope)]);
-}
 
 // k: what `kv_down` gave.
 void store_latent(Step& step, int layer, const AttentionSpec& spec, const AttentionWeights& w,

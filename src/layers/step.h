@@ -57,8 +57,11 @@ ops::Product product_of(const Linear& linear, const Into& into);
 const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
                              std::initializer_list<const Linear*> products);
 
-// A layer's.
+// The step's batch as a layer's attention sees it.
 ops::AttentionBatch batch_of(const Step& step, int layer);
+// Rotates queries or keys as the layer has it, from feature `offset` of a head on.
+void rotate(Step& step, const AttentionSpec& spec, const Matrix& x, int heads, int head_dim,
+            int offset);
 
 // attention_layer.cc: queries, keys and values of equal heads; or keys and values alone.
 void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,

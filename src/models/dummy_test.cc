@@ -1,7 +1,9 @@
 #include "models/dummy.h"
 
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -41,7 +43,8 @@ ModelSpec sparse_model() {
   return spec;
 }
 
-TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
+// How many experts of all layers kTokens tokens choose, if logits of these rows are wanted.
+double experts_chosen(std::vector<int32_t> logit_rows) {
   std::vector<ops::MatmulKernel> rows(ops::reference_kernels().matmul.begin(),
                                       ops::reference_kernels().matmul.end());
   for (ops::MatmulKernel& row : rows) row.run = run_noted;
@@ -49,35 +52,46 @@ TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   kernels.matmul = rows;
   ThreadPool pool(1, false);
   auto ops = ops::Ops::create(pool, kernels, ops::Capabilities{}, {});
-  ASSERT_TRUE(ops.ok());
+  EXPECT_TRUE(ops.ok());
   auto model = dummy_model(sparse_model(), [](auto...) { return quant::Format::kBF16; }, **ops);
-  ASSERT_TRUE(model.ok()) << model.status().message();
+  EXPECT_TRUE(model.ok()) << model.status().message();
   const KvCacheSpec cache_spec = kv_cache_spec((*model)->spec(), ops::KvType::kF32);
   auto cache = KvStorage::allocate(cache_spec, {1});
-  ASSERT_TRUE(cache.ok() && (*model)->reserve(kTokens, kTokens, kTokens).ok());
+  EXPECT_TRUE(cache.ok() && (*model)->reserve(kTokens, kTokens, kTokens).ok());
 
-  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, {}};
+  ForwardBatch batch{{}, {}, {}, {0, kTokens}, {kTokens}, {{{0}, 1}}, std::move(logit_rows)};
   for (int t = 0; t < kTokens; ++t) {
     batch.token_ids.push_back(t * 7919 % 4000);
     batch.positions.push_back(t);
-    batch.logit_rows.push_back(t);
   }
   std::vector<float> logits(size_t{4000} * kTokens);
   g_experts.clear();
   (*model)->forward(batch, *cache, {logits.data()});
+  return static_cast<double>(g_experts.size());
+}
 
+std::vector<int32_t> all_rows() {
+  std::vector<int32_t> rows(kTokens);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+// Of a layer.
+double experts_if_drawn() {
+  return kExperts * (1.0 - std::pow(1.0 - double{kChosen} / kExperts, kTokens));
+}
+
+TEST(Dummy, TokensChooseExpertsAsEvenlyAsIfDrawn) {
   // Drawn, a layer's number has a standard deviation below 2.5 (as it would be if a token's own
   // choices could meet), so that a mean of layers is off by four times 2.5 / sqrt(kLayers) in fewer
   // than one of 10,000 draws.
-  const double drawn = kExperts * (1.0 - std::pow(1.0 - double{kChosen} / kExperts, kTokens));
-  EXPECT_NEAR(static_cast<double>(g_experts.size()) / kLayers, drawn, 10.0 / std::sqrt(kLayers));
+  EXPECT_NEAR(experts_chosen(all_rows()) / kLayers, experts_if_drawn(), 10.0 / std::sqrt(kLayers));
+}
 
-  // With the last token's logits alone, it alone chooses in the last layer.
-  const double every = static_cast<double>(g_experts.size());
-  g_experts.clear();
-  batch.logit_rows = {kTokens - 1};
-  (*model)->forward(batch, *cache, {logits.data()});
-  EXPECT_NEAR(every - static_cast<double>(g_experts.size()), drawn - kChosen, 10.0);
+TEST(Dummy, InTheLastLayerOnlyTokensWhoseLogitsAreWantedChoose) {
+  const double all = experts_chosen(all_rows());
+  EXPECT_NEAR(all - experts_chosen({kTokens - 1}), experts_if_drawn() - kChosen, 10.0);
+  EXPECT_NEAR(all - experts_chosen({}), experts_if_drawn(), 10.0);
 }
 
 TEST(Dummy, MatricesHaveTheFormatsAskedFor) {

@@ -621,9 +621,15 @@ class Bench(Case):
             path = self.path(kind + ".gguf")
             subprocess.run([sys.executable, os.path.join(SOURCE, "tools/shape_gguf.py"), path, "--type", kind,
                             "--layers", "2", "--hidden", "256", "--ffn", "512", "--heads", "4", "--kv-heads", "2",
-                            "--vocab", "512"], check=True)
+                            "--vocab", "1024"], check=True)
             rows = json.loads(self.succeeds("bench", "-m", path, "-p", "8", "-n", "2", "-r", "1", "--json"))
             self.assertEqual([row["test"] for row in rows], ["pp8", "tg2"])
+            # Of a prompt the last layer makes keys and values, and all else of the last token alone.
+            keys, layer, head = 2 * 128 * 256, 3 * 256 * 256 + 3 * 256 * 512, 1024 * 256
+            for row, n, want in ((rows[0], 8, 16 * layer - 7 * (layer - keys) + head),
+                                 (rows[1], 2, 2 * (2 * layer + head))):
+                done = row["operations_per_s"] * n / row["median_ts"]
+                self.assertAlmostEqual(done / (2 * want), 1.0, places=6)
 
     def test_json(self):
         rows = json.loads(self.succeeds(*self.FLAGS, "-o", "json"))

@@ -84,7 +84,7 @@ class DepthPipe {
       prefetch_near(panel[1] + at + i);
     }
   }
-  // A block's part of what p fetches, so many lines of which, times blocks, are due.
+  // A block's part of what p fetches. due: what blocks before left over, in lines times blocks.
   FRESHET_INLINE_MEMBER void fetch_next(DepthProduct<N>& p, int64_t& due, int64_t blocks) {
     for (due += p.lines; due >= blocks; due -= blocks) {
       prefetch(p.next[0]);

@@ -1,4 +1,4 @@
-// How blocks of weights become units, two operands of bytes (matmul_amx_blocks.inl), in the L1
+// How blocks of weights become units, two operands of bytes (matmul_amx_pipe.inl), in the L1
 // cache: by eighths, so that a nest can put them between its tile instructions.
 #pragma once
 
