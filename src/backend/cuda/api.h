@@ -232,7 +232,7 @@ struct ExpertsArgs {
   int32_t weight_before;  // 1: x by a token's weight
   Activations in;         // as core matrices: if groups.whole, x; or else room for x by place
   Activations act;        // room for the gated, by place
-  void* y;                // [slots * slot_tokens, hidden]: see given_bf16() in experts.h
+  void* y;                // [slots * slot_tokens, hidden]: see given_bf16() in moe.h
 };
 
 // The same of few tokens, from the router's logits to the sums.

@@ -4,7 +4,7 @@
 
 #include "backend/cuda/arguments.h"
 #include "backend/cuda/device.h"
-#include "backend/cuda/experts.h"
+#include "backend/cuda/moe/moe.h"
 
 namespace freshet::cuda {
 namespace {

@@ -1,0 +1,166 @@
+// How numbers of the cache become operands of single queries, from blocks of it in shared memory.
+#pragma once
+
+#include "backend/cuda/attention/attention.cuh"
+
+namespace freshet::cuda::single {
+
+// A cache in F16: what a block of it has of a head, and operands of mma from half a tile. kFours:
+// of 16 features a lane of keys has four neighbours, and tiles of values take turns at features.
+// kTogether: a slot has keys and values, each block's as one copy, of half a tile, or else one of
+// them.
+template <int D>
+struct HalfStored {
+  static constexpr bool kBF16 = false, kFours = false, kTogether = false, kScaled = false;
+  static constexpr CacheType kType = CacheType::kF16;
+  static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = kKeyBytes, kResident = 2;
+  static constexpr int kLeastSlots = 6;
+  // What a lane loads of a block's 16 keys, features [16 k, 16 k + 32), and their operands: of 16
+  // features, two columns of 8 keys. kAsRows: both are rows of mma, whose operand takes them in
+  // turn.
+  static constexpr int kKeyWords = 8;
+  template <bool kAsRows>
+  static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* block,
+                                                   int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int low = lane / 8 % 2, high = lane / 16;
+    const auto* from = reinterpret_cast<const __half*>(block) + (kAsRows ? low : high) * 8 * D +
+                       (kAsRows ? high : low) * 64 + lane % 8 * 8 + k * 128;
+    ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[0]), from);
+    ldmatrix4(reinterpret_cast<uint32_t(&)[4]>(v[4]), from + 128);
+  }
+  template <bool kAsRows>
+  static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
+                                                   const uint32_t (&v)[kKeyWords], const uint8_t*,
+                                                   int) {
+#pragma unroll
+    for (int i = 0; i < kKeyWords; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
+  }
+  // The same of values of a slot's keys [16 k, 16 k + 16): kPairs times two columns of 8 features,
+  // the first one `column`.
+  static constexpr int kPairWords = 4;
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void load_values(uint32_t (&v)[kPairs * kPairWords],
+                                                     const uint8_t* slot, int k, int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int low = lane / 8 % 2, high = lane / 16;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      ldmatrix4_trans(reinterpret_cast<uint32_t(&)[4]>(v[i * 4]),
+                      reinterpret_cast<const __half*>(slot) +
+                          (k * 2 + (kAsRows ? high : low)) * 8 * D +
+                          (column + i * 2 + (kAsRows ? low : high)) * 64 + lane % 8 * 8);
+    }
+  }
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
+                                                     const uint32_t (&v)[kPairs * kPairWords],
+                                                     const uint8_t*, int, int) {
+#pragma unroll
+    for (int i = 0; i < kPairs * 4; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
+  }
+
+ private:
+  // Where word i of four goes.
+  template <bool kAsRows>
+  static constexpr __device__ __forceinline__ int place(int i) {
+    return kAsRows ? i % 2 * 2 + i / 2 : i;
+  }
+};
+
+// The same in BF16.
+template <int D>
+struct BF16Stored : HalfStored<D> {
+  static constexpr bool kBF16 = true;
+  static constexpr CacheType kType = CacheType::kBF16;
+};
+
+// Codes of a byte: E4M3, or INT8 with scales.
+template <int D, CacheType kCodes>
+struct CodesStored {
+  static constexpr CacheType kType = kCodes;
+  static constexpr bool kBF16 = false, kFours = true, kTogether = true;
+  static constexpr bool kScaled = kType == CacheType::kInt8;
+  static constexpr int kScales = scales_of(D), kNumbers = kBlockTokens * D;
+  static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = 2 * kKeyBytes;
+  static constexpr int kLeastSlots = 4, kResident = 3;
+  static_assert(D % 64 == 0 && D <= 256);
+  static constexpr int kKeyWords = 4;
+  template <bool kAsRows>
+  static __device__ __forceinline__ void load_keys(uint32_t (&codes)[kKeyWords],
+                                                   const uint8_t* block, int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    ldmatrix4(codes, block + lane / 8 % 2 * 8 * D + (k + lane / 16) * 128 + lane % 8 * 16);
+  }
+  template <bool kAsRows>
+  static __device__ __forceinline__ void open_keys(uint32_t (&b)[2][4],
+                                                   const uint32_t (&codes)[kKeyWords],
+                                                   [[maybe_unused]] const uint8_t* block, int k) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      __half2 scale{};
+      if constexpr (kScaled) {
+        // All scales of a key at once: one load for all k.
+        struct alignas(2 * kScales) Scales {
+          __half of[kScales];
+        };
+        const auto& all = *reinterpret_cast<const Scales*>(block + kNumbers +
+                                                           (tile * 8 + lane / 4) * 2 * kScales);
+        scale = __half2half2(all.of[k / 2]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t its = codes[i * 2 + tile];
+        b[i][tile * 2] = kScaled ? scaled_codes<kLowCodes>(its, scale) : e4m3_to_half(its);
+        b[i][tile * 2 + 1] =
+            kScaled ? scaled_codes<kHighCodes>(its, scale) : e4m3_to_half(its >> 16);
+      }
+    }
+  }
+  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features whose scales
+  // in the block are these.
+  static __device__ __forceinline__ void two(uint32_t& even, uint32_t& odd, uint32_t codes,
+                                             const uint8_t* scales, int i) {
+    if constexpr (kScaled) {
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      const auto its = reinterpret_cast<const __half2*>(scales)[i * 4 + lane % 4];
+      even = scaled_codes<kEvenCodes>(codes, its);
+      odd = scaled_codes<kOddCodes>(codes, its);
+    } else {
+      const uint32_t turned = __byte_perm(codes, 0, 0x3120);
+      even = e4m3_to_half(turned);
+      odd = e4m3_to_half(turned >> 16);
+    }
+  }
+  static constexpr int kPairWords = 2;
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void load_values(uint32_t (&codes)[kPairs * kPairWords],
+                                                     const uint8_t* slot, int k, int column) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint8_t* from = slot + k * kBlockBytes + kKeyBytes + lane / 8 % 2 * 8 * D +
+                          (column / 2 + (kPairs == 2 ? lane / 16 : 0)) * 128 + lane % 8 * 16;
+    if constexpr (kPairs == 2) {
+      ldmatrix4_trans(codes, from);
+    } else {
+      ldmatrix2_trans(codes, from);
+    }
+  }
+  template <int kPairs, bool kAsRows>
+  static __device__ __forceinline__ void open_values(uint32_t (&b)[kPairs][4],
+                                                     const uint32_t (&codes)[kPairs * kPairWords],
+                                                     const uint8_t* slot, int k, int column) {
+    const uint8_t* scales =
+        slot + k * kBlockBytes + kKeyBytes + kNumbers + column / 4 * kBlockTokens * 2;
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      two(b[i / 2][i % 2], b[i / 2][2 + i % 2], codes[i], scales, i % 2);
+    }
+  }
+};
+template <int D>
+struct E4M3Stored : CodesStored<D, CacheType::kE4M3> {};
+template <int D>
+struct Int8Stored : CodesStored<D, CacheType::kInt8> {};
+
+}  // namespace freshet::cuda::single

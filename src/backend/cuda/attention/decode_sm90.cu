@@ -1,0 +1,171 @@
+// Attention with one query a sequence, for the usual sizes of heads: blocks of
+// decode_sm90.cuh.
+#include "backend/cuda/attention/decode_sm90.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+using namespace single;
+
+// Blocks that have written their pieces, by tile.
+[[maybe_unused]] __device__ unsigned arrived[kMostCounters];
+[[maybe_unused]] __device__ Counters counters;
+
+// Blocks: as many as find room at once, or a task each.
+template <class T>
+__global__ void __launch_bounds__(kThreads, T::kResident)
+    single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
+                  const __grid_constant__ HeadsArgs of) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t memory[];
+  auto& s = *reinterpret_cast<Shared<T>*>(memory);
+  // Otherwise when tasks run out: the next kernel's copies would delay this one's.
+  if (plan.tasks <= static_cast<int>(gridDim.x)) let_next_start();
+  // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
+  // writes the query's own place only.
+  if (threadIdx.x >= kSumming) {
+    produce(s, a, plan, of, counters);
+    return;
+  }
+  sync_block();
+  wait();
+  sum_tasks(s, a, plan, of, arrived);
+#endif
+}
+
+// Blocks of a multiprocessor with so many slots each.
+struct Resident {
+  int few, many;  // with the least and the most
+};
+
+Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slots) {
+  Plan p = {};
+  p.slots = kMostSlots;
+  p.heads = a.cache.kv_heads;
+  p.group = a.heads / a.cache.kv_heads;
+  p.tiles = static_cast<int>(ceil_div(p.group, kRowsOfTile));
+  p.all_tiles = a.batch.sequences * p.tiles.by;
+  p.pieces = static_cast<int>(ceil_div(a.max_context, kPieceTokens));
+  if (a.window > 0) {
+    const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
+    p.pieces = p.pieces < seen ? p.pieces : seen;
+  }
+  // As many pieces a task as make them end soonest: blocks share what can be read, but few of them
+  // take as long as each needs by itself. A task's beginning and end cost about a tile.
+  const int64_t tiles = int64_t{a.batch.sequences} * p.tiles.by * a.cache.kv_heads;
+  const auto tasks = [&](int run) { return tiles * ceil_div(p.pieces, run); };
+  int64_t least = INT64_MAX;
+  const auto weigh_runs = [&](int blocks, int slots) {
+    const int64_t wave = int64_t{blocks} * multiprocessors;
+    for (int run = 1; run <= kMostRun && a.partial != nullptr; ++run) {
+      const int64_t rest = tasks(run) % wave, alone = int64_t{multiprocessors} * 4 / 3;
+      const int64_t time = tasks(run) - rest + (rest == 0 || rest > alone ? rest : alone);
+      const int64_t cost = time * (int64_t{run} * kTiles + 1);
+      if (cost >= least) continue;
+      least = cost;
+      p.run = run;
+      p.slots = slots;
+    }
+  };
+  // Deep rings hide more than another block does.
+  p.run = p.pieces;
+  weigh_runs(resident.many, kMostSlots);
+  if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
+  p.tasks = static_cast<int>(tasks(p.run.by));
+  // Where blocks run for long, full rings of codes ask for more than memory serves well.
+  const int64_t keys = int64_t{p.run.by} * kPieceTokens;
+  if (resident.few > resident.many && p.slots == kMostSlots &&
+      (keys < a.max_context ? keys : a.max_context) >= 2 * kPieceTokens) {
+    --p.slots;
+  }
+  return p;
+}
+
+template <class T>
+int run(const AttentionArgs& a) {
+  constexpr size_t kBytes = sizeof(Shared<T>);
+  const auto kernel = single_kernel<T>;
+  static const cudaError_t kRaised = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
+  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
+  constexpr int kLeast = T::Stored::kLeastSlots;
+  static const Resident kResident = [&] {
+    const auto with = [&](int slots) {
+      int blocks = 1;
+      (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads,
+                                                          Shared<T>::bytes(slots));
+      return blocks > 1 ? blocks : 1;
+    };
+    return Resident{with(kLeast), with(kMostSlots)};
+  }();
+  const Plan plan = plan_single(a, kResident, kLeast);
+  if (cluster_fits(a, plan)) return attention_cluster(a, plan);
+  const int most = multiprocessors * (plan.slots == kLeast ? kResident.few : kResident.many);
+  const int blocks = plan.tasks < most ? plan.tasks : most;
+  HeadsArgs of{};
+  if (a.before != nullptr) of = *a.before;
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                Shared<T>::bytes(plan.slots), a, plan, of);
+}
+
+template <int D, template <int> class Stored, bool kE4M3>
+int run_rows(const AttentionArgs& a) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(a)
+                                         : run<Kind<D, 2, Stored, kE4M3>>(a);
+}
+// attention() asks for E4M3 only where heads are whole groups.
+template <int D, template <int> class Stored>
+int run_result(const AttentionArgs& a) {
+  if constexpr (D % kE4M3Cols == 0) {
+    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(a);
+  }
+  return run_rows<D, Stored, false>(a);
+}
+template <int D>
+int run_heads(const AttentionArgs& a) {
+  switch (a.cache.type) {
+    case CacheType::kF16:
+      return run_result<D, HalfStored>(a);
+    case CacheType::kBF16:
+      return run_result<D, BF16Stored>(a);
+    case CacheType::kE4M3:
+      return run_result<D, E4M3Stored>(a);
+    case CacheType::kInt8:
+      return run_result<D, Int8Stored>(a);
+  }
+  return static_cast<int>(cudaErrorInvalidValue);
+}
+
+}  // namespace
+
+bool single_fits(const AttentionArgs& a) {
+  const int d = a.cache.key_dim;
+  const int64_t tiles = int64_t{a.batch.sequences} * a.cache.kv_heads *
+                        ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile);
+  // Hopper's copies; this file's code for other GPUs is empty.
+  return capability == 90 && a.single != 0 && a.cache.value_dim == d &&
+         (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
+         whole_rows(a.q, a.q_stride) && !shares_codes(a.cache);
+}
+
+bool takes_heads(const AttentionArgs& a) {
+  if (!single_fits(a) || a.single != a.batch.sequences) return false;
+  if (cluster_fits(a, plan_single(a, {1, 1}, 0))) return true;
+  bool are_usual = a.cache.key_dim == kUsualDim;
+  for (int i = 0; i < a.before->count; ++i) are_usual = are_usual && usual(a.before->of[i]);
+  return are_usual && a.cache.type != CacheType::kInt8 && a.heads / a.cache.kv_heads <= 8;
+}
+
+int attention_single(const AttentionArgs& a) {
+  switch (a.cache.key_dim) {
+    case 64:
+      return run_heads<64>(a);
+    case 128:
+      return run_heads<128>(a);
+    default:
+      return run_heads<256>(a);
+  }
+}
+
+}  // namespace freshet::cuda

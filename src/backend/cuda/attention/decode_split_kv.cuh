@@ -1,0 +1,187 @@
+// What the kernels of single queries share: what they work on, and how pieces become the result.
+#pragma once
+
+#include "backend/cuda/attention/decode_kv_operands.cuh"
+
+namespace freshet::cuda::single {
+
+inline constexpr int kWarps = 4, kSumming = kWarps * 32, kThreads = kSumming + 32;
+inline constexpr int kRowsOfTile = 16;
+inline constexpr int kMostRun = 32;            // pieces of a task
+inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
+
+// Division by a number that is known when the kernel is launched, of less than 2^24 by less than
+// 2^16.
+struct Divisor {
+  int by;
+  uint64_t times;
+  Divisor(int d = 1)
+      : by(d),
+        times(((uint64_t{1} << 40) + static_cast<uint64_t>(d) - 1) / static_cast<uint64_t>(d)) {}
+  __device__ __forceinline__ int quotient(int n) const {
+    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * times >> 40);
+  }
+};
+
+struct Plan {
+  Divisor tiles;      // of rows, for a key head
+  Divisor all_tiles;  // of all sequences
+  Divisor heads;      // of keys
+  Divisor run;        // pieces of a task
+  int group;          // heads that share one of keys
+  int pieces;         // most pieces a row sees
+  int tasks;
+  int slots;  // of a block's ring
+};
+
+// Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says; kE4M3: the result goes to
+// activations in E4M3.
+template <int kDim, int kRowsOfLane, template <int> class Stored_, bool kE4M3Result = false>
+struct Kind {
+  static constexpr int D = kDim, kRows = kRowsOfLane;
+  static constexpr bool kE4M3 = kE4M3Result;
+  using Stored = Stored_<kDim>;
+  static constexpr bool kAsRows = kRows == 1;  // keys and features are rows of mma
+  // Whether there is room for the next task's queries.
+  static constexpr bool kAhead = kRows == 1 && D <= 128 && !Stored::kScaled;
+  // Blocks of a multiprocessor whose registers are to fit.
+  static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
+};
+
+// A task: a run of pieces of a tile.
+struct Range {
+  int tile, sequence, kv_head, first_head, rows;
+  int low, position;                  // keys that the query sees
+  int first_piece, pieces;            // that they touch
+  int runs, first_chunk, last_chunk;  // last < first: nothing
+};
+
+// Of [sequence and tile of rows, key head, run of pieces], of the sequence's context.
+__device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
+                                            int z, int sequence, int context) {
+  Range w;
+  w.tile = x * plan.heads.by + y;
+  w.sequence = sequence;
+  w.kv_head = y;
+  const int first_row = (x - sequence * plan.tiles.by) * kRowsOfTile;
+  w.first_head = y * plan.group + first_row;
+  w.rows = min(kRowsOfTile, plan.group - first_row);
+  w.position = context - 1;
+  w.low = a.window > 0 ? max(0, w.position - a.window + 1) : 0;
+  w.first_piece = w.low / kPieceTokens;
+  w.pieces = w.position / kPieceTokens + 1 - w.first_piece;
+  w.runs = plan.run.quotient(w.pieces + plan.run.by - 1);
+  const int first = w.first_piece + z * plan.run.by;
+  w.first_chunk = max(w.low / kChunk, first * kChunksOfPiece);
+  w.last_chunk = min(w.position / kChunk, (first + plan.run.by) * kChunksOfPiece - 1);
+  return w;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void sync_summing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
+}
+
+// A lane's neighbours j of its row r + 8 g, and how many features they are behind the first.
+template <class T, int kTilesOfWarp>
+__device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
+  const auto& acc = sums.acc;
+  if constexpr (T::Stored::kFours) {
+    return make_float2(acc[j / 2 * 2][r * 2 + j % 2], acc[j / 2 * 2 + 1][r * 2 + j % 2]);
+  }
+  return make_float2(acc[j][r * 2], acc[j][r * 2 + 1]);
+}
+template <class T>
+__device__ __forceinline__ int pair_apart(int j) {
+  return T::Stored::kFours ? j / 2 * 16 + j % 2 * 2 : j * 8;
+}
+template <class T>
+__device__ __forceinline__ int first_of_lane() {
+  return static_cast<int>(threadIdx.x % 4) * (T::Stored::kFours ? 4 : 2);
+}
+
+// Merges the pieces of all rows: a warp a row, a lane pairs of features, so many pieces at once.
+template <class T>
+__device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w, int pieces) {
+  constexpr int D = T::D, kAtOnce = 8;
+  constexpr int kPairs = D / 64;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const float steep = steepness(a);
+  for (int row = warp; row < w.rows; row += kWarps) {
+    const int head = w.first_head + row;
+    const float* from = partial_at(a, w.sequence, head, 0, pieces);
+    float m = -INFINITY, l = 0.0f;
+    float2 acc[kPairs] = {};
+#pragma unroll 1
+    for (int base = 0; base < w.pieces; base += kAtOnce, from += kAtOnce * (D + kPartialEnd)) {
+      const int count = min(kAtOnce, w.pieces - base);
+      float2 v[kAtOnce][kPairs];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          const float* at = from + min(i, count - 1) * (D + kPartialEnd);
+          v[i][j] = __ldcg(reinterpret_cast<const float2*>(at) + j * 32 + lane);
+        }
+      }
+      // Factors of these pieces, a lane a piece: a running maximum rounds nothing.
+      float2 its_end = make_float2(-INFINITY, 0.0f);
+      const float* ends = from + lane * (D + kPartialEnd) + D;
+      if (lane < count) its_end = __ldcg(reinterpret_cast<const float2*>(ends));
+      float most = fmaxf(m, its_end.x);
+      for (int step = 1; step < 32; step <<= 1) {
+        const float other = __shfl_up_sync(0xffffffff, most, step);
+        if (lane >= step) most = fmaxf(most, other);
+      }
+      const float before = __shfl_up_sync(0xffffffff, most, 1);
+      const float mine = shrink(lane == 0 ? m : before, most, steep);
+      const float its = shrink(its_end.x, most, steep);
+      m = __shfl_sync(0xffffffff, most, 31);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i >= count) break;
+        const float my_factor = __shfl_sync(0xffffffff, mine, i);
+        const float its_factor = __shfl_sync(0xffffffff, its, i);
+        l = __fmaf_rn(__shfl_sync(0xffffffff, its_end.y, i), its_factor, __fmul_rn(l, my_factor));
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+          acc[j].x = __fmaf_rn(v[i][j].x, its_factor, __fmul_rn(acc[j].x, my_factor));
+          acc[j].y = __fmaf_rn(v[i][j].y, its_factor, __fmul_rn(acc[j].y, my_factor));
+        }
+      }
+    }
+    const float end = ending(m, l, a, head);
+    if constexpr (T::kE4M3) {
+#pragma unroll
+      for (int j = 0; j < kPairs; j += 2) {
+        const float2 v[2] = {
+            make_float2(__fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end)),
+            make_float2(__fmul_rn(acc[j + 1].x, end), __fmul_rn(acc[j + 1].y, end))};
+        float most = largest_of(v);
+#pragma unroll
+        for (int step = 1; step < 32; step <<= 1) {
+          most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, step));
+        }
+        const int64_t group = static_cast<int64_t>(head) * (D / kE4M3Cols) + j / 2;
+        const auto apart = [](int i) { return i * 64; };
+        put_row(a, w.sequence, group * kE4M3Cols + lane * 2, apart, v);
+        put_e4m3_pairs(a.act, w.sequence, group, lane * 2, apart, v, most);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) {
+        put_result(a, w.sequence, static_cast<int64_t>(head) * D + (j * 32 + lane) * 2,
+                   __fmul_rn(acc[j].x, end), __fmul_rn(acc[j].y, end));
+      }
+    }
+  }
+}
+#endif
+
+}  // namespace freshet::cuda::single
+
+namespace freshet::cuda {
+// decode_cluster_sm90.cu: few queries over short contexts.
+bool cluster_fits(const AttentionArgs& a, const single::Plan& plan);
+int attention_cluster(const AttentionArgs& a, single::Plan plan);
+}  // namespace freshet::cuda

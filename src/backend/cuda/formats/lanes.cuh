@@ -1,0 +1,164 @@
+// What storage formats share: a lane's places in a tile (formats.cuh), and bits made numbers.
+#pragma once
+
+#include "backend/cuda/runtime/common.cuh"
+
+namespace freshet::cuda {
+
+__device__ __forceinline__ float half_at(const uint8_t* p) {
+  return __half2float(*reinterpret_cast<const __half*>(p));
+}
+__device__ __forceinline__ float half_bits(uint32_t bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+// Row (0..15) and column (0..15) of number i (0..7) of a lane's operand.
+__host__ __device__ __forceinline__ int operand_row(int lane, int i) {
+  return lane / 4 + (i / 2 % 2) * 8;
+}
+__host__ __device__ __forceinline__ int operand_col(int lane, int i) {
+  return lane % 4 * 2 + (i / 4) * 8 + i % 2;
+}
+
+// How a lane fetches: weights from memory are read once and never change.
+struct FromMemory {
+  static constexpr bool kShared = false;
+  template <class T>
+  static __device__ __forceinline__ T get(const T* p) {
+    return __ldg(p);
+  }
+};
+struct FromShared {
+  static constexpr bool kShared = true;
+  template <class T>
+  static __device__ __forceinline__ T get(const T* p) {
+    return *p;
+  }
+};
+
+struct Piece {  // what a lane holds of 64 columns, before decoding
+  uint4 q[4];   // as many as the format has
+  uint4 s;      // scales
+};
+
+// Scales of a group for rows g and g + 8.
+struct Scales {
+  float d0, d1;
+};
+__device__ __forceinline__ uint32_t mul2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 v = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(v);
+}
+
+// a b + c, rounded once.
+__device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  const __nv_bfloat162 v = __hfma2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                   reinterpret_cast<const __nv_bfloat162&>(b),
+                                   reinterpret_cast<const __nv_bfloat162&>(c));
+  return reinterpret_cast<const uint32_t&>(v);
+}
+// One half of a register, twice: an operand of fma2 and mul2 that costs nothing.
+__device__ __forceinline__ uint32_t low2(uint32_t v) {
+  const __nv_bfloat162 of = __low2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
+  return reinterpret_cast<const uint32_t&>(of);
+}
+__device__ __forceinline__ uint32_t high2(uint32_t v) {
+  const __nv_bfloat162 of = __high2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
+  return reinterpret_cast<const uint32_t&>(of);
+}
+// 2^e twice, in BF16.
+__host__ __device__ constexpr uint32_t power2(int e) {
+  return (e < -126 ? 1u << (e + 133) : static_cast<uint32_t>(e + 127) << 7) * 0x00010001u;
+}
+constexpr uint32_t kMinus = 0x80008000;
+
+struct Plain {
+  static constexpr int kGroup = 0;
+  static constexpr int kHead = 0;  // bytes in front of a stored row
+  static constexpr float kUp = 1.0f;
+  static __device__ Scales scales(const Piece&, int, int) { return {}; }
+};
+
+// Formats of whole numbers with scales. The lowest eight bits of a half of a register, read as
+// BF16, are the number that they hold times 2^-133; so one fma turns two numbers into values, and
+// the only other rounding is that of the scale. Values are kept 2^-kDown times as large, for the
+// largest scale to have room; sums are brought back with kUp. Both change no bit.
+struct Whole : Plain {
+  static constexpr int kDown = 29;
+  static constexpr float kUp = 536870912.0f;
+};
+
+// values = numbers * scale + add.
+struct Line {
+  uint32_t scale, add;
+  __device__ __forceinline__ uint32_t operator()(uint32_t numbers) const {
+    return fma2(numbers, scale, add);
+  }
+};
+// Of rows g and g + 8, which share registers.
+struct Lines {
+  Line g, h;
+  __device__ __forceinline__ const Line& of(int j) const { return j % 2 == 0 ? g : h; }
+};
+// (number - 2^kMiddle) d, for numbers that begin at bit kAt, row g + 8's at kAtH, and scales that
+// are packed as they are used: BF16 of both rows, times what numbers lack.
+template <int kMiddle, int kAt = 0, int kAtH = kAt>
+struct Scaled {
+  static constexpr int kUp = 133 - Whole::kDown;
+  static __device__ uint32_t pack(float dg, float dh) {
+    return mul2(pack_bf16(dg, dh),
+                (power2(kUp - kAt) & 0xffff) | (power2(kUp - kAtH) & 0xffff0000));
+  }
+  static __device__ __forceinline__ Lines lines(uint32_t scales) {
+    constexpr uint32_t kMiddles =
+        (power2(kMiddle + kAt - 133) & 0xffff) | (power2(kMiddle + kAtH - 133) & 0xffff0000);
+    const uint32_t add = mul2(scales, kMiddles | kMinus);
+    return {{low2(scales), low2(add)}, {high2(scales), high2(add)}};
+  }
+};
+
+// number d - least, by way of (number - 2^kMiddle) d plus what is in the middle, which is rounded
+// by less.
+template <int kMiddle>
+struct Centred {
+  uint32_t scale, add;
+  template <int kAt>
+  __device__ __forceinline__ uint32_t of(uint32_t numbers) const {
+    return fma2(fma2(numbers, power2(133 - kLow - kAt), power2(kMiddle - kLow) | kMinus), scale,
+                add);
+  }
+  static constexpr int kLow = 16;  // powers of two that have room
+};
+// Of rows g and g + 8; scales come times kScaleBy (2^kScaleBits), least values times kLeastBy.
+template <int kMiddle>
+struct CentredRows {
+  static constexpr int kScaleBits = -13, kLeastBits = -29;
+  static constexpr float kScaleBy = 0x1p-13f, kLeastBy = 0x1p-29f;
+  Centred<kMiddle> g, h;
+  __device__ __forceinline__ CentredRows(float dg, float least_g, float dh, float least_h) {
+    static_assert(Centred<kMiddle>::kLow - Whole::kDown == -13 && Whole::kDown == 29);
+    constexpr float kMid = static_cast<float>(1 << kMiddle) * 0x1p-16f;
+    const uint32_t scale = pack_bf16(dg, dh);
+    const uint32_t add = pack_bf16(__fmaf_rn(kMid, dg, -least_g), __fmaf_rn(kMid, dh, -least_h));
+    g = {low2(scale), low2(add)};
+    h = {high2(scale), high2(add)};
+  }
+};
+
+// The byte of number (row, col) of a 64-column piece whose lanes hold a byte a number.
+__host__ __device__ __forceinline__ int byte_place(int row, int col) {
+  const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
+  const int n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
+  return (k / 2) * 512 + lane * 16 + (k % 2) * 8 + n;
+}
+// The same for 4 bits a number: byte and half. A lane's 32 bits are eight numbers of 16 columns;
+// number n stands at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are neighbours,
+// and bits 4..7 of a half are row g + 8's where bits 0..3 are row g's.
+__host__ __device__ __forceinline__ int nibble_bit(int row, int col) {
+  const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
+  const int j = (col % 16 / 8) * 2 + row / 8;
+  return (lane * 16 + k * 4) * 8 + (col % 2) * 16 + j * 4;
+}
+
+}  // namespace freshet::cuda

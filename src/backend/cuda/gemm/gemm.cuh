@@ -1,0 +1,363 @@
+// What the kernels of products share: how K is cut, the epilogue, and the sum of a piece of 64
+// columns. They differ in who computes what; the order of a sum is the same in all of them.
+#pragma once
+
+#include "backend/cuda/formats/formats.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kWarps = 8;
+
+// How many parts K is cut into: eight, as long as a part has 256 columns, so that a block of eight
+// warps reads one tile of rows from end to end.
+__host__ __device__ inline int leaves(int64_t cols) {
+  return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
+}
+
+// Weights that come next: of two matrices so many parts, from there on.
+inline constexpr int kNextPart = 1024;
+struct NextWeights {
+  const uint8_t* from[2];
+  int32_t parts;
+};
+
+struct ProductList {
+  ProductArgs of[kMaxProducts];
+  int32_t first_block[kMaxProducts + 1];
+  int32_t count;
+  NextWeights next;
+};
+
+// A list in which each block takes so many rows.
+inline ProductList with_blocks(ProductList list, int64_t rows) {
+  for (int i = 0; i < list.count; ++i) {
+    const int64_t blocks = ceil_div(list.of[i].weight.rows, rows);
+    list.first_block[i + 1] = list.first_block[i] + static_cast<int32_t>(blocks);
+  }
+  return list;
+}
+
+// Gives every multiprocessor at most one block, and every block as many tiles of 16 rows as this
+// returns.
+inline int even_share(ProductList& list) {
+  const ProductList given = list;
+  int share = 0;
+  do {
+    list = with_blocks(given, 16 * ++share);
+  } while (list.first_block[list.count] > multiprocessors && share < 1 << 16);
+  return share;
+}
+
+// A tile of a product: where its rows begin, in the units in which the kernel counts them (tiles of
+// 16 rows, or panels), and its first tile of 8 tokens.
+struct ProductTile {
+  int product;
+  int64_t unit, token_tile;
+};
+
+// The tile of a block of kUnits units of rows and NT tiles of tokens. Neighbours in `index` share
+// activations and weights that are in the L2 cache: kRowsAtOnce blocks of rows walk through the
+// tokens together.
+template <int NT, int kUnits, int kRowsAtOnce = 16>
+__device__ __forceinline__ ProductTile find_product_tile(const ProductList& list, int64_t tokens,
+                                                         int index) {
+  const int rows = list.first_block[list.count];
+  const int columns = static_cast<int>((tokens + NT * 8 - 1) / (NT * 8));
+  const int group = index / (kRowsAtOnce * columns), in = index % (kRowsAtOnce * columns);
+  const int together = min(kRowsAtOnce, rows - group * kRowsAtOnce);
+  const int block = group * kRowsAtOnce + in % together;
+  int product = 0;
+  while (product + 1 < list.count && block >= list.first_block[product + 1]) ++product;
+  return {product, static_cast<int64_t>(block - list.first_block[product]) * kUnits,
+          static_cast<int64_t>(in / together) * NT};
+}
+
+// A lane's activations of 64 columns, from NT tiles of tokens in the order of lanes.
+template <int NT>
+__device__ __forceinline__ void load_tokens(uint4 (&b)[NT][2], const uint4* const (&act)[NT],
+                                            int piece) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    b[j][0] = act[j][static_cast<int64_t>(piece) * 64];
+    b[j][1] = act[j][static_cast<int64_t>(piece) * 64 + 32];
+  }
+}
+
+// The same in all lanes, and known to be: what depends on it is computed once a warp. Or else the
+// places of operands are computed by each lane, and moved to where wgmma wants them.
+__device__ __forceinline__ int warp_index() {
+  return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 32), 0);
+}
+// Such a number that is not computed again wherever it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t v) {
+  asm volatile("mov.b32 %0, %0;" : "+r"(v));
+  return __shfl_sync(0xffffffff, v, 0);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A bulk copy of weights that are read once a step: they leave L2 first, and what the kernels in
+// between read again stays there.
+__device__ __forceinline__ uint64_t read_once() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_weights(uint32_t to, const void* from, uint32_t bytes,
+                                             uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
+                                             uint64_t* barrier) {
+  copy_weights(shared_address(to), from, bytes, shared_address(barrier), read_once());
+}
+// The same of weights that are read once a step, or again.
+__device__ __forceinline__ void copy_weights(void* to, const void* from, uint32_t bytes,
+                                             uint64_t* barrier, bool once) {
+  if (once) {
+    copy_weights(to, from, bytes, barrier);
+  } else {
+    bulk_copy(to, from, bytes, barrier);
+  }
+}
+#endif
+
+// What a block needs to know of its product.
+struct Work {
+  const uint8_t* weights;
+  int64_t rows, cols;
+  const uint8_t* act;
+  int64_t act_chunks, act_tiles;
+  float* out;
+  int64_t out_stride, tokens;
+  const float* bias;
+  float scale;
+  bool add;
+  float up = 1.0f;  // what the format's values are too small by
+};
+
+// What a sum of 16 rows and 8 tokens is added to, on its way before the sum is there.
+struct Before {
+  float v[4];
+  __device__ __forceinline__ void load(const Work& w, int64_t row_tile, int64_t token_tile,
+                                       int lane) {
+    const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int64_t r = row + n / 2 * 8, t = token + n % 2;
+      if (r < w.rows && t < w.tokens) v[n] = w.out[t * w.out_stride + r];
+    }
+  }
+};
+
+// Writes the sums of 16 rows for NT tiles of tokens; loads of what is added to fly together, those
+// of kAtOnce tiles, if it is not `known`.
+template <int NT, int kAtOnce = NT % 2 == 0 ? 2 : 1>
+__device__ __forceinline__ void finish(const Work& w, const float (&sum)[NT][4], int64_t row_tile,
+                                       int64_t token_tile, int lane, const float* known = nullptr) {
+  const int64_t row = row_tile * 16 + lane / 4, token = token_tile * 8 + lane % 4 * 2;
+  const bool real[2] = {row < w.rows, row + 8 < w.rows};
+  float bias[2] = {};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (w.bias != nullptr && real[r]) bias[r] = w.bias[row + r * 8];
+  }
+  float* at = w.out + token * w.out_stride + row;
+  int64_t left = w.tokens - token;
+#pragma unroll
+  for (int first = 0; first < NT; first += kAtOnce) {
+    const auto each = [&](auto&& body) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce * 4; ++n) {
+        const int to = n / 4 * 8 + n % 2, r = n % 4 / 2;
+        if (to < left && real[r]) body(n, r, at + to * w.out_stride + r * 8);
+      }
+    };
+    float before[kAtOnce * 4];
+    if (w.add) {
+      each([&](int n, int, const float* from) {
+        before[n] = known != nullptr ? known[first * 4 + n] : *from;
+      });
+    }
+    each([&](int n, int r, float* to) {
+      float v = __fmul_rn(sum[first + n / 4][n % 4], w.up);
+      if (w.bias != nullptr) v = __fadd_rn(v, bias[r]);
+      v = __fmul_rn(v, w.scale);
+      *to = w.add ? __fadd_rn(before[n], v) : v;
+    });
+    at += kAtOnce * 8 * w.out_stride;
+    left -= kAtOnce * 8;
+  }
+}
+
+// sum += part, scaled.
+template <int NT>
+__device__ __forceinline__ void add_scaled(float (&sum)[NT][4], const float (&part)[NT][4],
+                                           float d0, float d1) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[j][i] = __fmaf_rn(part[j][i], i < 2 ? d0 : d1, sum[j][i]);
+  }
+}
+
+// sum += a piece of 64 columns: a is its four operands, b the tokens'.
+template <class F, int NT>
+__device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)[4],
+                                           const uint4 (&b)[NT][2], const Piece& piece, int index) {
+  if constexpr (F::kGroup == 0) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      mma(sum[j], a[0], b[j][0].x, b[j][0].y);
+      mma(sum[j], a[1], b[j][0].z, b[j][0].w);
+      mma(sum[j], a[2], b[j][1].x, b[j][1].y);
+      mma(sum[j], a[3], b[j][1].z, b[j][1].w);
+    }
+  } else {
+#pragma unroll
+    for (int group = 0; group < 4 / F::kGroup; ++group) {
+      const Scales s = F::scales(piece, index, group);
+      float part[NT][4] = {};
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+#pragma unroll
+        for (int k = group * F::kGroup; k < (group + 1) * F::kGroup; ++k) {
+          const uint4& v = b[j][k / 2];
+          mma(part[j], a[k], k % 2 == 0 ? v.x : v.z, k % 2 == 0 ? v.y : v.w);
+        }
+      }
+      add_scaled<NT>(sum, part, s.d0, s.d1);
+    }
+  }
+}
+
+// Up to so many tokens streams of weights are faster than tiles, and want activations in the order
+// of lanes.
+inline constexpr int64_t kFewTokens = 64;
+
+// gemm_sm80_large_m.cu: many tokens.
+template <class F>
+int run_tiles(const ProductList& list, int64_t tokens);
+
+// gemm_bf16_sm90_m1_32.cu: BF16 on Hopper, few tokens in the order of lanes.
+bool few_takes(const ProductList& list, int64_t tokens);
+int run_few(const ProductList& list, int64_t tokens);
+bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens);
+int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+// swiglu_bf16_sm90_m17_32.cu: the latter with more than 16 tokens.
+int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_q_sm90_m1_8.cu: quantised weights with up to a tile of tokens, on Hopper.
+template <class F>
+int run_stream(const ProductList& list, int64_t tokens);
+template <class F>
+bool stream_gated_fits(int64_t rows, int64_t cols);
+template <class F>
+int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_q_sm90_m1_8_small_n.cu: the same of few rows of 4,096 columns.
+template <class F>
+bool once_takes(const ProductList& list);
+template <class F>
+int run_once(const ProductList& list, int64_t tokens);
+template <class F>
+bool once_takes_pair(const ProductList& list, int other);  // from which product on: as run_pair
+template <class F>
+int run_once_pair(const ProductList& list, int64_t tokens);
+// gemm_q_sm90_m1_8_long_k.cu: of few rows of more columns.
+bool long_takes(const ProductList& list);
+template <class F>
+int run_long(const ProductList& list, int64_t tokens);
+
+// swiglu_q_sm90_m1_8.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
+// rings find room and whose lanes need few registers.
+template <class F>
+inline constexpr bool kManyWarps =
+    F::kCode != Code::kQ8_0 && F::kCode != Code::kQ6_K && F::kCode != Code::kQ2_K;
+bool gate_takes(int64_t rows, int64_t cols);
+template <class F>
+int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+bool many_rows_take(const ProductList& list);
+template <class F>
+int run_many_rows(const ProductList& list, int64_t tokens);
+
+// prefetch_next_gemm.cu: what is worth bringing near of products that come next. It is touched, and
+// nothing else depends on it.
+NextWeights next_weights(const NextProducts* next, int64_t tokens);
+
+// gemm_q_sm90_m9_16.cu: the same with up to kQuantFew, where few_takes.
+inline constexpr int64_t kQuantFew = 16;
+template <class F>
+int run_quant_few(const ProductList& list, int64_t tokens);
+template <class F>
+int run_quant_few_pair(const ProductList& list, int64_t tokens);
+
+// gemm_q_sm90_m9_16_large_n.cu: the same of many rows; gate and up of so many rows each, where
+// blocks have enough to do.
+bool quant_wide_fits(const ProductList& list);
+bool quant_gated_fits(int64_t rows, int64_t cols);
+template <class F>
+int run_quant_wide(const ProductList& list, int64_t tokens);
+template <class F>
+int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_q_sm90_m17_64.cu: the same with up to kQuantMiddle tokens; of gate, beside which up's
+// rows stand.
+inline constexpr int64_t kQuantMiddle = 64;
+template <class F>
+int run_decode_middle(const ProductList& list, int64_t tokens);
+// Blocks of 64 tokens and 128 rows, however many.
+template <class F>
+int run_decode_rows(const ProductList& list, int64_t tokens);
+template <class F>
+int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act);
+
+// gemm_q_sm90_m65.cu: the same with more than kQuantFew, of some formats kTokenTile.
+template <class F>
+int run_decode(const ProductList& list, int64_t tokens);
+bool decode_gated_fits(int64_t rows, int64_t tokens);
+template <class F>
+int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_q_sm90_two_formats.cu: products in Q4_K or Q5_K and then in Q6_K, where a launch takes both.
+inline bool pair_begins(Code code) {
+  return code == Code::kQ4_K || code == Code::kQ5_K;
+}
+bool pair_takes(const ProductList& list, int64_t tokens);
+int run_pair(const ProductList& list, int64_t tokens);
+
+// gemm_bf16_sm90_m65.cu: BF16 on Hopper.
+bool wgmma_takes(Code code, int64_t tokens);
+int run_wgmma(const ProductList& list, int64_t tokens);
+int run_wgmma_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_bf16_sm90_m33_128_splitk2.cu: the same with at most 128 tokens and few rows.
+bool halves_take(const ProductList& list, int64_t tokens);
+int run_halves(const ProductList& list, int64_t tokens);
+
+// swiglu_bf16_sm90_m65_128.cu: the same of gated units with 65 to 128 tokens.
+bool gate_takes(const ProductList& gate_and_up, int64_t tokens);
+int run_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_bf16_sm90_m33_128_balanced.cu: the same with few tokens or rows; of gated units with at most
+// 64 tokens.
+bool share_takes(const ProductList& list, int64_t tokens);
+int run_share(const ProductList& list, int64_t tokens);
+int run_share_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_fp8_sm90_m1_64.cu: FP8 on Hopper; swiglu_fp8_sm90_m65.cu: gate and up of so many rows each,
+// where blocks have enough to do.
+int run_fp8(const ProductList& list, int64_t tokens);
+bool fp8_gated_fits(int64_t rows, int64_t tokens);
+int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_int8_sm80.cu: INT8, with activations in it; gemm_int8_sm90_m33.cu: gate and up, whose gated
+// unit takes gate's `out` on its way.
+int run_int8(const ProductList& list, int64_t tokens);
+bool int8_gated_fits(int64_t tokens);
+int run_int8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+}  // namespace freshet::cuda

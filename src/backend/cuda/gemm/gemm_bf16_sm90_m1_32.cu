@@ -1,0 +1,315 @@
+// Products of BF16 weights with at most 32 tokens on Hopper.
+//
+// Memory decides: every multiprocessor gets one block, and every block the same number of tiles of
+// 16 rows, with all of K: nothing meets outside of a block. Its eight warps take a leaf of K each,
+// and stream it through rings of their own, several tiles a copy: the copy engine is too slow with
+// copies of one. What the rings hold is asked for before the kernel in front has ended, a little at
+// a time (prefetch_weights.cuh). Leaves are added from left to right; the bits are those of
+// gemm_sm80_small_m.cu.
+//
+// With at most 16 tokens gate and up may end in the gated unit here: groups of gate's tiles and of
+// up's take turns, and the warp that adds up both gates. Code is kept short: a layer's kernels
+// follow each other so fast that fetching it shows.
+#include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
+#include "backend/cuda/gemm/prefetch_weights.cuh"
+#include "backend/cuda/gemm/swiglu_epilogue.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+// NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's ring, few enough for
+// a block beside one of decode_cluster_sm90.cu.
+template <int NT, int R, int kMost>
+struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
+constexpr int kNear = 2;        // pieces
+constexpr int kClockBytes = 3;  // of a warp in a clock
+
+template <int NT>
+inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
+
+// A warp's leaf of a share: R tiles at a time, all units of the leaf, then the next R, or first the
+// same of the other matrix. One lane asks.
+template <int NT, int R, int kMatrices, int kMost>
+struct Stream {
+  using S = Shape<NT, R, kMost>;
+  const uint8_t* weights[kMatrices];
+  int64_t cols;
+  Share share;
+  int first, units;  // of the leaf
+  uint32_t ring, full;
+  int group = 0, unit = 0, stage = 0;  // to be asked for next
+  const uint8_t* from = nullptr;
+  int64_t jump = 0;  // to the rest of it, which belongs to the next panel
+  uint32_t bytes = 0, rest = 0;
+
+  __device__ __forceinline__ int groups() const { return (share.count + R - 1) / R * kMatrices; }
+  __device__ __forceinline__ bool more() const { return group < groups() && units > 0; }
+  __device__ __forceinline__ int64_t tile(int of) const { return share.first + of / kMatrices * R; }
+  __device__ __forceinline__ int tiles(int of) const {
+    return min(R, share.count - of / kMatrices * R);
+  }
+  __device__ __forceinline__ void find() {
+    const int64_t at = tile(group);
+    const int count = tiles(group), here = min(count, static_cast<int>(8 - at % 8));
+    const uint8_t* matrix = kMatrices == 2 && group % 2 == 1 ? weights[kMatrices - 1] : weights[0];
+    from = matrix + tile_at<BF16>(at, cols) + first * kUnitStep<BF16>;
+    jump = tile_at<BF16>(at + here, cols) - tile_at<BF16>(at, cols);
+    bytes = static_cast<uint32_t>(here * BF16::kTileBytes);
+    rest = static_cast<uint32_t>((count - here) * BF16::kTileBytes);
+  }
+  __device__ __forceinline__ void ask(uint64_t policy) {
+    const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes);
+    const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(bytes + rest)
+                 : "memory");
+    copy_weights(to, from, bytes, barrier, policy);
+    if (rest != 0) copy_weights(to + bytes, from + jump, rest, barrier, policy);
+    stage = stage + 1 < S::kStages ? stage + 1 : 0;
+    advance();
+  }
+  // Asks for no more than that it comes to the L2 cache.
+  __device__ __forceinline__ void bring_near() {
+    const auto bring = [](const uint8_t* p, uint32_t n) {
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n) : "memory");
+    };
+    bring(from, bytes);
+    if (rest != 0) bring(from + jump, rest);
+    advance();
+  }
+
+ private:
+  __device__ __forceinline__ void advance() {
+    from += kUnitStep<BF16>;
+    if (++unit == units) {
+      unit = 0;
+      ++group;
+      if (more()) find();
+    }
+  }
+};
+#endif
+
+// The first asks of all warps: warp 0, which then waits for the kernel in front, does not wait for
+// any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
+// what lies between them may be in flight.
+template <class S>
+__device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kStages], int warp,
+                                                  int s) {
+  constexpr int kOthers = kWarps - 1;
+  const int at = S::kStages + s * kOthers + warp - 1 - kAheadBytes / S::kStageBytes;
+  if (warp == 0 || at < 0) return nullptr;
+  const int other = at - S::kStages;
+  return other < 0 ? &full[0][at] : &full[1 + other % kOthers][other / kOthers];
+}
+
+// Few registers leave room for the small kernel in front: the next block starts beside it.
+// kMatrices: 2 for gate and up that end in the gated unit, in `gated`.
+template <int NT, int R, int kMatrices, int kMost>
+__global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
+    few_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
+               int share) {
+#if __CUDA_ARCH__ >= 900
+  using S = Shape<NT, R, kMost>;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[kWarps][S::kStages];
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  const ProductArgs& p = list.of[i];
+  const Work w{p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
+               p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+  const auto units = static_cast<int>((w.cols + 63) / 64);
+  const int64_t tiles = (w.rows + 15) / 16;
+  const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
+  const int begin = units * warp / kWarps;
+  const uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
+  Stream<NT, R, kMatrices, kMost> stream{
+      {w.weights},
+      w.cols,
+      {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
+      begin,
+      units * (warp + 1) / kWarps - begin,
+      shared_address(ring),
+      shared_address(full[warp])};
+  if constexpr (kMatrices == 2) stream.weights[1] = list.of[1].weight.data;
+  const uint64_t policy = read_once();
+  if (threadIdx.x == 0) ended = 0;
+  if (lane == 0) {
+    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
+    barriers_ready();
+  }
+  __syncthreads();
+  if (lane == 0) {
+    if (stream.more()) stream.find();
+    for (int s = 0; s < S::kStages && stream.more(); ++s) {
+      if (uint64_t* before = asked_before<S>(full, warp, s)) landed(before, ended);
+      stream.ask(policy);
+    }
+    if (NT == 1 && warp > 0) {
+      landed(&full[warp][S::kStages - 1], ended);
+      auto next = stream;
+      int64_t at = clock64();
+      for (int n = 0; n < kNear && next.more() && ended == 0; ++n) {
+        next.bring_near();
+        for (at += S::kStageBytes / kClockBytes; clock64() < at && ended == 0;) {
+        }
+      }
+    }
+  }
+  __syncwarp();
+  auto* shared = reinterpret_cast<float4*>(rings + S::kRings);
+  // Lanes of tokens that are not there read another's.
+  const int act_lane = NT > 1 || lane / 4 < tokens ? lane : lane % 4;
+  wait();
+  if (threadIdx.x == 0) ended = 1;
+  const uint4* act[NT];
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const int64_t tile = j < w.act_tiles ? j : w.act_tiles - 1;
+    act[j] =
+        reinterpret_cast<const uint4*>(w.act) + tile * w.act_chunks * 32 + begin * 64 + act_lane;
+  }
+  uint4 b[kAhead<NT>][NT][2];
+  const auto load_first = [&] {
+#pragma unroll
+    for (int d = 0; d < kAhead<NT>; ++d) {
+      if (d < stream.units) load_tokens<NT>(b[d], act, d);
+    }
+  };
+  load_first();
+  int stage = 0, round = 0;
+  float gates[NT / S::kTogether][4];
+  const int groups = stream.groups();
+  for (int group = 0; group < groups; ++group) {
+    const int count = stream.tiles(group);
+    const int64_t tile = stream.tile(group);
+    Before before;
+    if constexpr (NT == 1 && kMatrices == 1) {
+      if (w.add && warp < count) before.load(w, tile + warp, 0, lane);
+    }
+    float sum[R][NT][4] = {};
+    for (int k = 0; k < stream.units; k += kAhead<NT>) {
+#pragma unroll
+      for (int d = 0; d < kAhead<NT>; ++d) {
+        if (k + d >= stream.units) break;
+        barrier_wait(&full[warp][stage], round);
+        const uint8_t* rows = ring + stage * S::kStageBytes;
+        if constexpr (NT == 1) {
+          // Sums of tiles that are nobody's are, too; their chains run side by side.
+          Piece piece[R];
+#pragma unroll
+          for (int t = 0; t < R; ++t) {
+            BF16::load<FromShared>(rows + t * BF16::kTileBytes, 0, lane, piece[t]);
+          }
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            const uint4& v = b[d][0][n / 2];
+#pragma unroll
+            for (int t = 0; t < R; ++t) {
+              mma(sum[t][0], piece[t].q[n], n % 2 == 0 ? v.x : v.z, n % 2 == 0 ? v.y : v.w);
+            }
+          }
+        } else {
+#pragma unroll
+          for (int t = 0; t < R; ++t) {
+            if (t >= count) break;
+            Piece piece;
+            uint4 a[4];
+            BF16::load<FromShared>(rows + t * BF16::kTileBytes, 0, lane, piece);
+            BF16::decode(piece, 0, lane, a);
+            accumulate<BF16, NT>(sum[t], a, b[d], piece, 0);
+          }
+        }
+        if (k + d + kAhead<NT> < stream.units) load_tokens<NT>(b[d], act, k + d + kAhead<NT>);
+        __syncwarp();
+        if (lane == 0 && stream.more()) stream.ask(policy);
+        if (++stage == S::kStages) stage = 0, round ^= 1;
+      }
+    }
+    if (group + 1 < groups) load_first();
+    if constexpr (kMatrices == 1 && NT == 1) {
+      add_leaves<S>(sum, shared, count, [&](float(&all)[1][4], int t, int, int) {
+        if (w.add) {
+          finish<1>(w, all, tile + t, 0, lane, before.v);
+        } else {
+          finish<1>(w, all, tile + t, 0, lane);
+        }
+      });
+    } else if constexpr (kMatrices == 1) {
+      add_leaves<S>(w, sum, shared, tile, count);
+    } else {
+      add_leaves<S>(sum, shared, count, [&](float(&all)[1][4], int t, int j, int at) {
+        end_sums<1>(list.of[group % 2], all, (tile + t) * 16 + lane / 4);
+        if (group % 2 == 1) {
+          if (j * 8 < tokens) put_gated_lanes(gated, w.rows, gates[at], all[0], tile + t, j);
+        } else {
+#pragma unroll
+          for (int n = 0; n < 4; ++n) gates[at][n] = all[0][n];
+        }
+      });
+    }
+  }
+#endif
+}
+
+template <int NT, int R, int kMatrices, int kMost = 1 << 10>
+int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
+  using S = Shape<NT, R, kMost>;
+  const auto kernel = few_kernel<NT, R, kMatrices, kMost>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
+                S::kBytes, list, gated, tokens, share);
+}
+
+template <int NT>
+int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
+  if constexpr (NT <= 2) {
+    if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
+  }
+  if constexpr (NT == 1) {  // with 8 tokens attention leaves no such room
+    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1, 8>(list, tokens, share, gated);
+    if (share == 3 && tokens == 1) return launch_few<NT, 2, 1, 4>(list, tokens, share, gated);
+  }
+  if (share <= 2) return launch_few<NT, 2, 1>(list, tokens, share, gated);
+  if (share == 3) return launch_few<NT, 3, 1>(list, tokens, share, gated);
+  return launch_few<NT, 4, 1>(list, tokens, share, gated);
+}
+
+int launch_few(ProductList list, int64_t tokens, const Activations& gated) {
+  const int share = even_share(list);
+  if (tokens <= 8) return launch_few<1>(list, tokens, share, gated);
+  if (tokens <= 16) return launch_few<2>(list, tokens, share, gated);
+  return launch_few<4>(list, tokens, share, gated);
+}
+
+}  // namespace
+
+bool few_takes(const ProductList& list, int64_t tokens) {
+  return capability == 90 && tokens <= 32 && leaves(list.of[0].weight.cols) == kWarps;
+}
+bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens) {
+  return tokens <= 32 && leaves(cols) == kWarps && rows % kPadCols == 0;
+}
+
+int run_few(const ProductList& list, int64_t tokens) {
+  return launch_few(list, tokens, {});
+}
+
+// Blocks take the same tiles of gate and of up.
+int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  if (tokens > 16) return run_gate_few(gate_and_up, tokens, act);
+  ProductList list = gate_and_up;
+  list.count = 1;
+  return launch_few(list, tokens, act);
+}
+
+}  // namespace freshet::cuda

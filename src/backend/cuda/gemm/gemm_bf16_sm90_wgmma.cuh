@@ -1,0 +1,248 @@
+// What the kernels of BF16 products by wgmma share: a ring of stages in shared memory, 64 columns
+// of weights and of tokens each, the sums that warpgroups make of it, and how
+// they are written.
+//
+// A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), the bytes from one
+// warpgroup's rows and tokens to the other's, kGroupRows and kGroupTokens, and kTokensLead: whether
+// tokens are on the 64-row side of wgmma. kProducers threads fill its ring, a stage in turn: to ask
+// for a copy takes one some 340 cycles.
+#pragma once
+
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/mma/wgmma_bf16.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kConsumers = 256;
+inline constexpr int kProducerWarps = 4;
+inline constexpr int kPanelBytes = static_cast<int>(kUnitStep<BF16>);  // 64 columns of its 128 rows
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile's
+
+inline constexpr int kRingBytes = 216 << 10;  // or less
+
+template <class Kernel>
+int raise_shared(Kernel kernel, int bytes) {
+  return static_cast<int>(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Pieces of 64 columns of a leaf.
+struct Leaf {
+  int first, count;
+};
+__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
+  const int units = static_cast<int>((cols + 63) / 64), shift = 31 - __clz(leaves(cols));
+  const int first = units * leaf >> shift;
+  return {first, (units * (leaf + 1) >> shift) - first};
+}
+
+// Where a stage's rows come from: one run of memory, or one after the other.
+template <int Bytes>
+struct OneRun {
+  const uint8_t* from;
+  __device__ static constexpr uint32_t bytes() { return Bytes; }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    bulk_copy(to, from + at, Bytes, barrier);
+  }
+};
+template <int Bytes>
+struct TwoRuns {
+  const uint8_t *from, *other;
+  __device__ static constexpr uint32_t bytes() { return 2 * Bytes; }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    bulk_copy(to, from + at, Bytes, barrier);
+    bulk_copy(to + Bytes, other + at, Bytes, barrier);
+  }
+};
+
+template <class S>
+struct Ring {
+  uint8_t* stages;
+  uint64_t *full, *empty;
+  int at = 0;  // pieces taken or given so far
+  __device__ __forceinline__ int stage() const { return at % S::kStages; }
+  __device__ __forceinline__ int round() const { return at / S::kStages & 1; }
+  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
+};
+
+__device__ __forceinline__ void sync_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+__device__ __forceinline__ int producer_index() {
+  return (static_cast<int>(threadIdx.x) - kConsumers) / 32;
+}
+template <class S>
+__device__ __forceinline__ bool produces() {
+  return threadIdx.x % 32 == 0 && threadIdx.x < kConsumers + S::kProducers * 32;
+}
+
+// A producer's share of filling the ring with `count` pieces. Weights are asked for before the
+// kernel in front of this one has ended, tokens after.
+template <class S, class Rows>
+__device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint8_t* tokens,
+                                     int64_t token_step, uint32_t bytes, int count, bool& waited) {
+  constexpr int kProducers = S::kProducers;
+  static_assert(kProducers <= kProducerWarps && kProducers <= S::kStages);
+  const auto copy_rows = [&](int n, int stage) {
+    barrier_expect(&ring.full[stage], rows.bytes() + bytes);
+    rows.copy(ring.stages + stage * S::kStageBytes, n * kUnitStep<BF16>, &ring.full[stage]);
+  };
+  const auto copy_tokens = [&](int n, int stage) {
+    bulk_copy(ring.stages + stage * S::kStageBytes + S::kRowBytes, tokens + n * token_step, bytes,
+              &ring.full[stage]);
+  };
+  int n = (producer_index() - ring.at % kProducers + kProducers) % kProducers;
+  if (!waited) {
+    const int first = n, ahead = min(count, S::kStages);
+#pragma unroll 1
+    for (; n < ahead; n += kProducers) copy_rows(n, n);
+    wait();
+#pragma unroll 1
+    for (int k = first; k < ahead; k += kProducers) copy_tokens(k, k);
+    waited = true;
+  }
+  int stage = (ring.at + n) % S::kStages, round = (ring.at + n) / S::kStages & 1;
+#pragma unroll 1
+  for (; n < count; n += kProducers) {
+    barrier_wait(&ring.empty[stage], round ^ 1);  // of the first round there is nothing to wait for
+    copy_rows(n, stage);
+    copy_tokens(n, stage);
+    stage += kProducers;
+    if (stage >= S::kStages) stage -= S::kStages, round ^= 1;
+  }
+  ring.at += count;
+}
+
+template <class S>
+__device__ __forceinline__ Ring<S> start_ring(uint8_t* stages, uint64_t* full, uint64_t* empty,
+                                              int readers) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < S::kStages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], readers);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  return {stages, full, empty};
+}
+
+// What a warpgroup reads of the ring: of the operands the one with 64 rows, and the other. Places
+// are found once.
+template <class S>
+struct Reader {
+  uint32_t lead, other;  // operands of the first stage
+  uint32_t full, empty;  // barriers
+  int stage = 0, round = 0, before = 0;
+
+  __device__ __forceinline__ explicit Reader(const Ring<S>& ring)
+      : full(kept(shared_address(ring.full))), empty(kept(shared_address(ring.empty))) {
+    const int group = static_cast<int>(threadIdx.x / 128);
+    const uint32_t rows = place(ring.stages + group * S::kGroupRows);
+    const uint32_t tokens = place(ring.stages + S::kRowBytes + group * S::kGroupTokens);
+    lead = S::kTokensLead ? tokens : rows;
+    other = S::kTokensLead ? rows : tokens;
+  }
+  __device__ __forceinline__ static uint32_t place(const uint8_t* shared) {
+    return kept(static_cast<uint32_t>(operand_at(shared)));
+  }
+  // A step of 16 columns.
+  __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
+    return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  }
+  // The stage of the piece before.
+  __device__ __forceinline__ void leave() const {
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty + before * 8) : "memory");
+    }
+  }
+  // Waits for the next piece.
+  __device__ __forceinline__ void wait_full() const {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\n"
+        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra AGAIN;\n}" ::"r"(full + stage * 8),
+        "r"(round)
+        : "memory");
+  }
+  // sum += so many of its steps, or is set to them.
+  template <int NT>
+  __device__ __forceinline__ void multiply(float (&sum)[NT][4], int begin, int end,
+                                           bool first) const {
+    const uint32_t at = stage * (S::kStageBytes >> 4), a = lead + at, b = other + at;
+    wgmma_begin();
+#pragma unroll
+    for (int k = begin; k < end; ++k) wgmma(sum, step(a, k), step(b, k), !first || k > 0);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void next() {
+    before = stage;
+    if (++stage == S::kStages) stage = 0, round ^= 1;
+  }
+  // sum += the next piece, or is set to it: half of one is multiplied while the next is waited for.
+  template <int NT>
+  __device__ __forceinline__ void add(float (&sum)[NT][4], bool first) {
+    wait_full();
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+      multiply(sum, k, k + 2, first);
+      wgmma_wait<1>();
+      if (k == 0 && !first) leave();
+    }
+    next();
+  }
+  __device__ __forceinline__ void end() const {
+    wgmma_wait<0>();
+    leave();
+  }
+};
+
+// sum = the next `count` pieces, one at least. A stage is handed back as soon as it is multiplied,
+// not when the next piece has come; that of the last piece stays if asked to.
+template <class S, int NT>
+__device__ __forceinline__ void sum_pieces(Reader<S>& reader, float (&sum)[NT][4], int count,
+                                           bool stays = false) {
+#pragma unroll 1
+  for (int n = 0; n < count; ++n) {
+    reader.wait_full();
+    reader.multiply(sum, 0, 4, n == 0);
+    reader.next();
+    wgmma_wait<0>();
+    if (n + 1 < count || !stays) reader.leave();
+  }
+}
+
+template <int NT>
+__device__ __forceinline__ void add_sums(float (&total)[NT][4], const float (&sum)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+  }
+}
+
+// total = the sum of all leaves, from left to right.
+template <class S, int NT>
+__device__ __forceinline__ void sum_leaves(Reader<S>& reader, float (&total)[NT][4], int64_t cols) {
+  const int parts = leaves(cols);
+  float sum[NT][4] = {};
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+  }
+#pragma unroll 1
+  for (int leaf = 0; leaf < parts; ++leaf) {
+    sum_pieces<S, NT>(reader, sum, leaf_of(cols, leaf).count);
+    add_sums(total, sum);
+  }
+}
+
+__device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
+  return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
+          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+}
+#endif
+
+}  // namespace freshet::cuda

@@ -1,0 +1,83 @@
+// What the products of FP8 weights on Hopper share: how K is cut.
+#pragma once
+
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/mma/wgmma_fp8.cuh"
+
+namespace freshet::cuda {
+
+inline constexpr int kPanelRows = FP8Panels::kRows;
+// A step of a panel: codes, and scales behind them; those of 8 rows.
+inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
+inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
+
+// Weights of so many rows that tiles of 128 of them keep two thirds of 132 multiprocessors busy
+// until the end: K need not be cut, and a block has room for sums of twice as many rows.
+__host__ __device__ inline bool whole_in_k(int64_t rows) {
+  constexpr int64_t kTile = 2 * kPanelRows, kBlocks = 132;
+  const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
+  return tiles * 3 >= turns * kBlocks * 2;
+}
+__host__ __device__ inline int leaves8(const WeightView& w) {
+  if (whole_in_k(w.rows)) return 1;
+  return w.cols >= 2048 ? 4 : w.cols >= 1024 ? 2 : 1;
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+struct Leaf {
+  int first, count;  // steps of 128 columns
+};
+// How the steps of a weight are cut: leaves are a power of two, so that nothing is divided.
+struct LeafCut {
+  int steps, shift;
+  __device__ __forceinline__ Leaf leaf(int which) const {
+    const int first = steps * which >> shift;
+    return {first, (steps * (which + 1) >> shift) - first};
+  }
+};
+__device__ __forceinline__ LeafCut leaf_cut(const WeightView& w) {
+  return {static_cast<int>((w.cols + kE4M3Cols - 1) / kE4M3Cols), leaves8(w) >> 1};
+}
+__device__ __forceinline__ Leaf leaf_of(const WeightView& w, int leaf) {
+  return leaf_cut(w).leaf(leaf);
+}
+
+// The tiles of a block, or of a cluster of two that share rows: the blocks' tokens are neighbours.
+struct Tour {
+  int first, step, tiles;
+  int blocks = 1, rank = 0;
+};
+
+// Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
+__device__ __forceinline__ uint32_t kept_place(const void* shared) {
+  return kept(static_cast<uint32_t>(operand_at(shared)));
+}
+// sum = 128 columns of 64 rows and some tiles of 8, both at such places and with tiles so many
+// bytes apart, once wgmma_wait() says so.
+template <int kApart, int kTilesApart, int NT>
+__device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, uint32_t b) {
+  const auto at = [](uint64_t apart, uint32_t low, int k) {
+    return apart >> 4 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  };
+  wgmma_begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) wgmma8(sum, at(kApart, a, k), at(kTilesApart, b, k), k > 0);
+  wgmma_commit();
+}
+#endif
+
+// gemm_fp8_sm90_m65.cu: more than 64 tokens; up to so many, where all multiprocessors have tiles of
+// 128 rows until the end.
+int run_fp8_many(const ProductList& list, int64_t tokens);
+bool fp8_wide_fits(const ProductList& list, int64_t tokens);
+int run_fp8_wide(const ProductList& list, int64_t tokens);
+
+// swiglu_fp8_sm90_m1_64.cu: gate and up that end in the gated unit, with at most 64 tokens.
+int run_fp8_gated_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+
+// gemm_fp8_sm90_m65_128_splitk2.cu: 65 to 128 tokens. How many tiles of 8 rows a cluster takes; 0:
+// clusters for all rows would not run at once, or there is one leaf only.
+int fp8_halves_tiles(const ProductList& list, int64_t tokens);
+int run_fp8_halves(const ProductList& list, int64_t tokens);
+
+}  // namespace freshet::cuda

@@ -1,0 +1,656 @@
+// Products of FP8 weights (E4M3) on Hopper, from one token to many: activations in E4M3 too, wgmma.
+//
+// Every 128 columns of a row have a scale, of weights and of activations alike. The tensor cores
+// sum 128 columns; the sum times both scales is added in F32 to that of a leaf, from left to right.
+// K is cut into leaves by the weight's shape alone, and leaves are added from left to right: how
+// many tokens there are touches no bit.
+//
+// Rows of 64 are a panel. Where every row of it has one scale from end to end (FP8Panels::kOfRows),
+// the sum is multiplied by it once, at its end; where all its rows share theirs
+// (FP8Panels::kOfSteps), it is one number to look up.
+//
+// Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
+// 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
+// that adds them up. Where shared memory holds half a panel and there are few of them, four
+// warpgroups take all leaves; of many panels that are a leaf each, one. Blocks stay and go from
+// tile to tile, and one thread keeps a ring of stages filled by the bulk copy engine, with copies
+// of 8 KiB and more. gemm_fp8_sm90_m65.cu has the rest.
+#include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
+#include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
+#include "backend/cuda/runtime/cluster.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+__device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
+  return {p.weight.data, p.weight.rows, p.weight.cols, p.act,  p.act_chunks, (tokens + 7) / 8,
+          p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
+}
+
+// Of a leaf's tokens that stay: parts that come one after another, so that the first are multiplied
+// before the last are there.
+template <int NT>
+constexpr int kShares = NT == 1 ? 1 : 4;
+
+#endif
+
+// NT: tiles of 8 tokens; kGroups: warpgroups, which take a leaf each and have a ring of their own.
+// One warpgroup claims its tiles.
+// With few enough tokens, two blocks have room on a multiprocessor: the next kernel's weights come
+// while this one ends. kOwn: tokens are not in the rings, but where they stay; rings take all there
+// is, which is faster still.
+template <int NT, bool kOwn, int kGroups = 2>
+struct Few {
+  static constexpr int kConsumers = kGroups * 128;  // threads
+  static constexpr bool kClaims = kGroups == 1;
+  static constexpr bool kNear = kGroups == 4;  // what rings have no room for (Near)
+  static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
+  // Registers are left for the kernels in between, too: as if a block had so many threads.
+  static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
+  static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
+  static constexpr int kMeeting = NT * kGroups * 2048;  // where leaves meet
+  static constexpr int kRoom =                          // of rings and tokens
+      kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
+  static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
+  static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
+  static constexpr int kThreads = kConsumers + 32 * (kProducers + kFinishers);
+};
+
+// Some multiprocessors read faster than others, so blocks may claim their tiles, but the first.
+// Claims come after the kernel in front has ended, and each launch makes as many as it has tiles,
+// which takes the counter back to zero.
+__device__ unsigned claimed;
+constexpr int kClaimAhead = 8;  // steps before the tile's first
+constexpr int kTold = 8;  // claims that are remembered: of twice the tiles in a ring, at least
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// The tiles of a block: those of its tour, or its first and what the producer claims and tells.
+template <bool kClaims>
+struct Tiles {
+  Tour tour;
+  volatile int* told;
+  uint64_t* known;
+  int index, turn = 0;
+  __device__ __forceinline__ bool is_one() const { return index < tour.tiles; }
+  __device__ __forceinline__ bool is_first() const { return turn == 0; }
+  __device__ __forceinline__ bool is_last() const {
+    return !kClaims && index + tour.step >= tour.tiles;
+  }
+  __device__ __forceinline__ void next() {
+    if constexpr (kClaims) {
+      barrier_wait(&known[turn % kTold], turn / kTold % 2);
+      index = told[turn % kTold];
+    } else {
+      index += tour.step;
+    }
+    ++turn;
+  }
+  __device__ __forceinline__ void tell(int tile) {
+    told[turn % kTold] = tile;
+    barrier_arrive(&known[turn % kTold]);
+    ++turn;
+    index = tile;
+  }
+  __device__ __forceinline__ int claim() const {
+    unsigned v;
+    asm volatile("atom.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(v)
+                 : "l"(&claimed), "r"(tour.tiles - 1)
+                 : "memory");
+    return static_cast<int>(v) + tour.step;
+  }
+};
+
+// One thread a ring.
+template <int NT>
+__device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
+                                            const ProductList& list, int64_t tokens,
+                                            const Tour& tour, int leaf) {
+  using S = Few<NT, false>;
+  const int64_t act_tiles = (tokens + 7) / 8;
+  const bool once = act_tiles <= NT;
+  int issued = 0;  // in all
+  for (int index = tour.first; index < tour.tiles; index += tour.step) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+    const ProductArgs& p = list.of[tile.product];
+    const Leaf part = leaf_of(p.weight, leaf);
+    const int64_t left = act_tiles - tile.token_tile;
+    const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
+    const auto copy_rows = [&](int n, int stage) {
+      barrier_expect(&ring.full[stage], kPanelBytes + bytes);
+      copy_weights(ring.stages + stage * S::kStage, panel_at(p.weight, tile.unit, part.first + n),
+                   kPanelBytes, &ring.full[stage], once);
+    };
+    const auto copy_tokens = [&](int n, int stage) {
+      bulk_copy(ring.stages + stage * S::kStage + kPanelBytes,
+                tokens_at(p, act_tiles, part.first + n, tile.token_tile), bytes, &ring.full[stage]);
+    };
+    int n = 0;
+    if (issued == 0) {
+      for (; n < min(part.count, ring.count); ++n) copy_rows(n, n);
+      wait();
+      for (; issued < n; ++issued, ring.next()) copy_tokens(issued, issued);
+    }
+    for (; n < part.count; ++n, ++issued, ring.next()) {
+      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
+      copy_rows(n, ring.stage);
+      copy_tokens(n, ring.stage);
+    }
+  }
+}
+
+// What the scales of a tile's rows have in common.
+template <int NT>
+__device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t tokens, int index) {
+  const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
+  return scaled(list.of[tile.product].weight, tile.unit);
+}
+
+// The same where all products have the same tile of tokens: a leaf of it comes once. Until the
+// kernel in front has `ended` little is in flight (prefetch_weights.cuh). Who claims tiles has no
+// time to learn what their scales have in common, and copies all.
+template <class S, int NT, bool kClaims>
+__device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
+                                             int64_t tokens, Tiles<kClaims> tiles, int leaf,
+                                             uint8_t* own, uint64_t* here, Near near,
+                                             const volatile int& ended) {
+  constexpr int kInFlight = (kFp8AheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
+  const Leaf part = leaf_of(list.of[0].weight, leaf);
+  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;
+  const auto start_tokens = [&] {
+    wait();
+#pragma unroll
+    for (int s = 0; s < kShares<NT>; ++s) {
+      const int first = part.count * s / kShares<NT>, end = part.count * (s + 1) / kShares<NT>;
+      const auto bytes = static_cast<uint32_t>((end - first) * of_step);
+      barrier_expect(&here[s], bytes);
+      if (bytes == 0) continue;
+      bulk_copy(own + first * of_step,
+                list.of[0].act + static_cast<int64_t>(part.first + first) * of_step, bytes,
+                &here[s]);
+    }
+  };
+  const auto look_up = [&](int index) {
+    return index < tiles.tour.tiles ? scaled_tile<NT>(list, tokens, index) : 0;
+  };
+  int issued = 0;  // in all
+  bool started = false;
+  int how = 0, next = 0;
+  while (tiles.is_one()) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
+    const uint8_t* from = panel_at(list.of[tile.product].weight, tile.unit, part.first);
+    int n = 0;
+    if (!kClaims && tiles.is_first()) {
+      // On its way while the first codes are asked for; later tiles' is looked up one ahead.
+      how = scaled(list.of[tile.product].weight, tile.unit);
+      const int first = min(kInFlight, min(part.count, ring.count));
+      for (int i = 0; i < first; ++i) {
+        copy_codes(ring.stages + i * S::kStage, from + i * kPanelBytes, &ring.full[i]);
+      }
+      for (; n < first; ++n, ring.next(), from += kPanelBytes) {
+        copy_scales(ring.data(), from, scale_bytes(how), &ring.full[ring.stage]);
+      }
+      issued = n;
+    }
+    if (!kClaims) next = look_up(tiles.index + tiles.tour.step);
+    const uint32_t scales = scale_bytes(how);
+    int claim = 0;
+    for (; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
+      if (issued >= kInFlight && issued < ring.count) {
+        landed(&ring.full[issued - kInFlight], ended);
+      }
+      if (!started && (issued == ring.count || ended != 0)) {
+        if constexpr (S::kNear) near.bring(from, part.count - n, ended);
+        start_tokens();
+        started = true;
+        if constexpr (S::kNear) near.end();
+      }
+      if (kClaims && started && claim == 0 && n >= part.count - kClaimAhead) claim = tiles.claim();
+      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
+      if constexpr (kClaims) {
+        barrier_expect(&ring.full[ring.stage], kPanelBytes);
+        copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+      } else {
+        copy_scales(ring.data(), from, scales, &ring.full[ring.stage]);
+        copy_codes(ring.data(), from, &ring.full[ring.stage]);
+      }
+    }
+    if constexpr (kClaims) {
+      if (!started) start_tokens();
+      started = true;
+      tiles.tell(claim != 0 ? claim : tiles.claim());
+    } else {
+      tiles.next();
+    }
+    how = next;
+  }
+  if (!started) start_tokens();
+}
+
+// Where the leaves of a tile meet: each block of the cluster adds up its share of the rows.
+struct Meeting {
+  uint8_t* sums;             // [leaf][tile of 16 rows][tile of tokens][lane][4]
+  uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
+  int blocks, rank, leaves;
+};
+
+// Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
+// the first.
+template <class S, int NT, bool kOwn, bool kClaims>
+__device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductList& list,
+                                            int64_t tokens, Tiles<kClaims> tiles, int leaf,
+                                            const Meeting& meeting, const uint8_t* own,
+                                            uint64_t* here, int next) {
+  const int lane = static_cast<int>(threadIdx.x % 32),
+            warp = static_cast<int>(threadIdx.x / 32 % 4);
+  const int mine = 4 / meeting.blocks, owner = warp / mine;
+  const uint32_t to =
+      place_in_block(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
+  const uint32_t arrived = place_in_block(meeting.arrived, owner);
+  constexpr uint32_t kStagePlaces = S::kStage >> 4;
+  const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;  // where they stay
+  const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
+  int parity = 1;
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const int index = tiles.index;
+    const WeightView& weight =
+        list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
+    if (kClaims && !tiles.is_first()) next = scaled_tile<NT>(list, tokens, index);
+    const int how = next;
+    if (!kClaims && !tiles.is_last()) {
+      next = scaled_tile<NT>(list, tokens, index + tiles.tour.step);
+    }
+    float leaf_sum[NT][4];
+    clear(leaf_sum);
+    const int count = leaf_of(weight, leaf).count;
+    int share = tiles.is_first() ? 0 : kShares<NT>;  // of the tokens
+    const auto ask = [&](float(&sum)[NT][4], int n) {
+      if constexpr (kOwn) {
+        for (; share < kShares<NT> && count * share / kShares<NT> <= n; ++share) {
+          barrier_wait(&here[share], 0);
+        }
+      }
+      barrier_wait(&ring.full[ring.stage], ring.round);
+      const uint32_t at = ring_at + ring.stage * kStagePlaces;
+      fp8_ask<NT>(sum, at, kOwn ? own_at + (n * of_step >> 4) : at + (kPanelBytes >> 4));
+    };
+    // A stage goes back as soon as it is multiplied.
+    const auto add = [&](const float(&sum)[NT][4], int n, int stage, const float2& w) {
+      const uint8_t* panel = ring.stages + stage * S::kStage;
+      add_step<NT>(leaf_sum, sum, w, kOwn ? own + n * of_step : panel + kPanelBytes);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&ring.empty[stage]);
+    };
+    const auto scales_of = [&](int stage) {
+      return step_scales(ring.stages + stage * S::kStage, how);
+    };
+    if constexpr (NT == 1) {
+      // While a step is multiplied the one before it is added.
+      int n = 0;
+      for (; n + 1 < count; n += 2) {
+        float even[NT][4], odd[NT][4];
+        const int stage = ring.stage;
+        ask(even, n);
+        const float2 even_scales = scales_of(stage);
+        ring.next();
+        ask(odd, n + 1);
+        const float2 odd_scales = scales_of(ring.stage);
+        wgmma_wait<1>();
+        add(even, n, stage, even_scales);
+        wgmma_wait<0>();
+        add(odd, n + 1, ring.stage, odd_scales);
+        ring.next();
+      }
+      if (n < count) {
+        float sum[NT][4];
+        ask(sum, n);
+        const float2 w = scales_of(ring.stage);
+        wgmma_wait<0>();
+        add(sum, n, ring.stage, w);
+        ring.next();
+      }
+    } else {
+      for (int n = 0; n < count; ++n, ring.next()) {
+        float sum[NT][4];
+        ask(sum, n);
+        const float2 w = scales_of(ring.stage);
+        wgmma_wait<0>();
+        add(sum, n, ring.stage, w);
+      }
+    }
+    if (!tiles.is_first()) barrier_wait(meeting.room, parity);
+    if (meeting.blocks > 1) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) send(to + j * 512, leaf_sum[j], arrived);
+    } else {
+      auto* own = reinterpret_cast<float4*>(meeting.sums) + (leaf * 4 + warp) * NT * 32 + lane;
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const float(&v)[4] = leaf_sum[j];
+        own[j * 32] = make_float4(v[0], v[1], v[2], v[3]);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(meeting.arrived);
+    }
+  }
+}
+
+// Other warps add up the block's share of the leaves meanwhile: here of more than 8 tokens, kMine
+// tiles of 16 rows. What is added to is loaded before the leaves are there, and of the weights what
+// the first tile wants before the kernel in front has ended.
+template <int NT, int kMine>
+__device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
+                                             Tiles<false> tiles, const Meeting& meeting, int warp) {
+  constexpr int kThreads = Few<NT, false>::kFinishers * 32, kQuads = kMine * 4;
+  constexpr int kAtOnce = kThreads / kQuads, kRounds = NT * kTokenTile / kAtOnce;
+  constexpr int kItems = kMine * NT / Few<NT, false>::kFinishers;
+  constexpr int kWidth = kMine * 16 + 4;  // of a token: no bank has two of a half warp's
+  static_assert(kItems > 0 && NT * kTokenTile * kWidth * 4 <= Few<NT, false>::kMeeting);
+  const int lane = static_cast<int>(threadIdx.x % 32), thread = warp * 32 + lane;
+  const int in = thread / kQuads, of_rows_at = thread % kQuads * 4;
+  const auto sync = [] { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); };
+  int parity = 0;
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
+    const ProductArgs& p = list.of[tile.product];
+    const int64_t row = tile.unit * kPanelRows + meeting.rank * kMine * 16 + of_rows_at;
+    const int64_t token = tile.token_tile * kTokenTile + in;
+    const Four of = four_of(p, row);
+    float4 scales = make_float4(1.0f, 1.0f, 1.0f, 1.0f), before[kRounds] = {};
+    if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+      scales = __ldg(reinterpret_cast<const float4*>(row_scale(p.weight, row)));
+    }
+    if (tiles.is_first()) {
+      if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
+      wait();
+    }
+    const auto each = [&](auto&& body) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int64_t t = token + i * kAtOnce;
+        if (t < tokens && of.count > 0) body(i, p.out + t * p.out_stride + row);
+      }
+    };
+    if (p.add != 0) each([&](int i, const float* from) { before[i] = load_some(from, of); });
+    if (meeting.blocks > 1 && thread == 0) {
+      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * kMine * NT * 512));
+    }
+    barrier_wait(meeting.arrived, parity);
+    float4 v[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const auto* sums = reinterpret_cast<const float4*>(meeting.sums) +
+                         (warp + i * Few<NT, false>::kFinishers) * 32 + lane;
+      v[i] = sums[0];
+      for (int l = 1; l < meeting.leaves; ++l) {
+        const float4 next = sums[l * kMine * NT * 32];
+        v[i] = make_float4(__fadd_rn(v[i].x, next.x), __fadd_rn(v[i].y, next.y),
+                           __fadd_rn(v[i].z, next.z), __fadd_rn(v[i].w, next.w));
+      }
+    }
+    // In their place, neighbouring rows of a token side by side.
+    sync();
+    auto* lines = reinterpret_cast<float*>(meeting.sums);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = warp + i * Few<NT, false>::kFinishers;
+      float* to =
+          lines + (item % NT * kTokenTile + lane % 4 * 2) * kWidth + item / NT * 16 + lane / 4;
+      to[0] = v[i].x;
+      to[kWidth] = v[i].y;
+      to[8] = v[i].z;
+      to[kWidth + 8] = v[i].w;
+    }
+    sync();
+    each([&](int i, float* to) {
+      float4 sum =
+          *reinterpret_cast<const float4*>(lines + (in + i * kAtOnce) * kWidth + of_rows_at);
+      sum = make_float4(__fmul_rn(sum.x, scales.x), __fmul_rn(sum.y, scales.y),
+                        __fmul_rn(sum.z, scales.z), __fmul_rn(sum.w, scales.w));
+      write_some(to, p, of, sum, before[i]);
+    });
+    __syncwarp();
+    if (lane < meeting.blocks && !tiles.is_last()) {
+      arrive_at(place_in_block(meeting.room, lane));
+    }
+  }
+}
+
+// The same of 8 tokens at most: a warp has at most one tile of rows.
+template <bool kClaims>
+__device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
+                                             Tiles<kClaims> tiles, const Meeting& meeting,
+                                             int warp) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int mine = 4 / meeting.blocks;  // tiles of 16 rows
+  int parity = 0;
+  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+    const ProductTile tile = find_product_tile<1, 1>(list, tokens, tiles.index);
+    const ProductArgs& p = list.of[tile.product];
+    const Work work = work_of(p, tokens);
+    const int64_t row_tile = tile.unit * 4 + meeting.rank * mine + warp;
+    Before before;
+    float2 scales = make_float2(1.0f, 1.0f);
+    if (warp < mine) {
+      if (scaled(p.weight, tile.unit) == FP8Panels::kOfRows) {  // one each
+        const float* scale = row_scale(p.weight, row_tile * 16 + lane / 4);
+        scales = make_float2(__ldg(scale), __ldg(scale + 8));
+      }
+    }
+    if (tiles.is_first()) {
+      if (warp == 0) look_up_pages(p, tokens, tile.unit * kPanelRows, lane);
+      wait();
+    }
+    if (warp < mine) {
+      if (work.add) before.load(work, row_tile, tile.token_tile, lane);
+    }
+    if (meeting.blocks > 1 && warp == 0 && lane == 0) {
+      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * mine * 512));
+    }
+    barrier_wait(meeting.arrived, parity);
+    if (warp < mine) {
+      const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + warp * 32 + lane;
+      float4 v = sums[0];
+      for (int l = 1; l < meeting.leaves; ++l) {
+        const float4 next = sums[l * mine * 32];
+        v = make_float4(__fadd_rn(v.x, next.x), __fadd_rn(v.y, next.y), __fadd_rn(v.z, next.z),
+                        __fadd_rn(v.w, next.w));
+      }
+      const float all[1][4] = {{__fmul_rn(v.x, scales.x), __fmul_rn(v.y, scales.x),
+                                __fmul_rn(v.z, scales.y), __fmul_rn(v.w, scales.y)}};
+      if (work.add) {
+        finish<1>(work, all, row_tile, tile.token_tile, lane, before.v);
+      } else {
+        finish<1>(work, all, row_tile, tile.token_tile, lane);
+      }
+    }
+    __syncwarp();
+    if (lane < meeting.blocks && !tiles.is_last()) {
+      arrive_at(place_in_block(meeting.room, lane));
+    }
+  }
+}
+#endif
+
+template <int NT, bool kOwn, int kGroups>
+__global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
+    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, int blocks,
+               int own_stages) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using S = Few<NT, kOwn, kGroups>;
+  const int ring_stages = kOwn ? own_stages : S::kStages;
+  extern __shared__ __align__(1024) uint8_t stages[];
+  __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
+  __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>], near[kGroups];
+  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int told[kTold];
+  __shared__ uint64_t known[kTold];
+  let_next_start();
+  const int64_t cols = list.of[0].weight.cols;
+  const int leaves = leaves8(list.of[0].weight), rank = static_cast<int>(blockIdx.x) % blocks;
+  const int rings = leaves < kGroups ? leaves : kGroups;
+  if (threadIdx.x == S::kConsumers) {
+    ended = 0;
+    for (int i = 0; i < kGroups; ++i) {
+      for (int s = 0; s < ring_stages; ++s) {
+        barrier_init(&full[i][s], 1);
+        barrier_init(&empty[i][s], 4);
+      }
+      for (int s = 0; s < kShares<NT>; ++s) barrier_init(&here[i][s], 1);
+      if (S::kNear) barrier_init(&near[i], 1);
+    }
+    barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
+    barrier_init(&room, S::kFinishers * blocks);
+    for (int s = 0; S::kClaims && s < kTold; ++s) barrier_init(&known[s], 1);
+    barriers_ready();
+  }
+  __syncthreads();
+  const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
+                  tiles};
+  const Tiles<S::kClaims> its{tour, told, known, tour.first};
+  constexpr int kFirst = S::kConsumers / 32;  // of the other warps
+  const int warp = warp_index();
+  const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
+  const int group = produces ? warp - kFirst : warp / 4 % kGroups;
+  const int leaf = rank * kGroups + group;
+  const Ring<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group], empty[group],
+                             ring_stages};
+  uint8_t* meet = stages + rings * ring_stages * S::kStage;
+  const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
+  uint8_t* near_at = meet + S::kMeeting;
+  uint8_t* own = near_at + (S::kNear ? kNearBytes : 0) +
+                 group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
+  // Nobody sends before all blocks have their barriers.
+  if (blocks > 1) cluster_begun();
+  if (produces && threadIdx.x % 32 == 0 && leaf < leaves) {
+    if constexpr (kOwn) {
+      produce_rows<S, NT>(ring, list, tokens, its, leaf, own, here[group], {near_at, &near[group]},
+                          ended);
+    } else {
+      produce_few<NT>(ring, list, tokens, tour, leaf);
+    }
+  }
+  if (blocks > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  if (produces) return;
+  if (warp >= kFirst) {
+    const int finisher = warp - kFirst - S::kProducers;
+    if constexpr (NT == 1) {
+      finish_tiles(list, tokens, its, meeting, finisher);
+    } else if (blocks > 1) {
+      finish_lines<NT, 2>(list, tokens, its, meeting, finisher);
+    } else {
+      finish_lines<NT, 4>(list, tokens, its, meeting, finisher);
+    }
+  } else {
+    const int first = scaled_tile<NT>(list, tokens, tour.first);
+    wait();
+    if (threadIdx.x == 0) ended = 1;
+    if (leaf < leaves) {
+      take_leaves<S, NT, kOwn>(ring, list, tokens, its, leaf, meeting, own, here[group], first);
+    }
+  }
+#endif
+}
+
+template <int NT, bool kOwn, int kGroups>
+int launch_few(const ProductList& list, int64_t tokens) {
+  using S = Few<NT, kOwn, kGroups>;
+  static_assert(S::kStages >= 2);
+  const auto kernel = few_kernel<NT, kOwn, kGroups>;
+  const WeightView& weight = list.of[0].weight;
+  const int leaves = leaves8(weight);  // all have as many
+  const int rings = leaves < kGroups ? leaves : kGroups;
+  const int own = kOwn ? rings * most_steps(weight.cols, leaves) * NT * kE4M3TileBytes : 0;
+  const int fit = (S::kRoom - own) / S::kStage / rings,
+            stages = fit < S::kStages ? fit : S::kStages;
+  const int bytes = rings * stages * S::kStage + S::kMeeting + (S::kNear ? kNearBytes : 0) + own;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const int blocks = (leaves + kGroups - 1) / kGroups;
+  const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
+  const int most = multiprocessors * S::kBlocks / blocks;
+  const int clusters = tiles < most ? tiles : most;
+  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
+                        static_cast<size_t>(bytes), dim3(static_cast<unsigned>(blocks)), list,
+                        tokens, tiles, blocks, stages);
+}
+
+bool same_tokens(const ProductList& list) {
+  bool same = true;
+  for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
+  return same;
+}
+
+// Whether blocks claim panels: there are many, of a leaf each.
+bool claims_fit(const ProductList& list, int64_t panels, int64_t tokens) {
+  using S = Few<1, true, 1>;
+  const int leaves = leaves8(list.of[0].weight);
+  const int steps = most_steps(list.of[0].weight.cols, leaves);
+  return tokens <= kTokenTile && leaves == 1 && panels >= 4 * multiprocessors &&
+         same_tokens(list) && steps * kTold / 2 >= S::kStages &&
+         steps * kE4M3TileBytes <= S::kRoom / 2;
+}
+
+template <int NT>
+int launch_few(const ProductList& given, int64_t tokens) {
+  const ProductList list = with_blocks(given, kPanelRows);
+  const bool same = same_tokens(list);
+  const WeightView& weight = list.of[0].weight;
+  const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
+  const int tokens_of_leaf = of_leaf * NT * kE4M3TileBytes;
+  if constexpr (NT == 1) {
+    if (claims_fit(list, list.first_block[list.count], tokens)) {
+      return launch_few<1, true, 1>(list, tokens);
+    }
+    if (same && leaves == 4 && list.first_block[list.count] <= multiprocessors &&
+        Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= leaves * of_leaf * kPanelBytes / 2) {
+      return launch_few<1, true, 4>(list, tokens);
+    }
+  }
+  // Blocks that share a multiprocessor have half its rate each, and end late where leaves are long.
+  if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(list, tokens);
+  if constexpr (NT == 1 || NT == 4) {
+    // Half of the room is for rings.
+    if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
+      return launch_few<NT, true, 2>(list, tokens);
+    }
+  }
+  return launch_few<NT, false, 2>(list, tokens);
+}
+
+}  // namespace
+
+int run_fp8(const ProductList& list, int64_t tokens) {
+  ProductList part = list, rest = list;  // of as many leaves, and what follows
+  const int leaves = leaves8(list.of[0].weight);
+  for (part.count = 1; part.count < list.count; ++part.count) {
+    if (leaves8(list.of[part.count].weight) != leaves) break;
+  }
+  if (part.count < list.count) {
+    rest.count = list.count - part.count;
+    for (int i = 0; i < rest.count; ++i) rest.of[i] = list.of[part.count + i];
+    const int error = run_fp8(part, tokens);
+    return error != 0 ? error : run_fp8(rest, tokens);
+  }
+  int64_t panels = 0;
+  for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
+  // Tiles of more rows run all at once where panels would take two turns.
+  const bool turns = panels * ceil_div(tokens, 64) > multiprocessors / 2;
+  if (turns && fp8_halves_tiles(list, tokens) != 0) {
+    return run_fp8_halves(list, tokens);
+  }
+  if (!claims_fit(list, panels, tokens) && fp8_wide_fits(list, tokens)) {
+    return run_fp8_wide(list, tokens);
+  }
+  if (tokens <= 8) return launch_few<1>(list, tokens);
+  if (tokens <= 16) return launch_few<2>(list, tokens);
+  if (tokens <= 32) return launch_few<4>(list, tokens);
+  if (tokens <= 64) return launch_few<8>(list, tokens);
+  // Twice as many would leave most multiprocessors idle.
+  if (tokens <= 128 && panels < multiprocessors) return launch_few<8>(list, tokens);
+  return run_fp8_many(list, tokens);
+}
+
+}  // namespace freshet::cuda

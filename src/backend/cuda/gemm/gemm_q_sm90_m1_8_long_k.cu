@@ -1,0 +1,211 @@
+// Products of quantised weights with up to eight tokens on Hopper, of few rows of many columns: a
+// tile of 16 rows a block.
+//
+// Two blocks a multiprocessor, and each of a block's eight warps has a leaf of the tile and a ring
+// of its own. The first stage is values in registers before the kernel in front has ended, or,
+// where that gains more, there is one loop for all stages. The code knows no edges. The bits are
+// those of gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
+#include "backend/cuda/gemm/prefetch_weights.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kAtOnce = 4;                            // pieces of a stage
+constexpr int64_t kStepCols = kWarps * kAtOnce * 64;  // that a stage is of
+
+template <class F>
+struct Long {
+  static constexpr int kPieces = F::kUnit / 64;  // of a unit
+  static constexpr int kStageBytes = kAtOnce / kPieces * F::kTileBytes;
+  static constexpr int kRoom = static_cast<int>(kSharedOfSm / 2) - 6 * 1024;
+  static constexpr int kFit = kRoom / kWarps / kStageBytes;
+  // With more, memory is no better used, and the ring takes the tokens' place in L1.
+  static constexpr int kStages = kFit < 4 ? kFit : 4;
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
+};
+
+// Has all that a warp reads of a token brought into L1 at once: `steps` of it from the `first` on.
+inline constexpr int kLines = 4;
+__device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8_t* act, int first,
+                                          int steps, int lane) {
+  constexpr int kStep = kAtOnce * 2, kBytes = 512, kSector = 32;
+  const uint8_t* from = act + (first * kStep + lane / 2) * kBytes + lane % 2 * kSector;
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) {
+    if (i * 16 + lane / 2 >= steps * kStep) continue;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(lines[i]) : "l"(from + i * 16 * kBytes));
+  }
+}
+
+// Formats whose first stage is decoded in the loop, too.
+template <class F>
+inline constexpr bool kOneLoop =
+    F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K || F::kCode == Code::kQ6_K;
+
+template <class F>
+__global__ void __launch_bounds__(256, 2)
+    long_kernel(const __grid_constant__ ProductList list, int64_t tokens, int steps) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using R = Long<F>;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[R::kStages][kWarps];
+  __shared__ float4 sums[kWarps][32];
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  if (threadIdx.x < R::kStages * kWarps) {
+    barrier_init(&full[0][threadIdx.x], 1);
+    if (threadIdx.x == 0) ended = 0;
+    barriers_ready();
+  }
+  __syncthreads();
+  uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
+  uint64_t* barrier = &full[0][warp];
+  const int tile = static_cast<int>(blockIdx.x);
+  const uint8_t* from = list.of[0].weight.data +
+                        (static_cast<int64_t>(tile) * kWarps + warp) * (steps * R::kStageBytes);
+  const auto ask = [&](int stage) {
+    barrier_expect(barrier + stage * kWarps, R::kStageBytes);
+    copy_weights(ring + stage * R::kStageBytes, from, R::kStageBytes, barrier + stage * kWarps);
+    from += R::kStageBytes;
+  };
+  if (lane == 0) {
+#pragma unroll 1
+    for (int s = 0; s < R::kStages && s < steps; ++s) {
+      const int before = s * kWarps + warp - R::kAhead;
+      if (warp > 0 && before >= 0) landed(&full[0][0] + before, ended);
+      ask(s);
+    }
+  }
+  int left = steps - R::kStages + 1;  // stages that nobody has asked for, and one
+  // Lanes of tokens that are not there read another's.
+  const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) +
+                          warp * steps * (kAtOnce * 64) + (lane / 4 < tokens ? lane : lane % 4));
+  const End to(list, 0, tile, lane, tokens);
+  const auto take = [&](const uint8_t* tiles, int i, uint4(&a)[4], Piece& piece) {
+    F::template load<FromShared>(tiles + i / R::kPieces * F::kTileBytes, i % R::kPieces, lane,
+                                 piece);
+    F::decode(piece, i % R::kPieces, lane, a);
+  };
+  __syncwarp();
+  constexpr int kTokens = kOneLoop<F> ? 2 : kAtOnce;  // pieces of tokens in registers
+  uint4 b[kTokens][1][2];
+  const auto load_tokens = [&](int i) {
+    b[i % kTokens][0][0] = act[i * 64];
+    b[i % kTokens][0][1] = act[i * 64 + 32];
+  };
+  float before[4];
+  float sum[1][4] = {};
+  uint32_t lines[kLines] = {};
+  const auto begin = [&] {
+    wait();
+    if (threadIdx.x == 0) ended = 1;
+#pragma unroll
+    for (int i = 0; i < kTokens; ++i) load_tokens(i);
+    if (kOneLoop<F> && tokens == 1) ask_lines(lines, list.of[0].act, warp * steps, steps, lane);
+    if (warp == 0 && to.real >= 16) to.load(before);
+  };
+  int step = 0, stage = 0, parity = 0;
+  if constexpr (kOneLoop<F>) {
+    begin();
+  } else {
+    uint4 ahead[kAtOnce][4];
+    Piece pieces[kAtOnce];
+    const auto decode_first = [&] {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        take(ring, i, ahead[i], pieces[i]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
+      }
+    };
+    // Warp 0 waits for the kernel in front.
+    const bool early = warp > 0 && __all_sync(0xffffffff, landed(barrier, ended));
+    if (early) decode_first();
+    begin();
+    if (!early) {
+      barrier_wait(barrier, 0);
+      decode_first();
+    }
+    act += kAtOnce * 64;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
+      load_tokens(i);
+    }
+    __syncwarp();
+    if (--left > 0 && lane == 0) ask(0);
+    step = stage = 1;
+  }
+#pragma unroll 1
+  for (; step < steps; ++step) {
+    const uint8_t* at = ring + stage * R::kStageBytes;
+    barrier_wait(barrier + stage * kWarps, parity);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      Piece piece;
+      uint4 a[4];
+      take(at, i, a, piece);
+      accumulate<F, 1>(sum, a, b[i % kTokens], piece, i % R::kPieces);
+      // Tokens of the step after this one; behind the last the same again.
+      if (i + kTokens == kAtOnce && step + 1 < steps) act += kAtOnce * 64;
+      load_tokens((i + kTokens) % kAtOnce);
+    }
+    __syncwarp();
+    if (--left > 0 && lane == 0) ask(stage);
+    if (++stage == R::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+#pragma unroll
+  for (uint32_t& line : lines) asm volatile("" ::"r"(line));
+  sums[warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+  __syncthreads();
+  if (warp > 0) return;
+  float all[4];
+  add_leaves(all, sums);
+  to.put(all, before, F::kUp);
+#endif
+}
+
+}  // namespace
+
+bool long_takes(const ProductList& list) {
+  const WeightView& w = list.of[0].weight;
+  return list.count == 1 && w.rows % 16 == 0 && w.rows <= 32 * multiprocessors &&
+         w.cols % kStepCols == 0 && w.cols >= 2 * kStepCols;
+}
+
+template <class F>
+int run_long(const ProductList& list, int64_t tokens) {
+  using R = Long<F>;
+  const auto kernel = long_kernel<F>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const WeightView& w = list.of[0].weight;
+  return launch(kernel, dim3(static_cast<unsigned>(w.rows / 16)), dim3(256), R::kBytes, list,
+                tokens, static_cast<int>(w.cols / kStepCols));
+}
+template int run_long<Q8_0>(const ProductList&, int64_t);
+template int run_long<Q4_0>(const ProductList&, int64_t);
+template int run_long<Q4_K>(const ProductList&, int64_t);
+template int run_long<Q6_K>(const ProductList&, int64_t);
+template int run_long<MXFP4>(const ProductList&, int64_t);
+template int run_long<Int4G128>(const ProductList&, int64_t);
+template int run_long<Int4G32>(const ProductList&, int64_t);
+template int run_long<Q5_K>(const ProductList&, int64_t);
+template int run_long<Q3_K>(const ProductList&, int64_t);
+template int run_long<IQ4_XS>(const ProductList&, int64_t);
+template int run_long<IQ4_NL>(const ProductList&, int64_t);
+template int run_long<Q5_0>(const ProductList&, int64_t);
+template int run_long<Q4_1>(const ProductList&, int64_t);
+template int run_long<Q5_1>(const ProductList&, int64_t);
+template int run_long<Q2_K>(const ProductList&, int64_t);
+
+}  // namespace freshet::cuda

@@ -1,0 +1,225 @@
+// Products of quantised weights with 9 to 16 tokens on Hopper: mma.sync, whose operands stand in
+// registers.
+//
+// Every multiprocessor gets one block, and every block the same number of tiles of 16 rows, with
+// all of K. A leaf of K is two warps', because it is latencies that decide. Each streams its
+// weights through a ring of its own, R tiles at once. What the rings hold is asked for before the
+// kernel in front has ended. Leaves are added from left to right; the bits are those of
+// gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+template <class F_>
+struct Stage {
+  using F = F_;
+  static constexpr int kUnitPieces = F::kUnit / 64;
+  static constexpr int kPieces = F::kTileBytes > 1000 && kUnitPieces == 1 ? 2 : 4;
+  static constexpr int kTileBytes = kPieces / kUnitPieces * F::kTileBytes;
+};
+template <class F, int R>
+struct Shape : Stage<F>,
+               FewSums<2, R, 2>,
+               FewRings<FewSums<2, R, 2>, R * Stage<F>::kTileBytes, 4> {};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+inline constexpr int kAhead = 2;  // pieces of tokens in registers
+
+// A warp's leaf of a share: of each kTiles tiles its own R, all pieces of the leaf. Lane t asks for
+// tile t.
+template <class S>
+struct Stream {
+  using F = typename S::F;
+  const uint8_t* weights;  // of the leaf
+  int64_t step;            // to the next tile
+  Share share;
+  int units;  // of the leaf
+  int mine;   // first tile of the first group
+  uint8_t* ring;
+  uint64_t* full;
+  int group = 0, unit = 0, stage = 0;  // to be asked for next
+
+  __device__ __forceinline__ int tiles(int of) const {
+    return max(0, min(S::R, share.count - of * S::kTiles - mine));
+  }
+  __device__ __forceinline__ bool more() const { return tiles(group) > 0 && units > 0; }
+  __device__ __forceinline__ void ask(int lane) {
+    constexpr int kUnits = S::kPieces / S::kUnitPieces;
+    if (lane < tiles(group)) {
+      const auto bytes = static_cast<uint32_t>(min(kUnits, units - unit) * F::kTileBytes);
+      barrier_expect(&full[stage], bytes);
+      bulk_copy(
+          ring + stage * S::kStageBytes + lane * S::kTileBytes,
+          weights + (share.first + group * S::kTiles + mine + lane) * step + unit * F::kTileBytes,
+          bytes, &full[stage]);
+    } else if (lane < S::R) {
+      barrier_arrive(&full[stage]);
+    }
+    stage = stage + 1 < S::kStages ? stage + 1 : 0;
+    unit += kUnits;
+    if (unit >= units) unit = 0, ++group;
+  }
+};
+
+// sum += a piece. Neighbouring instructions have sums of their own: none waits for the one before.
+template <int NT>
+__device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4],
+                                         const uint4 (&b)[NT][2]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const uint4& v = b[j][k / 2];
+      mma(sum[j], a[k], k % 2 == 0 ? v.x : v.z, k % 2 == 0 ? v.y : v.w);
+    }
+  }
+}
+#endif
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A block's share of product i.
+template <class S>
+__device__ __forceinline__ void multiply_share(const ProductList& list, int i, int64_t tokens,
+                                               int share) {
+  using F = typename S::F;
+  constexpr int NT = S::NT, R = S::R;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[S::kAllWarps][S::kStages];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const ProductArgs& p = list.of[i];
+  const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+               (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+               p.scale,          p.add != 0,    F::kUp};
+  const auto units = static_cast<int>((w.cols + F::kUnit - 1) / F::kUnit);
+  const int64_t tiles = (w.rows + 15) / 16;
+  const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
+  const int leaf = warp / S::kPair;
+  const int begin = units * leaf / kWarps;
+  Stream<S> stream{w.weights + begin * F::kTileBytes,
+                   tile_at<F>(1, w.cols),
+                   {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
+                   units * (leaf + 1) / kWarps - begin,
+                   warp % S::kPair * R,
+                   rings + warp * S::kStages * S::kStageBytes,
+                   full[warp]};
+  if (lane == 0) {
+    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], R);
+    barriers_ready();
+  }
+  __syncwarp();
+  for (int s = 0; s < S::kStages && stream.more(); ++s) stream.ask(lane);
+  wait();
+  const uint4* act[NT];
+#pragma unroll
+  for (int j = 0; j < NT; ++j) {
+    const int64_t tile = j < w.act_tiles ? j : w.act_tiles - 1;
+    act[j] = reinterpret_cast<const uint4*>(w.act) + tile * w.act_chunks * 32 +
+             static_cast<int64_t>(begin) * S::kUnitPieces * 64 + lane;
+  }
+  const int pieces = stream.units * S::kUnitPieces;
+  uint4 b[kAhead][NT][2];
+  const auto load_first = [&] {
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d) {
+      if (d < pieces) load_tokens<NT>(b[d], act, d);
+    }
+  };
+  load_first();
+  int stage = 0, round = 0;
+  for (int group = 0; group * S::kTiles < stream.share.count; ++group) {
+    const int count = stream.tiles(group);
+    float sum[R][NT][4] = {};
+    for (int k = 0; count > 0 && k < pieces; k += S::kPieces) {
+      barrier_wait(&full[warp][stage], round);
+      const uint8_t* rows = stream.ring + stage * S::kStageBytes;
+#pragma unroll
+      for (int n = 0; n < S::kPieces; ++n) {
+        if (k + n >= pieces) break;
+#pragma unroll
+        for (int t = 0; t < R; ++t) {
+          if (t >= count) break;
+          Piece piece;
+          uint4 a[4];
+          const uint8_t* tile = rows + t * S::kTileBytes + n / S::kUnitPieces * F::kTileBytes;
+          F::template load<FromShared>(tile, n % S::kUnitPieces, lane, piece);
+          F::decode(piece, n % S::kUnitPieces, lane, a);
+          multiply<NT>(sum[t], a, b[n % kAhead]);
+        }
+        if (k + n + kAhead < pieces) load_tokens<NT>(b[n % kAhead], act, k + n + kAhead);
+      }
+      __syncwarp();
+      if (stream.more()) stream.ask(lane);
+      if (++stage == S::kStages) stage = 0, round ^= 1;
+    }
+    if ((group + 1) * S::kTiles < stream.share.count) load_first();
+    add_leaves<S>(w, sum, reinterpret_cast<float4*>(rings + S::kRings), first + group * S::kTiles,
+                  min(S::kTiles, stream.share.count - group * S::kTiles));
+  }
+}
+#endif
+
+// Products in S's format, or T's.
+template <class S, class T = S>
+__global__ void __launch_bounds__(S::kAllWarps * 32, 1)
+    few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
+#if __CUDA_ARCH__ >= 900
+  let_next_start();
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  if (S::F::kCode != T::F::kCode && list.of[i].weight.code == T::F::kCode) {
+    multiply_share<T>(list, i, tokens, share);
+  } else {
+    multiply_share<S>(list, i, tokens, share);
+  }
+#endif
+}
+
+template <class S>
+int launch_few(const ProductList& list, int64_t tokens, int share) {
+  return launch_shares<S>(few_kernel<S>, list, tokens, share);
+}
+
+}  // namespace
+
+template <class F>
+int run_quant_few(const ProductList& given, int64_t tokens) {
+  ProductList list = given;
+  const int share = even_share(list);
+  if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
+    if (share > 2) return launch_few<Shape<F, 2>>(list, tokens, share);
+  }
+  return launch_few<Shape<F, 1>>(list, tokens, share);
+}
+
+template <class F>
+int run_quant_few_pair(const ProductList& given, int64_t tokens) {
+  using S = Shape<F, (F::kTileBytes < 3000) ? 2 : 1>;
+  using T = Shape<Q6_K, 1>;
+  static_assert(S::kAllWarps == T::kAllWarps);
+  using Larger = std::conditional_t<(S::kBytes >= T::kBytes), S, T>;
+  ProductList list = given;
+  const int share = even_share(list);
+  return launch_shares<Larger>(few_kernel<S, T>, list, tokens, share);
+}
+
+template int run_quant_few_pair<Q4_K>(const ProductList&, int64_t);
+template int run_quant_few_pair<Q5_K>(const ProductList&, int64_t);
+template int run_quant_few<Q8_0>(const ProductList&, int64_t);
+template int run_quant_few<Q4_0>(const ProductList&, int64_t);
+template int run_quant_few<Q4_K>(const ProductList&, int64_t);
+template int run_quant_few<Q6_K>(const ProductList&, int64_t);
+template int run_quant_few<MXFP4>(const ProductList&, int64_t);
+template int run_quant_few<Int4G128>(const ProductList&, int64_t);
+template int run_quant_few<Int4G32>(const ProductList&, int64_t);
+template int run_quant_few<Q5_K>(const ProductList&, int64_t);
+template int run_quant_few<Q3_K>(const ProductList&, int64_t);
+template int run_quant_few<IQ4_XS>(const ProductList&, int64_t);
+template int run_quant_few<IQ4_NL>(const ProductList&, int64_t);
+template int run_quant_few<Q5_0>(const ProductList&, int64_t);
+template int run_quant_few<Q4_1>(const ProductList&, int64_t);
+template int run_quant_few<Q5_1>(const ProductList&, int64_t);
+template int run_quant_few<Q2_K>(const ProductList&, int64_t);
+
+}  // namespace freshet::cuda

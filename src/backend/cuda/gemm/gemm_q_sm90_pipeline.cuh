@@ -1,0 +1,481 @@
+// Products of quantised weights by wgmma, weights decoded into registers as its 64-row operand: who
+// sums what, the rings of weights and tokens in shared memory, and a leaf's sums (Hopper).
+//
+// Threads keep two rings filled by the bulk copy engine: of weights a copy for each tile of 16 rows
+// and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for each piece
+// of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
+// cores work on the one before it. A leaf's last chunk may be shorter.
+#pragma once
+
+#include "backend/cuda/gemm/swiglu_epilogue.cuh"
+#include "backend/cuda/mma/wgmma_bf16_rs.cuh"
+#include "backend/cuda/runtime/cluster.cuh"
+
+namespace freshet::cuda::decode {
+
+inline constexpr int kTokenBytes = kTokenTile * 64 * 2;  // of a piece of a tile
+inline constexpr int kChunkPieces = 4;                   // of 64 columns
+inline constexpr int kPair = 2, kMostLeaves = 8;
+inline constexpr int kOutTokens = 32,
+                     kOutStride = 64 + 4;  // of a warpgroup's sums on their way out
+inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up exchange
+
+// Who sums what: warpgroups have other rows and all of K; or half of them gate's rows and half
+// up's; or the two blocks of a cluster share K.
+enum class Split { kRows, kGate, kLeaves };
+
+// NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
+// cut its share of K; kDeep: 2 if a warpgroup has twice 64 rows, which share what it issues for a
+// piece of tokens; of gate and up the same rows of both.
+template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1>
+struct Shape {
+  using F = F_;
+  static constexpr int NT = NT_, kGroups = kGroups_, kParts = kParts_, kDeep = kDeep_;
+  static constexpr bool kGate = split == Split::kGate;
+  static constexpr bool kSplit = split == Split::kLeaves;
+  static_assert(kSplit || kParts == 1);
+  static_assert(kDeep == 1 || (kDeep == 2 && !kSplit && kGroups == 2));
+  // A warpgroup has two tiles of gate's and two of up's.
+  static constexpr bool kMixed = kGate && kGroups > 2;
+  static constexpr int kConsumers = kGroups * 128;
+  static constexpr int kThreads = kConsumers + 128;    // registers change hands between warpgroups
+  static constexpr int kCopies = kGroups * kDeep * 4;  // tiles of 16 rows of a chunk
+  static constexpr int kRowTiles = kCopies / kParts / (kGate ? 2 : 1);       // of a product
+  static constexpr int kPieces = F::kUnit / 64;                              // of a unit
+  static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
+  static constexpr int kChunkBytes = kCopies * kTileBytes;
+  static constexpr int kOutBytes = kSplit ? 0 : kGroups * kOutTokens * kOutStride * 4;
+  static constexpr int kRoom = (223 << 10) - kOutBytes;
+  // A stage of tokens: pieces of each part.
+  static constexpr int kPieceBytes = NT * kTokenBytes;
+  static constexpr int kStagePieces = kGroups > 2 ? (kParts* NT > 16 ? 1 : 2) : kParts > 1 ? 2 : 4;
+  static constexpr int kTokensBytes = kStagePieces * kParts * kPieceBytes;
+  static constexpr int kChunks = 3 * kChunkBytes + 2 * kTokensBytes <= kRoom ? 3 : 2;
+  static constexpr int kMostTokens = (kRoom - kChunks * kChunkBytes) / kTokensBytes;
+  static constexpr int kTokens = kMostTokens < 16 / kStagePieces ? kMostTokens : 16 / kStagePieces;
+  static_assert(kTokens >= 2);
+  static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
+  static constexpr int kShared = kRings + kOutBytes;
+  static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
+  // Two operands take turns where there are the registers.
+  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
+  // Tokens of the next piece are waited for before it is decoded: few come in time, and to look
+  // takes longer than they do.
+  static constexpr bool kWaitsAhead = NT <= 4;
+  static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
+  static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
+  // Leaves' sums, and behind them those that go out, take the rings' place.
+  static constexpr int kSumsBytes = kLeaves * NT * 16 * kConsumers;
+  static_assert(!kSplit || kShared >= kSumsBytes + NT * 4 * (kRowTiles * 16 + 4) * 4);
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
+// two. A warpgroup takes leaves [first, last), those of other parts of the block lie `apart`.
+template <class S>
+struct Leaves {
+  int units, parts, shift, first, last, apart;
+  __device__ __forceinline__ explicit Leaves(const ProductList& list)
+      : Leaves(list.of[0].weight.cols) {}
+  __device__ __forceinline__ explicit Leaves(int64_t cols)
+      : units(static_cast<int>((cols + S::F::kUnit - 1) / S::F::kUnit)),
+        parts(leaves(cols)),
+        shift(__ffs(parts) - 1),
+        first(0),
+        last(parts),
+        apart(0) {
+    if (!S::kSplit) return;
+    last = parts / kPair / S::kParts;
+    apart = edge(last);  // leaves are of one size
+    first += static_cast<int>(blockIdx.z) * S::kParts * last;
+    last += first;
+  }
+  __device__ __forceinline__ int edge(int leaf) const {
+    return (units * leaf >> shift) * S::kPieces;
+  }
+  __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
+};
+
+// A ring of stages: which is next, and the parity of its round.
+template <int kStages>
+struct Turn {
+  int stage = 0, parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// A stage of tokens has barriers for each piece, or each part's.
+template <class S>
+struct Barriers {
+  uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
+  uint64_t tokens_full[S::kTokens * S::kStagePieces], tokens_empty[S::kTokens * S::kStagePieces];
+};
+template <class S>
+struct Rings {
+  uint8_t *chunks, *tokens;
+  Barriers<S>* barriers;
+  __device__ __forceinline__ uint8_t* chunk(int stage) const {
+    return chunks + stage * S::kChunkBytes;
+  }
+};
+
+// Registers change hands: first those who copy give, then those who multiply take.
+template <class S>
+__device__ __forceinline__ void give_registers() {
+  if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+}
+template <class S>
+__device__ __forceinline__ void take_registers() {
+  if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+}
+
+// The tile of a block: without divisions, which take a third of a microsecond, where there is one
+// tile of tokens.
+template <class S>
+__device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_t tokens,
+                                                 int index) {
+  if (tokens > S::NT * 8) return find_product_tile<S::NT, S::kRowTiles>(list, tokens, index);
+  int product = 0;
+  while (product + 1 < list.count && index >= list.first_block[product + 1]) ++product;
+  return {product, static_cast<int64_t>(index - list.first_block[product]) * S::kRowTiles, 0};
+}
+
+// body(tile) for each tile of a block; body(first piece, how many) for each chunk of it.
+template <class S, class Body>
+__device__ __forceinline__ void each_tile(const ProductList& list, int64_t tokens, int tiles,
+                                          const Body& body) {
+  for (int index = static_cast<int>(blockIdx.x); index < tiles;
+       index += static_cast<int>(gridDim.x)) {
+    body(find_tile<S>(list, tokens, index));
+  }
+}
+
+template <class S, class Body>
+__device__ __forceinline__ void each_chunk(const Leaves<S>& leaves, const Body& body) {
+  for (int leaf = leaves.first; leaf < leaves.last; ++leaf) {
+    const int end = leaves.edge(leaf + 1);
+    for (int piece = leaves.edge(leaf); piece < end; piece += kChunkPieces) {
+      body(piece, min(kChunkPieces, end - piece));
+    }
+  }
+}
+
+// Threads that ask for rows, and for tokens: a copy takes its thread 75 ns and 10 to 15 more a KiB,
+// and one alone would be slower than memory.
+inline constexpr int kRowThreads = 2, kTokenThreads = 2;
+// Of the former, the `thread`-th: a tile's weights, from `panel` on and in `up`; `step`: to the
+// next panel, of which there are `below` more.
+template <class S>
+__device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kChunks>& turn,
+                                               const Leaves<S>& leaves, int thread,
+                                               const uint8_t* panel, const uint8_t* up,
+                                               int64_t step, int below) {
+  using F = typename S::F;
+  constexpr int kSide = kPanelTiles<F>, kMine = S::kCopies / kRowThreads;  // tiles
+  static_assert(kMine % S::kRowTiles == 0 || S::kRowTiles % kMine == 0);
+  static_assert(kMine % kSide == 0 && S::kRowTiles % kSide == 0);
+  each_chunk(leaves, [&](int piece, int count) {
+    const uint8_t* from = panel + piece / S::kPieces * kUnitStep<F>;
+    const auto bytes = static_cast<uint32_t>(count / S::kPieces * kUnitStep<F>);
+    uint64_t* full = &rings.barriers->chunk_full[turn.stage];
+    // The first round finds all stages empty.
+    barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
+    barrier_expect(full, kMine / kSide * bytes);
+    uint8_t* to = rings.chunk(turn.stage) + thread * kMine * S::kTileBytes;
+    int part = thread * kMine / S::kRowTiles, first = thread * kMine % S::kRowTiles / kSide;
+#pragma unroll 1
+    for (int left = kMine / kSide; left > 0; ++part, first = 0) {
+      const uint8_t* row = S::kGate && part > 0
+                               ? up + piece / S::kPieces * kUnitStep<F>
+                               : from + part * (leaves.apart / S::kPieces * kUnitStep<F>);
+      row += min(first, below) * step;
+#pragma unroll 1
+      for (int t = first; t < S::kRowTiles / kSide && left > 0; ++t, --left) {
+        bulk_copy(to, row, bytes, full);
+        if (t < below) row += step;
+        to += kSide * S::kTileBytes;
+      }
+    }
+    turn.next();
+  });
+}
+
+// Weights are asked for before the kernel in front of this one has ended.
+template <class S>
+__device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
+                                          int64_t tokens, int tiles, const Leaves<S>& leaves,
+                                          int thread) {
+  const int64_t step = tile_at<typename S::F>(1, list.of[0].weight.cols);  // to the next 16 rows
+  Turn<S::kChunks> turn;
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const WeightView& w = list.of[tile.product].weight;
+    const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
+    const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
+    copy_tile_rows<S>(rings, turn, leaves, thread, w.data + tile.unit * step, up, step, below);
+  });
+}
+
+// One of kTokenThreads, which take pieces in turn: `bytes` of a tile's tokens for each piece,
+// `token_step` apart.
+template <class S>
+__device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, Turn<S::kTokens>& turn,
+                                                 const Leaves<S>& leaves, int thread,
+                                                 const uint8_t* act, int64_t token_step,
+                                                 uint32_t bytes) {
+  each_chunk(leaves, [&](int piece, int count) {
+    const uint8_t* from = act + piece * token_step;
+#pragma unroll 1
+    for (int n = 0; n < kChunkPieces; ++n) {
+      const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
+      if (n % kTokenThreads == thread) {
+        uint64_t* full = &rings.barriers->tokens_full[at];
+        barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+        if (n < count) {
+          barrier_expect(full, S::kParts * bytes);
+          for (int part = 0; part < S::kParts; ++part) {
+            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                      from + part * leaves.apart * token_step, bytes, full);
+          }
+        } else {
+          barrier_arrive(full);
+        }
+      }
+      from += token_step;
+      if ((n + 1) % S::kStagePieces == 0) turn.next();
+    }
+  });
+}
+
+template <class S>
+__device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const ProductList& list,
+                                            int64_t tokens, int tiles, const Leaves<S>& leaves,
+                                            int thread) {
+  const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
+  Turn<S::kTokens> turn;
+  each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
+    const auto bytes =
+        static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
+    wait();  // where everything is found
+    copy_tile_tokens<S>(rings, turn, leaves, thread,
+                        list.of[tile.product].act + tile.token_tile * kTokenBytes, token_step,
+                        bytes);
+  });
+}
+
+// copy_rows(thread) and copy_tokens(thread) by the threads behind the warpgroups that multiply.
+template <class S, class Rows, class Tokens>
+__device__ __forceinline__ void copy_both(const Rows& copy_rows, const Tokens& copy_tokens) {
+  const int thread = static_cast<int>(threadIdx.x) - S::kConsumers, warp = thread / 32;
+  if (thread % 32 != 0) return;
+  if (warp < kRowThreads) {
+    copy_rows(warp);
+  } else {
+    copy_tokens(warp - kRowThreads);
+  }
+}
+
+// All threads of a block. Tokens come first: their pieces are operands.
+template <class S>
+__device__ __forceinline__ Rings<S> start_rings(uint8_t* shared, Barriers<S>& barriers) {
+  if (threadIdx.x < 32) {
+    const int s = static_cast<int>(threadIdx.x);
+    static_assert(S::kChunks <= 32 && S::kTokens * S::kStagePieces <= 32);
+    if (s < S::kChunks) {
+      barrier_init(&barriers.chunk_full[s], kRowThreads);
+      barrier_init(&barriers.chunk_empty[s], S::kConsumers / 32);
+    }
+    if (s < S::kTokens * S::kStagePieces) {
+      barrier_init(&barriers.tokens_full[s], 1);
+      barrier_init(&barriers.tokens_empty[s], S::kConsumers / 32);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  return {shared + S::kTokens * S::kTokensBytes, shared, &barriers};
+}
+
+// Barriers by their address, which a warp keeps.
+__device__ __forceinline__ void wait_at(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+// By the threads of a warp, which have come this far together.
+__device__ __forceinline__ void leave(uint32_t barrier) {
+  if (threadIdx.x % 32 == 0) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
+}
+
+// A warp's way through the rings: 16 rows of weights. A piece is loaded while the one before is
+// multiplied, and then decoded into one of two operands.
+template <class S>
+struct Way {
+  using F = typename S::F;
+  const Rings<S>& rings;
+  static constexpr uint32_t kChunkFull = 0, kChunkEmpty = S::kChunks * 8;
+  static constexpr uint32_t kTokensFull = 2 * kChunkEmpty;
+  static constexpr uint32_t kTokensEmpty = kTokensFull + S::kTokens * S::kStagePieces * 8;
+  Turn<S::kChunks> chunk;
+  Turn<S::kTokens> tokens;
+  uint32_t ring, stage;  // where the tokens' ring, and its next stage, is as an operand: low bits
+  uint32_t barriers;
+  Piece raw;
+  uint4 a[S::kOperands][4];
+
+  __device__ __forceinline__ explicit Way(const Rings<S>& r) : rings(r) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int part = S::kParts > 1 ? warp / (S::kConsumers / 32 / S::kParts) : 0;
+    ring = static_cast<uint32_t>(operand_at(rings.tokens + part * S::kPieceBytes));
+    barriers = shared_address(rings.barriers);
+    asm volatile("" : "+r"(barriers));  // not to be found anew each time
+    find_stage();
+  }
+  __device__ __forceinline__ void enter() {
+    wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
+    load(0);
+  }
+  __device__ __forceinline__ void load(int piece, int deep = 0) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int tile = S::kMixed ? warp % 4 / 2 * S::kRowTiles + warp / 4 * 2 + warp % 2
+                               : deep * S::kGroups * 4 + warp;
+    constexpr int kSide = kPanelTiles<F>;  // tiles side by side
+    F::template load<FromShared>(rings.chunk(chunk.stage) + tile / kSide * (kSide * S::kTileBytes) +
+                                     piece / S::kPieces * kUnitStep<F> +
+                                     tile % kSide * F::kTileBytes,
+                                 piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
+  }
+  // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
+  __device__ __forceinline__ void load_next(int piece, int count, bool more) {
+    if (piece + 1 < count) return load(piece + 1);
+    __syncwarp();
+    leave(barriers + kChunkEmpty + chunk.stage * 8);
+    chunk.next();
+    if (more) enter();
+  }
+  // Not before this place.
+  __device__ __forceinline__ void decode(uint4 (&to)[4], int piece) {
+#pragma unroll
+    for (int i = 0; i < F::kVectors; ++i) {
+      uint4& v = raw.q[i];
+      asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory");
+    }
+    F::decode(raw, piece % S::kPieces, static_cast<int>(threadIdx.x % 32), to);
+  }
+  // The same for all lanes, and said to be: it is then kept where wgmma wants it.
+  __device__ __forceinline__ void find_stage() {
+    constexpr uint32_t kStep = S::kTokensBytes >> 4;
+    stage = __shfl_sync(0xffffffff, ring + tokens.stage * kStep, 0);
+  }
+  // The barrier that hears when a piece's tokens are there.
+  __device__ __forceinline__ uint32_t of_piece(int piece) const {
+    return barriers + kTokensFull + (tokens.stage * S::kStagePieces + piece % S::kStagePieces) * 8;
+  }
+  __device__ __forceinline__ void wait_for(int piece) { wait_at(of_piece(piece), tokens.parity); }
+  // sum += a piece whose tokens are there, or sum = it.
+  __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
+                                           bool adds) {
+    constexpr uint32_t kStep = S::kParts * S::kPieceBytes >> 4;
+    const uint32_t at = stage + piece % S::kStagePieces * kStep;
+    constexpr uint64_t kUpper = uint64_t{1024 >> 4} << 32;  // as operand_at has it
+    wgmma_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      wgmma(sum, of[k], kUpper | (at + k * static_cast<uint32_t>(kNextStep)), adds || k > 0);
+    }
+    wgmma_commit();
+  }
+  // This warp has done with the piece of a barrier.
+  static __device__ __forceinline__ void leave_piece(uint32_t full) {
+    leave(full + (kTokensEmpty - kTokensFull));
+  }
+  __device__ __forceinline__ void next_piece(int piece) {
+    if ((piece + 1) % S::kStagePieces != 0) return;
+    tokens.next();
+    find_stage();
+  }
+};
+
+// A warpgroup's sums, and those of 64 rows.
+template <class S>
+using Sums = float[S::kDeep * S::NT][4];
+template <class S>
+__device__ __forceinline__ float (&sums_of(Sums<S>& sums, int deep))[S::NT][4] {
+  return reinterpret_cast<float(&)[S::NT][4]>(sums[deep * S::NT]);
+}
+
+// A chunk of kChunkPieces: sum += it, or sum = it. Its first piece stands decoded in the first
+// operand, as what comes after it will. `before`: what is left when the first has begun.
+template <class S>
+__device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& before, bool first,
+                                          bool more) {
+  constexpr int kOperands = S::kOperands, kDeep = S::kDeep;
+#pragma unroll
+  for (int step = 0; step < kChunkPieces * kDeep; ++step) {
+    const int piece = step / kDeep, deep = step % kDeep, next = (step + 1) / kDeep;
+    const bool ends = deep + 1 == kDeep;
+    const uint32_t full = way.of_piece(piece);
+    if (ends) {
+      way.load_next(piece, kChunkPieces, more);
+    } else {
+      way.load(piece, deep + 1);
+    }
+    if (!S::kWaitsAhead && deep == 0) way.wait_for(piece);
+    way.multiply(sums_of<S>(sum, deep), way.a[step % kOperands], piece, !first || piece > 0);
+    if (ends) way.next_piece(piece);
+    wgmma_wait<kOperands - 1>();
+    if (kOperands == 1) {
+      way.leave_piece(full);
+    } else if (deep == 0 && (piece > 0 || !first)) {
+      way.leave_piece(before);
+    }
+    before = full;
+    if (S::kWaitsAhead && ends && (next < kChunkPieces || more)) way.wait_for(next);
+    way.decode(way.a[(step + 1) % kOperands], next % kChunkPieces);
+  }
+}
+
+// sum = the next `count` pieces.
+template <class S>
+__device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last) {
+  uint32_t before = 0;
+  int n = 0;
+  if (S::kWaitsAhead) way.wait_for(0);
+  for (; n + kChunkPieces <= count; n += kChunkPieces) {
+    sum_chunk(way, sum, before, n == 0, n + kChunkPieces < count || !last);
+  }
+  wgmma_wait<0>();
+  if (n > 0 && S::kOperands > 1) way.leave_piece(before);
+  const int left = count - n;
+  for (int piece = 0; left > 0 && piece < kChunkPieces; ++piece) {
+    way.wait_for(piece);
+    const uint32_t full = way.of_piece(piece);
+    if (piece < left) {
+      if constexpr (S::kDeep > 1) {
+        way.load(piece, 1);
+        way.multiply(sums_of<S>(sum, 0), way.a[0], piece, n > 0 || piece > 0);
+        wgmma_wait<0>();
+        way.decode(way.a[0], piece);
+      }
+      way.load_next(piece, left, !last);
+      way.multiply(sums_of<S>(sum, S::kDeep - 1), way.a[0], piece, n > 0 || piece > 0);
+    }
+    wgmma_wait<0>();
+    way.leave_piece(full);
+    way.next_piece(piece);
+    if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
+  }
+  written(sum);
+}
+#endif
+
+}  // namespace freshet::cuda::decode

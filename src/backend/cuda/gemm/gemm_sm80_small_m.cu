@@ -1,0 +1,353 @@
+// Products with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
+//
+// A weight's columns alone decide how K is cut: into leaves(...) ranges, one a warp, whose sums are
+// added from left to right. Neither the number of tokens nor their places touch a sum, so a row has
+// the same bits in every batch. Each warp streams its weights through a ring in shared memory, and
+// asks for the first of them before the previous kernel ends.
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+// A warp's own ring of kStages pieces of its weights in shared memory, filled by the bulk copy
+// engine: what is on its way takes no registers, and a block's first pieces are asked for before
+// the kernel in front of it ends.
+template <class F>
+struct Ring {
+  static constexpr int kStages = 4;
+  static constexpr int kUnits = F::kTileBytes <= 600    ? 4
+                                : F::kTileBytes <= 1100 ? 2
+                                                        : 1;  // a stage
+  static_assert(kUnits == 1 || kPanelTiles<F> == 1, "a stage is one copy");
+  static constexpr int kStageBytes = kUnits * F::kTileBytes;
+  static constexpr int kBytes = kWarps * kStages * kStageBytes;
+};
+
+// The sum of a warp's leaf, pieces [first, last) of `panel`. `tokens` gives the activations, once
+// the kernel in front has ended.
+template <class F, int NT, class Tokens>
+__device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
+                                         int last, const Tokens& tokens) {
+  constexpr int kPieces = F::kUnit / 64;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const uint4* act[NT];
+#if __CUDA_ARCH__ >= 900
+  using R = Ring<F>;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[kWarps][R::kStages];
+  constexpr int kStagePieces = R::kUnits * kPieces;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
+  const int units = (last - first) / kPieces;
+  const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * kUnitStep<F>;
+  const auto issue = [&](int chunk) {
+    const int count = min(R::kUnits, units - chunk * R::kUnits);
+    uint64_t* barrier = &full[warp][chunk % R::kStages];
+    const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
+    barrier_expect(barrier, bytes);
+    bulk_copy(ring + chunk % R::kStages * R::kStageBytes,
+              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes, barrier);
+  };
+  if (lane == 0) {
+    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], 1);
+    barriers_ready();
+    for (int s = 0; s < R::kStages; ++s) {
+      if (s * R::kUnits < units) issue(s);
+    }
+  }
+  __syncwarp();
+  wait();
+  tokens(act);
+  if (first == last) return;
+  uint4 b[NT][2], next[NT][2];
+  load_tokens(b, act, first);
+#pragma unroll 2
+  for (int i = first; i < last; ++i) {
+    const int at = i - first, chunk = at / kStagePieces;
+    if (at % kStagePieces == 0) {
+      barrier_wait(&full[warp][chunk % R::kStages], chunk / R::kStages & 1);
+    }
+    if (i + 1 < last) load_tokens(next, act, i + 1);
+    const uint8_t* tile =
+        ring + chunk % R::kStages * R::kStageBytes + at % kStagePieces / kPieces * F::kTileBytes;
+    Piece piece;
+    uint4 a[4];
+    F::template load<FromShared>(tile, at % kPieces, lane, piece);
+    F::decode(piece, at % kPieces, lane, a);
+    accumulate<F, NT>(sum, a, b, piece, at % kPieces);
+    if (at % kStagePieces == kStagePieces - 1) {
+      __syncwarp();
+      if (lane == 0 && (chunk + R::kStages) * R::kUnits < units) issue(chunk + R::kStages);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      b[j][0] = next[j][0];
+      b[j][1] = next[j][1];
+    }
+  }
+#else
+  wait();
+  tokens(act);
+  for (int i = first; i < last; ++i) {
+    uint4 b[NT][2], a[4];
+    Piece piece;
+    const uint8_t* tile = panel + static_cast<int64_t>(i / kPieces) * kUnitStep<F>;
+    F::template load<FromMemory>(tile, i % kPieces, lane, piece);
+    load_tokens(b, act, i);
+    F::decode(piece, i % kPieces, lane, a);
+    accumulate<F, NT>(sum, a, b, piece, i % kPieces);
+  }
+#endif
+}
+
+// Blocks of kWarps warps; block `block` of the product, tiles of tokens from token_tile on.
+template <class F, int NT>
+__device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t token_tile) {
+  constexpr int kPieces = F::kUnit / 64;
+  __shared__ float shared[kWarps][NT * 4][32];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const int parts = leaves(w.cols);
+  const int leaf = warp % parts;
+  const int64_t row_tile = block * (kWarps / parts) + warp / parts;
+  const bool works = row_tile * 16 < w.rows;
+  const int64_t units = (w.cols + F::kUnit - 1) / F::kUnit;
+  const int first = static_cast<int>(units * leaf / parts) * kPieces;
+  const int last = works ? static_cast<int>(units * (leaf + 1) / parts) * kPieces : first;
+  float sum[NT][4] = {};
+  const auto tokens = [&](const uint4*(&act)[NT]) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const int64_t tile = token_tile + j < w.act_tiles ? token_tile + j : w.act_tiles - 1;
+      act[j] = reinterpret_cast<const uint4*>(w.act) + tile * w.act_chunks * 32 + lane;
+    }
+  };
+  sum_leaf<F, NT>(sum, w.weights + tile_at<F>(row_tile, w.cols), first, last, tokens);
+  if (parts > 1) {
+    if (leaf > 0) {
+#pragma unroll
+      for (int j = 0; j < NT * 4; ++j) shared[warp][j][lane] = sum[j / 4][j % 4];
+    }
+    __syncthreads();
+    if (leaf > 0) return;
+    for (int l = 1; l < parts; ++l) {
+#pragma unroll
+      for (int j = 0; j < NT * 4; ++j) {
+        sum[j / 4][j % 4] = __fadd_rn(sum[j / 4][j % 4], shared[warp + l][j][lane]);
+      }
+    }
+  }
+  if (!works) return;
+  if constexpr (F::kCode == Code::kInt8) {
+    const float* scales = int8_scales(w.weights, w.rows, w.cols) + row_tile * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < NT * 4; ++j) {
+      sum[j / 4][j % 4] = __fmul_rn(sum[j / 4][j % 4], scales[j % 4 / 2 * 8]);
+    }
+  }
+  finish<NT>(w, sum, row_tile, token_tile, lane);
+}
+
+// More tokens than these are wgmma's on Hopper.
+template <class F>
+inline constexpr int64_t kLanes = kQuantised<F> ? kQuantFew : INT64_MAX;
+int64_t most_lanes(Code code) {
+  int64_t most = INT64_MAX;
+  with_format(code, [&](auto f) { most = kLanes<decltype(f)>; });
+  return most;
+}
+
+template <class F, int NT>
+__global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
+    products_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+  let_next_start();
+  int i = 0;
+  while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
+  const ProductArgs& p = list.of[i];
+  const Work w{p.weight.data,    p.weight.rows, p.weight.cols, p.act,  p.act_chunks,
+               (tokens + 7) / 8, p.out,         p.out_stride,  tokens, p.bias,
+               p.scale,          p.add != 0,    F::kUp};
+  if constexpr (kHasOnlyMma<F> || NT == 2) {
+    multiply<F, NT>(w, blockIdx.x - list.first_block[i], static_cast<int64_t>(blockIdx.y) * NT);
+  }
+}
+
+template <class F, int NT>
+__global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
+    experts_kernel(const __grid_constant__ ExpertArgs e) {
+  // Which expert a slot has is the work of an earlier kernel.
+  let_next_start();
+  wait();
+  const int slot = blockIdx.y;
+  const int expert = e.slot_expert[slot];
+  if (expert < 0) return;
+  const int64_t chunks = (e.cols + kPadCols - 1) / kPadCols * 2;
+  const Work w{e.weights[expert],
+               e.rows,
+               e.cols,
+               e.act + slot * NT * chunks * 512,
+               chunks,
+               NT,
+               e.out + static_cast<int64_t>(slot) * NT * 8 * e.rows,
+               e.rows,
+               NT * 8,
+               e.bias != nullptr ? e.bias + expert * e.rows : nullptr,
+               1.0f,
+               false,
+               F::kUp};
+  multiply<F, NT>(w, blockIdx.x, 0);
+}
+
+int64_t blocks_of(int64_t rows, int64_t cols) {
+  return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
+}
+
+// The attribute is set at every launch: it costs the host little, and nothing is remembered.
+template <class F, class Kernel, class... A>
+int launch_ring(Kernel kernel, dim3 grid, const A&... args) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<F>::kBytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  return launch(kernel, grid, dim3(256), Ring<F>::kBytes, args...);
+}
+
+template <class F>
+int run_products(const ProductList& list, int64_t tokens) {
+  if constexpr (F::kCode == Code::kF32) {
+    return run_f32(list, tokens);
+  } else if constexpr (F::kCode == Code::kInt8) {
+    return run_int8(list, tokens);
+  } else {
+    if constexpr (F::kCode == Code::kBF16) {
+      if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
+      if (few_takes(list, tokens)) return run_few(list, tokens);
+    }
+    if constexpr (F::kCode == Code::kFP8) {
+      if (capability == 90) return run_fp8(list, tokens);
+    }
+    if constexpr (kQuantised<F>) {
+      if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
+      if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
+      if (few_takes(list, tokens)) {
+        if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
+        return run_quant_few<F>(list, tokens);
+      }
+    }
+    if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
+    const int64_t tiles = ceil_div(tokens, kTokenTile);
+    const auto x = static_cast<unsigned>(list.first_block[list.count]);
+    if (tiles == 1) return launch_ring<F>(products_kernel<F, 1>, dim3(x), list, tokens);
+    if (tiles == 2) return launch_ring<F>(products_kernel<F, 2>, dim3(x), list, tokens);
+    const auto y = static_cast<unsigned>(ceil_div(tiles, 4));
+    return launch_ring<F>(products_kernel<F, 4>, dim3(x, y), list, tokens);
+  }
+}
+
+// The first `count` products, as far as they are of one format, and behind these of `other`.
+ProductList list_of(const ProductArgs* products, int count, Code other) {
+  ProductList list = {};
+  Code code = products[0].weight.code;
+  while (list.count < count && list.count < kMaxProducts) {
+    const ProductArgs& p = products[list.count];
+    if (p.weight.code == other) code = other;
+    if (p.weight.code != code) break;
+    list.of[list.count] = p;
+    list.first_block[list.count + 1] =
+        list.first_block[list.count] +
+        static_cast<int32_t>(blocks_of(p.weight.rows, p.weight.cols));
+    ++list.count;
+  }
+  return list;
+}
+ProductList list_of(const ProductArgs* products, int count) {
+  return list_of(products, count, products[0].weight.code);
+}
+
+}  // namespace
+
+Order order_for(Code code, int64_t tokens) {
+  if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
+  if (code == Code::kInt8) return Order::kInt8;
+  if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
+  return capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
+}
+
+int products(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next) {
+  // Runs of one format share a launch, and some of two.
+  for (int first = 0; first < count;) {
+    if (pair_begins(products[first].weight.code)) {
+      const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
+      if (pair_takes(both, tokens)) {
+        if (const int error = run_pair(both, tokens); error != 0) return error;
+        first += both.count;
+        continue;
+      }
+    }
+    ProductList list = list_of(products + first, count - first);
+    if (first + list.count == count) list.next = next_weights(next, tokens);
+    int error = static_cast<int>(cudaErrorInvalidValue);
+    if (list.of[0].weight.code == Code::kExactF32) {
+      list.count = 1;
+      error = run_exact(list.of[0], tokens);
+    } else {
+      with_format(list.of[0].weight.code,
+                  [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+    }
+    if (error != 0) return error;
+    first += list.count;
+  }
+  return 0;
+}
+
+int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
+  if (capability != 90) return 0;
+  if (code == Code::kFP8) return fp8_gated_fits(rows, tokens);
+  if (code == Code::kInt8) return int8_gated_fits(tokens);
+  if (code == Code::kBF16) {
+    return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
+  }
+  if (tokens > most_lanes(code)) return decode_gated_fits(rows, tokens);
+  if (tokens > kTokenTile) return quantised(code) && quant_gated_fits(rows, cols);
+  bool fits = false;
+  with_format(code, [&](auto f) {
+    if constexpr (kQuantised<decltype(f)>) fits = stream_gated_fits<decltype(f)>(rows, cols);
+  });
+  return fits;
+}
+
+int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act) {
+  const ProductList list = list_of(gate_and_up, 2);
+  const Code code = list.of[0].weight.code;
+  if (code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
+  if (code == Code::kInt8) return run_int8_gated(list, tokens, *act);
+  if (code == Code::kBF16) {
+    return wgmma_takes(code, tokens) ? run_wgmma_gated(list, tokens, *act)
+                                     : run_few_gated(list, tokens, *act);
+  }
+  int error = static_cast<int>(cudaErrorInvalidValue);
+  with_format(code, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (kQuantised<F>) {
+      error = tokens > kQuantFew    ? run_decode_gated<F>(list, tokens, *act)
+              : tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
+                                    : run_stream_gated<F>(list, tokens, *act);
+    }
+  });
+  return error;
+}
+
+int expert_products(const ExpertArgs* e) {
+  const dim3 grid(static_cast<unsigned>(blocks_of(e->rows, e->cols)),
+                  static_cast<unsigned>(e->slots));
+  int error = static_cast<int>(cudaErrorInvalidValue);
+  with_format(e->code, [&](auto f) {
+    using Stored = decltype(f);
+    using F = std::conditional_t<Stored::kCode == Code::kFP8, FP8Values, Stored>;
+    error = e->slot_tokens == 8 ? launch_ring<F>(experts_kernel<F, 1>, grid, *e)
+                                : launch_ring<F>(experts_kernel<F, 4>, grid, *e);
+  });
+  return error;
+}
+
+}  // namespace freshet::cuda

@@ -1,0 +1,297 @@
+// Gate and up of BF16 weights that end in the gated unit, with 17 to 32 tokens on Hopper.
+//
+// Every multiprocessor has as many rows of both as any other, and takes up to kMost tiles of 16 of
+// each at once, so that it reads tokens once: each of two warpgroups half of them, gate's and up's
+// of the same rows, so that a lane has both sums of a unit. wgmma has 64 rows; what stands behind a
+// warpgroup's is multiplied and not written. The bits are those of gemm_sm80_small_m.cu.
+//
+// Weights and tokens have rings of their own. Weights are what is asked for before the kernel in
+// front has ended, and take most of the room. Tokens come in the order of lanes, as the products
+// around this one read and write them, and two warps make core matrices of them.
+#include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
+#include "backend/cuda/gemm/prefetch_weights.cuh"
+#include "backend/cuda/gemm/swiglu_epilogue.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kMost = 7;  // tiles of 16 rows of either in a pass
+constexpr int kTokenTiles = 4, kGroupTiles = 4;
+constexpr int kUp = kMost * BF16::kTileBytes;  // from gate's rows to up's
+constexpr int kGroupRows = kGroupTiles * BF16::kTileBytes;
+constexpr int kRowBytes = 2 * kUp, kPieceBytes = kTokenTiles * kTokenBytes;
+constexpr int kRowStages = 6, kTokenStages = 8;
+constexpr int kTokenRoom = kTokenStages * kPieceBytes;
+// wgmma reads beyond the last tiles of the last stage.
+constexpr int kBeyond = (2 * kGroupTiles - kMost) * BF16::kTileBytes;
+constexpr int kBytes = kTokenRoom + kRowStages * kRowBytes + kBeyond;
+static_assert(kBytes <= kSharedOfSm - 1024);
+
+constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former a thread
+constexpr int kAhead = 1;  // pieces of tokens that one of the latter has in registers
+constexpr int kThreads = kConsumers + (kRowFillers + kTokenFillers) * 32;
+// Few registers leave room for a norm's block beside this one: as if it had so many threads.
+constexpr int kBoundThreads = 576;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+struct Rings {
+  uint64_t full_tokens[kTokenStages], empty_tokens[kTokenStages];
+  uint64_t full_rows[kRowStages], empty_rows[kRowStages];
+
+  __device__ __forceinline__ void start() {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < kTokenStages) {
+      barrier_init(&full_tokens[thread], 1);
+      barrier_init(&empty_tokens[thread], kConsumers / 32);
+    }
+    if (thread < kRowStages) {
+      barrier_init(&full_rows[thread], 1);
+      barrier_init(&empty_rows[thread], kConsumers / 32);
+    }
+    barriers_ready();
+    __syncthreads();
+  }
+};
+
+// Where one of them has come to in a ring.
+template <int kStages>
+struct Place {
+  int next, stage, round = 0;
+  __device__ __forceinline__ explicit Place(int first) : next(first), stage(first) {}
+  __device__ __forceinline__ void advance(int by) {
+    next += by;
+    stage += by;
+    if (stage >= kStages) stage -= kStages, round ^= 1;
+  }
+};
+
+// A pass's tiles of 16 rows of gate and of up, each of one panel and the next.
+struct Tiles {
+  const uint8_t *gate, *up;
+  uint32_t here, beyond;  // bytes of either
+  int64_t jump;
+
+  __device__ __forceinline__ Tiles(const ProductList& list, int64_t tile, int count) {
+    constexpr int kPanel = kPanelTiles<BF16>;
+    const int64_t cols = list.of[0].weight.cols, at = tile_at<BF16>(tile, cols);
+    const int in_panel = min(count, kPanel - static_cast<int>(tile % kPanel));
+    gate = list.of[0].weight.data + at;
+    up = list.of[1].weight.data + at;
+    here = static_cast<uint32_t>(in_panel * BF16::kTileBytes);
+    beyond = static_cast<uint32_t>((count - in_panel) * BF16::kTileBytes);
+    jump = tile_at<BF16>(tile + in_panel, cols) - at;
+  }
+  __device__ __forceinline__ uint32_t bytes() const { return 2 * (here + beyond); }
+  __device__ __forceinline__ void copy(uint32_t to, int64_t at, uint32_t barrier,
+                                       uint64_t policy) const {
+    copy_weights(to, gate + at, here, barrier, policy);
+    copy_weights(to + kUp, up + at, here, barrier, policy);
+    if (beyond == 0) return;
+    copy_weights(to + here, gate + jump + at, beyond, barrier, policy);
+    copy_weights(to + kUp + here, up + jump + at, beyond, barrier, policy);
+  }
+};
+
+// A block's tiles, a pass after the other; passes are as even as can be.
+struct Passes {
+  int64_t first;
+  int count, units;  // tiles; pieces of 64 columns
+
+  __device__ __forceinline__ int passes() const { return (count + kMost - 1) / kMost; }
+  __device__ __forceinline__ int64_t begin(int pass) const {
+    return first + count * pass / passes();
+  }
+  __device__ __forceinline__ int tiles(int pass) const {
+    return static_cast<int>(begin(pass + 1) - begin(pass));
+  }
+};
+
+// A thread's share of filling the ring of rows. Until the kernel in front has `ended` little is in
+// flight (prefetch_weights.cuh).
+__device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
+                                          const Passes& passes, int index,
+                                          const volatile int& ended) {
+  constexpr int kInFlight = kAheadBytes / kRowBytes;
+  const uint64_t policy = read_once();
+  Place<kRowStages> at(index);
+  for (int pass = 0; pass < passes.passes(); ++pass) {
+    const Tiles tiles(list, passes.begin(pass), passes.tiles(pass));
+    const int before = pass * passes.units;
+#pragma unroll 1
+    for (; at.next < before + passes.units; at.advance(kRowFillers)) {
+      if (at.next >= kRowStages) {
+        barrier_wait(&rings.empty_rows[at.stage], at.round ^ 1);
+      } else if (at.next >= kInFlight) {
+        landed(&rings.full_rows[at.next - kInFlight], ended);
+      }
+      uint64_t* barrier = &rings.full_rows[at.stage];
+      barrier_expect(barrier, tiles.bytes());
+      tiles.copy(shared_address(rows + at.stage * kRowBytes), (at.next - before) * kUnitStep<BF16>,
+                 shared_address(barrier), policy);
+    }
+  }
+}
+
+// A warp's share of filling that of tokens: its next pieces are loaded before there is room for
+// them, as loads take long beside the copies of weights.
+__device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const ProductArgs& p,
+                                            int tokens, const Passes& passes, int index) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int last = (tokens + 7) / 8 - 1, end = passes.passes() * passes.units;
+  const auto next_tile = static_cast<int>(p.act_chunks * 32);
+  const auto* act = reinterpret_cast<const uint4*>(p.act) + lane;
+  uint4 v[kAhead][kTokenTiles][2];
+  int unit = index;  // to be loaded next; those of a pass that there is not are not stored
+  const auto load = [&](uint4(&of)[kTokenTiles][2]) {
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j) {
+      const uint4* from = act + unit * 64 + min(j, last) * next_tile;
+      of[j][0] = from[0], of[j][1] = from[32];
+    }
+    unit += kTokenFillers;
+    if (unit >= passes.units) unit -= passes.units;
+  };
+#pragma unroll
+  for (int d = 0; d < kAhead; ++d) load(v[d]);
+  Place<kTokenStages> at(index);
+#pragma unroll 1
+  while (at.next < end) {
+#pragma unroll
+    for (int d = 0; d < kAhead; ++d) {
+      if (at.next >= end) break;
+      barrier_wait(&rings.empty_tokens[at.stage], at.round ^ 1);  // in the first round it is
+      auto* to = reinterpret_cast<uint32_t*>(stages + at.stage * kPieceBytes) + lane;
+#pragma unroll
+      for (int n = 0; n < kTokenTiles * 2; ++n) {
+        const uint4& of = v[d][n / 2][n % 2];
+        to[n * 128] = of.x, to[n * 128 + 32] = of.y;
+        to[n * 128 + 64] = of.z, to[n * 128 + 96] = of.w;
+      }
+      load(v[d]);
+      shared_for_copies();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&rings.full_tokens[at.stage]);
+      at.advance(kTokenFillers);
+    }
+  }
+}
+
+// What a warpgroup has come to. Places are found once, and kept where all lanes have the same.
+struct Reader {
+  uint32_t tokens, rows;  // operands of the first stages
+  Rings& rings;
+  Place<kTokenStages> token{0};
+  Place<kRowStages> row{0};
+
+  __device__ __forceinline__ Reader(Rings& all, const uint8_t* its_tokens, const uint8_t* its_rows)
+      : tokens(kept(its_tokens)), rows(kept(its_rows)), rings(all) {}
+  __device__ __forceinline__ static uint32_t kept(const uint8_t* at) {
+    auto v = static_cast<uint32_t>(operand_at(at));
+    asm volatile("mov.b32 %0, %0;" : "+r"(v));
+    return __shfl_sync(0xffffffff, v, 0);
+  }
+  __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
+    return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
+  }
+  __device__ __forceinline__ void leave(int token_stage, int row_stage) const {
+    if (threadIdx.x % 32 != 0) return;
+    barrier_arrive(&rings.empty_tokens[token_stage]);
+    barrier_arrive(&rings.empty_rows[row_stage]);
+  }
+  // The sums of a leaf's `count` pieces.
+  __device__ __forceinline__ void take(float (&gate)[kTokenTiles][4], float (&up)[kTokenTiles][4],
+                                       int count) {
+    int token_before = -1, row_before = -1;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n, token.advance(1), row.advance(1)) {
+      barrier_wait(&rings.full_tokens[token.stage], token.round);
+      barrier_wait(&rings.full_rows[row.stage], row.round);
+      const uint32_t a = rows + row.stage * (kRowBytes >> 4);
+      const uint32_t b = tokens + token.stage * (kPieceBytes >> 4);
+      wgmma_begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        wgmma(gate, step(a, k), step(b, k), n > 0 || k > 0);
+        wgmma(up, step(a + (kUp >> 4), k), step(b, k), n > 0 || k > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (n > 0) leave(token_before, row_before);
+      token_before = token.stage, row_before = row.stage;
+    }
+    wgmma_wait<0>();
+    if (count > 0) leave(token_before, row_before);
+  }
+};
+#endif
+
+// share: tiles of 16 rows of a block. list has gate, and up beside it.
+__global__ void __launch_bounds__(kBoundThreads, 1)
+    gate_few_kernel(const __grid_constant__ ProductList list, int tokens, int share,
+                    const __grid_constant__ Activations act) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t stages[];
+  __shared__ Rings rings;
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  if (threadIdx.x == 0) ended = 0;
+  rings.start();
+  uint8_t* rows = stages + kTokenRoom;
+  const ProductArgs& p = list.of[0];
+  const int64_t cols = p.weight.cols, all = (p.weight.rows + 15) / 16;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
+  const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
+                      static_cast<int>((cols + 63) / 64)};
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  if (threadIdx.x >= kConsumers) {
+    const int index = producer_index();
+    if (index < kRowFillers) {
+      if (lane == 0) fill_rows(rings, rows, list, passes, index, ended);
+    } else {
+      const int64_t tiles = (tokens + 7) / 8;
+      if (lane < 2) look_up_page(p.act + lane * (tiles * p.act_chunks * 512 - 1));
+      wait();
+      if (index == kRowFillers && lane == 0) ended = 1;
+      fill_tokens(rings, stages, p, tokens, passes, index - kRowFillers);
+    }
+    return;
+  }
+  Reader reader(rings, stages, rows + threadIdx.x / 128 * kGroupRows);
+  wait();
+  for (int pass = 0; pass < passes.passes(); ++pass) {
+    float gate[kTokenTiles][4], up[kTokenTiles][4];
+#pragma unroll
+    for (int n = 0; n < kTokenTiles * 4; ++n) {
+      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // adds nothing, not even a sign
+    }
+    float gate_leaf[kTokenTiles][4], up_leaf[kTokenTiles][4];
+#pragma unroll 1
+    for (int leaf = 0; leaf < leaves(cols); ++leaf) {
+      reader.take(gate_leaf, up_leaf, leaf_of(cols, leaf).count);
+      add_sums(gate, gate_leaf);
+      add_sums(up, up_leaf);
+    }
+    if (warp >= passes.tiles(pass)) continue;
+    const int64_t tile = passes.begin(pass) + warp;
+    end_sums<kTokenTiles>(p, gate, tile * 16 + lane / 4);
+    end_sums<kTokenTiles>(list.of[1], up, tile * 16 + lane / 4);
+#pragma unroll
+    for (int j = 0; j < kTokenTiles; ++j) {
+      if (j * 8 < tokens) put_gated_lanes(act, p.weight.rows, gate[j], up[j], tile, j);
+    }
+  }
+#endif
+}
+
+}  // namespace
+
+int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  ProductList list = gate_and_up;
+  list.count = 1;  // the other one's rows stand beside it
+  const int share = even_share(list);
+  if (const int error = raise_shared(gate_few_kernel, kBytes); error != 0) return error;
+  return launch(gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
+                kBytes, list, static_cast<int>(tokens), share, act);
+}
+
+}  // namespace freshet::cuda

@@ -1,0 +1,240 @@
+// Gate and up of BF16 weights that end in the gated unit, with 65 to 128 tokens on Hopper.
+//
+// Every multiprocessor has as many rows of both as any other, and takes all of them at once, so
+// that it reads tokens once. Tokens are on the 64-row side of wgmma: two warpgroups have 64 each,
+// and a lane has gate's and up's sums of the same row. Of the sums of leaves so far, which are as
+// many, registers have no room for all: those of the last tiles are in shared memory. The bits are
+// those of gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
+#include "backend/cuda/gemm/swiglu_epilogue.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kMost = 7;           // tiles of 16 rows of either in a pass
+constexpr int kTiles = 4 * kMost;  // of 8 rows, gate's and then up's
+constexpr int kKept = 18;          // of which sums are in registers
+constexpr int kGateBytes = 2 * kMost * kTokenBytes;
+constexpr int kTokenTiles = 16;
+struct Gate {
+  static constexpr int kProducers = 4;
+  static constexpr bool kTokensLead = true;
+  static constexpr int kGroupRows = 0, kGroupTokens = 8 * kTokenBytes;
+  static constexpr int kRowBytes = 2 * kGateBytes;
+  static constexpr int kStageBytes = kRowBytes + kTokenTiles * kTokenBytes;
+  static constexpr int kStages = 4;
+  static constexpr int kRoom = kStages * kStageBytes;
+  static constexpr int kBytes = kRoom + (kTiles - kKept) * kConsumers * 16;
+  static_assert(kBytes <= kSharedOfSm - 1024);
+  // At the end sums of gate's tiles go through a stage, half of them at a time, and beside them
+  // those of up that are in registers.
+  static constexpr int kHalf = kTiles / 4, kUpKept = kKept - kTiles / 2;
+  static_assert(kUpKept <= kHalf && (kHalf + kUpKept) * kConsumers * 16 <= kStageBytes);
+};
+constexpr int kThreads = kConsumers + kProducerWarps * 32;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Tiles of 16 rows of gate and of up, each of one panel and the next.
+struct Tiles {
+  const uint8_t *gate, *up;
+  int here, beyond;
+  int64_t jump;
+
+  __device__ __forceinline__ Tiles(const ProductList& list, int64_t tile, int count) {
+    constexpr int kPanel = kPanelTiles<BF16>;
+    const int64_t cols = list.of[0].weight.cols, at = tile_at<BF16>(tile, cols);
+    gate = list.of[0].weight.data + at;
+    up = list.of[1].weight.data + at;
+    here = min(count, kPanel - static_cast<int>(tile % kPanel));
+    beyond = count - here;
+    jump = tile_at<BF16>(tile + here, cols) - at;
+  }
+  __device__ __forceinline__ uint32_t bytes() const {
+    return static_cast<uint32_t>(2 * (here + beyond) * BF16::kTileBytes);
+  }
+  __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
+    const uint32_t first = here * BF16::kTileBytes, second = beyond * BF16::kTileBytes;
+    copy_weights(to, gate + at, first, barrier);
+    copy_weights(to + kGateBytes, up + at, first, barrier);
+    if (second == 0) return;
+    copy_weights(to + first, gate + jump + at, second, barrier);
+    copy_weights(to + kGateBytes + first, up + jump + at, second, barrier);
+  }
+};
+
+// A block's tiles, a pass after the other; passes are as even as can be.
+struct Passes {
+  int64_t first;
+  int count;
+
+  __device__ __forceinline__ int passes() const { return (count + kMost - 1) / kMost; }
+  __device__ __forceinline__ int64_t begin(int pass) const {
+    return first + count * pass / passes();
+  }
+};
+
+// Sums of leaves, from left to right.
+struct Total {
+  float kept[kKept][4];
+  float4* room;  // this thread's
+
+  __device__ __forceinline__ void add(const float (&sum)[kTiles][4], bool first) {
+#pragma unroll
+    for (int j = 0; j < kKept; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) kept[j][i] = __fadd_rn(kept[j][i], sum[j][i]);
+    }
+#pragma unroll
+    for (int j = kKept; j < kTiles; ++j) {
+      const float(&v)[4] = sum[j];
+      float4* at = room + (j - kKept) * kConsumers;
+      float4 all = make_float4(v[0], v[1], v[2], v[3]);
+      if (!first) {
+        const float4 so_far = *at;
+        all = make_float4(__fadd_rn(so_far.x, v[0]), __fadd_rn(so_far.y, v[1]),
+                          __fadd_rn(so_far.z, v[2]), __fadd_rn(so_far.w, v[3]));
+      }
+      *at = all;
+    }
+  }
+};
+
+// What a lane ends: pairs of rows of a tile, two tokens.
+__device__ __forceinline__ void end_pairs(const ProductArgs& p, float (&v)[4], int64_t row) {
+  if (p.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float bias = row + i < p.weight.rows ? p.bias[row + i] : 0.0f;
+      v[i] = __fadd_rn(v[i], bias);
+      v[i + 2] = __fadd_rn(v[i + 2], bias);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = __fmul_rn(v[i], p.scale);
+}
+
+// This runs once, and would take its time to be read as a program if it was long: sums go through
+// shared memory, `stage` and what Total has, so that it is a loop.
+__device__ __forceinline__ void end_pass(const ProductList& list, const Activations& act,
+                                         const Total& total, uint8_t* stage, int64_t tile,
+                                         int count) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t token_tile = threadIdx.x / 32 * 2;
+  float4* own = reinterpret_cast<float4*>(stage) + threadIdx.x;
+  const auto leave = [&](int to, int from) {
+    const float(&v)[4] = total.kept[from];
+    own[to * kConsumers] = make_float4(v[0], v[1], v[2], v[3]);
+  };
+#pragma unroll
+  for (int i = 0; i < Gate::kUpKept; ++i) leave(Gate::kHalf + i, kTiles / 2 + i);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first = half * Gate::kHalf, end = min(first + Gate::kHalf, count * 2);
+#pragma unroll
+    for (int j = 0; j < Gate::kHalf; ++j) leave(j, first + j);
+#pragma unroll 1
+    for (int j = first; j < end; ++j) {
+      const float4 g = own[(j - first) * kConsumers];
+      const float4 u = j < Gate::kUpKept ? own[(Gate::kHalf + j) * kConsumers]
+                                         : total.room[(j - Gate::kUpKept) * kConsumers];
+      float gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
+      const int64_t row = tile * 16 + j * 8 + lane % 4 * 2;
+      end_pairs(list.of[0], gate, row);
+      end_pairs(list.of[1], up, row);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) up[i] = __fmul_rn(activate(gate[i], kSilu), up[i]);
+      uint8_t* to = act.data + ((row >> 6) * act.core_tiles + token_tile) * kTokenTileBytes +
+                    (row & 63) / 8 * 128 + lane * 4;
+      if (token_tile < act.core_tiles) *reinterpret_cast<uint32_t*>(to) = pack_bf16(up[0], up[1]);
+      if (token_tile + 1 < act.core_tiles) {
+        *reinterpret_cast<uint32_t*>(to + kTokenTileBytes) = pack_bf16(up[2], up[3]);
+      }
+    }
+  }
+}
+#endif
+
+// share: tiles of 16 rows of a block. list has gate, and up beside it.
+__global__ void __launch_bounds__(kThreads, 1)
+    gate_kernel(const __grid_constant__ ProductList list, int tokens, int share,
+                const __grid_constant__ Activations act) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t stages[];
+  __shared__ uint64_t full[Gate::kStages], empty[Gate::kStages];
+  let_next_start();
+  Ring<Gate> ring = start_ring<Gate>(stages, full, empty, kConsumers / 32);
+  const int64_t cols = list.of[0].weight.cols;
+  const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;  // columns of activations are padded
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
+  const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
+  if (warp_index() >= kConsumers / 32) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x % 32 == 0) {
+      const int token_tiles = (tokens + 7) / 8;
+      bool waited = false;
+      for (int pass = 0; pass < passes.passes(); ++pass) {
+        const int64_t tile = passes.begin(pass);
+        fill(ring, Tiles(list, tile, static_cast<int>(passes.begin(pass + 1) - tile)),
+             list.of[0].act, static_cast<int64_t>(token_tiles) * kTokenBytes,
+             static_cast<uint32_t>(token_tiles * kTokenBytes), static_cast<int>((cols + 63) / 64),
+             waited);
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    Reader<Gate> reader(ring);
+    wait();
+    for (int pass = 0; pass < passes.passes(); ++pass) {
+      Total total;
+      total.room = reinterpret_cast<float4*>(stages + Gate::kRoom) + threadIdx.x;
+#pragma unroll
+      for (int j = 0; j < kKept; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total.kept[j][i] = -0.0f;  // adds nothing, not even a sign
+      }
+      float sum[kTiles][4];
+#pragma unroll 1
+      for (int leaf = 0; leaf < leaves(cols); ++leaf) {
+        sum_pieces<Gate, kTiles>(reader, sum, leaf_of(cols, leaf).count, leaf + 1 == leaves(cols));
+        total.add(sum, leaf == 0);
+      }
+      const int64_t tile = passes.begin(pass);
+      const int last = reader.before;
+      sync_consumers();  // the last stage becomes the place of sums
+      end_pass(list, act, total, stages + last * Gate::kStageBytes, tile,
+               static_cast<int>(passes.begin(pass + 1) - tile));
+      shared_for_copies();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[last]);
+    }
+  }
+#endif
+}
+
+// Tiles of 16 rows of gate of a block; list then has gate's blocks.
+int share_of(ProductList& list) {
+  list.count = 1;
+  const int64_t rows = list.of[0].weight.rows;
+  list.of[0].weight.rows = ceil_div(rows, 64) * 64;
+  const int share = even_share(list);
+  list.of[0].weight.rows = rows;
+  return share;
+}
+
+}  // namespace
+
+bool gate_takes(const ProductList& gate_and_up, int64_t tokens) {
+  ProductList list = gate_and_up;
+  const int share = share_of(list), passes = static_cast<int>(ceil_div(share, kMost));
+  return tokens > 64 && tokens <= 128 && share * 4 > passes * kMost * 3;
+}
+
+int run_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+  ProductList list = gate_and_up;
+  const int share = share_of(list);
+  if (const int error = raise_shared(gate_kernel, Gate::kBytes); error != 0) return error;
+  return launch(gate_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
+                Gate::kBytes, list, static_cast<int>(tokens), share, act);
+}
+
+}  // namespace freshet::cuda

@@ -1,0 +1,317 @@
+// Experts in BF16 with many tokens each on Hopper: gate and up, which end in the gated unit, and
+// down, each a walk of blocks over (slot, rows).
+//
+// Here tokens are wgmma's 64-row side and weights the other. So a thread has gate and up of the
+// same features, and writes what becomes of them from its registers, runs of 128 bytes a warp:
+// nothing is exchanged, the three warpgroups of a block never meet, and one ends its tile while the
+// others multiply. A warpgroup whose tokens are nobody's only lets the stages pass. K is cut and
+// added up as in gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
+#include "backend/cuda/gemm/glu_activation.cuh"
+#include "backend/cuda/moe/moe.h"
+#include "backend/cuda/runtime/register_transpose.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+constexpr int kGroups = kManySlot / 64;         // warpgroups that multiply
+constexpr int kReaders = kGroups * 128;         // their threads
+constexpr int kThreads = kReaders + 128;        // registers change hands between whole warpgroups
+constexpr int kTiles = 16;                      // of 8 rows of weights
+constexpr int kGroupBytes = 8 * kTokenBytes;    // of tokens of a warpgroup
+constexpr int kGateRows = 64, kDownRows = 128;  // of a block
+constexpr int kWeightBytes = kTiles * kTokenBytes;  // half of them gate's, half up's, or all down's
+
+// Tokens stand in front: they are the operand that differs from warpgroup to warpgroup.
+struct Stage {
+  static constexpr int kRowBytes = kGroups * kGroupBytes;
+  static constexpr int kStageBytes = kRowBytes + kWeightBytes;
+  static constexpr int kStages = kRingBytes / kStageBytes;
+  static constexpr int kBytes = kStages * kStageBytes;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A warpgroup's tokens as the first product reads them: rows of 128 bytes whose pieces of 16 are
+// swapped as wgmma has it, so that a token's 64 columns are one run of memory.
+__device__ __forceinline__ uint64_t swapped_rows_at(const void* shared) {
+  return operand_at(shared, 16, 1024) | uint64_t{1} << 62;
+}
+inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
+
+// total = the sum of all leaves, from left to right.
+template <bool kGate>
+__device__ __forceinline__ void sum_leaves(Ring<Stage>& ring, float (&total)[kTiles][4],
+                                           int64_t cols) {
+  constexpr uint64_t kNext = kGate ? kNextSwapped : kNextStep;
+  const int group = static_cast<int>(threadIdx.x / 128), parts = leaves(cols);
+  const auto leave = [&](int stage) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
+  };
+  float sum[kTiles][4] = {};
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+  }
+#pragma unroll 1
+  for (int leaf = 0; leaf < parts; ++leaf) {
+    const int count = leaf_of(cols, leaf).count;
+    int before = -1;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n, ++ring.at) {
+      barrier_wait(&ring.full[ring.stage()], ring.round());
+      const uint8_t* tokens = ring.data() + group * kGroupBytes;
+      const uint64_t a = kGate ? swapped_rows_at(tokens) : operand_at(tokens);
+      const uint64_t b = operand_at(ring.data() + Stage::kRowBytes);
+      wgmma_begin();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNext, b + k * kNextStep, n + k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (before >= 0) leave(before);
+      before = ring.stage();
+    }
+    wgmma_wait<0>();
+    if (before >= 0) leave(before);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[j][i] = __fadd_rn(total[j][i], sum[j][i]);
+    }
+  }
+}
+
+// A walk's items: a slot's tokens and a block of rows of one of the products.
+template <bool kGate>
+struct Walk {
+  const ExpertsArgs& e;
+  int blocks, items;
+
+  __device__ explicit Walk(const ExpertsArgs& args)
+      : e(args),
+        blocks(static_cast<int>(kGate ? e.ff / kGateRows : (e.hidden + kDownRows - 1) / kDownRows)),
+        items(__ldcg(e.groups.used) * blocks) {}
+  __device__ __forceinline__ int64_t cols() const { return kGate ? e.hidden : e.ff; }
+  __device__ __forceinline__ int slot(int item) const { return item / blocks; }
+  __device__ __forceinline__ int block(int item) const { return item % blocks; }
+  __device__ __forceinline__ int expert(int item) const {
+    return item < items ? __ldcg(e.groups.slot_expert + slot(item)) : 0;
+  }
+  // Whether somebody's tokens stand in a warpgroup's part: an expert's fill its slots in order.
+  __device__ __forceinline__ bool real(int item, int group) const {
+    return item < items &&
+           __ldcg(e.groups.token + int64_t{slot(item)} * kManySlot + group * 64) >= 0;
+  }
+};
+
+// One thread. The second product asks for weights before the first has ended: whose they are was
+// settled before that began.
+template <bool kGate>
+__device__ __forceinline__ void produce(Ring<Stage> ring, const ExpertsArgs& e,
+                                        const uint8_t* const* weights) {
+  const Walk<kGate> walk(e);
+  const Activations& act = kGate ? e.in : e.act;
+  const int64_t cols = walk.cols(), step = act.core_tiles * kTokenBytes;
+  const auto pieces = static_cast<int>((cols + 63) / 64), turn = static_cast<int>(gridDim.x);
+  bool waited = kGate;
+  auto item = static_cast<int>(blockIdx.x);
+  int expert = walk.expert(item);
+  bool second = walk.real(item, 1), third = walk.real(item, 2);
+  for (; item < walk.items; item += turn) {
+    const int block = walk.block(item);
+    const uint8_t* rows = weights[expert] + tile_at<BF16>(block * (kGate ? 4 : 8), cols);
+    const uint8_t* ups = weights[expert] + tile_at<BF16>(e.ff / 16 + block * 4, cols);
+    const uint8_t* tokens =
+        act.data + int64_t{walk.slot(item)} * (kManySlot / kTokenTile) * kTokenBytes;
+    const uint32_t bytes = (third ? 3 : second ? 2 : 1) * kGroupBytes;
+    expert = walk.expert(item + turn);
+    second = walk.real(item + turn, 1);
+    third = walk.real(item + turn, 2);
+    const auto copy_rows = [&](int n, int stage) {
+      uint64_t* barrier = &ring.full[stage];
+      uint8_t* to = ring.stages + stage * Stage::kStageBytes + Stage::kRowBytes;
+      barrier_expect(barrier, kWeightBytes + bytes);
+      bulk_copy(to, rows + n * kUnitStep<BF16>, kGate ? kWeightBytes / 2 : kWeightBytes, barrier);
+      if constexpr (kGate) {
+        bulk_copy(to + kWeightBytes / 2, ups + n * kUnitStep<BF16>, kWeightBytes / 2, barrier);
+      }
+    };
+    const auto copy_tokens = [&](int n, int stage) {
+      bulk_copy(ring.stages + stage * Stage::kStageBytes, tokens + n * step, bytes,
+                &ring.full[stage]);
+    };
+    int n = 0;
+    if (!waited) {
+      for (; n < min(pieces, Stage::kStages); ++n) copy_rows(n, n);
+      wait();
+      for (int k = 0; k < n; ++k) copy_tokens(k, k);
+      waited = true;
+    }
+    for (; n < pieces; ++n) {
+      const int at = ring.at + n, stage = at % Stage::kStages;
+      if (at >= Stage::kStages) barrier_wait(&ring.empty[stage], (at / Stage::kStages - 1) & 1);
+      copy_rows(n, stage);
+      copy_tokens(n, stage);
+    }
+    ring.at += pieces;
+  }
+}
+
+// A thread's two rows of tokens, the first of them in tile `tile` of places, and 64 features.
+template <class Gated>
+__device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&total)[kTiles][4],
+                                          int expert, int64_t tile, int block,
+                                          const Gated& gated_of) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  uint8_t* to = e.act.data + (block * e.act.core_tiles + tile) * kTokenBytes + lane * 4;
+  const float* bias = e.gate_up_bias;
+  if (bias != nullptr) bias += expert * 2 * e.ff + block * kGateRows + lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kTiles / 2; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float v[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float gate = total[j][half * 2 + i], up = total[j + kTiles / 2][half * 2 + i];
+        if (bias != nullptr) {
+          gate = __fadd_rn(gate, bias[j * 8 + i]);
+          up = __fadd_rn(up, bias[e.ff + j * 8 + i]);
+        }
+        v[i] = gated_of(gate, up);
+      }
+      *reinterpret_cast<uint32_t*>(to + half * kTokenBytes + j * 128) = pack_bf16(v[0], v[1]);
+    }
+  }
+}
+
+// The same of 128 features of the second product, in BF16: a lane of four gets one of four
+// neighbouring tiles, whose 8 features it writes at once.
+__device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&total)[kTiles][4],
+                                         int expert, int64_t tile, int block) {
+  const int lane = static_cast<int>(threadIdx.x % 32), mine = lane % 4;
+  const int64_t place = tile * kTokenTile + lane / 4;
+  const int64_t first = static_cast<int64_t>(block) * kDownRows;
+  const auto left = static_cast<int>(min(int64_t{kDownRows}, e.hidden - first));
+  const float* bias = e.down_bias;
+  if (bias != nullptr) bias += expert * e.hidden + first + mine * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool real = __ldcg(e.groups.token + place + half * 8) >= 0;
+    auto* to = reinterpret_cast<uint16_t*>(e.y) + (place + half * 8) * e.hidden + first;
+#pragma unroll
+    for (int four = 0; four < kTiles; four += 4) {
+      uint32_t row[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float v[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = (four + j) * 8 + i;
+          v[i] = total[four + j][half * 2 + i];
+          if (bias != nullptr && at + mine * 2 < left) v[i] = __fadd_rn(v[i], bias[at]);
+        }
+        row[j] = pack_bf16(v[0], v[1]);
+      }
+      const uint4 eight = transposed(row);
+      const int at = (four + mine) * 8;
+      if (!real || at >= left) continue;
+      if (e.hidden % 8 == 0) {
+        *reinterpret_cast<uint4*>(to + at) = eight;
+        continue;
+      }
+      const uint32_t two[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (at + i < left) to[at + i] = static_cast<uint16_t>(two[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
+}
+
+template <bool kGate>
+__device__ __forceinline__ void consume(Ring<Stage> ring, const ExpertsArgs& e) {
+  const Walk<kGate> walk(e);
+  const int64_t cols = walk.cols();
+  const int turn = static_cast<int>(gridDim.x), group = static_cast<int>(threadIdx.x / 128);
+  const bool silu = e.glu.activation == 1 && e.glu.limit <= 0.0f;
+  auto item = static_cast<int>(blockIdx.x);
+  bool real = walk.real(item, group);
+  for (; item < walk.items; item += turn) {
+    const bool works = real;
+    real = walk.real(item + turn, group);
+    if (!works) {
+      for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n, ++ring.at) {
+        barrier_wait(&ring.full[ring.stage()], ring.round());
+        if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[ring.stage()]);
+      }
+      continue;
+    }
+    float total[kTiles][4];
+    sum_leaves<kGate>(ring, total, cols);
+    const int slot = walk.slot(item), block = walk.block(item);
+    const int expert = walk.expert(item);
+    const int64_t tile = int64_t{slot} * (kManySlot / kTokenTile) + threadIdx.x / 32 * 2;
+    if constexpr (!kGate) {
+      put_down(e, total, expert, tile, block);
+    } else if (silu) {  // to choose for each number would cost as much as its unit
+      put_gated(e, total, expert, tile, block,
+                [](float gate, float up) { return activate(gate, 1) * up; });
+    } else {
+      put_gated(e, total, expert, tile, block,
+                [&](float gate, float up) { return gated(gate, up, e.glu); });
+    }
+  }
+}
+#endif
+
+template <bool kGate>
+__global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant__ ExpertsArgs e) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t stages[];
+  __shared__ uint64_t full[Stage::kStages], empty[Stage::kStages];
+  __shared__ const uint8_t* weights[kMaxExperts];
+  for (int i = static_cast<int>(threadIdx.x); i < e.groups.experts; i += kThreads) {
+    weights[i] = (kGate ? e.gate_up : e.down)[i];
+  }
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Stage::kStages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], kReaders / 32);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  const Ring<Stage> ring{stages, full, empty};
+  // Who starts after the first product may rely on what was there before it.
+  if (kGate) wait();
+  let_next_start();
+  if (threadIdx.x >= kReaders) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    if (threadIdx.x == kReaders) produce<kGate>(ring, e, weights);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+    if (!kGate) wait();
+    consume<kGate>(ring, e);
+  }
+#endif
+}
+
+template <bool kGate>
+int launch_many(const ExpertsArgs& e) {
+  const auto kernel = many_kernel<kGate>;
+  if (const int error = raise_shared(kernel, Stage::kBytes); error != 0) return error;
+  const int64_t rows = kGate ? e.ff / kGateRows : ceil_div(e.hidden, kDownRows);
+  const int64_t items = e.groups.slots * rows;
+  const auto blocks = static_cast<unsigned>(items < multiprocessors ? items : multiprocessors);
+  return launch(kernel, dim3(blocks), dim3(kThreads), Stage::kBytes, e);
+}
+
+}  // namespace
+
+int run_many_experts(const ExpertsArgs& e) {
+  const int error = launch_many<true>(e);
+  return error != 0 ? error : launch_many<false>(e);
+}
+
+}  // namespace freshet::cuda

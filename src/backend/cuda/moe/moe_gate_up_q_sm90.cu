@@ -1,0 +1,28 @@
+// Gate and up of experts in block formats (moe_q_sm90.cuh).
+#include "backend/cuda/moe/moe_q_sm90.cuh"
+
+namespace freshet::cuda {
+namespace {
+
+template <class F, int NT, int kGroups>
+using Shape = decode::Shape<F, NT, decode::Split::kGate, kGroups>;
+
+}  // namespace
+
+int run_experts_gate(const ExpertsArgs& e) {
+  return decode::with_quantised(e.gate_up_code, [&](auto f) {
+    using F = decltype(f);
+    switch (e.groups.slot_tokens) {
+      case 32:
+        return decode::launch_experts<Shape<F, 4, 4>>(e);
+      case 64:
+        return decode::launch_experts<Shape<F, 8, 4>>(e);
+      case 128:
+        return decode::launch_experts<Shape<F, 16, 2>>(e);
+      default:
+        return static_cast<int>(cudaErrorInvalidValue);
+    }
+  });
+}
+
+}  // namespace freshet::cuda

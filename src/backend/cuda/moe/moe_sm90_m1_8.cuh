@@ -1,0 +1,172 @@
+// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): who gets
+// which token, and how a piece of weights is added.
+#pragma once
+
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/moe/moe.h"
+#include "backend/cuda/moe/route_topk.cuh"
+#include "backend/cuda/runtime/kernels.cuh"
+
+namespace freshet::cuda::few {
+
+inline constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
+inline constexpr int kThreads = kWarps * 32 + 32;    // a warp adds
+inline constexpr int kSets = 2;                      // of sums on their way
+
+// Experts in use, ascending. In shared memory.
+struct Chosen {
+  const uint8_t* weights[kMostChosen];
+  float weight[kMostChosen][kTokens];
+  uint32_t tokens[kMostChosen];  // a bit each
+  int32_t expert[kMostChosen];
+  int32_t slot[kFewExperts];  // of an expert; -1: not in use
+  int32_t ids[kMostChosen];
+  float of_pair[kMostChosen];
+  int32_t of_warp[kFewExperts / 32], count;
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// All threads; `mine`: the weights of the expert that has this thread's number. `room`: see
+// routing_room().
+template <bool kWithWeights>
+__device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float* room,
+                                       const uint8_t* mine) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int top_k = e.routing.top_k, pairs = e.tokens * top_k;
+  if (e.logits == nullptr) {
+    if (thread < pairs) {
+      c.ids[thread] = __ldcg(e.ids + thread);
+      c.of_pair[thread] = __ldcg(e.weights + thread);
+    }
+  } else if (warp < e.tokens) {
+    route_token<kFewExperts / 32>(e.logits + warp * e.logits_stride, e.routing,
+                                  room + warp * routing_room(e.routing), c.ids + warp * top_k,
+                                  c.of_pair + warp * top_k);
+  }
+  if (thread < kFewExperts) c.slot[thread] = -1;
+  __syncthreads();
+  if (thread < pairs) c.slot[c.ids[thread]] = 0;
+  __syncthreads();
+  const bool used = thread < kFewExperts && c.slot[thread] >= 0;
+  const uint32_t in_warp = __ballot_sync(0xffffffff, used);
+  if (lane == 0 && thread < kFewExperts) c.of_warp[warp] = __popc(in_warp);
+  __syncthreads();
+  int before = 0, all = 0;
+#pragma unroll
+  for (int w = 0; w < kFewExperts / 32; ++w) {
+    if (w < warp) before += c.of_warp[w];
+    all += c.of_warp[w];
+  }
+  if (thread == 0) c.count = all;
+  if (used) {
+    const int slot = before + __popc(in_warp & ((1u << lane) - 1));
+    c.slot[thread] = slot;
+    c.expert[slot] = thread;
+    c.weights[slot] = mine;
+    c.tokens[slot] = 0;
+  }
+  __syncthreads();
+  if constexpr (kWithWeights) {
+    if (thread < pairs) {
+      const int slot = c.slot[c.ids[thread]], token = thread / top_k;
+      c.weight[slot][token] = c.of_pair[thread];
+      atomicOr(&c.tokens[slot], 1u << token);
+    }
+    __syncthreads();
+  }
+}
+
+// Sums on their way from the warps that multiply to a warp that only adds: theirs are as much as
+// the stages' copies allow, and none of them waits for another.
+template <int kSize>
+struct Handover {
+  float4* sums;  // kSets of kSize
+  uint64_t *full, *empty;
+  int set = 0, round = 0;
+
+  __device__ __forceinline__ void start(int readers) const {
+    for (int s = 0; s < kSets; ++s) {
+      barrier_init(&full[s], kWarps);
+      barrier_init(&empty[s], readers);
+    }
+    barriers_ready();
+  }
+  __device__ __forceinline__ float4* to_write() const {
+    barrier_wait(&empty[set], round ^ 1);
+    return sums + set * kSize;
+  }
+  __device__ __forceinline__ const float4* to_read() const {
+    barrier_wait(&full[set], round);
+    return sums + set * kSize;
+  }
+  __device__ __forceinline__ void written() { pass(full); }
+  __device__ __forceinline__ void read() { pass(empty); }
+  __device__ __forceinline__ void pass(uint64_t* barriers) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[set]);
+    if (++set == kSets) set = 0, round ^= 1;
+  }
+};
+
+// sums += 16 rows and 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
+// `step` apart. They take turns: a sum's next addend waits for the one before.
+template <class F, int N>
+__device__ __forceinline__ void add_pieces(float (&sums)[N][4], const uint8_t* tile, int step,
+                                           int index, const uint4 (&b)[2]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  uint4 a[N][4];
+#pragma unroll
+  for (int t = 0; t < N; ++t) {
+    Piece piece;
+    F::template load<FromShared>(tile + t * step, index, lane, piece);
+    F::decode(piece, index, lane, a[t]);
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const uint4& v = b[n / 2];
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+      mma(sums[t], a[t][n], n % 2 == 0 ? v.x : v.z, n % 2 == 0 ? v.y : v.w);
+    }
+  }
+}
+__device__ __forceinline__ void add_leaf(float (&sum)[4], const float4& leaf) {
+  sum[0] = __fadd_rn(sum[0], leaf.x);
+  sum[1] = __fadd_rn(sum[1], leaf.y);
+  sum[2] = __fadd_rn(sum[2], leaf.z);
+  sum[3] = __fadd_rn(sum[3], leaf.w);
+}
+
+#endif
+
+template <class Kernel>
+int launch_few(Kernel kernel, int64_t blocks, int bytes, const FewExpertsArgs& e) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return static_cast<int>(error);
+  const cudaError_t carved = leave_shared(kernel);
+  if (carved != cudaSuccess) return static_cast<int>(carved);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                static_cast<size_t>(bytes), e);
+}
+
+// Formats that these kernels take: those whose experts have kernels for many tokens as well. FP8
+// counts as FP8Values.
+template <class F>
+inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;
+inline bool takes(Code code) {
+  bool does = false;
+  with_format(code, [&](auto f) { does = kTaken<decltype(f)>; });
+  return does;
+}
+template <class Body>
+int with_taken(Code code, const Body& body) {
+  int error = static_cast<int>(cudaErrorInvalidValue);
+  with_format(code, [&](auto f) {
+    using F = std::conditional_t<decltype(f)::kCode == Code::kFP8, FP8Values, decltype(f)>;
+    if constexpr (kTaken<F>) error = body(F{});
+  });
+  return error;
+}
+
+}  // namespace freshet::cuda::few
