@@ -7,7 +7,8 @@ usage: check_style.py [ROOT]      prints each offence as file:line: text; exit c
 Budgets: a file has at most 600 lines (kernels, tables and tests 900), a function 70 (kernels 150, tests
 120), a line 100 columns. Headers begin with their contract. Conditional compilation stays in base/,
 backend/ and quant/; the environment is read in base/env.cc only; the library never prints or exits.
-No unfinished work, no ticket numbers, no paths of somebody's machine.
+The step loop names no kind of request. No unfinished work, no ticket numbers, no paths of somebody's
+machine.
 """
 import re
 import sys
@@ -25,6 +26,9 @@ PRINTS = re.compile(r"\bstd::(cout|cerr|clog)\b|(?<![\w:>.])(printf|puts|putchar
 EXITS = re.compile(r"(?<![\w:>.])(std::)?(exit|_exit|quick_exit|abort|terminate)\s*\(")
 GETENV = re.compile(r"\b(secure_)?getenv\s*\(")
 CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
+# The step loop knows requests, but not their kinds: those are in src/engine/outputs/.
+STEP_LOOP = re.compile(r"src/engine/step_loop\.(h|cc)$")
+KINDS = re.compile(r"beam|embedding|pooling|prompt_?logprobs|matcher|\bsamplers?\b|outputs/kinds\.h|params\.\w", re.I)
 CONTAINER = re.compile(r"\b(namespace|class|struct|union|enum)\b|\bextern\s*$")
 
 
@@ -64,16 +68,8 @@ def functions(code):
             head += char
 
 
-# Offenders that are known: (lines of the file, lines of its longest function). They may only shrink.
-GRANTED = {
-    "src/engine/step_loop.cc": (600, 80),
-}
-
-
 def limits_for(name):
     """(lines of a file, lines of a function)"""
-    if name in GRANTED:
-        return GRANTED[name]
     if name.endswith("_test.cc") or name.startswith(("tests/", "bench/")):
         return 900, 120
     if re.search(r"src/(backend|quant)/|src/ops/reference|_tables?\.(h|cc|inl)$|_data\.(h|cc)$", name):
@@ -100,6 +96,10 @@ def offences_in(name, source):
                 yield number, f"{what}: {pattern.search(line).group(0)}"
         if CONDITIONAL.match(line) and room not in ("base", "backend", "quant") and not test:
             yield number, "conditional compilation belongs in base/, backend/ or quant/"
+    if STEP_LOOP.search(name):
+        for number, line in enumerate(lines, 1):
+            if KINDS.search(line.split("//")[0]):
+                yield number, f"the step loop names a kind of request: {KINDS.search(line).group(0)}"
     for number, line in enumerate(code_lines, 1):
         if GETENV.search(line) and name != "src/base/env.cc" and not test:
             yield number, "the environment is read in base/env.cc"
@@ -141,6 +141,12 @@ def self_test():
         ("src/cli/a.cc", 'void f() { printf("x"); }\n', 0),
         ("src/ops/a.cc", "int x;\n" * 700, 1),
         ("src/ops/a.cc", "int x; " + "/" * 120 + "\n", 1),
+        ("src/engine/step_loop.cc", "if (live.beams) advance_beams(live);\n", 1),
+        ("src/engine/step_loop.cc", "if (r.request.params.beam_width > 0) return;\n", 1),
+        ("src/engine/step_loop.cc", '#include "engine/outputs/kinds.h"\n', 1),
+        ("src/engine/step_loop.h", "// Contract.\nvoid embed(const Embedding& e);\n", 1),
+        ("src/engine/step_loop.cc", "// Beams are an output.\noutput->commit(task);\n", 0),
+        ("src/engine/outputs/beams.cc", "class Beams {};\n", 0),
     ]
     failed = 0
     for name, source, wanted in cases:

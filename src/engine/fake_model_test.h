@@ -84,8 +84,12 @@ class FakeModel final : public Model {
   void forward(const ForwardBatch& b, const KvStorage& cache, const StepResults& results) override {
     float* const hidden = results.hidden;
     size_t row = 0;
+    bool single = true;  // single tokens come first
     for (int s = 0; s < b.sequences(); ++s) {
       const auto seq = static_cast<size_t>(s);
+      const bool one = b.query_start[seq + 1] - b.query_start[seq] == 1;
+      FRESHET_CHECK(single || !one, "a single token behind several");
+      single = one;
       for (int32_t t = b.query_start[seq]; t < b.query_start[seq + 1]; ++t) {
         const int32_t p = b.positions[static_cast<size_t>(t)];
         FRESHET_CHECK(p == b.context_len[seq] - b.query_start[seq + 1] + t);

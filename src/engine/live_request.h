@@ -1,65 +1,47 @@
-// A request while it runs: its samples with their samplers and texts, or its beam search.
+// A request from its arrival to its end: what it asked for, what it used, and its outputs.
 //
-// Plain state of the step loop (step_loop.h), which is the only one to touch it.
+// State of the step loop (step_loop.h) and of the request's own outputs; the step thread's alone,
+// but for what outputs/request_output.h lets the thread pool do.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "engine/text_assembler.h"
+#include "engine/outputs/request_output.h"
 #include "freshet/engine.h"
-#include "grammar/late_matcher.h"
-#include "sampling/beam.h"
-#include "sampling/sampler.h"
-#include "scheduler/sequence.h"
+#include "scheduler/scheduler.h"
 
 namespace freshet::engine {
-
-// One of the n samples of a request.
-struct Sample {
-  int index = 0;
-  scheduler::SequenceId sequence = 0;  // 0: not forked yet
-  Sampler sampler;
-  TextAssembler text;
-  std::optional<grammar::LateMatcher> matcher;
-  std::vector<uint32_t> mask;  // what may come next; empty: anything,
-  bool complete = false;       // or that nothing may, and the vocabulary has no token to say so
-  int outputs = 0;
-  bool ended = false;
-};
-
-// An embedding in the making: states are added in order of position, each once, whatever is
-// computed again after a preemption.
-struct Embedding {
-  int32_t positions = 0;    // that have been taken in
-  std::vector<double> sum;  // [hidden]
-};
-
-// Beams go in lockstep: each row of logits is kept until all live beams have theirs.
-struct Beams {
-  BeamSearch search;
-  std::vector<scheduler::SequenceId> sequences;  // in the order of the search
-  std::vector<float> logits;                     // [live, vocab]
-  std::vector<bool> ready;                       // [live]
-  int length = 0;                                // tokens so far
-};
 
 struct LiveRequest {
   uint64_t id = 0;
   Request request;
   uint64_t seed = 0;
-  int max_tokens = 0;                            // clipped to what the longest sequence leaves
-  std::vector<int32_t> end_ids;                  // ascending; end the output by themselves
-  std::vector<std::unique_ptr<Sample>> samples;  // empty with beams, and before its first step
-  bool forked = false;                           // samples have sequences of their own
-  std::optional<Beams> beams;
-  std::optional<Embedding> embedding;
-  std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // [prompt tokens], of each but the first
-  bool prompt_logprobs_sent = false;
-  int open = 0;  // samples that have not ended
+  int max_tokens = 0;            // clipped to what the longest sequence leaves
+  std::vector<int32_t> end_ids;  // ascending; each ends the output by itself
   Usage usage;
+  std::vector<std::unique_ptr<RequestOutput>> outputs;
+  bool started = false;  // a step was scheduled for it
+  bool over = false;     // its outputs have all they asked for
 };
+
+// What decides how a request is read, of the loop's options.
+struct RequestDefaults {
+  int max_model_len = 0;
+  uint64_t seed = 0;         // requests without a seed draw theirs from this and their number
+  std::vector<int32_t> eos;  // ids that end a text, ascending
+};
+
+// REQUIRES: find_error(request, ...) found none (request_check.h). `services` must outlive it.
+std::unique_ptr<LiveRequest> make_live_request(uint64_t id, Request request,
+                                               const RequestDefaults& defaults,
+                                               const OutputServices& services);
+
+// The scheduler's order for the request, which arrives at `now` (microseconds).
+scheduler::NewRequest order_of(const LiveRequest& live, int64_t now);
+
+// Fills in the usage that the scheduler counts, if it still knows the request.
+void record_usage(LiveRequest& live, const scheduler::Scheduler& scheduler);
 
 }  // namespace freshet::engine

@@ -22,29 +22,49 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
                      static_cast<size_t>(model.spec().vocab_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer logits, Buffer::allocate(bytes, host_memory));
   FRESHET_ASSIGN_OR_RETURN(
-      Buffer best,
+      Buffer sampled,
       Buffer::allocate(2 * static_cast<size_t>(max_logit_rows) * sizeof(int32_t), host_memory));
   const auto state_bytes = static_cast<size_t>(max_tokens) *
                            static_cast<size_t>(model.spec().hidden_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer states, Buffer::allocate(state_bytes));
-  return ModelRunner(model, std::move(cache), std::move(logits), std::move(best),
+  return ModelRunner(model, std::move(cache), std::move(logits), std::move(sampled),
                      std::move(states));
 }
 
-ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states)
+ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled,
+                         Buffer states)
     : model_(&model),
       cache_(std::move(cache)),
       logits_(std::move(logits)),
-      best_(std::move(best)),
+      sampled_(std::move(sampled)),
       states_(std::move(states)),
       vocab_(model.spec().vocab_size) {
   for (Turn& turn : turns_) turn.batch.tables.resize(cache_.spec().groups.size());
 }
 
-void ModelRunner::add(Turn& turn, const StepItem& item, const Sequence& s) {
+void ModelRunner::clear(Turn& turn, const Step& step) {
+  ForwardBatch& b = turn.batch;
+  b.token_ids.clear();
+  b.ids_from.clear();
+  b.positions.clear();
+  b.query_start.assign(1, 0);
+  b.context_len.clear();
+  b.logit_rows.clear();
+  turn.order.clear();
+  for (const bool single : {true, false}) {
+    for (size_t i = 0; i < step.items.size(); ++i) {
+      if ((step.items[i].count == 1) == single) turn.order.push_back(i);
+    }
+  }
+  turn.first_row.resize(step.items.size());
+  turn.first_token.resize(step.items.size());
+}
+
+void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Sequence& s) {
   ForwardBatch& b = turn.batch;
   const int32_t known = s.size();
-  for (int32_t p = item.first; p < item.first + item.count; ++p) {
+  turn.first_token[item] = std::ssize(b.token_ids);
+  for (int32_t p = part.first; p < part.first + part.count; ++p) {
     const bool draft = p >= known;
     const int32_t id =
         draft ? s.draft[static_cast<size_t>(p - known)] : s.tokens[static_cast<size_t>(p)];
@@ -55,62 +75,45 @@ void ModelRunner::add(Turn& turn, const StepItem& item, const Sequence& s) {
   }
   const auto tokens = static_cast<int32_t>(b.token_ids.size());
   b.query_start.push_back(tokens);
-  b.context_len.push_back(item.first + item.count);
-  turn.first_row.push_back(static_cast<int64_t>(b.logit_rows.size()));
-  for (int32_t i = tokens - item.logits; i < tokens; ++i) b.logit_rows.push_back(i);
-  if (item.logits > 0) row_of_[s.id] = static_cast<int32_t>(b.logit_rows.size()) - 1;
+  b.context_len.push_back(part.first + part.count);
+  turn.first_row[item] = std::ssize(b.logit_rows);
+  for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);
+  if (part.logits > 0) row_of_[s.id] = static_cast<int32_t>(b.logit_rows.size()) - 1;
 }
 
-// Where the best of the logits as they are will do, for all that are looked at, argmax() is told
-// less. Lists that a step has no room for leave their rows to the host.
+// If all described rows are plain greedy, the descriptors are dropped, and the model runs argmax()
+// on these rows. Rows whose lists exceed the room of a step are left to the host.
 void ModelRunner::describe_rows(Turn& turn, const Step& step, Describe describe) {
   constexpr size_t kMostWords = size_t{1} << 20;
   ForwardBatch& b = turn.batch;
-  const size_t rows = b.logit_rows.size();
   std::vector<int32_t>& words = b.samples;
-  words.assign(rows * ops::kSampleRowWords, 0);
-  b.best_only.assign(rows, 0);
-  bool plain = true;
-  for (size_t i = 0; i < step.items.size(); ++i) {
-    if (step.items[i].logits == 0) continue;
-    const size_t before = words.size();
-    ops::SampleRow row = describe(step.items[i], words);
-    if (words.size() > kMostWords) {
-      words.resize(before);
-      row = {};
+  words.assign(b.logit_rows.size() * ops::kSampleRowWords, 0);
+  b.best_only.assign(b.logit_rows.size(), 0);
+  bool greedy = true;
+  for (const size_t item : turn.order) {
+    const StepItem& part = step.items[item];
+    for (int32_t row = std::max(0, part.logits - 1 - part.draft); row < part.logits; ++row) {
+      const size_t before = words.size();
+      ops::SampleRow descriptor = describe(item, row, words);
+      if (words.size() > kMostWords) {
+        words.resize(before);
+        descriptor = {};
+      }
+      const size_t at = row_at(turn, item, row);
+      if (descriptor.last >= 0) descriptor.last = b.logit_rows[at];
+      std::memcpy(words.data() + at * ops::kSampleRowWords, &descriptor, sizeof descriptor);
+      const bool best =
+          descriptor.how == ops::SampleRow::kBest && words.size() == before && descriptor.last < 0;
+      b.best_only[at] = best;
+      greedy = greedy && (best || descriptor.how == ops::SampleRow::kNotHere);
     }
-    const auto at = static_cast<size_t>(turn.first_row[i] + step.items[i].logits - 1);
-    if (row.last >= 0) row.last = b.logit_rows[at];
-    std::memcpy(words.data() + at * ops::kSampleRowWords, &row, sizeof row);
-    const bool best = row.how == ops::SampleRow::kBest && words.size() == before && row.last < 0;
-    b.best_only[at] = best;
-    plain = plain && (best || row.how == ops::SampleRow::kNotHere);
   }
-  if (plain || !model_->samples()) words.clear();
+  if (greedy || !model_->samples()) words.clear();
 }
 
-void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler, bool hidden,
-                        Describe describe) {
-  for (const kv_cache::BlockCopy& copy : step.copies) {
-    cache_.copy_block(copy.group, copy.from, copy.to);
-  }
-  started_ ^= 1;
-  Turn& turn = turns_[started_];
-  ForwardBatch& b = turn.batch;
-  row_before_.swap(row_of_);
-  row_of_.clear();
-  b.token_ids.clear();
-  b.ids_from.clear();
-  b.positions.clear();
-  b.query_start.assign(1, 0);
-  b.context_len.clear();
-  b.logit_rows.clear();
-  turn.first_row.clear();
-  for (const StepItem& item : step.items) add(turn, item, scheduler.sequence(item.sequence));
-  describe_rows(turn, step, describe);
-
-  for (size_t g = 0; g < b.tables.size(); ++g) {
-    BlockTables& tables = b.tables[g];
+void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Scheduler& scheduler) {
+  for (size_t g = 0; g < turn.batch.tables.size(); ++g) {
+    BlockTables& tables = turn.batch.tables[g];
     size_t stride = 0;
     for (const StepItem& item : step.items) {
       stride = std::max(stride, scheduler.sequence(item.sequence).blocks.ids[g].size());
@@ -120,15 +123,32 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
     tables.stride = static_cast<int64_t>(stride);
     tables.ids.assign(stride * step.items.size(), kv_cache::kNoBlock);
     auto out = tables.ids.begin();
-    for (const StepItem& item : step.items) {
-      std::ranges::copy(scheduler.sequence(item.sequence).blocks.ids[g], out);
+    for (const size_t item : turn.order) {
+      std::ranges::copy(scheduler.sequence(step.items[item].sequence).blocks.ids[g], out);
       out += static_cast<std::ptrdiff_t>(stride);
     }
   }
+}
+
+void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler, bool states,
+                        Describe describe) {
+  for (const kv_cache::BlockCopy& copy : step.copies) {
+    cache_.copy_block(copy.group, copy.from, copy.to);
+  }
+  started_ ^= 1;
+  Turn& turn = turns_[started_];
+  ForwardBatch& b = turn.batch;
+  row_before_.swap(row_of_);
+  row_of_.clear();
+  clear(turn, step);
+  for (const size_t item : turn.order)
+    add(turn, item, step.items[item], scheduler.sequence(step.items[item].sequence));
+  describe_rows(turn, step, describe);
+  fill_tables(turn, step, scheduler);
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
                 "{} rows of logits", b.logit_rows.size());
-  auto* named = best_.as<int32_t>() + static_cast<size_t>(started_) * best_.size() / 8;
-  turn.results = {logits_.as<float>(), hidden ? states_.as<float>() : nullptr, named};
+  auto* sampled = sampled_.as<int32_t>() + static_cast<size_t>(started_) * sampled_.size() / 8;
+  turn.results = {logits_.as<float>(), states ? states_.as<float>() : nullptr, sampled};
   model_->start(b, cache_, turn.results, started_);
 }
 
@@ -138,25 +158,24 @@ void ModelRunner::finish() {
   model_->finish(turn.batch, turn.results, finished_);
 }
 
-bool ModelRunner::names(size_t item, int32_t k) const {
+bool ModelRunner::will_sample(size_t item, int32_t row) const {
   const Turn& turn = turns_[started_];
-  return overlaps() && turn.batch.names_token(static_cast<size_t>(turn.first_row[item] + k));
+  return overlaps() && turn.batch.names_token(row_at(turn, item, row));
 }
 
-std::span<float> ModelRunner::row(size_t item, int32_t k) {
-  const int64_t row = turns_[finished_].first_row[item] + k;
-  return {logits_.as<float>() + row * vocab_, static_cast<size_t>(vocab_)};
+std::span<float> ModelRunner::row(size_t item, int32_t row) {
+  const size_t at = row_at(turns_[finished_], item, row);
+  return {logits_.as<float>() + static_cast<int64_t>(at) * vocab_, static_cast<size_t>(vocab_)};
 }
 
-int32_t ModelRunner::named(size_t item, int32_t k) const {
+int32_t ModelRunner::sampled(size_t item, int32_t row) const {
   const Turn& turn = turns_[finished_];
-  return turn.results.best[turn.first_row[item] + k];
+  return turn.results.best[row_at(turn, item, row)];
 }
 
 std::span<const float> ModelRunner::state(size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
-  const ForwardBatch& b = turns_[finished_].batch;
-  const auto token = static_cast<size_t>(b.query_start[item]) + static_cast<size_t>(i);
+  const auto token = static_cast<size_t>(turns_[finished_].first_token[item] + i);
   return {states_.as<float>() + token * hidden, hidden};
 }
 

@@ -1,7 +1,10 @@
-// Runs a step of the scheduler on a model: block copies, the ragged batch, the logits.
+// Runs a step of the scheduler on a model: block copies, the ragged batch, the results.
 //
-// Owns the cache's memory and the rows of logits. Used by the step thread only; run() allocates
-// nothing once its vectors have grown to the largest step.
+// Owns the cache's memory and the buffers for logits, sampled tokens and states. Items of a step
+// are known by their index in Step::items; their order in the batch is the runner's: single tokens
+// come first, because devices have a kernel for them. Used by the step thread only, but that row(),
+// sampled() and state() may be called from several threads. run() allocates nothing once its
+// vectors have grown to the largest step.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "layers/batch.h"
 #include "layers/model.h"
 #include "scheduler/scheduler.h"
@@ -19,54 +23,64 @@ namespace freshet::engine {
 class ModelRunner {
  public:
   // `model` must outlive the runner and have reserved what such steps need. host_memory: where
-  // results come to; nullptr for the heap.
+  // results are written; nullptr for the heap.
   static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
                                     int max_logit_rows, Memory* host_memory = nullptr);
 
-  // What is to become of an item's last row of logits; lists go to the words (ops/sample.h).
-  using Describe = FunctionRef<ops::SampleRow(const scheduler::StepItem&, std::vector<int32_t>&)>;
+  // The sampling descriptor (ops/sample.h) of an item's row of logits; its lists are appended to
+  // the words. Asked for the last row of each item that has logits, and the row of each draft.
+  using Describe =
+      FunctionRef<ops::SampleRow(size_t item, int32_t row, std::vector<int32_t>& words)>;
 
-  // `hidden`: whether the states after the final norm are wanted too. Where the model draws tokens,
+  // `states`: whether the states after the final norm are wanted too. If the model samples tokens,
   // a step may be started before the one in front is finished; its sequences' expected tokens are
-  // then taken from there. At most two steps are on their way.
-  void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool hidden,
+  // then taken from there. At most two steps are in flight.
+  void start(const scheduler::Step& step, const scheduler::Scheduler& scheduler, bool states,
              Describe describe);
-  // Waits for the first of them; what follows here is of it.
+  // Waits for the first step in flight; row(), sampled() and state() give its results.
   void finish();
   bool overlaps() const { return model_->samples(); }
-  // Of the step started last: whether the model names the token of its item's last row.
-  bool names(size_t item, int32_t k) const;
-  // Row `k` of the `logits` rows of step.items[item], of the step finished last. Valid until the
+  // Whether the model samples the token of this row, of the step started last.
+  bool will_sample(size_t item, int32_t row) const;
+  // Row `row` of the `logits` rows of step.items[item], of the step finished last. Valid until the
   // next is started.
-  std::span<float> row(size_t item, int32_t k);
-  // Its token, if the model named one: then the row itself is not there. Or kSeeLogits.
-  int32_t named(size_t item, int32_t k) const;
-  // The state of token `i` of step.items[item], if the step was asked for states.
+  std::span<float> row(size_t item, int32_t row);
+  // The sampled token, if the model sampled it: the logits are not there then. Or kSeeLogits.
+  int32_t sampled(size_t item, int32_t row) const;
+  // The state of token `i` of step.items[item], if the step was started with states.
   std::span<const float> state(size_t item, int32_t i) const;
   int64_t vocab() const { return vocab_; }
   const KvStorage& cache() const { return cache_; }
 
  private:
-  // A step on its way.
+  // A step in flight.
   struct Turn {
     ForwardBatch batch;
-    std::vector<int64_t> first_row;  // [items]
+    std::vector<size_t> order;         // items of the step, as they lie in the batch
+    std::vector<int64_t> first_row;    // [items] of their rows of logits
+    std::vector<int64_t> first_token;  // [items] of their tokens
     StepResults results;
   };
 
-  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer best, Buffer states);
-  void add(Turn& turn, const scheduler::StepItem& item, const scheduler::Sequence& sequence);
+  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled, Buffer states);
+  void clear(Turn& turn, const scheduler::Step& step);
+  void add(Turn& turn, size_t item, const scheduler::StepItem& part,
+           const scheduler::Sequence& sequence);
   void describe_rows(Turn& turn, const scheduler::Step& step, Describe describe);
+  void fill_tables(Turn& turn, const scheduler::Step& step, const scheduler::Scheduler& scheduler);
+  size_t row_at(const Turn& turn, size_t item, int32_t row) const {
+    return static_cast<size_t>(turn.first_row[item] + row);
+  }
 
   Model* model_;
   KvStorage cache_;
-  Buffer logits_;  // [max_logit_rows, vocab]
-  Buffer best_;    // [2, max_logit_rows]
-  Buffer states_;  // [max_tokens, hidden]; its pages are taken when first used
+  Buffer logits_;   // [max_logit_rows, vocab]
+  Buffer sampled_;  // [2, max_logit_rows]
+  Buffer states_;   // [max_tokens, hidden]; its pages are taken when first used
   int64_t vocab_;
   Turn turns_[2];
-  int started_ = 0, finished_ = 0;  // the turns of the steps last started and finished
-  // Of the step started last: the row that names each sequence's next token.
+  int started_ = 0, finished_ = 0;  // indices of the turns last started and finished
+  // Of the step started last, and of the one before: the row that gives each sequence's next token.
   std::unordered_map<scheduler::SequenceId, int32_t> row_of_;
   std::unordered_map<scheduler::SequenceId, int32_t> row_before_;
 };

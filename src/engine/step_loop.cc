@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
-#include "base/philox.h"
+#include "engine/request_check.h"
 
 namespace freshet::engine {
 namespace {
@@ -15,44 +14,40 @@ int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
 }
 
-// FNV-1a: tenants are told apart by number.
-uint64_t tenant_number(const std::string& name) {
-  uint64_t h = 0xCBF29CE484222325;
-  for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3;
-  return h;
-}
-
 }  // namespace
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
-                   std::unique_ptr<kv_cache::BlockCache> blocks, ModelRunner runner)
+                   std::unique_ptr<kv_cache::BlockCache> blocks,
+                   std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner)
     : options_(options),
-      tokenizer_(tokenizer),
+      has_tokenizer_(tokenizer != nullptr),
       pool_(pool),
       blocks_(std::move(blocks)),
-      runner_(std::move(runner)) {
-  for (int i = 0; i < pool.size(); ++i) workers_.emplace_back(runner_.vocab());
+      scheduler_(std::move(scheduler)),
+      runner_(std::move(runner)),
+      services_{*scheduler_, tokenizer, runner_.vocab(), counted_.generated_tokens} {
+  for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }
 
 Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options, Model& model,
                                                   KvStorage cache, const Tokenizer* tokenizer,
                                                   ThreadPool& pool, Memory* host_memory) {
-  kv_cache::BlockCache::Options blocks;
+  kv_cache::BlockCache::Options cache_options;
   for (size_t g = 0; g < options.blocks.size(); ++g) {
-    blocks.groups.push_back({cache.spec().groups[g].window, options.blocks[g]});
+    cache_options.groups.push_back({cache.spec().groups[g].window, options.blocks[g]});
   }
-  blocks.share_prefixes = options.share_prefixes;
-  blocks.hash_seed = options.seed;
-  blocks.timed_share = options.timed_share;
+  cache_options.share_prefixes = options.share_prefixes;
+  cache_options.hash_seed = options.seed;
+  cache_options.timed_share = options.timed_share;
+  auto blocks = std::make_unique<kv_cache::BlockCache>(std::move(cache_options));
   FRESHET_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
                           options.scheduler.max_logit_rows, host_memory));
-  std::unique_ptr<StepLoop> loop(
-      new StepLoop(options, tokenizer, pool,
-                   std::make_unique<kv_cache::BlockCache>(std::move(blocks)), std::move(runner)));
-  FRESHET_ASSIGN_OR_RETURN(loop->scheduler_,
-                           scheduler::Scheduler::create(options.scheduler, *loop->blocks_));
+  FRESHET_ASSIGN_OR_RETURN(auto scheduler,
+                           scheduler::Scheduler::create(options.scheduler, *blocks));
+  std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
+                                              std::move(scheduler), std::move(runner)));
   loop->thread_ = std::thread([l = loop.get()] { l->loop(); });
   return loop;
 }
@@ -69,42 +64,9 @@ StepLoop::~StepLoop() {
 
 // ---- from any thread -------------------------------------------------------------------------
 
-std::optional<RequestError> StepLoop::check(const Request& r) const {
-  if (auto error = find_error(r.params, runner_.vocab())) return error;
-  const auto length = static_cast<int64_t>(r.prompt.size());
-  if (length == 0) return wrong("prompt", "the prompt is empty");
-  if (length >= options_.scheduler.max_model_len) {
-    return wrong(
-        "prompt",
-        "the prompt has {} tokens; at most {} fit with a token to follow (max_model_len {})",
-        length, options_.scheduler.max_model_len - 1, options_.scheduler.max_model_len);
-  }
-  for (const int32_t id : r.prompt) {
-    if (id < 0 || id >= runner_.vocab()) {
-      return wrong("prompt", "token id {} in the prompt: the model has ids 0 to {}", id,
-                   runner_.vocab() - 1);
-    }
-  }
-  if (r.params.grammar && r.params.beam_width > 0) {
-    return wrong("grammar", "structured output and beam search do not go together");
-  }
-  if (r.params.grammar &&
-      (r.params.grammar->trie().vocab_size() > runner_.vocab() ||
-       (r.params.thought && r.params.thought->vocab_size() > runner_.vocab()))) {
-    return wrong("grammar", "the grammar was compiled for another vocabulary");
-  }
-  const int sequences = std::max(r.params.n, r.params.beam_width);
-  if (sequences > options_.scheduler.max_num_seqs) {
-    return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",
-                 sequences, options_.scheduler.max_num_seqs);
-  }
-  if (tokenizer_ == nullptr && !r.params.stop.empty()) {
-    return wrong("stop", "stop strings need a vocabulary, and this model came without one");
-  }
-  if (!(r.deadline_s >= 0.0) || r.deadline_s > 1e9) {
-    return wrong("deadline_s", "deadline_s must be between 0 and 1e9, not {}", r.deadline_s);
-  }
-  return {};
+std::optional<RequestError> StepLoop::check(const Request& request) const {
+  return find_error(request, {runner_.vocab(), options_.scheduler.max_model_len,
+                              options_.scheduler.max_num_seqs, has_tokenizer_});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -143,6 +105,198 @@ EngineStats StepLoop::stats() const {
   return published_;
 }
 
+// ---- the step: five verbs --------------------------------------------------------------------
+
+bool StepLoop::step() {
+  draft();
+  const bool scheduled = schedule();
+  if (scheduled) run();
+  if (in_flight_.empty()) return false;
+  while (tokens_due(scheduled)) {
+    verify(in_flight_.front());
+    commit(in_flight_.front());
+  }
+  return true;
+}
+
+void StepLoop::draft() {
+  if (options_.drafter == nullptr) return;
+  drafts_.clear();
+  for (const scheduler::SequenceId id : scheduler_->decoding()) {
+    const scheduler::Sequence& s = scheduler_->sequence(id);
+    const auto& outputs = live_.at(s.request->id)->outputs;
+    if (!std::ranges::any_of(outputs, [](const auto& o) { return o->takes_drafts(); })) continue;
+    // The step adds one token more than there are drafts.
+    const int32_t limit = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
+    if (limit > 0) drafts_.push_back({id, s.tokens, limit, {}});
+  }
+  if (drafts_.empty()) return;
+  options_.drafter->propose(drafts_);
+  for (speculative::DraftRequest& d : drafts_) {
+    if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
+    scheduler_->set_draft(d.sequence, std::move(d.draft));
+  }
+}
+
+bool StepLoop::schedule() {
+  const int64_t now = now_us();
+  blocks_->lives().set_time(now);
+  StepInFlight step;
+  step.plan = scheduler_->schedule(now);
+  count_evicted_blocks();
+  wake_at_ = step.plan.wake_at;
+  for (const uint64_t id : step.plan.expired) {
+    end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
+  }
+  if (step.plan.items.empty()) return false;
+  for (const scheduler::StepItem& item : step.plan.items) {
+    LiveRequest& live = *live_.at(scheduler_->sequence(item.sequence).request->id);
+    step.requests.push_back(&live);
+    if (std::exchange(live.started, true)) continue;
+    for (const auto& output : live.outputs) output->start(item.sequence);
+  }
+  in_flight_.push_back(std::move(step));
+  return true;
+}
+
+void StepLoop::run() {
+  StepInFlight& step = in_flight_.back();
+  fill_masks(step);
+  runner_.start(step.plan, *scheduler_, wants_states(step),
+                [&](size_t i, int32_t row, std::vector<int32_t>& words) {
+                  const scheduler::StepItem& item = step.plan.items[i];
+                  const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+                  ops::SampleRow descriptor;
+                  for (const auto& output : step.requests[i]->outputs) {
+                    descriptor = output->descriptor(item, s, row, words);
+                    if (descriptor.how != ops::SampleRow::kNotHere) break;
+                  }
+                  return descriptor;
+                });
+  // With a step in front, the rows are listed when its tokens are known (commit).
+  if (in_flight_.size() == 1) list_rows(step);
+}
+
+void StepLoop::verify(StepInFlight& step) {
+  const int64_t from = now_us();
+  runner_.finish();
+  if (runner_.overlaps())
+    counted_.device_wait_seconds += static_cast<double>(now_us() - from) * 1e-6;
+  std::vector<RowTask>& tasks = step.tasks;
+  std::erase_if(tasks, [&](const RowTask& t) { return !live_.contains(t.request); });
+  const auto read = [&](RowTask& t, VerifyScratch& scratch) {
+    t.tokens = t.output->verify(t, runner_, scratch);
+  };
+  const bool sampled = std::ranges::all_of(tasks, [&](const RowTask& t) {
+    for (int32_t i = 0; i < t.rows; ++i) {
+      if (runner_.sampled(t.item, t.row + i) == StepResults::kSeeLogits) return false;
+    }
+    return true;
+  });
+  if (sampled) {  // not worth waking the pool
+    for (RowTask& t : tasks) read(t, scratch_.front());
+    return;
+  }
+  pool_.parallel_for(std::ssize(tasks), [&](int64_t i, int worker) {
+    read(tasks[static_cast<size_t>(i)], scratch_[static_cast<size_t>(worker)]);
+  });
+}
+
+void StepLoop::commit(StepInFlight& step) {
+  int64_t tokens = step.prompt_tokens;
+  for (const RowTask& task : step.tasks) tokens += task.tokens;
+  count_step(tokens);  // before any client hears of its tokens
+  for (const RowTask& task : step.tasks) {
+    const auto live = live_.find(task.request);
+    if (live == live_.end()) continue;
+    task.output->commit(task);
+    if (live->second->over) retire(task.request);
+  }
+  in_flight_.pop_front();
+  if (!in_flight_.empty()) list_rows(in_flight_.front());
+}
+
+// ---- what the verbs use ----------------------------------------------------------------------
+
+// Whether the oldest step's tokens are to be taken now: another step runs behind it, or none can
+// be scheduled until they are known.
+bool StepLoop::tokens_due(bool scheduled) const {
+  if (in_flight_.size() != 1) return !in_flight_.empty();
+  return !scheduled || !in_flight_.front().runs_ahead;
+}
+
+void StepLoop::fill_masks(const StepInFlight& step) {
+  masks_.clear();
+  for (size_t i = 0; i < step.requests.size(); ++i) {
+    const scheduler::StepItem& item = step.plan.items[i];
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    for (const auto& output : step.requests[i]->outputs) output->list_masks(item, s, masks_);
+  }
+  pool_.parallel_for(std::ssize(masks_), [&](int64_t i, int) {
+    const MaskTask& task = masks_[static_cast<size_t>(i)];
+    task.output->fill_mask(task.member);
+  });
+}
+
+bool StepLoop::wants_states(const StepInFlight& step) const {
+  for (size_t i = 0; i < step.requests.size(); ++i) {
+    const scheduler::StepItem& item = step.plan.items[i];
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    for (const auto& output : step.requests[i]->outputs) {
+      if (output->wants_states(item, s)) return true;
+    }
+  }
+  return false;
+}
+
+// The step counts as computed, and its sequences await tokens. REQUIRES: the tokens of the step in
+// front are known.
+void StepLoop::list_rows(StepInFlight& step) {
+  scheduler_->ran(step.plan);
+  for (size_t i = 0; i < step.requests.size(); ++i) {
+    const scheduler::StepItem& item = step.plan.items[i];
+    if (!scheduler_->has(item.sequence)) continue;
+    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
+    step.prompt_tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
+    for (const auto& output : step.requests[i]->outputs) output->list_rows(i, item, s, step.tasks);
+  }
+  step.runs_ahead = may_run_ahead(step);
+  if (!step.runs_ahead) return;
+  for (const RowTask& task : step.tasks) task.output->expect(task);
+}
+
+// A drafter has to see every token before the next step.
+bool StepLoop::may_run_ahead(const StepInFlight& step) const {
+  return runner_.overlaps() && options_.drafter == nullptr &&
+         std::ranges::all_of(step.tasks, [this](const RowTask& task) {
+           return task.output->may_run_ahead(task, runner_);
+         });
+}
+
+// The request has all it asked for.
+void StepLoop::retire(uint64_t id) {
+  const auto node = live_.extract(id);
+  const LiveRequest& live = *node.mapped();
+  publish_stats();
+  if (live.request.on_done) live.request.on_done(live.usage);
+}
+
+// Ends a request early; the scheduler may have forgotten it already.
+void StepLoop::end_request(uint64_t id, FinishReason reason, const Status& status) {
+  const auto node = live_.extract(id);
+  if (node.empty()) return;
+  LiveRequest& live = *node.mapped();
+  record_usage(live, *scheduler_);
+  scheduler_->cancel(id);
+  std::vector<Delta> deltas;
+  for (const auto& output : live.outputs) output->cancel(reason, status, deltas);
+  if (live.request.on_delta) {
+    for (const Delta& delta : deltas) live.request.on_delta(delta);
+  }
+  publish_stats();
+  if (live.request.on_done) live.request.on_done(live.usage);
+}
+
 // ---- the step thread -------------------------------------------------------------------------
 
 void StepLoop::loop() {
@@ -161,7 +315,7 @@ void StepLoop::loop() {
     if (step()) wake_at_ = 1;  // long past: go on at once
     publish();
   }
-  if (ahead_) runner_.finish();  // its results have a place as long as they are on their way
+  for (size_t i = 0; i < in_flight_.size(); ++i) runner_.finish();  // they write to its buffers
   std::vector<uint64_t> ids;
   ids.reserve(live_.size());
   for (const auto& [id, live] : live_) ids.push_back(id);
@@ -187,163 +341,17 @@ void StepLoop::empty_inbox() {
 }
 
 void StepLoop::begin(uint64_t id, Request request) {
-  auto live = std::make_unique<LiveRequest>();
-  LiveRequest& r = *live;
-  r.id = id;
-  const SamplingParams& p = request.params;
-  const auto prompt = static_cast<int>(request.prompt.size());
-  r.max_tokens = std::min(p.max_tokens, options_.scheduler.max_model_len - prompt);
-  r.seed = p.seed ? *p.seed : static_cast<uint64_t>(philox_uniform(options_.seed, id, 0) * 0x1p53);
-  r.usage.prompt_tokens = prompt;
-  r.usage.seed = r.seed;
-  r.end_ids = p.stop_token_ids;
-  if (!p.ignore_eos) r.end_ids.insert(r.end_ids.end(), options_.eos.begin(), options_.eos.end());
-  std::ranges::sort(r.end_ids);
-  if (request.pooling != Pooling::kNone) {
-    r.embedding.emplace();
-    r.open = 1;
-    ++embeddings_;
-  } else {
-    r.open = p.n;
-  }
-  if (p.prompt_logprobs >= 0) r.prompt_logprobs.resize(request.prompt.size());
-
-  scheduler::NewRequest order;
-  order.id = id;
-  order.prompt = request.prompt;
-  order.max_tokens = r.embedding ? 0 : r.max_tokens;
-  order.samples = r.embedding ? 1 : std::max(p.n, p.beam_width);
-  order.compute_all = request.pooling == Pooling::kMean;
-  order.pin_tokens = request.pin_tokens;
-  order.priority = request.priority;
-  order.tenant = tenant_number(request.tenant);
-  order.salt = request.cache_salt;
+  auto live =
+      make_live_request(id, std::move(request),
+                        {options_.scheduler.max_model_len, options_.seed, options_.eos}, services_);
   const int64_t now = now_us();
-  if (request.deadline_s > 0)
-    order.deadline = now + std::max<int64_t>(1, std::llround(request.deadline_s * 1e6));
-  if (p.prompt_logprobs >= 0) order.logits_from = 0;
-  r.request = std::move(request);
+  scheduler::NewRequest order = order_of(*live, now);
   live_[id] = std::move(live);
   const auto sequence = scheduler_->submit(std::move(order), now);
-  if (!sequence.ok()) {
-    end_request(id, FinishReason::kError, sequence.status());
-    return;
-  }
-  if (r.prompt_logprobs.size() == 1) {
-    r.prompt_logprobs_sent = true;
-    if (r.request.on_prompt_logprobs) r.request.on_prompt_logprobs(r.prompt_logprobs);
-  }
+  if (!sequence.ok()) end_request(id, FinishReason::kError, sequence.status());
 }
 
-// Gives a request that runs for the first time its samples or beams: those that wait may be many.
-void StepLoop::furnish(LiveRequest& r, scheduler::SequenceId sequence) {
-  if (!r.samples.empty() || r.beams || r.embedding) return;
-  const SamplingParams& p = r.request.params;
-  if (p.beam_width > 0) {
-    r.beams.emplace(
-        Beams{BeamSearch({p.beam_width, p.length_penalty, false, r.end_ids}, runner_.vocab()),
-              {sequence},
-              {},
-              {false},
-              0});
-    return;
-  }
-  for (int i = 0; i < p.n; ++i) {
-    r.samples.push_back(std::make_unique<Sample>(Sample{
-        i,
-        0,
-        Sampler(p, runner_.vocab(), r.seed, static_cast<uint32_t>(i), r.request.prompt,
-                r.max_tokens, r.end_ids),
-        TextAssembler(tokenizer_, p.skip_special_tokens, p.stop, p.include_stop_str_in_output),
-        {},
-        {}}));
-    if (!p.grammar) continue;
-    r.samples.back()->matcher.emplace(p.grammar, p.thought, p.in_thought);
-  }
-  r.samples.front()->sequence = sequence;
-}
-
-bool StepLoop::step() {
-  const int64_t now = now_us();
-  blocks_->lives().set_time(now);
-  scheduler::Step step = scheduler_->schedule(now);
-  count_evicted_blocks();
-  wake_at_ = step.wake_at;
-  for (const uint64_t id : step.expired) {
-    end_request(id, FinishReason::kCancelled, cancelled("the deadline passed"));
-  }
-  if (step.items.empty()) {
-    if (!ahead_) return false;
-    complete();
-    return true;
-  }
-  for (const scheduler::StepItem& item : step.items)
-    furnish(*live_.at(scheduler_->sequence(item.sequence).request->id), item.sequence);
-  // Single tokens in front: a device has a kernel for them.
-  std::ranges::stable_partition(step.items, [](const auto& item) { return item.count == 1; });
-  fill_masks(step);
-  runner_.start(step, *scheduler_, embeddings_ > 0,
-                [this](const scheduler::StepItem& item, std::vector<int32_t>& words) {
-                  return describe(item, words);
-                });
-  if (ahead_) complete();  // the step in front, while this one runs
-  step_ = std::move(step);
-  scheduler_->ran(step_);
-  prompt_tokens_ = prompt_tokens(step_);  // while its sequences are all there
-  gather();
-  ahead_ = may_run_ahead();
-  if (ahead_) {
-    expect_tokens();
-  } else {
-    complete();
-  }
-  return true;
-}
-
-// Takes what the step brought: tokens, texts, ends.
-void StepLoop::complete() {
-  const int64_t from = now_us();
-  runner_.finish();
-  if (runner_.overlaps())
-    counted_.device_wait_seconds += static_cast<double>(now_us() - from) * 1e-6;
-  ahead_ = false;
-  take_rows();
-  sample_all();
-  count_step(prompt_tokens_ + chosen_tokens());  // before anybody hears of its tokens
-  if (embeddings_ > 0) embed(step_);
-  deliver_prompt_logprobs();
-  for (Choice& choice : choices_) apply(choice);
-  for (size_t i = 0; i < step_.items.size(); ++i) {
-    const scheduler::StepItem& item = step_.items[i];
-    if (!scheduler_->has(item.sequence)) continue;
-    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
-    LiveRequest& live = *live_.at(s.request->id);
-    if (live.beams && s.awaits_token())
-      advance_beams(live, item.sequence, runner_.row(i, item.logits - 1));
-  }
-}
-
-// Of prompts, computed in this step.
-int64_t StepLoop::prompt_tokens(const scheduler::Step& step) const {
-  int64_t tokens = 0;
-  for (const scheduler::StepItem& item : step.items) {
-    if (!scheduler_->has(item.sequence)) continue;
-    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
-    tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
-  }
-  return tokens;
-}
-
-// A beam chooses one, whichever of them is kept.
-int64_t StepLoop::chosen_tokens() const {
-  int64_t tokens = std::ranges::count_if(choices_, [](const Choice& c) { return c.token >= 0; });
-  for (const scheduler::StepItem& item : step_.items) {
-    if (!scheduler_->has(item.sequence)) continue;
-    const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
-    if (s.awaits_token() && live_.at(s.request->id)->beams) ++tokens;
-  }
-  return tokens;
-}
+// ---- books -----------------------------------------------------------------------------------
 
 void StepLoop::count_step(int64_t tokens) {
   const auto& bounds = EngineStats::kStepTokens;

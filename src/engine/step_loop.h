@@ -1,18 +1,26 @@
-// The engine's inside: one thread that schedules, runs, samples and commits, step after step.
+// The engine's inside: one thread that makes steps. A step is five verbs:
 //
-// Where the model draws tokens itself and no request needs more (a grammar, log-probabilities), a
-// step is scheduled and started while the one in front still runs: sequences are expected to go on,
-// and their tokens, which are not known yet, are taken where the model left them. What a sequence
-// that ended meanwhile brings is dropped.
+//   draft     a drafter, if there is one, proposes tokens for the sequences that decode
+//   schedule  the scheduler decides which tokens of which sequences run
+//   run       the model starts on them
+//   verify    rows of results become accepted tokens, in parallel
+//   commit    tokens go to the scheduler and to the clients
+//
+// What a request makes of a step is its outputs' affair (outputs/request_output.h): the loop knows
+// requests, but not their kinds. If the model samples tokens itself and no output needs more (a
+// grammar, log-probabilities), a step runs ahead: the next one is scheduled and started before its
+// tokens are known. Sequences are expected to go on, and the model takes their tokens from where it
+// left them. Results of a sequence that ended meanwhile are dropped.
 //
 // submit() and cancel() put orders into an inbox that the step thread empties before each step;
 // with nothing to do it sleeps until the inbox or a deadline wakes it. All callbacks of requests
-// run on the step thread, without a lock held. Everything a request's tokens depend on is its own:
-// prompt, parameters, seed; sampling runs in parallel, one row a worker.
+// run on the step thread, without a lock held. A request's tokens depend on its own prompt,
+// parameters and seed only.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +33,7 @@
 #include "engine/model_runner.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
+#include "speculative/drafter.h"
 
 namespace freshet::engine {
 
@@ -37,6 +46,7 @@ struct StepLoopOptions {
   uint64_t seed = 0;            // requests without a seed draw theirs from this
   int max_queued_requests = 0;  // 0: no limit
   int64_t max_queued_tokens = 0;
+  speculative::Drafter* drafter = nullptr;  // no steps run ahead with one. Must outlive the loop
 };
 
 class StepLoop {
@@ -55,92 +65,58 @@ class StepLoop {
   EngineStats stats() const;
 
  private:
-  static constexpr int32_t kSentenceComplete = -2;  // as a choice: the grammar allows nothing more
-
-  // A choice to make: which token follows in `sample`, from a row of logits.
-  struct Choice {
-    uint64_t request = 0;
-    LiveRequest* live = nullptr;
-    Sample* sample = nullptr;
-    size_t item = 0;        // of the step
-    int32_t k = 0;          // which of its rows
-    bool shared = false;    // other choices read the same row
-    bool expected = false;  // the scheduler counts on the token already
-    int64_t position = 0;
-    std::span<float> row;
-    int32_t named = StepResults::kSeeLogits;  // or the token, chosen already
-    int32_t token = -1;
-    std::vector<TokenLogprob> logprobs;
-  };
-  // A row that gives the log-probability of a prompt's token.
-  struct PromptRow {
-    LiveRequest* live = nullptr;
-    size_t item = 0;
-    int32_t k = 0;
-    int32_t position = 0;  // of the token
-    std::span<const float> row;
-  };
-  struct Worker {
-    explicit Worker(int64_t vocab) : scratch(vocab), row(static_cast<size_t>(vocab)) {}
-    SamplerScratch scratch;
-    std::vector<float> row;
+  // A step between schedule() and commit().
+  struct StepInFlight {
+    scheduler::Step plan;
+    std::vector<LiveRequest*> requests;  // [plan.items] valid while the item's sequence exists
+    std::vector<RowTask> tasks;          // whose rows verify() reads
+    int64_t prompt_tokens = 0;           // computed
+    bool runs_ahead = false;             // the next step may start before its tokens are known
   };
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
-           std::unique_ptr<kv_cache::BlockCache> blocks, ModelRunner runner);
+           std::unique_ptr<kv_cache::BlockCache> blocks,
+           std::unique_ptr<scheduler::Scheduler> scheduler, ModelRunner runner);
 
   void loop();
   void empty_inbox();
   void begin(uint64_t id, Request request);
-  void furnish(LiveRequest& live, scheduler::SequenceId sequence);
+
   bool step();  // false: nothing to run
-  void complete();
-  int64_t prompt_tokens(const scheduler::Step& step) const;
-  int64_t chosen_tokens() const;
+  void draft();
+  bool schedule();  // false: no sequence can run
+  void run();
+  void verify(StepInFlight& step);
+  void commit(StepInFlight& step);
+
+  bool tokens_due(bool scheduled) const;
+  void fill_masks(const StepInFlight& step);
+  bool wants_states(const StepInFlight& step) const;
+  void list_rows(StepInFlight& step);
+  bool may_run_ahead(const StepInFlight& step) const;
+  void end_request(uint64_t id, FinishReason reason, const Status& status);
+  void retire(uint64_t id);
+
   void count_step(int64_t tokens);
   void count_evicted_blocks();
-  void publish();        // what stats() tells, and how much waits
-  void publish_stats();  // before a request's last callback: whoever got its answer sees it counted
-
-  void fill_masks(const scheduler::Step& step);
-  ops::SampleRow describe(const scheduler::StepItem& item, std::vector<int32_t>& words) const;
-  void gather();
-  void gather_prompt_rows(LiveRequest& live, const scheduler::StepItem& item, size_t index);
-  bool may_run_ahead() const;
-  void expect_tokens();
-  void take_rows();
-  void choose(Choice& choice, Worker& worker);
-  static void see_end(Choice& choice);
-  void sample_all();
-  void embed(const scheduler::Step& step);
-  void deliver_prompt_logprobs();
-  void apply(Choice& choice);
-  void fork_samples(LiveRequest& live);
-  void advance_beams(LiveRequest& live, scheduler::SequenceId sequence, std::span<const float> row);
-  void continue_beams(LiveRequest& live, std::span<const BeamSearch::Step> steps);
-  void end_beams(LiveRequest& live);
-  void end_request(uint64_t id, FinishReason reason, const Status& status);
-  void finish_if_over(LiveRequest& live);
-  void record_usage(LiveRequest& live);
+  void publish();        // the numbers of stats(), and how many requests wait
+  void publish_stats();  // before a request's last callback, so that stats() counts the request
 
   const StepLoopOptions options_;
-  const Tokenizer* tokenizer_;
+  const bool has_tokenizer_;
   ThreadPool& pool_;
   std::unique_ptr<kv_cache::BlockCache> blocks_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   ModelRunner runner_;
-  std::vector<Worker> workers_;
+  std::vector<VerifyScratch> scratch_;  // [threads]
 
   // Of the step thread alone.
-  std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
-  std::vector<Choice> choices_;
-  std::vector<PromptRow> prompt_rows_;
-  std::vector<std::pair<LiveRequest*, Sample*>> masked_;
-  scheduler::Step step_;       // the last one
-  int64_t prompt_tokens_ = 0;  // of it
-  bool ahead_ = false;         // it runs, and its results were not taken yet
-  int embeddings_ = 0;         // live requests that want one
   EngineStats counted_;
+  const OutputServices services_;
+  std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
+  std::deque<StepInFlight> in_flight_;  // at most two, oldest first
+  std::vector<MaskTask> masks_;
+  std::vector<speculative::DraftRequest> drafts_;
   int64_t wake_at_ = 0;
 
   mutable std::mutex mutex_;

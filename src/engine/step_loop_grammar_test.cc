@@ -8,7 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/oracle_drafter_test.h"
 #include "engine/step_loop_rig_test.h"
+#include "grammar/late_matcher.h"
 
 namespace freshet::engine {
 namespace {
@@ -166,6 +168,31 @@ TEST(StepLoop, ADeviceDrawsThoughtsAlike) {
     const Outcome& got = device.run(r);
     EXPECT_EQ(got.ids, want.ids) << "request " << i;
     EXPECT_EQ(got.finish, want.finish) << "request " << i;
+  }
+}
+
+// The mask of each draft's row is that of the drafts before it.
+TEST(StepLoop, DraftsKeepToTheGrammar) {
+  for (const bool draws : {false, true}) {
+    Rig plain({});
+    OracleDrafter drafter(4, 0.3);
+    std::vector<Request> requests;
+    std::vector<Outcome> want;
+    for (int i = 0; i < 30; ++i) {
+      requests.push_back(thinking_request_of(i));
+      if (draws) requests.back().params.logprobs = -1;
+      want.push_back(plain.run(requests.back()));
+      drafter.learn(requests.back(), want.back());
+    }
+    RigOptions setup{.draws = draws};
+    setup.drafter = &drafter;
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (const Request& r : requests) sent.push_back(&rig.send(r));
+    for (size_t i = 0; i < sent.size(); ++i)
+      expect_same(want[i], Rig::wait(*sent[i]), static_cast<int>(i));
+    rig.stop();
+    EXPECT_GT(drafter.proposed(), 500);
   }
 }
 

@@ -45,7 +45,8 @@ struct RigOptions {
   int threads = 2;
   std::vector<int32_t> eos;
   std::vector<int32_t> blocks;  // empty: plenty
-  bool draws = false;           // the model draws tokens, as a device does
+  bool draws = false;           // the model samples tokens, as a device does
+  speculative::Drafter* drafter = nullptr;
 };
 
 class Rig {
@@ -62,6 +63,7 @@ class Rig {
     o.eos = s.eos;
     o.seed = 99;
     o.max_queued_requests = s.max_queued;
+    o.drafter = s.drafter;
     auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
     auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
     EXPECT_TRUE(loop.ok()) << loop.status().message();

@@ -288,19 +288,20 @@ ops::SampleRow::List append(std::vector<int32_t>& words, std::span<const T> item
 
 }  // namespace
 
-bool Sampler::describe(int64_t position, TokenMask mask, bool expects, ops::SampleRow& row,
+bool Sampler::describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                        std::vector<int32_t>& words) const {
   row = {};
   if (params_.logprobs >= 0 || (params_.typical_p < 1.0f && !greedy())) return false;
+  if (penalties_ && unseen > 1) return false;
   row.how = greedy() ? ops::SampleRow::kBest : ops::SampleRow::kDraw;
   if (!greedy()) {
     row.scale = 1.0f / params_.temperature;
     row.min_p_cut = cut();
     row.top_k = params_.top_k;
     row.top_p = params_.top_p;
-    const uint64_t its = bits(position, Purpose::kToken);
-    row.bits_low = static_cast<uint32_t>(its);
-    row.bits_high = static_cast<uint32_t>(its >> 32);
+    const uint64_t random = bits(position, Purpose::kToken);
+    row.bits_low = static_cast<uint32_t>(random);
+    row.bits_high = static_cast<uint32_t>(random >> 32);
   }
   row.repetition = params_.repetition_penalty;
   row.frequency = params_.frequency_penalty;
@@ -308,8 +309,8 @@ bool Sampler::describe(int64_t position, TokenMask mask, bool expects, ops::Samp
   row.allowed = append(words, mask);
   row.seen = append<TokenCounts::Entry>(words, counts_.entries());
   row.biases = append<ops::SampleRow::Bias>(words, biases_);
-  if (penalties_ && expects) row.last = 0;
-  if (!may_end(outputs_ + (expects ? 1 : 0))) row.barred = append<int32_t>(words, stop_ids_);
+  if (penalties_ && unseen == 1) row.last = 0;
+  if (!may_end(outputs_ + unseen)) row.barred = append<int32_t>(words, stop_ids_);
   return true;
 }
 

@@ -52,10 +52,12 @@ class Sampler {
   // raw logits.
   int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
                  std::vector<TokenLogprob>* logprobs = nullptr);
-  // What sample() would do, for a device to do: false where it cannot (the row says kNotHere then).
-  // Lists are appended to `words`. `expects`: one more token was put out than accept() knows; the
-  // row's `last` is 0 then if that matters.
-  bool describe(int64_t position, TokenMask mask, bool expects, ops::SampleRow& row,
+  // The sampling descriptor of what sample() would do, so that a device can do it: false where it
+  // cannot (the row says kNotHere then). Lists are appended to `words`. `unseen`: so many tokens
+  // were put out, or are assumed to be (drafts), that accept() was not told. If penalties depend on
+  // it, a single such token is the row's own token of the batch, and `row.last` is 0; more than one
+  // cannot be described.
+  bool describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                 std::vector<int32_t>& words) const;
   // Tells that `id` became part of the output.
   void accept(int32_t id);

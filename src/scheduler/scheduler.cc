@@ -309,6 +309,14 @@ void Scheduler::set_draft(SequenceId sequence, std::vector<int32_t> draft) {
   s.draft = std::move(draft);
 }
 
+std::vector<SequenceId> Scheduler::decoding() const {
+  std::vector<SequenceId> ids;
+  for (const Sequence* s : running_) {
+    if (s->size() - s->computed == 1 && !s->expects()) ids.push_back(s->id);
+  }
+  return ids;
+}
+
 // ---- books -----------------------------------------------------------------------------------
 
 // Time in the queue that has no better name was spent behind others.

@@ -86,7 +86,11 @@ class Scheduler {
   // is free (samples that the request announced have theirs kept) it queues for one after its
   // commit().
   SequenceId fork(SequenceId sequence);
+  // Proposes tokens to follow those of the sequence in its next step. They are dropped if the step
+  // has no room for them, or the sequence loses its blocks before.
   void set_draft(SequenceId sequence, std::vector<int32_t> draft);
+  // The running sequences that have one token to compute, all of them known: drafts may follow it.
+  std::vector<SequenceId> decoding() const;
   void unpin_all();                  // forgets which prefixes are to stay
   void finish(SequenceId sequence);  // the request goes with its last sequence
   bool cancel(RequestId request);    // false: unknown (ended already)

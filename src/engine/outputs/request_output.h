@@ -1,0 +1,137 @@
+// What a request makes of the steps that it takes part in: the interface of all kinds of request.
+//
+// A request has one or more outputs: sampled texts, beams or an embedding, and with them perhaps
+// log-probabilities of its prompt (kinds.h). The step loop calls each output in this order and
+// never asks which kind it is:
+//
+//   announce()                      once, before the scheduler gets the request
+//   start()                         once, when the request's first step is scheduled
+//   every step of its sequences:
+//     takes_drafts()                draft: may tokens be proposed for the sequence?
+//     list_masks(), fill_mask()     run: grammar masks, before the model starts
+//     descriptor(), wants_states()  run: what the model is told about a row, and asked for
+//     list_rows()                   run: the rows of results that the output will read
+//     may_run_ahead(), expect()     run: may the next step start before this one's tokens are
+//     known? verify()                      rows become accepted tokens commit() tokens go to the
+//     scheduler and to the client
+//   cancel()                        instead of the rest, if the request ends early
+//
+// fill_mask() and verify() are called from the thread pool: for different samples and row tasks at
+// once, while nothing else touches the output or the scheduler. All else runs on the step thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "freshet/engine.h"
+#include "ops/sample.h"
+#include "sampling/sampler.h"
+#include "scheduler/scheduler.h"
+
+namespace freshet::engine {
+
+class ModelRunner;
+class RequestOutput;
+struct LiveRequest;
+
+// What all outputs of a step loop share. Outlives them.
+struct OutputServices {
+  scheduler::Scheduler& scheduler;
+  const Tokenizer* tokenizer;  // nullptr: the model came without a vocabulary
+  int64_t vocab = 0;
+  int64_t& generated_tokens;  // of EngineStats
+};
+
+// Rows of one item of a step that an output reads together. For sampled tokens, row `row + i` gives
+// the token at `position + i`: one row, and one more for each draft.
+struct RowTask {
+  uint64_t request = 0;
+  RequestOutput* output = nullptr;
+  size_t item = 0;       // index into Step::items
+  int32_t row = 0;       // the first one, among the item's rows of logits
+  int32_t rows = 0;      // 0: the output reads states only
+  int32_t member = 0;    // which sample or beam of the request
+  int32_t position = 0;  // of the first token that the rows decide
+  int32_t tokens = 0;    // set from verify()'s result
+};
+
+// A sample whose mask is to be filled.
+struct MaskTask {
+  RequestOutput* output = nullptr;
+  int32_t member = 0;
+};
+
+// Work space of one thread.
+struct VerifyScratch {
+  explicit VerifyScratch(int64_t vocab) : sampler(vocab), row(static_cast<size_t>(vocab)) {}
+  SamplerScratch sampler;
+  std::vector<float> row;
+};
+
+class RequestOutput {
+ public:
+  RequestOutput(LiveRequest& request, const OutputServices& services)
+      : live_(request), services_(services) {}
+  virtual ~RequestOutput() = default;
+  RequestOutput(const RequestOutput&) = delete;
+  RequestOutput& operator=(const RequestOutput&) = delete;
+
+  // Tells the scheduler what the request needs: sequences, tokens, rows of logits.
+  virtual void announce(scheduler::NewRequest& order) const = 0;
+  // Memory that only a running request needs is taken here: many requests may wait.
+  virtual void start(scheduler::SequenceId /*first*/) {}
+
+  virtual bool takes_drafts() const { return false; }
+
+  virtual void list_masks(const scheduler::StepItem& /*item*/, const scheduler::Sequence& /*s*/,
+                          std::vector<MaskTask>& /*tasks*/) {}
+  virtual void fill_mask(int32_t /*member*/) {}
+  // The sampling descriptor (ops/sample.h) of row `row` of the item; its lists are appended to
+  // `words`. The default leaves the row to the host.
+  virtual ops::SampleRow descriptor(const scheduler::StepItem& /*item*/,
+                                    const scheduler::Sequence& /*s*/, int32_t /*row*/,
+                                    std::vector<int32_t>& /*words*/) const {
+    return {};
+  }
+  // Whether the output reads states after the final norm.
+  virtual bool wants_states(const scheduler::StepItem& /*item*/,
+                            const scheduler::Sequence& /*s*/) const {
+    return false;
+  }
+
+  // Appends the row tasks of the step's item number `index`, whose tokens count as computed.
+  virtual void list_rows(size_t index, const scheduler::StepItem& item,
+                         const scheduler::Sequence& s, std::vector<RowTask>& tasks) = 0;
+  // Whether the next step may be scheduled before the task's token is known. If this holds for all
+  // tasks of a step, each gets expect().
+  virtual bool may_run_ahead(const RowTask& /*task*/, const ModelRunner& /*runner*/) const {
+    return false;
+  }
+  virtual void expect(const RowTask& /*task*/) {}
+
+  // Reads the rows and keeps what they decide until commit(). Returns how many tokens were chosen.
+  virtual int32_t verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) = 0;
+  // Called for all tasks of a step in order, after all were verified. Sets LiveRequest::over (by
+  // close()) when the request has all it asked for.
+  virtual void commit(const RowTask& task) = 0;
+
+  // The request ends early: appends a last Delta for each open sample.
+  virtual void cancel(FinishReason /*reason*/, const Status& /*status*/,
+                      std::vector<Delta>& /*deltas*/) {}
+
+ protected:
+  // The request has ended. REQUIRES: the scheduler still knows it.
+  void close();
+  // A last Delta for each of the n samples, none of which has shown any text.
+  void cancel_all(FinishReason reason, const Status& status, std::vector<Delta>& deltas) const;
+
+  LiveRequest& live_;
+  const OutputServices& services_;
+};
+
+// The outputs that the request asks for: the one place that chooses the kind.
+std::vector<std::unique_ptr<RequestOutput>> make_outputs(LiveRequest& request,
+                                                         const OutputServices& services);
+
+}  // namespace freshet::engine

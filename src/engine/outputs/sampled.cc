@@ -1,0 +1,311 @@
+// Sampled texts: the n samples of a request, each a sequence with its own sampler, grammar matcher
+// and text. They share one sequence until their first token.
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "engine/live_request.h"
+#include "engine/model_runner.h"
+#include "engine/outputs/kinds.h"
+#include "engine/text_assembler.h"
+#include "grammar/late_matcher.h"
+
+namespace freshet::engine {
+namespace {
+
+// What a step decided for a sample, from verify() to commit().
+struct Accepted {
+  enum class End : uint8_t {
+    kNone,
+    kSentence,  // the grammar allows nothing more
+    kNoToken,   // every logit is minus infinity or not a number
+  };
+  std::vector<int32_t> tokens;
+  std::vector<std::vector<TokenLogprob>> logprobs;  // one list a token, if wanted
+  End end = End::kNone;                             // after `tokens`
+};
+
+struct Sample {
+  int index = 0;
+  scheduler::SequenceId sequence = 0;  // 0: not forked yet
+  Sampler sampler;
+  TextAssembler text;
+  std::optional<grammar::LateMatcher> matcher;
+  std::vector<uint32_t> mask;  // tokens that may come next; empty: all
+  bool complete = false;       // nothing may come next, and no token says so
+  bool expected = false;       // the scheduler counts on the token of the step in flight
+  bool ended = false;
+  int outputs = 0;  // tokens that were committed
+  Accepted accepted;
+};
+
+class Sampled final : public RequestOutput {
+ public:
+  using RequestOutput::RequestOutput;
+
+  void announce(scheduler::NewRequest& order) const override { order.samples = params().n; }
+  void start(scheduler::SequenceId first) override;
+  bool takes_drafts() const override { return forked_; }
+  void list_masks(const scheduler::StepItem& item, const scheduler::Sequence& s,
+                  std::vector<MaskTask>& tasks) override;
+  void fill_mask(int32_t member) override { fill_mask(at(member)); }
+  ops::SampleRow descriptor(const scheduler::StepItem& item, const scheduler::Sequence& s,
+                            int32_t row, std::vector<int32_t>& words) const override;
+  void list_rows(size_t index, const scheduler::StepItem& item, const scheduler::Sequence& s,
+                 std::vector<RowTask>& tasks) override;
+  bool may_run_ahead(const RowTask& task, const ModelRunner& runner) const override;
+  void expect(const RowTask& task) override;
+  int32_t verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) override;
+  void commit(const RowTask& task) override;
+  void cancel(FinishReason reason, const Status& status, std::vector<Delta>& deltas) override;
+
+ private:
+  const SamplingParams& params() const { return live_.request.params; }
+  Sample& at(int32_t member) { return samples_[static_cast<size_t>(member)]; }
+  const Sample& at(int32_t member) const { return samples_[static_cast<size_t>(member)]; }
+  // Until the samples fork, the prompt's last row is for all of them.
+  bool shares_rows() const { return !forked_ && samples_.size() > 1; }
+  bool reads(const Sample& sample, const scheduler::Sequence& s) const {
+    return !forked_ || sample.sequence == s.id;
+  }
+  bool ends_text(int32_t id) const { return std::ranges::binary_search(live_.end_ids, id); }
+
+  void fill_mask(Sample& sample) const;
+  int32_t choose(Sample& sample, std::span<float> row, int64_t position, VerifyScratch& scratch,
+                 std::vector<TokenLogprob>& logprobs);
+  bool accept(Sample& sample, int32_t token);
+  void fork_samples();
+  Delta take_accepted(Sample& sample);
+  void add_token(Sample& sample, int32_t token, Delta& delta);
+
+  std::vector<Sample> samples_;  // empty before start()
+  bool forked_ = false;          // each sample has its own sequence
+};
+
+void Sampled::start(scheduler::SequenceId first) {
+  const SamplingParams& p = params();
+  samples_.reserve(static_cast<size_t>(p.n));
+  for (int i = 0; i < p.n; ++i) {
+    samples_.push_back(
+        Sample{.index = i,
+               .sampler = Sampler(p, services_.vocab, live_.seed, static_cast<uint32_t>(i),
+                                  live_.request.prompt, live_.max_tokens, live_.end_ids),
+               .text = TextAssembler(services_.tokenizer, p.skip_special_tokens, p.stop,
+                                     p.include_stop_str_in_output)});
+    if (p.grammar) samples_.back().matcher.emplace(p.grammar, p.thought, p.in_thought);
+  }
+  samples_.front().sequence = first;
+}
+
+// ---- run -------------------------------------------------------------------------------------
+
+void Sampled::list_masks(const scheduler::StepItem& item, const scheduler::Sequence& s,
+                         std::vector<MaskTask>& tasks) {
+  if (!params().grammar || item.first + item.count < s.size()) return;
+  for (const Sample& sample : samples_) {
+    if (reads(sample, s)) tasks.push_back({this, sample.index});
+  }
+}
+
+// A function of the sample's own tokens.
+void Sampled::fill_mask(Sample& sample) const {
+  sample.mask.resize((static_cast<size_t>(services_.vocab) + 31) / 32);
+  if (!sample.matcher->fill_mask(sample.mask)) sample.mask.clear();
+  const auto none = [&] {
+    return std::ranges::all_of(sample.mask, [](uint32_t w) { return w == 0; });
+  };
+  sample.complete = false;
+  if (!sample.matcher->can_end()) return;
+  sample.complete = live_.end_ids.empty() && none();
+  for (const int32_t id : live_.end_ids) {
+    sample.mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
+  }
+}
+
+// The rows of drafts are described too, except where a grammar decides: its mask is known when the
+// drafts before it are accepted.
+ops::SampleRow Sampled::descriptor(const scheduler::StepItem& item, const scheduler::Sequence& s,
+                                   int32_t row, std::vector<int32_t>& words) const {
+  const int32_t drafts = row - (item.logits - 1 - item.draft);  // before the row's token
+  if (drafts < 0 || item.first + item.count < s.size() || shares_rows()) return {};
+  const auto sample = std::ranges::find_if(samples_, [&](const Sample& x) { return reads(x, s); });
+  if (sample == samples_.end() || sample->complete) return {};
+  if (sample->matcher && drafts > 0) return {};
+  ops::SampleRow descriptor;
+  sample->sampler.describe(s.size() + drafts, sample->mask, drafts + (s.expects() ? 1 : 0),
+                           descriptor, words);
+  return descriptor;
+}
+
+void Sampled::list_rows(size_t index, const scheduler::StepItem& item, const scheduler::Sequence& s,
+                        std::vector<RowTask>& tasks) {
+  if (!s.awaits_token()) return;
+  for (const Sample& sample : samples_) {
+    if (!reads(sample, s)) continue;
+    tasks.push_back({.request = live_.id,
+                     .output = this,
+                     .item = index,
+                     .row = item.logits - 1 - item.draft,
+                     .rows = 1 + item.draft,
+                     .member = sample.index,
+                     .position = s.size()});
+  }
+}
+
+bool Sampled::may_run_ahead(const RowTask& task, const ModelRunner& runner) const {
+  return task.rows == 1 && !shares_rows() && !at(task.member).matcher &&
+         runner.will_sample(task.item, task.row);
+}
+
+void Sampled::expect(const RowTask& task) {
+  Sample& sample = at(task.member);
+  sample.expected = sample.outputs + 1 < live_.max_tokens;
+  if (sample.expected) services_.scheduler.expect(sample.sequence);
+}
+
+// ---- verify ----------------------------------------------------------------------------------
+
+int32_t Sampled::choose(Sample& sample, std::span<float> row, int64_t position,
+                        VerifyScratch& scratch, std::vector<TokenLogprob>& logprobs) {
+  if (shares_rows()) {  // sample() changes its row
+    std::ranges::copy(row, scratch.row.begin());
+    row = scratch.row;
+  }
+  return sample.sampler.sample(row, position, scratch.sampler, sample.mask,
+                               params().logprobs >= 0 ? &logprobs : nullptr);
+}
+
+// Makes the token part of what follows. False: it ends the output.
+bool Sampled::accept(Sample& sample, int32_t token) {
+  sample.accepted.tokens.push_back(token);
+  sample.sampler.accept(token);
+  if (ends_text(token)) return false;
+  if (sample.matcher) sample.matcher->accept(token);
+  return sample.outputs + std::ssize(sample.accepted.tokens) < live_.max_tokens;
+}
+
+// Each row gives the sample's own token for its position, given the tokens before it. So a row
+// counts as long as the drafts before it equal these tokens, and drafts never change a result.
+int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) {
+  Sample& sample = at(task.member);
+  Accepted& accepted = sample.accepted;
+  accepted.tokens.clear();
+  accepted.logprobs.clear();
+  accepted.end = Accepted::End::kNone;
+  const bool drafted = task.rows > 1;
+  for (int32_t i = 0; i < task.rows; ++i) {
+    if (i > 0 && sample.matcher) fill_mask(sample);
+    int32_t token = runner.sampled(task.item, task.row + i);
+    if (token == StepResults::kSeeLogits) {
+      if (sample.complete) {
+        accepted.end = Accepted::End::kSentence;
+        break;
+      }
+      std::vector<TokenLogprob> logprobs;
+      token =
+          choose(sample, runner.row(task.item, task.row + i), task.position + i, scratch, logprobs);
+      if (token >= 0 && params().logprobs >= 0) accepted.logprobs.push_back(std::move(logprobs));
+    }
+    if (token < 0) {  // before min_tokens the end may be all that the grammar allows
+      const bool sentence = sample.matcher && sample.matcher->can_end();
+      accepted.end = sentence ? Accepted::End::kSentence : Accepted::End::kNoToken;
+      break;
+    }
+    if (!accept(sample, token) || !drafted || i + 1 == task.rows) break;
+    const auto& draft = services_.scheduler.sequence(sample.sequence).draft;
+    if (draft[static_cast<size_t>(i)] != token) break;
+  }
+  return static_cast<int32_t>(accepted.tokens.size());
+}
+
+// ---- commit ----------------------------------------------------------------------------------
+
+void Sampled::fork_samples() {
+  forked_ = true;
+  for (Sample& sample : samples_) {
+    if (sample.sequence == 0) sample.sequence = services_.scheduler.fork(samples_.front().sequence);
+  }
+}
+
+// Adds an accepted token to the sample's text; sets delta.finish if it ends the output.
+void Sampled::add_token(Sample& sample, int32_t token, Delta& delta) {
+  const SamplingParams& p = params();
+  ++sample.outputs;
+  ++services_.generated_tokens;
+  ++live_.usage.completion_tokens;
+  delta.ids.push_back(token);
+  const bool ends = ends_text(token);
+  if (!ends || p.include_stop_str_in_output)
+    delta.text += sample.text.push(token, sample.outputs >= p.min_tokens);
+  if (ends) {
+    delta.finish = FinishReason::kStop;
+    if (std::ranges::find(p.stop_token_ids, token) != p.stop_token_ids.end()) {
+      delta.stop_reason = std::to_string(token);
+    }
+  } else if (const std::string* stop = sample.text.stopped_by()) {
+    delta.finish = FinishReason::kStop;
+    delta.stop_reason = *stop;
+  } else if (sample.outputs == live_.max_tokens) {
+    delta.finish = FinishReason::kLength;
+  }
+}
+
+// Tokens behind a stop string are dropped.
+Delta Sampled::take_accepted(Sample& sample) {
+  Accepted& accepted = sample.accepted;
+  Delta delta;
+  delta.index = sample.index;
+  for (size_t i = 0; i < accepted.tokens.size(); ++i) {
+    if (delta.finish != FinishReason::kNone) return delta;
+    add_token(sample, accepted.tokens[i], delta);
+    if (params().logprobs >= 0) delta.logprobs.push_back(std::move(accepted.logprobs[i]));
+  }
+  if (delta.finish != FinishReason::kNone || accepted.end == Accepted::End::kNone) return delta;
+  if (accepted.end == Accepted::End::kSentence) {
+    delta.finish = FinishReason::kStop;
+  } else {
+    delta.finish = FinishReason::kError;
+    delta.error =
+        internal_error("no token can follow: every logit is minus infinity or not a number");
+  }
+  return delta;
+}
+
+void Sampled::commit(const RowTask& task) {
+  Sample& sample = at(task.member);
+  if (!forked_) fork_samples();
+  Delta delta = take_accepted(sample);
+  if (delta.finish != FinishReason::kNone) {
+    delta.text += sample.text.finish();
+    sample.ended = true;
+    const bool last = std::ranges::all_of(samples_, [](const Sample& s) { return s.ended; });
+    if (last) close();
+    services_.scheduler.finish(sample.sequence);
+  } else if (std::exchange(sample.expected, false)) {
+    services_.scheduler.known(sample.sequence, sample.accepted.tokens.front());
+  } else {
+    services_.scheduler.commit(sample.sequence, sample.accepted.tokens);
+  }
+  if (live_.request.on_delta) live_.request.on_delta(delta);
+}
+
+void Sampled::cancel(FinishReason reason, const Status& status, std::vector<Delta>& deltas) {
+  if (samples_.empty()) return cancel_all(reason, status, deltas);
+  for (Sample& sample : samples_) {
+    if (sample.ended) continue;
+    Delta& delta = deltas.emplace_back();
+    delta.index = sample.index;
+    delta.finish = reason;
+    delta.error = status;
+    delta.text = sample.text.finish();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<RequestOutput> make_sampled(LiveRequest& request, const OutputServices& services) {
+  return std::make_unique<Sampled>(request, services);
+}
+
+}  // namespace freshet::engine

@@ -1,0 +1,47 @@
+#include "engine/request_check.h"
+
+#include <algorithm>
+
+#include "grammar/late_matcher.h"
+#include "sampling/params.h"
+
+namespace freshet::engine {
+
+std::optional<RequestError> find_error(const Request& r, const RequestLimits& limits) {
+  if (auto error = freshet::find_error(r.params, limits.vocab)) return error;
+  const auto length = static_cast<int64_t>(r.prompt.size());
+  if (length == 0) return wrong("prompt", "the prompt is empty");
+  if (length >= limits.max_model_len) {
+    return wrong(
+        "prompt",
+        "the prompt has {} tokens; at most {} fit with a token to follow (max_model_len {})",
+        length, limits.max_model_len - 1, limits.max_model_len);
+  }
+  for (const int32_t id : r.prompt) {
+    if (id < 0 || id >= limits.vocab) {
+      return wrong("prompt", "token id {} in the prompt: the model has ids 0 to {}", id,
+                   limits.vocab - 1);
+    }
+  }
+  if (r.params.grammar && r.params.beam_width > 0) {
+    return wrong("grammar", "structured output and beam search do not go together");
+  }
+  if (r.params.grammar && (r.params.grammar->trie().vocab_size() > limits.vocab ||
+                           (r.params.thought && r.params.thought->vocab_size() > limits.vocab))) {
+    return wrong("grammar", "the grammar was compiled for another vocabulary");
+  }
+  const int sequences = std::max(r.params.n, r.params.beam_width);
+  if (sequences > limits.max_num_seqs) {
+    return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",
+                 sequences, limits.max_num_seqs);
+  }
+  if (!limits.has_tokenizer && !r.params.stop.empty()) {
+    return wrong("stop", "stop strings need a vocabulary, and this model came without one");
+  }
+  if (!(r.deadline_s >= 0.0) || r.deadline_s > 1e9) {
+    return wrong("deadline_s", "deadline_s must be between 0 and 1e9, not {}", r.deadline_s);
+  }
+  return {};
+}
+
+}  // namespace freshet::engine

@@ -1,0 +1,21 @@
+// Checks of a request (freshet/engine.h) against what an engine can serve. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "freshet/engine.h"
+
+namespace freshet::engine {
+
+struct RequestLimits {
+  int64_t vocab = 0;
+  int max_model_len = 0;
+  int max_num_seqs = 0;
+  bool has_tokenizer = false;
+};
+
+// The first thing that is wrong with `request`.
+std::optional<RequestError> find_error(const Request& request, const RequestLimits& limits);
+
+}  // namespace freshet::engine

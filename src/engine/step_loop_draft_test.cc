@@ -1,0 +1,143 @@
+// Drafts change the number of steps and nothing else: whatever a drafter proposes, requests have
+// the tokens, log-probabilities and ends that they have without.
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "engine/oracle_drafter_test.h"
+#include "engine/step_loop_rig_test.h"
+
+namespace freshet::engine {
+namespace {
+
+constexpr int32_t kEos = 11;
+
+// All kinds of request; some end by tokens of their own before their last draft.
+Request drafted_request(int which, bool logprobs) {
+  Request r = request_of(which);
+  if (which % 3 == 0) r.params.stop_token_ids = {which % FakeModel::kVocab, 40};
+  if (which % 7 == 2) r.params.max_tokens = 1 + which % 3;
+  if (which % 4 == 1 && r.params.beam_width == 0)
+    r.params.min_tokens = std::min(9, r.params.max_tokens);
+  if (!logprobs) r.params.logprobs = -1;
+  return r;
+}
+
+class LawOfDrafts : public ::testing::TestWithParam<std::vector<int>> {};
+INSTANTIATE_TEST_SUITE_P(Windows, LawOfDrafts,
+                         ::testing::Values(std::vector<int>{0}, std::vector<int>{0, 24},
+                                           std::vector<int>{17}));
+
+TEST_P(LawOfDrafts, DraftsChangeNothing) {
+  RigOptions narrow{.max_model_len = 160, .tokens = 64};
+  for (const int window : GetParam()) {
+    narrow.blocks.push_back(kv_cache::BlockCache::most_blocks(window, 160, 64) + 3);
+  }
+  for (RigOptions setup : {RigOptions{}, RigOptions{.share = false}, RigOptions{.chunk = 16},
+                           RigOptions{.tokens = 7, .rows = 5}, narrow, RigOptions{.draws = true}}) {
+    setup.windows = GetParam();
+    setup.eos = {kEos};
+    RigOptions plain{.share = false};
+    plain.windows = setup.windows;
+    plain.eos = setup.eos;
+    Rig alone(plain);
+    OracleDrafter drafter(5, 0.4);
+    std::vector<Outcome> want;
+    for (int i = 0; i < kRequests; ++i) {
+      const Request r = drafted_request(i, !setup.draws);
+      want.push_back(alone.run(r));
+      if (r.params.beam_width == 0) drafter.learn(r, want.back());
+    }
+    setup.drafter = &drafter;
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(drafted_request(i, !setup.draws)));
+    for (size_t i = 0; i < sent.size(); ++i) {
+      const Outcome& got = Rig::wait(*sent[i]);
+      expect_same(want[i], got, static_cast<int>(i));
+      EXPECT_EQ(got.reason, want[i].reason);
+      EXPECT_EQ(got.usage.completion_tokens, want[i].usage.completion_tokens);
+    }
+    const EngineStats stats = rig.loop().stats();
+    if (!setup.blocks.empty()) {
+      EXPECT_GT(stats.preemptions, 0);
+    }
+    EXPECT_EQ(stats.kv_cache_usage, 0.0);
+    rig.stop();
+    EXPECT_GT(drafter.proposed(), kRequests * 5);
+  }
+}
+
+// With every draft right a step makes one token more than it has drafts; with none right, one. Two
+// devices: one leaves rows to the host, one samples the rows of drafts itself.
+TEST(StepLoop, AcceptedDraftsSaveSteps) {
+  for (const bool draws : {false, true}) {
+    for (const int which : {0, 1, 2}) {  // greedy, sampled, with penalties
+      Request r = request_of(which);
+      r.params.logprobs = -1;
+      r.params.max_tokens = 1 + 4 * 5;
+      Rig plain({});
+      const Outcome want = plain.run(r);
+      for (const bool right : {true, false}) {
+        OracleDrafter drafter(1, 1.0);
+        OracleDrafter oracle(4, 0.0);
+        (right ? oracle : drafter).learn(r, want);
+        RigOptions setup{.draws = draws};
+        setup.drafter = right ? &oracle : &drafter;
+        Rig rig(setup);
+        EXPECT_EQ(rig.run(r).ids, want.ids);
+        const EngineStats stats = rig.loop().stats();
+        EXPECT_EQ(stats.steps, right ? 1 + 4 : 1 + 4 * 5);
+        EXPECT_EQ(stats.generated_tokens, 1 + 4 * 5);
+        EXPECT_EQ(stats.step_tokens, std::ssize(r.prompt) + 1 + 4 * 5);
+      }
+    }
+  }
+}
+
+// Whatever has no drafts of its own runs beside sequences that have some.
+TEST(StepLoop, OutputsWithoutDraftsRunBesideThem) {
+  Request drafted = request_of(1);
+  Request beams = request_of(4);
+  Request scored = request_of(2);
+  scored.params.prompt_logprobs = 2;
+  Request embedded;
+  embedded.prompt = prompt_of(70, 3);
+  embedded.pooling = Pooling::kMean;
+  std::vector<float> embedding;
+  embedded.on_embedding = [&](const std::vector<float>& e) { embedding = e; };
+
+  Rig plain({});
+  const Outcome want_drafted = plain.run(drafted);
+  const Outcome want_beams = plain.run(beams);
+  const Outcome want_scored = plain.run(scored);
+  plain.run(embedded);
+  const std::vector<float> want_embedding = std::exchange(embedding, {});
+
+  OracleDrafter drafter(3, 0.2);
+  drafter.learn(drafted, want_drafted);
+  drafter.learn(scored, want_scored);
+  RigOptions setup{.tokens = 20};
+  setup.drafter = &drafter;
+  Rig rig(setup);
+  Pending& a = rig.send(drafted);
+  Pending& b = rig.send(beams);
+  Pending& c = rig.send(scored);
+  Pending& d = rig.send(embedded);
+  expect_same(want_drafted, Rig::wait(a), 1);
+  expect_same(want_beams, Rig::wait(b), 4);
+  const Outcome& got = Rig::wait(c);
+  expect_same(want_scored, got, 2);
+  ASSERT_EQ(got.prompt_logprobs.size(), want_scored.prompt_logprobs.size());
+  for (size_t i = 1; i < got.prompt_logprobs.size(); ++i) {
+    ASSERT_EQ(got.prompt_logprobs[i].size(), 3u);
+    EXPECT_EQ(got.prompt_logprobs[i][0].logprob, want_scored.prompt_logprobs[i][0].logprob);
+  }
+  Rig::wait(d);
+  EXPECT_EQ(embedding, want_embedding);
+}
+
+}  // namespace
+}  // namespace freshet::engine
