@@ -113,6 +113,8 @@ bool LateMatcher::can_end() const {
 }
 
 void LateMatcher::accept(int32_t id) {
+  if (history_.size() == kMostRollback) history_.pop_front();
+  history_.push_back({matcher_.accepted(), place_, spelled_, fits_, tail_, space_});
   switch (place_) {
     case Place::kBefore:
       return take_beginning(id);
@@ -124,12 +126,34 @@ void LateMatcher::accept(int32_t id) {
   }
 }
 
+void LateMatcher::rollback(int tokens) {
+  FRESHET_CHECK(tokens >= 0 && tokens <= std::ssize(history_));
+  if (tokens == 0) return;
+  const auto at = history_.end() - tokens;
+  const bool before = at->place == Place::kBefore;
+  if (before && std::exchange(opened_, false)) {  // the opening tag has reset the grammar matcher
+    matcher_.rollback(matcher_.accepted());
+    for (int i = 0; i < at->accepted; ++i) matcher_.accept(beginning_[static_cast<size_t>(i)]);
+  } else {
+    matcher_.rollback(matcher_.accepted() - at->accepted);
+  }
+  if (before) beginning_.resize(static_cast<size_t>(at->accepted));
+  place_ = at->place;
+  spelled_ = at->spelled;
+  fits_ = at->fits;
+  tail_ = std::move(at->tail);
+  space_ = at->space;
+  history_.erase(at, history_.end());
+}
+
 void LateMatcher::take_beginning(int32_t id) {
   const std::string_view bytes = thought_->token(id);
   const std::string_view rest = std::string_view(thought_->open()).substr(spelled_);
   fits_ = fits_ && matcher_.accept(id);
+  if (fits_) beginning_.push_back(id);
   if (bytes.starts_with(rest)) {
     matcher_.rollback(matcher_.accepted());  // it was no answer
+    opened_ = true;
     fits_ = true;
     place_ = Place::kThought;
     take_thought(bytes.substr(rest.size()));

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,9 +53,9 @@ class ThoughtTokens {
   std::vector<Ender> enders_;
 };
 
-// A GrammarMatcher that is idle until the thought ends. An answer that does not begin with a
-// thought is the grammar's from its first token on. Behind a thought one token of white space may
-// come, which models are used to write there; it belongs to no part of the answer. Not
+// A GrammarMatcher that is idle until the thought ends. If the output does not begin with a
+// thought, the grammar holds from its first token on. After a thought one token of white space may
+// come, because models are used to write it there; it is not a part of the answer. Not
 // synchronised.
 class LateMatcher {
  public:
@@ -67,9 +68,22 @@ class LateMatcher {
   bool can_end() const;
   // REQUIRES: `id` was allowed, and ends no text.
   void accept(int32_t id);
+  // Takes back the last accepted tokens (for speculation).
+  // REQUIRES: tokens <= kMostRollback, and so many were accepted.
+  static constexpr int kMostRollback = 64;
+  void rollback(int tokens);
 
  private:
   enum class Place { kBefore, kThought, kAnswer };
+  // The state before a token, beside the grammar matcher's.
+  struct Saved {
+    int accepted;  // by the grammar matcher
+    Place place;
+    size_t spelled;
+    bool fits;
+    std::string tail;
+    bool space;
+  };
   bool mask_enders(std::span<uint32_t> mask);
   void take_beginning(int32_t id);
   void take_thought(std::string_view bytes);
@@ -77,10 +91,13 @@ class LateMatcher {
   GrammarMatcher matcher_;
   std::shared_ptr<const ThoughtTokens> thought_;
   Place place_;
-  size_t spelled_ = 0;  // before: bytes of the opening tag that are there;
-  bool fits_ = true;    // and whether they begin an answer too
-  std::string tail_;    // of the thought: what may be the beginning of the closing tag
-  bool space_ = false;  // white space may come
+  size_t spelled_ = 0;              // before: bytes of the opening tag that are there;
+  bool fits_ = true;                // and whether they begin an answer too
+  std::string tail_;                // of the thought: what may be the beginning of the closing tag
+  bool space_ = false;              // white space may come
+  std::deque<Saved> history_;       // of the last tokens, oldest first
+  bool opened_ = false;             // by the output: the grammar matcher started anew
+  std::vector<int32_t> beginning_;  // that it accepted before
 };
 
 }  // namespace freshet::grammar

@@ -172,5 +172,54 @@ TEST(LateMatcher, NoWayThatLeadsNowhere) {
   EXPECT_EQ(mask[0], 1U);
 }
 
+// After a rollback by any number of tokens a matcher is what it was before them, and goes on alike.
+TEST(LateMatcher, RollsBackAcrossTheThought) {
+  const Vocabulary v({"<th", "ink", "</", "k>\n", "think", "\n\n"});
+  struct Case {
+    const char* regex;
+    bool inside;
+    Strings tokens;
+  };
+  const std::vector<Case> cases = {
+      {"<tab", false, {"<", "t", "a", "b"}},  // begins as the tag does
+      {"<tab", false, {"<", "t", "h", "ink", ">", "x", "</", "think", ">", " ", "<", "t", "a"}},
+      {"a<b", false, {"<th", "i", "n", "k>\n", "</", "t", "h", "i", "n", "k>\n", "a", "<", "b"}},
+      {"ab", true, {"x", "<", "/", "think", ">", "\n\n", "a", "b"}},
+      {"ab", true, {"</", "think", ">", "a", "b"}},
+  };
+  for (const Case& c : cases) {
+    std::vector<LateMatcher> before = {v.matcher(c.regex, c.inside)};
+    for (const std::string& t : c.tokens) {
+      before.push_back(before.back());
+      v.take(before.back(), {t});
+    }
+    for (size_t from = 0; from < before.size(); ++from) {
+      for (size_t to = 0; to <= from; ++to) {
+        LateMatcher m = before[from];
+        m.rollback(static_cast<int>(from - to));
+        for (size_t i = to; i < before.size(); ++i) {
+          EXPECT_EQ(v.next(m), v.next(before[i]))
+              << c.regex << " " << from << " " << to << " " << i;
+          EXPECT_EQ(m.can_end(), before[i].can_end());
+          if (i < c.tokens.size()) m.accept(v.id(c.tokens[i]));
+        }
+      }
+    }
+  }
+}
+
+TEST(LateMatcher, RollsBackAsFarAsItSays) {
+  const Vocabulary v({});
+  LateMatcher m = v.matcher("a{300}", true);
+  v.take(m, {"<", "/", "t", "h", "i", "n", "k", ">"});
+  for (int i = 0; i < 200; ++i) m.accept(v.id("a"));
+  m.rollback(LateMatcher::kMostRollback);
+  for (int i = 0; i < 100 + LateMatcher::kMostRollback; ++i) {
+    EXPECT_FALSE(m.can_end());
+    v.take(m, {"a"});
+  }
+  EXPECT_TRUE(m.can_end());
+}
+
 }  // namespace
 }  // namespace freshet::grammar
