@@ -271,7 +271,7 @@ TEST(Sampler, WordsForADeviceAskForTheSameToken) {
     for (int64_t position = 0; position < 20; ++position) {
       std::vector<int32_t> words(ops::kSampleRowWords);
       ops::SampleRow row;
-      ASSERT_TRUE(sampler.describe(position, mask, false, row, words));
+      ASSERT_TRUE(sampler.describe(position, mask, 0, row, words));
       std::memcpy(words.data(), &row, sizeof row);
       auto copy = logits;
       const int32_t want = sampler.sample(copy, position, scratch, mask);
@@ -279,13 +279,39 @@ TEST(Sampler, WordsForADeviceAskForTheSameToken) {
       drawn += want >= 0;
       // The same if the last token is not known yet.
       words.resize(ops::kSampleRowWords);
-      ASSERT_TRUE(before.describe(position, mask, true, row, words));
+      ASSERT_TRUE(before.describe(position, mask, 1, row, words));
       std::memcpy(words.data(), &row, sizeof row);
       const std::vector<int32_t> tokens = {3};
       ASSERT_EQ(PlainSampler(words, 0, tokens).sample(logits), want) << "seed " << seed;
     }
   }
   EXPECT_GT(drawn, 7000);
+}
+
+// Rows of drafts: tokens that are assumed, but not accepted yet.
+TEST(Sampler, DescribesRowsBehindAssumedTokens) {
+  for (const float temperature : {0.0f, 0.9f}) {
+    SamplingParams p;
+    p.temperature = temperature;
+    p.min_tokens = 3;
+    const std::vector<int32_t> stops = {4};
+    Sampler sampler(p, 100, 1, 0, {}, 20, stops);
+    std::vector<int32_t> words;
+    ops::SampleRow row;
+    for (int unseen = 0; unseen < 6; ++unseen) {
+      ASSERT_TRUE(sampler.describe(40 + unseen, {}, unseen, row, words));
+      EXPECT_EQ(row.barred.count, unseen < 3 ? 1 : 0);
+      EXPECT_EQ(row.last, -1);
+    }
+    p.frequency_penalty = 0.5f;
+    Sampler penalised(p, 100, 1, 0, {}, 20, stops);
+    EXPECT_TRUE(penalised.describe(40, {}, 0, row, words));
+    EXPECT_EQ(row.last, -1);
+    EXPECT_TRUE(penalised.describe(40, {}, 1, row, words));
+    EXPECT_EQ(row.last, 0);
+    EXPECT_FALSE(penalised.describe(40, {}, 2, row, words));
+    EXPECT_EQ(row.how, ops::SampleRow::kNotHere);
+  }
 }
 
 TEST(Sampler, GreedyTakesTheLowestOfEquals) {

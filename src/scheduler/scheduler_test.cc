@@ -252,6 +252,19 @@ TEST(Scheduler, GrantsDraftsAndKeepsTheRightOnes) {
   EXPECT_EQ(next.items[0].count, 1);
 }
 
+TEST(Scheduler, DecodingSequencesAreThoseThatDraftsMayFollow) {
+  Rig rig({});
+  const SequenceId s = rig.submit(1, 10, 50);
+  EXPECT_TRUE(rig->decoding().empty());  // waits
+  const Step prompt = rig->schedule(rig.now);
+  rig->ran(prompt);
+  EXPECT_TRUE(rig->decoding().empty());  // awaits its token
+  rig->expect(s);
+  EXPECT_TRUE(rig->decoding().empty());  // which is not known
+  rig->known(s, 5);
+  EXPECT_EQ(rig->decoding(), std::vector<SequenceId>{s});
+}
+
 BatchingOptions policy(BatchingKind kind, int32_t batch_size, int64_t wait_us) {
   BatchingOptions options;
   options.kind = kind;
