@@ -17,41 +17,41 @@ BlockCache::BlockCache(Options options)
       lives_(options_.timed_share) {
   for (const GroupConfig& group : options_.groups) {
     pools_.emplace_back(group.blocks);
-    Lru& l = lru_.emplace_back();
-    l.tick.assign(static_cast<size_t>(group.blocks), 0);
-    l.node.assign(static_cast<size_t>(group.blocks), kNoNode);
+    Cached& c = cached_.emplace_back();
+    c.evictable = options_.eviction(group.blocks);
+    c.node.assign(static_cast<size_t>(group.blocks), kNoNode);
   }
 }
 
 // ---- references and eviction -----------------------------------------------------------------
 
 void BlockCache::list(int group, int32_t block) {
-  Lru& l = lru(group);
-  const NodeId node = l.node[static_cast<size_t>(block)];
+  Cached& c = cached_of(group);
+  const NodeId node = c.node[static_cast<size_t>(block)];
   if (node == kNoNode || pool(group).refs(block) != 1) return;
   if (evicts_leaves_only(group) && !tree_.is_leaf(node)) return;
-  l.order.emplace(l.tick[static_cast<size_t>(block)], block);
+  c.evictable->add(block);
 }
 
 void BlockCache::unlist(int group, int32_t block) {
-  Lru& l = lru(group);
-  l.order.erase({l.tick[static_cast<size_t>(block)], block});
+  cached_of(group).evictable->remove(block);
 }
 
 void BlockCache::ref(int group, int32_t block) {
-  if (lru(group).node[static_cast<size_t>(block)] != kNoNode && pool(group).refs(block) == 1) {
+  Cached& c = cached_of(group);
+  if (c.node[static_cast<size_t>(block)] != kNoNode && pool(group).refs(block) == 1) {
     unlist(group, block);
-    --lru(group).idle;
+    --c.idle;
   }
   pool_of(group).ref(block);
 }
 
 void BlockCache::unref(int group, int32_t block) {
   const int32_t left = pool_of(group).unref(block);
-  Lru& l = lru(group);
-  if (left == 1 && l.node[static_cast<size_t>(block)] != kNoNode) {
-    ++l.idle;
-    l.tick[static_cast<size_t>(block)] = ++clock_;
+  Cached& c = cached_of(group);
+  if (left == 1 && c.node[static_cast<size_t>(block)] != kNoNode) {
+    ++c.idle;
+    c.evictable->released(block);
     list(group, block);
   }
 }
@@ -59,19 +59,19 @@ void BlockCache::unref(int group, int32_t block) {
 void BlockCache::give_to_tree(NodeId node, int group, int32_t block) {
   ref(group, block);
   tree_.set_block(node, group, block);
-  lru(group).node[static_cast<size_t>(block)] = node;
+  cached_of(group).node[static_cast<size_t>(block)] = node;
 }
 
 void BlockCache::take_from_tree(NodeId node, int group) {
   const int32_t block = tree_.block(node, group);
   if (block == kNoBlock) return;
-  Lru& l = lru(group);
+  Cached& c = cached_of(group);
   if (pool(group).refs(block) == 1) {
     unlist(group, block);
-    --l.idle;
+    --c.idle;
   }
   tree_.set_block(node, group, kNoBlock);
-  l.node[static_cast<size_t>(block)] = kNoNode;
+  c.node[static_cast<size_t>(block)] = kNoNode;
   pool_of(group).unref(block);
 }
 
@@ -84,7 +84,7 @@ void BlockCache::prune(NodeId node) {
 }
 
 void BlockCache::evict(int group, int32_t block) {
-  const NodeId node = lru(group).node[static_cast<size_t>(block)];
+  const NodeId node = cached_of(group).node[static_cast<size_t>(block)];
   for (int g = 0; g < groups(); ++g) {
     if (g != group && !evicts_leaves_only(group)) continue;
     if (const int32_t b = tree_.block(node, g); b != kNoBlock) lives_.evicted(g, b);
@@ -95,8 +95,9 @@ void BlockCache::evict(int group, int32_t block) {
 
 int32_t BlockCache::take(int group) {
   if (pool(group).free() == 0) {
-    FRESHET_CHECK(!lru(group).order.empty(), "group {} has no block to evict", group);
-    evict(group, lru(group).order.begin()->second);
+    const int32_t idle = cached_of(group).evictable->first();
+    FRESHET_CHECK(idle != kNoBlock, "group {} has no block to evict", group);
+    evict(group, idle);
   }
   const int32_t block = pool_of(group).take();
   lives_.born(group, block);
@@ -105,7 +106,8 @@ int32_t BlockCache::take(int group) {
 
 void BlockCache::drop_idle() {
   for (int g = 0; g < groups(); ++g) {
-    while (!lru(g).order.empty()) evict(g, lru(g).order.begin()->second);
+    const EvictionPolicy& evictable = *cached_of(g).evictable;
+    while (evictable.first() != kNoBlock) evict(g, evictable.first());
   }
 }
 
@@ -132,12 +134,13 @@ BlockCache::Path BlockCache::find(std::string_view salt, std::span<const int32_t
   return path;
 }
 
-// The most blocks of the path such that every group still has what a next query reads.
+// The longest prefix of the path, in blocks, for which every group has the blocks that the next
+// query reads.
 int32_t BlockCache::usable(const Path& path) const {
   const auto depth = static_cast<int32_t>(path.nodes.size());
   std::vector<bool> good(static_cast<size_t>(depth) + 1, true);
   for (int g = 0; g < groups(); ++g) {
-    int32_t run = 0;  // blocks in a row that end at `length`
+    int32_t run = 0;  // consecutive blocks that end at `length`
     for (int32_t length = 1; length <= depth; ++length) {
       run = tree_.block(path.nodes[static_cast<size_t>(length) - 1], g) == kNoBlock ? 0 : run + 1;
       if (run < length - window_start(g, length * kBlockTokens))
@@ -190,13 +193,13 @@ int32_t BlockCache::begin(BlockTable& table, std::string_view salt, std::span<co
   const bool whole = length == static_cast<int32_t>(path.nodes.size());
   if (!whole || path.partial.tokens == 0) return length * kBlockTokens;
 
-  // Use the part of the next block that agrees: a private copy, if each group has block and room.
+  // Use the matching part of the next block: a private copy, if each group has the block and room.
   const NodeId source = path.partial.node;
   for (int g = 0; g < groups(); ++g) {
     const int32_t from = tree_.block(source, g);
     if (from == kNoBlock) return length * kBlockTokens;
     const bool takes_room =
-        pool(g).refs(from) == 1;  // an idle source must not be evicted for its copy
+        pool(g).refs(from) == 1;  // an idle source must not be evicted to make room for its copy
     if (available(g) - (takes_room ? 1 : 0) < 1) return length * kBlockTokens;
   }
   for (int g = 0; g < groups(); ++g) ref(g, tree_.block(source, g));
@@ -223,7 +226,7 @@ void BlockCache::move_cursor(BlockTable& table, NodeId to) {
 void BlockCache::offer(BlockTable& table, std::span<const int32_t> block_tokens) {
   NodeId node = tree_.child(table.node, block_tokens);
   if (node == kNoNode) {
-    for (int g = 0; g < groups(); ++g) {  // the parent is a leaf no more
+    for (int g = 0; g < groups(); ++g) {  // the parent is no longer a leaf
       if (const int32_t b = tree_.block(table.node, g); b != kNoBlock && evicts_leaves_only(g))
         unlist(g, b);
     }
@@ -235,7 +238,7 @@ void BlockCache::offer(BlockTable& table, std::span<const int32_t> block_tokens)
     const int32_t theirs = tree_.block(node, g);
     if (theirs == kNoBlock) {
       give_to_tree(node, g, mine);
-    } else if (theirs != mine) {  // the same tokens have the same bits: keep one copy
+    } else if (theirs != mine) {  // the same tokens give the same bits: keep one copy
       ref(g, theirs);
       unref(g, mine);
       mine = theirs;
@@ -339,7 +342,7 @@ BlockTable BlockCache::fork(const BlockTable& table, int32_t computed) {
 
 void BlockCache::release(BlockTable& table) {
   for (int g = 0; g < static_cast<int>(table.ids.size()); ++g) {
-    // Last first: the end of a prefix is of use to fewer than its beginning.
+    // Last block first: fewer sequences share the end of a prefix than its beginning.
     for (auto id = table.ids[static_cast<size_t>(g)].rbegin();
          id != table.ids[static_cast<size_t>(g)].rend(); ++id) {
       if (*id != kNoBlock) unref(g, *id);
@@ -354,25 +357,25 @@ void BlockCache::release(BlockTable& table) {
 Status BlockCache::check(std::span<const BlockTable* const> tables) const {
   for (int g = 0; g < groups(); ++g) {
     FRESHET_RETURN_IF_ERROR(pool(g).check_conserved().with_context(fmt::format("group {}", g)));
-    const Lru& l = lru_[static_cast<size_t>(g)];
+    const Cached& c = cached_[static_cast<size_t>(g)];
     std::vector<int32_t> expected(static_cast<size_t>(pool(g).size()), 0);
     int32_t idle = 0;
     for (int32_t b = 0; b < pool(g).size(); ++b) {
-      const NodeId node = l.node[static_cast<size_t>(b)];
+      const NodeId node = c.node[static_cast<size_t>(b)];
       if (node == kNoNode) continue;
       ++expected[static_cast<size_t>(b)];
       if (tree_.block(node, g) != b)
         return internal_error("group {}: the tree lost block {}", g, b);
       if (pool(g).refs(b) == 1) ++idle;
       const bool may_go = pool(g).refs(b) == 1 && (!evicts_leaves_only(g) || tree_.is_leaf(node));
-      if (l.order.contains({l.tick[static_cast<size_t>(b)], b}) != may_go) {
-        return internal_error("group {}: block {} is {} the order of eviction", g, b,
-                              may_go ? "not in" : "in");
+      if (c.evictable->contains(b) != may_go) {
+        return internal_error("group {}: block {} is {} for eviction", g, b,
+                              may_go ? "not listed" : "listed");
       }
     }
-    if (idle != l.idle)
-      return internal_error("group {}: {} idle blocks, {} counted", g, idle, l.idle);
-    if (idle > 0 && l.order.empty())
+    if (idle != c.idle)
+      return internal_error("group {}: {} idle blocks, {} counted", g, idle, c.idle);
+    if (idle > 0 && c.evictable->first() == kNoBlock)
       return internal_error("group {}: idle blocks, none to evict", g);
     for (const BlockTable* table : tables) {
       if (table->empty()) continue;

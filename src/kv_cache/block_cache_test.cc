@@ -1,5 +1,8 @@
 #include "kv_cache/block_cache.h"
 
+#include <algorithm>
+#include <memory>
+
 #include <gtest/gtest.h>
 
 namespace freshet::kv_cache {
@@ -84,6 +87,40 @@ TEST(BlockCache, EvictsTheLeastRecentlyUsedEndFirst) {
   cache.release(c);
   cache.drop_idle();
   EXPECT_EQ(cache.pool(0).free(), 6);
+}
+
+// The opposite of LRU.
+class LastReleased final : public EvictionPolicy {
+ public:
+  void released(int32_t block) override { remove(block); }
+  void add(int32_t block) override {
+    if (!contains(block)) blocks_.push_back(block);
+  }
+  void remove(int32_t block) override { std::erase(blocks_, block); }
+  bool contains(int32_t block) const override {
+    return std::ranges::find(blocks_, block) != blocks_.end();
+  }
+  int32_t first() const override { return blocks_.empty() ? kNoBlock : blocks_.back(); }
+
+ private:
+  std::vector<int32_t> blocks_;
+};
+
+TEST(BlockCache, EvictsInTheOrderOfItsPolicy) {
+  BlockCache::Options options = options_of({{0, 6}});
+  options.eviction = [](int32_t) -> std::unique_ptr<EvictionPolicy> {
+    return std::make_unique<LastReleased>();
+  };
+  BlockCache cache(std::move(options));
+  BlockTable a = run(cache, tokens_of(32, 1));
+  BlockTable b = run(cache, tokens_of(32, 2));
+  cache.release(a);
+  cache.release(b);
+  BlockTable c = run(cache, tokens_of(48, 3));  // two free blocks and one of b's
+  EXPECT_EQ(cache.cached("", tokens_of(32, 1)), 32);
+  EXPECT_EQ(cache.cached("", tokens_of(32, 2)), 16);
+  EXPECT_TRUE(check(cache, {&c}).ok());
+  cache.release(c);
 }
 
 TEST(BlockCache, ReservesAllOrNothing) {

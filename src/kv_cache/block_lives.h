@@ -1,8 +1,8 @@
-// How long cached blocks live: timed for a sample of them, told when they are evicted.
+// Lifetimes of cached blocks: measured for a sample of them, reported when they are evicted.
 //
 // A block is born when a sequence takes it, used whenever a later sequence finds it in the cache,
-// and evicted when its room is wanted. One that was freed without having been evicted leaves no
-// trace. Times are microseconds of a clock that the caller keeps. Not synchronised.
+// and evicted when its room is needed. Blocks that are freed without an eviction are not reported.
+// Times are microseconds of a clock that the caller keeps. Not synchronised.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,18 @@ struct BlockLife {
 
 class BlockLives {
  public:
-  // `share` in [0, 1] of the blocks are timed, evenly spread; 0: none, and nothing is kept.
+  // `share` in [0, 1] of the blocks are timed, evenly spread; 0: none.
   explicit BlockLives(double share) : share_(share) {}
 
   void set_time(int64_t now) { now_ = now; }
   void born(int group, int32_t block);
   void used(int group, int32_t block);
   void evicted(int group, int32_t block);
-  // What was evicted since the last call.
+  // The blocks that were evicted since the last call.
   std::vector<BlockLife> take() { return std::exchange(ended_, {}); }
 
  private:
-  static constexpr size_t kUses = 4;  // that are remembered
+  static constexpr size_t kUses = 4;  // that are kept
   struct Life {
     int64_t birth = 0;
     std::vector<int64_t> uses;  // the last ones, oldest first
@@ -42,7 +42,7 @@ class BlockLives {
   }
 
   const double share_;
-  double due_ = 0.0;  // blocks to be timed that have not come yet
+  double due_ = 0.0;  // fraction of the next block to be timed
   int64_t now_ = 0;
   std::unordered_map<uint64_t, Life> lives_;  // of timed blocks
   std::vector<BlockLife> ended_;

@@ -1,8 +1,7 @@
-// Ids of equal blocks, counted by reference.
+// A pool of block ids with reference counts.
 //
-// A pool hands out ids in [0, size()). A block with no reference is free; free blocks are handed
-// out last freed first, so the order of ids is a function of the calls alone. Knows nothing of
-// tokens, sequences or memory. Not synchronised.
+// Ids are in [0, size()). A block without references is free. The block that was freed last is
+// taken first, so the ids are a function of the calls alone. Not synchronised.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +23,9 @@ class BlockPool {
 
   int32_t take();             // with one reference; kNoBlock when none is free
   void ref(int32_t id);       // REQUIRES: refs(id) > 0
-  int32_t unref(int32_t id);  // REQUIRES: refs(id) > 0. Returns what is left; 0: free again.
+  int32_t unref(int32_t id);  // REQUIRES: refs(id) > 0. Returns the references left; 0: it is free.
 
-  // Whether the free list holds exactly the blocks without references, each once.
+  // An error unless the free list holds each block without references exactly once.
   Status check_conserved() const;
 
  private:

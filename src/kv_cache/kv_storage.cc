@@ -40,7 +40,7 @@ Result<KvStorage> KvStorage::allocate(const KvCacheSpec& spec, const std::vector
 
 ops::KvView KvStorage::layer(int layer) const {
   const auto i = static_cast<size_t>(layer);
-  // The view is writable though the owner is const: a step writes blocks, never the shape.
+  // The view of a const owner is writable: a step writes blocks, but never changes the layout.
   return {spec_.layers[i], const_cast<uint8_t*>(buffers_[i].data()),
           blocks_[static_cast<size_t>(group_of_[i])]};
 }

@@ -1,8 +1,8 @@
-// The bytes of the paged cache: one buffer a layer, cut into blocks.
+// The memory of the paged KV cache: one buffer per layer, divided into blocks.
 //
-// Layers are put into groups by attention window: a group's layers share block ids, and each group
-// has a pool of its own (kv_cache/block_pool.h), because a sliding window needs few blocks a
-// sequence however long it grows. KvStorage owns the memory and knows nothing of sequences.
+// Layers form groups by attention window. The layers of a group share block ids, and each group has
+// a pool of its own (kv_cache/block_pool.h), because a sliding window needs few blocks per sequence
+// however long it grows. KvStorage owns the memory and does not know sequences.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct KvGroup {
   std::vector<int> layers;  // model layers of the group, ascending
 };
 
-// What the cache of a model looks like: a shape for every layer, and the groups.
+// The layout of a model's cache: a shape for every layer, and the groups.
 struct KvCacheSpec {
   std::vector<ops::KvShape> layers;  // [layers]
   std::vector<KvGroup> groups;
-  size_t block_bytes(int group) const;  // of one block id, over all layers of the group
+  size_t block_bytes(int group) const;  // of one block in all layers of the group
 };
 
 class KvStorage {

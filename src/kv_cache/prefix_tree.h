@@ -1,10 +1,10 @@
-// A radix tree over blocks of tokens: which cached blocks hold which prefix.
+// A radix tree over blocks of tokens: finds the cached blocks of a prefix.
 //
-// Every edge is one full block of kBlockTokens tokens, so a node stands for a prefix whose length
-// is its depth in blocks. A node names one block a cache group, or kNoBlock where that group has
-// none. Each salt has a root of its own; prefixes are never found across salts. A cursor keeps a
-// node in place for a sequence that stands on it. The tree only remembers ids: references, eviction
-// and the rules of windows are block_cache.h's. Not synchronised.
+// Every edge is one full block of kBlockTokens tokens, so a node is a prefix whose length is its
+// depth in blocks. A node has one block id for each cache group, or kNoBlock if the group has none.
+// Each salt has its own root, and prefixes are never found across salts. A cursor keeps a node in
+// the tree for a sequence that ends there. The tree only stores ids: block_cache.h does references,
+// eviction and windows. Not synchronised.
 #pragma once
 
 #include <array>
@@ -26,21 +26,21 @@ inline constexpr NodeId kNoNode = -1;
 
 class PrefixTree {
  public:
-  // `hash_seed` keeps clients from choosing tokens whose hashes collide; results never depend on
-  // it.
+  // `hash_seed` protects against clients that choose tokens with colliding hashes; it never changes
+  // results.
   PrefixTree(int groups, uint64_t hash_seed);
 
-  NodeId root(std::string_view salt);             // made when absent
-  NodeId find_root(std::string_view salt) const;  // kNoNode when absent
-  // tokens: kBlockTokens of them. kNoNode when there is no such child.
+  NodeId root(std::string_view salt);             // created if absent
+  NodeId find_root(std::string_view salt) const;  // kNoNode if absent
+  // tokens: kBlockTokens of them. kNoNode if there is no such child.
   NodeId child(NodeId node, std::span<const int32_t> tokens) const;
   NodeId add_child(NodeId node, std::span<const int32_t> tokens);  // REQUIRES: no such child
   NodeId parent(NodeId node) const { return at(node).parent; }
   bool is_leaf(NodeId node) const { return at(node).first_child == kNoNode; }
   int32_t nodes() const { return live_; }
 
-  // The child that shares most of its first tokens with `tokens`, and how many; 0 when none does.
-  // Looks at the newest kPartialScan children only.
+  // The child whose block shares the longest prefix with `tokens`, and that length; 0: none.
+  // Only the newest kPartialScan children are compared.
   struct Partial {
     NodeId node = kNoNode;
     int32_t tokens = 0;
@@ -52,8 +52,8 @@ class PrefixTree {
 
   void add_cursor(NodeId node) { ++at(node).cursors; }
   void drop_cursor(NodeId node) { --at(node).cursors; }
-  // Removes `node` if it holds nothing (no blocks, children or cursors), then its parents likewise.
-  // Returns the first node that stays, kNoNode when the whole path went.
+  // Removes `node` if it is empty (no blocks, children or cursors), then its parents likewise.
+  // Returns the first node that stays, or kNoNode if the whole path was removed.
   NodeId prune(NodeId node);
 
  private:
