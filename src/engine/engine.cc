@@ -19,7 +19,7 @@
 
 namespace freshet {
 
-// In the order of their lives: each may use those above it.
+// In order of construction: each member may use those above it.
 struct Engine::Impl {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<ops::Ops> ops;
@@ -33,7 +33,7 @@ struct Engine::Impl {
 
 namespace {
 
-constexpr int kFewCores = 4;  // as many threads want shorter steps
+constexpr int kFewCores = 4;  // with up to this many threads, steps are shorter
 
 using engine::MemoryPlan;
 using engine::PlanRequest;
@@ -64,7 +64,7 @@ void add_ids(const json::Value* ids, std::vector<int32_t>& out) {
   for (const json::Value& id : ids->as_array()) add(id);
 }
 
-// What ends a text: by the vocabulary, and by the configurations, which may know more.
+// The end-of-text ids: of the vocabulary, and of the configurations, which may list more.
 std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& vocabulary,
                              int vocab_size) {
   std::vector<int32_t> ids;
@@ -98,13 +98,13 @@ Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadP
   return ops::Ops::create(pool, cpu::kernels(), cpu::detect(limit), o);
 }
 
-// Weights as they are packed, which some formats take more bytes for than in the file.
+// The size of the packed weights; some formats take more bytes than in the file.
 size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
                     const ops::Device* device) {
   size_t bytes = 0;
   for (const loader::TensorSource& t : checkpoint.tensors()) {
     size_t packed = t.bytes;
-    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for 128 numbers
+    if (t.dtype == "F8_E4M3") packed += t.bytes / 32;  // an F32 scale for each 128 numbers
     if (device != nullptr && t.format && t.shape.size() > 1) {
       const int64_t cols = t.shape.back(), rows = t.elements() / std::max<int64_t>(cols, 1);
       const bool table = rows == spec.vocab_size && cols == spec.embedding_size;
@@ -114,7 +114,7 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
     }
     bytes += packed;
   }
-  // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
+  // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
   for (const LayerSpec& layer : spec.layers) {
     if (!layer.moe) continue;
     bytes += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
@@ -152,7 +152,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.kv_cache_memory = options.kv_cache_memory;
   r.max_num_seqs = options.max_num_seqs;
   r.max_num_batched_tokens = options.max_num_batched_tokens;
-  const Decoder weightless(spec, {}, {}, ops);  // shapes are all that workspaces depend on
+  const Decoder weightless(spec, {}, {}, ops);  // workspaces depend on shapes only
   r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
     return weightless.workspace_bytes(tokens, rows, context);
   };
@@ -194,7 +194,7 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
 CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   CacheInfo info;
   info.block_tokens = ops::kBlockTokens;
-  // Groups with a window hold fewer blocks a sequence, so they say little about how much fits.
+  // Groups with a window hold fewer blocks per sequence, so they say little about capacity.
   size_t told = 0;
   for (size_t g = 0; g < plan.windows.size(); ++g) {
     info.sliding_window = std::max(info.sliding_window, plan.windows[g]);

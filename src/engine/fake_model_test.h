@@ -1,8 +1,8 @@
-// A model for tests of the engine: a hash in the place of a transformer.
+// A model for tests of the engine: a hash instead of a transformer.
 //
-// The key of position p is the hash of all tokens up to p, made from the key of p - 1 that it reads
-// from the cache, through the block table of each group, as attention would. Logits are
-// pseudo-random numbers of the keys that the last position sees. Any slip in blocks, copies,
+// The key of position p is a hash of all tokens up to p. It is computed from the key of p - 1,
+// which is read from the cache through the block table of each group, as attention would. Logits
+// are pseudo-random functions of the keys that the last position sees. Any error in blocks, copies,
 // windows or positions changes the tokens that follow.
 #pragma once
 
@@ -19,7 +19,7 @@ class FakeModel final : public Model {
  public:
   static constexpr int kVocab = 97;
 
-  // `draws`: tokens are drawn as a device does, and there only after finish().
+  // `draws`: the model samples tokens, as a device does; they arrive with finish().
   explicit FakeModel(std::vector<int> windows, bool draws = false)
       : windows_(std::move(windows)), draws_(draws) {
     spec_.architecture = "fake";
@@ -48,7 +48,9 @@ class FakeModel final : public Model {
   std::vector<WeightInfo> weights() const override { return {}; }
 
   bool samples() const override { return draws_; }
-  int ahead() const { return ahead_; }  // steps that were started before the one in front was over
+  int ahead() const {
+    return ahead_;
+  }  // steps that were started before the previous one was finished
   void start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
              int turn) override {
     if (!draws_) return forward(batch, cache, results);
@@ -57,19 +59,19 @@ class FakeModel final : public Model {
     ForwardBatch b = batch;
     FRESHET_CHECK(b.ids_from.size() == b.token_ids.size());
     for (size_t t = 0; t < b.token_ids.size(); ++t) {
-      if (b.ids_from[t] >= 0) b.token_ids[t] = named_.at(static_cast<size_t>(b.ids_from[t]));
+      if (b.ids_from[t] >= 0) b.token_ids[t] = sampled_.at(static_cast<size_t>(b.ids_from[t]));
     }
     if (!b.samples.empty()) b.best_only.clear();
     const size_t rows = b.logit_rows.size();
-    std::vector<int32_t>& named = drawn_[turn];
-    named.assign(rows, StepResults::kSeeLogits);
-    forward(b, cache, {results.logits, results.hidden, named.data()});
+    std::vector<int32_t>& sampled = drawn_[turn];
+    sampled.assign(rows, StepResults::kSeeLogits);
+    forward(b, cache, {results.logits, results.hidden, sampled.data()});
     for (size_t row = 0; row < rows && !b.samples.empty(); ++row) {
       const PlainSampler sampler(b.samples, row, b.token_ids);
       float* logits = results.logits + row * kVocab;
-      if (sampler.here()) named[row] = sampler.sample({logits, logits + kVocab});
+      if (sampler.here()) sampled[row] = sampler.sample({logits, logits + kVocab});
     }
-    named_ = named;
+    sampled_ = sampled;
     std::fill_n(results.best, rows, -77);
   }
   void finish(const ForwardBatch& batch, const StepResults& results, int turn) override {
@@ -80,7 +82,7 @@ class FakeModel final : public Model {
       FRESHET_CHECK(batch.names_token(row) == (results.best[row] != StepResults::kSeeLogits));
   }
 
-  // Of rows of which the best will do, every other one is left out, as on a device.
+  // Where only the argmax is needed, every other row of logits is left out, as on a device.
   void forward(const ForwardBatch& b, const KvStorage& cache, const StepResults& results) override {
     float* const hidden = results.hidden;
     size_t row = 0;
@@ -131,7 +133,7 @@ class FakeModel final : public Model {
     const uint64_t key = mix(before + 0x9E3779B97F4A7C15 +
                              static_cast<uint64_t>(b.token_ids[static_cast<size_t>(t)]));
     std::memcpy(slot(b, cache, g, s, p), &key, sizeof key);
-    // The oldest key in reach takes part, so that windows matter from both ends.
+    // The oldest key in the window takes part, so that both of its ends matter.
     uint64_t oldest = 0;
     const int32_t first = window == 0 ? 0 : std::max(0, p - window + 1);
     std::memcpy(&oldest, slot(b, cache, g, s, first), sizeof oldest);
@@ -157,7 +159,7 @@ class FakeModel final : public Model {
   std::vector<int> windows_;
   bool draws_ = false;
   int started_ = 0, finished_ = 0, ahead_ = 0;
-  std::vector<int32_t> named_, drawn_[2];
+  std::vector<int32_t> sampled_, drawn_[2];
   ModelSpec spec_;
 };
 

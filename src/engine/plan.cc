@@ -14,14 +14,14 @@ using kv_cache::kBlockTokens;
 
 // The program, its vocabulary, requests and queues.
 constexpr size_t kFixed = size_t{48} << 20;
-// Left free of what the system says is available: its word is an estimate.
+// Left free, because the available memory that the system reports is an estimate.
 constexpr size_t kReserve = size_t{64} << 20;
-// Sequences are seldom as long as they may be: the pools of groups with and without a window are
+// Sequences are seldom as long as allowed: the pools of groups with and without a window are
 // balanced for this length.
 constexpr int kUsualLength = 2048;
-// Rows of logits beyond one a sequence, so that log-probabilities of prompts come in useful pieces.
+// At least this many rows of logits, so that prompt log-probabilities get chunks of a useful size.
 constexpr int kMinLogitRows = 16;
-// What a step may hold where nothing is said.
+// Default limits of a step.
 constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
@@ -33,7 +33,7 @@ size_t bytes_of(const KvCacheSpec& kv, const std::vector<int32_t>& blocks) {
   return bytes;
 }
 
-// Blocks for `sequences` of usual length, of which one may be as long as `length`.
+// Blocks for `sequences` of the usual length, one of which may be as long as `length`.
 std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int length, int chunk) {
   std::vector<int32_t> blocks;
   const int usual = std::min(length, kUsualLength);
@@ -76,7 +76,7 @@ int longest_that_fits(const PlanRequest& r, size_t budget, int most, int chunk) 
       high = middle - 1;
     }
   }
-  // A limit that is no multiple of a block is still reachable with its last block in part.
+  // A limit that is not a multiple of the block size uses its last block in part.
   return bytes_of(r.kv, blocks_for(r, 0, most, chunk)) <= budget ? most : low * kBlockTokens;
 }
 
@@ -95,7 +95,7 @@ void size_step(const PlanRequest& r, MemoryPlan& plan) {
                  static_cast<size_t>(r.hidden_size) * sizeof(float);
 }
 
-// Fewer tokens in a step, whose workspace leaves room for `least` bytes of keys and values; or 0.
+// The largest smaller token budget whose workspace leaves `least` bytes for the cache; or 0.
 int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
   while (r.max_num_batched_tokens > 2 * kBlockTokens) {
     r.max_num_batched_tokens /= 2;
@@ -106,7 +106,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
   return 0;
 }
 
-// What a person could ask for instead, given `room` bytes for keys and values, besides `ways`.
+// Settings that would fit, given `room` bytes for the cache, besides `ways`.
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
@@ -154,7 +154,7 @@ std::string MemoryPlan::describe() const {
 
 namespace {
 
-// Of steps whose size is given, by the user or by the plan.
+// A plan for steps of a given size.
 Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len < 0 || r.max_model_len == 1) {
@@ -182,7 +182,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
     return static_cast<size_t>(static_cast<double>(left()) * r.kv_share);
   };
   if (r.max_model_len == 0) {
-    // The workspace of a shorter limit is smaller, so this errs on the safe side.
+    // A shorter limit needs less workspace, so this is conservative.
     const int fits = longest_that_fits(r, std::min(budget(), left()), model_context,
                                        plan.max_num_batched_tokens);
     if (fits >= 2) plan.max_model_len = fits;
@@ -204,7 +204,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   if (rest() + asked > room) {
     const std::string needs =
         fmt::format("needs {}, {} free", format_bytes(rest() + asked), format_bytes(room));
-    if (left() / kMiB * kMiB >= least)  // only what was asked for does not fit
+    if (left() / kMiB * kMiB >= least)  // the cache fits, but not in the size that was asked for
       return resource_exhausted("{}: --kv-cache-memory {}M would fit", needs, left() / kMiB);
     if (const int tokens = by_user ? shorter_steps(r, plan, room, least) : 0; tokens > 0)
       ways.push_back(fmt::format("--max-num-batched-tokens {}", tokens));

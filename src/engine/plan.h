@@ -1,10 +1,10 @@
-// What a model will take of memory, known before any weight is read.
+// The memory plan of a model, made before any weight is read.
 //
-// All sizes follow from shapes: weights as stored, the pool of keys and values for each cache
-// group, the workspace of the largest step, its logits, and a fixed share for the program and its
-// vocabulary. make_plan() sizes the pool and the longest sequence so that everything fits, or says
-// in one line what would. The pool counts whole, though the system commits its pages only as they
-// are used. Pure functions.
+// All sizes follow from shapes: weights as stored, the KV cache of each group, the workspace of the
+// largest step, its logits, and a fixed amount for the program and its vocabulary. make_plan()
+// chooses the size of the cache and the longest sequence so that everything fits, or returns an
+// error that says in one line what would fit. The cache counts in full, although the system commits
+// its pages only when they are used. Pure functions.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@
 
 namespace freshet::engine {
 
-// How much a step takes when nothing is said. A few cores are busy with 512 tokens: longer steps
-// only take more room, and make the others wait. A GPU wants more sequences and tokens, if their
-// workspace takes little room.
+// The default size of a step. A few cores are busy with 512 tokens; longer steps only take more
+// memory and delay other requests. A GPU needs more sequences and tokens, if their workspace is
+// small.
 enum class Steps { kShort, kUsual, kLarge };
 
 struct PlanRequest {
@@ -30,8 +30,8 @@ struct PlanRequest {
   int hidden_size = 0;
   KvCacheSpec kv;
   size_t available = 0;  // 0: unknown, everything fits
-  // Of what weights and workspaces leave, the part that keys and values get when nothing is said: a
-  // quarter, so that a machine is not filled by its first model; a GPU is filled.
+  // The default share of the cache in the memory that weights and workspaces leave: a quarter on a
+  // host, so that its first model does not fill it; all of a GPU.
   double kv_share = 0.25;
   // As in EngineOptions; 0: chosen by the plan.
   int max_model_len = 0;
@@ -60,7 +60,7 @@ struct MemoryPlan {
 
   size_t kv_bytes() const;
   size_t total() const;
-  std::string describe() const;  // for people: one line a part
+  std::string describe() const;  // readable text: one line per part
 };
 
 Result<MemoryPlan> make_plan(const PlanRequest& request);

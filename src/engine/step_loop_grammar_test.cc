@@ -1,4 +1,4 @@
-// Requests held to a grammar, from the first token on or behind a thought.
+// Requests with a grammar, from the first token on or after a thought.
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -92,7 +92,7 @@ TEST(StepLoop, AGrammarHoldsBehindTheThought) {
       for (const int32_t id : all.ids[i]) text += static_cast<char>(' ' + id % 95);
       const bool opened = r.params.in_thought || text.starts_with("(");
       const size_t close = opened ? text.find(')') : std::string::npos;
-      if (r.params.in_thought) {  // the tokens of the thought are those of a request without
+      if (r.params.in_thought) {  // the thought is the same as without a grammar
         const auto thought = std::ranges::find(unbound.ids[i], ')' - ' ');
         const size_t length = std::min(static_cast<size_t>(thought - unbound.ids[i].begin()) + 1,
                                        unbound.ids[i].size());
@@ -157,7 +157,7 @@ TEST_P(LawOfThoughts, BeforeGrammarsChangeNothing) {
   }
 }
 
-// Tokens that the model draws itself, with no log-probabilities to hold that up.
+// Tokens that the model samples itself: no log-probabilities are wanted.
 TEST(StepLoop, ADeviceDrawsThoughtsAlike) {
   Rig host({});
   Rig device({.draws = true});

@@ -1,5 +1,5 @@
-// An engine's loop over a model that computes nothing (fake_model_test.h), requests for it, and
-// what became of them: what tests of StepLoop share. A Rig is used by one thread.
+// Shared by tests of StepLoop: a loop over the fake model (fake_model_test.h), requests for it and
+// their outcomes. A Rig is used by one thread.
 #pragma once
 
 #include <chrono>
@@ -114,7 +114,7 @@ class Rig {
   std::unique_ptr<StepLoop> loop_;
 };
 
-// A prompt that shares its first half with others of the same family.
+// A prompt whose first half is the same for every `which`.
 inline std::vector<int32_t> prompt_of(int length, int which) {
   std::vector<int32_t> ids;
   for (int i = 0; i < length; ++i)

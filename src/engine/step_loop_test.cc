@@ -79,7 +79,7 @@ TEST_P(Law, PreemptionChangesNothing) {
   expect_law(setup);
 }
 
-// Requests that may be a step ahead of their tokens, by themselves and among some that may not.
+// Requests whose steps may run ahead of their tokens, alone and beside requests whose may not.
 TEST_P(Law, RunningAheadChangesNothing) {
   RigOptions narrow{.max_model_len = 160, .tokens = 64, .draws = true};
   for (const int window : GetParam()) {
@@ -242,7 +242,7 @@ TEST(StepLoop, SamplesDiffer) {
 }
 
 TEST(StepLoop, PromptLogprobsAreThoseOfTheSameTokensAsOutput) {
-  // What the model said of a token must not depend on whether it was written or given.
+  // The log-probability of a token must not depend on whether it was generated or given.
   Rig rig({.rows = 5});
   Request r = request_of(0);
   r.params.logprobs = 3;
@@ -289,7 +289,7 @@ TEST(StepLoop, EmbedsTheSameHoweverItRuns) {
       EXPECT_NE(embed(whole, pooling, i + 10), e);
     }
   }
-  // The mean of positions is what the last of each prefix says.
+  // The mean of all positions equals the mean of the last positions of all prefixes.
   double sum = 0.0;
   const std::vector<int32_t> prompt = prompt_of(5, 1);
   for (size_t n = 1; n <= prompt.size(); ++n) {

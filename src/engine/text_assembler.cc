@@ -7,7 +7,7 @@
 namespace freshet::engine {
 namespace {
 
-// The length of the longest end of `text` that some stop string begins with, without being it.
+// The length of the longest suffix of `text` that is a proper prefix of a stop string.
 size_t possible_beginning(std::string_view text, const std::vector<std::string>& stops) {
   size_t longest = 0;
   for (const std::string& stop : stops) {

@@ -1,7 +1,7 @@
-// A sample's text as it comes, cut before a stop string.
+// Decodes a sample's tokens to text, and ends it before a stop string.
 //
-// push() returns what may be shown now: text that could be the beginning of a stop string is held
-// back until it is clear that it is none. All texts together are the decoded output up to the stop
+// push() returns the text that is safe to show: text that could be the beginning of a stop string
+// is held back until it is certain. All texts together are the decoded output up to the stop
 // string. For one thread at a time.
 #pragma once
 
@@ -22,9 +22,9 @@ class TextAssembler {
 
   // `may_stop`: whether a stop string counts yet (it does not before min_tokens).
   std::string push(int32_t id, bool may_stop);
-  // What was held back. After a stop string: nothing.
+  // The text that was held back. After a stop string: nothing.
   std::string finish();
-  // The stop string that was met, if any. Nothing is to be pushed after it.
+  // The stop string that was found, if any. push() must not be called after it.
   const std::string* stopped_by() const { return stopped_by_; }
 
  private:

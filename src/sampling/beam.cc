@@ -82,7 +82,7 @@ std::span<const BeamSearch::Step> BeamSearch::advance(std::span<const float> log
 }
 
 std::vector<BeamHypothesis> BeamSearch::finish() {
-  // A search that ended by itself keeps its finished texts; live ones were found unable to win.
+  // If the search was done, live beams cannot win any more.
   if (!done_) {
     for (Beam& b : beams_) {
       if (!b.ids.empty()) add_finished(std::move(b.ids), b.logprob, false);

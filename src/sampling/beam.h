@@ -1,12 +1,12 @@
-// Beam search over token ids: which beams live on, which are finished. Knows logits, not tensors or
-// caches: the caller runs the model and forks sequences as advance() says.
+// Beam search over token ids: decides which beams go on and which are finished. It reads logits
+// only; the caller runs the model and forks sequences as advance() says.
 //
-// The rules are those of Hugging Face's generate(): of all continuations of the live beams the best
-// 2 * width are looked at; one that ends the text is finished if it is among the best `width`;
-// others live on until `width` do. A finished text scores sum(logprobs) / length^length_penalty,
-// the end token counted; the best `width` are kept. It is over when `width` are finished and no
-// live beam can beat the worst (or at once with early_stopping). Equal scores: the earlier beam,
-// the lower id. Used by one thread.
+// The rules are those of Hugging Face's generate(). The best 2 * width continuations of all live
+// beams are considered. A continuation that ends the text is finished if it is among the best
+// `width`; of the others the best `width` go on. A finished text scores sum(logprobs) /
+// length^length_penalty, the end token included; the best `width` are kept. The search is done when
+// `width` texts are finished and no live beam can beat the worst of them (or at once with
+// early_stopping). Ties go to the earlier beam, then to the lower id. Used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -34,18 +34,18 @@ class BeamSearch {
  public:
   BeamSearch(BeamOptions options, int64_t vocab);
 
-  // The continuation of a beam: beam `parent` of the step before, and `id` after it.
+  // A continuation: beam `parent` of the previous step, followed by `id`.
   struct Step {
     int parent = 0;
     int32_t id = 0;
   };
 
-  int live() const { return static_cast<int>(beams_.size()); }  // rows that advance() wants
-  // logits: [live(), vocab], raw. Returns the beams that live on (fewer than `width` only where
-  // there are not that many continuations). Empty: nothing can follow.
+  int live() const { return static_cast<int>(beams_.size()); }  // rows that advance() needs
+  // logits: [live(), vocab], raw. Returns the beams that go on: fewer than `width` only if there
+  // are not that many continuations. Empty: no token is possible.
   std::span<const Step> advance(std::span<const float> logits);
   bool done() const { return done_; }
-  // Ends the search: live beams count as finished as they are. Best first, at most `width`.
+  // Ends the search; live beams count as finished. Best first, at most `width`.
   std::vector<BeamHypothesis> finish();
 
  private:

@@ -28,7 +28,7 @@ FRESHET_INLINE_BODY void maxima_body(const float* x, int64_t blocks, float* bloc
     for (int64_t i = 0; i < kLogitBlock; i += kLanes) {
       Floats v;
       load(v, x + i);
-      best = v > best ? v : best;  // false for a NaN, which is thereby passed over
+      best = v > best ? v : best;  // false for a NaN, which is skipped
     }
     float m = kNone;
     for (int j = 0; j < kLanes; ++j) m = best[j] > m ? best[j] : m;
@@ -44,9 +44,9 @@ FRESHET_TARGET_AVX2 void maxima_avx2(const float* x, int64_t blocks, float* out)
 }
 
 // exp(x) for x <= 0: 2^n e^r with |r| <= ln(2)/2 and e^r by its Taylor polynomial of degree 7
-// (relative error below 1e-7). Below -87 the result would not be a normal number and is 0. Of one
-// number or of lanes. Several go through it step by step: each alone is one chain of operations
-// that wait for one another, longer than a processor looks ahead.
+// (relative error below 1e-7). Below -87 the result would not be a normal number and is 0. For
+// scalars and for vectors. Several are interleaved, because one alone is a chain of dependent
+// operations that is too long for out-of-order execution to hide.
 template <class F, class I, int kCount>
 FRESHET_INLINE_BODY void exp_of(F (&x)[kCount]) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -78,7 +78,7 @@ FRESHET_INLINE_BODY void exp_of(F (&x)[kCount]) {
   }
 }
 
-// Adding 2^52 leaves the nearest whole number in the low bits.
+// Adding 2^52 leaves the nearest integer in the low bits.
 constexpr double kUnits = static_cast<double>(Weight{1} << kWeightBits), kWhole = 0x1p52;
 
 // A register of floats, and one of as many bytes of doubles: sums of wider ones would be kept in
@@ -114,7 +114,7 @@ struct Lanes16 {
   }
 };
 
-// The bits of 2^52 are added too, once a number.
+// The bits of 2^52 are added too, once per number.
 template <class L>
 FRESHET_INLINE_BODY void add_whole(typename L::Weights& sum, typename L::Doubles units) {
   units = units + kWhole;
@@ -123,7 +123,7 @@ FRESHET_INLINE_BODY void add_whole(typename L::Weights& sum, typename L::Doubles
   sum += bits;
 }
 
-// weight may be null: sums alone. (Copying several registers at once, GCC 12 goes through memory.)
+// weight may be null: sums only. (GCC 12 spills several registers that are copied at once.)
 template <class L>
 FRESHET_INLINE_BODY void exp_body(const float* x, int64_t blocks, float maximum, float scale,
                                   float* weight, Weight* block_sum) {
@@ -169,7 +169,7 @@ auto exp_here() {
   return cpu_has_avx512() ? exp_avx512 : cpu_has_avx2() ? exp_avx2 : exp_plain;
 }
 
-// The rest of a row that is no multiple of the block, padded with what cannot be chosen.
+// The tail of a row that is not a multiple of the block, padded with impossible logits.
 struct Tail {
   float values[kLogitBlock];
   Tail(std::span<const float> logits, int64_t first) {
@@ -254,7 +254,7 @@ void gather_above(std::span<const float> logits, float threshold, LogitScratch& 
     const size_t first = b * kLogitBlock, end = std::min(logits.size(), first + kLogitBlock);
     size_t at = c.size();
     c.resize(at + (end - first));
-    for (size_t i = first; i < end; ++i) {  // without branches, which would be guessed wrongly
+    for (size_t i = first; i < end; ++i) {  // branch-free: the branch would be unpredictable
       c[at] = {static_cast<int32_t>(i), logits[i], 0};
       at += logits[i] >= threshold && logits[i] != kNone ? 1 : 0;
     }
@@ -263,8 +263,8 @@ void gather_above(std::span<const float> logits, float threshold, LogitScratch& 
 }
 
 void gather_best(std::span<const float> logits, int64_t count, LogitScratch& s) {
-  // The count-th best of the blocks' maxima is a lower bound of the count-th best logit: that many
-  // blocks hold a logit at least as large.
+  // The count-th largest block maximum is a lower bound of the count-th largest logit, because
+  // `count` blocks contain a logit at least as large.
   float threshold = kNone;
   if (count <= std::ssize(s.block_max)) {
     s.block_order = s.block_max;

@@ -50,8 +50,8 @@ Error find_wrong_token(const SamplingParams& p, int64_t vocab) {
   return {};
 }
 
-// Beams are compared by the model's own probabilities: what changes or tells those of tokens has no
-// part in it.
+// Beams are scored by the model's own probabilities, so parameters that change or report the
+// probabilities of tokens do not apply.
 Error find_wrong_beam(const SamplingParams& p) {
   if (p.n > p.beam_width)
     return wrong("n", "n ({}) must not exceed beam_width ({})", p.n, p.beam_width);

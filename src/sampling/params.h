@@ -13,13 +13,13 @@
 
 namespace freshet {
 
-// What is wrong with a field, in fmt's words.
+// An error of a field; the message is formatted with fmt.
 template <class... Args>
 RequestError wrong(std::string_view field, fmt::format_string<Args...> f, Args&&... args) {
   return {std::string(field), fmt::format(f, std::forward<Args>(args)...)};
 }
 
-// The first thing that is wrong with `params` for a model of `vocab` tokens.
+// The first error in `params` for a model of `vocab` tokens, if any.
 std::optional<RequestError> find_error(const SamplingParams& params, int64_t vocab);
 
 }  // namespace freshet

@@ -1,5 +1,5 @@
-// What ops/sample.h's words ask for, by the plain reading of the rule: whole rows are sorted,
-// shares are added up one by one. For tests of samplers, and for models that stand in for a device.
+// Samples by a sampling descriptor (ops/sample.h) in the simplest way: it sorts whole rows and adds
+// up weights one by one. For tests of samplers, and for fake models that act as a device.
 #pragma once
 
 #include <algorithm>

@@ -20,13 +20,14 @@ bool has_penalties(const SamplingParams& p) {
   return p.repetition_penalty != 1.0f || p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
-// The share `part` of a total, at least 1.
+// The fraction `part` of the total weight, at least 1.
 Weight mass_of(float part, Weight total) {
   const double mass = static_cast<double>(part) * static_cast<double>(total);
   return std::max<Weight>(1, static_cast<Weight>(mass));
 }
 
-// Weights of s.candidates. Many are found with the whole row at once: the same bits.
+// Sets the weights of s.candidates. For many candidates it computes the whole row, with the same
+// bits.
 Weight weigh(std::span<const float> logits, float maximum, float scale, LogitScratch& s) {
   const bool many = s.candidates.size() > logits.size() / 16;
   if (many) exponentials(logits, maximum, scale, s);
@@ -39,8 +40,8 @@ Weight weigh(std::span<const float> logits, float maximum, float scale, LogitScr
   return total;
 }
 
-// Those for which `test` holds, in their order, from c[at] on. Written without branches, which
-// would be guessed wrongly every other time. REQUIRES: no more room than c has.
+// Copies those of the first `count` that pass `test` to c[at] and on, in order. Branch-free,
+// because the branch would be unpredictable. REQUIRES: they fit c.
 template <class Test>
 size_t copy_those(std::vector<Candidate>& c, size_t count, size_t at, const Test& test) {
   for (size_t i = 0; i < count; ++i) {
@@ -51,9 +52,9 @@ size_t copy_those(std::vector<Candidate>& c, size_t count, size_t at, const Test
   return at;
 }
 
-// Keeps the shortest run of `c`, taken in the order of `cost` (of equals the better token first),
-// whose weights reach `mass` (at least one), and returns its sum. Only the bucket of costs that the
-// run ends in is sorted, behind the end of `c`; what is kept stays in its order.
+// Keeps the fewest tokens, in order of `cost` (ties: the better token first), whose weights reach
+// `mass`, at least one. Returns the sum of their weights. Only the bucket of costs in which the
+// limit falls is sorted, behind the end of `c`; the kept tokens stay in their order.
 template <class Cost>
 Weight keep_mass(std::vector<Candidate>& c, Weight mass, const Cost& cost) {
   constexpr size_t kBuckets = 1024;
@@ -87,7 +88,7 @@ Weight keep_mass(std::vector<Candidate>& c, Weight mass, const Cost& cost) {
 // Tokens whose surprise is closest to the expected one, up to `part`. Returns the kept weight.
 Weight keep_typical(std::vector<Candidate>& c, Weight total, float part, float maximum,
                     float scale) {
-  // A token's surprise is, but for what all have in common, how far below the best it is.
+  // A token's surprise, up to a common constant, is its distance from the best logit.
   const auto surprise = [&](const Candidate& x) {
     return static_cast<double>((maximum - x.logit) * scale);
   };
@@ -98,13 +99,13 @@ Weight keep_typical(std::vector<Candidate>& c, Weight total, float part, float m
                    [&](const Candidate& x) { return std::abs(surprise(x) - expected); });
 }
 
-// Which of `total` shares random bits name.
+// Scales random bits to [0, total).
 Weight target_of(uint64_t bits, Weight total) {
   __extension__ using Wide = unsigned __int128;
   return static_cast<Weight>((static_cast<Wide>(bits) * total) >> 64);
 }
 
-// The token that owns share number `target`; shares are dealt out in order of ids.
+// The token at cumulative weight `target`, in order of ids.
 int32_t pick(std::vector<Candidate>& c, Weight target) {
   const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
   if (!std::is_sorted(c.begin(), c.end(), by_id)) std::sort(c.begin(), c.end(), by_id);
@@ -116,7 +117,7 @@ int32_t pick(std::vector<Candidate>& c, Weight target) {
   return -1;
 }
 
-// The same over a whole row, block by block: only the block that owns the share is looked into.
+// The same for a whole row, block by block: only the block that contains `target` is scanned.
 int32_t pick_from_row(std::span<const float> logits, float maximum, float scale,
                       const LogitScratch& s, Weight target) {
   Weight sum = 0;
@@ -221,7 +222,7 @@ Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
     }
     total = weigh(logits, maximum, scale, s.row);
   } else if (params_.top_p < 1.0f) {
-    // All tokens below `floor` together weigh less than what top-p leaves out.
+    // All tokens below `floor` together weigh less than top-p drops.
     total = exponentials(logits, maximum, scale, s.row);
     const double floor = (1.0 - static_cast<double>(params_.top_p)) * static_cast<double>(total) *
                          std::ldexp(1.0, -kWeightBits) / static_cast<double>(vocab_);

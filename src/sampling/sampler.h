@@ -1,17 +1,17 @@
 // Chooses the next token of one sequence from its logits.
 //
-// In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical; each filter
-// works on what the one before left, renormalised. At temperature 0 (or below 1e-5) the best token
-// is taken, of equals the lowest id. top-k keeps exactly k, of equals the lowest ids. Draws come
-// from a Philox counter keyed by (seed, position, sample): 64 bits name one of the shares (whole
-// numbers, logits.h), which are dealt out in order of ids. The choice is a function of these, of
-// the logits and of the sequence's own tokens, never of a batch or of threads. "Locally typical
-// sampling": Meister et al., 2023; min-p: Nguyen et al., 2024; repetition penalty: Keskar et al.,
-// 2019.
+// In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical. Each filter
+// works on the tokens that the previous one kept, renormalised. At temperature 0 (or below 1e-5)
+// sampling is greedy. Ties go to the lowest id; top-k keeps exactly k tokens. Random numbers are 64
+// bits of a Philox counter keyed by (seed, position, sample); they are scaled to the total weight
+// (integers, logits.h), and the token is found by its cumulative weight in order of ids. The result
+// is a function of these, of the logits and of the sequence's own tokens, never of a batch or of
+// threads. "Locally typical sampling": Meister et al., 2023; min-p: Nguyen et al., 2024; repetition
+// penalty: Keskar et al., 2019.
 //
-// One Sampler a sequence, used by one thread at a time. SamplerScratch may be shared by all
-// samplers that one thread runs. Neither allocates after construction (but the list of logprobs
-// does).
+// One Sampler per sequence, used by one thread at a time. SamplerScratch may be shared by all
+// samplers that one thread runs. Neither allocates after construction, except for the list of
+// logprobs.
 #pragma once
 
 #include <cstdint>
@@ -32,23 +32,23 @@ struct SamplerScratch {
   LogitScratch row;
 };
 
-// What may be drawn: bit (id % 32) of word (id / 32). Empty: everything.
+// The allowed tokens: bit (id % 32) of word (id / 32). Empty: all.
 using TokenMask = std::span<const uint32_t>;
 
 class Sampler {
  public:
-  // What a draw is for: each purpose has random numbers of its own.
+  // Each purpose of a draw has its own random numbers.
   enum class Purpose : uint32_t { kToken = 0, kAccept = 1, kResample = 2, kDraft = 3 };
 
-  // REQUIRES: validate(params, vocab).ok(). `index` is which of the n samples this is. `max_output`
-  // bounds the accept() calls. `stop_ids` (end of text and the request's stop tokens) cannot be
-  // chosen before params.min_tokens tokens.
+  // REQUIRES: find_error(params, vocab) finds none. `index` is which of the n samples this is.
+  // `max_output` bounds the accept() calls. `stop_ids` (end of text and the request's stop tokens)
+  // cannot be sampled before params.min_tokens tokens.
   Sampler(const SamplingParams& params, int64_t vocab, uint64_t seed, uint32_t index,
           std::span<const int32_t> prompt, int64_t max_output, std::vector<int32_t> stop_ids);
 
   // The token for `position` (of the whole sequence, prompt included). Changes `logits`. Returns -1
-  // when nothing may be chosen (every logit is -inf or NaN, or the mask is empty). `logprobs`:
-  // nullptr, or filled with the chosen token and the params.logprobs best, by log-softmax of the
+  // if no token is possible (every logit is -inf or NaN, or the mask is empty). `logprobs`:
+  // nullptr, or filled with the sampled token and the params.logprobs best, by log-softmax of the
   // raw logits.
   int32_t sample(std::span<float> logits, int64_t position, SamplerScratch& s, TokenMask mask = {},
                  std::vector<TokenLogprob>* logprobs = nullptr);
@@ -59,12 +59,12 @@ class Sampler {
   // cannot be described.
   bool describe(int64_t position, TokenMask mask, int unseen, ops::SampleRow& row,
                 std::vector<int32_t>& words) const;
-  // Tells that `id` became part of the output.
+  // `id` is part of the output now.
   void accept(int32_t id);
 
   // The distribution that sample() draws from, up to a common factor; valid until the scratch is
-  // used again. At temperature 0 it is one token. Changes `logits`. Empty when nothing may be
-  // chosen.
+  // used again. At temperature 0 it is one token. Changes `logits`. Empty if no token is
+  // possible.
   std::span<const Candidate> distribution(std::span<float> logits, SamplerScratch& s,
                                           TokenMask mask = {});
   uint64_t bits(int64_t position, Purpose purpose) const;
@@ -72,7 +72,7 @@ class Sampler {
 
  private:
   bool may_end(int64_t outputs) const { return outputs >= params_.min_tokens; }
-  float cut() const;  // how far below the best logit min-p ends
+  float cut() const;  // min-p keeps logits down to the maximum plus this
   void adjust(std::span<float> logits, TokenMask mask);
   void change(std::span<float> logits, int32_t id, float value);
   // Fills s.row.candidates with weights; returns their sum.
@@ -85,14 +85,14 @@ class Sampler {
   uint64_t seed_;
   uint32_t index_;
   int64_t outputs_ = 0;
-  std::vector<int32_t> stop_ids_;             // of the vocabulary
+  std::vector<int32_t> stop_ids_;             // within the vocabulary
   std::vector<ops::SampleRow::Bias> biases_;  // each id once
   bool penalties_ = false;
   TokenCounts counts_;                            // unused without penalties
   std::vector<std::pair<int32_t, float>> saved_;  // raw logits of what adjust() changed, in order
 };
 
-// Log-probabilities of the raw logits: `chosen` first (unless < 0), then the `count` best. Returns
+// Log-probabilities by the raw logits: `chosen` first (unless < 0), then the `count` best. Returns
 // the log of the sum of exp(logits). For prompts' logprobs too.
 double raw_logprobs(std::span<const float> logits, int32_t chosen, int count, SamplerScratch& s,
                     std::vector<TokenLogprob>& out);

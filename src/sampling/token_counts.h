@@ -1,6 +1,6 @@
-// Which tokens a sequence holds, and how often the output repeats each: what penalties need.
+// The tokens of a sequence and their counts in the output, for penalties.
 //
-// An open-addressing table sized once for the longest the sequence can get; add() never allocates.
+// An open-addressing table, sized once for the longest possible sequence; add() never allocates.
 // Owned by one sequence, not synchronised.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Scheduler::schedule and what it is made of.
+// Scheduler::schedule and its parts.
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -18,22 +18,22 @@ Step Scheduler::schedule(int64_t now) {
 
   Budget budget{options_.max_num_batched_tokens, options_.max_logit_rows, 0};
   plan_running(step, budget);
-  // What was just pushed out must not come back in the same step.
+  // A sequence preempted for a better one must not come back in the same step.
   if (step.preempted.size() == preempted_for_others) admit(step, budget);
   if (step.items.empty()) step.wake_at = break_standstill(step) ? now_ : wake_time();
   return step;
 }
 
-// Beams that await a token hold blocks until the others of their request have run, which may be the
-// very sequences that find no room. All but the first in rank make way for it then. Returns whether
-// anything changed.
+// Beams that await a token hold blocks until the other beams of their request have run. If those
+// find no blocks, nothing can run. Then all sequences but the best-ranked one are preempted.
+// Returns whether anything changed.
 bool Scheduler::break_standstill(Step& step) {
   Sequence* first = candidate(grant_.requests > 0);
   for (Sequence* s : running_) {
     if (!s->awaits_token() && (first == nullptr || s->rank < first->rank)) first = s;
   }
   if (first == nullptr ||
-      (first->waits_for != WaitReason::kBlocks && first->waits_for != WaitReason::kSeats))
+      (first->waits_for != WaitReason::kBlocks && first->waits_for != WaitReason::kSlots))
     return !step.preempted.empty();
   const bool unpinned = unpin_oldest();
   const std::vector<Sequence*> others(running_.rbegin(), running_.rend());
@@ -43,7 +43,7 @@ bool Scheduler::break_standstill(Step& step) {
   return unpinned || !step.preempted.empty();
 }
 
-// With nothing to run: when time alone may change that.
+// If nothing can run: the time at which that may change without new input.
 int64_t Scheduler::wake_time() const {
   int64_t wake = queue_.size() > 0 ? grant_.look_again : 0;
   if (!deadlines_.empty() && (wake == 0 || deadlines_.begin()->first < wake))
@@ -51,7 +51,7 @@ int64_t Scheduler::wake_time() const {
   return wake;
 }
 
-// A batch that found the step full goes on entering in the next; otherwise the policy is asked.
+// A batch that did not fit the last step goes on in this one; otherwise the policy decides anew.
 void Scheduler::renew_grant() {
   if (queue_.size() == 0) {
     grant_ = {};
@@ -64,9 +64,8 @@ void Scheduler::renew_grant() {
   grant_unused_ = true;
 }
 
-// The time since the last step goes to what each sequence was waiting for then. Only the head of
-// the queue knows what it lacks; those behind it wait for the head, which dequeue() adds up at the
-// end.
+// Counts the time since the last step for what each sequence was waiting for. In the queue only the
+// head has a reason of its own; the time of all others is added when they start (behind_others).
 void Scheduler::account_waiting(int64_t now) {
   const int64_t dt = std::max<int64_t>(0, now - now_);
   now_ = std::max(now_, now);
@@ -97,7 +96,7 @@ void Scheduler::plan_running(Step& step, Budget& budget) {
   const auto decodes = [](const Sequence& s) { return s.size() - s.computed == 1; };
   for (const Sequence* s : order) budget.decodes_left += decodes(*s) ? 1 : 0;
   for (Sequence* s : order) {
-    if (s->state != State::kRunning) continue;  // preempted by a better one
+    if (s->state != State::kRunning) continue;  // preempted for a better one
     s->waits_for = WaitReason::kNone;
     if (decodes(*s)) --budget.decodes_left;
     if (s->awaits_token()) continue;
@@ -106,11 +105,11 @@ void Scheduler::plan_running(Step& step, Budget& budget) {
   for (const StepItem& item : step.items) FRESHET_CHECK(at(item.sequence).state == State::kRunning);
 }
 
-// Adds the sequence's part of the step. kNone: it takes part; otherwise what it lacks.
+// Adds the sequence's part of the step. Returns kNone, or why it has to wait.
 WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   const int32_t left = s.size() - s.computed;
   const bool decode = left == 1;
-  // A prompt leaves a token to each sequence that decodes, if it can.
+  // A prompt leaves one token of the budget to each decoding sequence, if possible.
   int32_t tokens = decode
                        ? budget.tokens
                        : std::max(budget.tokens - budget.decodes_left, std::min(budget.tokens, 1));
@@ -143,8 +142,8 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
   return WaitReason::kNone;
 }
 
-// Blocks for the item: fewer drafts, then fewer tokens of a prompt, then at the expense of a
-// sequence with a worse rank.
+// Reserves blocks for the item. If they run out: drops its drafts, then takes fewer prompt tokens,
+// then preempts a sequence with a worse rank.
 bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
   while (true) {
     if (cache_.reserve(s.blocks, item.first, item.first + item.count, step.copies)) return true;
@@ -167,9 +166,8 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
   }
 }
 
-// Who gives up its blocks for `for_whom`: the worst rank behind it that is not part of the step
-// yet, or else a sequence of its own request that has done its part of a beam step and waits for
-// it.
+// The sequence to preempt for `for_whom`: the one with the worst rank that is behind it and not
+// part of the step yet, or else a beam of its own request that has its row of this step already.
 Sequence* Scheduler::victim(const Sequence& for_whom) const {
   for (auto it = running_.rbegin(); it != running_.rend() && for_whom.rank < (*it)->rank; ++it) {
     if ((*it)->planned_in != steps_) return *it;
@@ -197,7 +195,7 @@ void Scheduler::preempt(Sequence& s, Step& step) {
 
 // ---- who comes in ----------------------------------------------------------------------------
 
-// Next to start: who was interrupted before who is new, unless the new one has a better priority.
+// Next to start: a preempted sequence before a new one, unless the new one has a better priority.
 Sequence* Scheduler::candidate(bool fresh_allowed) const {
   Sequence* resumed = resumed_.empty() ? nullptr : *resumed_.begin();
   Sequence* fresh = fresh_allowed ? queue_.next(now_) : nullptr;
@@ -208,8 +206,8 @@ Sequence* Scheduler::candidate(bool fresh_allowed) const {
              : resumed;
 }
 
-// Whether the blocks suffice for all of the sequence's tokens, next to what those that run are
-// still going to take for theirs. A little is left over for the tokens they will make.
+// Whether the blocks suffice for all known tokens of the sequence and of the running ones. A small
+// reserve is kept for the tokens that they will generate.
 bool Scheduler::fits_whole(const Sequence& s) const {
   for (int g = 0; g < cache_.groups(); ++g) {
     const auto still = [&](const Sequence& q) {
@@ -224,8 +222,8 @@ bool Scheduler::fits_whole(const Sequence& s) const {
   return true;
 }
 
-// Tokens that the sequence may be expected to add: as many as one of those that ended lately after
-// more than it has, in turn.
+// An estimate of how many tokens the sequence will still add: it will be as long as one of the
+// recent outputs that are longer than it is now.
 int32_t Scheduler::to_come(const Sequence& s) const {
   const int32_t output = s.size() - s.prompt_tokens;
   const int32_t may = std::max(0, s.max_tokens - output);
@@ -235,9 +233,9 @@ int32_t Scheduler::to_come(const Sequence& s) const {
   return std::min(may, longer[static_cast<int64_t>(s.id % others)] - output);
 }
 
-// Whether the blocks are likely to suffice until the sequence ends, if none came after it: those
-// with better ranks take more at every step, and give all back when they end. (What those with
-// worse ranks hold it could take.) Too much hope here costs prompts that are computed twice.
+// Whether the blocks will probably suffice until the sequence ends, if no other starts after it.
+// Sequences with better ranks take blocks at every step and release them when they end; sequences
+// with worse ranks can be preempted. An estimate that is too optimistic costs preemptions.
 bool Scheduler::fits_ahead(const Sequence& s) const {
   struct Part {
     int32_t to_come;
@@ -270,16 +268,16 @@ bool Scheduler::fits_ahead(const Sequence& s) const {
   return true;
 }
 
-// The last token must run to give logits, and so must all whose logits are asked for.
+// The prefix that may come from the cache: tokens whose logits are wanted have to run.
 std::span<const int32_t> Scheduler::may_be_cached(const Sequence& s) {
   if (s.compute_all) return {};
   const int32_t most = s.logits_from >= 0 ? std::min(s.logits_from, s.size() - 1) : s.size() - 1;
   return std::span(s.tokens).first(static_cast<size_t>(most));
 }
 
-// What keeps `s` from starting now, were it next. Tries with the prefix that it would find.
+// Why `s` could not start now, with its cached prefix; kNone if it could.
 WaitReason Scheduler::obstacle(Sequence& s) {
-  if (seats_taken_ + seats(s) > options_.max_num_seqs) return WaitReason::kSeats;
+  if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   std::vector<kv_cache::BlockCopy> copies;
   cache_.begin(s.blocks, s.request->salt, may_be_cached(s), copies);
   const bool fits = fits_whole(s);
@@ -287,7 +285,7 @@ WaitReason Scheduler::obstacle(Sequence& s) {
   return fits ? WaitReason::kNone : WaitReason::kBlocks;
 }
 
-// Someone with a strictly better priority need not wait for the end of worse ones.
+// Preempts running sequences for a waiting one with a strictly better priority.
 void Scheduler::make_way(Step& step) {
   if (running_.empty()) return;
   Sequence* next = candidate(grant_.requests > 0);
@@ -311,7 +309,7 @@ void Scheduler::admit(Step& step, Budget& budget) {
     Sequence* s = candidate(grant_.requests > 0);
     WaitReason lacks = WaitReason::kBatchPolicy;
     if (s == nullptr)
-      s = queue_.next(now_);  // there may be one that the policy keeps out
+      s = queue_.next(now_);  // there may be one that the policy holds back
     else if (s->started || grant_unused_ || s->prompt_tokens <= grant_.tokens)
       lacks = start(*s, step, budget);
     if (s == nullptr) return;
@@ -323,10 +321,10 @@ void Scheduler::admit(Step& step, Budget& budget) {
   }
 }
 
-// Gives a waiting sequence a seat, its cached prefix and its first tokens of the step.
+// Gives a waiting sequence a running slot, its cached prefix and its first tokens of the step.
 WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
   if (budget.tokens == 0 || budget.rows == 0) return WaitReason::kTokenBudget;
-  if (seats_taken_ + seats(s) > options_.max_num_seqs) return WaitReason::kSeats;
+  if (slots_taken_ + slots(s) > options_.max_num_seqs) return WaitReason::kSlots;
   const size_t copies = step.copies.size();
   const int32_t cached = cache_.begin(s.blocks, s.request->salt, may_be_cached(s), step.copies);
   const auto give_back = [&] {
@@ -365,7 +363,7 @@ WaitReason Scheduler::start(Sequence& s, Step& step, Budget& budget) {
     ++batches_[r.batch];
   }
   running_.insert(&s);
-  seats_taken_ += seats(s);
+  slots_taken_ += slots(s);
   return WaitReason::kNone;
 }
 

@@ -10,7 +10,7 @@ const char* name_of(WaitReason reason) {
       return "none";
     case WaitReason::kQueued:
       return "queued";
-    case WaitReason::kSeats:
+    case WaitReason::kSlots:
       return "seats";
     case WaitReason::kBlocks:
       return "blocks";
@@ -34,7 +34,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cach
       cache_(cache),
       policy_(std::move(policy)),
       queue_(options.ageing_us, options.fair_share) {
-  // Before anything is known: 16 to 1,024 tokens.
+  // Initial guess of output lengths: 16 to 1,024 tokens.
   for (size_t i = 0; i < outputs_.size(); ++i) outputs_[i] = 16 * static_cast<int32_t>(i + 1);
   sorted_outputs_ = outputs_;
 }
@@ -143,7 +143,7 @@ void Scheduler::dequeue(Sequence& s) {
 
 void Scheduler::stop_running(Sequence& s) {
   running_.erase(&s);
-  seats_taken_ -= seats(s);
+  slots_taken_ -= slots(s);
   cache_.release(s.blocks);
   s.computed = 0;
   s.draft.clear();
@@ -192,8 +192,7 @@ void Scheduler::ran(const Step& step) {
     const auto it = sequences_.find(item.sequence);
     if (it == sequences_.end()) continue;
     Sequence& s = *it->second;
-    // Tokens of the prompt cost half of those that are made, as the virtual token counter weighs
-    // them.
+    // The virtual token counter weighs a prompt token half as much as a generated one.
     const int32_t of_prompt = std::clamp(s.prompt_tokens - item.first, 0, item.count);
     queue_.charge(*s.request, of_prompt + int64_t{2} * (item.count - of_prompt));
     s.computed = item.first + item.count - item.draft;
@@ -203,8 +202,8 @@ void Scheduler::ran(const Step& step) {
   }
 }
 
-// Holds the cached blocks of the prefix by a table of its own. A prefix that is pinned again counts
-// as used now. At most a quarter of a pool is pinned.
+// Keeps the cached blocks of the prefix in a table of their own. A prefix that is pinned again
+// counts as used now. At most a quarter of each pool is pinned.
 void Scheduler::pin(Sequence& s) {
   const auto whole =
       static_cast<size_t>(s.pin_tokens / kv_cache::kBlockTokens) * kv_cache::kBlockTokens;
@@ -287,17 +286,17 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   parent.request->sequences.push_back(child->id);
   ++batches_[parent.request->batch];
   Sequence& c = *sequences_.emplace(child->id, std::move(child)).first->second;
-  if (parent.pending_forks > 0) {  // its seat was kept
+  if (parent.pending_forks > 0) {  // its running slot was reserved
     --parent.pending_forks;
-    if (parent.state == State::kRunning) --seats_taken_;
+    if (parent.state == State::kRunning) --slots_taken_;
   }
-  if (parent.state == State::kRunning && seats_taken_ == options_.max_num_seqs) {
+  if (parent.state == State::kRunning && slots_taken_ == options_.max_num_seqs) {
     c.state = State::kSuspended;
   } else if (parent.state == State::kRunning) {
     c.computed = parent.computed;
     c.blocks = cache_.fork(parent.blocks, parent.computed);
     running_.insert(&c);
-    ++seats_taken_;
+    ++slots_taken_;
   }
   return c.id;
 }
@@ -319,7 +318,7 @@ std::vector<SequenceId> Scheduler::decoding() const {
 
 // ---- books -----------------------------------------------------------------------------------
 
-// Time in the queue that has no better name was spent behind others.
+// Time in the queue without another reason was spent behind other requests.
 int64_t Scheduler::behind_others(const Request& r, int64_t now) {
   int64_t left = now - r.arrival;
   for (const int64_t t : r.waited) left -= t;
@@ -356,7 +355,7 @@ SchedulerStats Scheduler::stats() const {
   s.waiting = queue_.size() + static_cast<int32_t>(resumed_.size());
   const auto head = sequences_.find(head_);
   const bool held = head != sequences_.end() && head->second->waits_for == WaitReason::kBatchPolicy;
-  s.deferred = held ? queue_.size() : 0;  // whoever stands behind it waits for the same
+  s.deferred = held ? queue_.size() : 0;  // the queue behind it waits for the same reason
   return s;
 }
 
@@ -367,7 +366,7 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
     const bool runs = s->state == State::kRunning;
     if (runs != running_.contains(s.get()))
       return internal_error("sequence {} is in the wrong set", id);
-    if (runs) taken += seats(*s);
+    if (runs) taken += slots(*s);
     if (!runs && !s->blocks.empty())
       return internal_error("sequence {} holds blocks and does not run", id);
     if (s->computed > s->size()) return internal_error("sequence {} computed what it has not", id);
@@ -379,8 +378,8 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
     tables.push_back(&s->blocks);
   }
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
-  if (taken != seats_taken_)
-    return internal_error("{} seats are taken, {} counted", taken, seats_taken_);
+  if (taken != slots_taken_)
+    return internal_error("{} running slots are taken, {} counted", taken, slots_taken_);
   return cache_.check(tables);
 }
 

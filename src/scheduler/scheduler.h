@@ -1,21 +1,22 @@
 // Decides, step by step, which tokens of which sequences run.
 //
-// Integers only: no tensor, no clock (time is passed in), no thread; the same calls give the same
-// steps. A step takes, in order of Rank, one token (and its drafts) of every sequence that decodes
-// and chunks of prompts as far as the token budget goes, then lets in new requests (waiting_queue.h
-// says who, batching_policy.h how many, and the whole prompt must find room). When blocks run out,
-// the sequence with the worst rank gives up its own and is computed again later; since the
-// best-ranked sequence can always take what it needs, everything ends. The cycle of the caller:
+// Integers only: no tensor, no clock (time is passed in), no thread. The same calls give the same
+// steps. A step takes sequences in order of Rank: one token (and its drafts) of each sequence that
+// decodes, and chunks of prompts within the token budget. Then it admits new requests:
+// waiting_queue.h decides who is next, batching_policy.h how many may start, and the whole prompt
+// must fit the cache. When blocks run out, the sequence with the worst rank loses its blocks and is
+// computed again later. The best-ranked sequence always gets the blocks that it needs, so every
+// request ends. The caller's cycle:
 //
 //   step = schedule(now);  do step.copies;  run step.items;  ran(step);
 //   for every item with logits whose sequence awaits a token: fork()/commit()/finish()
 //
-// With expect() a step may be scheduled and run before the tokens of the one in front are known:
+// With expect(), a step may be scheduled and run before the previous step's tokens are known:
 //
 //   ran(a); expect(...);  b = schedule(now);  run b.items;  known(...) or finish();  ran(b); ...
 //
-// A sequence that awaits a token holds its place and does nothing until it gets one (so that beams
-// can go in lockstep). Not synchronised.
+// A sequence that awaits a token keeps its running slot and is not part of steps until it gets one,
+// so that beams can move in lockstep. Not synchronised.
 #pragma once
 
 #include <array>
@@ -43,66 +44,65 @@ struct SchedulerOptions {
   int32_t max_model_len = 0;        // most tokens of a sequence; its blocks must fit the pools
   int32_t max_queued_requests = 0;  // 0: no limit
   int64_t max_queued_tokens = 0;
-  int64_t ageing_us = 30'000'000;  // waiting so long makes up for one level of priority; 0: never
+  int64_t ageing_us = 30'000'000;  // so much waiting is worth one level of priority; 0: no ageing
   bool fair_share = true;
-  // A sequence starts only if the cache is likely to have room until those that run have ended, by
-  // the lengths of those that ended lately: fewer lose their blocks and are computed twice.
+  // A sequence starts only if the cache will probably have room until the running sequences end,
+  // estimated from the output lengths of recent requests. This avoids preemptions.
   bool look_ahead = false;
   BatchingOptions batching;
 };
 
 struct SchedulerStats {
   int32_t running = 0;
-  int32_t waiting = 0;          // sequences that want to run and do not
-  int32_t deferred = 0;         // of those, kept out by the batching policy
-  int32_t queued_requests = 0;  // of those, requests that never ran
+  int32_t waiting = 0;          // sequences that want to run and cannot
+  int32_t deferred = 0;         // of those, held back by the batching policy
+  int32_t queued_requests = 0;  // of those, requests that have not started
   int64_t queued_tokens = 0;    // of their prompts
   int64_t preemptions = 0;
-  int64_t prompt_tokens = 0;      // asked for, at first admission
-  int64_t cached_tokens = 0;      // of those, found in the cache
-  int64_t recomputed_tokens = 0;  // of prompts cached to their end: the last, which runs again
+  int64_t prompt_tokens = 0;      // of admitted requests
+  int64_t cached_tokens = 0;      // of those, found in the cache at admission
+  int64_t recomputed_tokens = 0;  // last tokens of fully cached prompts, which run again
 };
 
 class Scheduler {
  public:
-  // `cache` must outlive the scheduler. Errors: options that no request could be served with.
+  // `cache` must outlive the scheduler. Errors: options with which no request could run.
   static Result<std::unique_ptr<Scheduler>> create(const SchedulerOptions& options,
                                                    kv_cache::BlockCache& cache);
 
-  // Errors: kInvalidArgument (never possible), kResourceExhausted (queue full). Returns its
-  // sequence.
+  // Returns the first sequence. Errors: kInvalidArgument (it could never run),
+  // kResourceExhausted (the queue is full).
   Result<SequenceId> submit(NewRequest request, int64_t now);
   Step schedule(int64_t now);
 
-  // The step's tokens are computed now (drafts excepted: commit() says which were right).
+  // The step's tokens are computed now, except drafts: commit() says which were accepted.
   void ran(const Step& step);
-  // Adds tokens to a sequence that awaits some: the accepted drafts and the one after them.
+  // Adds tokens to a sequence that awaits one: the accepted drafts and the token after them.
   void commit(SequenceId sequence, std::span<const int32_t> tokens);
-  // Adds a token to a sequence that awaits one before it is known, so that the next step can be
-  // scheduled; known() says which it is, before the tokens behind it are computed (ran()).
+  // Adds a token that is not known yet, so that the next step can be scheduled. known() supplies it
+  // before that step's ran().
   void expect(SequenceId sequence);
   void known(SequenceId sequence, int32_t token);
-  // A copy of a sequence that awaits a token; shares its blocks. Returns its number. When no seat
-  // is free (samples that the request announced have theirs kept) it queues for one after its
-  // commit().
+  // Returns a copy of a sequence that awaits a token; it shares its blocks. If no running slot is
+  // free, the copy queues for one after its commit(). Slots for NewRequest::samples are reserved.
   SequenceId fork(SequenceId sequence);
   // Proposes tokens to follow those of the sequence in its next step. They are dropped if the step
   // has no room for them, or the sequence loses its blocks before.
   void set_draft(SequenceId sequence, std::vector<int32_t> draft);
   // The running sequences that have one token to compute, all of them known: drafts may follow it.
   std::vector<SequenceId> decoding() const;
-  void unpin_all();                  // forgets which prefixes are to stay
-  void finish(SequenceId sequence);  // the request goes with its last sequence
+  void unpin_all();                  // pinned prefixes may be evicted again
+  void finish(SequenceId sequence);  // the request ends with its last sequence
   bool cancel(RequestId request);    // false: unknown (ended already)
 
   bool has(SequenceId sequence) const { return sequences_.contains(sequence); }
   const Sequence& sequence(SequenceId sequence) const { return *sequences_.at(sequence); }
   const Request* request(RequestId request) const;  // nullptr when unknown
-  // How long the request waited for what; what it waits for now is counted up to `now`.
+  // How long the request has waited, by reason, up to `now`.
   WaitTimes waits(RequestId request, int64_t now) const;
   SchedulerStats stats() const;
   bool idle() const { return sequences_.empty(); }
-  // The cache's check with this scheduler's tables and `others`, and that of its own books.
+  // Runs BlockCache::check() with this scheduler's tables and `others`, and checks its own counts.
   Status check(std::span<const kv_cache::BlockTable* const> others = {}) const;
 
  private:
@@ -112,14 +112,14 @@ class Scheduler {
   struct Budget {
     int32_t tokens = 0;
     int32_t rows = 0;
-    int32_t decodes_left = 0;  // sequences further down that want one token each
+    int32_t decodes_left = 0;  // decoding sequences that are not planned yet
   };
 
   Scheduler(const SchedulerOptions& options, kv_cache::BlockCache& cache,
             std::unique_ptr<BatchingPolicy> policy);
 
   int32_t chunk() const;
-  int32_t seats(const Sequence& s) const { return 1 + s.pending_forks; }
+  int32_t slots(const Sequence& s) const { return 1 + s.pending_forks; }
   Sequence& at(SequenceId id) { return *sequences_.at(id); }
 
   void account_waiting(int64_t now);
@@ -159,14 +159,14 @@ class Scheduler {
   std::set<Sequence*, ByRank> resumed_;  // started, lost their blocks, want to run again
   std::set<std::pair<int64_t, RequestId>> deadlines_;
   std::unordered_map<uint64_t, int32_t> batches_;  // live sequences of each admission
-  Grant grant_;                                    // what is left of the policy's word
+  Grant grant_;                                    // the unused part of the policy's last answer
   uint64_t grant_batch_ = 0;
   bool grant_unused_ = true;
   bool batch_cut_short_ = false;
   std::deque<kv_cache::BlockTable> pins_;  // oldest use first
-  SequenceId head_ = 0;                    // who was next and could not start
-  int32_t seats_taken_ = 0;
-  // Tokens that sequences which ended lately had added: as they came, and ascending.
+  SequenceId head_ = 0;                    // the next sequence, which could not start
+  int32_t slots_taken_ = 0;
+  // Output lengths of the sequences that ended last: in order of their ends, and ascending.
   std::array<int32_t, 64> outputs_, sorted_outputs_;
   size_t ended_ = 0;
   int64_t now_ = 0;  // never goes back

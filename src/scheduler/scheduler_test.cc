@@ -179,7 +179,7 @@ TEST(Scheduler, RecordsWhyARequestWaits) {
   }
   const auto of = [](const WaitTimes& t, WaitReason r) { return t[static_cast<size_t>(r)]; };
   const WaitTimes third = rig->waits(3, rig.now);
-  EXPECT_EQ(of(third, WaitReason::kSeats) + of(third, WaitReason::kQueued), 400);
+  EXPECT_EQ(of(third, WaitReason::kSlots) + of(third, WaitReason::kQueued), 400);
   EXPECT_GE(of(third, WaitReason::kQueued), 300);
   rig.submit(4, 4, 1);
   rig.now += 50;

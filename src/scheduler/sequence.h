@@ -1,8 +1,8 @@
-// What the scheduler knows of requests and sequences: integers.
+// The scheduler's records of requests and sequences. Integers only.
 //
-// A request has one prompt and one or more sequences (samples, or beams). A sequence is its tokens,
-// how many of them are computed (have their keys and values in the cache) and the blocks it holds.
-// It has work to do while tokens.size() > computed; when all is computed it awaits the next token
+// A request has one prompt and one or more sequences (samples or beams). A sequence has tokens, a
+// count of computed tokens (their keys and values are in the cache) and the blocks that it holds.
+// It has work to do while tokens.size() > computed. Then it awaits its next token
 // (Scheduler::commit) or its end. Times are microseconds of a clock that the caller keeps.
 #pragma once
 
@@ -18,15 +18,15 @@ namespace freshet::scheduler {
 using RequestId = uint64_t;
 using SequenceId = uint64_t;
 
-// Why something waits, for the request's own record.
+// Why a sequence waits; reported in the usage of its request.
 enum class WaitReason : uint8_t {
   kNone,
-  kQueued,       // others go first
-  kSeats,        // max_num_seqs sequences run already
+  kQueued,       // other requests go first
+  kSlots,        // no running slot is free: max_num_seqs sequences run already
   kBlocks,       // the cache is full
   kTokenBudget,  // the step has no tokens left
   kBatchPolicy,  // the batching policy is collecting a batch
-  kPreempted,    // gave its blocks to another
+  kPreempted,    // its blocks went to another sequence
   kCount,
 };
 const char* name_of(WaitReason reason);
@@ -36,17 +36,17 @@ struct NewRequest {
   RequestId id = 0;
   std::vector<int32_t> prompt;  // not empty
   int32_t max_tokens = 0;       // most tokens a sequence may add
-  int32_t samples = 1;          // sequences it will become (n, or the beam width)
+  int32_t samples = 1;          // sequences it will fork into (n, or the beam width)
   int32_t priority = 0;         // lower goes first
-  uint64_t tenant = 0;          // who shares the machine fairly
-  std::string salt;             // prefixes are shared within one salt
-  int64_t deadline = 0;         // > 0: expires then
+  uint64_t tenant = 0;          // tenants get fair shares
+  std::string salt;             // cached prefixes are shared within one salt only
+  int64_t deadline = 0;         // > 0: the request expires at this time
   int32_t logits_from = -1;     // >= 0: logits of every position from here on are wanted
-  bool compute_all = false;     // no cached prefix: every position's state is wanted
-  int32_t pin_tokens = 0;       // so many first tokens stay in the cache while there is room
+  bool compute_all = false;     // use no cached prefix, because every position's state is wanted
+  int32_t pin_tokens = 0;       // this many first tokens stay cached while there is room
 };
 
-// A total order that never changes: who keeps blocks when they run out.
+// A fixed total order of sequences. When blocks run out, better ranks keep theirs.
 struct Rank {
   int64_t major = 0;
   int64_t minor = 0;
@@ -55,36 +55,36 @@ struct Rank {
 };
 
 enum class State : uint8_t {
-  kWaiting,    // queued, holds nothing
-  kRunning,    // holds a seat and blocks
+  kWaiting,    // queued; holds no blocks
+  kRunning,    // holds a running slot and blocks
   kSuspended,  // lost its blocks while awaiting a token; queued again by commit()
 };
 
 struct Request;
 
-constexpr int32_t kExpected = -1;  // the place of a token that is not known yet
+constexpr int32_t kExpected = -1;  // stands for a token that is not known yet
 
 struct Sequence {
   SequenceId id = 0;
   Request* request = nullptr;
   State state = State::kWaiting;
   Rank rank;
-  std::vector<int32_t> tokens;  // prompt and what was committed
+  std::vector<int32_t> tokens;  // prompt and committed tokens
   int32_t prompt_tokens = 0;
-  int32_t max_tokens = 0;  // most that it may add
+  int32_t max_tokens = 0;  // most tokens that it may add
   int32_t computed = 0;
   std::vector<int32_t> draft;  // proposed for the next step, not committed
   kv_cache::BlockTable blocks;
-  int32_t pending_forks = 0;  // seats kept for samples that share the prompt
-  int32_t pin_tokens = 0;     // to be pinned when they are computed
+  int32_t pending_forks = 0;  // running slots reserved for its samples
+  int32_t pin_tokens = 0;     // to pin once they are computed
   bool compute_all = false;
   int32_t logits_from = -1;
-  bool started = false;  // was admitted once
+  bool started = false;  // was admitted before
   int64_t queued_at = 0;
   WaitReason waits_for = WaitReason::kQueued;
-  uint64_t planned_in = 0;  // number of the last step that it took part in
+  uint64_t planned_in = 0;  // the last step that it was part of
 
-  // The last token is counted on, but not known yet (Scheduler::expect).
+  // Whether the last token is expected, but not known yet (Scheduler::expect).
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   bool awaits_token() const { return computed == size(); }
@@ -97,15 +97,15 @@ struct Request {
   std::string salt;
   int64_t arrival = 0;
   int64_t deadline = 0;
-  uint64_t batch = 0;         // which admission it came with
+  uint64_t batch = 0;         // the step that admitted it
   int32_t cached_tokens = 0;  // of the prompt, found in the cache at first admission
   int32_t preemptions = 0;
   std::vector<SequenceId> sequences;
   WaitTimes waited{};  // of all its sequences together
 };
 
-// A sequence's part of a step: tokens [first, first + count) are run. The last `draft` of them are
-// proposals. Logits are wanted for the last `logits` of them.
+// A sequence's part of a step. Tokens [first, first + count) run; the last `draft` of them are
+// drafts, and the last `logits` of them need logits.
 struct StepItem {
   SequenceId sequence = 0;
   int32_t first = 0;
@@ -117,12 +117,12 @@ struct StepItem {
 struct Step {
   uint64_t number = 0;
   std::vector<StepItem> items;
-  std::vector<kv_cache::BlockCopy> copies;  // to be done in order, before the run
+  std::vector<kv_cache::BlockCopy> copies;  // to do in order, before the run
   std::vector<SequenceId> preempted;
-  std::vector<RequestId> expired;  // deadlines that passed; these requests are gone
+  std::vector<RequestId> expired;  // their deadlines passed; the scheduler has dropped them
   int32_t tokens = 0;
   int32_t logit_rows = 0;
-  int64_t wake_at = 0;  // with no items: when to ask again; 0: only something new can change that
+  int64_t wake_at = 0;  // without items: when to schedule again; 0: after new input only
 };
 
 }  // namespace freshet::scheduler

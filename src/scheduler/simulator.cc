@@ -47,7 +47,7 @@ class Random {
   uint64_t next_ = 0;
 };
 
-// What the simulated client wants of a request.
+// A simulated client and its request.
 struct Client {
   std::vector<int32_t> prompt;
   int32_t max_tokens = 0;
@@ -194,7 +194,7 @@ void Simulation::arrive() {
   ++report_.requests;
 }
 
-// Clients that leave, drafts, time.
+// Lets time pass, cancels requests and sets drafts.
 void Simulation::meddle() {
   now_ += random_.in(0, 2'000);
   if (clock_jumps_ && random_.chance(5)) now_ += random_.in(-3'000'000, 3'000'000);
@@ -220,7 +220,7 @@ void Simulation::meddle() {
   }
 }
 
-// Takes blocks away, or gives them back, as a rival for memory would.
+// Takes blocks away or gives them back, like another user of the cache.
 void Simulation::rob() {
   if (!thief_.empty() && random_.chance(30)) {
     cache_->release(thief_.back());
@@ -292,7 +292,7 @@ bool Simulation::check_step(const Step& step) {
   }
   for (const SequenceId id : step.preempted) {
     const Sequence& s = scheduler_->sequence(id);
-    if (seen.contains(id)) continue;  // came back at once: there was room after all
+    if (seen.contains(id)) continue;  // it was resumed in the same step
     if (s.state == State::kSuspended || step.items.empty()) continue;
     if (s.rank < *best) return fail(fmt::format("sequence {} was preempted by a worse one", id));
   }
@@ -426,8 +426,8 @@ bool Simulation::advance(const StepItem& item) {
 
 // ---- a step ----------------------------------------------------------------------------------
 
-// With strict priorities nobody may pass someone with a better one; within a tenant nobody may pass
-// at all.
+// With strict priorities no request may overtake one with a better priority; within a tenant none
+// may overtake at all.
 bool Simulation::check_admissions(const std::vector<std::pair<SequenceId, Rank>>& waiting_before,
                                   const Step& step) {
   for (const StepItem& item : step.items) {

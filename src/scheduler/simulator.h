@@ -1,11 +1,11 @@
-// Drives the scheduler and the cache through a random life, and looks for anything wrong in it.
+// Randomised test of the scheduler and the block cache.
 //
 // A seed decides everything: sizes of pools and windows, policies, arrivals, shared prefixes,
-// samples, beams, drafts, cancellations, deadlines, a clock that jumps both ways, and a thief that
-// holds blocks so that allocations fail. The model is a hash: slot p of a block holds the hash of
-// the tokens up to p, so that running a token can verify that every position its attention reads is
-// the right one, in every group, after copies, evictions and preemptions. After each step all
-// references are counted. Pure function of the seed.
+// samples, beams, drafts, cancellations, deadlines, a clock that jumps both ways, and a "thief"
+// that holds blocks so that allocations fail. The model is a hash: slot p of a block holds the hash
+// of the tokens up to p. So every token that runs can verify each position that its attention
+// reads, in every group, after copies, evictions and preemptions. All references are counted after
+// each step. Pure function of the seed.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace freshet::scheduler {
 
 struct SimulationReport {
-  std::string failure;  // empty: all is well
-  uint64_t digest = 0;  // of everything that happened
+  std::string failure;  // empty: no failure
+  uint64_t digest = 0;  // hash of all steps
   int64_t steps = 0;
   int64_t requests = 0;
   int64_t finished = 0;

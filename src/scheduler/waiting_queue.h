@@ -1,11 +1,11 @@
-// Who is next: requests that have never run, by priority with ageing and fair share of tenants.
+// The queue of requests that have not started: priority with ageing, and fair shares for tenants.
 //
 // Each tenant's sequences wait in order of Rank. Between tenants, the head with the lowest aged
-// priority goes first: one level better for every `ageing_us` that it waited, counted from its
-// tenant's last admission, so that a tenant with a long queue gains nothing by its length. Among
-// equals the tenant that was served least goes first. Service is counted in weighted tokens, and
-// who comes back from idleness starts level with the least served of those present: the virtual
-// token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Not
+// priority goes first: priority improves by one level for every `ageing_us` of waiting, counted
+// from its tenant's last admission, so that a long queue is no advantage. Ties go to the tenant
+// that was served least. Service is counted in weighted tokens. A tenant that returns after an idle
+// time starts with the count of the least served tenant that is present. This is the virtual token
+// counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Not
 // synchronised.
 #pragma once
 
@@ -29,9 +29,9 @@ class WaitingQueue {
   void add(Sequence& sequence);  // REQUIRES: started is false
   void remove(Sequence& sequence);
   Sequence* next(int64_t now) const;                     // nullptr when empty; stays in the queue
-  void admitted(const Sequence& sequence, int64_t now);  // tells that its tenant was served now
+  void admitted(const Sequence& sequence, int64_t now);  // its tenant was served now
 
-  // Tenants: a request came (before add) or went; tokens were run for one.
+  // Tenants: a request arrived (call before add) or left; tokens of a request have run.
   void arrive(const Request& request);
   void leave(const Request& request);
   void charge(const Request& request, int64_t tokens);
