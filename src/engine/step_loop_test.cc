@@ -308,6 +308,33 @@ TEST(StepLoop, EmbedsTheSameHoweverItRuns) {
   whole.run(mean);
 }
 
+// With the best priority its tokens come first in the plan, and behind single tokens in the batch.
+TEST(StepLoop, EmbedsTheSameBesideDecodingSequences) {
+  Request r;
+  r.prompt = prompt_of(100, 1);
+  r.pooling = Pooling::kMean;
+  r.priority = -1;
+  std::vector<float> alone, beside;
+  Rig plain({.tokens = 20});
+  r.on_embedding = [&](const std::vector<float>& e) { alone = e; };
+  plain.run(r);
+  Rig rig({.max_model_len = 1 << 14, .tokens = 20});
+  std::vector<Pending*> decoding;
+  for (int i = 0; i < 4; ++i) {
+    Request other = request_of(1);
+    other.params.max_tokens = 10000;
+    decoding.push_back(&rig.send(std::move(other)));
+  }
+  while (rig.loop().stats().generated_tokens < 100) std::this_thread::yield();
+  r.on_embedding = [&](const std::vector<float>& e) { beside = e; };
+  rig.run(r);
+  EXPECT_EQ(rig.loop().stats().running, 4);
+  EXPECT_EQ(beside, alone);
+  EXPECT_EQ(alone.size(), 1u);
+  rig.stop();
+  for (Pending* p : decoding) Rig::wait(*p);
+}
+
 TEST(StepLoop, EndsAtEosAndStopTokens) {
   Request r = request_of(0);
   Rig free({});

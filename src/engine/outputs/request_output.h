@@ -52,7 +52,7 @@ struct RowTask {
   int32_t row = 0;       // the first one, among the item's rows of logits
   int32_t rows = 0;      // 0: the output reads states only
   int32_t member = 0;    // which sample or beam of the request
-  int32_t position = 0;  // of the first token that the rows decide
+  int32_t position = 0;  // of the first token that the task is about
   int32_t tokens = 0;    // set from verify()'s result
 };
 
