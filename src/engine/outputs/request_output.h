@@ -4,17 +4,16 @@
 // log-probabilities of its prompt (kinds.h). The step loop calls each output in this order and
 // never asks which kind it is:
 //
-//   announce()                      once, before the scheduler gets the request
-//   start()                         once, when the request's first step is scheduled
-//   every step of its sequences:
-//     takes_drafts()                draft: may tokens be proposed for the sequence?
-//     list_masks(), fill_mask()     run: grammar masks, before the model starts
-//     descriptor(), wants_states()  run: what the model is told about a row, and asked for
-//     list_rows()                   run: the rows of results that the output will read
-//     may_run_ahead(), expect()     run: may the next step start before this one's tokens are
-//     known? verify()                      rows become accepted tokens commit() tokens go to the
-//     scheduler and to the client
-//   cancel()                        instead of the rest, if the request ends early
+//   announce()      once, before the scheduler gets the request
+//   start()         once, when the request's first step is scheduled
+//   takes_drafts()  draft: may tokens be proposed for the sequence?
+//   list_masks(), fill_mask()     run: grammar masks, before the model starts
+//   descriptor(), wants_states()  run: what the model is told about a row, and asked for
+//   list_rows()     run: the rows of results that the output will read
+//   may_run_ahead(), expect()     run: whether the next step may start before tokens are known
+//   verify()        rows become accepted tokens
+//   commit()        tokens go to the scheduler and to the client
+//   cancel()        instead of the rest, if the request ends early
 //
 // fill_mask() and verify() are called from the thread pool: for different samples and row tasks at
 // once, while nothing else touches the output or the scheduler. All else runs on the step thread.
