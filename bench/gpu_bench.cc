@@ -26,6 +26,7 @@
 #include "backend/cuda/backend.h"
 #include "base/json.h"
 #include "engine/step_loop.h"
+#include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "models/dummy.h"
 #include "models/registry.h"
@@ -272,7 +273,7 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
     FRESHET_RETURN_IF_ERROR(fill(cache.layer(l).data, cache.bytes() / static_cast<size_t>(layers),
                                  noise.data(), noise.size()));
   }
-  const int heads = b.spec.layers[0].attention.heads;
+  const int heads = b.spec.layers[0].attention().heads;
   const ops::KvShape& shape = kv.layers[0];
   const int64_t q_cols = int64_t{heads} * shape.key_dim, cols = int64_t{heads} * shape.value_dim;
   const int64_t tokens = int64_t{sequences} * queries;
@@ -326,8 +327,9 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
 // Products by themselves, over so many matrices that none is in a cache.
 Status run_products(Bench& b, const std::string& name, int64_t rows) {
   const LayerSpec& l = b.spec.layers[0];
-  const int64_t hidden = b.spec.hidden_size, ff = l.mlp.ff;
-  const int64_t q = int64_t{l.attention.heads} * l.attention.head_dim;
+  const MoeSpec* const moe = l.find<MoeSpec>();
+  const int64_t hidden = b.spec.hidden_size, ff = moe != nullptr ? moe->expert_ff : l.mlp().ff;
+  const int64_t q = int64_t{l.attention().heads} * l.attention().head_dim;
   const std::pair<int64_t, int64_t> shapes[] = {
       {q, hidden}, {hidden, q}, {ff, hidden}, {hidden, ff}, {b.spec.vocab_size, hidden}};
   const std::vector<uint8_t> noise = noise_bytes();
@@ -451,10 +453,7 @@ Status load_model(Bench& b) {
     return b.recipe ? b.recipe->format_for(role, layer, layers, cols, head) : b.format;
   };
   FRESHET_ASSIGN_OR_RETURN(b.model, models::dummy_model(b.spec, format, *b.ops));
-  double share = 1.0;
-  for (const LayerSpec& l : b.spec.layers) {
-    if (l.moe) share = static_cast<double>(l.moe->routing.top_k) / l.moe->routing.experts;
-  }
+  const double share = expert_share(b.spec);
   for (const Model::WeightInfo& w : b.model->weights()) {
     const auto bytes =
         static_cast<double>(w.rows) * static_cast<double>(quant::row_bytes(w.format, w.cols));

@@ -10,6 +10,7 @@
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "eval/session.h"
+#include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "models/quantization_config.h"
@@ -56,32 +57,11 @@ std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
   return totals;
 }
 
-std::string describe(const MlpSpec& mlp) {
-  return fmt::format("{}MLP of {}", mlp.gated ? "gated " : "", mlp.ff);
-}
-
 // A layer in a few words; equal layers give equal words.
 std::string describe(const LayerSpec& layer) {
-  const AttentionSpec& a = layer.attention;
   std::string text;
-  if (a.kind == AttentionSpec::Kind::kMla) {
-    text = fmt::format("latent attention, {} heads of {}+{}, rank {}", a.heads, a.nope_dim,
-                       a.rope_dim, a.kv_rank);
-  } else {
-    text =
-        fmt::format("{} heads of {} over {} for keys and values", a.heads, a.head_dim, a.kv_heads);
-  }
-  if (a.window > 0) text += fmt::format(", window {}", a.window);
-  if (a.sinks) text += ", sinks";
-  if (a.rope < 0) text += ", no rotation";
-  if (a.qk_norm != QkNorm::kNone) text += ", norms on queries and keys";
-  if (layer.moe) {
-    const MoeSpec& m = *layer.moe;
-    text +=
-        fmt::format("; {} of {} experts of {}", m.routing.top_k, m.routing.experts, m.expert_ff);
-    if (m.shared_ff > 0) text += fmt::format(" and a shared one of {}", m.shared_ff);
-  } else {
-    text += "; " + describe(layer.mlp);
+  for (const BranchSpec& branch : layer.branches) {
+    text += fmt::format("{}{}", text.empty() ? "" : "; ", kind_of(branch).describe(branch));
   }
   if (layer.parallel) text += ", side by side";
   return text;
@@ -174,21 +154,20 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
   }
 }
 
+// The fields of all branches; of the first one, if two have the same.
 json::Object layer_json(const LayerSpec& layer) {
-  const AttentionSpec& a = layer.attention;
   json::Object j;
-  j["attention"] = a.kind == AttentionSpec::Kind::kMla ? "mla" : "gqa";
-  j["heads"] = a.heads;
-  j["kv_heads"] = a.kv_heads;
-  j["head_dim"] = a.head_dim;
-  j["window"] = a.window;
-  if (layer.moe) {
-    j["experts"] = layer.moe->routing.experts;
-    j["experts_per_token"] = layer.moe->routing.top_k;
-    j["ff"] = layer.moe->expert_ff;
-  } else {
-    j["ff"] = layer.mlp.ff;
+  json::Array branches;
+  for (const BranchSpec& branch : layer.branches) {
+    const BranchKind& kind = kind_of(branch);
+    json::Object fields;
+    kind.fields(branch, fields);
+    for (const auto& [key, value] : fields) {
+      if (j.find(key) == nullptr) j[key] = value;
+    }
+    branches.emplace_back(kind.name);
   }
+  j["branches"] = std::move(branches);
   return j;
 }
 

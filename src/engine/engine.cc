@@ -116,8 +116,9 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   }
   // Routers are kept in F32, on a GPU beside their numbers in BF16: 4 bytes more than in the file.
   for (const LayerSpec& layer : spec.layers) {
-    if (!layer.moe) continue;
-    bytes += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
+    const MoeSpec* const moe = layer.find<MoeSpec>();
+    if (moe == nullptr) continue;
+    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
              static_cast<size_t>(spec.hidden_size);
   }
   return bytes;

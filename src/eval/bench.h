@@ -31,7 +31,7 @@ struct BenchTest {
 struct ModelWork {
   double layer_weights = 0.0;
   double layer_bytes = 0.0;
-  // Of these, the last layer's behind its keys and values: nothing for tokens without logits.
+  // The part of these behind the model's last keys and values, which tokens without logits skip.
   double last_weights = 0.0;
   double last_bytes = 0.0;
   double head_weights = 0.0;

@@ -32,7 +32,7 @@ struct DecoderDefaults {
   RopeDefaults rope;
 };
 
-// Pre-norm layers with full attention, one rope for all, no biases.
+// Layers of attention and an MLP, each behind a norm: full attention, one rope for all, no biases.
 ModelSpec decoder_spec(Config& config, std::string_view name, const DecoderDefaults& defaults);
 
 // Windows by `layer_types`, or by `sliding(layer)` where the list is absent. A window of 0 (no
