@@ -9,11 +9,11 @@
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
-#include "eval/session.h"
 #include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "models/quantization_config.h"
+#include "runtime/loaded_model.h"
 
 namespace freshet::cli {
 namespace {
@@ -242,6 +242,17 @@ json::Value metadata_json(const Checkpoint& c) {
   return j;
 }
 
+// Fails if the model cannot run there, as loading it for a request would.
+Result<std::unique_ptr<runtime::LoadedModel>> load(const runtime::LoadOptions& options,
+                                                   ops::KvType type) {
+  FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
+  FRESHET_ASSIGN_OR_RETURN(auto loaded, runtime::LoadedModel::load(std::move(compute), options));
+  FRESHET_RETURN_IF_ERROR(
+      runtime::check_cache(loaded->compute(), kv_cache_spec(loaded->spec(), type)));
+  FRESHET_RETURN_IF_ERROR(loaded->reserve({.tokens = 1, .logit_rows = 1, .context = 1}));
+  return loaded;
+}
+
 Status inspect(Options o, Output& out) {
   if (o.run.kv_cache_dtype != "auto") {
     FRESHET_ASSIGN_OR_RETURN(o.kv_type, ops::kv_type_by_name(o.run.kv_cache_dtype));
@@ -256,15 +267,15 @@ Status inspect(Options o, Output& out) {
   std::vector<Model::WeightInfo> weights;
   if (o.kernels) {
     ProgressLine progress;
-    eval::SessionOptions s = session_options(o.run, path);
-    s.context = 1;
-    s.batch = 1;
+    runtime::LoadOptions s = session_options(o.run, path);
     s.on_progress = [&](const std::string& stage, double fraction) {
       progress.update(stage, fraction);
     };
-    FRESHET_ASSIGN_OR_RETURN(const auto session,
-                             open_on_device(o.run, progress, s, eval::Session::open));
-    weights = session->model().weights();
+    FRESHET_ASSIGN_OR_RETURN(const auto loaded,
+                             open_on_device(o.run, progress, s, [&](const auto& settings) {
+                               return load(settings, o.kv_type);
+                             }));
+    weights = loaded->model().weights();
   }
   if (o.json) {
     out.write(json::write(to_json(o, checkpoint, spec, weights), {.indent = 2}) + "\n");

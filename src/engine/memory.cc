@@ -39,7 +39,7 @@ std::optional<uint64_t> field(std::string_view text, std::string_view key) {
   return std::nullopt;
 }
 
-// Folders of the process's memory groups from its own up to the root: any of them may have a limit.
+// Folders of the process's control groups from its own to the root: any of them may have a limit.
 struct Groups {
   std::vector<std::string> folders;
   bool v2 = true;

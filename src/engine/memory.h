@@ -8,14 +8,14 @@
 
 namespace freshet::engine {
 
-// What the system says is available, and what the process's control group leaves: the smaller. 0:
-// unknown.
+// The smaller of the memory that the system reports as available and the rest of the process's
+// control group. 0: unknown.
 size_t available_memory();
 
-// The pieces, exposed for tests. 0: not said.
+// The parts, exposed for tests. 0: not stated.
 size_t mem_available_of(std::string_view meminfo);
-// What a group of `limit` ("max" or bytes) that uses `used` bytes leaves, pages of files that can
-// be dropped (`inactive_file` of memory.stat) not counted. SIZE_MAX: no limit.
+// The rest of a group of `limit` ("max" or bytes) that uses `used` bytes, without the file pages
+// that can be dropped (`inactive_file` of memory.stat). SIZE_MAX: no limit.
 size_t left_in_group(std::string_view limit, std::string_view used, std::string_view stat);
 
 std::string format_bytes(size_t bytes);  // "9.1 GiB", "512 MiB"

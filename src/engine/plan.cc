@@ -14,14 +14,15 @@ using kv_cache::kBlockTokens;
 
 // The program, its vocabulary, requests and queues.
 constexpr size_t kFixed = size_t{48} << 20;
-// Left free of what the system says is available: its word is an estimate.
+// Stays free: the memory that the system reports as available is an estimate.
 constexpr size_t kReserve = size_t{64} << 20;
-// Sequences are seldom as long as they may be: the pools of groups with and without a window are
+// Most sequences are shorter than the limit: the pools of groups with and without a window are
 // balanced for this length.
 constexpr int kUsualLength = 2048;
-// Rows of logits beyond one a sequence, so that log-probabilities of prompts come in useful pieces.
+// Rows of logits beyond one for each sequence, so that log-probabilities of prompts come in useful
+// chunks.
 constexpr int kMinLogitRows = 16;
-// What a step may hold where nothing is said.
+// The size of a step if the user gives none.
 constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
@@ -76,7 +77,7 @@ int longest_that_fits(const PlanRequest& r, size_t budget, int most, int chunk) 
       high = middle - 1;
     }
   }
-  // A limit that is no multiple of a block is still reachable with its last block in part.
+  // A limit that is not a multiple of a block uses its last block in part.
   return bytes_of(r.kv, blocks_for(r, 0, most, chunk)) <= budget ? most : low * kBlockTokens;
 }
 
@@ -106,7 +107,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
   return 0;
 }
 
-// What a person could ask for instead, given `room` bytes for keys and values, besides `ways`.
+// Options that would fit instead, given `room` bytes for keys and values, besides `ways`.
 std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, int length,
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
@@ -154,7 +155,7 @@ std::string MemoryPlan::describe() const {
 
 namespace {
 
-// Of steps whose size is given, by the user or by the plan.
+// For steps of a given size.
 Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   const auto model_context = static_cast<int>(std::min<int64_t>(r.model_context, INT32_MAX / 2));
   if (r.max_model_len < 0 || r.max_model_len == 1) {
@@ -204,7 +205,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   if (rest() + asked > room) {
     const std::string needs =
         fmt::format("needs {}, {} free", format_bytes(rest() + asked), format_bytes(room));
-    if (left() / kMiB * kMiB >= least)  // only what was asked for does not fit
+    if (left() / kMiB * kMiB >= least)  // only the requested size does not fit
       return resource_exhausted("{}: --kv-cache-memory {}M would fit", needs, left() / kMiB);
     if (const int tokens = by_user ? shorter_steps(r, plan, room, least) : 0; tokens > 0)
       ways.push_back(fmt::format("--max-num-batched-tokens {}", tokens));

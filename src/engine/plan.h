@@ -1,4 +1,4 @@
-// What a model will take of memory, known before any weight is read.
+// How much memory a model will take, known before any weight is read.
 //
 // All sizes follow from shapes: weights as stored, the pool of keys and values for each cache
 // group, the workspace of the largest step, its logits, and a fixed share for the program and its
@@ -18,9 +18,9 @@
 
 namespace freshet::engine {
 
-// How much a step takes when nothing is said. A few cores are busy with 512 tokens: longer steps
-// only take more room, and make the others wait. A GPU wants more sequences and tokens, if their
-// workspace takes little room.
+// The size of a step if the user gives none. 512 tokens keep a few cores busy: longer steps only
+// take more memory, and make other sequences wait. A GPU wants more sequences and tokens, if their
+// workspace is small beside its memory.
 enum class Steps { kShort, kUsual, kLarge };
 
 struct PlanRequest {
@@ -30,8 +30,8 @@ struct PlanRequest {
   int hidden_size = 0;
   KvCacheSpec kv;
   size_t available = 0;  // 0: unknown, everything fits
-  // Of what weights and workspaces leave, the part that keys and values get when nothing is said: a
-  // quarter, so that a machine is not filled by its first model; a GPU is filled.
+  // The share of the memory beside weights and workspaces that keys and values get if the user
+  // gives none: a quarter, so that one model does not fill a machine; a GPU is filled.
   double kv_share = 0.25;
   // As in EngineOptions; 0: chosen by the plan.
   int max_model_len = 0;

@@ -15,7 +15,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// The layer that a weight's name says: its first part that is a number; -1: none.
+// The layer in a weight's name: the first part that is a number; -1: none.
 int layer_of(std::string_view name) {
   while (!name.empty()) {
     const std::string_view part = name.substr(0, name.find('.'));
@@ -46,7 +46,7 @@ class Runner {
         ids_(some_tokens(std::max<int64_t>(1, test.context()), session.model().spec().vocab_size)) {
   }
 
-  // `tokens` more for every sequence, in steps of at most the batch; logits of the last.
+  // Appends `tokens` tokens to every sequence, in steps of at most the batch; logits of the last.
   void prefill(int64_t tokens) {
     const int64_t batch = session_.options().batch;
     for (int s = 0; s < test_.sequences; ++s) {
@@ -182,7 +182,7 @@ Result<BenchResult> run_bench(Session& session, const BenchTest& test, int repet
   Runner runner(session, test);
   for (int s = 0; s < test.sequences; ++s) session.reset(s);
   runner.prefill(test.depth);
-  // Once without the clock: page faults, frequencies.
+  // Once untimed: page faults, clock frequencies.
   runner.prefill(std::min(test.prompt, 64));
   runner.generate(std::min(test.generate, 2));
   BenchResult result{test, work_of(session, test), {}};

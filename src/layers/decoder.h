@@ -24,7 +24,17 @@ class Decoder final : public Model {
   Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops);
 
   const ModelSpec& spec() const override { return spec_; }
-  size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override;
+  // Bytes of a workspace. Models that share their Ops share all but `own`.
+  struct Workspace {
+    size_t own = 0;      // activations, and results that wait for the host
+    size_t scratch = 0;  // of the ops
+    size_t inputs = 0;   // of a device: what a step sends there
+  };
+  Workspace workspace(int64_t tokens, int64_t logit_rows, int64_t context) const;
+  size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override {
+    const Workspace w = workspace(tokens, logit_rows, context);
+    return w.own + w.scratch + w.inputs;
+  }
   Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) override;
   bool samples() const override { return ops_.samples(spec_.vocab_size); }
   void forward(const ForwardBatch& batch, const KvStorage& cache,

@@ -73,10 +73,12 @@ size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context)
   return kLists + sizeof(int32_t) * static_cast<size_t>(5 * tokens + logit_rows * row);
 }
 
-size_t Decoder::workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
-  const size_t inputs =
-      ops_.device() != nullptr ? input_bytes(tokens, logit_rows, context) : size_t{0};
-  return arena_bytes(tokens, logit_rows) + ops_.scratch_bytes(limits(tokens, context)) + inputs;
+Decoder::Workspace Decoder::workspace(int64_t tokens, int64_t logit_rows, int64_t context) const {
+  Workspace w;
+  w.own = arena_bytes(tokens, logit_rows);
+  w.scratch = ops_.scratch_bytes(limits(tokens, context));
+  if (ops_.device() != nullptr) w.inputs = input_bytes(tokens, logit_rows, context);
+  return w;
 }
 
 Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {

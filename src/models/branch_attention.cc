@@ -14,8 +14,8 @@ Order range(int64_t first, int64_t count) {
   return order;
 }
 
-// Rows of a head in the order (0, 2, 4 ... 1, 3, 5 ...), which takes llama.cpp's order for
-// interleaved rotation back to halves.
+// Rows of a head in the order (0, 2, 4 ... 1, 3, 5 ...), which turns llama.cpp's order for
+// interleaved rotation back into halves.
 Order halves(int heads, int head_dim) {
   Order order;
   for (int64_t h = 0; h < heads; ++h) {
@@ -75,7 +75,7 @@ Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden
   return reader.linear(out.v, Role::kQkv, layer, rows, hidden, a.qkv_bias, orders.v);
 }
 
-// One weight for each head: a tensor [heads, head_dim], or one tensor a head.
+// One weight for each head: a tensor [heads, head_dim], or one tensor for each head.
 Status assemble_head_norms(WeightReader& reader, Role role, int layer, int heads, int head_dim,
                            NormWeights& out) {
   FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* first,
@@ -123,8 +123,7 @@ Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, in
 Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, AttentionWeights& out) {
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
-  FRESHET_RETURN_IF_ERROR(
-      maker.linear(out.q, "attention.q", Role::kQuery, q, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, hidden, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.k, "attention.k", Role::kKey, k, hidden, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
                                        int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));

@@ -5,8 +5,8 @@ namespace {
 
 using loader::TensorSource;
 
-// The absorbed form is built in a plain type: the file's, or F16 for quantised ones, whose rows
-// cannot be turned into columns.
+// The absorbed form has a plain type: the file's, or F16 if that is quantised, because quantised
+// rows cannot be transposed.
 quant::Format plain_format(quant::Format stored) {
   return quant::info(stored).plain() ? stored : quant::Format::kF16;
 }
@@ -68,7 +68,7 @@ Status split_kv_up(WeightReader& reader, const MlaSpec& a, const TensorSource& t
   return {};
 }
 
-// The same from files that hold the two apart, keys transposed.
+// The same from files that store the two separately, keys transposed.
 Status read_kv_up(WeightReader& reader, const MlaSpec& a, int layer, MlaWeights& out) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* keys,
                            reader.require(Role::kKeyUpTransposed, ".weight", layer));

@@ -8,7 +8,7 @@ namespace {
 
 using loader::TensorSource;
 
-// Row orders that take a matrix with gates and ups to [gates, ups].
+// Row orders that turn a matrix with gates and ups into [gates, ups].
 std::vector<int64_t> gates_then_ups(int64_t ff, bool interleaved) {
   std::vector<int64_t> order(static_cast<size_t>(2 * ff));
   for (int64_t i = 0; i < ff; ++i) {
@@ -27,8 +27,8 @@ Status append(Rows& to, const Rows& from, const std::string& name) {
   return {};
 }
 
-// The published 4-bit experts: blocks [experts, rows, cols / 32, 16] with neighbours in a byte, and
-// scales [experts, rows, cols / 32], become blocks of the storage format.
+// Converts published MXFP4 experts to the storage format: blocks [experts, rows, cols / 32, 16]
+// with two neighbours in each byte, and scales [experts, rows, cols / 32].
 Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int64_t expert,
                         int64_t experts, int64_t rows, int64_t cols) {
   const TensorSource* blocks = reader.find_name(stem + "_blocks");
@@ -55,7 +55,7 @@ Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int
     uint8_t* to = buffer.data() + b * 17;
     to[0] = scales->data[first + b];
     for (size_t i = 0; i < 16; ++i) {
-      // Number i goes to a low half, number i + 16 to a high one.
+      // Number i goes to a low half byte, number i + 16 to a high one.
       const int low = from[i / 2] >> (i % 2 * 4) & 15;
       const int high = from[8 + i / 2] >> (i % 2 * 4) & 15;
       to[1 + i] = static_cast<uint8_t>(low | high << 4);
@@ -67,7 +67,7 @@ Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int
   return out;
 }
 
-// Reads one expert after the other, however the file groups them.
+// Reads one expert after the other, whichever way the file groups them.
 class ExpertReader {
  public:
   ExpertReader(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer)
@@ -180,10 +180,10 @@ class ExpertReader {
   int layer_;
   bool interleaved_ = false;
   Layout layout_ = Layout::kRows;
-  std::string name_;  // of the tensor read last
+  std::string name_;  // of the last tensor read
 };
 
-// The router stays in F32: it is small, and a rounded score can change which experts are asked.
+// The router stays in F32: it is small, and a rounded score can change which experts are chosen.
 Status assemble_router(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer,
                        MoeWeights& out) {
   const int64_t experts = moe.routing.experts;

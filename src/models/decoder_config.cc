@@ -42,7 +42,7 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
   int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
   if (layers > 4096) {
     c.fail(invalid_argument("the configuration asks for {} layers", layers));
-    layers = 1;  // architectures look at the first one before anybody asks for errors
+    layers = 1;  // architectures read the first one before errors are checked
   }
   spec.layers.assign(static_cast<size_t>(layers), {{{{.in = norm}, a}, {{.in = norm}, mlp}}});
   return spec;

@@ -22,7 +22,7 @@ ModelSpec spec(Config& c) {
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
     layer.attention().qkv_bias = layer.attention().out_bias = bias;
-    // The first configurations say "gelu" of a model that was trained with the approximation.
+    // The first configurations say "gelu", but the model was trained with the approximation.
     if (layer.mlp().activation == ops::Activation::kGelu)
       layer.mlp().activation = ops::Activation::kGeluTanh;
   }

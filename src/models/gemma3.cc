@@ -12,7 +12,7 @@ constexpr NameRule kNames[] = {
     {Role::kMlpOut, "model.layers.{}.post_feedforward_layernorm"},
 };
 
-// Global layers stretch; local ones have a base of their own and never do.
+// Rope scaling applies to global layers only; local ones have their own base.
 void set_ropes(Config& c, ModelSpec& s) {
   const int head_dim = s.layers.front().attention().head_dim;
   const RopeDefaults global{
@@ -54,7 +54,7 @@ ModelSpec spec(Config& c) {
   const std::vector<std::string> types = c.texts({"layer_types"});
   for (size_t i = 0; i < s.layers.size(); ++i) {
     LayerSpec& layer = s.layers[i];
-    // By the layer's type and not its window, which vanishes when it exceeds the context.
+    // By the layer's type and not by its window, which is 0 if it exceeds the context.
     const bool local = i < types.size() ? types[i] == "sliding_attention"
                                         : (static_cast<int>(i) + 1) % pattern != 0;
     layer.attention().rope = local ? 1 : 0;
