@@ -23,13 +23,14 @@
 #include <random>
 #include <sstream>
 
-#include "backend/cuda/backend.h"
 #include "base/json.h"
 #include "engine/step_loop.h"
+#include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "models/dummy.h"
 #include "models/registry.h"
 #include "quantizer/recipe.h"
+#include "runtime/loaded_model.h"
 
 namespace freshet {
 namespace {
@@ -37,13 +38,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Bench {
-  ThreadPool pool{0};
-  std::unique_ptr<ops::Ops> ops;
+  std::shared_ptr<runtime::Compute> compute;
+  ops::Ops* ops = nullptr;  // of compute
   ModelSpec spec;
   quant::Format format = quant::Format::kBF16;
   std::optional<quantizer::Recipe> recipe;  // of several formats
   ops::KvType kv_type = ops::KvType::kF16;
-  std::unique_ptr<Model> model;
+  std::unique_ptr<runtime::LoadedModel> model;
   double read_rate = 0.0;
   double layer_bytes = 0.0, head_bytes = 0.0, layer_weights = 0.0;
 
@@ -100,22 +101,17 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
   FRESHET_ASSIGN_OR_RETURN(
       const KvStorage cache,
-      KvStorage::allocate(
-          kv,
-          std::vector<int32_t>(kv.groups.size(),
-                               static_cast<int32_t>(stride * (sequences + prompts))),
-          b.ops->memory()));
+      b.model->make_cache(
+          b.kv_type, std::vector<int32_t>(kv.groups.size(),
+                                          static_cast<int32_t>(stride * (sequences + prompts)))));
   const int64_t tokens =
       prompt ? int64_t{sequences} * context : std::max(2048, sequences + prompts * length);
-  FRESHET_RETURN_IF_ERROR(b.model->reserve(tokens, sequences + prompts, context + 1));
-  FRESHET_ASSIGN_OR_RETURN(
-      Buffer logits, Buffer::allocate(static_cast<size_t>(sequences + prompts) *
-                                          static_cast<size_t>(b.spec.vocab_size) * sizeof(float),
-                                      b.ops->host_memory()));
+  FRESHET_RETURN_IF_ERROR(b.model->reserve({tokens, sequences + prompts, context + 1}));
+  FRESHET_ASSIGN_OR_RETURN(Buffer logits, b.model->make_logits(sequences + prompts));
   std::vector<double> seconds;
   const auto timed = [&](const ForwardBatch& batch) {
     const auto begin = Clock::now();
-    b.model->forward(batch, cache, {logits.as<float>()});
+    b.model->model().forward(batch, cache, {logits.as<float>()});
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   if (prompt) {
@@ -164,12 +160,11 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
   options.scheduler.max_num_batched_tokens = kChunk;
   options.scheduler.max_model_len = longest;
   options.blocks.assign(kv.groups.size(), (longest / ops::kBlockTokens + 2) * sequences);
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache,
-                           KvStorage::allocate(kv, options.blocks, b.ops->memory()));
-  FRESHET_RETURN_IF_ERROR(b.model->reserve(kChunk, options.scheduler.max_logit_rows, longest));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, b.model->make_cache(b.kv_type, options.blocks));
+  FRESHET_RETURN_IF_ERROR(b.model->reserve({kChunk, options.scheduler.max_logit_rows, longest}));
   FRESHET_ASSIGN_OR_RETURN(
-      const auto loop, engine::StepLoop::start(options, *b.model, std::move(cache), nullptr, b.pool,
-                                               b.ops->host_memory()));
+      const auto loop, engine::StepLoop::start(options, b.model->model(), std::move(cache), nullptr,
+                                               b.compute->pool(), b.ops->host_memory()));
   std::vector<Clock::time_point> times;  // of the last sequence's tokens: by then all decode
   std::vector<std::promise<void>> done(static_cast<size_t>(sequences));
   for (int s = 0; s < sequences; ++s) {
@@ -207,12 +202,12 @@ Status run_offline(Bench& b, const std::string& name, int requests, int input, i
   options.scheduler.max_model_len = longest;
   options.share_prefixes = false;
   options.blocks.assign(kv.groups.size(), (longest / ops::kBlockTokens + 2) * sequences);
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache,
-                           KvStorage::allocate(kv, options.blocks, b.ops->memory()));
-  FRESHET_RETURN_IF_ERROR(b.model->reserve(step_tokens, options.scheduler.max_logit_rows, longest));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, b.model->make_cache(b.kv_type, options.blocks));
+  FRESHET_RETURN_IF_ERROR(
+      b.model->reserve({step_tokens, options.scheduler.max_logit_rows, longest}));
   FRESHET_ASSIGN_OR_RETURN(
-      const auto loop, engine::StepLoop::start(options, *b.model, std::move(cache), nullptr, b.pool,
-                                               b.ops->host_memory()));
+      const auto loop, engine::StepLoop::start(options, b.model->model(), std::move(cache), nullptr,
+                                               b.compute->pool(), b.ops->host_memory()));
   std::vector<std::promise<void>> done(static_cast<size_t>(requests));
   const auto begin = Clock::now();
   for (int s = 0; s < requests; ++s) {
@@ -272,7 +267,7 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
     FRESHET_RETURN_IF_ERROR(fill(cache.layer(l).data, cache.bytes() / static_cast<size_t>(layers),
                                  noise.data(), noise.size()));
   }
-  const int heads = b.spec.layers[0].attention.heads;
+  const int heads = b.spec.layers[0].attention().heads;
   const ops::KvShape& shape = kv.layers[0];
   const int64_t q_cols = int64_t{heads} * shape.key_dim, cols = int64_t{heads} * shape.value_dim;
   const int64_t tokens = int64_t{sequences} * queries;
@@ -326,8 +321,9 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
 // Products by themselves, over so many matrices that none is in a cache.
 Status run_products(Bench& b, const std::string& name, int64_t rows) {
   const LayerSpec& l = b.spec.layers[0];
-  const int64_t hidden = b.spec.hidden_size, ff = l.mlp.ff;
-  const int64_t q = int64_t{l.attention.heads} * l.attention.head_dim;
+  const MoeSpec* const moe = l.find<MoeSpec>();
+  const int64_t hidden = b.spec.hidden_size, ff = moe != nullptr ? moe->expert_ff : l.mlp().ff;
+  const int64_t q = int64_t{l.attention().heads} * l.attention().head_dim;
   const std::pair<int64_t, int64_t> shapes[] = {
       {q, hidden}, {hidden, q}, {ff, hidden}, {hidden, ff}, {b.spec.vocab_size, hidden}};
   const std::vector<uint8_t> noise = noise_bytes();
@@ -436,8 +432,8 @@ Status load(Bench& b, const char* config, const char* format) {
   if (plus != types.npos) {
     FRESHET_ASSIGN_OR_RETURN(b.kv_type, ops::kv_type_by_name(types.substr(plus + 1)));
   }
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open());
-  b.ops = ops::Ops::create(b.pool, std::move(device));
+  FRESHET_ASSIGN_OR_RETURN(b.compute, runtime::Compute::open({.device = "cuda"}));
+  b.ops = &b.compute->ops();
   FRESHET_ASSIGN_OR_RETURN(b.read_rate, b.ops->device()->read_rate());
   std::printf("%s, reads %.2f TB/s\n", b.ops->device()->name().c_str(), b.read_rate / 1e12);
   return {};
@@ -450,12 +446,10 @@ Status load_model(Bench& b) {
   const auto format = [&](models::Role role, int layer, int64_t cols, bool head) {
     return b.recipe ? b.recipe->format_for(role, layer, layers, cols, head) : b.format;
   };
-  FRESHET_ASSIGN_OR_RETURN(b.model, models::dummy_model(b.spec, format, *b.ops));
-  double share = 1.0;
-  for (const LayerSpec& l : b.spec.layers) {
-    if (l.moe) share = static_cast<double>(l.moe->routing.top_k) / l.moe->routing.experts;
-  }
-  for (const Model::WeightInfo& w : b.model->weights()) {
+  FRESHET_ASSIGN_OR_RETURN(auto model, models::dummy_model(b.spec, format, *b.ops));
+  b.model = std::make_unique<runtime::LoadedModel>(b.compute, std::move(model));
+  const double share = expert_share(b.spec);
+  for (const Model::WeightInfo& w : b.model->model().weights()) {
     const auto bytes =
         static_cast<double>(w.rows) * static_cast<double>(quant::row_bytes(w.format, w.cols));
     if (w.name == "embedding") {

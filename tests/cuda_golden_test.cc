@@ -31,7 +31,8 @@ class CudaGolden : public ::testing::TestWithParam<std::string> {
 // BF16 cache. Models with experts may have a few such positions, others none.
 TEST_P(CudaGolden, LogitsAreNearTransformers) {
   const auto& layers = runner->model().spec().layers;
-  const bool experts = std::ranges::any_of(layers, [](const LayerSpec& l) { return !!l.moe; });
+  const bool experts =
+      std::ranges::any_of(layers, [](const LayerSpec& l) { return l.find<MoeSpec>() != nullptr; });
   const auto vocab = static_cast<size_t>(runner->vocab());
   std::vector<float> off;  // of each position, as a share of the largest logit
   for (const Case& c : read_cases(GetParam())) {

@@ -80,7 +80,8 @@ TEST_P(Golden, KeysAndValuesInInt8AreNearTransformers) {
   ASSERT_NE(reference, nullptr);
   ASSERT_NE(fast, nullptr);
   const auto& layers = fast->model().spec().layers;
-  const bool experts = std::ranges::any_of(layers, [](const LayerSpec& l) { return !!l.moe; });
+  const bool experts =
+      std::ranges::any_of(layers, [](const LayerSpec& l) { return l.find<MoeSpec>() != nullptr; });
   for (const Case& c : read_cases(GetParam())) {
     const std::vector<float> got = reference->run({c.ids}, 0)[0];
     expect_close(fast->run({c.ids}, 0)[0], got, 1e-2f, GetParam());

@@ -31,7 +31,14 @@ struct Options {
   RunOptions run;
 };
 
-Result<std::unique_ptr<eval::Session>> open(const Options& o, const eval::SessionOptions& sizes) {
+struct Sizes {
+  int sequences;
+  int64_t context;
+  int64_t batch;
+  int64_t logit_rows;
+};
+
+Result<std::unique_ptr<eval::Session>> open(const Options& o, const Sizes& sizes) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   eval::SessionOptions s = session_options(o.run, path);
   s.sequences = sizes.sequences;

@@ -9,10 +9,11 @@
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
-#include "eval/session.h"
+#include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "models/quantization_config.h"
+#include "runtime/loaded_model.h"
 
 namespace freshet::cli {
 namespace {
@@ -56,32 +57,11 @@ std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
   return totals;
 }
 
-std::string describe(const MlpSpec& mlp) {
-  return fmt::format("{}MLP of {}", mlp.gated ? "gated " : "", mlp.ff);
-}
-
 // A layer in a few words; equal layers give equal words.
 std::string describe(const LayerSpec& layer) {
-  const AttentionSpec& a = layer.attention;
   std::string text;
-  if (a.kind == AttentionSpec::Kind::kMla) {
-    text = fmt::format("latent attention, {} heads of {}+{}, rank {}", a.heads, a.nope_dim,
-                       a.rope_dim, a.kv_rank);
-  } else {
-    text =
-        fmt::format("{} heads of {} over {} for keys and values", a.heads, a.head_dim, a.kv_heads);
-  }
-  if (a.window > 0) text += fmt::format(", window {}", a.window);
-  if (a.sinks) text += ", sinks";
-  if (a.rope < 0) text += ", no rotation";
-  if (a.qk_norm != QkNorm::kNone) text += ", norms on queries and keys";
-  if (layer.moe) {
-    const MoeSpec& m = *layer.moe;
-    text +=
-        fmt::format("; {} of {} experts of {}", m.routing.top_k, m.routing.experts, m.expert_ff);
-    if (m.shared_ff > 0) text += fmt::format(" and a shared one of {}", m.shared_ff);
-  } else {
-    text += "; " + describe(layer.mlp);
+  for (const BranchSpec& branch : layer.branches) {
+    text += fmt::format("{}{}", text.empty() ? "" : "; ", kind_of(branch).describe(branch));
   }
   if (layer.parallel) text += ", side by side";
   return text;
@@ -174,21 +154,20 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
   }
 }
 
+// The fields of all branches; of the first one, if two have the same.
 json::Object layer_json(const LayerSpec& layer) {
-  const AttentionSpec& a = layer.attention;
   json::Object j;
-  j["attention"] = a.kind == AttentionSpec::Kind::kMla ? "mla" : "gqa";
-  j["heads"] = a.heads;
-  j["kv_heads"] = a.kv_heads;
-  j["head_dim"] = a.head_dim;
-  j["window"] = a.window;
-  if (layer.moe) {
-    j["experts"] = layer.moe->routing.experts;
-    j["experts_per_token"] = layer.moe->routing.top_k;
-    j["ff"] = layer.moe->expert_ff;
-  } else {
-    j["ff"] = layer.mlp.ff;
+  json::Array branches;
+  for (const BranchSpec& branch : layer.branches) {
+    const BranchKind& kind = kind_of(branch);
+    json::Object fields;
+    kind.fields(branch, fields);
+    for (const auto& [key, value] : fields) {
+      if (j.find(key) == nullptr) j[key] = value;
+    }
+    branches.emplace_back(kind.name);
   }
+  j["branches"] = std::move(branches);
   return j;
 }
 
@@ -263,6 +242,17 @@ json::Value metadata_json(const Checkpoint& c) {
   return j;
 }
 
+// Fails if the model cannot run there, as loading it for a request would.
+Result<std::unique_ptr<runtime::LoadedModel>> load(const runtime::LoadOptions& options,
+                                                   ops::KvType type) {
+  FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
+  FRESHET_ASSIGN_OR_RETURN(auto loaded, runtime::LoadedModel::load(std::move(compute), options));
+  FRESHET_RETURN_IF_ERROR(
+      runtime::check_cache(loaded->compute(), kv_cache_spec(loaded->spec(), type)));
+  FRESHET_RETURN_IF_ERROR(loaded->reserve({.tokens = 1, .logit_rows = 1, .context = 1}));
+  return loaded;
+}
+
 Status inspect(Options o, Output& out) {
   if (o.run.kv_cache_dtype != "auto") {
     FRESHET_ASSIGN_OR_RETURN(o.kv_type, ops::kv_type_by_name(o.run.kv_cache_dtype));
@@ -277,15 +267,15 @@ Status inspect(Options o, Output& out) {
   std::vector<Model::WeightInfo> weights;
   if (o.kernels) {
     ProgressLine progress;
-    eval::SessionOptions s = session_options(o.run, path);
-    s.context = 1;
-    s.batch = 1;
+    runtime::LoadOptions s = session_options(o.run, path);
     s.on_progress = [&](const std::string& stage, double fraction) {
       progress.update(stage, fraction);
     };
-    FRESHET_ASSIGN_OR_RETURN(const auto session,
-                             open_on_device(o.run, progress, s, eval::Session::open));
-    weights = session->model().weights();
+    FRESHET_ASSIGN_OR_RETURN(const auto loaded,
+                             open_on_device(o.run, progress, s, [&](const auto& settings) {
+                               return load(settings, o.kv_type);
+                             }));
+    weights = loaded->model().weights();
   }
   if (o.json) {
     out.write(json::write(to_json(o, checkpoint, spec, weights), {.indent = 2}) + "\n");

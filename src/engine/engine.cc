@@ -7,13 +7,10 @@
 #include <mutex>
 #include <random>
 
-#include "backend/cpu/backend.h"
-#include "backend/cuda/backend.h"
 #include "engine/memory.h"
 #include "engine/plan.h"
 #include "engine/step_loop.h"
-#include "layers/decoder.h"
-#include "ops/device.h"
+#include "runtime/loaded_model.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
 
@@ -21,9 +18,7 @@ namespace freshet {
 
 // In order of construction: each member may use those above it.
 struct Engine::Impl {
-  std::unique_ptr<ThreadPool> pool;
-  std::unique_ptr<ops::Ops> ops;
-  std::unique_ptr<Model> model;
+  std::unique_ptr<runtime::LoadedModel> loaded;
   std::optional<Tokenizer> tokenizer;
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
@@ -78,24 +73,17 @@ std::vector<int32_t> end_ids(const Checkpoint& checkpoint, const Vocabulary& voc
   return ids;
 }
 
-Result<ops::KvType> kv_type(const EngineOptions& options) {
-  if (options.kv_cache_dtype != "auto") return ops::kv_type_by_name(options.kv_cache_dtype);
-  return options.reference ? ops::KvType::kF32 : ops::KvType::kF16;
-}
-
-Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadPool& pool) {
-  const bool needs_cpu =
-      options.reference || !options.force_kernels.empty() || !options.cpu_isa.empty();
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device, needs_cpu));
-  if (device != nullptr) return ops::Ops::create(pool, std::move(device));
-  ops::CpuIsa limit = ops::kAnyIsa;
-  if (!options.cpu_isa.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(limit, ops::isa_by_name(options.cpu_isa));
-  }
-  ops::OpsOptions o;
+runtime::LoadOptions load_options(const EngineOptions& options) {
+  runtime::LoadOptions o;
+  o.threads = options.threads;
+  o.device = options.device;
+  o.cpu_isa = options.cpu_isa;
   o.reference = options.reference;
   o.force_kernels = options.force_kernels;
-  return ops::Ops::create(pool, cpu::kernels(), cpu::detect(limit), o);
+  o.model = options.model;
+  o.weight_cache_dir = options.weight_cache_dir;
+  o.on_progress = options.on_progress;
+  return o;
 }
 
 // The size of the packed weights; some formats take more bytes than in the file.
@@ -116,18 +104,19 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
   }
   // Routers are kept in F32, on a GPU in BF16 too: 4 bytes per number more than in the file.
   for (const LayerSpec& layer : spec.layers) {
-    if (!layer.moe) continue;
-    bytes += sizeof(float) * static_cast<size_t>(layer.moe->routing.experts) *
+    const MoeSpec* const moe = layer.find<MoeSpec>();
+    if (moe == nullptr) continue;
+    bytes += sizeof(float) * static_cast<size_t>(moe->routing.experts) *
              static_cast<size_t>(spec.hidden_size);
   }
   return bytes;
 }
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, ops::Ops& ops) {
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
+                               const ModelSpec& spec, runtime::Compute& compute) {
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
-  r.weights = packed_bytes(checkpoint, spec, ops.device());
+  r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
     r.model_context = std::min(r.model_context, spec.learned_positions - spec.position_offset);
@@ -136,31 +125,29 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.hidden_size = spec.hidden_size;
   r.kv = kv_cache_spec(spec, type);
   r.available = engine::available_memory();
-  if (const ops::Device* device = ops.device()) {
-    for (const ops::KvShape& shape : r.kv.layers) {
-      FRESHET_RETURN_IF_ERROR(device->supports(shape));
-    }
+  FRESHET_RETURN_IF_ERROR(runtime::check_cache(compute, r.kv));
+  if (const ops::Device* device = compute.device()) {
     const double share = std::clamp(options.gpu_memory_utilization, 0.05, 1.0);
     r.available = std::min(device->free_bytes(),
                            static_cast<size_t>(static_cast<double>(device->total_bytes()) * share));
     r.kv_share = 1.0;
     r.steps = engine::Steps::kLarge;
-  } else if (ops.pool().size() <= kFewCores) {
+  } else if (compute.pool().size() <= kFewCores) {
     r.steps = engine::Steps::kShort;
   }
   r.max_model_len = options.max_model_len;
   r.kv_cache_memory = options.kv_cache_memory;
   r.max_num_seqs = options.max_num_seqs;
   r.max_num_batched_tokens = options.max_num_batched_tokens;
-  const Decoder weightless(spec, {}, {}, ops);  // workspaces depend on shapes only
   r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
-    return weightless.workspace_bytes(tokens, rows, context);
+    const runtime::PlannedModel model{spec, {tokens, rows, context}};
+    return runtime::workspace_bytes(compute, {&model, 1});
   };
   auto plan = engine::make_plan(r);
-  if (plan.ok() || ops.device() == nullptr) return plan;
+  if (plan.ok() || compute.device() == nullptr) return plan;
   const Status& why = plan.status();
   return Status(why.code(), fmt::format("{}: {}; --device cpu uses the processor",
-                                        ops.device()->name(), why.message()));
+                                        compute.device_name(), why.message()));
 }
 
 Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const MemoryPlan& plan) {
@@ -229,28 +216,19 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   auto impl = std::make_unique<Impl>();
   FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.model));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
-  impl->pool = std::make_unique<ThreadPool>(options.threads);
-  FRESHET_ASSIGN_OR_RETURN(impl->ops, make_ops(options, *impl->pool));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *impl->ops));
+  const runtime::LoadOptions loading = load_options(options);
+  FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
+  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
+  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
   impl->cache = describe_cache(options, plan);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
-  FRESHET_ASSIGN_OR_RETURN(
-      impl->model,
-      load_model(
-          checkpoint, *impl->ops,
-          [&](size_t done, size_t total) {
-            progress("loading weights",
-                     total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
-          },
-          options.weight_cache_dir));
-  FRESHET_RETURN_IF_ERROR(
-      impl->model->reserve(plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len));
-  FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, kv_type(options));
-  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, KvStorage::allocate(kv_cache_spec(spec, type),
-                                                                plan.blocks, impl->ops->memory()));
+  FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
+  FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
+      {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 
@@ -258,9 +236,9 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   impl->tokenizer.emplace(std::move(words.tokenizer));
   impl->has_tokenizer = words.real;
   FRESHET_ASSIGN_OR_RETURN(
-      impl->loop, engine::StepLoop::start(l, *impl->model, std::move(cache),
-                                          words.real ? &*impl->tokenizer : nullptr, *impl->pool,
-                                          impl->ops->host_memory()));
+      impl->loop, engine::StepLoop::start(l, impl->loaded->model(), std::move(cache),
+                                          words.real ? &*impl->tokenizer : nullptr, compute->pool(),
+                                          compute->ops().host_memory()));
   progress("ready", 1.0);
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
@@ -308,7 +286,7 @@ bool Engine::has_tokenizer() const {
   return impl_->has_tokenizer;
 }
 const Model& Engine::model() const {
-  return *impl_->model;
+  return impl_->loaded->model();
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;
@@ -317,8 +295,7 @@ CacheInfo Engine::cache_info() const {
   return impl_->cache;
 }
 std::string Engine::device() const {
-  const ops::Device* device = impl_->ops->device();
-  return device != nullptr ? device->name() : "cpu";
+  return impl_->loaded->device();
 }
 std::string Engine::memory_plan() const {
   return impl_->plan.describe();

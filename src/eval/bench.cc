@@ -6,6 +6,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "layers/branch_kinds.h"
+
 namespace freshet::eval {
 namespace {
 
@@ -13,7 +15,7 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// The layer that a weight's name says: its first part that is a number; -1: none.
+// The layer in a weight's name: the first part that is a number; -1: none.
 int layer_of(std::string_view name) {
   while (!name.empty()) {
     const std::string_view part = name.substr(0, name.find('.'));
@@ -44,7 +46,7 @@ class Runner {
         ids_(some_tokens(std::max<int64_t>(1, test.context()), session.model().spec().vocab_size)) {
   }
 
-  // `tokens` more for every sequence, in steps of at most the batch; logits of the last.
+  // Appends `tokens` tokens to every sequence, in steps of at most the batch; logits of the last.
   void prefill(int64_t tokens) {
     const int64_t batch = session_.options().batch;
     for (int s = 0; s < test_.sequences; ++s) {
@@ -109,16 +111,11 @@ double BenchResult::spread() const {
 
 ModelWork model_work(const Model& model) {
   const ModelSpec& spec = model.spec();
-  const MoeSpec* moe = nullptr;
-  for (const LayerSpec& layer : spec.layers) {
-    if (layer.moe) moe = &*layer.moe;
-  }
-  const double share = moe != nullptr ? static_cast<double>(moe->routing.top_k) /
-                                            static_cast<double>(std::max(1, moe->routing.experts))
-                                      : 1.0;
+  const double share = expert_share(spec);
+  const BranchPlace last = last_stored(spec);
   ModelWork work;
-  const int last = static_cast<int>(spec.layers.size()) - 1;
-  bool embedding = true;  // the first matrix with a row a token is the table, and the head if tied
+  // The first matrix with a row for each token is the embedding, and also the head if tied.
+  bool embedding = true;
   for (const Model::WeightInfo& w : model.weights()) {
     const double count = static_cast<double>(w.rows) * static_cast<double>(w.cols);
     const double bytes =
@@ -136,16 +133,18 @@ ModelWork model_work(const Model& model) {
         (contains(w.name, "experts") || contains(w.name, "exps")) && !contains(w.name, "shared");
     work.layer_weights += expert ? share * count : count;
     work.layer_bytes += expert ? share * bytes : bytes;
-    if (layer_of(w.name) != last) continue;
+    // Branches in front of the last one that stores run for all tokens.
+    const int first = last.branch == 0 ? last.layer : last.layer + 1;
+    if (last.layer < 0 || layer_of(w.name) < first) continue;
     work.last_weights += expert ? share * count : count;
     work.last_bytes += expert ? share * bytes : bytes;
   }
-  const AttentionSpec& a = spec.layers.back().attention;
-  const bool mla = a.kind == AttentionSpec::Kind::kMla;
-  const double keys =
-      static_cast<double>(mla ? a.kv_rank + a.rope_dim : a.kv_heads * (a.head_dim + a.value_dim)) *
-      spec.hidden_size;
-  const double left = work.last_weights > keys ? 1.0 - keys / work.last_weights : 0.0;
+  double stored = 0.0;  // weights of the projections to keys and values
+  if (last.branch == 0) {
+    const BranchSpec& branch = spec.layers[static_cast<size_t>(last.layer)].branches.front();
+    stored = static_cast<double>(kind_of(branch).stored_outputs(branch)) * spec.hidden_size;
+  }
+  const double left = work.last_weights > stored ? 1.0 - stored / work.last_weights : 0.0;
   work.last_weights *= left;
   work.last_bytes *= left;
   return work;
@@ -183,7 +182,7 @@ Result<BenchResult> run_bench(Session& session, const BenchTest& test, int repet
   Runner runner(session, test);
   for (int s = 0; s < test.sequences; ++s) session.reset(s);
   runner.prefill(test.depth);
-  // Once without the clock: page faults, frequencies.
+  // Once untimed: page faults, clock frequencies.
   runner.prefill(std::min(test.prompt, 64));
   runner.generate(std::min(test.generate, 2));
   BenchResult result{test, work_of(session, test), {}};

@@ -2,8 +2,8 @@
 // tg128 the generation of 128, pp512+tg128 one after the other, "@ d4096" with 4096 tokens before
 // it.
 //
-// Timed is what the engine runs a step, without sampling and tokenisation. One thread drives the
-// session; results depend on what else the machine does, hence the repetitions.
+// Times the forward passes that the engine would run, without sampling and tokenisation. One thread
+// drives the session. Results depend on the load of the machine, hence the repetitions.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,12 @@ struct BenchTest {
   int64_t tokens() const { return (int64_t{prompt} + generate) * sequences; }
 };
 
-// A model's weights by how often a step needs them. An embedding table that is only looked up
-// counts nowhere; experts count with the share that a token is routed to.
+// A model's weights by how often a step needs them. An embedding that is only looked up counts
+// nowhere; experts count with the share that a token is routed to.
 struct ModelWork {
   double layer_weights = 0.0;
   double layer_bytes = 0.0;
-  // Of these, the last layer's behind its keys and values: nothing for tokens without logits.
+  // The part of these behind the model's last keys and values, which tokens without logits skip.
   double last_weights = 0.0;
   double last_bytes = 0.0;
   double head_weights = 0.0;
@@ -40,10 +40,10 @@ struct ModelWork {
 };
 ModelWork model_work(const Model& model);
 
-// What a test must read and compute, at least: weights once a step, keys and values of the context.
+// The least that a test must read and compute: weights once a step, keys and values of the context.
 struct BenchWork {
   double bytes = 0.0;
-  double operations = 0.0;  // multiplications and additions of the products
+  double operations = 0.0;  // multiplications and additions of the GEMMs
 };
 
 struct BenchResult {
@@ -56,7 +56,7 @@ struct BenchResult {
 };
 
 // REQUIRES: the session holds test.sequences sequences of test.context() tokens. Prompts run in
-// pieces of session.options().batch tokens. `goes_on` returns false to stop early.
+// chunks of session.options().batch tokens. `goes_on` returns false to stop early.
 Result<BenchResult> run_bench(Session& session, const BenchTest& test, int repetitions,
                               const std::function<bool()>& goes_on);
 

@@ -9,7 +9,7 @@
 namespace freshet::eval {
 namespace {
 
-// The kernel that multiplies most of the model's numbers; nullptr: none of the processor's own.
+// The GEMM kernel of most of the model's weights; nullptr: not one of the processor's.
 const ops::MatmulKernel* main_kernel(const Model& model) {
   std::map<std::string, int64_t> numbers;
   for (const auto& w : model.weights()) numbers[w.kernel] += w.rows * w.cols;

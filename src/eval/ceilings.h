@@ -1,4 +1,4 @@
-// What this machine can do at most, measured: the yardsticks of `freshet bench`.
+// Measures the limits of this machine, which `freshet bench` compares with.
 //
 // Measurements take up to a second and use all the threads given. Machines are shared: compare only
 // within one run.
@@ -26,7 +26,7 @@ struct Ceiling {
   std::string unit;  // "B/s" or "op/s"
   double rate = 0.0;
 };
-// All that the processor allows up to `cpu_isa` ("": everything); threads as ThreadPool takes them.
+// All limits of the processor up to `cpu_isa` ("": any); threads as ThreadPool takes them.
 Result<std::vector<Ceiling>> measure_all_ceilings(int threads, const std::string& cpu_isa);
 
 }  // namespace freshet::eval

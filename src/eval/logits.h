@@ -30,13 +30,13 @@ struct Perplexity {
   int64_t windows = 0;
 };
 
-// Over whole windows of `ids`, each seen by itself; what is left at the end is not scored.
+// Over whole windows of `ids`, each on its own; a rest at the end is not scored.
 // REQUIRES: session.options().context > window. `progress` may cancel by returning false.
 Result<Perplexity> perplexity(Session& session, std::span<const int32_t> ids,
                               const PerplexityOptions& options,
                               const std::function<bool(double fraction)>& progress);
 
-// The token ids' check against a vocabulary: names the first that is too large.
+// Checks token ids against a vocabulary. The error names the first that is too large.
 Status check_ids(std::span<const int32_t> ids, int64_t vocab);
 
 }  // namespace freshet::eval

@@ -3,21 +3,9 @@
 #include <numeric>
 #include <utility>
 
-#include "backend/cpu/backend.h"
-#include "backend/cuda/backend.h"
 #include "loader/checkpoint.h"
-#include "models/dummy.h"
-#include "models/registry.h"
 
 namespace freshet::eval {
-namespace {
-
-Result<ops::CpuIsa> isa_limit(const std::string& name) {
-  if (name.empty()) return ops::kAnyIsa;
-  return ops::isa_by_name(name);
-}
-
-}  // namespace
 
 Result<ModelSpec> Session::read_spec(const std::string& model) {
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(model));
@@ -25,96 +13,28 @@ Result<ModelSpec> Session::read_spec(const std::string& model) {
 }
 
 Result<std::unique_ptr<Session>> Session::open(const SessionOptions& options) {
-  std::unique_ptr<Session> s(new Session(options, options.threads));
-  FRESHET_RETURN_IF_ERROR(s->load());
+  std::unique_ptr<Session> s(new Session(options));
+  FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
+  FRESHET_ASSIGN_OR_RETURN(s->kv_type_, compute->kv_type(options.kv_cache_dtype));
+  FRESHET_ASSIGN_OR_RETURN(s->loaded_, runtime::LoadedModel::load(std::move(compute), options));
   FRESHET_RETURN_IF_ERROR(s->make_cache());
-  const int64_t vocab = s->model_->spec().vocab_size;
-  FRESHET_RETURN_IF_ERROR(s->model_->reserve(options.batch, options.logit_rows, options.context));
-  FRESHET_ASSIGN_OR_RETURN(
-      s->logits_, Buffer::allocate(static_cast<size_t>(options.logit_rows * vocab) * sizeof(float),
-                                   s->ops_->host_memory()));
+  FRESHET_RETURN_IF_ERROR(
+      s->loaded_->reserve({options.batch, options.logit_rows, options.context}));
+  FRESHET_ASSIGN_OR_RETURN(s->logits_, s->loaded_->make_logits(options.logit_rows));
   return s;
 }
 
-std::string Session::device() const {
-  return ops_->device() != nullptr ? ops_->device()->name() : "cpu";
-}
-
-Status Session::load() {
-  FRESHET_ASSIGN_OR_RETURN(const ops::CpuIsa limit, isa_limit(options_.cpu_isa));
-  const ops::KernelTable& kernels = options_.reference ? ops::reference_kernels() : cpu::kernels();
-  ops::OpsOptions o;
-  o.reference = options_.reference;
-  o.force_kernels = options_.force_kernels;
-  const bool needs_cpu =
-      options_.reference || !options_.force_kernels.empty() || !options_.cpu_isa.empty();
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options_.device, needs_cpu));
-  if (device != nullptr) {
-    ops_ = ops::Ops::create(pool_, std::move(device));
-  } else {
-    FRESHET_ASSIGN_OR_RETURN(ops_, ops::Ops::create(pool_, kernels, cpu::detect(limit), o));
-  }
-  if (options_.load_format != "auto") {
-    if (options_.weight_cache_dir.empty()) return make_dummy();
-    return invalid_argument("--weight-cache-dir is for --load-format auto: {} weights are made up",
-                            options_.load_format);
-  }
-  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(options_.model));
-  FRESHET_ASSIGN_OR_RETURN(
-      model_, load_model(
-                  checkpoint, *ops_,
-                  [&](size_t done, size_t total) {
-                    if (options_.on_progress && total > 0)
-                      options_.on_progress("loading",
-                                           static_cast<double>(done) / static_cast<double>(total));
-                  },
-                  options_.weight_cache_dir));
-  return {};
-}
-
-Status Session::make_dummy() {
-  constexpr std::string_view kPrefix = "dummy:";
-  const std::string& asked = options_.load_format;
-  const auto format = asked.starts_with(kPrefix)
-                          ? quant::format_by_name(std::string_view(asked).substr(kPrefix.size()))
-                          : std::nullopt;
-  if (!format || quant::info(*format).encode == nullptr) {
-    return invalid_argument(
-        "--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16 or dummy:int4_g128",
-        asked);
-  }
-  FRESHET_ASSIGN_OR_RETURN(const json::Value config,
-                           json::parse_file(options_.model + "/config.json"));
-  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, models::read_spec(config));
-  FRESHET_ASSIGN_OR_RETURN(model_,
-                           models::dummy_model(spec, [&](auto...) { return *format; }, *ops_));
-  return {};
-}
-
 Status Session::make_cache() {
-  std::string type_name = options_.kv_cache_dtype;
-  if (type_name == "auto") type_name = options_.reference ? "f32" : "f16";
-  FRESHET_ASSIGN_OR_RETURN(kv_type_, ops::kv_type_by_name(type_name));
-  const KvCacheSpec spec = kv_cache_spec(model_->spec(), kv_type_);
-  for (const ops::KvShape& shape : spec.layers) {
-    if (ops_->device() != nullptr) FRESHET_RETURN_IF_ERROR(ops_->device()->supports(shape));
-  }
+  const size_t groups = kv_cache_spec(model().spec(), kv_type_).groups.size();
   blocks_ = (options_.context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const int64_t all = blocks_ * options_.sequences;
   if (all > INT32_MAX) return resource_exhausted("{} blocks of cache are too many", all);
   FRESHET_ASSIGN_OR_RETURN(
       cache_,
-      KvStorage::allocate(spec, std::vector<int32_t>(spec.groups.size(), static_cast<int32_t>(all)),
-                          ops_->memory()));
+      loaded_->make_cache(kv_type_, std::vector<int32_t>(groups, static_cast<int32_t>(all))));
   length_.assign(static_cast<size_t>(options_.sequences), 0);
-  batch_.tables.resize(spec.groups.size());
+  batch_.tables.resize(groups);
   return {};
-}
-
-size_t Session::weight_bytes() const {
-  size_t bytes = 0;
-  for (const auto& w : model_->weights()) bytes += w.bytes;
-  return bytes;
 }
 
 void Session::set_length(int sequence, int64_t tokens) {
@@ -154,8 +74,8 @@ std::span<float> Session::run(std::span<const Piece> pieces) {
   }
   const auto rows = static_cast<int64_t>(batch_.logit_rows.size());
   FRESHET_CHECK(batch_.tokens() <= options_.batch && rows <= options_.logit_rows);
-  model_->forward(batch_, cache_, {logits_.as<float>()});
-  return {logits_.as<float>(), static_cast<size_t>(rows * model_->spec().vocab_size)};
+  loaded_->model().forward(batch_, cache_, {logits_.as<float>()});
+  return {logits_.as<float>(), static_cast<size_t>(rows * model().spec().vocab_size)};
 }
 
 }  // namespace freshet::eval

@@ -1,7 +1,7 @@
 // A model and a cache for measuring it: forward passes over a few sequences, without a scheduler.
 //
 // Sequence s owns the same blocks all the time, so nothing is allocated after open(). Each run() is
-// one ragged batch, exactly what the engine hands to the model. Used by one thread.
+// one ragged batch, as the engine gives it to the model. Used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -12,29 +12,16 @@
 #include <vector>
 
 #include "base/status.h"
-#include "base/thread_pool.h"
-#include "kv_cache/kv_storage.h"
-#include "layers/model.h"
-#include "ops/ops.h"
+#include "runtime/loaded_model.h"
 
 namespace freshet::eval {
 
-struct SessionOptions {
-  std::string model;  // folder or file
-  int threads = 0;
-  std::string device = "cpu";  // cpu, cuda, auto
-  // "dummy:FORMAT": random weights in the shape of `model`, a folder with a configuration
-  std::string load_format = "auto";
-  std::string cpu_isa;
-  bool reference = false;
-  std::vector<std::string> force_kernels;
-  std::string weight_cache_dir;         // as in EngineOptions
+struct SessionOptions : runtime::LoadOptions {
   std::string kv_cache_dtype = "auto";  // f32 in the reference path, f16 otherwise
   int sequences = 1;
   int64_t context = 0;     // tokens a sequence may grow to
   int64_t batch = 512;     // most tokens of a run()
   int64_t logit_rows = 1;  // most logits rows of a run()
-  std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
 class Session {
@@ -43,12 +30,12 @@ class Session {
   // For plans: reads the configuration only.
   static Result<ModelSpec> read_spec(const std::string& model);
 
-  const Model& model() const { return *model_; }
-  const ops::Ops& ops() const { return *ops_; }
-  std::string device() const;  // "cpu", or the GPU's name
-  int threads() const { return pool_.size(); }
+  const Model& model() const { return loaded_->model(); }
+  const ops::Ops& ops() const { return loaded_->ops(); }
+  std::string device() const { return loaded_->device(); }  // "cpu", or the GPU's name
+  int threads() const { return loaded_->compute().pool().size(); }
   const SessionOptions& options() const { return options_; }
-  size_t weight_bytes() const;
+  size_t weight_bytes() const { return loaded_->weight_bytes(); }
   ops::KvType kv_type() const { return kv_type_; }
 
   // Tokens that follow what the sequence holds.
@@ -62,19 +49,15 @@ class Session {
   std::span<float> run(std::span<const Piece> pieces);
   void reset(int sequence) { length_[static_cast<size_t>(sequence)] = 0; }
   int64_t length(int sequence) const { return length_[static_cast<size_t>(sequence)]; }
-  // Pretends that the sequence holds `tokens` tokens; their keys and values are whatever is there.
+  // Pretends that the sequence holds `tokens` tokens; their keys and values are arbitrary.
   void set_length(int sequence, int64_t tokens);
 
  private:
-  Session(const SessionOptions& options, int threads) : options_(options), pool_(threads) {}
-  Status load();
-  Status make_dummy();
+  explicit Session(const SessionOptions& options) : options_(options) {}
   Status make_cache();
 
   SessionOptions options_;
-  ThreadPool pool_;
-  std::unique_ptr<ops::Ops> ops_;
-  std::unique_ptr<Model> model_;
+  std::unique_ptr<runtime::LoadedModel> loaded_;
   KvStorage cache_;
   ops::KvType kv_type_ = ops::KvType::kF16;
   int64_t blocks_ = 0;           // of a sequence, in each group

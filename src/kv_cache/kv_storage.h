@@ -1,8 +1,10 @@
-// The memory of the paged KV cache: one buffer per layer, divided into blocks.
+// The memory of the paged cache: one buffer for each layer of the cache, divided into blocks.
 //
-// Layers form groups by attention window. The layers of a group share block ids, and each group has
-// a pool of its own (kv_cache/block_pool.h), because a sliding window needs few blocks per sequence
-// however long it grows. KvStorage owns the memory and does not know sequences.
+// A layer of the cache belongs to a branch of the model that stores keys and values; most models
+// have one such branch in each of their layers. Layers are grouped by attention window: a group's
+// layers share block ids, and each group has its own pool (kv_cache/block_pool.h), because a
+// sliding window needs few blocks for a sequence of any length. KvStorage owns the memory and knows
+// no sequences.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +18,10 @@ namespace freshet {
 
 struct KvGroup {
   int window = 0;           // 0: full attention
-  std::vector<int> layers;  // model layers of the group, ascending
+  std::vector<int> layers;  // of the cache, ascending
 };
 
-// The layout of a model's cache: a shape for every layer, and the groups.
+// The layout of a model's cache: a shape for each layer of the cache, and the groups.
 struct KvCacheSpec {
   std::vector<ops::KvShape> layers;  // [layers]
   std::vector<KvGroup> groups;
@@ -28,7 +30,7 @@ struct KvCacheSpec {
 
 class KvStorage {
  public:
-  // blocks[g]: number of blocks of group g. memory: where they lie, nullptr for the host.
+  // blocks[g]: number of blocks of group g. memory: where to allocate, nullptr for the host.
   static Result<KvStorage> allocate(const KvCacheSpec& spec, const std::vector<int32_t>& blocks,
                                     Memory* memory = nullptr);
 

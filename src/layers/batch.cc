@@ -2,7 +2,7 @@
 
 namespace freshet {
 
-bool take_logit_rows(const ForwardBatch& batch, int group, ForwardBatch& to) {
+bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, ForwardBatch& to) {
   const std::vector<int32_t>& rows = batch.logit_rows;
   if (std::ssize(rows) == batch.tokens()) return false;
   to.token_ids.clear();
@@ -10,10 +10,11 @@ bool take_logit_rows(const ForwardBatch& batch, int group, ForwardBatch& to) {
   to.query_start.assign(1, 0);
   to.context_len.clear();
   to.tables.resize(batch.tables.size());
-  const BlockTables& from = batch.tables[static_cast<size_t>(group)];
-  BlockTables& table = to.tables[static_cast<size_t>(group)];
-  table.ids.clear();
-  table.stride = from.stride;
+  for (const int group : groups) {
+    BlockTables& table = to.tables[static_cast<size_t>(group)];
+    table.ids.clear();
+    table.stride = batch.tables[static_cast<size_t>(group)].stride;
+  }
   auto row = rows.begin();
   for (size_t s = 0; s < batch.context_len.size(); ++s) {
     const int32_t end = batch.query_start[s + 1];
@@ -26,8 +27,12 @@ bool take_logit_rows(const ForwardBatch& batch, int group, ForwardBatch& to) {
     if (*first != end - (row - first)) return false;
     to.query_start.push_back(static_cast<int32_t>(to.token_ids.size()));
     to.context_len.push_back(batch.context_len[s]);
-    const auto ids = from.ids.begin() + static_cast<int64_t>(s) * from.stride;
-    table.ids.insert(table.ids.end(), ids, ids + from.stride);
+    for (const int group : groups) {
+      const BlockTables& from = batch.tables[static_cast<size_t>(group)];
+      BlockTables& table = to.tables[static_cast<size_t>(group)];
+      const auto ids = from.ids.begin() + static_cast<int64_t>(s) * from.stride;
+      table.ids.insert(table.ids.end(), ids, ids + from.stride);
+    }
   }
   return true;
 }

@@ -2,8 +2,8 @@
 //
 // Prefill, chunked prefill, decode and verification are all this. Token t of the flattened batch
 // has an id and a position; sequence s owns tokens [query_start[s], query_start[s + 1]), which are
-// the last of its context_len[s] tokens. Layers with the same attention window share a block table:
-// a model has one or more cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
+// the last of its context_len[s] tokens. Branches with the same attention window share a block
+// table: a model has cache groups (kv_cache/kv_storage.h), and tables[g] belongs to group g.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace freshet {
 
-constexpr int64_t kTablePiece = 64;  // strides of tables are multiples, so that shapes are few
+constexpr int64_t kTablePiece = 64;  // strides of tables are multiples of it: few different shapes
 
 struct BlockTables {
   std::vector<int32_t> ids;  // [sequences, stride]; -1 where there is no block (any more)
@@ -25,21 +25,21 @@ struct BlockTables {
 
 struct ForwardBatch {
   std::vector<int32_t> token_ids;  // [tokens]
-  // Empty, or [tokens]: the row of logits of the batch started before this one whose token it is;
-  // -1: token_ids has it.
+  // Empty, or [tokens]: the logits row of the previous batch whose sampled token this is; -1: the
+  // id is in token_ids.
   std::vector<int32_t> ids_from;
   std::vector<int32_t> positions;    // [tokens]
   std::vector<int32_t> query_start;  // [sequences + 1]
   std::vector<int32_t> context_len;  // [sequences], this step's tokens included
   std::vector<BlockTables> tables;   // [groups]
   std::vector<int32_t> logit_rows;   // tokens whose logits are wanted, ascending
-  std::vector<uint8_t> best_only;    // empty, or [logit_rows]: 1: of its row, the best id will do
-  // Empty, or the words of ops/sample.h: which token is to be drawn from each row of logits.
+  std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
+  // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
-  // Whether a device that names tokens leaves the row itself out.
+  // Whether a device that samples returns the token alone and not the row of logits.
   bool names_token(size_t row) const {
     if (!samples.empty()) return samples[row * ops::kSampleRowWords] != ops::SampleRow::kNotHere;
     return !best_only.empty() && best_only[row] != 0;
@@ -50,11 +50,11 @@ struct ForwardBatch {
   }
 };
 
-// The rows of a batch whose logits are wanted as a batch of their own: queries at the ends of the
-// same contexts, whose keys and values the whole batch stores. Of the tables only those of `group`
-// are there. False, with `to` in no order, where all rows are wanted or some are not the last of
-// their sequence.
-bool take_logit_rows(const ForwardBatch& batch, int group, ForwardBatch& to);
+// Makes `to` a batch of the rows that need logits: queries at the ends of the same contexts, whose
+// keys and values the whole batch stores. It has the block tables of `groups` only. Returns false,
+// with `to` unspecified, if all rows need logits or one of them is followed, in its sequence, by a
+// row that needs none.
+bool take_logit_rows(const ForwardBatch& batch, std::span<const int> groups, ForwardBatch& to);
 
 // Where a step's results go, in the host's memory.
 struct StepResults {
@@ -62,8 +62,8 @@ struct StepResults {
 
   float* logits = nullptr;  // [logit_rows, vocab], final scaling and soft cap applied
   float* hidden = nullptr;  // or [tokens, hidden]: the states after the final norm
-  // Or [logit_rows]: the id that ops::Ops::argmax() or sample() names, and the row of logits is not
-  // written; or kSeeLogits, always where the batch wants the logits themselves.
+  // Or [logit_rows]: the token that ops::Ops::argmax() or sample() returns, in which case the row
+  // of logits is not written; or kSeeLogits, always if the batch asks for the logits themselves.
   int32_t* best = nullptr;
 };
 

@@ -17,9 +17,13 @@ ForwardBatch three(std::vector<int32_t> logit_rows) {
   return b;
 }
 
+bool take(const ForwardBatch& batch, std::vector<int> groups, ForwardBatch& to) {
+  return take_logit_rows(batch, groups, to);
+}
+
 TEST(LogitRows, AreTheEndsOfTheirSequences) {
   ForwardBatch to;
-  ASSERT_TRUE(take_logit_rows(three({1, 2, 5}), 1, to));
+  ASSERT_TRUE(take(three({1, 2, 5}), {1}, to));
   EXPECT_EQ(to.token_ids, (std::vector<int32_t>{11, 12, 31}));
   EXPECT_EQ(to.positions, (std::vector<int32_t>{5, 6, 9}));
   EXPECT_EQ(to.query_start, (std::vector<int32_t>{0, 2, 3}));
@@ -29,13 +33,20 @@ TEST(LogitRows, AreTheEndsOfTheirSequences) {
   EXPECT_EQ(to.tables[1].stride, 2);
 }
 
+TEST(LogitRows, HaveTheTablesOfAllGroupsAskedFor) {
+  ForwardBatch to;
+  ASSERT_TRUE(take(three({2, 5}), {0, 1}, to));
+  EXPECT_EQ(to.tables[0].ids, (std::vector<int32_t>{1, 2, 5, 6}));
+  EXPECT_EQ(to.tables[1].ids, (std::vector<int32_t>{-1, 7, -1, 9}));
+}
+
 TEST(LogitRows, ForgetTheBatchBefore) {
   ForwardBatch to;
-  ASSERT_TRUE(take_logit_rows(three({2, 3, 5}), 0, to));
-  ASSERT_TRUE(take_logit_rows(three({3}), 0, to));
+  ASSERT_TRUE(take(three({2, 3, 5}), {0}, to));
+  ASSERT_TRUE(take(three({3}), {0}, to));
   EXPECT_EQ(to.positions, (std::vector<int32_t>{0}));
   EXPECT_EQ(to.tables[0].ids, (std::vector<int32_t>{3, 4}));
-  ASSERT_TRUE(take_logit_rows(three({}), 0, to));
+  ASSERT_TRUE(take(three({}), {0}, to));
   EXPECT_EQ(to.sequences(), 0);
   EXPECT_EQ(to.tokens(), 0);
   EXPECT_TRUE(to.tables[0].ids.empty());
@@ -43,9 +54,9 @@ TEST(LogitRows, ForgetTheBatchBefore) {
 
 TEST(LogitRows, AreNoBatchWhereAllAreWantedOrOneInTheMidst) {
   ForwardBatch to;
-  EXPECT_FALSE(take_logit_rows(three({0, 1, 2, 3, 4, 5}), 0, to));
-  EXPECT_FALSE(take_logit_rows(three({0, 2}), 0, to));
-  EXPECT_FALSE(take_logit_rows(three({4}), 0, to));
+  EXPECT_FALSE(take(three({0, 1, 2, 3, 4, 5}), {0}, to));
+  EXPECT_FALSE(take(three({0, 2}), {0}, to));
+  EXPECT_FALSE(take(three({4}), {0}, to));
 }
 
 }  // namespace

@@ -1,129 +1,34 @@
 #include "layers/decoder.h"
 
-#include <algorithm>
-#include <numeric>
+#include <array>
 #include <utility>
 
-#include "layers/rope.h"
-#include "ops/device.h"
+#include "layers/branch_kinds.h"
 
 namespace freshet {
 
 Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
-    : spec_(std::move(spec)), weights_(std::move(weights)), infos_(std::move(infos)), ops_(ops) {
+    : spec_(std::move(spec)),
+      weights_(std::move(weights)),
+      infos_(std::move(infos)),
+      ops_(ops),
+      last_stored_(last_stored(spec_)) {
   cos_sin_.resize(spec_.ropes.size());
   last_cos_sin_.resize(spec_.ropes.size());
-}
-
-size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
-  const int64_t hidden = spec_.hidden_size;
-  // The residual stream, and that of the rows a last layer goes on with.
-  size_t fixed = matrix_bytes(tokens, hidden) + matrix_bytes(logit_rows, hidden);
-  for (const RopeSpec& rope : spec_.ropes) {
-    fixed += matrix_bytes(tokens, rope.rotary_dim) + matrix_bytes(logit_rows, rope.rotary_dim);
-  }
-  // The most that is taken on top of that at once: by the look-up, a layer or the head.
-  size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
-                matrix_bytes(tokens, hidden);
-  peak = std::max(
-      peak, 2 * matrix_bytes(logit_rows, hidden) + matrix_bytes(logit_rows, spec_.embedding_size));
+  int stored = 0;
   for (const LayerSpec& layer : spec_.layers) {
-    const bool mla = layer.attention.kind == AttentionSpec::Kind::kMla;
-    const size_t attention = mla ? mla_attention_bytes(layer.attention, tokens)
-                                 : gqa_attention_bytes(layer.attention, tokens);
-    const size_t mlp_part =
-        layer.moe ? moe_bytes(*layer.moe, hidden, tokens) : mlp_bytes(layer.mlp, tokens);
-    // A branch's normalised input and its output; parallel branches have both inputs at once.
-    peak = std::max(peak, (layer.parallel ? 3 : 2) * matrix_bytes(tokens, hidden) +
-                              std::max(attention, mlp_part));
-  }
-  if (ops_.device() != nullptr) {  // results wait there for the host
-    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
-  }
-  return fixed + peak;
-}
-
-ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
-  ops::Ops::ShapeLimits l;
-  l.tokens = tokens;
-  l.max_context = context;
-  l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
-  l.max_rows = std::max(spec_.vocab_size, spec_.hidden_size);
-  for (const LayerSpec& layer : spec_.layers) {
-    const AttentionSpec& a = layer.attention;
-    const bool mla = a.kind == AttentionSpec::Kind::kMla;
-    const int64_t key = mla ? a.kv_rank + a.rope_dim : a.head_dim;
-    const int64_t value = mla ? a.kv_rank : a.value_dim;
-    const int64_t widest = a.heads * std::max({key, value, int64_t{a.head_dim}});
-    l.heads = std::max(l.heads, a.heads);
-    l.max_head_dim = std::max(l.max_head_dim, static_cast<int>(std::max(key, value)));
-    l.max_cols = std::max({l.max_cols, widest, int64_t{a.q_rank}});
-    l.max_rows = std::max(l.max_rows, widest);
-    int64_t ff = layer.mlp.ff;
-    if (layer.moe) {
-      ff = std::max(layer.moe->expert_ff, layer.moe->shared_ff);
-      l.max_expert_ff = std::max(l.max_expert_ff, int64_t{layer.moe->expert_ff});
-      l.top_k = std::max(l.top_k, layer.moe->routing.top_k);
-    }
-    l.max_cols = std::max(l.max_cols, ff);
-    if (layer.mlp.gated) l.max_gated_cols = spec_.hidden_size;
-    l.max_rows = std::max(l.max_rows, 2 * ff);
-  }
-  return l;
-}
-
-// What a device gets of a step: five arrays of tokens or rows, block tables, what becomes of rows;
-// three arrays and a table of what the last layer goes on with. No step has more sequences than it
-// may have rows of logits.
-size_t Decoder::input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
-  constexpr size_t kLists = size_t{5} << 20;  // samplers' lists, and what rounding takes
-  const int64_t blocks =
-      (context / ops::kBlockTokens + 2 * kTablePiece) / kTablePiece * kTablePiece;
-  const auto groups = std::ssize(kv_cache_spec(spec_, ops::KvType::kF16).groups);
-  return kLists + sizeof(int32_t) * static_cast<size_t>(
-                                        5 * tokens + logit_rows * (blocks * (groups + 1) + 4 +
-                                                                   int64_t{ops::kSampleRowWords}));
-}
-
-size_t Decoder::workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const {
-  const size_t inputs =
-      ops_.device() != nullptr ? input_bytes(tokens, logit_rows, context) : size_t{0};
-  return arena_bytes(tokens, logit_rows) + ops_.scratch_bytes(limits(tokens, context)) + inputs;
-}
-
-Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {
-  FRESHET_CHECK(tokens > 0 && logit_rows > 0 && context > 0,
-                "a plan for {} tokens, {} logits, {} positions", tokens, logit_rows, context);
-  if (spec_.learned_positions > 0 && context > spec_.learned_positions - spec_.position_offset) {
-    return invalid_argument("a context of {} tokens: the model has {} learned positions", context,
-                            spec_.learned_positions - spec_.position_offset);
-  }
-  if (const ops::Device* device = ops_.device()) {
-    for (const LayerSpec& layer : spec_.layers) {
-      FRESHET_RETURN_IF_ERROR(device->supports(kv_shape(layer.attention, ops::KvType::kF16)));
-      if (layer.moe) FRESHET_RETURN_IF_ERROR(device->supports(layer.moe->routing));
+    std::vector<int>& indices = cache_layers_.emplace_back();
+    for (const BranchSpec& branch : layer.branches) {
+      indices.push_back(kind_of(branch).store != nullptr ? stored++ : -1);
     }
   }
-  FRESHET_RETURN_IF_ERROR(ops_.set_scratch(ops_.scratch_bytes(limits(tokens, context))));
-  FRESHET_RETURN_IF_ERROR(ops_.set_inputs(input_bytes(tokens, logit_rows, context)));
-  arena_ = Arena();  // gives its memory back before the new one is asked for
-  FRESHET_ASSIGN_OR_RETURN(Buffer buffer,
-                           Buffer::allocate(arena_bytes(tokens, logit_rows), ops_.memory()));
-  arena_ = Arena(std::move(buffer));
-  FRESHET_ASSIGN_OR_RETURN(
-      named_, Buffer::allocate(static_cast<size_t>(logit_rows) * sizeof(int32_t), ops_.memory()));
-  max_tokens_ = tokens;
-  max_logit_rows_ = logit_rows;
-  frequencies_.clear();
-  for (const RopeSpec& rope : spec_.ropes) {
-    const std::vector<float> all = rope_frequencies(rope, context);
-    Vector& on_device = frequencies_.emplace_back();
-    FRESHET_ASSIGN_OR_RETURN(on_device.buffer, ops_.upload(all));
-    on_device.size = std::ssize(all);
+  if (last_stored_.layer < 0) return;
+  const auto layer = static_cast<size_t>(last_stored_.layer);
+  const int first = spec_.layers[layer].parallel ? 0 : last_stored_.branch;
+  for (int b = first; b <= last_stored_.branch; ++b) {
+    const int index = cache_layers_[layer][static_cast<size_t>(b)];
+    if (index >= 0) last_cache_layers_.push_back(index);
   }
-  every_.resize(static_cast<size_t>(tokens));
-  std::iota(every_.begin(), every_.end(), 0);
-  return {};
 }
 
 Matrix Decoder::embed(Step& step) {
@@ -147,115 +52,108 @@ Matrix Decoder::embed(Step& step) {
   return x;
 }
 
+// The input of a branch: the stream, normalised if the spec says so.
+Matrix Decoder::branch_input(int layer, int branch, const Matrix& stream, Reads reads) {
+  const BranchSpec& spec = branch_of(layer, branch);
+  if (!spec.norms.in) return stream;
+  const BranchWeights& w = weights_of(layer, branch);
+  // Branches of a parallel layer may share the input.
+  const bool parallel = spec_.layers[static_cast<size_t>(layer)].parallel;
+  const ops::Weight* const reader =
+      parallel ? nullptr : kind_of(spec).reader(ops_, stream.rows, spec, w, reads);
+  const Matrix out = arena_.matrix(stream.rows, stream.cols);
+  ops_.norm(out, stream, norm_of(*spec.norms.in, w.norms.in), reader);
+  return out;
+}
+
 // x = after(x + out(branch(in))), the norms as the spec has them; `in` is normalised already.
-void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x) {
-  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const BranchNorms& norms = attention ? spec.attention_norms : spec.mlp_norms;
-  const BranchNormWeights& norm_weights = attention ? w.attention_norms : w.mlp_norms;
+void Decoder::branch(Step& step, int layer, int branch, const Matrix& in, const Matrix& x) {
+  const BranchSpec& spec = branch_of(layer, branch);
+  const BranchWeights& w = weights_of(layer, branch);
+  const BranchKind& kind = kind_of(spec);
+  const BranchNorms& norms = spec.norms;
   const auto run = [&](const Into& into) {
-    if (attention) {
-      const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
-      (mla ? mla_attention : gqa_attention)(step, layer, w.attention, in, into);
-    } else if (spec.moe) {
-      moe(step, *spec.moe, w.moe, in, into);
-    } else {
-      mlp(step, spec.mlp, w.mlp, in, into);
-    }
+    kind.run(step, spec, w, cache_layer_of(layer, branch), in, into);
   };
-  const bool scaled_experts = !attention && spec.moe && spec_.residual_scale != 1.0f;
-  if (!norms.out && !scaled_experts && in.data != x.data) {
+  const bool scalable = kind.scales || spec_.residual_scale == 1.0f;
+  if (!norms.out && scalable && in.data != x.data) {
     run({x, true, spec_.residual_scale});
   } else {
     const Scratch scratch(arena_);
     const Matrix out = arena_.matrix(x.rows, x.cols);
     run({out, false, 1.0f});
-    if (norms.out) ops_.norm(out, out, norm_of(*norms.out, norm_weights.out));
+    if (norms.out) ops_.norm(out, out, norm_of(*norms.out, w.norms.out));
     ops_.add(x, out, spec_.residual_scale);
   }
-  if (norms.after) ops_.norm(x, x, norm_of(*norms.after, norm_weights.after));
+  if (norms.after) ops_.norm(x, x, norm_of(*norms.after, w.norms.after));
 }
 
-namespace {
-
-// Of what is normalised in front of attention.
-enum class Reads { kAll, kQueries, kKeysAndValues };
-
-const ops::Weight* reader_of_attention(const ops::Ops& ops, int64_t rows, const AttentionSpec& spec,
-                                       const AttentionWeights& w, Reads reads) {
-  const bool mla = spec.kind == AttentionSpec::Kind::kMla;
-  const Linear* const q = mla && spec.q_rank > 0 ? &w.q_down : &w.q;
-  if (reads == Reads::kQueries) return reader_of(ops, rows, {q});
-  const bool all = reads == Reads::kAll;
-  if (mla) return reader_of(ops, rows, {all ? q : &w.kv_down, &w.kv_down});
-  return reader_of(ops, rows, {all ? q : &w.k, &w.k, &w.v});
+// Stores the keys and values of all rows of x. `in`: the branch's input.
+void Decoder::store(Step& step, int layer, int branch, const Matrix& in) {
+  const BranchSpec& spec = branch_of(layer, branch);
+  kind_of(spec).store(step, spec, weights_of(layer, branch), cache_layer_of(layer, branch), in);
 }
 
-const ops::Weight* reader_of_mlp(const ops::Ops& ops, int64_t rows, const LayerSpec& spec,
-                                 const LayerWeights& w) {
-  if (spec.moe) {  // experts take the numbers as they are, as a router in F32 does
-    const ops::Weight& router = w.moe.router.weight;
-    const bool plain = spec.moe->shared_ff == 0 && router.format == quant::Format::kF32;
-    return plain ? &router : nullptr;
-  }
-  return spec.mlp.gated ? reader_of(ops, rows, {&w.mlp.gate, &w.mlp.up})
-                        : reader_of(ops, rows, {&w.mlp.up});
-}
-
-}  // namespace
-
-// The residual stream x behind the layer. With `last`, the step of the rows whose logits are
-// wanted, other rows end with their keys and values, and the stream of those rows is another.
-Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
-  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const auto normed = [&](const Matrix& rows, const std::optional<NormSpec>& norm,
-                          const NormWeights& weights, const ops::Weight* reader) {
-    if (!norm) return rows;
-    const Matrix out = arena_.matrix(rows.rows, rows.cols);
-    ops_.norm(out, rows, norm_of(*norm, weights), reader);
-    return out;
-  };
-  const auto attention_in = [&](const Matrix& rows, Reads reads) {
-    const ops::Weight* const reader =
-        spec.parallel ? nullptr
-                      : reader_of_attention(ops_, rows.rows, spec.attention, w.attention, reads);
-    return normed(rows, spec.attention_norms.in, w.attention_norms.in, reader);
-  };
-  Matrix stream = x;
-  Step& on = last != nullptr ? *last : step;
-  if (last != nullptr) {
-    stream = arena_.matrix(last->batch.tokens(), x.cols);
-    {
-      const Scratch own(arena_);
-      const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
-      (mla ? mla_store : gqa_store)(step, layer, w.attention,
-                                    attention_in(x, Reads::kKeysAndValues));
-    }
-    if (stream.rows == 0) return stream;
-    ops_.gather_rows(stream, x, step.batch.logit_rows);
-  }
-  const Reads reads = on.stored ? Reads::kQueries : Reads::kAll;
-  const Scratch scratch(arena_);
-  if (spec.parallel) {
-    // Both inputs before either branch adds to the stream.
-    const Matrix in = attention_in(stream, reads);
-    const Matrix mlp_in =
-        spec.mlp_norms.in ? normed(stream, spec.mlp_norms.in, w.mlp_norms.in, nullptr) : in;
-    branch(on, layer, true, in, stream);
-    branch(on, layer, false, mlp_in, stream);
-    return stream;
-  }
-  {
-    const Scratch own(arena_);
-    branch(on, layer, true, attention_in(stream, reads), stream);
-  }
-  const ops::Weight* const reader = reader_of_mlp(ops_, stream.rows, spec, w);
-  branch(on, layer, false, normed(stream, spec.mlp_norms.in, w.mlp_norms.in, reader), stream);
+// The rows of x that need logits, as a stream of their own.
+Matrix Decoder::logit_rows(const Step& step, const Step& last, const Matrix& x) {
+  const Matrix stream = arena_.matrix(last.batch.tokens(), x.cols);
+  if (stream.rows > 0) ops_.gather_rows(stream, x, step.batch.logit_rows);
   return stream;
 }
 
-// x: the residual stream of all rows, or of those whose logits are wanted.
+// Returns the residual stream behind the layer. `last`: nullptr, or the step of the rows that need
+// logits. Then the layer has the last branch that stores: all rows store their keys and values, and
+// only those rows continue, in a stream of their own.
+Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
+  const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
+  if (spec.parallel) return run_parallel(step, layer, x, last);
+  Matrix stream = x;
+  Step* on = &step;
+  for (int b = 0; b < static_cast<int>(spec.branches.size()); ++b) {
+    if (last != nullptr && b == last_stored_.branch) {
+      const Matrix rows = logit_rows(step, *last, stream);
+      const Scratch scratch(arena_);
+      store(step, layer, b, branch_input(layer, b, stream, Reads::kKeysAndValues));
+      if (rows.rows == 0) return rows;
+      stream = rows;
+      on = last;
+    }
+    const Scratch scratch(arena_);
+    const Reads reads = on->stored ? Reads::kQueries : Reads::kAll;
+    branch(*on, layer, b, branch_input(layer, b, stream, reads), stream);
+  }
+  return stream;
+}
+
+Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last) {
+  const std::vector<BranchSpec>& branches = spec_.layers[static_cast<size_t>(layer)].branches;
+  const auto count = static_cast<int>(branches.size());
+  // A branch without a norm shares the input of the branch before it. The first one has a norm.
+  const auto shares = [&](int b) { return !branches[static_cast<size_t>(b)].norms.in; };
+  Matrix stream = x;
+  if (last != nullptr) {
+    stream = logit_rows(step, *last, x);
+    for (int b = 0; b < count; ++b) {
+      if (cache_layer_of(layer, b) < 0) continue;
+      const Scratch scratch(arena_);
+      int source = b;
+      while (shares(source)) --source;
+      store(step, layer, b, branch_input(layer, source, x, Reads::kKeysAndValues));
+    }
+    if (stream.rows == 0) return stream;
+  }
+  const Scratch scratch(arena_);
+  Step& on = last != nullptr ? *last : step;
+  std::array<Matrix, kMaxBranches> in;  // all are made before any branch adds to the stream
+  for (int b = 0; b < count; ++b) {
+    const auto i = static_cast<size_t>(b);
+    in[i] = shares(b) ? in[i - 1] : branch_input(layer, b, stream, Reads::kAll);
+  }
+  for (int b = 0; b < count; ++b) branch(on, layer, b, in[static_cast<size_t>(b)], stream);
+  return stream;
+}
+
+// x: the residual stream of all rows, or of those that need logits.
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
@@ -311,113 +209,15 @@ void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hi
   rope_tables(step.batch.positions, step.cos_sin);
   if (last != nullptr) rope_tables(last->batch.positions, last->cos_sin);
   Matrix x = embed(step);
+  Step* on = &step;
   const auto layers = static_cast<int>(spec_.layers.size());
   for (int layer = 0; layer < layers; ++layer) {
-    x = run_layer(step, layer, x, layer + 1 == layers ? last : nullptr);
+    const bool ends = last != nullptr && layer == last_stored_.layer;
+    x = run_layer(*on, layer, x, ends ? last : nullptr);
+    if (x.rows == 0) break;
+    if (ends) on = last;
   }
   write_logits(step, x, logits, hidden);
-}
-
-// The logits of rows of which no token is named, and all else that is wanted.
-void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
-                    const StepResults& results) {
-  const auto named = [&](int64_t row) {
-    return best != nullptr && batch.names_token(static_cast<size_t>(row));
-  };
-  for (int64_t row = 0, end = 0; row < logits.rows; row = end + 1) {
-    for (end = row; end < logits.rows && !named(end);) ++end;
-    if (end == row) continue;
-    const auto bytes = static_cast<size_t>((end - row) * logits.cols) * sizeof(float);
-    ops_.fetch(results.logits + row * logits.cols, logits.row(row), bytes);
-  }
-  if (best != nullptr) {
-    ops_.fetch(results.best, best, static_cast<size_t>(logits.rows) * sizeof(int32_t));
-  }
-}
-
-void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int turn) {
-  const size_t rows = batch.logit_rows.size();
-  if (ops_.device() == nullptr) {
-    if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
-    return;
-  }
-  if (rows > 0 || results.hidden != nullptr) ops_.await(turn);
-  for (size_t row = 0; results.best != nullptr && row < rows; ++row) {
-    if (!batch.names_token(row)) results.best[row] = StepResults::kSeeLogits;
-  }
-}
-
-void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
-                      const StepResults& results) {
-  start(batch, cache, results, 0);
-  finish(batch, results, 0);
-}
-
-void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
-                    int turn) {
-  const int64_t tokens = batch.tokens();
-  FRESHET_CHECK(tokens > 0 && tokens <= max_tokens_, "a step of {} tokens, planned for {}", tokens,
-                max_tokens_);
-  FRESHET_CHECK(static_cast<int64_t>(batch.logit_rows.size()) <= max_logit_rows_,
-                "logits of {} tokens, planned for {}", batch.logit_rows.size(), max_logit_rows_);
-  FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
-                "{} positions for {} tokens", batch.positions.size(), tokens);
-  arena_.reset();
-  const auto rows = static_cast<int64_t>(batch.logit_rows.size());
-  Matrix logits{results.logits, rows, spec_.vocab_size, spec_.vocab_size};
-  Matrix states{results.hidden, tokens, spec_.hidden_size, spec_.hidden_size};
-  const bool wants_states = results.hidden != nullptr;
-  int32_t* best = nullptr;
-  const bool apart = ops_.device() != nullptr;
-  if (apart) {  // the same places in every step of the same numbers
-    logits = arena_.matrix(rows, spec_.vocab_size);
-    if (wants_states) states = arena_.matrix(tokens, spec_.hidden_size);
-    // On the host a sampler is there as soon.
-    if (results.best != nullptr && (!batch.best_only.empty() || !batch.samples.empty())) {
-      best = named_.as<int32_t>();
-    }
-  }
-  step_arrays_.assign(
-      {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
-  const bool takes = apart && !batch.ids_from.empty();
-  const bool draws = best != nullptr && !batch.samples.empty();
-  const int last_group = cache.group_of(static_cast<int>(spec_.layers.size()) - 1);
-  const bool narrows = !wants_states && take_logit_rows(batch, last_group, last_);
-  step_key_.assign({tokens, batch.sequences(), rows, wants_states, best != nullptr, draws, takes,
-                    narrows ? last_.sequences() : -1});
-  for (const BlockTables& table : batch.tables) {
-    step_arrays_.push_back(table.ids);
-    step_key_.push_back(table.stride);
-  }
-  for (size_t layer = 0; apart && layer < spec_.layers.size(); ++layer) {
-    step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
-  }
-  if (narrows) {
-    for (const std::vector<int32_t>* array :
-         {&last_.positions, &last_.query_start, &last_.context_len,
-          &last_.tables[static_cast<size_t>(last_group)].ids}) {
-      step_arrays_.push_back(*array);
-    }
-  }
-  if (takes) step_arrays_.push_back(batch.ids_from);
-  step_arrays_.push_back(batch.samples);  // last: what stands in front is of known size
-  Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
-  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
-  const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
-  ops_.step({step_arrays_, step_key_, decode}, [&] {
-    if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
-    run(step, narrows ? &last : nullptr, logits, states);
-    if (best == nullptr || rows == 0) return;
-    if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
-    ops_.argmax(logits, best);
-  });
-  if (!apart) return;
-  if (wants_states) {
-    ops_.fetch(results.hidden, states.data,
-               static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float));
-  }
-  if (rows > 0) fetch(batch, logits, best, results);
-  if (rows > 0 || wants_states) ops_.note(turn);
 }
 
 }  // namespace freshet

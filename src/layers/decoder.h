@@ -1,14 +1,18 @@
 // The forward pass of every decoder: runs a ModelSpec with its weights.
 //
-// Residual stream [tokens, hidden] in F32; each layer adds an attention branch and an MLP branch to
-// it, normalised where the spec says. The last layer goes on with the rows whose logits are wanted,
-// where those are the last of their sequences. See model.h for the contract.
+// Residual stream [tokens, hidden] in F32; each branch of each layer adds to it, normalised where
+// the spec says. Behind the last branch that stores keys and values only the rows that need logits
+// continue, if those are the last of their sequences. See model.h for the contract.
+//
+// decoder.cc has the pass itself, decoder_plan.cc its memory, decoder_step.cc the step around it.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "layers/branch_kinds.h"
 #include "layers/model.h"
 #include "layers/step.h"
 
@@ -20,7 +24,17 @@ class Decoder final : public Model {
   Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops);
 
   const ModelSpec& spec() const override { return spec_; }
-  size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override;
+  // Bytes of a workspace. Models that share their Ops share all but `own`.
+  struct Workspace {
+    size_t own = 0;      // activations, and results that wait for the host
+    size_t scratch = 0;  // of the ops
+    size_t inputs = 0;   // of a device: what a step sends there
+  };
+  Workspace workspace(int64_t tokens, int64_t logit_rows, int64_t context) const;
+  size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const override {
+    const Workspace w = workspace(tokens, logit_rows, context);
+    return w.own + w.scratch + w.inputs;
+  }
   Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) override;
   bool samples() const override { return ops_.samples(spec_.vocab_size); }
   void forward(const ForwardBatch& batch, const KvStorage& cache,
@@ -36,9 +50,26 @@ class Decoder final : public Model {
   ops::Ops::ShapeLimits limits(int64_t tokens, int64_t context) const;
   Matrix embed(Step& step);
   void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
+  const BranchSpec& branch_of(int layer, int branch) const {
+    return spec_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
+  }
+  const BranchWeights& weights_of(int layer, int branch) const {
+    return weights_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
+  }
+  // -1: the branch stores nothing.
+  int cache_layer_of(int layer, int branch) const {
+    return cache_layers_[static_cast<size_t>(layer)][static_cast<size_t>(branch)];
+  }
   Matrix run_layer(Step& step, int layer, const Matrix& x, Step* last);
-  void branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x);
+  Matrix run_parallel(Step& step, int layer, const Matrix& x, Step* last);
+  Matrix branch_input(int layer, int branch, const Matrix& stream, Reads reads);
+  void branch(Step& step, int layer, int branch, const Matrix& in, const Matrix& x);
+  void store(Step& step, int layer, int branch, const Matrix& in);
+  Matrix logit_rows(const Step& step, const Step& last, const Matrix& x);
   void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden);
+  bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);
+  void describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
+                     bool narrows, std::span<const int64_t> how);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
@@ -47,17 +78,21 @@ class Decoder final : public Model {
   ModelWeights weights_;
   std::vector<WeightInfo> infos_;
   ops::Ops& ops_;
+  BranchPlace last_stored_;
+  std::vector<std::vector<int>> cache_layers_;  // [layers][branches]: -1: stores nothing
+  std::vector<int> last_cache_layers_;          // of the branches that run for logit rows alone
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;
-  Buffer named_;                     // [max_logit_rows], a device's: the tokens of the last batch
+  Buffer named_;  // [max_logit_rows], a device's: sampled tokens of the last batch
   std::vector<Vector> frequencies_;  // [ropes]
   std::vector<int32_t> every_;       // 0, 1, 2 ... up to max_tokens_
   std::vector<std::span<const int32_t>> step_arrays_;
   std::vector<int64_t> step_key_;
   std::vector<const float*> cos_sin_;  // [ropes], of the step
-  // What of the step the last layer goes on with, once all keys and values are stored.
+  // The rows that need logits, which continue once all keys and values are stored.
   ForwardBatch last_;
+  std::vector<int> last_groups_;  // whose block tables last_ has
   std::vector<const float*> last_cos_sin_;
 };
 

@@ -1,4 +1,6 @@
-#include "layers/step.h"
+#include <algorithm>
+
+#include "layers/branch_kinds.h"
 
 namespace freshet {
 
@@ -21,5 +23,40 @@ void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, 
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens) {
   return matrix_bytes(tokens, spec.ff) * (spec.gated ? 2 : 1);
 }
+
+namespace {
+
+struct Kind {
+  using Spec = MlpSpec;
+  using Weights = MlpWeights;
+  static constexpr std::string_view kName = "mlp";
+
+  static void run(Step& step, const Spec& spec, const Weights& w, int, const Matrix& x,
+                  const Into& into) {
+    mlp(step, spec, w, x, into);
+  }
+  static size_t bytes(const Spec& spec, int64_t, int64_t tokens) { return mlp_bytes(spec, tokens); }
+  static void limits(const Spec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) {
+    l.max_cols = std::max(l.max_cols, int64_t{spec.ff});
+    l.max_rows = std::max(l.max_rows, 2 * int64_t{spec.ff});
+    if (spec.gated) l.max_gated_cols = std::max(l.max_gated_cols, hidden);
+  }
+  static const ops::Weight* reader(const ops::Ops& ops, int64_t rows, const Spec& spec,
+                                   const Weights& w, Reads) {
+    return spec.gated ? reader_of(ops, rows, {&w.gate, &w.up}) : reader_of(ops, rows, {&w.up});
+  }
+  static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
+    if (sane(spec.ff)) return {};
+    return invalid_argument("layer {}: an MLP of {} features", layer, spec.ff);
+  }
+  static std::string describe(const Spec& spec) {
+    return fmt::format("{}MLP of {}", spec.gated ? "gated " : "", spec.ff);
+  }
+  static void fields(const Spec& spec, json::Object& to) { to["ff"] = spec.ff; }
+};
+
+}  // namespace
+
+constinit const BranchKind kMlpKind = branch_kind<Kind>();
 
 }  // namespace freshet

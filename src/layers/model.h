@@ -1,8 +1,8 @@
 // A loaded model: weights in a device's form, and the forward pass.
 //
 // forward() runs one ragged batch: it writes the batch's keys and values to the cache and the
-// logits of the wanted rows to its results. It allocates nothing; the batch must fit the limits of
-// the plan. Called from one thread at a time. Which architecture it is shows only in spec().
+// logits of the requested rows to its results. It allocates nothing; the batch must fit the limits
+// of the plan. Called from one thread at a time. Only spec() tells which architecture it is.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,9 @@ class Model {
   virtual void forward(const ForwardBatch& batch, const KvStorage& cache,
                        const StepResults& results) = 0;
 
-  // Whether batches may come with words of samples, and ids from the batch before (batch.h). Then
-  // start() may return before it is done, and one more batch be started before finish() has waited
-  // for the results. `turn` is 0 and 1 in turns.
+  // Whether batches may have sampling descriptors, and ids from the previous batch (batch.h). Then
+  // start() may return before it is done, and the next batch may be started before finish() has
+  // waited for the results. `turn` is a buffer index that alternates between 0 and 1.
   virtual bool samples() const { return false; }
   virtual void start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
                      int /*turn*/) {
@@ -57,10 +57,10 @@ class Model {
 
 using Progress = std::function<void(size_t done_bytes, size_t total_bytes)>;
 
-// models/registry.cc: reads the configuration only (cheap; for plans and `inspect`).
+// models/registry.cc: reads only the configuration (cheap; for plans and `inspect`).
 Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint);
-// models/registry.cc: packs every weight, or maps what was packed before: `weight_cache` is a
-// folder for that (models/weight_cache.h), or empty. The checkpoint may be closed afterwards.
+// models/registry.cc: packs every weight, or maps weights packed earlier: `weight_cache` is a
+// folder for those (models/weight_cache.h), or empty. The checkpoint may be closed afterwards.
 Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
                                           const Progress& progress,
                                           const std::string& weight_cache = {});

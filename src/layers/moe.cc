@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "layers/step.h"
+#include "layers/branch_kinds.h"
 
 namespace freshet {
 namespace {
@@ -57,5 +57,75 @@ size_t moe_bytes(const MoeSpec& spec, int64_t hidden, int64_t tokens) {
   if (spec.shared_gate) bytes += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, 1);
   return bytes;
 }
+
+namespace {
+
+struct Kind {
+  using Spec = MoeSpec;
+  using Weights = MoeWeights;
+  static constexpr std::string_view kName = "moe";
+  static constexpr bool kScales = false;
+
+  static void run(Step& step, const Spec& spec, const Weights& w, int, const Matrix& x,
+                  const Into& into) {
+    moe(step, spec, w, x, into);
+  }
+  static size_t bytes(const Spec& spec, int64_t hidden, int64_t tokens) {
+    return moe_bytes(spec, hidden, tokens);
+  }
+  static void limits(const Spec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) {
+    const int64_t ff = std::max(spec.expert_ff, spec.shared_ff);
+    l.max_cols = std::max(l.max_cols, ff);
+    l.max_rows = std::max(l.max_rows, 2 * ff);
+    l.max_gated_cols = std::max(l.max_gated_cols, hidden);
+    l.max_expert_ff = std::max(l.max_expert_ff, int64_t{spec.expert_ff});
+    l.top_k = std::max(l.top_k, spec.routing.top_k);
+  }
+  // Experts read F32, as a router in F32 does.
+  static const ops::Weight* reader(const ops::Ops&, int64_t, const Spec& spec, const Weights& w,
+                                   Reads) {
+    const ops::Weight& router = w.router.weight;
+    const bool plain = spec.shared_ff == 0 && router.format == quant::Format::kF32;
+    return plain ? &router : nullptr;
+  }
+  static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
+    const ops::Routing& r = spec.routing;
+    if (!sane(r.experts) || r.top_k <= 0 || r.top_k > r.experts) {
+      return invalid_argument("layer {}: {} of {} experts a token", layer, r.top_k, r.experts);
+    }
+    if (r.groups <= 0 || r.experts % r.groups != 0 || r.top_groups <= 0 ||
+        r.top_groups > r.groups || r.group_score_top > r.experts / r.groups ||
+        r.top_k > r.experts / r.groups * r.top_groups) {
+      return invalid_argument("layer {}: {} of {} groups of {} experts, {} experts a token", layer,
+                              r.top_groups, r.groups, r.experts, r.top_k);
+    }
+    if (!sane(spec.expert_ff) || spec.shared_ff < 0 || spec.shared_ff > kMaxSize) {
+      return invalid_argument("layer {}: experts of {} and {} features", layer, spec.expert_ff,
+                              spec.shared_ff);
+    }
+    return {};
+  }
+  static Status supported(const Spec& spec, const ops::Device& device) {
+    return device.supports(spec.routing);
+  }
+  static double expert_share(const Spec& spec) {
+    return static_cast<double>(spec.routing.top_k) / std::max(1, spec.routing.experts);
+  }
+  static std::string describe(const Spec& m) {
+    std::string text =
+        fmt::format("{} of {} experts of {}", m.routing.top_k, m.routing.experts, m.expert_ff);
+    if (m.shared_ff > 0) text += fmt::format(" and a shared one of {}", m.shared_ff);
+    return text;
+  }
+  static void fields(const Spec& m, json::Object& to) {
+    to["experts"] = m.routing.experts;
+    to["experts_per_token"] = m.routing.top_k;
+    to["ff"] = m.expert_ff;
+  }
+};
+
+}  // namespace
+
+constinit const BranchKind kMoeKind = branch_kind<Kind>();
 
 }  // namespace freshet

@@ -11,9 +11,9 @@
 
 namespace freshet {
 
-// [rotary_dim / 2]. Where the frequencies depend on the length (dynamic, LongRoPE) they are those
-// for sequences of up to `context` tokens: fixed by the plan and not by what a batch happens to
-// hold, so that a cached key stays right as its sequence grows.
+// [rotary_dim / 2]. If the frequencies depend on the length (dynamic, LongRoPE), they are those for
+// sequences of up to `context` tokens. The plan fixes them, not the current batch, so that a cached
+// key stays valid as its sequence grows.
 std::vector<float> rope_frequencies(const RopeSpec& rope, int64_t context);
 
 // YaRN's temperature, 0.1 * mscale * ln(factor) + 1.

@@ -1,6 +1,6 @@
-// What a decoder-only transformer is, as data: everything that decides its forward pass except the
-// weights themselves.
+// A decoder as data: everything that decides its forward pass except the weights themselves.
 //
+// A layer is a list of branches (attention, MLP ...), each of which adds to the residual stream.
 // models/ maps configurations to a ModelSpec, and layers/decoder.h runs any of them. A spec names
 // no architecture beyond a label for people. Sizes are in features or tokens. Plain data: immutable
 // after it is read, so safe to read from many threads.
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "kv_cache/kv_storage.h"
@@ -57,9 +59,8 @@ enum class QkNorm {
   kFull,          // over all heads together [heads * head_dim]
 };
 
+// Multi-head attention whose query heads share key and value heads (GQA, arXiv:2305.13245).
 struct AttentionSpec {
-  enum class Kind { kGqa, kMla };
-  Kind kind = Kind::kGqa;
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;   // of queries and keys
@@ -72,12 +73,27 @@ struct AttentionSpec {
   bool qkv_bias = false;
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  NormSpec qk_norm_spec;  // the latents' too, for kMla
-  // kMla (arXiv:2405.04434): head_dim = nope_dim + rope_dim, the rotated part last.
+  NormSpec qk_norm_spec;
+};
+
+// Multi-head latent attention (MLA, arXiv:2405.04434).
+struct MlaSpec {
+  int heads = 0;
   int q_rank = 0;  // 0: queries are projected directly
   int kv_rank = 0;
-  int nope_dim = 0;
-  int rope_dim = 0;
+  int nope_dim = 0;  // features of a query or key head that do not rotate, in front ...
+  int rope_dim = 0;  // ... of those that do
+  int value_dim = 0;
+  int window = 0;  // as in AttentionSpec
+  int rope = -1;   // as in AttentionSpec
+  float scale = 1.0f;
+  float softcap = 0.0f;
+  bool sinks = false;
+  bool qkv_bias = false;
+  bool out_bias = false;
+  NormSpec latent_norm;
+
+  int head_dim() const { return nope_dim + rope_dim; }
 };
 
 struct MlpSpec {
@@ -103,14 +119,45 @@ struct BranchNorms {
   std::optional<NormSpec> in, out, after;
 };
 
+// Every kind of branch. layers/branch_kinds.h has a row for each, in this order.
+using BranchBody = std::variant<AttentionSpec, MlaSpec, MlpSpec, MoeSpec>;
+
+struct BranchSpec {
+  BranchNorms norms;
+  BranchBody body;
+};
+
 struct LayerSpec {
-  AttentionSpec attention;
-  BranchNorms attention_norms;
-  std::optional<MoeSpec> moe;  // in place of `mlp`
-  MlpSpec mlp;
-  BranchNorms mlp_norms;
-  // Both branches start from the layer's input; without mlp_norms.in they share the attention's.
+  std::vector<BranchSpec> branches;  // in the order in which they add to the residual stream
+  // All branches read the layer's input. A branch without norms.in shares the normalised input of
+  // the branch before it.
   bool parallel = false;
+
+  // The first branch of a kind; nullptr if the layer has none.
+  template <class Spec>
+  const Spec* find() const {
+    for (const BranchSpec& branch : branches) {
+      if (const Spec* spec = std::get_if<Spec>(&branch.body)) return spec;
+    }
+    return nullptr;
+  }
+  template <class Spec>
+  Spec* find() {
+    return const_cast<Spec*>(std::as_const(*this).find<Spec>());
+  }
+  // REQUIRES: the layer has such a branch.
+  AttentionSpec& attention() { return require<AttentionSpec>(*this); }
+  const AttentionSpec& attention() const { return require<const AttentionSpec>(*this); }
+  MlpSpec& mlp() { return require<MlpSpec>(*this); }
+  const MlpSpec& mlp() const { return require<const MlpSpec>(*this); }
+
+ private:
+  template <class Spec, class Layer>
+  static Spec& require(Layer& layer) {
+    Spec* spec = layer.template find<std::remove_const_t<Spec>>();
+    FRESHET_CHECK(spec != nullptr, "the layer has no such branch");
+    return *spec;
+  }
 };
 
 struct ModelSpec {
@@ -134,13 +181,20 @@ struct ModelSpec {
   float logits_softcap = 0.0f;
 };
 
-// Layers grouped by window, groups in the order of their first layers.
+// One layer of cache for each branch that stores keys and values, in the order of the branches.
+// Cache layers with the same window share a group; groups are in the order of their first layers.
 KvCacheSpec kv_cache_spec(const ModelSpec& spec, ops::KvType type);
-// What a layer keeps of a token. MLA keeps its latent and the rotated part, shared by all heads.
-ops::KvShape kv_shape(const AttentionSpec& attention, ops::KvType type);
+
+// The last branch that stores keys and values: tokens that need no logits stop behind it. -1, -1 if
+// no branch stores any.
+struct BranchPlace {
+  int layer = -1;
+  int branch = -1;
+};
+BranchPlace last_stored(const ModelSpec& spec);
 
 // Whether the parts fit together (heads divide, sizes are positive ...): a spec that passes can be
-// run without failed checks. The error names the odd part.
+// run without failed checks. The error names the part that does not fit.
 Status validate(const ModelSpec& spec);
 
 }  // namespace freshet

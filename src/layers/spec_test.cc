@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "layers/branch_kinds.h"
+
 namespace freshet {
 namespace {
 
@@ -10,18 +12,17 @@ ModelSpec small_spec() {
   spec.vocab_size = 32;
   spec.hidden_size = spec.embedding_size = 16;
   spec.max_context = 64;
-  LayerSpec layer;
-  layer.attention.heads = 4;
-  layer.attention.kv_heads = 2;
-  layer.attention.head_dim = layer.attention.value_dim = 8;
-  layer.mlp.ff = 32;
-  spec.layers.assign(4, layer);
+  AttentionSpec attention;
+  attention.heads = 4;
+  attention.kv_heads = 2;
+  attention.head_dim = attention.value_dim = 8;
+  spec.layers.assign(4, {{{{}, attention}, {{}, MlpSpec{.ff = 32}}}});
   return spec;
 }
 
 TEST(Spec, LayersWithOneWindowShareAGroup) {
   ModelSpec spec = small_spec();
-  spec.layers[0].attention.window = spec.layers[2].attention.window = 16;
+  spec.layers[0].attention().window = spec.layers[2].attention().window = 16;
   const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF16);
   ASSERT_EQ(cache.groups.size(), 2u);
   EXPECT_EQ(cache.groups[0].window, 16);
@@ -35,16 +36,41 @@ TEST(Spec, LayersWithOneWindowShareAGroup) {
 }
 
 TEST(Spec, LatentAttentionKeepsOneVectorForAllHeads) {
-  AttentionSpec a;
-  a.kind = AttentionSpec::Kind::kMla;
-  a.heads = a.kv_heads = 16;
+  ModelSpec spec = small_spec();
+  MlaSpec a;
+  a.heads = 16;
   a.kv_rank = 512;
   a.rope_dim = 64;
-  const ops::KvShape shape = kv_shape(a, ops::KvType::kBF16);
+  spec.layers[1].branches[0].body = a;
+  const ops::KvShape shape = kv_cache_spec(spec, ops::KvType::kBF16).layers[1];
   EXPECT_EQ(shape.kv_heads, 1);
   EXPECT_EQ(shape.key_dim, 576);
   EXPECT_EQ(shape.value_dim, 512);
   EXPECT_TRUE(shape.value_is_key_prefix);
+}
+
+TEST(Spec, EveryBranchThatStoresHasALayerOfTheCache) {
+  ModelSpec spec = small_spec();
+  AttentionSpec local = spec.layers[0].attention();
+  local.window = 16;
+  local.kv_heads = 1;
+  spec.layers[0].branches = {{{}, MlpSpec{.ff = 8}}};
+  spec.layers[1].branches.insert(spec.layers[1].branches.begin() + 1, {{}, local});
+  spec.layers[3].branches.erase(spec.layers[3].branches.begin());
+  ASSERT_TRUE(validate(spec).ok());
+  const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF16);
+  ASSERT_EQ(cache.layers.size(), 3u);
+  EXPECT_EQ(cache.layers[0].kv_heads, 2);
+  EXPECT_EQ(cache.layers[1].kv_heads, 1);
+  EXPECT_EQ(cache.layers[2].kv_heads, 2);
+  ASSERT_EQ(cache.groups.size(), 2u);
+  EXPECT_EQ(cache.groups[0].layers, (std::vector<int>{0, 2}));
+  EXPECT_EQ(cache.groups[1].layers, (std::vector<int>{1}));
+  EXPECT_EQ(last_stored(spec).layer, 2);
+  EXPECT_EQ(last_stored(spec).branch, 0);
+  for (LayerSpec& layer : spec.layers) layer.branches = {{{}, MlpSpec{.ff = 8}}};
+  EXPECT_TRUE(kv_cache_spec(spec, ops::KvType::kF16).layers.empty());
+  EXPECT_EQ(last_stored(spec).layer, -1);
 }
 
 TEST(Spec, OnlySoundOnesPass) {
@@ -56,25 +82,41 @@ TEST(Spec, OnlySoundOnesPass) {
   };
   EXPECT_TRUE(refused([](ModelSpec& s) { s.layers.clear(); }));
   EXPECT_TRUE(refused([](ModelSpec& s) { s.vocab_size = 0; }));
-  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention.kv_heads = 3; }));
-  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention.head_dim = 0; }));
-  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention.heads = 1 << 19; }));
-  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].mlp.ff = -1; }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention().kv_heads = 3; }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention().head_dim = 0; }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].attention().heads = 1 << 19; }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].mlp().ff = -1; }));
   EXPECT_TRUE(refused([](ModelSpec& s) {
     s.ropes.resize(1);
     s.ropes[0].rotary_dim = 10;
-    s.layers[1].attention.rope = 0;
+    s.layers[1].attention().rope = 0;
   }));
   EXPECT_TRUE(refused([](ModelSpec& s) {
     s.ropes.resize(1);
     s.ropes[0].rotary_dim = 7;
-    s.layers[1].attention.rope = 0;
+    s.layers[1].attention().rope = 0;
   }));
   EXPECT_TRUE(refused([](ModelSpec& s) {
-    s.layers[1].moe.emplace();
-    s.layers[1].moe->routing.experts = 4;
-    s.layers[1].moe->routing.top_k = 5;
-    s.layers[1].moe->expert_ff = 8;
+    MoeSpec moe;
+    moe.routing.experts = 4;
+    moe.routing.top_k = 5;
+    moe.expert_ff = 8;
+    s.layers[1].branches[1].body = moe;
+  }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].branches.clear(); }));
+  EXPECT_TRUE(refused([](ModelSpec& s) {
+    s.layers[1].branches.resize(kMaxBranches + 1, s.layers[1].branches[1]);
+  }));
+  EXPECT_TRUE(refused([](ModelSpec& s) { s.layers[1].parallel = true; }));
+  EXPECT_FALSE(refused([](ModelSpec& s) {
+    s.layers[1].parallel = true;
+    s.layers[1].branches[0].norms.in = NormSpec{};
+  }));
+  EXPECT_TRUE(refused([](ModelSpec& s) {
+    MlaSpec a;
+    a.heads = 4;
+    a.kv_rank = a.nope_dim = a.value_dim = 8;
+    s.layers[1].branches[0].body = a;
   }));
 }
 

@@ -1,8 +1,9 @@
-// One step's context, and the layers as functions of it.
+// One step's context, and the branches of layers as functions of it.
 //
-// Each function reads its spec and weights, takes scratch from the arena and gives it back, and
-// enqueues ops. The *_bytes functions say what a call takes at most for `tokens` tokens: the plan
-// is made of them. None allocates. `out` is [tokens, hidden].
+// Each function takes scratch from the arena, gives it back, and enqueues ops; none allocates. The
+// *_bytes functions return the most scratch that a call takes for `tokens` tokens: the memory plan
+// adds them up. `cache_layer` is the layer of the cache where the branch stores its keys and
+// values. layers/branch_kinds.h lists all kinds of branches.
 #pragma once
 
 #include <initializer_list>
@@ -21,7 +22,7 @@ struct Step {
   const KvStorage& cache;
   Arena& arena;
   std::vector<const float*>& cos_sin;  // [ropes]: [tokens, 2, rotary_dim / 2]
-  bool stored = false;                 // attention finds its tokens' keys and values in the cache
+  bool stored = false;                 // the keys and values of the tokens are in the cache already
 };
 
 // How a branch ends: out = [out +] scale * branch.
@@ -44,7 +45,7 @@ class Scratch {
   size_t mark_;
 };
 
-// What Arena::matrix(rows, cols) takes.
+// The bytes that Arena::matrix(rows, cols) takes.
 inline size_t matrix_bytes(int64_t rows, int64_t cols) {
   return (static_cast<size_t>(rows * cols) * sizeof(float) + 63) / 64 * 64;
 }
@@ -52,27 +53,30 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// What Ops::norm() calls a reader, of products that together are all that reads a matrix of so many
-// rows.
+// Returns the weight to pass as `reader` to Ops::norm() if `products` are the only consumers of its
+// output of so many rows; nullptr if they need different layouts.
 const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
                              std::initializer_list<const Linear*> products);
 
-// The step's batch as a layer's attention sees it.
-ops::AttentionBatch batch_of(const Step& step, int layer);
-// Rotates queries or keys as the layer has it, from feature `offset` of a head on.
-void rotate(Step& step, const AttentionSpec& spec, const Matrix& x, int heads, int head_dim,
-            int offset);
+// The step's batch with the block table of a layer of the cache.
+ops::AttentionBatch batch_of(const Step& step, int cache_layer);
+// Rotates queries or keys with the model's rope of that index (-1: not at all), from feature
+// `offset` of a head on.
+void rotate(Step& step, int rope, const Matrix& x, int heads, int head_dim, int offset);
 
-// attention_layer.cc: queries, keys and values of equal heads; or keys and values alone.
-void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
-                   const Into& into);
-void gqa_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
+// attention_layer.cc: queries, keys and values of equal heads; gqa_store() computes keys and values
+// alone.
+void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
+                   int cache_layer, const Matrix& x, const Into& into);
+void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,
+               const Matrix& x);
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mla.cc: multi-head latent attention, absorbed: scores are taken against the latent itself.
-void mla_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
-                   const Into& into);
-void mla_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
-size_t mla_attention_bytes(const AttentionSpec& spec, int64_t tokens);
+void mla_attention(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
+                   const Matrix& x, const Into& into);
+void mla_store(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
+               const Matrix& x);
+size_t mla_attention_bytes(const MlaSpec& spec, int64_t tokens);
 // mlp.cc
 void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, const Into& into);
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens);

@@ -1,9 +1,10 @@
-// The weights of a decoder in a device's form: what models/ fills and layers/ reads.
+// The weights of a decoder in a device's form: models/ fills them and layers/ reads them.
 //
 // Optional parts are empty where the ModelSpec has none. Immutable after loading. Movable: buffers
 // keep their addresses.
 #pragma once
 
+#include <variant>
 #include <vector>
 
 #include "ops/weight.h"
@@ -36,10 +37,14 @@ struct AttentionWeights {
   Linear q, k, v, out;
   NormWeights q_norm, k_norm;
   Vector sinks;  // [heads]
-  // MLA. Queries come from q, or from q_down, its norm and q_up.
-  Linear q_down, q_up, kv_down;
+};
+
+struct MlaWeights {
+  // Queries come from q, or from q_down, its norm and q_up.
+  Linear q, q_down, q_up, kv_down, out;
   NormWeights q_latent_norm, kv_latent_norm;
-  // [heads] of [kv_rank + rope_dim, nope_dim + rope_dim]: diag(W_k^T, I), which takes a query into
+  Vector sinks;  // [heads]
+  // [heads] of [kv_rank + rope_dim, nope_dim + rope_dim]: diag(W_k^T, I), which maps a query into
   // the space of the cache and leaves its rotated part alone.
   std::vector<ops::Weight> q_absorb;
   std::vector<ops::Weight> v_up;  // [heads] of [value_dim, kv_rank]
@@ -59,18 +64,20 @@ struct MoeWeights {
   Linear shared_gate;  // [1, hidden]
 };
 
+struct BranchWeights {
+  BranchNormWeights norms;
+  // Of the kind that BranchSpec::body has: the alternatives are in the same order.
+  std::variant<AttentionWeights, MlaWeights, MlpWeights, MoeWeights> body;
+};
+
 struct LayerWeights {
-  AttentionWeights attention;
-  BranchNormWeights attention_norms;
-  MlpWeights mlp;
-  MoeWeights moe;
-  BranchNormWeights mlp_norms;
+  std::vector<BranchWeights> branches;  // as in LayerSpec
 };
 
 struct ModelWeights {
   ops::Weight embedding;  // [vocab, embedding_size]
   ops::Weight positions;  // [learned_positions, hidden]
-  Linear embedding_in;    // [hidden, embedding_size], where the two differ
+  Linear embedding_in;    // [hidden, embedding_size], if the two differ
   Linear embedding_out;   // [embedding_size, hidden]
   std::vector<LayerWeights> layers;
   NormWeights final_norm;

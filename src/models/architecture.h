@@ -1,5 +1,5 @@
-// What an architecture adds to the common decoder: its configuration's meaning and the names and
-// layout of its weights. One file each; registry.cc lists them.
+// An architecture: how its configuration becomes a ModelSpec, and the names and layout of its
+// weights. One file each; registry.cc lists them.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace freshet::models {
 
-// How a product of queries, keys and values is laid out in one matrix.
+// How one matrix holds the projections to queries, keys and values.
 enum class FusedQkv {
   kStacked,  // all queries, all keys, all values
   kPerHead,  // head by head: its query, key and value
@@ -20,8 +20,8 @@ enum class FusedQkv {
 struct Architecture {
   std::string_view type;  // config.json's model_type
   ModelSpec (*spec)(Config& config);
-  std::span<const NameRule> names;       // in safetensors, where they differ from Llama's
-  std::span<const NameRule> gguf_names;  // in GGUF, where they differ from the common ones
+  std::span<const NameRule> names;       // in safetensors, if they differ from Llama's
+  std::span<const NameRule> gguf_names;  // in GGUF, if they differ from the common ones
   // Peculiarities of the published safetensors; GGUF has none of these.
   bool norms_less_one = false;       // norm weights are stored as w - 1
   bool transposed = false;           // linear layers are stored [in, out]

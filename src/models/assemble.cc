@@ -1,5 +1,7 @@
 #include "models/assemble.h"
 
+#include "models/branch_loading.h"
+
 namespace freshet::models {
 namespace {
 
@@ -14,24 +16,21 @@ Status assemble_table(WeightReader& reader, Role role, int64_t rows, int64_t col
   return {};
 }
 
-Status assemble_norms(WeightReader& reader, const ModelSpec& spec, int layer, bool attention,
-                      BranchNormWeights& out) {
-  const LayerSpec& l = spec.layers[static_cast<size_t>(layer)];
-  const BranchNorms& norms = attention ? l.attention_norms : l.mlp_norms;
+Status assemble_norms(WeightReader& reader, const BranchNorms& norms, const NormRoles& roles,
+                      int64_t hidden, int layer, BranchNormWeights& out) {
   struct Place {
     const std::optional<NormSpec>& norm;
     Role role;
     NormWeights& weights;
   };
   const Place places[] = {
-      {norms.in, attention ? Role::kAttentionIn : Role::kMlpIn, out.in},
-      {norms.out, attention ? Role::kAttentionOut : Role::kMlpOut, out.out},
-      {norms.after, attention ? Role::kAttentionAfter : Role::kMlpAfter, out.after},
+      {norms.in, roles.in, out.in},
+      {norms.out, roles.out, out.out},
+      {norms.after, roles.after, out.after},
   };
   for (const Place& place : places) {
     if (!place.norm) continue;
-    FRESHET_RETURN_IF_ERROR(
-        reader.norm(place.weights, place.role, *place.norm, layer, spec.hidden_size));
+    FRESHET_RETURN_IF_ERROR(reader.norm(place.weights, place.role, *place.norm, layer, hidden));
   }
   return {};
 }
@@ -67,14 +66,12 @@ Result<ModelWeights> assemble(WeightReader& reader, const ModelSpec& spec) {
   out.layers.resize(spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const int layer = static_cast<int>(i);
-    LayerWeights& w = out.layers[i];
-    FRESHET_RETURN_IF_ERROR(assemble_norms(reader, spec, layer, true, w.attention_norms));
-    FRESHET_RETURN_IF_ERROR(assemble_attention(reader, spec, layer, w.attention));
-    FRESHET_RETURN_IF_ERROR(assemble_norms(reader, spec, layer, false, w.mlp_norms));
-    if (spec.layers[i].moe) {
-      FRESHET_RETURN_IF_ERROR(assemble_experts(reader, spec, layer, w.moe));
-    } else {
-      FRESHET_RETURN_IF_ERROR(assemble_mlp(reader, spec, layer, w.mlp));
+    for (const BranchSpec& branch : spec.layers[i].branches) {
+      const BranchLoading& loading = loading_of(branch);
+      BranchWeights& w = out.layers[i].branches.emplace_back();
+      FRESHET_RETURN_IF_ERROR(
+          assemble_norms(reader, branch.norms, loading.norms, spec.hidden_size, layer, w.norms));
+      FRESHET_RETURN_IF_ERROR(loading.assemble(reader, branch, spec.hidden_size, layer, w));
     }
   }
   return out;

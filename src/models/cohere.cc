@@ -20,10 +20,10 @@ ModelSpec spec(Config& c) {
   const bool bias = c.flag({"attention_bias"}, false);
   const bool qk_norm = c.flag({"use_qk_norm"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    if (qk_norm) layer.attention.qk_norm = QkNorm::kHeadDistinct;
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    if (qk_norm) layer.attention().qk_norm = QkNorm::kHeadDistinct;
     layer.parallel = true;
-    layer.mlp_norms.in.reset();
+    layer.branches.back().norms.in.reset();
   }
   return s;
 }

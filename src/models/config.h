@@ -1,10 +1,10 @@
-// Reading model configurations: config.json's keys, with the defaults that transformers applies
-// where a published file leaves them out.
+// Reads model configurations: the keys of config.json, with the defaults that transformers applies
+// if a published file leaves a key out.
 //
 // Config looks keys up and remembers the first error (a key of the wrong type or size), so that an
-// architecture reads all it wants and asks status() once. A null member counts as absent. Where
-// several keys are given the first present one holds: GGUF metadata arrive here under the names of
-// gguf_config.h. Not synchronised.
+// architecture reads all its keys and asks status() once. A null member counts as absent. If
+// several keys are given, the first present one is used: GGUF metadata arrive here under the names
+// of gguf_config.h. Not thread-safe.
 #pragma once
 
 #include <initializer_list>

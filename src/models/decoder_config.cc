@@ -21,8 +21,7 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
       c.number({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"}, d.eps));
   spec.final_norm = norm;
 
-  LayerSpec layer;
-  AttentionSpec& a = layer.attention;
+  AttentionSpec a;
   a.heads = c.size({"n_head", "num_attention_heads"}, d.heads);
   a.kv_heads = c.size({"num_key_value_heads"}, d.kv_heads > 0 ? d.kv_heads : a.heads);
   a.head_dim = c.size({"head_dim"}, d.head_dim > 0 ? d.head_dim : spec.hidden_size / a.heads);
@@ -35,18 +34,17 @@ ModelSpec decoder_spec(Config& c, std::string_view name, const DecoderDefaults& 
     spec.ropes.push_back(read_rope(c, a.head_dim, rope));
     a.rope = 0;
   }
-  layer.attention_norms.in = norm;
-  layer.mlp_norms.in = norm;
-  layer.mlp.gated = d.gated;
-  layer.mlp.ff = c.size({"n_inner", "ffn_dim", "intermediate_size"}, d.ff);
-  layer.mlp.activation =
+  MlpSpec mlp;
+  mlp.gated = d.gated;
+  mlp.ff = c.size({"n_inner", "ffn_dim", "intermediate_size"}, d.ff);
+  mlp.activation =
       c.activation({"hidden_activation", "hidden_act", "activation_function"}, d.activation);
   int layers = c.size({"n_layer", "num_hidden_layers"}, d.layers);
   if (layers > 4096) {
     c.fail(invalid_argument("the configuration asks for {} layers", layers));
-    layers = 1;  // architectures look at the first one before anybody asks for errors
+    layers = 1;  // architectures read the first one before errors are checked
   }
-  spec.layers.assign(static_cast<size_t>(layers), layer);
+  spec.layers.assign(static_cast<size_t>(layers), {{{{.in = norm}, a}, {{.in = norm}, mlp}}});
   return spec;
 }
 
@@ -67,36 +65,49 @@ void set_windows(Config& c, ModelSpec& spec, int window, const std::function<boo
         return;
       }
     }
-    spec.layers[i].attention.window = slides ? window : 0;
+    spec.layers[i].attention().window = slides ? window : 0;
   }
 }
 
+namespace {
+
+// Branches of one kind become another; their norms stay.
+template <class From>
+void replace(LayerSpec& layer, const BranchBody& to) {
+  for (BranchSpec& branch : layer.branches) {
+    if (std::holds_alternative<From>(branch.body)) branch.body = to;
+  }
+}
+
+}  // namespace
+
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse) {
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (sparse(static_cast<int>(i))) spec.layers[i].moe = moe;
+    if (sparse(static_cast<int>(i))) replace<MlpSpec>(spec.layers[i], moe);
   }
 }
 
 void set_latent_attention(Config& c, ModelSpec& spec, int q_rank) {
-  AttentionSpec a = spec.layers.front().attention;
-  a.kind = AttentionSpec::Kind::kMla;
+  const AttentionSpec& plain = spec.layers.front().attention();
+  MlaSpec a;
+  a.heads = plain.heads;
+  a.rope = plain.rope;
+  a.latent_norm = plain.qk_norm_spec;
   // A null rank means that queries are projected directly; only an absent key has the default.
   const json::Value* rank = c.find({"q_lora_rank"});
   a.q_rank = rank != nullptr || c.has_null("q_lora_rank") ? c.count({"q_lora_rank"}, 0) : q_rank;
   a.kv_rank = c.size({"kv_lora_rank"}, 512);
   a.nope_dim = c.size({"qk_nope_head_dim"}, 128);
   a.rope_dim = c.size({"qk_rope_head_dim"}, 64);
-  a.head_dim = a.nope_dim + a.rope_dim;
   a.value_dim = c.size({"v_head_dim"}, 128);
-  a.kv_heads = a.heads;
-  a.scale = static_cast<float>(yarn_score_scale(c) / std::sqrt(a.head_dim));
+  a.scale = static_cast<float>(yarn_score_scale(c) / std::sqrt(a.head_dim()));
   a.qkv_bias = a.out_bias = c.flag({"attention_bias"}, false);
   // The rope was read for whole heads; only the rotated part has one.
   RopeDefaults rope;
   rope.interleaved = c.flag({"rope_interleave"}, true);
   rope.max_context = spec.max_context;
   spec.ropes = {read_rope(c, a.rope_dim, rope)};
-  for (LayerSpec& layer : spec.layers) layer.attention = a;
+  for (LayerSpec& layer : spec.layers) replace<AttentionSpec>(layer, a);
 }
 
 }  // namespace freshet::models

@@ -1,5 +1,5 @@
-// The part of a configuration that nearly all decoders share, read with an architecture's defaults:
-// what an architecture's file starts from and then changes.
+// The part of a configuration that nearly all decoders share, read with an architecture's defaults.
+// An architecture's file starts from it and changes the result.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,7 @@
 
 namespace freshet::models {
 
-// transformers' defaults of a model type. Keys are tried in order, so that an architecture with
-// names of its own lists them first.
+// transformers' defaults of a model type.
 struct DecoderDefaults {
   int vocab = 32000;
   int hidden = 4096;
@@ -32,15 +31,15 @@ struct DecoderDefaults {
   RopeDefaults rope;
 };
 
-// Pre-norm layers with full attention, one rope for all, no biases.
+// Layers of attention and an MLP, each behind a norm: full attention, one rope for all, no biases.
 ModelSpec decoder_spec(Config& config, std::string_view name, const DecoderDefaults& defaults);
 
-// Windows by `layer_types`, or by `sliding(layer)` where the list is absent. A window of 0 (no
+// Windows by `layer_types`, or by `sliding(layer)` if the list is absent. A window of 0 (no
 // sliding_window) or one that no context exceeds means full attention.
 void set_windows(Config& config, ModelSpec& spec, int window,
                  const std::function<bool(int)>& sliding);
 
-// Experts in the layers where `sparse(layer)` holds; others keep their MLP.
+// Replaces the MLP of the layers for which `sparse(layer)` holds by experts.
 void set_experts(ModelSpec& spec, const MoeSpec& moe, const std::function<bool(int)>& sparse);
 
 // Latent attention in every layer (DeepSeek V2 and V3), with the ranks and sizes of the

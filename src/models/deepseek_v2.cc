@@ -14,11 +14,11 @@ ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "deepseek_v2", {.vocab = 102400});
   set_latent_attention(c, s, 1536);
   const bool mlp_bias = c.flag({"mlp_bias"}, false);
-  for (LayerSpec& layer : s.layers) layer.mlp.bias = mlp_bias;
+  for (LayerSpec& layer : s.layers) layer.mlp().bias = mlp_bias;
 
   MoeSpec moe;
   moe.expert_ff = c.size({"moe_intermediate_size"}, 1407);
-  moe.glu.activation = s.layers.front().mlp.activation;
+  moe.glu.activation = s.layers.front().mlp().activation;
   moe.shared_ff = moe.expert_ff * c.count({"n_shared_experts"}, 2);
   moe.routing.experts = c.size({"n_routed_experts", "num_experts"}, 64);
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 6);

@@ -23,7 +23,7 @@ ModelSpec spec(Config& c) {
 
   MoeSpec moe;
   moe.expert_ff = c.size({"moe_intermediate_size"}, 2048);
-  moe.glu.activation = s.layers.front().mlp.activation;
+  moe.glu.activation = s.layers.front().mlp().activation;
   moe.shared_ff = moe.expert_ff * c.count({"n_shared_experts"}, 1);
   moe.router_correction = true;
   moe.routing.score = ops::Routing::Score::kSigmoid;

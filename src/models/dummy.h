@@ -1,8 +1,8 @@
 // A model of a given shape with random weights, for measuring shapes without their files.
 //
-// Every matrix is packed in a format as a loaded one would be, from a small pool of random rows;
-// norms are ones, biases zeros. Where a model has experts, tokens choose them as if drawn evenly
-// and each by itself. Latent attention is not covered.
+// Every matrix is packed as a loaded one would be, from a small pool of random rows; norms are
+// ones, biases zeros. In models with experts, each token chooses them evenly and independently of
+// the others. Latent attention is not covered.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace freshet::models {
 
-// The format of a matrix of a layer, with rows of `cols` numbers; head: it makes the logits.
-// Routers, which stay F32, are not asked about.
+// The format of a matrix of a layer, with rows of `cols` numbers; head: it computes the logits. Not
+// called for routers, which stay F32.
 using DummyFormat = FunctionRef<quant::Format(Role role, int layer, int64_t cols, bool head)>;
 
 Result<std::unique_ptr<Model>> dummy_model(const ModelSpec& spec, DummyFormat format,

@@ -26,18 +26,18 @@ void run_noted(const ops::MatmulArgs& args, const uint8_t* act, int64_t act_row_
 }
 
 ModelSpec sparse_model() {
-  LayerSpec layer;
-  layer.attention.heads = layer.attention.kv_heads = 4;
-  layer.attention.head_dim = layer.attention.value_dim = 32;
-  layer.attention_norms.in = layer.mlp_norms.in = NormSpec{};
-  layer.moe.emplace();
-  layer.moe->routing.experts = kExperts;
-  layer.moe->routing.top_k = kChosen;
-  layer.moe->expert_ff = kFf;
+  AttentionSpec attention;
+  attention.heads = attention.kv_heads = 4;
+  attention.head_dim = attention.value_dim = 32;
+  MoeSpec moe;
+  moe.routing.experts = kExperts;
+  moe.routing.top_k = kChosen;
+  moe.expert_ff = kFf;
+  const BranchNorms norms{.in = NormSpec{}};
   ModelSpec spec;
   spec.vocab_size = 4000;
   spec.hidden_size = spec.embedding_size = kHidden;
-  spec.layers.assign(kLayers, layer);
+  spec.layers.assign(kLayers, {{{norms, attention}, {norms, moe}}});
   spec.max_context = 64;
   spec.final_norm = NormSpec{};
   return spec;
@@ -100,8 +100,7 @@ TEST(Dummy, MatricesHaveTheFormatsAskedFor) {
   ASSERT_TRUE(ops.ok());
   ModelSpec spec = sparse_model();
   for (LayerSpec& layer : spec.layers) {
-    layer.moe.reset();
-    layer.mlp.ff = 256;
+    layer.branches[1].body = MlpSpec{.ff = 256};
   }
   auto model = dummy_model(
       spec,

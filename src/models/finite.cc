@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kMaxBlock = 256;
 
-// Where a block keeps F16 scales. Found by trying rather than listed: a position that turns a
-// decoded zero block into NaN when NaN is written there is a scale, in any format.
+// The offsets of the F16 scales of a block. Found by trying and not listed: in any format, a scale
+// is where writing a NaN turns a decoded zero block into NaN.
 std::vector<size_t> scale_offsets(const quant::FormatInfo& info) {
   std::vector<size_t> offsets;
   if (info.head_bytes > 0) return offsets;
@@ -41,7 +41,7 @@ bool decoded_finite(const quant::FormatInfo& info, const uint8_t* row, int64_t n
   return true;
 }
 
-// Integers whose bits of `exponent` are all set are NaN or infinite. No branch, so that it runs at
+// Numbers whose bits of `exponent` are all set are NaN or infinite. No branch, so that it runs at
 // the speed of memory.
 template <class Word>
 bool words_finite(const uint8_t* data, int64_t n, Word exponent) {

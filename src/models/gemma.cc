@@ -21,10 +21,10 @@ ModelSpec spec(Config& c) {
   s.embedding_scale = std::sqrt(static_cast<float>(s.hidden_size));
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    // The first configurations say "gelu" of a model that was trained with the approximation.
-    if (layer.mlp.activation == ops::Activation::kGelu)
-      layer.mlp.activation = ops::Activation::kGeluTanh;
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    // The first configurations say "gelu", but the model was trained with the approximation.
+    if (layer.mlp().activation == ops::Activation::kGelu)
+      layer.mlp().activation = ops::Activation::kGeluTanh;
   }
   return s;
 }

@@ -32,11 +32,10 @@ ModelSpec spec(Config& c) {
   const double scalar = c.number({"query_pre_attn_scalar"}, 256);
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.softcap = static_cast<float>(cap);
-    layer.attention.scale = static_cast<float>(1 / std::sqrt(scalar));
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    layer.attention_norms.out = layer.attention_norms.in;
-    layer.mlp_norms.out = layer.mlp_norms.in;
+    layer.attention().softcap = static_cast<float>(cap);
+    layer.attention().scale = static_cast<float>(1 / std::sqrt(scalar));
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    for (BranchSpec& branch : layer.branches) branch.norms.out = branch.norms.in;
   }
   set_windows(c, s, c.has_null("sliding_window") ? 0 : c.count({"sliding_window"}, 4096),
               [](int layer) { return layer % 2 == 0; });

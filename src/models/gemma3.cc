@@ -12,9 +12,9 @@ constexpr NameRule kNames[] = {
     {Role::kMlpOut, "model.layers.{}.post_feedforward_layernorm"},
 };
 
-// Global layers stretch; local ones have a base of their own and never do.
+// Rope scaling applies to global layers only; local ones have their own base.
 void set_ropes(Config& c, ModelSpec& s) {
-  const int head_dim = s.layers.front().attention.head_dim;
+  const int head_dim = s.layers.front().attention().head_dim;
   const RopeDefaults global{
       .theta = 1e6, .layer_type = "full_attention", .max_context = s.max_context};
   RopeSpec local;
@@ -54,16 +54,15 @@ ModelSpec spec(Config& c) {
   const std::vector<std::string> types = c.texts({"layer_types"});
   for (size_t i = 0; i < s.layers.size(); ++i) {
     LayerSpec& layer = s.layers[i];
-    // By the layer's type and not its window, which vanishes when it exceeds the context.
+    // By the layer's type and not by its window, which is 0 if it exceeds the context.
     const bool local = i < types.size() ? types[i] == "sliding_attention"
                                         : (static_cast<int>(i) + 1) % pattern != 0;
-    layer.attention.rope = local ? 1 : 0;
-    layer.attention.softcap = static_cast<float>(c.number({"attn_logit_softcapping"}, 0));
-    layer.attention.scale = static_cast<float>(1 / std::sqrt(scalar));
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    layer.attention.qk_norm = QkNorm::kHead;
-    layer.attention_norms.out = layer.attention_norms.in;
-    layer.mlp_norms.out = layer.mlp_norms.in;
+    layer.attention().rope = local ? 1 : 0;
+    layer.attention().softcap = static_cast<float>(c.number({"attn_logit_softcapping"}, 0));
+    layer.attention().scale = static_cast<float>(1 / std::sqrt(scalar));
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    layer.attention().qk_norm = QkNorm::kHead;
+    for (BranchSpec& branch : layer.branches) branch.norms.out = branch.norms.in;
   }
   return s;
 }

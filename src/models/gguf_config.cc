@@ -7,7 +7,7 @@ namespace freshet::models {
 namespace {
 
 struct KeyName {
-  std::string_view gguf;  // behind "<architecture>."
+  std::string_view gguf;  // after "<architecture>."
   std::string_view config;
 };
 
@@ -63,7 +63,7 @@ class Translator {
   Result<json::Value> translate(std::string_view architecture) {
     for (const KeyName& key : kWholeNumbers) FRESHET_RETURN_IF_ERROR(whole_number(key));
     for (const KeyName& key : kNumbers) {
-      // Through the shortest decimal, so that 1e-5 stays 1e-5 and not its nearest float.
+      // By the shortest decimal, so that 1e-5 stays 1e-5 and does not become its nearest float.
       if (const auto n = gguf_.get_f32(prefix_ + std::string(key.gguf))) {
         out_[key.config] = json::Value(shortest(*n));
       }
@@ -89,7 +89,7 @@ class Translator {
     return gguf_.get_f32(prefix_ + std::string(key));
   }
 
-  // Some writers store one value a layer; we run models whose layers agree.
+  // Some writers store one value for each layer; we run models in which they agree.
   Status whole_number(const KeyName& key) {
     const std::string name = prefix_ + std::string(key.gguf);
     const auto values = gguf_.get_ints(name);
@@ -174,8 +174,8 @@ class Translator {
     out_.erase("head_dim");
   }
 
-  // The file does not say what queries are scaled by; the 27B models divide by the square root of
-  // hidden / heads and all others by that of the head's size.
+  // The file does not give the scale of queries: the 27B models divide by the square root of hidden
+  // / heads, and all others by that of the head's size.
   void query_scale() {
     const int64_t layers = get("block_count").value_or(0);
     const int64_t heads = get("attention.head_count").value_or(0);

@@ -1,8 +1,8 @@
 // GGUF metadata as a configuration: the same keys as config.json, so that an architecture is read
 // by one function whatever the container.
 //
-// What GGUF leaves to the reader (biases, tied embeddings, normalised queries) shows in which
-// tensors are there. The names are llama.cpp's.
+// GGUF does not state everything (biases, tied embeddings, normalised queries): the tensors that
+// the file has tell the rest. The names are llama.cpp's.
 #pragma once
 
 #include "base/json.h"

@@ -22,9 +22,8 @@ ModelSpec spec(Config& c) {
                               .rope = {.partial = 0.5, .interleaved = true}});
   const bool bias = c.flag({"attention_bias"}, true);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = bias;
-    layer.attention_norms.out = layer.attention_norms.in;
-    layer.mlp_norms.out = layer.mlp_norms.in;
+    layer.attention().qkv_bias = bias;
+    for (BranchSpec& branch : layer.branches) branch.norms.out = branch.norms.in;
   }
   return s;
 }

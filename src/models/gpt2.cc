@@ -33,8 +33,8 @@ ModelSpec spec(Config& c) {
   const bool scaled = c.flag({"scale_attn_weights"}, true);
   const bool by_layer = c.flag({"scale_attn_by_inverse_layer_idx"}, false);
   for (size_t i = 0; i < s.layers.size(); ++i) {
-    AttentionSpec& a = s.layers[i].attention;
-    a.qkv_bias = a.out_bias = s.layers[i].mlp.bias = true;
+    AttentionSpec& a = s.layers[i].attention();
+    a.qkv_bias = a.out_bias = s.layers[i].mlp().bias = true;
     if (!scaled) a.scale = 1.0f;
     if (by_layer) a.scale /= static_cast<float>(i + 1);
   }

@@ -34,8 +34,8 @@ ModelSpec spec(Config& c) {
   const bool bias = c.flag({"attention_bias"}, true);
   const bool parallel = c.flag({"use_parallel_residual"}, true);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    layer.mlp.bias = true;
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    layer.mlp().bias = true;
     layer.parallel = parallel;
   }
   return s;

@@ -36,7 +36,7 @@ ModelSpec spec(Config& c) {
   const bool bias = c.flag({"attention_bias"}, true);
 
   MoeSpec moe;
-  moe.expert_ff = s.layers.front().mlp.ff;
+  moe.expert_ff = s.layers.front().mlp().ff;
   moe.glu = {ops::Activation::kSilu, static_cast<float>(c.number({"swiglu_limit"}, 7)), 1.702f};
   moe.router_bias = moe.expert_bias = true;
   moe.routing.score = ops::Routing::Score::kTopkSoftmax;
@@ -44,8 +44,8 @@ ModelSpec spec(Config& c) {
   moe.routing.top_k = c.size({"num_experts_per_tok", "experts_per_token"}, 4);
   set_experts(s, moe, [](int) { return true; });
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    layer.attention.sinks = true;
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    layer.attention().sinks = true;
   }
   set_windows(c, s, c.has_null("sliding_window") ? 0 : c.count({"sliding_window"}, 128),
               [](int layer) { return layer % 2 == 0; });

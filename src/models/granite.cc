@@ -15,10 +15,10 @@ ModelSpec spec(Config& c) {
   const bool attention_bias = c.flag({"attention_bias"}, false);
   const bool mlp_bias = c.flag({"mlp_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.scale = static_cast<float>(scale);
-    layer.attention.qkv_bias = attention_bias;
-    layer.attention.out_bias = c.flag({"attention_out_bias"}, attention_bias);
-    layer.mlp.bias = mlp_bias;
+    layer.attention().scale = static_cast<float>(scale);
+    layer.attention().qkv_bias = attention_bias;
+    layer.attention().out_bias = c.flag({"attention_out_bias"}, attention_bias);
+    layer.mlp().bias = mlp_bias;
   }
   return s;
 }

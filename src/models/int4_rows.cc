@@ -17,7 +17,7 @@ using quant::Format;
 
 enum class Layout4 { kGptq, kGptqV2, kAwq, kCompressed };
 
-// Where output r % 8 is in a word of AWQ.
+// The place of output r % 8 in a word of AWQ.
 constexpr int kAwqPlace[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 std::string_view text_of(Layout4 layout) {
@@ -26,15 +26,15 @@ std::string_view text_of(Layout4 layout) {
                                           : "gptq";
 }
 
-// The numbers of a matrix, as the file has them.
+// A matrix as the file has it.
 struct Packed {
   Layout4 layout;
   int64_t rows, cols, groups;
   int bits;
   const uint8_t* words;
-  const uint8_t* zero_words = nullptr;  // nullptr: half of the range
+  const uint8_t* zero_words = nullptr;  // nullptr: the middle of the range
   std::vector<float> scales;
-  std::vector<int32_t> order;  // of the columns; empty: as they are
+  std::vector<int32_t> order;  // of the columns; empty: unchanged
 
   int per_word() const { return 32 / bits; }
   uint32_t mask() const { return (uint32_t{1} << bits) - 1; }
@@ -67,7 +67,7 @@ struct Packed {
       return static_cast<int>(word(zero_words, r / n * groups + g) >> (bits * (r % n)) & mask());
     }
     uint32_t w = word(zero_words, g * ((rows + n - 1) / n) + r / n);
-    if (layout == Layout4::kGptq) w += 0xffffffff / mask();  // one more of each
+    if (layout == Layout4::kGptq) w += 0xffffffff / mask();  // adds 1 to each
     const int place = static_cast<int>(r % n);
     return static_cast<int>(w >> (bits * (layout == Layout4::kAwq ? kAwqPlace[place] : place)) &
                             mask());
@@ -119,7 +119,7 @@ Status check(const TensorSource& t, std::string_view dtype, std::vector<int64_t>
                           fmt::join(wanted, ", "));
 }
 
-// How many bits a number has: 4, or 8 where a dimension says so.
+// The bits of a number: 4, or 8 if a dimension says so.
 Result<int> bits_of(const TensorSource& packed, Layout4 layout, int64_t rows, int64_t cols) {
   const auto words = [](int64_t n, int bits) { return (n * bits + 31) / 32; };
   if (layout == Layout4::kAwq) {
@@ -150,7 +150,7 @@ void collect_group_sizes(const json::Value& v, std::vector<int64_t>& sizes) {
   }
 }
 
-// The numbers of a group: what quantization_config names for some module, or whole rows.
+// The size of a group: one that quantization_config gives for some module, or whole rows.
 Result<int64_t> group_of(const WeightReader& reader, const TensorSource& scales, int64_t groups,
                          int64_t cols) {
   std::vector<int64_t> sizes;
@@ -166,8 +166,8 @@ Result<int64_t> group_of(const WeightReader& reader, const TensorSource& scales,
   return size;
 }
 
-// Columns by group, empty where they are so already; an index that was never written counts as
-// none.
+// The columns sorted by group; empty if they are sorted already. An index of constants was never
+// written and counts as absent.
 Result<std::vector<int32_t>> order_of(const TensorSource& index, int64_t cols, int64_t size) {
   FRESHET_RETURN_IF_ERROR(check(index, "I32", {cols}));
   bool in_order = true, unused = true;
@@ -277,7 +277,7 @@ Result<Format> format_of(const Packed& m, const TensorSource& packed, int64_t gr
   return even && f16 ? Format::kQ4_0 : Format::kInt4G32;
 }
 
-// Numbers q[0, n) of 4 bits, as all formats here hold 32 of them.
+// Packs numbers q[0, n) of 4 bits in the order of all formats here, 32 at a time.
 void put_nibbles(const uint8_t* q, int n, uint8_t* to) {
   for (int i = 0; i < n; i += 32, q += 32) {
     for (int k = 0; k < 16; ++k) *to++ = static_cast<uint8_t>(q[k] | q[k + 16] << 4);
@@ -343,8 +343,8 @@ Result<Rows> int4_rows(const WeightReader& reader, const TensorSource& packed, i
   int64_t group = 0;
   bool f16 = false;
   FRESHET_ASSIGN_OR_RETURN(Packed m, read(reader, packed, rows, cols, group, f16));
-  const bool on_gpu = reader.ops().device() != nullptr;
-  if (!m.order.empty() && (inputs == Inputs::kInOrder || on_gpu)) {
+  const bool reorders = inputs == Inputs::kAnyOrder && reader.ops().reorders_inputs();
+  if (!m.order.empty() && !reorders) {
     return unsupported(
         "tensor '{}' has groups in act-order (desc_act), which experts, latent attention, "
         "embeddings and GPUs do not take: quantise it with desc_act false",
@@ -364,7 +364,7 @@ Result<Rows> int4_rows(const WeightReader& reader, const TensorSource& packed, i
     out.rows.push_back(buffer.data() + static_cast<size_t>(r) * stride);
   }
   const PutRow put = put_row_of(out.format);
-  // Neighbouring rows lie in the same lines of the file.
+  // Neighbouring rows share cache lines of the file.
   constexpr int64_t kRowsAtOnce = 128;
   uint8_t* const first = buffer.data();
   reader.ops().pool().parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i, int) {

@@ -10,9 +10,9 @@ ModelSpec spec(Config& c) {
   const bool out_bias = c.flag({"attention_out_bias"}, attention_bias);
   const bool mlp_bias = c.flag({"mlp_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = attention_bias;
-    layer.attention.out_bias = out_bias;
-    layer.mlp.bias = mlp_bias;
+    layer.attention().qkv_bias = attention_bias;
+    layer.attention().out_bias = out_bias;
+    layer.mlp().bias = mlp_bias;
   }
   return s;
 }

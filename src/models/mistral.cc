@@ -8,7 +8,7 @@ ModelSpec spec(Config& c) {
   ModelSpec s =
       decoder_spec(c, "mistral", {.kv_heads = 8, .ff = 14336, .context = int64_t{4096} * 32});
   const int window = c.has_null("sliding_window") ? 0 : c.count({"sliding_window"}, 4096);
-  for (LayerSpec& layer : s.layers) layer.attention.window = window >= s.max_context ? 0 : window;
+  for (LayerSpec& layer : s.layers) layer.attention().window = window >= s.max_context ? 0 : window;
   return s;
 }
 

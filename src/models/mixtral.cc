@@ -20,13 +20,13 @@ ModelSpec spec(Config& c) {
                               .rope = {.theta = 1e6}});
   const int window = c.count({"sliding_window"}, 0);
   MoeSpec moe;
-  moe.expert_ff = s.layers.front().mlp.ff;
-  moe.glu.activation = s.layers.front().mlp.activation;
+  moe.expert_ff = s.layers.front().mlp().ff;
+  moe.glu.activation = s.layers.front().mlp().activation;
   moe.routing.experts = c.size({"num_local_experts", "num_experts"}, 8);
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 2);
   moe.routing.renormalize = true;
   set_experts(s, moe, [](int) { return true; });
-  for (LayerSpec& layer : s.layers) layer.attention.window = window >= s.max_context ? 0 : window;
+  for (LayerSpec& layer : s.layers) layer.attention().window = window >= s.max_context ? 0 : window;
   return s;
 }
 

@@ -13,12 +13,9 @@ ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "olmo2", {.vocab = 50304, .eps = 1e-5});
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = bias;
-    layer.attention.qk_norm = QkNorm::kFull;
-    for (BranchNorms* norms : {&layer.attention_norms, &layer.mlp_norms}) {
-      norms->out = norms->in;
-      norms->in.reset();
-    }
+    layer.attention().qkv_bias = layer.attention().out_bias = bias;
+    layer.attention().qk_norm = QkNorm::kFull;
+    for (BranchSpec& branch : layer.branches) branch.norms = {.out = branch.norms.in};
   }
   return s;
 }

@@ -46,10 +46,10 @@ ModelSpec spec(Config& c) {
   if (before && !c.flag({"_remove_final_layer_norm"}, false)) s.final_norm = norm;
   const bool bias = c.flag({"enable_bias"}, true);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = layer.mlp.bias = bias;
-    for (BranchNorms* norms : {&layer.attention_norms, &layer.mlp_norms}) {
-      norms->in.reset();
-      (before ? norms->in : norms->after) = norm;
+    layer.attention().qkv_bias = layer.attention().out_bias = layer.mlp().bias = bias;
+    for (BranchSpec& branch : layer.branches) {
+      branch.norms = {};
+      (before ? branch.norms.in : branch.norms.after) = norm;
     }
   }
   return s;

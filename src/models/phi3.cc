@@ -10,7 +10,7 @@ ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(
       c, "phi3", {.vocab = 32064, .hidden = 3072, .ff = 8192, .context = 4096, .eps = 1e-5});
   const int window = c.count({"sliding_window"}, 0);
-  for (LayerSpec& layer : s.layers) layer.attention.window = window >= s.max_context ? 0 : window;
+  for (LayerSpec& layer : s.layers) layer.attention().window = window >= s.max_context ? 0 : window;
   // Early configurations call LongRoPE by other names.
   for (RopeSpec& rope : s.ropes) {
     if (rope.scaling == RopeSpec::Scaling::kYarn) rope.scaling = RopeSpec::Scaling::kLongRope;

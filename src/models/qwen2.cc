@@ -11,7 +11,7 @@ ModelSpec spec(Config& c) {
   const bool use = c.flag({"use_sliding_window"}, false);
   set_windows(c, s, use ? c.count({"sliding_window"}, 4096) : 0,
               [&](int layer) { return layer >= first; });
-  for (LayerSpec& layer : s.layers) layer.attention.qkv_bias = true;
+  for (LayerSpec& layer : s.layers) layer.attention().qkv_bias = true;
   return s;
 }
 

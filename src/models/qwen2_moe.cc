@@ -19,11 +19,11 @@ ModelSpec spec(Config& c) {
   set_windows(c, s, use ? c.count({"sliding_window"}, 4096) : 0,
               [&](int layer) { return layer % 2 == 0 && layer < first; });
   const bool bias = c.flag({"qkv_bias"}, true);
-  for (LayerSpec& layer : s.layers) layer.attention.qkv_bias = bias;
+  for (LayerSpec& layer : s.layers) layer.attention().qkv_bias = bias;
 
   MoeSpec moe;
   moe.expert_ff = c.size({"moe_intermediate_size"}, 1408);
-  moe.glu.activation = s.layers.front().mlp.activation;
+  moe.glu.activation = s.layers.front().mlp().activation;
   moe.shared_ff = c.size({"shared_expert_intermediate_size"}, 5632);
   moe.shared_gate = true;
   moe.routing.experts = c.size({"num_experts", "num_local_experts"}, 60);

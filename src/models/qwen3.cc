@@ -14,9 +14,9 @@ ModelSpec spec(Config& c) {
               [&](int layer) { return layer >= first; });
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qk_norm = QkNorm::kHead;
-    layer.attention.qkv_bias = bias;
-    layer.attention.out_bias = c.flag({"attention_out_bias"}, bias);
+    layer.attention().qk_norm = QkNorm::kHead;
+    layer.attention().qkv_bias = bias;
+    layer.attention().out_bias = c.flag({"attention_out_bias"}, bias);
   }
   return s;
 }

@@ -13,14 +13,14 @@ ModelSpec spec(Config& c) {
   set_windows(c, s, use ? c.count({"sliding_window"}, 4096) : 0, [](int) { return true; });
   const bool bias = c.flag({"attention_bias"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qk_norm = QkNorm::kHead;
-    layer.attention.qkv_bias = bias;
-    layer.attention.out_bias = c.flag({"attention_out_bias"}, bias);
+    layer.attention().qk_norm = QkNorm::kHead;
+    layer.attention().qkv_bias = bias;
+    layer.attention().out_bias = c.flag({"attention_out_bias"}, bias);
   }
 
   MoeSpec moe;
   moe.expert_ff = c.size({"moe_intermediate_size"}, 768);
-  moe.glu.activation = s.layers.front().mlp.activation;
+  moe.glu.activation = s.layers.front().mlp().activation;
   moe.routing.experts = c.size({"num_experts", "num_local_experts"}, 128);
   moe.routing.top_k = c.size({"num_experts_per_tok"}, 8);
   moe.routing.renormalize = c.flag({"norm_topk_prob"}, false);

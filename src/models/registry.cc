@@ -63,7 +63,7 @@ Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
   return text_config(checkpoint.config());
 }
 
-// A model on its way.
+// A model that is being loaded.
 struct Loading {
   const loader::Checkpoint& checkpoint;
   ops::Ops& ops;
@@ -89,7 +89,7 @@ Result<std::unique_ptr<Model>> load_mapped(const Loading& l, const std::string& 
   return model;
 }
 
-// `broken`: the model's fault, not the cache's.
+// `broken`: an error of the model, not of the cache.
 Status write_cache(const Loading& l, const std::string& path, std::string_view key,
                    Status& broken) {
   FRESHET_ASSIGN_OR_RETURN(WeightCacheWriter writer, WeightCacheWriter::create(path));
@@ -101,8 +101,8 @@ Status write_cache(const Loading& l, const std::string& path, std::string_view k
   return writer.commit(key);
 }
 
-// The model on weights of the cache, which is written first where there is none that fits; nullptr
-// where that cannot be.
+// The model with the cache's weights. Writes the cache first if there is none that fits; nullptr if
+// that is impossible.
 Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& folder) {
   const std::string path = weight_cache_path(folder, l.checkpoint, l.ops);
   const std::string key = weight_cache_key(l.checkpoint, l.ops);
@@ -118,7 +118,7 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
           written.code() == StatusCode::kResourceExhausted ? LogLevel::kInfo : LogLevel::kWarning,
           line);
     }
-    // Also where another process wrote it meanwhile.
+    // Also if another process wrote it in the meantime.
     model = load_mapped(l, path, key);
   }
   if (!model.ok()) return std::unique_ptr<Model>();

@@ -13,7 +13,7 @@ const json::Value& empty_object() {
   return empty;
 }
 
-// The dictionary with the scaling's parameters, whichever generation wrote it.
+// The dictionary with the parameters of the scaling, under its old or its new name.
 const json::Value& parameters(const Config& config, std::string_view layer_type) {
   const json::Value* old = config.find({"rope_scaling"});
   const json::Value* now = config.find({"rope_parameters"});
@@ -73,7 +73,7 @@ RopeSpec read_rope(Config& config, int head_dim, const RopeDefaults& defaults) {
   rope.rotary_dim = config.size({"rotary_dim"}, static_cast<int>(head_dim * partial));
   rope.scaling = scaling_by_name(p, p.text({"rope_type", "type"}, "default"));
   if (rope.scaling != S::kNone) {
-    // A length beside the dictionary wins over one inside it.
+    // A length beside the dictionary takes precedence over one inside it.
     const auto max_context = static_cast<double>(defaults.max_context);
     double original = p.number({"original_max_position_embeddings"}, max_context);
     if (rope.scaling != S::kDynamic) {

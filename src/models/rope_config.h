@@ -14,14 +14,14 @@ struct RopeDefaults {
   double partial = 1.0;  // share of a head's features that rotate
   bool interleaved = false;
   bool truncate = true;
-  std::string_view layer_type;  // the part of rope_parameters that holds; empty: the only one
+  std::string_view layer_type;  // the member of rope_parameters to read; empty: it has no members
   int64_t max_context = 0;
 };
 
 RopeSpec read_rope(Config& config, int head_dim, const RopeDefaults& defaults);
 
-// What latent attention's scores are multiplied by besides 1 / sqrt(dim): YaRN's temperature
-// squared, where `mscale_all_dim` asks for it.
+// A factor of latent attention's scores besides 1 / sqrt(dim): YaRN's temperature squared, if
+// `mscale_all_dim` asks for it.
 double yarn_score_scale(const Config& config);
 
 }  // namespace freshet::models

@@ -17,7 +17,7 @@ struct BlockShape {
   int64_t rows = 128, cols = 128;
 };
 
-// Of which rows and columns one scale is, if scales are of blocks.
+// The rows and columns of a block that has a scale, if scales are for blocks.
 BlockShape block_shape(const json::Value& config) {
   const json::Value* q = quantization_config(config);
   if (q == nullptr) return {};
@@ -38,13 +38,13 @@ BlockShape block_shape(const json::Value& config) {
   return {number(0), number(1)};
 }
 
-// How scales are picked: that of row r and column block b is number r / rows * stride + b / cols.
+// The scale of row r and column block b has the index r / rows * stride + b / cols.
 struct Picked {
   int64_t rows = 0, cols = 0, stride = 0;  // of a scale, in rows and blocks of columns
   int64_t count = 0;                       // of a matrix
 };
 
-// The shape of one matrix's scales, without a last 1; empty where it is not one of `count`.
+// The shape of one matrix's scales, without a last 1; empty if it is not that of `count` matrices.
 std::vector<int64_t> shape_of(const TensorSource& scales, int64_t count, int64_t rows) {
   std::vector<int64_t> shape = scales.shape;
   if (count > 1) {
@@ -103,8 +103,8 @@ Result<const TensorSource*> scales_of(const WeightReader& reader, const TensorSo
       weight.name, weight.dtype, weight.name, weight.name);
 }
 
-// Whether activations are multiplied as they are with weights of whole numbers: not in any group of
-// quantization_config that has some and tells of its activations.
+// Whether a GEMM with integer weights takes activations that are not quantised: true if no group of
+// quantization_config says that activations are quantised.
 bool leaves_activations(const json::Value& config) {
   const json::Value* q = quantization_config(config);
   const json::Value* groups = q != nullptr ? q->find("config_groups") : nullptr;
@@ -119,13 +119,13 @@ bool leaves_activations(const json::Value& config) {
   });
 }
 
-// Scales of FP8 are of any of the three kinds.
+// FP8 has scales of any of the three kinds.
 Result<Picked> pick_fp8(const WeightReader& reader, const TensorSource& weight,
                         const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
   return pick(weight, scales, block_shape(reader.config()), count, rows, cols);
 }
 
-// Those of INT8 are of rows: whole-number sums go on to the end of one.
+// INT8 has one scale for each row: integer sums run over a whole row.
 Result<Picked> pick_int8(const WeightReader& reader, const TensorSource& weight,
                          const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
   if (cols > quant::INT8::kMostCols) {

@@ -24,11 +24,11 @@ ModelSpec spec(Config& c) {
   const bool qk_norm = c.flag({"qk_layernorm"}, false);
   const bool parallel = c.flag({"use_parallel_residual"}, false);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = bias;
-    if (qk_norm) layer.attention.qk_norm = QkNorm::kHeadDistinct;
-    layer.attention.qk_norm_spec.bias = false;
+    layer.attention().qkv_bias = bias;
+    if (qk_norm) layer.attention().qk_norm = QkNorm::kHeadDistinct;
+    layer.attention().qk_norm_spec.bias = false;
     layer.parallel = parallel;
-    if (parallel) layer.mlp_norms.in.reset();
+    if (parallel) layer.branches.back().norms.in.reset();
   }
   return s;
 }

@@ -27,8 +27,8 @@ ModelSpec spec(Config& c) {
   const int window = c.count({"sliding_window"}, 0);
   const bool bias = c.flag({"use_bias"}, true);
   for (LayerSpec& layer : s.layers) {
-    layer.attention.qkv_bias = layer.attention.out_bias = layer.mlp.bias = bias;
-    layer.attention.window = window >= s.max_context ? 0 : window;
+    layer.attention().qkv_bias = layer.attention().out_bias = layer.mlp().bias = bias;
+    layer.attention().window = window >= s.max_context ? 0 : window;
   }
   return s;
 }

@@ -32,7 +32,7 @@ struct Header {
   uint64_t key_bytes = 0;
   uint64_t weights = 0;
   uint64_t index_hash = 0;
-  uint64_t header_hash = 0;  // of what is before
+  uint64_t header_hash = 0;  // of all fields before
 };
 static_assert(sizeof(Header) == 64);
 
@@ -49,7 +49,7 @@ void put(std::string& out, uint64_t number) {
   out.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-// Reads the index back; after a piece that is not there, everything is zero.
+// Reads the index back; after the end, everything is zero.
 class IndexReader {
  public:
   explicit IndexReader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -77,10 +77,10 @@ class IndexReader {
   bool ok_ = true;
 };
 
-// The pages that are read of a file's weights: a model that was trained on differs in all of them.
+// How many pages of a file's weights are hashed: further training changes all pages.
 constexpr uint64_t kSamples = 16;
 
-// Where a path leads, as far as it does.
+// A path with its links resolved, as far as it exists.
 std::string real_path(const std::string& path) {
   std::error_code error;
   const fs::path real = fs::weakly_canonical(path, error);
@@ -100,7 +100,7 @@ std::string describe(const MappedFile& file, uint64_t header) {
                      hash_bytes(bytes.first(header)), samples);
 }
 
-// Where a file's tensors begin: before them are its names, types and shapes.
+// The offset of a file's tensors: names, types and shapes are in front of them.
 uint64_t header_of(const MappedFile& file, const loader::Checkpoint& checkpoint) {
   uint64_t first = file.bytes().size();
   for (const loader::TensorSource& t : checkpoint.tensors()) {
@@ -109,7 +109,7 @@ uint64_t header_of(const MappedFile& file, const loader::Checkpoint& checkpoint)
   return first;
 }
 
-// What in the keys differs, in the word that the line begins with.
+// The first line in which two keys differ, named by its first word.
 std::string first_difference(std::string_view a, std::string_view b) {
   const size_t size = std::min(a.size(), b.size());
   const size_t at =
@@ -217,7 +217,7 @@ Result<WeightCacheWriter> WeightCacheWriter::create(const std::string& path) {
     if (errno == EWOULDBLOCK) return busy();
     return io_error("cannot lock {}: {}", temporary, std::generic_category().message(errno));
   }
-  // Its writer may have been done between our two calls: then this is the finished file.
+  // Its writer may have finished between our two calls: then this is the finished file.
   struct stat ours{}, there{};
   if (::fstat(w.fd_, &ours) != 0 || ::stat(temporary.c_str(), &there) != 0 ||
       ours.st_ino != there.st_ino || ours.st_dev != there.st_dev)
@@ -312,7 +312,7 @@ Status WeightCacheWriter::commit(std::string_view key) {
   if (::rename((path_ + ".tmp").c_str(), path_.c_str()) != 0) return failed();
   const std::string folder = fs::path(path_).parent_path().string();
   path_.clear();
-  // The name too; a folder that cannot be synced costs the name after a crash at most.
+  // The name too. If the folder cannot be synced, a crash loses the name at most.
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd >= 0) {
     ::fsync(fd);

@@ -2,14 +2,14 @@
 //
 // A cache file is pages: a header of 64 bytes, the packed weights in the order in which a model
 // asks for them, each on a page boundary, then the index (the key, and name, format, shape and
-// place of each weight). It is mapped read-only and shared, so that processes have one copy between
-// them. A file counts only if header and index are whole (a hash), its size is the one that it
-// states and its key is the one that is asked for: everything that packed bytes depend on, as text.
-// The weights' own bytes are not summed at each start, as those of the model's files are not: the
+// place of each weight). It is mapped read-only and shared, so all processes use one copy. A file
+// is valid only if its header and index are intact (a hash), its size is the size that it states,
+// and its key is the requested one: everything that the packed bytes depend on, as text. The bytes
+// of the weights are not checked at each start, just as those of the model's files are not: the
 // folder must be trusted like the model.
 //
-// A writer fills PATH.tmp under a lock and renames it when all of it has reached the disk. What a
-// dead writer left is taken over by the next. One thread each; any number of processes.
+// A writer fills PATH.tmp under a lock and renames it when all of it is on the disk. The next
+// writer takes over the file of one that died. One thread each; any number of processes.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,13 @@
 
 namespace freshet::models {
 
-// Lines of "what value...": the program's and the packing's version, the instruction set, the rows
-// that pack, the configuration, and of each file where it lies, its size, when it was changed, and
+// Lines of "name value...": the versions of the program and of the packing, the instruction set,
+// the rows that pack, the configuration, and for each file its path, size, time of change, and
 // hashes of its header (names, types, shapes) and of pages spread over the rest. Threads and
 // batches are not in it: packing does not depend on them.
 std::string weight_cache_key(const loader::Checkpoint& checkpoint, const ops::Ops& ops);
-// "<model>-<instruction set>-<hash of where it lies>.weights" in `folder`: a model that has changed
-// takes the place of what it was.
+// "<model>-<instruction set>-<hash of its path>.weights" in `folder`: a model that has changed
+// replaces its older cache.
 std::string weight_cache_path(const std::string& folder, const loader::Checkpoint& checkpoint,
                               const ops::Ops& ops);
 
@@ -45,10 +45,10 @@ struct CachedWeight {
 
 class WeightCache {
  public:
-  // An error says why the file will not do: absent, damaged, or which line of the key differs.
+  // An error says why the file cannot be used: absent, damaged, or which line of the key differs.
   static Result<WeightCache> open(const std::string& path, std::string_view key);
 
-  // The weight after the last one; an error if it is another. It lives as long as it likes.
+  // The next weight; an error if it is not the requested one. It may outlive the cache.
   Result<ops::Weight> next(ops::Ops& ops, const std::string& name, quant::Format format,
                            int64_t rows, int64_t cols);
   bool at_end() const { return next_ == weights_.size(); }
@@ -78,9 +78,9 @@ class WeightCacheWriter {
 
   std::string path_;
   int fd_ = -1;
-  uint64_t end_ = 0;  // of what was appended
-  // What is not written yet. Bytes are written as whole pieces of 2 MiB, because a file system that
-  // can then keeps them in huge pages: products read them an eighth faster.
+  uint64_t end_ = 0;  // of the appended bytes
+  // Not yet written. Bytes are written in chunks of 2 MiB, because some file systems then keep them
+  // in huge pages: GEMMs read those an eighth faster.
   std::vector<uint8_t> rest_;
   std::vector<CachedWeight> weights_;
   Status error_;

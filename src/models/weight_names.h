@@ -1,8 +1,8 @@
-// Which name each weight has in a file.
+// The name of each weight in a file.
 //
 // A role is a weight's place in the decoder. Names are patterns: "{}" is the layer, "{e}" the
 // expert; ".weight" and ".bias" are appended. Safetensors start from Llama's names and GGUF from a
-// common table; an architecture lists what differs.
+// common table; an architecture lists the differences.
 #pragma once
 
 #include <array>

@@ -47,7 +47,7 @@ WeightReader::WeightReader(const loader::Checkpoint& checkpoint, const Architect
 const TensorSource* WeightReader::find_name(const std::string& name) const {
   if (const TensorSource* found = checkpoint_.find(name)) return found;
   if (is_gguf_) return nullptr;
-  // A base model is saved without its first name, a multimodal one with more of them.
+  // A base model is saved without the first part of its names, a multimodal one with more parts.
   for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());

@@ -1,9 +1,9 @@
-// Weights out of a checkpoint: found by role, checked against the description, rearranged where the
-// file has another layout, and packed.
+// Reads weights from a checkpoint: finds them by role, checks their shapes, rearranges them if the
+// file has another layout, and packs them.
 //
-// Every error names the tensor. Row pointers lead into the mapped file wherever the file's layout
-// will do; a copy is made only of what must be transposed. Pages are given back after packing, so
-// that a loaded model is not resident twice. One thread.
+// Every error names the tensor. Row pointers lead into the mapped file if its layout allows it;
+// only transposed matrices are copied. Pages are released after packing, so that a loaded model is
+// not resident twice. One thread.
 #pragma once
 
 #include <span>
@@ -23,10 +23,10 @@ struct Rows {
   quant::Format format = quant::Format::kF32;
   int64_t cols = 0;
   std::vector<const uint8_t*> rows;
-  std::vector<Buffer> owned;    // what rows point to, where not into the file
+  std::vector<Buffer> owned;    // memory of rows that are not in the file
   std::vector<int32_t> inputs;  // as in ops::Weight
 
-  // Without contents, for a reader whose weights are packed already.
+  // Without contents, for a reader of weights that are packed already.
   static Rows shape(quant::Format format, int64_t rows, int64_t cols) {
     return {format, cols, std::vector<const uint8_t*>(static_cast<size_t>(rows)), {}, {}};
   }
@@ -37,12 +37,12 @@ enum class Inputs { kInOrder, kAnyOrder };  // whether Rows may have `inputs`
 
 class WeightReader {
  public:
-  // Weights come out of `packed`, or go to `copy` and not to memory, where these are given.
+  // `packed`: weights come from there. `copy`: weights go there instead of to memory.
   WeightReader(const loader::Checkpoint& checkpoint, const Architecture& architecture,
                ops::Ops& ops, const Progress& progress, WeightCache* packed = nullptr,
                WeightCacheWriter* copy = nullptr);
 
-  // Whether pack() will read nothing of rows but their shape and their `inputs`.
+  // Whether pack() reads only the shape and the `inputs` of rows.
   bool shapes_suffice() const { return packed_ != nullptr; }
   bool is_gguf() const { return is_gguf_; }
   const json::Value& config() const { return checkpoint_.config(); }

@@ -65,6 +65,9 @@ const Capabilities& Ops::capabilities() const {
 bool Ops::reference() const {
   return impl_->reference;
 }
+bool Ops::reorders_inputs() const {
+  return device() == nullptr;
+}
 
 void Ops::Impl::for_rows(int64_t rows, int64_t cols,
                          FunctionRef<void(int64_t first, int64_t last)> body) {
@@ -111,9 +114,15 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
 }
 
 Status Ops::set_scratch(size_t bytes) {
-  if (Device* d = device()) return d->set_scratch(bytes);
-  FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
-  impl_->arena = Arena(std::move(buffer));
+  if (bytes <= impl_->scratch_bytes) return {};
+  impl_->scratch_bytes = 0;  // a device that fails has none left
+  if (Device* d = device()) {
+    FRESHET_RETURN_IF_ERROR(d->set_scratch(bytes));
+  } else {
+    FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
+    impl_->arena = Arena(std::move(buffer));
+  }
+  impl_->scratch_bytes = bytes;
   return {};
 }
 

@@ -124,6 +124,8 @@ class Ops {
   ThreadPool& pool();
   const Capabilities& capabilities() const;
   bool reference() const;
+  // Whether products take weights whose columns are in another order (Weight::inputs).
+  bool reorders_inputs() const;
   // Names of the rows that are planned, for tests and for `inspect`.
   std::string_view matmul_row(quant::Format format) const;
   std::string_view attention_row(const KvShape& shape) const;
@@ -221,8 +223,10 @@ class Ops {
     int64_t max_context = 0;
   };
   size_t scratch_bytes(const ShapeLimits& limits) const;
+  // Reserves at least so many bytes of scratch. It never shrinks, so several models may reserve
+  // what each needs, in any order.
   Status set_scratch(size_t bytes);
-  Status set_inputs(size_t bytes);  // of a device: most that a step's arrays have
+  Status set_inputs(size_t bytes);  // the same, of a device: for the arrays of a step
 
  private:
   struct Impl;

@@ -30,6 +30,7 @@ struct Ops::Impl {
   const VectorKernels* vector = nullptr;
   std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr where nothing here needs one
   Arena arena;
+  size_t scratch_bytes = 0;        // reserved: of the arena, or of the device
   Pieces weights;                  // where packed ones lie
   std::unique_ptr<Device> device;  // then all else but the pool and the arena is empty
 

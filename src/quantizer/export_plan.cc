@@ -100,8 +100,7 @@ Status ExportPlanner::norm(Role role, int layer) {
   return {};
 }
 
-Status ExportPlanner::attention(int layer) {
-  const AttentionSpec& a = spec_.layers[static_cast<size_t>(layer)].attention;
+Status ExportPlanner::branch(const AttentionSpec& a, int layer) {
   const bool turn = reader_.architecture().gguf_interleaves;
   const bool per_head = reader_.architecture().fused_qkv == models::FusedQkv::kPerHead;
   for (const char* suffix : {".weight", ".bias"}) {
@@ -120,8 +119,7 @@ Status ExportPlanner::attention(int layer) {
 }
 
 // One tensor [experts, rows, cols] of tensors an expert, or the file's own.
-Status ExportPlanner::stacked(Role own, Role together, int layer) {
-  const MoeSpec& moe = *spec_.layers[static_cast<size_t>(layer)].moe;
+Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int layer) {
   if (const TensorSource* t = reader_.find(together, ".weight", layer)) {
     add(together, layer, ".weight", *t);
     return {};
@@ -160,7 +158,7 @@ Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
   return {};
 }
 
-Status ExportPlanner::experts(int layer) {
+Status ExportPlanner::branch(const MoeSpec& moe, int layer) {
   FRESHET_RETURN_IF_ERROR(linear(Role::kRouter, layer));
   for (const Role role :
        {Role::kSharedGate, Role::kSharedUp, Role::kSharedDown, Role::kSharedScale})
@@ -168,20 +166,30 @@ Status ExportPlanner::experts(int layer) {
   if (const TensorSource* fused = reader_.find(Role::kExpertsGateUp, ".weight", layer)) {
     FRESHET_RETURN_IF_ERROR(split_gate_up(*fused, layer));
   } else {
-    FRESHET_RETURN_IF_ERROR(stacked(Role::kExpertGate, Role::kExpertsGate, layer));
-    FRESHET_RETURN_IF_ERROR(stacked(Role::kExpertUp, Role::kExpertsUp, layer));
+    FRESHET_RETURN_IF_ERROR(stacked(moe, Role::kExpertGate, Role::kExpertsGate, layer));
+    FRESHET_RETURN_IF_ERROR(stacked(moe, Role::kExpertUp, Role::kExpertsUp, layer));
   }
-  return stacked(Role::kExpertDown, Role::kExpertsDown, layer);
+  return stacked(moe, Role::kExpertDown, Role::kExpertsDown, layer);
+}
+
+Status ExportPlanner::branch(const MlaSpec&, int) {
+  return unsupported("converting latent attention to GGUF is not supported");
+}
+
+Status ExportPlanner::branch(const MlpSpec&, int layer) {
+  for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
+    FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  return {};
 }
 
 Status ExportPlanner::layer(int layer) {
   for (const Role role : {Role::kAttentionIn, Role::kAttentionOut, Role::kAttentionAfter,
                           Role::kMlpIn, Role::kMlpOut, Role::kMlpAfter})
     FRESHET_RETURN_IF_ERROR(norm(role, layer));
-  FRESHET_RETURN_IF_ERROR(attention(layer));
-  if (spec_.layers[static_cast<size_t>(layer)].moe) return experts(layer);
-  for (const Role role : {Role::kGateUp, Role::kGate, Role::kUp, Role::kDown})
-    FRESHET_RETURN_IF_ERROR(linear(role, layer));
+  for (const BranchSpec& branch : spec_.layers[static_cast<size_t>(layer)].branches) {
+    FRESHET_RETURN_IF_ERROR(
+        std::visit([&](const auto& body) { return this->branch(body, layer); }, branch.body));
+  }
   return {};
 }
 

@@ -46,9 +46,12 @@ class ExportPlanner {
   Status layer(int layer);
   Status linear(models::Role role, int layer);
   Status norm(models::Role role, int layer);
-  Status attention(int layer);
-  Status experts(int layer);
-  Status stacked(models::Role own, models::Role together, int layer);
+  // One for each kind of branch.
+  Status branch(const AttentionSpec& a, int layer);
+  Status branch(const MlaSpec& a, int layer);
+  Status branch(const MlpSpec& mlp, int layer);
+  Status branch(const MoeSpec& moe, int layer);
+  Status stacked(const MoeSpec& moe, models::Role own, models::Role together, int layer);
   Status split_gate_up(const loader::TensorSource& source, int layer);
   void divisors();
   Status all_used() const;

@@ -77,14 +77,24 @@ void add_rope(const RopeSpec& rope, Keys& keys) {
 
 void add_experts(const ModelSpec& spec, Keys& keys) {
   for (const LayerSpec& layer : spec.layers) {
-    if (!layer.moe) continue;
-    keys.u32("expert_count", layer.moe->routing.experts);
-    keys.u32("expert_used_count", layer.moe->routing.top_k);
-    keys.u32("expert_feed_forward_length", layer.moe->expert_ff);
-    if (layer.moe->shared_ff > 0)
-      keys.u32("expert_shared_feed_forward_length", layer.moe->shared_ff);
+    const MoeSpec* const moe = layer.find<MoeSpec>();
+    if (moe == nullptr) continue;
+    keys.u32("expert_count", moe->routing.experts);
+    keys.u32("expert_used_count", moe->routing.top_k);
+    keys.u32("expert_feed_forward_length", moe->expert_ff);
+    if (moe->shared_ff > 0) keys.u32("expert_shared_feed_forward_length", moe->shared_ff);
     return;
   }
+}
+
+// The width of the model's MLPs. Models that have experts in every layer say it nevertheless.
+int64_t mlp_width(const json::Value& config, const ModelSpec& spec) {
+  int64_t experts = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    if (const MlpSpec* mlp = layer.find<MlpSpec>()) return mlp->ff;
+    if (const MoeSpec* moe = layer.find<MoeSpec>()) experts = moe->expert_ff;
+  }
+  return config.get_int("intermediate_size", experts);
 }
 
 // Multipliers and caps under the names that the architectures' readers look for.
@@ -103,7 +113,7 @@ void add_scales(const json::Value& config, const std::string& architecture, cons
   if (architecture == "command-r") copy("logit_scale", "logit_scale");
   if (architecture == "gptneox")
     keys.flag("use_parallel_residual", config.get_bool("use_parallel_residual", true));
-  const AttentionSpec& a = spec.layers.front().attention;
+  const AttentionSpec& a = spec.layers.front().attention();
   if (a.softcap > 0) keys.f32("attn_logit_softcapping", static_cast<double>(a.softcap));
   if (spec.logits_softcap > 0)
     keys.f32("final_logit_softcapping", static_cast<double>(spec.logits_softcap));
@@ -121,17 +131,21 @@ Result<std::string> gguf_architecture(std::string_view model_type) {
 Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
                            const std::string& architecture, loader::GgufWriter& out) {
   if (spec.layers.empty()) return invalid_argument("the model has no layers");
-  const LayerSpec& layer = spec.layers.front();
-  const AttentionSpec& a = layer.attention;
-  if (a.kind == AttentionSpec::Kind::kMla)
-    return unsupported("converting latent attention to GGUF is not supported");
+  int window = 0, rope = -1;
+  for (const LayerSpec& layer : spec.layers) {
+    const AttentionSpec* const a = layer.find<AttentionSpec>();
+    if (a == nullptr) return unsupported("converting layers without attention is not supported");
+    window = std::max(window, a->window);
+    // Where layers rotate differently, the plain key describes full attention.
+    if (a->rope >= 0 && (rope < 0 || a->window == 0)) rope = a->rope;
+  }
+  const AttentionSpec& a = spec.layers.front().attention();
   Keys keys(architecture, out);
   keys.u32("vocab_size", spec.vocab_size);
   keys.u32("context_length", spec.max_context);
   keys.u32("embedding_length", spec.hidden_size);
   keys.u32("block_count", std::ssize(spec.layers));
-  const int ff = layer.mlp.ff > 0 ? layer.mlp.ff : layer.moe ? layer.moe->expert_ff : 0;
-  keys.u32("feed_forward_length", ff);
+  keys.u32("feed_forward_length", mlp_width(config, spec));
   keys.u32("attention.head_count", a.heads);
   keys.u32("attention.head_count_kv", a.kv_heads);
   keys.u32("attention.key_length", a.head_dim);
@@ -140,14 +154,7 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
   keys.f32(norm.kind == ops::NormKind::kRms ? "attention.layer_norm_rms_epsilon"
                                             : "attention.layer_norm_epsilon",
            static_cast<double>(norm.eps));
-  int window = 0;
-  for (const LayerSpec& l : spec.layers) window = std::max(window, l.attention.window);
   if (window > 0) keys.u32("attention.sliding_window", window);
-  // Where layers rotate differently, full attention is what the plain key describes.
-  int rope = -1;
-  for (const LayerSpec& l : spec.layers) {
-    if (l.attention.rope >= 0 && (rope < 0 || l.attention.window == 0)) rope = l.attention.rope;
-  }
   if (rope >= 0) add_rope(spec.ropes[static_cast<size_t>(rope)], keys);
   add_experts(spec, keys);
   add_scales(config, architecture, spec, keys);

@@ -1,6 +1,7 @@
 #include <numeric>
 
-#include "models/assemble.h"
+#include "models/branch_loading.h"
+#include "models/dummy_maker.h"
 
 namespace freshet::models {
 namespace {
@@ -13,8 +14,8 @@ Order range(int64_t first, int64_t count) {
   return order;
 }
 
-// Rows of a head in the order (0, 2, 4 ... 1, 3, 5 ...), which takes llama.cpp's order for
-// interleaved rotation back to halves.
+// Rows of a head in the order (0, 2, 4 ... 1, 3, 5 ...), which turns llama.cpp's order for
+// interleaved rotation back into halves.
 Order halves(int heads, int head_dim) {
   Order order;
   for (int64_t h = 0; h < heads; ++h) {
@@ -45,9 +46,8 @@ FusedOrders fused_orders(const AttentionSpec& a, FusedQkv layout) {
   return orders;
 }
 
-Status assemble_qkv(WeightReader& reader, const ModelSpec& spec, int layer, AttentionWeights& out) {
-  const AttentionSpec& a = spec.layers[static_cast<size_t>(layer)].attention;
-  const int64_t hidden = spec.hidden_size;
+Status assemble_qkv(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
+                    AttentionWeights& out) {
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
   const int64_t v = int64_t{a.kv_heads} * a.value_dim;
@@ -75,7 +75,7 @@ Status assemble_qkv(WeightReader& reader, const ModelSpec& spec, int layer, Atte
   return reader.linear(out.v, Role::kQkv, layer, rows, hidden, a.qkv_bias, orders.v);
 }
 
-// One weight for each head: a tensor [heads, head_dim], or one tensor a head.
+// One weight for each head: a tensor [heads, head_dim], or one tensor for each head.
 Status assemble_head_norms(WeightReader& reader, Role role, int layer, int heads, int head_dim,
                            NormWeights& out) {
   FRESHET_ASSIGN_OR_RETURN(const loader::TensorSource* first,
@@ -110,25 +110,36 @@ Status assemble_qk_norm(WeightReader& reader, const AttentionSpec& a, Role role,
   return {};
 }
 
+Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
+                AttentionWeights& out) {
+  FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, hidden, layer, out));
+  FRESHET_RETURN_IF_ERROR(
+      assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
+  FRESHET_RETURN_IF_ERROR(
+      assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, out.k_norm));
+  return assemble_attention_out(reader, a, hidden, layer, out);
+}
+
+Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, AttentionWeights& out) {
+  const int64_t q = int64_t{a.heads} * a.head_dim;
+  const int64_t k = int64_t{a.kv_heads} * a.head_dim;
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.k, "attention.k", Role::kKey, k, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
+                                       int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.out, "attention.out", Role::kOutput, hidden,
+                                       int64_t{a.heads} * a.value_dim, a.out_bias));
+  if (a.qk_norm != QkNorm::kNone) {
+    const bool one = a.qk_norm == QkNorm::kHead;
+    FRESHET_RETURN_IF_ERROR(maker.norm(out.q_norm, a.qk_norm_spec, one ? a.head_dim : q));
+    FRESHET_RETURN_IF_ERROR(maker.norm(out.k_norm, a.qk_norm_spec, one ? a.head_dim : k));
+  }
+  return a.sinks ? maker.vector(out.sinks, a.heads, 0.0f) : Status();
+}
+
 }  // namespace
 
-Status assemble_attention(WeightReader& reader, const ModelSpec& spec, int layer,
-                          AttentionWeights& out) {
-  const AttentionSpec& a = spec.layers[static_cast<size_t>(layer)].attention;
-  if (a.kind == AttentionSpec::Kind::kMla) {
-    FRESHET_RETURN_IF_ERROR(assemble_latent_attention(reader, spec, layer, out));
-  } else {
-    FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, spec, layer, out));
-    FRESHET_RETURN_IF_ERROR(
-        assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
-    FRESHET_RETURN_IF_ERROR(
-        assemble_qk_norm(reader, a, Role::kKeyNorm, layer, a.kv_heads, out.k_norm));
-  }
-  if (a.sinks) {
-    FRESHET_RETURN_IF_ERROR(reader.vector(out.sinks, Role::kSinks, ".weight", layer, a.heads));
-  }
-  return reader.linear(out.out, Role::kOutput, layer, spec.hidden_size,
-                       int64_t{a.heads} * a.value_dim, a.out_bias);
-}
+constinit const BranchLoading kAttentionLoading =
+    branch_loading<AttentionSpec, AttentionWeights, assemble, make>(kAttentionNorms);
 
 }  // namespace freshet::models

@@ -1,12 +1,12 @@
-#include "models/assemble.h"
+#include "models/branch_loading.h"
 
 namespace freshet::models {
 namespace {
 
 using loader::TensorSource;
 
-// The absorbed form is built in a plain type: the file's, or F16 for quantised ones, whose rows
-// cannot be turned into columns.
+// The absorbed form has a plain type: the file's, or F16 if that is quantised, because quantised
+// rows cannot be transposed.
 quant::Format plain_format(quant::Format stored) {
   return quant::info(stored).plain() ? stored : quant::Format::kF16;
 }
@@ -21,10 +21,10 @@ std::vector<float> decode(const Rows& rows) {
 }
 
 // diag(W_k^T, I) of one head. up: W_k^T [kv_rank, nope_dim] if `transposed`, else W_k.
-std::vector<float> absorb(const AttentionSpec& a, const std::vector<float>& up, bool transposed) {
+std::vector<float> absorb(const MlaSpec& a, const std::vector<float>& up, bool transposed) {
   const auto rank = static_cast<size_t>(a.kv_rank);
   const auto nope = static_cast<size_t>(a.nope_dim);
-  const auto cols = static_cast<size_t>(a.head_dim);
+  const auto cols = static_cast<size_t>(a.head_dim());
   std::vector<float> out((rank + static_cast<size_t>(a.rope_dim)) * cols, 0.0f);
   for (size_t r = 0; r < rank; ++r) {
     for (size_t n = 0; n < nope; ++n) {
@@ -36,22 +36,22 @@ std::vector<float> absorb(const AttentionSpec& a, const std::vector<float>& up, 
   return out;
 }
 
-Status pack_absorbed(WeightReader& reader, const AttentionSpec& a, const std::string& name,
-                     const Rows& up, bool transposed, AttentionWeights& out) {
+Status pack_absorbed(WeightReader& reader, const MlaSpec& a, const std::string& name,
+                     const Rows& up, bool transposed, MlaWeights& out) {
   if (reader.shapes_suffice()) {
     const int64_t made = int64_t{a.kv_rank} + a.rope_dim;
     return reader.pack(out.q_absorb.emplace_back(), name,
-                       Rows::shape(plain_format(up.format), made, a.head_dim));
+                       Rows::shape(plain_format(up.format), made, a.head_dim()));
   }
   const std::vector<float> matrix = absorb(a, decode(up), transposed);
   FRESHET_ASSIGN_OR_RETURN(const Rows rows,
-                           reader.encode(matrix, a.head_dim, plain_format(up.format)));
+                           reader.encode(matrix, a.head_dim(), plain_format(up.format)));
   return reader.pack(out.q_absorb.emplace_back(), name, rows);
 }
 
 // Keys and values of a head from one matrix [heads * (nope_dim + value_dim), kv_rank].
-Status split_kv_up(WeightReader& reader, const AttentionSpec& a, const TensorSource& tensor,
-                   AttentionWeights& out) {
+Status split_kv_up(WeightReader& reader, const MlaSpec& a, const TensorSource& tensor,
+                   MlaWeights& out) {
   const int64_t per_head = int64_t{a.nope_dim} + a.value_dim;
   FRESHET_ASSIGN_OR_RETURN(const Rows all, reader.rows(tensor, a.heads * per_head, a.kv_rank));
   for (int64_t h = 0; h < a.heads; ++h) {
@@ -68,8 +68,8 @@ Status split_kv_up(WeightReader& reader, const AttentionSpec& a, const TensorSou
   return {};
 }
 
-// The same from files that hold the two apart, keys transposed.
-Status read_kv_up(WeightReader& reader, const AttentionSpec& a, int layer, AttentionWeights& out) {
+// The same from files that store the two separately, keys transposed.
+Status read_kv_up(WeightReader& reader, const MlaSpec& a, int layer, MlaWeights& out) {
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* keys,
                            reader.require(Role::kKeyUpTransposed, ".weight", layer));
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* values,
@@ -87,18 +87,14 @@ Status read_kv_up(WeightReader& reader, const AttentionSpec& a, int layer, Atten
   return {};
 }
 
-}  // namespace
-
-Status assemble_latent_attention(WeightReader& reader, const ModelSpec& spec, int layer,
-                                 AttentionWeights& out) {
-  const AttentionSpec& a = spec.layers[static_cast<size_t>(layer)].attention;
-  const int64_t hidden = spec.hidden_size;
-  const int64_t q = int64_t{a.heads} * a.head_dim;
+Status assemble_projections(WeightReader& reader, const MlaSpec& a, int64_t hidden, int layer,
+                            MlaWeights& out) {
+  const int64_t q = int64_t{a.heads} * a.head_dim();
   if (a.q_rank > 0) {
     FRESHET_RETURN_IF_ERROR(
         reader.linear(out.q_down, Role::kQueryDown, layer, a.q_rank, hidden, a.qkv_bias));
     FRESHET_RETURN_IF_ERROR(
-        reader.norm(out.q_latent_norm, Role::kQueryLatentNorm, a.qk_norm_spec, layer, a.q_rank));
+        reader.norm(out.q_latent_norm, Role::kQueryLatentNorm, a.latent_norm, layer, a.q_rank));
     FRESHET_RETURN_IF_ERROR(reader.linear(out.q_up, Role::kQueryUp, layer, q, a.q_rank, false));
   } else {
     FRESHET_RETURN_IF_ERROR(reader.linear(out.q, Role::kQuery, layer, q, hidden, false));
@@ -106,12 +102,27 @@ Status assemble_latent_attention(WeightReader& reader, const ModelSpec& spec, in
   FRESHET_RETURN_IF_ERROR(reader.linear(out.kv_down, Role::kKvDown, layer,
                                         int64_t{a.kv_rank} + a.rope_dim, hidden, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(
-      reader.norm(out.kv_latent_norm, Role::kKvLatentNorm, a.qk_norm_spec, layer, a.kv_rank));
+      reader.norm(out.kv_latent_norm, Role::kKvLatentNorm, a.latent_norm, layer, a.kv_rank));
   const TensorSource* kv_up = reader.find(Role::kKvUp, ".weight", layer);
   const bool apart = reader.find(Role::kKeyUpTransposed, ".weight", layer) != nullptr;
   if (kv_up == nullptr && apart) return read_kv_up(reader, a, layer, out);
   FRESHET_ASSIGN_OR_RETURN(kv_up, reader.require(Role::kKvUp, ".weight", layer));
   return split_kv_up(reader, a, *kv_up, out);
 }
+
+Status assemble(WeightReader& reader, const MlaSpec& a, int64_t hidden, int layer,
+                MlaWeights& out) {
+  FRESHET_RETURN_IF_ERROR(assemble_projections(reader, a, hidden, layer, out));
+  return assemble_attention_out(reader, a, hidden, layer, out);
+}
+
+Status make(DummyMaker&, const MlaSpec&, int64_t, MlaWeights&) {
+  return unsupported("random weights for latent attention");
+}
+
+}  // namespace
+
+constinit const BranchLoading kMlaLoading =
+    branch_loading<MlaSpec, MlaWeights, assemble, make>(kAttentionNorms);
 
 }  // namespace freshet::models

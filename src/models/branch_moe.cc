@@ -1,14 +1,14 @@
 #include <cstring>
-#include <numeric>
 
-#include "models/assemble.h"
+#include "models/branch_loading.h"
+#include "models/dummy_maker.h"
 
 namespace freshet::models {
 namespace {
 
 using loader::TensorSource;
 
-// Row orders that take a matrix with gates and ups to [gates, ups].
+// Row orders that turn a matrix with gates and ups into [gates, ups].
 std::vector<int64_t> gates_then_ups(int64_t ff, bool interleaved) {
   std::vector<int64_t> order(static_cast<size_t>(2 * ff));
   for (int64_t i = 0; i < ff; ++i) {
@@ -27,8 +27,8 @@ Status append(Rows& to, const Rows& from, const std::string& name) {
   return {};
 }
 
-// The published 4-bit experts: blocks [experts, rows, cols / 32, 16] with neighbours in a byte, and
-// scales [experts, rows, cols / 32], become blocks of the storage format.
+// Converts published MXFP4 experts to the storage format: blocks [experts, rows, cols / 32, 16]
+// with two neighbours in each byte, and scales [experts, rows, cols / 32].
 Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int64_t expert,
                         int64_t experts, int64_t rows, int64_t cols) {
   const TensorSource* blocks = reader.find_name(stem + "_blocks");
@@ -55,7 +55,7 @@ Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int
     uint8_t* to = buffer.data() + b * 17;
     to[0] = scales->data[first + b];
     for (size_t i = 0; i < 16; ++i) {
-      // Number i goes to a low half, number i + 16 to a high one.
+      // Number i goes to a low half byte, number i + 16 to a high one.
       const int low = from[i / 2] >> (i % 2 * 4) & 15;
       const int high = from[8 + i / 2] >> (i % 2 * 4) & 15;
       to[1 + i] = static_cast<uint8_t>(low | high << 4);
@@ -67,7 +67,7 @@ Result<Rows> read_mxfp4(const WeightReader& reader, const std::string& stem, int
   return out;
 }
 
-// Reads one expert after the other, however the file groups them.
+// Reads one expert after the other, whichever way the file groups them.
 class ExpertReader {
  public:
   ExpertReader(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer)
@@ -180,10 +180,10 @@ class ExpertReader {
   int layer_;
   bool interleaved_ = false;
   Layout layout_ = Layout::kRows;
-  std::string name_;  // of the tensor read last
+  std::string name_;  // of the last tensor read
 };
 
-// The router stays in F32: it is small, and a rounded score can change which experts are asked.
+// The router stays in F32: it is small, and a rounded score can change which experts are chosen.
 Status assemble_router(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer,
                        MoeWeights& out) {
   const int64_t experts = moe.routing.experts;
@@ -206,34 +206,8 @@ Status assemble_router(WeightReader& reader, const MoeSpec& moe, int64_t hidden,
   return reader.store(out.correction, bias);
 }
 
-}  // namespace
-
-Status assemble_mlp(WeightReader& reader, const ModelSpec& spec, int layer, MlpWeights& out) {
-  const MlpSpec& mlp = spec.layers[static_cast<size_t>(layer)].mlp;
-  const int64_t ff = mlp.ff;
-  const int64_t hidden = spec.hidden_size;
-  const bool fused = mlp.gated && reader.find(Role::kGate, ".weight", layer) == nullptr &&
-                     reader.find(Role::kGateUp, ".weight", layer) != nullptr;
-  if (fused) {
-    std::vector<int64_t> order(static_cast<size_t>(ff));
-    std::iota(order.begin(), order.end(), 0);
-    FRESHET_RETURN_IF_ERROR(
-        reader.linear(out.gate, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
-    std::iota(order.begin(), order.end(), ff);
-    FRESHET_RETURN_IF_ERROR(
-        reader.linear(out.up, Role::kGateUp, layer, 2 * ff, hidden, mlp.bias, order));
-  } else {
-    if (mlp.gated) {
-      FRESHET_RETURN_IF_ERROR(reader.linear(out.gate, Role::kGate, layer, ff, hidden, mlp.bias));
-    }
-    FRESHET_RETURN_IF_ERROR(reader.linear(out.up, Role::kUp, layer, ff, hidden, mlp.bias));
-  }
-  return reader.linear(out.down, Role::kDown, layer, hidden, ff, mlp.bias);
-}
-
-Status assemble_experts(WeightReader& reader, const ModelSpec& spec, int layer, MoeWeights& out) {
-  const MoeSpec& moe = *spec.layers[static_cast<size_t>(layer)].moe;
-  const int64_t hidden = spec.hidden_size;
+Status assemble(WeightReader& reader, const MoeSpec& moe, int64_t hidden, int layer,
+                MoeWeights& out) {
   FRESHET_RETURN_IF_ERROR(assemble_router(reader, moe, hidden, layer, out));
   FRESHET_RETURN_IF_ERROR(ExpertReader(reader, moe, hidden, layer).read(out));
   if (moe.shared_ff == 0) return {};
@@ -246,5 +220,40 @@ Status assemble_experts(WeightReader& reader, const ModelSpec& spec, int layer, 
   if (!moe.shared_gate) return {};
   return reader.linear(out.shared_gate, Role::kSharedScale, layer, 1, hidden, false);
 }
+
+Status make(DummyMaker& maker, const MoeSpec& m, int64_t hidden, MoeWeights& out) {
+  const int experts = m.routing.experts;
+  // In F32, as the loader keeps it.
+  FRESHET_RETURN_IF_ERROR(maker.matrix(out.router.weight, "router", quant::Format::kF32, experts,
+                                       hidden, Fill::kRouter, ops::Use::kProducts));
+  if (m.router_bias) FRESHET_RETURN_IF_ERROR(maker.vector(out.router.bias, experts, 0.0f));
+  if (m.router_correction) FRESHET_RETURN_IF_ERROR(maker.vector(out.correction, experts, 0.0f));
+  out.gate_up.resize(static_cast<size_t>(experts));
+  out.down.resize(static_cast<size_t>(experts));
+  for (size_t e = 0; e < out.down.size(); ++e) {
+    FRESHET_RETURN_IF_ERROR(maker.matrix(out.gate_up[e], "experts.gate_up", Role::kExpertsGateUp,
+                                         2 * int64_t{m.expert_ff}, hidden, Fill::kPlain,
+                                         ops::Use::kExperts));
+    FRESHET_RETURN_IF_ERROR(maker.matrix(out.down[e], "experts.down", Role::kExpertsDown, hidden,
+                                         m.expert_ff, Fill::kPlain, ops::Use::kExperts));
+  }
+  if (m.expert_bias) {
+    FRESHET_RETURN_IF_ERROR(
+        maker.vector(out.gate_up_bias, int64_t{experts} * 2 * m.expert_ff, 0.0f));
+    FRESHET_RETURN_IF_ERROR(maker.vector(out.down_bias, experts * hidden, 0.0f));
+  }
+  if (m.shared_ff == 0) return {};
+  MlpSpec shared;
+  shared.ff = m.shared_ff;
+  FRESHET_RETURN_IF_ERROR(maker.mlp(out.shared, shared, hidden, "shared"));
+  return m.shared_gate
+             ? maker.linear(out.shared_gate, "shared_gate", Role::kSharedScale, 1, hidden, false)
+             : Status();
+}
+
+}  // namespace
+
+constinit const BranchLoading kMoeLoading =
+    branch_loading<MoeSpec, MoeWeights, assemble, make>(kMlpNorms);
 
 }  // namespace freshet::models

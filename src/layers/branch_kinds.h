@@ -1,0 +1,155 @@
+// The kinds of branches that a layer may have, as a table with one row for each.
+//
+// A row is all that the decoder, the memory plan, `inspect` and `bench` know of a kind. It lives in
+// the kind's source file (attention_layer.cc, mla.cc, mlp.cc, moe.cc), made by branch_kind() from a
+// struct of static functions on the kind's own spec and weights. models/branch_loading.h has the
+// table of how their weights are read. Immutable; thread-safe.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "base/json.h"
+#include "layers/step.h"
+#include "ops/device.h"
+
+namespace freshet {
+
+constexpr size_t kMaxBranches = 8;  // of a layer
+
+// Which results of its input projections a branch computes.
+enum class Reads {
+  kAll,
+  kQueries,        // keys and values are in the cache already
+  kKeysAndValues,  // for tokens that need no more than these
+};
+
+// What a branch stores of each token.
+struct BranchCache {
+  ops::KvShape shape;
+  int window = 0;  // 0: all tokens of the sequence; otherwise so many of the last ones
+};
+
+struct BranchKind {
+  std::string_view name;
+  // Whether run() takes any Into::scale rather than 1 alone.
+  bool scales = true;
+
+  // out = [out +] scale * branch(x), where x is normalised already. `cache_layer`: the layer of the
+  // cache where the branch stores; -1 for kinds that store nothing.
+  void (*run)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
+              const Matrix& x, const Into& into) = nullptr;
+  // Workspace of run() and of store().
+  size_t (*bytes)(const BranchSpec& spec, int64_t hidden, int64_t tokens) = nullptr;
+  // Raises the limits to what the branch asks of Ops.
+  void (*limits)(const BranchSpec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) = nullptr;
+  // Errors name the layer and the part.
+  Status (*validate)(const BranchSpec& spec, const ModelSpec& model, size_t layer) = nullptr;
+  // In a few words, for people; and as fields of `inspect --json`.
+  std::string (*describe)(const BranchSpec& spec) = nullptr;
+  void (*fields)(const BranchSpec& spec, json::Object& to) = nullptr;
+  // See Ops::norm(); nullptr as a result: the input must be written as F32.
+  const ops::Weight* (*reader)(const ops::Ops& ops, int64_t rows, const BranchSpec& spec,
+                               const BranchWeights& w, Reads reads) = nullptr;
+
+  // Kinds that store keys and values have these; nullptr in the others.
+  // Writes the keys and values of x to the cache, and nothing else.
+  void (*store)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
+                const Matrix& x) = nullptr;
+  BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
+  // How many outputs the projections have that store() computes.
+  int64_t (*stored_outputs)(const BranchSpec& spec) = nullptr;
+
+  // Optional.
+  // One line that says why a device cannot run the branch, or ok.
+  Status (*supported)(const BranchSpec& spec, const ops::Device& device) = nullptr;
+  // The share of the experts' weights that a token is multiplied by.
+  double (*expert_share)(const BranchSpec& spec) = nullptr;
+};
+
+// Makes a row of a struct K with K::Spec, K::Weights, K::kName and static functions that have the
+// names of the row's, on K::Spec and K::Weights. What K lacks stays nullptr.
+template <class K>
+constexpr BranchKind branch_kind() {
+  using S = typename K::Spec;
+  using W = typename K::Weights;
+  BranchKind kind;
+  kind.name = K::kName;
+  if constexpr (requires { K::kScales; }) kind.scales = K::kScales;
+  kind.run = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
+                const Matrix& x, const Into& into) {
+    K::run(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, x, into);
+  };
+  kind.bytes = [](const BranchSpec& s, int64_t hidden, int64_t tokens) {
+    return K::bytes(std::get<S>(s.body), hidden, tokens);
+  };
+  kind.limits = [](const BranchSpec& s, int64_t hidden, ops::Ops::ShapeLimits& l) {
+    K::limits(std::get<S>(s.body), hidden, l);
+  };
+  kind.validate = [](const BranchSpec& s, const ModelSpec& model, size_t layer) {
+    return K::validate(std::get<S>(s.body), model, layer);
+  };
+  kind.describe = [](const BranchSpec& s) { return K::describe(std::get<S>(s.body)); };
+  kind.fields = [](const BranchSpec& s, json::Object& to) { K::fields(std::get<S>(s.body), to); };
+  kind.reader = [](const ops::Ops& ops, int64_t rows, const BranchSpec& s, const BranchWeights& w,
+                   Reads reads) {
+    return K::reader(ops, rows, std::get<S>(s.body), std::get<W>(w.body), reads);
+  };
+  if constexpr (requires { &K::store; }) {
+    kind.store = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
+                    const Matrix& x) {
+      K::store(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, x);
+    };
+    kind.cache = [](const BranchSpec& s, ops::KvType type) {
+      return K::cache(std::get<S>(s.body), type);
+    };
+    kind.stored_outputs = [](const BranchSpec& s) {
+      return K::stored_outputs(std::get<S>(s.body));
+    };
+  }
+  if constexpr (requires { &K::supported; }) {
+    kind.supported = [](const BranchSpec& s, const ops::Device& device) {
+      return K::supported(std::get<S>(s.body), device);
+    };
+  }
+  if constexpr (requires { &K::expert_share; }) {
+    kind.expert_share = [](const BranchSpec& s) { return K::expert_share(std::get<S>(s.body)); };
+  }
+  return kind;
+}
+
+// The rows.
+extern const BranchKind kAttentionKind;  // attention_layer.cc
+extern const BranchKind kMlaKind;        // mla.cc
+extern const BranchKind kMlpKind;        // mlp.cc
+extern const BranchKind kMoeKind;        // moe.cc
+
+// In the order of BranchBody's alternatives.
+std::span<const BranchKind* const> branch_kinds();
+inline const BranchKind& kind_of(const BranchSpec& branch) {
+  return *branch_kinds()[branch.body.index()];
+}
+
+// The share of experts' weights that a token is multiplied by, of the last branch with experts; 1
+// for models without any.
+double expert_share(const ModelSpec& spec);
+
+// For validate(). Far above any published model, and low enough that products of three sizes fit in
+// int64.
+constexpr int kMaxSize = 1 << 20;
+constexpr bool sane(int size) {
+  return size > 0 && size <= kMaxSize;
+}
+// Of `features` of a head, as many rotate as the rope at index `rope` says.
+Status validate_rotation(const ModelSpec& model, int rope, int features, size_t layer);
+
+// For describe() of kinds of attention.
+std::string describe_attention_options(int window, bool sinks, int rope);
+// For limits() of kinds of attention: of so many heads, whose keys and values in the cache and
+// whose queries have so many features.
+void raise_attention_limits(int heads, int64_t key, int64_t value, int64_t query,
+                            ops::Ops::ShapeLimits& l);
+
+}  // namespace freshet

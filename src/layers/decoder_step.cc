@@ -1,0 +1,137 @@
+// A step around the forward pass: the key by which a device may replay it, and the transfers of its
+// inputs and results.
+#include <algorithm>
+#include <array>
+
+#include "layers/decoder.h"
+#include "ops/device.h"
+
+namespace freshet {
+
+// Copies to the host: logits of the rows that have no sampled token, and all sampled tokens.
+void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
+                    const StepResults& results) {
+  const auto sampled = [&](int64_t row) {
+    return best != nullptr && batch.names_token(static_cast<size_t>(row));
+  };
+  for (int64_t row = 0, end = 0; row < logits.rows; row = end + 1) {
+    for (end = row; end < logits.rows && !sampled(end);) ++end;
+    if (end == row) continue;
+    const auto bytes = static_cast<size_t>((end - row) * logits.cols) * sizeof(float);
+    ops_.fetch(results.logits + row * logits.cols, logits.row(row), bytes);
+  }
+  if (best != nullptr) {
+    ops_.fetch(results.best, best, static_cast<size_t>(logits.rows) * sizeof(int32_t));
+  }
+}
+
+void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int turn) {
+  const size_t rows = batch.logit_rows.size();
+  if (ops_.device() == nullptr) {
+    if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
+    return;
+  }
+  if (rows > 0 || results.hidden != nullptr) ops_.await(turn);
+  for (size_t row = 0; results.best != nullptr && row < rows; ++row) {
+    if (!batch.names_token(row)) results.best[row] = StepResults::kSeeLogits;
+  }
+}
+
+void Decoder::forward(const ForwardBatch& batch, const KvStorage& cache,
+                      const StepResults& results) {
+  start(batch, cache, results, 0);
+  finish(batch, results, 0);
+}
+
+// Makes last_ the batch of the rows that need logits; false if the whole batch must run to the end.
+bool Decoder::take_last_rows(const ForwardBatch& batch, const KvStorage& cache) {
+  last_groups_.clear();
+  for (const int stored : last_cache_layers_) {
+    const int group = cache.group_of(stored);
+    if (std::ranges::count(last_groups_, group) == 0) last_groups_.push_back(group);
+  }
+  return !last_groups_.empty() && take_logit_rows(batch, last_groups_, last_);
+}
+
+// Fills step_arrays_ and step_key_ (ops::StepInputs). `how`: what decides, besides shapes and
+// addresses, which ops run.
+void Decoder::describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
+                            bool narrows, std::span<const int64_t> how) {
+  step_arrays_.assign(
+      {batch.token_ids, batch.positions, batch.query_start, batch.context_len, batch.logit_rows});
+  step_key_.assign(
+      {batch.tokens(), batch.sequences(), logits.rows, narrows ? last_.sequences() : int64_t{-1}});
+  step_key_.insert(step_key_.end(), how.begin(), how.end());
+  for (const BlockTables& table : batch.tables) {
+    step_arrays_.push_back(table.ids);
+    step_key_.push_back(table.stride);
+  }
+  if (ops_.device() != nullptr) {
+    for (size_t layer = 0; layer < cache.spec().layers.size(); ++layer) {
+      step_key_.push_back(reinterpret_cast<int64_t>(cache.layer(static_cast<int>(layer)).data));
+    }
+    // Another model on the same device has memory of its own.
+    step_key_.push_back(reinterpret_cast<int64_t>(logits.data));
+  }
+  if (narrows) {
+    for (const std::vector<int32_t>* array :
+         {&last_.positions, &last_.query_start, &last_.context_len}) {
+      step_arrays_.push_back(*array);
+    }
+    for (const int group : last_groups_) {
+      step_arrays_.push_back(last_.tables[static_cast<size_t>(group)].ids);
+    }
+  }
+  if (!batch.ids_from.empty()) step_arrays_.push_back(batch.ids_from);
+  step_arrays_.push_back(batch.samples);  // last: all arrays in front have a known size
+}
+
+void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const StepResults& results,
+                    int turn) {
+  const int64_t tokens = batch.tokens();
+  const auto rows = static_cast<int64_t>(batch.logit_rows.size());
+  FRESHET_CHECK(tokens > 0 && tokens <= max_tokens_, "a step of {} tokens, planned for {}", tokens,
+                max_tokens_);
+  FRESHET_CHECK(rows <= max_logit_rows_, "logits of {} tokens, planned for {}", rows,
+                max_logit_rows_);
+  FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
+                "{} positions for {} tokens", batch.positions.size(), tokens);
+  arena_.reset();
+  const bool on_device = ops_.device() != nullptr;
+  const bool wants_states = results.hidden != nullptr;
+  Matrix logits{results.logits, rows, spec_.vocab_size, spec_.vocab_size};
+  Matrix states{results.hidden, tokens, spec_.hidden_size, spec_.hidden_size};
+  int32_t* best = nullptr;
+  if (on_device) {  // the same addresses in every step of the same shape
+    logits = arena_.matrix(rows, spec_.vocab_size);
+    if (wants_states) states = arena_.matrix(tokens, spec_.hidden_size);
+    // On the host a sampler is as fast.
+    if (results.best != nullptr && (!batch.best_only.empty() || !batch.samples.empty())) {
+      best = named_.as<int32_t>();
+    }
+  }
+  const bool takes = on_device && !batch.ids_from.empty();
+  const bool draws = best != nullptr && !batch.samples.empty();
+  const bool narrows = !wants_states && take_last_rows(batch, cache);
+  describe_step(batch, cache, logits, narrows,
+                std::array<int64_t, 4>{wants_states, best != nullptr, draws, takes});
+  Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
+  Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
+  const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
+  ops_.step({step_arrays_, step_key_, decode}, [&] {
+    if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
+    run(step, narrows ? &last : nullptr, logits, states);
+    if (best == nullptr || rows == 0) return;
+    if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
+    ops_.argmax(logits, best);
+  });
+  if (!on_device) return;
+  if (wants_states) {
+    ops_.fetch(results.hidden, states.data,
+               static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float));
+  }
+  if (rows > 0) fetch(batch, logits, best, results);
+  if (rows > 0 || wants_states) ops_.note(turn);
+}
+
+}  // namespace freshet

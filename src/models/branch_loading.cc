@@ -1,0 +1,18 @@
+#include "models/branch_loading.h"
+
+namespace freshet::models {
+namespace {
+
+// In the order of BranchBody's alternatives.
+constexpr const BranchLoading* kLoadings[] = {&kAttentionLoading, &kMlaLoading, &kMlpLoading,
+                                              &kMoeLoading};
+static_assert(std::size(kLoadings) == std::variant_size_v<BranchBody>,
+              "every kind of branch needs a row");
+
+}  // namespace
+
+const BranchLoading& loading_of(const BranchSpec& branch) {
+  return *kLoadings[branch.body.index()];
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,49 @@
+// Where models run: a pool of threads, and the ops on it or on a device.
+//
+// Several models may share a Compute, on a device as well. They run by turns, on one thread. Each
+// has memory of its own for its weights, its cache and its activations; they share the scratch of
+// the ops, which grows to the most that any of them has reserved.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "ops/device.h"
+#include "ops/ops.h"
+
+namespace freshet::runtime {
+
+struct ComputeOptions {
+  int threads = 0;                         // as ThreadPool takes them
+  std::string device = "cpu";              // cpu, cuda, auto
+  std::string cpu_isa;                     // highest instruction set to use; "": any
+  bool reference = false;                  // plain F32, without tuned kernels
+  std::vector<std::string> force_kernels;  // as in ops::OpsOptions
+};
+
+class Compute {
+ public:
+  static Result<std::shared_ptr<Compute>> open(const ComputeOptions& options);
+
+  ThreadPool& pool() { return pool_; }
+  ops::Ops& ops() { return *ops_; }
+  const ops::Ops& ops() const { return *ops_; }
+  bool reference() const { return reference_; }
+  ops::Device* device() const { return ops_->device(); }  // nullptr: the processor
+  std::string device_name() const { return device() != nullptr ? device()->name() : "cpu"; }
+
+  // The type of keys and values that a --kv-cache-dtype asks for.
+  Result<ops::KvType> kv_type(const std::string& name) const;
+
+ private:
+  Compute(int threads, bool reference) : pool_(threads), reference_(reference) {}
+
+  ThreadPool pool_;
+  bool reference_;
+  std::unique_ptr<ops::Ops> ops_;
+};
+
+}  // namespace freshet::runtime

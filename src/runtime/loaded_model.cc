@@ -1,0 +1,102 @@
+#include "runtime/loaded_model.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/json.h"
+#include "layers/decoder.h"
+#include "models/dummy.h"
+#include "models/registry.h"
+
+namespace freshet::runtime {
+namespace {
+
+Result<std::unique_ptr<Model>> make_dummy(ops::Ops& ops, const LoadOptions& options) {
+  constexpr std::string_view kPrefix = "dummy:";
+  const std::string& asked = options.load_format;
+  if (!options.weight_cache_dir.empty()) {
+    return invalid_argument("--weight-cache-dir is for --load-format auto: {} weights are random",
+                            asked);
+  }
+  const auto format = asked.starts_with(kPrefix)
+                          ? quant::format_by_name(std::string_view(asked).substr(kPrefix.size()))
+                          : std::nullopt;
+  if (!format || quant::info(*format).encode == nullptr) {
+    return invalid_argument(
+        "--load-format {}: write auto, or dummy: and a format, e.g. dummy:bf16 or dummy:int4_g128",
+        asked);
+  }
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config,
+                           json::parse_file(options.model + "/config.json"));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, models::read_spec(config));
+  return models::dummy_model(spec, [&](auto...) { return *format; }, ops);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> compute,
+                                                       const LoadOptions& options) {
+  if (options.load_format == "auto") {
+    FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(options.model));
+    return load(std::move(compute), checkpoint, options);
+  }
+  FRESHET_ASSIGN_OR_RETURN(auto model, make_dummy(compute->ops(), options));
+  return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::load(std::shared_ptr<Compute> compute,
+                                                       const loader::Checkpoint& checkpoint,
+                                                       const LoadOptions& options) {
+  const auto progress = [&](size_t done, size_t total) {
+    if (!options.on_progress) return;
+    options.on_progress("loading weights",
+                        total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0);
+  };
+  FRESHET_ASSIGN_OR_RETURN(
+      auto model, load_model(checkpoint, compute->ops(), progress, options.weight_cache_dir));
+  return std::make_unique<LoadedModel>(std::move(compute), std::move(model));
+}
+
+size_t LoadedModel::weight_bytes() const {
+  size_t bytes = 0;
+  for (const Model::WeightInfo& w : model_->weights()) bytes += w.bytes;
+  return bytes;
+}
+
+Status LoadedModel::reserve(const StepLimits& limits) {
+  return model_->reserve(limits.tokens, limits.logit_rows, limits.context);
+}
+
+Result<KvStorage> LoadedModel::make_cache(ops::KvType type,
+                                          const std::vector<int32_t>& blocks) const {
+  const KvCacheSpec cache = kv_cache_spec(spec(), type);
+  FRESHET_RETURN_IF_ERROR(check_cache(*compute_, cache));
+  return KvStorage::allocate(cache, blocks, ops().memory());
+}
+
+Result<Buffer> LoadedModel::make_logits(int64_t rows) const {
+  const auto count = static_cast<size_t>(rows * spec().vocab_size);
+  return Buffer::allocate(count * sizeof(float), ops().host_memory());
+}
+
+Status check_cache(const Compute& compute, const KvCacheSpec& cache) {
+  const ops::Device* const device = compute.device();
+  if (device == nullptr) return {};
+  for (const ops::KvShape& shape : cache.layers) FRESHET_RETURN_IF_ERROR(device->supports(shape));
+  return {};
+}
+
+size_t workspace_bytes(Compute& compute, std::span<const PlannedModel> models) {
+  size_t own = 0, scratch = 0, inputs = 0;
+  for (const PlannedModel& model : models) {
+    const StepLimits& l = model.limits;
+    const Decoder weightless(model.spec, {}, {}, compute.ops());  // shapes are all that counts
+    const Decoder::Workspace w = weightless.workspace(l.tokens, l.logit_rows, l.context);
+    own += w.own;
+    scratch = std::max(scratch, w.scratch);
+    inputs = std::max(inputs, w.inputs);
+  }
+  return own + scratch + inputs;
+}
+
+}  // namespace freshet::runtime
