@@ -147,14 +147,17 @@ Matrix Decoder::embed(Step& step) {
   return x;
 }
 
-// x = after(x + out(branch(in))), the norms as the spec has them; `in` is normalised already.
-void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x) {
+// x = after(x + out(branch(in))), the norms as the spec has them.
+void Decoder::branch(Step& step, int layer, bool attention, const ops::Input& in, const Matrix& x) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
   const BranchNorms& norms = attention ? spec.attention_norms : spec.mlp_norms;
   const BranchNormWeights& norm_weights = attention ? w.attention_norms : w.mlp_norms;
-  const auto run = [&](const Into& into) {
+  const auto run = [&](Into into) {
     if (attention) {
+      if (!spec.moe && spec.mlp.gated) {
+        into.prefetch_next = {&w.mlp.gate.weight, &w.mlp.up.weight};
+      }
       const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
       (mla ? mla_attention : gqa_attention)(step, layer, w.attention, in, into);
     } else if (spec.moe) {
@@ -163,64 +166,44 @@ void Decoder::branch(Step& step, int layer, bool attention, const Matrix& in, co
       mlp(step, spec.mlp, w.mlp, in, into);
     }
   };
+  const auto optional_norm = [](const std::optional<NormSpec>& norm, const NormWeights& weights) {
+    return norm ? norm_of(*norm, weights) : ops::Norm{};
+  };
+  const ops::Norm after = optional_norm(norms.after, norm_weights.after);
   const bool scaled_experts = !attention && spec.moe && spec_.residual_scale != 1.0f;
-  if (!norms.out && !scaled_experts && in.data != x.data) {
+  if (!norms.out && !scaled_experts && in.rows().data != x.data) {
     run({x, true, spec_.residual_scale});
-  } else {
-    const Scratch scratch(arena_);
-    const Matrix out = arena_.matrix(x.rows, x.cols);
-    run({out, false, 1.0f});
-    if (norms.out) ops_.norm(out, out, norm_of(*norms.out, norm_weights.out));
-    ops_.add(x, out, spec_.residual_scale);
+    if (norms.after) ops_.norm(x, x, after);
+    return;
   }
-  if (norms.after) ops_.norm(x, x, norm_of(*norms.after, norm_weights.after));
+  const Scratch scratch(arena_);
+  const Matrix out = arena_.matrix(x.rows, x.cols);
+  run({out, false, 1.0f});
+  const ops::Norm own = optional_norm(norms.out, norm_weights.out);
+  ops_.add_residual(
+      {x, out, norms.out ? &own : nullptr, spec_.residual_scale, norms.after ? &after : nullptr});
 }
-
-namespace {
-
-// Of what is normalised in front of attention.
-enum class Reads { kAll, kQueries, kKeysAndValues };
-
-const ops::Weight* reader_of_attention(const ops::Ops& ops, int64_t rows, const AttentionSpec& spec,
-                                       const AttentionWeights& w, Reads reads) {
-  const bool mla = spec.kind == AttentionSpec::Kind::kMla;
-  const Linear* const q = mla && spec.q_rank > 0 ? &w.q_down : &w.q;
-  if (reads == Reads::kQueries) return reader_of(ops, rows, {q});
-  const bool all = reads == Reads::kAll;
-  if (mla) return reader_of(ops, rows, {all ? q : &w.kv_down, &w.kv_down});
-  return reader_of(ops, rows, {all ? q : &w.k, &w.k, &w.v});
-}
-
-const ops::Weight* reader_of_mlp(const ops::Ops& ops, int64_t rows, const LayerSpec& spec,
-                                 const LayerWeights& w) {
-  if (spec.moe) {  // experts take the numbers as they are, as a router in F32 does
-    const ops::Weight& router = w.moe.router.weight;
-    const bool plain = spec.moe->shared_ff == 0 && router.format == quant::Format::kF32;
-    return plain ? &router : nullptr;
-  }
-  return spec.mlp.gated ? reader_of(ops, rows, {&w.mlp.gate, &w.mlp.up})
-                        : reader_of(ops, rows, {&w.mlp.up});
-}
-
-}  // namespace
 
 // The residual stream x behind the layer. With `last`, the step of the rows whose logits are
 // wanted, other rows end with their keys and values, and the stream of those rows is another.
 Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   const LayerSpec& spec = spec_.layers[static_cast<size_t>(layer)];
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const auto normed = [&](const Matrix& rows, const std::optional<NormSpec>& norm,
-                          const NormWeights& weights, const ops::Weight* reader) {
-    if (!norm) return rows;
-    const Matrix out = arena_.matrix(rows.rows, rows.cols);
-    ops_.norm(out, rows, norm_of(*norm, weights), reader);
-    return out;
+  ops::Norm attention_norm, mlp_norm;
+  const auto input = [&](const Matrix& rows, const std::optional<NormSpec>& norm,
+                         const NormWeights& weights, ops::Norm& kept) {
+    ops::Input in{rows};
+    if (!norm) return in;
+    kept = norm_of(*norm, weights);
+    in.norm = &kept;
+    in.normed = arena_.matrix(rows.rows, rows.cols);
+    return in;
   };
-  const auto attention_in = [&](const Matrix& rows, Reads reads) {
-    const ops::Weight* const reader =
-        spec.parallel ? nullptr
-                      : reader_of_attention(ops_, rows.rows, spec.attention, w.attention, reads);
-    return normed(rows, spec.attention_norms.in, w.attention_norms.in, reader);
+  const auto attention_in = [&](const Matrix& rows) {
+    return input(rows, spec.attention_norms.in, w.attention_norms.in, attention_norm);
+  };
+  const auto mlp_in = [&](const Matrix& rows) {
+    return input(rows, spec.mlp_norms.in, w.mlp_norms.in, mlp_norm);
   };
   Matrix stream = x;
   Step& on = last != nullptr ? *last : step;
@@ -229,29 +212,35 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
     {
       const Scratch own(arena_);
       const bool mla = spec.attention.kind == AttentionSpec::Kind::kMla;
-      (mla ? mla_store : gqa_store)(step, layer, w.attention,
-                                    attention_in(x, Reads::kKeysAndValues));
+      (mla ? mla_store : gqa_store)(step, layer, w.attention, attention_in(x));
     }
     if (stream.rows == 0) return stream;
     ops_.gather_rows(stream, x, step.batch.logit_rows);
   }
-  const Reads reads = on.stored ? Reads::kQueries : Reads::kAll;
   const Scratch scratch(arena_);
-  if (spec.parallel) {
-    // Both inputs before either branch adds to the stream.
-    const Matrix in = attention_in(stream, reads);
-    const Matrix mlp_in =
-        spec.mlp_norms.in ? normed(stream, spec.mlp_norms.in, w.mlp_norms.in, nullptr) : in;
-    branch(on, layer, true, in, stream);
-    branch(on, layer, false, mlp_in, stream);
+  if (!spec.parallel) {
+    {
+      const Scratch own(arena_);
+      branch(on, layer, true, attention_in(stream), stream);
+    }
+    branch(on, layer, false, mlp_in(stream), stream);
     return stream;
   }
-  {
-    const Scratch own(arena_);
-    branch(on, layer, true, attention_in(stream, reads), stream);
+  // Both branches read the stream as it is now: the MLP's norm comes before attention adds to it,
+  // or it reads what attention reads.
+  ops::EncodedForms attention_forms, mlp_forms;
+  ops::Input in = attention_in(stream), its = mlp_in(stream);
+  if (its.norm != nullptr) {
+    its.shared = &mlp_forms;
+    const ops::Weight* const readers[] = {&w.mlp.up.weight};
+    ops_.prepare(its, readers);
+    its = {its.normed, nullptr, {}, its.shared};
+  } else if (in.norm != nullptr) {
+    in.shared = &attention_forms;
+    its = {in.normed, nullptr, {}, in.shared};
   }
-  const ops::Weight* const reader = reader_of_mlp(ops_, stream.rows, spec, w);
-  branch(on, layer, false, normed(stream, spec.mlp_norms.in, w.mlp_norms.in, reader), stream);
+  branch(on, layer, true, in, stream);
+  branch(on, layer, false, its, stream);
   return stream;
 }
 
@@ -259,16 +248,15 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
-  const auto final_norm = [&](const Matrix& out, const Matrix& in, const ops::Weight* reader) {
-    ops_.norm(out, in, norm_of(*spec_.final_norm, weights_.final_norm), reader);
-  };
+  const ops::Norm final_norm =
+      spec_.final_norm ? norm_of(*spec_.final_norm, weights_.final_norm) : ops::Norm{};
   const bool narrows = spec_.embedding_size != spec_.hidden_size;
   ops::Product head = product_of(weights_.head, logits);
   if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
   head.scale = spec_.logits_scale;
   if (hidden.data != nullptr) {
     if (spec_.final_norm) {
-      final_norm(hidden, x, nullptr);
+      ops_.norm(hidden, x, final_norm);
     } else {
       ops_.gather_rows(hidden, x, std::span(every_).first(static_cast<size_t>(x.rows)));
     }
@@ -280,18 +268,18 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
     last = arena_.matrix(rows, spec_.hidden_size);
     ops_.gather_rows(last, x, step.batch.logit_rows);
   }
+  ops::Input in{last};
   if (spec_.final_norm) {
-    const Matrix normed = arena_.matrix(rows, spec_.hidden_size);
-    final_norm(normed, last, narrows ? &weights_.embedding_out.weight : head.weight);
-    last = normed;
+    in.norm = &final_norm;
+    in.normed = arena_.matrix(rows, spec_.hidden_size);
   }
   if (narrows) {
     const Matrix narrow = arena_.matrix(rows, spec_.embedding_size);
     const ops::Product products[] = {product_of(weights_.embedding_out, narrow)};
-    ops_.matmul(last, products);
-    last = narrow;
+    ops_.project(in, products);
+    in = {narrow};
   }
-  ops_.matmul(last, {&head, 1});
+  ops_.project(in, {&head, 1});
   if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
 }
 

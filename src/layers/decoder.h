@@ -37,7 +37,7 @@ class Decoder final : public Model {
   Matrix embed(Step& step);
   void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
   Matrix run_layer(Step& step, int layer, const Matrix& x, Step* last);
-  void branch(Step& step, int layer, bool attention, const Matrix& in, const Matrix& x);
+  void branch(Step& step, int layer, bool attention, const ops::Input& in, const Matrix& x);
   void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden);
   void fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
              const StepResults& results);

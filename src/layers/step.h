@@ -2,10 +2,9 @@
 //
 // Each function reads its spec and weights, takes scratch from the arena and gives it back, and
 // enqueues ops. The *_bytes functions say what a call takes at most for `tokens` tokens: the plan
-// is made of them. None allocates. `out` is [tokens, hidden].
+// is made of them. None allocates. Inputs and `out` are [tokens, hidden].
 #pragma once
 
-#include <initializer_list>
 #include <vector>
 
 #include "layers/batch.h"
@@ -29,6 +28,7 @@ struct Into {
   Matrix out;
   bool add = false;
   float scale = 1.0f;
+  ops::PrefetchNext prefetch_next = {};  // of what comes after the branch
 };
 
 // Scratch is given back when this goes out of scope.
@@ -52,32 +52,28 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// What Ops::norm() calls a reader, of products that together are all that reads a matrix of so many
-// rows.
-const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
-                             std::initializer_list<const Linear*> products);
-
 // The step's batch as a layer's attention sees it.
 ops::AttentionBatch batch_of(const Step& step, int layer);
-// Rotates queries or keys as the layer has it, from feature `offset` of a head on.
-void rotate(Step& step, const AttentionSpec& spec, const Matrix& x, int heads, int head_dim,
-            int offset);
+// The layer's rotation; nullptr: it has none.
+const RopeSpec* rope_of(const Step& step, const AttentionSpec& spec);
 
 // attention_layer.cc: queries, keys and values of equal heads; or keys and values alone.
-void gqa_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
+void gqa_attention(Step& step, int layer, const AttentionWeights& w, const ops::Input& in,
                    const Into& into);
-void gqa_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
+void gqa_store(Step& step, int layer, const AttentionWeights& w, const ops::Input& in);
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mla.cc: multi-head latent attention, absorbed: scores are taken against the latent itself.
-void mla_attention(Step& step, int layer, const AttentionWeights& w, const Matrix& x,
+void mla_attention(Step& step, int layer, const AttentionWeights& w, const ops::Input& in,
                    const Into& into);
-void mla_store(Step& step, int layer, const AttentionWeights& w, const Matrix& x);
+void mla_store(Step& step, int layer, const AttentionWeights& w, const ops::Input& in);
 size_t mla_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mlp.cc
-void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, const Into& into);
+void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+         const Into& into);
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens);
 // moe.cc. REQUIRES: into.scale == 1.
-void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const Matrix& x, const Into& into);
+void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const ops::Input& in,
+         const Into& into);
 size_t moe_bytes(const MoeSpec& spec, int64_t hidden, int64_t tokens);
 
 }  // namespace freshet

@@ -78,7 +78,6 @@ Status CudaDevice::open_buffers() {
 }
 
 CudaDevice::~CudaDevice() {
-  flush();
   api_.sync();
   forget_steps();
 }
@@ -103,17 +102,13 @@ Result<void*> CudaDevice::take(size_t bytes) {
   return memory;
 }
 void CudaDevice::give_back(void* memory) {
-  flush();
   api_.sync();
   forget_steps();  // they and the tables may hold its address, which others will get
   known_tables_.clear();
   tables_at_ = 0;
-  next_.clear();
-  last_product_ = nullptr;
   api_.release(memory);
 }
 void CudaDevice::copy(void* to, const void* from, size_t bytes) {
-  flush();
   check(api_.copy(to, from, static_cast<int64_t>(bytes)), "copy");
 }
 
@@ -133,7 +128,6 @@ void CudaDevice::Pinned::copy(void* to, const void* from, size_t bytes) {
 }
 
 Status CudaDevice::write(void* to, const void* host, size_t bytes) {
-  flush();
   int error = api_.upload(to, host, static_cast<int64_t>(bytes));
   if (error == 0) error = api_.sync();
   if (error != 0) return internal_error("CUDA: upload: {}", api_.error_text(error));
@@ -141,15 +135,12 @@ Status CudaDevice::write(void* to, const void* host, size_t bytes) {
 }
 
 void CudaDevice::fetch(void* host, const void* from, size_t bytes) {
-  flush();
   check(api_.download(host, from, static_cast<int64_t>(bytes)), "download");
 }
 void CudaDevice::wait() {
-  flush();
   check(api_.sync(), "step");
 }
 void CudaDevice::note(int which) {
-  flush();
   check(api_.note(which), "note");
 }
 void CudaDevice::await(int which) {
@@ -160,7 +151,6 @@ double CudaDevice::time(FunctionRef<void()> body) {
   float milliseconds = 0.0f;
   check(api_.mark(0), "mark");
   body();
-  flush();
   check(api_.mark(1), "mark");
   check(api_.elapsed(&milliseconds), "elapsed");
   return static_cast<double>(milliseconds) / 1e3;
@@ -189,7 +179,6 @@ const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
   FRESHET_CHECK(bytes <= stage_.size(), "a step with {} bytes of tables", host.size_bytes());
   if (stage_at_ + bytes > stage_.size()) {
     FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", stage_.size());
-    flush();
     check(api_.sync(), "stage");
     stage_at_ = 0;
   }
@@ -221,8 +210,9 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   if (used) check(api_.await(stage_note(stage_turn_)), "step");
   used = true;
   stage_at_ = 0;
-  scratch_at_ = 0;
-  encoded_ = {};
+  // From the ring's beginning, so that a step that repeats has the same places; forms of the step
+  // before are too old from here on.
+  if (scratch_.size() > 0) scratch_at_ = (scratch_at_ / scratch_.size() + 2) * scratch_.size();
   registered_.clear();
   loose_ = false;
   for (const std::span<const int32_t> array : inputs.arrays) {
@@ -240,7 +230,6 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
     check(api_.graph_begin(), "record");
     recording_ = true;
     body();
-    flush();
     recording_ = false;
     check(api_.graph_end(&played->graph), "record");
   }
@@ -248,7 +237,6 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
     check(api_.graph_play(played->graph), "play");
   } else {
     body();
-    flush();
   }
   if (played != nullptr) {
     ++played->seen;
@@ -262,66 +250,56 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
 
 uint8_t* CudaDevice::scratch(size_t bytes) {
   bytes = aligned(std::max<size_t>(bytes, 1));
-  if (scratch_at_ + bytes > scratch_.size()) scratch_at_ = 0;
-  FRESHET_CHECK(bytes <= scratch_.size(), "scratch planned for {} bytes, asked for {}",
-                scratch_.size(), bytes);
-  uint8_t* at = scratch_.data() + scratch_at_;
+  const size_t size = scratch_.size();
+  FRESHET_CHECK(bytes <= size, "scratch planned for {} bytes, asked for {}", size, bytes);
+  if (scratch_at_ % size + bytes > size) scratch_at_ = (scratch_at_ / size + 1) * size;
+  uint8_t* at = scratch_.data() + scratch_at_ % size;
   scratch_at_ += bytes;
-  for (Encoded& e : encoded_) {
-    if (e.data != nullptr && overlap(e.data, e.data + e.bytes, at, at + bytes)) e = {};
-  }
   return at;
 }
 
-void CudaDevice::wrote(const Matrix& m) {
-  if (m.rows == 0) return;
-  if (norm_.held && (overlap(norm_.x, m) || overlap(norm_.out, m))) flush_norm();
-  if (router_.held && overlap(router_.x, m)) flush_router();
-  for (Encoded& e : encoded_) {
-    if (e.data != nullptr && overlap(e.of, m)) e = {};
-  }
-}
-
-Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
-  const auto bytes = static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols));
-  uint8_t* data = scratch(bytes);
-  encoded_[next_encoded_] = {of, data, bytes, order};
-  next_encoded_ = (next_encoded_ + 1) % encoded_.size();
+Activations CudaDevice::new_form(const Matrix& of, Order order, Forms& forms) {
+  uint8_t* data = scratch(static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols)));
+  const size_t slot = static_cast<size_t>(forms.count++) % forms.forms.size();
+  const auto offset = static_cast<uint64_t>(data - scratch_.data());
+  const uint64_t turn = (scratch_at_ - 1) / scratch_.size() * scratch_.size();
+  forms.forms[slot] = {data, turn + offset, static_cast<int>(order)};
   const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
   return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
 }
-// Where an op writes what products will read, see Ops::norm().
-CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader,
-                                         bool sees_rows) {
-  wrote(out);
+
+// A router reads the numbers as they are, and its experts take few tokens encoded.
+Activations CudaDevice::new_form_for_experts(const Matrix& of, Forms& forms) {
+  if (of.rows > kWholeTokens) return {};
+  return new_form(of, of.rows <= kTokenTile ? Order::kLanes : Order::kCores, forms);
+}
+
+CudaDevice::Output CudaDevice::output_for(const Matrix& out, Readers readers, bool keep,
+                                          bool whole_rows, Forms& forms) {
   Output result{rows_of(out), {}};
-  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
-  if (reader != nullptr && code == Code::kF32) {
-    // A router, whose experts take few tokens encoded.
-    if (out.rows > kWholeTokens) return result;
-    result.act = new_encoded(out, out.rows <= kTokenTile ? Order::kLanes : Order::kCores);
-    return result;
+  const auto encodes = [](const ops::Weight* w) { return code_of(w->format) != Code::kF32; };
+  const auto first = std::ranges::find_if(readers, encodes);
+  if (first == readers.end()) return result;  // GEMMs in F32 read the numbers
+  const Order order = api_.order_for(code_of((*first)->format), out.rows);
+  const bool alone = !keep && std::ranges::all_of(readers, [&](const ops::Weight* w) {
+    return encodes(w) && api_.order_for(code_of(w->format), out.rows) == order;
+  });
+  if (order == Order::kInt8 && !(whole_rows && alone)) return result;
+  if (alone) {
+    result.rows.data = nullptr;
+    forms.alone = true;
   }
-  const Order order = api_.order_for(code, out.rows);
-  if (order == Order::kInt8 && !sees_rows) return result;
-  if (reader != nullptr) result.rows.data = nullptr;
-  result.act = new_encoded(out, order);
+  result.act = new_form(out, order, forms);
   return result;
 }
 
-const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {
-  last_code_ = code;
-  return encoded(x, api_.order_for(code, x.rows));
-}
-
-const uint8_t* CudaDevice::encoded(const Matrix& x, Order order) {
-  for (const Encoded& e : encoded_) {
-    if (e.data != nullptr && e.order == order && e.of.data == x.data && e.of.rows == x.rows &&
-        e.of.cols == x.cols && e.of.stride == x.stride) {
-      return e.data;
-    }
+const uint8_t* CudaDevice::form_of(const Matrix& x, Order order, Forms& forms) {
+  for (const Forms::Form& f : forms.forms) {
+    const bool lives = f.data != nullptr && scratch_at_ <= f.position + scratch_.size();
+    if (lives && f.order == static_cast<int>(order)) return f.data;
   }
-  const Activations act = new_encoded(x, order);
+  FRESHET_CHECK(!forms.alone, "numbers that were left in another form than a GEMM reads");
+  const Activations act = new_form(x, order, forms);
   const Rows rows = rows_of(x);
   check(api_.encode(&act, &rows, nullptr, nullptr, x.rows), "encode");
   return act.data;
@@ -357,7 +335,6 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
 }
 
 Status CudaDevice::set_scratch(size_t bytes) {
-  encoded_ = {};
   scratch_ = Buffer();
   FRESHET_ASSIGN_OR_RETURN(scratch_, Buffer::allocate(bytes, this));
   scratch_at_ = 0;
@@ -385,12 +362,6 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
     if (row.format == format) return &row;
   }
   return nullptr;
-}
-
-bool CudaDevice::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
-  const Code of_a = code_of(a), of_b = code_of(b);
-  if (of_a == Code::kF32 || of_b == Code::kF32) return of_a == of_b;  // which take rows as they are
-  return api_.order_for(of_a, rows) == api_.order_for(of_b, rows);
 }
 
 // Whether BF16 holds all numbers of rows in F32.
