@@ -62,10 +62,10 @@ bool CudaDevice::hold_router(const Matrix& x, std::span<const ops::Product> prod
 void CudaDevice::flush_router() {
   if (!router_.held) return;
   router_.held = false;
-  check(api_.products(&router_.product, 1, router_.x.rows, nullptr), "products");
+  check(api_.gemm.products(ctx_, &router_.product, 1, router_.x.rows, nullptr), "products");
   if (router_.ids == nullptr) return;
   const Rows rows = rows_of(router_.out);
-  check(api_.route(&rows, &router_.routing, router_.ids, router_.weights), "route");
+  check(api_.moe.route(ctx_, &rows, &router_.routing, router_.ids, router_.weights), "route");
 }
 
 void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
@@ -81,7 +81,7 @@ void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_
   }
   flush();
   const Rows rows = rows_of(logits);
-  check(api_.route(&rows, &args, ids, weights), "route");
+  check(api_.moe.route(ctx_, &rows, &args, ids, weights), "route");
 }
 
 // Whether these routes are held back.
@@ -96,17 +96,17 @@ void CudaDevice::run_groups(const GroupArgs& g) {
   if (router_holds(g.ids, g.weights, g.tokens, g.top_k)) {
     router_.held = false;
     if (run_route_one()) {
-      check(api_.group(&g), "group");
+      check(api_.moe.group(ctx_, &g), "group");
       return;
     }
     flush_norm();
-    check(
-        api_.router(&router_.product, g.tokens, &router_.routing, router_.ids, router_.weights, &g),
-        "router");
+    check(api_.moe.router(ctx_, &router_.product, g.tokens, &router_.routing, router_.ids,
+                          router_.weights, &g),
+          "router");
     return;
   }
   flush();
-  check(api_.group(&g), "group");
+  check(api_.moe.group(ctx_, &g), "group");
 }
 
 const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights) {
@@ -137,7 +137,7 @@ void CudaDevice::run_expert(const ops::Weight& first, const uint8_t* const* tabl
                             const uint8_t* act, float* out, const float* bias, const GroupArgs& g) {
   const ExpertArgs args{table, first.rows,    first.cols, code_of(first.format), act, out,
                         bias,  g.slot_expert, g.slots,    g.slot_tokens};
-  check(api_.expert_products(&args), "expert_products");
+  check(api_.moe.expert_products(ctx_, &args), "expert_products");
 }
 
 GroupArgs CudaDevice::new_groups(const int32_t* ids, const float* weights, int64_t tokens,
@@ -174,7 +174,7 @@ ExpertsArgs CudaDevice::experts_args(const ops::Experts& e) {
 void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
   const auto room = [&](int64_t cols) {
-    return Activations{scratch(static_cast<size_t>(api_.fragment_bytes(places, cols))),
+    return Activations{scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, cols))),
                        places / kTokenTile};
   };
   ExpertsArgs args = experts_args(e);
@@ -195,7 +195,7 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
   const bool bf16 = given_bf16(args.gate_up_code, g.slot_tokens);
   const size_t number = bf16 ? sizeof(uint16_t) : sizeof(float);
   args.y = scratch(static_cast<size_t>(places * args.hidden) * number);
-  check(api_.experts(&args), "experts");
+  check(api_.moe.experts(ctx_, &args), "experts");
   return args.y;
 }
 
@@ -203,7 +203,8 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
 float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, const GroupArgs& g) {
   const int64_t ff = e.down[0].cols;
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
-  const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
+  const Activations act{
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, x.cols))), 0};
   const Rows in = rows_of(x);
   // Tiles of `act` from a place on.
   const auto behind = [&](const Activations& a, int64_t place, int64_t cols) {
@@ -219,19 +220,20 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   each([&](int64_t first, int64_t count) {
     const Activations to = behind(act, first, x.cols);
     const float* weight = e.weight_before ? g.place_weight + first : nullptr;
-    check(api_.encode(&to, &in, g.token + first, weight, count), "encode");
+    check(api_.gemm.encode(ctx_, &to, &in, g.token + first, weight, count), "encode");
   });
   const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
   run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
   const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
-  const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
+  const Activations hidden_act{
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, ff))), 0};
   const GluArgs glu{static_cast<int32_t>(e.glu.activation), e.glu.limit, e.glu.alpha};
   each([&](int64_t first, int64_t count) {
     const Matrix both = gate_up.slice_rows(first, count);
     const Rows to = rows_of(hidden.slice_rows(first, count)),
                gate = rows_of(both.slice_cols(0, ff)), up = rows_of(both.slice_cols(ff, ff));
     const Activations gated = behind(hidden_act, first, ff);
-    check(api_.glu(&to, &gate, &up, &glu, &gated), "glu");
+    check(api_.rows.glu(ctx_, &to, &gate, &up, &glu, &gated), "glu");
   });
   auto* y = scratch_array<float>(places * e.down[0].rows);
   run_expert(e.down[0], table_of(e.down), hidden_act.data, y, e.down_bias, g);
@@ -246,8 +248,10 @@ bool CudaDevice::run_route_one() {
   const Output to = output_of(norm.out, norm.reader, true);
   const RouteOneArgs args{rows_of(norm.x), to.rows,         norm.norm,   to.act,
                           router_.product, router_.routing, router_.ids, router_.weights};
-  const bool fits = api_.route_one_fits(&args) != 0;
-  check(fits ? api_.route_one(&args) : api_.norm(&to.rows, &args.x, &args.norm, &to.act), "norm");
+  const bool fits = api_.moe.route_one_fits(ctx_, &args) != 0;
+  check(fits ? api_.moe.route_one(ctx_, &args)
+             : api_.rows.norm(ctx_, &to.rows, &args.x, &args.norm, &to.act),
+        "norm");
   return fits;
 }
 
@@ -269,14 +273,14 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
   args.tokens = static_cast<int32_t>(x.rows);
   args.out = rows_of(out);
   args.add = add;
-  if (e.weight_before || api_.few_experts_fit(&args) == 0) return false;
+  if (e.weight_before || api_.moe.few_experts_fit(ctx_, &args) == 0) return false;
   if (router_holds(ids, weights, x.rows, top_k)) {
     router_.held = false;
     args.routing = router_.routing;
     if (!run_route_one()) {
       args.logits = router_.out.data;
       args.logits_stride = router_.out.stride;
-      check(api_.products(&router_.product, 1, x.rows, nullptr), "products");
+      check(api_.gemm.products(ctx_, &router_.product, 1, x.rows, nullptr), "products");
     }
   }
   flush();
@@ -284,8 +288,9 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
   args.down = table_of(e.down);
   args.in = encoded(x, Order::kLanes);
   const int64_t tiles = std::min<int64_t>(x.rows * top_k, args.routing.experts);
-  args.act = scratch(static_cast<size_t>(api_.fragment_bytes(tiles * kTokenTile, args.ff)));
-  check(api_.few_experts(&args), "few_experts");
+  args.act =
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, tiles * kTokenTile, args.ff)));
+  check(api_.moe.few_experts(ctx_, &args), "few_experts");
   wrote(out);
   return true;
 }
@@ -299,7 +304,7 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   args.groups.tokens = static_cast<int32_t>(x.rows);
   args.groups.top_k = top_k;
   args.groups.experts = static_cast<int32_t>(experts);
-  const int least = api_.experts_fused(&args);
+  const int least = api_.moe.experts_fused(ctx_, &args);
   const bool fused = least > 0;
   const bool whole = fused && x.rows <= kWholeTokens && !e.weight_before;
   const bool many = args.gate_up_code == Code::kBF16 && !e.weight_before;
@@ -312,7 +317,7 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   const void* y = fused ? run_experts(x, e, g) : run_experts_singly(x, e, g);
   const Rows result = rows_of(out);
   const bool bf16 = fused && given_bf16(args.gate_up_code, g.slot_tokens);
-  check(api_.combine(&result, y, bf16, &g, !e.weight_before, add), "combine");
+  check(api_.moe.combine(ctx_, &result, y, bf16, &g, !e.weight_before, add), "combine");
   wrote(out);
 }
 

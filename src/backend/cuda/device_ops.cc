@@ -13,7 +13,7 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
   flush();
   const Rows to = rows_of(out);
   const WeightView view = view_of(table);
-  check(api_.embed(&to, &view, ints(ids), offset, scale), "embed");
+  check(api_.rows.embed(ctx_, &to, &view, ints(ids), offset, scale), "embed");
   wrote(out);
 }
 
@@ -36,7 +36,8 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
   std::array<ProductArgs, kMaxProducts> args;
   FRESHET_CHECK(products.size() <= args.size(), "{} products at once", products.size());
   for (size_t i = 0; i < products.size(); ++i) args[i] = product_args(x, products[i]);
-  check(api_.products(args.data(), static_cast<int>(products.size()), x.rows, next), "products");
+  check(api_.gemm.products(ctx_, args.data(), static_cast<int>(products.size()), x.rows, next),
+        "products");
   for (const ops::Product& p : products) wrote(p.out);
 }
 
@@ -61,7 +62,8 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
   const ops::Product &gate = products[0], &up = products[1];
   const Code code = code_of(gate.weight->format);
   if (up.weight->format != gate.weight->format || up.weight->rows != gate.weight->rows ||
-      gate.add || up.add || api_.gated_fits(code, gate.weight->rows, x.cols, x.rows) == 0) {
+      gate.add || up.add ||
+      api_.gemm.gated_fits(ctx_, code, gate.weight->rows, x.cols, x.rows) == 0) {
     return false;
   }
   gated_ = {true, x.rows, gate.weight->format, {}};
@@ -73,7 +75,7 @@ bool CudaDevice::hold_gated(const Matrix& x, std::span<const ops::Product> produ
 void CudaDevice::flush_gated() {
   if (!gated_.held) return;
   gated_.held = false;
-  check(api_.products(gated_.products.data(), 2, gated_.tokens, nullptr), "products");
+  check(api_.gemm.products(ctx_, gated_.products.data(), 2, gated_.tokens, nullptr), "products");
 }
 
 void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
@@ -82,7 +84,7 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
   const int64_t cols = weights.front().cols;
   // Heads of whole pieces are slices of one encoded matrix.
   const Code code = view_of(weights.front()).code;
-  const Order order = api_.order_for(code, x.rows);
+  const Order order = api_.gemm.order_for(ctx_, code, x.rows);
   const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
   const bool whole = cols % unit == 0 && order != Order::kInt8;  // whose scales are of rows
   const uint8_t* all = whole ? encoded(x, code) : nullptr;
@@ -104,10 +106,10 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
       act = all + head * (cols / unit) * step;
     } else {
       const Rows part = rows_of(x.slice_cols(head * cols, cols));
-      const Activations to_part{scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols))),
-                                order == Order::kLanes ? 0 : tiles, order == Order::kE4M3,
-                                order == Order::kInt8};
-      check(api_.encode(&to_part, &part, nullptr, nullptr, x.rows), "encode");
+      const Activations to_part{
+          scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, x.rows, cols))),
+          order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
+      check(api_.gemm.encode(ctx_, &to_part, &part, nullptr, nullptr, x.rows), "encode");
       act = to_part.data;
     }
     args[static_cast<size_t>(count++)] = {view_of(w),
@@ -121,7 +123,7 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
                                           1.0f,
                                           0};
     if (count == kMaxProducts || h + 1 == weights.size()) {
-      check(api_.products(args.data(), count, x.rows, nullptr), "products");
+      check(api_.gemm.products(ctx_, args.data(), count, x.rows, nullptr), "products");
       count = 0;
     }
   }
@@ -143,7 +145,7 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
   }
   const Output to = output_of(out, reader, usual);
   const Rows from = rows_of(x);
-  check(api_.norm(&to.rows, &from, &args, &to.act), "norm");
+  check(api_.rows.norm(ctx_, &to.rows, &from, &args, &to.act), "norm");
 }
 
 void CudaDevice::flush_norm() {
@@ -151,7 +153,7 @@ void CudaDevice::flush_norm() {
   const HeldNorm norm = std::exchange(norm_, {});
   const Output to = output_of(norm.out, norm.reader, true);
   const Rows from = rows_of(norm.x);
-  check(api_.norm(&to.rows, &from, &norm.norm, &to.act), "norm");
+  check(api_.rows.norm(ctx_, &to.rows, &from, &norm.norm, &to.act), "norm");
 }
 
 void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -159,7 +161,8 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
   flush();
   const auto tokens = static_cast<int64_t>(positions.size());
   const auto half = static_cast<int64_t>(inv_freq.size());
-  check(api_.rope_table(cos_sin, ints(positions), inv_freq.data(), tokens, half, scale),
+  check(api_.attention.rope_table(ctx_, cos_sin, ints(positions), inv_freq.data(), tokens, half,
+                                  scale),
         "rope_table");
 }
 
@@ -174,7 +177,7 @@ void CudaDevice::flush_but_norm() {
   flush_router();
   flush_gated();
   if (held_.count == 0) return;
-  check(api_.heads(&held_), "heads");
+  check(api_.attention.heads(ctx_, &held_), "heads");
   held_ = {};
 }
 
@@ -294,8 +297,8 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
     a.max_queries = std::max(a.max_queries, queries);
     if (a.single == s && queries == 1) ++a.single;
   }
-  const auto partial = static_cast<size_t>(
-      api_.attention_partial_bytes(a.single, params.heads, cache.shape.value_dim, a.max_context));
+  const auto partial = static_cast<size_t>(api_.attention.partial_bytes(
+      ctx_, a.single, params.heads, cache.shape.value_dim, a.max_context));
   const bool split = a.single > 0 && partial <= scratch_.size() / 4;
   if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
   const ops::Weight* reader = params.reader;
@@ -304,7 +307,7 @@ void CudaDevice::attention(const Matrix& out, const Matrix& q, const ops::KvView
     a.act = to.act;
     a.only_act = to.rows.data == nullptr;
   }
-  check(api_.attention(&a), "attention");
+  check(api_.attention.attention(ctx_, &a), "attention");
 }
 
 void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu,
@@ -320,60 +323,61 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
   const Output to = output_of(out, reader, reader != nullptr);
   if (fused) {
     gated_.held = false;
-    check(api_.gated_products(gated_.products.data(), out.rows, &to.act), "gated_products");
+    check(api_.gemm.gated_products(ctx_, gated_.products.data(), out.rows, &to.act),
+          "gated_products");
     return;
   }
   const Rows g = rows_of(gate), u = rows_of(up);
   const GluArgs args{static_cast<int32_t>(glu.activation), glu.limit, glu.alpha};
-  check(api_.glu(&to.rows, &g, &u, &args, &to.act), "glu");
+  check(api_.rows.glu(ctx_, &to.rows, &g, &u, &args, &to.act), "glu");
 }
 
 void CudaDevice::activation(const Matrix& x, ops::Activation activation) {
   flush();
   const Rows rows = rows_of(x);
-  check(api_.activation(&rows, static_cast<int>(activation)), "activation");
+  check(api_.rows.activation(ctx_, &rows, static_cast<int>(activation)), "activation");
   wrote(x);
 }
 
 void CudaDevice::add(const Matrix& out, const Matrix& x, float scale) {
   flush();
   const Rows to = rows_of(out), from = rows_of(x);
-  check(api_.add(&to, &from, scale), "add");
+  check(api_.rows.add(ctx_, &to, &from, scale), "add");
   wrote(out);
 }
 
 void CudaDevice::scale(const Matrix& x, float scale) {
   flush();
   const Rows rows = rows_of(x);
-  check(api_.scale(&rows, scale), "scale");
+  check(api_.rows.scale(ctx_, &rows, scale), "scale");
   wrote(x);
 }
 
 void CudaDevice::softcap(const Matrix& x, float cap) {
   flush();
   const Rows rows = rows_of(x);
-  check(api_.softcap(&rows, cap), "softcap");
+  check(api_.rows.softcap(ctx_, &rows, cap), "softcap");
   wrote(x);
 }
 
 void CudaDevice::gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) {
   flush();
   const Rows to = rows_of(out), from = rows_of(x);
-  check(api_.gather(&to, &from, ints(rows)), "gather_rows");
+  check(api_.rows.gather(ctx_, &to, &from, ints(rows)), "gather_rows");
   wrote(out);
 }
 
 void CudaDevice::sigmoid_gate(const Matrix& x, const Matrix& gate) {
   flush();
   const Rows rows = rows_of(x), gates = rows_of(gate);
-  check(api_.sigmoid_gate(&rows, &gates), "sigmoid_gate");
+  check(api_.rows.sigmoid_gate(ctx_, &rows, &gates), "sigmoid_gate");
   wrote(x);
 }
 
 void CudaDevice::argmax(const Matrix& x, int32_t* ids) {
   flush();
   const Rows rows = rows_of(x);
-  check(api_.argmax(&rows, ids), "argmax");
+  check(api_.sampling.argmax(ctx_, &rows, ids), "argmax");
 }
 
 void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
@@ -381,14 +385,15 @@ void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
   flush();
   const Rows rows = rows_of(logits);
   const int32_t* lists = ints(words);
-  check(api_.sample(&rows, lists, tokens.empty() ? nullptr : ints(tokens), ids), "sample");
+  check(api_.sampling.sample(ctx_, &rows, lists, tokens.empty() ? nullptr : ints(tokens), ids),
+        "sample");
 }
 
 void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
                           const int32_t* named) {
   flush();
   auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, the step's own
-  check(api_.take_ids(to, ints(from), std::ssize(ids), named), "take_ids");
+  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named), "take_ids");
 }
 
 }  // namespace freshet::cuda
