@@ -22,7 +22,7 @@ namespace freshet::cuda {
 
 class CudaDevice final : public ops::Device {
  public:
-  static Result<std::unique_ptr<ops::Device>> open(const Api& api);
+  static Result<std::unique_ptr<ops::Device>> open(const Api& api, int index);
   ~CudaDevice() override;
 
   Result<void*> take(size_t bytes) override;
@@ -72,7 +72,7 @@ class CudaDevice final : public ops::Device {
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
   void argmax(const Matrix& x, int32_t* ids) override;
-  bool samples(int64_t vocab) const override { return api_.samples(vocab) != 0; }
+  bool samples(int64_t vocab) const override { return api_.sampling.samples(ctx_, vocab) != 0; }
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids) override;
   void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
@@ -99,13 +99,18 @@ class CudaDevice final : public ops::Device {
  private:
   class Pinned final : public Memory {
    public:
-    explicit Pinned(const Api& api) : api_(api) {}
+    Pinned(const Api& api, Context* ctx) : api_(api), ctx_(ctx) {}
     Result<void*> take(size_t bytes) override;
     void give_back(void* memory) override;
     void copy(void* to, const void* from, size_t bytes) override;
 
    private:
     const Api& api_;
+    Context* ctx_;
+  };
+  struct Close {
+    const Api* api;
+    void operator()(Context* context) const { api->close(context); }
   };
   // How rows are packed: as products take them and, if `beside` is another code, behind that as
   // look-ups or exact products do.
@@ -136,7 +141,8 @@ class CudaDevice final : public ops::Device {
     void* graph = nullptr;
   };
 
-  explicit CudaDevice(const Api& api) : api_(api), pinned_(api) {}
+  CudaDevice(const Api& api, Context* ctx)
+      : api_(api), context_(ctx, Close{&api}), ctx_(ctx), pinned_(api, ctx) {}
   Status open_buffers();
   void check(int error, const char* what) const;
   void forget_steps();
@@ -175,6 +181,8 @@ class CudaDevice final : public ops::Device {
                      const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                      const HeadsArgs* before, const ops::Weight* reader, bool keep, Forms& forms);
   void run_latent(const ops::LatentAttention& layer);
+  int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
+                FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
   WeightView product_view(const ops::Weight& w) const;
   static bool is_router(const ops::Product& product, const Matrix& x);
@@ -204,6 +212,8 @@ class CudaDevice final : public ops::Device {
                   float* out, const float* bias, const GroupArgs& groups);
 
   const Api& api_;
+  std::unique_ptr<Context, Close> context_;  // declared first: buffers are given back before
+  Context* ctx_;
   Pinned pinned_;
   std::string name_;
   size_t free_ = 0, total_ = 0;

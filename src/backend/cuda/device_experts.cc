@@ -43,7 +43,7 @@ void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_
                        float* weights) {
   const RoutingArgs args = args_of(routing);
   const Rows rows = rows_of(logits);
-  check(api_.route(&rows, &args, ids, weights), "route");
+  check(api_.moe.route(ctx_, &rows, &args, ids, weights), "route");
 }
 
 // Norm, router and routes, all pending, in one kernel if there is one; or else the norm alone.
@@ -53,8 +53,9 @@ bool CudaDevice::route_one(Pending& p, Forms& forms) {
   const RouteOneArgs args{
       rows_of(in.x), rows_of(in.normed), args_of(*in.norm), new_form_for_experts(in.normed, forms),
       p.product,     p.routing,          p.block.ids,       p.block.weights};
-  const bool fits = api_.route_one_fits(&args) != 0;
-  check(fits ? api_.route_one(&args) : api_.norm(&args.normed, &args.x, &args.norm, &args.act),
+  const bool fits = api_.moe.route_one_fits(ctx_, &args) != 0;
+  check(fits ? api_.moe.route_one(ctx_, &args)
+             : api_.rows.norm(ctx_, &args.normed, &args.x, &args.norm, &args.act),
         "norm");
   return fits;
 }
@@ -62,11 +63,12 @@ bool CudaDevice::route_one(Pending& p, Forms& forms) {
 // Tokens by expert, after the router if it is pending.
 void CudaDevice::run_groups(const GroupArgs& g, Pending* p, Forms& forms) {
   if (p == nullptr || !std::exchange(p->router, false) || route_one(*p, forms)) {
-    check(api_.group(&g), "group");
+    check(api_.moe.group(ctx_, &g), "group");
     return;
   }
-  check(api_.router(&p->product, g.tokens, &p->routing, p->block.ids, p->block.weights, &g),
-        "router");
+  check(
+      api_.moe.router(ctx_, &p->product, g.tokens, &p->routing, p->block.ids, p->block.weights, &g),
+      "router");
 }
 
 const uint8_t* const* CudaDevice::table_of(std::span<const ops::Weight> weights) {
@@ -97,7 +99,7 @@ void CudaDevice::run_expert(const ops::Weight& first, const uint8_t* const* tabl
                             const uint8_t* act, float* out, const float* bias, const GroupArgs& g) {
   const ExpertArgs args{table, first.rows,    first.cols, code_of(first.format), act, out,
                         bias,  g.slot_expert, g.slots,    g.slot_tokens};
-  check(api_.expert_products(&args), "expert_products");
+  check(api_.moe.expert_products(ctx_, &args), "expert_products");
 }
 
 GroupArgs CudaDevice::new_groups(const int32_t* ids, const float* weights, int64_t tokens,
@@ -135,7 +137,7 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
                               Forms& forms) {
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
   const auto room = [&](int64_t cols) {
-    return Activations{scratch(static_cast<size_t>(api_.fragment_bytes(places, cols))),
+    return Activations{scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, cols))),
                        places / kTokenTile};
   };
   ExpertsArgs args = experts_args(e);
@@ -156,7 +158,7 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
   const bool bf16 = given_bf16(args.gate_up_code, g.slot_tokens);
   const size_t number = bf16 ? sizeof(uint16_t) : sizeof(float);
   args.y = scratch(static_cast<size_t>(places * args.hidden) * number);
-  check(api_.experts(&args), "experts");
+  check(api_.moe.experts(ctx_, &args), "experts");
   return args.y;
 }
 
@@ -186,7 +188,8 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
                                       ops::ProjectionHooks* hooks) {
   const int64_t ff = e.down[0].cols;
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
-  const Activations act{scratch(static_cast<size_t>(api_.fragment_bytes(places, x.cols))), 0};
+  const Activations act{
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, x.cols))), 0};
   const Rows in = rows_of(x);
   // Tiles of `act` from a place on.
   const auto behind = [&](const Activations& a, int64_t place, int64_t cols) {
@@ -202,7 +205,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   each([&](int64_t first, int64_t count) {
     const Activations to = behind(act, first, x.cols);
     const float* weight = e.weight_before ? g.place_weight + first : nullptr;
-    check(api_.encode(&to, &in, g.token + first, weight, count), "encode");
+    check(api_.gemm.encode(ctx_, &to, &in, g.token + first, weight, count), "encode");
   });
   const Matrix gate_up{scratch_array<float>(places * 2 * ff), places, 2 * ff, 2 * ff};
   const Matrix hidden{scratch_array<float>(places * ff), places, ff, ff};
@@ -228,14 +231,15 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   around(e.gate_up, y, gate_up, e.gate_up_bias, false);
   run_expert(e.gate_up[0], table_of(e.gate_up), act.data, gate_up.data, e.gate_up_bias, g);
   around(e.gate_up, y, gate_up, e.gate_up_bias, true);
-  const Activations hidden_act{scratch(static_cast<size_t>(api_.fragment_bytes(places, ff))), 0};
+  const Activations hidden_act{
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, ff))), 0};
   const GluArgs glu = args_of(e.glu);
   each([&](int64_t first, int64_t count) {
     const Matrix both = gate_up.slice_rows(first, count);
     const Rows to = rows_of(hidden.slice_rows(first, count)),
                gate = rows_of(both.slice_cols(0, ff)), up = rows_of(both.slice_cols(ff, ff));
     const Activations gated = behind(hidden_act, first, ff);
-    check(api_.glu(&to, &gate, &up, &glu, &gated), "glu");
+    check(api_.rows.glu(ctx_, &to, &gate, &up, &glu, &gated), "glu");
   });
   around(e.down, hidden, y, e.down_bias, false);
   run_expert(e.down[0], table_of(e.down), hidden_act.data, y.data, e.down_bias, g);
@@ -262,21 +266,22 @@ bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32
   args.tokens = static_cast<int32_t>(x.rows);
   args.out = rows_of(out);
   args.add = add;
-  if (e.weight_before || api_.few_experts_fit(&args) == 0) return false;
+  if (e.weight_before || api_.moe.few_experts_fit(ctx_, &args) == 0) return false;
   if (p != nullptr && std::exchange(p->router, false)) {
     args.routing = p->routing;
     if (!route_one(*p, forms)) {
       args.logits = p->product.out;
       args.logits_stride = p->product.out_stride;
-      check(api_.products(&p->product, 1, x.rows, nullptr), "products");
+      check(api_.gemm.products(ctx_, &p->product, 1, x.rows, nullptr), "products");
     }
   }
   args.gate_up = table_of(e.gate_up);
   args.down = table_of(e.down);
   args.in = form_of(x, Order::kLanes, forms);
   const int64_t tiles = std::min<int64_t>(x.rows * top_k, args.routing.experts);
-  args.act = scratch(static_cast<size_t>(api_.fragment_bytes(tiles * kTokenTile, args.ff)));
-  check(api_.few_experts(&args), "few_experts");
+  args.act =
+      scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, tiles * kTokenTile, args.ff)));
+  check(api_.moe.few_experts(ctx_, &args), "few_experts");
   return true;
 }
 
@@ -290,7 +295,7 @@ void CudaDevice::run_moe(const Matrix& out, const Matrix& x, const int32_t* ids,
   args.groups.tokens = static_cast<int32_t>(x.rows);
   args.groups.top_k = top_k;
   args.groups.experts = static_cast<int32_t>(experts);
-  const int least = hooks == nullptr ? api_.experts_fused(&args) : 0;
+  const int least = hooks == nullptr ? api_.moe.experts_fused(ctx_, &args) : 0;
   const bool fused = least > 0;
   const bool whole = fused && x.rows <= kWholeTokens && !e.weight_before;
   const bool many = args.gate_up_code == Code::kBF16 && !e.weight_before;
@@ -303,7 +308,7 @@ void CudaDevice::run_moe(const Matrix& out, const Matrix& x, const int32_t* ids,
   const void* y = fused ? run_experts(x, e, g, forms) : run_experts_singly(x, e, g, hooks);
   const Rows result = rows_of(out);
   const bool bf16 = fused && given_bf16(args.gate_up_code, g.slot_tokens);
-  check(api_.combine(&result, y, bf16, &g, !e.weight_before, add), "combine");
+  check(api_.moe.combine(ctx_, &result, y, bf16, &g, !e.weight_before, add), "combine");
 }
 
 void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
@@ -330,7 +335,7 @@ bool CudaDevice::moe_block(const ops::MoeBlock& b) {
       const Rows to = rows_of(x), from = rows_of(b.in.x);
       const NormArgs args = args_of(*norm);
       const Activations act = new_form_for_experts(x, forms);
-      check(api_.norm(&to, &from, &args, &act), "norm");
+      check(api_.rows.norm(ctx_, &to, &from, &args, &act), "norm");
     } else if (shared) {
       const ops::Weight* const readers[] = {b.shared.gate.weight, b.shared.up.weight};
       ops::Input in = b.in;

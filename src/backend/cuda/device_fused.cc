@@ -15,7 +15,7 @@ void CudaDevice::normalise(const ops::Input& in, Readers readers, Forms& forms) 
   const Output to = output_for(in.normed, readers, in.shared != nullptr, plain_rms, forms);
   const Rows from = rows_of(in.x);
   const NormArgs args = args_of(norm);
-  check(api_.norm(&to.rows, &from, &args, &to.act), "norm");
+  check(api_.rows.norm(ctx_, &to.rows, &from, &args, &to.act), "norm");
 }
 
 bool CudaDevice::project(const ops::Input& in, std::span<const ops::Product> products) {
@@ -70,7 +70,7 @@ HeadsArgs CudaDevice::heads_args(const ops::Heads& h) {
 
 bool CudaDevice::heads(const ops::Heads& h) {
   const HeadsArgs args = heads_args(h);
-  if (args.count > 0) check(api_.heads(&args), "heads");
+  if (args.count > 0) check(api_.attention.heads(ctx_, &args), "heads");
   return true;
 }
 
@@ -101,8 +101,8 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
     a.max_queries = std::max(a.max_queries, queries);
     if (a.single == s && queries == 1) ++a.single;
   }
-  const auto partial = static_cast<size_t>(
-      api_.attention_partial_bytes(a.single, params.heads, cache.shape.value_dim, a.max_context));
+  const auto partial = static_cast<size_t>(api_.attention.partial_bytes(
+      ctx_, a.single, params.heads, cache.shape.value_dim, a.max_context));
   const bool split = a.single > 0 && partial <= scratch_.size() / 4;
   if (split) a.partial = reinterpret_cast<float*>(scratch(partial));
   const bool all_single = split && a.single == batch.sequences();
@@ -111,14 +111,14 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
     a.act = to.act;
     a.only_act = to.rows.data == nullptr;
   }
-  check(api_.attention(&a), "attention");
+  check(api_.attention.attention(ctx_, &a), "attention");
 }
 
 bool CudaDevice::attend(const ops::Attend& a) {
   const ops::Heads& h = a.heads;
   const HeadsArgs args = heads_args(h);
   const bool together = args.count == 3;  // queries, keys and values
-  if (args.count > 0 && !together) check(api_.heads(&args), "heads");
+  if (args.count > 0 && !together) check(api_.attention.heads(ctx_, &args), "heads");
   Forms forms;
   run_attention(a.out, h.q.x, h.cache, h.batch, a.params, together ? &args : nullptr, a.o.weight,
                 a.o.weight == nullptr, forms);
@@ -182,18 +182,19 @@ bool CudaDevice::gated(const ops::GatedMlp& m) {
                      m.up.weight->rows == m.gate.weight->rows && !m.gate.add && !m.up.add;
   const bool silu = m.glu.activation == ops::Activation::kSilu && m.glu.limit <= 0.0f;
   // The GEMM's epilogue writes the form that its own format reads.
-  const bool fused = alike && silu && code != Code::kF32 && down != Code::kF32 &&
-                     api_.order_for(down, x.rows) == api_.order_for(code, x.rows) &&
-                     api_.gated_fits(code, m.gate.weight->rows, x.cols, x.rows) != 0;
-  if (!fused) check(api_.products(both, 2, x.rows, nullptr), "products");
+  const bool fused =
+      alike && silu && code != Code::kF32 && down != Code::kF32 &&
+      api_.gemm.order_for(ctx_, down, x.rows) == api_.gemm.order_for(ctx_, code, x.rows) &&
+      api_.gemm.gated_fits(ctx_, code, m.gate.weight->rows, x.cols, x.rows) != 0;
+  if (!fused) check(api_.gemm.products(ctx_, both, 2, x.rows, nullptr), "products");
   const Matrix& out = m.up.out;
   const Output to = output_for(out, {&m.down.weight, 1}, false, true, hidden);
   if (fused) {
-    check(api_.gated_products(both, x.rows, &to.act), "gated_products");
+    check(api_.gemm.gated_products(ctx_, both, x.rows, &to.act), "gated_products");
   } else {
     const Rows g = rows_of(m.gate.out), u = rows_of(out);
     const GluArgs args = args_of(m.glu);
-    check(api_.glu(&to.rows, &g, &u, &args, &to.act), "glu");
+    check(api_.rows.glu(ctx_, &to.rows, &g, &u, &args, &to.act), "glu");
   }
   run_products(out, {&m.down, 1}, hidden);
   return true;

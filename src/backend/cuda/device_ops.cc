@@ -12,13 +12,14 @@ void CudaDevice::embed(const Matrix& out, const ops::Weight& table, std::span<co
   FRESHET_CHECK(table.use == ops::Use::kTable, "a table that was packed for products");
   const Rows to = rows_of(out);
   const WeightView view = view_of(table);
-  check(api_.embed(&to, &view, ints(ids), offset, scale), "embed");
+  check(api_.rows.embed(ctx_, &to, &view, ints(ids), offset, scale), "embed");
 }
 
 ProductArgs CudaDevice::product_args(const Matrix& x, const ops::Product& p, Forms& forms) {
   const WeightView w = product_view(*p.weight);
   const bool as_they_are = w.code == Code::kF32 || w.code == Code::kExactF32;
-  const uint8_t* act = as_they_are ? nullptr : form_of(x, api_.order_for(w.code, x.rows), forms);
+  const uint8_t* act =
+      as_they_are ? nullptr : form_of(x, api_.gemm.order_for(ctx_, w.code, x.rows), forms);
   return {w,       act,  chunks_of(x.cols), x.data, x.stride, p.out.data, p.out.stride, p.bias,
           p.scale, p.add};
 }
@@ -32,8 +33,8 @@ void CudaDevice::run_products(const Matrix& x, std::span<const ops::Product> pro
   const bool told = next[0] != nullptr && next[1] != nullptr;
   const NextProducts weights =
       told ? NextProducts{{view_of(*next[0]), view_of(*next[1])}, 2} : NextProducts{};
-  check(api_.products(args.data(), static_cast<int>(products.size()), x.rows,
-                      told ? &weights : nullptr),
+  check(api_.gemm.products(ctx_, args.data(), static_cast<int>(products.size()), x.rows,
+                           told ? &weights : nullptr),
         "products");
 }
 
@@ -44,7 +45,7 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
 
 // Heads of whole units of columns are slices of one encoded matrix.
 bool CudaDevice::slices_heads(const ops::Weight& first, int64_t tokens) const {
-  const Order order = api_.order_for(code_of(first.format), tokens);
+  const Order order = api_.gemm.order_for(ctx_, code_of(first.format), tokens);
   const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
   return first.cols % unit == 0 && order != Order::kInt8;  // whose scales are of rows
 }
@@ -58,7 +59,7 @@ void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weig
 void CudaDevice::run_products_of_heads(const Matrix& x, std::span<const ops::Weight> weights,
                                        const Matrix& out, Forms& forms) {
   const int64_t cols = weights.front().cols;
-  const Order order = api_.order_for(code_of(weights.front().format), x.rows);
+  const Order order = api_.gemm.order_for(ctx_, code_of(weights.front().format), x.rows);
   const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
   const bool whole = slices_heads(weights.front(), x.rows);
   const uint8_t* all = whole ? form_of(x, order, forms) : nullptr;
@@ -80,10 +81,10 @@ void CudaDevice::run_products_of_heads(const Matrix& x, std::span<const ops::Wei
       act = all + head * (cols / unit) * step;
     } else {
       const Rows part = rows_of(x.slice_cols(head * cols, cols));
-      const Activations to_part{scratch(static_cast<size_t>(api_.fragment_bytes(x.rows, cols))),
-                                order == Order::kLanes ? 0 : tiles, order == Order::kE4M3,
-                                order == Order::kInt8};
-      check(api_.encode(&to_part, &part, nullptr, nullptr, x.rows), "encode");
+      const Activations to_part{
+          scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, x.rows, cols))),
+          order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
+      check(api_.gemm.encode(ctx_, &to_part, &part, nullptr, nullptr, x.rows), "encode");
       act = to_part.data;
     }
     args[static_cast<size_t>(count++)] = {view_of(w),
@@ -97,7 +98,7 @@ void CudaDevice::run_products_of_heads(const Matrix& x, std::span<const ops::Wei
                                           1.0f,
                                           0};
     if (count == kMaxProducts || h + 1 == weights.size()) {
-      check(api_.products(args.data(), count, x.rows, nullptr), "products");
+      check(api_.gemm.products(ctx_, args.data(), count, x.rows, nullptr), "products");
       count = 0;
     }
   }
@@ -108,14 +109,15 @@ void CudaDevice::norm(const Matrix& out, const Matrix& x, const ops::Norm& norm)
   const Rows to = rows_of(out), from = rows_of(x);
   const NormArgs args = args_of(norm);
   const Activations none{};
-  check(api_.norm(&to, &from, &args, &none), "norm");
+  check(api_.rows.norm(ctx_, &to, &from, &args, &none), "norm");
 }
 
 void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
                             std::span<const float> inv_freq, float scale) {
   const auto tokens = static_cast<int64_t>(positions.size());
   const auto half = static_cast<int64_t>(inv_freq.size());
-  check(api_.rope_table(cos_sin, ints(positions), inv_freq.data(), tokens, half, scale),
+  check(api_.attention.rope_table(ctx_, cos_sin, ints(positions), inv_freq.data(), tokens, half,
+                                  scale),
         "rope_table");
 }
 
@@ -167,55 +169,56 @@ void CudaDevice::glu(const Matrix& out, const Matrix& gate, const Matrix& up, co
   const Rows to = rows_of(out), g = rows_of(gate), u = rows_of(up);
   const GluArgs args = args_of(glu);
   const Activations none{};
-  check(api_.glu(&to, &g, &u, &args, &none), "glu");
+  check(api_.rows.glu(ctx_, &to, &g, &u, &args, &none), "glu");
 }
 
 void CudaDevice::activation(const Matrix& x, ops::Activation activation) {
   const Rows rows = rows_of(x);
-  check(api_.activation(&rows, static_cast<int>(activation)), "activation");
+  check(api_.rows.activation(ctx_, &rows, static_cast<int>(activation)), "activation");
 }
 
 void CudaDevice::add(const Matrix& out, const Matrix& x, float scale) {
   const Rows to = rows_of(out), from = rows_of(x);
-  check(api_.add(&to, &from, scale), "add");
+  check(api_.rows.add(ctx_, &to, &from, scale), "add");
 }
 
 void CudaDevice::scale(const Matrix& x, float scale) {
   const Rows rows = rows_of(x);
-  check(api_.scale(&rows, scale), "scale");
+  check(api_.rows.scale(ctx_, &rows, scale), "scale");
 }
 
 void CudaDevice::softcap(const Matrix& x, float cap) {
   const Rows rows = rows_of(x);
-  check(api_.softcap(&rows, cap), "softcap");
+  check(api_.rows.softcap(ctx_, &rows, cap), "softcap");
 }
 
 void CudaDevice::gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) {
   const Rows to = rows_of(out), from = rows_of(x);
-  check(api_.gather(&to, &from, ints(rows)), "gather_rows");
+  check(api_.rows.gather(ctx_, &to, &from, ints(rows)), "gather_rows");
 }
 
 void CudaDevice::sigmoid_gate(const Matrix& x, const Matrix& gate) {
   const Rows rows = rows_of(x), gates = rows_of(gate);
-  check(api_.sigmoid_gate(&rows, &gates), "sigmoid_gate");
+  check(api_.rows.sigmoid_gate(ctx_, &rows, &gates), "sigmoid_gate");
 }
 
 void CudaDevice::argmax(const Matrix& x, int32_t* ids) {
   const Rows rows = rows_of(x);
-  check(api_.argmax(&rows, ids), "argmax");
+  check(api_.sampling.argmax(ctx_, &rows, ids), "argmax");
 }
 
 void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
                         std::span<const int32_t> tokens, int32_t* ids) {
   const Rows rows = rows_of(logits);
   const int32_t* lists = ints(words);
-  check(api_.sample(&rows, lists, tokens.empty() ? nullptr : ints(tokens), ids), "sample");
+  check(api_.sampling.sample(ctx_, &rows, lists, tokens.empty() ? nullptr : ints(tokens), ids),
+        "sample");
 }
 
 void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
                           const int32_t* named) {
   auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, the step's own
-  check(api_.take_ids(to, ints(from), std::ssize(ids), named), "take_ids");
+  check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named), "take_ids");
 }
 
 }  // namespace freshet::cuda
