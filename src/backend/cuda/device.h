@@ -180,7 +180,6 @@ class CudaDevice final : public ops::Device {
   void run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                      const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                      const HeadsArgs* before, const ops::Weight* reader, bool keep, Forms& forms);
-  void run_latent(const ops::LatentAttention& layer);
   int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
                 FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
