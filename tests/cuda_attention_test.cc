@@ -2,7 +2,6 @@
 // batch: a query has the same bits alone and in any batch. Skipped without a GPU.
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <numeric>
 
 #include "tests/cuda_fixture.h"
@@ -76,10 +75,9 @@ struct AttentionProblem {
     size_t sequence;
     int32_t skip, queries;
   };
-  // on_gpu: `use` is called with the result while it is there; `reader` as in Ops::attention().
+  // on_gpu: `o` is an output projection, or absent; with one its result is the result.
   std::vector<float> attend(bool on_gpu, const std::vector<Part>& parts,
-                            const ops::Weight* reader = nullptr,
-                            const std::function<void(const Matrix&)>& use = nullptr) {
+                            const ops::Weight* o = nullptr) {
     std::vector<int32_t> starts = {0}, contexts, part_tables;
     std::vector<float> q;
     const int64_t q_cols = int64_t{c.heads} * c.shape.key_dim;
@@ -107,10 +105,20 @@ struct AttentionProblem {
     }
     DeviceFloats dq(gpu, q), ds(gpu, sinks), out(gpu, static_cast<size_t>(n * out_cols));
     if (c.sinks) params.sinks = ds.data();
-    params.reader = reader;
-    gpu.attention(out.matrix(n, out_cols), dq.matrix(n, q_cols), gpu_view(), batch, params);
-    if (use) use(out.matrix(n, out_cols));
-    return out.get();
+    if (o == nullptr) {
+      gpu.attention(out.matrix(n, out_cols), dq.matrix(n, q_cols), gpu_view(), batch, params);
+      return out.get();
+    }
+    DeviceFloats projected(gpu, static_cast<size_t>(n * o->rows));
+    ops::Attend all;
+    all.heads.q = {dq.matrix(n, q_cols), c.heads, c.shape.key_dim};
+    all.heads.cache = gpu_view();
+    all.heads.batch = batch;
+    all.out = out.matrix(n, out_cols);
+    all.params = params;
+    all.o = {o, projected.matrix(n, o->rows)};
+    gpu.attend(all);
+    return projected.get();
   }
 
   struct NewHeads {
@@ -139,22 +147,31 @@ struct AttentionProblem {
                  v = dv.matrix(n, int64_t{kv_heads} * c.shape.value_dim);
     const ops::AttentionBatch batch{starts, contexts, tables.data(), stride};
     const ops::KvView cache = on_gpu ? gpu_view() : host_view();
-    const auto next = [&] {
-      if (apart) o.wait();
-    };
-    for (const auto& [x, heads] : {std::pair{q, c.heads}, {k, kv_heads}}) {
-      if (how.normed) {
-        o.norm_heads(x, heads, dim, {ops::NormKind::kRms, weight.data(), nullptr, 1e-6f}, false);
-      }
-      next();
-      o.rope(x, heads, dim, how.offset, how.rotary, how.interleaved, table.data());
-      next();
+    const ops::Norm norm{ops::NormKind::kRms, weight.data(), nullptr, 1e-6f};
+    ops::Attend all;
+    all.heads.q = {
+        q,          c.heads,        dim, how.normed ? &norm : nullptr, false, false, how.offset,
+        how.rotary, how.interleaved};
+    all.heads.k = all.heads.q;
+    all.heads.k.x = k;
+    all.heads.k.heads = kv_heads;
+    all.heads.v = v;
+    all.heads.cos_sin = table.data();
+    all.heads.cache = cache;
+    all.heads.batch = batch;
+    all.out = out.matrix(n, int64_t{c.heads} * c.shape.value_dim);
+    all.params = {c.heads, 1.0f / std::sqrt(static_cast<float>(dim)), c.softcap, c.window,
+                  c.sinks ? its_sinks.data() : nullptr};
+    if (!apart) {
+      o.attend(all);
+      return out.get();
+    }
+    for (const ops::Heads::Part& p : {all.heads.q, all.heads.k}) {
+      if (how.normed) o.norm_heads(p.x, p.heads, dim, norm, false);
+      o.rope(p.x, p.heads, dim, how.offset, how.rotary, how.interleaved, table.data());
     }
     o.store_kv(cache, k, v, batch);
-    next();
-    o.attention(out.matrix(n, int64_t{c.heads} * c.shape.value_dim), q, cache, batch,
-                {c.heads, 1.0f / std::sqrt(static_cast<float>(dim)), c.softcap, c.window,
-                 c.sinks ? its_sinks.data() : nullptr});
+    o.attention(all.out, q, cache, batch, all.params);
     return out.get();
   }
   std::vector<uint8_t> gpu_bytes() {
@@ -436,10 +453,8 @@ TEST_F(CudaAttention, EndsInWhatProductsRead) {
         gpu->matmul(x, {&q, 1});
         return out.get();
       };
-      std::vector<float> got;
-      (void)p.attend(true, parts, &*w, [&](const Matrix& x) { got = product(x); });
+      const std::vector<float> got = p.attend(true, parts, &*w);
       DeviceFloats apart(*gpu, p.attend(true, parts));
-      gpu->scale(apart.matrix(rows, cols), 1.0f);  // forgets what was encoded here before
       EXPECT_EQ(got, product(apart.matrix(rows, cols)))
           << quant::info(format).name << " " << c.name();
     }

@@ -181,11 +181,22 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
                        const float* norm, const Matrix& normed, const Matrix& logits, int32_t* ids,
                        float* weights, const Matrix& out) {
     const ops::Product p{&w, logits, nullptr, 1.0f, false};
-    // As layers do, or with rows that others read, too.
-    o.norm(normed, x, {ops::NormKind::kRms, norm, nullptr, 1e-6f}, in_bf16 ? &w : nullptr);
+    const ops::Norm its{ops::NormKind::kRms, norm, nullptr, 1e-6f};
+    if (in_bf16) {  // as layers do
+      ops::MoeBlock block;
+      block.in = {x, &its, normed};
+      block.router = p;
+      block.routing = r;
+      block.ids = ids;
+      block.weights = weights;
+      block.experts = e;
+      block.out = out;
+      return o.moe_block(block);
+    }
+    o.norm(normed, x, its);
     o.matmul(normed, {&p, 1});
     o.route(logits, r, ids, weights);
-    o.moe(out, in_bf16 ? normed : x, ids, weights, kTopK, e, false);
+    o.moe(out, x, ids, weights, kTopK, e, false);
   };
   ops::Experts e_on, e_host;
   e_on.gate_up = weights_of.up_on;
@@ -279,13 +290,17 @@ TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
       const bool biased = score == Score::kSoftmax;
       const ops::Product p{&*on, logits.matrix(n, experts), biased ? db.data() : nullptr, 1.0f,
                            false};
-      gpu->norm(to, x.matrix(kTokens, hidden).slice_rows(first, n),
-                {ops::NormKind::kRms, norm.data(), nullptr, 1e-6f}, &*on);
-      gpu->matmul(to, {&p, 1});
-      gpu->route(logits.matrix(n, experts), r, chosen, weights.data());
-      for (const bool add : {false, true}) {
-        gpu->moe(out.matrix(n, hidden), to, chosen, weights.data(), kTopK, e, add);
-      }
+      const ops::Norm its{ops::NormKind::kRms, norm.data(), nullptr, 1e-6f};
+      ops::MoeBlock block;
+      block.in = {x.matrix(kTokens, hidden).slice_rows(first, n), &its, to};
+      block.router = p;
+      block.routing = r;
+      block.ids = chosen;
+      block.weights = weights.data();
+      block.experts = e;
+      block.out = out.matrix(n, hidden);
+      gpu->moe_block(block);
+      gpu->moe(out.matrix(n, hidden), to, chosen, weights.data(), kTopK, e, true);
       return Got{ids.get(), weights.get(), logits.get(), normed.get(), out.get()};
     };
     const Got all = run(0, kTokens);

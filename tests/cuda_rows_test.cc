@@ -62,8 +62,8 @@ TEST_F(CudaRows, RowOpsAreNearTheReference) {
   }
 }
 
-// What comes next is known from the second time on, and is brought near; it may be gone later.
-TEST_F(CudaRows, WhatComesNextChangesNoBit) {
+// A product may prefetch the weights that come next.
+TEST_F(CudaRows, PrefetchOfWhatComesNextChangesNoBit) {
   constexpr int64_t kCols = 4096, kMost = 8;
   using quant::Format;
   const std::pair<Format, int64_t> cases[] = {{Format::kQ4_0, 4608},
@@ -77,33 +77,27 @@ TEST_F(CudaRows, WhatComesNextChangesNoBit) {
       return std::move(gpu->pack(f, stored(f, n, kCols, seed).rows, kCols)).value();
     };
     const ops::Weight o = weight(kCols, 2);
-    ops::Weight gate = weight(rows, 3), up = weight(rows, 4);
-    // Memory that is given back takes along what is known, so there is one place for all results.
+    const ops::Weight gate = weight(rows, 3), up = weight(rows, 4);
     DeviceFloats x(*gpu, random_floats(kMost * kCols, 1)), out(*gpu, kMost * kCols);
     DeviceFloats gates(*gpu, static_cast<size_t>(kMost * rows)),
         ups(*gpu, static_cast<size_t>(kMost * rows));
-    const auto run = [&](int64_t tokens) {
-      const ops::Product p{&o, out.matrix(tokens, kCols)};
+    const auto run = [&](int64_t tokens, const ops::PrefetchNext& next) {
+      const ops::Product p{&o, out.matrix(tokens, kCols), nullptr, 1.0f, false, next};
       gpu->matmul(x.matrix(tokens, kCols), {&p, 1});
     };
     for (const int64_t tokens : {int64_t{1}, kMost}) {
-      run(tokens);
+      run(tokens, {});
       const std::vector<float> want = out.get();
       for (int turn = 0; turn < 3; ++turn) {
         const ops::Product both[] = {{&gate, gates.matrix(tokens, rows)},
                                      {&up, ups.matrix(tokens, rows)}};
         gpu->matmul(x.matrix(tokens, kCols), both);
-        run(tokens);
+        run(tokens, {&gate, &up});
         const std::vector<float> got = out.get();
         ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
             << tokens << " tokens, turn " << turn;
       }
     }
-    const std::vector<float> want = out.get();
-    gate = {};
-    up = {};
-    run(kMost);
-    EXPECT_EQ(out.get(), want);
   }
 }
 
@@ -169,8 +163,6 @@ TEST_F(CudaRows, HeadsRotateAndAreNormalised) {
 // Few rows and many take different kernels.
 TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
   constexpr int64_t kRows = 300;
-  ops::Weight router;
-  router.format = quant::Format::kF32;
   for (const int64_t n : {37, 512, 2048, 2056, 4096, 4104, 9000}) {
     const std::vector<float> values = random_floats(static_cast<size_t>(kRows * n), 7, 3.0f);
     const std::vector<float> w = random_floats(static_cast<size_t>(n), 8);
@@ -181,11 +173,10 @@ TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
       const auto norm = [usual = usual, kind = kind](const float* its) {
         return ops::Norm{kind, its, usual ? nullptr : its, 1e-5f};
       };
-      const ops::Weight* reader = usual ? &router : nullptr;
       const auto run = [&](int64_t first, int64_t count) {
         DeviceFloats out(*gpu, static_cast<size_t>(count * n));
         gpu->norm(out.matrix(count, n), x.matrix(kRows, n).slice_rows(first, count),
-                  norm(weight.data()), reader);
+                  norm(weight.data()));
         return out.get();
       };
       const std::vector<float> all = run(0, kRows);
@@ -227,36 +218,48 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
         std::vector<uint16_t> cache;
       };
       const size_t bytes = shape.block_bytes() * kBlocks;
+      const auto cache_of = [&](ops::Ops& o, const Buffer& cache) {
+        std::vector<uint16_t> got(bytes / 2);
+        o.fetch(got.data(), cache.data(), bytes);
+        o.wait();
+        return got;
+      };
       const auto store = [&](ops::Ops& o, DeviceFloats& k, DeviceFloats& v) {
         const Buffer cache = std::move(Buffer::allocate(bytes, o.memory())).value();
         o.store_kv({shape, const_cast<uint8_t*>(cache.data()), kBlocks},
                    k.matrix(tokens, kKeyHeads * dim), v.matrix(tokens, kKeyHeads * value_dim),
                    batch);
-        std::vector<uint16_t> got(bytes / 2);
-        o.fetch(got.data(), cache.data(), bytes);
-        o.wait();
-        return got;
+        return cache_of(o, cache);
       };
       const auto run = [&](ops::Ops& o, bool apart) {
         DeviceFloats dw(o, w), dt(o, table), q(o, values[0]), k(o, values[1]), v(o, values[2]);
         const Matrix qs = q.matrix(tokens, kQueryHeads * dim),
                      ks = k.matrix(tokens, kKeyHeads * dim);
         const ops::Norm norm{ops::NormKind::kRms, dw.data(), nullptr, 1e-6f};
-        const auto next = [&] {
-          if (apart) o.wait();
-        };
-        if (normed) {
-          o.norm_heads(qs, kQueryHeads, dim, norm, false);
-          next();
-          o.norm_heads(ks, kKeyHeads, dim, norm, false);
-          next();
-        }
-        o.rope(qs, kQueryHeads, dim, dim - rotary, rotary, interleaved, dt.data());
-        next();
-        o.rope(ks, kKeyHeads, dim, dim - rotary, rotary, interleaved, dt.data());
-        next();
         Got got;
-        got.cache = store(o, k, v);
+        if (apart) {
+          if (normed) {
+            o.norm_heads(qs, kQueryHeads, dim, norm, false);
+            o.norm_heads(ks, kKeyHeads, dim, norm, false);
+          }
+          o.rope(qs, kQueryHeads, dim, dim - rotary, rotary, interleaved, dt.data());
+          o.rope(ks, kKeyHeads, dim, dim - rotary, rotary, interleaved, dt.data());
+          got.cache = store(o, k, v);
+        } else {
+          const Buffer cache = std::move(Buffer::allocate(bytes, o.memory())).value();
+          ops::Heads all;
+          all.q = {qs,           kQueryHeads, dim,        normed ? &norm : nullptr, false, false,
+                   dim - rotary, rotary,      interleaved};
+          all.k = all.q;
+          all.k.x = ks;
+          all.k.heads = kKeyHeads;
+          all.v = v.matrix(tokens, kKeyHeads * value_dim);
+          all.cos_sin = dt.data();
+          all.cache = {shape, const_cast<uint8_t*>(cache.data()), kBlocks};
+          all.batch = batch;
+          o.heads(all);
+          got.cache = cache_of(o, cache);
+        }
         got.q = q.get();
         got.k = k.get();
         return got;
@@ -278,8 +281,9 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
   }
 }
 
-// An op that knows its reader leaves out what the reader does not need.
-TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
+// A norm whose result GEMMs alone read writes it in their form: the bits are those of the
+// operations one by one.
+TEST_F(CudaRows, FusedInputsHaveTheBitsOfSingleOperations) {
   constexpr int64_t kCols = 768, kOut = 48;
   for (const quant::Format format :
        {quant::Format::kBF16, quant::Format::kF32, quant::Format::kFP8, quant::Format::kQ8_0,
@@ -289,68 +293,77 @@ TEST_F(CudaRows, ProductsReadWhatWasLeftForThem) {
     ASSERT_TRUE(w.ok());
     for (const int64_t rows : {1, 20, 50, 300}) {
       const auto size = static_cast<size_t>(rows * kCols);
-      DeviceFloats x(*gpu, random_floats(size, 1)), up(*gpu, random_floats(size, 2));
-      const auto run = [&](bool gates, const ops::Weight* reader) {
+      DeviceFloats x(*gpu, random_floats(size, 1));
+      const ops::Norm norm{ops::NormKind::kRms, nullptr, nullptr, 1e-5f};
+      const auto run = [&](bool fused) {
         DeviceFloats between(*gpu, size), out(*gpu, static_cast<size_t>(rows * kOut));
         const Matrix in = x.matrix(rows, kCols), to = between.matrix(rows, kCols);
-        if (gates) {
-          gpu->glu(to, in, up.matrix(rows, kCols), {ops::Activation::kSilu, 0.0f, 0.0f}, reader);
-        } else {
-          gpu->norm(to, in, {ops::NormKind::kRms, nullptr, nullptr, 1e-5f}, reader);
-        }
         const ops::Product p{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
-        gpu->matmul(to, {&p, 1});
-        if (reader == nullptr) {  // numbers that come from elsewhere are encoded alike
-          DeviceFloats copy(*gpu, between.get()), again(*gpu, static_cast<size_t>(rows * kOut));
-          gpu->scale(copy.matrix(rows, kCols), 1.0f);  // forgets what was encoded here before
-          const ops::Product q{&*w, again.matrix(rows, kOut), nullptr, 1.0f, false};
-          gpu->matmul(copy.matrix(rows, kCols), {&q, 1});
-          EXPECT_EQ(again.get(), out.get()) << quant::info(format).name << " of " << rows;
+        if (fused) {
+          gpu->project({in, &norm, to}, {&p, 1});
+        } else {
+          gpu->norm(to, in, norm);
+          gpu->matmul(to, {&p, 1});
         }
         return out.get();
       };
-      for (const bool gates : {false, true}) {
-        EXPECT_EQ(run(gates, &*w), run(gates, nullptr))
-            << quant::info(format).name << " of " << rows << " rows";
-      }
+      const std::string what = fmt::format("{} of {} rows", quant::info(format).name, rows);
+      EXPECT_EQ(run(true), run(false)) << what;
+      // Once more with norms that others read, too.
+      ops::EncodedForms forms;
+      DeviceFloats shared(*gpu, size), first(*gpu, static_cast<size_t>(rows * kOut));
+      DeviceFloats second(*gpu, static_cast<size_t>(rows * kOut));
+      const ops::Product p{&*w, first.matrix(rows, kOut)}, q{&*w, second.matrix(rows, kOut)};
+      gpu->project({x.matrix(rows, kCols), &norm, shared.matrix(rows, kCols), &forms}, {&p, 1});
+      gpu->project({shared.matrix(rows, kCols), nullptr, {}, &forms}, {&q, 1});
+      EXPECT_EQ(first.get(), run(false)) << what;
+      EXPECT_EQ(second.get(), run(false)) << what;
     }
   }
 }
 
-// Products in formats that read alike take what was left for one of them.
-TEST_F(CudaRows, FormatsThatReadAlikeShareWhatIsLeft) {
+// GEMMs in two formats that read one form share it, and those that do not have the numbers, too.
+TEST_F(CudaRows, GroupsOfTwoFormatsHaveTheBitsOfSingleOperations) {
   using quant::Format;
   constexpr int64_t kCols = 768, kOut = 48;
   const Stored four = stored(Format::kQ4_K, kOut, kCols, 3),
                six = stored(Format::kQ6_K, kOut, kCols, 4);
   const auto a = gpu->pack(Format::kQ4_K, four.rows, kCols);
   const auto b = gpu->pack(Format::kQ6_K, six.rows, kCols);
-  ASSERT_TRUE(a.ok() && b.ok());
+  const Stored whole = stored(Format::kF32, kOut, kCols, 5),
+               eight = stored(Format::kFP8, kOut, kCols, 6);
+  const auto c = gpu->pack(Format::kF32, whole.rows, kCols);
+  const auto d = gpu->pack(Format::kFP8, eight.rows, kCols);
+  ASSERT_TRUE(a.ok() && b.ok() && c.ok() && d.ok());
   DeviceFloats weight(*gpu, random_floats(kCols, 2));
   for (const int64_t rows : {1, 8, 12, 20, 50, 300}) {
-    EXPECT_TRUE(gpu->read_alike(Format::kQ4_K, Format::kQ6_K, rows));
-    EXPECT_FALSE(gpu->read_alike(Format::kQ4_K, Format::kF32, rows));
-    EXPECT_FALSE(gpu->read_alike(Format::kINT8, Format::kBF16, rows));
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(rows * kCols), 1));
-    const auto run = [&](const ops::Weight* reader) {
+    const auto run = [&](bool fused, const ops::Weight& with) {
       const auto size = static_cast<size_t>(rows * kOut);
       DeviceFloats between(*gpu, static_cast<size_t>(rows * kCols));
       DeviceFloats one(*gpu, size), other(*gpu, size);
       const Matrix to = between.matrix(rows, kCols);
-      gpu->norm(to, x.matrix(rows, kCols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
-                reader);
+      const ops::Norm norm{ops::NormKind::kRms, weight.data(), nullptr, 1e-5f};
       const ops::Product list[] = {{&*a, one.matrix(rows, kOut), nullptr, 1.0f, false},
-                                   {&*b, other.matrix(rows, kOut), nullptr, 1.0f, false}};
-      gpu->matmul(to, list);
+                                   {&with, other.matrix(rows, kOut), nullptr, 1.0f, false}};
+      if (fused) {
+        gpu->project({x.matrix(rows, kCols), &norm, to}, list);
+      } else {
+        gpu->norm(to, x.matrix(rows, kCols), norm);
+        gpu->matmul(to, list);
+      }
       return std::pair(one.get(), other.get());
     };
-    EXPECT_EQ(run(&*a), run(nullptr)) << rows << " rows";
+    for (const ops::Weight* with : {&*b, &*c, &*d}) {
+      EXPECT_EQ(run(true, *with), run(false, *with))
+          << rows << " rows with " << quant::info(with->format).name;
+    }
   }
 }
 
 // The same of some dozens of rows and of many of a layer's usual norm, with one round of columns
 // and with two.
-TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
+TEST_F(CudaRows, FusedNormsOfManyRowsHaveTheBitsOfSingleOperations) {
   constexpr int64_t kOut = 48, kMost = 300;
   for (const quant::Format format :
        {quant::Format::kBF16, quant::Format::kFP8, quant::Format::kQ4_0}) {
@@ -360,18 +373,22 @@ TEST_F(CudaRows, ProductsReadWhatNormsOfManyRowsLeft) {
       ASSERT_TRUE(w.ok());
       DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
       DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 2));
-      const auto run = [&, cols = cols](int64_t rows, const ops::Weight* reader) {
+      const auto run = [&, cols = cols](int64_t rows, bool fused) {
         DeviceFloats between(*gpu, static_cast<size_t>(rows * cols));
         DeviceFloats out(*gpu, static_cast<size_t>(rows * kOut));
         const Matrix to = between.matrix(rows, cols);
-        gpu->norm(to, x.matrix(rows, cols), {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f},
-                  reader);
+        const ops::Norm norm{ops::NormKind::kRms, weight.data(), nullptr, 1e-5f};
         const ops::Product p{&*w, out.matrix(rows, kOut), nullptr, 1.0f, false};
-        gpu->matmul(to, {&p, 1});
+        if (fused) {
+          gpu->project({x.matrix(rows, cols), &norm, to}, {&p, 1});
+        } else {
+          gpu->norm(to, x.matrix(rows, cols), norm);
+          gpu->matmul(to, {&p, 1});
+        }
         return out.get();
       };
       for (const int64_t rows : {int64_t{20}, int64_t{40}, int64_t{125}, kMost}) {
-        EXPECT_EQ(run(rows, &*w), run(rows, nullptr))
+        EXPECT_EQ(run(rows, true), run(rows, false))
             << quant::info(format).name << " of " << rows << " x " << cols;
       }
     }
@@ -422,24 +439,29 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
     ASSERT_TRUE(gate.ok() && up.ok() && down.ok());
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
     DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(ff), 2));
-    const auto run = [&](int64_t first, int64_t rows, const ops::Weight* reader) {
+    const auto run = [&](int64_t first, int64_t rows, bool fused) {
       const auto size = static_cast<size_t>(rows * ff);
       DeviceFloats a(*gpu, size), b(*gpu, size), out(*gpu, static_cast<size_t>(rows * kOut));
       const Matrix g = a.matrix(rows, ff), u = b.matrix(rows, ff);
       const ops::Product both[] = {{&*gate, g, bias.matrix(1, ff).data, 1.0f, false},
                                    {&*up, u, nullptr, 0.5f, false}};
-      gpu->matmul(x.matrix(kMost, cols).slice_rows(first, rows), both);
-      gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f}, reader);
+      const Matrix in = x.matrix(kMost, cols).slice_rows(first, rows);
       const ops::Product last{&*down, out.matrix(rows, kOut), nullptr, 1.0f, false};
-      gpu->matmul(u, {&last, 1});
+      if (fused) {
+        gpu->gated({{in}, both[0], both[1], {ops::Activation::kSilu, 0.0f, 0.0f}, last});
+      } else {
+        gpu->matmul(in, both);
+        gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f});
+        gpu->matmul(u, {&last, 1});
+      }
       return out.get();
     };
-    const std::vector<float> all = run(0, kMost, nullptr);
+    const std::vector<float> all = run(0, kMost, false);
     for (const int64_t rows : {int64_t{1}, int64_t{5}, int64_t{9}, int64_t{16}, int64_t{19},
                                int64_t{32}, int64_t{40}, int64_t{64}, int64_t{65}, int64_t{100},
                                int64_t{128}, int64_t{129}, int64_t{200}, int64_t{385}, kMost}) {
       for (const int64_t first : {int64_t{0}, kMost - rows}) {
-        const std::vector<float> got = run(first, rows, &*down);
+        const std::vector<float> got = run(first, rows, true);
         ASSERT_EQ(std::memcmp(got.data(), all.data() + first * kOut, got.size() * 4), 0)
             << quant::info(format).name << " of " << cols << " columns, rows " << first << "+"
             << rows;
@@ -637,21 +659,27 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1, 2.0f));
     DeviceFloats bias(*gpu, random_floats(static_cast<size_t>(ff), 2));
     DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 6));
-    const auto run = [&](int64_t first, int64_t rows, bool told) {
+    const auto run = [&](int64_t first, int64_t rows, bool fused) {
       const auto size = static_cast<size_t>(rows * ff);
       // What is added to is there before the sum.
       DeviceFloats a(*gpu, size), b(*gpu, size);
       DeviceFloats out(*gpu, std::vector<float>(static_cast<size_t>(rows * kOut), 3.0f));
       DeviceFloats normed(*gpu, static_cast<size_t>(rows * cols));
       const Matrix in = normed.matrix(rows, cols), g = a.matrix(rows, ff), u = b.matrix(rows, ff);
-      gpu->norm(in, x.matrix(kMost, cols).slice_rows(first, rows),
-                {ops::NormKind::kRms, weight.data(), nullptr, 1e-5f}, told ? &*gate : nullptr);
+      const ops::Norm norm{ops::NormKind::kRms, weight.data(), nullptr, 1e-5f};
+      const Matrix from = x.matrix(kMost, cols).slice_rows(first, rows);
       const ops::Product both[] = {{&*gate, g, bias.data(), 1.0f, false},
                                    {&*up, u, nullptr, 0.5f, false}};
-      gpu->matmul(in, both);
-      gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f}, told ? &*down : nullptr);
       const ops::Product last{&*down, out.matrix(rows, kOut), nullptr, 1.0f, true};
-      gpu->matmul(u, {&last, 1});
+      if (fused) {
+        gpu->gated(
+            {{from, &norm, in}, both[0], both[1], {ops::Activation::kSilu, 0.0f, 0.0f}, last});
+      } else {
+        gpu->norm(in, from, norm);
+        gpu->matmul(in, both);
+        gpu->glu(u, g, u, {ops::Activation::kSilu, 0.0f, 0.0f});
+        gpu->matmul(u, {&last, 1});
+      }
       return out.get();
     };
     const std::vector<float> all = run(0, kMost, false);

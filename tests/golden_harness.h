@@ -26,6 +26,7 @@ class Runner {
     int64_t max_tokens = 512;
     int64_t context = 512;
     std::string weight_cache;
+    ops::ProjectionHooks* hooks = nullptr;
   };
 
   static Result<std::unique_ptr<Runner>> open(const std::string& path, const Options& options,
@@ -48,12 +49,17 @@ class Runner {
     }
     FRESHET_ASSIGN_OR_RETURN(runner->model_,
                              load_model(checkpoint, *runner->ops_, {}, options.weight_cache));
+    if (options.hooks != nullptr) {
+      FRESHET_RETURN_IF_ERROR(runner->ops_->set_projection_hooks(
+          options.hooks, options.max_tokens, runner->model_->spec().hidden_size));
+    }
     FRESHET_RETURN_IF_ERROR(
         runner->model_->reserve(options.max_tokens, options.max_tokens, options.context));
     return runner;
   }
 
   Model& model() { return *model_; }
+  ops::Ops& ops() { return *ops_; }
   int vocab() const { return model_->spec().vocab_size; }
 
   // Whether logits are wanted of a position of a sequence.

@@ -237,9 +237,11 @@ TEST_P(MatmulConformance, GatedMlpsKeepTheLawOfTheBatch) {
     const Weight g = gate.pack(o), u = up.pack(o), d = down.pack(o);
     for (int64_t t = first; t < kTokens; t += count) {
       const Matrix to{out.data() + t * kHidden, count, kHidden, kHidden};
-      o.gated(xs.slice_rows(t, count), {&g, {between.data(), count, kFf, kFf}},
-              {&u, {between.data() + count * kFf, count, kFf, kFf}, bias.data()}, {},
-              {&d, to, nullptr, 0.5f, true});
+      o.gated({{xs.slice_rows(t, count)},
+               {&g, {between.data(), count, kFf, kFf}},
+               {&u, {between.data() + count * kFf, count, kFf, kFf}, bias.data()},
+               {},
+               {&d, to, nullptr, 0.5f, true}});
     }
   };
   run(*reference, 0, kTokens, want);

@@ -122,7 +122,7 @@ struct RequestError {
 struct EngineOptions {
   std::string model;           // directory, .gguf file, or a known name
   int threads = 0;             // 0: one a physical core
-  std::string device = "cpu";  // cpu, cuda, or auto: a GPU where there is one
+  std::string device = "cpu";  // cpu, cuda, cuda:N, or auto: a GPU if there is one
   // Share of the GPU's memory that may be taken; keys and values get what weights leave of it.
   double gpu_memory_utilization = 0.9;
   std::string cpu_isa;     // highest instruction set to use; "": what the processor has

@@ -14,7 +14,7 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
   c.add_option("-t,--threads", o.threads, "Worker threads (default: one a physical core)")
       ->check(CLI::Range(1, 4096))
       ->group(group);
-  c.add_option("--device", o.device, "auto (a GPU where there is one), cpu or cuda")
+  c.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda or cuda:N (GPU N)")
       ->capture_default_str()
       ->group(group);
   c.add_option("--cpu-isa", o.cpu_isa,

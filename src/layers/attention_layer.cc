@@ -18,90 +18,80 @@ ops::Product product_of(const Linear& linear, const Into& into) {
   ops::Product product = product_of(linear, into.out);
   product.scale = into.scale;
   product.add = into.add;
+  product.prefetch_next = into.prefetch_next;
   return product;
-}
-
-const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
-                             std::initializer_list<const Linear*> products) {
-  const ops::Weight* first = &(*products.begin())->weight;
-  for (const Linear* l : products) {
-    if (!ops.read_alike(l->weight.format, first->format, rows)) return nullptr;
-  }
-  return first;
 }
 
 ops::AttentionBatch batch_of(const Step& step, int cache_layer) {
   return step.batch.attention(step.cache.group_of(cache_layer));
 }
 
-void rotate(Step& step, int rope, const Matrix& x, int heads, int head_dim, int offset) {
-  if (rope < 0) return;
-  const auto index = static_cast<size_t>(rope);
-  const RopeSpec& spec = step.spec.ropes[index];
-  step.ops.rope(x, heads, head_dim, offset, spec.rotary_dim, spec.interleaved, step.cos_sin[index]);
+const RopeSpec* rope_of(const Step& step, int rope) {
+  return rope < 0 ? nullptr : &step.spec.ropes[static_cast<size_t>(rope)];
 }
 
 namespace {
 
-// Queries or keys.
-void norm_and_rotate(Step& step, const AttentionSpec& spec, const NormWeights& w, const Matrix& x,
-                     int heads) {
-  const ops::Norm norm = norm_of(spec.qk_norm_spec, w);
-  switch (spec.qk_norm) {
-    case QkNorm::kNone:
-      break;
-    case QkNorm::kHead:
-      step.ops.norm_heads(x, heads, spec.head_dim, norm, false);
-      break;
-    case QkNorm::kHeadDistinct:
-      step.ops.norm_heads(x, heads, spec.head_dim, norm, true);
-      break;
-    case QkNorm::kFull:
-      step.ops.norm(x, x, norm);
-      break;
+// Queries or keys. `norm` is kept by the caller.
+ops::Heads::Part part_of(const Step& step, const AttentionSpec& spec, const Matrix& x, int heads,
+                         const ops::Norm& norm) {
+  ops::Heads::Part part;
+  part.x = x;
+  part.heads = heads;
+  part.head_dim = spec.head_dim;
+  if (spec.qk_norm != QkNorm::kNone) part.norm = &norm;
+  part.norm_per_head = spec.qk_norm == QkNorm::kHeadDistinct;
+  part.norm_all_heads = spec.qk_norm == QkNorm::kFull;
+  if (const RopeSpec* rope = rope_of(step, spec.rope)) {
+    part.rotary_dim = rope->rotary_dim;
+    part.interleaved = rope->interleaved;
   }
-  rotate(step, spec.rope, x, heads, spec.head_dim, 0);
+  return part;
+}
+
+// Stores keys and values, or attends, or both.
+void run(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,
+         const ops::Input& in, bool attends, bool stores, const Into& into) {
+  const Scratch scratch(step.arena);
+  const int64_t tokens = in.x.rows;
+  const ops::Norm q_norm = norm_of(spec.qk_norm_spec, w.q_norm);
+  const ops::Norm k_norm = norm_of(spec.qk_norm_spec, w.k_norm);
+  ops::QkvAttention all;
+  all.in = in;
+  ops::Heads& heads = all.attend.heads;
+  heads.cache = step.cache.layer(cache_layer);
+  heads.batch = batch_of(step, cache_layer);
+  if (spec.rope >= 0) heads.cos_sin = step.cos_sin[static_cast<size_t>(spec.rope)];
+  if (attends) {
+    const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
+    all.q = product_of(w.q, q);
+    heads.q = part_of(step, spec, q, spec.heads, q_norm);
+  }
+  if (stores) {
+    const Matrix k = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.head_dim);
+    heads.v = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.value_dim);
+    all.k = product_of(w.k, k);
+    all.v = product_of(w.v, heads.v);
+    heads.k = part_of(step, spec, k, spec.kv_heads, k_norm);
+  }
+  if (attends) {
+    all.attend.out = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
+    all.attend.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
+    all.attend.o = product_of(w.out, into);
+  }
+  step.ops.qkv_attention(all);
 }
 
 }  // namespace
 
 void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,
-               const Matrix& x) {
-  const Scratch scratch(step.arena);
-  const Matrix k = step.arena.matrix(x.rows, int64_t{spec.kv_heads} * spec.head_dim);
-  const Matrix v = step.arena.matrix(x.rows, int64_t{spec.kv_heads} * spec.value_dim);
-  const ops::Product products[] = {product_of(w.k, k), product_of(w.v, v)};
-  step.ops.matmul(x, products);
-  norm_and_rotate(step, spec, w.k_norm, k, spec.kv_heads);
-  step.ops.store_kv(step.cache.layer(cache_layer), k, v, batch_of(step, cache_layer));
+               const ops::Input& in) {
+  run(step, spec, w, cache_layer, in, false, true, {});
 }
 
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
-                   int cache_layer, const Matrix& x, const Into& into) {
-  const Scratch scratch(step.arena);
-  const int64_t tokens = x.rows;
-  const ops::KvView cache = step.cache.layer(cache_layer);
-  const ops::AttentionBatch batch = batch_of(step, cache_layer);
-  const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim);
-  if (!step.stored) {
-    const Matrix k = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.head_dim);
-    const Matrix v = step.arena.matrix(tokens, int64_t{spec.kv_heads} * spec.value_dim);
-    const ops::Product products[] = {product_of(w.q, q), product_of(w.k, k), product_of(w.v, v)};
-    step.ops.matmul(x, products);
-    norm_and_rotate(step, spec, w.q_norm, q, spec.heads);
-    norm_and_rotate(step, spec, w.k_norm, k, spec.kv_heads);
-    step.ops.store_kv(cache, k, v, batch);
-  } else {
-    const ops::Product products[] = {product_of(w.q, q)};
-    step.ops.matmul(x, products);
-    norm_and_rotate(step, spec, w.q_norm, q, spec.heads);
-  }
-  const Matrix mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
-  step.ops.attention(mixed, q, cache, batch,
-                     {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data(),
-                      reader_of(step.ops, tokens, {&w.out})});
-  const ops::Product out[] = {product_of(w.out, into)};
-  step.ops.matmul(mixed, out);
+                   int cache_layer, const ops::Input& in, const Into& into) {
+  run(step, spec, w, cache_layer, in, true, !step.stored, into);
 }
 
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
@@ -118,13 +108,13 @@ struct Kind {
   using Weights = AttentionWeights;
   static constexpr std::string_view kName = "gqa";
 
-  static void run(Step& step, const Spec& spec, const Weights& w, int cache_layer, const Matrix& x,
-                  const Into& into) {
-    gqa_attention(step, spec, w, cache_layer, x, into);
+  static void run(Step& step, const Spec& spec, const Weights& w, int cache_layer,
+                  const ops::Input& in, const Into& into) {
+    gqa_attention(step, spec, w, cache_layer, in, into);
   }
   static void store(Step& step, const Spec& spec, const Weights& w, int cache_layer,
-                    const Matrix& x) {
-    gqa_store(step, spec, w, cache_layer, x);
+                    const ops::Input& in) {
+    gqa_store(step, spec, w, cache_layer, in);
   }
   static BranchCache cache(const Spec& spec, ops::KvType type) {
     return {{type, spec.kv_heads, spec.head_dim, spec.value_dim, false}, spec.window};
@@ -138,11 +128,7 @@ struct Kind {
   static void limits(const Spec& spec, int64_t, ops::Ops::ShapeLimits& l) {
     raise_attention_limits(spec.heads, spec.head_dim, spec.value_dim, spec.head_dim, l);
   }
-  static const ops::Weight* reader(const ops::Ops& ops, int64_t rows, const Spec&, const Weights& w,
-                                   Reads reads) {
-    if (reads == Reads::kQueries) return reader_of(ops, rows, {&w.q});
-    return reader_of(ops, rows, {reads == Reads::kAll ? &w.q : &w.k, &w.k, &w.v});
-  }
+  static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.q.weight; }
   static Status validate(const Spec& a, const ModelSpec& model, size_t layer) {
     if (!sane(a.heads) || !sane(a.kv_heads) || a.heads % a.kv_heads != 0) {
       return invalid_argument("layer {}: {} attention heads cannot share {} key-value heads", layer,

@@ -19,13 +19,6 @@ namespace freshet {
 
 constexpr size_t kMaxBranches = 8;  // of a layer
 
-// Which results of its input projections a branch computes.
-enum class Reads {
-  kAll,
-  kQueries,        // keys and values are in the cache already
-  kKeysAndValues,  // for tokens that need no more than these
-};
-
 // What a branch stores of each token.
 struct BranchCache {
   ops::KvShape shape;
@@ -37,10 +30,10 @@ struct BranchKind {
   // Whether run() takes any Into::scale rather than 1 alone.
   bool scales = true;
 
-  // out = [out +] scale * branch(x), where x is normalised already. `cache_layer`: the layer of the
-  // cache where the branch stores; -1 for kinds that store nothing.
+  // out = [out +] scale * branch(in), where `in` says how the residual stream is normalised.
+  // `cache_layer`: the layer of the cache where the branch stores; -1 for kinds that store nothing.
   void (*run)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
-              const Matrix& x, const Into& into) = nullptr;
+              const ops::Input& in, const Into& into) = nullptr;
   // Workspace of run() and of store().
   size_t (*bytes)(const BranchSpec& spec, int64_t hidden, int64_t tokens) = nullptr;
   // Raises the limits to what the branch asks of Ops.
@@ -50,14 +43,13 @@ struct BranchKind {
   // In a few words, for people; and as fields of `inspect --json`.
   std::string (*describe)(const BranchSpec& spec) = nullptr;
   void (*fields)(const BranchSpec& spec, json::Object& to) = nullptr;
-  // See Ops::norm(); nullptr as a result: the input must be written as F32.
-  const ops::Weight* (*reader)(const ops::Ops& ops, int64_t rows, const BranchSpec& spec,
-                               const BranchWeights& w, Reads reads) = nullptr;
+  // A weight whose GEMM reads the branch's input, for Ops::prepare().
+  const ops::Weight& (*input_weight)(const BranchSpec& spec, const BranchWeights& w) = nullptr;
 
   // Kinds that store keys and values have these; nullptr in the others.
-  // Writes the keys and values of x to the cache, and nothing else.
+  // Writes the keys and values of the input to the cache, and nothing else.
   void (*store)(Step& step, const BranchSpec& spec, const BranchWeights& w, int cache_layer,
-                const Matrix& x) = nullptr;
+                const ops::Input& in) = nullptr;
   BranchCache (*cache)(const BranchSpec& spec, ops::KvType type) = nullptr;
   // How many outputs the projections have that store() computes.
   int64_t (*stored_outputs)(const BranchSpec& spec) = nullptr;
@@ -65,6 +57,8 @@ struct BranchKind {
   // Optional.
   // One line that says why a device cannot run the branch, or ok.
   Status (*supported)(const BranchSpec& spec, const ops::Device& device) = nullptr;
+  // Weights that the branch before this one may prefetch with its last GEMM.
+  ops::PrefetchNext (*prefetch)(const BranchSpec& spec, const BranchWeights& w) = nullptr;
   // The share of the experts' weights that a token is multiplied by.
   double (*expert_share)(const BranchSpec& spec) = nullptr;
 };
@@ -79,8 +73,8 @@ constexpr BranchKind branch_kind() {
   kind.name = K::kName;
   if constexpr (requires { K::kScales; }) kind.scales = K::kScales;
   kind.run = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
-                const Matrix& x, const Into& into) {
-    K::run(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, x, into);
+                const ops::Input& in, const Into& into) {
+    K::run(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, in, into);
   };
   kind.bytes = [](const BranchSpec& s, int64_t hidden, int64_t tokens) {
     return K::bytes(std::get<S>(s.body), hidden, tokens);
@@ -93,14 +87,13 @@ constexpr BranchKind branch_kind() {
   };
   kind.describe = [](const BranchSpec& s) { return K::describe(std::get<S>(s.body)); };
   kind.fields = [](const BranchSpec& s, json::Object& to) { K::fields(std::get<S>(s.body), to); };
-  kind.reader = [](const ops::Ops& ops, int64_t rows, const BranchSpec& s, const BranchWeights& w,
-                   Reads reads) {
-    return K::reader(ops, rows, std::get<S>(s.body), std::get<W>(w.body), reads);
+  kind.input_weight = [](const BranchSpec& s, const BranchWeights& w) -> const ops::Weight& {
+    return K::input_weight(std::get<S>(s.body), std::get<W>(w.body));
   };
   if constexpr (requires { &K::store; }) {
     kind.store = [](Step& step, const BranchSpec& s, const BranchWeights& w, int cache_layer,
-                    const Matrix& x) {
-      K::store(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, x);
+                    const ops::Input& in) {
+      K::store(step, std::get<S>(s.body), std::get<W>(w.body), cache_layer, in);
     };
     kind.cache = [](const BranchSpec& s, ops::KvType type) {
       return K::cache(std::get<S>(s.body), type);
@@ -112,6 +105,11 @@ constexpr BranchKind branch_kind() {
   if constexpr (requires { &K::supported; }) {
     kind.supported = [](const BranchSpec& s, const ops::Device& device) {
       return K::supported(std::get<S>(s.body), device);
+    };
+  }
+  if constexpr (requires { &K::prefetch; }) {
+    kind.prefetch = [](const BranchSpec& s, const BranchWeights& w) {
+      return K::prefetch(std::get<S>(s.body), std::get<W>(w.body));
     };
   }
   if constexpr (requires { &K::expert_share; }) {

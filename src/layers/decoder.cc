@@ -52,44 +52,53 @@ Matrix Decoder::embed(Step& step) {
   return x;
 }
 
-// The input of a branch: the stream, normalised if the spec says so.
-Matrix Decoder::branch_input(int layer, int branch, const Matrix& stream, Reads reads) {
-  const BranchSpec& spec = branch_of(layer, branch);
-  if (!spec.norms.in) return stream;
-  const BranchWeights& w = weights_of(layer, branch);
-  // Branches of a parallel layer may share the input.
-  const bool parallel = spec_.layers[static_cast<size_t>(layer)].parallel;
-  const ops::Weight* const reader =
-      parallel ? nullptr : kind_of(spec).reader(ops_, stream.rows, spec, w, reads);
-  const Matrix out = arena_.matrix(stream.rows, stream.cols);
-  ops_.norm(out, stream, norm_of(*spec.norms.in, w.norms.in), reader);
-  return out;
+// The input of a branch: the stream, with a norm if the spec says so. `norm` must outlive the
+// result.
+ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm) {
+  const std::optional<NormSpec>& spec = branch_of(layer, branch).norms.in;
+  ops::Input in{stream};
+  if (!spec) return in;
+  norm = norm_of(*spec, weights_of(layer, branch).norms.in);
+  in.norm = &norm;
+  in.normed = arena_.matrix(stream.rows, stream.cols);
+  return in;
 }
 
-// x = after(x + out(branch(in))), the norms as the spec has them; `in` is normalised already.
-void Decoder::branch(Step& step, int layer, int branch, const Matrix& in, const Matrix& x) {
+// x = after(x + out(branch(in))), the norms as the spec has them.
+void Decoder::branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x) {
   const BranchSpec& spec = branch_of(layer, branch);
   const BranchWeights& w = weights_of(layer, branch);
   const BranchKind& kind = kind_of(spec);
   const BranchNorms& norms = spec.norms;
-  const auto run = [&](const Into& into) {
+  const auto run = [&](Into into) {
+    if (branch + 1 < std::ssize(spec_.layers[static_cast<size_t>(layer)].branches)) {
+      const BranchSpec& next = branch_of(layer, branch + 1);
+      if (const auto prefetch = kind_of(next).prefetch) {
+        into.prefetch_next = prefetch(next, weights_of(layer, branch + 1));
+      }
+    }
     kind.run(step, spec, w, cache_layer_of(layer, branch), in, into);
   };
+  const auto optional_norm = [](const std::optional<NormSpec>& norm, const NormWeights& weights) {
+    return norm ? norm_of(*norm, weights) : ops::Norm{};
+  };
+  const ops::Norm after = optional_norm(norms.after, w.norms.after);
   const bool scalable = kind.scales || spec_.residual_scale == 1.0f;
-  if (!norms.out && scalable && in.data != x.data) {
+  if (!norms.out && scalable && in.rows().data != x.data) {
     run({x, true, spec_.residual_scale});
-  } else {
-    const Scratch scratch(arena_);
-    const Matrix out = arena_.matrix(x.rows, x.cols);
-    run({out, false, 1.0f});
-    if (norms.out) ops_.norm(out, out, norm_of(*norms.out, w.norms.out));
-    ops_.add(x, out, spec_.residual_scale);
+    if (norms.after) ops_.norm(x, x, after);
+    return;
   }
-  if (norms.after) ops_.norm(x, x, norm_of(*norms.after, w.norms.after));
+  const Scratch scratch(arena_);
+  const Matrix out = arena_.matrix(x.rows, x.cols);
+  run({out, false, 1.0f});
+  const ops::Norm own = optional_norm(norms.out, w.norms.out);
+  ops_.add_residual(
+      {x, out, norms.out ? &own : nullptr, spec_.residual_scale, norms.after ? &after : nullptr});
 }
 
-// Stores the keys and values of all rows of x. `in`: the branch's input.
-void Decoder::store(Step& step, int layer, int branch, const Matrix& in) {
+// Stores the keys and values of all rows of the branch's input.
+void Decoder::store(Step& step, int layer, int branch, const ops::Input& in) {
   const BranchSpec& spec = branch_of(layer, branch);
   kind_of(spec).store(step, spec, weights_of(layer, branch), cache_layer_of(layer, branch), in);
 }
@@ -109,18 +118,18 @@ Matrix Decoder::run_layer(Step& step, int layer, const Matrix& x, Step* last) {
   if (spec.parallel) return run_parallel(step, layer, x, last);
   Matrix stream = x;
   Step* on = &step;
+  ops::Norm norm;
   for (int b = 0; b < static_cast<int>(spec.branches.size()); ++b) {
     if (last != nullptr && b == last_stored_.branch) {
       const Matrix rows = logit_rows(step, *last, stream);
       const Scratch scratch(arena_);
-      store(step, layer, b, branch_input(layer, b, stream, Reads::kKeysAndValues));
+      store(step, layer, b, branch_input(layer, b, stream, norm));
       if (rows.rows == 0) return rows;
       stream = rows;
       on = last;
     }
     const Scratch scratch(arena_);
-    const Reads reads = on->stored ? Reads::kQueries : Reads::kAll;
-    branch(*on, layer, b, branch_input(layer, b, stream, reads), stream);
+    branch(*on, layer, b, branch_input(layer, b, stream, norm), stream);
   }
   return stream;
 }
@@ -138,16 +147,33 @@ Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last)
       const Scratch scratch(arena_);
       int source = b;
       while (shares(source)) --source;
-      store(step, layer, b, branch_input(layer, source, x, Reads::kKeysAndValues));
+      ops::Norm norm;
+      store(step, layer, b, branch_input(layer, source, x, norm));
     }
     if (stream.rows == 0) return stream;
   }
   const Scratch scratch(arena_);
   Step& on = last != nullptr ? *last : step;
-  std::array<Matrix, kMaxBranches> in;  // all are made before any branch adds to the stream
+  // All inputs are those of the stream before any branch adds to it. The first branch normalises
+  // its own; the norms of the others run before it.
+  std::array<ops::Norm, kMaxBranches> norms;
+  std::array<ops::EncodedForms, kMaxBranches> forms;
+  std::array<ops::Input, kMaxBranches> in;
   for (int b = 0; b < count; ++b) {
     const auto i = static_cast<size_t>(b);
-    in[i] = shares(b) ? in[i - 1] : branch_input(layer, b, stream, Reads::kAll);
+    if (b > 0 && shares(b)) {
+      ops::Input& source = in[i - 1];
+      if (source.shared == nullptr) source.shared = &forms[i - 1];
+      in[i] = {source.rows(), nullptr, {}, source.shared};
+      continue;
+    }
+    in[i] = branch_input(layer, b, stream, norms[i]);
+    if (b == 0) continue;
+    in[i].shared = &forms[i];
+    const BranchSpec& spec = branch_of(layer, b);
+    const ops::Weight* const readers[] = {&kind_of(spec).input_weight(spec, weights_of(layer, b))};
+    ops_.prepare(in[i], readers);
+    in[i] = {in[i].normed, nullptr, {}, in[i].shared};
   }
   for (int b = 0; b < count; ++b) branch(on, layer, b, in[static_cast<size_t>(b)], stream);
   return stream;
@@ -157,16 +183,15 @@ Matrix Decoder::run_parallel(Step& step, int layer, const Matrix& x, Step* last)
 void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
-  const auto final_norm = [&](const Matrix& out, const Matrix& in, const ops::Weight* reader) {
-    ops_.norm(out, in, norm_of(*spec_.final_norm, weights_.final_norm), reader);
-  };
+  const ops::Norm final_norm =
+      spec_.final_norm ? norm_of(*spec_.final_norm, weights_.final_norm) : ops::Norm{};
   const bool narrows = spec_.embedding_size != spec_.hidden_size;
   ops::Product head = product_of(weights_.head, logits);
   if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
   head.scale = spec_.logits_scale;
   if (hidden.data != nullptr) {
     if (spec_.final_norm) {
-      final_norm(hidden, x, nullptr);
+      ops_.norm(hidden, x, final_norm);
     } else {
       ops_.gather_rows(hidden, x, std::span(every_).first(static_cast<size_t>(x.rows)));
     }
@@ -178,18 +203,18 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
     last = arena_.matrix(rows, spec_.hidden_size);
     ops_.gather_rows(last, x, step.batch.logit_rows);
   }
+  ops::Input in{last};
   if (spec_.final_norm) {
-    const Matrix normed = arena_.matrix(rows, spec_.hidden_size);
-    final_norm(normed, last, narrows ? &weights_.embedding_out.weight : head.weight);
-    last = normed;
+    in.norm = &final_norm;
+    in.normed = arena_.matrix(rows, spec_.hidden_size);
   }
   if (narrows) {
     const Matrix narrow = arena_.matrix(rows, spec_.embedding_size);
     const ops::Product products[] = {product_of(weights_.embedding_out, narrow)};
-    ops_.matmul(last, products);
-    last = narrow;
+    ops_.project(in, products);
+    in = {narrow};
   }
-  ops_.matmul(last, {&head, 1});
+  ops_.project(in, {&head, 1});
   if (spec_.logits_softcap > 0) ops_.softcap(logits, spec_.logits_softcap);
 }
 

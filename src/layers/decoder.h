@@ -62,9 +62,9 @@ class Decoder final : public Model {
   }
   Matrix run_layer(Step& step, int layer, const Matrix& x, Step* last);
   Matrix run_parallel(Step& step, int layer, const Matrix& x, Step* last);
-  Matrix branch_input(int layer, int branch, const Matrix& stream, Reads reads);
-  void branch(Step& step, int layer, int branch, const Matrix& in, const Matrix& x);
-  void store(Step& step, int layer, int branch, const Matrix& in);
+  ops::Input branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm);
+  void branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x);
+  void store(Step& step, int layer, int branch, const ops::Input& in);
   Matrix logit_rows(const Step& step, const Step& last, const Matrix& x);
   void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden);
   bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);

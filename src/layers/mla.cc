@@ -8,55 +8,60 @@
 namespace freshet {
 namespace {
 
-// k: the output of `kv_down`.
-void store_latent(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
-                  const Matrix& k) {
-  const Matrix latent = k.slice_cols(0, spec.kv_rank);
-  step.ops.norm(latent, latent, norm_of(spec.latent_norm, w.kv_latent_norm));
-  rotate(step, spec.rope, k, 1, static_cast<int>(k.cols), spec.kv_rank);
-  step.ops.store_kv(step.cache.layer(cache_layer), k, latent, batch_of(step, cache_layer));
+// What storing the latents takes. `norm` is kept by the caller.
+ops::LatentAttention storing(const Step& step, const MlaSpec& spec, const MlaWeights& w,
+                             int cache_layer, const ops::Input& in, const ops::Norm& norm) {
+  ops::LatentAttention all;
+  all.in = in;
+  all.kv_norm = &norm;
+  all.kv_rank = spec.kv_rank;
+  all.head_dim = spec.head_dim();
+  all.rope_offset = spec.nope_dim;
+  if (const RopeSpec* rope = rope_of(step, spec.rope)) {
+    all.rotary_dim = rope->rotary_dim;
+    all.interleaved = rope->interleaved;
+    all.cos_sin = step.cos_sin[static_cast<size_t>(spec.rope)];
+  }
+  all.cache = step.cache.layer(cache_layer);
+  all.batch = batch_of(step, cache_layer);
+  const Matrix k = step.arena.matrix(in.x.rows, int64_t{spec.kv_rank} + spec.rope_dim);
+  if (!step.stored) all.kv_down = product_of(w.kv_down, k);
+  return all;
 }
 
 }  // namespace
 
 void mla_store(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
-               const Matrix& x) {
+               const ops::Input& in) {
   const Scratch scratch(step.arena);
-  const Matrix k = step.arena.matrix(x.rows, int64_t{spec.kv_rank} + spec.rope_dim);
-  const ops::Product down[] = {product_of(w.kv_down, k)};
-  step.ops.matmul(x, down);
-  store_latent(step, spec, w, cache_layer, k);
+  const ops::Norm norm = norm_of(spec.latent_norm, w.kv_latent_norm);
+  step.ops.latent_attention(storing(step, spec, w, cache_layer, in, norm));
 }
 
 void mla_attention(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
-                   const Matrix& x, const Into& into) {
+                   const ops::Input& in, const Into& into) {
   const Scratch scratch(step.arena);
-  const int64_t tokens = x.rows;
+  const int64_t tokens = in.x.rows;
   const int64_t key_dim = int64_t{spec.kv_rank} + spec.rope_dim;
-  const bool narrows = spec.q_rank > 0;
+  const ops::Norm kv_norm = norm_of(spec.latent_norm, w.kv_latent_norm);
+  const ops::Norm q_norm = norm_of(spec.latent_norm, w.q_latent_norm);
   const Matrix q = step.arena.matrix(tokens, int64_t{spec.heads} * spec.head_dim());
-  const Matrix k = step.arena.matrix(tokens, key_dim);
-  const Matrix q_latent = step.arena.matrix(tokens, spec.q_rank);
-  const ops::Product down[] = {narrows ? product_of(w.q_down, q_latent) : product_of(w.q, q),
-                               product_of(w.kv_down, k)};
-  step.ops.matmul(x, std::span(down).first(step.stored ? 1 : 2));
-  if (narrows) {
-    step.ops.norm(q_latent, q_latent, norm_of(spec.latent_norm, w.q_latent_norm));
-    const ops::Product up[] = {product_of(w.q_up, q)};
-    step.ops.matmul(q_latent, up);
+  ops::LatentAttention all = storing(step, spec, w, cache_layer, in, kv_norm);
+  if (spec.q_rank > 0) {
+    all.q_down = product_of(w.q_down, step.arena.matrix(tokens, spec.q_rank));
+    all.q_norm = &q_norm;
+    all.q = product_of(w.q_up, q);
+  } else {
+    all.q = product_of(w.q, q);
   }
-  rotate(step, spec.rope, q, spec.heads, spec.head_dim(), spec.nope_dim);
-  if (!step.stored) store_latent(step, spec, w, cache_layer, k);
-  const ops::KvView cache = step.cache.layer(cache_layer);
-  const Matrix absorbed = step.arena.matrix(tokens, spec.heads * key_dim);
-  step.ops.matmul_heads(q, w.q_absorb, absorbed);
-  const Matrix mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.kv_rank);
-  step.ops.attention(mixed, absorbed, cache, batch_of(step, cache_layer),
-                     {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()});
-  const Matrix values = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
-  step.ops.matmul_heads(mixed, w.v_up, values);
-  const ops::Product out[] = {product_of(w.out, into)};
-  step.ops.matmul(values, out);
+  all.q_absorb = w.q_absorb;
+  all.v_up = w.v_up;
+  all.absorbed = step.arena.matrix(tokens, spec.heads * key_dim);
+  all.mixed = step.arena.matrix(tokens, int64_t{spec.heads} * spec.kv_rank);
+  all.values = step.arena.matrix(tokens, int64_t{spec.heads} * spec.value_dim);
+  all.params = {spec.heads, spec.scale, spec.softcap, spec.window, w.sinks.data()};
+  all.o = product_of(w.out, into);
+  step.ops.latent_attention(all);
 }
 
 size_t mla_attention_bytes(const MlaSpec& spec, int64_t tokens) {
@@ -75,13 +80,13 @@ struct Kind {
   using Weights = MlaWeights;
   static constexpr std::string_view kName = "mla";
 
-  static void run(Step& step, const Spec& spec, const Weights& w, int cache_layer, const Matrix& x,
-                  const Into& into) {
-    mla_attention(step, spec, w, cache_layer, x, into);
+  static void run(Step& step, const Spec& spec, const Weights& w, int cache_layer,
+                  const ops::Input& in, const Into& into) {
+    mla_attention(step, spec, w, cache_layer, in, into);
   }
   static void store(Step& step, const Spec& spec, const Weights& w, int cache_layer,
-                    const Matrix& x) {
-    mla_store(step, spec, w, cache_layer, x);
+                    const ops::Input& in) {
+    mla_store(step, spec, w, cache_layer, in);
   }
   // The latent and the rotated part, once for all heads.
   static BranchCache cache(const Spec& spec, ops::KvType type) {
@@ -96,11 +101,8 @@ struct Kind {
                            spec.head_dim(), l);
     l.max_cols = std::max(l.max_cols, int64_t{spec.q_rank});
   }
-  static const ops::Weight* reader(const ops::Ops& ops, int64_t rows, const Spec& spec,
-                                   const Weights& w, Reads reads) {
-    const Linear* const q = spec.q_rank > 0 ? &w.q_down : &w.q;
-    if (reads == Reads::kQueries) return reader_of(ops, rows, {q});
-    return reader_of(ops, rows, {reads == Reads::kAll ? q : &w.kv_down, &w.kv_down});
+  static const ops::Weight& input_weight(const Spec& spec, const Weights& w) {
+    return spec.q_rank > 0 ? w.q_down.weight : w.q.weight;
   }
   static Status validate(const Spec& a, const ModelSpec& model, size_t layer) {
     if (!sane(a.heads)) return invalid_argument("layer {}: {} attention heads", layer, a.heads);

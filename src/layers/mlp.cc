@@ -4,17 +4,21 @@
 
 namespace freshet {
 
-void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, const Into& into) {
+void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+         const Into& into) {
   const Scratch scratch(step.arena);
-  const Matrix up = step.arena.matrix(x.rows, spec.ff);
+  const Matrix up = step.arena.matrix(in.x.rows, spec.ff);
   if (spec.gated) {
-    const Matrix gate = step.arena.matrix(x.rows, spec.ff);
-    step.ops.gated(x, product_of(w.gate, gate), product_of(w.up, up), {spec.activation, 0.0f, 0.0f},
-                   product_of(w.down, into));
+    const Matrix gate = step.arena.matrix(in.x.rows, spec.ff);
+    step.ops.gated({in,
+                    product_of(w.gate, gate),
+                    product_of(w.up, up),
+                    {spec.activation, 0.0f, 0.0f},
+                    product_of(w.down, into)});
     return;
   }
   const ops::Product products[] = {product_of(w.up, up)};
-  step.ops.matmul(x, products);
+  step.ops.project(in, products);
   step.ops.activation(up, spec.activation);
   const ops::Product down[] = {product_of(w.down, into)};
   step.ops.matmul(up, down);
@@ -31,9 +35,9 @@ struct Kind {
   using Weights = MlpWeights;
   static constexpr std::string_view kName = "mlp";
 
-  static void run(Step& step, const Spec& spec, const Weights& w, int, const Matrix& x,
+  static void run(Step& step, const Spec& spec, const Weights& w, int, const ops::Input& in,
                   const Into& into) {
-    mlp(step, spec, w, x, into);
+    mlp(step, spec, w, in, into);
   }
   static size_t bytes(const Spec& spec, int64_t, int64_t tokens) { return mlp_bytes(spec, tokens); }
   static void limits(const Spec& spec, int64_t hidden, ops::Ops::ShapeLimits& l) {
@@ -41,9 +45,10 @@ struct Kind {
     l.max_rows = std::max(l.max_rows, 2 * int64_t{spec.ff});
     if (spec.gated) l.max_gated_cols = std::max(l.max_gated_cols, hidden);
   }
-  static const ops::Weight* reader(const ops::Ops& ops, int64_t rows, const Spec& spec,
-                                   const Weights& w, Reads) {
-    return spec.gated ? reader_of(ops, rows, {&w.gate, &w.up}) : reader_of(ops, rows, {&w.up});
+  static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.up.weight; }
+  static ops::PrefetchNext prefetch(const Spec& spec, const Weights& w) {
+    if (!spec.gated) return {};
+    return {&w.gate.weight, &w.up.weight};
   }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     if (sane(spec.ff)) return {};

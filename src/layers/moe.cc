@@ -12,42 +12,45 @@ MlpSpec shared_mlp(const MoeSpec& spec) {
   return shared;
 }
 
+// The shared expert, which adds to the experts' sum by itself or through a gate.
+void add_shared_expert(Step& step, const MoeSpec& spec, const MoeWeights& w, const Matrix& out,
+                       ops::MoeBlock& block) {
+  const int64_t tokens = out.rows;
+  const Into into = spec.shared_gate ? Into{step.arena.matrix(tokens, out.cols), false, 1.0f}
+                                     : Into{out, true, 1.0f};
+  if (spec.shared_gate) {
+    block.shared_gate = product_of(w.shared_gate, step.arena.matrix(tokens, 1));
+  }
+  block.shared.up = product_of(w.shared.up, step.arena.matrix(tokens, spec.shared_ff));
+  block.shared.gate = product_of(w.shared.gate, step.arena.matrix(tokens, spec.shared_ff));
+  block.shared.glu = {spec.glu.activation, 0.0f, 0.0f};
+  block.shared.down = product_of(w.shared.down, into);
+}
+
 }  // namespace
 
-void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const Matrix& x, const Into& into) {
+void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const ops::Input& in,
+         const Into& into) {
   FRESHET_CHECK(into.scale == 1.0f, "experts cannot scale their sum by {}", into.scale);
   const Scratch scratch(step.arena);
-  const int64_t tokens = x.rows;
+  const int64_t tokens = in.x.rows;
   const int top_k = spec.routing.top_k;
-  const Matrix logits = step.arena.matrix(tokens, spec.routing.experts);
-  auto* ids = step.arena.allocate_array<int32_t>(tokens * top_k);
-  auto* weights = step.arena.allocate_array<float>(tokens * top_k);
-  const ops::Product router[] = {product_of(w.router, logits)};
-  step.ops.matmul(x, router);
-  ops::Routing routing = spec.routing;
-  routing.correction = w.correction.data();
-  step.ops.route(logits, routing, ids, weights);
-
-  ops::Experts experts;
-  experts.gate_up = w.gate_up;
-  experts.down = w.down;
-  experts.gate_up_bias = w.gate_up_bias.data();
-  experts.down_bias = w.down_bias.data();
-  experts.glu = spec.glu;
-  step.ops.moe(into.out, x, ids, weights, top_k, experts, into.add);
-  if (spec.shared_ff == 0) return;
-
-  if (!spec.shared_gate) {
-    mlp(step, shared_mlp(spec), w.shared, x, {into.out, true, 1.0f});
-    return;
-  }
-  const Matrix shared = step.arena.matrix(tokens, into.out.cols);
-  const Matrix gate = step.arena.matrix(tokens, 1);
-  mlp(step, shared_mlp(spec), w.shared, x, {shared, false, 1.0f});
-  const ops::Product gates[] = {product_of(w.shared_gate, gate)};
-  step.ops.matmul(x, gates);
-  step.ops.sigmoid_gate(shared, gate);
-  step.ops.add(into.out, shared, 1.0f);
+  ops::MoeBlock block;
+  block.in = in;
+  block.router = product_of(w.router, step.arena.matrix(tokens, spec.routing.experts));
+  block.ids = step.arena.allocate_array<int32_t>(tokens * top_k);
+  block.weights = step.arena.allocate_array<float>(tokens * top_k);
+  block.routing = spec.routing;
+  block.routing.correction = w.correction.data();
+  block.experts.gate_up = w.gate_up;
+  block.experts.down = w.down;
+  block.experts.gate_up_bias = w.gate_up_bias.data();
+  block.experts.down_bias = w.down_bias.data();
+  block.experts.glu = spec.glu;
+  block.out = into.out;
+  block.add = into.add;
+  if (spec.shared_ff > 0) add_shared_expert(step, spec, w, into.out, block);
+  step.ops.moe_block(block);
 }
 
 size_t moe_bytes(const MoeSpec& spec, int64_t hidden, int64_t tokens) {
@@ -66,9 +69,9 @@ struct Kind {
   static constexpr std::string_view kName = "moe";
   static constexpr bool kScales = false;
 
-  static void run(Step& step, const Spec& spec, const Weights& w, int, const Matrix& x,
+  static void run(Step& step, const Spec& spec, const Weights& w, int, const ops::Input& in,
                   const Into& into) {
-    moe(step, spec, w, x, into);
+    moe(step, spec, w, in, into);
   }
   static size_t bytes(const Spec& spec, int64_t hidden, int64_t tokens) {
     return moe_bytes(spec, hidden, tokens);
@@ -81,13 +84,7 @@ struct Kind {
     l.max_expert_ff = std::max(l.max_expert_ff, int64_t{spec.expert_ff});
     l.top_k = std::max(l.top_k, spec.routing.top_k);
   }
-  // Experts read F32, as a router in F32 does.
-  static const ops::Weight* reader(const ops::Ops&, int64_t, const Spec& spec, const Weights& w,
-                                   Reads) {
-    const ops::Weight& router = w.router.weight;
-    const bool plain = spec.shared_ff == 0 && router.format == quant::Format::kF32;
-    return plain ? &router : nullptr;
-  }
+  static const ops::Weight& input_weight(const Spec&, const Weights& w) { return w.router.weight; }
   static Status validate(const Spec& spec, const ModelSpec&, size_t layer) {
     const ops::Routing& r = spec.routing;
     if (!sane(r.experts) || r.top_k <= 0 || r.top_k > r.experts) {

@@ -6,7 +6,6 @@
 // values. layers/branch_kinds.h lists all kinds of branches.
 #pragma once
 
-#include <initializer_list>
 #include <vector>
 
 #include "layers/batch.h"
@@ -30,6 +29,7 @@ struct Into {
   Matrix out;
   bool add = false;
   float scale = 1.0f;
+  ops::PrefetchNext prefetch_next = {};  // weights of the branch that follows
 };
 
 // Scratch is given back when this goes out of scope.
@@ -53,35 +53,31 @@ inline size_t matrix_bytes(int64_t rows, int64_t cols) {
 ops::Norm norm_of(const NormSpec& spec, const NormWeights& weights);
 ops::Product product_of(const Linear& linear, const Matrix& out);
 ops::Product product_of(const Linear& linear, const Into& into);
-// Returns the weight to pass as `reader` to Ops::norm() if `products` are the only consumers of its
-// output of so many rows; nullptr if they need different layouts.
-const ops::Weight* reader_of(const ops::Ops& ops, int64_t rows,
-                             std::initializer_list<const Linear*> products);
-
 // The step's batch with the block table of a layer of the cache.
 ops::AttentionBatch batch_of(const Step& step, int cache_layer);
-// Rotates queries or keys with the model's rope of that index (-1: not at all), from feature
-// `offset` of a head on.
-void rotate(Step& step, int rope, const Matrix& x, int heads, int head_dim, int offset);
+// The model's rope of that index; nullptr for -1: no rotation.
+const RopeSpec* rope_of(const Step& step, int rope);
 
 // attention_layer.cc: queries, keys and values of equal heads; gqa_store() computes keys and values
 // alone.
 void gqa_attention(Step& step, const AttentionSpec& spec, const AttentionWeights& w,
-                   int cache_layer, const Matrix& x, const Into& into);
+                   int cache_layer, const ops::Input& in, const Into& into);
 void gqa_store(Step& step, const AttentionSpec& spec, const AttentionWeights& w, int cache_layer,
-               const Matrix& x);
+               const ops::Input& in);
 size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens);
 // mla.cc: multi-head latent attention, absorbed: scores are taken against the latent itself.
 void mla_attention(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
-                   const Matrix& x, const Into& into);
+                   const ops::Input& in, const Into& into);
 void mla_store(Step& step, const MlaSpec& spec, const MlaWeights& w, int cache_layer,
-               const Matrix& x);
+               const ops::Input& in);
 size_t mla_attention_bytes(const MlaSpec& spec, int64_t tokens);
 // mlp.cc
-void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const Matrix& x, const Into& into);
+void mlp(Step& step, const MlpSpec& spec, const MlpWeights& w, const ops::Input& in,
+         const Into& into);
 size_t mlp_bytes(const MlpSpec& spec, int64_t tokens);
 // moe.cc. REQUIRES: into.scale == 1.
-void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const Matrix& x, const Into& into);
+void moe(Step& step, const MoeSpec& spec, const MoeWeights& w, const ops::Input& in,
+         const Into& into);
 size_t moe_bytes(const MoeSpec& spec, int64_t hidden, int64_t tokens);
 
 }  // namespace freshet

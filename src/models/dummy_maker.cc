@@ -50,6 +50,8 @@ Status DummyMaker::matrix(ops::Weight& out, const std::string& name, quant::Form
   for (size_t i = 0; i < pointers.size(); ++i)
     pointers[i] = pool.data() + (fill == Fill::kPlain ? next(state_) : i) % pool_rows * bytes;
   FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols, ops::Ops::kNoLook, use));
+  out.name = name;
+  out.id = static_cast<int32_t>(infos_.size());
   infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
   return {};
 }

@@ -87,7 +87,7 @@ class WeightReader {
   std::vector<Model::WeightInfo> take_infos() { return std::move(infos_); }
 
  private:
-  void note(const std::string& name, const ops::Weight& weight);
+  void note(const std::string& name, ops::Weight& weight);  // and tells it who it is
 
   const loader::Checkpoint& checkpoint_;
   const Architecture& architecture_;

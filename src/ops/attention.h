@@ -14,8 +14,6 @@
 
 namespace freshet::ops {
 
-struct Weight;
-
 inline constexpr int kBlockTokens = 16;
 
 // kFP8: E4M3 without a scale; what lies beyond the largest number, 448, becomes it.
@@ -75,7 +73,6 @@ struct AttentionParams {
   int window = 0;        // > 0: a query sees itself and the window - 1 tokens before it
   const float* sinks =
       nullptr;  // [heads]: a logit each that takes part in the softmax and adds nothing
-  const Weight* reader = nullptr;  // of the result, as in Ops::norm()
 };
 
 }  // namespace freshet::ops

@@ -42,8 +42,6 @@ class Device : public Memory {
 
   // The row that multiplies with a format; nullptr: none does.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
-  // Whether products in one format take so many rows in the form in which the other's do.
-  virtual bool read_alike(quant::Format a, quant::Format b, int64_t rows) const = 0;
   // What pack() takes at most, by the rows' number alone.
   virtual int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols, Use use) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
@@ -57,7 +55,7 @@ class Device : public Memory {
   virtual void matmul(const Matrix& x, std::span<const Product> products) = 0;
   virtual void matmul_heads(const Matrix& x, std::span<const Weight> weights,
                             const Matrix& out) = 0;
-  virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader) = 0;
+  virtual void norm(const Matrix& out, const Matrix& x, const Norm& norm) = 0;
   virtual void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                           bool weight_per_head) = 0;
   virtual void rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -68,8 +66,7 @@ class Device : public Memory {
                         const AttentionBatch& batch) = 0;
   virtual void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                          const AttentionBatch& batch, const AttentionParams& params) = 0;
-  virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
-                   const Weight* reader) = 0;
+  virtual void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) = 0;
   virtual void activation(const Matrix& x, Activation activation) = 0;
   virtual void add(const Matrix& out, const Matrix& x, float scale) = 0;
   virtual void scale(const Matrix& x, float scale) = 0;
@@ -87,8 +84,23 @@ class Device : public Memory {
                         const int32_t* named) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
+  // hooks: nullptr, or what is to be called around each expert's projections.
   virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
-                   int top_k, const Experts& experts, bool add) = 0;
+                   int top_k, const Experts& experts, bool add, ProjectionHooks* hooks) = 0;
+
+  // Fused operations (ops/fused.h). False: nothing was done, and Ops is to run the composition. A
+  // device may decide for each call.
+  virtual bool project(const Input& /*in*/, std::span<const Product> /*products*/) { return false; }
+  virtual bool prepare(const Input& /*in*/, std::span<const Weight* const> /*readers*/) {
+    return false;
+  }
+  virtual bool heads(const Heads& /*heads*/) { return false; }
+  virtual bool attend(const Attend& /*attend*/) { return false; }
+  virtual bool qkv_attention(const QkvAttention& /*layer*/) { return false; }
+  virtual bool latent_attention(const LatentAttention& /*layer*/) { return false; }
+  virtual bool gated(const GatedMlp& /*mlp*/) { return false; }
+  virtual bool moe_block(const MoeBlock& /*block*/) { return false; }
+  virtual bool add_residual(const ResidualAdd& /*end*/) { return false; }
 
   virtual size_t scratch_bytes(const Ops::ShapeLimits& limits) const = 0;
   virtual Status set_scratch(size_t bytes) = 0;

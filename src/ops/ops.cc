@@ -52,8 +52,11 @@ void Ops::wait() {
 }
 
 void Ops::step(const StepInputs& inputs, FunctionRef<void()> body) {
-  if (Device* d = device()) return d->step(inputs, body);
-  body();
+  Device* const d = device();
+  if (d == nullptr) return body();
+  StepInputs its = inputs;
+  its.repeats = inputs.repeats && impl_->hooks == nullptr;  // which may do something else each time
+  d->step(its, body);
 }
 
 ThreadPool& Ops::pool() {
@@ -103,7 +106,8 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
   const int64_t pairs = l.tokens * l.top_k;
   const size_t experts = floats(pairs * (3 * l.max_expert_ff + 2 * l.max_cols + 4)) +
                          encoded(pairs, std::max(l.max_cols, l.max_expert_ff)) +
-                         floats(l.tokens * 3 * kMostExperts);
+                         floats(l.tokens * 3 * kMostExperts) +
+                         (impl_->hooks != nullptr ? products : 0);
   size_t attention = 0;
   for (const AttentionKernel* row : impl_->attention) {
     const KvShape shape{KvType::kF32, std::max(l.heads, 1), l.max_head_dim, l.max_head_dim, false};

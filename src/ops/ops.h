@@ -21,7 +21,10 @@
 
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "ops/arguments.h"
 #include "ops/attention.h"
+#include "ops/fused.h"
+#include "ops/hooks.h"
 #include "ops/kernel_table.h"
 #include "ops/weight.h"
 #include "tensor/buffer.h"
@@ -33,59 +36,6 @@ struct OpsOptions {
       false;  // every op in its plain F32 form; weights decoded to F32 as they are used
   std::vector<std::string> force_kernels;  // "matmul=q4_0.avx2": fails to plan where it cannot run
   size_t scratch_bytes = 0;                // workspace for the kernels, from the memory plan
-};
-
-// One product of a group: out = [out +] scale * (x W^T + bias).
-struct Product {
-  const Weight* weight = nullptr;
-  Matrix out;                   // [x.rows, weight.rows]
-  const float* bias = nullptr;  // [weight.rows] or nullptr
-  float scale = 1.0f;
-  bool add = false;  // add to what out holds (a residual)
-};
-
-enum class Activation { kNone, kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu };
-
-enum class NormKind { kRms, kLayer };
-struct Norm {
-  NormKind kind = NormKind::kRms;
-  const float* weight =
-      nullptr;                  // [features]; nullptr: ones. Gemma's (1 + w) is folded in at load.
-  const float* bias = nullptr;  // [features] or nullptr
-  float eps = 1e-6f;
-};
-
-// Gated unit: out = act(gate) * up; `limit` > 0 clamps as GPT-OSS does:
-// gate = min(gate, limit), up = clamp(up, ±limit), out = (up + 1) * gate * sigmoid(alpha * gate).
-struct Glu {
-  Activation activation = Activation::kSilu;
-  float limit = 0.0f;
-  float alpha = 0.0f;
-};
-
-// How router logits become expert weights, in this order: scores, group limit, top-k, renormalise,
-// scale.
-struct Routing {
-  enum class Score { kSoftmax, kSigmoid, kTopkSoftmax /* softmax over the chosen logits */ };
-  Score score = Score::kSoftmax;
-  int experts = 0;
-  int top_k = 0;
-  int groups = 1;                     // experts split into groups, of which
-  int top_groups = 1;                 // this many stay
-  int group_score_top = 1;            // a group's score: the sum of its best 1 or 2
-  const float* correction = nullptr;  // [experts] added for the choice, not for the weight
-  bool renormalize = false;
-  float renormalize_eps = 0.0f;
-  float scale = 1.0f;
-};
-
-struct Experts {
-  std::span<const Weight> gate_up;      // [experts] of [2 * ff, hidden]: gate rows, then up rows
-  std::span<const Weight> down;         // [experts] of [hidden, ff]
-  const float* gate_up_bias = nullptr;  // [experts, 2 * ff] or nullptr
-  const float* down_bias = nullptr;     // [experts, hidden] or nullptr
-  Glu glu;
-  bool weight_before = false;  // scale the expert's input instead of its output (Llama 4)
 };
 
 class Device;
@@ -148,20 +98,11 @@ class Ops {
              int32_t offset = 0);
   // Several products of the same x run as one region; x is quantised once for all of them.
   void matmul(const Matrix& x, std::span<const Product> products);
-  // A gated MLP: glu(gate(x), up(x)), then `down` of that. gate.out and up.out, [tokens, ff], are
-  // room for what is between, not results.
-  void gated(const Matrix& x, const Product& gate, const Product& up, const Glu& glu,
-             const Product& down);
   // Per head: out[t, h] = x[t, h] W_h^T. x: [tokens, heads * W.cols], out: [tokens, heads *
   // W.rows].
   void matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out);
 
-  // Over a row. `reader`: nullptr, or out is only read as x of products with weights that read as
-  // its format does (in F32: by experts too), and a device may leave it in the form that these
-  // take, and not here.
-  void norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader = nullptr);
-  // Whether products in these formats read so many rows alike.
-  bool read_alike(quant::Format a, quant::Format b, int64_t rows) const;
+  void norm(const Matrix& out, const Matrix& x, const Norm& norm);  // over a row
   void norm_heads(const Matrix& x, int heads, int head_dim, const Norm& norm,
                   bool weight_per_head);  // in place
 
@@ -178,12 +119,11 @@ class Ops {
   // * key_dim].
   void store_kv(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch);
   // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim],
-  // out: [tokens, heads * value_dim]. q, and k and v that were just stored, may lose their numbers.
+  // out: [tokens, heads * value_dim].
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
-  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
-           const Weight* reader = nullptr);  // as in norm(); gate and up may lose their numbers
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu);
   void activation(const Matrix& x, Activation activation);    // in place
   void add(const Matrix& out, const Matrix& x, float scale);  // out += scale * x
   void scale(const Matrix& x, float scale);                   // in place
@@ -210,6 +150,28 @@ class Ops {
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
            const Experts& experts, bool add);
 
+  // ---- Fused operations (ops/fused.h)
+
+  // Projections of an input: norm and GEMMs.
+  void project(const Input& in, std::span<const Product> products);
+  // in.normed = norm(in.x), for projections with these weights later, which then get in.normed as
+  // their x and the same in.shared.
+  void prepare(const Input& in, std::span<const Weight* const> readers);
+  // As a call of its own, queries and keys are there afterwards.
+  void heads(const Heads& heads);
+  void attend(const Attend& attend);
+  void qkv_attention(const QkvAttention& layer);
+  void latent_attention(const LatentAttention& layer);
+  void gated(const GatedMlp& mlp);
+  void moe_block(const MoeBlock& block);
+  void add_residual(const ResidualAdd& end);
+
+  // Sets hooks around every projection from now on, or none (nullptr). Of steps of at most `tokens`
+  // tokens, and outputs that are added to a residual of `cols` columns: that is memory that hooks
+  // take. To be called before Model::reserve(), so that its plan has room for projections that
+  // hooks do themselves. Steps are not recorded meanwhile.
+  Status set_projection_hooks(ProjectionHooks* hooks, int64_t tokens = 0, int64_t cols = 0);
+
   // Workspace that the calls above may need for at most `tokens` rows (for the memory plan).
   struct ShapeLimits {
     int64_t tokens = 0;
@@ -231,6 +193,9 @@ class Ops {
  private:
   struct Impl;
   explicit Ops(std::unique_ptr<Impl> impl);
+  void run_matmul(const Matrix& x, std::span<const Product> products);
+  bool run_gated_by_pieces(const GatedMlp& mlp);
+  void run_shared_expert(const MoeBlock& block);
   std::unique_ptr<Impl> impl_;
 };
 

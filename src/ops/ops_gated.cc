@@ -1,8 +1,8 @@
-// Gated MLPs. For many tokens, each worker takes a stretch of the inner numbers through both
-// products, the activation and the encoding for `down`, so that what is between stays in its
-// caches: written out and read again it is more memory than all the weights. Kernels that gate have
-// no more than the activation's numbers between. Where rows are encoded as wholes (INT8), these are
-// written out.
+// Gated MLPs: the default composition, and the host's fused form. For many tokens, each worker
+// takes a stretch of the inner numbers through both products, the activation and the encoding for
+// `down`, so that what is between stays in its caches: written out and read again it is more memory
+// than all the weights. Kernels that gate have no more than the activation's numbers between. Where
+// rows are encoded as wholes (INT8), these are written out.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -69,31 +69,46 @@ void run_units(const Product& gate, const Product& up, const GateArgs& unit, con
 
 }  // namespace
 
-void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const Glu& glu,
-                const Product& down) {
-  const int64_t ff = up.out.cols;
-  const bool host = device() == nullptr;
-  const bool in_order =
-      gate.weight->inputs.empty() && up.weight->inputs.empty() && down.weight->inputs.empty();
-  const Pieces cut(x.rows, ff, host ? pool().size() : 1);
-  const ActKind kind = down.weight->kernel->act;
-  const bool in_parts = encodes_in_parts(kind);
-  const int64_t part = cut.tokens * kEncodedPart;  // room for a worker's numbers, in gate's
-  const bool room = (in_parts ? 1 : 2) * part * (host ? pool().size() : 1) <= x.rows * ff;
-  if (!host || x.rows <= kManyTokens || !room || !in_order ||
-      !(in_parts || kind == ActKind::kInt8) || gate.weight->kernel->act != up.weight->kernel->act) {
-    const Product products[] = {gate, up};
-    matmul(x, products);
-    this->glu(up.out, gate.out, up.out, glu, down.weight);
-    return matmul(up.out, {&down, 1});
-  }
+void Ops::gated(const GatedMlp& mlp) {
+  const Matrix& x = mlp.in.rows();
+  const Product &gate = mlp.gate, &up = mlp.up, &down = mlp.down;
   FRESHET_CHECK(gate.out.rows == x.rows && up.out.rows == x.rows && down.out.rows == x.rows &&
-                    gate.out.cols == ff && gate.weight->rows == ff && up.weight->rows == ff &&
-                    down.weight->cols == ff && gate.weight->cols == x.cols &&
-                    up.weight->cols == x.cols && down.weight->rows == down.out.cols,
+                    gate.out.cols == up.out.cols && gate.weight->rows == gate.out.cols &&
+                    up.weight->rows == gate.out.cols && down.weight->cols == gate.out.cols &&
+                    gate.weight->cols == x.cols && up.weight->cols == x.cols &&
+                    down.weight->rows == down.out.cols,
                 "gated x [{}, {}], gate [{}, {}], up [{}, {}], down [{}, {}]", x.rows, x.cols,
                 gate.weight->rows, gate.weight->cols, up.weight->rows, up.weight->cols,
                 down.weight->rows, down.weight->cols);
+  if (x.rows == 0) return;
+  if (impl_->hooks == nullptr) {
+    Device* const d = device();
+    if (d != nullptr ? d->gated(mlp) : run_gated_by_pieces(mlp)) return;
+  }
+  const Product both[] = {gate, up};
+  project(mlp.in, both);
+  glu(up.out, gate.out, up.out, mlp.glu);
+  matmul(up.out, {&down, 1});
+}
+
+// On the host, of many tokens, if the kernels can; or else false.
+bool Ops::run_gated_by_pieces(const GatedMlp& mlp) {
+  const Matrix& x = mlp.in.rows();
+  const Product &gate = mlp.gate, &up = mlp.up, &down = mlp.down;
+  const Glu& glu = mlp.glu;
+  const int64_t ff = up.out.cols;
+  const bool in_order =
+      gate.weight->inputs.empty() && up.weight->inputs.empty() && down.weight->inputs.empty();
+  const Pieces cut(x.rows, ff, pool().size());
+  const ActKind kind = down.weight->kernel->act;
+  const bool in_parts = encodes_in_parts(kind);
+  const int64_t part = cut.tokens * kEncodedPart;  // room for a worker's numbers, in gate's
+  const bool room = (in_parts ? 1 : 2) * part * pool().size() <= x.rows * ff;
+  if (x.rows <= kManyTokens || !room || !in_order || !(in_parts || kind == ActKind::kInt8) ||
+      gate.weight->kernel->act != up.weight->kernel->act) {
+    return false;
+  }
+  if (mlp.in.norm != nullptr) norm(mlp.in.normed, mlp.in.x, *mlp.in.norm);
   Impl& m = *impl_;
   const size_t mark = m.arena.mark();
   const Impl::Encoded in =
@@ -125,7 +140,8 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
   });
   if (!in_parts) {
     m.arena.rewind(mark);
-    return matmul(up.out, {&down, 1});
+    matmul(up.out, {&down, 1});
+    return true;
   }
   const MatmulCall call{{down.weight, x.rows, nullptr, down.out.data, down.out.stride, down.bias,
                          down.scale, down.add},
@@ -133,6 +149,7 @@ void Ops::gated(const Matrix& x, const Product& gate, const Product& up, const G
                         row_bytes};
   m.run_calls({&call, 1});
   m.arena.rewind(mark);
+  return true;
 }
 
 }  // namespace freshet::ops

@@ -4,6 +4,7 @@
 #include <array>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/device.h"
@@ -33,6 +34,8 @@ struct Ops::Impl {
   size_t scratch_bytes = 0;        // reserved: of the arena, or of the device
   Pieces weights;                  // where packed ones lie
   std::unique_ptr<Device> device;  // then all else but the pool and the arena is empty
+  ProjectionHooks* hooks = nullptr;
+  Buffer hook_room;  // an output before it is added to a residual
 
   Impl(ThreadPool& p, const Capabilities& c) : pool(p), capabilities(c) {}
 
@@ -54,6 +57,13 @@ struct Ops::Impl {
   // Whether a product with this weight reads the fine part of its encoded input.
   bool reads_fine(const Weight& w) const;
   size_t encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const;
+  // Calls body(hooks) with no hooks set meanwhile: what hooks do themselves comes by nobody.
+  template <class Body>
+  void with_hooks(const Body& body) {
+    ProjectionHooks* const all = std::exchange(hooks, nullptr);
+    body(*all);
+    hooks = all;
+  }
   // All products as one parallel region.
   void run_calls(std::span<const MatmulCall> calls);
 };

@@ -359,6 +359,27 @@ void Ops::embed(const Matrix& out, const Weight& table, std::span<const int32_t>
 
 void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   if (x.rows == 0 || products.empty()) return;
+  if (impl_->hooks == nullptr) return run_matmul(x, products);
+  impl_->with_hooks([&](ProjectionHooks& hooks) {
+    for (const Product& p : products) {
+      FRESHET_CHECK(p.weight != nullptr, "matmul without a weight");
+      hooks.before(*p.weight, x);
+      Product own = p;
+      if (p.add) {
+        const auto room = static_cast<size_t>(x.rows * p.out.cols) * sizeof(float);
+        FRESHET_CHECK(room <= impl_->hook_room.size(), "hooks for {} bytes of outputs, not {}",
+                      impl_->hook_room.size(), room);
+        own.out = {impl_->hook_room.as<float>(), x.rows, p.out.cols, p.out.cols};
+        own.add = false;
+      }
+      run_matmul(x, {&own, 1});
+      hooks.after(own, x);
+      if (p.add) add(p.out, own.out, 1.0f);
+    }
+  });
+}
+
+void Ops::run_matmul(const Matrix& x, std::span<const Product> products) {
   if (Device* d = device()) {
     for (const Product& p : products) {
       FRESHET_CHECK(p.weight != nullptr, "matmul without a weight");
@@ -373,7 +394,7 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
   }
   const auto reordered = [](const Product& p) { return !p.weight->inputs.empty(); };
   if (products.size() > 1 && std::any_of(products.begin(), products.end(), reordered)) {
-    for (const Product& p : products) matmul(x, {&p, 1});
+    for (const Product& p : products) run_matmul(x, {&p, 1});
     return;
   }
   Impl& m = *impl_;
@@ -402,18 +423,35 @@ void Ops::matmul(const Matrix& x, std::span<const Product> products) {
 
 void Ops::matmul_heads(const Matrix& x, std::span<const Weight> weights, const Matrix& out) {
   if (x.rows == 0) return;
+  const auto heads = static_cast<int64_t>(weights.size());
+  const auto input = [&](int64_t h) {
+    const Weight& w = weights[static_cast<size_t>(h)];
+    return x.slice_cols(h * w.cols, w.cols);
+  };
+  const auto output = [&](int64_t h) {
+    const Weight& w = weights[static_cast<size_t>(h)];
+    return out.slice_cols(h * w.rows, w.rows);
+  };
+  if (impl_->hooks != nullptr) {
+    return impl_->with_hooks([&](ProjectionHooks& hooks) {
+      for (int64_t h = 0; h < heads; ++h) hooks.before(weights[static_cast<size_t>(h)], input(h));
+      matmul_heads(x, weights, out);
+      for (int64_t h = 0; h < heads; ++h) {
+        hooks.after({&weights[static_cast<size_t>(h)], output(h)}, input(h));
+      }
+    });
+  }
   if (Device* d = device()) return d->matmul_heads(x, weights, out);
   Impl& m = *impl_;
   const size_t mark = m.arena.mark();
-  const auto heads = static_cast<int64_t>(weights.size());
   auto* calls = m.arena.allocate_array<MatmulCall>(heads);
   for (int64_t h = 0; h < heads; ++h) {
     const Weight& w = weights[static_cast<size_t>(h)];
     FRESHET_CHECK(w.kernel != nullptr && x.cols == heads * w.cols && out.cols == heads * w.rows &&
                       out.rows == x.rows,
                   "{} heads={}", describe(x, w, out), heads);
-    const Impl::Encoded e = m.encode(x.slice_cols(h * w.cols, w.cols), w);
-    const Matrix to = out.slice_cols(h * w.rows, w.rows);
+    const Impl::Encoded e = m.encode(input(h), w);
+    const Matrix to = output(h);
     calls[h] = {
         {&w, x.rows, nullptr, to.data, to.stride, nullptr, 1.0f, false}, e.data, e.row_bytes};
   }

@@ -57,58 +57,86 @@ void check(const Matrix& out, const Matrix& x, const Experts& e) {
   }
 }
 
+// Multiplies by the weights of every expert that somebody chose, `to` by place. With hooks these
+// come before and after each expert, and see `x`, its input by place. M: Ops::Impl.
+template <class M, class Encoded>
+void multiply(M& m, const Groups& g, std::span<const Weight> w, const float* bias,
+              const Encoded& in, const int32_t* rows_index, const Matrix& x, const Matrix& to) {
+  const size_t mark = m.arena.mark();
+  const auto experts = static_cast<int64_t>(w.size());
+  auto* calls = m.arena.template allocate_array<MatmulCall>(std::min(experts, to.rows));
+  const auto each = [&](const auto& body) {
+    for (int64_t i = 0; i < experts; ++i) {
+      const int64_t first = g.start[i], count = g.start[i + 1] - first;
+      if (count == 0) continue;
+      const float* const its_bias = bias != nullptr ? bias + i * to.cols : nullptr;
+      body(Product{&w[static_cast<size_t>(i)], to.slice_rows(first, count), its_bias}, first);
+    }
+  };
+  if (m.hooks != nullptr) {
+    m.with_hooks([&](ProjectionHooks& hooks) {
+      each([&](const Product& p, int64_t first) {
+        hooks.before(*p.weight, x.slice_rows(first, p.out.rows));
+      });
+    });
+  }
+  size_t n = 0;
+  each([&](const Product& p, int64_t first) {
+    calls[n++] = {{p.weight, p.out.rows, rows_index != nullptr ? rows_index + first : nullptr,
+                   p.out.data, p.out.stride, p.bias, 1.0f, false},
+                  rows_index != nullptr ? in.data : in.data + first * in.row_bytes,
+                  in.row_bytes};
+  });
+  m.run_calls({calls, n});
+  if (m.hooks != nullptr) {
+    m.with_hooks([&](ProjectionHooks& hooks) {
+      each([&](const Product& p, int64_t first) {
+        hooks.after(p, x.slice_rows(first, p.out.rows));
+      });
+    });
+  }
+  m.arena.rewind(mark);
+}
+
 }  // namespace
 
 void Ops::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
               int top_k, const Experts& e, bool add) {
   if (x.rows == 0) return;
   check(out, x, e);
-  if (Device* d = device()) return d->moe(out, x, ids, weights, top_k, e, add);
+  if (Device* d = device()) {
+    if (impl_->hooks == nullptr) return d->moe(out, x, ids, weights, top_k, e, add, nullptr);
+    return impl_->with_hooks(
+        [&](ProjectionHooks& hooks) { d->moe(out, x, ids, weights, top_k, e, add, &hooks); });
+  }
   Impl& m = *impl_;
   const size_t mark = m.arena.mark();
   const auto experts = static_cast<int64_t>(e.gate_up.size());
   const int64_t pairs = x.rows * top_k, ff = e.down[0].cols;
   const Groups g = group(m.arena, ids, weights, x.rows, top_k, experts);
-  auto* calls = m.arena.allocate_array<MatmulCall>(std::min(experts, pairs));
   const Matrix hidden = m.arena.matrix(pairs, ff);  // by place
   const Matrix y = m.arena.matrix(pairs, out.cols);
-
-  // One call for every expert that somebody chose.
-  const auto multiply = [&](std::span<const Weight> w, const float* bias, const Impl::Encoded& in,
-                            const int32_t* rows_index, const Matrix& to) {
-    size_t n = 0;
-    for (int64_t i = 0; i < experts; ++i) {
-      const int64_t first = g.start[i];
-      const int64_t count = g.start[i + 1] - first;
-      if (count == 0) continue;
-      calls[n++] = {
-          {&w[static_cast<size_t>(i)], count, rows_index != nullptr ? rows_index + first : nullptr,
-           to.row(first), to.stride, bias != nullptr ? bias + i * to.cols : nullptr, 1.0f, false},
-          rows_index != nullptr ? in.data : in.data + first * in.row_bytes,
-          in.row_bytes};
-    }
-    m.run_calls({calls, n});
-  };
-
   {
     const size_t inner = m.arena.mark();
     const Matrix gate_up = m.arena.matrix(pairs, 2 * ff);
-    if (e.weight_before) {
-      const Matrix scaled = m.arena.matrix(pairs, x.cols);
+    if (e.weight_before || m.hooks != nullptr) {
+      const Matrix own = m.arena.matrix(pairs, x.cols);  // the experts' inputs, by place
       m.for_rows(pairs, x.cols, [&](int64_t first, int64_t last) {
         for (int64_t p = first; p < last; ++p) {
-          std::copy_n(x.row(g.token[p]), x.cols, scaled.row(p));
-          m.vector->scale(scaled.row(p), x.cols, g.weight[p]);
+          std::copy_n(x.row(g.token[p]), x.cols, own.row(p));
+          if (e.weight_before) m.vector->scale(own.row(p), x.cols, g.weight[p]);
         }
       });
-      multiply(e.gate_up, e.gate_up_bias, m.encode(scaled, e.gate_up[0]), nullptr, gate_up);
+      const Impl::Encoded in = m.encode(own, e.gate_up[0]);
+      multiply(m, g, e.gate_up, e.gate_up_bias, in, nullptr, own, gate_up);
     } else {
-      multiply(e.gate_up, e.gate_up_bias, m.encode(x, e.gate_up[0]), g.token, gate_up);
+      const Impl::Encoded in = m.encode(x, e.gate_up[0]);
+      multiply(m, g, e.gate_up, e.gate_up_bias, in, g.token, {}, gate_up);
     }
     glu(hidden, gate_up.slice_cols(0, ff), gate_up.slice_cols(ff, ff), e.glu);
     m.arena.rewind(inner);
   }
-  multiply(e.down, e.down_bias, m.encode(hidden, e.down[0]), nullptr, y);
+  multiply(m, g, e.down, e.down_bias, m.encode(hidden, e.down[0]), nullptr, hidden, y);
 
   m.for_rows(x.rows, out.cols * top_k, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
@@ -127,6 +155,25 @@ void Ops::moe(const Matrix& out, const Matrix& x, const int32_t* ids, const floa
     }
   });
   m.arena.rewind(mark);
+}
+
+void Ops::moe_block(const MoeBlock& b) {
+  if (b.in.x.rows == 0) return;
+  if (Device* d = device(); d != nullptr && impl_->hooks == nullptr && d->moe_block(b)) return;
+  project(b.in, {&b.router, 1});
+  route(b.router.out, b.routing, b.ids, b.weights);
+  moe(b.out, b.in.rows(), b.ids, b.weights, b.routing.top_k, b.experts, b.add);
+  if (b.shared.down.weight != nullptr) run_shared_expert(b);
+}
+
+void Ops::run_shared_expert(const MoeBlock& b) {
+  GatedMlp shared = b.shared;
+  shared.in = {b.in.rows(), nullptr, {}, b.in.shared};
+  gated(shared);
+  if (b.shared_gate.weight == nullptr) return;
+  matmul(b.in.rows(), {&b.shared_gate, 1});
+  sigmoid_gate(b.shared.down.out, b.shared_gate.out);
+  add(b.out, b.shared.down.out, 1.0f);
 }
 
 }  // namespace freshet::ops

@@ -25,9 +25,9 @@ void norm_row(const VectorKernels& v, float* out, const float* x, int64_t n, con
 
 }  // namespace
 
-void Ops::norm(const Matrix& out, const Matrix& x, const Norm& norm, const Weight* reader) {
+void Ops::norm(const Matrix& out, const Matrix& x, const Norm& norm) {
   check_same("norm", out, x);
-  if (Device* d = device()) return d->norm(out, x, norm, reader);
+  if (Device* d = device()) return d->norm(out, x, norm);
   impl_->for_rows(x.rows, x.cols, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       norm_row(*impl_->vector, out.row(t), x.row(t), x.cols, norm, 0);
@@ -88,11 +88,10 @@ void Ops::rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_
   });
 }
 
-void Ops::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu,
-              const Weight* reader) {
+void Ops::glu(const Matrix& out, const Matrix& gate, const Matrix& up, const Glu& glu) {
   check_same("glu", gate, up);
   check_same("glu", out, gate);
-  if (Device* d = device()) return d->glu(out, gate, up, glu, reader);
+  if (Device* d = device()) return d->glu(out, gate, up, glu);
   impl_->for_rows(out.rows, out.cols * 4, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {
       impl_->vector->glu(out.row(t), gate.row(t), up.row(t), out.cols,
@@ -161,11 +160,6 @@ void Ops::argmax(const Matrix& x, int32_t* ids) {
       }
     }
   });
-}
-
-bool Ops::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
-  const Device* d = device();
-  return a == b || (d != nullptr && d->read_alike(a, b, rows));
 }
 
 bool Ops::samples(int64_t vocab) const {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "quant/format.h"
@@ -34,6 +35,10 @@ struct Weight {
   Buffer packed;
   // Column c takes input inputs[c] (on the CPU alone, and not of INT8); empty: in order.
   std::vector<int32_t> inputs;
+  // Who it is, for projection hooks: the tensor that it came from, of which it may be a part, and
+  // its number in Model::weights(). Weights that no model holds have neither.
+  std::string name;
+  int32_t id = -1;
 
   bool empty() const { return rows == 0; }
 };

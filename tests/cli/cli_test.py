@@ -216,7 +216,8 @@ class WrongInput(Case):
             self.fails(2, "run", "default", "Hello", *flags)
 
     def test_device(self):
-        self.fails(2, "run", "default", "Hello", "--device", "tpu", says="auto cpu cuda")
+        for device in ("tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x"):
+            self.fails(2, "run", "default", "Hello", "--device", device, says="auto cpu cuda")
         for flags in (["--reference"], ["--cpu-isa", "scalar"], ["--force-kernel", "matmul=x"]):
             self.fails(2, "run", "default", "Hello", "--device", "cuda", *flags,
                        says="--device cpu")
@@ -320,6 +321,11 @@ class Run(Case):
         result = run(*flags, "--device", "cuda", env=env)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("Fake GPU", result.stderr)
+        for device, says in (("cuda:0", "on Fake GPU"), ("cuda:1", "on Another fake"),
+                             ("cuda:2", "no GPU 2: this machine has 2")):
+            result = run(*flags, "--device", device, env=env)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(says, result.stderr)
 
     def test_a_plug_in_of_another_build_is_named(self):
         env = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu_of_another_build"}

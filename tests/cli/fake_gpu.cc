@@ -1,5 +1,5 @@
-// A plug-in whose GPU opens and has memory, and does nothing: for what the program decides before
-// it computes anything there. FAKE_GPU_VERSION: of which build it is.
+// A plug-in with two GPUs that open and have memory, but compute nothing: tests what the program
+// decides before it computes. FAKE_GPU_VERSION: the API version that it claims.
 #include <cstdlib>
 #include <cstring>
 
@@ -8,39 +8,35 @@
 namespace freshet::cuda {
 namespace {
 
+int allocate(Context*, void** to, int64_t bytes) {
+  *to = std::malloc(static_cast<size_t>(bytes));
+  return *to == nullptr ? 1 : 0;
+}
+int release(Context*, void* memory) {
+  std::free(memory);
+  return 0;
+}
+
 const Api kApi = {
     .version = FAKE_GPU_VERSION,
     .error_text = [](int) { return "fake"; },
+    .devices = [] { return 2; },
     .open =
-        [](char* name, int bytes, int* capability, int64_t memory[2]) {
-          std::strncpy(name, "Fake GPU", static_cast<size_t>(bytes));
-          *capability = 90;
-          memory[0] = memory[1] = int64_t{1} << 32;
+        [](int device, Context**, DeviceInfo* info) {
+          std::strncpy(info->name, device == 0 ? "Fake GPU" : "Another fake", sizeof info->name);
+          info->capability = 90;
+          info->free_bytes = info->total_bytes = int64_t{1} << 32;
           return 0;
         },
-    .allocate =
-        [](void** to, int64_t bytes) {
-          *to = std::malloc(static_cast<size_t>(bytes));
-          return *to == nullptr ? 1 : 0;
-        },
-    .release =
-        [](void* memory) {
-          std::free(memory);
-          return 0;
-        },
-    .allocate_host =
-        [](void** to, int64_t bytes) {
-          *to = std::malloc(static_cast<size_t>(bytes));
-          return *to == nullptr ? 1 : 0;
-        },
-    .release_host =
-        [](void* memory) {
-          std::free(memory);
-          return 0;
-        },
-    .clear = [](void*, int64_t) { return 0; },
-    .sync = [] { return 0; },
-    .packed_bytes = [](Code, int64_t, int64_t) { return int64_t{0}; },  // as many as in the file
+    .close = [](Context*) { return 0; },
+    .memory = {.allocate = allocate,
+               .release = release,
+               .allocate_host = allocate,
+               .release_host = release,
+               .clear = [](Context*, void*, int64_t) { return 0; }},
+    .stream = {.sync = [](Context*) { return 0; }},
+    .gemm = {.packed_bytes = [](Context*, Code, int64_t,
+                                int64_t) { return int64_t{0}; }},  // as many as in the file
 };
 
 }  // namespace

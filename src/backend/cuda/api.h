@@ -1,11 +1,12 @@
-// What the CUDA plug-in offers: a table of functions over plain data.
+// What the CUDA plug-in offers: tables of functions over plain data, one for each family.
 //
 // The program knows no CUDA: it loads the plug-in with dlopen, asks freshet_cuda() for this table
-// and checks its version. Every function enqueues on one stream, in order, and returns 0 or an
-// error that error_text() names. Pointers are to device memory except where `host` is said. Used by
-// one thread. Plain types only, so that both sides may be built by different compilers.
+// and checks its version. open() gives a context for one device, which every function takes.
+// Functions enqueue on the context's stream, in order, and return 0 or an error that error_text()
+// names. Pointers are to device memory except where `host` is said. A context is used by one thread
+// at a time. Plain types only, so that both sides may be built by different compilers.
 //
-// Two orders of numbers are the plug-in's own:
+// Two layouts are the plug-in's own:
 //   weights: tiles of 16 rows by `unit` columns, [row tile][column unit], see formats.cuh;
 //   activations: BF16, columns padded to 64 with zeros. For few tokens in the order of lanes, so
 //   that an operand of mma.m16n8k16 is one load of 16 bytes: [tile of 8 rows][32 columns][lane][8].
@@ -22,7 +23,7 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kApiVersion = 23;
+inline constexpr int kApiVersion = 24;
 inline constexpr int kTokenTile = 8;   // rows of a tile of activations
 inline constexpr int kPadCols = 64;    // columns of activations are padded to it
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
@@ -30,6 +31,7 @@ inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
 inline constexpr int kInt8Cols = 128;  // columns of a tile of INT8
 inline constexpr int kInt8TileBytes = kTokenTile * kInt8Cols;
 inline constexpr int kNotes = 4;
+inline constexpr int kUploadSlots = 2;  // staging buffers of upload_ahead()
 inline constexpr int kMaxProducts = 16;
 inline constexpr int kMaxExperts = 512;
 inline constexpr int kMaxTopK = 32;
@@ -254,94 +256,149 @@ struct FewExpertsArgs {
   int32_t add;
 };
 
+// An open GPU, see runtime/context.cuh.
+struct Context;
+
+// Every function takes the context first, and returns 0 or an error where nothing else is said.
+
+struct MemoryApi {
+  int (*allocate)(Context*, void** to, int64_t bytes);
+  int (*release)(Context*, void* memory);
+  int (*allocate_host)(Context*, void** to, int64_t bytes);  // pinned
+  int (*release_host)(Context*, void* memory);
+  int (*upload)(Context*, void* to, const void* host, int64_t bytes);
+  int (*download)(Context*, void* host, const void* from, int64_t bytes);
+  int (*copy)(Context*, void* to, const void* from, int64_t bytes);
+  int (*clear)(Context*, void* to, int64_t bytes);
+  // Uploads on a stream of their own, through kUploadSlots staging buffers. upload_ahead() starts
+  // when the work before the last upload_used() of its slot has ended; what is enqueued after it
+  // sees the bytes. upload_await() waits until the slot's host memory may be written again.
+  int (*upload_ahead)(Context*, int slot, void* to, const void* host, int64_t bytes);
+  int (*upload_used)(Context*, int slot);
+  int (*upload_await)(Context*, int slot);
+  // Reads `bytes` once, to measure the memory's bandwidth.
+  int (*read)(Context*, const void* memory, int64_t bytes, float* sink);
+};
+
+struct StreamApi {
+  int (*sync)(Context*);
+  // note() records an event, one of kNotes, behind everything enqueued so far; await() waits for
+  // it.
+  int (*note)(Context*, int which);
+  int (*await)(Context*, int which);
+  // Everything enqueued between begin and end becomes a graph that can be launched again.
+  int (*graph_begin)(Context*);
+  int (*graph_end)(Context*, void** graph);
+  int (*graph_play)(Context*, void* graph);
+  int (*graph_release)(Context*, void* graph);
+  // Timing: elapsed milliseconds between the two marks.
+  int (*mark)(Context*, int which);
+  int (*elapsed)(Context*, float* milliseconds);
+};
+
+struct GemmApi {
+  int64_t (*packed_bytes)(Context*, Code code, int64_t rows, int64_t cols);  // 0: no such format
+  // Packs row tiles [first, first + count / 16) from `raw`: rows as stored, one after the other.
+  int (*pack)(Context*, Code code, uint8_t* packed, const uint8_t* raw, int64_t first,
+              int64_t count, int64_t rows, int64_t cols);
+  int64_t (*fragment_bytes)(Context*, int64_t rows, int64_t cols);
+  // The layout in which GEMMs of so many tokens read activations.
+  Order (*order_for)(Context*, Code code, int64_t tokens);
+  // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
+  int (*encode)(Context*, const Activations* act, const Rows* x, const int32_t* index,
+                const float* weights, int64_t rows);
+  // next: nullptr, or the GEMMs that are likely to come next: their weights may be prefetched.
+  int (*products)(Context*, const ProductArgs* products, int count, int64_t tokens,
+                  const NextProducts* next);
+  // Whether gated_products() takes weights of this format and so many rows with so many tokens.
+  int (*gated_fits)(Context*, Code code, int64_t rows, int64_t cols, int64_t tokens);
+  // GEMMs of gate and up (in this order, of one format and size, add 0) with a SwiGLU epilogue:
+  // `act`, in the layout for weights of their format, gets what glu() makes of their results with
+  // SiLU and no limit; the results themselves are not stored (INT8 uses their memory).
+  int (*gated_products)(Context*, const ProductArgs* gate_and_up, int64_t tokens,
+                        const Activations* act);
+};
+
+struct AttentionApi {
+  int (*rope_table)(Context*, float* cos_sin, const int32_t* positions, const float* inv_freq,
+                    int64_t tokens, int64_t half, float scale);
+  int (*heads)(Context*, const HeadsArgs* args);
+  int64_t (*partial_bytes)(Context*, int sequences, int heads, int value_dim, int64_t context);
+  int (*attention)(Context*, const AttentionArgs* args);
+};
+
+struct MoeApi {
+  int (*route)(Context*, const Rows* logits, const RoutingArgs* routing, int32_t* ids,
+               float* weights);
+  int (*group)(Context*, const GroupArgs* args);
+  // A GEMM in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16 bytes;
+  // then route and group.
+  int (*router)(Context*, const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
+                int32_t* ids, float* weights, const GroupArgs* groups);
+  // Whether route_one() takes these.
+  int (*route_one_fits)(Context*, const RouteOneArgs* args);
+  int (*route_one)(Context*, const RouteOneArgs* args);
+  int (*expert_products)(Context*, const ExpertArgs* args);
+  // The smallest slot that experts() takes, of which formats, sizes, the GLU and how many tokens
+  // and experts there are is looked at; 0: expert_products() is to be used.
+  int (*experts_fused)(Context*, const ExpertsArgs* args);
+  int (*experts)(Context*, const ExpertsArgs* args);
+  // Whether few_experts() takes these (of which codes, sizes, tokens and routing are looked at).
+  int (*few_experts_fit)(Context*, const FewExpertsArgs* args);
+  int (*few_experts)(Context*, const FewExpertsArgs* args);
+  // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
+  int (*combine)(Context*, const Rows* out, const void* y, int bf16, const GroupArgs* args,
+                 int weighted, int add);
+};
+
+// Norms and elementwise operations.
+struct RowApi {
+  int (*embed)(Context*, const Rows* out, const WeightView* table, const int32_t* ids,
+               int32_t offset, float scale);
+  int (*norm)(Context*, const Rows* out, const Rows* x, const NormArgs* norm,
+              const Activations* act);
+  int (*glu)(Context*, const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
+             const Activations* act);
+  int (*activation)(Context*, const Rows* x, int activation);
+  int (*add)(Context*, const Rows* out, const Rows* x, float scale);
+  int (*scale)(Context*, const Rows* x, float scale);
+  int (*softcap)(Context*, const Rows* x, float cap);
+  int (*gather)(Context*, const Rows* out, const Rows* x, const int32_t* rows);
+  int (*sigmoid_gate)(Context*, const Rows* x, const Rows* gate);
+};
+
+struct SamplingApi {
+  int (*argmax)(Context*, const Rows* x, int32_t* ids);
+  // Whether sample() can take rows of so many logits; `words` as in ops/sample.h.
+  int (*samples)(Context*, int64_t cols);
+  int (*sample)(Context*, const Rows* logits, const int32_t* words, const int32_t* tokens,
+                int32_t* ids);
+  // ids[i] = named[from[i]] where from[i] >= 0.
+  int (*take_ids)(Context*, int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
+};
+
+// What open() tells of a device.
+struct DeviceInfo {
+  char name[256];
+  int32_t capability;  // 90 for compute capability 9.0
+  int64_t free_bytes, total_bytes;
+};
+
 struct Api {
   int32_t version;
   const char* (*error_text)(int error);
-  // Opens device 0. `name` gets its name (host), `memory` free and total bytes (host).
-  int (*open)(char* name, int name_bytes, int* compute_capability, int64_t memory[2]);
-  int (*allocate)(void** to, int64_t bytes);
-  int (*release)(void* memory);
-  int (*allocate_host)(void** to, int64_t bytes);  // pinned
-  int (*release_host)(void* memory);
-  int (*upload)(void* to, const void* host, int64_t bytes);
-  int (*download)(void* host, const void* from, int64_t bytes);
-  int (*copy)(void* to, const void* from, int64_t bytes);
-  int (*clear)(void* to, int64_t bytes);
-  int (*sync)();
-  // Notes of what was enqueued so far, kNotes of them, and waiting for that alone.
-  int (*note)(int which);
-  int (*await)(int which);
-  // Everything enqueued between begin and end becomes a graph that can be played again.
-  int (*graph_begin)();
-  int (*graph_end)(void** graph);
-  int (*graph_play)(void* graph);
-  int (*graph_release)(void* graph);
-  // Marks of time on the stream, for measuring: elapsed milliseconds between the last two.
-  int (*mark)(int which);
-  int (*elapsed)(float* milliseconds);
-
-  int64_t (*packed_bytes)(Code code, int64_t rows, int64_t cols);  // 0: no such format
-  // Row tiles [first, first + count / 16) from `raw`: rows as they are stored, one after the other.
-  int (*pack)(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count,
-              int64_t rows, int64_t cols);
-  int (*embed)(const Rows* out, const WeightView* table, const int32_t* ids, int32_t offset,
-               float scale);
-  int64_t (*fragment_bytes)(int64_t rows, int64_t cols);
-  // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
-  // The order in which products of so many tokens want activations.
-  Order (*order_for)(Code code, int64_t tokens);
-  int (*encode)(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
-                int64_t rows);
-  // next: nullptr, or what is likely to come next, whose weights may be brought near.
-  int (*products)(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next);
-  // Whether gated_products() takes weights of this format and so many rows with so many tokens.
-  int (*gated_fits)(Code code, int64_t rows, int64_t cols, int64_t tokens);
-  // Products of gate and up (in this order, of one format and size, add 0) that end in the gated
-  // unit: `act`, in the order for weights of their format, gets what glu() makes of their results
-  // with SiLU and no limit; they themselves are written nowhere (of INT8 their memory is used).
-  int (*gated_products)(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act);
-  int (*expert_products)(const ExpertArgs* args);
-  // The least places that a slot may have for experts(), of which formats, sizes, the gated unit
-  // and how many tokens and experts there are is looked at; 0: expert_products() is to be taken.
-  int (*experts_fused)(const ExpertsArgs* args);
-  int (*experts)(const ExpertsArgs* args);
-  // Whether few_experts() takes these (of which codes, sizes, tokens and routing are looked at).
-  int (*few_experts_fit)(const FewExpertsArgs* args);
-  int (*few_experts)(const FewExpertsArgs* args);
-  int (*norm)(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act);
-  int (*rope_table)(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
-                    int64_t half, float scale);
-  int (*heads)(const HeadsArgs* args);
-  int64_t (*attention_partial_bytes)(int sequences, int heads, int value_dim, int64_t context);
-  int (*attention)(const AttentionArgs* args);
-  int (*glu)(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
-             const Activations* act);
-  int (*activation)(const Rows* x, int activation);
-  int (*add)(const Rows* out, const Rows* x, float scale);
-  int (*scale)(const Rows* x, float scale);
-  int (*softcap)(const Rows* x, float cap);
-  int (*gather)(const Rows* out, const Rows* x, const int32_t* rows);
-  int (*sigmoid_gate)(const Rows* x, const Rows* gate);
-  int (*argmax)(const Rows* x, int32_t* ids);
-  // Whether sample() can take rows of so many logits; `words` as in ops/sample.h.
-  int (*samples)(int64_t cols);
-  int (*sample)(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids);
-  // ids[i] = named[from[i]] where from[i] >= 0.
-  int (*take_ids)(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
-  int (*route)(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights);
-  int (*group)(const GroupArgs* args);
-  // A product in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16
-  // bytes; then route and group.
-  int (*router)(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
-                int32_t* ids, float* weights, const GroupArgs* groups);
-  // Whether route_one() takes these.
-  int (*route_one_fits)(const RouteOneArgs* args);
-  int (*route_one)(const RouteOneArgs* args);
-  // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
-  int (*combine)(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted,
-                 int add);
-  // Reads `bytes` once, for the ceiling of memory.
-  int (*read)(const void* memory, int64_t bytes, float* sink);
+  // How many devices there are; 0 where there are none or the driver is missing.
+  int (*devices)();
+  int (*open)(int device, Context** context, DeviceInfo* info);
+  // Frees what the context holds; memory that was allocated with it is released before.
+  int (*close)(Context* context);
+  MemoryApi memory;
+  StreamApi stream;
+  GemmApi gemm;
+  AttentionApi attention;
+  MoeApi moe;
+  RowApi rows;
+  SamplingApi sampling;
 };
 
 using ApiFunction = const Api* (*)();

@@ -65,6 +65,10 @@ inline NormArgs args_of(const ops::Norm& n) {
   return {n.weight, n.bias, n.eps, n.kind == ops::NormKind::kLayer};
 }
 
+inline GluArgs args_of(const ops::Glu& g) {
+  return {static_cast<int32_t>(g.activation), g.limit, g.alpha};
+}
+
 inline CacheType type_of(ops::KvType type) {
   if (type == ops::KvType::kFP8) return CacheType::kE4M3;
   if (type == ops::KvType::kInt8) return CacheType::kInt8;
@@ -95,15 +99,6 @@ inline RoutingArgs args_of(const ops::Routing& r) {
 // Chunks of 32 columns that a row of fragments has.
 inline int64_t chunks_of(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
-}
-
-inline bool overlap(const void* a, const void* a_end, const void* b, const void* b_end) {
-  return a < b_end && b < a_end;
-}
-// Of what lies between first and last number. REQUIRES: both have rows.
-inline bool overlap(const Matrix& a, const Matrix& b) {
-  const auto end = [](const Matrix& m) { return m.data + (m.rows - 1) * m.stride + m.cols; };
-  return overlap(a.data, end(a), b.data, end(b));
 }
 
 }  // namespace freshet::cuda

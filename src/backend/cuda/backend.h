@@ -1,8 +1,8 @@
 // The CUDA backend, seen from the program: a device that a plug-in brings.
 //
 // The program is built without CUDA and runs without it; where libfreshet_cuda.so lies beside the
-// program (or in FRESHET_CUDA_PLUGIN) and there is a GPU, open() makes a device of it. One device a
-// process.
+// program and there is a GPU, open() makes a device of it. A process may open several devices; each
+// is used by one thread at a time.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,13 @@
 
 namespace freshet::cuda {
 
-// Loads the plug-in and opens its first GPU. An error says what is missing, in one line.
-Result<std::unique_ptr<ops::Device>> open();
+// Loads the plug-in and opens a GPU, numbered from 0 as the driver does. An error says what is
+// missing, in one line.
+Result<std::unique_ptr<ops::Device>> open(int index = 0);
 
-// What `--device` asks for: "cpu" gives nullptr; "cuda" a device or an error; "auto" a device where
-// there is one. `needs_cpu`: kernels of the processor were asked for, too; then "auto" gives
-// nullptr and "cuda" an error.
+// What `--device` asks for: "cpu" gives nullptr; "cuda" (GPU 0) and "cuda:N" give a device or an
+// error; "auto" gives GPU 0 if there is one, otherwise nullptr. `needs_cpu`: CPU kernels were asked
+// for, too; then "auto" gives nullptr and "cuda" an error.
 Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false);
 
 }  // namespace freshet::cuda

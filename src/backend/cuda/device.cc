@@ -9,7 +9,7 @@ namespace freshet::cuda {
 namespace {
 
 constexpr size_t kLeastStage = size_t{8} << 20;  // ids and tables of a step
-constexpr size_t kRaw = size_t{32} << 20;        // rows on their way
+constexpr size_t kRaw = size_t{32} << 20;        // rows being packed, of each upload slot
 constexpr size_t kTables = size_t{4} << 20;      // pointers to experts
 constexpr size_t kMostPartial = size_t{128} << 20;
 constexpr size_t kMostGraphs = 96;
@@ -50,42 +50,44 @@ constexpr ops::MatmulKernel kRows[] = {
 
 }  // namespace
 
-Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api) {
-  std::unique_ptr<CudaDevice> device(new CudaDevice(api));
-  char name[256] = {};
-  int capability = 0;
-  int64_t memory[2] = {};
-  if (const int error = api.open(name, sizeof name, &capability, memory); error != 0) {
+Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index) {
+  const int devices = api.devices();
+  if (index != 0 && index >= devices) {
+    return not_found("no GPU {}: this machine has {}, numbered from 0", index, devices);
+  }
+  Context* context = nullptr;
+  DeviceInfo info = {};
+  if (const int error = api.open(index, &context, &info); error != 0) {
     return not_found("no usable GPU ({}): use --device cpu", api.error_text(error));
   }
-  if (capability < kLeastCapability) {
-    return unsupported("{} has compute capability {}.{}, 8.0 is needed: use --device cpu", name,
-                       capability / 10, capability % 10);
+  std::unique_ptr<CudaDevice> device(new CudaDevice(api, context));
+  if (info.capability < kLeastCapability) {
+    return unsupported("{} has compute capability {}.{}, 8.0 is needed: use --device cpu",
+                       info.name, info.capability / 10, info.capability % 10);
   }
-  device->name_ = name;
-  device->free_ = static_cast<size_t>(memory[0]);
-  device->total_ = static_cast<size_t>(memory[1]);
+  device->name_ = info.name;
+  device->free_ = static_cast<size_t>(info.free_bytes);
+  device->total_ = static_cast<size_t>(info.total_bytes);
   FRESHET_RETURN_IF_ERROR(device->open_buffers());
   return std::unique_ptr<ops::Device>(std::move(device));
 }
 
 Status CudaDevice::open_buffers() {
   FRESHET_RETURN_IF_ERROR(set_inputs(kLeastStage));
-  FRESHET_ASSIGN_OR_RETURN(raw_, Buffer::allocate(kRaw, this));
-  FRESHET_ASSIGN_OR_RETURN(host_raw_, Buffer::allocate(kRaw, &pinned_));
+  FRESHET_ASSIGN_OR_RETURN(raw_, Buffer::allocate(kUploadSlots * kRaw, this));
+  FRESHET_ASSIGN_OR_RETURN(host_raw_, Buffer::allocate(kUploadSlots * kRaw, &pinned_));
   FRESHET_ASSIGN_OR_RETURN(tables_, Buffer::allocate(kTables, this));
   return {};
 }
 
 CudaDevice::~CudaDevice() {
-  flush();
-  api_.sync();
+  api_.stream.sync(ctx_);
   forget_steps();
 }
 
 void CudaDevice::forget_steps() {
   for (auto& [key, played] : steps_) {
-    if (played.graph != nullptr) api_.graph_release(played.graph);
+    if (played.graph != nullptr) api_.stream.graph_release(ctx_, played.graph);
   }
   steps_.clear();
 }
@@ -96,73 +98,64 @@ void CudaDevice::check(int error, const char* what) const {
 
 Result<void*> CudaDevice::take(size_t bytes) {
   void* memory = nullptr;
-  if (api_.allocate(&memory, static_cast<int64_t>(bytes)) != 0) {
+  if (api_.memory.allocate(ctx_, &memory, static_cast<int64_t>(bytes)) != 0) {
     return resource_exhausted("{} has no {} bytes left", name_, bytes);
   }
-  check(api_.clear(memory, static_cast<int64_t>(bytes)), "clear");
+  check(api_.memory.clear(ctx_, memory, static_cast<int64_t>(bytes)), "clear");
   return memory;
 }
 void CudaDevice::give_back(void* memory) {
-  flush();
-  api_.sync();
+  api_.stream.sync(ctx_);
   forget_steps();  // they and the tables may hold its address, which others will get
   known_tables_.clear();
   tables_at_ = 0;
-  next_.clear();
-  last_product_ = nullptr;
-  api_.release(memory);
+  api_.memory.release(ctx_, memory);
 }
 void CudaDevice::copy(void* to, const void* from, size_t bytes) {
-  flush();
-  check(api_.copy(to, from, static_cast<int64_t>(bytes)), "copy");
+  check(api_.memory.copy(ctx_, to, from, static_cast<int64_t>(bytes)), "copy");
 }
 
 Result<void*> CudaDevice::Pinned::take(size_t bytes) {
   void* memory = nullptr;
-  if (api_.allocate_host(&memory, static_cast<int64_t>(bytes)) != 0) {
+  if (api_.memory.allocate_host(ctx_, &memory, static_cast<int64_t>(bytes)) != 0) {
     return resource_exhausted("cannot pin {} bytes of the host's memory", bytes);
   }
   std::memset(memory, 0, bytes);
   return memory;
 }
 void CudaDevice::Pinned::give_back(void* memory) {
-  api_.release_host(memory);
+  api_.memory.release_host(ctx_, memory);
 }
 void CudaDevice::Pinned::copy(void* to, const void* from, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 
 Status CudaDevice::write(void* to, const void* host, size_t bytes) {
-  flush();
-  int error = api_.upload(to, host, static_cast<int64_t>(bytes));
-  if (error == 0) error = api_.sync();
+  int error = api_.memory.upload(ctx_, to, host, static_cast<int64_t>(bytes));
+  if (error == 0) error = api_.stream.sync(ctx_);
   if (error != 0) return internal_error("CUDA: upload: {}", api_.error_text(error));
   return {};
 }
 
 void CudaDevice::fetch(void* host, const void* from, size_t bytes) {
-  flush();
-  check(api_.download(host, from, static_cast<int64_t>(bytes)), "download");
+  check(api_.memory.download(ctx_, host, from, static_cast<int64_t>(bytes)), "download");
 }
 void CudaDevice::wait() {
-  flush();
-  check(api_.sync(), "step");
+  check(api_.stream.sync(ctx_), "step");
 }
 void CudaDevice::note(int which) {
-  flush();
-  check(api_.note(which), "note");
+  check(api_.stream.note(ctx_, which), "note");
 }
 void CudaDevice::await(int which) {
-  check(api_.await(which), "step");
+  check(api_.stream.await(ctx_, which), "step");
 }
 
 double CudaDevice::time(FunctionRef<void()> body) {
   float milliseconds = 0.0f;
-  check(api_.mark(0), "mark");
+  check(api_.stream.mark(ctx_, 0), "mark");
   body();
-  flush();
-  check(api_.mark(1), "mark");
-  check(api_.elapsed(&milliseconds), "elapsed");
+  check(api_.stream.mark(ctx_, 1), "mark");
+  check(api_.stream.elapsed(ctx_, &milliseconds), "elapsed");
   return static_cast<double>(milliseconds) / 1e3;
 }
 
@@ -173,8 +166,8 @@ Result<double> CudaDevice::read_rate() {
   double best = 0.0;
   for (int i = 0; i < kTimes; ++i) {
     const double seconds = time([&] {
-      check(api_.read(memory.data(), static_cast<int64_t>(kBytes),
-                      reinterpret_cast<float*>(stage_.data())),
+      check(api_.memory.read(ctx_, memory.data(), static_cast<int64_t>(kBytes),
+                             reinterpret_cast<float*>(stage_.data())),
             "read");
     });
     best = std::max(best, static_cast<double>(kBytes) / seconds);
@@ -189,8 +182,7 @@ const int32_t* CudaDevice::stage(std::span<const int32_t> host) {
   FRESHET_CHECK(bytes <= stage_.size(), "a step with {} bytes of tables", host.size_bytes());
   if (stage_at_ + bytes > stage_.size()) {
     FRESHET_CHECK(registered_.empty(), "a step with more than {} bytes of tables", stage_.size());
-    flush();
-    check(api_.sync(), "stage");
+    check(api_.stream.sync(ctx_), "stage");
     stage_at_ = 0;
   }
   std::memcpy(host_stage() + stage_at_, host.data(), host.size_bytes());
@@ -207,8 +199,8 @@ const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
   loose_ = true;
   const int32_t* at = stage(host);
   const size_t offset = static_cast<size_t>(reinterpret_cast<const uint8_t*>(at) - stage_.data());
-  check(api_.upload(stage_.data() + offset, host_stage() + offset,
-                    static_cast<int64_t>(host.size_bytes())),
+  check(api_.memory.upload(ctx_, stage_.data() + offset, host_stage() + offset,
+                           static_cast<int64_t>(host.size_bytes())),
         "upload");
   return at;
 }
@@ -218,17 +210,19 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   const auto stage_note = [](int turn) { return 2 + turn; };
   stage_turn_ ^= 1;
   bool& used = stage_used_[static_cast<size_t>(stage_turn_)];
-  if (used) check(api_.await(stage_note(stage_turn_)), "step");
+  if (used) check(api_.stream.await(ctx_, stage_note(stage_turn_)), "step");
   used = true;
   stage_at_ = 0;
-  scratch_at_ = 0;
-  encoded_ = {};
+  // From the ring's beginning, so that a step that repeats has the same places; forms of the step
+  // before are too old from here on.
+  if (scratch_.size() > 0) scratch_at_ = (scratch_at_ / scratch_.size() + 2) * scratch_.size();
   registered_.clear();
   loose_ = false;
   for (const std::span<const int32_t> array : inputs.arrays) {
     if (!array.empty()) registered_.push_back({array.data(), array.size(), stage(array)});
   }
-  check(api_.upload(stage_.data(), host_stage(), static_cast<int64_t>(stage_at_)), "upload");
+  check(api_.memory.upload(ctx_, stage_.data(), host_stage(), static_cast<int64_t>(stage_at_)),
+        "upload");
 
   Played* played = nullptr;
   if (inputs.repeats) {
@@ -237,24 +231,22 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
     played = &steps_[key];
   }
   if (played != nullptr && played->graph == nullptr && played->seen > 0 && !played->loose) {
-    check(api_.graph_begin(), "record");
+    check(api_.stream.graph_begin(ctx_), "record");
     recording_ = true;
     body();
-    flush();
     recording_ = false;
-    check(api_.graph_end(&played->graph), "record");
+    check(api_.stream.graph_end(ctx_, &played->graph), "record");
   }
   if (played != nullptr && played->graph != nullptr) {
-    check(api_.graph_play(played->graph), "play");
+    check(api_.stream.graph_play(ctx_, played->graph), "play");
   } else {
     body();
-    flush();
   }
   if (played != nullptr) {
     ++played->seen;
     played->loose = played->loose || loose_;
   }
-  check(api_.note(stage_note(stage_turn_)), "note");
+  check(api_.stream.note(ctx_, stage_note(stage_turn_)), "note");
   registered_.clear();
 }
 
@@ -262,83 +254,75 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
 
 uint8_t* CudaDevice::scratch(size_t bytes) {
   bytes = aligned(std::max<size_t>(bytes, 1));
-  if (scratch_at_ + bytes > scratch_.size()) scratch_at_ = 0;
-  FRESHET_CHECK(bytes <= scratch_.size(), "scratch planned for {} bytes, asked for {}",
-                scratch_.size(), bytes);
-  uint8_t* at = scratch_.data() + scratch_at_;
+  const size_t size = scratch_.size();
+  FRESHET_CHECK(bytes <= size, "scratch planned for {} bytes, asked for {}", size, bytes);
+  if (scratch_at_ % size + bytes > size) scratch_at_ = (scratch_at_ / size + 1) * size;
+  uint8_t* at = scratch_.data() + scratch_at_ % size;
   scratch_at_ += bytes;
-  for (Encoded& e : encoded_) {
-    if (e.data != nullptr && overlap(e.data, e.data + e.bytes, at, at + bytes)) e = {};
-  }
   return at;
 }
 
-void CudaDevice::wrote(const Matrix& m) {
-  if (m.rows == 0) return;
-  if (norm_.held && (overlap(norm_.x, m) || overlap(norm_.out, m))) flush_norm();
-  if (router_.held && overlap(router_.x, m)) flush_router();
-  for (Encoded& e : encoded_) {
-    if (e.data != nullptr && overlap(e.of, m)) e = {};
-  }
-}
-
-Activations CudaDevice::new_encoded(const Matrix& of, Order order) {
-  const auto bytes = static_cast<size_t>(api_.fragment_bytes(of.rows, of.cols));
-  uint8_t* data = scratch(bytes);
-  encoded_[next_encoded_] = {of, data, bytes, order};
-  next_encoded_ = (next_encoded_ + 1) % encoded_.size();
+Activations CudaDevice::new_form(const Matrix& of, Order order, Forms& forms) {
+  uint8_t* data = scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, of.rows, of.cols)));
+  const size_t slot = static_cast<size_t>(forms.count++) % forms.forms.size();
+  const auto offset = static_cast<uint64_t>(data - scratch_.data());
+  const uint64_t turn = (scratch_at_ - 1) / scratch_.size() * scratch_.size();
+  forms.forms[slot] = {data, turn + offset, static_cast<int>(order)};
   const int64_t tiles = (of.rows + kTokenTile - 1) / kTokenTile;
   return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
 }
-// Where an op writes what products will read, see Ops::norm().
-CudaDevice::Output CudaDevice::output_of(const Matrix& out, const ops::Weight* reader,
-                                         bool sees_rows) {
-  wrote(out);
+
+// A router reads the numbers as they are, and its experts take few tokens encoded.
+Activations CudaDevice::new_form_for_experts(const Matrix& of, Forms& forms) {
+  if (of.rows > kWholeTokens) return {};
+  return new_form(of, of.rows <= kTokenTile ? Order::kLanes : Order::kCores, forms);
+}
+
+CudaDevice::Output CudaDevice::output_for(const Matrix& out, Readers readers, bool keep,
+                                          bool whole_rows, Forms& forms) {
   Output result{rows_of(out), {}};
-  const Code code = reader != nullptr ? code_of(reader->format) : last_code_;
-  if (reader != nullptr && code == Code::kF32) {
-    // A router, whose experts take few tokens encoded.
-    if (out.rows > kWholeTokens) return result;
-    result.act = new_encoded(out, out.rows <= kTokenTile ? Order::kLanes : Order::kCores);
-    return result;
+  const auto encodes = [](const ops::Weight* w) { return code_of(w->format) != Code::kF32; };
+  const auto first = std::ranges::find_if(readers, encodes);
+  if (first == readers.end()) return result;  // GEMMs in F32 read the numbers
+  const Order order = api_.gemm.order_for(ctx_, code_of((*first)->format), out.rows);
+  const bool alone = !keep && std::ranges::all_of(readers, [&](const ops::Weight* w) {
+    return encodes(w) && api_.gemm.order_for(ctx_, code_of(w->format), out.rows) == order;
+  });
+  if (order == Order::kInt8 && !(whole_rows && alone)) return result;
+  if (alone) {
+    result.rows.data = nullptr;
+    forms.alone = true;
   }
-  const Order order = api_.order_for(code, out.rows);
-  if (order == Order::kInt8 && !sees_rows) return result;
-  if (reader != nullptr) result.rows.data = nullptr;
-  result.act = new_encoded(out, order);
+  result.act = new_form(out, order, forms);
   return result;
 }
 
-const uint8_t* CudaDevice::encoded(const Matrix& x, Code code) {
-  last_code_ = code;
-  return encoded(x, api_.order_for(code, x.rows));
-}
-
-const uint8_t* CudaDevice::encoded(const Matrix& x, Order order) {
-  for (const Encoded& e : encoded_) {
-    if (e.data != nullptr && e.order == order && e.of.data == x.data && e.of.rows == x.rows &&
-        e.of.cols == x.cols && e.of.stride == x.stride) {
-      return e.data;
-    }
+const uint8_t* CudaDevice::form_of(const Matrix& x, Order order, Forms& forms) {
+  for (const Forms::Form& f : forms.forms) {
+    const bool lives = f.data != nullptr && scratch_at_ <= f.position + scratch_.size();
+    if (lives && f.order == static_cast<int>(order)) return f.data;
   }
-  const Activations act = new_encoded(x, order);
+  FRESHET_CHECK(!forms.alone, "numbers that were left in another form than a GEMM reads");
+  const Activations act = new_form(x, order, forms);
   const Rows rows = rows_of(x);
-  check(api_.encode(&act, &rows, nullptr, nullptr, x.rows), "encode");
+  check(api_.gemm.encode(ctx_, &act, &rows, nullptr, nullptr, x.rows), "encode");
   return act.data;
 }
 
 size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
   const auto fragments = [this](int64_t rows, int64_t cols) {
-    return aligned(static_cast<size_t>(api_.fragment_bytes(rows, std::max<int64_t>(cols, 1))));
+    return aligned(
+        static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, rows, std::max<int64_t>(cols, 1))));
   };
   const auto floats = [](int64_t n) { return aligned(static_cast<size_t>(n) * sizeof(float)); };
   size_t most = fragments(l.tokens, l.max_cols) +
                 static_cast<size_t>(l.heads) * fragments(l.tokens, l.max_head_dim);
   most = std::max(
-      most, aligned(std::min(kMostPartial, static_cast<size_t>(api_.attention_partial_bytes(
-                                               static_cast<int>(l.tokens), l.heads, l.max_head_dim,
-                                               std::max<int64_t>(l.max_context, 1))))) +
-                fragments(l.tokens, l.max_cols));
+      most,
+      aligned(std::min(kMostPartial, static_cast<size_t>(api_.attention.partial_bytes(
+                                         ctx_, static_cast<int>(l.tokens), l.heads, l.max_head_dim,
+                                         std::max<int64_t>(l.max_context, 1))))) +
+          fragments(l.tokens, l.max_cols));
   // What a gated unit's products read, and what they write.
   most = std::max(most, fragments(l.tokens, l.max_cols) / 2 * 3);
   if (l.top_k > 0) {
@@ -357,7 +341,6 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
 }
 
 Status CudaDevice::set_scratch(size_t bytes) {
-  encoded_ = {};
   scratch_ = Buffer();
   FRESHET_ASSIGN_OR_RETURN(scratch_, Buffer::allocate(bytes, this));
   scratch_at_ = 0;
@@ -387,12 +370,6 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
   return nullptr;
 }
 
-bool CudaDevice::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
-  const Code of_a = code_of(a), of_b = code_of(b);
-  if (of_a == Code::kF32 || of_b == Code::kF32) return of_a == of_b;  // which take rows as they are
-  return api_.order_for(of_a, rows) == api_.order_for(of_b, rows);
-}
-
 // Whether BF16 holds all numbers of rows in F32.
 static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   return std::ranges::all_of(rows, [&](const uint8_t* row) {
@@ -411,11 +388,11 @@ CudaDevice::Packing CudaDevice::packing_of(quant::Format format, int64_t rows, i
   const bool panels = format == quant::Format::kFP8 && use != ops::Use::kExperts;
   Packing p;
   p.code = panels ? Code::kFP8Panels : code_of(format);
-  p.bytes = api_.packed_bytes(p.code, rows, cols);
+  p.bytes = api_.gemm.packed_bytes(ctx_, p.code, rows, cols);
   p.beside = p.code;
   if (use == ops::Use::kTable) p.beside = heads_of(p.code);
   if (p.code == Code::kF32 && rows <= kMaxExperts) p.beside = Code::kExactF32;
-  if (p.beside != p.code) p.bytes_beside = api_.packed_bytes(p.beside, rows, cols);
+  if (p.beside != p.code) p.bytes_beside = api_.gemm.packed_bytes(ctx_, p.beside, rows, cols);
   return p;
 }
 
@@ -436,32 +413,53 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
   const size_t row_bytes = quant::row_bytes(format, cols);
   const int64_t at_once = static_cast<int64_t>(kRaw / row_bytes) / 16 * 16;
   if (at_once == 0) return unsupported("rows of {} bytes are too long for {}", row_bytes, name_);
-  constexpr int64_t kRowsAPiece = 64;
-  for (int64_t first = 0; first < count; first += at_once) {
-    const int64_t n = std::min(at_once, count - first);
-    pool.parallel_for((n + kRowsAPiece - 1) / kRowsAPiece, [&](int64_t piece, int) {
-      for (int64_t r = piece * kRowsAPiece; r < std::min(n, (piece + 1) * kRowsAPiece); ++r) {
-        std::memcpy(host_raw_.data() + static_cast<size_t>(r) * row_bytes,
-                    rows[static_cast<size_t>(first + r)], row_bytes);
-      }
-    });
-    int error = api_.upload(raw_.data(), host_raw_.data(),
-                            static_cast<int64_t>(static_cast<size_t>(n) * row_bytes));
-    if (error == 0) error = api_.pack(p.code, packed.data(), raw_.data(), first, n, count, cols);
-    if (error == 0 && p.bytes_beside > 0) {
-      error = api_.pack(p.beside, packed.data() + p.bytes, raw_.data(), first, n, count, cols);
-    }
-    if (error == 0) error = api_.sync();
-    if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));
+  int error = 0;
+  for (int slot = 0; slot < kUploadSlots && error == 0; ++slot) {
+    error = api_.memory.upload_used(ctx_, slot);  // uploads start after all earlier work
   }
+  int slot = 0;
+  for (int64_t first = 0; first < count && error == 0; first += at_once) {
+    const int64_t n = std::min(at_once, count - first);
+    const auto chunk = rows.subspan(static_cast<size_t>(first), static_cast<size_t>(n));
+    error = pack_rows(pool, chunk, row_bytes, slot, [&](const uint8_t* raw) {
+      int e = api_.gemm.pack(ctx_, p.code, packed.data(), raw, first, n, count, cols);
+      if (e == 0 && p.bytes_beside > 0) {
+        e = api_.gemm.pack(ctx_, p.beside, packed.data() + p.bytes, raw, first, n, count, cols);
+      }
+      return e;
+    });
+    slot = (slot + 1) % kUploadSlots;
+  }
+  if (error == 0) error = api_.stream.sync(ctx_);
+  if (error != 0) return internal_error("CUDA: packing: {}", api_.error_text(error));
   return packed;
+}
+
+// Copies rows to the slot's pinned memory and uploads them on the copy stream, while rows of the
+// other slot are packed; then packs them.
+int CudaDevice::pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes,
+                          int slot, FunctionRef<int(const uint8_t* raw)> pack) {
+  constexpr size_t kRowsATask = 64;
+  const size_t at = static_cast<size_t>(slot) * kRaw;
+  if (const int error = api_.memory.upload_await(ctx_, slot); error != 0) return error;
+  const size_t tasks = (rows.size() + kRowsATask - 1) / kRowsATask;
+  pool.parallel_for(static_cast<int64_t>(tasks), [&](int64_t task, int) {
+    const size_t begin = static_cast<size_t>(task) * kRowsATask;
+    for (size_t r = begin; r < std::min(rows.size(), begin + kRowsATask); ++r) {
+      std::memcpy(host_raw_.data() + at + r * row_bytes, rows[r], row_bytes);
+    }
+  });
+  int error = api_.memory.upload_ahead(ctx_, slot, raw_.data() + at, host_raw_.data() + at,
+                                       static_cast<int64_t>(rows.size() * row_bytes));
+  if (error == 0) error = pack(raw_.data() + at);
+  return error == 0 ? api_.memory.upload_used(ctx_, slot) : error;
 }
 
 // A weight as products take it.
 WeightView CudaDevice::product_view(const ops::Weight& w) const {
   WeightView view = view_of(w);
   if (view.code != Code::kF32) return view;
-  const auto bytes = static_cast<size_t>(api_.packed_bytes(Code::kF32, w.rows, w.cols));
+  const auto bytes = static_cast<size_t>(api_.gemm.packed_bytes(ctx_, Code::kF32, w.rows, w.cols));
   if (w.packed.size() > bytes) {
     view.data += bytes;
     view.code = Code::kExactF32;

@@ -2,10 +2,11 @@
 //
 // Memory: weights, cache and the model's arena are buffers of their own; scratch is one ring, whose
 // size scratch_bytes() plans, and a small staging area takes ids, positions and block tables, once
-// a step. Products want their input in BF16 (or E4M3), in an order of their own; ops whose result
-// feeds a product leave them in the ring as they go, and `Encoded` remembers which matrix they
-// belong to until somebody writes there. Steps that repeat are recorded as graphs and played back.
-// Used by one thread.
+// a step. GEMMs read their input in BF16 (or E4M3, INT8) in an order of their own: an operation
+// whose result only GEMMs read writes it in that form alone, to scratch. Which ones these are is
+// said by fused operations (ops/fused.h, docs/fusion.md); forms live as long as the operation, or
+// with its Input::shared. Every operation is enqueued when it is called. Steps that repeat are
+// recorded as graphs and played back. Used by one thread.
 #pragma once
 
 #include <array>
@@ -21,7 +22,7 @@ namespace freshet::cuda {
 
 class CudaDevice final : public ops::Device {
  public:
-  static Result<std::unique_ptr<ops::Device>> open(const Api& api);
+  static Result<std::unique_ptr<ops::Device>> open(const Api& api, int index);
   ~CudaDevice() override;
 
   Result<void*> take(size_t bytes) override;
@@ -40,7 +41,6 @@ class CudaDevice final : public ops::Device {
   void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
 
   const ops::MatmulKernel* matmul_row(quant::Format format) const override;
-  bool read_alike(quant::Format a, quant::Format b, int64_t rows) const override;
   int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols,
                        ops::Use use) const override;
   Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
@@ -53,8 +53,7 @@ class CudaDevice final : public ops::Device {
   void matmul(const Matrix& x, std::span<const ops::Product> products) override;
   void matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
                     const Matrix& out) override;
-  void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm,
-            const ops::Weight* reader) override;
+  void norm(const Matrix& out, const Matrix& x, const ops::Norm& norm) override;
   void norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                   bool weight_per_head) override;
   void rope_table(float* cos_sin, std::span<const int32_t> positions,
@@ -65,8 +64,7 @@ class CudaDevice final : public ops::Device {
                 const ops::AttentionBatch& batch) override;
   void attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                  const ops::AttentionBatch& batch, const ops::AttentionParams& params) override;
-  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu,
-           const ops::Weight* reader) override;
+  void glu(const Matrix& out, const Matrix& gate, const Matrix& up, const ops::Glu& glu) override;
   void activation(const Matrix& x, ops::Activation activation) override;
   void add(const Matrix& out, const Matrix& x, float scale) override;
   void scale(const Matrix& x, float scale) override;
@@ -74,7 +72,7 @@ class CudaDevice final : public ops::Device {
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) override;
   void sigmoid_gate(const Matrix& x, const Matrix& gate) override;
   void argmax(const Matrix& x, int32_t* ids) override;
-  bool samples(int64_t vocab) const override { return api_.samples(vocab) != 0; }
+  bool samples(int64_t vocab) const override { return api_.sampling.samples(ctx_, vocab) != 0; }
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids) override;
   void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
@@ -84,7 +82,15 @@ class CudaDevice final : public ops::Device {
   void route(const Matrix& logits, const ops::Routing& routing, int32_t* ids,
              float* weights) override;
   void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights, int top_k,
-           const ops::Experts& experts, bool add) override;
+           const ops::Experts& experts, bool add, ops::ProjectionHooks* hooks) override;
+
+  bool project(const ops::Input& in, std::span<const ops::Product> products) override;
+  bool prepare(const ops::Input& in, std::span<const ops::Weight* const> readers) override;
+  bool heads(const ops::Heads& heads) override;
+  bool attend(const ops::Attend& attend) override;
+  bool latent_attention(const ops::LatentAttention& layer) override;
+  bool gated(const ops::GatedMlp& mlp) override;
+  bool moe_block(const ops::MoeBlock& block) override;
 
   size_t scratch_bytes(const ops::Ops::ShapeLimits& limits) const override;
   Status set_scratch(size_t bytes) override;
@@ -93,13 +99,18 @@ class CudaDevice final : public ops::Device {
  private:
   class Pinned final : public Memory {
    public:
-    explicit Pinned(const Api& api) : api_(api) {}
+    Pinned(const Api& api, Context* ctx) : api_(api), ctx_(ctx) {}
     Result<void*> take(size_t bytes) override;
     void give_back(void* memory) override;
     void copy(void* to, const void* from, size_t bytes) override;
 
    private:
     const Api& api_;
+    Context* ctx_;
+  };
+  struct Close {
+    const Api* api;
+    void operator()(Context* context) const { api->close(context); }
   };
   // How rows are packed: as products take them and, if `beside` is another code, behind that as
   // look-ups or exact products do.
@@ -107,13 +118,8 @@ class CudaDevice final : public ops::Device {
     Code code, beside;
     int64_t bytes = 0, bytes_beside = 0;
   };
-  // A matrix as products want it.
-  struct Encoded {
-    Matrix of;
-    uint8_t* data = nullptr;
-    size_t bytes = 0;
-    Order order = Order::kLanes;
-  };
+  using Forms = ops::EncodedForms;
+  using Readers = std::span<const ops::Weight* const>;
   // So few tokens that every expert in use gets all of them.
   static constexpr int64_t kWholeTokens = 32;
   struct Registered {
@@ -121,28 +127,13 @@ class CudaDevice final : public ops::Device {
     size_t size;
     const int32_t* device;
   };
-  // A norm of few rows that waits for the router that reads it.
-  struct HeldNorm {
-    bool held = false;
-    Matrix x, out;
-    NormArgs norm{};
-    const ops::Weight* reader = nullptr;
-  };
-  // A router's product, and then its routes, that wait for what comes next.
-  struct Router {
-    bool held = false;
-    Matrix x, out;
+  // What of a router is still to be run when its experts are: its GEMM and its routes, and before
+  // these the norm. Kernels take them together where they fit.
+  struct Pending {
+    const ops::MoeBlock& block;
+    bool norm = false, router = false;
     ProductArgs product{};
     RoutingArgs routing{};
-    int32_t* ids = nullptr;
-    float* weights = nullptr;
-  };
-  // Products of gate and up that wait for the gated unit.
-  struct Gated {
-    bool held = false;
-    int64_t tokens = 0;
-    quant::Format format = quant::Format::kBF16;
-    std::array<ProductArgs, 2> products{};
   };
   struct Played {
     int seen = 0;
@@ -150,29 +141,29 @@ class CudaDevice final : public ops::Device {
     void* graph = nullptr;
   };
 
-  explicit CudaDevice(const Api& api) : api_(api), pinned_(api) {}
+  CudaDevice(const Api& api, Context* ctx)
+      : api_(api), context_(ctx, Close{&api}), ctx_(ctx), pinned_(api, ctx) {}
   Status open_buffers();
   void check(int error, const char* what) const;
-  void flush();  // what was held back
   void forget_steps();
-  bool held_for(const Matrix& q, const ops::KvView& cache, const ops::AttentionBatch& batch) const;
-  HeadsArgs::Part& hold(const Matrix& x, int heads, int head_dim,
-                        FunctionRef<bool(const HeadsArgs::Part&)> done);
   uint8_t* scratch(size_t bytes);
   template <class T>
   T* scratch_array(int64_t n) {
     return reinterpret_cast<T*>(scratch(static_cast<size_t>(n) * sizeof(T)));
   }
-  void wrote(const Matrix& m);
+  // How an operation writes its result.
   struct Output {
-    Rows rows;        // without data where nobody reads it as it is
-    Activations act;  // without where no product reads it
+    Rows rows;        // without data where nobody reads the numbers as they are
+    Activations act;  // without where no GEMM reads them
   };
-  // sees_rows: the op's kernels have whole rows at once.
-  Output output_of(const Matrix& out, const ops::Weight* reader, bool sees_rows = false);
-  Activations new_encoded(const Matrix& of, Order order);
-  const uint8_t* encoded(const Matrix& x, Code code);
-  const uint8_t* encoded(const Matrix& x, Order order);
+  // For GEMMs with these weights. keep: others read the numbers, too. whole_rows: the kernels of
+  // the operation see whole rows at once.
+  Output output_for(const Matrix& out, Readers readers, bool keep, bool whole_rows, Forms& forms);
+  void normalise(const ops::Input& in, Readers readers, Forms& forms);
+  Activations new_form(const Matrix& of, Order order, Forms& forms);
+  Activations new_form_for_experts(const Matrix& of, Forms& forms);
+  // x in the form, which is made if it is not there.
+  const uint8_t* form_of(const Matrix& x, Order order, Forms& forms);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
   uint8_t* host_stage() {
@@ -180,49 +171,57 @@ class CudaDevice final : public ops::Device {
   }
   BatchArgs batch_args(const ops::AttentionBatch& batch, int64_t tokens);
   const uint8_t* const* table_of(std::span<const ops::Weight> weights);
-  ProductArgs product_args(const Matrix& x, const ops::Product& product);
-  const NextProducts* next_of(std::span<const ops::Product> products);
-  bool hold_gated(const Matrix& x, std::span<const ops::Product> products);
-  void flush_gated();
+  ProductArgs product_args(const Matrix& x, const ops::Product& product, Forms& forms);
+  void run_products(const Matrix& x, std::span<const ops::Product> products, Forms& forms);
+  void run_products_of_heads(const Matrix& x, std::span<const ops::Weight> weights,
+                             const Matrix& out, Forms& forms);
+  bool slices_heads(const ops::Weight& first, int64_t tokens) const;
+  HeadsArgs heads_args(const ops::Heads& heads);
+  void run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
+                     const ops::AttentionBatch& batch, const ops::AttentionParams& params,
+                     const HeadsArgs* before, const ops::Weight* reader, bool keep, Forms& forms);
+  int pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes, int slot,
+                FunctionRef<int(const uint8_t* raw)> pack);
   Packing packing_of(quant::Format format, int64_t rows, int64_t cols, ops::Use use) const;
   WeightView product_view(const ops::Weight& w) const;
-  void flush_norm();
-  void flush_but_norm();
-  bool run_route_one();
-  bool hold_router(const Matrix& x, std::span<const ops::Product> products);
-  void flush_router();
-  bool router_holds(const int32_t* ids, const float* weights, int64_t tokens, int top_k) const;
-  void run_groups(const GroupArgs& groups);
+  static bool is_router(const ops::Product& product, const Matrix& x);
+  bool route_one(Pending& pending, Forms& forms);
+  void run_groups(const GroupArgs& groups, Pending* pending, Forms& forms);
+  void run_moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
+               int top_k, const ops::Experts& experts, bool add, Pending* pending, Forms& forms,
+               ops::ProjectionHooks* hooks);
   bool run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
-                       int top_k, const ops::Experts& experts, bool add);
+                       int top_k, const ops::Experts& experts, bool add, Pending* pending,
+                       Forms& forms);
   GroupArgs new_groups(const int32_t* ids, const float* weights, int64_t tokens, int top_k,
                        int64_t experts, int slot_tokens, int slots);
   static ExpertsArgs experts_args(const ops::Experts& experts);
-  void* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
-  float* run_experts_singly(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups);
+  void* run_experts(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups,
+                    Forms& forms);
+  float* run_experts_singly(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups,
+                            ops::ProjectionHooks* hooks);
+  // Places of an expert's tokens.
+  struct ExpertPlaces {
+    size_t expert;
+    int64_t first;
+    std::vector<int32_t> tokens;
+  };
+  std::vector<ExpertPlaces> places_of(const GroupArgs& groups);
   void run_expert(const ops::Weight& first, const uint8_t* const* table, const uint8_t* act,
                   float* out, const float* bias, const GroupArgs& groups);
 
   const Api& api_;
+  std::unique_ptr<Context, Close> context_;  // declared first: buffers are given back before
+  Context* ctx_;
   Pinned pinned_;
   std::string name_;
   size_t free_ = 0, total_ = 0;
-  HeldNorm norm_;
-  Router router_;
-  Gated gated_;
-  HeadsArgs held_{};                // parts that wait for what else their heads need
-  ops::AttentionBatch held_batch_;  // of keys and values
   // What holds addresses of buffers; declared before these, since one given back clears it.
   std::map<std::vector<int64_t>, Played> steps_;
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
-  std::map<const uint8_t*, NextProducts> next_;  // by the weight of the products before
-  const uint8_t* last_product_ = nullptr;
   size_t tables_at_ = 0;
   Buffer scratch_;
-  size_t scratch_at_ = 0;
-  std::array<Encoded, 4> encoded_{};
-  size_t next_encoded_ = 0;
-  Code last_code_ = Code::kBF16;  // of weights: the next ones are likely to be the same
+  uint64_t scratch_at_ = 0;  // ever growing; the ring's size divides out
   Buffer stage_, host_stage_;
   size_t stage_at_ = 0;
   int stage_turn_ = 0;  // which half of the host's this step has

@@ -1,5 +1,7 @@
 // Finds and opens the plug-in.
+#include <charconv>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -50,25 +52,39 @@ Result<const Api*> load() {
   return not_found("no CUDA plug-in ({}): build it with `make cuda`, or use --device cpu", why);
 }
 
+// The index that "cuda" (0) or "cuda:N" names; -1: neither.
+int index_of(std::string_view choice) {
+  constexpr std::string_view kPrefix = "cuda:";
+  if (choice == "cuda") return 0;
+  if (!choice.starts_with(kPrefix)) return -1;
+  const std::string_view digits = choice.substr(kPrefix.size());
+  int index = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size();
+  return whole && index >= 0 ? index : -1;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<ops::Device>> open() {
+Result<std::unique_ptr<ops::Device>> open(int index) {
   FRESHET_ASSIGN_OR_RETURN(const Api* api, load());
-  return CudaDevice::open(*api);
+  return CudaDevice::open(*api, index);
 }
 
 Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu) {
   if (choice == "cpu") return std::unique_ptr<ops::Device>();
-  if (choice == "cuda" && needs_cpu) {
+  const int index = index_of(choice);
+  if (index >= 0 && needs_cpu) {
     return invalid_argument("--reference, --force-kernel and --cpu-isa are for --device cpu");
   }
-  if (choice == "cuda") return open();
-  if (choice != "auto")
-    return invalid_argument("unknown device \"{}\"; known: auto cpu cuda", choice);
+  if (index >= 0) return open(index);
+  if (choice != "auto") {
+    return invalid_argument("unknown device \"{}\"; known: auto cpu cuda cuda:N", choice);
+  }
   if (needs_cpu) return std::unique_ptr<ops::Device>();
-  auto device = open();
+  auto device = open(0);
   if (device.ok()) return device;
-  // That there is no plug-in or no GPU needs no word.
+  // A missing plug-in or GPU is normal: no warning.
   if (device.status().code() != StatusCode::kNotFound)
     log_warning("no GPU is used: {}", device.status().message());
   return std::unique_ptr<ops::Device>();

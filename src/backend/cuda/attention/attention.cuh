@@ -527,14 +527,14 @@ __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int row
 }
 
 // prefill_sm90.cu: many queries a sequence, for the usual sizes of heads.
-bool prompt_fits(const AttentionArgs& a);
+bool prompt_fits(const Context& ctx, const AttentionArgs& a);
 // Whether it does what is to be done before with queries, too.
-bool prompt_turns(const AttentionArgs& a);
-int attention_prompt(const AttentionArgs& a);
+bool prompt_turns(const Context& ctx, const AttentionArgs& a);
+int attention_prompt(const Context& ctx, const AttentionArgs& a);
 // decode_sm90.cu: one query a sequence, for the usual sizes of heads.
-bool single_fits(const AttentionArgs& a);
-int attention_single(const AttentionArgs& a);
+bool single_fits(const Context& ctx, const AttentionArgs& a);
+int attention_single(const Context& ctx, const AttentionArgs& a);
 // Whether it does what is to be done before, too.
-bool takes_heads(const AttentionArgs& a);
+bool takes_heads(const Context& ctx, const AttentionArgs& a);
 
 }  // namespace freshet::cuda

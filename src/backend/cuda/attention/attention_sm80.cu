@@ -374,18 +374,18 @@ Plan plan_of(const AttentionArgs& a) {
 }
 
 template <CacheType kType, int VT>
-int run(const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block, int split) {
-  static const cudaError_t kRaised = cudaFuncSetAttribute(
-      attention_kernel<kType, VT>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
-  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
-  return launch(attention_kernel<kType, VT>, grid, block, plan.shared, a, plan, split);
+int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block,
+        int split) {
+  const auto kernel = attention_kernel<kType, VT>;
+  if (const int error = raise_shared(kernel, kMostShared); error != 0) return error;
+  return launch(ctx, kernel, grid, block, plan.shared, a, plan, split);
 }
 
-int attend(const AttentionArgs& args);
+int attend(const Context& ctx, const AttentionArgs& args);
 
 // Sequences with one query stand in front and take the kernel for these, which knows no order of
 // sums of its own: what is cut like this is speed alone.
-int attention_of_both(const AttentionArgs& a) {
+int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   AttentionArgs ones = a, rest = a;
   ones.batch.sequences = ones.batch.tokens = a.single;
   ones.max_queries = 1;
@@ -395,27 +395,27 @@ int attention_of_both(const AttentionArgs& a) {
   rest.batch.sequences -= a.single;
   rest.single = 0;
   rest.partial = nullptr;
-  const bool direct = single_fits(ones) && prompt_fits(rest) &&
+  const bool direct = single_fits(ctx, ones) && prompt_fits(ctx, rest) &&
                       (a.act.e4m3 == 0 || a.cache.value_dim % kE4M3Cols == 0);
   if (!direct) {
     ones.act = rest.act = {};
     ones.only_act = rest.only_act = 0;
   }
   ones.before = nullptr;
-  int error = attend(ones);
-  if (error == 0) error = attend(rest);
+  int error = attend(ctx, ones);
+  if (error == 0) error = attend(ctx, rest);
   if (error != 0 || direct || a.act.data == nullptr) return error;
   const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
-  return encode(&a.act, &out, nullptr, nullptr, out.rows);
+  return encode(ctx, &a.act, &out, nullptr, nullptr, out.rows);
 }
 
 // What is to be done before, except for queries that a prompt's kernel turns as it takes them.
-int do_before(const HeadsArgs& before, int64_t queries) {
+int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
   const auto some = [&](int from, int upto, int64_t tokens) {
     HeadsArgs some = before;
     some.count = upto - from, some.tokens = tokens;
     for (int i = from; i < upto; ++i) some.of[i - from] = before.of[i];
-    return tokens > 0 ? heads_to_cache(some) : 0;
+    return tokens > 0 ? heads_to_cache(ctx, some) : 0;
   };
   if (queries == before.tokens) return some(0, before.count, before.tokens);
   const int error = some(0, 1, queries);
@@ -423,20 +423,20 @@ int do_before(const HeadsArgs& before, int64_t queries) {
 }
 
 // attention(); a.before: what its kernel does itself.
-int attend(const AttentionArgs& args) {
+int attend(const Context& ctx, const AttentionArgs& args) {
   AttentionArgs a = args;
-  if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(a);
+  if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(ctx, a);
   // Only heads of whole groups end in E4M3.
   if (a.act.e4m3 != 0 &&
-      (a.cache.value_dim % kE4M3Cols != 0 || !(single_fits(a) || prompt_fits(a)))) {
+      (a.cache.value_dim % kE4M3Cols != 0 || !(single_fits(ctx, a) || prompt_fits(ctx, a)))) {
     a.act = {};
     a.only_act = 0;
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
-    const int error = attend(a);
-    return error != 0 ? error : encode(&args.act, &out, nullptr, nullptr, out.rows);
+    const int error = attend(ctx, a);
+    return error != 0 ? error : encode(ctx, &args.act, &out, nullptr, nullptr, out.rows);
   }
-  if (single_fits(a)) return attention_single(a);
-  if (prompt_fits(a)) return attention_prompt(a);
+  if (single_fits(ctx, a)) return attention_single(ctx, a);
+  if (prompt_fits(ctx, a)) return attention_prompt(ctx, a);
   const Plan plan = plan_of(a);
   if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
   const int group = a.heads / a.cache.kv_heads;
@@ -450,7 +450,8 @@ int attend(const AttentionArgs& args) {
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
   const auto of = [&](auto kernel, auto wide) {
-    return narrow ? kernel(a, plan, grid, block, split) : wide(a, plan, grid, block, split);
+    return narrow ? kernel(ctx, a, plan, grid, block, split)
+                  : wide(ctx, a, plan, grid, block, split);
   };
   int error = 0;
   switch (a.cache.type) {
@@ -469,34 +470,35 @@ int attend(const AttentionArgs& args) {
   }
   if (error == 0 && !split && a.act.data != nullptr) {
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
-    return encode(&a.act, &out, nullptr, nullptr, out.rows);
+    return encode(ctx, &a.act, &out, nullptr, nullptr, out.rows);
   }
   if (error != 0 || !split) return error;
   const auto x = static_cast<unsigned>(a.act.data != nullptr
                                            ? ceil_div(a.batch.sequences, kTokenTile) * kTokenTile
                                            : a.batch.sequences);
-  return launch(merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,
+  return launch(ctx, merge_kernel, dim3(x, static_cast<unsigned>(a.heads)), dim3(128), 0, a,
                 plan.splits);
 }
 
 }  // namespace
 
-int64_t attention_partial_bytes(int sequences, int heads, int value_dim, int64_t context) {
+int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
+                                int64_t context) {
   return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
          ceil_div(context, kPieceTokens);
 }
 
-int attention(const AttentionArgs* args) {
+int attention(const Context& ctx, const AttentionArgs* args) {
   AttentionArgs a = *args;
-  if (a.before != nullptr && !takes_heads(a)) {
+  if (a.before != nullptr && !takes_heads(ctx, a)) {
     const HeadsArgs& before = *a.before;
-    const bool turned = a.single < a.batch.sequences && prompt_turns(a);
+    const bool turned = a.single < a.batch.sequences && prompt_turns(ctx, a);
     if (!turned) a.before = nullptr;
-    if (const int error = do_before(before, turned ? a.single : before.tokens); error != 0) {
+    if (const int error = do_before(ctx, before, turned ? a.single : before.tokens); error != 0) {
       return error;
     }
   }
-  return attend(a);
+  return attend(ctx, a);
 }
 
 }  // namespace freshet::cuda

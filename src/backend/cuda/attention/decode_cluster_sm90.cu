@@ -456,46 +456,44 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-int run(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
+int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
   constexpr size_t kBytes = sizeof(Piece<T>);
   const auto kernel = cluster_kernel<T>;
-  static const cudaError_t kRaised = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
-  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
-  static const cudaError_t kCarved = leave_shared(kernel);  // to a block of gemm_bf16_sm90_m1_32.cu
-  if (kCarved != cudaSuccess) return static_cast<int>(kCarved);
+  if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
+  // To a block of gemm_bf16_sm90_m1_32.cu.
+  if (const int error = leave_shared(kernel); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles.by),
                   static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.pieces * kRanks));
   const dim3 cluster(1, 1, static_cast<unsigned>(pieces_of_cluster(plan.pieces) * kRanks));
-  return launch_cluster(kernel, grid, dim3(kThreads), kBytes, cluster, a, plan, of,
+  return launch_cluster(ctx, kernel, grid, dim3(kThreads), kBytes, cluster, a, plan, of,
                         usual(of.of[0]) && (of.count == 1 || (usual(of.of[1]) && usual(of.of[2]))));
 }
 
 template <template <int> class Stored, bool kE4M3>
-int run_rows(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, Stored, kE4M3>>(a, plan, of)
-                                         : run<Kind<128, 2, Stored, kE4M3>>(a, plan, of);
+int run_rows(const Context& ctx, const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<128, 1, Stored, kE4M3>>(ctx, a, plan, of)
+                                         : run<Kind<128, 2, Stored, kE4M3>>(ctx, a, plan, of);
 }
 template <template <int> class Stored>
-int run_result(const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
-  return a.act.e4m3 != 0 ? run_rows<Stored, true>(a, plan, of)
-                         : run_rows<Stored, false>(a, plan, of);
+int run_result(const Context& ctx, const AttentionArgs& a, const Plan& plan, const HeadsArgs& of) {
+  return a.act.e4m3 != 0 ? run_rows<Stored, true>(ctx, a, plan, of)
+                         : run_rows<Stored, false>(ctx, a, plan, of);
 }
 
 }  // namespace
 
-bool cluster_fits(const AttentionArgs& a, const single::Plan& plan) {
+bool cluster_fits(const Context& ctx, const AttentionArgs& a, const single::Plan& plan) {
   const int64_t blocks =
       int64_t{a.batch.sequences} * plan.tiles.by * a.cache.kv_heads * plan.pieces * kRanks;
   // More would wait for each other: their copies of values are small. Codes are read fast enough by
   // blocks that leave the next kernel's more multiprocessors.
-  const int most = in_bytes(a.cache.type) ? multiprocessors / 2 : multiprocessors;
+  const int most = in_bytes(a.cache.type) ? ctx.multiprocessors / 2 : ctx.multiprocessors;
   return a.partial != nullptr && a.cache.type != CacheType::kBF16 && a.cache.key_dim == 128 &&
          blocks <= most;
 }
 
-int attention_cluster(const AttentionArgs& a, single::Plan plan) {
+int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;
   HeadsArgs of{};
   if (a.before != nullptr) {
@@ -507,11 +505,11 @@ int attention_cluster(const AttentionArgs& a, single::Plan plan) {
   }
   switch (a.cache.type) {
     case CacheType::kE4M3:
-      return run_result<E4M3Stored>(a, plan, of);
+      return run_result<E4M3Stored>(ctx, a, plan, of);
     case CacheType::kInt8:
-      return run_result<Int8Stored>(a, plan, of);
+      return run_result<Int8Stored>(ctx, a, plan, of);
     default:
-      return run_result<HalfStored>(a, plan, of);
+      return run_result<HalfStored>(ctx, a, plan, of);
   }
 }
 

@@ -14,7 +14,7 @@ using namespace single;
 
 // Blocks: as many as find room at once, or a task each.
 template <class T>
-__global__ void __launch_bounds__(kThreads, T::kResident)
+__global__ void __launch_bounds__(kThreads, T::resident)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
                   const __grid_constant__ HeadsArgs of) {
 #if __CUDA_ARCH__ >= 900
@@ -39,7 +39,8 @@ struct Resident {
   int few, many;  // with the least and the most
 };
 
-Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slots) {
+Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& resident,
+                 int least_slots) {
   Plan p = {};
   p.slots = kMostSlots;
   p.heads = a.cache.kv_heads;
@@ -57,9 +58,9 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
   const auto tasks = [&](int run) { return tiles * ceil_div(p.pieces, run); };
   int64_t least = INT64_MAX;
   const auto weigh_runs = [&](int blocks, int slots) {
-    const int64_t wave = int64_t{blocks} * multiprocessors;
+    const int64_t wave = int64_t{blocks} * ctx.multiprocessors;
     for (int run = 1; run <= kMostRun && a.partial != nullptr; ++run) {
-      const int64_t rest = tasks(run) % wave, alone = int64_t{multiprocessors} * 4 / 3;
+      const int64_t rest = tasks(run) % wave, alone = int64_t{ctx.multiprocessors} * 4 / 3;
       const int64_t time = tasks(run) - rest + (rest == 0 || rest > alone ? rest : alone);
       const int64_t cost = time * (int64_t{run} * kTiles + 1);
       if (cost >= least) continue;
@@ -83,88 +84,86 @@ Plan plan_single(const AttentionArgs& a, const Resident& resident, int least_slo
 }
 
 template <class T>
-int run(const AttentionArgs& a) {
+int run(const Context& ctx, const AttentionArgs& a) {
   constexpr size_t kBytes = sizeof(Shared<T>);
   const auto kernel = single_kernel<T>;
-  static const cudaError_t kRaised = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes));
-  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
+  if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
   constexpr int kLeast = T::Stored::kLeastSlots;
-  static const Resident kResident = [&] {
-    const auto with = [&](int slots) {
+  const auto blocks_with = [&](int slots) {
+    const size_t bytes = Shared<T>::bytes(slots);
+    return known_of(ctx, reinterpret_cast<const void*>(kernel), bytes, [&] {
       int blocks = 1;
-      (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads,
-                                                          Shared<T>::bytes(slots));
+      (void)cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, bytes);
       return blocks > 1 ? blocks : 1;
-    };
-    return Resident{with(kLeast), with(kMostSlots)};
-  }();
-  const Plan plan = plan_single(a, kResident, kLeast);
-  if (cluster_fits(a, plan)) return attention_cluster(a, plan);
-  const int most = multiprocessors * (plan.slots == kLeast ? kResident.few : kResident.many);
+    });
+  };
+  const Resident resident{blocks_with(kLeast), blocks_with(kMostSlots)};
+  const Plan plan = plan_single(ctx, a, resident, kLeast);
+  if (cluster_fits(ctx, a, plan)) return attention_cluster(ctx, a, plan);
+  const int most = ctx.multiprocessors * (plan.slots == kLeast ? resident.few : resident.many);
   const int blocks = plan.tasks < most ? plan.tasks : most;
   HeadsArgs of{};
   if (a.before != nullptr) of = *a.before;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 Shared<T>::bytes(plan.slots), a, plan, of);
 }
 
 template <int D, template <int> class Stored, bool kE4M3>
-int run_rows(const AttentionArgs& a) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(a)
-                                         : run<Kind<D, 2, Stored, kE4M3>>(a);
+int run_rows(const Context& ctx, const AttentionArgs& a) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a)
+                                         : run<Kind<D, 2, Stored, kE4M3>>(ctx, a);
 }
 // attention() asks for E4M3 only where heads are whole groups.
 template <int D, template <int> class Stored>
-int run_result(const AttentionArgs& a) {
+int run_result(const Context& ctx, const AttentionArgs& a) {
   if constexpr (D % kE4M3Cols == 0) {
-    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(a);
+    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(ctx, a);
   }
-  return run_rows<D, Stored, false>(a);
+  return run_rows<D, Stored, false>(ctx, a);
 }
 template <int D>
-int run_heads(const AttentionArgs& a) {
+int run_heads(const Context& ctx, const AttentionArgs& a) {
   switch (a.cache.type) {
     case CacheType::kF16:
-      return run_result<D, HalfStored>(a);
+      return run_result<D, HalfStored>(ctx, a);
     case CacheType::kBF16:
-      return run_result<D, BF16Stored>(a);
+      return run_result<D, BF16Stored>(ctx, a);
     case CacheType::kE4M3:
-      return run_result<D, E4M3Stored>(a);
+      return run_result<D, E4M3Stored>(ctx, a);
     case CacheType::kInt8:
-      return run_result<D, Int8Stored>(a);
+      return run_result<D, Int8Stored>(ctx, a);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }
 
 }  // namespace
 
-bool single_fits(const AttentionArgs& a) {
+bool single_fits(const Context& ctx, const AttentionArgs& a) {
   const int d = a.cache.key_dim;
   const int64_t tiles = int64_t{a.batch.sequences} * a.cache.kv_heads *
                         ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile);
   // Hopper's copies; this file's code for other GPUs is empty.
-  return capability == 90 && a.single != 0 && a.cache.value_dim == d &&
+  return ctx.capability == 90 && a.single != 0 && a.cache.value_dim == d &&
          (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
          whole_rows(a.q, a.q_stride) && !shares_codes(a.cache);
 }
 
-bool takes_heads(const AttentionArgs& a) {
-  if (!single_fits(a) || a.single != a.batch.sequences) return false;
-  if (cluster_fits(a, plan_single(a, {1, 1}, 0))) return true;
+bool takes_heads(const Context& ctx, const AttentionArgs& a) {
+  if (!single_fits(ctx, a) || a.single != a.batch.sequences) return false;
+  if (cluster_fits(ctx, a, plan_single(ctx, a, {1, 1}, 0))) return true;
   bool are_usual = a.cache.key_dim == kUsualDim;
   for (int i = 0; i < a.before->count; ++i) are_usual = are_usual && usual(a.before->of[i]);
   return are_usual && a.cache.type != CacheType::kInt8 && a.heads / a.cache.kv_heads <= 8;
 }
 
-int attention_single(const AttentionArgs& a) {
+int attention_single(const Context& ctx, const AttentionArgs& a) {
   switch (a.cache.key_dim) {
     case 64:
-      return run_heads<64>(a);
+      return run_heads<64>(ctx, a);
     case 128:
-      return run_heads<128>(a);
+      return run_heads<128>(ctx, a);
     default:
-      return run_heads<256>(a);
+      return run_heads<256>(ctx, a);
   }
 }
 

@@ -537,15 +537,13 @@ __global__ void __launch_bounds__(kThreads<kType>, 1)
 }
 
 template <int D, CacheType kType, bool kE4M3>
-int run(const AttentionArgs& a) {
+int run(const Context& ctx, const AttentionArgs& a) {
   constexpr auto kKernel = prompt_kernel<D, kType, kE4M3>;
-  static const cudaError_t kRaised =
-      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<D>));
-  if (kRaised != cudaSuccess) return static_cast<int>(kRaised);
+  if (const int error = raise_shared(kKernel, sizeof(Shared<D>)); error != 0) return error;
   const int64_t group = a.heads / a.cache.kv_heads;
   const int64_t tiles = a.batch.tokens * group / kRows + a.batch.sequences;
   const int64_t all = tiles * a.cache.kv_heads;
-  const dim3 grid(static_cast<unsigned>(all < multiprocessors ? all : multiprocessors));
+  const dim3 grid(static_cast<unsigned>(all < ctx.multiprocessors ? all : ctx.multiprocessors));
   Before before = {};
   if (a.before != nullptr) {
     const HeadsArgs::Part& q = a.before->of[0];
@@ -554,41 +552,41 @@ int run(const AttentionArgs& a) {
     before.eps = q.norm.eps;
     before.weight_step = q.norm_per_head != 0 ? D : 0;
   }
-  return launch(kKernel, grid, dim3(kThreads<kType>), sizeof(Shared<D>), a, before,
+  return launch(ctx, kKernel, grid, dim3(kThreads<kType>), sizeof(Shared<D>), a, before,
                 static_cast<int>(tiles));
 }
 
 template <CacheType kType>
-int run_type(const AttentionArgs& a) {
-  if (a.cache.key_dim == 64) return run<64, kType, false>(a);
-  return a.act.e4m3 != 0 ? run<128, kType, true>(a) : run<128, kType, false>(a);
+int run_type(const Context& ctx, const AttentionArgs& a) {
+  if (a.cache.key_dim == 64) return run<64, kType, false>(ctx, a);
+  return a.act.e4m3 != 0 ? run<128, kType, true>(ctx, a) : run<128, kType, false>(ctx, a);
 }
 
 }  // namespace
 
-bool prompt_fits(const AttentionArgs& a) {
+bool prompt_fits(const Context& ctx, const AttentionArgs& a) {
   const int d = a.cache.key_dim;
   // Fewer rows leave warps without work.
-  return capability == 90 && a.max_queries * (a.heads / a.cache.kv_heads) > kGroupRows &&
+  return ctx.capability == 90 && a.max_queries * (a.heads / a.cache.kv_heads) > kGroupRows &&
          a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0 &&
          !shares_codes(a.cache);
 }
 
-bool prompt_turns(const AttentionArgs& a) {
-  return prompt_fits(a) && a.cache.key_dim == kUsualDim && usual(a.before->of[0]);
+bool prompt_turns(const Context& ctx, const AttentionArgs& a) {
+  return prompt_fits(ctx, a) && a.cache.key_dim == kUsualDim && usual(a.before->of[0]);
 }
 
-int attention_prompt(const AttentionArgs& a) {
+int attention_prompt(const Context& ctx, const AttentionArgs& a) {
   switch (a.cache.type) {
     case CacheType::kE4M3:
-      return run_type<CacheType::kE4M3>(a);
+      return run_type<CacheType::kE4M3>(ctx, a);
     case CacheType::kInt8:
-      return run_type<CacheType::kInt8>(a);
+      return run_type<CacheType::kInt8>(ctx, a);
     case CacheType::kBF16:
-      return run_type<CacheType::kBF16>(a);
+      return run_type<CacheType::kBF16>(ctx, a);
     default:
-      return run_type<CacheType::kF16>(a);
+      return run_type<CacheType::kF16>(ctx, a);
   }
 }
 

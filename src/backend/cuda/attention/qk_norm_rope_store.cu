@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
 
 }  // namespace
 
-int heads_to_cache(const HeadsArgs& args) {
+int heads_to_cache(const Context& ctx, const HeadsArgs& args) {
   constexpr int64_t kManyTokens = 256;
   int count = 0;
   bool stored = true;
@@ -265,7 +265,7 @@ int heads_to_cache(const HeadsArgs& args) {
     count += args.of[i].heads;
     stored = stored && args.of[i].store != HeadsArgs::kNowhere;
   }
-  if (args.tokens < kManyTokens || !stored || !usual(args)) return heads(&args);
+  if (args.tokens < kManyTokens || !stored || !usual(args)) return heads(ctx, &args);
   const auto kernel = [&] {
     switch (args.cache.type) {
       case CacheType::kE4M3:
@@ -278,13 +278,13 @@ int heads_to_cache(const HeadsArgs& args) {
         return stored_heads_kernel<CacheType::kF16>;
     }
   }();
-  return launch(kernel,
+  return launch(ctx, kernel,
                 dim3(static_cast<unsigned>(ceil_div(args.tokens, kTokensOfWarp)),
                      static_cast<unsigned>(ceil_div(count, kHeadWarps))),
                 dim3(kHeadWarps * 32), 0, args);
 }
 
-int heads(const HeadsArgs* args) {
+int heads(const Context& ctx, const HeadsArgs* args) {
   int count = 0, longest = 0;
   for (int i = 0; i < args->count; ++i) {
     count += args->of[i].heads;
@@ -294,17 +294,18 @@ int heads(const HeadsArgs* args) {
     constexpr int64_t kManyTokens = 1024;
     if (args->tokens >= kManyTokens) {
       const auto blocks = static_cast<unsigned>(ceil_div(args->tokens, kHeadWarps));
-      return launch(usual_heads_kernel<true>, dim3(blocks), dim3(kHeadWarps * 32), 0, *args, count);
+      return launch(ctx, usual_heads_kernel<true>, dim3(blocks), dim3(kHeadWarps * 32), 0, *args,
+                    count);
     }
     const int64_t blocks = ceil_div(count, args->tokens > 256 ? kAtOnce * kHeadWarps : kHeadWarps);
-    return launch(usual_heads_kernel<false>,
+    return launch(ctx, usual_heads_kernel<false>,
                   dim3(static_cast<unsigned>(args->tokens), static_cast<unsigned>(blocks)),
                   dim3(kHeadWarps * 32), 0, *args, count);
   }
   const int room = static_cast<int>(ceil_div(longest, 4)) * 4;
   const dim3 grid(static_cast<unsigned>(args->tokens),
                   static_cast<unsigned>(ceil_div(count, kHeadWarps)));
-  return launch(heads_kernel, grid, dim3(kHeadWarps * 32),
+  return launch(ctx, heads_kernel, grid, dim3(kHeadWarps * 32),
                 static_cast<size_t>(kHeadWarps * room) * sizeof(float), *args, room);
 }
 

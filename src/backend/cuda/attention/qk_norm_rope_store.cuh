@@ -219,6 +219,6 @@ __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
 }
 
 // heads() of what attention alone reads: parts that are stored may stay as they are.
-int heads_to_cache(const HeadsArgs& args);
+int heads_to_cache(const Context& ctx, const HeadsArgs& args);
 
 }  // namespace freshet::cuda

@@ -9,7 +9,7 @@ namespace freshet::cuda {
 namespace {
 
 template <class Body>
-void with_packed(Code code, const Body& body) {
+void with_packed(const Context& ctx, Code code, const Body& body) {
   if (code == Code::kExactF32) {
     body(ExactF32{});
   } else if (code > Code::kHeads) {
@@ -17,7 +17,7 @@ void with_packed(Code code, const Body& body) {
     with_format(static_cast<Code>(of), [&](auto f) {
       if constexpr (kHasHeads<decltype(f)>) body(Heads<decltype(f)>{});
     });
-  } else if (code == Code::kFP8Panels && capability == 90) {
+  } else if (code == Code::kFP8Panels && ctx.capability == 90) {
     body(FP8Panels{});
   } else {
     with_format(code == Code::kFP8Panels ? Code::kFP8 : code, body);
@@ -116,9 +116,10 @@ __global__ void embed_kernel(Rows out, WeightView table, const int32_t* ids, int
 
 }  // namespace
 
-int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
+int64_t packed_bytes(const Context& ctx, Code code, int64_t rows, int64_t cols) {
   int64_t bytes = 0;
-  with_packed(code, [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
+  with_packed(ctx, code,
+              [&](auto f) { bytes = tiles_bytes<decltype(f)>(ceil_div(rows, 16), cols); });
   if (code == Code::kFP8Panels) {
     bytes += ceil_div(rows, FP8Panels::kRows) * static_cast<int64_t>(sizeof(int32_t));
   }
@@ -127,36 +128,37 @@ int64_t packed_bytes(Code code, int64_t rows, int64_t cols) {
   return bytes;
 }
 
-int pack(Code code, uint8_t* packed, const uint8_t* raw, int64_t first, int64_t count, int64_t rows,
-         int64_t cols) {
+int pack(const Context& ctx, Code code, uint8_t* packed, const uint8_t* raw, int64_t first,
+         int64_t count, int64_t rows, int64_t cols) {
   int error = static_cast<int>(cudaErrorInvalidValue);
-  with_packed(code, [&](auto f) {
+  with_packed(ctx, code, [&](auto f) {
     using F = decltype(f);
     const dim3 grid(static_cast<unsigned>(ceil_div(cols, F::kUnit)),
                     static_cast<unsigned>(ceil_div(count, 16)));
-    error = launch(pack_kernel<F>, grid, dim3(256), 0, packed, raw, first, rows, cols);
+    error = launch(ctx, pack_kernel<F>, grid, dim3(256), 0, packed, raw, first, rows, cols);
   });
-  if (error == 0 && code == Code::kFP8Panels && capability == 90 && first + count >= rows) {
+  if (error == 0 && code == Code::kFP8Panels && ctx.capability == 90 && first + count >= rows) {
     const dim3 panels(static_cast<unsigned>(ceil_div(rows, FP8Panels::kRows)));
-    error = launch(scaled_kernel, panels, dim3(256), 0, packed, rows, cols);
+    error = launch(ctx, scaled_kernel, panels, dim3(256), 0, packed, rows, cols);
   }
   if (error == 0 && code == Code::kInt8) {
     auto* scales = const_cast<float*>(int8_scales(packed, rows, cols)) + first;
-    error = launch(row_scales_kernel, dim3(static_cast<unsigned>(ceil_div(count, 256))), dim3(256),
-                   0, scales, raw, count, INT8::kHead + cols);
+    error = launch(ctx, row_scales_kernel, dim3(static_cast<unsigned>(ceil_div(count, 256))),
+                   dim3(256), 0, scales, raw, count, INT8::kHead + cols);
   }
   return error;
 }
 
-int embed(const Rows* out, const WeightView* table, const int32_t* ids, int32_t offset,
-          float scale) {
+int embed(const Context& ctx, const Rows* out, const WeightView* table, const int32_t* ids,
+          int32_t offset, float scale) {
   int error = static_cast<int>(cudaErrorInvalidValue);
   const auto run = [&](auto f) {
     const dim3 grid(static_cast<unsigned>(out->rows),
                     static_cast<unsigned>(ceil_div(table->cols, 256)));
-    error = launch(embed_kernel<decltype(f)>, grid, dim3(256), 0, *out, *table, ids, offset, scale);
+    error = launch(ctx, embed_kernel<decltype(f)>, grid, dim3(256), 0, *out, *table, ids, offset,
+                   scale);
   };
-  if (table->code == Code::kFP8 && capability == 90) {
+  if (table->code == Code::kFP8 && ctx.capability == 90) {
     run(FP8Panels{});
   } else {
     with_format(table->code, run);

@@ -39,12 +39,12 @@ inline ProductList with_blocks(ProductList list, int64_t rows) {
 
 // Gives every multiprocessor at most one block, and every block as many tiles of 16 rows as this
 // returns.
-inline int even_share(ProductList& list) {
+inline int even_share(const Context& ctx, ProductList& list) {
   const ProductList given = list;
   int share = 0;
   do {
     list = with_blocks(given, 16 * ++share);
-  } while (list.first_block[list.count] > multiprocessors && share < 1 << 16);
+  } while (list.first_block[list.count] > ctx.multiprocessors && share < 1 << 16);
   return share;
 }
 
@@ -240,124 +240,137 @@ inline constexpr int64_t kFewTokens = 64;
 
 // gemm_sm80_large_m.cu: many tokens.
 template <class F>
-int run_tiles(const ProductList& list, int64_t tokens);
+int run_tiles(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // gemm_bf16_sm90_m1_32.cu: BF16 on Hopper, few tokens in the order of lanes.
-bool few_takes(const ProductList& list, int64_t tokens);
-int run_few(const ProductList& list, int64_t tokens);
+bool few_takes(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_few(const Context& ctx, const ProductList& list, int64_t tokens);
 bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens);
-int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_few_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                  const Activations& act);
 // swiglu_bf16_sm90_m17_32.cu: the latter with more than 16 tokens.
-int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                 const Activations& act);
 
 // gemm_q_sm90_m1_8.cu: quantised weights with up to a tile of tokens, on Hopper.
 template <class F>
-int run_stream(const ProductList& list, int64_t tokens);
+int run_stream(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-bool stream_gated_fits(int64_t rows, int64_t cols);
+bool stream_gated_fits(const Context& ctx, int64_t rows, int64_t cols);
 template <class F>
-int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                     const Activations& act);
 
 // gemm_q_sm90_m1_8_small_n.cu: the same of few rows of 4,096 columns.
 template <class F>
-bool once_takes(const ProductList& list);
+bool once_takes(const Context& ctx, const ProductList& list);
 template <class F>
-int run_once(const ProductList& list, int64_t tokens);
+int run_once(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-bool once_takes_pair(const ProductList& list, int other);  // from which product on: as run_pair
+bool once_takes_pair(const Context& ctx, const ProductList& list,
+                     int other);  // from which product on: as run_pair
 template <class F>
-int run_once_pair(const ProductList& list, int64_t tokens);
+int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens);
 // gemm_q_sm90_m1_8_long_k.cu: of few rows of more columns.
-bool long_takes(const ProductList& list);
+bool long_takes(const Context& ctx, const ProductList& list);
 template <class F>
-int run_long(const ProductList& list, int64_t tokens);
+int run_long(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // swiglu_q_sm90_m1_8.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
 // rings find room and whose lanes need few registers.
 template <class F>
 inline constexpr bool kManyWarps =
     F::kCode != Code::kQ8_0 && F::kCode != Code::kQ6_K && F::kCode != Code::kQ2_K;
-bool gate_takes(int64_t rows, int64_t cols);
+bool gate_takes(const Context& ctx, int64_t rows, int64_t cols);
 template <class F>
-int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
-bool many_rows_take(const ProductList& list);
+int run_quant_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                   const Activations& act);
+bool many_rows_take(const Context& ctx, const ProductList& list);
 template <class F>
-int run_many_rows(const ProductList& list, int64_t tokens);
+int run_many_rows(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // prefetch_next_gemm.cu: what is worth bringing near of products that come next. It is touched, and
 // nothing else depends on it.
-NextWeights next_weights(const NextProducts* next, int64_t tokens);
+NextWeights next_weights(const Context& ctx, const NextProducts* next, int64_t tokens);
 
 // gemm_q_sm90_m9_16.cu: the same with up to kQuantFew, where few_takes.
 inline constexpr int64_t kQuantFew = 16;
 template <class F>
-int run_quant_few(const ProductList& list, int64_t tokens);
+int run_quant_few(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-int run_quant_few_pair(const ProductList& list, int64_t tokens);
+int run_quant_few_pair(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // gemm_q_sm90_m9_16_large_n.cu: the same of many rows; gate and up of so many rows each, where
 // blocks have enough to do.
-bool quant_wide_fits(const ProductList& list);
-bool quant_gated_fits(int64_t rows, int64_t cols);
+bool quant_wide_fits(const Context& ctx, const ProductList& list);
+bool quant_gated_fits(const Context& ctx, int64_t rows, int64_t cols);
 template <class F>
-int run_quant_wide(const ProductList& list, int64_t tokens);
+int run_quant_wide(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                         const Activations& act);
 
 // gemm_q_sm90_m17_64.cu: the same with up to kQuantMiddle tokens; of gate, beside which up's
 // rows stand.
 inline constexpr int64_t kQuantMiddle = 64;
 template <class F>
-int run_decode_middle(const ProductList& list, int64_t tokens);
+int run_decode_middle(const Context& ctx, const ProductList& list, int64_t tokens);
 // Blocks of 64 tokens and 128 rows, however many.
 template <class F>
-int run_decode_rows(const ProductList& list, int64_t tokens);
+int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-int run_decode_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act);
+int run_decode_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
+                            const Activations& act);
 
 // gemm_q_sm90_m65.cu: the same with more than kQuantFew, of some formats kTokenTile.
 template <class F>
-int run_decode(const ProductList& list, int64_t tokens);
-bool decode_gated_fits(int64_t rows, int64_t tokens);
+int run_decode(const Context& ctx, const ProductList& list, int64_t tokens);
+bool decode_gated_fits(const Context& ctx, int64_t rows, int64_t tokens);
 template <class F>
-int run_decode_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                     const Activations& act);
 
 // gemm_q_sm90_two_formats.cu: products in Q4_K or Q5_K and then in Q6_K, where a launch takes both.
 inline bool pair_begins(Code code) {
   return code == Code::kQ4_K || code == Code::kQ5_K;
 }
-bool pair_takes(const ProductList& list, int64_t tokens);
-int run_pair(const ProductList& list, int64_t tokens);
+bool pair_takes(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_pair(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // gemm_bf16_sm90_m65.cu: BF16 on Hopper.
-bool wgmma_takes(Code code, int64_t tokens);
-int run_wgmma(const ProductList& list, int64_t tokens);
-int run_wgmma_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+bool wgmma_takes(const Context& ctx, Code code, int64_t tokens);
+int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                    const Activations& act);
 
 // gemm_bf16_sm90_m33_128_splitk2.cu: the same with at most 128 tokens and few rows.
-bool halves_take(const ProductList& list, int64_t tokens);
-int run_halves(const ProductList& list, int64_t tokens);
+bool halves_take(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_halves(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // swiglu_bf16_sm90_m65_128.cu: the same of gated units with 65 to 128 tokens.
-bool gate_takes(const ProductList& gate_and_up, int64_t tokens);
-int run_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+bool gate_takes(const Context& ctx, const ProductList& gate_and_up, int64_t tokens);
+int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+             const Activations& act);
 
 // gemm_bf16_sm90_m33_128_balanced.cu: the same with few tokens or rows; of gated units with at most
 // 64 tokens.
-bool share_takes(const ProductList& list, int64_t tokens);
-int run_share(const ProductList& list, int64_t tokens);
-int run_share_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+bool share_takes(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_share(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_share_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                    const Activations& act);
 
 // gemm_fp8_sm90_m1_64.cu: FP8 on Hopper; swiglu_fp8_sm90_m65.cu: gate and up of so many rows each,
 // where blocks have enough to do.
-int run_fp8(const ProductList& list, int64_t tokens);
-bool fp8_gated_fits(int64_t rows, int64_t tokens);
-int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_fp8(const Context& ctx, const ProductList& list, int64_t tokens);
+bool fp8_gated_fits(const Context& ctx, int64_t rows, int64_t tokens);
+int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                  const Activations& act);
 
 // gemm_int8_sm80.cu: INT8, with activations in it; gemm_int8_sm90_m33.cu: gate and up, whose gated
 // unit takes gate's `out` on its way.
-int run_int8(const ProductList& list, int64_t tokens);
+int run_int8(const Context& ctx, const ProductList& list, int64_t tokens);
 bool int8_gated_fits(int64_t tokens);
-int run_int8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_int8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                   const Activations& act);
 
 }  // namespace freshet::cuda

@@ -260,56 +260,57 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
 }
 
 template <int NT, int R, int kMatrices, int kMost = 1 << 10>
-int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share,
+               const Activations& gated) {
   using S = Shape<NT, R, kMost>;
   const auto kernel = few_kernel<NT, R, kMatrices, kMost>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
                 S::kBytes, list, gated, tokens, share);
 }
 
 template <int NT>
-int launch_few(const ProductList& list, int64_t tokens, int share, const Activations& gated) {
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share,
+               const Activations& gated) {
   if constexpr (NT <= 2) {
-    if (gated.data != nullptr) return launch_few<NT, 4, 2>(list, tokens, share, gated);
+    if (gated.data != nullptr) return launch_few<NT, 4, 2>(ctx, list, tokens, share, gated);
   }
   if constexpr (NT == 1) {  // with 8 tokens attention leaves no such room
-    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1, 8>(list, tokens, share, gated);
-    if (share == 3 && tokens == 1) return launch_few<NT, 2, 1, 4>(list, tokens, share, gated);
+    if (share == 1 && tokens == 1) return launch_few<NT, 1, 1, 8>(ctx, list, tokens, share, gated);
+    if (share == 3 && tokens == 1) return launch_few<NT, 2, 1, 4>(ctx, list, tokens, share, gated);
   }
-  if (share <= 2) return launch_few<NT, 2, 1>(list, tokens, share, gated);
-  if (share == 3) return launch_few<NT, 3, 1>(list, tokens, share, gated);
-  return launch_few<NT, 4, 1>(list, tokens, share, gated);
+  if (share <= 2) return launch_few<NT, 2, 1>(ctx, list, tokens, share, gated);
+  if (share == 3) return launch_few<NT, 3, 1>(ctx, list, tokens, share, gated);
+  return launch_few<NT, 4, 1>(ctx, list, tokens, share, gated);
 }
 
-int launch_few(ProductList list, int64_t tokens, const Activations& gated) {
-  const int share = even_share(list);
-  if (tokens <= 8) return launch_few<1>(list, tokens, share, gated);
-  if (tokens <= 16) return launch_few<2>(list, tokens, share, gated);
-  return launch_few<4>(list, tokens, share, gated);
+int launch_few(const Context& ctx, ProductList list, int64_t tokens, const Activations& gated) {
+  const int share = even_share(ctx, list);
+  if (tokens <= 8) return launch_few<1>(ctx, list, tokens, share, gated);
+  if (tokens <= 16) return launch_few<2>(ctx, list, tokens, share, gated);
+  return launch_few<4>(ctx, list, tokens, share, gated);
 }
 
 }  // namespace
 
-bool few_takes(const ProductList& list, int64_t tokens) {
-  return capability == 90 && tokens <= 32 && leaves(list.of[0].weight.cols) == kWarps;
+bool few_takes(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return ctx.capability == 90 && tokens <= 32 && leaves(list.of[0].weight.cols) == kWarps;
 }
 bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens) {
   return tokens <= 32 && leaves(cols) == kWarps && rows % kPadCols == 0;
 }
 
-int run_few(const ProductList& list, int64_t tokens) {
-  return launch_few(list, tokens, {});
+int run_few(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_few(ctx, list, tokens, {});
 }
 
 // Blocks take the same tiles of gate and of up.
-int run_few_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  if (tokens > 16) return run_gate_few(gate_and_up, tokens, act);
+int run_few_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                  const Activations& act) {
+  if (tokens > 16) return run_gate_few(ctx, gate_and_up, tokens, act);
   ProductList list = gate_and_up;
   list.count = 1;
-  return launch_few(list, tokens, act);
+  return launch_few(ctx, list, tokens, act);
 }
 
 }  // namespace freshet::cuda

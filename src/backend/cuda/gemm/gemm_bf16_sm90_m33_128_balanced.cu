@@ -137,38 +137,41 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <int NT, Split split>
-int launch_share(const ProductList& list, int64_t tokens, int share, const Activations& act) {
+int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, int share,
+                 const Activations& act) {
   using S = Share<NT, split>;
   const auto kernel = share_kernel<NT, split>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(kThreads),
-                S::kBytes, list, static_cast<int>(tokens), share, act);
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
+                dim3(kThreads), S::kBytes, list, static_cast<int>(tokens), share, act);
 }
 
 }  // namespace
 
-bool share_takes(const ProductList& given, int64_t tokens) {
+bool share_takes(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
-  return tokens <= 64 || (tokens <= 128 && even_share(list) <= Share<16, Split::kTokens>::kTiles);
+  return tokens <= 64 ||
+         (tokens <= 128 && even_share(ctx, list) <= Share<16, Split::kTokens>::kTiles);
 }
 
-int run_share(const ProductList& given, int64_t tokens) {
+int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
-  const int share = even_share(list);
-  if (tokens > 64) return launch_share<16, Split::kTokens>(list, tokens, share, {});
+  const int share = even_share(ctx, list);
+  if (tokens > 64) return launch_share<16, Split::kTokens>(ctx, list, tokens, share, {});
   return share <= Share<8, Split::kTokens>::kTiles
-             ? launch_share<8, Split::kTokens>(list, tokens, share, {})
-             : launch_share<8, Split::kRows>(list, tokens, share, {});
+             ? launch_share<8, Split::kTokens>(ctx, list, tokens, share, {})
+             : launch_share<8, Split::kRows>(ctx, list, tokens, share, {});
 }
 
-int run_share_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_share_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                    const Activations& act) {
   ProductList list = gate_and_up;
   list.count = 1;  // the other one's rows stand beside it
   const int64_t rows = list.of[0].weight.rows;
   list.of[0].weight.rows = ceil_div(rows, 64) * 64;
-  const int share = even_share(list);
+  const int share = even_share(ctx, list);
   list.of[0].weight.rows = rows;
-  return launch_share<8, Split::kGate>(list, tokens, share, act);
+  return launch_share<8, Split::kGate>(ctx, list, tokens, share, act);
 }
 
 }  // namespace freshet::cuda

@@ -363,12 +363,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <int G, int NT>
-int launch_halves(const ProductList& list, int64_t tokens, int share) {
+int launch_halves(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
   using S = Halves<G, NT>;
   const auto kernel = halves_kernel<S>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   const auto pairs = static_cast<unsigned>(ceil_div(list.first_block[list.count], share));
-  return launch_cluster(kernel, dim3(pairs * 2), dim3(kThreads), S::kBytes, dim3(2), list,
+  return launch_cluster(ctx, kernel, dim3(pairs * 2), dim3(kThreads), S::kBytes, dim3(2), list,
                         static_cast<int>(tokens), share);
 }
 
@@ -377,26 +377,26 @@ constexpr int kMost = 6;  // tiles of 16 rows of a pair
 ProductList with_tiles(const ProductList& list) {
   return with_blocks(list, 16);
 }
-int share_of(const ProductList& list) {
-  return static_cast<int>(ceil_div(list.first_block[list.count], multiprocessors / 2));
+int share_of(const Context& ctx, const ProductList& list) {
+  return static_cast<int>(ceil_div(list.first_block[list.count], ctx.multiprocessors / 2));
 }
 
 }  // namespace
 
-bool halves_take(const ProductList& list, int64_t tokens) {
+bool halves_take(const Context& ctx, const ProductList& list, int64_t tokens) {
   return tokens <= 128 && leaves(list.of[0].weight.cols) == kWarps &&
-         share_of(with_tiles(list)) <= kMost;
+         share_of(ctx, with_tiles(list)) <= kMost;
 }
 
-int run_halves(const ProductList& given, int64_t tokens) {
+int run_halves(const Context& ctx, const ProductList& given, int64_t tokens) {
   const ProductList list = with_tiles(given);
-  const int share = share_of(list);
+  const int share = share_of(ctx, list);
   if (tokens <= 64) {
-    return share <= 4 ? launch_halves<1, 8>(list, tokens, share)
-                      : launch_halves<1, 12>(list, tokens, share);
+    return share <= 4 ? launch_halves<1, 8>(ctx, list, tokens, share)
+                      : launch_halves<1, 12>(ctx, list, tokens, share);
   }
-  return share <= 4 ? launch_halves<2, 8>(list, tokens, share)
-                    : launch_halves<2, 12>(list, tokens, share);
+  return share <= 4 ? launch_halves<2, 8>(ctx, list, tokens, share)
+                    : launch_halves<2, 12>(ctx, list, tokens, share);
 }
 
 }  // namespace freshet::cuda

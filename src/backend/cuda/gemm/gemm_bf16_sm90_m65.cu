@@ -323,45 +323,50 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 }
 
 template <template <int> class Stage, int NT>
-int launch_walk(const ProductList& list, int64_t tokens, const Activations& act) {
+int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
+                const Activations& act) {
   using S = Stage<NT>;
   const auto kernel = walk_kernel<S, NT>;
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
-  const auto blocks = static_cast<unsigned>(tiles < multiprocessors ? tiles : multiprocessors);
-  return launch(kernel, dim3(blocks), dim3(kWalkThreads), S::kBytes, list, tokens, tiles, act);
+  const auto blocks =
+      static_cast<unsigned>(tiles < ctx.multiprocessors ? tiles : ctx.multiprocessors);
+  return launch(ctx, kernel, dim3(blocks), dim3(kWalkThreads), S::kBytes, list, tokens, tiles, act);
 }
 
 // Wide tiles are faster, if they fill the multiprocessors as well.
 template <template <int> class Stage>
-int launch_walk(const ProductList& list, int64_t tokens, const Activations& act) {
+int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
+                const Activations& act) {
   const auto cost = [&](int64_t tiles) {
     const int64_t all = list.first_block[list.count] * ceil_div(tokens, tiles * 8);
-    return ceil_div(all, multiprocessors) * tiles;
+    return ceil_div(all, ctx.multiprocessors) * tiles;
   };
-  return cost(kWide) * 9 <= cost(kNarrow) * 10 ? launch_walk<Stage, kWide>(list, tokens, act)
-                                               : launch_walk<Stage, kNarrow>(list, tokens, act);
+  return cost(kWide) * 9 <= cost(kNarrow) * 10
+             ? launch_walk<Stage, kWide>(ctx, list, tokens, act)
+             : launch_walk<Stage, kNarrow>(ctx, list, tokens, act);
 }
 
 }  // namespace
 
-bool wgmma_takes(Code code, int64_t tokens) {
+bool wgmma_takes(const Context& ctx, Code code, int64_t tokens) {
   constexpr int64_t kFew = 32;
-  return code == Code::kBF16 && capability == 90 && tokens > kFew;
+  return code == Code::kBF16 && ctx.capability == 90 && tokens > kFew;
 }
 
-int run_wgmma_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  if (tokens <= 64) return run_share_gated(gate_and_up, tokens, act);
-  if (gate_takes(gate_and_up, tokens)) return run_gate(gate_and_up, tokens, act);
+int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                    const Activations& act) {
+  if (tokens <= 64) return run_share_gated(ctx, gate_and_up, tokens, act);
+  if (gate_takes(ctx, gate_and_up, tokens)) return run_gate(ctx, gate_and_up, tokens, act);
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
   list.count = 1;  // the other one's rows stand beside it
-  return launch_walk<Gate>(list, tokens, act);
+  return launch_walk<Gate>(ctx, list, tokens, act);
 }
 
-int run_wgmma(const ProductList& list, int64_t tokens) {
-  if (halves_take(list, tokens)) return run_halves(list, tokens);
-  if (share_takes(list, tokens)) return run_share(list, tokens);
-  return launch_walk<Walk>(with_blocks(list, 16 * kRowTiles), tokens, {});
+int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens) {
+  if (halves_take(ctx, list, tokens)) return run_halves(ctx, list, tokens);
+  if (share_takes(ctx, list, tokens)) return run_share(ctx, list, tokens);
+  return launch_walk<Walk>(ctx, with_blocks(list, 16 * kRowTiles), tokens, {});
 }
 
 }  // namespace freshet::cuda

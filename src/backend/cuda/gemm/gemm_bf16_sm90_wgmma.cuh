@@ -20,12 +20,6 @@ inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile
 
 inline constexpr int kRingBytes = 216 << 10;  // or less
 
-template <class Kernel>
-int raise_shared(Kernel kernel, int bytes) {
-  return static_cast<int>(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Pieces of 64 columns of a leaf.
 struct Leaf {

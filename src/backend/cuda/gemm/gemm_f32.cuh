@@ -155,6 +155,6 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
   }
 }
 // gemm_f32.cu
-int run_f32(const ProductList& list, int64_t tokens);
+int run_f32(const Context& ctx, const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

@@ -183,9 +183,9 @@ __global__ void __launch_bounds__(kManyThreads, 1)
 
 }  // namespace
 
-int run_exact(const ProductArgs& p, int64_t tokens) {
+int run_exact(const Context& ctx, const ProductArgs& p, int64_t tokens) {
   const bool aligned = f32_aligned(p);
-  if (tokens <= kMaxRouterTokens || !aligned || capability != 90) {
+  if (tokens <= kMaxRouterTokens || !aligned || ctx.capability != 90) {
     constexpr int64_t kMost = 65535 * int64_t{kTokenTile};
     for (int64_t first = 0; first < tokens; first += kMost) {
       ProductArgs part = p;
@@ -195,7 +195,7 @@ int run_exact(const ProductArgs& p, int64_t tokens) {
       const dim3 grid(static_cast<unsigned>(ceil_div(p.weight.rows, 16)),
                       static_cast<unsigned>(ceil_div(count, kTokenTile)));
       const auto run = [&](auto kernel, int threads) {
-        return launch(kernel, grid, dim3(static_cast<unsigned>(threads)), 0, part, count);
+        return launch(ctx, kernel, grid, dim3(static_cast<unsigned>(threads)), 0, part, count);
       };
       const int error = !aligned              ? run(exact_few_kernel<false, 4>, 256)
                         : count <= kTokenTile ? run(exact_few_kernel<true, 1>, 1024)
@@ -204,12 +204,10 @@ int run_exact(const ProductArgs& p, int64_t tokens) {
     }
     return 0;
   }
-  const cudaError_t error = cudaFuncSetAttribute(
-      exact_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(exact_many_kernel, kManyBytes); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(ceil_div(tokens, kManyTokens)),
                   static_cast<unsigned>(ceil_div(p.weight.rows, kManyRows)));
-  return launch(exact_many_kernel, grid, dim3(kManyThreads), kManyBytes, p, tokens);
+  return launch(ctx, exact_many_kernel, grid, dim3(kManyThreads), kManyBytes, p, tokens);
 }
 
 }  // namespace freshet::cuda

@@ -68,16 +68,17 @@ __device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, ui
 
 // gemm_fp8_sm90_m65.cu: more than 64 tokens; up to so many, where all multiprocessors have tiles of
 // 128 rows until the end.
-int run_fp8_many(const ProductList& list, int64_t tokens);
-bool fp8_wide_fits(const ProductList& list, int64_t tokens);
-int run_fp8_wide(const ProductList& list, int64_t tokens);
+int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens);
+bool fp8_wide_fits(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens);
 
 // swiglu_fp8_sm90_m1_64.cu: gate and up that end in the gated unit, with at most 64 tokens.
-int run_fp8_gated_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act);
+int run_fp8_gated_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                      const Activations& act);
 
 // gemm_fp8_sm90_m65_128_splitk2.cu: 65 to 128 tokens. How many tiles of 8 rows a cluster takes; 0:
 // clusters for all rows would not run at once, or there is one leaf only.
-int fp8_halves_tiles(const ProductList& list, int64_t tokens);
-int run_fp8_halves(const ProductList& list, int64_t tokens);
+int fp8_halves_tiles(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_halves(const Context& ctx, const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

@@ -554,7 +554,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
 }
 
 template <int NT, bool kOwn, int kGroups>
-int launch_few(const ProductList& list, int64_t tokens) {
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens) {
   using S = Few<NT, kOwn, kGroups>;
   static_assert(S::kStages >= 2);
   const auto kernel = few_kernel<NT, kOwn, kGroups>;
@@ -565,16 +565,14 @@ int launch_few(const ProductList& list, int64_t tokens) {
   const int fit = (S::kRoom - own) / S::kStage / rings,
             stages = fit < S::kStages ? fit : S::kStages;
   const int bytes = rings * stages * S::kStage + S::kMeeting + (S::kNear ? kNearBytes : 0) + own;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
   const int blocks = (leaves + kGroups - 1) / kGroups;
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, NT * 8));
-  const int most = multiprocessors * S::kBlocks / blocks;
+  const int most = ctx.multiprocessors * S::kBlocks / blocks;
   const int clusters = tiles < most ? tiles : most;
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
-                        static_cast<size_t>(bytes), dim3(static_cast<unsigned>(blocks)), list,
-                        tokens, tiles, blocks, stages);
+  return launch_cluster(ctx, kernel, dim3(static_cast<unsigned>(clusters * blocks)),
+                        dim3(S::kThreads), static_cast<size_t>(bytes),
+                        dim3(static_cast<unsigned>(blocks)), list, tokens, tiles, blocks, stages);
 }
 
 bool same_tokens(const ProductList& list) {
@@ -584,45 +582,45 @@ bool same_tokens(const ProductList& list) {
 }
 
 // Whether blocks claim panels: there are many, of a leaf each.
-bool claims_fit(const ProductList& list, int64_t panels, int64_t tokens) {
+bool claims_fit(const Context& ctx, const ProductList& list, int64_t panels, int64_t tokens) {
   using S = Few<1, true, 1>;
   const int leaves = leaves8(list.of[0].weight);
   const int steps = most_steps(list.of[0].weight.cols, leaves);
-  return tokens <= kTokenTile && leaves == 1 && panels >= 4 * multiprocessors &&
+  return tokens <= kTokenTile && leaves == 1 && panels >= 4 * ctx.multiprocessors &&
          same_tokens(list) && steps * kTold / 2 >= S::kStages &&
          steps * kE4M3TileBytes <= S::kRoom / 2;
 }
 
 template <int NT>
-int launch_few(const ProductList& given, int64_t tokens) {
+int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   const ProductList list = with_blocks(given, kPanelRows);
   const bool same = same_tokens(list);
   const WeightView& weight = list.of[0].weight;
   const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
   const int tokens_of_leaf = of_leaf * NT * kE4M3TileBytes;
   if constexpr (NT == 1) {
-    if (claims_fit(list, list.first_block[list.count], tokens)) {
-      return launch_few<1, true, 1>(list, tokens);
+    if (claims_fit(ctx, list, list.first_block[list.count], tokens)) {
+      return launch_few<1, true, 1>(ctx, list, tokens);
     }
-    if (same && leaves == 4 && list.first_block[list.count] <= multiprocessors &&
+    if (same && leaves == 4 && list.first_block[list.count] <= ctx.multiprocessors &&
         Few<1, true, 4>::kRoom - 4 * tokens_of_leaf >= leaves * of_leaf * kPanelBytes / 2) {
-      return launch_few<1, true, 4>(list, tokens);
+      return launch_few<1, true, 4>(ctx, list, tokens);
     }
   }
   // Blocks that share a multiprocessor have half its rate each, and end late where leaves are long.
-  if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(list, tokens);
+  if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(ctx, list, tokens);
   if constexpr (NT == 1 || NT == 4) {
     // Half of the room is for rings.
     if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
-      return launch_few<NT, true, 2>(list, tokens);
+      return launch_few<NT, true, 2>(ctx, list, tokens);
     }
   }
-  return launch_few<NT, false, 2>(list, tokens);
+  return launch_few<NT, false, 2>(ctx, list, tokens);
 }
 
 }  // namespace
 
-int run_fp8(const ProductList& list, int64_t tokens) {
+int run_fp8(const Context& ctx, const ProductList& list, int64_t tokens) {
   ProductList part = list, rest = list;  // of as many leaves, and what follows
   const int leaves = leaves8(list.of[0].weight);
   for (part.count = 1; part.count < list.count; ++part.count) {
@@ -631,26 +629,26 @@ int run_fp8(const ProductList& list, int64_t tokens) {
   if (part.count < list.count) {
     rest.count = list.count - part.count;
     for (int i = 0; i < rest.count; ++i) rest.of[i] = list.of[part.count + i];
-    const int error = run_fp8(part, tokens);
-    return error != 0 ? error : run_fp8(rest, tokens);
+    const int error = run_fp8(ctx, part, tokens);
+    return error != 0 ? error : run_fp8(ctx, rest, tokens);
   }
   int64_t panels = 0;
   for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
   // Tiles of more rows run all at once where panels would take two turns.
-  const bool turns = panels * ceil_div(tokens, 64) > multiprocessors / 2;
-  if (turns && fp8_halves_tiles(list, tokens) != 0) {
-    return run_fp8_halves(list, tokens);
+  const bool turns = panels * ceil_div(tokens, 64) > ctx.multiprocessors / 2;
+  if (turns && fp8_halves_tiles(ctx, list, tokens) != 0) {
+    return run_fp8_halves(ctx, list, tokens);
   }
-  if (!claims_fit(list, panels, tokens) && fp8_wide_fits(list, tokens)) {
-    return run_fp8_wide(list, tokens);
+  if (!claims_fit(ctx, list, panels, tokens) && fp8_wide_fits(ctx, list, tokens)) {
+    return run_fp8_wide(ctx, list, tokens);
   }
-  if (tokens <= 8) return launch_few<1>(list, tokens);
-  if (tokens <= 16) return launch_few<2>(list, tokens);
-  if (tokens <= 32) return launch_few<4>(list, tokens);
-  if (tokens <= 64) return launch_few<8>(list, tokens);
+  if (tokens <= 8) return launch_few<1>(ctx, list, tokens);
+  if (tokens <= 16) return launch_few<2>(ctx, list, tokens);
+  if (tokens <= 32) return launch_few<4>(ctx, list, tokens);
+  if (tokens <= 64) return launch_few<8>(ctx, list, tokens);
   // Twice as many would leave most multiprocessors idle.
-  if (tokens <= 128 && panels < multiprocessors) return launch_few<8>(list, tokens);
-  return run_fp8_many(list, tokens);
+  if (tokens <= 128 && panels < ctx.multiprocessors) return launch_few<8>(ctx, list, tokens);
+  return run_fp8_many(ctx, list, tokens);
 }
 
 }  // namespace freshet::cuda

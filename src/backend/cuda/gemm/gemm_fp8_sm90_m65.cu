@@ -279,26 +279,24 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
 }
 
 template <int G, int NT, bool kPair>
-int launch_fp8(const ProductList& given, int64_t tokens) {
+int launch_fp8(const Context& ctx, const ProductList& given, int64_t tokens) {
   using S = Many<G, NT>;
   const ProductList list = with_blocks(given, NT * 8);
   const auto kernel = fp8_kernel<G, NT, kPair>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, kManyBytes); error != 0) return error;
   constexpr int blocks = kPair ? 2 : 1;
   const auto tiles =
       static_cast<int>(list.first_block[list.count] * ceil_div(tokens, blocks * G * 64));
-  const int most = multiprocessors / blocks, clusters = tiles < most ? tiles : most;
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)), dim3(S::kThreads),
-                        kManyBytes, dim3(static_cast<unsigned>(blocks)), list, tokens, tiles,
-                        fp8_stages<G, NT>(tokens, S::kRingBytes));
+  const int most = ctx.multiprocessors / blocks, clusters = tiles < most ? tiles : most;
+  return launch_cluster(ctx, kernel, dim3(static_cast<unsigned>(clusters * blocks)),
+                        dim3(S::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)), list,
+                        tokens, tiles, fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
 // A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block, of which so
 // many share the rows.
 struct Way {
   int groups, tiles, blocks;
-  int (*launch)(const ProductList& list, int64_t tokens);
+  int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens);
 };
 constexpr Way kWays[] = {
     {1, 6, 1, launch_fp8<1, 6, false>},   {1, 8, 1, launch_fp8<1, 8, false>},
@@ -309,7 +307,7 @@ constexpr Way kWays[] = {
 
 // About how many cycles all steps of 128 columns take: each is multiplied, comes from memory (its
 // weights) or the L2 cache (all of it), or is waited for.
-int64_t cost(const Way& way, const ProductList& list, int64_t tokens) {
+int64_t cost(const Context& ctx, const Way& way, const ProductList& list, int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes a cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
@@ -321,12 +319,12 @@ int64_t cost(const Way& way, const ProductList& list, int64_t tokens) {
   int64_t cycles = std::max<int64_t>(kLeast, way.groups * way.tiles * 17);
   cycles = std::max(cycles, (of_rows + of_tokens) / kCache);
   if (act_tiles <= most) cycles = std::max(cycles, of_rows / kMemory);
-  return ceil_div(tiles, multiprocessors / blocks) * cycles;
+  return ceil_div(tiles, ctx.multiprocessors / blocks) * cycles;
 }
 
 }  // namespace
 
-bool fp8_wide_fits(const ProductList& list, int64_t tokens) {
+bool fp8_wide_fits(const Context& ctx, const ProductList& list, int64_t tokens) {
   int64_t tiles = 0;
   bool whole = true;
   for (int i = 0; i < list.count; ++i) {
@@ -334,21 +332,22 @@ bool fp8_wide_fits(const ProductList& list, int64_t tokens) {
     whole = whole && whole_in_k(list.of[i].weight.rows);
   }
   if (whole) return tokens <= 64;
-  const int64_t places = ceil_div(tiles, multiprocessors) * multiprocessors;
-  return tokens <= 64 && tiles >= 2 * multiprocessors && tiles * 10 >= places * 9;
+  const int64_t places = ceil_div(tiles, ctx.multiprocessors) * ctx.multiprocessors;
+  return tokens <= 64 && tiles >= 2 * ctx.multiprocessors && tiles * 10 >= places * 9;
 }
 
-int run_fp8_wide(const ProductList& list, int64_t tokens) {
-  return launch_fp8<1, 16, false>(list, tokens);
+int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_fp8<1, 16, false>(ctx, list, tokens);
 }
 
-int run_fp8_many(const ProductList& list, int64_t tokens) {
+int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
   const Way* best = nullptr;
   for (const Way& way : kWays) {
     if (tokens <= way.groups * 64 * (way.blocks - 1)) continue;  // one block would have none
-    if (best == nullptr || cost(way, list, tokens) < cost(*best, list, tokens)) best = &way;
+    if (best == nullptr || cost(ctx, way, list, tokens) < cost(ctx, *best, list, tokens))
+      best = &way;
   }
-  return best->launch(list, tokens);
+  return best->launch(ctx, list, tokens);
 }
 
 }  // namespace freshet::cuda

@@ -176,35 +176,33 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
 }
 
 template <int NT>
-int launch_halves(const ProductList& given, int64_t tokens) {
+int launch_halves(const Context& ctx, const ProductList& given, int64_t tokens) {
   using S = Halves<NT>;
   const ProductList list = with_blocks(given, NT * 8);
   const auto kernel = halves_kernel<NT>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, kManyBytes); error != 0) return error;
   const auto tiles = static_cast<unsigned>(list.first_block[list.count]);
-  return launch_cluster(kernel, dim3(tiles * 2), dim3(S::kThreads), kManyBytes, dim3(2), list,
+  return launch_cluster(ctx, kernel, dim3(tiles * 2), dim3(S::kThreads), kManyBytes, dim3(2), list,
                         tokens, fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
 
 }  // namespace
 
-int fp8_halves_tiles(const ProductList& list, int64_t tokens) {
+int fp8_halves_tiles(const Context& ctx, const ProductList& list, int64_t tokens) {
   if (tokens <= 64 || tokens > 128 || leaves8(list.of[0].weight) < 2) return 0;
   for (const int tiles : {8, 12}) {
     int64_t blocks = 0;
     for (int i = 0; i < list.count; ++i) {
       blocks += 2 * ceil_div(list.of[i].weight.rows, tiles * kTokenTile);
     }
-    if (blocks <= multiprocessors) return tiles;
+    if (blocks <= ctx.multiprocessors) return tiles;
   }
   return 0;
 }
 
-int run_fp8_halves(const ProductList& list, int64_t tokens) {
-  return fp8_halves_tiles(list, tokens) == 8 ? launch_halves<8>(list, tokens)
-                                             : launch_halves<12>(list, tokens);
+int run_fp8_halves(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return fp8_halves_tiles(ctx, list, tokens) == 8 ? launch_halves<8>(ctx, list, tokens)
+                                                  : launch_halves<12>(ctx, list, tokens);
 }
 
 }  // namespace freshet::cuda

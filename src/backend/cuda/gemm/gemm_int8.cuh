@@ -46,8 +46,8 @@ __device__ __forceinline__ void mma_int8(int (&d)[4], const uint32_t (&a)[4], ui
 }
 
 // gemm_int8_sm90_m1_32.cu: at most 32 tokens on Hopper.
-int run_int8_few(const ProductList& list, int64_t tokens);
+int run_int8_few(const Context& ctx, const ProductList& list, int64_t tokens);
 // gemm_int8_sm90_m33.cu: more, by wgmma.
-int run_int8_many(const ProductList& list, int64_t tokens);
+int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

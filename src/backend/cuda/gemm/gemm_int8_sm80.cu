@@ -59,14 +59,14 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-int run_int8(const ProductList& list, int64_t tokens) {
-  if (capability == 90) {
-    return tokens <= 32 ? run_int8_few(list, tokens) : run_int8_many(list, tokens);
+int run_int8(const Context& ctx, const ProductList& list, int64_t tokens) {
+  if (ctx.capability == 90) {
+    return tokens <= 32 ? run_int8_few(ctx, list, tokens) : run_int8_many(ctx, list, tokens);
   }
   const ProductList tiles = with_blocks(list, 16);
   const dim3 grid(static_cast<unsigned>(tiles.first_block[tiles.count]),
                   static_cast<unsigned>(ceil_div(tokens, kTokens * 8)));
-  return launch(int8_kernel, grid, dim3(256), 0, tiles, tokens);
+  return launch(ctx, int8_kernel, grid, dim3(256), 0, tiles, tokens);
 }
 
 }  // namespace freshet::cuda

@@ -215,31 +215,29 @@ __global__ void __launch_bounds__(256, 1)
 }
 
 template <int NT, int R>
-int launch_few(const ProductList& list, int64_t tokens, int share) {
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
   using S = Shape<NT, R>;
   const auto kernel = few_kernel<NT, R>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),
                 S::kBytes, list, tokens, share);
 }
 
 template <int NT>
-int launch_few(const ProductList& list, int64_t tokens, int share) {
-  if (share <= 2) return launch_few<NT, 2>(list, tokens, share);
-  if (share == 3) return launch_few<NT, 3>(list, tokens, share);
-  return launch_few<NT, 4>(list, tokens, share);
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
+  if (share <= 2) return launch_few<NT, 2>(ctx, list, tokens, share);
+  if (share == 3) return launch_few<NT, 3>(ctx, list, tokens, share);
+  return launch_few<NT, 4>(ctx, list, tokens, share);
 }
 
 }  // namespace
 
-int run_int8_few(const ProductList& given, int64_t tokens) {
+int run_int8_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
-  const int share = even_share(list);
-  if (tokens <= 8) return launch_few<1>(list, tokens, share);
-  if (tokens <= 16) return launch_few<2>(list, tokens, share);
-  return launch_few<4>(list, tokens, share);
+  const int share = even_share(ctx, list);
+  if (tokens <= 8) return launch_few<1>(ctx, list, tokens, share);
+  if (tokens <= 16) return launch_few<2>(ctx, list, tokens, share);
+  return launch_few<4>(ctx, list, tokens, share);
 }
 
 }  // namespace freshet::cuda

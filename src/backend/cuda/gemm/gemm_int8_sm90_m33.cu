@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S>
-int launch_many(const ProductList& given, int64_t tokens, int parts) {
+int launch_many(const Context& ctx, const ProductList& given, int64_t tokens, int parts) {
   ProductList list = with_blocks(given, S::kRowTiles * 8);
   if (S::kGate) list.count = 1;  // up's rows stand beside gate's
   const int64_t act_tiles = ceil_div(tokens, kTokenTile);
@@ -377,18 +377,16 @@ int launch_many(const ProductList& given, int64_t tokens, int parts) {
   const int beyond = std::max(S::kTokenTiles - plan.width - S::NT, 0) * kInt8TileBytes;
   plan.stages = std::min(kMostStages, (kRingBytes - beyond) / plan.stage_bytes(S::NT));
   const auto kernel = many_kernel<S>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = parts > 1 ? plan.tiles * parts : std::min(plan.tiles, multiprocessors);
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
+  if (const int error = raise_shared(kernel, kRingBytes); error != 0) return error;
+  const int blocks = parts > 1 ? plan.tiles * parts : std::min(plan.tiles, ctx.multiprocessors);
+  return launch_cluster(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
                         size_t{kRingBytes}, dim3(static_cast<unsigned>(parts)), list, tokens, plan);
 }
 
 // A way to cut a product.
 struct Way {
   int groups, tiles;
-  int (*launch)(const ProductList& list, int64_t tokens, int parts);
+  int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens, int parts);
 };
 constexpr Way kWays[] = {
     {1, 8, launch_many<Shape<1, 8>>},   {2, 8, launch_many<Shape<2, 8>>},
@@ -407,10 +405,11 @@ constexpr Way kGateWays[] = {
 
 // How many clusters of so many blocks run together: not all multiprocessors have room for pairs and
 // fours.
-int clusters_at_once(int parts) {
-  static const int kFours = [] {
-    const auto kernel = many_kernel<Shape<1, 16>>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+int clusters_at_once(const Context& ctx, int parts) {
+  if (parts != 4) return ctx.multiprocessors / parts;
+  const auto kernel = many_kernel<Shape<1, 16>>;
+  return known_of(ctx, reinterpret_cast<const void*>(kernel), kRingBytes, [&] {
+    (void)raise_shared(kernel, kRingBytes);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(4);
     config.blockDim = dim3(Shape<1, 16>::kThreads);
@@ -424,13 +423,13 @@ int clusters_at_once(int parts) {
     int count = 0;
     const bool known = cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess;
     return known && count > 0 ? count : 1;
-  }();
-  return parts == 4 ? kFours : multiprocessors / parts;
+  });
 }
 
 // About how many cycles a product takes: each step is multiplied, and comes from memory (its
 // weights) or the L2 cache (all of it); tiles begin and end.
-int64_t cost(const Way& way, int parts, const ProductList& list, int64_t tokens) {
+int64_t cost(const Context& ctx, const Way& way, int parts, const ProductList& list,
+             int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kEnds = 2500,
                     kMeeting = 1500;  // bytes a cycle, cycles
   int64_t tiles = 0;
@@ -441,7 +440,7 @@ int64_t cost(const Way& way, int parts, const ProductList& list, int64_t tokens)
   const int64_t of_tokens = std::min(act_tiles, most) * kInt8TileBytes;
   int64_t cycles = std::max<int64_t>(way.groups * way.tiles * 16, (of_rows + of_tokens) / kCache);
   if (act_tiles <= most) cycles = std::max(cycles, of_rows / kMemory);
-  const int64_t at_once = clusters_at_once(parts);
+  const int64_t at_once = clusters_at_once(ctx, parts);
   const int64_t steps = ceil_div(int8_steps(list.of[0].weight.cols), parts);
   const int64_t turn = steps * cycles + kEnds + (parts > 1 ? kMeeting : 0);
   return ceil_div(tiles, at_once) * turn;
@@ -449,33 +448,36 @@ int64_t cost(const Way& way, int parts, const ProductList& list, int64_t tokens)
 
 // The cheapest way.
 template <size_t N>
-int launch_best(const Way (&ways)[N], int most_parts, const ProductList& list, int64_t tokens) {
+int launch_best(const Context& ctx, const Way (&ways)[N], int most_parts, const ProductList& list,
+                int64_t tokens) {
   const Way* best = nullptr;
   int parts = 1;
   int64_t least = 0;
   for (const Way& way : ways) {
     for (int n = 1; n <= most_parts; n *= 2) {
-      const int64_t its = cost(way, n, list, tokens);
+      const int64_t its = cost(ctx, way, n, list, tokens);
       if (best == nullptr || its < least) best = &way, parts = n, least = its;
     }
   }
-  return best->launch(list, tokens, parts);
+  return best->launch(ctx, list, tokens, parts);
 }
 
 }  // namespace
 
-int run_int8_many(const ProductList& list, int64_t tokens) {
-  return launch_best(kWays, 4, list, tokens);
+int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_best(ctx, kWays, 4, list, tokens);
 }
 
 bool int8_gated_fits(int64_t tokens) {
   return tokens > 32;
 }
 
-int run_int8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_int8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                   const Activations& act) {
   const ProductArgs& gate = gate_and_up.of[0];
-  if (const int error = launch_best(kGateWays, 1, gate_and_up, tokens); error != 0) return error;
-  return encode_int8(act, {gate.out, tokens, gate.weight.rows, gate.out_stride});
+  if (const int error = launch_best(ctx, kGateWays, 1, gate_and_up, tokens); error != 0)
+    return error;
+  return encode_int8(ctx, act, {gate.out, tokens, gate.weight.rows, gate.out_stride});
 }
 
 }  // namespace freshet::cuda

@@ -295,69 +295,69 @@ __global__ void __launch_bounds__(256, 2)
 }
 
 template <class F, int kTiles, int kSteps = 1>
-int launch_stream(const ProductList& list, int64_t tokens, const Activations& gated) {
+int launch_stream(const Context& ctx, const ProductList& list, int64_t tokens,
+                  const Activations& gated) {
   using R = Ring<F, kTiles, kSteps>;
   const auto kernel = stream_kernel<F, kTiles, kSteps>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = list.first_block[list.count], most = R::kBlocks * multiprocessors;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks < most ? blocks : most)), dim3(256),
+  if (const int error = raise_shared(kernel, R::kBytes); error != 0) return error;
+  const int blocks = list.first_block[list.count], most = R::kBlocks * ctx.multiprocessors;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks < most ? blocks : most)), dim3(256),
                 R::kBytes, list, gated, tokens);
 }
 
 }  // namespace
 
 template <class F>
-int run_stream(const ProductList& list, int64_t tokens) {
-  if (once_takes<F>(list)) return run_once<F>(list, tokens);
-  if (long_takes(list)) return run_long<F>(list, tokens);
+int run_stream(const Context& ctx, const ProductList& list, int64_t tokens) {
+  if (once_takes<F>(ctx, list)) return run_once<F>(ctx, list, tokens);
+  if (long_takes(ctx, list)) return run_long<F>(ctx, list, tokens);
   if constexpr (kManyWarps<F>) {
-    if (many_rows_take(list)) return run_many_rows<F>(list, tokens);
+    if (many_rows_take(ctx, list)) return run_many_rows<F>(ctx, list, tokens);
   }
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
   // Two tiles at once where every block has some.
   if constexpr (Ring<F, 2>::kBlocks == 2) {
-    if (same && list.first_block[list.count] > 4 * multiprocessors) {
-      return launch_stream<F, 2>(list, tokens, {});
+    if (same && list.first_block[list.count] > 4 * ctx.multiprocessors) {
+      return launch_stream<F, 2>(ctx, list, tokens, {});
     }
   }
   // What a stage takes beside its pieces counts where a tile is alone. (INT4 groups lose by it.)
   if constexpr (F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K) {
     const WeightView& w = list.of[0].weight;  // all have as many columns
     if (w.cols / leaves(w.cols) >= 2 * F::kUnit * Ring<F, 1>::kUnits) {
-      return launch_stream<F, 1, 2>(list, tokens, {});
+      return launch_stream<F, 1, 2>(ctx, list, tokens, {});
     }
   }
-  return launch_stream<F, 1>(list, tokens, {});
+  return launch_stream<F, 1>(ctx, list, tokens, {});
 }
 
 template <class F>
-bool stream_gated_fits(int64_t rows, int64_t cols) {
+bool stream_gated_fits(const Context& ctx, int64_t rows, int64_t cols) {
   return rows % kPadCols == 0 &&
-         (Ring<F, 2>::kBlocks == 2 || (kManyWarps<F> && gate_takes(rows, cols)));
+         (Ring<F, 2>::kBlocks == 2 || (kManyWarps<F> && gate_takes(ctx, rows, cols)));
 }
 
 // A block's places among gate's tiles are those among up's.
 template <class F>
-int run_stream_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                     const Activations& act) {
   if constexpr (kManyWarps<F>) {
     const WeightView& w = gate_and_up.of[0].weight;
-    if (gate_takes(w.rows, w.cols)) return run_quant_gate<F>(gate_and_up, tokens, act);
+    if (gate_takes(ctx, w.rows, w.cols)) return run_quant_gate<F>(ctx, gate_and_up, tokens, act);
   }
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     ProductList list = gate_and_up;
     list.count = 1;
-    return launch_stream<F, 2>(list, tokens, act);
+    return launch_stream<F, 2>(ctx, list, tokens, act);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }
 
-#define FRESHET_STREAM(F)                                  \
-  template int run_stream<F>(const ProductList&, int64_t); \
-  template bool stream_gated_fits<F>(int64_t, int64_t);    \
-  template int run_stream_gated<F>(const ProductList&, int64_t, const Activations&);
+#define FRESHET_STREAM(F)                                                  \
+  template int run_stream<F>(const Context&, const ProductList&, int64_t); \
+  template bool stream_gated_fits<F>(const Context&, int64_t, int64_t);    \
+  template int run_stream_gated<F>(const Context&, const ProductList&, int64_t, const Activations&);
 FRESHET_STREAM(Q8_0)
 FRESHET_STREAM(Q4_0)
 FRESHET_STREAM(Q4_K)

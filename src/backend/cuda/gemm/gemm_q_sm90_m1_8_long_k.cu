@@ -175,37 +175,35 @@ __global__ void __launch_bounds__(256, 2)
 
 }  // namespace
 
-bool long_takes(const ProductList& list) {
+bool long_takes(const Context& ctx, const ProductList& list) {
   const WeightView& w = list.of[0].weight;
-  return list.count == 1 && w.rows % 16 == 0 && w.rows <= 32 * multiprocessors &&
+  return list.count == 1 && w.rows % 16 == 0 && w.rows <= 32 * ctx.multiprocessors &&
          w.cols % kStepCols == 0 && w.cols >= 2 * kStepCols;
 }
 
 template <class F>
-int run_long(const ProductList& list, int64_t tokens) {
+int run_long(const Context& ctx, const ProductList& list, int64_t tokens) {
   using R = Long<F>;
   const auto kernel = long_kernel<F>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, R::kBytes); error != 0) return error;
   const WeightView& w = list.of[0].weight;
-  return launch(kernel, dim3(static_cast<unsigned>(w.rows / 16)), dim3(256), R::kBytes, list,
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(w.rows / 16)), dim3(256), R::kBytes, list,
                 tokens, static_cast<int>(w.cols / kStepCols));
 }
-template int run_long<Q8_0>(const ProductList&, int64_t);
-template int run_long<Q4_0>(const ProductList&, int64_t);
-template int run_long<Q4_K>(const ProductList&, int64_t);
-template int run_long<Q6_K>(const ProductList&, int64_t);
-template int run_long<MXFP4>(const ProductList&, int64_t);
-template int run_long<Int4G128>(const ProductList&, int64_t);
-template int run_long<Int4G32>(const ProductList&, int64_t);
-template int run_long<Q5_K>(const ProductList&, int64_t);
-template int run_long<Q3_K>(const ProductList&, int64_t);
-template int run_long<IQ4_XS>(const ProductList&, int64_t);
-template int run_long<IQ4_NL>(const ProductList&, int64_t);
-template int run_long<Q5_0>(const ProductList&, int64_t);
-template int run_long<Q4_1>(const ProductList&, int64_t);
-template int run_long<Q5_1>(const ProductList&, int64_t);
-template int run_long<Q2_K>(const ProductList&, int64_t);
+template int run_long<Q8_0>(const Context&, const ProductList&, int64_t);
+template int run_long<Q4_0>(const Context&, const ProductList&, int64_t);
+template int run_long<Q4_K>(const Context&, const ProductList&, int64_t);
+template int run_long<Q6_K>(const Context&, const ProductList&, int64_t);
+template int run_long<MXFP4>(const Context&, const ProductList&, int64_t);
+template int run_long<Int4G128>(const Context&, const ProductList&, int64_t);
+template int run_long<Int4G32>(const Context&, const ProductList&, int64_t);
+template int run_long<Q5_K>(const Context&, const ProductList&, int64_t);
+template int run_long<Q3_K>(const Context&, const ProductList&, int64_t);
+template int run_long<IQ4_XS>(const Context&, const ProductList&, int64_t);
+template int run_long<IQ4_NL>(const Context&, const ProductList&, int64_t);
+template int run_long<Q5_0>(const Context&, const ProductList&, int64_t);
+template int run_long<Q4_1>(const Context&, const ProductList&, int64_t);
+template int run_long<Q5_1>(const Context&, const ProductList&, int64_t);
+template int run_long<Q2_K>(const Context&, const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

@@ -183,49 +183,48 @@ bool all_once(const ProductList& list) {
 }
 
 template <class F, class G = F>
-int launch_once(ProductList list, int64_t tokens) {
-  const int tiles = list.first_block[list.count], most = 2 * multiprocessors;
+int launch_once(const Context& ctx, ProductList list, int64_t tokens) {
+  const int tiles = list.first_block[list.count], most = 2 * ctx.multiprocessors;
   const int second = tiles > most ? max(Once<F>::kRowBytes, Once<G>::kRowBytes) : 0;
   if (second > 0) list.next = {};  // its place is the second tile's
   const int bytes = Once<F>::kRowBytes + (list.next.parts > 0 ? kNextPart : second);
   const auto kernel = once_kernel<F, G>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
+  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
                 static_cast<size_t>(bytes), list, tokens);
 }
 
 }  // namespace
 
 template <class F>
-bool once_takes(const ProductList& list) {
-  return all_once(list) && list.first_block[list.count] <= Once<F>::kTiles * 2 * multiprocessors;
+bool once_takes(const Context& ctx, const ProductList& list) {
+  return all_once(list) &&
+         list.first_block[list.count] <= Once<F>::kTiles * 2 * ctx.multiprocessors;
 }
 template <class F>
-int run_once(const ProductList& list, int64_t tokens) {
-  return launch_once<F>(list, tokens);
+int run_once(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_once<F>(ctx, list, tokens);
 }
 
 // What is in Q6_K are some of blocks' second tiles.
 template <class F>
-bool once_takes_pair(const ProductList& list, int other) {
+bool once_takes_pair(const Context& ctx, const ProductList& list, int other) {
   constexpr int kBytes = Once<F>::kRowBytes + Once<Q6_K>::kRowBytes + kBeside;
   static_assert(2 * kBytes <= kSharedOfSm);
-  return all_once(list) && list.first_block[other] >= 2 * multiprocessors &&
-         list.first_block[list.count] <= 4 * multiprocessors;
+  return all_once(list) && list.first_block[other] >= 2 * ctx.multiprocessors &&
+         list.first_block[list.count] <= 4 * ctx.multiprocessors;
 }
 template <class F>
-int run_once_pair(const ProductList& list, int64_t tokens) {
-  return launch_once<F, Q6_K>(list, tokens);
+int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_once<F, Q6_K>(ctx, list, tokens);
 }
-template bool once_takes_pair<Q4_K>(const ProductList&, int);
-template int run_once_pair<Q4_K>(const ProductList&, int64_t);
-template bool once_takes_pair<Q5_K>(const ProductList&, int);
-template int run_once_pair<Q5_K>(const ProductList&, int64_t);
-#define FRESHET_ONCE(F)                            \
-  template bool once_takes<F>(const ProductList&); \
-  template int run_once<F>(const ProductList&, int64_t);
+template bool once_takes_pair<Q4_K>(const Context&, const ProductList&, int);
+template int run_once_pair<Q4_K>(const Context&, const ProductList&, int64_t);
+template bool once_takes_pair<Q5_K>(const Context&, const ProductList&, int);
+template int run_once_pair<Q5_K>(const Context&, const ProductList&, int64_t);
+#define FRESHET_ONCE(F)                                            \
+  template bool once_takes<F>(const Context&, const ProductList&); \
+  template int run_once<F>(const Context&, const ProductList&, int64_t);
 FRESHET_ONCE(Q8_0)
 FRESHET_ONCE(Q4_0)
 FRESHET_ONCE(Q4_K)

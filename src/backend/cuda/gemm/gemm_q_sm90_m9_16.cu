@@ -177,49 +177,49 @@ __global__ void __launch_bounds__(S::kAllWarps * 32, 1)
 }
 
 template <class S>
-int launch_few(const ProductList& list, int64_t tokens, int share) {
-  return launch_shares<S>(few_kernel<S>, list, tokens, share);
+int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
+  return launch_shares<S>(ctx, few_kernel<S>, list, tokens, share);
 }
 
 }  // namespace
 
 template <class F>
-int run_quant_few(const ProductList& given, int64_t tokens) {
+int run_quant_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
-  const int share = even_share(list);
+  const int share = even_share(ctx, list);
   if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
-    if (share > 2) return launch_few<Shape<F, 2>>(list, tokens, share);
+    if (share > 2) return launch_few<Shape<F, 2>>(ctx, list, tokens, share);
   }
-  return launch_few<Shape<F, 1>>(list, tokens, share);
+  return launch_few<Shape<F, 1>>(ctx, list, tokens, share);
 }
 
 template <class F>
-int run_quant_few_pair(const ProductList& given, int64_t tokens) {
+int run_quant_few_pair(const Context& ctx, const ProductList& given, int64_t tokens) {
   using S = Shape<F, (F::kTileBytes < 3000) ? 2 : 1>;
   using T = Shape<Q6_K, 1>;
   static_assert(S::kAllWarps == T::kAllWarps);
   using Larger = std::conditional_t<(S::kBytes >= T::kBytes), S, T>;
   ProductList list = given;
-  const int share = even_share(list);
-  return launch_shares<Larger>(few_kernel<S, T>, list, tokens, share);
+  const int share = even_share(ctx, list);
+  return launch_shares<Larger>(ctx, few_kernel<S, T>, list, tokens, share);
 }
 
-template int run_quant_few_pair<Q4_K>(const ProductList&, int64_t);
-template int run_quant_few_pair<Q5_K>(const ProductList&, int64_t);
-template int run_quant_few<Q8_0>(const ProductList&, int64_t);
-template int run_quant_few<Q4_0>(const ProductList&, int64_t);
-template int run_quant_few<Q4_K>(const ProductList&, int64_t);
-template int run_quant_few<Q6_K>(const ProductList&, int64_t);
-template int run_quant_few<MXFP4>(const ProductList&, int64_t);
-template int run_quant_few<Int4G128>(const ProductList&, int64_t);
-template int run_quant_few<Int4G32>(const ProductList&, int64_t);
-template int run_quant_few<Q5_K>(const ProductList&, int64_t);
-template int run_quant_few<Q3_K>(const ProductList&, int64_t);
-template int run_quant_few<IQ4_XS>(const ProductList&, int64_t);
-template int run_quant_few<IQ4_NL>(const ProductList&, int64_t);
-template int run_quant_few<Q5_0>(const ProductList&, int64_t);
-template int run_quant_few<Q4_1>(const ProductList&, int64_t);
-template int run_quant_few<Q5_1>(const ProductList&, int64_t);
-template int run_quant_few<Q2_K>(const ProductList&, int64_t);
+template int run_quant_few_pair<Q4_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few_pair<Q5_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q8_0>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q4_0>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q4_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q6_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<MXFP4>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Int4G128>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Int4G32>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q5_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q3_K>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<IQ4_XS>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<IQ4_NL>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q5_0>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q4_1>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q5_1>(const Context&, const ProductList&, int64_t);
+template int run_quant_few<Q2_K>(const Context&, const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

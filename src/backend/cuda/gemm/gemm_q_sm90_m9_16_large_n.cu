@@ -300,49 +300,50 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class S>
-int launch_wide(const ProductList& list, int64_t tokens, int share, const Activations& act) {
+int launch_wide(const Context& ctx, const ProductList& list, int64_t tokens, int share,
+                const Activations& act) {
   static_assert(S::kAtOnce * (S::kGate ? 2 : 1) == kTiles);
   const auto kernel = wide_kernel<S>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(kThreads),
-                S::kBytes, list, tokens, share, act);
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
+                dim3(kThreads), S::kBytes, list, tokens, share, act);
 }
 
 }  // namespace
 
-bool quant_wide_fits(const ProductList& given) {
+bool quant_wide_fits(const Context& ctx, const ProductList& given) {
   ProductList list = given;
   // Fewer would leave warps without work.
-  return even_share(list) > kWarps * kTiles * 3 / 4;
+  return even_share(ctx, list) > kWarps * kTiles * 3 / 4;
 }
 
-bool quant_gated_fits(int64_t rows, int64_t cols) {
+bool quant_gated_fits(const Context& ctx, int64_t rows, int64_t cols) {
   ProductList list = {};
   list.count = 1;
   list.of[0].weight.rows = rows;
-  return leaves(cols) == kWarps && rows % 64 == 0 && even_share(list) > kWarps / 2;
+  return leaves(cols) == kWarps && rows % 64 == 0 && even_share(ctx, list) > kWarps / 2;
 }
 
 template <class F>
-int run_quant_wide(const ProductList& given, int64_t tokens) {
+int run_quant_wide(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
-  const int share = even_share(list);
-  return launch_wide<Shape<F, 2, false>>(list, tokens, share, {});
+  const int share = even_share(ctx, list);
+  return launch_wide<Shape<F, 2, false>>(ctx, list, tokens, share, {});
 }
 
 template <class F>
-int run_quant_wide_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                         const Activations& act) {
   ProductList list = gate_and_up;
   list.count = 1;  // up's rows stand beside gate's
-  const int share = even_share(list);
-  return launch_wide<Shape<F, 2, true>>(list, tokens, share, act);
+  const int share = even_share(ctx, list);
+  return launch_wide<Shape<F, 2, true>>(ctx, list, tokens, share, act);
 }
 
-#define FRESHET_WIDE(F)                                        \
-  template int run_quant_wide<F>(const ProductList&, int64_t); \
-  template int run_quant_wide_gated<F>(const ProductList&, int64_t, const Activations&);
+#define FRESHET_WIDE(F)                                                             \
+  template int run_quant_wide<F>(const Context&, const ProductList&, int64_t);      \
+  template int run_quant_wide_gated<F>(const Context&, const ProductList&, int64_t, \
+                                       const Activations&);
 FRESHET_WIDE(Q8_0)
 FRESHET_WIDE(Q4_0)
 FRESHET_WIDE(Q4_K)

@@ -384,7 +384,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S, class T = S>
-int launch_decode(const ProductList& given, int64_t tokens, const Activations& act = {}) {
+int launch_decode(const Context& ctx, const ProductList& given, int64_t tokens,
+                  const Activations& act = {}) {
   static_assert(S::NT == T::NT && S::kThreads == T::kThreads);
   constexpr int kShared = S::kShared > T::kShared ? S::kShared : T::kShared;
   ProductList list = with_blocks(given, 16 * S::kRowTiles);
@@ -397,13 +398,11 @@ int launch_decode(const ProductList& given, int64_t tokens, const Activations& a
   }
   const auto tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::NT * 8));
   const auto kernel = decode_kernel<S, T>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, kShared); error != 0) return error;
   const dim3 cluster(1, 1, S::kSplit ? kPair : 1);
-  const int blocks = S::kSplit || tiles < multiprocessors ? tiles : multiprocessors;
+  const int blocks = S::kSplit || tiles < ctx.multiprocessors ? tiles : ctx.multiprocessors;
   const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
-  return launch_cluster(kernel, grid, dim3(S::kThreads), kShared, cluster, list, tokens, tiles,
+  return launch_cluster(ctx, kernel, grid, dim3(S::kThreads), kShared, cluster, list, tokens, tiles,
                         act);
 }
 
@@ -414,8 +413,8 @@ int64_t tiles_of(const ProductList& list, int64_t tokens, int64_t rows) {
 }
 // Pairs of blocks that would share 64 rows each fill a wave or two.
 template <int NT>
-bool pairs_fit(const ProductList& list, int64_t tokens) {
-  return tiles_of<NT>(list, tokens, 64) * kPair <= 2 * multiprocessors;
+bool pairs_fit(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return tiles_of<NT>(list, tokens, 64) * kPair <= 2 * ctx.multiprocessors;
 }
 
 }  // namespace freshet::cuda::decode

@@ -170,48 +170,47 @@ __global__ void __launch_bounds__(256, 1)
 }
 
 template <class F, int kMyTokens, bool kSplit>
-int launch_tiles(const ProductList& list, int64_t tokens, int parts) {
+int launch_tiles(const Context& ctx, const ProductList& list, int64_t tokens, int parts) {
   constexpr int kBytes = kStages * kStageBytesOf<kMyTokens>;
   const auto kernel = tile_kernel<F, kMyTokens, kSplit>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
   const auto leaf_blocks = static_cast<unsigned>(kSplit ? parts : 1);
   const dim3 grid(static_cast<unsigned>(ceil_div(tokens, 16 * kMyTokens)),
                   static_cast<unsigned>(list.first_block[list.count]), leaf_blocks);
-  return launch_cluster(kernel, grid, dim3(256), kBytes, dim3(1, 1, leaf_blocks), list, tokens);
+  return launch_cluster(ctx, kernel, grid, dim3(256), kBytes, dim3(1, 1, leaf_blocks), list,
+                        tokens);
 }
 
 }  // namespace
 
 template <class F>
-int run_tiles(const ProductList& given, int64_t tokens) {
+int run_tiles(const Context& ctx, const ProductList& given, int64_t tokens) {
   constexpr int64_t kEnoughBlocks = 64;  // more walk faster than eight times as many add up
   const ProductList list = with_blocks(given, 16 * kRowTiles);
   const int parts = leaves(list.of[0].weight.cols);  // all have as many columns
   const int64_t blocks = list.first_block[list.count] * ceil_div(tokens, 128);
-  const bool split = capability >= 90 && parts > 1 && blocks < kEnoughBlocks;
-  if (split) return launch_tiles<F, 8, true>(list, tokens, parts);
-  return launch_tiles<F, 8, false>(list, tokens, parts);
+  const bool split = ctx.capability >= 90 && parts > 1 && blocks < kEnoughBlocks;
+  if (split) return launch_tiles<F, 8, true>(ctx, list, tokens, parts);
+  return launch_tiles<F, 8, false>(ctx, list, tokens, parts);
 }
 
-template int run_tiles<F16>(const ProductList&, int64_t);
-template int run_tiles<BF16>(const ProductList&, int64_t);
-template int run_tiles<FP8>(const ProductList&, int64_t);
-template int run_tiles<Q8_0>(const ProductList&, int64_t);
-template int run_tiles<Q4_0>(const ProductList&, int64_t);
-template int run_tiles<Q4_K>(const ProductList&, int64_t);
-template int run_tiles<Q6_K>(const ProductList&, int64_t);
-template int run_tiles<MXFP4>(const ProductList&, int64_t);
-template int run_tiles<Q4_1>(const ProductList&, int64_t);
-template int run_tiles<Q5_0>(const ProductList&, int64_t);
-template int run_tiles<Q5_1>(const ProductList&, int64_t);
-template int run_tiles<IQ4_NL>(const ProductList&, int64_t);
-template int run_tiles<IQ4_XS>(const ProductList&, int64_t);
-template int run_tiles<Q2_K>(const ProductList&, int64_t);
-template int run_tiles<Q3_K>(const ProductList&, int64_t);
-template int run_tiles<Q5_K>(const ProductList&, int64_t);
-template int run_tiles<Int4G128>(const ProductList&, int64_t);
-template int run_tiles<Int4G32>(const ProductList&, int64_t);
+template int run_tiles<F16>(const Context&, const ProductList&, int64_t);
+template int run_tiles<BF16>(const Context&, const ProductList&, int64_t);
+template int run_tiles<FP8>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q8_0>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q4_0>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q4_K>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q6_K>(const Context&, const ProductList&, int64_t);
+template int run_tiles<MXFP4>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q4_1>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q5_0>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q5_1>(const Context&, const ProductList&, int64_t);
+template int run_tiles<IQ4_NL>(const Context&, const ProductList&, int64_t);
+template int run_tiles<IQ4_XS>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q2_K>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q3_K>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Q5_K>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Int4G128>(const Context&, const ProductList&, int64_t);
+template int run_tiles<Int4G32>(const Context&, const ProductList&, int64_t);
 
 }  // namespace freshet::cuda

@@ -205,42 +205,40 @@ int64_t blocks_of(int64_t rows, int64_t cols) {
 
 // The attribute is set at every launch: it costs the host little, and nothing is remembered.
 template <class F, class Kernel, class... A>
-int launch_ring(Kernel kernel, dim3 grid, const A&... args) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<F>::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, grid, dim3(256), Ring<F>::kBytes, args...);
+int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
+  if (const int error = raise_shared(kernel, Ring<F>::kBytes); error != 0) return error;
+  return launch(ctx, kernel, grid, dim3(256), Ring<F>::kBytes, args...);
 }
 
 template <class F>
-int run_products(const ProductList& list, int64_t tokens) {
+int run_products(const Context& ctx, const ProductList& list, int64_t tokens) {
   if constexpr (F::kCode == Code::kF32) {
-    return run_f32(list, tokens);
+    return run_f32(ctx, list, tokens);
   } else if constexpr (F::kCode == Code::kInt8) {
-    return run_int8(list, tokens);
+    return run_int8(ctx, list, tokens);
   } else {
     if constexpr (F::kCode == Code::kBF16) {
-      if (wgmma_takes(F::kCode, tokens)) return run_wgmma(list, tokens);
-      if (few_takes(list, tokens)) return run_few(list, tokens);
+      if (wgmma_takes(ctx, F::kCode, tokens)) return run_wgmma(ctx, list, tokens);
+      if (few_takes(ctx, list, tokens)) return run_few(ctx, list, tokens);
     }
     if constexpr (F::kCode == Code::kFP8) {
-      if (capability == 90) return run_fp8(list, tokens);
+      if (ctx.capability == 90) return run_fp8(ctx, list, tokens);
     }
     if constexpr (kQuantised<F>) {
-      if (capability == 90 && tokens <= kTokenTile) return run_stream<F>(list, tokens);
-      if (capability == 90 && tokens > kQuantFew) return run_decode<F>(list, tokens);
-      if (few_takes(list, tokens)) {
-        if (quant_wide_fits(list)) return run_quant_wide<F>(list, tokens);
-        return run_quant_few<F>(list, tokens);
+      if (ctx.capability == 90 && tokens <= kTokenTile) return run_stream<F>(ctx, list, tokens);
+      if (ctx.capability == 90 && tokens > kQuantFew) return run_decode<F>(ctx, list, tokens);
+      if (few_takes(ctx, list, tokens)) {
+        if (quant_wide_fits(ctx, list)) return run_quant_wide<F>(ctx, list, tokens);
+        return run_quant_few<F>(ctx, list, tokens);
       }
     }
-    if (tokens > kFewTokens) return run_tiles<F>(list, tokens);
+    if (tokens > kFewTokens) return run_tiles<F>(ctx, list, tokens);
     const int64_t tiles = ceil_div(tokens, kTokenTile);
     const auto x = static_cast<unsigned>(list.first_block[list.count]);
-    if (tiles == 1) return launch_ring<F>(products_kernel<F, 1>, dim3(x), list, tokens);
-    if (tiles == 2) return launch_ring<F>(products_kernel<F, 2>, dim3(x), list, tokens);
+    if (tiles == 1) return launch_ring<F>(ctx, products_kernel<F, 1>, dim3(x), list, tokens);
+    if (tiles == 2) return launch_ring<F>(ctx, products_kernel<F, 2>, dim3(x), list, tokens);
     const auto y = static_cast<unsigned>(ceil_div(tiles, 4));
-    return launch_ring<F>(products_kernel<F, 4>, dim3(x, y), list, tokens);
+    return launch_ring<F>(ctx, products_kernel<F, 4>, dim3(x, y), list, tokens);
   }
 }
 
@@ -266,33 +264,34 @@ ProductList list_of(const ProductArgs* products, int count) {
 
 }  // namespace
 
-Order order_for(Code code, int64_t tokens) {
-  if (code == Code::kFP8 && capability == 90) return Order::kE4M3;
+Order order_for(const Context& ctx, Code code, int64_t tokens) {
+  if (code == Code::kFP8 && ctx.capability == 90) return Order::kE4M3;
   if (code == Code::kInt8) return Order::kInt8;
-  if (tokens > kFewTokens || wgmma_takes(code, tokens)) return Order::kCores;
-  return capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
+  if (tokens > kFewTokens || wgmma_takes(ctx, code, tokens)) return Order::kCores;
+  return ctx.capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
 }
 
-int products(const ProductArgs* products, int count, int64_t tokens, const NextProducts* next) {
+int products(const Context& ctx, const ProductArgs* products, int count, int64_t tokens,
+             const NextProducts* next) {
   // Runs of one format share a launch, and some of two.
   for (int first = 0; first < count;) {
     if (pair_begins(products[first].weight.code)) {
       const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
-      if (pair_takes(both, tokens)) {
-        if (const int error = run_pair(both, tokens); error != 0) return error;
+      if (pair_takes(ctx, both, tokens)) {
+        if (const int error = run_pair(ctx, both, tokens); error != 0) return error;
         first += both.count;
         continue;
       }
     }
     ProductList list = list_of(products + first, count - first);
-    if (first + list.count == count) list.next = next_weights(next, tokens);
+    if (first + list.count == count) list.next = next_weights(ctx, next, tokens);
     int error = static_cast<int>(cudaErrorInvalidValue);
     if (list.of[0].weight.code == Code::kExactF32) {
       list.count = 1;
-      error = run_exact(list.of[0], tokens);
+      error = run_exact(ctx, list.of[0], tokens);
     } else {
       with_format(list.of[0].weight.code,
-                  [&](auto f) { error = run_products<decltype(f)>(list, tokens); });
+                  [&](auto f) { error = run_products<decltype(f)>(ctx, list, tokens); });
     }
     if (error != 0) return error;
     first += list.count;
@@ -300,52 +299,53 @@ int products(const ProductArgs* products, int count, int64_t tokens, const NextP
   return 0;
 }
 
-int gated_fits(Code code, int64_t rows, int64_t cols, int64_t tokens) {
-  if (capability != 90) return 0;
-  if (code == Code::kFP8) return fp8_gated_fits(rows, tokens);
+int gated_fits(const Context& ctx, Code code, int64_t rows, int64_t cols, int64_t tokens) {
+  if (ctx.capability != 90) return 0;
+  if (code == Code::kFP8) return fp8_gated_fits(ctx, rows, tokens);
   if (code == Code::kInt8) return int8_gated_fits(tokens);
   if (code == Code::kBF16) {
-    return wgmma_takes(code, tokens) || few_gated_fits(rows, cols, tokens);
+    return wgmma_takes(ctx, code, tokens) || few_gated_fits(rows, cols, tokens);
   }
-  if (tokens > most_lanes(code)) return decode_gated_fits(rows, tokens);
-  if (tokens > kTokenTile) return quantised(code) && quant_gated_fits(rows, cols);
+  if (tokens > most_lanes(code)) return decode_gated_fits(ctx, rows, tokens);
+  if (tokens > kTokenTile) return quantised(code) && quant_gated_fits(ctx, rows, cols);
   bool fits = false;
   with_format(code, [&](auto f) {
-    if constexpr (kQuantised<decltype(f)>) fits = stream_gated_fits<decltype(f)>(rows, cols);
+    if constexpr (kQuantised<decltype(f)>) fits = stream_gated_fits<decltype(f)>(ctx, rows, cols);
   });
   return fits;
 }
 
-int gated_products(const ProductArgs* gate_and_up, int64_t tokens, const Activations* act) {
+int gated_products(const Context& ctx, const ProductArgs* gate_and_up, int64_t tokens,
+                   const Activations* act) {
   const ProductList list = list_of(gate_and_up, 2);
   const Code code = list.of[0].weight.code;
-  if (code == Code::kFP8) return run_fp8_gated(list, tokens, *act);
-  if (code == Code::kInt8) return run_int8_gated(list, tokens, *act);
+  if (code == Code::kFP8) return run_fp8_gated(ctx, list, tokens, *act);
+  if (code == Code::kInt8) return run_int8_gated(ctx, list, tokens, *act);
   if (code == Code::kBF16) {
-    return wgmma_takes(code, tokens) ? run_wgmma_gated(list, tokens, *act)
-                                     : run_few_gated(list, tokens, *act);
+    return wgmma_takes(ctx, code, tokens) ? run_wgmma_gated(ctx, list, tokens, *act)
+                                          : run_few_gated(ctx, list, tokens, *act);
   }
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(code, [&](auto f) {
     using F = decltype(f);
     if constexpr (kQuantised<F>) {
-      error = tokens > kQuantFew    ? run_decode_gated<F>(list, tokens, *act)
-              : tokens > kTokenTile ? run_quant_wide_gated<F>(list, tokens, *act)
-                                    : run_stream_gated<F>(list, tokens, *act);
+      error = tokens > kQuantFew    ? run_decode_gated<F>(ctx, list, tokens, *act)
+              : tokens > kTokenTile ? run_quant_wide_gated<F>(ctx, list, tokens, *act)
+                                    : run_stream_gated<F>(ctx, list, tokens, *act);
     }
   });
   return error;
 }
 
-int expert_products(const ExpertArgs* e) {
+int expert_products(const Context& ctx, const ExpertArgs* e) {
   const dim3 grid(static_cast<unsigned>(blocks_of(e->rows, e->cols)),
                   static_cast<unsigned>(e->slots));
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(e->code, [&](auto f) {
     using Stored = decltype(f);
     using F = std::conditional_t<Stored::kCode == Code::kFP8, FP8Values, Stored>;
-    error = e->slot_tokens == 8 ? launch_ring<F>(experts_kernel<F, 1>, grid, *e)
-                                : launch_ring<F>(experts_kernel<F, 4>, grid, *e);
+    error = e->slot_tokens == 8 ? launch_ring<F>(ctx, experts_kernel<F, 1>, grid, *e)
+                                : launch_ring<F>(ctx, experts_kernel<F, 4>, grid, *e);
   });
   return error;
 }

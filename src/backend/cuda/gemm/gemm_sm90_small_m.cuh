@@ -80,11 +80,10 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[S::
 #endif
 
 template <class S, class Kernel>
-int launch_shares(Kernel kernel, const ProductList& list, int64_t tokens, int share) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
+int launch_shares(const Context& ctx, Kernel kernel, const ProductList& list, int64_t tokens,
+                  int share) {
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
                 dim3(S::kAllWarps * 32), S::kBytes, list, tokens, share);
 }
 

@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kMostBytes = 7 << 20;  // of each matrix
 
 template <class F>
-NextWeights behind_first_tiles(const WeightView& gate, const WeightView& up) {
-  const int64_t begin = tile_at<F>(2 * multiprocessors, gate.cols);
+NextWeights behind_first_tiles(const Context& ctx, const WeightView& gate, const WeightView& up) {
+  const int64_t begin = tile_at<F>(2 * ctx.multiprocessors, gate.cols);
   const int64_t left = tile_at<F>(gate.rows / 16, gate.cols) - begin;
   const int64_t bytes = left < kMostBytes ? left : kMostBytes;
   return {{gate.data + begin, up.data + begin}, static_cast<int32_t>(bytes / kNextPart)};
@@ -22,17 +22,17 @@ NextWeights behind_first_tiles(const WeightView& gate, const WeightView& up) {
 
 }  // namespace
 
-NextWeights next_weights(const NextProducts* next, int64_t tokens) {
+NextWeights next_weights(const Context& ctx, const NextProducts* next, int64_t tokens) {
   NextWeights weights = {};
-  if (capability != 90 || tokens > kTokenTile || next == nullptr || next->count != 2) {
+  if (ctx.capability != 90 || tokens > kTokenTile || next == nullptr || next->count != 2) {
     return weights;
   }
   const WeightView &gate = next->of[0], &up = next->of[1];
   const bool alike = gate.code == up.code && gate.rows == up.rows && gate.cols == up.cols;
-  if (!alike || !gate_takes(gate.rows, gate.cols)) return weights;
+  if (!alike || !gate_takes(ctx, gate.rows, gate.cols)) return weights;
   with_format(gate.code, [&](auto f) {
     using F = decltype(f);
-    if constexpr (kQuantised<F>) weights = behind_first_tiles<F>(gate, up);
+    if constexpr (kQuantised<F>) weights = behind_first_tiles<F>(ctx, gate, up);
   });
   return weights;
 }

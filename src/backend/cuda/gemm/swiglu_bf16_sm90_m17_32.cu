@@ -285,13 +285,14 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 
 }  // namespace
 
-int run_gate_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                 const Activations& act) {
   ProductList list = gate_and_up;
   list.count = 1;  // the other one's rows stand beside it
-  const int share = even_share(list);
+  const int share = even_share(ctx, list);
   if (const int error = raise_shared(gate_few_kernel, kBytes); error != 0) return error;
-  return launch(gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
-                kBytes, list, static_cast<int>(tokens), share, act);
+  return launch(ctx, gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])),
+                dim3(kThreads), kBytes, list, static_cast<int>(tokens), share, act);
 }
 
 }  // namespace freshet::cuda

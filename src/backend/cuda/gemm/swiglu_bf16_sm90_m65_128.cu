@@ -212,28 +212,29 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // Tiles of 16 rows of gate of a block; list then has gate's blocks.
-int share_of(ProductList& list) {
+int share_of(const Context& ctx, ProductList& list) {
   list.count = 1;
   const int64_t rows = list.of[0].weight.rows;
   list.of[0].weight.rows = ceil_div(rows, 64) * 64;
-  const int share = even_share(list);
+  const int share = even_share(ctx, list);
   list.of[0].weight.rows = rows;
   return share;
 }
 
 }  // namespace
 
-bool gate_takes(const ProductList& gate_and_up, int64_t tokens) {
+bool gate_takes(const Context& ctx, const ProductList& gate_and_up, int64_t tokens) {
   ProductList list = gate_and_up;
-  const int share = share_of(list), passes = static_cast<int>(ceil_div(share, kMost));
+  const int share = share_of(ctx, list), passes = static_cast<int>(ceil_div(share, kMost));
   return tokens > 64 && tokens <= 128 && share * 4 > passes * kMost * 3;
 }
 
-int run_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+             const Activations& act) {
   ProductList list = gate_and_up;
-  const int share = share_of(list);
+  const int share = share_of(ctx, list);
   if (const int error = raise_shared(gate_kernel, Gate::kBytes); error != 0) return error;
-  return launch(gate_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
+  return launch(ctx, gate_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
                 Gate::kBytes, list, static_cast<int>(tokens), share, act);
 }
 

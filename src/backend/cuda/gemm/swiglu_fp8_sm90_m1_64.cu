@@ -443,33 +443,31 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
 }
 
 template <int NT>
-int launch_some(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int launch_some(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                const Activations& act) {
   using S = Some<NT>;
   const auto kernel = gated_some_kernel<NT>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   const auto tiles = static_cast<int>(gate_and_up.of[0].weight.rows / kE4M3Cols);
-  const int blocks = tiles < multiprocessors ? tiles : multiprocessors;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
+  const int blocks = tiles < ctx.multiprocessors ? tiles : ctx.multiprocessors;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(S::kThreads),
                 static_cast<size_t>(S::kBytes), gate_and_up, tokens, tiles, act);
 }
 
 }  // namespace
 
-int run_fp8_gated_few(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
+int run_fp8_gated_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                      const Activations& act) {
   const WeightView& gate = gate_and_up.of[0].weight;
   const int stages = stages_for(gate.cols);
-  if (tokens > 32) return launch_some<8>(gate_and_up, tokens, act);
-  if (tokens > 16) return launch_some<4>(gate_and_up, tokens, act);
-  if (tokens > 8 || stages < 3) return launch_some<2>(gate_and_up, tokens, act);
+  if (tokens > 32) return launch_some<8>(ctx, gate_and_up, tokens, act);
+  if (tokens > 16) return launch_some<4>(ctx, gate_and_up, tokens, act);
+  if (tokens > 8 || stages < 3) return launch_some<2>(ctx, gate_and_up, tokens, act);
   const auto tiles = static_cast<int>(gate.rows / kE4M3Cols);
   const int bytes = kGroups * stages * kPanelBytes + rest_bytes(gate.cols);
-  const cudaError_t error =
-      cudaFuncSetAttribute(gated_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const int blocks = tiles < multiprocessors ? tiles : multiprocessors;
-  return launch(gated_few_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+  if (const int error = raise_shared(gated_few_kernel, bytes); error != 0) return error;
+  const int blocks = tiles < ctx.multiprocessors ? tiles : ctx.multiprocessors;
+  return launch(ctx, gated_few_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 static_cast<size_t>(bytes), gate_and_up, tokens, tiles, stages, act);
 }
 

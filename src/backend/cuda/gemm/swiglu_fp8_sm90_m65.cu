@@ -412,16 +412,14 @@ int64_t tiles_of(int64_t rows, int64_t tokens) {
 }
 
 template <bool kPair, bool kHalves>
-int launch_gated(const ProductList& list, int64_t tokens, const Activations& act,
-                 const Halves& halves) {
+int launch_gated(const Context& ctx, const ProductList& list, int64_t tokens,
+                 const Activations& act, const Halves& halves) {
   static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
   const auto kernel = gated_kernel<kPair, kHalves>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kManyBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, kManyBytes); error != 0) return error;
   constexpr int blocks = kPair ? 2 : 1;
-  const int clusters = std::min(std::max(halves.first, halves.count), multiprocessors / blocks);
-  return launch_cluster(kernel, dim3(static_cast<unsigned>(clusters * blocks)),
+  const int clusters = std::min(std::max(halves.first, halves.count), ctx.multiprocessors / blocks);
+  return launch_cluster(ctx, kernel, dim3(static_cast<unsigned>(clusters * blocks)),
                         dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
                         list, tokens, halves.first, halves,
                         fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
@@ -429,26 +427,27 @@ int launch_gated(const ProductList& list, int64_t tokens, const Activations& act
 
 }  // namespace
 
-bool fp8_gated_fits(int64_t rows, int64_t tokens) {
+bool fp8_gated_fits(const Context& ctx, int64_t rows, int64_t tokens) {
   // Whole groups of features, and two thirds of the multiprocessors have work until the end.
-  const int64_t tiles = tiles_of(rows, tokens), most = multiprocessors;
+  const int64_t tiles = tiles_of(rows, tokens), most = ctx.multiprocessors;
   return rows % kGateRows == 0 && whole_in_k(rows) && tiles * 3 >= ceil_div(tiles, most) * most * 2;
 }
 
-int run_fp8_gated(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  if (tokens <= 64) return run_fp8_gated_few(gate_and_up, tokens, act);
+int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                  const Activations& act) {
+  if (tokens <= 64) return run_fp8_gated_few(ctx, gate_and_up, tokens, act);
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
   const int64_t rows = list.of[0].weight.rows;
   const auto tiles = static_cast<int>(tiles_of(rows, tokens));
-  if (tokens <= 128) return launch_gated<false, false>(list, tokens, act, {tiles, 0});
+  if (tokens <= 128) return launch_gated<false, false>(ctx, list, tokens, act, {tiles, 0});
   const auto pairs = static_cast<int>(tiles_of(rows, ceil_div(tokens, 2)));
   // Tiles of a last turn that would leave half of the clusters without any are cut in two.
-  const int clusters = multiprocessors / 2, left = pairs % clusters;
+  const int clusters = ctx.multiprocessors / 2, left = pairs % clusters;
   if (left == 0 || left * 2 > clusters || pairs > kMostTurns * clusters) {
-    return launch_gated<true, false>(list, tokens, act, {pairs, 0});
+    return launch_gated<true, false>(ctx, list, tokens, act, {pairs, 0});
   }
-  return launch_gated<true, true>(list, tokens, act, {pairs - left, left * 2});
+  return launch_gated<true, true>(ctx, list, tokens, act, {pairs - left, left * 2});
 }
 
 }  // namespace freshet::cuda

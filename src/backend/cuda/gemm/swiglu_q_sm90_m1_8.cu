@@ -129,38 +129,38 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
 
 }  // namespace
 
-bool gate_takes(int64_t rows, int64_t cols) {
-  return cols == kGateCols && rows % 16 == 0 && rows >= 2 * 16 * multiprocessors;
+bool gate_takes(const Context& ctx, int64_t rows, int64_t cols) {
+  return cols == kGateCols && rows % 16 == 0 && rows >= 2 * 16 * ctx.multiprocessors;
 }
 
-bool many_rows_take(const ProductList& list) {
+bool many_rows_take(const Context& ctx, const ProductList& list) {
   const WeightView& w = list.of[0].weight;
   return list.count == 1 && w.cols == kGateCols && w.rows % 32 == 0 &&
-         w.rows >= 4 * 16 * multiprocessors;
+         w.rows >= 4 * 16 * ctx.multiprocessors;
 }
 
 template <class F, bool kGated>
-int launch_gate(const ProductList& list, int64_t tokens, const Activations& act) {
+int launch_gate(const Context& ctx, const ProductList& list, int64_t tokens,
+                const Activations& act) {
   using R = Gate<F>;
   const auto kernel = gate_kernel<F, kGated>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, R::kBytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  return launch(kernel, dim3(static_cast<unsigned>(2 * multiprocessors)), dim3(kAllWarps * 32),
-                R::kBytes, list, act, tokens,
+  if (const int error = raise_shared(kernel, R::kBytes); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(2 * ctx.multiprocessors)),
+                dim3(kAllWarps * 32), R::kBytes, list, act, tokens,
                 static_cast<int>(list.of[0].weight.rows / (kGated ? 16 : 32)));
 }
 template <class F>
-int run_quant_gate(const ProductList& gate_and_up, int64_t tokens, const Activations& act) {
-  return launch_gate<F, true>(gate_and_up, tokens, act);
+int run_quant_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                   const Activations& act) {
+  return launch_gate<F, true>(ctx, gate_and_up, tokens, act);
 }
 template <class F>
-int run_many_rows(const ProductList& list, int64_t tokens) {
-  return launch_gate<F, false>(list, tokens, {});
+int run_many_rows(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_gate<F, false>(ctx, list, tokens, {});
 }
-#define FRESHET_GATE(F)                                                            \
-  template int run_quant_gate<F>(const ProductList&, int64_t, const Activations&); \
-  template int run_many_rows<F>(const ProductList&, int64_t);
+#define FRESHET_GATE(F)                                                                            \
+  template int run_quant_gate<F>(const Context&, const ProductList&, int64_t, const Activations&); \
+  template int run_many_rows<F>(const Context&, const ProductList&, int64_t);
 FRESHET_GATE(Q4_0)
 FRESHET_GATE(Q4_K)
 FRESHET_GATE(MXFP4)

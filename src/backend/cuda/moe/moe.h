@@ -15,20 +15,20 @@ inline bool given_bf16(Code code, int slot_tokens) {
 
 // moe_gather.cu: x by place as core matrices, which the products of experts read. With slots of
 // kManySlot [64 columns][place][16 bytes], of which place p has the i-th 16 bytes at i ^ (p % 8).
-int gather_places(const ExpertsArgs& e);
+int gather_places(const Context& ctx, const ExpertsArgs& e);
 
 // moe_bf16_sm90_wgmma.cu: gate, up and down in BF16, with slots of 8 to 128.
-int run_experts_wgmma(const ExpertsArgs& e);
+int run_experts_wgmma(const Context& ctx, const ExpertsArgs& e);
 
 // moe_gate_up_q_sm90.cu, moe_down_q_sm90.cu: gate and up in block formats, and down, with slots of
 // 32 to 128.
-int run_experts_gate(const ExpertsArgs& e);
-int run_experts_down(const ExpertsArgs& e);
+int run_experts_gate(const Context& ctx, const ExpertsArgs& e);
+int run_experts_down(const Context& ctx, const ExpertsArgs& e);
 
 // moe_bf16_sm90_large_m.cu: gate, up and down in BF16, with slots of kManySlot.
-int run_many_experts(const ExpertsArgs& e);
+int run_many_experts(const Context& ctx, const ExpertsArgs& e);
 
 // moe_down_sm90_m1_8.cu: down of few tokens, and the sums.
-int run_few_down(const FewExpertsArgs& e);
+int run_few_down(const Context& ctx, const FewExpertsArgs& e);
 
 }  // namespace freshet::cuda

@@ -298,20 +298,21 @@ __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant
 }
 
 template <bool kGate>
-int launch_many(const ExpertsArgs& e) {
+int launch_many(const Context& ctx, const ExpertsArgs& e) {
   const auto kernel = many_kernel<kGate>;
   if (const int error = raise_shared(kernel, Stage::kBytes); error != 0) return error;
   const int64_t rows = kGate ? e.ff / kGateRows : ceil_div(e.hidden, kDownRows);
   const int64_t items = e.groups.slots * rows;
-  const auto blocks = static_cast<unsigned>(items < multiprocessors ? items : multiprocessors);
-  return launch(kernel, dim3(blocks), dim3(kThreads), Stage::kBytes, e);
+  const auto blocks =
+      static_cast<unsigned>(items < ctx.multiprocessors ? items : ctx.multiprocessors);
+  return launch(ctx, kernel, dim3(blocks), dim3(kThreads), Stage::kBytes, e);
 }
 
 }  // namespace
 
-int run_many_experts(const ExpertsArgs& e) {
-  const int error = launch_many<true>(e);
-  return error != 0 ? error : launch_many<false>(e);
+int run_many_experts(const Context& ctx, const ExpertsArgs& e) {
+  const int error = launch_many<true>(ctx, e);
+  return error != 0 ? error : launch_many<false>(ctx, e);
 }
 
 }  // namespace freshet::cuda

@@ -331,16 +331,14 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
 }
 
 template <int NT>
-int launch_experts(const ExpertsArgs& e) {
+int launch_experts(const Context& ctx, const ExpertsArgs& e) {
   using S = Shape<NT>;
   const auto run = [&](auto kernel, int64_t row_blocks) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes);
-    if (error != cudaSuccess) return static_cast<int>(error);
+    if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
     const int64_t items = e.groups.slots * row_blocks;
-    const int64_t most = int64_t{multiprocessors} * (S::kWide ? 1 : 2);
+    const int64_t most = int64_t{ctx.multiprocessors} * (S::kWide ? 1 : 2);
     const auto blocks = static_cast<unsigned>(items < most ? items : most);
-    return launch(kernel, dim3(blocks), dim3(S::kThreads), S::kBytes, e);
+    return launch(ctx, kernel, dim3(blocks), dim3(S::kThreads), S::kBytes, e);
   };
   const int error = run(experts_kernel<NT, true>, e.ff / kGroupRows);
   return error != 0 ? error : run(experts_kernel<NT, false>, ceil_div(e.hidden, 128));
@@ -348,20 +346,20 @@ int launch_experts(const ExpertsArgs& e) {
 
 }  // namespace
 
-int run_experts_wgmma(const ExpertsArgs& e) {
+int run_experts_wgmma(const Context& ctx, const ExpertsArgs& e) {
   switch (e.groups.slot_tokens) {
     case 8:
-      return launch_experts<1>(e);
+      return launch_experts<1>(ctx, e);
     case 16:
-      return launch_experts<2>(e);
+      return launch_experts<2>(ctx, e);
     case 32:
-      return launch_experts<4>(e);
+      return launch_experts<4>(ctx, e);
     case 64:
-      return launch_experts<8>(e);
+      return launch_experts<8>(ctx, e);
     case 128:
-      return launch_experts<16>(e);
+      return launch_experts<16>(ctx, e);
     case kManySlot:
-      return run_many_experts(e);
+      return run_many_experts(ctx, e);
     default:
       return static_cast<int>(cudaErrorInvalidValue);
   }

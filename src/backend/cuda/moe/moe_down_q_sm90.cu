@@ -9,16 +9,16 @@ using Shape = decode::Shape<F, NT, decode::Split::kRows, kGroups>;
 
 }  // namespace
 
-int run_experts_down(const ExpertsArgs& e) {
+int run_experts_down(const Context& ctx, const ExpertsArgs& e) {
   return decode::with_quantised(e.down_code, [&](auto f) {
     using F = decltype(f);
     switch (e.groups.slot_tokens) {
       case 32:
-        return decode::launch_experts<Shape<F, 4, 4>>(e);
+        return decode::launch_experts<Shape<F, 4, 4>>(ctx, e);
       case 64:
-        return decode::launch_experts<Shape<F, 8, 2>>(e);
+        return decode::launch_experts<Shape<F, 8, 2>>(ctx, e);
       case 128:
-        return decode::launch_experts<Shape<F, 16, 2>>(e);
+        return decode::launch_experts<Shape<F, 16, 2>>(ctx, e);
       default:
         return static_cast<int>(cudaErrorInvalidValue);
     }

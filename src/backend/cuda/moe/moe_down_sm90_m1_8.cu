@@ -240,15 +240,15 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 }  // namespace few
 
-int run_few_down(const FewExpertsArgs& e) {
+int run_few_down(const Context& ctx, const FewExpertsArgs& e) {
   return few::with_taken(e.down_code, [&](auto f) {
     using F = decltype(f);
     // Beside the first kernel's blocks these would take its bytes in flight from it.
     constexpr int kAlone = 120 << 10;
     const int64_t blocks = ceil_div(e.hidden, 16);
     int bytes = few::Down<F>::kBytes;
-    if (blocks <= multiprocessors && bytes < kAlone) bytes = kAlone;
-    return few::launch_few(few::down_kernel<F>, blocks, bytes, e);
+    if (blocks <= ctx.multiprocessors && bytes < kAlone) bytes = kAlone;
+    return few::launch_few(ctx, few::down_kernel<F>, blocks, bytes, e);
   });
 }
 

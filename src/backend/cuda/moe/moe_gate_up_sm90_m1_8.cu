@@ -235,23 +235,23 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
 }  // namespace
 }  // namespace few
 
-int few_experts_fit(const FewExpertsArgs* e) {
-  return few::takes(e->gate_up_code) && few::takes(e->down_code) && capability == 90 &&
+int few_experts_fit(const Context& ctx, const FewExpertsArgs* e) {
+  return few::takes(e->gate_up_code) && few::takes(e->down_code) && ctx.capability == 90 &&
          e->tokens <= few::kTokens && e->tokens * e->routing.top_k <= few::kMostChosen &&
          e->routing.experts <= kFewExperts && leaves(e->hidden) == kWarps &&
          e->hidden <= 2 * few::kLeast * kWarps * 64 && e->ff % 64 == 0;
 }
 
-int few_experts(const FewExpertsArgs* e) {
+int few_experts(const Context& ctx, const FewExpertsArgs* e) {
   const int error = few::with_taken(e->gate_up_code, [&](auto f) {
     using F = decltype(f);
     const auto run = [&](auto kernel) {
-      return few::launch_few(kernel, multiprocessors, few::Gate<F>::kBytes, *e);
+      return few::launch_few(ctx, kernel, ctx.multiprocessors, few::Gate<F>::kBytes, *e);
     };
     return e->hidden > few::kLeast * kWarps * 64 ? run(few::gate_kernel<F, 2 * few::kLeast>)
                                                  : run(few::gate_kernel<F, few::kLeast>);
   });
-  return error != 0 ? error : run_few_down(*e);
+  return error != 0 ? error : run_few_down(ctx, *e);
 }
 
 }  // namespace freshet::cuda

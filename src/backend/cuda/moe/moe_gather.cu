@@ -77,12 +77,11 @@ __global__ void __launch_bounds__(256, 6) spread_kernel(const __grid_constant__ 
 
 }  // namespace
 
-int gather_places(const ExpertsArgs& e) {
+int gather_places(const Context& ctx, const ExpertsArgs& e) {
   constexpr int64_t kSpread = 128;  // tokens; of more, what is written side by side decides
   const auto run = [&](auto kernel, int64_t blocks) {
-    const cudaError_t carved = leave_shared(kernel);
-    if (carved != cudaSuccess) return static_cast<int>(carved);
-    return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(256), 0, e);
+    if (const int error = leave_shared(kernel); error != 0) return error;
+    return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(256), 0, e);
   };
   if (e.groups.slot_tokens == kManySlot) return run(spread_kernel<true>, e.x.rows);
   if (e.x.rows <= kSpread) return run(spread_kernel<false>, e.x.rows);

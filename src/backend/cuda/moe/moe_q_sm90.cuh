@@ -202,14 +202,13 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S>
-int launch_experts(const ExpertsArgs& e) {
+int launch_experts(const Context& ctx, const ExpertsArgs& e) {
   const auto kernel = experts_kernel<S>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, S::kShared); error != 0) return error;
   const int64_t tiles = int64_t{e.groups.slots} * ExpertTiles<S>{e}.blocks();
-  const auto blocks = static_cast<unsigned>(tiles < multiprocessors ? tiles : multiprocessors);
-  return launch(kernel, dim3(blocks), dim3(S::kThreads), S::kShared, e);
+  const auto blocks =
+      static_cast<unsigned>(tiles < ctx.multiprocessors ? tiles : ctx.multiprocessors);
+  return launch(ctx, kernel, dim3(blocks), dim3(S::kThreads), S::kShared, e);
 }
 
 // body(the format) of a code that has one here.

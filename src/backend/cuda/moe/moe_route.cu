@@ -337,23 +337,25 @@ __global__ void __launch_bounds__(512)
 
 }  // namespace
 
-int route(const Rows* logits, const RoutingArgs* routing, int32_t* ids, float* weights) {
+int route(const Context& ctx, const Rows* logits, const RoutingArgs* routing, int32_t* ids,
+          float* weights) {
   const auto run = [&](auto kernel) {
-    return launch(kernel, dim3(static_cast<unsigned>(ceil_div(logits->rows, kWarps))), dim3(256),
-                  sizeof(float) * kWarps * routing_room(*routing), *logits, *routing, ids, weights);
+    return launch(ctx, kernel, dim3(static_cast<unsigned>(ceil_div(logits->rows, kWarps))),
+                  dim3(256), sizeof(float) * kWarps * routing_room(*routing), *logits, *routing,
+                  ids, weights);
   };
   return routing->experts <= kFewExperts ? run(route_kernel<kFewExperts / 32>)
                                          : run(route_kernel<kMaxExperts / 32>);
 }
 
-int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routing, int32_t* ids,
-           float* weights, const GroupArgs* groups) {
+int router(const Context& ctx, const ProductArgs* product, int64_t tokens,
+           const RoutingArgs* routing, int32_t* ids, float* weights, const GroupArgs* groups) {
   if (!f32_aligned(*product)) return static_cast<int>(cudaErrorInvalidValue);
   const int routed = tokens <= kRoutedByBlock ? kRoutedByBlock : kWarps;
   const auto run = [&](auto kernel, int rows, int side) {
     const dim3 grid(static_cast<unsigned>(ceil_div(product->weight.rows, rows)),
                     static_cast<unsigned>(ceil_div(tokens, side)));
-    return launch(kernel, grid, dim3(256), sizeof(float) * kWarps * routing_room(*routing),
+    return launch(ctx, kernel, grid, dim3(256), sizeof(float) * kWarps * routing_room(*routing),
                   *product, static_cast<int>(tokens), routed, *routing, ids, weights, *groups);
   };
   const auto run_cut = [&](auto mine) {
@@ -368,50 +370,51 @@ int router(const ProductArgs* product, int64_t tokens, const RoutingArgs* routin
                                          : run_cut(std::integral_constant<int, kMaxExperts / 32>{});
 }
 
-int group(const GroupArgs* args) {
+int group(const Context& ctx, const GroupArgs* args) {
   const int64_t pairs = int64_t{args->tokens} * args->top_k;
   if (pairs > kPairsOfBlock && args->whole == 0) {
     const dim3 blocks(static_cast<unsigned>(ceil_div(pairs, kPairsOfBlock)));
-    const int error = launch(count_kernel, blocks, dim3(kManyThreads), 0, *args);
-    return error != 0 ? error : launch(place_kernel, blocks, dim3(kManyThreads), 0, *args);
+    const int error = launch(ctx, count_kernel, blocks, dim3(kManyThreads), 0, *args);
+    return error != 0 ? error : launch(ctx, place_kernel, blocks, dim3(kManyThreads), 0, *args);
   }
-  return launch(group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
+  return launch(ctx, group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
 }
 
-int experts_fused(const ExpertsArgs* e) {
-  if (capability != 90 || e->ff % 64 != 0) return 0;
+int experts_fused(const Context& ctx, const ExpertsArgs* e) {
+  if (ctx.capability != 90 || e->ff % 64 != 0) return 0;
   const Code up = e->gate_up_code, down = e->down_code;
   if (up == Code::kBF16) return down == Code::kBF16 ? kTokenTile : 0;
   const auto takes = [](Code code) { return quantised(code) || code == Code::kFP8; };
   const bool unit = e->glu.limit > 0.0f || e->glu.activation == 1;  // SiLU
   if (!takes(up) || !takes(down) || !unit) return 0;
-  // For up to 8 tokens expert_products() is as fast where experts are large, or few are in use.
+  // For up to 8 tokens expert_products(ctx) is as fast where experts are large, or few are in use.
   constexpr int64_t kSmall = 1024, kRows = 128;
   const GroupArgs& g = e->groups;
   const int64_t pairs = int64_t{g.tokens} * g.top_k, used = pairs < g.experts ? pairs : g.experts;
-  const bool enough = e->ff <= kSmall && used * ceil_div(e->ff, kRows) >= multiprocessors;
+  const bool enough = e->ff <= kSmall && used * ceil_div(e->ff, kRows) >= ctx.multiprocessors;
   return g.tokens > kTokenTile || enough ? 32 : 0;
 }
 
-int experts(const ExpertsArgs* e) {
+int experts(const Context& ctx, const ExpertsArgs* e) {
   if (e->groups.whole == 0) {
-    if (const int error = gather_places(*e); error != 0) return error;
+    if (const int error = gather_places(ctx, *e); error != 0) return error;
   }
-  if (e->gate_up_code == Code::kBF16) return run_experts_wgmma(*e);
-  const int error = run_experts_gate(*e);
-  return error != 0 ? error : run_experts_down(*e);
+  if (e->gate_up_code == Code::kBF16) return run_experts_wgmma(ctx, *e);
+  const int error = run_experts_gate(ctx, *e);
+  return error != 0 ? error : run_experts_down(ctx, *e);
 }
 
-int combine(const Rows* out, const void* y, int bf16, const GroupArgs* args, int weighted,
-            int add) {
+int combine(const Context& ctx, const Rows* out, const void* y, int bf16, const GroupArgs* args,
+            int weighted, int add) {
   const auto run = [&](auto kernel, int threads, int columns) {
     const dim3 grid(static_cast<unsigned>(out->rows),
                     static_cast<unsigned>(ceil_div(out->cols, threads * columns)));
-    return launch(kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args, weighted,
-                  add);
+    return launch(ctx, kernel, grid, dim3(static_cast<unsigned>(threads)), 0, *out, y, *args,
+                  weighted, add);
   };
   if (bf16 != 0) return run(combine_kernel<true>, 256, 8);
-  return run(combine_kernel<false>, out->rows > multiprocessors ? 512 : 128, 4);  // or more blocks
+  return run(combine_kernel<false>, out->rows > ctx.multiprocessors ? 512 : 128,
+             4);  // or more blocks
 }
 
 }  // namespace freshet::cuda

@@ -140,13 +140,11 @@ __device__ __forceinline__ void add_leaf(float (&sum)[4], const float4& leaf) {
 #endif
 
 template <class Kernel>
-int launch_few(Kernel kernel, int64_t blocks, int bytes, const FewExpertsArgs& e) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
-  const cudaError_t carved = leave_shared(kernel);
-  if (carved != cudaSuccess) return static_cast<int>(carved);
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+int launch_few(const Context& ctx, Kernel kernel, int64_t blocks, int bytes,
+               const FewExpertsArgs& e) {
+  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
+  if (const int error = leave_shared(kernel); error != 0) return error;
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
                 static_cast<size_t>(bytes), e);
 }
 

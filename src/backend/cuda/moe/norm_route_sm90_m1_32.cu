@@ -287,23 +287,23 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
 
 }  // namespace
 
-int route_one_fits(const RouteOneArgs* a) {
+int route_one_fits(const Context& ctx, const RouteOneArgs* a) {
   const WeightView& w = a->product.weight;
   const bool plain = a->norm.layer == 0 && a->norm.weight != nullptr && a->norm.bias == nullptr &&
                      whole_rows(a->norm.weight, 0) && whole_rows(a->x.data, a->x.stride) &&
                      whole_rows(a->normed.data, a->normed.stride);
   const bool bf16 = a->act.data != nullptr && a->act.e4m3 == 0 && a->act.int8 == 0;
-  return capability == 90 && a->x.rows <= kMostRouted && w.code == Code::kExactF32 &&
+  return ctx.capability == 90 && a->x.rows <= kMostRouted && w.code == Code::kExactF32 &&
          w.rows == a->routing.experts && a->routing.groups <= 1 &&
          (a->routing.score != 2 || a->routing.renormalize == 0) && w.rows <= kFewExperts &&
          w.cols == a->x.cols && w.cols <= kMostCols && w.cols % kUnit == 0 && a->product.add == 0 &&
          plain && bf16;
 }
 
-int route_one(const RouteOneArgs* a) {
+int route_one(const Context& ctx, const RouteOneArgs* a) {
   // A block that is alone is no cluster, and its sends are refused: one more has no rows.
   const auto blocks = std::max(2U, static_cast<unsigned>(ceil_div(a->product.weight.rows, kRows)));
-  return launch_cluster(route_one_kernel, dim3(blocks, static_cast<unsigned>(a->x.rows)),
+  return launch_cluster(ctx, route_one_kernel, dim3(blocks, static_cast<unsigned>(a->x.rows)),
                         dim3(kWarps * 32), 0, dim3(blocks), *a);
 }
 

@@ -216,59 +216,61 @@ dim3 units_of(const Activations& act, int64_t cols, int64_t rows) {
 
 }  // namespace
 
-int64_t fragment_bytes(int64_t rows, int64_t cols) {
+int64_t fragment_bytes(const Context&, int64_t rows, int64_t cols) {
   const int64_t bf16 = padded_rows(rows) * ceil_div(cols, kPadCols) * kPadCols * 2;
   const int64_t e4m3 = ceil_div(rows, kTokenTile) * ceil_div(cols, kE4M3Cols) * kE4M3TileBytes;
   return bf16 > e4m3 ? bf16 : e4m3;
 }
 
-int encode(const Activations* act, const Rows* x, const int32_t* index, const float* weights,
-           int64_t rows) {
-  if (act->int8 != 0) return encode_int8(*act, *x);
-  return launch(encode_kernel, units_of(*act, x->cols, padded_rows(rows)), dim3(kThreads), 0, *act,
-                *x, index, weights, rows);
+int encode(const Context& ctx, const Activations* act, const Rows* x, const int32_t* index,
+           const float* weights, int64_t rows) {
+  if (act->int8 != 0) return encode_int8(ctx, *act, *x);
+  return launch(ctx, encode_kernel, units_of(*act, x->cols, padded_rows(rows)), dim3(kThreads), 0,
+                *act, *x, index, weights, rows);
 }
 
-int rope_table(float* cos_sin, const int32_t* positions, const float* inv_freq, int64_t tokens,
-               int64_t half, float scale) {
-  return launch(rope_table_kernel, dim3(static_cast<unsigned>(tokens)), dim3(64), 0, cos_sin,
+int rope_table(const Context& ctx, float* cos_sin, const int32_t* positions, const float* inv_freq,
+               int64_t tokens, int64_t half, float scale) {
+  return launch(ctx, rope_table_kernel, dim3(static_cast<unsigned>(tokens)), dim3(64), 0, cos_sin,
                 positions, inv_freq, half, scale);
 }
 
-int glu(const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
+int glu(const Context& ctx, const Rows* out, const Rows* gate, const Rows* up, const GluArgs* glu,
         const Activations* act) {
-  if (act->data != nullptr && act->int8 != 0) return glu_int8(*gate, *up, *glu, *act);
+  if (act->data != nullptr && act->int8 != 0) return glu_int8(ctx, *gate, *up, *glu, *act);
   const int64_t rows = act->data != nullptr ? padded_rows(out->rows) : out->rows;
-  return launch(glu_kernel, units_of(*act, out->cols, rows), dim3(kThreads), 0, *out, *gate, *up,
-                *glu, *act);
+  return launch(ctx, glu_kernel, units_of(*act, out->cols, rows), dim3(kThreads), 0, *out, *gate,
+                *up, *glu, *act);
 }
-int activation(const Rows* x, int activation) {
-  return launch(activation_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, activation);
+int activation(const Context& ctx, const Rows* x, int activation) {
+  return launch(ctx, activation_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x,
+                activation);
 }
-int add(const Rows* out, const Rows* x, float scale) {
-  return launch(add_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *out, *x, scale);
+int add(const Context& ctx, const Rows* out, const Rows* x, float scale) {
+  return launch(ctx, add_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *out, *x, scale);
 }
-int scale(const Rows* x, float scale) {
-  return launch(scale_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, scale);
+int scale(const Context& ctx, const Rows* x, float scale) {
+  return launch(ctx, scale_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, scale);
 }
-int softcap(const Rows* x, float cap) {
-  return launch(softcap_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, cap);
+int softcap(const Context& ctx, const Rows* x, float cap) {
+  return launch(ctx, softcap_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, cap);
 }
-int gather(const Rows* out, const Rows* x, const int32_t* rows) {
-  return launch(gather_kernel, grid_of(out->cols, out->rows), dim3(kThreads), 0, *out, *x, rows);
+int gather(const Context& ctx, const Rows* out, const Rows* x, const int32_t* rows) {
+  return launch(ctx, gather_kernel, grid_of(out->cols, out->rows), dim3(kThreads), 0, *out, *x,
+                rows);
 }
-int sigmoid_gate(const Rows* x, const Rows* gate) {
-  return launch(sigmoid_gate_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, *gate);
+int sigmoid_gate(const Context& ctx, const Rows* x, const Rows* gate) {
+  return launch(ctx, sigmoid_gate_kernel, grid_of(x->cols, x->rows), dim3(kThreads), 0, *x, *gate);
 }
-int argmax(const Rows* x, int32_t* ids) {
-  if (capability >= 90 && x->cols % 4 == 0 && x->cols >= kArgmaxBlocks * kArgmaxOfBlock &&
+int argmax(const Context& ctx, const Rows* x, int32_t* ids) {
+  if (ctx.capability >= 90 && x->cols % 4 == 0 && x->cols >= kArgmaxBlocks * kArgmaxOfBlock &&
       whole_rows(x->data, x->stride)) {
-    return launch_cluster(argmax_cluster_kernel,
+    return launch_cluster(ctx, argmax_cluster_kernel,
                           dim3(static_cast<unsigned>(x->rows * kArgmaxBlocks)),
                           dim3(kArgmaxOfBlock), 0, dim3(kArgmaxBlocks), *x, ids);
   }
-  return launch(argmax_kernel, dim3(static_cast<unsigned>(x->rows)), dim3(kArgmaxThreads), 0, *x,
-                ids);
+  return launch(ctx, argmax_kernel, dim3(static_cast<unsigned>(x->rows)), dim3(kArgmaxThreads), 0,
+                *x, ids);
 }
 
 }  // namespace freshet::cuda

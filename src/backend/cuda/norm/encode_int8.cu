@@ -190,31 +190,33 @@ __global__ void __launch_bounds__(kThreads)
 
 // Rows alone are latency: more threads; of many each has more to do.
 template <class From>
-int launch_rows(const From& from, const Activations& act, int64_t rows, int64_t cols) {
+int launch_rows(const Context& ctx, const From& from, const Activations& act, int64_t rows,
+                int64_t cols) {
   const dim3 grid(static_cast<unsigned>(rows));
-  if (rows <= 2 * multiprocessors && cols > 128 * kUnit) {
-    return launch(int8_rows_kernel<From, 512>, grid, dim3(512), 0, from, act, cols);
+  if (rows <= 2 * ctx.multiprocessors && cols > 128 * kUnit) {
+    return launch(ctx, int8_rows_kernel<From, 512>, grid, dim3(512), 0, from, act, cols);
   }
   if (cols > 128 * kUnit * kMostHeld) {
-    return launch(int8_rows_kernel<From, 512>, grid, dim3(512), 0, from, act, cols);
+    return launch(ctx, int8_rows_kernel<From, 512>, grid, dim3(512), 0, from, act, cols);
   }
-  return launch(int8_rows_kernel<From, 128>, grid, dim3(128), 0, from, act, cols);
+  return launch(ctx, int8_rows_kernel<From, 128>, grid, dim3(128), 0, from, act, cols);
 }
 
 }  // namespace
 
-int encode_int8(const Activations& act, const Rows& x) {
-  return launch_rows(Plainly{x}, act, x.rows, x.cols);
+int encode_int8(const Context& ctx, const Activations& act, const Rows& x) {
+  return launch_rows(ctx, Plainly{x}, act, x.rows, x.cols);
 }
 
-int glu_int8(const Rows& gate, const Rows& up, const GluArgs& glu, const Activations& act) {
-  return launch_rows(Gated{gate, up, glu}, act, gate.rows, gate.cols);
+int glu_int8(const Context& ctx, const Rows& gate, const Rows& up, const GluArgs& glu,
+             const Activations& act) {
+  return launch_rows(ctx, Gated{gate, up, glu}, act, gate.rows, gate.cols);
 }
 
-int norm_int8(const Rows& x, const NormArgs& norm, const Activations& act) {
+int norm_int8(const Context& ctx, const Rows& x, const NormArgs& norm, const Activations& act) {
   // The order of a sum goes by the threads.
-  return launch(int8_rows_kernel<Normed, 512>, dim3(static_cast<unsigned>(x.rows)), dim3(512), 0,
-                Normed{x, norm.weight, norm.eps}, act, x.cols);
+  return launch(ctx, int8_rows_kernel<Normed, 512>, dim3(static_cast<unsigned>(x.rows)), dim3(512),
+                0, Normed{x, norm.weight, norm.eps}, act, x.cols);
 }
 
 }  // namespace freshet::cuda

@@ -342,9 +342,10 @@ __global__ void __launch_bounds__(kLanes / 4, 24 / kEach)
   }
 }
 
-int launch_plain_rows(const Rows& out, const Rows& x, const NormArgs& norm) {
+int launch_plain_rows(const Context& ctx, const Rows& out, const Rows& x, const NormArgs& norm) {
   const auto kernel = x.cols <= kLanes * kUnit / 2 ? plain_rows_kernel<2> : plain_rows_kernel<4>;
-  return launch(kernel, dim3(static_cast<unsigned>(x.rows)), dim3(kLanes / 4), 0, out, x, norm);
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(x.rows)), dim3(kLanes / 4), 0, out, x,
+                norm);
 }
 
 // Many rows, of which products read core matrices and nobody anything else.
@@ -564,57 +565,53 @@ __global__ void __launch_bounds__(kLanes, 2)
 }
 
 template <bool kE4M3>
-int launch_plain_tiles(const Rows& x, const NormArgs& norm, const Activations& act) {
+int launch_plain_tiles(const Context& ctx, const Rows& x, const NormArgs& norm,
+                       const Activations& act) {
   const auto kernel = plain_tile_kernel<kE4M3>;
   const int bytes = Staged<kE4M3>::all(static_cast<int>(x.cols));
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return static_cast<int>(error);
+  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
   const int64_t tiles = ceil_div(x.rows, kTokenTile) * (kTokenTile / kTileRows);
-  return launch(kernel, dim3(static_cast<unsigned>(tiles)), dim3(kLanes),
+  return launch(ctx, kernel, dim3(static_cast<unsigned>(tiles)), dim3(kLanes),
                 static_cast<size_t>(bytes), x, norm, act);
 }
 
 }  // namespace
 
-int norm(const Rows* out, const Rows* x, const NormArgs* norm, const Activations* act) {
-  if (act->data != nullptr && act->int8 != 0) return norm_int8(*x, *norm, *act);
+int norm(const Context& ctx, const Rows* out, const Rows* x, const NormArgs* norm,
+         const Activations* act) {
+  if (act->data != nullptr && act->int8 != 0) return norm_int8(ctx, *x, *norm, *act);
   const int64_t rows = act->data != nullptr ? ceil_div(x->rows, kTokenTile) * kTokenTile : x->rows;
   const bool usual = plain(*x, *norm);
   if (x->rows > kFewRows && act->data == nullptr && usual && whole_rows(out->data, out->stride) &&
       x->cols <= kLanes * kUnit) {
-    return launch_plain_rows(*out, *x, *norm);
+    return launch_plain_rows(ctx, *out, *x, *norm);
   }
-  if (capability >= 90 && x->rows > kFewRows && act->core_tiles > 0 && out->data == nullptr &&
+  if (ctx.capability >= 90 && x->rows > kFewRows && act->core_tiles > 0 && out->data == nullptr &&
       usual && x->cols <= kMostStaged && x->cols % kE4M3Cols == 0) {
-    return act->e4m3 != 0 ? launch_plain_tiles<true>(*x, *norm, *act)
-                          : launch_plain_tiles<false>(*x, *norm, *act);
+    return act->e4m3 != 0 ? launch_plain_tiles<true>(ctx, *x, *norm, *act)
+                          : launch_plain_tiles<false>(ctx, *x, *norm, *act);
   }
   if (x->rows > kFewRows && act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr &&
       x->cols <= kMostStaged) {
     const auto bytes = static_cast<int>(padded_cols(*act, x->cols) / kUnit) * kStagedUnit;
-    if (const cudaError_t e = cudaFuncSetAttribute(
-            norm_tile_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        e != cudaSuccess) {
-      return static_cast<int>(e);
-    }
-    return launch(norm_tile_kernel, dim3(static_cast<unsigned>(rows / kTileRows)),
+    if (const int error = raise_shared(norm_tile_kernel, bytes); error != 0) return error;
+    return launch(ctx, norm_tile_kernel, dim3(static_cast<unsigned>(rows / kTileRows)),
                   dim3(kTileRows * kTileThreads), static_cast<size_t>(bytes), *x, *norm, *act);
   }
   const dim3 grid(static_cast<unsigned>(rows));
-  if (capability >= 90 && x->rows >= kLeastOfClusters && x->rows <= kFewRows &&
+  if (ctx.capability >= 90 && x->rows >= kLeastOfClusters && x->rows <= kFewRows &&
       act->core_tiles > 0 && act->e4m3 == 0 && out->data == nullptr && usual &&
       x->cols % kPadCols == 0) {
-    return launch_cluster(plain_cluster_kernel, grid, dim3(kLanes), 0, dim3(kClusterBlocks), *x,
-                          *norm, *act);
+    return launch_cluster(ctx, plain_cluster_kernel, grid, dim3(kLanes), 0, dim3(kClusterBlocks),
+                          *x, *norm, *act);
   }
   if (x->rows <= kFewRows && act->data != nullptr && out->data == nullptr && usual) {
-    return launch(plain_norm_kernel, grid, dim3(kLanes), 0, *x, *norm, *act);
+    return launch(ctx, plain_norm_kernel, grid, dim3(kLanes), 0, *x, *norm, *act);
   }
   if (x->rows <= kFewRows) {
-    return launch(norm_kernel<kLanes>, grid, dim3(kLanes), 0, *out, *x, *norm, *act);
+    return launch(ctx, norm_kernel<kLanes>, grid, dim3(kLanes), 0, *out, *x, *norm, *act);
   }
-  return launch(norm_kernel<kLanes / 4>, grid, dim3(kLanes / 4), 0, *out, *x, *norm, *act);
+  return launch(ctx, norm_kernel<kLanes / 4>, grid, dim3(kLanes / 4), 0, *out, *x, *norm, *act);
 }
 
 }  // namespace freshet::cuda

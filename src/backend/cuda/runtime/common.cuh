@@ -10,13 +10,10 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "backend/cuda/api.h"
+#include "backend/cuda/runtime/context.cuh"
 
 namespace freshet::cuda {
 
-extern cudaStream_t stream;
-extern int capability;                            // of the device: 90 for compute capability 9.0
-extern int multiprocessors;                       // it has
 inline constexpr size_t kSharedOfSm = 227 << 10;  // bytes of shared memory of Hopper's
 
 __device__ __forceinline__ void wait() {
@@ -33,14 +30,14 @@ __device__ __forceinline__ void let_next_start() {
 
 // A cluster of so many blocks; one: none.
 template <class... P, class... A>
-int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, dim3 cluster,
-                   A... args) {
+int launch_cluster(const Context& ctx, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                   dim3 cluster, A... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
-  config.stream = stream;
+  config.stream = ctx.stream;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -53,16 +50,25 @@ int launch_cluster(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, d
   return static_cast<int>(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }
 template <class... P, class... A>
-int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args) {
-  return launch_cluster(kernel, grid, block, shared, dim3(1), args...);
+int launch(const Context& ctx, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+           A... args) {
+  return launch_cluster(ctx, kernel, grid, block, shared, dim3(1), args...);
 }
 
-// Another kernel's blocks share a multiprocessor with this one's only if these left them their
-// shared memory, which counts while it is there.
+// Lets a kernel use so many bytes of dynamic shared memory. The driver keeps this for each device;
+// it costs the host little, so launchers set it every time.
 template <class Kernel>
-cudaError_t leave_shared(Kernel kernel) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                              cudaSharedmemCarveoutMaxShared);
+int raise_shared(Kernel kernel, size_t bytes) {
+  return static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               static_cast<int>(bytes)));
+}
+
+// Asks for the largest shared memory beside this kernel's blocks, so that blocks of another kernel
+// find room on the same multiprocessor.
+template <class Kernel>
+int leave_shared(Kernel kernel) {
+  return static_cast<int>(cudaFuncSetAttribute(
+      kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
 }
 
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {

@@ -519,17 +519,17 @@ Cut cut_of(int64_t cols, int blocks) {
   c.shared = all + static_cast<size_t>(c.listed) * sizeof(uint16_t);
   return c;
 }
-// Raises the kernel's limits, and counts clusters that run at once.
+// Room for the kernel's static shared memory.
+constexpr size_t kStaticShared = 4096;
+
+// How many clusters run at once; 0: the device refuses.
 template <int kBlocks>
-int at_once(const Cut& cut, int* clusters) {
-  static size_t known = 0;
-  static int count = 0;
-  if (cut.shared != known) {
-    const auto kernel = sample_kernel<kBlocks>;
-    const auto bytes = static_cast<int>(cut.shared);
-    cudaError_t e =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (e == cudaSuccess) e = leave_shared(kernel);
+int at_once(const Context& ctx, const Cut& cut) {
+  const auto kernel = sample_kernel<kBlocks>;
+  return known_of(ctx, reinterpret_cast<const void*>(kernel), cut.shared, [&] {
+    // The most that any vocabulary needs: models of several vocabularies may share the device.
+    if (raise_shared(kernel, kSharedOfSm - kStaticShared) != 0) return 0;
+    if (leave_shared(kernel) != 0) return 0;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(kBlocks);
     config.blockDim = dim3(kThreads);
@@ -539,45 +539,45 @@ int at_once(const Cut& cut, int* clusters) {
     cluster.val.clusterDim.x = kBlocks, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     config.attrs = &cluster;
     config.numAttrs = 1;
-    if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
-    if (e != cudaSuccess) return static_cast<int>(e);
-    known = cut.shared;
-  }
-  *clusters = count;
-  return 0;
+    int count = 0;
+    const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+    return error == cudaSuccess ? count : 0;
+  });
 }
 
 template <int kBlocks>
-int run(const Cut& cut, const Rows& logits, const int32_t* words, const int32_t* tokens,
-        int32_t* ids) {
-  return launch_cluster(sample_kernel<kBlocks>, dim3(kBlocks, static_cast<unsigned>(logits.rows)),
-                        dim3(kThreads), cut.shared, dim3(kBlocks), logits, words, tokens, ids,
-                        cut.each, cut.listed);
+int run(const Context& ctx, const Cut& cut, const Rows& logits, const int32_t* words,
+        const int32_t* tokens, int32_t* ids) {
+  return launch_cluster(
+      ctx, sample_kernel<kBlocks>, dim3(kBlocks, static_cast<unsigned>(logits.rows)),
+      dim3(kThreads), cut.shared, dim3(kBlocks), logits, words, tokens, ids, cut.each, cut.listed);
 }
 
 }  // namespace
 
-int samples(int64_t cols) {
-  return capability >= 90 && cols > 0 && cut_of(cols, 8).shared + 4096 <= kSharedOfSm ? 1 : 0;
+int samples(const Context& ctx, int64_t cols) {
+  return ctx.capability >= 90 && cols > 0 && cut_of(cols, 8).shared + kStaticShared <= kSharedOfSm
+             ? 1
+             : 0;
 }
 
 // Multiprocessors stand in uneven groups, of which a cluster takes one: of seven blocks more fit in
 // than of eight, which are faster otherwise.
-int sample(const Rows* logits, const int32_t* words, const int32_t* tokens, int32_t* ids) {
+int sample(const Context& ctx, const Rows* logits, const int32_t* words, const int32_t* tokens,
+           int32_t* ids) {
   const Cut seven = cut_of(logits->cols, 7), eight = cut_of(logits->cols, 8);
-  int sevens = 0, eights = 0;
-  int error = at_once<8>(eight, &eights);
-  if (error == 0 && logits->rows > eights && seven.shared + 4096 <= kSharedOfSm) {
-    error = at_once<7>(seven, &sevens);
-  }
-  if (error != 0) return error;
+  const int eights = at_once<8>(ctx, eight);
+  if (eights == 0) return static_cast<int>(cudaErrorInvalidConfiguration);
+  const bool more = logits->rows > eights && seven.shared + kStaticShared <= kSharedOfSm;
+  const int sevens = more ? at_once<7>(ctx, seven) : 0;
   return logits->rows > eights && logits->rows <= sevens
-             ? run<7>(seven, *logits, words, tokens, ids)
-             : run<8>(eight, *logits, words, tokens, ids);
+             ? run<7>(ctx, seven, *logits, words, tokens, ids)
+             : run<8>(ctx, eight, *logits, words, tokens, ids);
 }
 
-int take_ids(int32_t* ids, const int32_t* from, int64_t count, const int32_t* named) {
-  return launch(take_ids_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))),
+int take_ids(const Context& ctx, int32_t* ids, const int32_t* from, int64_t count,
+             const int32_t* named) {
+  return launch(ctx, take_ids_kernel, dim3(static_cast<unsigned>(ceil_div(count, kThreads))),
                 dim3(kThreads), 0, ids, from, count, named);
 }
 
