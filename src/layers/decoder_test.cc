@@ -224,7 +224,7 @@ TEST(BranchKinds, SayAllThatTheirUsersAsk) {
     EXPECT_EQ(kind->store != nullptr, kind->cache != nullptr) << kind->name;
     EXPECT_EQ(kind->store != nullptr, kind->stored_outputs != nullptr) << kind->name;
   }
-  EXPECT_EQ(names, (std::set<std::string_view>{"gqa", "mla", "mlp", "moe"}));
+  EXPECT_EQ(names.size(), std::variant_size_v<BranchBody>);
 }
 
 }  // namespace

@@ -503,6 +503,8 @@ class Inspect(Case):
         self.assertEqual(about["architecture"], "llama")
         self.assertEqual(about["container"], "gguf")
         self.assertEqual(len(about["layers"]), 5)
+        self.assertEqual([l["branches"] for l in about["layers"]], [["gqa", "mlp"]] * 5)
+        self.assertEqual(about["layers"][0]["attention"], "gqa")
         self.assertEqual(sum(f["tensors"] for f in about["formats"]), len(about["tensors"]))
         self.assertEqual(sum(t["bytes"] for t in about["tensors"]), about["bytes"])
         self.assertTrue(all(k["kernel"] for k in about["kernels"]))
