@@ -54,7 +54,7 @@ class Maker {
     for (size_t i = 0; i < pointers.size(); ++i)
       pointers[i] = pool.data() + (of == Rows::kPlain ? next() : i) % pool_rows * bytes;
     FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols, ops::Ops::kNoLook, use));
-    infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
+    infos_.push_back({name, format, rows, cols, out.packed.size(), ops_.kernel_names(out)});
     return {};
   }
   Status vector(Vector& out, int64_t size, float value) {

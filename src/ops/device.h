@@ -42,6 +42,8 @@ class Device : public Memory {
 
   // The row that multiplies with a format; nullptr: none does.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
+  // The kernels that multiply with a weight, for people: by tokens, if they depend on them.
+  virtual std::string kernel_names(const Weight& weight) const = 0;
   // Whether products in one format take so many rows in the form in which the other's do.
   virtual bool read_alike(quant::Format a, quant::Format b, int64_t rows) const = 0;
   // What pack() takes at most, by the rows' number alone.

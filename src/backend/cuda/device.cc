@@ -50,7 +50,8 @@ constexpr ops::MatmulKernel kRows[] = {
 
 }  // namespace
 
-Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index) {
+Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index,
+                                                      const ForcedRows& forced) {
   const int devices = api.devices();
   if (index != 0 && index >= devices) {
     return not_found("no GPU {}: this machine has {}, numbered from 0", index, devices);
@@ -61,10 +62,18 @@ Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index)
     return not_found("no usable GPU ({}): use --device cpu", api.error_text(error));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice(api, context));
-  if (info.capability < kLeastCapability) {
+  const int capability = info.limits.capability;
+  if (capability < kLeastCapability) {
     return unsupported("{} has compute capability {}.{}, 8.0 is needed: use --device cpu",
-                       info.name, info.capability / 10, info.capability % 10);
+                       info.name, capability / 10, capability % 10);
   }
+  FRESHET_RETURN_IF_ERROR(runs_on(forced, info.limits, info.name));
+  for (int op = 0; op < kForcedOps; ++op) {
+    const int row = forced[static_cast<size_t>(op)];
+    if (row >= 0) device->check(api.force(context, op, row), "force");
+  }
+  device->limits_ = info.limits;
+  device->forced_ = forced;
   device->name_ = info.name;
   device->free_ = static_cast<size_t>(info.free_bytes);
   device->total_ = static_cast<size_t>(info.total_bytes);
@@ -94,7 +103,8 @@ void CudaDevice::forget_steps() {
 }
 
 void CudaDevice::check(int error, const char* what) const {
-  FRESHET_CHECK(error == 0, "CUDA: {}: {}", what, api_.error_text(error));
+  FRESHET_CHECK(error == 0, "CUDA: {}: {}", what,
+                error == kNoKernel ? api_.problem_text(ctx_) : api_.error_text(error));
 }
 
 Result<void*> CudaDevice::take(size_t bytes) {
@@ -393,6 +403,11 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
   return nullptr;
 }
 
+std::string CudaDevice::kernel_names(const ops::Weight& w) const {
+  if (w.use == ops::Use::kExperts) return "moe (by tokens and experts)";
+  return gemm_names(forced_, limits_, product_view(w).code, w.rows, w.cols);
+}
+
 bool CudaDevice::read_alike(quant::Format a, quant::Format b, int64_t rows) const {
   const Code of_a = code_of(a), of_b = code_of(b);
   if (of_a == Code::kF32 || of_b == Code::kF32) return of_a == of_b;  // which take rows as they are
@@ -436,6 +451,9 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
   const auto count = static_cast<int64_t>(rows.size());
   Packing p = packing_of(format, count, cols, use);
+  if (use == ops::Use::kProducts) {
+    FRESHET_RETURN_IF_ERROR(takes_weight(forced_, limits_, code_of(format), count, cols));
+  }
   if (p.beside == Code::kExactF32 && !bf16_holds(rows, cols)) p.bytes_beside = 0;
   FRESHET_ASSIGN_OR_RETURN(Buffer packed,
                            Buffer::allocate(static_cast<size_t>(p.bytes + p.bytes_beside), this));

@@ -148,11 +148,7 @@ int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, in
 
 }  // namespace
 
-bool share_takes(const Context& ctx, const ProductList& given, int64_t tokens) {
-  ProductList list = given;
-  return tokens <= 64 ||
-         (tokens <= 128 && even_share(ctx, list) <= Share<16, Split::kTokens>::kTiles);
-}
+static_assert(Share<16, Split::kTokens>::kTiles == 4);  // bf16_takes_balanced() of gemm_rows.cc
 
 int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;

@@ -372,8 +372,6 @@ int launch_halves(const Context& ctx, const ProductList& list, int64_t tokens, i
                         static_cast<int>(tokens), share);
 }
 
-constexpr int kMost = 6;  // tiles of 16 rows of a pair
-
 ProductList with_tiles(const ProductList& list) {
   return with_blocks(list, 16);
 }
@@ -382,11 +380,6 @@ int share_of(const Context& ctx, const ProductList& list) {
 }
 
 }  // namespace
-
-bool halves_take(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return tokens <= 128 && leaves(list.of[0].weight.cols) == kWarps &&
-         share_of(ctx, with_tiles(list)) <= kMost;
-}
 
 int run_halves(const Context& ctx, const ProductList& given, int64_t tokens) {
   const ProductList list = with_tiles(given);

@@ -349,23 +349,14 @@ int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
 
 }  // namespace
 
-bool wgmma_takes(const Context& ctx, Code code, int64_t tokens) {
-  constexpr int64_t kFew = 32;
-  return code == Code::kBF16 && ctx.capability == 90 && tokens > kFew;
-}
-
 int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act) {
-  if (tokens <= 64) return run_share_gated(ctx, gate_and_up, tokens, act);
-  if (gate_takes(ctx, gate_and_up, tokens)) return run_gate(ctx, gate_and_up, tokens, act);
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
   list.count = 1;  // the other one's rows stand beside it
   return launch_walk<Gate>(ctx, list, tokens, act);
 }
 
 int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (halves_take(ctx, list, tokens)) return run_halves(ctx, list, tokens);
-  if (share_takes(ctx, list, tokens)) return run_share(ctx, list, tokens);
   return launch_walk<Walk>(ctx, with_blocks(list, 16 * kRowTiles), tokens, {});
 }
 

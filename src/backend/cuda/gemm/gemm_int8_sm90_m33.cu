@@ -468,10 +468,6 @@ int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_best(ctx, kWays, 4, list, tokens);
 }
 
-bool int8_gated_fits(int64_t tokens) {
-  return tokens > 32;
-}
-
 int run_int8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                    const Activations& act) {
   const ProductArgs& gate = gate_and_up.of[0];

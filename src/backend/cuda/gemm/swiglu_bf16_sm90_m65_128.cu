@@ -223,11 +223,7 @@ int share_of(const Context& ctx, ProductList& list) {
 
 }  // namespace
 
-bool gate_takes(const Context& ctx, const ProductList& gate_and_up, int64_t tokens) {
-  ProductList list = gate_and_up;
-  const int share = share_of(ctx, list), passes = static_cast<int>(ceil_div(share, kMost));
-  return tokens > 64 && tokens <= 128 && share * 4 > passes * kMost * 3;
-}
+static_assert(kMost == 7);  // swiglu_bf16_m65_128() of gemm_rows.cc
 
 int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
              const Activations& act) {
