@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   let_next_start();
-  Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   int i = 0;
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const int64_t cols = list.of[i].weight.cols;

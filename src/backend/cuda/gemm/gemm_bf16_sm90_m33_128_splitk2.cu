@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_expect(&there, static_cast<uint32_t>(warps * 32 * 16) *
                                (rank == 0 ? kLeaves * S::kFirst : S::kTiles - S::kFirst));
   }
-  Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   cluster_begun();  // nobody sends to a block that has not
   if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

@@ -192,7 +192,7 @@ struct GatedEnd {
 
 // The producer.
 template <class S, int NT>
-__device__ __forceinline__ void produce(Ring<S> ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void produce(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                         int tiles) {
   const int64_t token_step = (tokens + 7) / 8 * kTokenBytes;
   bool waited = false;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void finish_any(const ProductList& list, int64_t toke
 
 // Two warpgroups: every tile's leaves from left to right.
 template <class S, int NT>
-__device__ __forceinline__ void walk(Ring<S> ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void walk(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act) {
   const int64_t cols = list.of[0].weight.cols;  // and all others', of which the tokens are the same
   const int parts = leaves(cols), count = leaf_of(cols, 0).count;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   let_next_start();
-  const Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  const GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (produces<S>()) produce<S, NT>(ring, list, tokens, tiles);
