@@ -84,9 +84,9 @@ Result<ops::KvType> kv_type(const EngineOptions& options) {
 }
 
 Result<std::unique_ptr<ops::Ops>> make_ops(const EngineOptions& options, ThreadPool& pool) {
-  const bool needs_cpu =
-      options.reference || !options.force_kernels.empty() || !options.cpu_isa.empty();
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device, needs_cpu));
+  const bool needs_cpu = options.reference || !options.cpu_isa.empty();
+  FRESHET_ASSIGN_OR_RETURN(auto device,
+                           cuda::open(options.device, needs_cpu, options.force_kernels));
   if (device != nullptr) return ops::Ops::create(pool, std::move(device));
   ops::CpuIsa limit = ops::kAnyIsa;
   if (!options.cpu_isa.empty()) {

@@ -46,9 +46,9 @@ Status Session::load() {
   ops::OpsOptions o;
   o.reference = options_.reference;
   o.force_kernels = options_.force_kernels;
-  const bool needs_cpu =
-      options_.reference || !options_.force_kernels.empty() || !options_.cpu_isa.empty();
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options_.device, needs_cpu));
+  const bool needs_cpu = options_.reference || !options_.cpu_isa.empty();
+  FRESHET_ASSIGN_OR_RETURN(auto device,
+                           cuda::open(options_.device, needs_cpu, options_.force_kernels));
   if (device != nullptr) {
     ops_ = ops::Ops::create(pool_, std::move(device));
   } else {

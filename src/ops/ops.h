@@ -76,6 +76,7 @@ class Ops {
   bool reference() const;
   // Names of the rows that are planned, for tests and for `inspect`.
   std::string_view matmul_row(quant::Format format) const;
+  std::string kernel_names(const Weight& weight) const;  // for `inspect`
   std::string_view attention_row(const KvShape& shape) const;
   std::string_view vector_row() const;
 
