@@ -156,9 +156,11 @@ TEST_F(CudaKernels, EverySwigluRowHasTheBitsOfEachTokenAlone) {
         DeviceFloats a(o, static_cast<size_t>(from.rows * ff)), b(o, a.get().size());
         DeviceFloats out(o, static_cast<size_t>(from.rows * kOut));
         const Matrix g = a.matrix(from.rows, ff), u = b.matrix(from.rows, ff);
-        o.gated(from, {&weights[0], g, nullptr, 1.0f, false},
-                {&weights[1], u, nullptr, 1.0f, false}, {ops::Activation::kSilu, 0.0f, 0.0f},
-                {down.data(), out.matrix(from.rows, kOut), nullptr, 1.0f, false});
+        o.gated({{from},
+                 {&weights[0], g, nullptr, 1.0f, false},
+                 {&weights[1], u, nullptr, 1.0f, false},
+                 {ops::Activation::kSilu, 0.0f, 0.0f},
+                 {down.data(), out.matrix(from.rows, kOut), nullptr, 1.0f, false}});
         return out.get();
       };
       expect_tokens_alone(run(*forced, in), p.tokens, kOut,
