@@ -334,7 +334,7 @@ inline const Api& FakePlugin::api() {
     a.devices = [] { return 1; };
     a.open = [](int, Context** context, DeviceInfo* info) {
       *context = nullptr;
-      *info = {"fake", 90, static_cast<int64_t>(kBytes), static_cast<int64_t>(kBytes)};
+      *info = {"fake", {90, 132}, static_cast<int64_t>(kBytes), static_cast<int64_t>(kBytes)};
       if (memory_ == nullptr) {
         void* got = mmap(kBase, kBytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
@@ -345,6 +345,8 @@ inline const Api& FakePlugin::api() {
       at_ = 0;
       return 0;
     };
+    a.force = [](Context*, int, int) { return 0; };
+    a.problem_text = [](const Context*) -> const char* { return "no problem"; };
     a.close = [](Context*) { return 0; };
     a.memory = memory();
     a.stream = stream();

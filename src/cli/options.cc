@@ -24,7 +24,8 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
   c.add_flag("--reference", o.reference, "Compute in plain F32, without tuned kernels")
       ->group(group);
   c.add_option("--force-kernel", o.force_kernels,
-               "Use this kernel row or fail, e.g. matmul=q4_0.avx2 (may be given often)")
+               "Use this kernel where it fits, e.g. matmul=q4_0.avx2 or, on a "
+               "GPU,\nmatmul=q_sm90_m1_8 (may be given several times)")
       ->group(group);
   c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
                "Type of keys and values: auto, f32, f16, bf16, fp8, int8")

@@ -52,7 +52,7 @@ Status DummyMaker::matrix(ops::Weight& out, const std::string& name, quant::Form
   FRESHET_ASSIGN_OR_RETURN(out, ops_.pack(format, pointers, cols, ops::Ops::kNoLook, use));
   out.name = name;
   out.id = static_cast<int32_t>(infos_.size());
-  infos_.push_back({name, format, rows, cols, out.packed.size(), out.kernel->name});
+  infos_.push_back({name, format, rows, cols, out.packed.size(), ops_.kernel_names(out)});
   return {};
 }
 

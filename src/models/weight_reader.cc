@@ -177,7 +177,7 @@ Status WeightReader::pack(ops::Weight& out, const std::string& name, const Rows&
 void WeightReader::note(const std::string& name, ops::Weight& w) {
   w.name = name;
   w.id = static_cast<int32_t>(infos_.size());
-  infos_.push_back({name, w.format, w.rows, w.cols, w.packed.size(), w.kernel->name});
+  infos_.push_back({name, w.format, w.rows, w.cols, w.packed.size(), ops_.kernel_names(w)});
   done_ += static_cast<size_t>(w.rows) * quant::row_bytes(w.format, w.cols);
   if (progress_) progress_(std::min(done_, checkpoint_.total_bytes()), checkpoint_.total_bytes());
 }

@@ -42,6 +42,8 @@ class Device : public Memory {
 
   // The row that multiplies with a format; nullptr: none does.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
+  // The kernels that multiply with a weight, for people: by tokens, if they depend on them.
+  virtual std::string kernel_names(const Weight& weight) const = 0;
   // What pack() takes at most, by the rows' number alone.
   virtual int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols, Use use) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,

@@ -78,6 +78,7 @@ class Ops {
   bool reorders_inputs() const;
   // Names of the rows that are planned, for tests and for `inspect`.
   std::string_view matmul_row(quant::Format format) const;
+  std::string kernel_names(const Weight& weight) const;  // for `inspect`
   std::string_view attention_row(const KvShape& shape) const;
   std::string_view vector_row() const;
 

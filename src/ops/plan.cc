@@ -147,6 +147,9 @@ std::string_view Ops::matmul_row(quant::Format format) const {
   }
   return impl_->matmul[static_cast<size_t>(format)]->name;
 }
+std::string Ops::kernel_names(const Weight& weight) const {
+  return device() != nullptr ? device()->kernel_names(weight) : weight.kernel->name;
+}
 std::string_view Ops::attention_row(const KvShape& shape) const {
   if (Device* d = device()) return d->supports(shape).ok() ? "attention.cuda" : "none";
   return impl_->attention_for(shape).name;

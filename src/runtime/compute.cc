@@ -9,9 +9,9 @@ namespace freshet::runtime {
 
 Result<std::shared_ptr<Compute>> Compute::open(const ComputeOptions& options) {
   std::shared_ptr<Compute> compute(new Compute(options.threads, options.reference));
-  const bool needs_cpu =
-      options.reference || !options.force_kernels.empty() || !options.cpu_isa.empty();
-  FRESHET_ASSIGN_OR_RETURN(auto device, cuda::open(options.device, needs_cpu));
+  const bool needs_cpu = options.reference || !options.cpu_isa.empty();
+  FRESHET_ASSIGN_OR_RETURN(auto device,
+                           cuda::open(options.device, needs_cpu, options.force_kernels));
   if (device != nullptr) {
     compute->ops_ = ops::Ops::create(compute->pool_, std::move(device));
     return compute;

@@ -24,7 +24,7 @@ const Api kApi = {
     .open =
         [](int device, Context**, DeviceInfo* info) {
           std::strncpy(info->name, device == 0 ? "Fake GPU" : "Another fake", sizeof info->name);
-          info->capability = 90;
+          info->limits = {90, 132};
           info->free_bytes = info->total_bytes = int64_t{1} << 32;
           return 0;
         },

@@ -259,6 +259,17 @@ struct FewExpertsArgs {
 // An open GPU, see runtime/context.cuh.
 struct Context;
 
+// No kernel runs a problem; Api::problem_text() says which.
+inline constexpr int kNoKernel = -1;
+// Operations whose kernel can be forced (Api::force).
+enum ForcedOp : int32_t { kForcedMatmul, kForcedSwiglu, kForcedAttention, kForcedMoe, kForcedOps };
+
+// What the choice of kernels knows of a device.
+struct DeviceLimits {
+  int32_t capability = 0;  // 90 for compute capability 9.0
+  int32_t multiprocessors = 0;
+};
+
 // Every function takes the context first, and returns 0 or an error where nothing else is said.
 
 struct MemoryApi {
@@ -380,7 +391,7 @@ struct SamplingApi {
 // What open() tells of a device.
 struct DeviceInfo {
   char name[256];
-  int32_t capability;  // 90 for compute capability 9.0
+  DeviceLimits limits;
   int64_t free_bytes, total_bytes;
 };
 
@@ -390,6 +401,9 @@ struct Api {
   // How many devices there are; 0 where there are none or the driver is missing.
   int (*devices)();
   int (*open)(int device, Context** context, DeviceInfo* info);
+  // Takes a kernel, by its index in the operation's table, wherever it fits; -1: the best one.
+  int (*force)(Context* context, int op, int row);
+  const char* (*problem_text)(const Context* context);
   // Frees what the context holds; memory that was allocated with it is released before.
   int (*close)(Context* context);
   MemoryApi memory;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/status.h"
@@ -13,13 +14,17 @@
 
 namespace freshet::cuda {
 
-// Loads the plug-in and opens a GPU, numbered from 0 as the driver does. An error says what is
+// Loads the plug-in and opens a GPU, numbered from 0 as the driver does. `force_kernels`: rows of
+// its tables of kernels ("matmul=q_sm90_m1_8"), each used wherever it fits. An error says what is
 // missing, in one line.
-Result<std::unique_ptr<ops::Device>> open(int index = 0);
+Result<std::unique_ptr<ops::Device>> open(int index = 0,
+                                          std::span<const std::string> force_kernels = {});
 
 // What `--device` asks for: "cpu" gives nullptr; "cuda" (GPU 0) and "cuda:N" give a device or an
 // error; "auto" gives GPU 0 if there is one, otherwise nullptr. `needs_cpu`: CPU kernels were asked
-// for, too; then "auto" gives nullptr and "cuda" an error.
-Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false);
+// for, too; then "auto" gives nullptr and "cuda" an error. So it does with `force_kernels` that are
+// not the GPU's.
+Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false,
+                                          std::span<const std::string> force_kernels = {});
 
 }  // namespace freshet::cuda

@@ -50,7 +50,8 @@ constexpr ops::MatmulKernel kRows[] = {
 
 }  // namespace
 
-Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index) {
+Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index,
+                                                      const ForcedRows& forced) {
   const int devices = api.devices();
   if (index != 0 && index >= devices) {
     return not_found("no GPU {}: this machine has {}, numbered from 0", index, devices);
@@ -61,10 +62,18 @@ Result<std::unique_ptr<ops::Device>> CudaDevice::open(const Api& api, int index)
     return not_found("no usable GPU ({}): use --device cpu", api.error_text(error));
   }
   std::unique_ptr<CudaDevice> device(new CudaDevice(api, context));
-  if (info.capability < kLeastCapability) {
+  const int capability = info.limits.capability;
+  if (capability < kLeastCapability) {
     return unsupported("{} has compute capability {}.{}, 8.0 is needed: use --device cpu",
-                       info.name, info.capability / 10, info.capability % 10);
+                       info.name, capability / 10, capability % 10);
   }
+  FRESHET_RETURN_IF_ERROR(runs_on(forced, info.limits, info.name));
+  for (int op = 0; op < kForcedOps; ++op) {
+    const int row = forced[static_cast<size_t>(op)];
+    if (row >= 0) device->check(api.force(context, op, row), "force");
+  }
+  device->limits_ = info.limits;
+  device->forced_ = forced;
   device->name_ = info.name;
   device->free_ = static_cast<size_t>(info.free_bytes);
   device->total_ = static_cast<size_t>(info.total_bytes);
@@ -93,7 +102,8 @@ void CudaDevice::forget_steps() {
 }
 
 void CudaDevice::check(int error, const char* what) const {
-  FRESHET_CHECK(error == 0, "CUDA: {}: {}", what, api_.error_text(error));
+  FRESHET_CHECK(error == 0, "CUDA: {}: {}", what,
+                error == kNoKernel ? api_.problem_text(ctx_) : api_.error_text(error));
 }
 
 Result<void*> CudaDevice::take(size_t bytes) {
@@ -370,6 +380,11 @@ const ops::MatmulKernel* CudaDevice::matmul_row(quant::Format format) const {
   return nullptr;
 }
 
+std::string CudaDevice::kernel_names(const ops::Weight& w) const {
+  if (w.use == ops::Use::kExperts) return "moe (by tokens and experts)";
+  return gemm_names(forced_, limits_, product_view(w).code, w.rows, w.cols);
+}
+
 // Whether BF16 holds all numbers of rows in F32.
 static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   return std::ranges::all_of(rows, [&](const uint8_t* row) {
@@ -407,6 +422,9 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
   const auto count = static_cast<int64_t>(rows.size());
   Packing p = packing_of(format, count, cols, use);
+  if (use == ops::Use::kProducts) {
+    FRESHET_RETURN_IF_ERROR(takes_weight(forced_, limits_, code_of(format), count, cols));
+  }
   if (p.beside == Code::kExactF32 && !bf16_holds(rows, cols)) p.bytes_beside = 0;
   FRESHET_ASSIGN_OR_RETURN(Buffer packed,
                            Buffer::allocate(static_cast<size_t>(p.bytes + p.bytes_beside), this));

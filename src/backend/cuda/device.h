@@ -16,13 +16,15 @@
 #include <vector>
 
 #include "backend/cuda/api.h"
+#include "backend/cuda/kernel_names.h"
 #include "ops/device.h"
 
 namespace freshet::cuda {
 
 class CudaDevice final : public ops::Device {
  public:
-  static Result<std::unique_ptr<ops::Device>> open(const Api& api, int index);
+  static Result<std::unique_ptr<ops::Device>> open(const Api& api, int index,
+                                                   const ForcedRows& forced);
   ~CudaDevice() override;
 
   Result<void*> take(size_t bytes) override;
@@ -40,7 +42,9 @@ class CudaDevice final : public ops::Device {
   Result<double> read_rate() override;
   void step(const ops::StepInputs& inputs, FunctionRef<void()> body) override;
 
+  const DeviceLimits& limits() const { return limits_; }
   const ops::MatmulKernel* matmul_row(quant::Format format) const override;
+  std::string kernel_names(const ops::Weight& weight) const override;
   int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols,
                        ops::Use use) const override;
   Result<Buffer> pack(ThreadPool& pool, quant::Format format, std::span<const uint8_t* const> rows,
@@ -215,6 +219,8 @@ class CudaDevice final : public ops::Device {
   Context* ctx_;
   Pinned pinned_;
   std::string name_;
+  DeviceLimits limits_;
+  ForcedRows forced_ = kNoForcedRows;
   size_t free_ = 0, total_ = 0;
   // What holds addresses of buffers; declared before these, since one given back clears it.
   std::map<std::vector<int64_t>, Played> steps_;

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/backend.h"
 #include "backend/cuda/device.h"
+#include "backend/cuda/kernel_names.h"
 #include "base/log.h"
 
 namespace freshet::cuda {
@@ -66,24 +67,26 @@ int index_of(std::string_view choice) {
 
 }  // namespace
 
-Result<std::unique_ptr<ops::Device>> open(int index) {
+Result<std::unique_ptr<ops::Device>> open(int index, std::span<const std::string> force_kernels) {
+  FRESHET_ASSIGN_OR_RETURN(const ForcedRows forced, forced_rows(force_kernels));
   FRESHET_ASSIGN_OR_RETURN(const Api* api, load());
-  return CudaDevice::open(*api, index);
+  return CudaDevice::open(*api, index, forced);
 }
 
-Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu) {
+Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu,
+                                          std::span<const std::string> force_kernels) {
   if (choice == "cpu") return std::unique_ptr<ops::Device>();
   const int index = index_of(choice);
   if (index >= 0 && needs_cpu) {
-    return invalid_argument("--reference, --force-kernel and --cpu-isa are for --device cpu");
+    return invalid_argument("--reference and --cpu-isa are for --device cpu");
   }
-  if (index >= 0) return open(index);
+  if (index >= 0) return open(index, force_kernels);
   if (choice != "auto") {
     return invalid_argument("unknown device \"{}\"; known: auto cpu cuda cuda:N", choice);
   }
-  if (needs_cpu) return std::unique_ptr<ops::Device>();
-  auto device = open(0);
-  if (device.ok()) return device;
+  if (needs_cpu || !forced_rows(force_kernels).ok()) return std::unique_ptr<ops::Device>();
+  auto device = open(0, force_kernels);
+  if (device.ok() || !force_kernels.empty()) return device;
   // A missing plug-in or GPU is normal: no warning.
   if (device.status().code() != StatusCode::kNotFound)
     log_warning("no GPU is used: {}", device.status().message());

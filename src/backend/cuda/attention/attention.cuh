@@ -13,6 +13,7 @@
 // that share a key head, and neighbouring queries.
 #pragma once
 
+#include "backend/cuda/attention/attention_rows.h"
 #include "backend/cuda/runtime/common.cuh"
 
 namespace freshet::cuda {
@@ -526,15 +527,16 @@ __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int row
   return {-1, 0, 0, 0, 0, 0};
 }
 
-// prefill_sm90.cu: many queries a sequence, for the usual sizes of heads.
-bool prompt_fits(const Context& ctx, const AttentionArgs& a);
-// Whether it does what is to be done before with queries, too.
-bool prompt_turns(const Context& ctx, const AttentionArgs& a);
+// The kernel that runs these: attention_rows.h.
+AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a);
+
+// prefill_sm90.cu; whether it also normalises and rotates the queries of a batch, or of what
+// follows its single queries.
 int attention_prompt(const Context& ctx, const AttentionArgs& a);
-// decode_sm90.cu: one query a sequence, for the usual sizes of heads.
-bool single_fits(const Context& ctx, const AttentionArgs& a);
-int attention_single(const Context& ctx, const AttentionArgs& a);
-// Whether it does what is to be done before, too.
+bool prefill_rotates(const Context& ctx, const AttentionArgs& a);
+
+// decode_sm90.cu, or decode_cluster_sm90.cu; whether it does all that stands in `before`.
+int attention_single(const Context& ctx, const AttentionArgs& a, bool cluster);
 bool takes_heads(const Context& ctx, const AttentionArgs& a);
 
 }  // namespace freshet::cuda

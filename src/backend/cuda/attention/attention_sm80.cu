@@ -395,7 +395,9 @@ int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   rest.batch.sequences -= a.single;
   rest.single = 0;
   rest.partial = nullptr;
-  const bool direct = single_fits(ctx, ones) && prompt_fits(ctx, rest) &&
+  const AttentionKernel of_ones = attention_kernel_of(ctx, ones);
+  const bool decodes = of_ones == kDecodeSm90 || of_ones == kDecodeClusterSm90;
+  const bool direct = decodes && attention_kernel_of(ctx, rest) == kPrefillSm90 &&
                       (a.act.e4m3 == 0 || a.cache.value_dim % kE4M3Cols == 0);
   if (!direct) {
     ones.act = rest.act = {};
@@ -426,17 +428,19 @@ int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
 int attend(const Context& ctx, const AttentionArgs& args) {
   AttentionArgs a = args;
   if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(ctx, a);
+  const AttentionKernel row = attention_kernel_of(ctx, a);
   // Only heads of whole groups end in E4M3.
-  if (a.act.e4m3 != 0 &&
-      (a.cache.value_dim % kE4M3Cols != 0 || !(single_fits(ctx, a) || prompt_fits(ctx, a)))) {
+  if (a.act.e4m3 != 0 && (a.cache.value_dim % kE4M3Cols != 0 || row == kAttentionSm80)) {
     a.act = {};
     a.only_act = 0;
     const Rows out = {a.out, a.batch.tokens, int64_t{a.heads} * a.cache.value_dim, a.out_stride};
     const int error = attend(ctx, a);
     return error != 0 ? error : encode(ctx, &args.act, &out, nullptr, nullptr, out.rows);
   }
-  if (single_fits(ctx, a)) return attention_single(ctx, a);
-  if (prompt_fits(ctx, a)) return attention_prompt(ctx, a);
+  if (row == kDecodeSm90 || row == kDecodeClusterSm90) {
+    return attention_single(ctx, a, row == kDecodeClusterSm90);
+  }
+  if (row == kPrefillSm90) return attention_prompt(ctx, a);
   const Plan plan = plan_of(a);
   if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
   const int group = a.heads / a.cache.kv_heads;
@@ -482,6 +486,24 @@ int attend(const Context& ctx, const AttentionArgs& args) {
 
 }  // namespace
 
+AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a) {
+  AttentionProblem p;
+  p.format = static_cast<int>(a.cache.type);
+  p.tokens = a.max_queries;
+  p.key_dim = a.cache.key_dim, p.value_dim = a.cache.value_dim;
+  p.heads = a.heads, p.kv_heads = a.cache.kv_heads;
+  p.sequences = a.batch.sequences;
+  p.single = a.single != 0;
+  p.shared_values = a.cache.shared != 0;
+  p.partial = a.partial != nullptr;
+  p.window = a.window;
+  p.max_context = a.max_context;
+  p.decode_aligned = a.out_stride % 2 == 0 && whole_rows(a.q, a.q_stride);
+  p.prefill_aligned =
+      a.out_stride % 4 == 0 && reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0;
+  return static_cast<AttentionKernel>(choose(kAttentionRows, ctx, p, ctx.forced[kForcedAttention]));
+}
+
 int64_t attention_partial_bytes(const Context&, int sequences, int heads, int value_dim,
                                 int64_t context) {
   return static_cast<int64_t>(sizeof(float)) * sequences * heads * (value_dim + kPartialEnd) *
@@ -492,7 +514,7 @@ int attention(const Context& ctx, const AttentionArgs* args) {
   AttentionArgs a = *args;
   if (a.before != nullptr && !takes_heads(ctx, a)) {
     const HeadsArgs& before = *a.before;
-    const bool turned = a.single < a.batch.sequences && prompt_turns(ctx, a);
+    const bool turned = a.single < a.batch.sequences && prefill_rotates(ctx, a);
     if (!turned) a.before = nullptr;
     if (const int error = do_before(ctx, before, turned ? a.single : before.tokens); error != 0) {
       return error;

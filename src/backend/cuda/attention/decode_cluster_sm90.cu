@@ -483,15 +483,7 @@ int run_result(const Context& ctx, const AttentionArgs& a, const Plan& plan, con
 
 }  // namespace
 
-bool cluster_fits(const Context& ctx, const AttentionArgs& a, const single::Plan& plan) {
-  const int64_t blocks =
-      int64_t{a.batch.sequences} * plan.tiles.by * a.cache.kv_heads * plan.pieces * kRanks;
-  // More would wait for each other: their copies of values are small. Codes are read fast enough by
-  // blocks that leave the next kernel's more multiprocessors.
-  const int most = in_bytes(a.cache.type) ? ctx.multiprocessors / 2 : ctx.multiprocessors;
-  return a.partial != nullptr && a.cache.type != CacheType::kBF16 && a.cache.key_dim == 128 &&
-         blocks <= most;
-}
+static_assert(kPieceTokens == 512 && kRanks == 4 && kRowsOfTile == 16);  // attention_rows.cc
 
 int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;

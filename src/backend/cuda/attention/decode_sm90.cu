@@ -14,7 +14,7 @@ using namespace single;
 
 // Blocks: as many as find room at once, or a task each.
 template <class T>
-__global__ void __launch_bounds__(kThreads, T::resident)
+__global__ void __launch_bounds__(kThreads, T::kResident)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
                   const __grid_constant__ HeadsArgs of) {
 #if __CUDA_ARCH__ >= 900
@@ -84,7 +84,7 @@ Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& res
 }
 
 template <class T>
-int run(const Context& ctx, const AttentionArgs& a) {
+int run(const Context& ctx, const AttentionArgs& a, bool cluster) {
   constexpr size_t kBytes = sizeof(Shared<T>);
   const auto kernel = single_kernel<T>;
   if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
@@ -99,7 +99,7 @@ int run(const Context& ctx, const AttentionArgs& a) {
   };
   const Resident resident{blocks_with(kLeast), blocks_with(kMostSlots)};
   const Plan plan = plan_single(ctx, a, resident, kLeast);
-  if (cluster_fits(ctx, a, plan)) return attention_cluster(ctx, a, plan);
+  if (cluster) return attention_cluster(ctx, a, plan);
   const int most = ctx.multiprocessors * (plan.slots == kLeast ? resident.few : resident.many);
   const int blocks = plan.tasks < most ? plan.tasks : most;
   HeadsArgs of{};
@@ -109,61 +109,52 @@ int run(const Context& ctx, const AttentionArgs& a) {
 }
 
 template <int D, template <int> class Stored, bool kE4M3>
-int run_rows(const Context& ctx, const AttentionArgs& a) {
-  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a)
-                                         : run<Kind<D, 2, Stored, kE4M3>>(ctx, a);
+int run_rows(const Context& ctx, const AttentionArgs& a, bool cluster) {
+  return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a, cluster)
+                                         : run<Kind<D, 2, Stored, kE4M3>>(ctx, a, cluster);
 }
 // attention() asks for E4M3 only where heads are whole groups.
 template <int D, template <int> class Stored>
-int run_result(const Context& ctx, const AttentionArgs& a) {
+int run_result(const Context& ctx, const AttentionArgs& a, bool cluster) {
   if constexpr (D % kE4M3Cols == 0) {
-    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(ctx, a);
+    if (a.act.e4m3 != 0) return run_rows<D, Stored, true>(ctx, a, cluster);
   }
-  return run_rows<D, Stored, false>(ctx, a);
+  return run_rows<D, Stored, false>(ctx, a, cluster);
 }
 template <int D>
-int run_heads(const Context& ctx, const AttentionArgs& a) {
+int run_heads(const Context& ctx, const AttentionArgs& a, bool cluster) {
   switch (a.cache.type) {
     case CacheType::kF16:
-      return run_result<D, HalfStored>(ctx, a);
+      return run_result<D, HalfStored>(ctx, a, cluster);
     case CacheType::kBF16:
-      return run_result<D, BF16Stored>(ctx, a);
+      return run_result<D, BF16Stored>(ctx, a, cluster);
     case CacheType::kE4M3:
-      return run_result<D, E4M3Stored>(ctx, a);
+      return run_result<D, E4M3Stored>(ctx, a, cluster);
     case CacheType::kInt8:
-      return run_result<D, Int8Stored>(ctx, a);
+      return run_result<D, Int8Stored>(ctx, a, cluster);
   }
   return static_cast<int>(cudaErrorInvalidValue);
 }
 
 }  // namespace
 
-bool single_fits(const Context& ctx, const AttentionArgs& a) {
-  const int d = a.cache.key_dim;
-  const int64_t tiles = int64_t{a.batch.sequences} * a.cache.kv_heads *
-                        ceil_div(a.heads / a.cache.kv_heads, kRowsOfTile);
-  // Hopper's copies; this file's code for other GPUs is empty.
-  return ctx.capability == 90 && a.single != 0 && a.cache.value_dim == d &&
-         (d == 64 || d == 128 || d == 256) && tiles <= kMostCounters && a.out_stride % 2 == 0 &&
-         whole_rows(a.q, a.q_stride) && !shares_codes(a.cache);
-}
-
 bool takes_heads(const Context& ctx, const AttentionArgs& a) {
-  if (!single_fits(ctx, a) || a.single != a.batch.sequences) return false;
-  if (cluster_fits(ctx, a, plan_single(ctx, a, {1, 1}, 0))) return true;
+  if (a.single != a.batch.sequences) return false;
+  const AttentionKernel row = attention_kernel_of(ctx, a);
+  if (row != kDecodeSm90) return row == kDecodeClusterSm90;
   bool are_usual = a.cache.key_dim == kUsualDim;
   for (int i = 0; i < a.before->count; ++i) are_usual = are_usual && usual(a.before->of[i]);
   return are_usual && a.cache.type != CacheType::kInt8 && a.heads / a.cache.kv_heads <= 8;
 }
 
-int attention_single(const Context& ctx, const AttentionArgs& a) {
+int attention_single(const Context& ctx, const AttentionArgs& a, bool cluster) {
   switch (a.cache.key_dim) {
     case 64:
-      return run_heads<64>(ctx, a);
+      return run_heads<64>(ctx, a, cluster);
     case 128:
-      return run_heads<128>(ctx, a);
+      return run_heads<128>(ctx, a, cluster);
     default:
-      return run_heads<256>(ctx, a);
+      return run_heads<256>(ctx, a, cluster);
   }
 }
 

@@ -182,6 +182,5 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
 
 namespace freshet::cuda {
 // decode_cluster_sm90.cu: few queries over short contexts.
-bool cluster_fits(const Context& ctx, const AttentionArgs& a, const single::Plan& plan);
 int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan);
 }  // namespace freshet::cuda

@@ -564,17 +564,14 @@ int run_type(const Context& ctx, const AttentionArgs& a) {
 
 }  // namespace
 
-bool prompt_fits(const Context& ctx, const AttentionArgs& a) {
-  const int d = a.cache.key_dim;
-  // Fewer rows leave warps without work.
-  return ctx.capability == 90 && a.max_queries * (a.heads / a.cache.kv_heads) > kGroupRows &&
-         a.cache.value_dim == d && (d == 64 || d == 128) && a.out_stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && a.q_stride % 4 == 0 &&
-         !shares_codes(a.cache);
-}
+static_assert(kGroupRows == 64);  // takes_prefill() of attention_rows.cc
 
-bool prompt_turns(const Context& ctx, const AttentionArgs& a) {
-  return prompt_fits(ctx, a) && a.cache.key_dim == kUsualDim && usual(a.before->of[0]);
+// Of a batch that begins with single queries, the rest.
+bool prefill_rotates(const Context& ctx, const AttentionArgs& a) {
+  AttentionArgs rest = a;
+  rest.single = 0;
+  return attention_kernel_of(ctx, rest) == kPrefillSm90 && a.cache.key_dim == kUsualDim &&
+         usual(a.before->of[0]);
 }
 
 int attention_prompt(const Context& ctx, const AttentionArgs& a) {

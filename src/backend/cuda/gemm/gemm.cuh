@@ -3,16 +3,11 @@
 #pragma once
 
 #include "backend/cuda/formats/formats.cuh"
+#include "backend/cuda/gemm/gemm_rows.h"
 
 namespace freshet::cuda {
 
 inline constexpr int kWarps = 8;
-
-// How many parts K is cut into: eight, as long as a part has 256 columns, so that a block of eight
-// warps reads one tile of rows from end to end.
-__host__ __device__ inline int leaves(int64_t cols) {
-  return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
-}
 
 // Weights that come next: of two matrices so many parts, from there on.
 inline constexpr int kNextPart = 1024;
@@ -27,6 +22,11 @@ struct ProductList {
   int32_t count;
   NextWeights next;
 };
+
+// Blocks of eight warps that each take a slice of K.
+inline int64_t blocks_of_slices(int64_t rows, int64_t cols) {
+  return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
+}
 
 // A list in which each block takes so many rows.
 inline ProductList with_blocks(ProductList list, int64_t rows) {
@@ -234,142 +234,122 @@ __device__ __forceinline__ void accumulate(float (&sum)[NT][4], const uint4 (&a)
   }
 }
 
-// Up to so many tokens streams of weights are faster than tiles, and want activations in the order
-// of lanes.
-inline constexpr int64_t kFewTokens = 64;
+// What the tables of kernels (gemm_rows.h) look at.
+inline GemmProblem problem_of(const ProductList& list, int64_t tokens) {
+  GemmProblem p;
+  p.tokens = tokens;
+  for (int i = 0; i < list.count; ++i) {
+    const WeightView& w = list.of[i].weight;
+    p.add({w.code, w.rows, w.cols});
+    p.same_tokens = p.same_tokens && list.of[i].act == list.of[0].act;
+  }
+  return p;
+}
 
-// gemm_sm80_large_m.cu: many tokens.
+// How each row of the tables runs: the launcher of its file. Launchers of block formats are
+// templates, instantiated where their kernels are.
+
+// gemm_sm80_small_m.cu, gemm_sm80_large_m.cu
+int run_small_m(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
 int run_tiles(const Context& ctx, const ProductList& list, int64_t tokens);
 
-// gemm_bf16_sm90_m1_32.cu: BF16 on Hopper, few tokens in the order of lanes.
-bool few_takes(const Context& ctx, const ProductList& list, int64_t tokens);
+// gemm_bf16_sm90_m1_32.cu, and with a SwiGLU epilogue; swiglu_bf16_sm90_m17_32.cu
 int run_few(const Context& ctx, const ProductList& list, int64_t tokens);
-bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens);
 int run_few_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act);
-// swiglu_bf16_sm90_m17_32.cu: the latter with more than 16 tokens.
 int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                  const Activations& act);
 
-// gemm_q_sm90_m1_8.cu: quantised weights with up to a tile of tokens, on Hopper.
+// gemm_q_sm90_m1_8.cu
 template <class F>
 int run_stream(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-bool stream_gated_fits(const Context& ctx, int64_t rows, int64_t cols);
-template <class F>
 int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act);
-
-// gemm_q_sm90_m1_8_small_n.cu: the same of few rows of 4,096 columns.
-template <class F>
-bool once_takes(const Context& ctx, const ProductList& list);
+// gemm_q_sm90_m1_8_small_n.cu
 template <class F>
 int run_once(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-bool once_takes_pair(const Context& ctx, const ProductList& list,
-                     int other);  // from which product on: as run_pair
-template <class F>
 int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens);
-// gemm_q_sm90_m1_8_long_k.cu: of few rows of more columns.
-bool long_takes(const Context& ctx, const ProductList& list);
+// gemm_q_sm90_m1_8_long_k.cu
 template <class F>
 int run_long(const Context& ctx, const ProductList& list, int64_t tokens);
-
-// swiglu_q_sm90_m1_8.cu: gate and up of 4,096 columns, and many rows of as many, of formats whose
-// rings find room and whose lanes need few registers.
-template <class F>
-inline constexpr bool kManyWarps =
-    F::kCode != Code::kQ8_0 && F::kCode != Code::kQ6_K && F::kCode != Code::kQ2_K;
-bool gate_takes(const Context& ctx, int64_t rows, int64_t cols);
+// swiglu_q_sm90_m1_8.cu: gate and up, and one weight of many rows
 template <class F>
 int run_quant_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                    const Activations& act);
-bool many_rows_take(const Context& ctx, const ProductList& list);
 template <class F>
 int run_many_rows(const Context& ctx, const ProductList& list, int64_t tokens);
-
-// prefetch_next_gemm.cu: what is worth bringing near of products that come next. It is touched, and
-// nothing else depends on it.
+// prefetch_next_gemm.cu: what to prefetch of the GEMMs that come next. Only speed depends on it.
 NextWeights next_weights(const Context& ctx, const NextProducts* next, int64_t tokens);
 
-// gemm_q_sm90_m9_16.cu: the same with up to kQuantFew, where few_takes.
-inline constexpr int64_t kQuantFew = 16;
+// gemm_q_sm90_m9_16.cu; gemm_q_sm90_m9_16_large_n.cu
 template <class F>
 int run_quant_few(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
 int run_quant_few_pair(const Context& ctx, const ProductList& list, int64_t tokens);
-
-// gemm_q_sm90_m9_16_large_n.cu: the same of many rows; gate and up of so many rows each, where
-// blocks have enough to do.
-bool quant_wide_fits(const Context& ctx, const ProductList& list);
-bool quant_gated_fits(const Context& ctx, int64_t rows, int64_t cols);
 template <class F>
 int run_quant_wide(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
 int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                          const Activations& act);
 
-// gemm_q_sm90_m17_64.cu: the same with up to kQuantMiddle tokens; of gate, beside which up's
-// rows stand.
-inline constexpr int64_t kQuantMiddle = 64;
+// gemm_q_sm90_m17_64.cuh: K in so many slices that run at once (1: none), or 128 rows a warpgroup;
+// with 64 tokens and 128 rows a block, however many of both there are.
+template <class F, int kSlices>
+int run_middle(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
-int run_decode_middle(const Context& ctx, const ProductList& list, int64_t tokens);
-// Blocks of 64 tokens and 128 rows, however many.
+int run_middle_deep(const Context& ctx, const ProductList& list, int64_t tokens);
+template <class F>
+int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                     const Activations& act, bool large);
 template <class F>
 int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens);
-template <class F>
-int run_decode_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
-                            const Activations& act);
 
-// gemm_q_sm90_m65.cu: the same with more than kQuantFew, of some formats kTokenTile.
+// gemm_q_sm90_m65.cu: K in four slices that run at once, or whole
+template <class F>
+int run_decode_split(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
 int run_decode(const Context& ctx, const ProductList& list, int64_t tokens);
-bool decode_gated_fits(const Context& ctx, int64_t rows, int64_t tokens);
 template <class F>
 int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act);
 
-// gemm_q_sm90_two_formats.cu: products in Q4_K or Q5_K and then in Q6_K, where a launch takes both.
-inline bool pair_begins(Code code) {
-  return code == Code::kQ4_K || code == Code::kQ5_K;
-}
-bool pair_takes(const Context& ctx, const ProductList& list, int64_t tokens);
-int run_pair(const Context& ctx, const ProductList& list, int64_t tokens);
+// gemm_q_sm90_two_formats.cu: Q4_K or Q5_K, and then Q6_K, with 17 to 64 tokens; with more
+int run_pair_middle(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_pair_many(const Context& ctx, const ProductList& list, int64_t tokens);
 
-// gemm_bf16_sm90_m65.cu: BF16 on Hopper.
-bool wgmma_takes(const Context& ctx, Code code, int64_t tokens);
+// gemm_bf16_sm90_m65.cu
 int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act);
-
-// gemm_bf16_sm90_m33_128_splitk2.cu: the same with at most 128 tokens and few rows.
-bool halves_take(const Context& ctx, const ProductList& list, int64_t tokens);
+// gemm_bf16_sm90_m33_128_splitk2.cu
 int run_halves(const Context& ctx, const ProductList& list, int64_t tokens);
-
-// swiglu_bf16_sm90_m65_128.cu: the same of gated units with 65 to 128 tokens.
-bool gate_takes(const Context& ctx, const ProductList& gate_and_up, int64_t tokens);
+// swiglu_bf16_sm90_m65_128.cu
 int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
              const Activations& act);
-
-// gemm_bf16_sm90_m33_128_balanced.cu: the same with few tokens or rows; of gated units with at most
-// 64 tokens.
-bool share_takes(const Context& ctx, const ProductList& list, int64_t tokens);
+// gemm_bf16_sm90_m33_128_balanced.cu
 int run_share(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_share_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act);
 
-// gemm_fp8_sm90_m1_64.cu: FP8 on Hopper; swiglu_fp8_sm90_m65.cu: gate and up of so many rows each,
-// where blocks have enough to do.
-int run_fp8(const Context& ctx, const ProductList& list, int64_t tokens);
-bool fp8_gated_fits(const Context& ctx, int64_t rows, int64_t tokens);
+// gemm_fp8_sm90_m1_64.cu, gemm_fp8_sm90_m65.cu, gemm_fp8_sm90_m65_128_splitk2.cu;
+// swiglu_fp8_sm90_m1_64.cu, swiglu_fp8_sm90_m65.cu. Weights of a list have as many slices of K.
+int run_fp8_few(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_halves(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_fp8_gated_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                      const Activations& act);
 int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act);
 
-// gemm_int8_sm80.cu: INT8, with activations in it; gemm_int8_sm90_m33.cu: gate and up, whose gated
-// unit takes gate's `out` on its way.
+// gemm_int8_sm90_m1_32.cu, gemm_int8_sm90_m33.cu, gemm_int8_sm80.cu. The SwiGLU epilogue uses
+// gate's `out` on its way.
+int run_int8_few(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_int8(const Context& ctx, const ProductList& list, int64_t tokens);
-bool int8_gated_fits(int64_t tokens);
 int run_int8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                    const Activations& act);
 

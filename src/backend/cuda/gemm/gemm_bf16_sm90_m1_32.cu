@@ -293,13 +293,6 @@ int launch_few(const Context& ctx, ProductList list, int64_t tokens, const Activ
 
 }  // namespace
 
-bool few_takes(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return ctx.capability == 90 && tokens <= 32 && leaves(list.of[0].weight.cols) == kWarps;
-}
-bool few_gated_fits(int64_t rows, int64_t cols, int64_t tokens) {
-  return tokens <= 32 && leaves(cols) == kWarps && rows % kPadCols == 0;
-}
-
 int run_few(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_few(ctx, list, tokens, {});
 }
@@ -307,7 +300,6 @@ int run_few(const Context& ctx, const ProductList& list, int64_t tokens) {
 // Blocks take the same tiles of gate and of up.
 int run_few_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act) {
-  if (tokens > 16) return run_gate_few(ctx, gate_and_up, tokens, act);
   ProductList list = gate_and_up;
   list.count = 1;
   return launch_few(ctx, list, tokens, act);

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   let_next_start();
-  Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   int i = 0;
   while (i + 1 < list.count && static_cast<int>(blockIdx.x) >= list.first_block[i + 1]) ++i;
   const int64_t cols = list.of[i].weight.cols;
@@ -148,11 +148,7 @@ int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, in
 
 }  // namespace
 
-bool share_takes(const Context& ctx, const ProductList& given, int64_t tokens) {
-  ProductList list = given;
-  return tokens <= 64 ||
-         (tokens <= 128 && even_share(ctx, list) <= Share<16, Split::kTokens>::kTiles);
-}
+static_assert(Share<16, Split::kTokens>::kTiles == 4);  // bf16_takes_balanced() of gemm_rows.cc
 
 int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_expect(&there, static_cast<uint32_t>(warps * 32 * 16) *
                                (rank == 0 ? kLeaves * S::kFirst : S::kTiles - S::kFirst));
   }
-  Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   cluster_begun();  // nobody sends to a block that has not
   if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -372,8 +372,6 @@ int launch_halves(const Context& ctx, const ProductList& list, int64_t tokens, i
                         static_cast<int>(tokens), share);
 }
 
-constexpr int kMost = 6;  // tiles of 16 rows of a pair
-
 ProductList with_tiles(const ProductList& list) {
   return with_blocks(list, 16);
 }
@@ -382,11 +380,6 @@ int share_of(const Context& ctx, const ProductList& list) {
 }
 
 }  // namespace
-
-bool halves_take(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return tokens <= 128 && leaves(list.of[0].weight.cols) == kWarps &&
-         share_of(ctx, with_tiles(list)) <= kMost;
-}
 
 int run_halves(const Context& ctx, const ProductList& given, int64_t tokens) {
   const ProductList list = with_tiles(given);

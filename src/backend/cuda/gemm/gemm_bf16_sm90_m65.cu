@@ -192,7 +192,7 @@ struct GatedEnd {
 
 // The producer.
 template <class S, int NT>
-__device__ __forceinline__ void produce(Ring<S> ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void produce(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                         int tiles) {
   const int64_t token_step = (tokens + 7) / 8 * kTokenBytes;
   bool waited = false;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void finish_any(const ProductList& list, int64_t toke
 
 // Two warpgroups: every tile's leaves from left to right.
 template <class S, int NT>
-__device__ __forceinline__ void walk(Ring<S> ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void walk(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act) {
   const int64_t cols = list.of[0].weight.cols;  // and all others', of which the tokens are the same
   const int parts = leaves(cols), count = leaf_of(cols, 0).count;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   let_next_start();
-  const Ring<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
+  const GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
   if (threadIdx.x >= kConsumers) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (produces<S>()) produce<S, NT>(ring, list, tokens, tiles);
@@ -349,23 +349,14 @@ int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
 
 }  // namespace
 
-bool wgmma_takes(const Context& ctx, Code code, int64_t tokens) {
-  constexpr int64_t kFew = 32;
-  return code == Code::kBF16 && ctx.capability == 90 && tokens > kFew;
-}
-
 int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act) {
-  if (tokens <= 64) return run_share_gated(ctx, gate_and_up, tokens, act);
-  if (gate_takes(ctx, gate_and_up, tokens)) return run_gate(ctx, gate_and_up, tokens, act);
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
   list.count = 1;  // the other one's rows stand beside it
   return launch_walk<Gate>(ctx, list, tokens, act);
 }
 
 int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (halves_take(ctx, list, tokens)) return run_halves(ctx, list, tokens);
-  if (share_takes(ctx, list, tokens)) return run_share(ctx, list, tokens);
   return launch_walk<Walk>(ctx, with_blocks(list, 16 * kRowTiles), tokens, {});
 }
 

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 
@@ -50,14 +51,14 @@ struct TwoRuns {
   }
 };
 
+// Stages of weights and tokens, and a thread's place in them.
 template <class S>
-struct Ring {
+struct GemmStages {
   uint8_t* stages;
-  uint64_t *full, *empty;
-  int at = 0;  // pieces taken or given so far
-  __device__ __forceinline__ int stage() const { return at % S::kStages; }
-  __device__ __forceinline__ int round() const { return at / S::kStages & 1; }
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
+  Pipeline pipe;
+  PipelineState at;
+  int ahead = 0;  // pieces that other producers copy before this one's next
+  __device__ __forceinline__ uint8_t* data() const { return stages + at.stage * S::kStageBytes; }
 };
 
 __device__ __forceinline__ void sync_consumers() {
@@ -71,55 +72,50 @@ __device__ __forceinline__ bool produces() {
   return threadIdx.x % 32 == 0 && threadIdx.x < kConsumers + S::kProducers * 32;
 }
 
-// A producer's share of filling the ring with `count` pieces. Weights are asked for before the
-// kernel in front of this one has ended, tokens after.
+// A producer's share of copying `count` pieces. Weights are copied before the kernel in front of
+// this one has ended, tokens after.
 template <class S, class Rows>
-__device__ __forceinline__ void fill(Ring<S>& ring, const Rows& rows, const uint8_t* tokens,
+__device__ __forceinline__ void fill(GemmStages<S>& ring, const Rows& rows, const uint8_t* tokens,
                                      int64_t token_step, uint32_t bytes, int count, bool& waited) {
   constexpr int kProducers = S::kProducers;
   static_assert(kProducers <= kProducerWarps && kProducers <= S::kStages);
   const auto copy_rows = [&](int n, int stage) {
-    barrier_expect(&ring.full[stage], rows.bytes() + bytes);
-    rows.copy(ring.stages + stage * S::kStageBytes, n * kUnitStep<BF16>, &ring.full[stage]);
+    ring.pipe.expect(stage, rows.bytes() + bytes);
+    rows.copy(ring.stages + stage * S::kStageBytes, n * kUnitStep<BF16>, ring.pipe.filled(stage));
   };
   const auto copy_tokens = [&](int n, int stage) {
     bulk_copy(ring.stages + stage * S::kStageBytes + S::kRowBytes, tokens + n * token_step, bytes,
-              &ring.full[stage]);
+              ring.pipe.filled(stage));
   };
-  int n = (producer_index() - ring.at % kProducers + kProducers) % kProducers;
+  int n = kProducers == 1 ? 0 : ring.ahead;
   if (!waited) {
-    const int first = n, ahead = min(count, S::kStages);
+    const int first = kProducers == 1 ? 0 : producer_index(), most = min(count, S::kStages);
+    n = first;
 #pragma unroll 1
-    for (; n < ahead; n += kProducers) copy_rows(n, n);
+    for (; n < most; n += kProducers) copy_rows(n, n);
     wait();
 #pragma unroll 1
-    for (int k = first; k < ahead; k += kProducers) copy_tokens(k, k);
+    for (int k = first; k < most; k += kProducers) copy_tokens(k, k);
     waited = true;
+    ring.at.advance(S::kStages, n);
   }
-  int stage = (ring.at + n) % S::kStages, round = (ring.at + n) / S::kStages & 1;
 #pragma unroll 1
   for (; n < count; n += kProducers) {
-    barrier_wait(&ring.empty[stage], round ^ 1);  // of the first round there is nothing to wait for
-    copy_rows(n, stage);
-    copy_tokens(n, stage);
-    stage += kProducers;
-    if (stage >= S::kStages) stage -= S::kStages, round ^= 1;
+    ring.pipe.acquire(ring.at);
+    copy_rows(n, ring.at.stage);
+    copy_tokens(n, ring.at.stage);
+    ring.at.advance(S::kStages, kProducers);
   }
-  ring.at += count;
+  ring.ahead = n - count;
 }
 
 template <class S>
-__device__ __forceinline__ Ring<S> start_ring(uint8_t* stages, uint64_t* full, uint64_t* empty,
-                                              int readers) {
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], readers);
-    }
-    barriers_ready();
-  }
+__device__ __forceinline__ GemmStages<S> start_ring(uint8_t* stages, uint64_t* full,
+                                                    uint64_t* empty, int readers) {
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == 0) pipe.init(S::kStages, readers);
   __syncthreads();
-  return {stages, full, empty};
+  return {stages, pipe};
 }
 
 // What a warpgroup reads of the ring: of the operands the one with 64 rows, and the other. Places
@@ -130,8 +126,8 @@ struct Reader {
   uint32_t full, empty;  // barriers
   int stage = 0, round = 0, before = 0;
 
-  __device__ __forceinline__ explicit Reader(const Ring<S>& ring)
-      : full(kept(shared_address(ring.full))), empty(kept(shared_address(ring.empty))) {
+  __device__ __forceinline__ explicit Reader(const GemmStages<S>& ring)
+      : full(kept(shared_address(ring.pipe.full))), empty(kept(shared_address(ring.pipe.empty))) {
     const int group = static_cast<int>(threadIdx.x / 128);
     const uint32_t rows = place(ring.stages + group * S::kGroupRows);
     const uint32_t tokens = place(ring.stages + S::kRowBytes + group * S::kGroupTokens);

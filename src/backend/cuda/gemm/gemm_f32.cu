@@ -114,31 +114,35 @@ __global__ void __launch_bounds__(256, 1)
   }
 }
 
+dim3 grid_of(const ProductList& list, int64_t tokens, int side) {
+  return dim3(static_cast<unsigned>(list.first_block[list.count]),
+              static_cast<unsigned>(ceil_div(tokens, side)));
+}
+
 }  // namespace
 
 int run_f32(const Context& ctx, const ProductList& given, int64_t tokens) {
-  const auto grid = [&](const ProductList& list, int side) {
-    return dim3(static_cast<unsigned>(list.first_block[list.count]),
-                static_cast<unsigned>(ceil_div(tokens, side)));
-  };
   bool aligned = true;
   for (int i = 0; i < given.count; ++i) aligned = aligned && f32_aligned(given.of[i]);
-  if (tokens <= kWarps || !aligned) {
-    const ProductList list = with_blocks(given, kWarps);
-    dim3 blocks = grid(list, 1);
-    blocks.y = blocks.y < 65535 ? blocks.y : 65535;
-    return aligned ? launch(ctx, f32_few_kernel<false, true>, blocks, dim3(256), 0, list, tokens)
-                   : launch(ctx, f32_few_kernel<false, false>, blocks, dim3(256), 0, list, tokens);
-  }
-  if (tokens <= kMaxRouterTokens) {
-    const ProductList list = with_blocks(given, kWarps * kF32Side);
-    return launch(ctx, f32_few_kernel<true, true>, grid(list, kF32Side), dim3(256), 0, list,
-                  tokens);
-  }
+  const ProductList list = with_blocks(given, kWarps);
+  dim3 blocks = grid_of(list, tokens, 1);
+  blocks.y = blocks.y < 65535 ? blocks.y : 65535;
+  return aligned ? launch(ctx, f32_few_kernel<false, true>, blocks, dim3(256), 0, list, tokens)
+                 : launch(ctx, f32_few_kernel<false, false>, blocks, dim3(256), 0, list, tokens);
+}
+
+int run_f32_squares(const Context& ctx, const ProductList& given, int64_t tokens) {
+  const ProductList list = with_blocks(given, kWarps * kF32Side);
+  return launch(ctx, f32_few_kernel<true, true>, grid_of(list, tokens, kF32Side), dim3(256), 0,
+                list, tokens);
+}
+
+int run_f32_many(const Context& ctx, const ProductList& given, int64_t tokens) {
   constexpr int kBytes = kStages * kStageFloats * static_cast<int>(sizeof(float));
   if (const int error = raise_shared(f32_many_kernel, kBytes); error != 0) return error;
   const ProductList list = with_blocks(given, kBlockSide);
-  return launch(ctx, f32_many_kernel, grid(list, kBlockSide), dim3(256), kBytes, list, tokens);
+  return launch(ctx, f32_many_kernel, grid_of(list, tokens, kBlockSide), dim3(256), kBytes, list,
+                tokens);
 }
 
 }  // namespace freshet::cuda

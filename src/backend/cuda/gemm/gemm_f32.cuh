@@ -154,7 +154,10 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
     }
   }
 }
-// gemm_f32.cu
+// gemm_f32.cu: a warp a row and token, for few tokens or rows that are not aligned; squares of rows
+// and tokens; tiles in shared memory. The latter two take aligned rows only.
 int run_f32(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_f32_squares(const Context& ctx, const ProductList& list, int64_t tokens);
+int run_f32_many(const Context& ctx, const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

@@ -185,25 +185,26 @@ __global__ void __launch_bounds__(kManyThreads, 1)
 
 int run_exact(const Context& ctx, const ProductArgs& p, int64_t tokens) {
   const bool aligned = f32_aligned(p);
-  if (tokens <= kMaxRouterTokens || !aligned || ctx.capability != 90) {
-    constexpr int64_t kMost = 65535 * int64_t{kTokenTile};
-    for (int64_t first = 0; first < tokens; first += kMost) {
-      ProductArgs part = p;
-      part.x += first * p.x_stride;
-      part.out += first * p.out_stride;
-      const int64_t count = tokens - first < kMost ? tokens - first : kMost;
-      const dim3 grid(static_cast<unsigned>(ceil_div(p.weight.rows, 16)),
-                      static_cast<unsigned>(ceil_div(count, kTokenTile)));
-      const auto run = [&](auto kernel, int threads) {
-        return launch(ctx, kernel, grid, dim3(static_cast<unsigned>(threads)), 0, part, count);
-      };
-      const int error = !aligned              ? run(exact_few_kernel<false, 4>, 256)
-                        : count <= kTokenTile ? run(exact_few_kernel<true, 1>, 1024)
-                                              : run(exact_few_kernel<true, 4>, 256);
-      if (error != 0) return error;
-    }
-    return 0;
+  constexpr int64_t kMost = 65535 * int64_t{kTokenTile};
+  for (int64_t first = 0; first < tokens; first += kMost) {
+    ProductArgs part = p;
+    part.x += first * p.x_stride;
+    part.out += first * p.out_stride;
+    const int64_t count = tokens - first < kMost ? tokens - first : kMost;
+    const dim3 grid(static_cast<unsigned>(ceil_div(p.weight.rows, 16)),
+                    static_cast<unsigned>(ceil_div(count, kTokenTile)));
+    const auto run = [&](auto kernel, int threads) {
+      return launch(ctx, kernel, grid, dim3(static_cast<unsigned>(threads)), 0, part, count);
+    };
+    const int error = !aligned              ? run(exact_few_kernel<false, 4>, 256)
+                      : count <= kTokenTile ? run(exact_few_kernel<true, 1>, 1024)
+                                            : run(exact_few_kernel<true, 4>, 256);
+    if (error != 0) return error;
   }
+  return 0;
+}
+
+int run_exact_many(const Context& ctx, const ProductArgs& p, int64_t tokens) {
   if (const int error = raise_shared(exact_many_kernel, kManyBytes); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(ceil_div(tokens, kManyTokens)),
                   static_cast<unsigned>(ceil_div(p.weight.rows, kManyRows)));

@@ -118,5 +118,7 @@ __device__ __forceinline__ void exact_tile(const ProductArgs& p, int64_t tile, i
 
 // gemm_f32_bf16x3.cu
 int run_exact(const Context& ctx, const ProductArgs& product, int64_t tokens);
+int run_exact_many(const Context& ctx, const ProductArgs& product,
+                   int64_t tokens);  // aligned, on Hopper
 
 }  // namespace freshet::cuda

@@ -11,16 +11,9 @@ inline constexpr int kPanelRows = FP8Panels::kRows;
 inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
 inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
 
-// Weights of so many rows that tiles of 128 of them keep two thirds of 132 multiprocessors busy
-// until the end: K need not be cut, and a block has room for sums of twice as many rows.
-__host__ __device__ inline bool whole_in_k(int64_t rows) {
-  constexpr int64_t kTile = 2 * kPanelRows, kBlocks = 132;
-  const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
-  return tiles * 3 >= turns * kBlocks * 2;
-}
+static_assert(kPanelRows == 64 && kPanelBytes == 8448);  // gemm_rows.cc
 __host__ __device__ inline int leaves8(const WeightView& w) {
-  if (whole_in_k(w.rows)) return 1;
-  return w.cols >= 2048 ? 4 : w.cols >= 1024 ? 2 : 1;
+  return fp8_leaves(w.rows, w.cols);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -65,20 +58,5 @@ __device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, ui
   wgmma_commit();
 }
 #endif
-
-// gemm_fp8_sm90_m65.cu: more than 64 tokens; up to so many, where all multiprocessors have tiles of
-// 128 rows until the end.
-int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens);
-bool fp8_wide_fits(const Context& ctx, const ProductList& list, int64_t tokens);
-int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens);
-
-// swiglu_fp8_sm90_m1_64.cu: gate and up that end in the gated unit, with at most 64 tokens.
-int run_fp8_gated_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
-                      const Activations& act);
-
-// gemm_fp8_sm90_m65_128_splitk2.cu: 65 to 128 tokens. How many tiles of 8 rows a cluster takes; 0:
-// clusters for all rows would not run at once, or there is one leaf only.
-int fp8_halves_tiles(const Context& ctx, const ProductList& list, int64_t tokens);
-int run_fp8_halves(const Context& ctx, const ProductList& list, int64_t tokens);
 
 }  // namespace freshet::cuda

@@ -581,16 +581,6 @@ bool same_tokens(const ProductList& list) {
   return same;
 }
 
-// Whether blocks claim panels: there are many, of a leaf each.
-bool claims_fit(const Context& ctx, const ProductList& list, int64_t panels, int64_t tokens) {
-  using S = Few<1, true, 1>;
-  const int leaves = leaves8(list.of[0].weight);
-  const int steps = most_steps(list.of[0].weight.cols, leaves);
-  return tokens <= kTokenTile && leaves == 1 && panels >= 4 * ctx.multiprocessors &&
-         same_tokens(list) && steps * kTold / 2 >= S::kStages &&
-         steps * kE4M3TileBytes <= S::kRoom / 2;
-}
-
 template <int NT>
 int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   const ProductList list = with_blocks(given, kPanelRows);
@@ -599,7 +589,7 @@ int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   const int leaves = leaves8(weight), of_leaf = most_steps(weight.cols, leaves);
   const int tokens_of_leaf = of_leaf * NT * kE4M3TileBytes;
   if constexpr (NT == 1) {
-    if (claims_fit(ctx, list, list.first_block[list.count], tokens)) {
+    if (fp8_claims(ctx, problem_of(list, tokens))) {
       return launch_few<1, true, 1>(ctx, list, tokens);
     }
     if (same && leaves == 4 && list.first_block[list.count] <= ctx.multiprocessors &&
@@ -620,35 +610,13 @@ int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
 
 }  // namespace
 
-int run_fp8(const Context& ctx, const ProductList& list, int64_t tokens) {
-  ProductList part = list, rest = list;  // of as many leaves, and what follows
-  const int leaves = leaves8(list.of[0].weight);
-  for (part.count = 1; part.count < list.count; ++part.count) {
-    if (leaves8(list.of[part.count].weight) != leaves) break;
-  }
-  if (part.count < list.count) {
-    rest.count = list.count - part.count;
-    for (int i = 0; i < rest.count; ++i) rest.of[i] = list.of[part.count + i];
-    const int error = run_fp8(ctx, part, tokens);
-    return error != 0 ? error : run_fp8(ctx, rest, tokens);
-  }
-  int64_t panels = 0;
-  for (int i = 0; i < list.count; ++i) panels += ceil_div(list.of[i].weight.rows, kPanelRows);
-  // Tiles of more rows run all at once where panels would take two turns.
-  const bool turns = panels * ceil_div(tokens, 64) > ctx.multiprocessors / 2;
-  if (turns && fp8_halves_tiles(ctx, list, tokens) != 0) {
-    return run_fp8_halves(ctx, list, tokens);
-  }
-  if (!claims_fit(ctx, list, panels, tokens) && fp8_wide_fits(ctx, list, tokens)) {
-    return run_fp8_wide(ctx, list, tokens);
-  }
+int run_fp8_few(const Context& ctx, const ProductList& list, int64_t tokens) {
+  using Claims = Few<1, true, 1>;
+  static_assert(Claims::kRoom == kFp8ClaimRoom && Claims::kStages == kFp8ClaimStages && kTold == 8);
   if (tokens <= 8) return launch_few<1>(ctx, list, tokens);
   if (tokens <= 16) return launch_few<2>(ctx, list, tokens);
   if (tokens <= 32) return launch_few<4>(ctx, list, tokens);
-  if (tokens <= 64) return launch_few<8>(ctx, list, tokens);
-  // Twice as many would leave most multiprocessors idle.
-  if (tokens <= 128 && panels < ctx.multiprocessors) return launch_few<8>(ctx, list, tokens);
-  return run_fp8_many(ctx, list, tokens);
+  return launch_few<8>(ctx, list, tokens);
 }
 
 }  // namespace freshet::cuda

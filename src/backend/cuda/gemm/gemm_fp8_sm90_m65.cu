@@ -324,18 +324,6 @@ int64_t cost(const Context& ctx, const Way& way, const ProductList& list, int64_
 
 }  // namespace
 
-bool fp8_wide_fits(const Context& ctx, const ProductList& list, int64_t tokens) {
-  int64_t tiles = 0;
-  bool whole = true;
-  for (int i = 0; i < list.count; ++i) {
-    tiles += ceil_div(list.of[i].weight.rows, 128);
-    whole = whole && whole_in_k(list.of[i].weight.rows);
-  }
-  if (whole) return tokens <= 64;
-  const int64_t places = ceil_div(tiles, ctx.multiprocessors) * ctx.multiprocessors;
-  return tokens <= 64 && tiles >= 2 * ctx.multiprocessors && tiles * 10 >= places * 9;
-}
-
 int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_fp8<1, 16, false>(ctx, list, tokens);
 }

@@ -188,21 +188,10 @@ int launch_halves(const Context& ctx, const ProductList& given, int64_t tokens) 
 
 }  // namespace
 
-int fp8_halves_tiles(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (tokens <= 64 || tokens > 128 || leaves8(list.of[0].weight) < 2) return 0;
-  for (const int tiles : {8, 12}) {
-    int64_t blocks = 0;
-    for (int i = 0; i < list.count; ++i) {
-      blocks += 2 * ceil_div(list.of[i].weight.rows, tiles * kTokenTile);
-    }
-    if (blocks <= ctx.multiprocessors) return tiles;
-  }
-  return 0;
-}
-
 int run_fp8_halves(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return fp8_halves_tiles(ctx, list, tokens) == 8 ? launch_halves<8>(ctx, list, tokens)
-                                                  : launch_halves<12>(ctx, list, tokens);
+  return fp8_splitk_tiles(ctx, problem_of(list, tokens)) == 8
+             ? launch_halves<8>(ctx, list, tokens)
+             : launch_halves<12>(ctx, list, tokens);
 }
 
 }  // namespace freshet::cuda

@@ -45,9 +45,4 @@ __device__ __forceinline__ void mma_int8(int (&d)[4], const uint32_t (&a)[4], ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// gemm_int8_sm90_m1_32.cu: at most 32 tokens on Hopper.
-int run_int8_few(const Context& ctx, const ProductList& list, int64_t tokens);
-// gemm_int8_sm90_m33.cu: more, by wgmma.
-int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens);
-
 }  // namespace freshet::cuda

@@ -60,9 +60,6 @@ __global__ void __launch_bounds__(256)
 }  // namespace
 
 int run_int8(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (ctx.capability == 90) {
-    return tokens <= 32 ? run_int8_few(ctx, list, tokens) : run_int8_many(ctx, list, tokens);
-  }
   const ProductList tiles = with_blocks(list, 16);
   const dim3 grid(static_cast<unsigned>(tiles.first_block[tiles.count]),
                   static_cast<unsigned>(ceil_div(tokens, kTokens * 8)));

@@ -16,6 +16,7 @@
 #include "backend/cuda/mma/wgmma_int8.cuh"
 #include "backend/cuda/runtime/cluster.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -32,6 +33,8 @@ struct Shape {
   static constexpr int kRowTiles = kGate ? NT_ / 2 : NT_;  // of a matrix
   static constexpr int G = G_, NT = NT_, kConsumers = G * 128, kTokenTiles = G * 8;
   static constexpr int kThreads = kConsumers + kProducers * 32;
+  // Each producer has a stage of its own.
+  static_assert((kTokenTiles + NT) * kInt8TileBytes * kProducers <= kRingBytes);
 };
 
 // How a product is cut: stages in the ring, tiles of tokens of a stage, tiles of the product, and
@@ -63,12 +66,12 @@ __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_
 // A thread of each producer.
 template <class S>
 __device__ __forceinline__ void produce(const ProductList& list, int64_t tokens, const Plan& plan,
-                                        int producer, uint8_t* stages, uint64_t* full,
-                                        uint64_t* empty) {
+                                        int producer, uint8_t* stages, const Pipeline& pipe) {
   const int bytes = plan.stage_bytes(S::NT);
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kInt8TileBytes;
   const bool once = act_tiles <= S::kTokenTiles;
-  int at = producer, before = 0;  // steps of all tiles
+  PipelineState at{producer};
+  int n = producer;  // the producer's next step, of a tile
   bool waited = false;
   for (int index = static_cast<int>(blockIdx.x) / plan.parts; index < plan.tiles;
        index += static_cast<int>(gridDim.x) / plan.parts) {
@@ -86,8 +89,7 @@ __device__ __forceinline__ void produce(const ProductList& list, int64_t tokens,
     const uint8_t* token = p.act + tile.token_tile * kInt8TileBytes;
     const auto ask_rows = [&](int n, int stage) {
       constexpr int kMatrices = S::kGate ? 2 : 1;
-      barrier_expect(&full[stage],
-                     static_cast<uint32_t>(kMatrices * rows * kInt8TileBytes) + token_bytes);
+      pipe.expect(stage, static_cast<uint32_t>(kMatrices * rows * kInt8TileBytes) + token_bytes);
       uint8_t* to = stages + stage * bytes + plan.width * kInt8TileBytes;
 #pragma unroll
       for (int m = 0; m < kMatrices; ++m, to += S::kRowTiles * kInt8TileBytes) {
@@ -96,50 +98,50 @@ __device__ __forceinline__ void produce(const ProductList& list, int64_t tokens,
         for (int r = 0, skip = in_panel; r < rows; skip = 0, from += of_panel) {
           const int count = min(rows - r, kPanel - skip);
           copy_weights(to + r * kInt8TileBytes, from + skip * kInt8TileBytes,
-                       static_cast<uint32_t>(count * kInt8TileBytes), &full[stage], once);
+                       static_cast<uint32_t>(count * kInt8TileBytes), pipe.filled(stage), once);
           r += count;
         }
       }
     };
     const auto ask_tokens = [&](int n, int stage) {
       bulk_copy(stages + stage * bytes, token + (part.first + n) * token_step, token_bytes,
-                &full[stage]);
+                pipe.filled(stage));
     };
     if (!waited) {
       const int most = min(part.count, plan.stages);
-      for (int n = at; n < most; n += kProducers) ask_rows(n, n);
+      for (int k = n; k < most; k += kProducers) ask_rows(k, k);
       wait();
-      for (; at < most; at += kProducers) ask_tokens(at, at);
+      for (; n < most; n += kProducers) {
+        ask_tokens(n, n);
+        at.advance(plan.stages, kProducers);
+      }
       waited = true;
     }
-    for (; at < before + part.count; at += kProducers) {
-      const int stage = at % plan.stages, round = at / plan.stages;
-      if (round > 0) barrier_wait(&empty[stage], (round - 1) & 1);
-      ask_rows(at - before, stage);
-      ask_tokens(at - before, stage);
+    for (; n < part.count; n += kProducers) {
+      pipe.acquire(at);
+      ask_rows(n, at.stage);
+      ask_tokens(n, at.stage);
+      at.advance(plan.stages, kProducers);
     }
-    before += part.count;
+    n -= part.count;
   }
 }
 
-struct Stages {
+struct Int8Stages {
   uint8_t* data;
-  uint64_t *full, *empty;
+  Pipeline pipe;
   int count, bytes, width;
-  int stage = 0, round = 0;
+  PipelineState at;
 };
 // sum = a block's part of K, for a warpgroup's 64 tokens.
 template <int NT>
-__device__ __forceinline__ void sum_steps(Stages& ring, int (&sum)[NT][4], int steps) {
+__device__ __forceinline__ void sum_steps(Int8Stages& ring, int (&sum)[NT][4], int steps) {
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x / 128), 0);
-  const auto leave = [&](int stage) {
-    if (stage >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
-  };
   int before = -1;
 #pragma unroll 1
   for (int n = 0; n < steps; ++n) {
-    barrier_wait(&ring.full[ring.stage], ring.round);
-    const uint8_t* data = ring.data + ring.stage * ring.bytes;
+    ring.pipe.wait(ring.at);
+    const uint8_t* data = ring.data + ring.at.stage * ring.bytes;
     const uint64_t a = operand_at(data + group * 8 * kInt8TileBytes),
                    b = operand_at(data + ring.width * kInt8TileBytes);
     wgmma_begin();
@@ -147,12 +149,12 @@ __device__ __forceinline__ void sum_steps(Stages& ring, int (&sum)[NT][4], int s
     for (int k = 0; k < 4; ++k) wgmma_int8(sum, a + k * kNextStep, b + k * kNextStep, n + k > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    leave(before);
-    before = ring.stage;
-    if (++ring.stage == ring.count) ring.stage = 0, ring.round ^= 1;
+    if (before >= 0) ring.pipe.release(before);
+    before = ring.at.stage;
+    ring.at.advance(ring.count);
   }
   wgmma_wait<0>();
-  leave(before);
+  if (before >= 0) ring.pipe.release(before);
 }
 
 // What a lane writes to: two tokens, pairs of rows.
@@ -303,7 +305,7 @@ __device__ __forceinline__ void finish_part(const End& end, const int4* room, in
 }
 
 template <class S>
-__device__ __forceinline__ void consume(Stages ring, const ProductList& list, int64_t tokens,
+__device__ __forceinline__ void consume(Int8Stages ring, const ProductList& list, int64_t tokens,
                                         const Plan& plan) {
   for (int index = static_cast<int>(blockIdx.x) / plan.parts; index < plan.tiles;
        index += static_cast<int>(gridDim.x) / plan.parts) {
@@ -340,25 +342,20 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   let_next_start();
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < plan.stages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], S::kConsumers / 32);
-    }
-    barriers_ready();
-  }
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == 0) pipe.init(plan.stages, S::kConsumers / 32);
   __syncthreads();
   const int producer = static_cast<int>(threadIdx.x - S::kConsumers) / 32;
   if (threadIdx.x >= S::kConsumers) {
     if constexpr (S::G == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 32 == 0) produce<S>(list, tokens, plan, producer, stages, full, empty);
+    if (threadIdx.x % 32 == 0) produce<S>(list, tokens, plan, producer, stages, pipe);
     __syncwarp();
     if (plan.parts > 1) cluster_sync();
   } else {
     if constexpr (S::G == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait();
-    consume<S>({stages, full, empty, plan.stages, plan.stage_bytes(S::NT), plan.width}, list,
-               tokens, plan);
+    consume<S>({stages, pipe, plan.stages, plan.stage_bytes(S::NT), plan.width}, list, tokens,
+               plan);
   }
   if (plan.parts > 1) cluster_sync();  // nobody leaves while others read here
 #endif
@@ -466,10 +463,6 @@ int launch_best(const Context& ctx, const Way (&ways)[N], int most_parts, const 
 
 int run_int8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_best(ctx, kWays, 4, list, tokens);
-}
-
-bool int8_gated_fits(int64_t tokens) {
-  return tokens > 32;
 }
 
 int run_int8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,

@@ -11,54 +11,53 @@
 namespace freshet::cuda {
 namespace decode {
 
-// Of these formats two warpgroups that have twice 64 rows are faster than four.
 template <class F>
-inline constexpr bool kBoth = F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
-                              F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_1;
+inline constexpr bool kDeep = (kDeepGroups & bit(F::kCode)) != 0;
 
-template <class F, int NT>
+// NT: tiles of tokens of a block. K in so many slices that run at once.
+template <class F, int NT, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
-  constexpr Split kRows = Split::kRows, kLeaves = Split::kLeaves;
-  const int64_t cols = list.of[0].weight.cols;  // all have as many
-  const int parts = leaves(cols);
-  const bool even = cols % (parts * F::kUnit) == 0;  // leaves of one size
-  const auto fit = [&](int64_t rows) {
-    return tiles_of<NT>(list, tokens, rows) * kPair <= ctx.multiprocessors;
-  };
-  if (even && parts == kMostLeaves && fit(64)) {
+  constexpr Split kLeaves = Split::kLeaves;
+  if constexpr (kSlices == 8) {
     return launch_decode<Shape<F, NT, kLeaves, 4, 4>>(ctx, list, tokens);
-  }
-  if (even && parts >= 4 && fit(128)) {
+  } else if constexpr (kSlices == 4) {
     return launch_decode<Shape<F, NT, kLeaves, 4, 2>>(ctx, list, tokens);
-  }
-  if (parts == kMostLeaves && pairs_fit<NT>(ctx, list, tokens)) {
+  } else if constexpr (kSlices == 2) {
     return launch_decode<Shape<F, NT, kLeaves, 1>>(ctx, list, tokens);
+  } else {
+    // There are no registers for the sums of more tokens in four warpgroups.
+    return launch_decode<Shape<F, NT, Split::kRows, NT == 4 ? 4 : 2>>(ctx, list, tokens);
   }
-  if constexpr (kBoth<F>) {
-    if (tiles_of<NT>(list, tokens, 256) > ctx.multiprocessors) {
-      return launch_decode<Shape<F, NT, kRows, 2, 1, 2>>(ctx, list, tokens);
-    }
-  }
-  // Of more tokens' sums there is no room for four warpgroups' here.
-  return launch_decode<Shape<F, NT, kRows, NT == 4 ? 4 : 2>>(ctx, list, tokens);
 }
 
-// NT: tiles of tokens of a block.
 template <class F, int NT>
 int run_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
-                     const Activations& act) {
-  using Wide = Shape<F, NT, Split::kGate, kBoth<F> ? 2 : 4, 1, kBoth<F> ? 2 : 1>;
-  return 2 * tiles_of<NT>(gate, tokens, 128) > ctx.multiprocessors
-             ? launch_decode<Wide>(ctx, gate, tokens, act)
-             : launch_decode<Shape<F, NT, Split::kGate, 2>>(ctx, gate, tokens, act);
+                     const Activations& act, bool large) {
+  using Large = Shape<F, NT, Split::kGate, kDeep<F> ? 2 : 4, 1, kDeep<F> ? 2 : 1>;
+  return large ? launch_decode<Large>(ctx, gate, tokens, act)
+               : launch_decode<Shape<F, NT, Split::kGate, 2>>(ctx, gate, tokens, act);
 }
 
 }  // namespace decode
 
+template <class F, int kSlices>
+int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return tokens <= 32 ? decode::run_middle<F, 4, kSlices>(ctx, list, tokens)
+                      : decode::run_middle<F, 8, kSlices>(ctx, list, tokens);
+}
+
 template <class F>
-int run_decode_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return tokens <= 32 ? decode::run_middle<F, 4>(ctx, list, tokens)
-                      : decode::run_middle<F, 8>(ctx, list, tokens);
+int run_middle_deep(const Context& ctx, const ProductList& list, int64_t tokens) {
+  using decode::launch_decode;
+  using decode::Split;
+  if constexpr (decode::kDeep<F>) {
+    if (tokens > 32) {
+      return launch_decode<decode::Shape<F, 8, Split::kRows, 2, 1, 2>>(ctx, list, tokens);
+    }
+    return launch_decode<decode::Shape<F, 4, Split::kRows, 2, 1, 2>>(ctx, list, tokens);
+  } else {
+    return static_cast<int>(cudaErrorInvalidValue);  // the table does not name the format
+  }
 }
 
 template <class F>
@@ -67,16 +66,22 @@ int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens)
 }
 
 template <class F>
-int run_decode_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
-                            const Activations& act) {
-  return tokens <= 32 ? decode::run_middle_gated<F, 4>(ctx, gate, tokens, act)
-                      : decode::run_middle_gated<F, 8>(ctx, gate, tokens, act);
+int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                     const Activations& act, bool large) {
+  ProductList gate = gate_and_up;
+  gate.count = 1;  // up's rows stand beside gate's
+  return tokens <= 32 ? decode::run_middle_gated<F, 4>(ctx, gate, tokens, act, large)
+                      : decode::run_middle_gated<F, 8>(ctx, gate, tokens, act, large);
 }
 
-#define FRESHET_MIDDLE(F)                                                              \
-  template int run_decode_middle<F>(const Context&, const ProductList&, int64_t);      \
-  template int run_decode_rows<F>(const Context&, const ProductList&, int64_t);        \
-  template int run_decode_middle_gated<F>(const Context&, const ProductList&, int64_t, \
-                                          const Activations&);
+#define FRESHET_MIDDLE(F)                                                       \
+  template int run_middle<F, 8>(const Context&, const ProductList&, int64_t);   \
+  template int run_middle<F, 4>(const Context&, const ProductList&, int64_t);   \
+  template int run_middle<F, 2>(const Context&, const ProductList&, int64_t);   \
+  template int run_middle<F, 1>(const Context&, const ProductList&, int64_t);   \
+  template int run_middle_deep<F>(const Context&, const ProductList&, int64_t); \
+  template int run_decode_rows<F>(const Context&, const ProductList&, int64_t); \
+  template int run_middle_gated<F>(const Context&, const ProductList&, int64_t, \
+                                   const Activations&, bool);
 
 }  // namespace freshet::cuda

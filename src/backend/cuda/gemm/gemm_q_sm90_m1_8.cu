@@ -309,11 +309,7 @@ int launch_stream(const Context& ctx, const ProductList& list, int64_t tokens,
 
 template <class F>
 int run_stream(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (once_takes<F>(ctx, list)) return run_once<F>(ctx, list, tokens);
-  if (long_takes(ctx, list)) return run_long<F>(ctx, list, tokens);
-  if constexpr (kManyWarps<F>) {
-    if (many_rows_take(ctx, list)) return run_many_rows<F>(ctx, list, tokens);
-  }
+  static_assert((Ring<F, 2>::kBlocks == 2) == ((kTwoTiles & bit(F::kCode)) != 0));
   bool same = true;
   for (int i = 1; i < list.count; ++i) same = same && list.of[i].act == list.of[0].act;
   // Two tiles at once where every block has some.
@@ -332,20 +328,10 @@ int run_stream(const Context& ctx, const ProductList& list, int64_t tokens) {
   return launch_stream<F, 1>(ctx, list, tokens, {});
 }
 
-template <class F>
-bool stream_gated_fits(const Context& ctx, int64_t rows, int64_t cols) {
-  return rows % kPadCols == 0 &&
-         (Ring<F, 2>::kBlocks == 2 || (kManyWarps<F> && gate_takes(ctx, rows, cols)));
-}
-
 // A block's places among gate's tiles are those among up's.
 template <class F>
 int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {
-  if constexpr (kManyWarps<F>) {
-    const WeightView& w = gate_and_up.of[0].weight;
-    if (gate_takes(ctx, w.rows, w.cols)) return run_quant_gate<F>(ctx, gate_and_up, tokens, act);
-  }
   if constexpr (Ring<F, 2>::kBlocks == 2) {
     ProductList list = gate_and_up;
     list.count = 1;
@@ -356,7 +342,6 @@ int run_stream_gated(const Context& ctx, const ProductList& gate_and_up, int64_t
 
 #define FRESHET_STREAM(F)                                                  \
   template int run_stream<F>(const Context&, const ProductList&, int64_t); \
-  template bool stream_gated_fits<F>(const Context&, int64_t, int64_t);    \
   template int run_stream_gated<F>(const Context&, const ProductList&, int64_t, const Activations&);
 FRESHET_STREAM(Q8_0)
 FRESHET_STREAM(Q4_0)

@@ -175,12 +175,6 @@ __global__ void __launch_bounds__(256, 2)
 
 }  // namespace
 
-bool long_takes(const Context& ctx, const ProductList& list) {
-  const WeightView& w = list.of[0].weight;
-  return list.count == 1 && w.rows % 16 == 0 && w.rows <= 32 * ctx.multiprocessors &&
-         w.cols % kStepCols == 0 && w.cols >= 2 * kStepCols;
-}
-
 template <class F>
 int run_long(const Context& ctx, const ProductList& list, int64_t tokens) {
   using R = Long<F>;

@@ -174,14 +174,6 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-bool all_once(const ProductList& list) {
-  for (int i = 0; i < list.count; ++i) {
-    const WeightView& w = list.of[i].weight;
-    if (w.cols != kOnceCols || w.rows % 16 != 0 || list.of[i].act != list.of[0].act) return false;
-  }
-  return true;
-}
-
 template <class F, class G = F>
 int launch_once(const Context& ctx, ProductList list, int64_t tokens) {
   const int tiles = list.first_block[list.count], most = 2 * ctx.multiprocessors;
@@ -197,34 +189,22 @@ int launch_once(const Context& ctx, ProductList list, int64_t tokens) {
 }  // namespace
 
 template <class F>
-bool once_takes(const Context& ctx, const ProductList& list) {
-  return all_once(list) &&
-         list.first_block[list.count] <= Once<F>::kTiles * 2 * ctx.multiprocessors;
-}
-template <class F>
 int run_once(const Context& ctx, const ProductList& list, int64_t tokens) {
+  static_assert((Once<F>::kTiles == 2) == ((kTwoRows & bit(F::kCode)) != 0));
+  static_assert(kOnceCols == kOneShotCols);
   return launch_once<F>(ctx, list, tokens);
 }
 
-// What is in Q6_K are some of blocks' second tiles.
-template <class F>
-bool once_takes_pair(const Context& ctx, const ProductList& list, int other) {
-  constexpr int kBytes = Once<F>::kRowBytes + Once<Q6_K>::kRowBytes + kBeside;
-  static_assert(2 * kBytes <= kSharedOfSm);
-  return all_once(list) && list.first_block[other] >= 2 * ctx.multiprocessors &&
-         list.first_block[list.count] <= 4 * ctx.multiprocessors;
-}
+// Some of the blocks' second tiles are in Q6_K.
 template <class F>
 int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens) {
+  constexpr int kBytes = Once<F>::kRowBytes + Once<Q6_K>::kRowBytes + kBeside;
+  static_assert(2 * kBytes <= kSharedOfSm);
   return launch_once<F, Q6_K>(ctx, list, tokens);
 }
-template bool once_takes_pair<Q4_K>(const Context&, const ProductList&, int);
 template int run_once_pair<Q4_K>(const Context&, const ProductList&, int64_t);
-template bool once_takes_pair<Q5_K>(const Context&, const ProductList&, int);
 template int run_once_pair<Q5_K>(const Context&, const ProductList&, int64_t);
-#define FRESHET_ONCE(F)                                            \
-  template bool once_takes<F>(const Context&, const ProductList&); \
-  template int run_once<F>(const Context&, const ProductList&, int64_t);
+#define FRESHET_ONCE(F) template int run_once<F>(const Context&, const ProductList&, int64_t);
 FRESHET_ONCE(Q8_0)
 FRESHET_ONCE(Q4_0)
 FRESHET_ONCE(Q4_K)

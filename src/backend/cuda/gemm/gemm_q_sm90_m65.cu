@@ -12,31 +12,13 @@ using Shape = decode::Shape<F, kTiles, split, 2, kParts>;
 }  // namespace
 
 template <class F>
-int run_decode(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (tokens <= kQuantMiddle) return run_decode_middle<F>(ctx, list, tokens);
-  const int64_t cols = list.of[0].weight.cols;  // all have as many
-  const int64_t pairs = decode::tiles_of<kTiles>(list, tokens, 64) * decode::kPair;
-  // Leaves of one size.
-  const bool even = leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0;
-  if (even && pairs <= ctx.multiprocessors) {
-    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(ctx, list, tokens);
-  }
-  // Blocks of half as many tokens, rather than few or two waves of them.
-  if (2 * decode::tiles_of<kTiles>(list, tokens, 128) <= ctx.multiprocessors) {
-    return run_decode_rows<F>(ctx, list, tokens);
-  }
-  if (even && pairs <= 2 * ctx.multiprocessors) {
-    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(ctx, list, tokens);
-  }
-  return decode::launch_decode<Shape<F, decode::Split::kRows>>(ctx, list, tokens);
+int run_decode_split(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(ctx, list, tokens);
 }
 
-bool decode_gated_fits(const Context& ctx, int64_t rows, int64_t tokens) {
-  ProductList both = {};
-  both.count = 2;
-  both.of[0].weight.rows = both.of[1].weight.rows = rows;
-  return rows % 64 == 0 && !(tokens <= kQuantMiddle ? decode::pairs_fit<8>(ctx, both, tokens)
-                                                    : decode::pairs_fit<kTiles>(ctx, both, tokens));
+template <class F>
+int run_decode(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return decode::launch_decode<Shape<F, decode::Split::kRows>>(ctx, list, tokens);
 }
 
 template <class F>
@@ -44,12 +26,12 @@ int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t
                      const Activations& act) {
   ProductList gate = gate_and_up;
   gate.count = 1;  // up's rows stand beside gate's
-  if (tokens <= kQuantMiddle) return run_decode_middle_gated<F>(ctx, gate, tokens, act);
   return decode::launch_decode<Shape<F, decode::Split::kGate>>(ctx, gate, tokens, act);
 }
 
-#define FRESHET_DECODE(F)                                                  \
-  template int run_decode<F>(const Context&, const ProductList&, int64_t); \
+#define FRESHET_DECODE(F)                                                        \
+  template int run_decode_split<F>(const Context&, const ProductList&, int64_t); \
+  template int run_decode<F>(const Context&, const ProductList&, int64_t);       \
   template int run_decode_gated<F>(const Context&, const ProductList&, int64_t, const Activations&);
 FRESHET_DECODE(Q8_0)
 FRESHET_DECODE(Q4_0)

@@ -311,18 +311,7 @@ int launch_wide(const Context& ctx, const ProductList& list, int64_t tokens, int
 
 }  // namespace
 
-bool quant_wide_fits(const Context& ctx, const ProductList& given) {
-  ProductList list = given;
-  // Fewer would leave warps without work.
-  return even_share(ctx, list) > kWarps * kTiles * 3 / 4;
-}
-
-bool quant_gated_fits(const Context& ctx, int64_t rows, int64_t cols) {
-  ProductList list = {};
-  list.count = 1;
-  list.of[0].weight.rows = rows;
-  return leaves(cols) == kWarps && rows % 64 == 0 && even_share(ctx, list) > kWarps / 2;
-}
+static_assert(kTiles == 2);  // fills_warps() of gemm_rows.cc
 
 template <class F>
 int run_quant_wide(const Context& ctx, const ProductList& given, int64_t tokens) {

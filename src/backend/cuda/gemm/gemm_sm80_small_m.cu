@@ -5,7 +5,6 @@
 // the same bits in every batch. Each warp streams its weights through a ring in shared memory, and
 // asks for the first of them before the previous kernel ends.
 #include "backend/cuda/gemm/gemm.cuh"
-#include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
@@ -149,15 +148,6 @@ __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t t
   finish<NT>(w, sum, row_tile, token_tile, lane);
 }
 
-// More tokens than these are wgmma's on Hopper.
-template <class F>
-inline constexpr int64_t kLanes = kQuantised<F> ? kQuantFew : INT64_MAX;
-int64_t most_lanes(Code code) {
-  int64_t most = INT64_MAX;
-  with_format(code, [&](auto f) { most = kLanes<decltype(f)>; });
-  return most;
-}
-
 template <class F, int NT>
 __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
     products_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -199,10 +189,6 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
-int64_t blocks_of(int64_t rows, int64_t cols) {
-  return ceil_div(ceil_div(rows, 16), kWarps / leaves(cols));
-}
-
 // The attribute is set at every launch: it costs the host little, and nothing is remembered.
 template <class F, class Kernel, class... A>
 int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
@@ -210,135 +196,32 @@ int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) 
   return launch(ctx, kernel, grid, dim3(256), Ring<F>::kBytes, args...);
 }
 
+// By tiles of 8 tokens. The kernels of two tiles serve block formats on Hopper, too.
 template <class F>
-int run_products(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if constexpr (F::kCode == Code::kF32) {
-    return run_f32(ctx, list, tokens);
-  } else if constexpr (F::kCode == Code::kInt8) {
-    return run_int8(ctx, list, tokens);
-  } else {
-    if constexpr (F::kCode == Code::kBF16) {
-      if (wgmma_takes(ctx, F::kCode, tokens)) return run_wgmma(ctx, list, tokens);
-      if (few_takes(ctx, list, tokens)) return run_few(ctx, list, tokens);
-    }
-    if constexpr (F::kCode == Code::kFP8) {
-      if (ctx.capability == 90) return run_fp8(ctx, list, tokens);
-    }
-    if constexpr (kQuantised<F>) {
-      if (ctx.capability == 90 && tokens <= kTokenTile) return run_stream<F>(ctx, list, tokens);
-      if (ctx.capability == 90 && tokens > kQuantFew) return run_decode<F>(ctx, list, tokens);
-      if (few_takes(ctx, list, tokens)) {
-        if (quant_wide_fits(ctx, list)) return run_quant_wide<F>(ctx, list, tokens);
-        return run_quant_few<F>(ctx, list, tokens);
-      }
-    }
-    if (tokens > kFewTokens) return run_tiles<F>(ctx, list, tokens);
-    const int64_t tiles = ceil_div(tokens, kTokenTile);
-    const auto x = static_cast<unsigned>(list.first_block[list.count]);
-    if (tiles == 1) return launch_ring<F>(ctx, products_kernel<F, 1>, dim3(x), list, tokens);
-    if (tiles == 2) return launch_ring<F>(ctx, products_kernel<F, 2>, dim3(x), list, tokens);
-    const auto y = static_cast<unsigned>(ceil_div(tiles, 4));
-    return launch_ring<F>(ctx, products_kernel<F, 4>, dim3(x, y), list, tokens);
-  }
-}
-
-// The first `count` products, as far as they are of one format, and behind these of `other`.
-ProductList list_of(const ProductArgs* products, int count, Code other) {
-  ProductList list = {};
-  Code code = products[0].weight.code;
-  while (list.count < count && list.count < kMaxProducts) {
-    const ProductArgs& p = products[list.count];
-    if (p.weight.code == other) code = other;
-    if (p.weight.code != code) break;
-    list.of[list.count] = p;
-    list.first_block[list.count + 1] =
-        list.first_block[list.count] +
-        static_cast<int32_t>(blocks_of(p.weight.rows, p.weight.cols));
-    ++list.count;
-  }
-  return list;
-}
-ProductList list_of(const ProductArgs* products, int count) {
-  return list_of(products, count, products[0].weight.code);
+int run_format(const Context& ctx, const ProductList& list, int64_t tokens) {
+  const int64_t tiles = ceil_div(tokens, kTokenTile);
+  const auto x = static_cast<unsigned>(list.first_block[list.count]);
+  if (tiles == 1) return launch_ring<F>(ctx, products_kernel<F, 1>, dim3(x), list, tokens);
+  if (tiles == 2) return launch_ring<F>(ctx, products_kernel<F, 2>, dim3(x), list, tokens);
+  const auto y = static_cast<unsigned>(ceil_div(tiles, 4));
+  return launch_ring<F>(ctx, products_kernel<F, 4>, dim3(x, y), list, tokens);
 }
 
 }  // namespace
 
-Order order_for(const Context& ctx, Code code, int64_t tokens) {
-  if (code == Code::kFP8 && ctx.capability == 90) return Order::kE4M3;
-  if (code == Code::kInt8) return Order::kInt8;
-  if (tokens > kFewTokens || wgmma_takes(ctx, code, tokens)) return Order::kCores;
-  return ctx.capability == 90 && tokens > most_lanes(code) ? Order::kCores : Order::kLanes;
-}
-
-int products(const Context& ctx, const ProductArgs* products, int count, int64_t tokens,
-             const NextProducts* next) {
-  // Runs of one format share a launch, and some of two.
-  for (int first = 0; first < count;) {
-    if (pair_begins(products[first].weight.code)) {
-      const ProductList both = list_of(products + first, count - first, Code::kQ6_K);
-      if (pair_takes(ctx, both, tokens)) {
-        if (const int error = run_pair(ctx, both, tokens); error != 0) return error;
-        first += both.count;
-        continue;
-      }
-    }
-    ProductList list = list_of(products + first, count - first);
-    if (first + list.count == count) list.next = next_weights(ctx, next, tokens);
-    int error = static_cast<int>(cudaErrorInvalidValue);
-    if (list.of[0].weight.code == Code::kExactF32) {
-      list.count = 1;
-      error = run_exact(ctx, list.of[0], tokens);
-    } else {
-      with_format(list.of[0].weight.code,
-                  [&](auto f) { error = run_products<decltype(f)>(ctx, list, tokens); });
-    }
-    if (error != 0) return error;
-    first += list.count;
-  }
-  return 0;
-}
-
-int gated_fits(const Context& ctx, Code code, int64_t rows, int64_t cols, int64_t tokens) {
-  if (ctx.capability != 90) return 0;
-  if (code == Code::kFP8) return fp8_gated_fits(ctx, rows, tokens);
-  if (code == Code::kInt8) return int8_gated_fits(tokens);
-  if (code == Code::kBF16) {
-    return wgmma_takes(ctx, code, tokens) || few_gated_fits(rows, cols, tokens);
-  }
-  if (tokens > most_lanes(code)) return decode_gated_fits(ctx, rows, tokens);
-  if (tokens > kTokenTile) return quantised(code) && quant_gated_fits(ctx, rows, cols);
-  bool fits = false;
-  with_format(code, [&](auto f) {
-    if constexpr (kQuantised<decltype(f)>) fits = stream_gated_fits<decltype(f)>(ctx, rows, cols);
-  });
-  return fits;
-}
-
-int gated_products(const Context& ctx, const ProductArgs* gate_and_up, int64_t tokens,
-                   const Activations* act) {
-  const ProductList list = list_of(gate_and_up, 2);
-  const Code code = list.of[0].weight.code;
-  if (code == Code::kFP8) return run_fp8_gated(ctx, list, tokens, *act);
-  if (code == Code::kInt8) return run_int8_gated(ctx, list, tokens, *act);
-  if (code == Code::kBF16) {
-    return wgmma_takes(ctx, code, tokens) ? run_wgmma_gated(ctx, list, tokens, *act)
-                                          : run_few_gated(ctx, list, tokens, *act);
-  }
+int run_small_m(const Context& ctx, const ProductList& list, int64_t tokens) {
   int error = static_cast<int>(cudaErrorInvalidValue);
-  with_format(code, [&](auto f) {
+  with_format(list.of[0].weight.code, [&](auto f) {
     using F = decltype(f);
-    if constexpr (kQuantised<F>) {
-      error = tokens > kQuantFew    ? run_decode_gated<F>(ctx, list, tokens, *act)
-              : tokens > kTokenTile ? run_quant_wide_gated<F>(ctx, list, tokens, *act)
-                                    : run_stream_gated<F>(ctx, list, tokens, *act);
+    if constexpr (F::kCode != Code::kF32 && F::kCode != Code::kInt8) {
+      error = run_format<F>(ctx, list, tokens);
     }
   });
   return error;
 }
 
 int expert_products(const Context& ctx, const ExpertArgs* e) {
-  const dim3 grid(static_cast<unsigned>(blocks_of(e->rows, e->cols)),
+  const dim3 grid(static_cast<unsigned>(blocks_of_slices(e->rows, e->cols)),
                   static_cast<unsigned>(e->slots));
   int error = static_cast<int>(cudaErrorInvalidValue);
   with_format(e->code, [&](auto f) {

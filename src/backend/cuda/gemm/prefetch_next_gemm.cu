@@ -29,7 +29,7 @@ NextWeights next_weights(const Context& ctx, const NextProducts* next, int64_t t
   }
   const WeightView &gate = next->of[0], &up = next->of[1];
   const bool alike = gate.code == up.code && gate.rows == up.rows && gate.cols == up.cols;
-  if (!alike || !gate_takes(ctx, gate.rows, gate.cols)) return weights;
+  if (!alike || !swiglu_large_n_takes(ctx, gate.rows, gate.cols)) return weights;
   with_format(gate.code, [&](auto f) {
     using F = decltype(f);
     if constexpr (kQuantised<F>) weights = behind_first_tiles<F>(ctx, gate, up);

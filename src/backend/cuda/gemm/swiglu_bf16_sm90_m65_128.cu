@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[Gate::kStages], empty[Gate::kStages];
   let_next_start();
-  Ring<Gate> ring = start_ring<Gate>(stages, full, empty, kConsumers / 32);
+  GemmStages<Gate> ring = start_ring<Gate>(stages, full, empty, kConsumers / 32);
   const int64_t cols = list.of[0].weight.cols;
   const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;  // columns of activations are padded
   const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                static_cast<int>(passes.begin(pass + 1) - tile));
       shared_for_copies();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[last]);
+      if (threadIdx.x % 32 == 0) barrier_arrive(&ring.pipe.empty[last]);
     }
   }
 #endif
@@ -223,11 +223,7 @@ int share_of(const Context& ctx, ProductList& list) {
 
 }  // namespace
 
-bool gate_takes(const Context& ctx, const ProductList& gate_and_up, int64_t tokens) {
-  ProductList list = gate_and_up;
-  const int share = share_of(ctx, list), passes = static_cast<int>(ceil_div(share, kMost));
-  return tokens > 64 && tokens <= 128 && share * 4 > passes * kMost * 3;
-}
+static_assert(kMost == 7);  // swiglu_bf16_m65_128() of gemm_rows.cc
 
 int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
              const Activations& act) {

@@ -427,15 +427,9 @@ int launch_gated(const Context& ctx, const ProductList& list, int64_t tokens,
 
 }  // namespace
 
-bool fp8_gated_fits(const Context& ctx, int64_t rows, int64_t tokens) {
-  // Whole groups of features, and two thirds of the multiprocessors have work until the end.
-  const int64_t tiles = tiles_of(rows, tokens), most = ctx.multiprocessors;
-  return rows % kGateRows == 0 && whole_in_k(rows) && tiles * 3 >= ceil_div(tiles, most) * most * 2;
-}
-
 int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act) {
-  if (tokens <= 64) return run_fp8_gated_few(ctx, gate_and_up, tokens, act);
+  static_assert(kGateRows == 128);  // swiglu_fp8() of gemm_rows.cc
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
   const int64_t rows = list.of[0].weight.rows;

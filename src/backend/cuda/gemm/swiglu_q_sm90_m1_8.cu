@@ -129,15 +129,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
 
 }  // namespace
 
-bool gate_takes(const Context& ctx, int64_t rows, int64_t cols) {
-  return cols == kGateCols && rows % 16 == 0 && rows >= 2 * 16 * ctx.multiprocessors;
-}
-
-bool many_rows_take(const Context& ctx, const ProductList& list) {
-  const WeightView& w = list.of[0].weight;
-  return list.count == 1 && w.cols == kGateCols && w.rows % 32 == 0 &&
-         w.rows >= 4 * 16 * ctx.multiprocessors;
-}
+static_assert(kGateCols == kOneShotCols);
 
 template <class F, bool kGated>
 int launch_gate(const Context& ctx, const ProductList& list, int64_t tokens,

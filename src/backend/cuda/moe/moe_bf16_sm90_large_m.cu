@@ -40,13 +40,10 @@ inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
 
 // total = the sum of all leaves, from left to right.
 template <bool kGate>
-__device__ __forceinline__ void sum_leaves(Ring<Stage>& ring, float (&total)[kTiles][4],
+__device__ __forceinline__ void sum_leaves(GemmStages<Stage>& ring, float (&total)[kTiles][4],
                                            int64_t cols) {
   constexpr uint64_t kNext = kGate ? kNextSwapped : kNextStep;
   const int group = static_cast<int>(threadIdx.x / 128), parts = leaves(cols);
-  const auto leave = [&](int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
-  };
   float sum[kTiles][4] = {};
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
@@ -58,8 +55,8 @@ __device__ __forceinline__ void sum_leaves(Ring<Stage>& ring, float (&total)[kTi
     const int count = leaf_of(cols, leaf).count;
     int before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, ++ring.at) {
-      barrier_wait(&ring.full[ring.stage()], ring.round());
+    for (int n = 0; n < count; ++n, ring.at.advance(Stage::kStages)) {
+      ring.pipe.wait(ring.at);
       const uint8_t* tokens = ring.data() + group * kGroupBytes;
       const uint64_t a = kGate ? swapped_rows_at(tokens) : operand_at(tokens);
       const uint64_t b = operand_at(ring.data() + Stage::kRowBytes);
@@ -68,11 +65,11 @@ __device__ __forceinline__ void sum_leaves(Ring<Stage>& ring, float (&total)[kTi
       for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNext, b + k * kNextStep, n + k > 0);
       wgmma_commit();
       wgmma_wait<1>();
-      if (before >= 0) leave(before);
-      before = ring.stage();
+      if (before >= 0) ring.pipe.release(before);
+      before = ring.at.stage;
     }
     wgmma_wait<0>();
-    if (before >= 0) leave(before);
+    if (before >= 0) ring.pipe.release(before);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
@@ -107,7 +104,7 @@ struct Walk {
 // One thread. The second product asks for weights before the first has ended: whose they are was
 // settled before that began.
 template <bool kGate>
-__device__ __forceinline__ void produce(Ring<Stage> ring, const ExpertsArgs& e,
+__device__ __forceinline__ void produce(GemmStages<Stage> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
   const Walk<kGate> walk(e);
   const Activations& act = kGate ? e.in : e.act;
@@ -128,7 +125,7 @@ __device__ __forceinline__ void produce(Ring<Stage> ring, const ExpertsArgs& e,
     second = walk.real(item + turn, 1);
     third = walk.real(item + turn, 2);
     const auto copy_rows = [&](int n, int stage) {
-      uint64_t* barrier = &ring.full[stage];
+      uint64_t* barrier = ring.pipe.filled(stage);
       uint8_t* to = ring.stages + stage * Stage::kStageBytes + Stage::kRowBytes;
       barrier_expect(barrier, kWeightBytes + bytes);
       bulk_copy(to, rows + n * kUnitStep<BF16>, kGate ? kWeightBytes / 2 : kWeightBytes, barrier);
@@ -138,7 +135,7 @@ __device__ __forceinline__ void produce(Ring<Stage> ring, const ExpertsArgs& e,
     };
     const auto copy_tokens = [&](int n, int stage) {
       bulk_copy(ring.stages + stage * Stage::kStageBytes, tokens + n * step, bytes,
-                &ring.full[stage]);
+                ring.pipe.filled(stage));
     };
     int n = 0;
     if (!waited) {
@@ -146,14 +143,13 @@ __device__ __forceinline__ void produce(Ring<Stage> ring, const ExpertsArgs& e,
       wait();
       for (int k = 0; k < n; ++k) copy_tokens(k, k);
       waited = true;
+      ring.at.advance(Stage::kStages, n);
     }
-    for (; n < pieces; ++n) {
-      const int at = ring.at + n, stage = at % Stage::kStages;
-      if (at >= Stage::kStages) barrier_wait(&ring.empty[stage], (at / Stage::kStages - 1) & 1);
-      copy_rows(n, stage);
-      copy_tokens(n, stage);
+    for (; n < pieces; ++n, ring.at.advance(Stage::kStages)) {
+      ring.pipe.acquire(ring.at);
+      copy_rows(n, ring.at.stage);
+      copy_tokens(n, ring.at.stage);
     }
-    ring.at += pieces;
   }
 }
 
@@ -230,7 +226,7 @@ __device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&tot
 }
 
 template <bool kGate>
-__device__ __forceinline__ void consume(Ring<Stage> ring, const ExpertsArgs& e) {
+__device__ __forceinline__ void consume(GemmStages<Stage> ring, const ExpertsArgs& e) {
   const Walk<kGate> walk(e);
   const int64_t cols = walk.cols();
   const int turn = static_cast<int>(gridDim.x), group = static_cast<int>(threadIdx.x / 128);
@@ -241,9 +237,10 @@ __device__ __forceinline__ void consume(Ring<Stage> ring, const ExpertsArgs& e) 
     const bool works = real;
     real = walk.real(item + turn, group);
     if (!works) {
-      for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n, ++ring.at) {
-        barrier_wait(&ring.full[ring.stage()], ring.round());
-        if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[ring.stage()]);
+      for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n) {
+        ring.pipe.wait(ring.at);
+        ring.pipe.release(ring.at.stage);
+        ring.at.advance(Stage::kStages);
       }
       continue;
     }
@@ -274,15 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant
   for (int i = static_cast<int>(threadIdx.x); i < e.groups.experts; i += kThreads) {
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < Stage::kStages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kReaders / 32);
-    }
-    barriers_ready();
-  }
-  __syncthreads();
-  const Ring<Stage> ring{stages, full, empty};
+  const GemmStages<Stage> ring = start_ring<Stage>(stages, full, empty, kReaders / 32);
   // Who starts after the first product may rely on what was there before it.
   if (kGate) wait();
   let_next_start();

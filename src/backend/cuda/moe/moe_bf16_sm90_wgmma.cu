@@ -11,6 +11,7 @@
 #include "backend/cuda/mma/wgmma_bf16.cuh"
 #include "backend/cuda/moe/moe.h"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 #include "backend/cuda/runtime/register_transpose.cuh"
 
 namespace freshet::cuda {
@@ -36,15 +37,15 @@ struct Shape {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Stages of weights and tokens, and a thread's place in them.
 template <int NT>
-struct Ring {
-  using S = Shape<NT>;
+struct ExpertStages {
   uint8_t* stages;
-  uint64_t *full, *empty;
-  int at = 0;  // pieces taken or given so far
-  __device__ __forceinline__ int stage() const { return at % S::kStages; }
-  __device__ __forceinline__ int round() const { return at / S::kStages; }
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage() * S::kStageBytes; }
+  Pipeline pipe;
+  PipelineState at;
+  __device__ __forceinline__ uint8_t* data() const {
+    return stages + at.stage * Shape<NT>::kStageBytes;
+  }
 };
 
 // One of the two products.
@@ -74,7 +75,7 @@ __device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
 // One thread. Where it is settled whose weights they are, it asks for the first ones before the
 // kernel in front has ended. The first product's then lets the second start.
 template <int NT, bool kGate>
-__device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
+__device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
   using S = Shape<NT>;
   const Half<kGate> half{e};
@@ -91,7 +92,7 @@ __device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
         act.core_tiles - tile < NT ? (act.core_tiles - tile) * kTokenBytes : NT * kTokenBytes);
     const uint8_t* tokens = act.data + tile * kTokenBytes;
     const auto copy_rows = [&](int n, int stage) {
-      uint64_t* barrier = &ring.full[stage];
+      uint64_t* barrier = ring.pipe.filled(stage);
       uint8_t* to = ring.stages + stage * S::kStageBytes;
       barrier_expect(barrier, 2 * kHalfBytes + bytes);
       bulk_copy(to, first + n * kUnitStep<BF16>, kGate ? kHalfBytes : 2 * kHalfBytes, barrier);
@@ -99,7 +100,7 @@ __device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
     };
     const auto copy_tokens = [&](int n, int stage) {
       bulk_copy(ring.stages + stage * S::kStageBytes + 2 * kHalfBytes,
-                tokens + n * act.core_tiles * kTokenBytes, bytes, &ring.full[stage]);
+                tokens + n * act.core_tiles * kTokenBytes, bytes, ring.pipe.filled(stage));
     };
     int n = 0;
     if (!waited) {
@@ -108,28 +109,24 @@ __device__ __forceinline__ void produce(Ring<NT> ring, const ExpertsArgs& e,
       if (kGate) let_next_start();
       for (int k = 0; k < n; ++k) copy_tokens(k, k);
       waited = true;
+      ring.at.advance(S::kStages, n);
     }
-    for (; n < pieces; ++n) {
-      const int at = ring.at + n, stage = at % S::kStages;
-      if (at >= S::kStages) barrier_wait(&ring.empty[stage], (at / S::kStages - 1) & 1);
-      copy_rows(n, stage);
-      copy_tokens(n, stage);
+    for (; n < pieces; ++n, ring.at.advance(S::kStages)) {
+      ring.pipe.acquire(ring.at);
+      copy_rows(n, ring.at.stage);
+      copy_tokens(n, ring.at.stage);
     }
-    ring.at += pieces;
   }
 }
 
 // sum = the next `count` pieces, for a warpgroup's 64 rows.
 template <int NT>
-__device__ __forceinline__ void sum_pieces(Ring<NT>& ring, float (&sum)[NT][4], int count) {
+__device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[NT][4], int count) {
   const int group = static_cast<int>(threadIdx.x / 128);
-  const auto leave = [&](int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[stage]);
-  };
   int before = -1;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n, ++ring.at) {
-    barrier_wait(&ring.full[ring.stage()], ring.round() & 1);
+  for (int n = 0; n < count; ++n, ring.at.advance(Shape<NT>::kStages)) {
+    ring.pipe.wait(ring.at);
     const uint64_t a = operand_at(ring.data() + group * kHalfBytes);
     const uint64_t b = operand_at(ring.data() + 2 * kHalfBytes);
     wgmma_begin();
@@ -137,16 +134,17 @@ __device__ __forceinline__ void sum_pieces(Ring<NT>& ring, float (&sum)[NT][4], 
     for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNextStep, b + k * kNextStep, n + k > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (before >= 0) leave(before);
-    before = ring.stage();
+    if (before >= 0) ring.pipe.release(before);
+    before = ring.at.stage;
   }
   wgmma_wait<0>();
-  if (before >= 0) leave(before);
+  if (before >= 0) ring.pipe.release(before);
 }
 
 // total = the leaves from left to right.
 template <int NT>
-__device__ __forceinline__ void sum_leaves(Ring<NT>& ring, float (&total)[NT][4], int64_t cols) {
+__device__ __forceinline__ void sum_leaves(ExpertStages<NT>& ring, float (&total)[NT][4],
+                                           int64_t cols) {
   const int parts = leaves(cols), units = static_cast<int>((cols + 63) / 64);
   float sum[NT][4] = {};
 #pragma unroll
@@ -276,7 +274,8 @@ __device__ __forceinline__ void finish_down_copied(const ExpertsArgs& e,
 }
 
 template <int NT, bool kGate>
-__device__ __forceinline__ void consume(Ring<NT> ring, const ExpertsArgs& e, float* exchange) {
+__device__ __forceinline__ void consume(ExpertStages<NT> ring, const ExpertsArgs& e,
+                                        float* exchange) {
   const Half<kGate> half{e};
   wait();
   const int items = half.items(), blocks = half.blocks();
@@ -303,13 +302,8 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   __shared__ const uint8_t* weights[kMaxExperts];
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kConsumers / 32);
-    }
-    barriers_ready();
-  }
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == 0) pipe.init(S::kStages, kConsumers / 32);
   for (int i = static_cast<int>(threadIdx.x); i < e.groups.experts; i += S::kThreads) {
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
@@ -318,7 +312,7 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
   const bool asks = kGate && grouped_before(e) && threadIdx.x == kConsumers;
   if (kGate && !asks) wait();
   if (!asks) let_next_start();
-  const Ring<NT> ring{stages, full, empty};
+  const ExpertStages<NT> ring{stages, pipe};
   auto* exchange = reinterpret_cast<float*>(stages + S::kStages * S::kStageBytes);
   if (threadIdx.x >= kConsumers) {
     if constexpr (S::kWide) asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");

@@ -10,6 +10,7 @@
 // multiprocessor together. A ninth warp only adds what the others multiply, so that these wait for
 // nothing but their weights. The bits are those of the kernels for more tokens.
 #include "backend/cuda/gemm/glu_activation.cuh"
+#include "backend/cuda/moe/moe_rows.h"
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
 #include "backend/cuda/runtime/register_transpose.cuh"
 
@@ -235,11 +236,17 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
 }  // namespace
 }  // namespace few
 
+static_assert(few::kTokens == 8 && few::kMostChosen == 64 && kFewExperts == 128 &&
+              2 * few::kLeast * kWarps * 64 == 4096);  // takes_few() of moe_rows.cc
+
 int few_experts_fit(const Context& ctx, const FewExpertsArgs* e) {
-  return few::takes(e->gate_up_code) && few::takes(e->down_code) && ctx.capability == 90 &&
-         e->tokens <= few::kTokens && e->tokens * e->routing.top_k <= few::kMostChosen &&
-         e->routing.experts <= kFewExperts && leaves(e->hidden) == kWarps &&
-         e->hidden <= 2 * few::kLeast * kWarps * 64 && e->ff % 64 == 0;
+  MoeProblem p;
+  p.format = static_cast<int>(e->gate_up_code);
+  p.down = e->down_code;
+  p.tokens = e->tokens;
+  p.hidden = e->hidden, p.ff = e->ff;
+  p.top_k = e->routing.top_k, p.experts = e->routing.experts;
+  return choose(kMoeRows, ctx, p, ctx.forced[kForcedMoe]) == kMoeM1_8 ? 1 : 0;
 }
 
 int few_experts(const Context& ctx, const FewExpertsArgs* e) {

@@ -2,6 +2,7 @@
 #include "backend/cuda/formats/formats.cuh"
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/moe/moe.h"
+#include "backend/cuda/moe/moe_rows.h"
 #include "backend/cuda/moe/route_topk.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -380,19 +381,18 @@ int group(const Context& ctx, const GroupArgs* args) {
   return launch(ctx, group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
 }
 
+// Where moe_sm90_m1_8 did not fit.
 int experts_fused(const Context& ctx, const ExpertsArgs* e) {
-  if (ctx.capability != 90 || e->ff % 64 != 0) return 0;
-  const Code up = e->gate_up_code, down = e->down_code;
-  if (up == Code::kBF16) return down == Code::kBF16 ? kTokenTile : 0;
-  const auto takes = [](Code code) { return quantised(code) || code == Code::kFP8; };
-  const bool unit = e->glu.limit > 0.0f || e->glu.activation == 1;  // SiLU
-  if (!takes(up) || !takes(down) || !unit) return 0;
-  // For up to 8 tokens expert_products(ctx) is as fast where experts are large, or few are in use.
-  constexpr int64_t kSmall = 1024, kRows = 128;
-  const GroupArgs& g = e->groups;
-  const int64_t pairs = int64_t{g.tokens} * g.top_k, used = pairs < g.experts ? pairs : g.experts;
-  const bool enough = e->ff <= kSmall && used * ceil_div(e->ff, kRows) >= ctx.multiprocessors;
-  return g.tokens > kTokenTile || enough ? 32 : 0;
+  MoeProblem p;
+  p.format = static_cast<int>(e->gate_up_code);
+  p.down = e->down_code;
+  p.tokens = e->groups.tokens;
+  p.hidden = e->hidden, p.ff = e->ff;
+  p.top_k = e->groups.top_k, p.experts = e->groups.experts;
+  p.silu = e->glu.limit > 0.0f || e->glu.activation == 1;
+  p.weight_before = true;
+  const int row = choose(kMoeRows, ctx, p, ctx.forced[kForcedMoe]);
+  return row == kMoeBf16 ? kTokenTile : row == kMoeQ ? 32 : 0;
 }
 
 int experts(const Context& ctx, const ExpertsArgs* e) {

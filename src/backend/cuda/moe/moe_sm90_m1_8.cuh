@@ -152,11 +152,6 @@ int launch_few(const Context& ctx, Kernel kernel, int64_t blocks, int bytes,
 // counts as FP8Values.
 template <class F>
 inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;
-inline bool takes(Code code) {
-  bool does = false;
-  with_format(code, [&](auto f) { does = kTaken<decltype(f)>; });
-  return does;
-}
 template <class Body>
 int with_taken(Code code, const Body& body) {
   int error = static_cast<int>(cudaErrorInvalidValue);

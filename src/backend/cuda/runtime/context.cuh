@@ -15,14 +15,14 @@
 
 namespace freshet::cuda {
 
-struct Context {
+struct Context : DeviceLimits {
   int device = 0;
-  int capability = 0;  // 90 for compute capability 9.0
-  int multiprocessors = 0;
   cudaStream_t stream = nullptr;  // what computes
   cudaStream_t copies = nullptr;  // uploads that run beside it
   cudaEvent_t marks[2] = {}, notes[kNotes] = {};
   cudaEvent_t uploaded[kUploadSlots] = {}, used[kUploadSlots] = {};
+  int forced[kForcedOps] = {-1, -1, -1, -1};  // rows of the tables of kernels
+  mutable char problem[256] = {};             // what no kernel runs
   // What known_of() has computed, by kernel and size.
   mutable std::map<std::pair<const void*, size_t>, int> known;
 };

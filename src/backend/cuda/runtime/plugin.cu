@@ -52,6 +52,14 @@ int devices() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
+int force(Context* context, int op, int row) {
+  context->forced[op] = row;
+  return 0;
+}
+const char* problem_text(const Context* context) {
+  return context->problem;
+}
+
 int close(Context* context) {
   const std::unique_ptr<Context> owned(context);
   if (const int error = make_current(context->device); error != 0) return error;
@@ -85,13 +93,12 @@ int open(int device, Context** context, DeviceInfo* info) {
   size_t free = 0, total = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free, &total); e != cudaSuccess) return code(e);
   std::strncpy(info->name, properties.name, sizeof info->name - 1);
-  info->capability = properties.major * 10 + properties.minor;
+  info->limits = {properties.major * 10 + properties.minor, properties.multiProcessorCount};
   info->free_bytes = static_cast<int64_t>(free);
   info->total_bytes = static_cast<int64_t>(total);
   auto opened = std::make_unique<Context>();
   opened->device = device;
-  opened->capability = info->capability;
-  opened->multiprocessors = properties.multiProcessorCount;
+  static_cast<DeviceLimits&>(*opened) = info->limits;
   if (const cudaError_t e = create_streams(*opened); e != cudaSuccess) {
     close(opened.release());
     return code(e);
@@ -277,6 +284,8 @@ extern "C" __attribute__((visibility("default"))) const freshet::cuda::Api* fres
       .error_text = error_text,
       .devices = devices,
       .open = open,
+      .force = force,
+      .problem_text = problem_text,
       .close = close,
       .memory = kMemory,
       .stream = kStream,

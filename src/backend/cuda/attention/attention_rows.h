@@ -1,0 +1,36 @@
+// Which kernel runs attention (see runtime/kernel_row.h). Every kernel sums a query's keys in the
+// same order, so the choice changes speed and no bit.
+#pragma once
+
+#include "backend/cuda/api.h"
+#include "backend/cuda/runtime/kernel_row.h"
+
+namespace freshet::cuda {
+
+// A batch of sequences that all have one query, or of which some have more.
+struct AttentionProblem {
+  int format = 0;      // CacheType
+  int64_t tokens = 1;  // queries of a sequence, at most
+  int key_dim = 0, value_dim = 0, heads = 0, kv_heads = 0;
+  int sequences = 0;
+  bool single = false;         // all sequences have one query
+  bool shared_values = false;  // values are the first features of keys
+  bool partial = false;        // there is room for partial results
+  int window = 0;
+  int64_t max_context = 0;
+  bool decode_aligned = true;   // q in whole fours, rows of the result in pairs
+  bool prefill_aligned = true;  // both in whole fours, the result at a multiple of 16 bytes
+};
+
+using AttentionRow = KernelRow<AttentionProblem>;
+
+enum AttentionKernel : int {
+  kDecodeClusterSm90,
+  kDecodeSm90,
+  kPrefillSm90,
+  kAttentionSm80,
+  kAttentionKernels
+};
+extern const AttentionRow kAttentionRows[kAttentionKernels];
+
+}  // namespace freshet::cuda

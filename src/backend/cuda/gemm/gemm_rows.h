@@ -1,0 +1,157 @@
+// Which kernel runs a GEMM: the tables for out = W x, and for gate and up with a SwiGLU epilogue.
+//
+// Everything here is a function of formats, sizes, tokens and the device's limits, so that the
+// choice can be printed and tested without a GPU. A GEMM's problem is a list of weights of one
+// format (or of two, for the rows named q_pair) that are multiplied by the same number of tokens in
+// one launch. Kernels sum in the same order, so the choice changes speed and no bit (FP8 on Hopper
+// cuts K by the weight's size alone).
+#pragma once
+
+#include "backend/cuda/api.h"
+#include "backend/cuda/runtime/host_device.h"
+#include "backend/cuda/runtime/kernel_row.h"
+
+namespace freshet::cuda {
+
+struct GemmWeight {
+  Code code;
+  int64_t rows, cols;
+};
+
+struct GemmProblem {
+  int format = 0;  // of the first weight
+  int64_t tokens = 0;
+  int count = 0;
+  GemmWeight of[kMaxProducts] = {};
+  bool same_tokens = true;  // all weights read the same activations
+  bool aligned = true;      // F32: rows of x are whole fours at multiples of 16 bytes
+
+  void add(const GemmWeight& weight) {
+    if (count == 0) format = static_cast<int>(weight.code);
+    of[count++] = weight;
+  }
+};
+
+using GemmRow = KernelRow<GemmProblem>;
+
+// The rows, best first.
+enum GemmKernel : int {
+  kGemmPairM1_8,
+  kGemmPairM9_16,
+  kGemmPairM17_64,
+  kGemmPairM65,
+  kGemmQM1_8SmallN,
+  kGemmQM1_8LongK,
+  kGemmQM1_8LargeN,
+  kGemmQM1_8,
+  kGemmQM9_16LargeN,
+  kGemmQM9_16,
+  kGemmQM17_64SplitK8,
+  kGemmQM17_64SplitK4,
+  kGemmQM17_64SplitK2,
+  kGemmQM17_64LargeN,
+  kGemmQM17_64,
+  kGemmQM65SplitK4,
+  kGemmQM65HalfTokens,
+  kGemmQM65,
+  kGemmBf16M1_32,
+  kGemmBf16M33_128SplitK2,
+  kGemmBf16M33_128Balanced,
+  kGemmBf16M33,
+  kGemmFp8M65_128SplitK2,
+  kGemmFp8M1_64LargeN,
+  kGemmFp8M1_128,
+  kGemmFp8M65,
+  kGemmInt8M1_32,
+  kGemmInt8M33,
+  kGemmInt8Sm80,
+  kGemmBf16x3M513,
+  kGemmBf16x3,
+  kGemmF32M9_512,
+  kGemmF32M513,
+  kGemmF32,
+  kGemmSm80SmallM,
+  kGemmSm80LargeM,
+  kGemmKernels
+};
+extern const GemmRow kGemmRows[kGemmKernels];
+
+// Gate and up: two weights of one format and size.
+enum SwigluKernel : int {
+  kSwigluQM1_8LargeN,
+  kSwigluQM1_8,
+  kSwigluQM9_16,
+  kSwigluQM17_64LargeN,
+  kSwigluQM17_64,
+  kSwigluQM65,
+  kSwigluBf16M1_16,
+  kSwigluBf16M17_32,
+  kSwigluBf16M33_64,
+  kSwigluBf16M65_128,
+  kSwigluBf16M65,
+  kSwigluFp8M1_64,
+  kSwigluFp8M65,
+  kSwigluInt8M33,
+  kSwigluKernels
+};
+extern const GemmRow kSwigluRows[kSwigluKernels];
+
+// The layout in which GEMMs with weights in a format read so many tokens.
+Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
+
+// The pieces that conditions are made of; kernels assert that theirs are the same.
+
+// The number of slices that K is cut into: eight, as long as a slice has 256 columns, so that a
+// block of eight warps reads one tile of rows from end to end.
+FRESHET_HOST_DEVICE inline int leaves(int64_t cols) {
+  return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
+}
+// FP8 on Hopper: whether K stays whole. Weights of so many rows keep two thirds of 132
+// multiprocessors busy until the end with tiles of 128 rows, and a block has room for sums of twice
+// as many rows. It depends on the weight alone, since it decides the order of sums.
+FRESHET_HOST_DEVICE inline bool whole_in_k(int64_t rows) {
+  constexpr int64_t kTile = 128, kBlocks = 132;
+  const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
+  return tiles * 3 >= turns * kBlocks * 2;
+}
+FRESHET_HOST_DEVICE inline int fp8_leaves(int64_t rows, int64_t cols) {
+  if (whole_in_k(rows)) return 1;
+  return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
+}
+
+// Blocks that take so many rows each.
+int64_t blocks_of(const GemmProblem& p, int64_t rows);
+// The fewest tiles of 16 rows that a block takes when every multiprocessor has at most one block.
+int even_share(const DeviceLimits& limits, const GemmProblem& p);
+
+// Block formats on Hopper, as their kernels are laid out.
+int unit_of(Code code);  // columns of a tile of 16 rows; 0: not a block format
+constexpr uint64_t bit(Code code) {
+  return uint64_t{1} << static_cast<int>(code);
+}
+inline constexpr uint64_t kBlockFormats =
+    bit(Code::kQ8_0) | bit(Code::kQ4_0) | bit(Code::kQ4_K) | bit(Code::kQ6_K) | bit(Code::kMXFP4) |
+    bit(Code::kQ4_1) | bit(Code::kQ5_0) | bit(Code::kQ5_1) | bit(Code::kIQ4_NL) |
+    bit(Code::kIQ4_XS) | bit(Code::kQ2_K) | bit(Code::kQ3_K) | bit(Code::kQ5_K) |
+    bit(Code::kInt4G128) | bit(Code::kInt4G32);
+// gemm_q_sm90_m1_8.cu: two blocks that share a multiprocessor have room for two tiles each.
+inline constexpr uint64_t kTwoTiles = kBlockFormats & ~(bit(Code::kQ6_K) | bit(Code::kQ5_K));
+// gemm_q_sm90_m1_8_small_n.cu: the same for two tiles with all of K.
+inline constexpr uint64_t kTwoRows = kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K));
+// swiglu_q_sm90_m1_8.cu: pipelines find room and lanes need few registers.
+inline constexpr uint64_t kManyWarps =
+    kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K) | bit(Code::kQ2_K));
+// gemm_q_sm90_m17_64.cuh: two warpgroups with 128 rows each are faster than four with 64.
+inline constexpr uint64_t kDeepGroups =
+    bit(Code::kQ4_0) | bit(Code::kQ4_K) | bit(Code::kQ8_0) | bit(Code::kQ4_1);
+
+inline constexpr int64_t kOneShotCols = 4096;  // K of the kernels that request all weights at once
+bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols);
+
+// gemm_fp8_sm90_m1_64.cu: blocks claim panels, where there are many that keep K whole.
+inline constexpr int kFp8ClaimRoom = (225 << 10) - 2048, kFp8ClaimStages = kFp8ClaimRoom / 8448;
+bool fp8_claims(const DeviceLimits& limits, const GemmProblem& p);
+// gemm_fp8_sm90_m65_128_splitk2.cu: tiles of 8 rows of a pair of blocks; 0: it takes none of these.
+int fp8_splitk_tiles(const DeviceLimits& limits, const GemmProblem& p);
+
+}  // namespace freshet::cuda

@@ -1,0 +1,24 @@
+// Which kernels run experts (see runtime/kernel_row.h).
+#pragma once
+
+#include "backend/cuda/api.h"
+#include "backend/cuda/runtime/kernel_row.h"
+
+namespace freshet::cuda {
+
+struct MoeProblem {
+  int format = 0;  // Code of gate and up
+  Code down = Code::kBF16;
+  int64_t tokens = 0;
+  int64_t hidden = 0, ff = 0;
+  int top_k = 0, experts = 0;
+  bool silu = false;           // or a GLU with a limit
+  bool weight_before = false;  // tokens are scaled before gate and up
+};
+
+using MoeRow = KernelRow<MoeProblem>;
+
+enum MoeKernel : int { kMoeM1_8, kMoeBf16, kMoeQ, kMoeSm80, kMoeKernels };
+extern const MoeRow kMoeRows[kMoeKernels];
+
+}  // namespace freshet::cuda
