@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
@@ -51,6 +52,7 @@ Status convert(const Options& o, Context& context) {
     progress.update("converting", fraction);
     return !context.interrupts.requested();
   };
+  e.warn = [](const std::string& line) { log_warning("{}", line); };
   ThreadPool pool(o.threads);
   FRESHET_RETURN_IF_ERROR(quantizer::export_gguf(checkpoint, pool, e));
   progress.clear();
