@@ -203,6 +203,52 @@ def expressions():
                 "l|map('string')|length", "l|map('string')|list|length", "5|length", "5|list", "5|first", "none|list", "none|length", "x|join", "l|sum(start=10)", "ls|sum", "[[1], [2]]|sum(start=[])",
                 "[1.5, 2]|sum", "l|min", "d|max", "1|default(2)", "none|default(2)", "none|default(2, true)", "''|default('x', boolean=true)", "missing.a|default(1)",
                 "l|default(1, 2, 3, 4)", "l|length(1)", "s|upper(1)", "s|trim(x=1)", "s[0] is upper"]
+    yield from rare_expressions()
+
+
+def rare_expressions():
+    """Big integers, special cases of letters, and filters that few templates use."""
+    big = ["99999999999999999999", "-99999999999999999999", "9223372036854775807", "-9223372036854775808", "10 ** 30"]
+    for a, b in itertools.product(big, big + ["7", "-1", "0", "2.5", "'a'", "none"]):
+        for op in ["+", "-", "*", "//", "%", "/", "==", "<", ">="]:
+            yield f"({a}) {op} ({b})"
+    for v in big:
+        for f in ["abs", "int", "float", "round", "round(-3)", "string", "tojson", "pprint", "filesizeformat", "length", "default(1)"]:
+            yield f"({v})|{f}"
+        for f in ["%d", "%x", "%X", "%o", "%s", "%e", "%030d", "%.2f", "%+d", "%c"]:
+            yield f"'{f}' % ({v})"
+        for f in ["", ",", "_", "x", "#x", "b", "e", ".3f", ">40", "+d", "040d", "c", "s"]:
+            yield f"'{{:{f}}}'.format({v})"
+        yield from [f"-({v})", f"+({v})", f"({v}) is odd", f"({v}) is even", f"({v}) is divisibleby 3", f"({v}) is number", f"({v}) is integer",
+                    f"({v}) is float", f"[{v}, 1]|sum", f"[{v}, 1, 2.5]|sort", f"[{v}, 1]|max", f"{{({v}): 1}}[{v}]", f"({v}) in [{v}]", f"'a' * ({v})", f"l[{v}]"]
+    yield from ["2 ** 64", "2 ** 63", "(-2) ** 63", "-(2 ** 63)", "2 ** 200 // 3 ** 50", "-(2 ** 200) % 12345678901234567891", "3 ** 100 % 2 ** 70", "2 ** 64 - 2 ** 64",
+                "10 ** 20 - 10 ** 20 + 5", "2.0 ** 64 == 2 ** 64", "2 ** 53 + 1 == 2.0 ** 53", "9007199254740993 == 9007199254740992.0", "2 ** 64 > 1e19", "2 ** 64 < 1e20",
+                "2 ** 1000 < 1e308", "2 ** 2000 * 1.5", "2 ** 2000 / 2 ** 1999", "10 ** 400 / 3", "0x10000000000000000", "0b1" + "0" * 70, "0o7777777777777777777777777",
+                "1_000_000_000_000_000_000_000", "'123456789012345678901234567890'|int", "'-0x1ffffffffffffffffffff'|int(base=16)", "1e25|int", "-1e19|int",
+                "9223372036854775807 + 1", "-9223372036854775808 - 1", "-9223372036854775808 // -1", "-9223372036854775808 % -1", "4611686018427387904 * 2", "-9223372036854775808|abs",
+                "12345678901234567890123|round(-5)", "12345678901234550000000|round(-5)", "'%d' % 1e25", "[10 ** 20]|tojson", "{10 ** 20: 1}|tojson", "10 ** 20 ~ 'x'"]
+    for text in ["\ufb01 \ufb03x \ufb06", "stra\u00dfe \u00df", "\u0149a \u01f0b", "\u1e96 \u1e9a", "\u0390 \u03b0", "\u1f80 \u1fb2 \u1fb7 \u1ff3", "\u0587 \ufb13", "\u01c6 \u01c4",
+                 "\u0130 I\u0307", "\u039f\u0394\u039f\u03a3 \u03a3\u0391\u03a3.", "\u03a3", "A\u03a3\u0301 B", "\u1e9e\u03c2", "\u13a0\uab70", "\u1fbe\u0345"]:
+        for method in ["upper", "lower", "title", "capitalize", "swapcase", "casefold"]:
+            yield f"'{text}'.{method}()"
+        yield from [f"'{text}'|title", f"'{text}'|capitalize"]
+    yield from [f"strftime_now('{f}')" for f in ["%f", "%z", "%Z", "%f|%z|%Z", "%%f %%z", "%A %d %B %Y, %H:%M:%S.%f %Z", "%I:%M %p", "%y %U %W %w %u %G %V", "%c", "%x", "%X", "%D %F %T %R %r",
+                                                 "%e %k %l", "%-d/%-m", "%h %n%t", "%C", "100%", "%"]]
+    prose = "'The quick-brown fox -- really--jumped over the well-known lazy-dog, e.g. twenty-five times; and supercalifragilisticexpialidocious it was.'"
+    for width in ["3", "10", "20", "40", "79"]:
+        yield from [f"{prose}|wordwrap({width})", f"{prose}|wordwrap({width}, false)", f"{prose}|wordwrap({width}, true, '|')",
+                    f"{prose}|wordwrap({width}, break_on_hyphens=false)", f"{prose}|wordwrap({width}, false, '|', false)"]
+    yield from ["'a b c'|wordwrap(3)", "ml|wordwrap(2)", "w|wordwrap(4)", "''|wordwrap", "'  a   b  '|wordwrap(3)", "'a\tb c'|wordwrap(3)", "'aaa-bbb-ccc'|wordwrap(5)", "'---a'|wordwrap(2)",
+                "'é-è-ü ñandú-öl'|wordwrap(4)", "s|wordwrap(0)", "s|wordwrap(-1)", "5|wordwrap", "'a\n\n b\n'|wordwrap(9)", "u|wordwrap(6)", "'1-2-3 a1-b2'|wordwrap(4)"]
+    yield from ["'<b>x</b>'|striptags", "h|striptags", "'a <!-- <b> --> c'|striptags", "'<<b>i>x'|striptags", "'a < b'|striptags", "'a <!-- b'|striptags", "'&lt;b&gt; &amp;amp; &#65;&#x42;&nope;'|striptags",
+                "'  a \n <br> b  '|striptags", "5|striptags", "'<!<!-- x -->-- y -->z'|striptags", "''|striptags"]
+    yield from ["{'a': 1, 'b': none, 'c': missing, 'd': '<\"x\">'}|xmlattr", "{'a': 1}|xmlattr(false)", "{}|xmlattr", "{'a b': 1}|xmlattr", "{'a>': 1}|xmlattr", "{'a=': 1}|xmlattr", "{'a/': 1}|xmlattr",
+                "'x'|xmlattr", "{'é<': 'ü'}|xmlattr", "{1: true}|xmlattr"]
+    long = "['" + "', '".join(["word" * n for n in range(1, 9)]) + "']"
+    yield from ["1|pprint", "s|pprint", "d|pprint", "m|pprint", "nested|pprint", "rows|pprint", "messages|pprint", f"{long}|pprint", f"{{'k': {long}, 'a': [{long}, 1]}}|pprint", f"({long}, 2)|pprint",
+                f"({long},)|pprint", f"{prose}|pprint", f"[{prose}, 1]|pprint", f"{{'text': {prose} ~ '\n' ~ {prose}}}|pprint", "missing|pprint", "[]|pprint", "('x' * 100)|pprint", "('x y ' * 40)|pprint",
+                "[true, none, 1.5, (1,)]|pprint", "range(3)|pprint", "{'b': 1, 'a': {'d': 1, 'c': 2}}|pprint"]
+    yield from ["[7]|random", "''|random", "[]|random", "'x'|random", "5|random"]
 
 
 STATEMENTS = [

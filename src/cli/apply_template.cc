@@ -7,12 +7,11 @@
 
 #include "base/json.h"
 #include "base/mapped_file.h"
-#include "cli/chat_prompt.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/prompts.h"
 #include "tokenizer/template/chat_template.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_parts.h"
 
 namespace freshet::cli {
 namespace {
@@ -48,14 +47,22 @@ Result<std::string> load_source(const Options& o, json::Object& context) {
   }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.source));
   FRESHET_ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::Tokenizer::load(path));
-  add_token_variables(tokenizer, context);
-  if (!o.name.empty()) {
-    const std::string* named = tokenizer.chat_template(o.name);
-    if (named == nullptr) return not_found("{} has no chat template named {}", o.source, o.name);
-    return *named;
+  for (const auto& [name, token] : tokenizer.special_tokens()) {
+    if (context.find(name) == nullptr) context[name] = token;
   }
-  if (!tokenizer.chat_template()) return invalid_argument("{} has no chat template", o.source);
-  return *tokenizer.chat_template();
+  const json::Value* tools = context.find("tools");
+  const bool with_tools = tools != nullptr && !tools->is_null();
+  const std::string* source = o.name.empty() ? tokenizer.chat_template_for(with_tools)
+                              : o.name == "default" && tokenizer.chat_template()
+                                  ? &*tokenizer.chat_template()
+                                  : tokenizer.chat_template(o.name);
+  if (source != nullptr) return *source;
+  std::string names;
+  for (const auto& [name, text] : tokenizer.parts().named_templates)
+    names += (names.empty() ? "" : ", ") + name;
+  if (!o.name.empty()) return not_found("{} has no chat template named {}", o.source, o.name);
+  if (names.empty()) return invalid_argument("{} has no chat template", o.source);
+  return invalid_argument("{} has no default chat template; --name takes {}", o.source, names);
 }
 
 Status apply(const Options& o, Output& out) {

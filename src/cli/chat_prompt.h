@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
-#include "tokenizer/template/chat_template.h"
+#include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
@@ -29,14 +29,11 @@ class ChatPrompt {
   Result<std::vector<int32_t>> encode(const json::Array& messages) const;
 
  private:
-  ChatPrompt(const tokenizer::Tokenizer& tokenizer, ChatTemplate compiled)
-      : tokenizer_(&tokenizer), template_(std::move(compiled)) {}
+  ChatPrompt(const tokenizer::Tokenizer& tokenizer, tokenizer::ChatRenderer renderer)
+      : tokenizer_(&tokenizer), renderer_(std::move(renderer)) {}
 
   const tokenizer::Tokenizer* tokenizer_;
-  ChatTemplate template_;
+  tokenizer::ChatRenderer renderer_;
 };
-
-// The variables that every template may read: bos_token and eos_token.
-void add_token_variables(const tokenizer::Tokenizer& tokenizer, json::Object& context);
 
 }  // namespace freshet::cli

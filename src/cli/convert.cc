@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
@@ -51,9 +52,12 @@ Status convert(const Options& o, Context& context) {
     progress.update("converting", fraction);
     return !context.interrupts.requested();
   };
+  std::vector<std::string> warnings;  // of a file that is there in the end
+  e.warn = [&](const std::string& line) { warnings.push_back(line); };
   ThreadPool pool(o.threads);
   FRESHET_RETURN_IF_ERROR(quantizer::export_gguf(checkpoint, pool, e));
   progress.clear();
+  for (const std::string& line : warnings) log_warning("{}", line);
   const auto bytes = std::filesystem::file_size(o.output, error);
   context.out.print("{}: {} MB, {}\n", o.output, bytes / 1000000, e.recipe.name());
   return {};

@@ -174,7 +174,7 @@ json::Object layer_json(const LayerSpec& layer) {
 json::Value to_json(const Options& o, const Checkpoint& c, const ModelSpec& spec,
                     const std::vector<Model::WeightInfo>& weights) {
   json::Object j;
-  j["model"] = c.path();
+  j["model"] = o.model.empty() ? "default" : o.model;
   j["container"] = c.kind() == Checkpoint::Kind::kGguf ? "gguf" : "safetensors";
   j["architecture"] = spec.architecture;
   j["parameters"] = numbers_of(c);

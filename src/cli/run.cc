@@ -133,6 +133,8 @@ Status Runner::add_prompts(const What& what) {
   if (texts_.empty() || texts_.front().empty())
     return invalid_argument("no prompt: freshet run [MODEL] \"Once upon a time\"");
   const auto& tokenizer = engine_.tokenizer();
+  if (tokenizer.vocab_size() == 0)
+    return invalid_argument("this model has no vocabulary: give token ids with --ids");
   if (!o_.chat) {
     for (const std::string& text : texts_) prompts_.push_back(tokenizer.encode(text));
     return {};

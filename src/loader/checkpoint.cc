@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <map>
 
+#include "base/log.h"
+
 namespace freshet::loader {
 namespace {
 
@@ -68,6 +70,28 @@ Result<std::string> only_gguf(const std::string& directory) {
                           models[0]);
 }
 
+// The one complete set of numbered parts, "name-00001-of-00002.safetensors" and so on; empty if
+// there is none, or several.
+std::vector<std::string> numbered_set(const std::vector<std::string>& files) {
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> sets;  // by name, count
+  for (const std::string& path : files) {
+    const std::string name = fs::path(path).stem().string();
+    const size_t of = name.rfind("-of-"), number = of == name.npos ? of : name.rfind('-', of - 1);
+    if (of == name.npos || of == 0 || number == name.npos) continue;
+    sets[{name.substr(0, number), name.substr(of + 4)}].push_back(path);
+  }
+  std::vector<std::string> complete;
+  for (auto& [key, parts] : sets) {
+    size_t count = 0;
+    const char* end = key.second.data() + key.second.size();
+    const auto r = std::from_chars(key.second.data(), end, count);
+    if (r.ec != std::errc() || r.ptr != end || parts.size() != count) continue;
+    if (!complete.empty()) return {};
+    complete = std::move(parts);
+  }
+  return complete;
+}
+
 bool exists(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error);
@@ -77,6 +101,20 @@ bool exists(const std::string& path) {
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
+}
+
+// The files that an index names, each once; none where it is not as it should be.
+std::vector<std::string> files_of_index(const json::Value& index) {
+  std::vector<std::string> files;
+  const json::Value* map = index.find("weight_map");
+  if (map == nullptr || !map->is_object()) return files;
+  for (const auto& [tensor, value] : map->as_object()) {
+    if (!value.is_string() || !is_plain_name(value.as_string())) return {};
+    files.push_back(value.as_string());
+  }
+  std::sort(files.begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  return files;
 }
 
 }  // namespace
@@ -112,17 +150,50 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
   FRESHET_ASSIGN_OR_RETURN(config_, json::parse_file(config));
   if (!config_.is_object()) return invalid_argument("{} is not a JSON object", config);
   if (const std::string generation = directory + "/generation_config.json"; exists(generation)) {
-    FRESHET_ASSIGN_OR_RETURN(generation_config_, json::parse_file(generation));
+    auto parsed = json::parse_file(generation);
+    if (parsed.ok() && parsed->is_object()) {
+      generation_config_ = std::move(parsed).value();
+    } else {  // transformers goes on without it, too
+      log_warning("{} is ignored: {}", generation,
+                  parsed.ok() ? "it is not a JSON object" : parsed.status().message());
+    }
   }
+  return open_weights(directory);
+}
+
+// As in transformers, one model.safetensors goes before an index. An index that names files which
+// are not there gives way to a complete set of numbered files.
+Status Checkpoint::open_weights(const std::string& directory) {
   const std::string index = directory + "/model.safetensors.index.json";
-  if (exists(index)) {
-    FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse_file(index));
-    return open_index(directory, parsed).with_context(index);
+  const std::string single = directory + "/model.safetensors";
+  FRESHET_ASSIGN_OR_RETURN(const auto files, files_ending_in(directory, ".safetensors"));
+  const std::vector<std::string> numbered = numbered_set(files);
+  if (!exists(index)) {
+    if (exists(single)) return open_files({single});
+    return open_files(numbered.empty() ? files : numbered);
   }
-  std::vector<std::string> files = {directory + "/model.safetensors"};
-  if (!exists(files[0])) {
-    FRESHET_ASSIGN_OR_RETURN(files, files_ending_in(directory, ".safetensors"));
+  auto parsed = json::parse_file(index);
+  const std::vector<std::string> named =
+      parsed.ok() ? files_of_index(*parsed) : std::vector<std::string>();
+  const bool complete = !named.empty() && std::all_of(named.begin(), named.end(), [&](auto& name) {
+    return exists(directory + "/" + name);
+  });
+  const bool names_single =
+      std::find(named.begin(), named.end(), "model.safetensors") != named.end();
+  if (exists(single) && !(complete && names_single)) {
+    log_warning("{} is ignored: there is a model.safetensors", index);
+    return open_files({single});
   }
+  if (!named.empty() && !complete && !numbered.empty()) {
+    log_warning("{} is ignored: it names files that are not there; {} and its set are read", index,
+                fs::path(numbered.front()).filename().string());
+    return open_files(numbered);
+  }
+  if (!parsed.ok()) return parsed.status();
+  return open_index(directory, *parsed).with_context(index);
+}
+
+Status Checkpoint::open_files(const std::vector<std::string>& files) {
   for (const std::string& path : files) {
     FRESHET_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::open(path));
     for (const TensorSource& t : file.tensors()) FRESHET_RETURN_IF_ERROR(add(t).with_context(path));
@@ -147,9 +218,19 @@ Status Checkpoint::open_index(const std::string& directory, const json::Value& i
       safetensors_.push_back(std::move(file));
       shard = shards.emplace(name, safetensors_.size() - 1).first;
     }
-    const TensorSource* t = safetensors_[shard->second].find(tensor);
-    if (t == nullptr) return invalid_argument("tensor '{}' is not in {}", tensor, name);
-    FRESHET_RETURN_IF_ERROR(add(*t));
+    if (const TensorSource* t = safetensors_[shard->second].find(tensor)) {
+      FRESHET_RETURN_IF_ERROR(add(*t));
+    }
+  }
+  // As transformers, which reads whatever is in the files that an index names.
+  for (const SafetensorsFile& file : safetensors_) {
+    for (const TensorSource& t : file.tensors()) {
+      if (find(t.name) == nullptr) FRESHET_RETURN_IF_ERROR(add(t));
+    }
+  }
+  for (const auto& [tensor, value] : map->as_object()) {
+    if (find(tensor) == nullptr)
+      return invalid_argument("tensor '{}' is not in {}", tensor, value.as_string());
   }
   return {};
 }

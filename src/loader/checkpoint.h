@@ -1,8 +1,8 @@
 // A model's weights on disk, whatever their container: what models are assembled from.
 //
-// open() accepts a directory with config.json and safetensors (one file, or shards with
-// model.safetensors.index.json), one .gguf file (or any part of a split one), or a directory that
-// holds one GGUF model. The mapped files live as long as the Checkpoint; TensorSource pointers
+// open() accepts a directory with config.json and safetensors (one file, which goes before shards
+// with model.safetensors.index.json), one .gguf file (or any part of a split one), or a directory
+// that holds one GGUF model. The mapped files live as long as the Checkpoint; TensorSource pointers
 // survive moving it. Immutable after opening, so safe to read from many threads.
 #pragma once
 
@@ -42,6 +42,8 @@ class Checkpoint {
 
  private:
   Status open_hugging_face(const std::string& directory);
+  Status open_weights(const std::string& directory);
+  Status open_files(const std::vector<std::string>& files);
   Status open_index(const std::string& directory, const json::Value& index);
   Status open_gguf(const std::string& path);
   Status add(const TensorSource& tensor);

@@ -123,12 +123,45 @@ TEST_F(CheckpointTest, KeepsAnIndexInItsFolder) {
   }
   write(index, R"({"weight_map":{"w":"model-00001-of-00002.safetensors"}})");
   EXPECT_THAT(error(), HasSubstr("tensor 'w' is not in model-00001-of-00002.safetensors"));
-  write(index, R"({"weight_map":{"w":"absent.safetensors"}})");
-  EXPECT_THAT(error(), HasSubstr("cannot open"));
   write(index, R"({"weight_map":{"w":3}})");
   EXPECT_THAT(error(), HasSubstr("tensor 'w'"));
   write(index, R"({"weight_map":3})");
   EXPECT_THAT(error(), HasSubstr("weight_map"));
+}
+
+// The files count, as in transformers.
+TEST_F(CheckpointTest, OverrulesAStaleIndex) {
+  copy("sharded");
+  const std::string index = "model.safetensors.index.json";
+  write(index, R"({"weight_map":{"w":"absent.safetensors"}})");
+  EXPECT_EQ(error(), "");  // the numbered set is complete
+  const auto whole = Checkpoint::open(folder_);
+  ASSERT_TRUE(whole.ok());
+  EXPECT_FALSE(whole->tensors().empty());
+  // An index that leaves tensors out, or puts them into another of its files.
+  std::string map;
+  for (const TensorSource& t : whole->tensors()) {
+    map += fmt::format(R"("{}":"model-0000{}-of-00002.safetensors",)", t.name, map.empty() ? 1 : 2);
+  }
+  write(index, "{\"weight_map\":{" + map.substr(0, map.size() - 1) + "}}");
+  EXPECT_EQ(Checkpoint::open(folder_)->tensors().size(), whole->tensors().size());
+  fs::remove(folder_ + "/model-00002-of-00002.safetensors");
+  write(index, R"({"weight_map":{"w":"absent.safetensors"}})");
+  EXPECT_THAT(error(), HasSubstr("cannot open"));
+  fs::copy(data_path("single/model.safetensors"), folder_);
+  EXPECT_EQ(error(), "");  // one file goes before any index
+  write(index, "{broken");
+  EXPECT_EQ(error(), "");
+}
+
+TEST_F(CheckpointTest, DoesWithoutAGenerationConfigThatCannotBeRead) {
+  copy("single");
+  for (const char* text : {"{broken", "[]", "null"}) {
+    write("generation_config.json", text);
+    const auto c = Checkpoint::open(folder_);
+    ASSERT_TRUE(c.ok()) << c.status().message();
+    EXPECT_TRUE(c->generation_config().is_null());
+  }
 }
 
 }  // namespace

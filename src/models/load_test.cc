@@ -44,6 +44,68 @@ TEST_F(Load, HiddenStatesAreWhatTheHeadReads) {
   }
 }
 
+// What is in the file counts, not what tie_word_embeddings says; each time with one warning.
+TEST_F(Load, TheHeadInTheFileCounts) {
+  const auto logits = [&](const std::function<void(Tensors&, json::Object&)>& change,
+                          int warnings) {
+    auto model = load("llama", change);
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    int lines = 0;
+    set_log_sink(LogLevel::kWarning, [&](LogLevel, std::string_view) { ++lines; });
+    const auto checkpoint = loader::Checkpoint::open(folder_.string());
+    const auto again = load_model(*checkpoint, *ops_, {});
+    set_log_sink(LogLevel::kOff, {});
+    EXPECT_TRUE(again.ok());
+    EXPECT_EQ(lines, warnings);
+    return model.ok() ? first_logits(**model) : std::vector<float>();
+  };
+  const auto untied = logits([](Tensors&, json::Object&) {}, 0);
+  EXPECT_EQ(logits([](Tensors&, json::Object& c) { c["tie_word_embeddings"] = true; }, 1), untied);
+  const auto same = [](Tensors& t, json::Object& c) {
+    t["lm_head.weight"] = t["model.embed_tokens.weight"];
+    c["tie_word_embeddings"] = true;
+  };
+  const auto tied = logits(same, 0);
+  EXPECT_NE(tied, untied);
+  for (const char* flag : {"false", "null", "true"}) {
+    const auto without = [&](const char* name) {
+      return [flag, name](Tensors& t, json::Object& c) {
+        t["lm_head.weight"] = t["model.embed_tokens.weight"];
+        t.erase(name);
+        c["tie_word_embeddings"] = json::parse(flag).value();
+      };
+    };
+    const bool overruled = std::string_view(flag) != "true";
+    EXPECT_EQ(logits(without("lm_head.weight"), overruled ? 1 : 0), tied) << flag;
+    EXPECT_EQ(logits(without("model.embed_tokens.weight"), overruled ? 1 : 0), tied) << flag;
+  }
+}
+
+TEST_F(Load, ConfigurationsMaySayTheSameInOtherWords) {
+  const auto logits = [&](const std::function<void(json::Object&)>& change) {
+    auto model = load("llama", [&](Tensors&, json::Object& c) { change(c); });
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return model.ok() ? first_logits(**model) : std::vector<float>();
+  };
+  const auto want = logits([](json::Object&) {});
+  EXPECT_EQ(logits([](json::Object& c) {
+              c.erase("model_type");
+              c["architectures"] = json::Array{"LlamaForCausalLM"};
+            }),
+            want);
+  EXPECT_EQ(logits([](json::Object& c) {
+              json::Object whole;
+              whole["model_type"] = "some_pictures";
+              whole["text_config"] = c;
+              c = std::move(whole);
+            }),
+            want);
+  EXPECT_EQ(logits([](json::Object& c) { c["rope_scaling"] = nullptr; }), want);
+  EXPECT_EQ(logits([](json::Object& c) { c["rope_scaling"] = json::Object(); }), want);
+  EXPECT_EQ(logits([](json::Object& c) { c["architectures"] = json::Array{"SomethingElse"}; }),
+            want);
+}
+
 TEST_F(Load, OtherPrefixesAreTheSameModel) {
   auto plain = load("llama", [](Tensors&, json::Object&) {});
   ASSERT_TRUE(plain.ok());

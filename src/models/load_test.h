@@ -97,7 +97,7 @@ class Load : public ::testing::Test {
       auto cached = load_model(checkpoint, *ops_, {}, (folder_ / "cache").string());
       set_log_sink(LogLevel::kOff, {});
       ASSERT_TRUE(cached.ok()) << cached.status().message();
-      EXPECT_TRUE(log.starts_with(fmt::format("packed weights are {}", told))) << log;
+      EXPECT_NE(log.find(fmt::format("packed weights are {}", told)), std::string::npos) << log;
       EXPECT_NE(log.find("packed weights are mapped"), std::string::npos) << log;
       EXPECT_EQ(first_logits(**cached), want);
     }

@@ -1,6 +1,7 @@
 #include "models/registry.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "models/assemble.h"
 #include "models/gguf_config.h"
 #include "models/weight_cache.h"
+#include "models/weight_reader.h"
 #include "ops/device.h"
 
 namespace freshet {
@@ -25,15 +27,42 @@ std::span<const Architecture> architectures() {
   return list;
 }
 
-Result<const Architecture*> find_architecture(const json::Value& config) {
-  if (!config.is_object()) return invalid_argument("the configuration is not a JSON object");
-  std::string type = config.get_string("model_type", "");
-  if (type.empty()) return invalid_argument("the configuration has no 'model_type'");
+namespace {
+
+const Architecture* by_type(std::string_view type) {
   const auto list = architectures();
   const auto found =
       std::find_if(list.begin(), list.end(), [&](const Architecture& a) { return a.type == type; });
-  if (found == list.end()) return unsupported("unsupported architecture '{}'", type);
-  return &*found;
+  return found == list.end() ? nullptr : &*found;
+}
+
+// Without a model_type the class counts: "architectures": ["Qwen2MoeForCausalLM"].
+const Architecture* by_class(const json::Value& config) {
+  constexpr std::string_view kEnd = "ForCausalLM";
+  const json::Value* classes = config.find("architectures");
+  if (classes == nullptr || !classes->is_array()) return nullptr;
+  for (const json::Value& one : classes->as_array()) {
+    if (!one.is_string() || !one.as_string().ends_with(kEnd)) continue;
+    std::string name = one.as_string().substr(0, one.as_string().size() - kEnd.size());
+    for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    for (const Architecture& a : architectures()) {
+      std::string type(a.type);
+      std::erase(type, '_');
+      if (type == name) return &a;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Result<const Architecture*> find_architecture(const json::Value& config) {
+  if (!config.is_object()) return invalid_argument("the configuration is not a JSON object");
+  const std::string type = config.get_string("model_type", "");
+  if (const Architecture* found = by_type(type)) return found;
+  if (const Architecture* found = type.empty() ? by_class(config) : nullptr) return found;
+  if (type.empty()) return invalid_argument("the configuration has no 'model_type'");
+  return unsupported("unsupported architecture '{}'", type);
 }
 
 Result<ModelSpec> read_spec(const json::Value& config) {
@@ -50,12 +79,58 @@ namespace {
 // The language model's part of a multimodal configuration.
 json::Value text_config(const json::Value& config) {
   const json::Value* text = config.find("text_config");
-  if (config.get_string("model_type", "") != "gemma3" || text == nullptr || !text->is_object()) {
-    return config;
+  const std::string type = config.get_string("model_type", "");
+  if (text == nullptr || !text->is_object()) return config;
+  if (type == "gemma3") {
+    json::Value out = *text;
+    out.as_object()["model_type"] = json::Value("gemma3_text");
+    return out;
   }
-  json::Value out = *text;
-  out.as_object()["model_type"] = json::Value("gemma3_text");
-  return out;
+  // Of other models with such a part, where this reads it and not the whole.
+  const bool whole = by_type(type) != nullptr;
+  return !whole && by_type(text->get_string("model_type", "")) != nullptr ? *text : config;
+}
+
+// Whether two tensors hold the same numbers in the same format.
+bool same_numbers(const loader::TensorSource& a, const loader::TensorSource& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.bytes == b.bytes &&
+         std::memcmp(a.data, b.data, a.bytes) == 0;
+}
+
+// What is in the files counts, not what tie_word_embeddings says. A line about a flag that is
+// overruled, or "".
+std::string settle_head(const loader::Checkpoint& checkpoint, const Architecture& architecture,
+                        ModelSpec& spec) {
+  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return {};
+  const WeightNames names = WeightNames::safetensors(architecture.names);
+  const auto* head = find_weight(checkpoint, names.stem(Role::kHead));
+  const auto* embedding = find_weight(checkpoint, names.stem(Role::kEmbedding));
+  if (spec.tied_embeddings && head != nullptr && embedding != nullptr) {
+    const bool fits = head->shape == embedding->shape || head->dtype != embedding->dtype;
+    if (!fits || same_numbers(*head, *embedding)) return {};
+    spec.tied_embeddings = false;
+    return fmt::format("tie_word_embeddings is not followed: {} and {} are both there and differ",
+                       head->name, embedding->name);
+  }
+  if (!spec.tied_embeddings && head == nullptr && embedding != nullptr && !spec.logits_bias) {
+    spec.tied_embeddings = true;
+    return fmt::format("there is no {}.weight: the embedding {} is taken for it",
+                       names.stem(Role::kHead), embedding->name);
+  }
+  if (!spec.tied_embeddings && head != nullptr && embedding == nullptr) {
+    spec.tied_embeddings = true;
+    return fmt::format("there is no {}.weight: the head {} is taken for it",
+                       names.stem(Role::kEmbedding), head->name);
+  }
+  return {};
+}
+
+Result<ModelSpec> read_settled(const loader::Checkpoint& checkpoint, const json::Value& config,
+                               std::string& warning) {
+  FRESHET_ASSIGN_OR_RETURN(const Architecture* architecture, find_architecture(config));
+  FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, read_spec(config));
+  warning = settle_head(checkpoint, *architecture, spec);
+  return spec;
 }
 
 Result<json::Value> config_of(const loader::Checkpoint& checkpoint) {
@@ -131,7 +206,8 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
 
 Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint) {
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
-  return models::read_spec(config);
+  std::string warning;  // which load_model() gives
+  return models::read_settled(checkpoint, config, warning);
 }
 
 Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, ops::Ops& ops,
@@ -140,7 +216,9 @@ Result<std::unique_ptr<Model>> load_model(const loader::Checkpoint& checkpoint, 
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, models::config_of(checkpoint));
   models::Loading l{checkpoint, ops, progress};
   FRESHET_ASSIGN_OR_RETURN(l.architecture, models::find_architecture(config));
-  FRESHET_ASSIGN_OR_RETURN(l.spec, models::read_spec(config));
+  std::string warning;
+  FRESHET_ASSIGN_OR_RETURN(l.spec, models::read_settled(checkpoint, config, warning));
+  if (!warning.empty()) log_warning("{}", warning);
   if (!weight_cache.empty() && ops.device() != nullptr) {
     log_warning("--weight-cache-dir is not used: {} packs for itself", ops.device()->name());
   } else if (!weight_cache.empty()) {

@@ -21,7 +21,7 @@ const json::Value& parameters(const Config& config, std::string_view layer_type)
     const json::Value* part = now != nullptr ? now->find(layer_type) : nullptr;
     if (part != nullptr && part->is_object()) return *part;
   }
-  if (old != nullptr && old->is_object()) return *old;
+  if (old != nullptr && old->is_object() && !old->as_object().empty()) return *old;
   if (now != nullptr && now->is_object()) return *now;
   return empty_object();
 }

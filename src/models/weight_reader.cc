@@ -44,30 +44,45 @@ WeightReader::WeightReader(const loader::Checkpoint& checkpoint, const Architect
       names_(is_gguf_ ? WeightNames::gguf(architecture.gguf_names)
                       : WeightNames::safetensors(architecture.names)) {}
 
-const TensorSource* WeightReader::find_name(const std::string& name) const {
-  if (const TensorSource* found = checkpoint_.find(name)) return found;
-  if (is_gguf_) return nullptr;
+const TensorSource* find_tensor(const loader::Checkpoint& checkpoint, const std::string& name) {
+  if (const TensorSource* found = checkpoint.find(name)) return found;
+  if (checkpoint.kind() == loader::Checkpoint::Kind::kGguf) return nullptr;
   // A base model is saved without the first part of its names, a multimodal one with more parts.
   for (const std::string_view base : {"model.", "transformer.", "gpt_neox."}) {
     if (!name.starts_with(base)) continue;
     const std::string rest = name.substr(base.size());
-    if (const TensorSource* found = checkpoint_.find(rest)) return found;
-    if (const TensorSource* found = checkpoint_.find("model.language_model." + rest)) return found;
+    if (const TensorSource* found = checkpoint.find(rest)) return found;
+    if (const TensorSource* found = checkpoint.find("model.language_model." + rest)) return found;
   }
-  return checkpoint_.find("language_model." + name);
+  if (const TensorSource* found = checkpoint.find("language_model." + name)) return found;
+  return checkpoint.find("model." + name);  // saved from within a wrapper
+}
+
+const TensorSource* find_weight(const loader::Checkpoint& checkpoint, const std::string& stem) {
+  if (const TensorSource* found = find_tensor(checkpoint, stem + ".weight")) return found;
+  for (const std::string_view packed : kPackedSuffixes) {
+    if (const TensorSource* found = find_tensor(checkpoint, stem + std::string(packed)))
+      return found;
+  }
+  return find_tensor(checkpoint, stem);
+}
+
+const TensorSource* WeightReader::find_name(const std::string& name) const {
+  return find_tensor(checkpoint_, name);
 }
 
 const TensorSource* WeightReader::find(Role role, std::string_view suffix, int layer,
                                        int expert) const {
   const std::string name = stem(role, layer, expert);
   if (name.empty()) return nullptr;
-  if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
   if (suffix == ".weight") {
-    for (const std::string_view packed : kPackedSuffixes) {
-      if (const TensorSource* found = find_name(name + std::string(packed))) return found;
-    }
-    return find_name(name);
+    const TensorSource* found = find_weight(checkpoint_, name);
+    // Tied weights may be saved under the other name alone.
+    if (found == nullptr && role == Role::kEmbedding && !is_gguf_)
+      found = find_weight(checkpoint_, stem(Role::kHead));
+    return found;
   }
+  if (const TensorSource* found = find_name(name + std::string(suffix))) return found;
   return suffix == ".bias" ? find_name(name + "_bias") : nullptr;
 }
 

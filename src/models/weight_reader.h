@@ -35,6 +35,14 @@ struct Rows {
 enum class Layout { kRows, kTransposed };   // [out, in] or [in, out]
 enum class Inputs { kInOrder, kAnyOrder };  // whether Rows may have `inputs`
 
+// A tensor by a name of Llama's kind, also where a base model or a multimodal one is saved under
+// fewer or more first names. nullptr: absent.
+const loader::TensorSource* find_tensor(const loader::Checkpoint& checkpoint,
+                                        const std::string& name);
+// The numbers behind a stem, plain or packed.
+const loader::TensorSource* find_weight(const loader::Checkpoint& checkpoint,
+                                        const std::string& stem);
+
 class WeightReader {
  public:
   // `packed`: weights come from there. `copy`: weights go there instead of to memory.

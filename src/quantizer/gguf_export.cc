@@ -137,6 +137,9 @@ void add_sampling(const json::Value& recommended, GgufWriter& out) {
     if (const auto* v = number(name))
       out.add_f32(fmt::format("general.sampling.{}", key), static_cast<float>(v->as_double()));
   }
+  // GGUF has no key for it.
+  if (const auto* v = number("typical_p"))
+    out.add_f32("freshet.sampling.typical_p", static_cast<float>(v->as_double()));
 }
 
 }  // namespace
@@ -164,7 +167,7 @@ Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
   out.add_u32("general.quantization_version", 2);
   add_sampling(checkpoint.generation_config(), out);
   FRESHET_RETURN_IF_ERROR(add_hyperparameters(config, spec, name, out));
-  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out));
+  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, options.warn));
   for (const auto& [key, value] : options.metadata)
     FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
   for (const Planned& p : plan) FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));

@@ -25,6 +25,8 @@ struct ExportOptions {
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
   std::function<bool(double fraction)> progress;  // false: stop
+  // Gets a line about each thing that other readers of GGUF will miss. Must be set.
+  std::function<void(const std::string& line)> warn;
 };
 
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,

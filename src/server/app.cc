@@ -82,16 +82,10 @@ App::App(Engine& engine, AppOptions options, Answer::Post post)
 
 Result<std::unique_ptr<App>> App::create(Engine& engine, AppOptions options, Answer::Post post) {
   auto app = std::unique_ptr<App>(new App(engine, std::move(options), std::move(post)));
-  app->template_source_ = app->options_.chat_template;
-  if (app->template_source_.empty())
-    app->template_source_ = engine.tokenizer().chat_template().value_or("");
-  if (!app->template_source_.empty()) {
-    auto compiled = ChatTemplate::compile(app->template_source_);
-    if (!compiled.ok()) return compiled.status().with_context("chat template");
-    app->template_ = std::make_unique<ChatTemplate>(std::move(compiled).value());
-    FRESHET_RETURN_IF_ERROR(app->find_call_shape());
-  }
-  app->tool_dialect_ = tool_dialect_of_template(app->template_source_);
+  auto renderer = tokenizer::ChatRenderer::make(engine.tokenizer(), app->options_.chat_template);
+  if (!renderer.ok()) return renderer.status().with_context("chat template");
+  app->renderer_ = std::make_unique<tokenizer::ChatRenderer>(std::move(renderer).value());
+  app->tool_dialect_ = tool_dialect_of_template(app->renderer_->source(true));
   if (!app->options_.tool_call_parser.empty()) {
     const auto dialect = tool_dialect_by_name(app->options_.tool_call_parser);
     if (!dialect) {
@@ -278,37 +272,6 @@ FormatContext App::format_context(const char* id_prefix, const CommonRequest& re
   return c;
 }
 
-Result<std::string> App::render(json::Array messages, const json::Value& tools,
-                                json::Object context) const {
-  const bool knows_developers = template_source_.find("developer") != std::string::npos;
-  for (json::Value& message : messages) {
-    json::Object& m = message.as_object();
-    json::Value& content = m["content"];
-    // OpenAI's newer name of it, which few models know.
-    if (!knows_developers && m["role"] == json::Value("developer")) m["role"] = "system";
-    if (content.is_null()) content = "";
-    const json::Value* calls = m.find("tool_calls");
-    if (calls == nullptr || !calls->is_array() || calls->as_array().empty()) continue;
-    if (call_shape_.null_content && content == json::Value("")) content = nullptr;
-    if (!call_shape_.text_arguments) continue;
-    for (json::Value& call : m["tool_calls"].as_array()) {
-      json::Value* function = call.is_object() ? call.as_object().find("function") : nullptr;
-      if (function == nullptr || !function->is_object()) continue;
-      json::Value* arguments = function->as_object().find("arguments");
-      if (arguments != nullptr && !arguments->is_string()) *arguments = json::write(*arguments);
-    }
-  }
-  const Tokenizer& tokenizer = engine_.tokenizer();
-  const auto text_of = [&](std::optional<int32_t> token) {
-    return token ? json::Value(tokenizer.token_text(*token)) : json::Value("");
-  };
-  context["messages"] = std::move(messages);
-  context["tools"] = tools;
-  context["bos_token"] = text_of(tokenizer.bos());
-  context["eos_token"] = text_of(tokenizer.eos());
-  return template_->render(json::Value(std::move(context)));
-}
-
 // Special tokens that texts leave out are not there for the tags either.
 void App::find_thought_tokens() {
   const Tokenizer& tokenizer = engine_.tokenizer();
@@ -321,43 +284,20 @@ void App::find_thought_tokens() {
       std::string(reasoning_tags_->open), std::string(reasoning_tags_->close), std::move(tokens));
 }
 
-// Templates differ in what they fail on, or leave out: the first shape in which a call is in the
-// text is theirs.
-Status App::find_call_shape() {
-  FRESHET_ASSIGN_OR_RETURN(const json::Value messages, json::parse(R"([
-    {"role": "user", "content": "Hello"},
-    {"role": "assistant", "content": null, "tool_calls": [{"id": "abcdefghi", "type": "function",
-      "function": {"name": "probed_name", "arguments": {"probed_key": "probed_value"}}}]},
-    {"role": "tool", "tool_call_id": "abcdefghi", "name": "probed_name", "content": "Done"}])"));
-  for (const CallShape& shape :
-       {CallShape{false, false}, {true, false}, {false, true}, {true, true}}) {
-    call_shape_ = shape;
-    const auto text = render(messages.as_array(), nullptr, {});
-    const auto has = [&](const char* word) { return text->find(word) != std::string::npos; };
-    if (text.ok() && has("probed_name") && has("probed_key") && has("probed_value")) return {};
-  }
-  call_shape_ = {};  // a template without calls
-  return {};
-}
-
 Parsed<std::string> App::render_chat(const ChatRequest& request) const {
-  if (!template_) {
+  if (renderer_->empty()) {
     return bad_request(
         "messages",
         "this model has no chat template: use /v1/completions, or start with --chat-template");
   }
-  json::Object context = request.template_kwargs;
-  context["add_generation_prompt"] = request.add_generation_prompt;
-  auto text = render(request.messages, request.tools, std::move(context));
+  auto text = renderer_->render({.messages = request.messages,
+                                 .tools = request.tools,
+                                 .variables = request.template_kwargs,
+                                 .add_generation_prompt = request.add_generation_prompt,
+                                 .continue_final_message = request.continue_final_message});
   if (!text.ok()) {
     return bad_request("messages",
                        "the chat template refuses these messages: " + text.status().message());
-  }
-  if (request.continue_final_message) {
-    // Cut after the last message's content: what the template puts behind it closes the turn.
-    const std::string last = request.messages.back().get_string("content", "");
-    const size_t at = text->rfind(last);
-    if (!last.empty() && at != std::string::npos) text->resize(at + last.size());
   }
   return std::move(text).value();
 }
@@ -377,7 +317,9 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
     std::string_view before = std::get<std::string>(text);
     // A message that goes on is in the thought that it begins with, or behind any.
     const std::string begun =
-        request.continue_final_message ? request.messages.back().get_string("content", "") : "";
+        request.continue_final_message
+            ? tokenizer::text_of_content(request.messages.back().find("content"))
+            : "";
     if (!begun.empty()) {
       const size_t open = begun.find(reasoning_tags_->open);
       const bool thinks = open != std::string::npos && begun.find_first_not_of(" \t\r\n") == open &&

@@ -19,7 +19,7 @@
 #include "server/metrics.h"
 #include "server/openai_format.h"
 #include "server/openai_request.h"
-#include "tokenizer/template/chat_template.h"
+#include "tokenizer/chat_renderer.h"
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::server {
@@ -63,8 +63,7 @@ class App {
   const std::string& model_name() const { return options_.served_model_names.front(); }
   bool draining() const { return draining_; }
   int64_t started_at() const { return started_at_; }
-  bool has_chat_template() const { return template_ != nullptr; }
-  const std::string& chat_template_source() const { return template_source_; }
+  const tokenizer::ChatRenderer& renderer() const { return *renderer_; }
   ToolDialect tool_dialect() const { return tool_dialect_; }
   FormatContext format_context(const char* id_prefix, const CommonRequest& request);
 
@@ -93,15 +92,7 @@ class App {
 
  private:
   App(Engine& engine, AppOptions options, Answer::Post post);
-  // How the template takes an assistant's message that is nothing but calls.
-  struct CallShape {
-    bool null_content = false;    // else ""
-    bool text_arguments = false;  // else an object
-  };
-  Status find_call_shape();
   void find_thought_tokens();
-  Result<std::string> render(json::Array messages, const json::Value& tools,
-                             json::Object context) const;
   bool authorised(const HttpRequest& request) const;
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
@@ -114,9 +105,7 @@ class App {
   Engine& engine_;
   AppOptions options_;
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<ChatTemplate> template_;
-  std::string template_source_;
-  CallShape call_shape_;
+  std::unique_ptr<tokenizer::ChatRenderer> renderer_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
   bool tags_are_special_ = false;  // tokens, which are left out of texts otherwise

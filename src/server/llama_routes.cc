@@ -223,7 +223,8 @@ void props(App& app, const App::Exchanges& exchange) {
   o["default_generation_settings"] = std::move(settings);
   o["total_slots"] = 1;
   o["model_alias"] = app.model_name();
-  o["chat_template"] = app.chat_template_source();
+  o["chat_template"] = app.renderer().source(false);
+  if (app.renderer().has_tool_use()) o["chat_template_tool_use"] = app.renderer().source(true);
   o["bos_token"] = text_of(tokenizer.bos());
   o["eos_token"] = text_of(tokenizer.eos());
   o["build_info"] = "freshet " FRESHET_VERSION;

@@ -200,8 +200,8 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
   }
 }
 
-// A message's content: a string, null, or text parts to be joined.
-std::optional<std::string> join_parts(const json::Array& parts, std::string& out) {
+// A message's content: a string, null, or text parts, which come out as {"type", "text"}.
+std::optional<std::string> read_parts(const json::Array& parts, json::Array& out) {
   for (const json::Value& part : parts) {
     const std::string type = part.is_object() ? part.get_string("type", "") : "";
     const json::Value* text = part.is_object() ? part.find("text") : nullptr;
@@ -209,36 +209,12 @@ std::optional<std::string> join_parts(const json::Array& parts, std::string& out
     if (!is_text || text == nullptr || !text->is_string()) {
       return fmt::format("content of type '{}' is not supported: this model reads text only", type);
     }
-    out += text->as_string();
+    json::Object plain;
+    plain["type"] = "text";
+    plain["text"] = *text;
+    out.emplace_back(std::move(plain));
   }
   return std::nullopt;
-}
-
-// OpenAI sends a call's arguments as JSON text; templates expect the object.
-void parse_call_arguments(json::Value& calls) {
-  if (!calls.is_array()) return;
-  for (json::Value& call : calls.as_array()) {
-    if (!call.is_object()) continue;
-    json::Value* function = call.as_object().find("function");
-    json::Value* arguments = function != nullptr && function->is_object()
-                                 ? function->as_object().find("arguments")
-                                 : nullptr;
-    if (arguments == nullptr || !arguments->is_string()) continue;
-    const std::string& text = arguments->as_string();
-    auto parsed = json::parse(text.empty() ? "{}" : text);  // as for vLLM, no text is no arguments
-    if (parsed.ok() && parsed->is_object()) *arguments = std::move(parsed).value();
-  }
-}
-
-// Of its two names templates read either.
-void share_reasoning(json::Object& message) {
-  for (const auto& [from, to] :
-       {std::pair{"reasoning", "reasoning_content"}, {"reasoning_content", "reasoning"}}) {
-    const json::Value* v = message.find(from);
-    if (v == nullptr || !v->is_string() || message.find(to) != nullptr) continue;
-    json::Value copy = *v;
-    message[to] = std::move(copy);
-  }
 }
 
 // Members that say nothing, as clients send them back: to templates they would be there.
@@ -349,16 +325,14 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
     leave_out_nothings(object);
     json::Value* content = object.find("content");
     if (content != nullptr && content->is_array()) {
-      std::string joined;
-      if (auto error = join_parts(content->as_array(), joined)) return bad_request(where, *error);
-      *content = std::move(joined);
+      json::Array read;
+      if (auto error = read_parts(content->as_array(), read)) return bad_request(where, *error);
+      *content = std::move(read);
     } else if (content != nullptr && !content->is_string() && !content->is_null()) {
       return bad_request(where, where + ".content must be a string or an array of text parts");
     } else if (content == nullptr && object.find("tool_calls") == nullptr) {
       return bad_request(where, where + " needs a content");
     }
-    if (json::Value* calls = object.find("tool_calls")) parse_call_arguments(*calls);
-    share_reasoning(object);
   }
   return out;
 }

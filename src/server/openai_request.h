@@ -60,7 +60,7 @@ struct CompletionRequest : CommonRequest {
 };
 
 struct ChatRequest : CommonRequest {
-  json::Array messages;  // content flattened to strings
+  json::Array messages;  // contents are strings or lists of text parts
   json::Value tools;     // null or an array
   enum class ToolChoice { kNone, kAuto, kRequired, kNamed } tool_choice = ToolChoice::kAuto;
   std::string tool_name;  // with kNamed
@@ -86,7 +86,7 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
 void read_truncation(Fields& fields, CommonRequest& request);
 // What clients call a field of the engine's Request.
 std::string name_of_field(const CommonRequest& request, const std::string& field);
-// `messages` of a chat, checked and with text parts joined; used by /tokenize and /apply-template
+// `messages` of a chat, checked, with parts of text alone; used by /tokenize and /apply-template
 // too.
 Parsed<json::Array> parse_messages(const json::Value& messages);
 

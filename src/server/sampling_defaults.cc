@@ -23,12 +23,13 @@ json::Object gguf_defaults(const std::string& model_path) {
   json::Object defaults;
   const auto checkpoint = loader::Checkpoint::open(model_path);
   if (!checkpoint.ok() || checkpoint->gguf() == nullptr) return defaults;  // loading it will tell
-  for (const auto& [key, name] : {std::pair{"temp", "temperature"},
-                                  {"top_k", "top_k"},
-                                  {"top_p", "top_p"},
-                                  {"min_p", "min_p"},
-                                  {"penalty_repeat", "repetition_penalty"}}) {
-    const auto value = checkpoint->gguf()->get_f32(fmt::format("general.sampling.{}", key));
+  for (const auto& [key, name] : {std::pair{"general.sampling.temp", "temperature"},
+                                  {"general.sampling.top_k", "top_k"},
+                                  {"general.sampling.top_p", "top_p"},
+                                  {"general.sampling.min_p", "min_p"},
+                                  {"general.sampling.penalty_repeat", "repetition_penalty"},
+                                  {"freshet.sampling.typical_p", "typical_p"}}) {
+    const auto value = checkpoint->gguf()->get_f32(key);
     if (!value) continue;
     std::string text = fmt::format("{}", *value);  // 0.95, not what 0.95f is as a double
     defaults[name] = std::isfinite(*value) ? json::Value::number_from_text(std::move(text))
@@ -62,9 +63,11 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
   if (choice == "auto" && !std::filesystem::exists(path, error)) {
     path = model_path;
     defaults = gguf_defaults(path);
-  } else {
-    FRESHET_ASSIGN_OR_RETURN(defaults, json_defaults(path));
-  }
+  } else if (auto read = json_defaults(path); read.ok()) {
+    defaults = std::move(read).value();
+  } else if (choice != "auto") {
+    return read.status();
+  }  // one of the model's own that cannot be read counts as none: opening the model said so
   const auto parsed = parsed_with(defaults);
   if (const auto* wrong = std::get_if<ApiError>(&parsed)) {
     return invalid_argument("{}: {}; --generation-config none ignores it", path, wrong->message);

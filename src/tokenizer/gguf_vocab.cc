@@ -23,7 +23,8 @@ void fill_vocab(const GgufVocab& vocab, TokenizerParts& parts) {
   parts.vocab.reserve(vocab.tokens.size());
   for (size_t i = 0; i < vocab.tokens.size(); ++i) {
     const Type type = type_of(vocab, i);
-    parts.vocab.set(static_cast<int32_t>(i), vocab.tokens[i]);
+    if (type != Type::kUnused || vocab.tokens[i] != filler_token(i))
+      parts.vocab.set(static_cast<int32_t>(i), vocab.tokens[i]);
     parts.special.push_back(type == Type::kControl || type == Type::kUnknown);
   }
 }
@@ -202,12 +203,62 @@ Status set_special_ids(const GgufVocab& vocab, bool add_bos, bool add_eos, Token
     return invalid_argument("the vocabulary asks for a {} token that it does not name",
                             parts.bos ? "final" : "first");
   }
+  parts.sep = sep;
+  parts.cls = known(vocab.cls, bert ? 101 : -1);
+  parts.mask = known(vocab.mask, -1);
+  if (vocab.ends) return {};
   for (const auto& id : {vocab.eot, vocab.eom}) {
     if (const auto end = known(id, -1)) parts.end_of_generation.push_back(*end);
   }
   add_named_ends(parts);
   for (const int32_t id : parts.end_of_generation) parts.special[static_cast<size_t>(id)] = true;
   return {};
+}
+
+Status read_ids(const std::optional<std::vector<int64_t>>& from, std::string_view key,
+                const TokenizerParts& parts, std::vector<int32_t>& ids) {
+  if (!from) return {};
+  ids.clear();
+  for (const int64_t id : *from) {
+    if (id < 0 || id >= parts.vocab.size() || ids.size() >= 4096)
+      return invalid_argument("freshet.tokenizer.{}: id {} is not in the vocabulary", key, id);
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return {};
+}
+
+// freshet.tokenizer.*
+Status apply_own_keys(const GgufVocab& vocab, TokenizerParts& parts) {
+  FRESHET_RETURN_IF_ERROR(read_ids(vocab.prefix, "prefix", parts, parts.prefix));
+  FRESHET_RETURN_IF_ERROR(read_ids(vocab.suffix, "suffix", parts, parts.suffix));
+  FRESHET_RETURN_IF_ERROR(read_ids(vocab.ends, "ends", parts, parts.end_of_generation));
+  if (!vocab.special_tokens) return {};
+  auto map = json::parse(*vocab.special_tokens);
+  if (!map.ok()) return map.status().with_context("freshet.tokenizer.special_tokens");
+  if (!map->is_object())
+    return invalid_argument("freshet.tokenizer.special_tokens is not a JSON object");
+  parts.special_tokens = std::move(map->as_object());
+  return {};
+}
+
+// Special tokens beside a tokenizer.huggingface.json.
+void set_hugging_face_ids(const GgufVocab& vocab, TokenizerParts& parts) {
+  for (const auto& [from, to] : {std::pair(vocab.bos, &parts.bos),
+                                 {vocab.eos, &parts.eos},
+                                 {vocab.unk, &parts.unk},
+                                 {vocab.sep, &parts.sep},
+                                 {vocab.pad, &parts.pad},
+                                 {vocab.cls, &parts.cls},
+                                 {vocab.mask, &parts.mask}}) {
+    if (from && *from >= 0 && *from < parts.vocab.size()) *to = static_cast<int32_t>(*from);
+  }
+  if (vocab.ends) return;
+  for (const auto& id : {vocab.eot, vocab.eom}) {
+    if (id && *id >= 0 && *id < parts.vocab.size())
+      parts.end_of_generation.push_back(static_cast<int32_t>(*id));
+  }
+  if (!parts.eos) guess_special_ids(parts);
+  add_named_ends(parts);
 }
 
 Status build(const GgufVocab& vocab, TokenizerParts& parts) {
@@ -292,6 +343,7 @@ Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file) {
   vocab.sep = integer("seperator_token_id");  // so spelt in the format
   vocab.pad = integer("padding_token_id");
   vocab.cls = integer("cls_token_id");
+  vocab.mask = integer("mask_token_id");
   vocab.add_bos = flag("add_bos_token");
   vocab.add_eos = flag("add_eos_token");
   vocab.add_sep = flag("add_sep_token");
@@ -303,12 +355,28 @@ Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file) {
     vocab.charsmap.assign(reinterpret_cast<const char*>(map->raw.data()), map->raw.size());
   }
   read_templates(file, vocab);
+  vocab.hugging_face = file.get_string("tokenizer.huggingface.json");
+  vocab.prefix = file.get_ints("freshet.tokenizer.prefix");
+  vocab.suffix = file.get_ints("freshet.tokenizer.suffix");
+  vocab.ends = file.get_ints("freshet.tokenizer.ends");
+  vocab.special_tokens = file.get_string("freshet.tokenizer.special_tokens");
   return vocab;
+}
+
+std::string filler_token(size_t id) {
+  return fmt::format("[PAD{}]", id);
 }
 
 Result<Tokenizer> tokenizer_from_gguf(const GgufVocab& vocab) {
   auto parts = std::make_shared<TokenizerParts>();
-  FRESHET_RETURN_IF_ERROR(build(vocab, *parts));
+  if (vocab.hugging_face) {
+    FRESHET_ASSIGN_OR_RETURN(
+        parts, parse_tokenizer_json(*vocab.hugging_face, "tokenizer.huggingface.json"));
+    set_hugging_face_ids(vocab, *parts);
+  } else {
+    FRESHET_RETURN_IF_ERROR(build(vocab, *parts));
+  }
+  FRESHET_RETURN_IF_ERROR(apply_own_keys(vocab, *parts));
   parts->chat_template = vocab.chat_template;
   parts->named_templates = vocab.named_templates;
   FRESHET_RETURN_IF_ERROR(finish_parts(*parts));

@@ -1,7 +1,10 @@
-// Vocabularies in GGUF metadata (tokenizer.ggml.*).
+// Vocabularies in GGUF metadata (tokenizer.ggml.*, tokenizer.huggingface.json and
+// freshet.tokenizer.*).
 //
 // GgufVocab is the plain data, with views into the file; nothing in it is trusted. The Tokenizer
-// made from it keeps no view.
+// made from it keeps no view. A file with a tokenizer.huggingface.json is read as that says, and
+// its tokenizer.ggml.* keys only name special tokens; `freshet convert` writes it where GGUF has no
+// keys for all of a tokenizer. Docs: docs/cli.md, "freshet convert".
 #pragma once
 
 #include <optional>
@@ -24,13 +27,21 @@ struct GgufVocab {
   std::vector<int32_t> types;            // by id, or empty: 1 normal, 2 unknown, 3 control,
                                          // 4 user-defined, 5 unused, 6 byte
   std::vector<std::string_view> merges;  // "a b"
-  std::optional<int64_t> bos, eos, eot, eom, unk, sep, pad, cls;
+  std::optional<int64_t> bos, eos, eot, eom, unk, sep, pad, cls, mask;
   std::optional<bool> add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces;
   std::optional<bool> lowercase, strip_accents;  // bert
   std::string charsmap;
   std::optional<std::string> chat_template;
   std::vector<std::pair<std::string, std::string>> named_templates;
+  std::optional<std::string_view> hugging_face;  // tokenizer.huggingface.json
+  // freshet.tokenizer.*, each in place of what follows from the keys above.
+  std::optional<std::vector<int64_t>> prefix, suffix;  // ids around each text
+  std::optional<std::vector<int64_t>> ends;            // ids that end a generation
+  std::optional<std::string_view> special_tokens;      // JSON: what templates see
 };
+
+// An id of the embedding that has no token, as converters fill them in: "[PAD7]", unused.
+std::string filler_token(size_t id);
 
 Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file);
 Result<Tokenizer> tokenizer_from_gguf(const GgufVocab& vocab);

@@ -55,7 +55,7 @@ Result<std::pair<std::string_view, std::string_view>> parse_merge(const json::Va
       return std::pair(text.substr(0, space), text.substr(space + 1));
     }
   }
-  return invalid_argument("model: a merge must be two tokens");
+  return invalid_argument("a merge must be two tokens, \"a b\" or [\"a\", \"b\"]");
 }
 
 Result<PairRanks> parse_merges(const json::Value& model, const TokenizerParts& parts,
@@ -69,8 +69,9 @@ Result<PairRanks> parse_merges(const json::Value& model, const TokenizerParts& p
   pairs.reserve(list.size());
   std::string joined;
   for (size_t i = list.size(); i-- > 0;) {  // of equal pairs the last in the file counts
-    FRESHET_ASSIGN_OR_RETURN(const auto sides, parse_merge(list[i]));
-    const auto [left, right] = sides;
+    const auto sides = parse_merge(list[i]);
+    if (!sides.ok()) return sides.status().with_context(fmt::format("model.merges[{}]", i));
+    const auto [left, right] = *sides;
     joined = left;
     joined += right.starts_with(prefix) ? right.substr(prefix.size()) : right;
     int32_t ids[3];

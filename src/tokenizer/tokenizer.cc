@@ -102,6 +102,16 @@ const std::string* Tokenizer::chat_template(std::string_view name) const {
   return nullptr;
 }
 
+const std::string* Tokenizer::chat_template_for(bool with_tools) const {
+  const std::string* tool_use = with_tools ? chat_template("tool_use") : nullptr;
+  if (tool_use != nullptr) return tool_use;
+  return parts_->chat_template ? &*parts_->chat_template : nullptr;
+}
+
+const json::Object& Tokenizer::special_tokens() const {
+  return *parts_->special_tokens;
+}
+
 struct StreamDecoder::State {
   std::shared_ptr<const TokenizerParts> parts;
   bool skip_special = false;

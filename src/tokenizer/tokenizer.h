@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json.h"
 #include "base/status.h"
 
 namespace freshet::tokenizer {
@@ -60,9 +61,16 @@ class Tokenizer {
   bool is_end_of_generation(int32_t id) const;
   const std::vector<int32_t>& end_of_generation() const;  // ascending
 
+  // The special tokens by the names under which chat templates see them, as transformers binds
+  // them: bos_token, pad_token, additional_special_tokens ... What the model lacks is absent.
+  const json::Object& special_tokens() const;
+
   // The default chat template's Jinja source, and another by name (such as "tool_use").
   const std::optional<std::string>& chat_template() const;
   const std::string* chat_template(std::string_view name) const;  // nullptr: none
+  // The one that transformers takes: "tool_use" for requests with tools where there is one, else
+  // the default. nullptr: none.
+  const std::string* chat_template_for(bool with_tools) const;
 
   const TokenizerParts& parts() const { return *parts_; }
 

@@ -21,7 +21,36 @@ void compute_bytes(TokenizerParts& parts) {
   if (byte_level) parts.decode_mode = DecodeMode::kBytes;
 }
 
+// Files without a map of their own. As in llama.cpp, the two that most templates print are empty
+// where they are unknown; the others are undefined.
+json::Object special_tokens_by_id(const TokenizerParts& parts) {
+  json::Object tokens;
+  tokens["bos_token"] = parts.bos ? parts.vocab.text(*parts.bos) : std::string_view();
+  tokens["eos_token"] = parts.eos ? parts.vocab.text(*parts.eos) : std::string_view();
+  for (const auto& [name, id] : {std::pair("unk_token", parts.unk),
+                                 {"sep_token", parts.sep},
+                                 {"pad_token", parts.pad},
+                                 {"cls_token", parts.cls},
+                                 {"mask_token", parts.mask}}) {
+    if (id) tokens[name] = parts.vocab.text(*id);
+  }
+  return tokens;
+}
+
 }  // namespace
+
+void TokenizerParts::set_template(const std::string& name, std::string text) {
+  if (name == "default") {
+    chat_template = std::move(text);
+    return;
+  }
+  for (auto& [known, old] : named_templates) {
+    if (known != name) continue;
+    old = std::move(text);
+    return;
+  }
+  named_templates.emplace_back(name, std::move(text));
+}
 
 Status finish_parts(TokenizerParts& parts) {
   const auto size = static_cast<size_t>(parts.vocab.size());
@@ -35,9 +64,11 @@ Status finish_parts(TokenizerParts& parts) {
       if (!valid(id)) return invalid_argument("special token id {} is not in the vocabulary", id);
     }
   }
-  for (auto* id : {&parts.bos, &parts.eos, &parts.unk, &parts.pad}) {
+  for (auto* id :
+       {&parts.bos, &parts.eos, &parts.unk, &parts.pad, &parts.sep, &parts.cls, &parts.mask}) {
     if (*id && !valid(**id)) *id = std::nullopt;
   }
+  if (!parts.special_tokens) parts.special_tokens = special_tokens_by_id(parts);
   auto& ends = parts.end_of_generation;
   if (parts.eos) ends.push_back(*parts.eos);
   std::erase_if(ends, [&](int32_t id) { return !valid(id); });

@@ -51,10 +51,16 @@ struct TokenizerParts {
 
   std::vector<std::string_view> bytes;  // by id, in vocab.arena()
   std::vector<bool> special;            // by id
-  std::optional<int32_t> bos, eos, unk, pad;
+  std::optional<int32_t> bos, eos, unk, pad, sep, cls, mask;
   std::vector<int32_t> end_of_generation;  // ascending
+  // What chat templates see: bos_token, additional_special_tokens ... Without a configuration that
+  // says so (nullopt), finish_parts() makes it of the ids.
+  std::optional<json::Object> special_tokens;
   std::optional<std::string> chat_template;
   std::vector<std::pair<std::string, std::string>> named_templates;
+
+  // Sets or replaces a chat template; "default" is the one without a name.
+  void set_template(const std::string& name, std::string text);
 };
 
 // Fills in what follows from the rest: bytes (from the decoder where a loader has not set them),

@@ -5,6 +5,7 @@ usage: cli_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET
 import array
 import json
 import os
+import shutil
 import pty
 import resource
 import select
@@ -540,6 +541,31 @@ class Convert(Case):
             worst = max(abs(a - b) for a, b in zip(want, got))
             self.assertLess(worst, 1e-5 * largest, name)
 
+    def test_a_model_without_vocabulary_says_so(self):
+        path = self.path("o.gguf")
+        self.succeeds("convert", LLAMA, "-o", path, "--type", "f32")
+        self.fails(2, "run", path, "hi", "-n", "2", says="no vocabulary")
+        about = json.loads(self.succeeds("inspect", "default", "--json"))
+        self.assertEqual(about["model"], "default")
+
+    def test_the_head_in_the_file_counts(self):
+        folder = self.path("head")
+        shutil.copytree(LLAMA, folder)
+        with open(os.path.join(folder, "config.json")) as f:
+            config = json.load(f)
+        self.write(os.path.join(folder, "config.json"),
+                   json.dumps({**config, "tie_word_embeddings": True}))
+        ids = self.write("ids.json", json.dumps([[5, 6, 7, 8]]))
+        run_it = ["--ids", ids, "-n", "8", "--temp", "0", "--print-ids"]
+        want = self.succeeds("run", LLAMA, *run_it)
+        self.assertEqual(self.succeeds("run", folder, *run_it), want)
+        index = os.path.join(folder, "model.safetensors.index.json")
+        self.write(index, json.dumps({"weight_map": {"lm_head.weight": "gone.safetensors"}}))
+        self.assertEqual(self.succeeds("run", folder, *run_it), want)
+        path = self.path("head.gguf")  # the converter keeps it, too
+        self.succeeds("convert", folder, "-o", path, "--type", "f32")
+        self.assertEqual(self.succeeds("run", path, *run_it), want)
+
     def test_types(self):
         sizes = {}
         for name in ("f32", "f16", "bf16", "q8_0", "q6_k", "q4_k", "q4_k_m", "q4_0"):
@@ -563,6 +589,76 @@ class Convert(Case):
         os.mkfifo(pipe)  # as a device would be: nothing but a file is replaced
         self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a file")
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def golden_with(self, name, **changes):
+        """A golden model with a byte-level vocabulary of its size, and changes to its files."""
+        folder = self.path(name)
+        shutil.copytree(LLAMA, folder)
+        with open(os.path.join(folder, "config.json")) as f:
+            rows = json.load(f)["vocab_size"]
+        letters = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
+        others = [b for b in range(256) if b not in letters]
+        vocab = {chr(b): i for i, b in enumerate(letters)}
+        vocab.update({chr(256 + i): len(letters) + i for i in range(len(others))})
+        self.assertGreater(rows, 258)
+        added = [{"id": 257, "content": "<s>", "special": True, "normalized": False},
+                 {"id": 258, "content": "</s>", "special": True, "normalized": False}]
+        level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+        tokenizer = {"version": "1.0", "added_tokens": added, "normalizer": None,
+                     "pre_tokenizer": level, "decoder": {"type": "ByteLevel"},
+                     "post_processor": None,
+                     "model": {"type": "BPE", "vocab": vocab, "merges": ["h i"]}}
+        tokenizer["model"]["vocab"]["hi"] = 256
+        tokenizer.update(changes.pop("tokenizer", {}))
+        files = {"tokenizer.json": tokenizer,
+                 "tokenizer_config.json": {"bos_token": "<s>", "eos_token": "</s>"}}
+        for file, value in {**files, **changes.pop("files", {})}.items():
+            os.makedirs(os.path.dirname(os.path.join(folder, file)), exist_ok=True)
+            with open(os.path.join(folder, file), "w") as f:
+                f.write(value if isinstance(value, str) else json.dumps(value))
+        return folder
+
+    def test_folder_and_file_are_one_language(self):
+        ends = {"type": "TemplateProcessing", "pair": [], "single": [
+            {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]}
+                               for t, i in (("<s>", 257), ("</s>", 258))}}
+        level = {"type": "ByteLevel", "add_prefix_space": True}
+        for name, changes, named in (
+                ("plain", {}, ""), ("ends", {"post_processor": ends}, ""),
+                ("lower", {"normalizer": {"type": "Lowercase"}}, "normalizer Lowercase"),
+                ("prefix", {"pre_tokenizer": level}, "add_prefix_space")):
+            folder, file = self.golden_with(name, tokenizer=changes), self.path(name + ".gguf")
+            done = run("convert", folder, "-o", file)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(named, done.stderr)
+            self.assertEqual(done.stderr.count("warning"), 1 if named else 0, done.stderr)
+            text = json.dumps("Hi hi THERE </s>")
+            ids = self.succeeds("tokenize", folder, "--jsonl", stdin=text)
+            self.assertEqual(self.succeeds("tokenize", file, "--jsonl", stdin=text), ids)
+
+    def test_templates_go_along(self):
+        named = [{"name": "default", "template": "plain {{ pad_token + 'x' }}"},
+                 {"name": "tool_use", "template": "{{ tools | length }} tools"}]
+        config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": {"content": "<pad>"},
+                  "chat_template": named}
+        folder = self.golden_with("named", files={"tokenizer_config.json": config})
+        file = self.path("named.gguf")
+        self.succeeds("convert", folder, "-o", file)
+        tools = json.dumps({"messages": [], "tools": [{"type": "function"}]})
+        for model in (folder, file):
+            self.assertEqual(self.succeeds("apply-template", model, stdin="[]"), "plain <pad>x")
+            self.assertEqual(self.succeeds("apply-template", model, stdin=tools), "1 tools")
+        only = self.golden_with("only", files={"tokenizer_config.json": {"chat_template": named[1:]}})
+        self.fails(2, "apply-template", only, stdin="[]", says="no default chat template")
+        self.assertEqual(self.succeeds("apply-template", only, stdin=tools), "1 tools")
+
+    def test_malformed_vocabularies_are_named(self):
+        model = {"type": "BPE", "byte_fallback": True, "vocab": {"a": 0, "b": 1, "ab": 2},
+                 "merges": ["ab"]}
+        folder = self.golden_with("bad", tokenizer={"model": model, "pre_tokenizer": None})
+        self.fails(2, "convert", folder, "-o", self.path("b.gguf"), says="tokenizer.json: model")
 
     def test_metadata(self):
         path = self.path("o.gguf")

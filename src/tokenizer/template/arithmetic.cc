@@ -3,68 +3,87 @@
 
 #include "base/escape_html.h"
 #include "tokenizer/template/format.h"
+#include "tokenizer/template/number.h"
 #include "tokenizer/template/operators.h"
 #include "tokenizer/template/text.h"
 
 namespace freshet::jinja {
 namespace {
 
-[[noreturn]] void fail_overflow() {
-  fail("an integer is beyond 64 bits");
-}
-
-Value int_pow(int64_t base, int64_t exponent) {
-  if (exponent < 0) {
-    if (base == 0) fail("0.0 cannot be raised to a negative power");
-    return Value(std::pow(static_cast<double>(base), static_cast<double>(exponent)));
+// Integers that 64 bits do not hold, or whose result may be beyond.
+Value big_binary(Runtime& rt, BinaryOp op, const Value& x, const Value& y) {
+  const auto digits = [](const Value& v) -> size_t {
+    return v.is(Kind::kBigInt) ? v.text().size() : 20;
+  };
+  const size_t work = digits(x) + digits(y);
+  rt.step(1 + static_cast<int64_t>(work * work / 1000));
+  const BigInt a = to_big(x), b = to_big(y);
+  const bool divides = op == BinaryOp::kDiv || op == BinaryOp::kFloorDiv || op == BinaryOp::kMod;
+  if (divides && b.is_zero()) {
+    fail("{}", op == BinaryOp::kDiv ? "division by zero" : "integer division or modulo by zero");
   }
-  int64_t result = 1;
-  while (true) {
-    if ((exponent & 1) != 0 && __builtin_mul_overflow(result, base, &result)) fail_overflow();
-    exponent >>= 1;
-    if (exponent == 0) return Value(result);
-    if (__builtin_mul_overflow(base, base, &base)) fail_overflow();
+  switch (op) {
+    case BinaryOp::kAdd:
+      return from_big(rt, a + b);
+    case BinaryOp::kSub:
+      return from_big(rt, a - b);
+    case BinaryOp::kMul:
+      return from_big(rt, a * b);
+    case BinaryOp::kFloorDiv:
+      return from_big(rt, a.floor_div(b).first);
+    case BinaryOp::kMod:
+      return from_big(rt, a.floor_div(b).second);
+    case BinaryOp::kDiv: {
+      const double quotient = a.divided_by(b);
+      if (!std::isfinite(quotient)) fail("integer division result too large for a float");
+      return Value(quotient);
+    }
+    case BinaryOp::kPow:
+      break;
   }
+  if (b.negative()) {
+    if (a.is_zero()) fail("0.0 cannot be raised to a negative power");
+    return Value(std::pow(a.to_double(), b.to_double()));
+  }
+  rt.step(static_cast<int64_t>(BigInt::kMaxDigits));
+  return from_big(rt, a.pow(static_cast<uint64_t>(b.to_int64().value_or(INT64_MAX))));
 }
 
 int64_t floor_div(int64_t a, int64_t b) {
-  if (b == 0) fail("integer division or modulo by zero");
-  if (a == INT64_MIN && b == -1) fail_overflow();
   return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
 }
 
 int64_t floor_mod(int64_t a, int64_t b) {
-  if (b == 0) fail("integer division or modulo by zero");
-  if (b == -1) return 0;
   const int64_t m = a % b;
   return m != 0 && (m < 0) != (b < 0) ? m + b : m;
 }
 
-Value int_binary(BinaryOp op, int64_t a, int64_t b) {
+// The result where 64 bits hold it.
+std::optional<Value> int_binary(BinaryOp op, int64_t a, int64_t b) {
   int64_t result = 0;
-  bool overflow = false;
   switch (op) {
     case BinaryOp::kAdd:
-      overflow = __builtin_add_overflow(a, b, &result);
-      break;
+      if (__builtin_add_overflow(a, b, &result)) return std::nullopt;
+      return Value(result);
     case BinaryOp::kSub:
-      overflow = __builtin_sub_overflow(a, b, &result);
-      break;
+      if (__builtin_sub_overflow(a, b, &result)) return std::nullopt;
+      return Value(result);
     case BinaryOp::kMul:
-      overflow = __builtin_mul_overflow(a, b, &result);
-      break;
+      if (__builtin_mul_overflow(a, b, &result)) return std::nullopt;
+      return Value(result);
     case BinaryOp::kDiv:
-      if (b == 0) fail("division by zero");
+      if (b == 0) return std::nullopt;
       return Value(static_cast<double>(a) / static_cast<double>(b));
     case BinaryOp::kFloorDiv:
+      if (b == 0 || b == -1) return std::nullopt;
       return Value(floor_div(a, b));
     case BinaryOp::kMod:
+      if (b == 0 || b == -1) return std::nullopt;
       return Value(floor_mod(a, b));
     case BinaryOp::kPow:
-      return int_pow(a, b);
+      break;
   }
-  if (overflow) fail_overflow();
-  return Value(result);
+  return std::nullopt;
 }
 
 Value float_binary(BinaryOp op, double a, double b) {
@@ -140,8 +159,12 @@ Value binary(Runtime& rt, BinaryOp op, const Value& a, const Value& b) {
   need_defined(a);
   if (a.is_string() && op == BinaryOp::kMod) return format_percent(rt, a, b);
   need_defined(b);
-  if (a.is_int() && b.is_int()) return int_binary(op, a.as_int(), b.as_int());
-  if (a.is_number() && b.is_number()) return float_binary(op, a.as_float(), b.as_float());
+  if (a.is_int() && b.is_int()) {
+    if (auto result = int_binary(op, a.as_int(), b.as_int())) return *std::move(result);
+  }
+  if (a.is_integer() && b.is_integer()) return big_binary(rt, op, a, b);
+  const auto is_number = [](const Value& v) { return v.is_number() || v.is(Kind::kBigInt); };
+  if (is_number(a) && is_number(b)) return float_binary(op, *to_float(a), *to_float(b));
   if (op == BinaryOp::kAdd) {
     if (a.is_string() && b.is_string()) return add_strings(rt, a, b);
     if (a.is_list() && a.kind() == b.kind()) {
@@ -163,12 +186,9 @@ Value binary(Runtime& rt, BinaryOp op, const Value& a, const Value& b) {
   fail("unsupported operand type(s) for {}: '{}' and '{}'", symbol(op), type_name(a), type_name(b));
 }
 
-Value negate(const Value& v) {
+Value negate(Runtime& rt, const Value& v) {
   need_defined(v);
-  if (v.is_int()) {
-    if (v.as_int() == INT64_MIN) fail_overflow();
-    return Value(-v.as_int());
-  }
+  if (v.is_integer()) return from_big(rt, -to_big(v));
   if (v.is(Kind::kFloat)) return Value(-v.as_float());
   fail("bad operand type for unary -: '{}'", type_name(v));
 }

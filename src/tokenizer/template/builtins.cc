@@ -57,7 +57,8 @@ const Builtin* find_in(const Table& table, std::string_view name) {
 }  // namespace
 
 const Builtin* find_filter(std::string_view name) {
-  static const Table table = table_of({text_filters(), sequence_filters(), value_filters()});
+  static const Table table =
+      table_of({text_filters(), sequence_filters(), value_filters(), rare_filters()});
   return find_in(table, name);
 }
 

@@ -50,6 +50,7 @@ struct Builtin {
 std::span<const Builtin> text_filters();
 std::span<const Builtin> sequence_filters();
 std::span<const Builtin> value_filters();
+std::span<const Builtin> rare_filters();
 std::span<const Builtin> string_methods();
 std::span<const Builtin> dict_methods();
 std::span<const Builtin> sequence_methods();  // of lists, tuples and ranges

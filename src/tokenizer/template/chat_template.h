@@ -4,8 +4,8 @@
 // number of threads may render it at once. The environment is that of transformers: trim_blocks,
 // lstrip_blocks, break and continue, {% generation %}, tojson as json.dumps without HTML escapes,
 // raise_exception, strftime_now, and values that templates cannot change (an append is an error).
-// Strings count code points, numbers and their text follow Python; integers hold 64 bits, and going
-// beyond is an error. include, import and extends are errors.
+// Strings count code points, numbers and their text follow Python; integers of more than 4,300
+// digits are an error. include, import and extends are errors.
 //
 // Templates come with models and are not trusted: steps, depth, memory and output are limited, and
 // every failure is a Status that names the template's line.

@@ -159,7 +159,8 @@ TEST(ChatTemplate, NumbersOfTheContextKeepTheirText) {
   const json::Value context = json::parse(R"({"x":[18446744073709551615,1.10,1e5,-0]})").value();
   const auto t = ChatTemplate::compile("{{ x|tojson }}");
   EXPECT_EQ(t->render(context).value(), "[18446744073709551615, 1.1, 100000.0, 0]");
-  EXPECT_FALSE(run("{{ x[0] + 1 }}", context).ok());
+  EXPECT_EQ(ChatTemplate::compile("{{ x[0] + 1 }}")->render(context).value(),
+            "18446744073709551616");
 }
 
 // Each must end within the limits, quickly, and say which one.
@@ -175,7 +176,7 @@ TEST_P(HostileTemplate, EndsWithAnError) {
   ASSERT_FALSE(status.ok());
   EXPECT_THAT(status.message(),
               testing::AnyOf(HasSubstr("limit"), HasSubstr("nested too deeply"),
-                             HasSubstr("beyond 64 bits"), HasSubstr("Max string recursion")))
+                             HasSubstr("more than 4300 digits"), HasSubstr("Max string recursion")))
       << GetParam();
   EXPECT_LT(seconds, 30.0) << GetParam();  // under a second; sanitizers take much longer
 }
@@ -184,7 +185,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, HostileTemplate,
     testing::Values(
         "{% for i in range(10**9) %}x{% endfor %}", "{{ 'x' * 10**9 }}", "{{ [0] * 10**12 }}",
-        "{{ 10**100 }}", "{{ 9223372036854775807 + 1 }}",
+        "{{ 10**10000 }}", "{{ 7**99999999999999999999 }}",
+        "{% set n = namespace(v=3) %}{% for i in range(99) %}{% set n.v = n.v * n.v %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 3**9000 // 7 }}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% macro m(f) %}{{ f(f) }}{% endmacro %}{{ m(m) }}",
         "{% for a in x recursive %}{{ loop(x) }}{% endfor %}",

@@ -36,10 +36,11 @@ Value Interpreter::eval(const Expr& e) {
     case Expr::Kind::kNot:
       return Value(!truth(eval(*e.items[0])));
     case Expr::Kind::kNegative:
-      return negate(eval(*e.items[0]));
+      return negate(*this, eval(*e.items[0]));
     case Expr::Kind::kPositive: {
       const Value v = eval(*e.items[0]);
       need_defined(v);
+      if (v.is(Kind::kBigInt)) return v;
       if (!v.is_number()) fail("bad operand type for unary +: '{}'", type_name(v));
       return v.is_int() ? Value(v.as_int()) : v;
     }

@@ -162,8 +162,13 @@ Expr* ExpressionParser::primary() {
       while (is(TokenType::kString)) text += next().text;
       return constant(constant_string(std::move(text)));
     }
-    case TokenType::kInteger:
-      return constant(Value(next().integer));
+    case TokenType::kInteger: {
+      const Token token = next();
+      if (token.text.empty()) return constant(Value(token.integer));
+      auto big = std::make_unique<StringRep>();
+      big->text = token.text;
+      return constant(Value(Kind::kBigInt, big.release()));
+    }
     case TokenType::kFloat:
       return constant(Value(next().number));
     default:

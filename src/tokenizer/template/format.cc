@@ -5,6 +5,7 @@
 
 #include "base/escape_html.h"
 #include "base/json.h"
+#include "tokenizer/template/number.h"
 #include "tokenizer/template/operators.h"
 #include "tokenizer/template/text.h"
 
@@ -162,41 +163,35 @@ std::string format_float(Runtime& rt, const Spec& spec, double v) {
              group(std::move(digits), spec.grouping));
 }
 
-std::string int_digits(uint64_t magnitude, char type) {
-  switch (type) {
-    case 'x':
-      return fmt::format("{:x}", magnitude);
-    case 'X':
-      return fmt::format("{:X}", magnitude);
-    case 'o':
-      return fmt::format("{:o}", magnitude);
-    case 'b':
-      return fmt::format("{:b}", magnitude);
-    default:
-      return std::to_string(magnitude);
-  }
+std::string int_digits(const BigInt& v, char type) {
+  const int base = type == 'x' || type == 'X' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
+  const std::string digits = v.magnitude_text(base);
+  return type == 'X' ? upper(digits) : digits;
 }
 
-std::string format_int(Runtime& rt, const Spec& spec, int64_t v) {
+// Of an integer of any size.
+std::string format_int(Runtime& rt, const Spec& spec, const Value& v) {
   if (spec.type != '\0' && std::string_view("fFeEgG%").find(spec.type) != kNotFound) {
-    return format_float(rt, spec, static_cast<double>(v));
+    return format_float(rt, spec, *to_float(v));
   }
   if (spec.type == 'c') {
-    if (v < 0 || v > 0x10FFFF || (v >= 0xD800 && v <= 0xDFFF))
+    const int64_t code = v.is_int() ? v.as_int() : -1;
+    if (code < 0 || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF))
       fail("%c arg not in range(0x110000)");
     std::string c;
-    append_utf8(c, static_cast<char32_t>(v));
+    append_utf8(c, static_cast<char32_t>(code));
     return pad(rt, spec, '<', "", c);
   }
   if (spec.type != '\0' && std::string_view("dnxXob").find(spec.type) == kNotFound) {
     fail("Unknown format code '{}' for object of type 'int'", spec.type);
   }
-  const uint64_t magnitude = v < 0 ? 0 - static_cast<uint64_t>(v) : static_cast<uint64_t>(v);
-  std::string sign = sign_of(v < 0, spec.sign);
+  if (v.is(Kind::kBigInt)) rt.step(static_cast<int64_t>(v.text().size()));
+  const BigInt number = to_big(v);
+  std::string sign = sign_of(number.negative(), spec.sign);
   if (spec.alternate && std::string_view("xXob").find(spec.type) != kNotFound) {
     sign += {'0', spec.type};
   }
-  std::string digits = int_digits(magnitude, spec.type);
+  std::string digits = int_digits(number, spec.type);
   return pad(rt, spec, '>', std::move(sign), group(std::move(digits), spec.grouping));
 }
 
@@ -211,8 +206,8 @@ std::string format_string(Runtime& rt, const Spec& spec, std::string_view s) {
 std::string format_value(Runtime& rt, const Value& v, std::string_view spec_text) {
   const Spec spec = parse_spec(spec_text);
   if (v.is(Kind::kFloat)) return format_float(rt, spec, v.as_float());
-  if (v.is(Kind::kInt) || (v.is(Kind::kBool) && !spec_text.empty())) {
-    return format_int(rt, spec, v.as_int());
+  if (v.is(Kind::kInt) || v.is(Kind::kBigInt) || (v.is(Kind::kBool) && !spec_text.empty())) {
+    return format_int(rt, spec, v);
   }
   if (!v.is_string() && !v.is(Kind::kBool) && !spec_text.empty()) {
     fail("unsupported format string passed to {}.__format__", type_name(v));
@@ -436,7 +431,7 @@ class PercentFormatter {
       fail("unsupported format character '{}'", type);
     }
     need_defined(value);
-    if (!value.is_number())
+    if (!is_any_number(value))
       fail("%{} format: a number is required, not {}", type, type_name(value));
     if (zero && spec.align == '\0') {
       spec.align = '=';
@@ -444,15 +439,12 @@ class PercentFormatter {
     }
     spec.type = type == 'i' || type == 'u' ? 'd' : type;
     if (std::string_view("eEfFgG").find(type) != kNotFound) {
-      out_ += format_float(rt_, spec, value.as_float());
+      out_ += format_float(rt_, spec, *to_float(value));
       return;
     }
-    if (value.is(Kind::kFloat) && !(std::fabs(value.as_float()) < 0x1p63)) {
-      fail("an integer is beyond 64 bits");
-    }
-    const int64_t n =
-        value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_float()) : value.as_int();
-    out_ += format_int(rt_, spec, n);
+    const auto n = to_int(rt_, value, 10);
+    if (!n) fail("cannot convert float infinity or NaN to integer");
+    out_ += format_int(rt_, spec, *n);
   }
 
   Runtime& rt_;

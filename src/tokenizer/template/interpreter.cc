@@ -29,10 +29,7 @@ Value Interpreter::from_json(const json::Value& v, int depth) {
     case json::Type::kNumber: {
       if (!v.is_integer()) return Value(v.as_double());
       if (const auto i = v.as_int64()) return Value(*i);
-      auto rep = std::make_unique<StringRep>();
-      rep->text = v.number_text();
-      const size_t bytes = rep->text.size();
-      return adopt(Kind::kBigInt, std::move(rep), bytes, 0);
+      return big_int(v.number_text());
     }
     case json::Type::kString:
       return str(v.as_string());

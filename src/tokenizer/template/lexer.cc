@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/utf8.h"
+#include "tokenizer/template/big_int.h"
 #include "tokenizer/template/text.h"
 #include "tokenizer/template/value.h"
 
@@ -271,14 +272,16 @@ class Lexer {
     }
     std::string text(s_.substr(start, end - start));
     std::erase(text, '_');
-    Token token{is_float ? TokenType::kFloat : TokenType::kInteger, line_, text, 0, 0};
+    Token token{is_float ? TokenType::kFloat : TokenType::kInteger, line_, "", 0, 0};
     const char* last = text.data() + text.size();
     const auto result = is_float ? std::from_chars(text.data(), last, token.number)
                                  : std::from_chars(text.data(), last, token.integer, base);
     if (is_float && result.ec == std::errc::result_out_of_range) {
       token.number = json::Value::number_from_text(text).as_double();
+    } else if (result.ec == std::errc::result_out_of_range && result.ptr == last) {
+      token.text = BigInt::parse(text, base).value().text();
     } else if (result.ec != std::errc() || result.ptr != last) {
-      fail("the number {} cannot be read, or is beyond 64 bits", s_.substr(at_, end - at_));
+      fail("the number {} cannot be read", s_.substr(at_, end - at_));
     }
     tokens_.push_back(std::move(token));
     advance(end);

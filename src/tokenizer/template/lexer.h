@@ -26,7 +26,7 @@ enum class TokenType : uint8_t {
 struct Token {
   TokenType type = TokenType::kEnd;
   int line = 1;
-  std::string text;
+  std::string text;  // of kInteger: decimal digits where `integer` cannot hold the number, else ""
   int64_t integer = 0;
   double number = 0;
 };

@@ -26,7 +26,7 @@ std::string bare_number(std::string_view s) {
   return out;
 }
 
-std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
+std::optional<BigInt> parse_int(std::string_view text, int64_t base) {
   if (base != 0 && (base < 2 || base > 36)) fail("int() base must be >= 2 and <= 36, or 0");
   std::string s = bare_number(text);
   const bool negative = !s.empty() && s[0] == '-';
@@ -39,15 +39,9 @@ std::optional<int64_t> parse_int(std::string_view text, int64_t base) {
       s.erase(0, 2);
     }
   }
-  if (s.empty() || s[0] == '-') return std::nullopt;
+  if (s.empty() || s[0] == '-' || s[0] == '+') return std::nullopt;
   if (negative) s.insert(0, 1, '-');
-  int64_t value = 0;
-  const char* end = s.data() + s.size();
-  const auto result =
-      std::from_chars(s.data(), end, value, base == 0 ? 10 : static_cast<int>(base));
-  if (result.ptr != end || result.ec == std::errc::invalid_argument) return std::nullopt;
-  if (result.ec != std::errc()) fail("an integer is beyond 64 bits");
-  return value;
+  return BigInt::parse(s, base == 0 ? 10 : static_cast<int>(base));
 }
 
 std::optional<double> parse_float(std::string_view text) {
@@ -73,36 +67,50 @@ std::optional<double> parse_float(std::string_view text) {
 
 }  // namespace
 
+BigInt to_big(const Value& v) {
+  return v.is_int() ? BigInt(v.as_int()) : BigInt::parse(v.text()).value();
+}
+
+Value from_big(Runtime& rt, const BigInt& v) {
+  if (const auto small = v.to_int64()) return Value(*small);
+  return rt.big_int(v.text());
+}
+
+double nearest_float(const Value& v) {
+  return v.is(Kind::kBigInt) ? to_big(v).to_double() : v.as_float();
+}
+
 std::optional<double> to_float(const Value& v) {
+  if (v.is(Kind::kBigInt)) {
+    const double d = nearest_float(v);
+    if (std::isinf(d)) fail("int too large to convert to float");
+    return d;
+  }
   if (v.is_number()) return v.as_float();
   if (v.is_string()) return parse_float(v.text());
   return std::nullopt;
 }
 
-std::optional<int64_t> to_int(const Value& v, int64_t base) {
-  if (v.is_int()) return v.as_int();
+std::optional<Value> to_int(Runtime& rt, const Value& v, int64_t base) {
+  if (v.is(Kind::kBigInt)) return v;
+  if (v.is_int()) return Value(v.as_int());
   if (v.is_string()) {
-    if (const auto i = parse_int(v.text(), base)) return i;
+    if (const auto i = parse_int(v.text(), base)) return from_big(rt, *i);
   }
   const auto d = to_float(v);
   if (!d || std::isnan(*d) || std::isinf(*d)) return std::nullopt;
-  if (!(std::fabs(*d) < 0x1p63)) fail("an integer is beyond 64 bits");
-  return static_cast<int64_t>(*d);
+  return from_big(rt, BigInt::from_double(*d));
 }
 
-Value round_number(const Value& v, int digits) {
-  if (v.is_int()) {
-    if (digits >= 0) return Value(v.as_int());
-    if (digits < -18) return Value(int64_t{0});
-    __extension__ using Wide = __int128;  // for the ends of the range
-    Wide unit = 1;
-    for (int i = 0; i < -digits; ++i) unit *= 10;
-    const Wide n = v.as_int();
-    Wide down = n / unit - (n % unit < 0 ? 1 : 0);
-    const Wide rest = n - down * unit;
-    if (rest * 2 > unit || (rest * 2 == unit && down % 2 != 0)) ++down;
-    if (down * unit > INT64_MAX || down * unit < INT64_MIN) fail("an integer is beyond 64 bits");
-    return Value(static_cast<int64_t>(down * unit));
+Value round_number(Runtime& rt, const Value& v, int digits) {
+  if (v.is_integer()) {
+    if (digits >= 0) return v.is(Kind::kBigInt) ? v : Value(v.as_int());
+    const BigInt unit = BigInt(10).pow(static_cast<uint64_t>(-digits));
+    auto [down, rest] = to_big(v).floor_div(unit);
+    const auto half = rest + rest <=> unit;
+    const bool odd = !down.floor_div(BigInt(2)).second.is_zero();
+    if (half > 0 || (half == 0 && odd)) down = down + BigInt(1);
+    return from_big(rt, down * unit);
   }
   const double d = v.as_float();
   if (std::isnan(d) || std::isinf(d) || digits > 308) return v;

@@ -146,16 +146,33 @@ Value raise_exception(Runtime& rt, const Value&, const Bound& a) {
   fail("{}", str_of(rt, *a[0]));
 }
 
+// What Python's datetime fills in itself: no time zone, and microseconds, of which ours has none.
+std::string naive_format(std::string_view format) {
+  std::string out;
+  for (size_t i = 0; i < format.size(); ++i) {
+    const char next = format[i] == '%' && i + 1 < format.size() ? format[i + 1] : '\0';
+    if (next == 'f') out += "000000";
+    if (next == '%') out += "%%";
+    if (next == 'f' || next == 'z' || next == 'Z' || next == '%') {
+      ++i;
+    } else {
+      out += format[i];
+    }
+  }
+  return out;
+}
+
 Value strftime_now(Runtime& rt, const Value&, const Bound& a) {
-  const std::string& format = need_string(*a[0], "strftime_now's format");
-  if (format.size() > 256) fail("strftime_now's format is limited to 256 bytes");
-  if (format.empty()) return rt.str("");
+  const std::string& wanted = need_string(*a[0], "strftime_now's format");
+  if (wanted.size() > 256) fail("strftime_now's format is limited to 256 bytes");
   // A width such as %999999999Y would make a text as long as it says.
   int digits = 0;
-  for (const char c : format) {
+  for (const char c : wanted) {
     digits = c >= '0' && c <= '9' ? digits + 1 : 0;
     if (digits > 4) fail("strftime_now's format has a number that is too large");
   }
+  const std::string format = naive_format(wanted);
+  if (format.empty()) return rt.str("");
   using std::chrono::days;
   const auto day = std::chrono::floor<days>(rt.now());
   const std::chrono::year_month_day date(day);

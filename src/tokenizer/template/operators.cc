@@ -185,16 +185,6 @@ bool truth(const Value& v) {
 
 namespace {
 
-bool equal_numbers(const Value& a, const Value& b) {
-  if (a.is_int() && b.is_int()) return a.as_int() == b.as_int();
-  if (a.is(Kind::kFloat) && b.is(Kind::kFloat)) return a.as_float() == b.as_float();
-  // Through long double, which holds every int64.
-  const auto wide = [](const Value& v) -> long double {
-    return v.is_int() ? static_cast<long double>(v.as_int()) : v.as_float();
-  };
-  return wide(a) == wide(b);
-}
-
 bool equal_sequences(Runtime& rt, std::span<const Value> a, std::span<const Value> b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -216,13 +206,12 @@ bool equal_dicts(Runtime& rt, const DictRep& a, const DictRep& b) {
 
 bool equals(Runtime& rt, const Value& a, const Value& b) {
   rt.step();
-  if (a.is_number() && b.is_number()) return equal_numbers(a, b);
+  if (is_any_number(a) && is_any_number(b)) return compare_numbers(a, b) == 0;
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
     case Kind::kUndefined:
       return true;
     case Kind::kString:
-    case Kind::kBigInt:
       if (a.text().size() != b.text().size()) return false;
       rt.charge(a.text().size());
       return a.text() == b.text();
@@ -247,13 +236,7 @@ bool less(Runtime& rt, const Value& a, const Value& b) {
   rt.step();
   need_defined(a);
   need_defined(b);
-  if (a.is_int() && b.is_int()) return a.as_int() < b.as_int();
-  if (a.is_number() && b.is_number()) {
-    const auto wide = [](const Value& v) -> long double {
-      return v.is_int() ? static_cast<long double>(v.as_int()) : v.as_float();
-    };
-    return wide(a) < wide(b);
-  }
+  if (is_any_number(a) && is_any_number(b)) return compare_numbers(a, b) < 0;
   if (a.is_string() && b.is_string()) {
     rt.charge(std::min(a.text().size(), b.text().size()));
     return a.text() < b.text();

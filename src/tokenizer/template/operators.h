@@ -29,7 +29,7 @@ bool less(Runtime& rt, const Value& a, const Value& b);
 bool contains(Runtime& rt, const Value& container, const Value& item);
 bool compare(Runtime& rt, CompareOp op, const Value& a, const Value& b);
 Value binary(Runtime& rt, BinaryOp op, const Value& a, const Value& b);
-Value negate(const Value& v);
+Value negate(Runtime& rt, const Value& v);
 
 // len(v)
 int64_t length(Runtime& rt, const Value& v);

@@ -63,8 +63,7 @@ constexpr Predicate kPredicates[] = {
        return v.is(Kind::kInt) || v.is(Kind::kBigInt);
      }},
     {"float", "", 0, [](Runtime&, const Value& v, const Bound&) { return v.is(Kind::kFloat); }},
-    {"number", "", 0,
-     [](Runtime&, const Value& v, const Bound&) { return v.is_number() || v.is(Kind::kBigInt); }},
+    {"number", "", 0, [](Runtime&, const Value& v, const Bound&) { return is_any_number(v); }},
     {"string", "", 0, [](Runtime&, const Value& v, const Bound&) { return v.is_string(); }},
     {"mapping", "", 0, [](Runtime&, const Value& v, const Bound&) { return v.is_dict(); }},
     {"sequence", "", 0, [](Runtime&, const Value& v, const Bound&) { return is_sequence(v); }},

@@ -32,6 +32,13 @@ Value Runtime::str(std::string text, bool markup) {
   return adopt(Kind::kString, std::move(rep), bytes, 0);
 }
 
+Value Runtime::big_int(std::string decimal) {
+  auto rep = std::make_unique<StringRep>();
+  const size_t bytes = decimal.size();
+  rep->text = std::move(decimal);
+  return adopt(Kind::kBigInt, std::move(rep), bytes, 0);
+}
+
 Value Runtime::list(std::vector<Value> items, Kind kind) {
   auto rep = std::make_unique<ListRep>();
   const size_t bytes = items.size() * sizeof(Value);

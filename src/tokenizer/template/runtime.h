@@ -44,6 +44,7 @@ class Runtime {
   Budget& budget() { return budget_; }
 
   Value str(std::string text, bool markup = false);
+  Value big_int(std::string decimal);  // of an integer beyond 64 bits
   Value list(std::vector<Value> items, Kind kind = Kind::kList);
   Value tuple(std::vector<Value> items) { return list(std::move(items), Kind::kTuple); }
   Value pair(Value a, Value b);

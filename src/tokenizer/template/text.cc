@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <utf8proc.h>
 
+#include "tokenizer/template/special_case.h"
+
 namespace freshet::jinja {
 
 bool is_ascii(std::string_view s) {
@@ -107,16 +109,16 @@ std::string_view strip(std::string_view s, bool left, bool right, const std::str
 namespace {
 
 void append_upper(std::string& out, char32_t c) {
-  if (c == 0xDF) {
-    out += "SS";
+  if (const SpecialCase* special = find_special_case(c)) {
+    out += special->upper;
   } else {
     append_utf8(out, static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))));
   }
 }
 
 void append_title(std::string& out, char32_t c) {
-  if (c == 0xDF) {
-    out += "Ss";
+  if (const SpecialCase* special = find_special_case(c)) {
+    out += special->title;
   } else {
     append_utf8(out, static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c))));
   }
@@ -130,6 +132,47 @@ void append_lower(std::string& out, char32_t c) {
   }
 }
 
+// Marks and the like, which words are looked through for a sigma's place.
+bool is_case_ignorable(char32_t c) {
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_ME ||
+         category == UTF8PROC_CATEGORY_CF || category == UTF8PROC_CATEGORY_LM ||
+         category == UTF8PROC_CATEGORY_SK || c == '\'' || c == '.' || c == ':' || c == 0xB7 ||
+         c == 0x2019;
+}
+
+// What a capital sigma in `s` at `at` becomes: at the end of a word it has a form of its own.
+std::string_view lower_sigma(std::string_view s, size_t at) {
+  bool before = false, after = false, done = false;
+  each_char(s.substr(0, at), [&](char32_t c, std::string_view) {
+    if (!is_case_ignorable(c)) before = is_upper(c) || is_lower(c);
+  });
+  each_char(s.substr(at + 2), [&](char32_t c, std::string_view) {
+    if (done || is_case_ignorable(c)) return;
+    after = is_upper(c) || is_lower(c);
+    done = true;
+  });
+  return before && !after ? "\u03C2" : "\u03C3";
+}
+
+// Lowers the characters of a text one by one.
+class Lowering {
+ public:
+  explicit Lowering(std::string_view s) : s_(s) {}
+  // `bytes`: where c is in the text.
+  void append(std::string& out, char32_t c, std::string_view bytes) {
+    if (c == 0x3A3 && ++sigmas_ < 64) {  // each looks at the whole text
+      out += lower_sigma(s_, static_cast<size_t>(bytes.data() - s_.data()));
+    } else {
+      append_lower(out, c);
+    }
+  }
+
+ private:
+  std::string_view s_;
+  int sigmas_ = 0;
+};
+
 }  // namespace
 
 std::string upper(std::string_view s) {
@@ -142,7 +185,8 @@ std::string upper(std::string_view s) {
 std::string lower(std::string_view s) {
   std::string out;
   out.reserve(s.size());
-  each_char(s, [&](char32_t c, std::string_view) { append_lower(out, c); });
+  Lowering lowering(s);
+  each_char(s, [&](char32_t c, std::string_view bytes) { lowering.append(out, c, bytes); });
   return out;
 }
 
@@ -150,22 +194,24 @@ std::string casefold(std::string_view s) {
   std::string out;
   out.reserve(s.size());
   each_char(s, [&](char32_t c, std::string_view) {
-    if (c == 0xDF || c == 0x1E9E) {
-      out += "ss";
-    } else {
-      append_lower(out, c);
-    }
+    utf8proc_int32_t folded[8];
+    int bound = UTF8PROC_BOUNDCLASS_START;
+    const auto n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), folded, 8,
+                                           UTF8PROC_CASEFOLD, &bound);
+    for (utf8proc_ssize_t i = 0; i < n && i < 8; ++i)
+      append_utf8(out, static_cast<char32_t>(folded[i]));
   });
   return out;
 }
 
 std::string capitalize(std::string_view s) {
   std::string out;
-  each_char(s, [&](char32_t c, std::string_view) {
+  Lowering lowering(s);
+  each_char(s, [&](char32_t c, std::string_view bytes) {
     if (out.empty()) {
       append_title(out, c);
     } else {
-      append_lower(out, c);
+      lowering.append(out, c, bytes);
     }
   });
   return out;
@@ -173,9 +219,10 @@ std::string capitalize(std::string_view s) {
 
 std::string swapcase(std::string_view s) {
   std::string out;
-  each_char(s, [&](char32_t c, std::string_view) {
+  Lowering lowering(s);
+  each_char(s, [&](char32_t c, std::string_view bytes) {
     if (is_upper(c)) {
-      append_lower(out, c);
+      lowering.append(out, c, bytes);
     } else {
       append_upper(out, c);
     }
@@ -186,15 +233,33 @@ std::string swapcase(std::string_view s) {
 std::string title(std::string_view s) {
   std::string out;
   bool in_word = false;
-  each_char(s, [&](char32_t c, std::string_view) {
+  Lowering lowering(s);
+  each_char(s, [&](char32_t c, std::string_view bytes) {
     if (in_word) {
-      append_lower(out, c);
+      lowering.append(out, c, bytes);
     } else {
       append_title(out, c);
     }
     in_word = is_upper(c) || is_lower(c);
   });
   return out;
+}
+
+std::vector<std::string> lines_of(std::string_view s) {
+  std::vector<std::string> lines(1);
+  for (size_t i = 0; i < s.size();) {
+    const Utf8Char c = decode_utf8(s.substr(i, 4));
+    const bool is_break = (c.code >= 10 && c.code <= 13) || (c.code >= 28 && c.code <= 30) ||
+                          c.code == 0x85 || c.code == 0x2028 || c.code == 0x2029;
+    if (is_break) {
+      lines.emplace_back();
+    } else {
+      lines.back() += s.substr(i, c.size);
+    }
+    i += c.size;
+    if (c.code == '\r' && i < s.size() && s[i] == '\n') ++i;
+  }
+  return lines;
 }
 
 void append_repr(std::string& out, std::string_view s) {

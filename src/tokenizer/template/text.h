@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace freshet::jinja {
 
@@ -36,7 +37,9 @@ std::string lower(std::string_view s);
 std::string casefold(std::string_view s);
 std::string capitalize(std::string_view s);
 std::string swapcase(std::string_view s);
-std::string title(std::string_view s);                   // str.title
+std::string title(std::string_view s);  // str.title
+// The lines that str.splitlines() gives, and an empty one behind a last line end.
+std::vector<std::string> lines_of(std::string_view s);
 void append_repr(std::string& out, std::string_view s);  // with its quotes
 
 }  // namespace freshet::jinja

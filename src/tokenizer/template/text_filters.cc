@@ -39,30 +39,23 @@ Value do_replace(Runtime& rt, const Value& v, const Bound& a) {
 Value do_title(Runtime& rt, const Value& v, const Bound&) {
   const Value s = soft_str(rt, v);
   rt.charge(s.text().size() * 4);
-  std::string out;
+  std::string out, rest;  // rest: of the word, behind its first letter
   bool start = true;
   each_char(s.text(), [&](char32_t c, std::string_view bytes) {
-    out += start ? upper(bytes) : lower(bytes);
-    start = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);
-  });
-  return like(rt, s, std::move(out));
-}
-
-std::vector<std::string> lines_of(std::string_view s) {
-  std::vector<std::string> lines(1);
-  for (size_t i = 0; i < s.size();) {
-    const Utf8Char c = decode_utf8(s.substr(i, 4));
-    const bool is_break = (c.code >= 10 && c.code <= 13) || (c.code >= 28 && c.code <= 30) ||
-                          c.code == 0x85 || c.code == 0x2028 || c.code == 0x2029;
-    if (is_break) {
-      lines.emplace_back();
-    } else {
-      lines.back() += s.substr(i, c.size);
+    const bool divides = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);
+    if (divides) {
+      out += lower(rest);
+      rest.clear();
     }
-    i += c.size;
-    if (c.code == '\r' && i < s.size() && s[i] == '\n') ++i;
-  }
-  return lines;
+    if (divides || start) {
+      out += upper(bytes);
+    } else {
+      rest += bytes;
+    }
+    start = divides;
+  });
+  out += lower(rest);
+  return like(rt, s, std::move(out));
 }
 
 Value do_indent(Runtime& rt, const Value& v, const Bound& a) {

@@ -89,6 +89,7 @@ class JsonWriter {
   std::string key_text(const Value& key) {
     switch (key.kind()) {
       case Kind::kString:
+      case Kind::kBigInt:
         return key.text();
       case Kind::kNone:
         return "null";

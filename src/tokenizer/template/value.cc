@@ -1,8 +1,10 @@
 #include "tokenizer/template/value.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
+#include "tokenizer/template/big_int.h"
 #include "tokenizer/template/merge_sort.h"
 
 namespace freshet::jinja {
@@ -84,6 +86,7 @@ int rank(const Value& v) {
       return 0;
     case Kind::kBool:
     case Kind::kInt:
+    case Kind::kBigInt:
     case Kind::kFloat:
       return 1;
     case Kind::kString:
@@ -109,6 +112,24 @@ int three_way(const T& a, const T& b) {
 
 }  // namespace
 
+std::partial_ordering compare_numbers(const Value& a, const Value& b) {
+  if (a.is_int() && b.is_int()) return a.as_int() <=> b.as_int();
+  if (a.is(Kind::kFloat) && b.is(Kind::kFloat)) return a.as_float() <=> b.as_float();
+  const auto big = [](const Value& v) {
+    return v.is_int() ? BigInt(v.as_int()) : BigInt::parse(v.text()).value();
+  };
+  if (a.is_integer() && b.is_integer()) return big(a) <=> big(b);
+  const bool float_first = a.is(Kind::kFloat);
+  const double f = float_first ? a.as_float() : b.as_float();
+  const Value& i = float_first ? b : a;
+  if (std::isnan(f)) return std::partial_ordering::unordered;
+  if (std::isinf(f)) return float_first ? f <=> 0.0 : 0.0 <=> f;
+  // The float's integer part decides, or else what is behind its point.
+  std::partial_ordering order = big(i) <=> BigInt::from_double(f);
+  if (order == 0) order = 0.0 <=> (f - std::trunc(f));
+  return float_first ? 0 <=> order : order;
+}
+
 int compare_keys(const Value& a, const Value& b) {
   const int ra = rank(a);
   const int rb = rank(b);
@@ -116,9 +137,10 @@ int compare_keys(const Value& a, const Value& b) {
   switch (ra) {
     case 0:
       return 0;
-    case 1:
-      if (a.is_int() && b.is_int()) return three_way(a.as_int(), b.as_int());
-      return three_way(a.as_float(), b.as_float());
+    case 1: {
+      const std::partial_ordering order = compare_numbers(a, b);
+      return order < 0 ? -1 : order > 0 ? 1 : 0;
+    }
     case 2:
       return three_way(a.text().compare(b.text()), 0);
     case 3:

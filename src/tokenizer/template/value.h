@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -64,7 +65,7 @@ enum class Kind : uint8_t {
   kMethod,  // a method bound to its receiver
   kCycler,
   kJoiner,
-  kBigInt,  // a number of the context beyond 64 bits, as text: it can be shown, not computed with
+  kBigInt,  // an integer beyond 64 bits, as decimal text; see big_int.h
 };
 
 struct Rep {
@@ -126,6 +127,8 @@ class Value {
   bool is_list() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
   bool is_int() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }  // as in Python
   bool is_number() const { return is_int() || kind_ == Kind::kFloat; }
+  // Of any size.
+  bool is_integer() const { return is_int() || kind_ == Kind::kBigInt; }
 
   // REQUIRES: the kind.
   bool as_bool() const { return bits_.b; }
@@ -226,6 +229,12 @@ inline const DictRep& Value::dict() const {
 
 // Python's name of the value's type: "str", "dict", ...
 std::string_view type_name(const Value& v);
+
+// Orders two numbers exactly, whatever their types. std::partial_ordering::unordered with a NaN.
+std::partial_ordering compare_numbers(const Value& a, const Value& b);
+inline bool is_any_number(const Value& v) {
+  return v.is_number() || v.is(Kind::kBigInt);
+}
 
 // Orders keys of dicts, and is a total order: numbers by value, then strings, then tuples.
 // Throws for what Python cannot hash.

@@ -16,9 +16,10 @@ Value do_default(Runtime& rt, const Value& v, const Bound& a) {
   return a.has(0) ? *a[0] : rt.str("");
 }
 
-Value do_abs(Runtime&, const Value& v, const Bound&) {
+Value do_abs(Runtime& rt, const Value& v, const Bound&) {
   need_defined(v);
-  if (v.is_int()) return v.as_int() < 0 ? negate(v) : Value(v.as_int());
+  if (v.is(Kind::kBigInt)) return v.text().starts_with('-') ? negate(rt, v) : v;
+  if (v.is_int()) return v.as_int() < 0 ? negate(rt, v) : Value(v.as_int());
   if (v.is(Kind::kFloat)) return Value(std::fabs(v.as_float()));
   fail("bad operand type for abs(): '{}'", type_name(v));
 }
@@ -27,8 +28,8 @@ Value do_int(Runtime& rt, const Value& v, const Bound& a) {
   need_defined(v);
   const Value fallback = a.has(0) ? *a[0] : Value(int64_t{0});
   rt.charge(v.is_string() ? v.text().size() : 0);
-  const auto result = to_int(v, a.integer(1, 10, "int's base"));
-  return result ? Value(*result) : fallback;
+  const auto result = to_int(rt, v, a.integer(1, 10, "int's base"));
+  return result ? *result : fallback;
 }
 
 Value do_float(Runtime& rt, const Value& v, const Bound& a) {
@@ -38,16 +39,16 @@ Value do_float(Runtime& rt, const Value& v, const Bound& a) {
   return result ? Value(*result) : a.has(0) ? *a[0] : Value(0.0);
 }
 
-Value do_round(Runtime&, const Value& v, const Bound& a) {
+Value do_round(Runtime& rt, const Value& v, const Bound& a) {
   need_defined(v);
-  if (!v.is_number()) fail("type {} doesn't define __round__ method", type_name(v));
+  if (!is_any_number(v)) fail("type {} doesn't define __round__ method", type_name(v));
   const int64_t precision = a.integer(0, 0, "round's precision");
   if (precision < -400 || precision > 400) fail("round's precision is limited to 400");
   const std::string method = a.has(1) ? need_string(*a[1], "round's method") : "common";
-  if (method == "common") return round_number(v, static_cast<int>(precision));
+  if (method == "common") return round_number(rt, v, static_cast<int>(precision));
   if (method != "ceil" && method != "floor") fail("method must be common, ceil or floor");
   const double scale = std::pow(10.0, static_cast<double>(precision));
-  const double scaled = v.as_float() * scale;
+  const double scaled = *to_float(v) * scale;
   return Value((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
