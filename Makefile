@@ -50,6 +50,7 @@ check:           ## order of the rooms, style, generated docs
 	@tools/check_layers.py
 	@tools/check_style.py
 	@tools/gpu_kernel_table.py --check
+	@tools/check_gpu_names.py
 
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h')
 

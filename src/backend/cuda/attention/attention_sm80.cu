@@ -9,7 +9,7 @@ namespace {
 constexpr int kSlice = 128;  // features of values that a block sums
 constexpr int kMostShared = 220 << 10;
 
-struct Plan {
+struct AttentionPlan {
   int warps, key_pad, value_pad, slices, splits;
   size_t shared;
 };
@@ -128,7 +128,7 @@ __device__ __forceinline__ void add_values(Sums<VT>& sums, const uint32_t (*weig
 
 template <int VT>
 __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const AttentionArgs& a,
-                                           const Plan& plan, const Tile& tile, int kv_head,
+                                           const AttentionPlan& plan, const Tile& tile, int kv_head,
                                            int slice, int split) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int group = a.heads / a.cache.kv_heads;
@@ -165,8 +165,8 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
 // grid: tiles, key heads, slices of values x pieces of the context (pieces only if `split`).
 template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
-    attention_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
-                     int split) {
+    attention_kernel(const __grid_constant__ AttentionArgs a,
+                     const __grid_constant__ AttentionPlan plan, int split) {
   constexpr bool kBF16 = kType == CacheType::kBF16;
   extern __shared__ __align__(16) uint8_t memory[];
   let_next_start();
@@ -354,8 +354,8 @@ __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits
   }
 }
 
-Plan plan_of(const AttentionArgs& a) {
-  Plan p = {};
+AttentionPlan plan_of(const AttentionArgs& a) {
+  AttentionPlan p = {};
   p.key_pad = (a.cache.key_dim + 15) / 16 * 16 + 8;
   const int slice = a.cache.value_dim < kSlice ? a.cache.value_dim : kSlice;
   p.value_pad = (slice <= 64 ? 64 : 128) + 8;
@@ -374,8 +374,8 @@ Plan plan_of(const AttentionArgs& a) {
 }
 
 template <CacheType kType, int VT>
-int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, dim3 grid, dim3 block,
-        int split) {
+int run(const Context& ctx, const AttentionArgs& a, const AttentionPlan& plan, dim3 grid,
+        dim3 block, int split) {
   const auto kernel = attention_kernel<kType, VT>;
   if (const int error = raise_shared(kernel, kMostShared); error != 0) return error;
   return launch(ctx, kernel, grid, block, plan.shared, a, plan, split);
@@ -441,7 +441,7 @@ int attend(const Context& ctx, const AttentionArgs& args) {
     return attention_single(ctx, a, row == kDecodeClusterSm90);
   }
   if (row == kPrefillSm90) return attention_prompt(ctx, a);
-  const Plan plan = plan_of(a);
+  const AttentionPlan plan = plan_of(a);
   if (plan.shared > kMostShared) return static_cast<int>(cudaErrorInvalidValue);
   const int group = a.heads / a.cache.kv_heads;
   const bool split = a.single != 0 && a.partial != nullptr;

@@ -9,11 +9,11 @@ namespace {
 
 constexpr int kHeadWarps = 8;
 
-struct Place {
+struct HeadPlace {
   int sequence, position;
 };
 
-__device__ __forceinline__ Place place_of(const BatchArgs& b, int token) {
+__device__ __forceinline__ HeadPlace place_of(const BatchArgs& b, int token) {
   if (token < b.sequences) {  // of sequences with one token each, all three are read at once
     const int begin = b.query_start[token], end = b.query_start[token + 1];
     const int context = b.context_len[token];
@@ -37,7 +37,7 @@ struct Slot {
   int at;
 };
 __device__ __forceinline__ Slot slot_of(const BatchArgs& b, int token) {
-  const Place place = place_of(b, token);
+  const HeadPlace place = place_of(b, token);
   return {b.tables[place.sequence * b.table_stride + place.position / kBlockTokens],
           place.position % kBlockTokens};
 }

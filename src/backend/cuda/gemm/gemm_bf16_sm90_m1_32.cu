@@ -21,7 +21,7 @@ namespace {
 // NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's ring, few enough for
 // a block beside one of decode_cluster_sm90.cu.
 template <int NT, int R, int kMost>
-struct Shape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
+struct Bf16FewShape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
@@ -34,8 +34,8 @@ inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
 // A warp's leaf of a share: R tiles at a time, all units of the leaf, then the next R, or first the
 // same of the other matrix. One lane asks.
 template <int NT, int R, int kMatrices, int kMost>
-struct Stream {
-  using S = Shape<NT, R, kMost>;
+struct Bf16Stream {
+  using S = Bf16FewShape<NT, R, kMost>;
   const uint8_t* weights[kMatrices];
   int64_t cols;
   Share share;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     few_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
                int share) {
 #if __CUDA_ARCH__ >= 900
-  using S = Shape<NT, R, kMost>;
+  using S = Bf16FewShape<NT, R, kMost>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
   __shared__ volatile int ended;  // the kernel in front
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const int begin = units * warp / kWarps;
   const uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
-  Stream<NT, R, kMatrices, kMost> stream{
+  Bf16Stream<NT, R, kMatrices, kMost> stream{
       {w.weights},
       w.cols,
       {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
 template <int NT, int R, int kMatrices, int kMost = 1 << 10>
 int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share,
                const Activations& gated) {
-  using S = Shape<NT, R, kMost>;
+  using S = Bf16FewShape<NT, R, kMost>;
   const auto kernel = few_kernel<NT, R, kMatrices, kMost>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),

@@ -19,7 +19,7 @@ constexpr int kShareRound = 4;  // tiles of tokens that a gated unit exchanges a
 
 // NT: tiles of 8 tokens.
 template <int NT, Split split>
-struct Share {
+struct BalancedShare {
   static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = false;
   static constexpr bool kGate = split == Split::kGate, kTokens = split == Split::kTokens;
@@ -38,7 +38,7 @@ constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Tiles of 16 rows, of one panel and the next.
-struct Tiles {
+struct ShareTiles {
   const uint8_t *first, *second;
   int of_first, of_second;
 
@@ -49,7 +49,7 @@ struct Tiles {
       copy_weights(to + of_first * kTileBytes, second + at, of_second * kTileBytes, barrier);
   }
 };
-__device__ __forceinline__ Tiles tiles_of(const WeightView& w, int64_t tile, int count) {
+__device__ __forceinline__ ShareTiles tiles_of(const WeightView& w, int64_t tile, int count) {
   constexpr int kPanel = kPanelTiles<BF16>;
   const int here = min(count, kPanel - static_cast<int>(tile % kPanel));
   return {w.data + tile_at<BF16>(tile, w.cols), w.data + tile_at<BF16>(tile + here, w.cols), here,
@@ -57,7 +57,7 @@ __device__ __forceinline__ Tiles tiles_of(const WeightView& w, int64_t tile, int
 }
 // Those of gate, and at their fixed place those of up.
 struct TilesOfTwo {
-  Tiles gate, up;
+  ShareTiles gate, up;
 
   __device__ __forceinline__ uint32_t bytes() const { return gate.bytes() + up.bytes(); }
   __device__ __forceinline__ void copy(uint8_t* to, int64_t at, uint64_t* barrier) const {
@@ -67,7 +67,7 @@ struct TilesOfTwo {
 };
 
 // A block's tiles of rows of a product, a pass after the other; passes are as even as can be.
-struct Passes {
+struct SharePasses {
   int64_t first;
   int count, most;  // tiles; of a pass
 
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     share_kernel(const __grid_constant__ ProductList list, int tokens, int share,
                  const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Share<NT, split>;
+  using S = BalancedShare<NT, split>;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   let_next_start();
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t all =
       S::kGate ? (list.of[i].weight.rows + 63) / 64 * 4 : (list.of[i].weight.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
-  const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
-                      S::kTiles};
+  const SharePasses passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
+                           S::kTiles};
   if (warp_index() >= kConsumers / 32) {
     if (threadIdx.x % 32 != 0) return;
     const int token_tiles = (tokens + 7) / 8;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int NT, Split split>
 int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, int share,
                  const Activations& act) {
-  using S = Share<NT, split>;
+  using S = BalancedShare<NT, split>;
   const auto kernel = share_kernel<NT, split>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])),
@@ -148,13 +148,14 @@ int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, in
 
 }  // namespace
 
-static_assert(Share<16, Split::kTokens>::kTiles == 4);  // bf16_takes_balanced() of gemm_rows.cc
+static_assert(BalancedShare<16, Split::kTokens>::kTiles ==
+              4);  // bf16_takes_balanced() of gemm_rows.cc
 
 int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(ctx, list);
   if (tokens > 64) return launch_share<16, Split::kTokens>(ctx, list, tokens, share, {});
-  return share <= Share<8, Split::kTokens>::kTiles
+  return share <= BalancedShare<8, Split::kTokens>::kTiles
              ? launch_share<8, Split::kTokens>(ctx, list, tokens, share, {})
              : launch_share<8, Split::kRows>(ctx, list, tokens, share, {});
 }

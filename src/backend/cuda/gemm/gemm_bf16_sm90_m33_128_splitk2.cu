@@ -18,7 +18,7 @@ constexpr int kSharedBytes = 222 << 10;
 
 // G: tiles of 64 tokens; NT: tiles of 8 rows.
 template <int G_, int NT_>
-struct Halves {
+struct Bf16SplitK {
   static constexpr int G = G_, NT = NT_;
   static constexpr int kTiles = NT * G / 2;      // of a warpgroup
   static constexpr int kFirst = G == 2 ? 3 : 2;  // of these the first block ends
@@ -37,7 +37,7 @@ constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A pair's tiles of 16 rows, of all products.
-struct Tiles {
+struct PairTiles {
   int first, count;
 };
 __device__ __forceinline__ int product_of(const ProductList& list, int tile) {
@@ -76,7 +76,7 @@ struct SharedRuns {
 };
 template <int N>
 __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductList& list,
-                                                   const Tiles& tiles, int64_t unit) {
+                                                   const PairTiles& tiles, int64_t unit) {
   constexpr int kPanel = kPanelTiles<BF16>;
   uint32_t to = 0;
   runs.count = 0;
@@ -110,7 +110,7 @@ struct Places {
   bool plain, adds_any;  // all of them: whole tiles at places for four rows at once
 
   // By the first warp.
-  __device__ __forceinline__ void look_up(const ProductList& list, const Tiles& tiles) {
+  __device__ __forceinline__ void look_up(const ProductList& list, const PairTiles& tiles) {
     const int in = static_cast<int>(threadIdx.x);
     bool fits = true, adding = false;
     if (in < tiles.count) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ int first_token() {
 // what lies side by side: pairs of rows a lane would be requests of 32 bytes, of which a
 // multiprocessor makes few.
 template <class S, int From, int To>
-struct End {
+struct SplitKEnd {
   static constexpr int kOwn = To - From, kQuads = kOwn * 2;          // fours of rows
   static constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // of a token, for all banks
   static constexpr int kSums = kConsumers / 32 * 16 * kWidth;
@@ -156,7 +156,7 @@ struct End {
   int tokens, warp, lane;
   float *sums, *before;
 
-  __device__ __forceinline__ End(const Places<S>& all, int count, uint8_t* stages)
+  __device__ __forceinline__ SplitKEnd(const Places<S>& all, int count, uint8_t* stages)
       : places(all), tokens(count), warp(threadIdx.x / 32), lane(threadIdx.x % 32) {
     sums = reinterpret_cast<float*>(stages) + warp * 16 * kWidth;
     before = reinterpret_cast<float*>(stages) + kSums + threadIdx.x * 4;
@@ -260,7 +260,7 @@ __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], 
   for (int j = S::kFirst; j < S::kTiles; ++j) {
     send(to + (j - S::kFirst) * kConsumers * 16, sum[j], barrier);
   }
-  const End<S, 0, S::kFirst> end(places, tokens, stages);
+  const SplitKEnd<S, 0, S::kFirst> end(places, tokens, stages);
   end.ask();
   barrier_wait(there, 0);
 #pragma unroll
@@ -287,7 +287,7 @@ __device__ __forceinline__ void end_second(const float (&leaf)[kLeaves][S::kTile
                                            uint8_t* stages, uint64_t* there,
                                            const Places<S>& places, int tokens) {
   const float4* mine = reinterpret_cast<const float4*>(stages + S::kRoom) + threadIdx.x;
-  const End<S, S::kFirst, S::kTiles> end(places, tokens, stages);
+  const SplitKEnd<S, S::kFirst, S::kTiles> end(places, tokens, stages);
   end.ask();
   barrier_wait(there, 0);
 #pragma unroll
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   let_next_start();
   const int rank = static_cast<int>(blockIdx.x) % 2;
   const int first = static_cast<int>(blockIdx.x) / 2 * share;
-  const Tiles tiles{first, min(share, list.first_block[list.count] - first)};
+  const PairTiles tiles{first, min(share, list.first_block[list.count] - first)};
   const int64_t cols = list.of[0].weight.cols;
   const int first_leaf = rank * kLeaves;
   if (threadIdx.x == 0) {  // what comes is of warps with tokens
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
       const int64_t step = static_cast<int64_t>((tokens + 7) / 8) * kTokenBytes;
-      const Leaf last = leaf_of(cols, first_leaf + kLeaves - 1);
+      const Bf16Slice last = leaf_of(cols, first_leaf + kLeaves - 1);
       const int begin = leaf_of(cols, first_leaf).first;
       bool waited = false;
       fill(ring, find_runs(runs[producer_index()], list, tiles, begin),
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <int G, int NT>
 int launch_halves(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
-  using S = Halves<G, NT>;
+  using S = Bf16SplitK<G, NT>;
   const auto kernel = halves_kernel<S>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   const auto pairs = static_cast<unsigned>(ceil_div(list.first_block[list.count], share));

@@ -36,7 +36,7 @@ constexpr int kWalkThreads = kConsumers + kProducerWarps * 32;
 constexpr int kNarrow = 16, kWide = 24;  // tiles of tokens of a block that walks
 constexpr int kRound = 2;                // tiles of tokens that a gated unit exchanges at once
 template <int NT>
-struct Gate : Walk<NT> {
+struct GatedWalk : Walk<NT> {
   static constexpr int kStages = (kRingBytes - 2 * kExchangeBytes<kRound>) / Walk<NT>::kStageBytes;
   static constexpr int kRoom = kStages * Walk<NT>::kStageBytes;
   static constexpr int kBytes = kRoom + 2 * kExchangeBytes<kRound>;
@@ -53,7 +53,7 @@ __device__ __forceinline__ uint32_t token_bytes(const ProductTile& tile, int64_t
 template <class S>
 inline constexpr bool kIsGate = false;
 template <int NT>
-inline constexpr bool kIsGate<Gate<NT>> = true;
+inline constexpr bool kIsGate<GatedWalk<NT>> = true;
 template <class S>
 inline constexpr int kTileUnits = kIsGate<S> ? kRowTiles / 2 : kRowTiles;
 
@@ -353,7 +353,7 @@ int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t 
                     const Activations& act) {
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
   list.count = 1;  // the other one's rows stand beside it
-  return launch_walk<Gate>(ctx, list, tokens, act);
+  return launch_walk<GatedWalk>(ctx, list, tokens, act);
 }
 
 int run_wgmma(const Context& ctx, const ProductList& list, int64_t tokens) {

@@ -23,10 +23,10 @@ inline constexpr int kRingBytes = 216 << 10;  // or less
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Pieces of 64 columns of a leaf.
-struct Leaf {
+struct Bf16Slice {
   int first, count;
 };
-__device__ __forceinline__ Leaf leaf_of(int64_t cols, int leaf) {
+__device__ __forceinline__ Bf16Slice leaf_of(int64_t cols, int leaf) {
   const int units = static_cast<int>((cols + 63) / 64), shift = 31 - __clz(leaves(cols));
   const int first = units * leaf >> shift;
   return {first, (units * (leaf + 1) >> shift) - first};

@@ -11,9 +11,9 @@
 namespace freshet::cuda {
 namespace {
 
-using Run = int (*)(const Context& ctx, const ProductList& list, int64_t tokens);
-using RunGated = int (*)(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
-                         const Activations& act);
+using Launch = int (*)(const Context& ctx, const ProductList& list, int64_t tokens);
+using LaunchGated = int (*)(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
+                            const Activations& act);
 
 // body(format) where the mask has the code. The tables name no other.
 template <uint64_t kFormats, class Body>
@@ -79,11 +79,11 @@ int exact_many(const Context& ctx, const ProductList& list, int64_t tokens) {
 
 // In the order of the tables.
 template <class R>
-struct Runs {
+struct LaunchOf {
   int kernel;
   R run;
 };
-constexpr Runs<Run> kRuns[] = {
+constexpr LaunchOf<Launch> kRuns[] = {
     {kGemmPairM1_8, pair_m1_8},
     {kGemmPairM9_16, pair_m9_16},
     {kGemmPairM17_64, run_pair_middle},
@@ -121,7 +121,7 @@ constexpr Runs<Run> kRuns[] = {
     {kGemmSm80SmallM, run_small_m},
     {kGemmSm80LargeM, large_m},
 };
-constexpr Runs<RunGated> kGatedRuns[] = {
+constexpr LaunchOf<LaunchGated> kGatedRuns[] = {
     {kSwigluQM1_8LargeN, swiglu_m1_8_large_n},
     {kSwigluQM1_8, swiglu_m1_8},
     {kSwigluQM9_16, swiglu_m9_16},
@@ -138,7 +138,7 @@ constexpr Runs<RunGated> kGatedRuns[] = {
     {kSwigluInt8M33, run_int8_gated},
 };
 template <class R, int N>
-constexpr bool in_order(const Runs<R> (&runs)[N], int count) {
+constexpr bool in_order(const LaunchOf<R> (&runs)[N], int count) {
   for (int i = 0; i < N; ++i) {
     if (runs[i].kernel != i) return false;
   }

@@ -17,13 +17,13 @@ __host__ __device__ inline int leaves8(const WeightView& w) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-struct Leaf {
+struct Fp8Slice {
   int first, count;  // steps of 128 columns
 };
 // How the steps of a weight are cut: leaves are a power of two, so that nothing is divided.
 struct LeafCut {
   int steps, shift;
-  __device__ __forceinline__ Leaf leaf(int which) const {
+  __device__ __forceinline__ Fp8Slice leaf(int which) const {
     const int first = steps * which >> shift;
     return {first, (steps * (which + 1) >> shift) - first};
   }
@@ -31,7 +31,7 @@ struct LeafCut {
 __device__ __forceinline__ LeafCut leaf_cut(const WeightView& w) {
   return {static_cast<int>((w.cols + kE4M3Cols - 1) / kE4M3Cols), leaves8(w) >> 1};
 }
-__device__ __forceinline__ Leaf leaf_of(const WeightView& w, int leaf) {
+__device__ __forceinline__ Fp8Slice leaf_of(const WeightView& w, int leaf) {
   return leaf_cut(w).leaf(leaf);
 }
 

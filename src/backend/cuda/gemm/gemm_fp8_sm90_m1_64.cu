@@ -67,7 +67,7 @@ constexpr int kTold = 8;  // claims that are remembered: of twice the tiles in a
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // The tiles of a block: those of its tour, or its first and what the producer claims and tells.
 template <bool kClaims>
-struct Tiles {
+struct PanelTiles {
   Tour tour;
   volatile int* told;
   uint64_t* known;
@@ -104,7 +104,7 @@ struct Tiles {
 
 // One thread a ring.
 template <int NT>
-__device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
+__device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ring,
                                             const ProductList& list, int64_t tokens,
                                             const Tour& tour, int leaf) {
   using S = Few<NT, false>;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void produce_few(Ring<Few<NT, false>::kStage> ring,
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
-    const Leaf part = leaf_of(p.weight, leaf);
+    const Fp8Slice part = leaf_of(p.weight, leaf);
     const int64_t left = act_tiles - tile.token_tile;
     const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
     const auto copy_rows = [&](int n, int stage) {
@@ -151,12 +151,12 @@ __device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t toke
 // kernel in front has `ended` little is in flight (prefetch_weights.cuh). Who claims tiles has no
 // time to learn what their scales have in common, and copies all.
 template <class S, int NT, bool kClaims>
-__device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const ProductList& list,
-                                             int64_t tokens, Tiles<kClaims> tiles, int leaf,
+__device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const ProductList& list,
+                                             int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
                                              uint8_t* own, uint64_t* here, Near near,
                                              const volatile int& ended) {
   constexpr int kInFlight = (kFp8AheadBytes / S::kProducers + S::kStage - 1) / S::kStage;
-  const Leaf part = leaf_of(list.of[0].weight, leaf);
+  const Fp8Slice part = leaf_of(list.of[0].weight, leaf);
   const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;
   const auto start_tokens = [&] {
     wait();
@@ -229,7 +229,7 @@ __device__ __forceinline__ void produce_rows(Ring<S::kStage> ring, const Product
 }
 
 // Where the leaves of a tile meet: each block of the cluster adds up its share of the rows.
-struct Meeting {
+struct LeafMeeting {
   uint8_t* sums;             // [leaf][tile of 16 rows][tile of tokens][lane][4]
   uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
   int blocks, rank, leaves;
@@ -238,9 +238,9 @@ struct Meeting {
 // Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
 // the first.
 template <class S, int NT, bool kOwn, bool kClaims>
-__device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductList& list,
-                                            int64_t tokens, Tiles<kClaims> tiles, int leaf,
-                                            const Meeting& meeting, const uint8_t* own,
+__device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const ProductList& list,
+                                            int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
+                                            const LeafMeeting& meeting, const uint8_t* own,
                                             uint64_t* here, int next) {
   const int lane = static_cast<int>(threadIdx.x % 32),
             warp = static_cast<int>(threadIdx.x / 32 % 4);
@@ -341,7 +341,8 @@ __device__ __forceinline__ void take_leaves(Ring<S::kStage> ring, const ProductL
 // the first tile wants before the kernel in front has ended.
 template <int NT, int kMine>
 __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
-                                             Tiles<false> tiles, const Meeting& meeting, int warp) {
+                                             PanelTiles<false> tiles, const LeafMeeting& meeting,
+                                             int warp) {
   constexpr int kThreads = Few<NT, false>::kFinishers * 32, kQuads = kMine * 4;
   constexpr int kAtOnce = kThreads / kQuads, kRounds = NT * kTokenTile / kAtOnce;
   constexpr int kItems = kMine * NT / Few<NT, false>::kFinishers;
@@ -420,7 +421,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
 // The same of 8 tokens at most: a warp has at most one tile of rows.
 template <bool kClaims>
 __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t tokens,
-                                             Tiles<kClaims> tiles, const Meeting& meeting,
+                                             PanelTiles<kClaims> tiles, const LeafMeeting& meeting,
                                              int warp) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
@@ -508,16 +509,16 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   __syncthreads();
   const Tour tour{static_cast<int>(blockIdx.x) / blocks, static_cast<int>(gridDim.x) / blocks,
                   tiles};
-  const Tiles<S::kClaims> its{tour, told, known, tour.first};
+  const PanelTiles<S::kClaims> its{tour, told, known, tour.first};
   constexpr int kFirst = S::kConsumers / 32;  // of the other warps
   const int warp = warp_index();
   const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
   const int group = produces ? warp - kFirst : warp / 4 % kGroups;
   const int leaf = rank * kGroups + group;
-  const Ring<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group], empty[group],
-                             ring_stages};
+  const PanelRing<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group],
+                                  empty[group], ring_stages};
   uint8_t* meet = stages + rings * ring_stages * S::kStage;
-  const Meeting meeting{meet, &arrived, &room, blocks, rank, leaves};
+  const LeafMeeting meeting{meet, &arrived, &room, blocks, rank, leaves};
   uint8_t* near_at = meet + S::kMeeting;
   uint8_t* own = near_at + (S::kNear ? kNearBytes : 0) +
                  group * most_steps(cols, leaves) * NT * kE4M3TileBytes;

@@ -23,7 +23,7 @@ inline constexpr int kNearBytes = kPanelCodes / 2;
 constexpr int kStepCols = kE4M3Cols;
 
 template <int kStageBytes>
-struct Ring {
+struct PanelRing {
   uint8_t* stages;
   uint64_t *full, *empty;
   int count;  // of stages

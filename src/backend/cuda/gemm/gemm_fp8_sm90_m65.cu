@@ -294,11 +294,11 @@ int launch_fp8(const Context& ctx, const ProductList& given, int64_t tokens) {
 }
 // A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block, of which so
 // many share the rows.
-struct Way {
+struct Fp8Way {
   int groups, tiles, blocks;
   int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens);
 };
-constexpr Way kWays[] = {
+constexpr Fp8Way kWays[] = {
     {1, 6, 1, launch_fp8<1, 6, false>},   {1, 8, 1, launch_fp8<1, 8, false>},
     {2, 14, 1, launch_fp8<2, 14, false>}, {2, 16, 1, launch_fp8<2, 16, false>},
     {2, 8, 2, launch_fp8<2, 8, true>},    {2, 12, 2, launch_fp8<2, 12, true>},
@@ -307,7 +307,7 @@ constexpr Way kWays[] = {
 
 // About how many cycles all steps of 128 columns take: each is multiplied, comes from memory (its
 // weights) or the L2 cache (all of it), or is waited for.
-int64_t cost(const Context& ctx, const Way& way, const ProductList& list, int64_t tokens) {
+int64_t cost(const Context& ctx, const Fp8Way& way, const ProductList& list, int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kLeast = 260;  // bytes a cycle, cycles
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) tiles += ceil_div(list.of[i].weight.rows, way.tiles * 8);
@@ -329,8 +329,8 @@ int run_fp8_wide(const Context& ctx, const ProductList& list, int64_t tokens) {
 }
 
 int run_fp8_many(const Context& ctx, const ProductList& list, int64_t tokens) {
-  const Way* best = nullptr;
-  for (const Way& way : kWays) {
+  const Fp8Way* best = nullptr;
+  for (const Fp8Way& way : kWays) {
     if (tokens <= way.groups * 64 * (way.blocks - 1)) continue;  // one block would have none
     if (best == nullptr || cost(ctx, way, list, tokens) < cost(ctx, *best, list, tokens))
       best = &way;

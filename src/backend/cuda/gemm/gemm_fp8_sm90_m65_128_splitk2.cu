@@ -14,7 +14,7 @@ constexpr int G = 2;  // warpgroups of 64 tokens each
 
 // Where a block gets what the other one has of its half: two sums at most.
 template <int NT>
-struct Halves : Fp8Shape<G, NT> {
+struct Fp8SplitK : Fp8Shape<G, NT> {
   static constexpr int kHalf = NT / 2;
   static constexpr int kRoomBytes = 2 * kHalf * G * 128 * 16;
   static constexpr int kRingBytes = kManyBytes - kRoomBytes;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
 template <int NT, int kOther>
 __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* room,
                                           uint64_t* there) {
-  using S = Halves<NT>;
+  using S = Fp8SplitK<NT>;
   const uint32_t to = place_in_block(room + threadIdx.x, kOther);
   const uint32_t barrier = place_in_block(there, kOther);
 #pragma unroll
@@ -68,7 +68,7 @@ __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* roo
 template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
-  using S = Halves<NT>;
+  using S = Fp8SplitK<NT>;
   const float4* at = room + threadIdx.x;
 #pragma unroll
   for (int j = 0; j < S::kHalf; ++j) {
@@ -103,10 +103,10 @@ __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<
 #endif
 
 template <int NT>
-__global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
+__global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
     halves_kernel(const __grid_constant__ ProductList list, int64_t tokens, Fp8Stages stages) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Halves<NT>;
+  using S = Fp8SplitK<NT>;
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there;
   let_next_start();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(Halves<NT>::kThreads, 1)
 
 template <int NT>
 int launch_halves(const Context& ctx, const ProductList& given, int64_t tokens) {
-  using S = Halves<NT>;
+  using S = Fp8SplitK<NT>;
   const ProductList list = with_blocks(given, NT * 8);
   const auto kernel = halves_kernel<NT>;
   if (const int error = raise_shared(kernel, kManyBytes); error != 0) return error;

@@ -12,7 +12,7 @@ namespace {
 
 // NT: tiles of 8 tokens; R: tiles of rows of a warp at once.
 template <int NT, int R>
-struct Shape {
+struct Int8FewShape {
   static constexpr int kRowBytes = R * INT8::kTileBytes;
   static constexpr int kStageBytes = kRowBytes + NT * kInt8TileBytes;
   // Tiles of tokens added up at once, a warp an item.
@@ -32,8 +32,8 @@ struct Shape {
 // A warp's steps of the block's tiles: R tiles at a time, all its steps, then the next R. One lane
 // asks.
 template <int NT, int R>
-struct Stream {
-  using S = Shape<NT, R>;
+struct Int8Stream {
+  using S = Int8FewShape<NT, R>;
   const ProductArgs& p;
   int64_t first;  // tile of the block
   int tiles, begin, steps;
@@ -77,7 +77,7 @@ template <int NT, int R>
 __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* stage, int count) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint8_t* rows = stage + lane / 8 % 2 * kInt8TileBytes + lane / 16 * 128 + lane % 8 * 16;
-  const uint8_t* tokens = stage + Shape<NT, R>::kRowBytes + lane * 16;
+  const uint8_t* tokens = stage + Int8FewShape<NT, R>::kRowBytes + lane * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t b[NT][4];
@@ -102,7 +102,7 @@ __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* st
 template <int NT, int R, class End>
 __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shared, int count,
                                           const End& end) {
-  using S = Shape<NT, R>;
+  using S = Int8FewShape<NT, R>;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < NT; j += S::kTogether) {
@@ -129,7 +129,7 @@ template <int NT, int R>
 __global__ void __launch_bounds__(256, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {
 #if __CUDA_ARCH__ >= 900
-  using S = Shape<NT, R>;
+  using S = Int8FewShape<NT, R>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
   let_next_start();
@@ -141,16 +141,16 @@ __global__ void __launch_bounds__(256, 1)
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const int64_t left = (p.weight.rows + 15) / 16 - first, act_tiles = (tokens + 7) / 8;
   uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
-  Stream<NT, R> stream{p,
-                       first,
-                       static_cast<int>(min(static_cast<int64_t>(share), left)),
-                       begin,
-                       steps * (warp + 1) / kWarps - begin,
-                       static_cast<uint32_t>(act_tiles * kInt8TileBytes),
-                       act_tiles * kInt8TileBytes,
-                       ring,
-                       full[warp],
-                       read_once()};
+  Int8Stream<NT, R> stream{p,
+                           first,
+                           static_cast<int>(min(static_cast<int64_t>(share), left)),
+                           begin,
+                           steps * (warp + 1) / kWarps - begin,
+                           static_cast<uint32_t>(act_tiles * kInt8TileBytes),
+                           act_tiles * kInt8TileBytes,
+                           ring,
+                           full[warp],
+                           read_once()};
   if (lane == 0) {
     for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
     barriers_ready();
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(256, 1)
 
 template <int NT, int R>
 int launch_few(const Context& ctx, const ProductList& list, int64_t tokens, int share) {
-  using S = Shape<NT, R>;
+  using S = Int8FewShape<NT, R>;
   const auto kernel = few_kernel<NT, R>;
   if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
   return launch(ctx, kernel, dim3(static_cast<unsigned>(list.first_block[list.count])), dim3(256),

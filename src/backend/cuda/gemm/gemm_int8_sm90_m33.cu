@@ -28,7 +28,7 @@ constexpr int kProducers = 4;
 
 // kGate: half of the tiles of rows are gate's, half up's.
 template <int G_, int NT_, bool kGate_ = false>
-struct Shape {
+struct Int8Shape {
   static constexpr bool kGate = kGate_;
   static constexpr int kRowTiles = kGate ? NT_ / 2 : NT_;  // of a matrix
   static constexpr int G = G_, NT = NT_, kConsumers = G * 128, kTokenTiles = G * 8;
@@ -39,7 +39,7 @@ struct Shape {
 
 // How a product is cut: stages in the ring, tiles of tokens of a stage, tiles of the product, and
 // blocks that share one.
-struct Plan {
+struct Int8Plan {
   int stages, width, tiles, parts;
   __host__ __device__ int stage_bytes(int row_tiles) const {
     return (width + row_tiles) * kInt8TileBytes;
@@ -51,7 +51,7 @@ struct Plan {
 struct Part {
   int first, count;
 };
-__device__ __forceinline__ Part part_of(int64_t cols, const Plan& plan) {
+__device__ __forceinline__ Part part_of(int64_t cols, const Int8Plan& plan) {
   const int steps = int8_steps(cols), rank = static_cast<int>(blockIdx.x) % plan.parts;
   const int first = steps * rank / plan.parts;
   return {first, steps * (rank + 1) / plan.parts - first};
@@ -65,8 +65,9 @@ __device__ __forceinline__ ProductTile find_tile(const ProductList& list, int64_
 
 // A thread of each producer.
 template <class S>
-__device__ __forceinline__ void produce(const ProductList& list, int64_t tokens, const Plan& plan,
-                                        int producer, uint8_t* stages, const Pipeline& pipe) {
+__device__ __forceinline__ void produce(const ProductList& list, int64_t tokens,
+                                        const Int8Plan& plan, int producer, uint8_t* stages,
+                                        const Pipeline& pipe) {
   const int bytes = plan.stage_bytes(S::NT);
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kInt8TileBytes;
   const bool once = act_tiles <= S::kTokenTiles;
@@ -158,7 +159,7 @@ __device__ __forceinline__ void sum_steps(Int8Stages& ring, int (&sum)[NT][4], i
 }
 
 // What a lane writes to: two tokens, pairs of rows.
-struct End {
+struct Int8End {
   const ProductArgs& p;
   int64_t tokens, token, row;  // of the lane's first
   const float* of_rows;
@@ -171,7 +172,7 @@ struct End {
     float2 scale, bias;
   };
 
-  __device__ __forceinline__ End(const ProductArgs& product, int64_t n, const ProductTile& tile)
+  __device__ __forceinline__ Int8End(const ProductArgs& product, int64_t n, const ProductTile& tile)
       : p(product), tokens(n) {
     const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
     token = tile.token_tile * 8 + warp * 16 + lane / 4;
@@ -237,11 +238,11 @@ struct End {
 };
 
 template <class S>
-__device__ __forceinline__ void finish_tile(const End& end, const int (&sum)[S::NT][4]) {
+__device__ __forceinline__ void finish_tile(const Int8End& end, const int (&sum)[S::NT][4]) {
   constexpr int kAtOnce = 4;  // tiles of rows
 #pragma unroll
   for (int from = 0; from < S::NT; from += kAtOnce) {
-    End::Rows rows[kAtOnce];
+    Int8End::Rows rows[kAtOnce];
     float2 before[kAtOnce][2];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -255,12 +256,12 @@ __device__ __forceinline__ void finish_tile(const End& end, const int (&sum)[S::
 
 // The gated unit, where gate's product would be.
 template <class S>
-__device__ __forceinline__ void finish_gate(const End& gate, const End& up,
+__device__ __forceinline__ void finish_gate(const Int8End& gate, const Int8End& up,
                                             const int (&sum)[S::NT][4]) {
   constexpr int kAtOnce = 2;
 #pragma unroll
   for (int from = 0; from < S::kRowTiles; from += kAtOnce) {
-    End::Rows of_gate[kAtOnce], of_up[kAtOnce];
+    Int8End::Rows of_gate[kAtOnce], of_up[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       of_gate[n] = gate.rows(from + n);
@@ -289,11 +290,11 @@ __device__ __forceinline__ int4 ints_from_block(const int4* p, int rank) {
 }
 // A block's share of the cluster's sums, which stand [tile of rows][thread] in each.
 template <class S>
-__device__ __forceinline__ void finish_part(const End& end, const int4* room, int parts) {
+__device__ __forceinline__ void finish_part(const Int8End& end, const int4* room, int parts) {
   const int rank = static_cast<int>(blockIdx.x) % parts, mine = S::NT / parts;
 #pragma unroll 4
   for (int j = rank * mine; j < (rank + 1) * mine; ++j) {
-    const End::Rows rows = end.rows(j);
+    const Int8End::Rows rows = end.rows(j);
     const float2 before[2] = {end.before(j, 0), end.before(j, 1)};
     int all[4] = {};
     for (int b = 0; b < parts; ++b) {
@@ -306,16 +307,16 @@ __device__ __forceinline__ void finish_part(const End& end, const int4* room, in
 
 template <class S>
 __device__ __forceinline__ void consume(Int8Stages ring, const ProductList& list, int64_t tokens,
-                                        const Plan& plan) {
+                                        const Int8Plan& plan) {
   for (int index = static_cast<int>(blockIdx.x) / plan.parts; index < plan.tiles;
        index += static_cast<int>(gridDim.x) / plan.parts) {
     const ProductTile tile = find_tile<S>(list, tokens, index);
     const ProductArgs& p = list.of[tile.product];
     int sum[S::NT][4] = {};
     sum_steps<S::NT>(ring, sum, part_of(p.weight.cols, plan).count);
-    const End end(p, tokens, tile);
+    const Int8End end(p, tokens, tile);
     if constexpr (S::kGate) {
-      finish_gate<S>(end, End(list.of[1], tokens, tile), sum);
+      finish_gate<S>(end, Int8End(list.of[1], tokens, tile), sum);
       continue;
     }
     if (plan.parts == 1) {
@@ -337,7 +338,7 @@ __device__ __forceinline__ void consume(Int8Stages ring, const ProductList& list
 
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    many_kernel(const __grid_constant__ ProductList list, int64_t tokens, Plan plan) {
+    many_kernel(const __grid_constant__ ProductList list, int64_t tokens, Int8Plan plan) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
@@ -366,7 +367,7 @@ int launch_many(const Context& ctx, const ProductList& given, int64_t tokens, in
   ProductList list = with_blocks(given, S::kRowTiles * 8);
   if (S::kGate) list.count = 1;  // up's rows stand beside gate's
   const int64_t act_tiles = ceil_div(tokens, kTokenTile);
-  Plan plan{};
+  Int8Plan plan{};
   plan.width = static_cast<int>(std::min<int64_t>(act_tiles, S::kTokenTiles));
   plan.tiles = static_cast<int>(list.first_block[list.count] * ceil_div(tokens, S::G * 64));
   plan.parts = parts;
@@ -381,35 +382,35 @@ int launch_many(const Context& ctx, const ProductList& given, int64_t tokens, in
 }
 
 // A way to cut a product.
-struct Way {
+struct Int8Way {
   int groups, tiles;
   int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens, int parts);
 };
-constexpr Way kWays[] = {
-    {1, 8, launch_many<Shape<1, 8>>},   {2, 8, launch_many<Shape<2, 8>>},
-    {1, 12, launch_many<Shape<1, 12>>}, {1, 16, launch_many<Shape<1, 16>>},
-    {1, 28, launch_many<Shape<1, 28>>}, {2, 12, launch_many<Shape<2, 12>>},
-    {2, 16, launch_many<Shape<2, 16>>}, {2, 28, launch_many<Shape<2, 28>>},
-    {2, 32, launch_many<Shape<2, 32>>},
+constexpr Int8Way kWays[] = {
+    {1, 8, launch_many<Int8Shape<1, 8>>},   {2, 8, launch_many<Int8Shape<2, 8>>},
+    {1, 12, launch_many<Int8Shape<1, 12>>}, {1, 16, launch_many<Int8Shape<1, 16>>},
+    {1, 28, launch_many<Int8Shape<1, 28>>}, {2, 12, launch_many<Int8Shape<2, 12>>},
+    {2, 16, launch_many<Int8Shape<2, 16>>}, {2, 28, launch_many<Int8Shape<2, 28>>},
+    {2, 32, launch_many<Int8Shape<2, 32>>},
 };
 
-constexpr Way kGateWays[] = {
-    {1, 16, launch_many<Shape<1, 16, true>>},
-    {1, 28, launch_many<Shape<1, 28, true>>},
-    {2, 28, launch_many<Shape<2, 28, true>>},
-    {2, 32, launch_many<Shape<2, 32, true>>},
+constexpr Int8Way kGateWays[] = {
+    {1, 16, launch_many<Int8Shape<1, 16, true>>},
+    {1, 28, launch_many<Int8Shape<1, 28, true>>},
+    {2, 28, launch_many<Int8Shape<2, 28, true>>},
+    {2, 32, launch_many<Int8Shape<2, 32, true>>},
 };
 
 // How many clusters of so many blocks run together: not all multiprocessors have room for pairs and
 // fours.
 int clusters_at_once(const Context& ctx, int parts) {
   if (parts != 4) return ctx.multiprocessors / parts;
-  const auto kernel = many_kernel<Shape<1, 16>>;
+  const auto kernel = many_kernel<Int8Shape<1, 16>>;
   return known_of(ctx, reinterpret_cast<const void*>(kernel), kRingBytes, [&] {
     (void)raise_shared(kernel, kRingBytes);
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(4);
-    config.blockDim = dim3(Shape<1, 16>::kThreads);
+    config.blockDim = dim3(Int8Shape<1, 16>::kThreads);
     config.dynamicSmemBytes = kRingBytes;
     cudaLaunchAttribute size = {};
     size.id = cudaLaunchAttributeClusterDimension;
@@ -425,7 +426,7 @@ int clusters_at_once(const Context& ctx, int parts) {
 
 // About how many cycles a product takes: each step is multiplied, and comes from memory (its
 // weights) or the L2 cache (all of it); tiles begin and end.
-int64_t cost(const Context& ctx, const Way& way, int parts, const ProductList& list,
+int64_t cost(const Context& ctx, const Int8Way& way, int parts, const ProductList& list,
              int64_t tokens) {
   constexpr int64_t kMemory = 20, kCache = 45, kEnds = 2500,
                     kMeeting = 1500;  // bytes a cycle, cycles
@@ -445,12 +446,12 @@ int64_t cost(const Context& ctx, const Way& way, int parts, const ProductList& l
 
 // The cheapest way.
 template <size_t N>
-int launch_best(const Context& ctx, const Way (&ways)[N], int most_parts, const ProductList& list,
-                int64_t tokens) {
-  const Way* best = nullptr;
+int launch_best(const Context& ctx, const Int8Way (&ways)[N], int most_parts,
+                const ProductList& list, int64_t tokens) {
+  const Int8Way* best = nullptr;
   int parts = 1;
   int64_t least = 0;
-  for (const Way& way : ways) {
+  for (const Int8Way& way : ways) {
     for (int n = 1; n <= most_parts; n *= 2) {
       const int64_t its = cost(ctx, way, n, list, tokens);
       if (best == nullptr || its < least) best = &way, parts = n, least = its;

@@ -20,9 +20,9 @@ struct Stage {
   static constexpr int kTileBytes = kPieces / kUnitPieces * F::kTileBytes;
 };
 template <class F, int R>
-struct Shape : Stage<F>,
-               FewSums<2, R, 2>,
-               FewRings<FewSums<2, R, 2>, R * Stage<F>::kTileBytes, 4> {};
+struct FewShape : Stage<F>,
+                  FewSums<2, R, 2>,
+                  FewRings<FewSums<2, R, 2>, R * Stage<F>::kTileBytes, 4> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
@@ -30,7 +30,7 @@ inline constexpr int kAhead = 2;  // pieces of tokens in registers
 // A warp's leaf of a share: of each kTiles tiles its own R, all pieces of the leaf. Lane t asks for
 // tile t.
 template <class S>
-struct Stream {
+struct FewStream {
   using F = typename S::F;
   const uint8_t* weights;  // of the leaf
   int64_t step;            // to the next tile
@@ -97,13 +97,13 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const int leaf = warp / S::kPair;
   const int begin = units * leaf / kWarps;
-  Stream<S> stream{w.weights + begin * F::kTileBytes,
-                   tile_at<F>(1, w.cols),
-                   {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
-                   units * (leaf + 1) / kWarps - begin,
-                   warp % S::kPair * R,
-                   rings + warp * S::kStages * S::kStageBytes,
-                   full[warp]};
+  FewStream<S> stream{w.weights + begin * F::kTileBytes,
+                      tile_at<F>(1, w.cols),
+                      {first, static_cast<int>(min(static_cast<int64_t>(share), tiles - first))},
+                      units * (leaf + 1) / kWarps - begin,
+                      warp % S::kPair * R,
+                      rings + warp * S::kStages * S::kStageBytes,
+                      full[warp]};
   if (lane == 0) {
     for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], R);
     barriers_ready();
@@ -188,15 +188,15 @@ int run_quant_few(const Context& ctx, const ProductList& given, int64_t tokens) 
   ProductList list = given;
   const int share = even_share(ctx, list);
   if constexpr (F::kTileBytes < 3000) {  // two tiles leave room for two stages
-    if (share > 2) return launch_few<Shape<F, 2>>(ctx, list, tokens, share);
+    if (share > 2) return launch_few<FewShape<F, 2>>(ctx, list, tokens, share);
   }
-  return launch_few<Shape<F, 1>>(ctx, list, tokens, share);
+  return launch_few<FewShape<F, 1>>(ctx, list, tokens, share);
 }
 
 template <class F>
 int run_quant_few_pair(const Context& ctx, const ProductList& given, int64_t tokens) {
-  using S = Shape<F, (F::kTileBytes < 3000) ? 2 : 1>;
-  using T = Shape<Q6_K, 1>;
+  using S = FewShape<F, (F::kTileBytes < 3000) ? 2 : 1>;
+  using T = FewShape<Q6_K, 1>;
   static_assert(S::kAllWarps == T::kAllWarps);
   using Larger = std::conditional_t<(S::kBytes >= T::kBytes), S, T>;
   ProductList list = given;

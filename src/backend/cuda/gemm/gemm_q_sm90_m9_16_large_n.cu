@@ -20,7 +20,7 @@ constexpr int kStagePieces = 4;  // of 64 columns
 
 // NT: tiles of 8 tokens.
 template <class F_, int NT_, bool kGate_>
-struct Shape {
+struct WideShape {
   using F = F_;
   static constexpr int NT = NT_;
   static constexpr bool kGate = kGate_;
@@ -64,7 +64,7 @@ struct Steps {
 
 // Units of rows of a block, in passes of so many that its warps have at once.
 template <class S>
-struct Rows {
+struct WideRows {
   int64_t first;
   int count;
   static constexpr int kPass = kWarps * S::kAtOnce;
@@ -82,9 +82,9 @@ struct Rows {
 
 // A warp's weights: lane t asks for tile t.
 template <class S>
-struct Stream {
+struct WideStream {
   using F = typename S::F;
-  const Rows<S> rows;
+  const WideRows<S> rows;
   const uint8_t* weights;  // the lane's tiles of the first pass
   int64_t pass_bytes;
   uint8_t* ring;
@@ -116,7 +116,7 @@ struct Stream {
 
 // One thread: the tokens of all passes.
 template <class S>
-__device__ __forceinline__ void bring_tokens(const Rows<S>& rows, const ProductArgs& p,
+__device__ __forceinline__ void bring_tokens(const WideRows<S>& rows, const ProductArgs& p,
                                              int64_t tokens, uint8_t* ring, uint64_t* full,
                                              uint64_t* empty) {
   const int tiles = static_cast<int>((tokens + 7) / 8);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void put_gated_lanes(const Activations& act, const Pr
 }
 
 template <class S>
-__device__ __forceinline__ void walk(Stream<S>& stream, const ProductList& list, int product,
+__device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& list, int product,
                                      const uint8_t* ring, uint64_t* full, uint64_t* empty,
                                      int64_t tokens, const Activations& act) {
   using F = typename S::F;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const WeightView& w = list.of[i].weight;
   const int64_t all = (w.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
-  const Rows<S> rows{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
+  const WideRows<S> rows{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::kTokenStages; ++s) {
       barrier_init(&full[s], 1);
@@ -287,12 +287,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t step = tile_at<F>(1, w.cols);  // to the next tile
   const uint8_t* from = S::kGate && lane == 1 ? list.of[1].weight.data : w.data;
   const int64_t tile = rows.unit(0, warp) + (S::kGate ? 0 : lane);
-  Stream<S> stream{rows,
-                   from + tile * step,
-                   Rows<S>::kPass * step,
-                   rings + S::kTokenStages * S::kTokensBytes + warp * S::kStages * S::kStageBytes,
-                   weights_full[warp],
-                   Steps<S>(w.cols)};
+  WideStream<S> stream{
+      rows,
+      from + tile * step,
+      WideRows<S>::kPass * step,
+      rings + S::kTokenStages * S::kTokensBytes + warp * S::kStages * S::kStageBytes,
+      weights_full[warp],
+      Steps<S>(w.cols)};
   for (int s = 0; s < S::kStages && stream.more(warp); ++s) stream.ask(warp, lane);
   wait();
   walk<S>(stream, list, i, rings, full, empty, tokens, act);
@@ -317,7 +318,7 @@ template <class F>
 int run_quant_wide(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;
   const int share = even_share(ctx, list);
-  return launch_wide<Shape<F, 2, false>>(ctx, list, tokens, share, {});
+  return launch_wide<WideShape<F, 2, false>>(ctx, list, tokens, share, {});
 }
 
 template <class F>
@@ -326,7 +327,7 @@ int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int
   ProductList list = gate_and_up;
   list.count = 1;  // up's rows stand beside gate's
   const int share = even_share(ctx, list);
-  return launch_wide<Shape<F, 2, true>>(ctx, list, tokens, share, act);
+  return launch_wide<WideShape<F, 2, true>>(ctx, list, tokens, share, act);
 }
 
 #define FRESHET_WIDE(F)                                                             \

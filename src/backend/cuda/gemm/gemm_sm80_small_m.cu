@@ -14,7 +14,7 @@ namespace {
 // engine: what is on its way takes no registers, and a block's first pieces are asked for before
 // the kernel in front of it ends.
 template <class F>
-struct Ring {
+struct WarpStages {
   static constexpr int kStages = 4;
   static constexpr int kUnits = F::kTileBytes <= 600    ? 4
                                 : F::kTileBytes <= 1100 ? 2
@@ -33,7 +33,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint4* act[NT];
 #if __CUDA_ARCH__ >= 900
-  using R = Ring<F>;
+  using R = WarpStages<F>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][R::kStages];
   constexpr int kStagePieces = R::kUnits * kPieces;
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
 // The attribute is set at every launch: it costs the host little, and nothing is remembered.
 template <class F, class Kernel, class... A>
 int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
-  if (const int error = raise_shared(kernel, Ring<F>::kBytes); error != 0) return error;
-  return launch(ctx, kernel, grid, dim3(256), Ring<F>::kBytes, args...);
+  if (const int error = raise_shared(kernel, WarpStages<F>::kBytes); error != 0) return error;
+  return launch(ctx, kernel, grid, dim3(256), WarpStages<F>::kBytes, args...);
 }
 
 // By tiles of 8 tokens. The kernels of two tiles serve block formats on Hopper, too.

@@ -55,9 +55,9 @@ struct Rings {
 
 // Where one of them has come to in a ring.
 template <int kStages>
-struct Place {
+struct StagePlace {
   int next, stage, round = 0;
-  __device__ __forceinline__ explicit Place(int first) : next(first), stage(first) {}
+  __device__ __forceinline__ explicit StagePlace(int first) : next(first), stage(first) {}
   __device__ __forceinline__ void advance(int by) {
     next += by;
     stage += by;
@@ -66,12 +66,12 @@ struct Place {
 };
 
 // A pass's tiles of 16 rows of gate and of up, each of one panel and the next.
-struct Tiles {
+struct FewTiles {
   const uint8_t *gate, *up;
   uint32_t here, beyond;  // bytes of either
   int64_t jump;
 
-  __device__ __forceinline__ Tiles(const ProductList& list, int64_t tile, int count) {
+  __device__ __forceinline__ FewTiles(const ProductList& list, int64_t tile, int count) {
     constexpr int kPanel = kPanelTiles<BF16>;
     const int64_t cols = list.of[0].weight.cols, at = tile_at<BF16>(tile, cols);
     const int in_panel = min(count, kPanel - static_cast<int>(tile % kPanel));
@@ -93,7 +93,7 @@ struct Tiles {
 };
 
 // A block's tiles, a pass after the other; passes are as even as can be.
-struct Passes {
+struct FewPasses {
   int64_t first;
   int count, units;  // tiles; pieces of 64 columns
 
@@ -109,13 +109,13 @@ struct Passes {
 // A thread's share of filling the ring of rows. Until the kernel in front has `ended` little is in
 // flight (prefetch_weights.cuh).
 __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
-                                          const Passes& passes, int index,
+                                          const FewPasses& passes, int index,
                                           const volatile int& ended) {
   constexpr int kInFlight = kAheadBytes / kRowBytes;
   const uint64_t policy = read_once();
-  Place<kRowStages> at(index);
+  StagePlace<kRowStages> at(index);
   for (int pass = 0; pass < passes.passes(); ++pass) {
-    const Tiles tiles(list, passes.begin(pass), passes.tiles(pass));
+    const FewTiles tiles(list, passes.begin(pass), passes.tiles(pass));
     const int before = pass * passes.units;
 #pragma unroll 1
     for (; at.next < before + passes.units; at.advance(kRowFillers)) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const Pro
 // A warp's share of filling that of tokens: its next pieces are loaded before there is room for
 // them, as loads take long beside the copies of weights.
 __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const ProductArgs& p,
-                                            int tokens, const Passes& passes, int index) {
+                                            int tokens, const FewPasses& passes, int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int last = (tokens + 7) / 8 - 1, end = passes.passes() * passes.units;
   const auto next_tile = static_cast<int>(p.act_chunks * 32);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   };
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) load(v[d]);
-  Place<kTokenStages> at(index);
+  StagePlace<kTokenStages> at(index);
 #pragma unroll 1
   while (at.next < end) {
 #pragma unroll
@@ -177,13 +177,14 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
 }
 
 // What a warpgroup has come to. Places are found once, and kept where all lanes have the same.
-struct Reader {
+struct FewReader {
   uint32_t tokens, rows;  // operands of the first stages
   Rings& rings;
-  Place<kTokenStages> token{0};
-  Place<kRowStages> row{0};
+  StagePlace<kTokenStages> token{0};
+  StagePlace<kRowStages> row{0};
 
-  __device__ __forceinline__ Reader(Rings& all, const uint8_t* its_tokens, const uint8_t* its_rows)
+  __device__ __forceinline__ FewReader(Rings& all, const uint8_t* its_tokens,
+                                       const uint8_t* its_rows)
       : tokens(kept(its_tokens)), rows(kept(its_rows)), rings(all) {}
   __device__ __forceinline__ static uint32_t kept(const uint8_t* at) {
     auto v = static_cast<uint32_t>(operand_at(at));
@@ -240,8 +241,8 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
   const ProductArgs& p = list.of[0];
   const int64_t cols = p.weight.cols, all = (p.weight.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
-  const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
-                      static_cast<int>((cols + 63) / 64)};
+  const FewPasses passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first)),
+                         static_cast<int>((cols + 63) / 64)};
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   if (threadIdx.x >= kConsumers) {
     const int index = producer_index();
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     }
     return;
   }
-  Reader reader(rings, stages, rows + threadIdx.x / 128 * kGroupRows);
+  FewReader reader(rings, stages, rows + threadIdx.x / 128 * kGroupRows);
   wait();
   for (int pass = 0; pass < passes.passes(); ++pass) {
     float gate[kTokenTiles][4], up[kTokenTiles][4];

@@ -16,7 +16,7 @@ constexpr int kTiles = 4 * kMost;  // of 8 rows, gate's and then up's
 constexpr int kKept = 18;          // of which sums are in registers
 constexpr int kGateBytes = 2 * kMost * kTokenBytes;
 constexpr int kTokenTiles = 16;
-struct Gate {
+struct GateStages {
   static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = true;
   static constexpr int kGroupRows = 0, kGroupTokens = 8 * kTokenBytes;
@@ -35,12 +35,12 @@ constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Tiles of 16 rows of gate and of up, each of one panel and the next.
-struct Tiles {
+struct GateTiles {
   const uint8_t *gate, *up;
   int here, beyond;
   int64_t jump;
 
-  __device__ __forceinline__ Tiles(const ProductList& list, int64_t tile, int count) {
+  __device__ __forceinline__ GateTiles(const ProductList& list, int64_t tile, int count) {
     constexpr int kPanel = kPanelTiles<BF16>;
     const int64_t cols = list.of[0].weight.cols, at = tile_at<BF16>(tile, cols);
     gate = list.of[0].weight.data + at;
@@ -63,7 +63,7 @@ struct Tiles {
 };
 
 // A block's tiles, a pass after the other; passes are as even as can be.
-struct Passes {
+struct GatePasses {
   int64_t first;
   int count;
 
@@ -126,17 +126,17 @@ __device__ __forceinline__ void end_pass(const ProductList& list, const Activati
     own[to * kConsumers] = make_float4(v[0], v[1], v[2], v[3]);
   };
 #pragma unroll
-  for (int i = 0; i < Gate::kUpKept; ++i) leave(Gate::kHalf + i, kTiles / 2 + i);
+  for (int i = 0; i < GateStages::kUpKept; ++i) leave(GateStages::kHalf + i, kTiles / 2 + i);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int first = half * Gate::kHalf, end = min(first + Gate::kHalf, count * 2);
+    const int first = half * GateStages::kHalf, end = min(first + GateStages::kHalf, count * 2);
 #pragma unroll
-    for (int j = 0; j < Gate::kHalf; ++j) leave(j, first + j);
+    for (int j = 0; j < GateStages::kHalf; ++j) leave(j, first + j);
 #pragma unroll 1
     for (int j = first; j < end; ++j) {
       const float4 g = own[(j - first) * kConsumers];
-      const float4 u = j < Gate::kUpKept ? own[(Gate::kHalf + j) * kConsumers]
-                                         : total.room[(j - Gate::kUpKept) * kConsumers];
+      const float4 u = j < GateStages::kUpKept ? own[(GateStages::kHalf + j) * kConsumers]
+                                               : total.room[(j - GateStages::kUpKept) * kConsumers];
       float gate[4] = {g.x, g.y, g.z, g.w}, up[4] = {u.x, u.y, u.z, u.w};
       const int64_t row = tile * 16 + j * 8 + lane % 4 * 2;
       end_pairs(list.of[0], gate, row);
@@ -160,13 +160,13 @@ __global__ void __launch_bounds__(kThreads, 1)
                 const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
-  __shared__ uint64_t full[Gate::kStages], empty[Gate::kStages];
+  __shared__ uint64_t full[GateStages::kStages], empty[GateStages::kStages];
   let_next_start();
-  GemmStages<Gate> ring = start_ring<Gate>(stages, full, empty, kConsumers / 32);
+  GemmStages<GateStages> ring = start_ring<GateStages>(stages, full, empty, kConsumers / 32);
   const int64_t cols = list.of[0].weight.cols;
   const int64_t all = (list.of[0].weight.rows + 63) / 64 * 4;  // columns of activations are padded
   const int64_t first = static_cast<int64_t>(blockIdx.x) * share;
-  const Passes passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
+  const GatePasses passes{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
   if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       bool waited = false;
       for (int pass = 0; pass < passes.passes(); ++pass) {
         const int64_t tile = passes.begin(pass);
-        fill(ring, Tiles(list, tile, static_cast<int>(passes.begin(pass + 1) - tile)),
+        fill(ring, GateTiles(list, tile, static_cast<int>(passes.begin(pass + 1) - tile)),
              list.of[0].act, static_cast<int64_t>(token_tiles) * kTokenBytes,
              static_cast<uint32_t>(token_tiles * kTokenBytes), static_cast<int>((cols + 63) / 64),
              waited);
@@ -182,11 +182,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Reader<Gate> reader(ring);
+    Reader<GateStages> reader(ring);
     wait();
     for (int pass = 0; pass < passes.passes(); ++pass) {
       Total total;
-      total.room = reinterpret_cast<float4*>(stages + Gate::kRoom) + threadIdx.x;
+      total.room = reinterpret_cast<float4*>(stages + GateStages::kRoom) + threadIdx.x;
 #pragma unroll
       for (int j = 0; j < kKept; ++j) {
 #pragma unroll
@@ -195,13 +195,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       float sum[kTiles][4];
 #pragma unroll 1
       for (int leaf = 0; leaf < leaves(cols); ++leaf) {
-        sum_pieces<Gate, kTiles>(reader, sum, leaf_of(cols, leaf).count, leaf + 1 == leaves(cols));
+        sum_pieces<GateStages, kTiles>(reader, sum, leaf_of(cols, leaf).count,
+                                       leaf + 1 == leaves(cols));
         total.add(sum, leaf == 0);
       }
       const int64_t tile = passes.begin(pass);
       const int last = reader.before;
       sync_consumers();  // the last stage becomes the place of sums
-      end_pass(list, act, total, stages + last * Gate::kStageBytes, tile,
+      end_pass(list, act, total, stages + last * GateStages::kStageBytes, tile,
                static_cast<int>(passes.begin(pass + 1) - tile));
       shared_for_copies();
       __syncwarp();
@@ -229,9 +230,9 @@ int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
              const Activations& act) {
   ProductList list = gate_and_up;
   const int share = share_of(ctx, list);
-  if (const int error = raise_shared(gate_kernel, Gate::kBytes); error != 0) return error;
+  if (const int error = raise_shared(gate_kernel, GateStages::kBytes); error != 0) return error;
   return launch(ctx, gate_kernel, dim3(static_cast<unsigned>(list.first_block[1])), dim3(kThreads),
-                Gate::kBytes, list, static_cast<int>(tokens), share, act);
+                GateStages::kBytes, list, static_cast<int>(tokens), share, act);
 }
 
 }  // namespace freshet::cuda

@@ -56,7 +56,7 @@ struct Some {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-using Panels = Ring<kPanelBytes>;
+using Panels = PanelRing<kPanelBytes>;
 
 // Asks for a ring's panels of all tiles, a thread of it; after the n-th, asked(n).
 template <class Asked>
@@ -173,7 +173,7 @@ __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, cons
 }
 
 template <int NT>
-using Tokens = Ring<NT * kE4M3TileBytes>;
+using Tokens = PanelRing<NT * kE4M3TileBytes>;
 
 // The same with a ring of tokens.
 template <int NT>

@@ -16,12 +16,12 @@ namespace {
 constexpr int kTiles = 16;  // of 8 rows, of gate and of up
 constexpr int kGateRows = kTiles * kTokenTile;
 constexpr int G = 2;  // warpgroups of 64 tokens each
-using Shape = Fp8Shape<G, 2 * kTiles>;
-using Sums = float[2][kTiles][4];  // of gate, of up
+using Fp8GateShape = Fp8Shape<G, 2 * kTiles>;
+using Fp8GateSums = float[2][kTiles][4];  // of gate, of up
 
 // Pair tiles that a cluster takes in turn, and then halves of pair tiles, one a cluster at most: a
 // block takes 64 tokens of such, and each of its warpgroups half of the features.
-struct Halves {
+struct HalvedTiles {
   int first, count;  // the pair tile that is cut first, and how many halves there are
 };
 constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that is a little slower
@@ -35,7 +35,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
   const int64_t act_tiles = (tokens + 7) / 8;
-  const bool once = act_tiles <= Shape::kTokenTiles;
+  const bool once = act_tiles <= Fp8GateShape::kTokenTiles;
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   Fp8Filling filling{producer, 0, false};
@@ -60,7 +60,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
 }
 
 __device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_t tokens,
-                                                 const Tour& tour, const Halves& halves) {
+                                                 const Tour& tour, const HalvedTiles& halves) {
   ProductTile tile = many_tile<G, 1>(list, tokens, tour, halves.first + tour.first / 2);
   tile.token_tile += tour.first % 2 * (G * 8) - tour.rank * (G * 4);
   return tile;
@@ -70,7 +70,8 @@ __device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_
 template <bool kHalves>
 __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                              const ProductList& list, int64_t tokens,
-                                             const Tour& tour, const Halves& halves, int producer) {
+                                             const Tour& tour, const HalvedTiles& halves,
+                                             int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
   const int64_t act_tiles = (tokens + 7) / 8;
   const int steps = steps_of(gate);
@@ -113,7 +114,8 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
 
 // sum = the sums of a tile, over all of K.
 template <Fp8Scaled::How kHow>
-__device__ __forceinline__ void sum_up(Fp8Reader& ring, Sums& sum, int steps, uint32_t of_rows) {
+__device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int steps,
+                                       uint32_t of_rows) {
   constexpr uint32_t kAll = (1u << kTiles) - 1;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -265,7 +267,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
 }
 
 // A tile's end.
-__device__ __forceinline__ void end_tile(Sums& sum, const ProductList& list,
+__device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
   const float2 most = gate_sums(sum[0], sum[1], list, tile.unit * kGateRows);
@@ -315,7 +317,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
              };
              const float2 mine = make_float2(of_four(of_lane.x), of_four(of_lane.y));
              if (lane % 4 == 0) own[half * 64] = mine.x, own[half * 64 + 8] = mine.y;
-             asm volatile("bar.sync 1, %0;" ::"n"(Shape::kConsumers) : "memory");
+             asm volatile("bar.sync 1, %0;" ::"n"(Fp8GateShape::kConsumers) : "memory");
              of_lane = make_float2(fmaxf(own[0], own[64]), fmaxf(own[8], own[64 + 8]));
            });
 }
@@ -341,7 +343,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
     const Fp8Scaled scaled[2] = {noted[0].scaled(), noted[1].scaled()};
     const Fp8Scaled both{scaled[0].how == scaled[1].how ? scaled[0].how : Fp8Scaled::kMixed, 0};
     const uint32_t of_rows = scaled[0].of_rows | scaled[1].of_rows << kTiles;
-    Sums sum;
+    Fp8GateSums sum;
     fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
     if (index + tour.step < tour.tiles) look_up(index + tour.step);
     end_tile(sum, list, tile, tokens, act);
@@ -352,7 +354,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
 template <bool kHalves>
 __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens, const Tour& tour,
-                                          const Halves& halves, const Activations& act,
+                                          const HalvedTiles& halves, const Activations& act,
                                           float* most) {
   Fp8Reader ring = fp8_reader(of, 2 * kTiles);
   const int steps = steps_of(list.of[0].weight);
@@ -362,7 +364,7 @@ __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* tol
     const Fp8Facts facts = facts_at(told, ring);
     const Fp8Scaled both{static_cast<Fp8Scaled::How>(facts.of[2]), 0};
     const auto of_rows = static_cast<uint32_t>(facts.of[3]);
-    Sums sum;
+    Fp8GateSums sum;
     fp8_as(both, [&](auto how) { sum_up<decltype(how)::value>(ring, sum, steps, of_rows); });
     end_tile(sum, list, {0, facts.of[0], facts.of[1]}, tokens, act);
   }
@@ -372,9 +374,9 @@ __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* tol
 
 // kPair: two blocks of a cluster share the rows; kHalves: the last of their tiles may be halves.
 template <bool kPair, bool kHalves>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles, Halves halves,
-                 Fp8Stages stages, Activations act) {
+__global__ void __launch_bounds__(Fp8GateShape::kThreads, 1)
+    gated_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,
+                 HalvedTiles halves, Fp8Stages stages, Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
@@ -382,10 +384,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __shared__ float most[kPair ? G * 64 : 1];
   constexpr int blocks = kPair ? 2 : 1;
   let_next_start();
-  const Fp8Ring ring = fp8_ring<Shape>(stages, shared, full, empty, blocks);
+  const Fp8Ring ring = fp8_ring<Fp8GateShape>(stages, shared, full, empty, blocks);
   const Tour tour = tour_of(tiles, blocks);
   if (blocks > 1) cluster_meet();
-  const int producer = warp_index() - Shape::kConsumers / 32;
+  const int producer = warp_index() - Fp8GateShape::kConsumers / 32;
   if (producer >= 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
@@ -413,15 +415,16 @@ int64_t tiles_of(int64_t rows, int64_t tokens) {
 
 template <bool kPair, bool kHalves>
 int launch_gated(const Context& ctx, const ProductList& list, int64_t tokens,
-                 const Activations& act, const Halves& halves) {
-  static_assert(kManyBytes / ((Shape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >= kProducers);
+                 const Activations& act, const HalvedTiles& halves) {
+  static_assert(kManyBytes / ((Fp8GateShape::kTokenTiles + 2 * kTiles) * kE4M3TileBytes) >=
+                kProducers);
   const auto kernel = gated_kernel<kPair, kHalves>;
   if (const int error = raise_shared(kernel, kManyBytes); error != 0) return error;
   constexpr int blocks = kPair ? 2 : 1;
   const int clusters = std::min(std::max(halves.first, halves.count), ctx.multiprocessors / blocks);
   return launch_cluster(ctx, kernel, dim3(static_cast<unsigned>(clusters * blocks)),
-                        dim3(Shape::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)),
-                        list, tokens, halves.first, halves,
+                        dim3(Fp8GateShape::kThreads), kManyBytes,
+                        dim3(static_cast<unsigned>(blocks)), list, tokens, halves.first, halves,
                         fp8_stages<G, 2 * kTiles>(tokens, kManyBytes), act);
 }
 

@@ -23,7 +23,7 @@ constexpr int kGateRows = 64, kDownRows = 128;  // of a block
 constexpr int kWeightBytes = kTiles * kTokenBytes;  // half of them gate's, half up's, or all down's
 
 // Tokens stand in front: they are the operand that differs from warpgroup to warpgroup.
-struct Stage {
+struct ManyStage {
   static constexpr int kRowBytes = kGroups * kGroupBytes;
   static constexpr int kStageBytes = kRowBytes + kWeightBytes;
   static constexpr int kStages = kRingBytes / kStageBytes;
@@ -40,7 +40,7 @@ inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
 
 // total = the sum of all leaves, from left to right.
 template <bool kGate>
-__device__ __forceinline__ void sum_leaves(GemmStages<Stage>& ring, float (&total)[kTiles][4],
+__device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&total)[kTiles][4],
                                            int64_t cols) {
   constexpr uint64_t kNext = kGate ? kNextSwapped : kNextStep;
   const int group = static_cast<int>(threadIdx.x / 128), parts = leaves(cols);
@@ -55,11 +55,11 @@ __device__ __forceinline__ void sum_leaves(GemmStages<Stage>& ring, float (&tota
     const int count = leaf_of(cols, leaf).count;
     int before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, ring.at.advance(Stage::kStages)) {
+    for (int n = 0; n < count; ++n, ring.at.advance(ManyStage::kStages)) {
       ring.pipe.wait(ring.at);
       const uint8_t* tokens = ring.data() + group * kGroupBytes;
       const uint64_t a = kGate ? swapped_rows_at(tokens) : operand_at(tokens);
-      const uint64_t b = operand_at(ring.data() + Stage::kRowBytes);
+      const uint64_t b = operand_at(ring.data() + ManyStage::kRowBytes);
       wgmma_begin();
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma(sum, a + k * kNext, b + k * kNextStep, n + k > 0);
@@ -80,11 +80,11 @@ __device__ __forceinline__ void sum_leaves(GemmStages<Stage>& ring, float (&tota
 
 // A walk's items: a slot's tokens and a block of rows of one of the products.
 template <bool kGate>
-struct Walk {
+struct ManyWalk {
   const ExpertsArgs& e;
   int blocks, items;
 
-  __device__ explicit Walk(const ExpertsArgs& args)
+  __device__ explicit ManyWalk(const ExpertsArgs& args)
       : e(args),
         blocks(static_cast<int>(kGate ? e.ff / kGateRows : (e.hidden + kDownRows - 1) / kDownRows)),
         items(__ldcg(e.groups.used) * blocks) {}
@@ -104,9 +104,9 @@ struct Walk {
 // One thread. The second product asks for weights before the first has ended: whose they are was
 // settled before that began.
 template <bool kGate>
-__device__ __forceinline__ void produce(GemmStages<Stage> ring, const ExpertsArgs& e,
+__device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
-  const Walk<kGate> walk(e);
+  const ManyWalk<kGate> walk(e);
   const Activations& act = kGate ? e.in : e.act;
   const int64_t cols = walk.cols(), step = act.core_tiles * kTokenBytes;
   const auto pieces = static_cast<int>((cols + 63) / 64), turn = static_cast<int>(gridDim.x);
@@ -126,7 +126,7 @@ __device__ __forceinline__ void produce(GemmStages<Stage> ring, const ExpertsArg
     third = walk.real(item + turn, 2);
     const auto copy_rows = [&](int n, int stage) {
       uint64_t* barrier = ring.pipe.filled(stage);
-      uint8_t* to = ring.stages + stage * Stage::kStageBytes + Stage::kRowBytes;
+      uint8_t* to = ring.stages + stage * ManyStage::kStageBytes + ManyStage::kRowBytes;
       barrier_expect(barrier, kWeightBytes + bytes);
       bulk_copy(to, rows + n * kUnitStep<BF16>, kGate ? kWeightBytes / 2 : kWeightBytes, barrier);
       if constexpr (kGate) {
@@ -134,18 +134,18 @@ __device__ __forceinline__ void produce(GemmStages<Stage> ring, const ExpertsArg
       }
     };
     const auto copy_tokens = [&](int n, int stage) {
-      bulk_copy(ring.stages + stage * Stage::kStageBytes, tokens + n * step, bytes,
+      bulk_copy(ring.stages + stage * ManyStage::kStageBytes, tokens + n * step, bytes,
                 ring.pipe.filled(stage));
     };
     int n = 0;
     if (!waited) {
-      for (; n < min(pieces, Stage::kStages); ++n) copy_rows(n, n);
+      for (; n < min(pieces, ManyStage::kStages); ++n) copy_rows(n, n);
       wait();
       for (int k = 0; k < n; ++k) copy_tokens(k, k);
       waited = true;
-      ring.at.advance(Stage::kStages, n);
+      ring.at.advance(ManyStage::kStages, n);
     }
-    for (; n < pieces; ++n, ring.at.advance(Stage::kStages)) {
+    for (; n < pieces; ++n, ring.at.advance(ManyStage::kStages)) {
       ring.pipe.acquire(ring.at);
       copy_rows(n, ring.at.stage);
       copy_tokens(n, ring.at.stage);
@@ -226,8 +226,8 @@ __device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&tot
 }
 
 template <bool kGate>
-__device__ __forceinline__ void consume(GemmStages<Stage> ring, const ExpertsArgs& e) {
-  const Walk<kGate> walk(e);
+__device__ __forceinline__ void consume(GemmStages<ManyStage> ring, const ExpertsArgs& e) {
+  const ManyWalk<kGate> walk(e);
   const int64_t cols = walk.cols();
   const int turn = static_cast<int>(gridDim.x), group = static_cast<int>(threadIdx.x / 128);
   const bool silu = e.glu.activation == 1 && e.glu.limit <= 0.0f;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void consume(GemmStages<Stage> ring, const ExpertsArg
       for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n) {
         ring.pipe.wait(ring.at);
         ring.pipe.release(ring.at.stage);
-        ring.at.advance(Stage::kStages);
+        ring.at.advance(ManyStage::kStages);
       }
       continue;
     }
@@ -266,12 +266,12 @@ template <bool kGate>
 __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant__ ExpertsArgs e) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
-  __shared__ uint64_t full[Stage::kStages], empty[Stage::kStages];
+  __shared__ uint64_t full[ManyStage::kStages], empty[ManyStage::kStages];
   __shared__ const uint8_t* weights[kMaxExperts];
   for (int i = static_cast<int>(threadIdx.x); i < e.groups.experts; i += kThreads) {
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
-  const GemmStages<Stage> ring = start_ring<Stage>(stages, full, empty, kReaders / 32);
+  const GemmStages<ManyStage> ring = start_ring<ManyStage>(stages, full, empty, kReaders / 32);
   // Who starts after the first product may rely on what was there before it.
   if (kGate) wait();
   let_next_start();
@@ -289,12 +289,12 @@ __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant
 template <bool kGate>
 int launch_many(const Context& ctx, const ExpertsArgs& e) {
   const auto kernel = many_kernel<kGate>;
-  if (const int error = raise_shared(kernel, Stage::kBytes); error != 0) return error;
+  if (const int error = raise_shared(kernel, ManyStage::kBytes); error != 0) return error;
   const int64_t rows = kGate ? e.ff / kGateRows : ceil_div(e.hidden, kDownRows);
   const int64_t items = e.groups.slots * rows;
   const auto blocks =
       static_cast<unsigned>(items < ctx.multiprocessors ? items : ctx.multiprocessors);
-  return launch(ctx, kernel, dim3(blocks), dim3(kThreads), Stage::kBytes, e);
+  return launch(ctx, kernel, dim3(blocks), dim3(kThreads), ManyStage::kBytes, e);
 }
 
 }  // namespace

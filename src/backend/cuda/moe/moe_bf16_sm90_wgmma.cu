@@ -24,7 +24,7 @@ constexpr int kTokenBytes = kTokenTile * 64 * 2;
 
 // NT: tiles of 8 tokens of a slot.
 template <int NT>
-struct Shape {
+struct ExpertShape {
   static constexpr bool kWide = NT > 4;  // a block takes a whole multiprocessor
   static constexpr int kStageBytes = 2 * kHalfBytes + NT * kTokenBytes;
   // Where sums meet: gates and ups of 64 rows, or 128 rows of the second product a token.
@@ -44,7 +44,7 @@ struct ExpertStages {
   Pipeline pipe;
   PipelineState at;
   __device__ __forceinline__ uint8_t* data() const {
-    return stages + at.stage * Shape<NT>::kStageBytes;
+    return stages + at.stage * ExpertShape<NT>::kStageBytes;
   }
 };
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
 template <int NT, bool kGate>
 __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
-  using S = Shape<NT>;
+  using S = ExpertShape<NT>;
   const Half<kGate> half{e};
   const Activations& act = kGate ? e.in : e.act;
   bool waited = kGate && !grouped_before(e);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[
   const int group = static_cast<int>(threadIdx.x / 128);
   int before = -1;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n, ring.at.advance(Shape<NT>::kStages)) {
+  for (int n = 0; n < count; ++n, ring.at.advance(ExpertShape<NT>::kStages)) {
     ring.pipe.wait(ring.at);
     const uint64_t a = operand_at(ring.data() + group * kHalfBytes);
     const uint64_t b = operand_at(ring.data() + 2 * kHalfBytes);
@@ -241,7 +241,7 @@ template <int NT>
 __device__ __forceinline__ void finish_down_copied(const ExpertsArgs& e,
                                                    const float (&total)[NT][4], float* exchange,
                                                    int slot, int block) {
-  constexpr int kRowFloats = Shape<NT>::kRowFloats;
+  constexpr int kRowFloats = ExpertShape<NT>::kRowFloats;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t first = static_cast<int64_t>(block) * 128;
   const int row = warp * 16 + lane / 4;
@@ -284,21 +284,21 @@ __device__ __forceinline__ void consume(ExpertStages<NT> ring, const ExpertsArgs
     sum_leaves<NT>(ring, total, half.cols());
     if constexpr (kGate) {
       finish_gate<NT>(e, total, exchange, item / blocks, item % blocks);
-    } else if (Shape<NT>::kWide && e.hidden % 4 == 0) {
+    } else if (ExpertShape<NT>::kWide && e.hidden % 4 == 0) {
       finish_down_copied<NT>(e, total, exchange, item / blocks, item % blocks);
     } else {
       finish_down<NT>(e, total, item / blocks, item % blocks);
     }
   }
-  if constexpr (!kGate && Shape<NT>::kWide) bulk_stores_done();
+  if constexpr (!kGate && ExpertShape<NT>::kWide) bulk_stores_done();
 }
 #endif
 
 template <int NT, bool kGate>
-__global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
+__global__ void __launch_bounds__(ExpertShape<NT>::kThreads, ExpertShape<NT>::kWide ? 1 : 2)
     experts_kernel(const __grid_constant__ ExpertsArgs e) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using S = Shape<NT>;
+  using S = ExpertShape<NT>;
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   __shared__ const uint8_t* weights[kMaxExperts];
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(Shape<NT>::kThreads, Shape<NT>::kWide ? 1 : 2)
 
 template <int NT>
 int launch_experts(const Context& ctx, const ExpertsArgs& e) {
-  using S = Shape<NT>;
+  using S = ExpertShape<NT>;
   const auto run = [&](auto kernel, int64_t row_blocks) {
     if (const int error = raise_shared(kernel, S::kBytes); error != 0) return error;
     const int64_t items = e.groups.slots * row_blocks;

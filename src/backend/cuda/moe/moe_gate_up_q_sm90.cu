@@ -5,7 +5,7 @@ namespace freshet::cuda {
 namespace {
 
 template <class F, int NT, int kGroups>
-using Shape = decode::Shape<F, NT, decode::Split::kGate, kGroups>;
+using GateUpShape = decode::Shape<F, NT, decode::Split::kGate, kGroups>;
 
 }  // namespace
 
@@ -14,11 +14,11 @@ int run_experts_gate(const Context& ctx, const ExpertsArgs& e) {
     using F = decltype(f);
     switch (e.groups.slot_tokens) {
       case 32:
-        return decode::launch_experts<Shape<F, 4, 4>>(ctx, e);
+        return decode::launch_experts<GateUpShape<F, 4, 4>>(ctx, e);
       case 64:
-        return decode::launch_experts<Shape<F, 8, 4>>(ctx, e);
+        return decode::launch_experts<GateUpShape<F, 8, 4>>(ctx, e);
       case 128:
-        return decode::launch_experts<Shape<F, 16, 2>>(ctx, e);
+        return decode::launch_experts<GateUpShape<F, 16, 2>>(ctx, e);
       default:
         return static_cast<int>(cudaErrorInvalidValue);
     }

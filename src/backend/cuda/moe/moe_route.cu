@@ -202,13 +202,13 @@ __global__ void __launch_bounds__(kManyThreads) place_kernel(GroupArgs a) {
 // The router's product, then routes, then groups: of the blocks with some tokens that which ends
 // last routes them, and of those again the last groups all. Blocks: [experts, tokens]; of rows that
 // are exact in BF16 16 by 8, or else a warp has an expert and a token, or squares of them.
-enum class Cut { kRows, kSquares, kExact };
-template <Cut kCut>
-inline constexpr int kTokensOfCut = kCut == Cut::kRows      ? 1
-                                    : kCut == Cut::kSquares ? kF32Side
-                                                            : 8;
+enum class RouterCut { kRows, kSquares, kExact };
+template <RouterCut kCut>
+inline constexpr int kTokensOfCut = kCut == RouterCut::kRows      ? 1
+                                    : kCut == RouterCut::kSquares ? kF32Side
+                                                                  : 8;
 
-template <Cut kCut, int kMine>
+template <RouterCut kCut, int kMine>
 __global__ void __launch_bounds__(256)
     router_kernel(const __grid_constant__ ProductArgs p, int tokens, int routed,
                   const __grid_constant__ RoutingArgs r, int32_t* ids, float* weights,
@@ -219,12 +219,12 @@ __global__ void __launch_bounds__(256)
   constexpr int kSide = kTokensOfCut<kCut>;
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int first = static_cast<int>(blockIdx.y) * kSide;
-  if constexpr (kCut == Cut::kExact) {
+  if constexpr (kCut == RouterCut::kExact) {
     __shared__ __align__(16) ChunkSums sums;
     exact_tile<true>(p, blockIdx.x, first, tokens, sums);
   } else {
     const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kSide;
-    if constexpr (kCut == Cut::kSquares) {
+    if constexpr (kCut == RouterCut::kSquares) {
       f32_square(p, row, first, tokens);
     } else {
       f32_row<true>(p, row, first);
@@ -362,10 +362,10 @@ int router(const Context& ctx, const ProductArgs* product, int64_t tokens,
   const auto run_cut = [&](auto mine) {
     constexpr int kMine = decltype(mine)::value;
     if (product->weight.code == Code::kExactF32) {
-      return run(router_kernel<Cut::kExact, kMine>, 16, kTokensOfCut<Cut::kExact>);
+      return run(router_kernel<RouterCut::kExact, kMine>, 16, kTokensOfCut<RouterCut::kExact>);
     }
-    if (tokens <= kWarps) return run(router_kernel<Cut::kRows, kMine>, kWarps, 1);
-    return run(router_kernel<Cut::kSquares, kMine>, kWarps * kF32Side, kF32Side);
+    if (tokens <= kWarps) return run(router_kernel<RouterCut::kRows, kMine>, kWarps, 1);
+    return run(router_kernel<RouterCut::kSquares, kMine>, kWarps * kF32Side, kF32Side);
   };
   return routing->experts <= kFewExperts ? run_cut(std::integral_constant<int, kFewExperts / 32>{})
                                          : run_cut(std::integral_constant<int, kMaxExperts / 32>{});

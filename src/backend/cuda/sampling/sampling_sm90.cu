@@ -502,14 +502,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // How a row is cut.
-struct Cut {
+struct VocabularyCut {
   int each, listed;
   size_t shared;
 };
-Cut cut_of(int64_t cols, int blocks) {
+VocabularyCut cut_of(int64_t cols, int blocks) {
   // Two blocks share a multiprocessor, less what each of them has besides.
   constexpr size_t kHalf = (kSharedOfSm + 1024) / 2 - 1024 - 512;
-  Cut c = {static_cast<int>(ceil_div(cols, kThreads * blocks)) | 1, kMostListed, 0};
+  VocabularyCut c = {static_cast<int>(ceil_div(cols, kThreads * blocks)) | 1, kMostListed, 0};
   const size_t all =
       kThreads * (kBins * sizeof(Weight) + static_cast<size_t>(c.each) * sizeof(float));
   const size_t fewest = all + kFewestListed * sizeof(uint16_t);
@@ -524,7 +524,7 @@ constexpr size_t kStaticShared = 4096;
 
 // How many clusters run at once; 0: the device refuses.
 template <int kBlocks>
-int at_once(const Context& ctx, const Cut& cut) {
+int at_once(const Context& ctx, const VocabularyCut& cut) {
   const auto kernel = sample_kernel<kBlocks>;
   return known_of(ctx, reinterpret_cast<const void*>(kernel), cut.shared, [&] {
     // The most that any vocabulary needs: models of several vocabularies may share the device.
@@ -546,7 +546,7 @@ int at_once(const Context& ctx, const Cut& cut) {
 }
 
 template <int kBlocks>
-int run(const Context& ctx, const Cut& cut, const Rows& logits, const int32_t* words,
+int run(const Context& ctx, const VocabularyCut& cut, const Rows& logits, const int32_t* words,
         const int32_t* tokens, int32_t* ids) {
   return launch_cluster(
       ctx, sample_kernel<kBlocks>, dim3(kBlocks, static_cast<unsigned>(logits.rows)),
@@ -565,7 +565,7 @@ int samples(const Context& ctx, int64_t cols) {
 // than of eight, which are faster otherwise.
 int sample(const Context& ctx, const Rows* logits, const int32_t* words, const int32_t* tokens,
            int32_t* ids) {
-  const Cut seven = cut_of(logits->cols, 7), eight = cut_of(logits->cols, 8);
+  const VocabularyCut seven = cut_of(logits->cols, 7), eight = cut_of(logits->cols, 8);
   const int eights = at_once<8>(ctx, eight);
   if (eights == 0) return static_cast<int>(cudaErrorInvalidConfiguration);
   const bool more = logits->rows > eights && seven.shared + kStaticShared <= kSharedOfSm;
