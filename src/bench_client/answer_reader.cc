@@ -11,6 +11,15 @@ int count_of(const json::Value& usage, std::string_view key) {
   return static_cast<int>(std::clamp<int64_t>(usage.get_int(key, 0), 0, 1 << 30));
 }
 
+// Of a delta or a choice of completions.
+bool carries_text(const json::Value& v) {
+  for (const char* name : {"content", "text", "reasoning", "reasoning_content"}) {
+    if (!v.get_string(name, "").empty()) return true;
+  }
+  const json::Value* calls = v.find("tool_calls");
+  return calls != nullptr && calls->is_array() && !calls->as_array().empty();
+}
+
 }  // namespace
 
 void AnswerReader::push(std::string_view bytes, double now) {
@@ -40,24 +49,29 @@ void AnswerReader::event(std::string_view data, double now) {
   }
   const json::Value* choices = parsed->find("choices");
   if (choices == nullptr || !choices->is_array() || choices->as_array().empty()) return;
-  if (first_seen_) {
-    outcome_.itl.push_back(now - last_);
-  } else {
-    first_seen_ = true;
-    outcome_.ttft = now - outcome_.start;
-  }
-  last_ = now;
-  outcome_.latency = now - outcome_.start;
   const json::Value& choice = choices->as_array().front();
   const json::Value* delta = chat_ ? choice.find("delta") : &choice;
+  const bool token = delta != nullptr && carries_text(*delta);
+  events_.push_back({now, token});
   if (delta != nullptr) outcome_.text += delta->get_string(chat_ ? "content" : "text", "");
 }
 
 void AnswerReader::finish() {
-  if (!first_seen_ && outcome_.error.empty()) outcome_.error = "the answer held no token";
-  // A server without usage: the events are all there is to count.
-  if (!usage_seen_ && first_seen_)
-    outcome_.output_tokens = static_cast<int>(outcome_.itl.size()) + 1;
+  const auto has_text = [](const Event& e) { return e.text; };
+  const auto texts = std::ranges::count_if(events_, has_text);
+  const bool silent_tokens = usage_seen_ && outcome_.output_tokens > texts;
+  std::vector<double> times;
+  for (const Event& e : events_) {
+    if (e.text || texts == 0 || (silent_tokens && !times.empty())) times.push_back(e.at);
+  }
+  if (times.empty() && outcome_.error.empty()) outcome_.error = "the answer held no token";
+  if (!times.empty()) {
+    outcome_.ttft = times.front() - outcome_.start;
+    outcome_.latency = times.back() - outcome_.start;
+    for (size_t i = 1; i < times.size(); ++i) outcome_.itl.push_back(times[i] - times[i - 1]);
+    // A server without usage: the events are all there is to count.
+    if (!usage_seen_) outcome_.output_tokens = static_cast<int>(times.size());
+  }
   outcome_.success = outcome_.error.empty();
 }
 

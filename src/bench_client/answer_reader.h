@@ -1,9 +1,11 @@
 // One streamed answer of an OpenAI-compatible server, and the times at which it came.
 //
-// Times follow vLLM's benchmark client, so that figures agree: an event with a choice is a token;
-// the first sets the time to first token, each later one an inter-token latency; the latency ends
-// with the last such event. Token counts come from the usage that closes the stream.
-// One thread an object.
+// An event that carries text, a thought or a part of a tool call is a token: the first sets the
+// time to first token, each later one an inter-token latency; the latency ends with the last of
+// them. Events that only open an answer (a role) or close it (a reason to finish) are none. As in
+// vLLM's benchmark client, events without text behind the first token are tokens too where the
+// usage counts more tokens than came with text. Token counts come from the usage that closes the
+// stream, else from these events. One thread an object.
 #pragma once
 
 #include <string>
@@ -45,8 +47,11 @@ class AnswerReader {
   const bool chat_;
   Outcome& outcome_;
   SseParser parser_;
-  double last_ = 0.0;
-  bool first_seen_ = false;
+  struct Event {  // with a choice
+    double at;
+    bool text;
+  };
+  std::vector<Event> events_;
   bool usage_seen_ = false;
 };
 

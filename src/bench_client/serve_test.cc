@@ -98,6 +98,48 @@ TEST(AnswerReader, CountsAsVllmDoes) {
   EXPECT_EQ(o.output_tokens, 7);
 }
 
+// Of five tokens, by a server without usage: what opens and closes the answer is none of them.
+TEST(AnswerReader, CountsEventsThatCarryText) {
+  for (const bool chat : {false, true}) {
+    const auto event = [&](const std::string& text, const char* end) {
+      return chat ? R"(data: {"choices":[{"delta":{"content":")" + text + R"("},"finish_reason":)" +
+                        end + "}]}\n\n"
+                  : R"(data: {"choices":[{"text":")" + text + R"(","finish_reason":)" + end +
+                        "}]}\n\n";
+    };
+    std::vector<std::string> answer = {
+        chat ? "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n"
+             : event("", "null")};
+    for (int i = 0; i < 5; ++i) answer.push_back(event("x", "null"));
+    answer.push_back(event("", "\"length\""));
+    answer.emplace_back("data: [DONE]\n\n");
+    const Outcome o = read_answer(chat, answer);
+    EXPECT_TRUE(o.success) << o.error;
+    EXPECT_EQ(o.output_tokens, 5);
+    EXPECT_EQ(o.ttft, 1.5);
+    EXPECT_EQ(o.itl, (std::vector<double>{1, 1, 1, 1}));
+    EXPECT_EQ(o.latency, 5.5);
+    // The same with a usage that says so.
+    answer.insert(answer.end() - 1,
+                  "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\n");
+    EXPECT_EQ(read_answer(chat, answer).itl, o.itl);
+    EXPECT_EQ(read_answer(chat, answer).output_tokens, 5);
+  }
+}
+
+// Thoughts and calls are tokens as well.
+TEST(AnswerReader, CountsThoughtsAndCalls) {
+  const Outcome o =
+      read_answer(true, {R"(data: {"choices":[{"delta":{"reasoning":"hm"}}]})"
+                         "\n\n",
+                         R"(data: {"choices":[{"delta":{"reasoning_content":"hm"}}]})"
+                         "\n\n",
+                         R"(data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]})"
+                         "\n\n"});
+  EXPECT_TRUE(o.success) << o.error;
+  EXPECT_EQ(o.output_tokens, 3);
+}
+
 TEST(AnswerReader, KnowsFailures) {
   EXPECT_FALSE(read_answer(false, {}).success);
   EXPECT_FALSE(read_answer(false, {"data: [DONE]\n\n"}).success);

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "grammar/automaton_check.h"
 #include "grammar/language.h"
 
 namespace freshet::grammar {
@@ -83,16 +86,8 @@ class NfaBuilder {
         }
         return from;
       }
-      case Expression::Kind::kChoice: {
-        const int32_t to = nfa_.add();
-        for (const Expression& child : e.children) {
-          const int32_t begin = nfa_.add();
-          nfa_.empty(from, begin);
-          FRESHET_ASSIGN_OR_RETURN(const int32_t end, build(child, begin));
-          nfa_.empty(end, to);
-        }
-        return to;
-      }
+      case Expression::Kind::kChoice:
+        return build_choice(e, from);
       case Expression::Kind::kRepeat:
         return build_repeat(e, from);
       case Expression::Kind::kRule: {
@@ -107,6 +102,47 @@ class NfaBuilder {
   }
 
  private:
+  Result<int32_t> build_choice(const Expression& e, int32_t from) {
+    const int32_t to = nfa_.add();
+    std::vector<std::string> literals;
+    for (const Expression& child : e.children) {
+      if (auto text = only_text(child)) {
+        literals.push_back(std::move(*text));
+        continue;
+      }
+      const int32_t begin = nfa_.add();
+      nfa_.empty(from, begin);
+      FRESHET_ASSIGN_OR_RETURN(const int32_t end, build(child, begin));
+      nfa_.empty(end, to);
+    }
+    add_literals(std::move(literals), from, to);
+    return to;
+  }
+
+  // As a trie: what many have in common stands there once, and no place is reached by two of them.
+  void add_literals(std::vector<std::string> literals, int32_t from, int32_t to) {
+    if (literals.empty()) return;
+    std::sort(literals.begin(), literals.end());
+    std::vector<int32_t> path = {nfa_.add()};  // the states of the literal before
+    nfa_.empty(from, path.front());
+    std::string_view before;
+    for (const std::string_view text : literals) {
+      if (path.size() > 1 && text == before) continue;
+      const size_t common = static_cast<size_t>(
+          std::mismatch(before.begin(), before.end(), text.begin(), text.end()).first -
+          before.begin());
+      path.resize(common + 1);
+      for (size_t i = common; i < text.size(); ++i) {
+        const uint8_t byte = static_cast<uint8_t>(text[i]);
+        const int32_t next = nfa_.add();
+        nfa_.bytes(path.back(), byte, byte, next);
+        path.push_back(next);
+      }
+      nfa_.empty(path.back(), to);
+      before = text;
+    }
+  }
+
   Result<int32_t> build_repeat(const Expression& e, int32_t from) {
     const Expression& body = e.children.front();
     for (int i = 0; i < e.min; ++i) {
@@ -344,8 +380,13 @@ class Determinizer {
     const auto visit = [&](int32_t s) {
       if (mark_[static_cast<size_t>(s)] == round_) return;
       mark_[static_cast<size_t>(s)] = round_;
-      all.push_back(s);
       worklist.push_back(s);
+      // Places that only lead on are told by where they lead: without them more sets are equal.
+      const auto& edges = nfa_.edges[static_cast<size_t>(s)];
+      const bool leads_on = std::ranges::all_of(
+          edges, [](const Nfa::Edge& e) { return e.kind == Nfa::Edge::Kind::kEmpty; });
+      if (!leads_on || s == accept_) all.push_back(s);
+      ++work_;
     };
     for (int32_t s : seeds) visit(s);
     while (!worklist.empty()) {
@@ -355,7 +396,6 @@ class Determinizer {
         if (e.kind == Nfa::Edge::Kind::kEmpty) visit(e.target);
       }
     }
-    work_ += all.size();
     std::sort(all.begin(), all.end());
     return all;
   }
@@ -423,110 +463,6 @@ class Determinizer {
   std::unordered_map<Set, int32_t, SetHash> ids_;
   std::vector<std::pair<int32_t, Set>> pending_;
 };
-
-// Rules that can match the empty string.
-std::vector<bool> nullable_rules(const Automaton& a) {
-  std::vector<bool> nullable(a.starts.size(), false);
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (size_t r = 0; r < a.starts.size(); ++r) {
-      if (nullable[r]) continue;
-      // Reachable from the start through calls of nullable rules alone.
-      std::vector<int32_t> worklist = {a.starts[r]};
-      std::set<int32_t> seen(worklist.begin(), worklist.end());
-      while (!worklist.empty() && !nullable[r]) {
-        const State& s = a.states[static_cast<size_t>(worklist.back())];
-        worklist.pop_back();
-        if (s.final) nullable[r] = changed = true;
-        for (const Call& c : s.calls) {
-          if (nullable[static_cast<size_t>(c.rule)] && seen.insert(c.next).second)
-            worklist.push_back(c.next);
-        }
-      }
-    }
-  }
-  return nullable;
-}
-
-// Rules that rule `r` may call before it consumes a byte.
-std::set<int32_t> first_calls(const Automaton& a, size_t r, const std::vector<bool>& nullable) {
-  std::set<int32_t> called;
-  std::vector<int32_t> worklist = {a.starts[r]};
-  std::set<int32_t> seen(worklist.begin(), worklist.end());
-  while (!worklist.empty()) {
-    const State& s = a.states[static_cast<size_t>(worklist.back())];
-    worklist.pop_back();
-    for (const Call& c : s.calls) {
-      called.insert(c.rule);
-      if (nullable[static_cast<size_t>(c.rule)] && seen.insert(c.next).second)
-        worklist.push_back(c.next);
-    }
-  }
-  return called;
-}
-
-Status check_left_recursion(const Automaton& a, const RuleSet& rules) {
-  const std::vector<bool> nullable = nullable_rules(a);
-  std::vector<std::set<int32_t>> calls;
-  for (size_t r = 0; r < a.starts.size(); ++r) calls.push_back(first_calls(a, r, nullable));
-  std::vector<int> colour(a.starts.size(), 0);  // 0 new, 1 open, 2 done
-  for (size_t root = 0; root < a.starts.size(); ++root) {
-    if (colour[root] != 0) continue;
-    std::vector<std::pair<size_t, std::set<int32_t>::const_iterator>> stack = {
-        {root, calls[root].begin()}};
-    colour[root] = 1;
-    while (!stack.empty()) {
-      auto& [rule, it] = stack.back();
-      if (it == calls[rule].end()) {
-        colour[rule] = 2;
-        stack.pop_back();
-        continue;
-      }
-      const size_t next = static_cast<size_t>(*it++);
-      if (colour[next] == 1) {
-        return invalid_argument(
-            "rule '{}' is left-recursive: it reaches itself before any character",
-            rules.name(static_cast<int>(next)));
-      }
-      if (colour[next] == 0) {
-        colour[next] = 1;
-        stack.emplace_back(next, calls[next].begin());
-      }
-    }
-  }
-  return {};
-}
-
-// Cuts what can never end: a mask must not lead the model there. False: nothing can.
-bool prune(Automaton& a) {
-  std::vector<char> good(a.states.size(), 0);
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (size_t i = a.states.size(); i-- > 0;) {
-      if (good[i]) continue;
-      const State& s = a.states[i];
-      const bool ends =
-          s.final ||
-          std::any_of(s.bytes.begin(), s.bytes.end(),
-                      [&](const Transition& t) { return good[static_cast<size_t>(t.target)]; }) ||
-          std::any_of(s.calls.begin(), s.calls.end(), [&](const Call& c) {
-            return good[static_cast<size_t>(c.next)] &&
-                   good[static_cast<size_t>(a.starts[static_cast<size_t>(c.rule)])];
-          });
-      if (ends) good[i] = changed = true;
-    }
-  }
-  for (State& s : a.states) {
-    std::erase_if(s.bytes,
-                  [&](const Transition& t) { return !good[static_cast<size_t>(t.target)]; });
-    std::erase_if(s.calls, [&](const Call& c) {
-      return !good[static_cast<size_t>(c.next)] ||
-             !good[static_cast<size_t>(a.starts[static_cast<size_t>(c.rule)])];
-    });
-    s.only_final = s.final && s.bytes.empty() && s.calls.empty();
-  }
-  return good[static_cast<size_t>(a.starts[0])] != 0;
-}
 
 }  // namespace
 

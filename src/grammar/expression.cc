@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/utf8.h"
+
 namespace freshet::grammar {
 
 std::vector<CodeRange> normalize_class(std::vector<CodeRange> ranges, bool negated) {
@@ -82,6 +84,29 @@ Expression rule_ref(int rule) {
   e.kind = Expression::Kind::kRule;
   e.rule = rule;
   return e;
+}
+
+std::optional<std::string> only_text(const Expression& e) {
+  std::string out;
+  switch (e.kind) {
+    case Expression::Kind::kLiteral:
+      return e.literal;
+    case Expression::Kind::kClass:
+      if (e.ranges.size() != 1 || e.ranges[0].first != e.ranges[0].last ||
+          e.ranges[0].last > kMaxCodePoint)
+        return std::nullopt;
+      append_utf8(out, e.ranges[0].first);
+      return out;
+    case Expression::Kind::kSequence:
+      for (const Expression& child : e.children) {
+        const auto part = only_text(child);
+        if (!part) return std::nullopt;
+        out += *part;
+      }
+      return out;
+    default:
+      return std::nullopt;
+  }
 }
 
 RuleSet::RuleSet() {

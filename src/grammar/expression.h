@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -54,6 +55,8 @@ Expression rule_ref(int rule);
 inline Expression empty() {
   return sequence({});
 }
+// The one text that `e` matches, if it is plainly one; nullopt otherwise.
+std::optional<std::string> only_text(const Expression& e);
 // Matches nothing at all.
 inline Expression never() {
   return choice({});

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "grammar/json_schema.h"
@@ -13,6 +15,10 @@ namespace {
 constexpr size_t kFew = 512;    // up to so many tokens a list is smaller and faster than a bit set
 constexpr int kWideState = 64;  // states with so many bytes get their masks at compile time
 constexpr size_t kEagerStates = 64;  // ... but so many at most
+// Visits of a step. What is beyond is not followed: an absurdly ambiguous grammar allows less than
+// it could then, and each of its answers is still a sentence.
+constexpr size_t kListed = 32;  // so many are looked through; beyond, a table is faster
+constexpr size_t kMostVisits = size_t{1} << 16;
 
 int byte_count(const State& s) {
   int n = 0;
@@ -85,15 +91,45 @@ Result<std::shared_ptr<const Grammar>> Grammar::from_json_schema(
   return make(std::move(trie), rules, limits);
 }
 
+Result<std::shared_ptr<const Grammar>> Grammar::from_calls(std::shared_ptr<const TokenTrie> trie,
+                                                           const json::Value& description,
+                                                           const CompileLimits& limits) {
+  const json::Value* calls = description.find("calls");
+  if (calls == nullptr || !calls->is_array() || calls->as_array().empty())
+    return invalid_argument("'calls' must be an array of tools");
+  if (json::write(*calls).size() > limits.source_bytes)
+    return resource_exhausted("the tools' parameters are larger than {} bytes",
+                              limits.source_bytes);
+  std::vector<CallableTool> tools;
+  for (const json::Value& call : calls->as_array()) {
+    const json::Value* parameters = call.find("parameters");
+    if (parameters != nullptr && parameters->is_null()) parameters = nullptr;
+    tools.push_back({call.get_string("name", ""), parameters});
+  }
+  const std::string key = description.get_string("arguments_key", "arguments");
+  const std::string before = description.get_string("before", "");
+  const std::string after = description.get_string("after", "");
+  FRESHET_ASSIGN_OR_RETURN(RuleSet rules, tool_call_rules(tools, key));
+  rules.define(0, sequence({literal(before), rules.body(0), literal(after)}));
+  return make(std::move(trie), rules, limits);
+}
+
 Result<std::shared_ptr<const Grammar>> Grammar::from_choices(
     std::shared_ptr<const TokenTrie> trie, const std::vector<std::string>& choices) {
   if (choices.empty() || choices.size() > 4096)
     return invalid_argument("'choice' must hold 1 to 4096 strings");
   std::vector<Expression> parts;
-  for (const std::string& c : choices) parts.push_back(literal(c));
+  size_t bytes = 0;
+  for (const std::string& c : choices) {
+    bytes += c.size();
+    parts.push_back(literal(c));
+  }
+  const CompileLimits limits;
+  if (bytes > limits.source_bytes)
+    return resource_exhausted("'choice' holds more than {} bytes", limits.source_bytes);
   RuleSet rules;
   rules.define(0, choice(std::move(parts)));
-  return make(std::move(trie), rules, {});
+  return make(std::move(trie), rules, limits);
 }
 
 Result<std::shared_ptr<const Grammar>> Grammar::any_json_object(
@@ -115,6 +151,7 @@ Result<std::shared_ptr<const Grammar>> Grammar::from_description(
     FRESHET_ASSIGN_OR_RETURN(const json::Value parsed, json::parse(schema->as_string()));
     return from_json_schema(std::move(trie), parsed, limits);
   }
+  if (description.find("calls") != nullptr) return from_calls(std::move(trie), description, limits);
   if (description.find("json_object") != nullptr) return any_json_object(std::move(trie));
   if (const json::Value* v = description.find("regex"); v != nullptr && v->is_string()) {
     return from_regex(std::move(trie), v->as_string(), limits);
@@ -249,46 +286,95 @@ void Grammar::find_mask(int32_t state, StateMask& mask) const {
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
     : grammar_(std::move(grammar)) {
   Configs first;
+  begin_step();
   expand(grammar_->automaton().starts[0], -1, first);
-  std::sort(first.begin(), first.end(), [](const Config& a, const Config& b) {
-    return std::pair(a.state, a.parent) < std::pair(b.state, b.parent);
-  });
-  history_.push_back(std::move(first));
+  history_.push_back({std::move(first), sizes()});
 }
 
-int32_t GrammarMatcher::intern(int32_t state, int32_t parent) {
-  const auto [it, fresh] =
-      frame_ids_.try_emplace(Frame{state, parent}, static_cast<int32_t>(frames_.size()));
-  if (fresh) frames_.push_back({state, parent});
-  return it->second;
+void GrammarMatcher::shrink(const Sizes& to) {
+  frames_.resize(to.frames);
+  links_.resize(to.links);
 }
 
-// Adds (state, parent) and all that can be reached from it without a byte. `seen_` holds what this
-// expansion visited; it is cleared by whoever begins one.
-void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
-  const Config here{state, parent};
-  if (std::find(seen_.begin(), seen_.end(), here) != seen_.end()) return;
-  seen_.push_back(here);
-  const Automaton& a = grammar_->automaton();
-  const State& s = a.states[static_cast<size_t>(state)];
-  if (!s.bytes.empty() || (s.final && parent < 0)) out.push_back(here);
-  for (const Call& call : s.calls) {
-    const State& next = a.states[static_cast<size_t>(call.next)];
-    // A call in last place returns straight to our caller: recursion to the right needs no stack.
-    const int32_t back = next.only_final ? parent : intern(call.next, parent);
-    expand(a.starts[static_cast<size_t>(call.rule)], back, out);
+// Forgets what has been visited: what follows happens at one place of the text.
+void GrammarMatcher::begin_step() {
+  first_of_step_ = frames_.size();
+  seen_.clear();
+  if (!seen_set_.empty()) seen_set_ = {};
+  if (!frame_of_.empty()) frame_of_ = {};
+}
+
+bool GrammarMatcher::first_visit(const Config& config) {
+  if (seen_.size() < kListed) {
+    if (std::find(seen_.begin(), seen_.end(), config) != seen_.end()) return false;
+    seen_.push_back(config);
+    return true;
   }
-  if (s.final && parent >= 0) pop(parent, out);
+  if (seen_set_.empty()) seen_set_.insert(seen_.begin(), seen_.end());
+  return seen_set_.size() < kMostVisits && seen_set_.insert(config).second;
 }
 
-void GrammarMatcher::pop(int32_t parent, Configs& out) {
-  const Frame frame = frames_[static_cast<size_t>(parent)];
-  expand(frame.state, frame.parent, out);
+// The frame of a call made in this step that goes on in `state`, with `below` below it.
+int32_t GrammarMatcher::frame(int32_t state, int32_t below) {
+  const int32_t fresh = static_cast<int32_t>(frames_.size());
+  const int32_t known = known_frame(state);
+  if (known < 0) {
+    if (frames_.size() - first_of_step_ >= kListed) frame_of_.emplace(state, fresh);
+    frames_.push_back({state, below});
+    return fresh;
+  }
+  Frame& f = frames_[static_cast<size_t>(known)];
+  if (f.below == below) return known;
+  for (int32_t l = f.more_below; l >= 0; l = links_[static_cast<size_t>(l)].next) {
+    if (links_[static_cast<size_t>(l)].below == below) return known;
+  }
+  links_.push_back({below, f.more_below});
+  f.more_below = static_cast<int32_t>(links_.size()) - 1;
+  if (f.returned) to_visit_.push_back({state, below});  // the others have been there already
+  return known;
+}
+
+int32_t GrammarMatcher::known_frame(int32_t state) const {
+  const size_t listed = std::min(frames_.size(), first_of_step_ + kListed);
+  for (size_t i = first_of_step_; i < listed; ++i) {
+    if (frames_[i].state == state) return static_cast<int32_t>(i);
+  }
+  if (frame_of_.empty()) return -1;
+  const auto it = frame_of_.find(state);
+  return it != frame_of_.end() ? it->second : -1;
+}
+
+// Adds (state, parent) and all that can be reached from it without a byte, but for what the step
+// has visited. Without recursion: chains of rules may be long.
+void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
+  const Automaton& a = grammar_->automaton();
+  to_visit_.assign(1, Config{state, parent});
+  while (!to_visit_.empty()) {
+    const Config here = to_visit_.back();
+    to_visit_.pop_back();
+    if (!first_visit(here)) continue;
+    const State& s = a.states[static_cast<size_t>(here.state)];
+    if (!s.bytes.empty() || (s.final && here.parent < 0)) out.push_back(here);
+    if (s.final && here.parent >= 0) {
+      Frame& f = frames_[static_cast<size_t>(here.parent)];
+      f.returned = true;
+      to_visit_.push_back({f.state, f.below});
+      for (int32_t l = f.more_below; l >= 0; l = links_[static_cast<size_t>(l)].next)
+        to_visit_.push_back({f.state, links_[static_cast<size_t>(l)].below});
+    }
+    for (size_t i = s.calls.size(); i-- > 0;) {
+      const Call& call = s.calls[i];
+      const State& next = a.states[static_cast<size_t>(call.next)];
+      // A call in last place returns straight to our caller: recursion to the right needs no stack.
+      const int32_t back = next.only_final ? here.parent : frame(call.next, here.parent);
+      to_visit_.push_back({a.starts[static_cast<size_t>(call.rule)], back});
+    }
+  }
 }
 
 void GrammarMatcher::step(const Configs& from, uint8_t byte, Configs& out) {
   out.clear();
-  seen_.clear();
+  begin_step();
   for (const Config& c : from) {
     const int32_t next = grammar_->automaton().states[static_cast<size_t>(c.state)].on(byte);
     if (next >= 0) expand(next, c.parent, out);
@@ -296,7 +382,7 @@ void GrammarMatcher::step(const Configs& from, uint8_t byte, Configs& out) {
 }
 
 bool GrammarMatcher::can_end() const {
-  for (const Config& c : history_.back()) {
+  for (const Config& c : history_.back().configs) {
     if (c.parent < 0 && grammar_->automaton().states[static_cast<size_t>(c.state)].final)
       return true;
   }
@@ -304,14 +390,17 @@ bool GrammarMatcher::can_end() const {
 }
 
 bool GrammarMatcher::accept_bytes(std::string_view bytes) {
-  Configs current = history_.back();
+  Configs current = history_.back().configs;
   Configs next;
   for (const char c : bytes) {
     step(current, static_cast<uint8_t>(c), next);
-    if (next.empty()) return false;
+    if (next.empty()) {
+      shrink(history_.back().sizes);
+      return false;
+    }
     std::swap(current, next);
   }
-  history_.push_back(std::move(current));
+  history_.push_back({std::move(current), sizes()});
   return true;
 }
 
@@ -324,6 +413,7 @@ bool GrammarMatcher::accept(int32_t id) {
 void GrammarMatcher::rollback(int tokens) {
   FRESHET_CHECK(tokens >= 0 && tokens <= accepted());
   history_.resize(history_.size() - static_cast<size_t>(tokens));
+  shrink(history_.back().sizes);
 }
 
 // Marks the tokens in nodes [first, last), siblings and their subtrees, that `configs` can consume.
@@ -332,6 +422,7 @@ void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t la
   if (levels_.size() <= depth) levels_.resize(depth + 1);
   for (int32_t i = first; i < last;) {
     const TrieNode& node = trie.nodes[static_cast<size_t>(i)];
+    const Sizes before = sizes();
     Configs reached = std::move(levels_[depth]);
     step(configs, node.byte, reached);
     if (!reached.empty()) {
@@ -342,6 +433,7 @@ void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t la
       if (node.end > i + 1) walk(trie, i + 1, node.end, reached, mask, depth + 1);
     }
     levels_[depth] = std::move(reached);
+    shrink(before);
     i = node.end;
   }
 }
@@ -349,8 +441,11 @@ void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t la
 void GrammarMatcher::fill_mask(std::span<uint32_t> mask) {
   FRESHET_CHECK(mask.size() >= grammar_->mask_words());
   std::fill(mask.begin(), mask.end(), 0);
-  const Configs now = history_.back();
+  const Configs now = history_.back().configs;
+  const bool many = now.size() > kListed;
+  std::unordered_set<int32_t> done;  // states whose own tokens are in the mask
   for (const Config& c : now) {
+    if (many && !done.insert(c.state).second) continue;
     const Grammar::StateMask& m = grammar_->state_mask(c.state);
     for (size_t w = 0; w < m.allowed.size(); ++w) mask[w] |= m.allowed[w];
     for (int32_t t : m.few) mask[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
@@ -358,23 +453,51 @@ void GrammarMatcher::fill_mask(std::span<uint32_t> mask) {
       const auto& plain = grammar_->trie().plain_mask();
       for (size_t w = 0; w < plain.size(); ++w) mask[w] |= plain[w];
     }
-    if (m.escapes.empty()) continue;
-    // What goes on after an escape depends on the state reached there only through its calls and
-    // its finality: group the escapes by that state's way out.
-    std::unordered_map<int32_t, Configs> way_out;
-    for (const auto& [node, reached, not_plain, first] : m.escapes) {
-      const TokenTrie::Part& trie =
-          not_plain ? grammar_->trie().not_plain() : grammar_->trie().all();
-      const TrieNode& n = trie.nodes[static_cast<size_t>(node)];
-      auto [it, fresh] = way_out.try_emplace(reached);
-      if (fresh) {
-        seen_.clear();
-        expand(reached, c.parent, it->second);
-        const Config itself{reached, c.parent};
-        std::erase(it->second, itself);
-      }
-      if (!it->second.empty()) walk(trie, node + 1, n.end, it->second, mask, 0);
+  }
+  if (many) return add_escapes_together(now, mask);
+  for (const Config& c : now) add_escapes(c, mask);
+}
+
+// Tokens that leave the rule of a place on their way.
+void GrammarMatcher::add_escapes(const Config& c, std::span<uint32_t> mask) {
+  const Grammar::StateMask& m = grammar_->state_mask(c.state);
+  if (m.escapes.empty()) return;
+  // What goes on after an escape depends on the state reached there only through its calls and
+  // its finality: group the escapes by that state's way out.
+  std::unordered_map<int32_t, Configs> way_out;
+  for (const auto& [node, reached, not_plain, first] : m.escapes) {
+    const TokenTrie::Part& trie = not_plain ? grammar_->trie().not_plain() : grammar_->trie().all();
+    const TrieNode& n = trie.nodes[static_cast<size_t>(node)];
+    auto [it, fresh] = way_out.try_emplace(reached);
+    if (fresh) {
+      begin_step();
+      expand(reached, c.parent, it->second);
+      std::erase(it->second, Config{reached, c.parent});
     }
+    if (!it->second.empty()) walk(trie, node + 1, n.end, it->second, mask, 0);
+  }
+  shrink(history_.back().sizes);
+}
+
+// The same for many places: all that reach one node of the trie go on from there together, so that
+// what several lead to is followed once.
+void GrammarMatcher::add_escapes_together(const Configs& now, std::span<uint32_t> mask) {
+  std::map<std::pair<bool, int32_t>, Configs> reached;
+  for (const Config& c : now) {
+    for (const auto& e : grammar_->state_mask(c.state).escapes)
+      reached[{e.not_plain, e.node}].push_back({e.state, c.parent});
+  }
+  for (auto& [where, from] : reached) {
+    const TokenTrie::Part& trie =
+        where.first ? grammar_->trie().not_plain() : grammar_->trie().all();
+    Configs out;
+    begin_step();
+    for (const Config& c : from) expand(c.state, c.parent, out);
+    const std::unordered_set<Config, ConfigHash> known(from.begin(), from.end());
+    std::erase_if(out, [&](const Config& c) { return known.contains(c); });
+    const TrieNode& n = trie.nodes[static_cast<size_t>(where.second)];
+    if (!out.empty()) walk(trie, where.second + 1, n.end, out, mask, 0);
+    shrink(history_.back().sizes);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/json.h"
@@ -42,12 +43,17 @@ class Grammar {
   static Result<std::shared_ptr<const Grammar>> from_json_schema(
       std::shared_ptr<const TokenTrie> trie, const json::Value& schema,
       const CompileLimits& limits = {}, std::string_view before = {}, std::string_view after = {});
+  // A call of one of the tools in {"calls": [{"name", "parameters"?}], "arguments_key", "before"?,
+  // "after"?}.
+  static Result<std::shared_ptr<const Grammar>> from_calls(std::shared_ptr<const TokenTrie> trie,
+                                                           const json::Value& description,
+                                                           const CompileLimits& limits = {});
   static Result<std::shared_ptr<const Grammar>> from_choices(
       std::shared_ptr<const TokenTrie> trie, const std::vector<std::string>& choices);
   static Result<std::shared_ptr<const Grammar>> any_json_object(
       std::shared_ptr<const TokenTrie> trie);
-  // {"json"|"json_object"|"regex"|"choice"|"grammar": ...}, as the server's requests say it; "json"
-  // may have "before" and "after" beside it.
+  // {"json"|"json_object"|"regex"|"choice"|"grammar": ...}, as the server's requests say it, or
+  // what from_calls() takes; "json" may have "before" and "after" beside it.
   static Result<std::shared_ptr<const Grammar>> from_description(
       std::shared_ptr<const TokenTrie> trie, const json::Value& description,
       const CompileLimits& limits = {});
@@ -108,36 +114,66 @@ class GrammarMatcher {
   int accepted() const { return static_cast<int>(history_.size()) - 1; }
 
  private:
-  // A stack of states to return to: frame f is a state and the frame below it; -1 is the bottom.
+  // A stack of states to return to, shared by all that have the same top: a frame is a state and
+  // the frames below it, which are several where several ways led to one call at one place. So an
+  // ambiguous grammar has few frames, though its stacks, written out, would multiply with each
+  // byte. -1 is the bottom.
   struct Frame {
     int32_t state;
-    int32_t parent;
-    bool operator==(const Frame&) const = default;
+    int32_t below;
+    int32_t more_below = -1;  // a list in links_
+    bool returned = false;    // to `state`, in the step that made the frame
   };
-  struct FrameHash {
-    size_t operator()(const Frame& f) const {
+  struct Link {
+    int32_t below;
+    int32_t next;
+  };
+  // A place in the language: a state, and the frame to return to.
+  struct Config {
+    int32_t state;
+    int32_t parent;
+    bool operator==(const Config&) const = default;
+  };
+  struct ConfigHash {
+    size_t operator()(const Config& f) const {
       return (static_cast<size_t>(static_cast<uint32_t>(f.state)) * 0x9e3779b97f4a7c15ULL) ^
              (static_cast<size_t>(static_cast<uint32_t>(f.parent)) * 0xc2b2ae3d27d4eb4fULL);
     }
   };
-  // A place in the language: a state, and the frame to return to.
-  using Config = Frame;
-  using Configs =
-      std::vector<Config>;  // sorted, distinct; all have bytes to consume, or end the sentence
+  using Configs = std::vector<Config>;  // distinct; all have bytes to consume, or end the sentence
+  struct Sizes {  // of frames_ and links_: those behind are forgotten together
+    size_t frames;
+    size_t links;
+  };
+  struct Entry {
+    Configs configs;
+    Sizes sizes;
+  };
 
-  int32_t intern(int32_t state, int32_t parent);
+  Sizes sizes() const { return {frames_.size(), links_.size()}; }
+  void shrink(const Sizes& to);
+  void begin_step();
   void expand(int32_t state, int32_t parent, Configs& out);
-  void pop(int32_t parent, Configs& out);
+  int32_t frame(int32_t state, int32_t below);
+  int32_t known_frame(int32_t state) const;
+  bool first_visit(const Config& config);
   void step(const Configs& from, uint8_t byte, Configs& out);
   void walk(const TokenTrie::Part& trie, int32_t first, int32_t last, const Configs& configs,
             std::span<uint32_t> mask, size_t depth);
+  void add_escapes(const Config& config, std::span<uint32_t> mask);
+  void add_escapes_together(const Configs& now, std::span<uint32_t> mask);
 
   std::shared_ptr<const Grammar> grammar_;
   std::vector<Frame> frames_;
-  std::unordered_map<Frame, int32_t, FrameHash> frame_ids_;
-  std::vector<Configs> history_;  // after each accepted token
-  std::vector<Configs> levels_;   // work space of walk(), one a depth
-  std::vector<Config> seen_;      // of one expansion
+  std::vector<Link> links_;
+  size_t first_of_step_ = 0;     // frames from here on are this step's, and may get more below them
+  std::vector<Entry> history_;   // after each accepted token
+  std::vector<Configs> levels_;  // work space of walk(), one a depth
+  // What a step has made and visited: the first few are looked through, the rest are found here.
+  std::unordered_map<int32_t, int32_t> frame_of_;  // by state
+  std::vector<Config> seen_;
+  std::unordered_set<Config, ConfigHash> seen_set_;
+  std::vector<Config> to_visit_;
 };
 
 }  // namespace freshet::grammar

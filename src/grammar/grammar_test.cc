@@ -119,6 +119,58 @@ number ::= [1-9] [0-9]{0,2} | "0"
   }
 }
 
+// What llama.cpp's parser reads.
+TEST(Ebnf, ReadsTheWholeNotation) {
+  struct Case {
+    const char* grammar;
+    std::vector<const char*> yes, no;
+  };
+  const std::vector<Case> cases = {
+      {R"g(root ::= ("a" | "b") + [0-9] *)g", {"a", "ab1", "b12"}, {"", "1"}},
+      {R"g(root ::= "a" {2})g", {"aa"}, {"a", "aaa"}},
+      {R"g(root ::= "a"{2, 3} "b" { 1 , } "c"{0,1})g", {"aab", "aaabbc"}, {"ab", "aabcc"}},
+      {R"g(root ::= "ab" ?)g", {"", "ab"}, {"a"}},
+      {"root ::= (\n  # a comment\n  \"a\" # another\n  | \"b\"\n)\n+", {"ab"}, {"", "c"}},
+      {"root ::= \"a\" |\n  \"b\" |\r\n\t\"c\"\r\n", {"a", "b", "c"}, {"ab"}},
+      {"# first\r\rroot ::= my-Rule_2\rmy-Rule_2::=\"x\"", {"x"}, {"y"}},
+      {R"g(root ::= [\x41-\x43] [\u00e9\U0001F642] "\x21\u00e9\t\"\\\]")g",
+       {"A\xc3\xa9!\xc3\xa9\t\"\\]", "C\xf0\x9f\x99\x82!\xc3\xa9\t\"\\]"},
+       {"D\xc3\xa9!"}},
+      {R"g(root ::= [^\n\]"]+ . [a\-z] [x-])g", {"ab\n-x", "a\n--"}, {"]xax", "ax", "abby"}},
+      {R"g(root ::= "" | "a" |)g", {"", "a"}, {"b"}},
+      {R"g(root ::= ("a" "b")* ("c"?)+)g", {"", "ababcc"}, {"a"}}};
+  const auto trie = make_trie();
+  for (const Case& c : cases) {
+    const auto g = must(Grammar::from_ebnf(trie, c.grammar));
+    if (g == nullptr) continue;
+    for (const char* s : c.yes) EXPECT_TRUE(matches(g, s)) << c.grammar << " on " << s;
+    for (const char* s : c.no) EXPECT_FALSE(matches(g, s)) << c.grammar << " on " << s;
+  }
+}
+
+TEST(Ebnf, SaysWhereItIsWrong) {
+  const auto trie = make_trie(1, 0);
+  for (const auto& [grammar, says] : std::vector<std::pair<const char*, const char*>>{
+           {"root ::= \"a\"\nb ::= [a", "line 2, column 7: missing ']'"},
+           {"root ::= \"\xc3\xa9\" )", "line 1, column 14: a ')' without its '('"},
+           {"root ::= \"a\"{,3}", "line 1, column 14: expected a number"},
+           {"root ::= \"a\"{3,2}", "line 1, column 14: repetition bounds out of order"},
+           {"root ::= \"a\"{1000000}", "line 1, column 14: a repetition of more than 10000"},
+           {"root ::= (\"a\"", "line 1, column 14: missing ')'"},
+           {"root ::= \n  other", "line 2, column 3: rule 'other' is used but not defined"},
+           {"root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: a second definition"},
+           {"root ::= * \"a\"", "line 1, column 10: nothing to repeat"},
+           {"root ::= <think>", "line 1, column 10: references to tokens are not supported"},
+           {"root ::= !<[12]>", "line 1, column 10: references to tokens are not supported"},
+           {"root ::= \"\\q\"", "line 1, column 11: an invalid character or escape"},
+           {"root ::= \"\\ud83d\"", "line 1, column 11: half of a surrogate pair"},
+           {"root = \"a\"", "line 1, column 6: expected '::='"}}) {
+    const auto g = Grammar::from_ebnf(trie, grammar);
+    ASSERT_FALSE(g.ok()) << grammar;
+    EXPECT_NE(g.status().message().find(says), std::string::npos) << g.status().message();
+  }
+}
+
 TEST(IntegerRange, AgreesWithArithmetic) {
   const auto trie = make_trie(1, 0);
   std::mt19937_64 random(7);

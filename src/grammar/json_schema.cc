@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "grammar/decimal_range.h"
-#include "grammar/schema_check.h"
 #include "grammar/schema_compiler.h"
 
 namespace freshet::grammar {
@@ -29,21 +28,42 @@ bool is_small(const Expression& e) {
 
 }  // namespace
 
-SchemaCompiler::SchemaCompiler(const json::Value& root)
-    : document_(root), branches_(document_, [this](const NodeIds& g) { return is_empty(g); }) {}
+Expression json_space(const SchemaRules& shared) {
+  const int indent = shared.basics[shared.basics[0].indent < 0 ? 1 : 0].indent;
+  return choice({empty(), literal(" "), sequence({literal("\n"), rule_ref(indent)})});
+}
 
-Result<RuleSet> SchemaCompiler::compile() {
+Expression json_member(const SchemaRules& shared, Expression key, Expression value) {
+  return sequence(
+      {std::move(key), json_space(shared), literal(":"), json_space(shared), std::move(value)});
+}
+
+SchemaCompiler::SchemaCompiler(const json::Value& root, SchemaRules& shared)
+    : document_(root),
+      branches_(document_, [this](const NodeIds& g) { return is_empty(g); }),
+      checker_(document_),
+      shared_(shared),
+      rules_(shared.rules),
+      basic_(shared.basics[document_.integers_have_no_fraction() ? 1 : 0]) {
+  if (basic_.indent < 0) add_basics();
+}
+
+Result<Expression> SchemaCompiler::compile(bool object) {
   FRESHET_RETURN_IF_ERROR(document_.status());
-  add_basics();
-  FRESHET_ASSIGN_OR_RETURN(Expression e, goal({document_.root()}));
-  rules_.define(0, sequence({space(), std::move(e), space()}));
+  NodeIds root = {document_.root()};
+  if (object) {
+    json::Object is_object;
+    is_object["type"] = "object";
+    root.push_back(document_.write(document_.root(), json::Value(std::move(is_object))));
+  }
+  FRESHET_ASSIGN_OR_RETURN(Expression e, goal(root));
   while (!pending_.empty()) {
     const auto [rule, nodes] = std::move(pending_.back());
     pending_.pop_back();
     FRESHET_ASSIGN_OR_RETURN(Expression later, body(nodes));
     rules_.define(rule, std::move(later));
   }
-  return std::move(rules_);
+  return e;
 }
 
 Status SchemaCompiler::check_size() const {
@@ -59,39 +79,32 @@ std::string SchemaCompiler::numbered(const char* name) const {
 
 void SchemaCompiler::add_basics() {
   const Expression digit = char_class({{'0', '9'}});
-  indent_ = add_rule("indent", repeat(char_class({{' ', ' '}, {'\t', '\t'}}), 0, kMaxIndent));
-  string_ = add_rule("string",
-                     sequence({literal("\""), language_in_json_string(Language::of_length(0, -1)),
-                               literal("\"")}));
+  basic_.indent = add_rule("indent", repeat(char_class({{' ', ' '}, {'\t', '\t'}}), 0, kMaxIndent));
+  basic_.string = add_rule(
+      "string", sequence({literal("\""), language_in_json_string(Language::of_length(0, -1)),
+                          literal("\"")}));
   const Expression integer = sequence(
       {optional(literal("-")),
        choice({literal("0"), sequence({char_class({{'1', '9'}}), repeat(digit, 0, -1)})})});
   const Expression zeros = document_.integers_have_no_fraction()
                                ? empty()
                                : optional(sequence({literal("."), repeat(literal("0"), 1, -1)}));
-  integer_ = add_rule("integer", sequence({integer, zeros}));
-  number_ = add_rule("number",
-                     sequence({integer, optional(sequence({literal("."), repeat(digit, 1, -1)})),
-                               optional(sequence({char_class({{'e', 'e'}, {'E', 'E'}}),
-                                                  optional(char_class({{'+', '+'}, {'-', '-'}})),
-                                                  repeat(digit, 1, -1)}))}));
-  value_ = rules_.add("value");
-  object_ = rules_.add("object");
-  array_ = rules_.add("array");
-  rules_.define(value_,
-                choice({rule_ref(object_), rule_ref(array_), rule_ref(string_), rule_ref(number_),
-                        literal("true"), literal("false"), literal("null")}));
-  rules_.define(object_,
-                braces('{', list_of(member(rule_ref(string_), rule_ref(value_)), 0, -1), '}'));
-  rules_.define(array_, braces('[', list_of(rule_ref(value_), 0, -1), ']'));
-}
-
-Expression SchemaCompiler::space() const {
-  return choice({empty(), literal(" "), sequence({literal("\n"), rule_ref(indent_)})});
-}
-
-Expression SchemaCompiler::member(Expression key, Expression value) const {
-  return sequence({std::move(key), space(), literal(":"), space(), std::move(value)});
+  basic_.integer = add_rule("integer", sequence({integer, zeros}));
+  basic_.number = add_rule(
+      "number", sequence({integer, optional(sequence({literal("."), repeat(digit, 1, -1)})),
+                          optional(sequence({char_class({{'e', 'e'}, {'E', 'E'}}),
+                                             optional(char_class({{'+', '+'}, {'-', '-'}})),
+                                             repeat(digit, 1, -1)}))}));
+  basic_.value = rules_.add("value");
+  basic_.object = rules_.add("object");
+  basic_.array = rules_.add("array");
+  rules_.define(basic_.value, choice({rule_ref(basic_.object), rule_ref(basic_.array),
+                                      rule_ref(basic_.string), rule_ref(basic_.number),
+                                      literal("true"), literal("false"), literal("null")}));
+  rules_.define(
+      basic_.object,
+      braces('{', list_of(member(rule_ref(basic_.string), rule_ref(basic_.value)), 0, -1), '}'));
+  rules_.define(basic_.array, braces('[', list_of(rule_ref(basic_.value), 0, -1), ']'));
 }
 
 Expression SchemaCompiler::braces(char open, Expression inner, char close) const {
@@ -147,7 +160,7 @@ Result<Expression> SchemaCompiler::body(const NodeIds& nodes) {
 }
 
 Result<Expression> SchemaCompiler::branch(const NodeIds& nodes) {
-  if (nodes.empty()) return rule_ref(value_);
+  if (nodes.empty()) return rule_ref(basic_.value);
   FRESHET_ASSIGN_OR_RETURN(auto values, listed(nodes));
   if (values) return std::move(*values);
   bool whole = false;
@@ -187,7 +200,7 @@ Result<Expression> SchemaCompiler::of_type(unsigned type, const NodeIds& nodes, 
     }
     case kNumberType: {
       FRESHET_ASSIGN_OR_RETURN(auto language, number_language(document_, nodes, whole));
-      if (!language) return rule_ref(whole ? integer_ : number_);
+      if (!language) return rule_ref(whole ? basic_.integer : basic_.number);
       return language_text(std::move(*language));
     }
     case kStringType:
@@ -214,7 +227,7 @@ Result<Expression> SchemaCompiler::string(const NodeIds& nodes) {
 // So many characters, as a rule that all who ask for as many share. The closing quote, where there
 // is one, belongs to the rule: what lies before it then depends on no caller.
 Expression SchemaCompiler::characters(CountRange length, bool closed) {
-  const auto [it, fresh] = characters_.try_emplace({length.low, length.high, closed}, 0);
+  const auto [it, fresh] = shared_.characters.try_emplace({length.low, length.high, closed}, 0);
   if (fresh) {
     Expression e = language_in_json_string(Language::of_length(length.low, length.high));
     if (closed) e = sequence({std::move(e), literal("\"")});
@@ -226,7 +239,7 @@ Expression SchemaCompiler::characters(CountRange length, bool closed) {
 // Long strings count in blocks: full ones, then a last one that is not.
 Expression SchemaCompiler::sized_string(CountRange length) {
   if (length.none()) return never();
-  if (length.low == 0 && length.high < 0) return rule_ref(string_);
+  if (length.low == 0 && length.high < 0) return rule_ref(basic_.string);
   const Expression quote = literal("\"");
   if (std::max(length.low, length.high) <= 2 * kBlock)
     return sequence({quote, characters(length, true)});
@@ -270,7 +283,7 @@ Result<std::optional<Expression>> SchemaCompiler::listed(const NodeIds& nodes) {
     bool good = true;
     for (const int id : nodes) {
       if (!good) break;
-      FRESHET_ASSIGN_OR_RETURN(good, meets(document_, id, v));
+      FRESHET_ASSIGN_OR_RETURN(good, checker_.meets(id, v));
     }
     if (!good) continue;
     FRESHET_ASSIGN_OR_RETURN(Expression e, constant(v, 0));
@@ -347,7 +360,36 @@ Result<bool> SchemaCompiler::number_is_empty(const NodeIds& nodes, bool whole) {
 }
 
 Result<RuleSet> json_schema_rules(const json::Value& schema) {
-  return SchemaCompiler(schema).compile();
+  SchemaRules shared;
+  FRESHET_ASSIGN_OR_RETURN(Expression e, SchemaCompiler(schema, shared).compile());
+  shared.rules.define(0, sequence({json_space(shared), std::move(e), json_space(shared)}));
+  return std::move(shared.rules);
+}
+
+Result<RuleSet> tool_call_rules(const std::vector<CallableTool>& tools,
+                                std::string_view arguments_key) {
+  SchemaRules shared;
+  const auto between = [&](std::string_view punctuation) {
+    return sequence({json_space(shared), literal(punctuation), json_space(shared)});
+  };
+  json::Object none;
+  none["maxProperties"] = 0;
+  const json::Value no_parameters(std::move(none));
+  std::vector<Expression> calls;
+  for (const CallableTool& tool : tools) {
+    const json::Value& schema = tool.parameters != nullptr ? *tool.parameters : no_parameters;
+    auto arguments = SchemaCompiler(schema, shared).compile(/*object=*/true);
+    if (!arguments.ok())
+      return arguments.status().with_context(fmt::format("parameters of tool '{}'", tool.name));
+    calls.push_back(
+        sequence({literal("{"), json_space(shared),
+                  json_member(shared, quoted_json("name"), quoted_json(tool.name)), between(","),
+                  json_member(shared, quoted_json(arguments_key), std::move(arguments).value()),
+                  json_space(shared), literal("}")}));
+  }
+  Expression any = choice(std::move(calls));
+  shared.rules.define(0, sequence({json_space(shared), std::move(any), json_space(shared)}));
+  return std::move(shared.rules);
 }
 
 }  // namespace freshet::grammar

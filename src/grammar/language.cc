@@ -52,16 +52,8 @@ class Thompson {
           FRESHET_ASSIGN_OR_RETURN(from, build(child, from));
         }
         return from;
-      case Expression::Kind::kChoice: {
-        const int32_t to = add();
-        for (const Expression& child : e.children) {
-          const int32_t begin = add();
-          at(from).empty.push_back(begin);
-          FRESHET_ASSIGN_OR_RETURN(const int32_t end, build(child, begin));
-          at(end).empty.push_back(to);
-        }
-        return to;
-      }
+      case Expression::Kind::kChoice:
+        return build_choice(e, from);
       case Expression::Kind::kRepeat:
         return build_repeat(e, from);
       default:
@@ -70,6 +62,38 @@ class Thompson {
   }
 
  private:
+  Result<int32_t> build_choice(const Expression& e, int32_t from) {
+    const int32_t to = add();
+    // Plain texts as a trie, so that no place is reached by two of them.
+    std::map<std::pair<int32_t, uint32_t>, int32_t> trie;
+    int32_t root = -1;
+    for (const Expression& child : e.children) {
+      const auto text = only_text(child);
+      if (!text) {
+        const int32_t begin = add();
+        at(from).empty.push_back(begin);
+        FRESHET_ASSIGN_OR_RETURN(const int32_t end, build(child, begin));
+        at(end).empty.push_back(to);
+        continue;
+      }
+      if (root < 0) {
+        root = add();
+        at(from).empty.push_back(root);
+      }
+      int32_t here = root;
+      TextCursor in(*text);
+      while (!in.at_end()) {
+        const auto code = in.code_point();
+        if (!code) return invalid_argument("a text that is not UTF-8");
+        const auto [it, fresh] = trie.try_emplace({here, *code}, -1);
+        if (fresh) it->second = step(here, *code, *code);
+        here = it->second;
+      }
+      at(here).empty.push_back(to);
+    }
+    return to;
+  }
+
   int32_t step(int32_t from, uint32_t first, uint32_t last) {
     const int32_t to = add();
     at(from).edges.push_back({first, last, to});
@@ -119,7 +143,6 @@ class Subsets {
     state_of({start});
     // A large set of places costs as much as many states: both count.
     for (size_t i = 0; i < sets_.size(); ++i) {
-      work_ += sets_[i]->size();
       if (states_.size() > Language::kMaxStates || work_ > 20 * Language::kMaxStates)
         return resource_exhausted("the pattern is too large: more than {} states",
                                   Language::kMaxStates);
@@ -139,6 +162,11 @@ class Subsets {
     for (size_t i = 0; i < all.size(); ++i) {
       for (const int32_t n : nodes_[static_cast<size_t>(all[i])].empty) visit(n);
     }
+    work_ += all.size();
+    // Places that only lead on are told by where they lead: without them more sets are equal.
+    std::erase_if(all, [&](int32_t n) {
+      return n != accept_ && nodes_[static_cast<size_t>(n)].edges.empty();
+    });
     std::sort(all.begin(), all.end());
     const auto [it, fresh] = ids_.try_emplace(std::move(all), static_cast<int32_t>(states_.size()));
     if (fresh) {

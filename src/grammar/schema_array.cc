@@ -5,6 +5,8 @@
 namespace freshet::grammar {
 namespace {
 
+constexpr size_t kHeadsInARule = 32;
+
 // prefixItems and items, in whichever spelling; nullptr: anything.
 struct Items {
   const json::Value* heads = nullptr;
@@ -82,13 +84,14 @@ Result<Expression> SchemaCompiler::array(const NodeIds& nodes) {
     firsts.pop_back();
   }
   const bool plain = firsts.empty() && count.low == 0 && count.high < 0;
-  if (plain && item.kind == Expression::Kind::kRule && item.rule == value_) return rule_ref(array_);
+  if (plain && item.kind == Expression::Kind::kRule && item.rule == basic_.value)
+    return rule_ref(basic_.array);
   return braces('[', elements(firsts, item, count), ']');
 }
 
 // The heads in order, then items; between low and high in all.
 Expression SchemaCompiler::elements(const std::vector<Expression>& heads, const Expression& item,
-                                    const CountRange& count) const {
+                                    const CountRange& count) {
   if (heads.empty()) return list_of(item, count.low, count.high);
   const int64_t done = static_cast<int64_t>(heads.size());
   Expression rest = empty();
@@ -104,6 +107,9 @@ Expression SchemaCompiler::elements(const std::vector<Expression>& heads, const 
     parts.push_back(std::move(rest));
     rest = sequence(std::move(parts));
     if (static_cast<int64_t>(i) >= count.low) rest = optional(std::move(rest));
+    // Each stands within the one before: a rule now and then keeps them from nesting without end.
+    if (i > 0 && i % kHeadsInARule == 0)
+      rest = rule_ref(add_rule(numbered("items"), std::move(rest)));
   }
   return rest;
 }

@@ -33,6 +33,7 @@ bool is_annotation(std::string_view keyword) {
                                                           "contentMediaType",
                                                           "contentSchema",
                                                           "$dynamicAnchor",
+                                                          "$recursiveAnchor",
                                                           "example",
                                                           "discriminator"};
   return kAnnotations.contains(keyword);
@@ -89,8 +90,9 @@ Status SchemaBranches::check_keywords(int id) const {
   if (!s.is_object())
     return invalid_argument("JSON schema: at {}: a schema must be an object or a boolean",
                             document_.node(id).pointer);
-  for (const char* keyword : {"$dynamicRef", "$recursiveRef"}) {
-    if (s.find(keyword) != nullptr) return document_.unsupported_keyword(id, keyword);
+  for (const std::string_view keyword : kReferences) {
+    if (!document_.is_static(id, keyword))
+      return document_.unsupported_keyword(id, keyword, "several places have its anchor");
   }
   if (const json::Value* u = s.find("uniqueItems"); u != nullptr) {
     if (!u->is_bool()) return document_.error(id, "uniqueItems", "must be true or false");
@@ -109,7 +111,7 @@ Status SchemaBranches::check_keywords(int id) const {
     if (u == nullptr || (u->is_bool() && u->as_bool())) continue;
     // Alone in its node it is additionalProperties or items by another name.
     for (const char* other : {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas",
-                              "$dynamicRef", "contains"}) {
+                              "$dynamicRef", "$recursiveRef", "contains"}) {
       if (s.find(other) != nullptr)
         return document_.unsupported_keyword(id, keyword, "beside '" + std::string(other) + "'");
     }
@@ -125,15 +127,17 @@ Status SchemaBranches::open(int id, Draft& draft) {
     draft.dead = draft.dead || !s.as_bool();
     return {};
   }
-  const bool reference = s.find("$ref") != nullptr;
-  if (reference) {
-    FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id, "$ref"));
+  for (const std::string_view keyword : kReferences) {
+    if (s.find(keyword) == nullptr) continue;
+    FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id, keyword));
     draft.worklist.push_back(target);
     if (document_.ref_stands_alone() && !document_.node(id).written) return {};
   }
   const bool constrains =
       std::any_of(s.as_object().begin(), s.as_object().end(), [](const auto& member) {
         static const std::set<std::string_view> kLogic = {"$ref",
+                                                          "$dynamicRef",
+                                                          "$recursiveRef",
                                                           "allOf",
                                                           "anyOf",
                                                           "oneOf",
@@ -212,9 +216,9 @@ Result<SchemaBranches::Alternatives> SchemaBranches::one_of(int id) {
   NodeIds beside;  // the siblings, without what branches
   if (!document_.node(id).written) {
     for (const char* keyword :
-         {"oneOf", "anyOf", "allOf", "not", "if", "then", "else", "$ref", "dependencies",
-          "dependentSchemas", "dependentRequired", "$defs", "definitions", "properties", "items",
-          "patternProperties", "additionalProperties"})
+         {"oneOf", "anyOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef",
+          "$recursiveRef", "dependencies", "dependentSchemas", "dependentRequired", "$defs",
+          "definitions", "properties", "items", "patternProperties", "additionalProperties"})
       rest.as_object().erase(keyword);
     beside.push_back(document_.write(id, std::move(rest)));
   }
@@ -333,8 +337,8 @@ Result<SchemaBranches::Alternatives> SchemaBranches::negated_keyword(int id,
                                                                      const std::string& keyword,
                                                                      const json::Value& v,
                                                                      int depth) {
-  if (keyword == "$ref") {
-    FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id, "$ref"));
+  if (std::ranges::find(kReferences, keyword) != std::end(kReferences)) {
+    FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id, keyword));
     return negated(target, depth + 1);
   }
   if (keyword == "not") return Alternatives{{document_.child(id, v, "not")}};

@@ -8,18 +8,27 @@
 namespace freshet::grammar {
 namespace {
 
-// Node by node as the specification says it; each function: one group of keywords.
-class Checker {
+// Without an exponent, as languages of numbers spell them.
+std::string plain_text(const Decimal& d) {
+  return (d.negative ? "-" : "") + d.whole + (d.fraction.empty() ? "" : "." + d.fraction);
+}
+
+// One node, as the specification says it; each function checks one group of keywords.
+class NodeCheck {
  public:
-  Checker(SchemaDocument& document, int id, const json::Value& value, int depth)
-      : document_(document), id_(id), value_(value), depth_(depth) {}
+  NodeCheck(ValueChecker& checker, int id, const json::Value& value, int depth)
+      : checker_(checker), document_(checker.document()), id_(id), value_(value), depth_(depth) {}
 
   Result<bool> check() {
     if (depth_ > 64) return document_.unsupported_keyword(id_, "enum", "checked too deeply");
     const json::Value& s = document_.schema(id_);
     if (s.is_bool()) return s.as_bool();
-    for (const auto part : {&Checker::logic, &Checker::conditionals, &Checker::own, &Checker::array,
-                            &Checker::object}) {
+    if (document_.ref_stands_alone() && !document_.node(id_).written && s.find("$ref") != nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id_, "$ref"));
+      return checker_.meets(target, value_, depth_ + 1);
+    }
+    for (const auto part : {&NodeCheck::logic, &NodeCheck::conditionals, &NodeCheck::own,
+                            &NodeCheck::array, &NodeCheck::object}) {
       FRESHET_ASSIGN_OR_RETURN(const bool good, (this->*part)());
       if (!good) return false;
     }
@@ -28,13 +37,16 @@ class Checker {
 
  private:
   Result<bool> holds(const json::Value& schema, std::string_view step, const json::Value& value) {
-    return meets(document_, document_.child(id_, schema, step), value, depth_ + 1);
+    return checker_.meets(document_.child(id_, schema, step), value, depth_ + 1);
   }
 
   Result<bool> logic() {
-    if (document_.find(id_, "$ref") != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id_, "$ref"));
-      FRESHET_ASSIGN_OR_RETURN(const bool good, meets(document_, target, value_, depth_ + 1));
+    for (const std::string_view keyword : kReferences) {
+      if (document_.find(id_, keyword) == nullptr) continue;
+      if (!document_.is_static(id_, keyword))
+        return document_.unsupported_keyword(id_, keyword, "several places have its anchor");
+      FRESHET_ASSIGN_OR_RETURN(const int target, document_.resolve(id_, keyword));
+      FRESHET_ASSIGN_OR_RETURN(const bool good, checker_.meets(target, value_, depth_ + 1));
       if (!good) return false;
     }
     for (const std::string_view keyword : {"allOf", "anyOf", "oneOf"}) {
@@ -97,27 +109,22 @@ class Checker {
     if (c != nullptr && !(*c == value_)) return false;
     if (const json::Value* e = document_.find(id_, "enum")) {
       if (!e->is_array()) return document_.error(id_, "enum", "must be an array");
-      const auto& all = e->as_array();
-      if (std::find(all.begin(), all.end(), value_) == all.end()) return false;
+      if (!checker_.lists(*e, value_)) return false;
     }
-    if (const json::Value* e = document_.find(id_, kNotValues);
-        e != nullptr && document_.node(id_).written) {
-      const auto& all = e->as_array();
-      if (std::find(all.begin(), all.end(), value_) != all.end()) return false;
-    }
+    const json::Value* forbidden = document_.find(id_, kNotValues);
+    if (forbidden != nullptr && document_.node(id_).written && checker_.lists(*forbidden, value_))
+      return false;
     if (value_.is_string()) {
-      FRESHET_ASSIGN_OR_RETURN(const auto language, string_language(document_, self));
-      return !language || language->contains(value_.as_string());
+      const auto& language = checker_.strings(id_);
+      if (!language.ok()) return language.status();
+      return !*language || (*language)->contains(value_.as_string());
     }
     if (!value_.is_number()) return true;
-    FRESHET_ASSIGN_OR_RETURN(auto language, number_language(document_, self, whole));
-    if (!language && whole) {
-      FRESHET_ASSIGN_OR_RETURN(language, whole_decimals());
-    }
+    const auto& language = checker_.numbers(id_, whole);
+    if (!language.ok()) return language.status();
     const auto d = parse_decimal(value_.number_text());
     if (!d) return document_.unsupported_keyword(id_, "enum", "a number of more than 400 digits");
-    return !language || language->contains((d->negative ? "-" : "") + d->whole +
-                                           (d->fraction.empty() ? "" : "." + d->fraction));
+    return !*language || (*language)->contains(plain_text(*d));
   }
 
   Result<bool> array() {
@@ -182,9 +189,8 @@ class Checker {
     const json::Value* patterns = document_.find(id_, "patternProperties");
     if (patterns != nullptr && patterns->is_object()) {
       for (const auto& [pattern, schema] : patterns->as_object()) {
-        FRESHET_ASSIGN_OR_RETURN(const Language keys,
-                                 pattern_language(document_, id_, "patternProperties", pattern));
-        if (!keys.contains(name)) continue;
+        FRESHET_ASSIGN_OR_RETURN(const Language* keys, checker_.key_pattern(id_, pattern));
+        if (!keys->contains(name)) continue;
         described = true;
         FRESHET_ASSIGN_OR_RETURN(const bool good, holds(schema, "patternProperties", member));
         if (!good) return false;
@@ -195,6 +201,7 @@ class Checker {
     return holds(*additional, "additionalProperties", member);
   }
 
+  ValueChecker& checker_;
   SchemaDocument& document_;
   const int id_;
   const json::Value& value_;
@@ -250,8 +257,69 @@ Result<unsigned> allowed_types(const SchemaDocument& document, const NodeIds& no
   return allowed;
 }
 
-Result<bool> meets(SchemaDocument& document, int id, const json::Value& value, int depth) {
-  return Checker(document, id, value, depth).check();
+std::string canonical_text(const json::Value& value) {
+  if (value.is_number()) {
+    const auto d = parse_decimal(value.number_text());
+    return d ? plain_text(*d) : value.number_text();
+  }
+  std::string out(1, value.is_array() ? '[' : '{');
+  if (value.is_array()) {
+    for (const json::Value& e : value.as_array()) out.append(canonical_text(e)).push_back(',');
+    out.push_back(']');
+    return out;
+  }
+  if (value.is_object()) {
+    std::vector<std::string> members;
+    for (const auto& [key, member] : value.as_object()) {
+      members.emplace_back();
+      json::append_quoted(members.back(), key);
+      members.back().append(1, ':').append(canonical_text(member));
+    }
+    std::sort(members.begin(), members.end());  // their order says nothing
+    for (const std::string& m : members) out.append(m).push_back(',');
+    out.push_back('}');
+    return out;
+  }
+  return json::write(value);
+}
+
+bool ValueChecker::lists(const json::Value& array, const json::Value& value) {
+  const auto [it, fresh] = lists_.try_emplace(&array);
+  if (fresh && array.is_array()) {
+    for (const json::Value& e : array.as_array()) it->second.insert(canonical_text(e));
+  }
+  return it->second.contains(canonical_text(value));
+}
+
+const Result<std::optional<Language>>& ValueChecker::strings(int id) {
+  const auto it = strings_.find(id);
+  if (it != strings_.end()) return it->second;
+  return strings_.emplace(id, string_language(document_, {id})).first->second;
+}
+
+const Result<std::optional<Language>>& ValueChecker::numbers(int id, bool whole) {
+  const std::pair key(id, whole);
+  const auto it = numbers_.find(key);
+  if (it != numbers_.end()) return it->second;
+  const auto found = [&]() -> Result<std::optional<Language>> {
+    FRESHET_ASSIGN_OR_RETURN(auto language, number_language(document_, {id}, whole));
+    if (language || !whole) return language;
+    FRESHET_ASSIGN_OR_RETURN(Language all, whole_decimals());
+    return std::optional<Language>(std::move(all));
+  };
+  return numbers_.emplace(key, found()).first->second;
+}
+
+Result<const Language*> ValueChecker::key_pattern(int id, const std::string& pattern) {
+  const auto known = patterns_.find(pattern);
+  if (known != patterns_.end()) return &known->second;
+  FRESHET_ASSIGN_OR_RETURN(Language keys,
+                           pattern_language(document_, id, "patternProperties", pattern));
+  return &patterns_.emplace(pattern, std::move(keys)).first->second;
+}
+
+Result<bool> ValueChecker::meets(int id, const json::Value& value, int depth) {
+  return NodeCheck(*this, id, value, depth).check();
 }
 
 }  // namespace freshet::grammar

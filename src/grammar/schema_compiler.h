@@ -1,7 +1,8 @@
 // Schemas to rules: the parts that json_schema.cc, schema_object.cc and schema_array.cc share.
 //
 // A rule stands for a goal, the list of nodes that one value must meet; goals are found again by
-// that list, which is what ends recursion. One compiler per schema; not synchronised.
+// that list, which is what ends recursion. One compiler a document; several may add to the same
+// rules, and each reference stays within its own document. Not synchronised.
 #pragma once
 
 #include <map>
@@ -11,14 +12,31 @@
 
 #include "grammar/language.h"
 #include "grammar/schema_branches.h"
+#include "grammar/schema_check.h"
 #include "grammar/schema_text.h"
 
 namespace freshet::grammar {
 
+// The rules of one grammar, and those that all of its documents use.
+struct SchemaRules {
+  struct Basics {
+    int indent = -1, string = 0, integer = 0, number = 0, value = 0, object = 0, array = 0;
+  };
+  RuleSet rules;
+  Basics basics[2];                                              // by whether 1.0 is no integer
+  std::map<std::tuple<int64_t, int64_t, bool>, int> characters;  // of so many characters
+};
+
+// What may stand between the tokens of JSON.
+Expression json_space(const SchemaRules& shared);
+// `name: value`, with that space.
+Expression json_member(const SchemaRules& shared, Expression key, Expression value);
+
 class SchemaCompiler {
  public:
-  explicit SchemaCompiler(const json::Value& root);
-  Result<RuleSet> compile();
+  SchemaCompiler(const json::Value& root, SchemaRules& shared);
+  // What the document's root allows; `object`: of that, the objects.
+  Result<Expression> compile(bool object = false);
 
  private:
   // One property of a conjunction of object schemas.
@@ -34,15 +52,18 @@ class SchemaCompiler {
     std::optional<Expression> extra;   // any other member
     CountRange count;
     int64_t cap = 1;  // counts beyond are all alike
+    size_t look_ahead = 0;
     std::map<std::pair<size_t, int64_t>, int>
         after;  // rules by (properties passed, members so far)
     std::map<std::pair<size_t, int64_t>, int> then;
   };
 
   void add_basics();
-  Expression space() const;
+  Expression space() const { return json_space(shared_); }
   Expression comma() const { return sequence({space(), literal(","), space()}); }
-  Expression member(Expression key, Expression value) const;
+  Expression member(Expression key, Expression value) const {
+    return json_member(shared_, std::move(key), std::move(value));
+  }
   Expression braces(char open, Expression inner, char close) const;
   Expression list_of(const Expression& item, int64_t min, int64_t max) const;
   Status check_size() const;
@@ -79,7 +100,6 @@ class SchemaCompiler {
                                                  const std::vector<Property>& named);
   Result<std::vector<std::pair<Language, NodeIds>>> key_classes(const NodeIds& nodes);
   Result<Language> key_language(const NodeIds& nodes, const std::vector<Property>& named);
-  Result<const Language*> key_pattern(int id, const std::string& pattern);
   Result<Expression> members(Members m);
   int after(Members& m, size_t at, int64_t count);
   int then(Members& m, size_t at, int64_t count);
@@ -90,19 +110,19 @@ class SchemaCompiler {
   Result<NodeIds> item_goal(const NodeIds& nodes, size_t index, bool& never_there);
   Result<size_t> heads_of(const NodeIds& nodes) const;
   Expression elements(const std::vector<Expression>& heads, const Expression& item,
-                      const CountRange& count) const;
+                      const CountRange& count);
 
   SchemaDocument document_;
   SchemaBranches branches_;
-  RuleSet rules_;
+  ValueChecker checker_;
+  SchemaRules& shared_;
+  RuleSet& rules_;
+  SchemaRules::Basics& basic_;
   std::map<NodeIds, int> goals_;
   std::vector<std::pair<int, NodeIds>> pending_;
   std::map<int, Expression> inline_;  // goals whose rule is a trifle
-  std::map<std::string, Language> patterns_;
-  std::map<std::tuple<int64_t, int64_t, bool>, int> characters_;  // rules of so many characters
   int depth_ = 0;
   int empty_depth_ = 0;
-  int indent_ = 0, string_ = 0, integer_ = 0, number_ = 0, value_ = 0, object_ = 0, array_ = 0;
 };
 
 }  // namespace freshet::grammar

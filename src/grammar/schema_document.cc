@@ -9,19 +9,71 @@ namespace {
 constexpr int kMaxDepth = 128;
 constexpr std::string_view kLink = "\x01node ";
 
+struct Uri {
+  std::string scheme, authority, path, query;  // with their punctuation
+};
+
+// A reference without its fragment, in the parts of RFC 3986.
+Uri split_uri(std::string_view text) {
+  Uri out;
+  const size_t colon = text.find(':');
+  if (colon != std::string_view::npos && colon > 0 && colon < text.find_first_of("/?")) {
+    out.scheme = text.substr(0, colon + 1);
+    text.remove_prefix(colon + 1);
+  }
+  if (text.starts_with("//")) {
+    const size_t end = std::min(text.find_first_of("/?", 2), text.size());
+    out.authority = text.substr(0, end);
+    text.remove_prefix(end);
+  }
+  const size_t query = std::min(text.find('?'), text.size());
+  out.path = text.substr(0, query);
+  out.query = text.substr(query);
+  return out;
+}
+
+// "/a/./b/../c" is "/a/c".
+std::string without_dots(std::string_view path) {
+  std::vector<std::string_view> steps;
+  const bool rooted = path.starts_with('/');
+  if (rooted) path.remove_prefix(1);
+  bool open = false;  // ends with a slash
+  for (;;) {
+    const size_t end = std::min(path.find('/'), path.size());
+    const std::string_view step = path.substr(0, end);
+    open = step == "." || step == "..";
+    if (step == ".." && !steps.empty()) steps.pop_back();
+    if (!open) steps.push_back(step);
+    if (end == path.size()) break;
+    path.remove_prefix(end + 1);
+  }
+  std::string out = rooted ? "/" : "";
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (i > 0) out += '/';
+    out += steps[i];
+  }
+  if (open && !steps.empty()) out += '/';
+  return out;
+}
+
 std::string join_uri(const std::string& base, std::string_view reference) {
   if (reference.empty()) return base;
-  const size_t scheme = reference.find(':');
-  if (scheme != std::string_view::npos && scheme < reference.find('/'))
-    return std::string(reference);
-  const size_t authority = base.find("://");
-  if (reference.front() == '/') {
-    const size_t path = authority == std::string::npos ? 0 : base.find('/', authority + 3);
-    return base.substr(0, path) + std::string(reference);
+  const Uri from = split_uri(base);
+  Uri to = split_uri(reference);
+  if (to.scheme.empty()) {
+    to.scheme = from.scheme;
+    if (to.authority.empty()) {
+      to.authority = from.authority;
+      if (to.path.empty()) {
+        to.path = from.path;
+        if (to.query.empty()) to.query = from.query;
+      } else if (to.path.front() != '/') {
+        const bool at_root = !from.authority.empty() && from.path.empty();
+        to.path = (at_root ? "/" : from.path.substr(0, from.path.rfind('/') + 1)) + to.path;
+      }
+    }
   }
-  const size_t slash = base.rfind('/');
-  if (slash == std::string::npos) return std::string(reference);
-  return base.substr(0, slash + 1) + std::string(reference);
+  return to.scheme + to.authority + without_dots(to.path) + to.query;
 }
 
 std::string without_fragment(std::string_view uri) {
@@ -113,9 +165,13 @@ void SchemaDocument::index(const json::Value& v, const std::string& pointer,
   places_.try_emplace(&v, pointer, base);
   if (base != outer) by_uri_.try_emplace(base, &v);
   for (const char* keyword : {"$anchor", "$dynamicAnchor"}) {
-    if (const json::Value* a = v.find(keyword); a != nullptr && a->is_string())
-      by_uri_.try_emplace(base + "#" + a->as_string(), &v);
+    const json::Value* a = v.find(keyword);
+    if (a == nullptr || !a->is_string()) continue;
+    by_uri_.try_emplace(base + "#" + a->as_string(), &v);
+    if (keyword[1] == 'd') ++dynamic_anchors_[a->as_string()];
   }
+  const json::Value* recursive = v.find("$recursiveAnchor");
+  if (recursive != nullptr && *recursive == json::Value(true)) ++dynamic_anchors_["#"];
   for (const char* keyword : {"$id", "id"}) {
     const json::Value* id = v.find(keyword);
     if (old_draft_ && id != nullptr && id->is_string() && id->as_string().starts_with('#'))
@@ -203,6 +259,20 @@ Result<int> SchemaDocument::resolve(int id, std::string_view keyword) {
   if (place == places_.end() || (!target->is_object() && !target->is_bool()))
     return error(id, keyword, "'" + text + "' points to what is no schema");
   return add(*target, place->second.first, place->second.second, false);
+}
+
+// What a dynamic reference means depends on the way that led to it only where several places have
+// the anchor that it names.
+bool SchemaDocument::is_static(int id, std::string_view keyword) const {
+  const json::Value* ref = find(id, keyword);
+  if (ref == nullptr || !ref->is_string()) return true;  // resolve() says what is wrong
+  if (keyword == "$ref") return true;
+  const std::string& text = ref->as_string();
+  const size_t hash = std::min(text.find('#'), text.size());
+  const auto anchor = dynamic_anchors_.find(keyword == "$recursiveRef" ? "#"
+                                            : hash < text.size()       ? text.substr(hash + 1)
+                                                                       : "");
+  return anchor == dynamic_anchors_.end() || anchor->second < 2;
 }
 
 int SchemaDocument::write(int origin, json::Value schema) {

@@ -21,6 +21,8 @@ inline constexpr std::string_view kNotValues = "\x01not values";    // an array
 inline constexpr std::string_view kNotPattern = "\x01not pattern";  // a pattern
 inline constexpr std::string_view kNotMultiple = "\x01not multiple";
 inline constexpr std::string_view kNotWhole = "\x01not whole";
+// Keywords that join another node in.
+inline constexpr std::string_view kReferences[] = {"$ref", "$dynamicRef", "$recursiveRef"};
 
 using NodeIds = std::vector<int>;
 
@@ -47,6 +49,9 @@ class SchemaDocument {
   // The node of a subschema of `parent`.
   int child(int parent, const json::Value& schema, std::string_view step);
   Result<int> resolve(int id, std::string_view keyword);
+  // Whether a reference leads to one place, whatever way the evaluation took: false of some
+  // $dynamicRef and $recursiveRef.
+  bool is_static(int id, std::string_view keyword) const;
   // "[$ref] replaces its siblings", as drafts up to 7 have it.
   bool ref_stands_alone() const { return old_draft_; }
   // To draft 4, 1.0 is no integer.
@@ -75,6 +80,7 @@ class SchemaDocument {
   std::unordered_map<const json::Value*, int> by_value_;
   std::unordered_map<std::string, const json::Value*> by_uri_;
   std::unordered_map<const json::Value*, std::pair<std::string, std::string>> places_;
+  std::unordered_map<std::string, int> dynamic_anchors_;  // how many places have each
   std::unordered_map<int, int> negations_;
   std::deque<json::Value> written_;
 };

@@ -6,7 +6,9 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr size_t kLookAhead = 24;       // optional members spelled out in one rule
+constexpr size_t kLookAhead = 24;      // optional members spelled out in one rule
+constexpr size_t kShortLookAhead = 6;  // ... where the rules would become too many states
+constexpr size_t kManyPlaces = 1024;
 constexpr size_t kMaxPatterns = 6;      // of patternProperties in one conjunction
 constexpr size_t kMaxPlaces = 100'000;  // properties times counts
 
@@ -21,24 +23,16 @@ const json::Value* SchemaCompiler::rest_schema(int id, std::string_view& keyword
   return nullptr;
 }
 
-Result<const Language*> SchemaCompiler::key_pattern(int id, const std::string& pattern) {
-  const auto found = patterns_.find(pattern);
-  if (found != patterns_.end()) return &found->second;
-  FRESHET_ASSIGN_OR_RETURN(Language language,
-                           pattern_language(document_, id, "patternProperties", pattern));
-  return &patterns_.emplace(pattern, std::move(language)).first->second;
-}
-
 Result<std::vector<std::string>> SchemaCompiler::required_names(const NodeIds& nodes) const {
   std::vector<std::string> names;
+  std::set<std::string> seen;
   for (const int id : nodes) {
     const json::Value* r = document_.find(id, "required");
     if (r == nullptr || r->is_bool()) continue;  // draft 3 had it in the property
     if (!r->is_array()) return document_.error(id, "required", "must be an array of strings");
     for (const json::Value& name : r->as_array()) {
       if (!name.is_string()) return document_.error(id, "required", "must be an array of strings");
-      if (std::find(names.begin(), names.end(), name.as_string()) == names.end())
-        names.push_back(name.as_string());
+      if (seen.insert(name.as_string()).second) names.push_back(name.as_string());
     }
   }
   return names;
@@ -56,7 +50,7 @@ Result<NodeIds> SchemaCompiler::property_goal(const NodeIds& nodes, const std::s
     const json::Value* patterns = document_.find(id, "patternProperties");
     if (patterns != nullptr && patterns->is_object()) {
       for (const auto& [pattern, schema] : patterns->as_object()) {
-        FRESHET_ASSIGN_OR_RETURN(const Language* keys, key_pattern(id, pattern));
+        FRESHET_ASSIGN_OR_RETURN(const Language* keys, checker_.key_pattern(id, pattern));
         if (!keys->contains(name)) continue;
         goal.push_back(document_.child(id, schema, "patternProperties/" + pattern));
         described = true;
@@ -74,7 +68,7 @@ Result<bool> SchemaCompiler::key_allowed(const NodeIds& nodes, const std::string
     const json::Value* names = document_.find(id, "propertyNames");
     if (names == nullptr) continue;
     const int child = document_.child(id, *names, "propertyNames");
-    FRESHET_ASSIGN_OR_RETURN(const bool good, meets(document_, child, json::Value(name)));
+    FRESHET_ASSIGN_OR_RETURN(const bool good, checker_.meets(child, json::Value(name)));
     if (!good) return false;
   }
   return true;
@@ -112,7 +106,7 @@ Result<Expression> SchemaCompiler::object(const NodeIds& nodes) {
     return std::any_of(std::begin(kKeywords), std::end(kKeywords),
                        [&](std::string_view k) { return document_.find(id, k) != nullptr; });
   });
-  if (free) return rule_ref(object_);
+  if (free) return rule_ref(basic_.object);
   Members m;
   FRESHET_ASSIGN_OR_RETURN(m.count,
                            count_range(document_, nodes, "minProperties", "maxProperties"));
@@ -159,7 +153,7 @@ Result<std::vector<std::pair<Language, NodeIds>>> SchemaCompiler::key_classes(
     Language keys = Language::of_length(0, -1);
     for (size_t i = 0; i < patterns.size() && !keys.empty(); ++i) {
       FRESHET_ASSIGN_OR_RETURN(const Language* one,
-                               key_pattern(patterns[i].first, patterns[i].second));
+                               checker_.key_pattern(patterns[i].first, patterns[i].second));
       FRESHET_ASSIGN_OR_RETURN(keys,
                                (set >> i & 1) != 0 ? intersect(keys, *one) : subtract(keys, *one));
     }
@@ -240,7 +234,7 @@ Result<std::optional<Expression>> SchemaCompiler::extra_member(const NodeIds& no
     FRESHET_ASSIGN_OR_RETURN(Expression value, goal(nodes_of_value));
     const bool free = any_key && both.states().size() == 1 && both.states()[0].accepts;
     Expression key =
-        free ? rule_ref(string_)
+        free ? rule_ref(basic_.string)
              : sequence({literal("\""), language_in_json_string(std::move(both)), literal("\"")});
     parts.push_back(member(std::move(key), std::move(value)));
   }
@@ -261,7 +255,9 @@ Result<Expression> SchemaCompiler::members(Members m) {
   if (!m.extra && m.count.high >= static_cast<int64_t>(m.properties.size())) m.count.high = -1;
   if (m.count.low <= needed) m.count.low = 0;
   m.cap = std::max<int64_t>({1, m.count.low, m.count.high});
-  if ((m.properties.size() + 1) * static_cast<size_t>(m.cap + 1) > kMaxPlaces)
+  const size_t places = (m.properties.size() + 1) * static_cast<size_t>(m.cap + 1);
+  m.look_ahead = places > kManyPlaces ? kShortLookAhead : kLookAhead;
+  if (places > kMaxPlaces)
     return resource_exhausted(
         "JSON schema: too many combinations of properties and minProperties or maxProperties");
   // From the last on, so that none has to recurse to those behind it.
@@ -302,7 +298,7 @@ Expression SchemaCompiler::choices_from(Members& m, size_t at, int64_t count) {
   std::vector<Expression> parts;
   if (m.count.high >= 0 && count >= m.count.high) return never();
   for (size_t i = at; i < m.properties.size(); ++i) {
-    if (i - at >= kLookAhead) {
+    if (i - at >= m.look_ahead) {
       parts.push_back(rule_ref(then(m, i, count)));
       return choice(std::move(parts));
     }

@@ -46,10 +46,13 @@ Status named(const SchemaDocument& document, int id, std::string_view keyword) {
   return invalid_argument("JSON schema: '{}' at {}", keyword, document.node(id).pointer);
 }
 
-Result<Language> equal_to(const Decimal& d) {
-  FRESHET_ASSIGN_OR_RETURN(const Language above, decimals_above(d, false));
-  FRESHET_ASSIGN_OR_RETURN(const Language below, decimals_below(d, false));
-  return intersect(above, below);
+// Every spelling of a number without an exponent.
+Expression spellings(const Decimal& d) {
+  const Expression zero = literal("0");
+  return sequence(
+      {d.is_zero() ? optional(literal("-")) : literal(d.negative ? "-" : ""), literal(d.whole),
+       d.fraction.empty() ? optional(sequence({literal("."), repeat(zero, 1, -1)}))
+                          : sequence({literal("." + d.fraction), repeat(zero, 0, -1)})});
 }
 
 // The value of a numeric keyword; an error when it is none, or far too long.
@@ -185,12 +188,14 @@ Result<std::optional<Language>> number_language(const SchemaDocument& document,
       meet.remove(whole_decimals(), all);
     }
     if (const json::Value* values = document.find(id, kNotValues)) {
+      std::vector<Expression> numbers;
       for (const json::Value& v : values->as_array()) {
         if (!v.is_number()) continue;
-        constrained = true;
         FRESHET_ASSIGN_OR_RETURN(const Decimal d, decimal(document, id, "enum", v));
-        meet.remove(equal_to(d), all);
+        numbers.push_back(spellings(d));
       }
+      constrained = constrained || !numbers.empty();
+      if (!numbers.empty()) meet.remove(Language::from(choice(std::move(numbers))), all);
     }
   }
   if (!constrained) return std::optional<Language>();

@@ -42,6 +42,7 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
     if (auto self = weak.lock()) self->cancel_all();
   });
   for (size_t p = 0; p < state_.prompts.size(); ++p) {
+    state_.so_far.prompt_tokens += static_cast<int>(state_.prompts[p].size());
     for (int i = 0; i < options_.n; ++i)
       state_.choices[p * static_cast<size_t>(options_.n) + static_cast<size_t>(i)].prompt =
           static_cast<int>(p);
@@ -157,15 +158,26 @@ void Answer::handle_delta(Event& event, std::string& out) {
       event.prompt * static_cast<size_t>(options_.n) + static_cast<size_t>(delta.index);
   Choice& choice = state_.choices[index];
   choice.text += delta.text;
+  state_.so_far.completion_tokens += static_cast<int>(delta.ids.size());
   choice.ids.insert(choice.ids.end(), delta.ids.begin(), delta.ids.end());
   choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
   if (delta.finish != FinishReason::kNone) {
     choice.finish = record.finish = delta.finish;
     choice.stop_reason = delta.stop_reason;
   }
+  stop_when_late(event);
   if (delta.finish == FinishReason::kError && !failed_) return fail(from_status(delta.error), out);
   if (!options_.stream || failed_) return;
   format_->stream_delta(state_, index, delta, out);
+}
+
+void Answer::stop_when_late(const Event& event) {
+  if (options_.max_predict_s <= 0) return;
+  line_seen_ = line_seen_ || event.delta.text.find('\n') != std::string::npos;
+  const RequestRecord& record = records_[event.prompt];
+  if (line_seen_ && record.generation_tokens > 0 &&
+      seconds_between(record.first_token, event.at) > options_.max_predict_s)
+    cancel_all();
 }
 
 void Answer::handle_done(const Event& event) {
@@ -175,9 +187,10 @@ void Answer::handle_done(const Event& event) {
   record.cached_tokens = event.usage.cached_tokens;
   record.preemptions = event.usage.preemptions;
   record.generation_tokens = event.usage.completion_tokens;
-  for (const Choice& c : state_.choices) {
-    if (static_cast<size_t>(c.prompt) != event.prompt) continue;
-    record.longest_sample = std::max(record.longest_sample, static_cast<int>(c.ids.size()));
+  const size_t n = static_cast<size_t>(options_.n);
+  for (size_t i = event.prompt * n; i < (event.prompt + 1) * n; ++i) {
+    record.longest_sample =
+        std::max(record.longest_sample, static_cast<int>(state_.choices[i].ids.size()));
   }
   for (const auto& [reason, seconds] : event.usage.waited) record.queue_s += seconds;
   state_.usage.prompt_tokens += event.usage.prompt_tokens;

@@ -37,7 +37,8 @@ struct AnswerState {
   std::vector<std::vector<std::vector<TokenLogprob>>>
       prompt_logprobs;          // a list a prompt; may be empty
   std::vector<Choice> choices;  // prompt * n + sample
-  Usage usage;                  // over all prompts
+  Usage usage;                  // over all prompts, of the requests that are done
+  Usage so_far;                 // prompt tokens, and the tokens that have come
   std::optional<Clock::time_point> first_token;
 };
 
@@ -68,6 +69,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
     std::string tenant;  // whose share of the machine this takes
     std::string cache_salt;
     double timeout_s = 0.0;
+    double max_predict_s = 0.0;  // from the first token on; a line that is begun is ended. 0: none
   };
 
   Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,
@@ -95,6 +97,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void complete(std::string& out);
   void fail(const ApiError& error, std::string& out);
   void cancel_all();
+  void stop_when_late(const Event& event);
 
   const std::shared_ptr<Exchange> exchange_;
   Engine& engine_;
@@ -114,6 +117,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   size_t done_ = 0;
   bool started_ = false;
   bool failed_ = false;
+  bool line_seen_ = false;
 };
 
 }  // namespace freshet::server

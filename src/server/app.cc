@@ -1,6 +1,7 @@
 #include "server/app.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <utility>
 
@@ -38,9 +39,14 @@ std::string random_hex(size_t bytes) {
 
 std::string_view bearer(const HttpRequest& request) {
   std::string_view value = request.header("authorization");
-  constexpr std::string_view kScheme = "Bearer ";
-  if (value.starts_with(kScheme)) return value.substr(kScheme.size());
-  return request.header("x-api-key");
+  // RFC 9110: the scheme in any case, then one space or more.
+  constexpr std::string_view kScheme = "bearer ";
+  const bool named = value.size() > kScheme.size() &&
+                     std::equal(kScheme.begin(), kScheme.end(), value.begin(), [](char a, char b) {
+                       return a == std::tolower(static_cast<unsigned char>(b));
+                     });
+  if (!named) return request.header("x-api-key");
+  return value.substr(std::min(value.find_first_not_of(' ', kScheme.size()), value.size()));
 }
 
 // Equal in constant time for equal lengths.
@@ -269,6 +275,10 @@ FormatContext App::format_context(const char* id_prefix, const CommonRequest& re
                   std::chrono::system_clock::now().time_since_epoch())
                   .count();
   c.token_bytes = [this](int32_t t) { return std::string(engine_.tokenizer().token_bytes(t)); };
+  c.text_bytes = [this, skips = request.params.skip_special_tokens](int32_t t) {
+    const Tokenizer& tokenizer = engine_.tokenizer();
+    return skips && tokenizer.is_special(t) ? std::string() : std::string(tokenizer.token_bytes(t));
+  };
   return c;
 }
 
@@ -309,7 +319,10 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
     return bad_request("tool_choice",
                        fmt::format("a forced tool call excludes {}", request.structure_field));
   }
-  if (forced) request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
+  if (forced) {
+    request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
+    request.structure_field = "tools";
+  }
   auto text = render_chat(request);
   if (auto* error = std::get_if<ApiError>(&text)) return *error;
   std::optional<ReasoningParser> reasoning;
@@ -378,6 +391,7 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
     }
     tokenizer::EncodeOptions options;
     options.add_special = request.add_special_tokens;
+    options.parse_special = request.parse_special;
     ids = engine_.tokenizer().encode(kept, options);
   } else {
     ids = std::get<std::vector<int32_t>>(prompt);
@@ -402,10 +416,7 @@ Parsed<std::shared_ptr<const grammar::Grammar>> App::grammar_of(const json::Valu
         std::make_shared<grammar::TokenTrie>(tokens), kGrammarCacheBytes);
   });
   auto compiled = grammars_->get(structured);
-  if (!compiled.ok()) {
-    ApiError error = bad_request("response_format", compiled.status().message());
-    return error;
-  }
+  if (!compiled.ok()) return bad_request("", compiled.status().message());
   return std::move(compiled).value();
 }
 
@@ -446,6 +457,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   options.tenant = cache_salt(exchange->request(), {});
   options.cache_salt = cache_salt(exchange->request(), request.cache_salt);
   options.timeout_s = request.timeout_s;
+  options.max_predict_s = request.max_predict_s;
   auto answer = std::make_shared<Answer>(std::move(exchange), engine_, *metrics_, post_,
                                          std::move(format), std::move(options));
   answer->run(std::move(prompts), params);

@@ -87,6 +87,7 @@ class App {
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
               std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format);
   // The grammar that the request's structured output or forced tool call asks for; nullptr: none.
+  // An error does not name the field yet.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);
   std::optional<ApiError> check_model(const std::string& name) const;
 

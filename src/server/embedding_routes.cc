@@ -179,6 +179,14 @@ std::optional<ApiError> read_options(App& app, const json::Value& body, CommonRe
   fields.read("priority", common.priority, -(1 << 30), 1 << 30);
   fields.read("cache_salt", common.cache_salt, 1024);
   fields.read("timeout", common.timeout_s, 0, 1e9);
+  if (fields.get("messages") != nullptr)
+    fields.fail("messages", "'messages' are not supported here: send 'input'");
+  for (const auto& [name, only] : {std::pair{"embed_dtype", "float32"}, {"endianness", "little"}}) {
+    std::string value = only;
+    fields.read(name, value);
+    if (value != only && value != "native")
+      fields.fail(name, fmt::format("'{}' must be {}", name, only));
+  }
   if (format != "float" && format != "base64")
     fields.fail("encoding_format", "'encoding_format' must be float or base64");
   if (dimensions != app.embedding_size()) {

@@ -24,6 +24,11 @@ class Fields {
       : object_(object), defaults_(defaults) {}
 
   const json::Value* get(std::string_view name) const;  // nullptr when absent or null
+  // Whether the object itself has it, and no default stands in.
+  bool has(std::string_view name) const {
+    const json::Value* v = object_.find(name);
+    return v != nullptr && !v->is_null();
+  }
 
   void read(std::string_view name, bool& out);
   void read(std::string_view name, std::string& out, size_t max_bytes = 1 << 20);

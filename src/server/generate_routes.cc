@@ -10,10 +10,11 @@ namespace {
 
 class PlainFormat final : public AnswerFormat {
  public:
+  explicit PlainFormat(bool prompt_only) : prompt_only_(prompt_only) {}
   json::Value whole(const AnswerState& state) override { return result(state); }
   void stream_begin(const AnswerState&, std::string&) override {}
   void stream_delta(const AnswerState&, size_t, const Delta& delta, std::string& out) override {
-    if (delta.text.empty()) return;
+    if (delta.text.empty() || prompt_only_) return;
     json::Object o;
     o["text"] = delta.text;
     append_event(o, out);
@@ -29,15 +30,16 @@ class PlainFormat final : public AnswerFormat {
   json::Object result(const AnswerState& state) const {
     const Choice& choice = state.choices.front();
     const double seconds = seconds_between(begin_, Clock::now());
-    const int tokens = state.usage.completion_tokens;
+    const int tokens = prompt_only_ ? 0 : state.usage.completion_tokens;
     json::Object o;
-    o["text"] = choice.text;
+    o["text"] = prompt_only_ ? "" : choice.text;
     o["tokens_generated"] = tokens;
     o["latency_ms"] = seconds * 1e3;
     o["tokens_per_second"] = seconds > 0 ? tokens / seconds : 0.0;
-    o["finish_reason"] = finish_reason_json(choice.finish);
+    o["finish_reason"] = finish_reason_json(prompt_only_ ? FinishReason::kLength : choice.finish);
     return o;
   }
+  const bool prompt_only_;
   const Clock::time_point begin_ = Clock::now();
 };
 
@@ -55,7 +57,7 @@ void generate(App& app, App::Exchanges exchange, const json::Value& body) {
   std::vector<std::vector<int32_t>> prompts;
   prompts.push_back(std::get<std::vector<int32_t>>(std::move(ids)));
   app.answer(std::move(exchange), request, request.params, std::move(prompts),
-             std::make_unique<PlainFormat>());
+             std::make_unique<PlainFormat>(request.prompt_only));
 }
 
 }  // namespace

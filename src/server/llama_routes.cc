@@ -9,6 +9,7 @@
 #include "server/app.h"
 #include "server/fields.h"
 #include "server/infill.h"
+#include "server/llama_request.h"
 
 namespace freshet::server {
 namespace {
@@ -16,37 +17,69 @@ namespace {
 // {"content", "stop", "tokens_predicted", ...}; streamed, one such event a delta.
 class LlamaFormat final : public AnswerFormat {
  public:
-  LlamaFormat(std::string model, bool return_tokens, bool prompt_only)
-      : model_(std::move(model)), return_tokens_(return_tokens), prompt_only_(prompt_only) {}
+  LlamaFormat(std::string model, TokenBytes token_bytes, LlamaRequest request, bool prompt_only)
+      : model_(std::move(model)),
+        token_bytes_(std::move(token_bytes)),
+        request_(std::move(request)),
+        prompt_only_(prompt_only) {}
 
   json::Value whole(const AnswerState& state) override {
-    if (prompt_only_) return last(state, "", {});
-    return last(state, state.choices.front().text, state.choices.front().ids);
+    if (prompt_only_) return last(state, "", {}, {});
+    const Choice& choice = state.choices.front();
+    return last(state, choice.text, choice.ids, choice.logprobs);
   }
   void stream_begin(const AnswerState&, std::string&) override {}
   void stream_delta(const AnswerState&, size_t, const Delta& delta, std::string& out) override {
-    if (prompt_only_ || (delta.text.empty() && !return_tokens_)) return;
+    const bool silent = delta.text.empty() && !request_.return_tokens && delta.logprobs.empty();
+    if (prompt_only_ || silent) return;
     json::Object o;
     o["index"] = 0;
     o["content"] = delta.text;
     o["tokens"] = tokens(delta.ids);
     o["stop"] = false;
+    add_probabilities(delta.logprobs, o);
     append_event(o, out);
   }
   void stream_end(const AnswerState& state, std::string& out) override {
-    append_event(last(state, "", {}), out);
+    append_event(last(state, "", {}, {}), out);
   }
 
  private:
   json::Array tokens(const std::vector<int32_t>& ids) const {
     json::Array a;
-    if (return_tokens_) {
+    if (request_.return_tokens) {
       for (int32_t id : ids) a.emplace_back(static_cast<int64_t>(id));
     }
     return a;
   }
+  json::Object probability(const TokenLogprob& t) const {
+    json::Object o;
+    o["id"] = static_cast<int64_t>(t.id);
+    const std::string bytes = token_bytes_(t.id);
+    o["token"] = bytes;
+    json::Array numbers;
+    for (const char c : bytes) numbers.emplace_back(static_cast<int64_t>(static_cast<uint8_t>(c)));
+    o["bytes"] = std::move(numbers);
+    o["logprob"] = std::max(static_cast<double>(t.logprob), -9999.0);  // JSON has no infinities
+    return o;
+  }
+  void add_probabilities(const std::vector<std::vector<TokenLogprob>>& logprobs,
+                         json::Object& o) const {
+    if (request_.n_probs == 0) return;
+    json::Array all;
+    for (const auto& position : logprobs) {
+      if (position.empty()) continue;
+      json::Object token = probability(position.front());
+      json::Array top;
+      for (size_t i = 1; i < position.size(); ++i) top.emplace_back(probability(position[i]));
+      token["top_logprobs"] = std::move(top);
+      all.emplace_back(std::move(token));
+    }
+    o["completion_probabilities"] = std::move(all);
+  }
   json::Object last(const AnswerState& state, const std::string& text,
-                    const std::vector<int32_t>& ids) const {
+                    const std::vector<int32_t>& ids,
+                    const std::vector<std::vector<TokenLogprob>>& logprobs) const {
     const Choice& c = state.choices.front();
     const int written = prompt_only_ ? 0 : state.usage.completion_tokens;
     json::Object o;
@@ -59,11 +92,13 @@ class LlamaFormat final : public AnswerFormat {
     o["tokens_evaluated"] = state.usage.prompt_tokens;
     o["tokens_cached"] = state.usage.cached_tokens;
     o["truncated"] = false;
-    const bool limit = prompt_only_ || c.finish == FinishReason::kLength;
+    const bool limit = prompt_only_ || c.finish == FinishReason::kLength ||
+                       c.finish == FinishReason::kCancelled;  // by t_max_predict_ms
     o["stop_type"] = limit ? "limit" : (c.stop_reason.empty() ? "eos" : "word");
     o["stopping_word"] = limit ? "" : c.stop_reason;
     o["timings"] = timings(state, written);
-    return o;
+    if (!text.empty()) add_probabilities(logprobs, o);
+    return selected_fields(o, request_.response_fields);
   }
   json::Object timings(const AnswerState& state, int written) const {
     const Clock::time_point now = Clock::now();
@@ -84,90 +119,23 @@ class LlamaFormat final : public AnswerFormat {
     return o;
   }
   const std::string model_;
-  const bool return_tokens_;
+  const TokenBytes token_bytes_;
+  const LlamaRequest request_;
   const bool prompt_only_;
   const Clock::time_point begin_ = Clock::now();
 };
 
-// [[id, bias], ...], where false forbids the token, as OpenAI's object; what is not of that shape
-// stays, and is refused there.
-json::Value with_openai_bias(const json::Value& bias) {
-  if (!bias.is_array()) return bias;
-  json::Object out;
-  for (const json::Value& pair : bias.as_array()) {
-    if (!pair.is_array() || pair.as_array().size() != 2) return bias;
-    const json::Value& id = pair.as_array()[0];
-    const json::Value& value = pair.as_array()[1];
-    const auto number = id.is_number() ? id.as_int64() : std::nullopt;
-    if (!number) return bias;
-    out[std::to_string(*number)] =
-        value.is_bool() && !value.as_bool() ? json::Value(-100.0) : value;
-  }
-  return out;
-}
-
-// Of llama-server's samplers and answers, what is not there; 0 turns each off.
-std::optional<ApiError> refuse_what_is_not_done(const json::Value& body) {
-  for (const char* name :
-       {"n_probs", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"}) {
-    const json::Value* v = body.find(name);
-    if (v != nullptr && v->is_number() && v->as_double() > 0)
-      return bad_request(name, fmt::format("'{}' is not supported: leave it out or send 0", name));
-  }
-  return std::nullopt;
-}
-
-// llama-server's names for what the OpenAI routes call otherwise.
-json::Value with_openai_names(const json::Value& body) {
-  json::Value out = body;
-  json::Object& o = out.as_object();
-  const auto rename = [&](const char* from, const char* to) {
-    if (const json::Value* v = o.find(from); v != nullptr && o.find(to) == nullptr) {
-      json::Value copy = *v;
-      o[to] = std::move(copy);
-    }
-    o.erase(from);
-  };
-  rename("n_predict", "max_tokens");
-  rename("repeat_penalty", "repetition_penalty");
-  if (const json::Value* n = o.find("max_tokens");
-      n != nullptr && n->is_number() && n->as_double() < 0)
-    o.erase("max_tokens");
-  if (const json::Value* seed = o.find("seed");
-      seed != nullptr && seed->is_number() && seed->as_double() < 0)
-    o.erase("seed");
-  json::Object structured;
-  for (const auto& [from, to] : {std::pair{"grammar", "grammar"}, {"json_schema", "json"}}) {
-    const json::Value* v = o.find(from);
-    const bool given = v != nullptr && !v->is_null() && !(v->is_string() && v->as_string().empty());
-    if (given) structured[to] = *v;
-    o.erase(from);
-  }
-  if (!structured.empty()) o["structured_outputs"] = std::move(structured);
-  if (const json::Value* bias = o.find("logit_bias")) {
-    json::Value copy = with_openai_bias(*bias);
-    o["logit_bias"] = std::move(copy);
-  }
-  for (const char* name : {"logprobs", "prompt_logprobs"}) o.erase(name);
-  return out;
-}
-
 // Answers a request whose prompt is in place, in llama-server's shape.
-void complete(App& app, App::Exchanges exchange, json::Value body) {
-  if (auto error = refuse_what_is_not_done(body)) return send_error(exchange, *error);
-  // Editors send 0 to have a prompt in the cache by the time they need it.
-  json::Object& fields = body.as_object();
-  const json::Value* wanted = fields.find("max_tokens");
-  const bool prompt_only =
-      wanted != nullptr && wanted->is_number() && wanted->as_int64() == int64_t{0};
-  if (prompt_only) fields["max_tokens"] = 1;  // the least that the engine does
-  auto parsed = parse_completion(body, app.options().limits, &app.options().sampling_defaults);
+void complete(App& app, App::Exchanges exchange, LlamaRequest llama) {
+  auto parsed =
+      parse_completion(llama.body, app.options().limits, &app.options().sampling_defaults);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
   auto& request = std::get<CompletionRequest>(parsed);
   if (request.prompts.size() != 1 || request.params.n != 1) {
-    return send_error(exchange,
-                      bad_request("prompt", "this route takes one prompt and gives one answer"));
+    return send_error(exchange, bad_request(request.params.n != 1 ? "n" : "prompt",
+                                            "this route takes one prompt and gives one answer"));
   }
+  request.max_predict_s = llama.max_predict_s;
   auto ids = app.encode(request.prompts.front(), request);
   if (auto* error = std::get_if<ApiError>(&ids)) return send_error(exchange, *error);
   std::vector<std::vector<int32_t>> prompts;
@@ -176,30 +144,37 @@ void complete(App& app, App::Exchanges exchange, json::Value body) {
     request.params.max_tokens =
         std::max(1, app.engine().max_model_len() - static_cast<int>(prompts.front().size()));
   }
-  auto format = std::make_unique<LlamaFormat>(app.model_name(),
-                                              body.get_bool("return_tokens", false), prompt_only);
+  FormatContext context = app.format_context("cmpl", request);
+  // Editors send n_predict 0 to have a prompt in the cache by the time they need it.
+  auto format = std::make_unique<LlamaFormat>(app.model_name(), std::move(context.token_bytes),
+                                              std::move(llama), request.prompt_only);
   app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format));
 }
 
 void completion(App& app, App::Exchanges exchange, const json::Value& body) {
   if (!body.is_object())
     return send_error(exchange, bad_request("", "the body must be a JSON object"));
-  complete(app, std::move(exchange), with_openai_names(body));
+  auto llama = parse_llama_request(body, app.engine().tokenizer(), app.options().limits);
+  if (auto* error = std::get_if<ApiError>(&llama)) return send_error(exchange, *error);
+  complete(app, std::move(exchange), std::get<LlamaRequest>(std::move(llama)));
 }
 
 void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   if (!body.is_object())
     return send_error(exchange, bad_request("", "the body must be a JSON object"));
-  json::Value request = with_openai_names(body);
   const Tokenizer& tokenizer = app.engine().tokenizer();
   // First of all whether the model can do it at all: clients find out by an empty request.
   if (const auto probe = infill_prompt(tokenizer, {}, 0); std::holds_alternative<ApiError>(probe))
     return send_error(exchange, std::get<ApiError>(probe));
   auto parsed = parse_infill(body);
   if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
+  auto llama = parse_llama_request(body, tokenizer, app.options().limits);
+  if (auto* error = std::get_if<ApiError>(&llama)) return send_error(exchange, *error);
+  auto& request = std::get<LlamaRequest>(llama);
   // Room for the answer: what is asked for, at most a quarter of the context.
   const int context = app.engine().max_model_len();
-  const json::Value* wanted = request.find("max_tokens");
+  const json::Value* wanted = request.body.find("max_tokens");
+  if (wanted == nullptr) wanted = request.body.find("n_predict");
   const int64_t answer =
       wanted != nullptr && wanted->is_number() ? wanted->as_int64().value_or(context) : context;
   const auto room = static_cast<size_t>(context - std::clamp<int64_t>(answer, 1, context / 4));
@@ -208,7 +183,7 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   json::Array prompt;
   for (const int32_t id : std::get<std::vector<int32_t>>(ids))
     prompt.emplace_back(static_cast<int64_t>(id));
-  request.as_object()["prompt"] = std::move(prompt);
+  request.body.as_object()["prompt"] = std::move(prompt);
   complete(app, std::move(exchange), std::move(request));
 }
 

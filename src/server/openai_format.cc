@@ -6,6 +6,9 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
+#include "server/text_offsets.h"
+
 namespace freshet::server {
 namespace {
 
@@ -31,9 +34,19 @@ json::Array id_array(const std::vector<int32_t>& ids) {
   return out;
 }
 
-// Those that begin in `bytes`, which may hold parts of some.
-int64_t characters(std::string_view bytes) {
-  return std::ranges::count_if(bytes, [](char c) { return (c & 0xC0) != 0x80; });
+std::string valid_utf8(std::string_view bytes) {
+  std::string out;
+  while (!bytes.empty()) {
+    const Utf8Char c = decode_utf8(bytes);
+    append_utf8(out, c.code);
+    bytes.remove_prefix(c.size);
+  }
+  return out;
+}
+
+// Of valid UTF-8.
+int64_t characters(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 json::Object logprob_entry(const TokenLogprob& t, const TokenBytes& bytes, bool tokens_as_ids) {
@@ -93,13 +106,14 @@ class OpenAiFormat : public AnswerFormat {
     if (include_usage_) {
       json::Object o = head(chunk_object_);
       o["choices"] = json::Array();
-      o["usage"] = usage_json(state.usage);
+      o["usage"] = usage_json(final_usage(state));
       append_event(std::move(o), out);
     }
     out += "data: [DONE]\n\n";
   }
 
  protected:
+  virtual Usage final_usage(const AnswerState& state) const { return state.usage; }
   json::Object head(const char* object) const {
     json::Object o;
     o["id"] = context_.id;
@@ -114,11 +128,9 @@ class OpenAiFormat : public AnswerFormat {
     choices.emplace_back(std::move(choice));
     o["choices"] = std::move(choices);
     if (continuous_usage_) {
-      Usage so_far;
-      for (const auto& p : state.prompts) so_far.prompt_tokens += static_cast<int>(p.size());
-      for (const Choice& c : state.choices)
-        so_far.completion_tokens += static_cast<int>(c.ids.size());
-      o["usage"] = usage_json(so_far);
+      o["usage"] = usage_json(state.so_far);
+    } else if (include_usage_) {
+      o["usage"] = nullptr;  // as OpenAI's description has it: the last chunk alone has numbers
     }
     append_event(std::move(o), out);
   }
@@ -147,7 +159,7 @@ class CompletionFormat final : public OpenAiFormat {
                    std::vector<std::string> prompt_texts)
       : OpenAiFormat(std::move(context), request, "text_completion", "text_completion"),
         echo_(request.echo),
-        scores_only_(request.scores_only),
+        prompt_only_(request.prompt_only),
         prompt_texts_(std::move(prompt_texts)) {}
 
   json::Value whole(const AnswerState& state) override {
@@ -155,23 +167,22 @@ class CompletionFormat final : public OpenAiFormat {
     json::Array choices;
     for (size_t i = 0; i < state.choices.size(); ++i) choices.emplace_back(whole_choice(state, i));
     o["choices"] = std::move(choices);
-    Usage usage = state.usage;
-    if (scores_only_) usage.completion_tokens = 0;
-    o["usage"] = usage_json(usage);
+    o["usage"] = usage_json(final_usage(state));
     return o;
   }
 
   void stream_begin(const AnswerState& state, std::string&) override {
-    offsets_.assign(state.choices.size(), 0);
+    offsets_.resize(state.choices.size());
   }
 
   void stream_delta(const AnswerState& state, size_t index, const Delta& delta,
                     std::string& out) override {
+    if (prompt_only_) return end_without_text(state, index, delta, out);
     json::Object c;
     c["index"] = static_cast<int64_t>(index);
     c["text"] = delta.text;
     c["logprobs"] =
-        wants_logprobs_ ? logprobs_json(delta.logprobs, offsets_[index]) : json::Value();
+        wants_logprobs_ ? logprobs_json(delta.logprobs, offsets_[index], 0) : json::Value();
     add_finish(c, delta.finish, delta.stop_reason);
     if (return_token_ids_) {
       const Choice& choice = state.choices[index];
@@ -185,22 +196,52 @@ class CompletionFormat final : public OpenAiFormat {
   }
 
  private:
+  Usage final_usage(const AnswerState& state) const override {
+    Usage usage = state.usage;
+    if (prompt_only_) usage.completion_tokens = 0;
+    return usage;
+  }
+
+  // The one chunk of a choice for which nothing is written.
+  void end_without_text(const AnswerState& state, size_t index, const Delta& delta,
+                        std::string& out) const {
+    if (delta.finish == FinishReason::kNone) return;
+    json::Object c;
+    c["index"] = static_cast<int64_t>(index);
+    c["text"] = "";
+    c["logprobs"] = nullptr;
+    add_finish(c, FinishReason::kLength, {});
+    append_choice(std::move(c), state, out);
+  }
+
+  // With echo, a character may begin in the prompt and end in the answer.
+  std::string whole_text(const AnswerState& state, const Choice& choice) const {
+    const std::string text = prompt_only_ ? "" : choice.text;
+    if (!echo_) return text;
+    const size_t prompt = static_cast<size_t>(choice.prompt);
+    TextOffsets end;
+    for (const int32_t id : state.prompts[prompt]) end.add(context_.token_bytes(id));
+    std::string bytes;
+    for (size_t i = 0; i < choice.ids.size() && bytes.size() < 4 && !prompt_only_; ++i)
+      bytes += context_.text_bytes(choice.ids[i]);
+    return joined_text(prompt_texts_[prompt], end.pending(), text, bytes);
+  }
+
   json::Object whole_choice(const AnswerState& state, size_t i) const {
     const Choice& choice = state.choices[i];
     const size_t prompt = static_cast<size_t>(choice.prompt);
-    const std::string text = scores_only_ ? "" : choice.text;
     json::Object c;
     c["index"] = static_cast<int64_t>(i);
-    c["text"] = echo_ ? prompt_texts_[prompt] + text : text;
+    c["text"] = whole_text(state, choice);
     c["logprobs"] = wants_logprobs_ ? whole_logprobs(state, choice) : json::Value();
-    add_finish(c, scores_only_ ? FinishReason::kLength : choice.finish, choice.stop_reason);
+    add_finish(c, prompt_only_ ? FinishReason::kLength : choice.finish, choice.stop_reason);
     if (!state.prompt_logprobs[prompt].empty()) {
       c["prompt_logprobs"] =
           prompt_logprobs_json(state.prompt_logprobs[prompt], context_.token_bytes);
     }
     if (return_token_ids_) {
       c["prompt_token_ids"] = id_array(state.prompts[prompt]);
-      c["token_ids"] = scores_only_ ? json::Array() : id_array(choice.ids);
+      c["token_ids"] = prompt_only_ ? json::Array() : id_array(choice.ids);
     }
     return c;
   }
@@ -208,36 +249,42 @@ class CompletionFormat final : public OpenAiFormat {
   // With echo, the prompt's tokens come first; nothing predicts the first of them.
   json::Value whole_logprobs(const AnswerState& state, const Choice& choice) const {
     std::vector<std::vector<TokenLogprob>> all;
-    int64_t offset = 0;
+    TextOffsets offsets;
+    int64_t before = 0;
     if (echo_) {
       const size_t prompt = static_cast<size_t>(choice.prompt);
       all = state.prompt_logprobs[prompt];
       if (!all.empty()) all[0] = {{state.prompts[prompt][0], std::nanf("")}};
       // From the prompt's end: its tokens may begin with one, or a space, that its text has not.
-      offset = characters(prompt_texts_[prompt]);
-      for (const int32_t id : state.prompts[prompt]) offset -= characters(context_.token_bytes(id));
+      TextOffsets counted;
+      for (const int32_t id : state.prompts[prompt]) counted.add(context_.token_bytes(id));
+      before = characters(prompt_texts_[prompt]) - counted.complete() -
+               (counted.pending().empty() ? 0 : 1);
     }
-    if (!scores_only_) all.insert(all.end(), choice.logprobs.begin(), choice.logprobs.end());
-    return logprobs_json(all, offset);
+    const size_t of_prompt = all.size();
+    if (!prompt_only_) all.insert(all.end(), choice.logprobs.begin(), choice.logprobs.end());
+    return logprobs_json(all, offsets, before, of_prompt);
   }
 
-  // {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; offsets count characters from
-  // `offset`, which is moved on. A logprob that is not a number stands for a token that nothing
-  // predicts: null.
+  // {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; `offsets` is moved on, `before`
+  // added to what it says. A logprob that is not a number stands for a token that nothing predicts:
+  // null. The first `of_prompt` tokens are in the text even if they are special.
   json::Object logprobs_json(const std::vector<std::vector<TokenLogprob>>& logprobs,
-                             int64_t& offset) const {
+                             TextOffsets& offsets, int64_t before, size_t of_prompt = 0) const {
+    size_t position_number = 0;
     const auto shown = [&](const TokenLogprob& t) {
       return shown_token(t.id, context_.token_bytes, tokens_as_ids_);
     };
-    json::Array offsets;
+    json::Array places;
     json::Array values;
     json::Array tokens;
     json::Array tops;
     for (const auto& position : logprobs) {
       if (position.empty()) continue;
       const TokenLogprob& chosen = position.front();
-      offsets.emplace_back(std::max<int64_t>(offset, 0));
-      offset += characters(context_.token_bytes(chosen.id));
+      places.emplace_back(std::max<int64_t>(before + offsets.complete(), 0));
+      offsets.add(position_number++ < of_prompt ? context_.token_bytes(chosen.id)
+                                                : context_.text_bytes(chosen.id));
       tokens.emplace_back(shown(chosen));
       if (std::isnan(chosen.logprob)) {
         values.emplace_back();
@@ -246,11 +293,15 @@ class CompletionFormat final : public OpenAiFormat {
       }
       values.emplace_back(finite(chosen.logprob));
       json::Object top;
-      for (const TokenLogprob& t : position) top[shown(t)] = finite(t.logprob);
+      // Halves of characters look alike: the likelier one stands for them.
+      for (const TokenLogprob& t : position) {
+        const std::string name = valid_utf8(shown(t));
+        if (top.find(name) == nullptr) top[name] = finite(t.logprob);
+      }
       tops.emplace_back(std::move(top));
     }
     json::Object o;
-    o["text_offset"] = std::move(offsets);
+    o["text_offset"] = std::move(places);
     o["token_logprobs"] = std::move(values);
     o["tokens"] = std::move(tokens);
     o["top_logprobs"] = std::move(tops);
@@ -258,9 +309,9 @@ class CompletionFormat final : public OpenAiFormat {
   }
 
   const bool echo_;
-  const bool scores_only_;
+  const bool prompt_only_;
   const std::vector<std::string> prompt_texts_;
-  std::vector<int64_t> offsets_;  // characters of tokens sent, a choice
+  std::vector<TextOffsets> offsets_;  // of the tokens sent, a choice
 };
 
 json::Value tool_calls_json(const std::vector<ToolCall>& calls, int first_index) {
@@ -412,6 +463,7 @@ class ChatFormat final : public OpenAiFormat {
     message["role"] = "assistant";
     message["content"] =
         parsed.content.empty() && other ? json::Value() : json::Value(parsed.content);
+    message["refusal"] = nullptr;
     add_reasoning(parsed, message);
     if (!parsed.calls.empty()) message["tool_calls"] = tool_calls_json(parsed.calls, -1);
     json::Object c;

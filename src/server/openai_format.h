@@ -22,6 +22,7 @@ struct FormatContext {
   std::string model;    // the served name
   int64_t created = 0;  // seconds since 1970
   TokenBytes token_bytes;
+  TokenBytes text_bytes;  // the token's part of the text: none of special ones that are left out
   std::optional<ReasoningParser> reasoning;  // of a chat's answer that has yet to begin
 };
 

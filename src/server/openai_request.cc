@@ -9,11 +9,15 @@
 #include <fmt/format.h>
 
 #include "server/fields.h"
+#include "server/refused_fields.h"
+#include "server/structured_request.h"
+#include "server/tool_request.h"
 
 namespace freshet::server {
 namespace {
 
 constexpr int kMaxTokens = std::numeric_limits<int32_t>::max();
+constexpr const char* kMessages = "messages";  // where a chat's prompt comes from
 
 void read_stop(Fields& fields, SamplingParams& params, const RequestLimits& limits) {
   const json::Value* v = fields.get("stop");
@@ -81,7 +85,9 @@ void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limit
   fields.read("min_p", p.min_p, 0, 1);
   fields.read("typical_p", p.typical_p, 0, 1);
   if (p.typical_p <= 0) fields.fail("typical_p", "'typical_p' must be greater than 0");
-  fields.read("repetition_penalty", p.repetition_penalty, 1e-3, 100);
+  fields.read("repeat_penalty", p.repetition_penalty, 1e-3, 100);  // llama-server's name for it
+  if (fields.has("repetition_penalty") || !fields.has("repeat_penalty"))
+    fields.read("repetition_penalty", p.repetition_penalty, 1e-3, 100);
   fields.read("presence_penalty", p.presence_penalty, -2, 2);
   fields.read("frequency_penalty", p.frequency_penalty, -2, 2);
   fields.read("n", p.n, 1, limits.max_n);
@@ -97,72 +103,57 @@ void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limit
   read_beam(fields, p);
 }
 
-// response_format, vLLM's structured_outputs and its older guided_* become one description.
-void read_structured(Fields& fields, json::Value& out) {
-  if (const json::Value* format = fields.get("response_format")) {
-    const std::string type = format->is_object() ? format->get_string("type", "") : "";
-    if (type == "json_object") {
-      json::Object o;
-      o["json_object"] = true;
-      out = std::move(o);
-    } else if (type == "json_schema") {
-      const json::Value* outer = format->find("json_schema");
-      const json::Value* schema = outer != nullptr ? outer->find("schema") : nullptr;
-      if (schema == nullptr)
-        return fields.fail("response_format", "'response_format.json_schema.schema' is missing");
-      json::Object o;
-      o["json"] = *schema;
-      out = std::move(o);
-    } else if (type != "text") {
-      return fields.fail("response_format",
-                         "'response_format.type' must be text, json_object or json_schema");
+void read_stream_options(Fields& fields, CommonRequest& r) {
+  const json::Value* options = fields.get("stream_options");
+  if (options == nullptr) return;
+  if (!r.stream) return fields.fail("stream_options", "'stream_options' needs 'stream': true");
+  if (!options->is_object())
+    return fields.fail("stream_options", "'stream_options' must be an object");
+  Fields inner(*options);
+  inner.read("include_usage", r.include_usage);
+  inner.read("continuous_usage_stats", r.continuous_usage);
+  if (!inner.ok()) fields.fail("stream_options", "'stream_options': " + inner.error()->message);
+}
+
+// How much is written, under its names. llama-server's n_predict is as much as fits when negative.
+void read_max_tokens(Fields& fields, CommonRequest& r, int least) {
+  for (const char* name : {"n_predict", "max_tokens", "max_completion_tokens"}) {
+    const json::Value* v = fields.get(name);
+    if (v == nullptr) continue;
+    if (std::string_view(name) == "max_completion_tokens" && r.prompt_field != kMessages) continue;
+    r.max_tokens_field = name;
+    r.max_tokens_given = true;
+    if (std::string_view(name) == "n_predict" && v->is_number() && v->as_double() < 0) {
+      r.params.max_tokens = kMaxTokens;
+    } else {
+      fields.read(name, r.params.max_tokens, least, kMaxTokens);
     }
   }
-  const json::Value* structured = fields.get("structured_outputs");
-  if (structured != nullptr && !structured->is_object())
-    return fields.fail("structured_outputs", "'structured_outputs' must be an object");
-  json::Object chosen;
-  for (const std::string kind : {"json", "regex", "choice", "grammar", "json_object"}) {
-    const json::Value* v = structured != nullptr ? structured->find(kind) : nullptr;
-    if (structured == nullptr) v = fields.get("guided_" + kind);
-    if (v != nullptr && !v->is_null() && !(v->is_bool() && !v->as_bool())) chosen[kind] = *v;
-  }
-  if (structured == nullptr && chosen.empty()) return;
-  if (chosen.size() != 1 || !out.is_null()) {
-    return fields.fail(
-        "structured_outputs",
-        "give exactly one of json, regex, choice, grammar and json_object, and no response_format");
-  }
-  out = std::move(chosen);
 }
 
-// What OpenAI's or vLLM's servers would do and this one does not: ignored, the answer would be one
-// to another question.
-void refuse_what_is_not_done(Fields& fields) {
-  static constexpr std::pair<const char*, const char*> kMends[] = {
-      {"allowed_token_ids", "'structured_outputs' or 'logit_bias' restrict what is written"},
-      {"bad_words", "a 'logit_bias' of -100 keeps a token out"},
-      {"functions", "send 'tools'"},
-      {"logits_processors", "'logit_bias' changes logits"},
-      {"prompt_embeds", "send 'prompt'"},
-  };
-  for (const auto& [name, mend] : kMends) {
-    const json::Value* v = fields.get(name);
-    if (v == nullptr || (v->is_array() && v->as_array().empty())) continue;
-    fields.fail(name, fmt::format("'{}' is not supported: {}", name, mend));
+// llama-server's window of penalties: all of the text here. 0 turns them off there.
+void read_penalty_window(Fields& fields, SamplingParams& p) {
+  const json::Value* v = fields.get("repeat_last_n");
+  const bool penalised =
+      p.repetition_penalty != 1.0F || p.presence_penalty != 0.0F || p.frequency_penalty != 0.0F;
+  if (v == nullptr || !penalised) return;
+  int window = -1;
+  fields.read("repeat_last_n", window, -1, kMaxTokens);
+  if (window == 0) {
+    p.repetition_penalty = 1.0F;
+    p.presence_penalty = p.frequency_penalty = 0.0F;
+  } else if (window > 0) {
+    fields.fail("repeat_last_n",
+                "'repeat_last_n' must be -1 or 0: penalties look at all of the text");
   }
 }
 
-void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) {
-  refuse_what_is_not_done(fields);
+// `least`: of max_tokens.
+void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, int least) {
+  refuse_unsupported_fields(fields);
   fields.read("model", r.model);
   fields.read("stream", r.stream);
-  if (const json::Value* options = fields.get("stream_options")) {
-    if (!r.stream) fields.fail("stream_options", "'stream_options' needs 'stream': true");
-    if (!options->is_object()) fields.fail("stream_options", "'stream_options' must be an object");
-    r.include_usage = options->get_bool("include_usage", false);
-    r.continuous_usage = options->get_bool("continuous_usage_stats", false);
-  }
+  read_stream_options(fields, r);
   fields.read("priority", r.priority, std::numeric_limits<int>::min(), kMaxTokens);
   fields.read("request_id", r.request_id, 256);
   fields.read("user", r.user, 1024);
@@ -171,15 +162,14 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits) 
   fields.read("return_tokens_as_token_ids", r.tokens_as_ids);
   read_truncation(fields, r);
   fields.read("timeout", r.timeout_s, 0, 1e9);
-  r.max_tokens_given =
-      fields.get("max_tokens") != nullptr || fields.get("max_completion_tokens") != nullptr;
-  bool echo = false;  // of completions, where it may stand without anything generated
-  fields.read("echo", echo);
-  fields.read("max_tokens", r.params.max_tokens, echo ? 0 : 1, kMaxTokens);
+  read_max_tokens(fields, r, least);
   read_sampling(fields, r.params, limits);
   if (r.stream && r.params.prompt_logprobs >= 0)
     fields.fail("prompt_logprobs", "'prompt_logprobs' cannot be streamed");
-  read_structured(fields, r.structured);
+  read_penalty_window(fields, r.params);
+  StructuredRequest structured = read_structured(fields);
+  r.structured = std::move(structured.description);
+  r.structure_field = structured.field;
 }
 
 // What templates of some models read besides messages and tools.
@@ -193,8 +183,13 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
   if (documents != nullptr && !documents->is_array())
     return fields.fail("documents", "'documents' must be an array");
   std::string effort;
+  std::string verbosity;
   fields.read("reasoning_effort", effort, 64);
-  for (const char* name : {"documents", "reasoning_effort"}) {
+  fields.read("verbosity", verbosity, 64);
+  // As in llama-server; other efforts are for templates that read them.
+  if (effort == "none" && r.template_kwargs.find("enable_thinking") == nullptr)
+    r.template_kwargs["enable_thinking"] = false;
+  for (const char* name : {"documents", "reasoning_effort", "verbosity"}) {
     const json::Value* v = fields.get(name);
     if (v != nullptr && r.template_kwargs.find(name) == nullptr) r.template_kwargs[name] = *v;
   }
@@ -204,8 +199,9 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
 std::optional<std::string> read_parts(const json::Array& parts, json::Array& out) {
   for (const json::Value& part : parts) {
     const std::string type = part.is_object() ? part.get_string("type", "") : "";
-    const json::Value* text = part.is_object() ? part.find("text") : nullptr;
-    const bool is_text = type == "text" || type == "input_text" || type == "output_text";
+    const bool refusal = type == "refusal";  // what an assistant said instead of an answer
+    const json::Value* text = part.is_object() ? part.find(refusal ? "refusal" : "text") : nullptr;
+    const bool is_text = type == "text" || type == "input_text" || type == "output_text" || refusal;
     if (!is_text || text == nullptr || !text->is_string()) {
       return fmt::format("content of type '{}' is not supported: this model reads text only", type);
     }
@@ -213,6 +209,39 @@ std::optional<std::string> read_parts(const json::Array& parts, json::Array& out
     plain["type"] = "text";
     plain["text"] = *text;
     out.emplace_back(std::move(plain));
+  }
+  return std::nullopt;
+}
+
+// Forms of OpenAI's that templates do not know: calls of functions from before there were tools,
+// and refusals beside an empty content.
+std::optional<ApiError> take_older_forms(json::Object& message, const std::string& where) {
+  const auto given = [&](const char* name) {
+    const json::Value* v = message.find(name);
+    return v != nullptr && !v->is_null() ? v : nullptr;
+  };
+  if (given("audio") != nullptr && given("content") == nullptr)
+    return bad_request(where, where + ".audio is not supported: this model reads text only");
+  if (const json::Value* refusal = given("refusal");
+      refusal != nullptr && refusal->is_string() && given("content") == nullptr) {
+    json::Value text = *refusal;
+    message["content"] = std::move(text);
+  }
+  message.erase("refusal");
+  if (const json::Value* call = given("function_call")) {
+    if (!call->is_object() || call->get_string("name", "").empty())
+      return bad_request(where, where + ".function_call needs a name");
+    json::Object one;
+    one["id"] = "call_" + call->get_string("name", "");
+    one["type"] = "function";
+    one["function"] = *call;
+    if (given("tool_calls") == nullptr) message["tool_calls"] = json::Array{json::Value(one)};
+  }
+  message.erase("function_call");
+  if (const json::Value* role = given("role"); *role == json::Value("function")) {
+    message["role"] = "tool";
+    if (const json::Value* name = given("name"); name != nullptr && name->is_string())
+      message["tool_call_id"] = "call_" + name->as_string();
   }
   return std::nullopt;
 }
@@ -225,56 +254,6 @@ void leave_out_nothings(json::Object& message) {
     if (no_calls || (value.is_null() && name != "content")) names.emplace_back(name);
   }
   for (const std::string& name : names) message.erase(name);
-}
-
-bool has_tool(const json::Value& tools, const std::string& name) {
-  if (!tools.is_array()) return false;
-  return std::any_of(tools.as_array().begin(), tools.as_array().end(),
-                     [&](const json::Value& tool) {
-                       return tool.find("function")->get_string("name", "") == name;
-                     });
-}
-
-void read_tools(Fields& fields, ChatRequest& r) {
-  if (const json::Value* tools = fields.get("tools")) {
-    if (!tools->is_array() || tools->as_array().size() > 1024) {
-      return fields.fail("tools", "'tools' must be an array of at most 1024 tools");
-    }
-    for (const json::Value& tool : tools->as_array()) {
-      const json::Value* function = tool.is_object() ? tool.find("function") : nullptr;
-      if (function == nullptr || !function->is_object() ||
-          function->get_string("name", "").empty()) {
-        return fields.fail("tools",
-                           "each tool needs 'type': \"function\" and a 'function' with a name");
-      }
-      const json::Value* parameters = function->find("parameters");
-      if (parameters != nullptr && !parameters->is_null() && !parameters->is_object())
-        return fields.fail("tools", "a tool's 'parameters' must be a JSON schema, an object");
-    }
-    if (!tools->as_array().empty()) r.tools = *tools;
-  }
-  const json::Value* choice = fields.get("tool_choice");
-  if (choice == nullptr) {
-    if (r.tools.is_null()) r.tool_choice = ChatRequest::ToolChoice::kNone;
-  } else if (choice->is_string() && choice->as_string() == "none") {
-    r.tool_choice = ChatRequest::ToolChoice::kNone;
-  } else if (choice->is_string() && choice->as_string() == "auto") {
-    r.tool_choice = ChatRequest::ToolChoice::kAuto;
-  } else if (choice->is_string() && choice->as_string() == "required") {
-    r.tool_choice = ChatRequest::ToolChoice::kRequired;
-  } else if (choice->is_object() && choice->find("function") != nullptr) {
-    r.tool_choice = ChatRequest::ToolChoice::kNamed;
-    r.tool_name = choice->find("function")->get_string("name", "");
-    if (!has_tool(r.tools, r.tool_name))
-      return fields.fail("tool_choice", fmt::format("'tools' has no function '{}'", r.tool_name));
-  } else {
-    return fields.fail("tool_choice",
-                       "'tool_choice' must be none, auto, required or a named function");
-  }
-  const bool needs_tools = r.tool_choice == ChatRequest::ToolChoice::kRequired ||
-                           r.tool_choice == ChatRequest::ToolChoice::kNamed;
-  if (needs_tools && r.tools.is_null())
-    fields.fail("tool_choice", "'tool_choice' asks for a tool, but 'tools' is empty");
 }
 
 void read_chat_logprobs(Fields& fields, ChatRequest& r, const RequestLimits& limits) {
@@ -308,6 +287,7 @@ std::string name_of_field(const CommonRequest& request, const std::string& field
   if (field == "grammar") return request.structure_field;
   if (field == "beam_width") return "n";
   if (field == "deadline_s") return "timeout";
+  if (field == "max_tokens") return request.max_tokens_field;
   return field;
 }
 
@@ -322,6 +302,7 @@ Parsed<json::Array> parse_messages(const json::Value& messages) {
     if (!m.is_object() || m.get_string("role", "").empty())
       return bad_request(where, where + " needs a role");
     json::Object& object = m.as_object();
+    if (auto error = take_older_forms(object, where)) return *error;
     leave_out_nothings(object);
     json::Value* content = object.find("content");
     if (content != nullptr && content->is_array()) {
@@ -387,7 +368,7 @@ Parsed<CompletionRequest> parse_completion(const json::Value& body, const Reques
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   CompletionRequest r;
   Fields fields(body, samples(body) ? defaults : nullptr);
-  read_common(fields, r, limits);
+  read_common(fields, r, limits, /*least=*/0);
   fields.read("echo", r.echo);
   fields.read("add_special_tokens", r.add_special_tokens);
   fields.read("logprobs", r.params.logprobs, 0, limits.max_logprobs);
@@ -400,8 +381,8 @@ Parsed<CompletionRequest> parse_completion(const json::Value& body, const Reques
   if (r.echo && r.stream) fields.fail("echo", "'echo' cannot be streamed");
   if (r.echo && r.params.logprobs >= 0)
     r.params.prompt_logprobs = std::max(r.params.prompt_logprobs, r.params.logprobs);
-  r.scores_only = r.echo && r.params.max_tokens == 0;
-  if (r.scores_only) r.params.max_tokens = 1;  // the least that the engine does
+  r.prompt_only = r.params.max_tokens == 0;
+  if (r.prompt_only) r.params.max_tokens = 1;  // the least that the engine does
   if (fields.error()) return *fields.error();
   auto prompts = parse_prompts(body, "prompt", limits);
   if (auto* error = std::get_if<ApiError>(&prompts)) return *error;
@@ -413,10 +394,12 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
                                const json::Object* defaults) {
   if (!body.is_object()) return bad_request("", "the body must be a JSON object");
   ChatRequest r;
-  r.prompt_field = "messages";
+  r.prompt_field = kMessages;
   Fields fields(body, samples(body) ? defaults : nullptr);
-  read_common(fields, r, limits);
-  fields.read("max_completion_tokens", r.params.max_tokens, 1, kMaxTokens);
+  read_common(fields, r, limits, /*least=*/1);
+  bool echo = false;
+  fields.read("echo", echo);
+  if (echo) fields.fail("echo", "'echo' is not supported in chats");
   r.add_special_tokens = false;  // the template writes them
   fields.read("add_special_tokens", r.add_special_tokens);
   fields.read("add_generation_prompt", r.add_generation_prompt);

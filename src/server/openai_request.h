@@ -23,7 +23,7 @@ struct RequestLimits {
   size_t max_stop_strings = 64;
   size_t max_stop_bytes = 4096;
   int max_logprobs = 20;
-  size_t max_prompts = 1024;
+  size_t max_prompts = 2048;  // OpenAI's limit for embeddings
   size_t max_logit_bias = 4096;
 };
 
@@ -45,10 +45,13 @@ struct CommonRequest {
   // > 0: keep so many tokens of the prompt's end; -1: as many as leave room for the answer.
   int truncate_prompt_tokens = 0;
   double timeout_s = 0.0;
-  json::Value structured;  // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
-  // Where the prompt and the structured output come from, for errors.
+  double max_predict_s = 0.0;  // since the first token, once there is a whole line; 0: no limit
+  bool parse_special = true;   // special tokens that a text spells count as such
+  json::Value structured;      // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
+  // Where these come from, for errors.
   const char* prompt_field = "prompt";
   const char* structure_field = "response_format";
+  const char* max_tokens_field = "max_tokens";
 };
 
 using Prompt = std::variant<std::string, std::vector<int32_t>>;
@@ -56,7 +59,7 @@ using Prompt = std::variant<std::string, std::vector<int32_t>>;
 struct CompletionRequest : CommonRequest {
   std::vector<Prompt> prompts;
   bool echo = false;
-  bool scores_only = false;  // echo with max_tokens 0: the prompt's logprobs are all of the answer
+  bool prompt_only = false;  // max_tokens 0: nothing is generated; with echo, the prompt is scored
 };
 
 struct ChatRequest : CommonRequest {

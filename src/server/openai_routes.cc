@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "base/utf8.h"
 #include "server/app.h"
 #include "server/fields.h"
 
@@ -76,47 +77,79 @@ void model(App& app, const App::Exchanges& exchange) {
   send_json(exchange, model_json(app, name));
 }
 
-// vLLM's shape, which takes llama-server's `content` for `prompt` too.
+// The text that /tokenize is asked about: vLLM's prompt or messages, or llama-server's content.
+Parsed<std::string> text_to_tokenize(App& app, const json::Value& body, CommonRequest& common) {
+  std::string text;
+  Fields fields(body);
+  // llama-server puts nothing in front of a text unless it is told to; vLLM does.
+  const bool llama = fields.get("content") != nullptr && fields.get("prompt") == nullptr;
+  common.add_special_tokens = !llama;
+  common.prompt_field = llama ? "content" : "prompt";
+  fields.read("prompt", text, 64 << 20);
+  if (llama) fields.read("content", text, 64 << 20);
+  fields.read("add_special_tokens", common.add_special_tokens);
+  fields.read("add_special", common.add_special_tokens);
+  fields.read("parse_special", common.parse_special);
+  if (fields.error()) return *fields.error();
+  if (fields.get("messages") != nullptr) {
+    auto parsed = parse_chat(body, app.options().limits);
+    if (auto* error = std::get_if<ApiError>(&parsed)) return *error;
+    const auto& chat = std::get<ChatRequest>(parsed);
+    common.add_special_tokens = chat.add_special_tokens;
+    common.prompt_field = chat.prompt_field;
+    return app.render_chat(chat);
+  }
+  if (fields.get("prompt") == nullptr && !llama)
+    return bad_request("prompt", "give 'prompt' or 'messages'");
+  return text;
+}
+
+// A token's text, or its bytes where they are no text alone.
+json::Value piece_json(std::string_view bytes) {
+  if (find_invalid_utf8(bytes) == std::string_view::npos) return std::string(bytes);
+  json::Array numbers;
+  for (const char c : bytes) numbers.emplace_back(static_cast<int64_t>(static_cast<uint8_t>(c)));
+  return numbers;
+}
+
 void tokenize(App& app, const App::Exchanges& exchange, const json::Value& body) {
   if (!body.is_object())
     return send_error(exchange, bad_request("", "the body must be a JSON object"));
   CommonRequest common;
-  std::string text;
-  bool pieces = false;
+  bool strings_wanted = false;
+  bool pieces_wanted = false;
   Fields fields(body);
-  fields.read("prompt", text, 64 << 20);
-  fields.read("content", text, 64 << 20);
-  fields.read("add_special_tokens", common.add_special_tokens);
-  fields.read("add_special", common.add_special_tokens);
-  fields.read("return_token_strs", pieces);
+  fields.read("return_token_strs", strings_wanted);
+  fields.read("with_pieces", pieces_wanted);
   if (fields.error()) return send_error(exchange, *fields.error());
-  if (fields.get("messages") != nullptr) {
-    auto parsed = parse_chat(body, app.options().limits);
-    if (auto* error = std::get_if<ApiError>(&parsed)) return send_error(exchange, *error);
-    auto rendered = app.render_chat(std::get<ChatRequest>(parsed));
-    if (auto* error = std::get_if<ApiError>(&rendered)) return send_error(exchange, *error);
-    text = std::get<std::string>(std::move(rendered));
-    common.add_special_tokens = false;
-  } else if (fields.get("prompt") == nullptr && fields.get("content") == nullptr) {
-    return send_error(exchange, bad_request("prompt", "give 'prompt' or 'messages'"));
-  }
+  auto text = text_to_tokenize(app, body, common);
+  if (auto* error = std::get_if<ApiError>(&text)) return send_error(exchange, *error);
   std::vector<int32_t> ids;
-  if (!text.empty()) {
-    auto encoded = app.encode(text, common, /*may_be_empty=*/true);
+  if (!std::get<std::string>(text).empty()) {
+    auto encoded = app.encode(std::get<std::string>(std::move(text)), common,
+                              /*may_be_empty=*/true);
     if (auto* error = std::get_if<ApiError>(&encoded)) return send_error(exchange, *error);
     ids = std::get<std::vector<int32_t>>(std::move(encoded));
   }
   json::Array tokens;
   json::Array strings;
   for (int32_t id : ids) {
-    tokens.emplace_back(static_cast<int64_t>(id));
-    if (pieces) strings.emplace_back(app.engine().tokenizer().token_bytes(id));
+    const std::string_view bytes = app.engine().tokenizer().token_bytes(id);
+    if (pieces_wanted) {
+      json::Object token;
+      token["id"] = static_cast<int64_t>(id);
+      token["piece"] = piece_json(bytes);
+      tokens.emplace_back(std::move(token));
+    } else {
+      tokens.emplace_back(static_cast<int64_t>(id));
+    }
+    if (strings_wanted) strings.emplace_back(bytes);
   }
   json::Object o;
   o["count"] = static_cast<int64_t>(ids.size());
   o["max_model_len"] = app.engine().max_model_len();
   o["tokens"] = std::move(tokens);
-  if (pieces) o["token_strs"] = std::move(strings);
+  if (strings_wanted) o["token_strs"] = std::move(strings);
   send_json(exchange, o);
 }
 

@@ -172,6 +172,21 @@ std::optional<ApiError> read_tools(const json::Value& body, json::Object& chat) 
   if (const json::Value* choice = body.find("tool_choice");
       choice != nullptr && choice->is_object()) {
     const std::string type = choice->get_string("type", "");
+    if (type == "allowed_tools") {
+      json::Object allowed;
+      allowed["mode"] = choice->get_string("mode", "");
+      json::Array names;
+      const json::Value* list = choice->find("tools");
+      for (const json::Value& tool :
+           list != nullptr && list->is_array() ? list->as_array() : json::Array())
+        names.push_back(nested(tool));
+      allowed["tools"] = std::move(names);
+      json::Object out;
+      out["type"] = type;
+      out["allowed_tools"] = std::move(allowed);
+      chat["tool_choice"] = std::move(out);
+      return std::nullopt;
+    }
     if (type != "function") {
       return bad_request("tool_choice",
                          fmt::format("a 'tool_choice' of type '{}' is not supported", type));
@@ -186,6 +201,7 @@ std::optional<ApiError> read_text(const json::Value& body, json::Object& chat) {
   const json::Value* text = body.find("text");
   if (text == nullptr || text->is_null()) return std::nullopt;
   if (!text->is_object()) return bad_request("text", "'text' must be an object");
+  if (const json::Value* verbosity = text->find("verbosity")) chat["verbosity"] = *verbosity;
   const json::Value* format = text->find("format");
   if (format == nullptr || format->is_null()) return std::nullopt;
   json::Object out;
@@ -200,13 +216,22 @@ std::optional<ApiError> refuse_what_is_not_done(const json::Value& body) {
       {"previous_response_id", "responses are not stored: send the conversation as 'input'"},
       {"conversation", "conversations are not stored: send them as 'input'"},
       {"background", "stream the response, or wait for it"},
+      {"context_management", "send a shorter conversation, or 'truncation': \"auto\""},
       {"prompt", "send 'instructions' and 'input'"},
       {"n", "a response is one answer"},
       {"use_beam_search", "/v1/chat/completions has it"},
+      // Chats' names: ignored, they would change nothing without a word.
+      {"messages", "send 'input'"},
+      {"max_tokens", "send 'max_output_tokens'"},
+      {"max_completion_tokens", "send 'max_output_tokens'"},
+      {"response_format", "send 'text.format'"},
+      {"logprobs", "'include' \"message.output_text.logprobs\""},
   };
   for (const auto& [name, mend] : kMends) {
     const json::Value* v = body.find(name);
-    if (v == nullptr || v->is_null() || *v == json::Value(false) || *v == json::Value(1)) continue;
+    if (v == nullptr || v->is_null() || *v == json::Value(false) ||
+        (std::string_view(name) == "n" && *v == json::Value(1)))
+      continue;
     return bad_request(name, fmt::format("'{}' is not supported: {}", name, mend));
   }
   return std::nullopt;
@@ -292,6 +317,8 @@ ApiError in_words_of_responses(ApiError error) {
       {"response_format", "text.format"},
       {"max_tokens", "max_output_tokens"},
       {"messages", "input"},
+      {"reasoning_effort", "reasoning.effort"},
+      {"verbosity", "text.verbosity"},
   };
   for (const auto& [chat, here] : kNames) {
     if (error.param == chat) error.param = here;
@@ -315,7 +342,9 @@ Parsed<ResponseRequest> parse_response(const json::Value& body, const RequestLim
   if (auto* error = std::get_if<ApiError>(&parsed)) return in_words_of_responses(std::move(*error));
   ResponseRequest request{std::get<ChatRequest>(std::move(parsed)), {}};
   request.chat.prompt_field = "input";
-  request.chat.structure_field = "text.format";
+  if (std::string_view(request.chat.structure_field) == "response_format")
+    request.chat.structure_field = "text.format";
+  request.chat.max_tokens_field = "max_output_tokens";
   request.repeated = repeated_of(body, request.chat);
   return request;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,8 +18,9 @@ constexpr std::string_view kPythonTag = "<|python_tag|>";
 constexpr std::string_view kMistralTag = "[TOOL_CALLS]";
 constexpr std::string_view kMistralArgs = "[ARGS]";
 
+constexpr std::string_view kSpace = " \t\r\n";
+
 std::string_view trim(std::string_view s) {
-  constexpr std::string_view kSpace = " \t\r\n";
   const size_t first = s.find_first_not_of(kSpace);
   if (first == std::string_view::npos) return {};
   return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
@@ -34,25 +36,33 @@ size_t partial_tag(std::string_view text, std::string_view tag) {
 
 // The end of the JSON value that starts text, by brackets and quotes; npos when it is not complete.
 size_t json_value_end(std::string_view text) {
-  int depth = 0;
-  bool quoted = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quoted) {
-      if (c == '\\') ++i;
-      if (c == '"') quoted = false;
+  JsonScan scan;
+  return scan.end_in(text);
+}
+
+}  // namespace
+
+size_t JsonScan::end_in(std::string_view text) {
+  for (; at_ < text.size(); ++at_) {
+    const char c = text[at_];
+    if (quoted_) {
+      if (escaped_) {
+        escaped_ = false;
+      } else if (c == '\\') {
+        escaped_ = true;
+      } else if (c == '"') {
+        quoted_ = false;
+      }
     } else if (c == '"') {
-      quoted = true;
+      quoted_ = true;
     } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if ((c == '}' || c == ']') && --depth == 0) {
-      return i + 1;
+      ++depth_;
+    } else if ((c == '}' || c == ']') && --depth_ == 0) {
+      return ++at_;
     }
   }
   return std::string_view::npos;
 }
-
-}  // namespace
 
 std::optional<ToolDialect> tool_dialect_by_name(std::string_view name) {
   if (name == "hermes") return ToolDialect::kHermes;
@@ -72,32 +82,20 @@ ToolDialect tool_dialect_of_template(std::string_view chat_template) {
 }
 
 json::Value forced_call(ToolDialect dialect, const json::Value& tools, std::string_view only) {
-  const char* const arguments_key = dialect == ToolDialect::kLlama3 ? "parameters" : "arguments";
-  json::Array options;
+  json::Array calls;
   for (const json::Value& tool : tools.as_array()) {
     const json::Value& function = *tool.find("function");
     const std::string name = function.get_string("name", "");
     if (!only.empty() && name != only) continue;
-    json::Object named;
-    named["const"] = name;
-    json::Object any_object;
-    any_object["type"] = "object";
-    const json::Value* parameters = function.find("parameters");
-    json::Object properties;
-    properties["name"] = std::move(named);
-    properties[arguments_key] =
-        parameters != nullptr && parameters->is_object() ? *parameters : json::Value(any_object);
     json::Object call;
-    call["type"] = "object";
-    call["properties"] = std::move(properties);
-    call["required"] = json::Array{"name", arguments_key};
-    call["additionalProperties"] = false;
-    options.emplace_back(std::move(call));
+    call["name"] = name;
+    if (const json::Value* parameters = function.find("parameters"))
+      call["parameters"] = *parameters;
+    calls.emplace_back(std::move(call));
   }
-  json::Object schema;
-  schema["anyOf"] = std::move(options);
   json::Object description;
-  description["json"] = std::move(schema);
+  description["calls"] = std::move(calls);
+  description["arguments_key"] = dialect == ToolDialect::kLlama3 ? "parameters" : "arguments";
   if (dialect == ToolDialect::kHermes) {
     description["before"] = kOpen;
     description["after"] = kClose;
@@ -141,25 +139,49 @@ bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_k
   return !calls.empty();
 }
 
-void ToolParser::flush_hermes_call(std::string_view body, Step& step) {
-  if (!parse_calls(body, "arguments", step))
-    step.content += fmt::format("{}{}{}", kOpen, body, kClose);
+// Where the closing tag of the call that `held_` begins with stands; npos: not there yet. A tag
+// within a string of the call's JSON is text. Each byte is looked at once.
+size_t ToolParser::find_close() {
+  if (!body_) {  // JSON, or anything else up to the first tag?
+    const size_t first = held_.find_first_not_of(kSpace);
+    if (first == std::string::npos) return first;
+    const bool json = held_[first] == '{' || held_[first] == '[';
+    body_ = json && !plain_tags_ ? Body::kJson : Body::kText;
+  }
+  if (*body_ == Body::kJson) {
+    const size_t end = scan_.end_in(held_);
+    if (end == std::string_view::npos) return end;
+    body_ = Body::kText;
+    searched_ = end;
+  }
+  const size_t at = held_.find(kClose, searched_);
+  if (at == std::string::npos && held_.size() >= kClose.size())
+    searched_ = std::max(searched_, held_.size() - kClose.size() + 1);
+  return at;
+}
+
+void ToolParser::enter(bool inside) {
+  inside_ = inside;
+  body_.reset();
+  scan_ = {};
+  searched_ = 0;
+  plain_tags_ = false;
 }
 
 ToolParser::Step ToolParser::feed_hermes() {
   Step step;
   for (;;) {
-    const std::string_view tag = inside_ ? kClose : kOpen;
-    const size_t at = held_.find(tag);
+    const size_t at = inside_ ? find_close() : held_.find(kOpen);
     if (at == std::string::npos) break;
     const std::string before = held_.substr(0, at);
-    held_.erase(0, at + tag.size());
+    held_.erase(0, at + (inside_ ? kClose : kOpen).size());
     if (inside_) {
-      flush_hermes_call(before, step);
+      if (!parse_calls(before, "arguments", step))
+        step.content += fmt::format("{}{}{}", kOpen, before, kClose);
     } else if (calls_found_ == 0 || !trim(before).empty()) {
       step.content += before;  // but not the white space between two calls
     }
-    inside_ = !inside_;
+    enter(!inside_);
   }
   if (inside_) return step;
   const size_t keep = partial_tag(held_, kOpen);
@@ -167,6 +189,30 @@ ToolParser::Step ToolParser::feed_hermes() {
     return step;
   step.content += held_.substr(0, held_.size() - keep);
   held_.erase(0, held_.size() - keep);
+  return step;
+}
+
+// A model often stops on its end token right after the object, without the closing tag. What is no
+// call by then may be one with a string that never ends: its first closing tag ends it after all.
+ToolParser::Step ToolParser::finish_hermes() {
+  Step step;
+  while (inside_) {
+    if (parse_calls(held_, "arguments", step)) {
+      held_.clear();
+      break;
+    }
+    if (held_.find(kClose) == std::string::npos) {
+      held_.insert(0, kOpen);
+      break;
+    }
+    enter(true);
+    plain_tags_ = true;
+    Step more = feed_hermes();
+    step.content += more.content;
+    std::move(more.calls.begin(), more.calls.end(), std::back_inserter(step.calls));
+  }
+  if (calls_found_ == 0 || !trim(held_).empty()) step.content += held_;
+  held_.clear();
   return step;
 }
 
@@ -219,17 +265,9 @@ bool ToolParser::parse_mistral(std::string_view text, Step& step) {
 }
 
 ToolParser::Step ToolParser::finish() {
+  if (dialect_ == ToolDialect::kHermes) return finish_hermes();
   Step step;
   const std::string rest = std::exchange(held_, {});
-  if (dialect_ == ToolDialect::kHermes) {
-    if (inside_) {
-      // A model often stops on its end token right after the object, without the closing tag.
-      if (!parse_calls(rest, "arguments", step)) step.content = fmt::format("{}{}", kOpen, rest);
-    } else if (calls_found_ == 0 || !trim(rest).empty()) {
-      step.content = rest;
-    }
-    return step;
-  }
   if (!inside_) {
     step.content = rest;
     return step;

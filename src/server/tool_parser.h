@@ -2,10 +2,10 @@
 //
 // Dialects: Hermes/Qwen (<tool_call>{"name", "arguments"}</tool_call>, any number, mixed with
 // text), Llama 3 (the whole answer is {"name", "parameters"}, perhaps after <|python_tag|>, several
-// joined by
-// ';'), and Mistral ([TOOL_CALLS] followed by a JSON array, or by name[ARGS]{...} calls). Text that
-// looks like a call but does not parse is given back as content: nothing the model wrote is lost.
-// One parser serves one answer; not synchronised.
+// joined by ';'), and Mistral ([TOOL_CALLS] followed by a JSON array, or by name[ARGS]{...} calls).
+// Markup within a string of a call's JSON is text. Text that looks like a call but does not parse
+// is given back as content: nothing the model wrote is lost. Each byte is looked at once, however
+// the text is cut. One parser serves one answer; not synchronised.
 #pragma once
 
 #include <optional>
@@ -34,6 +34,20 @@ struct ToolCall {
 // description for grammar::Grammar::from_description. `only`: the one tool to call, or empty.
 json::Value forced_call(ToolDialect dialect, const json::Value& tools, std::string_view only);
 
+// Finds the end of a JSON object or array, by brackets and quotes, in a text that grows.
+class JsonScan {
+ public:
+  // The end of the value that begins `text`; npos: not there yet. `text` is the one of the last
+  // call, perhaps with more behind it.
+  size_t end_in(std::string_view text);
+
+ private:
+  size_t at_ = 0;
+  int depth_ = 0;
+  bool quoted_ = false;
+  bool escaped_ = false;
+};
+
 class ToolParser {
  public:
   // `id_seed` makes the calls' ids: the same request gives the same ids.
@@ -48,8 +62,12 @@ class ToolParser {
   int calls_found() const { return calls_found_; }
 
  private:
+  enum class Body { kJson, kText };
+
   Step feed_hermes();
-  void flush_hermes_call(std::string_view body, Step& step);
+  Step finish_hermes();
+  size_t find_close();
+  void enter(bool inside);
   bool parse_calls(std::string_view text, std::string_view arguments_key, Step& step);
   bool parse_mistral(std::string_view text, Step& step);
   void add_call(std::string name, std::string arguments, Step& step);
@@ -59,6 +77,11 @@ class ToolParser {
   std::string held_;
   bool inside_ = false;   // of a call (Hermes) or of the rest of the answer (the others)
   bool decided_ = false;  // Llama 3: whether the answer is a call
+  // Of a Hermes call, while it is inside: what its body is, and how far it has been looked through.
+  std::optional<Body> body_;
+  JsonScan scan_;
+  size_t searched_ = 0;
+  bool plain_tags_ = false;  // the first closing tag ends it
   int calls_found_ = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/test_clock.h"
+
 namespace freshet::server {
 namespace {
 
@@ -44,6 +46,19 @@ TEST_P(ToolDialects, GiveTheSameCallsHoweverTheTextIsCut) {
   }
 }
 
+TEST(ToolParser, LooksAtEachByteOnce) {
+  const auto seconds_for = [](size_t bytes) {
+    ToolParser parser(ToolDialect::kHermes, "seed");
+    const double begin = cpu_seconds();
+    parser.feed("<tool_call>{\"name\": \"f\", \"arguments\": {\"t\": \"");
+    for (size_t i = 0; i < bytes; ++i) parser.feed("x");
+    EXPECT_EQ(parser.feed("\"}}</tool_call>").calls.size(), 1U);
+    return cpu_seconds() - begin;
+  };
+  seconds_for(20'000);
+  EXPECT_LT(seconds_for(400'000), 9 * seconds_for(100'000) + 0.01);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, ToolDialects,
     testing::Values(
@@ -66,6 +81,45 @@ INSTANTIATE_TEST_SUITE_P(
              "<tool_call>nonsense</tool_call> x",
              {}},
         Case{ToolDialect::kHermes, "<tool_call>{\"name\":", "<tool_call>{\"name\":", {}},
+        // Markup in strings is text.
+        Case{ToolDialect::kHermes,
+             "<tool_call>{\"name\": \"w\", \"arguments\": {\"t\": \"a </tool_call> "
+             "b\"}}</tool_call>",
+             "",
+             {{"w", "{\"t\":\"a </tool_call> b\"}"}}},
+        Case{ToolDialect::kHermes,
+             "x<tool_call>\n{\"name\":\"w\",\"arguments\":{\"t\":\"\\\"</"
+             "tool_call><tool_call>}\\\\\"}}"
+             "\n</tool_call><tool_call>{\"name\":\"v\",\"arguments\":{}}</tool_call>",
+             "x",
+             {{"w", "{\"t\":\"\\\"</tool_call><tool_call>}\\\\\"}"}, {"v", "{}"}}},
+        Case{ToolDialect::kHermes,
+             "<tool_call>[{\"name\":\"w\",\"arguments\":{\"t\":\"</think></tool_call>\"}}]</"
+             "tool_call>",
+             "",
+             {{"w", "{\"t\":\"</think></tool_call>\"}"}}},
+        Case{ToolDialect::kHermes,  // stopped before the closing tag
+             "<tool_call>{\"name\":\"w\",\"arguments\":{\"t\":\"</tool_call>\"}}",
+             "",
+             {{"w", "{\"t\":\"</tool_call>\"}"}}},
+        Case{ToolDialect::kHermes,  // a string without its end hides no later call
+             "<tool_call>{\"name\": \"w}</tool_call> and "
+             "<tool_call>{\"name\":\"v\",\"arguments\":{\"t\":\"</tool_call>\"}}</tool_call>",
+             "<tool_call>{\"name\": \"w}</tool_call> and ",
+             {{"v", "{\"t\":\"</tool_call>\"}"}}},
+        Case{ToolDialect::kLlama3,
+             "{\"name\": \"f\", \"parameters\": {\"a\": \"<|python_tag|>{;}\\\"\"}}; "
+             "{\"name\": \"g\", \"parameters\": {}}",
+             "",
+             {{"f", "{\"a\":\"<|python_tag|>{;}\\\"\"}"}, {"g", "{}"}}},
+        Case{ToolDialect::kMistral,
+             "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": \"]}[TOOL_CALLS][ARGS]\"}}]",
+             "",
+             {{"f", "{\"x\":\"]}[TOOL_CALLS][ARGS]\"}"}}},
+        Case{ToolDialect::kMistral,
+             "[TOOL_CALLS]f[ARGS]{\"x\": \"[TOOL_CALLS]g[ARGS]{}\"}",
+             "",
+             {{"f", "{\"x\": \"[TOOL_CALLS]g[ARGS]{}\"}"}}},
         Case{ToolDialect::kLlama3,
              "{\"name\": \"f\", \"parameters\": {\"a\": [1, 2]}}",
              "",

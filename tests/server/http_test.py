@@ -248,7 +248,7 @@ class Errors(Case):
     def test_every_number_is_checked(self):
         for name, wrong in (("temperature", -1), ("temperature", "1"), ("top_p", 0), ("top_p", 1.5),
                             ("top_k", -2), ("top_k", 1.5), ("min_p", 2), ("n", 0), ("n", 10**9),
-                            ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1e30),
+                            ("max_tokens", "1"), ("max_tokens", -1), ("max_tokens", 1e30),
                             ("presence_penalty", 3), ("frequency_penalty", -3),
                             ("repetition_penalty", 0), ("seed", "x"), ("seed", 1.5),
                             ("logprobs", 1000), ("min_tokens", -1), ("stop", [""]), ("stop", 3),
@@ -470,7 +470,10 @@ class Routes(Case):
         self.assertEqual(ids(logit_bias=[[77, 100]]), [77] * 4)
         self.assertEqual(ids(logit_bias={"77": 100}), [77] * 4)
         self.assertNotEqual(ids(logit_bias=[[plain[0], False]])[0], plain[0])
-        for name, value in (("logit_bias", [["the", 1]]), ("logit_bias", [7]), ("n_probs", 3),
+        bias = {str(i): -100 for i in self.server.post("/tokenize", {"content": "the"})[1]["tokens"]}
+        for form in ([["the", False]], {"the": -100}, [["the", -100.0]]):
+            self.assertEqual(ids(logit_bias=form), ids(logit_bias=bias), form)
+        for name, value in (("logit_bias", [["the", 1, 2]]), ("logit_bias", [7]), ("n_probs", 300),
                             ("mirostat", 2), ("xtc_probability", 0.5)):
             self.assert_error(self.server.post("/completion", {"prompt": "a", name: value}), 400,
                               name)
@@ -485,9 +488,10 @@ class Routes(Case):
 
     def test_streams_are_utf8(self):
         """Python's requests, among others, would read text of no known charset as Latin-1."""
-        for path, body in (("/v1/completions", {"prompt": "a"}), ("/completion", {"prompt": "a"}),
-                           ("/v1/responses", {"input": "a"})):
-            _, headers, _ = self.server.request("POST", path, {**body, "max_tokens": 2, "stream": True})
+        for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 2}),
+                           ("/completion", {"prompt": "a", "max_tokens": 2}),
+                           ("/v1/responses", {"input": "a", "max_output_tokens": 2})):
+            _, headers, _ = self.server.request("POST", path, {**body, "stream": True})
             self.assertEqual(headers["content-type"], "text/event-stream; charset=utf-8")
 
     def test_llama_others(self):
