@@ -328,6 +328,22 @@ class Run(Case):
             self.assertEqual(result.returncode, 2, result.stderr)
             self.assertIn(says, result.stderr)
 
+    def test_kernels_of_a_gpu_are_named_and_forced(self):
+        env = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu"}
+        flags = ["inspect", LLAMA, "--kernels", "--device", "cuda"]
+        result = run(*flags, env=env)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("bf16_sm90_m33_128_", result.stdout)
+        result = run(*flags, "--force-kernel", "matmul=bf16_sm90_m33", env=env)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("33+: bf16_sm90_m33\n", result.stdout)
+        for forced, says in (("matmul=q4_0.avx2", "known:"),
+                             ("matmul=bf16_sm90_m1_32", "it takes K of 2,048 or more"),
+                             ("vector=x", "matmul, swiglu, attention or moe")):
+            result = run(*flags, "--force-kernel", forced, env=env)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(says, result.stderr)
+
     def test_a_plug_in_of_another_build_is_named(self):
         env = {**os.environ, "LD_LIBRARY_PATH": f"{FAKE_GPUS}/fake_gpu_of_another_build"}
         flags = ["run", LLAMA, "--ids", self.write("ids.json", "[[1, 2]]"), "-n", "2"]

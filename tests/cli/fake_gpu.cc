@@ -17,6 +17,11 @@ int release(Context*, void* memory) {
   return 0;
 }
 
+int copy(Context*, void* to, const void* from, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+  return 0;
+}
+
 const Api kApi = {
     .version = FAKE_GPU_VERSION,
     .error_text = [](int) { return "fake"; },
@@ -28,15 +33,24 @@ const Api kApi = {
           info->free_bytes = info->total_bytes = int64_t{1} << 32;
           return 0;
         },
+    .force = [](Context*, int, int) { return 0; },
     .close = [](Context*) { return 0; },
     .memory = {.allocate = allocate,
                .release = release,
                .allocate_host = allocate,
                .release_host = release,
-               .clear = [](Context*, void*, int64_t) { return 0; }},
+               .upload = copy,
+               .clear = [](Context*, void*, int64_t) { return 0; },
+               .upload_ahead = [](Context*, int, void*, const void*, int64_t) { return 0; },
+               .upload_used = [](Context*, int) { return 0; },
+               .upload_await = [](Context*, int) { return 0; }},
     .stream = {.sync = [](Context*) { return 0; }},
     .gemm = {.packed_bytes = [](Context*, Code, int64_t,
-                                int64_t) { return int64_t{0}; }},  // as many as in the file
+                                int64_t) { return int64_t{0}; },  // as many as in the file
+             .pack = [](Context*, Code, uint8_t*, const uint8_t*, int64_t, int64_t, int64_t,
+                        int64_t) { return 0; },
+             .fragment_bytes = [](Context*, int64_t, int64_t) { return int64_t{0}; }},
+    .attention = {.partial_bytes = [](Context*, int, int, int, int64_t) { return int64_t{0}; }},
 };
 
 }  // namespace
