@@ -17,7 +17,8 @@ constexpr int kWideState = 64;  // states with so many bytes get their masks at 
 constexpr size_t kEagerStates = 64;  // ... but so many at most
 // Visits of a step. What is beyond is not followed: an absurdly ambiguous grammar allows less than
 // it could then, and each of its answers is still a sentence.
-constexpr size_t kListed = 32;  // so many are looked through; beyond, a table is faster
+constexpr size_t kListed = 32;       // so many are looked through; beyond, a table is faster
+constexpr size_t kForgotten = 4096;  // frames that nobody needs any more may be so many
 constexpr size_t kMostVisits = size_t{1} << 16;
 
 int byte_count(const State& s) {
@@ -291,11 +292,6 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
   history_.push_back({std::move(first), sizes()});
 }
 
-void GrammarMatcher::shrink(const Sizes& to) {
-  frames_.resize(to.frames);
-  links_.resize(to.links);
-}
-
 // Forgets what has been visited: what follows happens at one place of the text.
 void GrammarMatcher::begin_step() {
   first_of_step_ = frames_.size();
@@ -348,7 +344,8 @@ int32_t GrammarMatcher::known_frame(int32_t state) const {
 // has visited. Without recursion: chains of rules may be long.
 void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
   const Automaton& a = grammar_->automaton();
-  to_visit_.assign(1, Config{state, parent});
+  to_visit_.clear();
+  to_visit_.push_back({state, parent});
   while (!to_visit_.empty()) {
     const Config here = to_visit_.back();
     to_visit_.pop_back();
@@ -420,9 +417,9 @@ void GrammarMatcher::rollback(int tokens) {
 void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t last,
                           const Configs& configs, std::span<uint32_t> mask, size_t depth) {
   if (levels_.size() <= depth) levels_.resize(depth + 1);
+  const Sizes before = sizes();
   for (int32_t i = first; i < last;) {
     const TrieNode& node = trie.nodes[static_cast<size_t>(i)];
-    const Sizes before = sizes();
     Configs reached = std::move(levels_[depth]);
     step(configs, node.byte, reached);
     if (!reached.empty()) {
@@ -433,7 +430,7 @@ void GrammarMatcher::walk(const TokenTrie::Part& trie, int32_t first, int32_t la
       if (node.end > i + 1) walk(trie, i + 1, node.end, reached, mask, depth + 1);
     }
     levels_[depth] = std::move(reached);
-    shrink(before);
+    if (frames_.size() > before.frames + kForgotten) shrink(before);
     i = node.end;
   }
 }
@@ -442,26 +439,26 @@ void GrammarMatcher::fill_mask(std::span<uint32_t> mask) {
   FRESHET_CHECK(mask.size() >= grammar_->mask_words());
   std::fill(mask.begin(), mask.end(), 0);
   const Configs now = history_.back().configs;
-  const bool many = now.size() > kListed;
-  std::unordered_set<int32_t> done;  // states whose own tokens are in the mask
+  if (now.size() > kListed) return fill_mask_together(now, mask);
   for (const Config& c : now) {
-    if (many && !done.insert(c.state).second) continue;
     const Grammar::StateMask& m = grammar_->state_mask(c.state);
-    for (size_t w = 0; w < m.allowed.size(); ++w) mask[w] |= m.allowed[w];
-    for (int32_t t : m.few) mask[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
-    if (m.plain) {
-      const auto& plain = grammar_->trie().plain_mask();
-      for (size_t w = 0; w < plain.size(); ++w) mask[w] |= plain[w];
-    }
+    add_tokens(m, mask);
+    if (!m.escapes.empty()) add_escapes(m, c, mask);
   }
-  if (many) return add_escapes_together(now, mask);
-  for (const Config& c : now) add_escapes(c, mask);
+}
+
+// The tokens that a state alone decides.
+void GrammarMatcher::add_tokens(const Grammar::StateMask& m, std::span<uint32_t> mask) const {
+  for (size_t w = 0; w < m.allowed.size(); ++w) mask[w] |= m.allowed[w];
+  for (int32_t t : m.few) mask[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
+  if (!m.plain) return;
+  const auto& plain = grammar_->trie().plain_mask();
+  for (size_t w = 0; w < plain.size(); ++w) mask[w] |= plain[w];
 }
 
 // Tokens that leave the rule of a place on their way.
-void GrammarMatcher::add_escapes(const Config& c, std::span<uint32_t> mask) {
-  const Grammar::StateMask& m = grammar_->state_mask(c.state);
-  if (m.escapes.empty()) return;
+void GrammarMatcher::add_escapes(const Grammar::StateMask& m, const Config& c,
+                                 std::span<uint32_t> mask) {
   // What goes on after an escape depends on the state reached there only through its calls and
   // its finality: group the escapes by that state's way out.
   std::unordered_map<int32_t, Configs> way_out;
@@ -479,9 +476,13 @@ void GrammarMatcher::add_escapes(const Config& c, std::span<uint32_t> mask) {
   shrink(history_.back().sizes);
 }
 
-// The same for many places: all that reach one node of the trie go on from there together, so that
-// what several lead to is followed once.
-void GrammarMatcher::add_escapes_together(const Configs& now, std::span<uint32_t> mask) {
+// The same for many places: each state counts once, and all that reach one node of the trie go on
+// from there together, so that what several lead to is followed once.
+void GrammarMatcher::fill_mask_together(const Configs& now, std::span<uint32_t> mask) {
+  std::unordered_set<int32_t> done;
+  for (const Config& c : now) {
+    if (done.insert(c.state).second) add_tokens(grammar_->state_mask(c.state), mask);
+  }
   std::map<std::pair<bool, int32_t>, Configs> reached;
   for (const Config& c : now) {
     for (const auto& e : grammar_->state_mask(c.state).escapes)

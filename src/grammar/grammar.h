@@ -151,7 +151,10 @@ class GrammarMatcher {
   };
 
   Sizes sizes() const { return {frames_.size(), links_.size()}; }
-  void shrink(const Sizes& to);
+  void shrink(const Sizes& to) {
+    if (frames_.size() > to.frames) frames_.resize(to.frames);
+    if (links_.size() > to.links) links_.resize(to.links);
+  }
   void begin_step();
   void expand(int32_t state, int32_t parent, Configs& out);
   int32_t frame(int32_t state, int32_t below);
@@ -160,8 +163,9 @@ class GrammarMatcher {
   void step(const Configs& from, uint8_t byte, Configs& out);
   void walk(const TokenTrie::Part& trie, int32_t first, int32_t last, const Configs& configs,
             std::span<uint32_t> mask, size_t depth);
-  void add_escapes(const Config& config, std::span<uint32_t> mask);
-  void add_escapes_together(const Configs& now, std::span<uint32_t> mask);
+  void add_tokens(const Grammar::StateMask& m, std::span<uint32_t> mask) const;
+  void add_escapes(const Grammar::StateMask& m, const Config& c, std::span<uint32_t> mask);
+  void fill_mask_together(const Configs& now, std::span<uint32_t> mask);
 
   std::shared_ptr<const Grammar> grammar_;
   std::vector<Frame> frames_;
