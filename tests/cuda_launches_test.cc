@@ -31,7 +31,7 @@ class Launches : public ::testing::Test {
   std::unique_ptr<Runner> open(const std::string& name, const FakeKernels& kernels,
                                ops::ProjectionHooks* hooks = nullptr) {
     FakePlugin::kernels = kernels;
-    auto device = cuda::CudaDevice::open(FakePlugin::api(), 0);
+    auto device = cuda::CudaDevice::open(FakePlugin::api(), 0, {});
     EXPECT_TRUE(device.ok());
     Runner::Options options;
     options.kv = ops::KvType::kF16;
@@ -190,7 +190,8 @@ TEST_F(Launches, HooksSeeEachExpertWithItsTokens) {
     step(*runner, tokens);
     const ModelSpec& spec = runner->model().spec();
     // Gate and up, and down, of as many experts as a token has, which all get every token.
-    const auto experts = static_cast<int>(spec.layers.size()) * spec.layers[0].moe->routing.top_k;
+    const int top_k = spec.layers[0].find<MoeSpec>()->routing.top_k;
+    const auto experts = static_cast<int>(spec.layers.size()) * top_k;
     EXPECT_EQ(counter.calls, 2 * experts);
     EXPECT_EQ(std::ssize(counter.rows), 2 * experts);
     for (const auto& [id, rows] : counter.rows) EXPECT_EQ(rows, tokens) << id;

@@ -115,7 +115,8 @@ TEST_P(Hooks, SeeEveryLinearLayerOnce) {
     int64_t chosen = 0;  // each by gate and up, and by down
     for (const LayerSpec& layer : spec.layers) {
       const bool one = last_only && &layer == &spec.layers.back();
-      if (layer.moe) chosen += int64_t{2} * layer.moe->routing.top_k * (one ? 1 : kTokens);
+      const MoeSpec* const moe = layer.find<MoeSpec>();
+      if (moe != nullptr) chosen += int64_t{2} * moe->routing.top_k * (one ? 1 : kTokens);
     }
     EXPECT_EQ(routed, chosen);
   }
