@@ -50,7 +50,7 @@ check:           ## order of the rooms, style
 	@tools/check_layers.py
 	@tools/check_style.py
 
-SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h')
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h' 'examples/*.cc')
 
 format:          ## lay out all sources with clang-format
 	@tools/install_packages dev
