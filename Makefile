@@ -46,9 +46,12 @@ test-arm64:      ## cross-compile for 64-bit ARM; kernels and golden models unde
 	@set -e; for test in $(ARM64_TESTS); do \
 	  qemu-aarch64 $$(find $(BUILD)/arm64 -name $$test -type f) --gtest_brief=1; done
 
-check:           ## order of the rooms, style
+check:           ## order of the rooms, style, plain English, links
 	@tools/check_layers.py
 	@tools/check_style.py
+	@tools/check_english.py
+	@tools/check_links.py
+	@tools/check_commit_message.py --self-test
 
 SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h' 'examples/*.cc')
 
