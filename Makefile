@@ -46,13 +46,16 @@ test-arm64:      ## cross-compile for 64-bit ARM; kernels and golden models unde
 	@set -e; for test in $(ARM64_TESTS); do \
 	  qemu-aarch64 $$(find $(BUILD)/arm64 -name $$test -type f) --gtest_brief=1; done
 
-check:           ## order of the rooms, style, generated docs
+check:           ## order of the rooms, style, plain English, links, generated docs
 	@tools/check_layers.py
 	@tools/check_style.py
+	@tools/check_english.py
+	@tools/check_links.py
+	@tools/check_commit_message.py --self-test
 	@tools/gpu_kernel_table.py --check
 	@tools/check_gpu_names.py
 
-SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h')
+SOURCES = $(shell git ls-files 'src/*.h' 'src/*.cc' 'src/*.inl' 'src/*.cu' 'src/*.cuh' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc' 'bench/*.h' 'examples/*.cc')
 
 format:          ## lay out all sources with clang-format
 	@tools/install_packages dev
@@ -63,8 +66,8 @@ format-check:    ## fail where clang-format would change something
 
 lint:            ## clang-tidy over all sources
 	@tools/install_packages build test dev
-	@$(CONFIGURE) release -DFRESHET_TESTS=ON
-	@run-clang-tidy-19 -quiet -p $(BUILD)/release -j $(JOBS) '$(CURDIR)/(src|tests|bench)/.*\.cc$$'
+	@$(CONFIGURE) lint -DFRESHET_TESTS=ON
+	@run-clang-tidy-19 -quiet -p $(BUILD)/lint -j $(JOBS) '$(CURDIR)/(src|tests|bench)/.*\.cc$$'
 
 fuzz:            ## each fuzz target for FUZZ_SECONDS
 	@tools/install_packages build dev

@@ -1,8 +1,12 @@
-# freshet_room(NAME [DEPS room...] [LIBS target...] [TEST_LIBS target...])
+# freshet_room(NAME [DEPS room...] [LIBS target...] [TEST_LIBS target...] [OPTIMIZE level]
+#              [MERGE] [SEPARATE source...] [PLAIN])
 #   Makes the static library freshet_<NAME> from every *.cc of the current folder, except *_test.cc,
 #   which become one program <NAME>_test (registered with ctest case by case).
+#   OPTIMIZE: the level of release builds, where -O3 does not pay.
+#   MERGE: the sources are compiled in batches, except those after SEPARATE; PLAIN: without
+#   precompiled headers. See fast_build.cmake.
 function(freshet_room name)
-  cmake_parse_arguments(ARG "" "" "DEPS;LIBS;TEST_LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "MERGE;PLAIN" "OPTIMIZE" "DEPS;LIBS;TEST_LIBS;SEPARATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cc)
   file(GLOB tests CONFIGURE_DEPENDS *_test.cc)
   if(tests)
@@ -20,6 +24,15 @@ function(freshet_room name)
     target_link_libraries(freshet_${name} ${scope} freshet_${dep})
   endforeach()
   target_link_libraries(freshet_${name} ${scope} ${ARG_LIBS})
+  if(sources AND ARG_OPTIMIZE)
+    target_compile_options(freshet_${name} PRIVATE $<$<CONFIG:Release>:${ARG_OPTIMIZE}>)
+  endif()
+  if(sources AND ARG_MERGE)
+    freshet_merge_sources(freshet_${name} SEPARATE ${ARG_SEPARATE})
+  endif()
+  if(sources AND NOT ARG_PLAIN AND NOT ARG_OPTIMIZE)
+    freshet_precompiled_headers(freshet_${name} std)
+  endif()
   if(tests AND FRESHET_TESTS)
     freshet_test(${name}_test SOURCES ${tests} LIBS freshet_${name} ${ARG_TEST_LIBS})
   endif()
@@ -31,6 +44,8 @@ function(freshet_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LIBS} GTest::gmock GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE FRESHET_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # kernels' copies name their own
+  freshet_precompiled_headers(${name} tests)
   include(GoogleTest)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 900)
 endfunction()

@@ -10,7 +10,6 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
-#include <boost/beast/ssl.hpp>
 
 namespace freshet::bench_client {
 namespace {
@@ -20,10 +19,11 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::awaitable;
 using boost::system::error_code;
-using TlsStream = beast::ssl_stream<beast::tcp_stream>;
+using TlsStream = asio::ssl::stream<beast::tcp_stream>;
 using Endpoints = asio::ip::tcp::resolver::results_type;
 using Message = http::request<http::string_body>;
 
+constexpr size_t kReadSize = 16 << 10;
 constexpr size_t kMaxErrorBody = 64 << 10;
 constexpr size_t kMaxWholeBody = 64 << 20;
 
@@ -35,11 +35,29 @@ asio::redirect_error_t<asio::use_awaitable_t<>> into(error_code& error) {
   return asio::redirect_error(asio::use_awaitable, error);
 }
 
+// With TLS or without. The choice is made here, at run time, so that the code above is compiled
+// once.
 struct Connection {
   std::optional<beast::tcp_stream> plain;
   std::optional<TlsStream> tls;
   beast::flat_buffer buffer;
   beast::tcp_stream& lowest() { return tls ? tls->next_layer() : *plain; }
+
+  awaitable<size_t> read_some(asio::mutable_buffer to, error_code& error) {
+    if (tls) co_return co_await tls->async_read_some(to, into(error));
+    co_return co_await plain->async_read_some(to, into(error));
+  }
+  awaitable<void> write(std::string_view bytes, error_code& error) {
+    while (!bytes.empty() && !error) {
+      const asio::const_buffer from(bytes.data(), bytes.size());
+      size_t written = 0;
+      if (tls)
+        written = co_await tls->async_write_some(from, into(error));
+      else
+        written = co_await plain->async_write_some(from, into(error));
+      bytes.remove_prefix(written);
+    }
+  }
 };
 
 // What became of a request on one connection.
@@ -50,28 +68,67 @@ struct Attempt {
   Reply reply;
 };
 
-template <class Stream>
-awaitable<void> exchange(Stream& stream, Connection& connection, const Message& message,
+std::string serialize(const Message& message) {
+  std::string text;
+  http::request_serializer<http::string_body> serializer(message);
+  error_code error;
+  while (!serializer.is_done()) {
+    serializer.next(error, [&](error_code&, const auto& buffers) {
+      for (const auto& buffer : beast::buffers_range_ref(buffers))
+        text.append(static_cast<const char*>(buffer.data()), buffer.size());
+      serializer.consume(beast::buffer_bytes(buffers));
+    });
+  }
+  return text;
+}
+
+using Parser = http::response_parser<http::buffer_body>;
+
+// Gives the parser what has arrived, and reads more if that does not get it any further.
+awaitable<void> parse_some(Connection& connection, Parser& parser, error_code& error) {
+  for (;;) {
+    if (connection.buffer.size() > 0) {
+      error = {};
+      connection.buffer.consume(parser.put(connection.buffer.data(), error));
+      if (error != http::error::need_more) co_return;
+    }
+    error = {};
+    const size_t read = co_await connection.read_some(connection.buffer.prepare(kReadSize), error);
+    connection.buffer.commit(read);
+    if (error == asio::error::eof) {
+      error = {};
+      if (!parser.got_some())
+        error = http::error::end_of_stream;
+      else
+        parser.put_eof(error);
+      co_return;
+    }
+    if (error) co_return;
+  }
+}
+
+awaitable<void> exchange(Connection& connection, const std::string& message,
                          const HttpClient::Sink& sink, double timeout_s, Attempt& attempt) {
   connection.lowest().expires_after(duration(timeout_s));
-  co_await http::async_write(stream, message, into(attempt.error));
+  co_await connection.write(message, attempt.error);
   if (attempt.error) co_return;
-  http::response_parser<http::buffer_body> parser;
+  Parser parser;
   parser.body_limit(boost::none);
   connection.lowest().expires_after(duration(timeout_s));
-  co_await http::async_read_header(stream, connection.buffer, parser, into(attempt.error));
+  while (!parser.is_header_done() && !attempt.error)
+    co_await parse_some(connection, parser, attempt.error);
   if (attempt.error) co_return;
   attempt.nothing_came = false;
   attempt.reply.status = parser.get().result_int();
   attempt.reply.reason = std::string(parser.get().reason());
   const bool streamed = sink && attempt.reply.status == 200;
   const size_t most = attempt.reply.status == 200 ? kMaxWholeBody : kMaxErrorBody;
-  char chunk[16 << 10];
+  char chunk[kReadSize];
   while (!parser.is_done()) {
     parser.get().body().data = chunk;
     parser.get().body().size = sizeof chunk;
     connection.lowest().expires_after(duration(timeout_s));
-    co_await http::async_read_some(stream, connection.buffer, parser, into(attempt.error));
+    co_await parse_some(connection, parser, attempt.error);
     if (attempt.error == http::error::need_buffer) attempt.error = {};
     if (attempt.error) co_return;
     const std::string_view bytes(chunk, sizeof chunk - parser.get().body().size);
@@ -81,7 +138,7 @@ awaitable<void> exchange(Stream& stream, Connection& connection, const Message& 
     } else if (attempt.reply.body.size() + bytes.size() <= most) {
       attempt.reply.body += bytes;
     } else {
-      co_return;  // more than anybody needs: the connection goes with the rest
+      co_return;  // larger than any useful answer: the connection is closed
     }
   }
   connection.lowest().expires_never();
@@ -134,14 +191,6 @@ struct HttpClient::Impl {
     m.prepare_payload();
     return m;
   }
-
-  awaitable<void> attempt(Connection& c, const Message& m, const Sink& sink, Attempt& attempt) {
-    const double timeout = options.read_timeout_s;
-    if (c.tls)
-      co_await exchange(*c.tls, c, m, sink, timeout, attempt);
-    else
-      co_await exchange(*c.plain, c, m, sink, timeout, attempt);
-  }
 };
 
 HttpClient::HttpClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -165,7 +214,7 @@ Result<std::unique_ptr<HttpClient>> HttpClient::create(asio::io_context& io,
 
 awaitable<Result<Reply>> HttpClient::request(std::string target, const std::string& body,
                                              Sink sink) {
-  const Message message = impl_->message(target, body);
+  const std::string message = serialize(impl_->message(target, body));
   for (;;) {
     std::unique_ptr<Connection> connection;
     const bool reused = !impl_->idle.empty();
@@ -178,7 +227,7 @@ awaitable<Result<Reply>> HttpClient::request(std::string target, const std::stri
       connection = std::move(made).value();
     }
     Attempt attempt;
-    co_await impl_->attempt(*connection, message, sink, attempt);
+    co_await exchange(*connection, message, sink, impl_->options.read_timeout_s, attempt);
     // The server may have closed it while it was idle: once more, over a new one.
     if (attempt.error && reused && attempt.nothing_came && attempt.error != beast::error::timeout) {
       continue;

@@ -14,7 +14,7 @@
 #include "tokenizer/tokenizer_parts.h"
 
 namespace freshet::cli {
-namespace {
+namespace apply_template_command {
 
 struct Options {
   std::string source;  // a Jinja file or a model
@@ -93,10 +93,10 @@ Status apply(const Options& o, Output& out) {
   return {};
 }
 
-}  // namespace
+}  // namespace apply_template_command
 
 void add_apply_template(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<apply_template_command::Options>();
   CLI::App* c = program.add_subcommand("apply-template",
                                        "Render a chat template: messages as JSON in, text out");
   c->add_option("template", o->source, "A .jinja file, or a model with a chat template")

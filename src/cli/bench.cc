@@ -16,7 +16,7 @@
 #include "eval/session.h"
 
 namespace freshet::cli {
-namespace {
+namespace bench_command {
 
 struct Options {
   std::vector<std::string> models;
@@ -290,10 +290,10 @@ Status bench(const Options& o, Context& context) {
   return report.end();
 }
 
-}  // namespace
+}  // namespace bench_command
 
 void add_bench(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<bench_command::Options>();
   CLI::App* c = program.add_subcommand("bench", "Measure speed, against the limits of the machine");
   c->add_option("-m,--model", o->models, "Model folder, .gguf file or name (may be given often)")
       ->allow_extra_args(false);

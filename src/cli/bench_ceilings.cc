@@ -7,7 +7,7 @@
 #include "eval/ceilings.h"
 
 namespace freshet::cli {
-namespace {
+namespace bench_ceilings_command {
 
 struct Options {
   int threads = 0;
@@ -34,10 +34,10 @@ Status bench_ceilings(const Options& o, Context& context) {
   return {};
 }
 
-}  // namespace
+}  // namespace bench_ceilings_command
 
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<bench_ceilings_command::Options>();
   CLI::App* c = bench.add_subcommand(
       "ceilings", "Measure what the machine can do at most: reading memory, each arithmetic");
   c->add_option("-t,--threads", o->threads, "Threads (default: one a physical core)")

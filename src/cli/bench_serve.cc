@@ -17,7 +17,7 @@
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
-namespace {
+namespace bench_serve_command {
 
 struct Sampling {
   std::optional<double> temperature, top_p, min_p, frequency_penalty, presence_penalty,
@@ -314,10 +314,10 @@ void add_result_options(CLI::App& c, Options& o) {
   c.add_flag("--disable-tqdm", o.quiet, "No progress")->group(group);
 }
 
-}  // namespace
+}  // namespace bench_serve_command
 
 void add_bench_serve(CLI::App& bench, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<bench_serve_command::Options>();
   CLI::App* c = bench.add_subcommand("serve", "Measure a running OpenAI-compatible server");
   add_server_options(*c, *o);
   add_workload_options(*c, o->workload);

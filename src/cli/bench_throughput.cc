@@ -9,7 +9,7 @@
 #include "cli/workload_options.h"
 
 namespace freshet::cli {
-namespace {
+namespace bench_throughput_command {
 
 struct Options {
   std::string model;
@@ -72,10 +72,10 @@ Status bench_throughput(const Options& o, Context& context) {
                          json::write(bench_client::throughput_json(result), layout) + "\n");
 }
 
-}  // namespace
+}  // namespace bench_throughput_command
 
 void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<bench_throughput_command::Options>();
   CLI::App* c =
       bench.add_subcommand("throughput", "Measure the engine with many requests, without a server");
   c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");

@@ -13,7 +13,7 @@
 #include "cli/options.h"
 
 namespace freshet::cli {
-namespace {
+namespace chat_command {
 
 struct Options {
   std::string model;
@@ -241,10 +241,10 @@ Status run_chat(const Options& o, Context& context) {
   return converse(chat, editor, context, o.first);
 }
 
-}  // namespace
+}  // namespace chat_command
 
 void add_chat(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<chat_command::Options>();
   CLI::App* c = program.add_subcommand("chat", "Talk with a model that follows instructions");
   c->add_option("model", o->model, "Model folder, .gguf file or name")->required();
   c->add_option("-p,--prompt", o->first, "The first message");

@@ -11,7 +11,7 @@
 #include "quantizer/gguf_export.h"
 
 namespace freshet::cli {
-namespace {
+namespace convert_command {
 
 struct Options {
   std::string input;
@@ -63,10 +63,10 @@ Status convert(const Options& o, Context& context) {
   return {};
 }
 
-}  // namespace
+}  // namespace convert_command
 
 void add_convert(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<convert_command::Options>();
   CLI::App* c = program.add_subcommand("convert", "Write a Hugging Face folder as a GGUF file");
   c->add_option("input", o->input, "The folder")->required();
   c->add_option("-o,--output", o->output, "The .gguf file to write")->required();

@@ -15,7 +15,7 @@
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
-namespace {
+namespace eval_command {
 
 // Rows of logits in memory at once: enough to keep the products busy, little next to a model.
 constexpr int64_t kRows = 128;
@@ -136,13 +136,13 @@ Status eval_perplexity(const Options& o, Context& context) {
   return {};
 }
 
-}  // namespace
+}  // namespace eval_command
 
 void add_eval(CLI::App& program, Context& context, Action& action) {
   CLI::App* c = program.add_subcommand("eval", "Measure what a model computes");
   c->require_subcommand(1);
 
-  auto l = std::make_shared<Options>();
+  auto l = std::make_shared<eval_command::Options>();
   CLI::App* logits = c->add_subcommand("logits", "Write the logits at every position of id lists");
   logits->add_option("model", l->model, "Model folder, .gguf file or name")->required();
   logits->add_option("--ids", l->input, "A JSON file with a list of lists of token ids")
@@ -158,7 +158,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
   logits->callback(
       [l, &context, &action] { action = [l, &context] { return eval_logits(*l, context); }; });
 
-  auto p = std::make_shared<Options>();
+  auto p = std::make_shared<eval_command::Options>();
   CLI::App* perplexity = c->add_subcommand("perplexity", "How well a model predicts a text");
   perplexity->add_option("model", p->model, "Model folder, .gguf file or name")->required();
   perplexity->add_option("file", p->input, "The text")->required();

@@ -16,7 +16,7 @@
 #include "runtime/loaded_model.h"
 
 namespace freshet::cli {
-namespace {
+namespace inspect_command {
 
 using loader::Checkpoint;
 using loader::TensorSource;
@@ -285,10 +285,10 @@ Status inspect(Options o, Output& out) {
   return {};
 }
 
-}  // namespace
+}  // namespace inspect_command
 
 void add_inspect(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<inspect_command::Options>();
   CLI::App* c = program.add_subcommand("inspect", "Show what a model is made of");
   c->add_option("model", o->model,
                 "Model folder, .gguf file or name (default: the embedded model)");

@@ -13,7 +13,7 @@
 #include "cli/prompts.h"
 
 namespace freshet::cli {
-namespace {
+namespace run_command {
 
 struct Options {
   std::string model;
@@ -264,10 +264,10 @@ Status run(const Options& o, Context& context) {
   return runner.run();
 }
 
-}  // namespace
+}  // namespace run_command
 
 void add_run(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<run_command::Options>();
   CLI::App* c = program.add_subcommand("run", "Continue a text, or many");
   c->add_option(
        "words", o->words,

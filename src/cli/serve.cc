@@ -15,7 +15,7 @@
 #include "server/sampling_defaults.h"
 
 namespace freshet::cli {
-namespace {
+namespace serve_command {
 
 struct Options {
   std::string model;
@@ -323,11 +323,11 @@ void add_metrics_options(CLI::App& command, Options& o) {
       ->group("Metrics");
 }
 
-}  // namespace
+}  // namespace serve_command
 
 void add_serve(CLI::App& program, Context& context, Action& action) {
   CLI::App& command = *program.add_subcommand("serve", "Serve a model over the OpenAI API");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<serve_command::Options>();
   command.add_option("MODEL,-m,--model", o->model, "Model to serve; the embedded one if left out");
   add_engine_options(command, o->run);
   add_http_options(command, *o);

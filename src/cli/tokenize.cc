@@ -10,7 +10,7 @@
 #include "tokenizer/tokenizer.h"
 
 namespace freshet::cli {
-namespace {
+namespace tokenize_command {
 
 using tokenizer::Tokenizer;
 
@@ -85,10 +85,10 @@ Status tokenize(const Options& o, Output& out) {
   return {};
 }
 
-}  // namespace
+}  // namespace tokenize_command
 
 void add_tokenize(CLI::App& program, Context& context, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<tokenize_command::Options>();
   CLI::App* c = program.add_subcommand("tokenize", "Turn text into token ids and back");
   c->add_option("model", o->model, "Model folder, .gguf file or bare tokenizer file")->required();
   auto* text = c->add_option("text", o->text, "The text (with --decode: a JSON array of ids)");

@@ -126,7 +126,7 @@ class Thompson {
 
 using Set = std::vector<int32_t>;
 
-struct SetHash {
+struct StateSetHash {
   size_t operator()(const Set& s) const {
     size_t h = s.size();
     for (const int32_t v : s) h = (h ^ static_cast<size_t>(v)) * 0x9e3779b97f4a7c15ULL + (h >> 31);
@@ -211,7 +211,7 @@ class Subsets {
   std::vector<uint32_t> mark_;
   uint32_t round_ = 0;
   size_t work_ = 0;
-  std::unordered_map<Set, int32_t, SetHash> ids_;
+  std::unordered_map<Set, int32_t, StateSetHash> ids_;
   std::vector<const Set*> sets_;
   std::vector<Language::State> states_;
 };

@@ -10,8 +10,8 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr int kMaxDepth = 128;
-constexpr int kMaxRepeat = 10'000;
+constexpr int kMaxGroups = 128;
+constexpr int kMaxRepetitions = 10'000;
 
 const std::vector<CodeRange> kDigit = {{'0', '9'}};
 const std::vector<CodeRange> kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
@@ -31,7 +31,7 @@ class RegexParser {
 
  private:
   Result<Expression> alternatives(int depth) {
-    if (depth > kMaxDepth) return in_.error("groups are nested too deeply");
+    if (depth > kMaxGroups) return in_.error("groups are nested too deeply");
     std::vector<Expression> parts;
     do {
       FRESHET_ASSIGN_OR_RETURN(Expression e, terms(depth));
@@ -87,7 +87,8 @@ class RegexParser {
       } else if (!bounds(min, max)) {
         return e;
       }
-      if (min > kMaxRepeat || max > kMaxRepeat) return in_.error("a repetition of more than 10000");
+      if (min > kMaxRepetitions || max > kMaxRepetitions)
+        return in_.error("a repetition of more than 10000");
       if (max >= 0 && max < min) return in_.error("a repetition whose bounds are out of order");
       in_.take('?');  // lazy: the same language
       e = repeat(std::move(e), min, max);

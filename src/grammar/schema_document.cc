@@ -6,7 +6,7 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr int kMaxDepth = 128;
+constexpr int kMaxNesting = 128;
 constexpr std::string_view kLink = "\x01node ";
 
 struct Uri {
@@ -148,8 +148,8 @@ std::string SchemaDocument::base_of(const json::Value& schema, const std::string
 // data: what looks like a schema in them is none.
 void SchemaDocument::index(const json::Value& v, const std::string& pointer,
                            const std::string& outer, int depth) {
-  if (depth > kMaxDepth) {
-    if (status_.ok()) status_ = invalid_argument("JSON schema: nested deeper than {}", kMaxDepth);
+  if (depth > kMaxNesting) {
+    if (status_.ok()) status_ = invalid_argument("JSON schema: nested deeper than {}", kMaxNesting);
     return;
   }
   if (v.is_array()) {

@@ -1,11 +1,10 @@
 #include "server/connection.h"
 
 #include <array>
-#include <type_traits>
+#include <optional>
 
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
-#include <boost/beast/ssl.hpp>
 #include <fmt/format.h>
 #include <poll.h>
 
@@ -20,7 +19,7 @@ namespace http = boost::beast::http;
 using tcp = asio::ip::tcp;
 using boost::system::error_code;
 using PlainStream = beast::tcp_stream;
-using TlsStream = beast::ssl_stream<beast::tcp_stream>;
+using TlsStream = asio::ssl::stream<beast::tcp_stream>;
 
 constexpr size_t kMaxChunkExtension = 256;
 constexpr size_t kMaxChunkedBody = size_t{8} << 20;  // a body of undeclared length
@@ -69,15 +68,21 @@ struct ParsedRequest {
   bool keep_alive = true;
 };
 
-template <class Stream>
+asio::redirect_error_t<asio::use_awaitable_t<>> into(error_code& error) {
+  return asio::redirect_error(asio::use_awaitable, error);
+}
+
+// With TLS or without. The choice is made at run time in read_some() and write_some(), so that the
+// code above is compiled once.
 class ConnectionImpl final : public Connection,
-                             public std::enable_shared_from_this<ConnectionImpl<Stream>> {
+                             public std::enable_shared_from_this<ConnectionImpl> {
  public:
-  ConnectionImpl(Stream stream, Shared& shared)
-      : stream_(std::move(stream)),
-        shared_(shared),
-        wake_timer_(stream_.get_executor()),
-        gone_timer_(stream_.get_executor()) {
+  ConnectionImpl(tcp::socket socket, Shared& shared, asio::ssl::context* tls)
+      : shared_(shared), wake_timer_(socket.get_executor()), gone_timer_(socket.get_executor()) {
+    if (tls != nullptr)
+      tls_.emplace(PlainStream(std::move(socket)), *tls);
+    else
+      plain_.emplace(std::move(socket));
     std::lock_guard lock(shared_.mutex);
     shared_.connections.insert(this);
   }
@@ -89,24 +94,37 @@ class ConnectionImpl final : public Connection,
 
   void launch() {
     asio::co_spawn(
-        stream_.get_executor(),
-        [self = this->shared_from_this()]() -> asio::awaitable<void> { co_await self->run(); },
+        lowest().get_executor(),
+        [self = shared_from_this()]() -> asio::awaitable<void> { co_await self->run(); },
         asio::detached);
   }
 
   void close_if_idle() override {
-    asio::post(stream_.get_executor(), [weak = this->weak_from_this()] {
+    asio::post(lowest().get_executor(), [weak = weak_from_this()] {
       if (auto self = weak.lock(); self && self->idle_) self->close_now();
     });
   }
   void close() override {
-    asio::post(stream_.get_executor(), [weak = this->weak_from_this()] {
+    asio::post(lowest().get_executor(), [weak = weak_from_this()] {
       if (auto self = weak.lock()) self->close_now();
     });
   }
 
  private:
-  PlainStream& lowest() { return beast::get_lowest_layer(stream_); }
+  PlainStream& lowest() { return tls_ ? tls_->next_layer() : *plain_; }
+
+  asio::awaitable<size_t> read_some(asio::mutable_buffer to, error_code& error) {
+    if (tls_) co_return co_await tls_->async_read_some(to, into(error));
+    co_return co_await plain_->async_read_some(to, into(error));
+  }
+  asio::awaitable<size_t> write_some(asio::const_buffer from, error_code& error) {
+    if (tls_) co_return co_await tls_->async_write_some(from, into(error));
+    co_return co_await plain_->async_write_some(from, into(error));
+  }
+  asio::awaitable<void> write(std::string_view bytes, error_code& error) {
+    while (!bytes.empty() && !error)
+      bytes.remove_prefix(co_await write_some(asio::buffer(bytes), error));
+  }
 
   void close_now() {
     error_code ignored;
@@ -125,28 +143,24 @@ class ConnectionImpl final : public Connection,
   }
 
   asio::awaitable<bool> handshake() {
-    if constexpr (std::is_same_v<Stream, TlsStream>) {
-      lowest().expires_after(milliseconds(shared_.options.header_timeout_s));
-      error_code ec;
-      co_await stream_.async_handshake(asio::ssl::stream_base::server,
-                                       asio::redirect_error(asio::use_awaitable, ec));
-      co_return !ec;
-    }
-    co_return true;
+    if (!tls_) co_return true;
+    lowest().expires_after(milliseconds(shared_.options.header_timeout_s));
+    error_code ec;
+    co_await tls_->async_handshake(asio::ssl::stream_base::server, into(ec));
+    co_return !ec;
   }
 
   asio::awaitable<void> finish_stream() {
     error_code ec;
     lowest().expires_after(std::chrono::seconds(2));
-    if constexpr (std::is_same_v<Stream, TlsStream>) {
-      co_await stream_.async_shutdown(asio::redirect_error(asio::use_awaitable, ec));
+    if (tls_) {
+      co_await tls_->async_shutdown(into(ec));
     } else {
       lowest().socket().shutdown(tcp::socket::shutdown_send, ec);
       // Reads what the client still sends, so that closing does not reset the answer away from it.
       std::array<char, 4096> rest{};
       for (size_t total = 0; !ec && total < (size_t{256} << 10);) {
-        total += co_await stream_.async_read_some(asio::buffer(rest),
-                                                  asio::redirect_error(asio::use_awaitable, ec));
+        total += co_await plain_->async_read_some(asio::buffer(rest), into(ec));
       }
     }
     lowest().close();
@@ -206,8 +220,7 @@ class ConnectionImpl final : public Connection,
         co_return 0;
       }
       error_code ec;
-      const size_t n = co_await stream_.async_read_some(
-          buffer_.prepare(kReadSize), asio::redirect_error(asio::use_awaitable, ec));
+      const size_t n = co_await read_some(buffer_.prepare(kReadSize), ec);
       if (ec) co_return 0;  // a timeout has closed the socket already
       if (idle_) lowest().expires_after(milliseconds(shared_.options.header_timeout_s));
       idle_ = false;
@@ -255,16 +268,14 @@ class ConnectionImpl final : public Connection,
     error_code ec;
     if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
       static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-      co_await asio::async_write(stream_, asio::buffer(kContinue),
-                                 asio::redirect_error(asio::use_awaitable, ec));
+      co_await write(kContinue, ec);
       if (ec) co_return false;
     }
     auto limit_extension = [](std::uint64_t, beast::string_view extension, error_code& e) {
       if (extension.size() > kMaxChunkExtension) e = http::error::bad_chunk_extension;
     };
     parser.on_chunk_header(limit_extension);
-    co_await http::async_read(stream_, buffer_, parser,
-                              asio::redirect_error(asio::use_awaitable, ec));
+    while (!parser.is_done() && !ec) co_await parse_some(parser, ec);
     if (!ec) co_return true;
     if (ec == http::error::body_limit) {
       status = 413;
@@ -277,12 +288,32 @@ class ConnectionImpl final : public Connection,
     co_return false;
   }
 
+  // Gives the parser what has arrived, and reads more if that does not get it any further.
+  asio::awaitable<void> parse_some(http::request_parser<http::string_body>& parser,
+                                   error_code& ec) {
+    if (buffer_.size() > 0) {
+      buffer_.consume(parser.put(buffer_.data(), ec));
+      if (ec != http::error::need_more) co_return;
+      ec = {};
+    }
+    const size_t room = std::min(kReadSize, buffer_.max_size() - buffer_.size());
+    if (room == 0) {
+      ec = http::error::buffer_overflow;
+      co_return;
+    }
+    buffer_.commit(co_await read_some(buffer_.prepare(room), ec));
+    if (ec == asio::error::eof) {
+      ec = {};
+      parser.put_eof(ec);
+    }
+  }
+
   bool convert(const http::request<http::string_body>& message, ParsedRequest& out) {
     out.http11 = message.version() == 11;
     out.keep_alive = message.keep_alive() && !shared_.stopping;
     out.request.method = std::string(message.method_string());
-    auto target = parse_target({message.target().data(), message.target().size()},
-                               std::is_same_v<Stream, TlsStream> ? "https" : "http");
+    auto target =
+        parse_target({message.target().data(), message.target().size()}, tls_ ? "https" : "http");
     if (!target) return false;
     out.request.path = std::move(target->path);
     out.request.query = std::move(target->query);
@@ -307,16 +338,15 @@ class ConnectionImpl final : public Connection,
     if (state.next(piece) != ExchangeState::Next::kWrite) co_return;
     lowest().expires_after(std::chrono::seconds(5));
     error_code ec;
-    co_await asio::async_write(stream_, asio::buffer(piece),
-                               asio::redirect_error(asio::use_awaitable, ec));
+    co_await write(piece, ec);
   }
 
   std::function<void()> make_waker() {
     // Without an executor of its own: an exchange may outlive the server, whose executors may not.
-    return [weak = this->weak_from_this()] {
+    return [weak = weak_from_this()] {
       auto self = weak.lock();
       if (!self || self->wake_posted_.exchange(true)) return;
-      asio::post(self->stream_.get_executor(), [self] {
+      asio::post(self->lowest().get_executor(), [self] {
         self->wake_posted_ = false;
         self->woken_ = true;
         self->wake_timer_.cancel();
@@ -358,17 +388,15 @@ class ConnectionImpl final : public Connection,
       if (next == ExchangeState::Next::kWait) {
         wake_timer_.expires_after(std::chrono::hours(24));
         error_code ignored;
-        if (!woken_)
-          co_await wake_timer_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+        if (!woken_) co_await wake_timer_.async_wait(into(ignored));
         if (!lowest().socket().is_open()) state.mark_gone();
         continue;
       }
       for (size_t at = 0; at < piece.size();) {
         lowest().expires_after(milliseconds(shared_.options.write_timeout_s));
         error_code ec;
-        const size_t n = co_await stream_.async_write_some(
-            asio::buffer(piece.data() + at, std::min(kWriteSlice, piece.size() - at)),
-            asio::redirect_error(asio::use_awaitable, ec));
+        const size_t n = co_await write_some(
+            asio::buffer(piece.data() + at, std::min(kWriteSlice, piece.size() - at)), ec);
         if (ec) {
           state.mark_gone();
           co_return sent;
@@ -383,7 +411,7 @@ class ConnectionImpl final : public Connection,
   // Notices, while an answer is being made, that the client has closed its end.
   void watch_for_leaving(std::shared_ptr<ExchangeState> state, uint64_t watch) {
     lowest().socket().async_wait(
-        tcp::socket::wait_read, [self = this->shared_from_this(), state, watch](error_code ec) {
+        tcp::socket::wait_read, [self = shared_from_this(), state, watch](error_code ec) {
           if (ec || watch != self->watch_) return;
           if (self->peer_closed()) {
             self->leave(*state);
@@ -395,7 +423,7 @@ class ConnectionImpl final : public Connection,
 
   void watch_slowly(std::shared_ptr<ExchangeState> state, uint64_t watch) {
     gone_timer_.expires_after(std::chrono::milliseconds(100));
-    gone_timer_.async_wait([self = this->shared_from_this(), state, watch](error_code ec) {
+    gone_timer_.async_wait([self = shared_from_this(), state, watch](error_code ec) {
       if (ec || watch != self->watch_) return;
       if (self->peer_closed()) {
         self->leave(*state);
@@ -416,7 +444,8 @@ class ConnectionImpl final : public Connection,
     return ::poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
   }
 
-  Stream stream_;
+  std::optional<PlainStream> plain_;
+  std::optional<TlsStream> tls_;
   Shared& shared_;
   beast::flat_buffer buffer_{(size_t{1} << 20) + (64 << 10)};
   asio::steady_timer wake_timer_;
@@ -431,13 +460,7 @@ class ConnectionImpl final : public Connection,
 }  // namespace
 
 void launch_connection(tcp::socket socket, Shared& shared, asio::ssl::context* tls) {
-  PlainStream stream(std::move(socket));
-  if (tls != nullptr) {
-    std::make_shared<ConnectionImpl<TlsStream>>(TlsStream(std::move(stream), *tls), shared)
-        ->launch();
-  } else {
-    std::make_shared<ConnectionImpl<PlainStream>>(std::move(stream), shared)->launch();
-  }
+  std::make_shared<ConnectionImpl>(std::move(socket), shared, tls)->launch();
 }
 
 }  // namespace freshet::server

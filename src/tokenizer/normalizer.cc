@@ -196,7 +196,7 @@ std::string sentencepiece_normalize(const SentencePieceRules& rules, std::string
     text.remove_prefix(size);
   }
   if (rules.remove_extra_whitespaces) {
-    while (std::string_view(out).ends_with(space)) out.resize(out.size() - space.size());
+    while (std::string_view(out).ends_with(space)) out.erase(out.size() - space.size());
   }
   if (rules.add_dummy_prefix && rules.whitespace_as_suffix) out += space;
   return out;
