@@ -96,7 +96,7 @@ class Ops {
   // wrong.
   Result<Weight> adopt(quant::Format format, int64_t rows, int64_t cols, Buffer packed);
 
-  // out[t] = scale * row ids[t] + offset of table, decoded. out: [tokens, cols]
+  // out[t] = scale * table[ids[t] + offset], decoded. out: [tokens, cols]
   void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
              int32_t offset = 0);
   // Several GEMMs with the same x run as one parallel region; x is quantised once for all of them.

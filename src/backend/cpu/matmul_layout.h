@@ -48,7 +48,7 @@ struct PanelLayout {
   int block = 0;  // values per block
   int main = 0;   // bytes of a block of a panel (16 rows)
   int tail = 0;
-  int foot = 0;  // bytes after all blocks: per-row data
+  int foot = 0;  // bytes after all blocks: the heads of rows
 };
 
 constexpr PanelLayout panel_layout(quant::Format f) {
