@@ -1,18 +1,18 @@
-// Speed of a GPU's forward pass on a shape with random weights, against what its memory can give.
+// Measures a GPU's forward pass on a shape with random weights, against its memory bandwidth.
 //
 // usage: freshet_gpu_bench CONFIG.json FORMAT[+TYPE] TEST...
-//   FORMAT of weights, or a type of GGUF files (q4_k_m), TYPE of keys and values (f16): fp8+fp8
+//   FORMAT of weights, or a type of GGUF files (q4_k_m); TYPE of keys and values (f16): fp8+fp8
 //   TEST  d8@512   decoding of 8 sequences that hold 512 tokens each
 //         p4x1024  prompts of 4 sequences of 1,024 tokens, in one step
-//         e8@512   decoding through the engine, greedily; l8@512: with a bias, so that the host
-//                  sees all logits; s8@512: with temperature and top-p
-//         m8@512+2x128  a step of both: decoding of 8, prompts of 2
-//         o64x128+128@32/2048  64 requests of 128 tokens that ask for 128, 32 at once, in steps of
-//                  at most 2,048 tokens, greedily; O: drawn at temperature 1
-//         a8@512   attention of decoding by itself, a cache a layer
-//         A4x1024  attention of prompts by itself
-//         S8       tokens drawn from 8 rows of logits
-//         w8       products of 8 rows with matrices of the shape's sizes, one by one
+//         e8@512   greedy decoding through the engine; l8@512: with a bias, so that the host
+//                  receives all logits; s8@512: with temperature and top-p
+//         m8@512+2x128  a mixed step: decoding of 8, prompts of 2
+//         o64x128+128@32/2048  64 requests of 128 tokens that ask for 128, 32 running at once, in
+//                  steps of at most 2,048 tokens, greedy; O: sampled at temperature 1
+//         a8@512   decode attention only, one cache per layer
+//         A4x1024  prefill attention only
+//         S8       tokens sampled from 8 rows of logits
+//         w8       GEMMs of 8 rows with matrices of the shape's sizes, one by one
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -39,16 +39,16 @@ using Clock = std::chrono::steady_clock;
 
 struct Bench {
   std::shared_ptr<runtime::Compute> compute;
-  ops::Ops* ops = nullptr;  // of compute
+  ops::Ops* ops = nullptr;  // belongs to `compute`
   ModelSpec spec;
   quant::Format format = quant::Format::kBF16;
-  std::optional<quantizer::Recipe> recipe;  // of several formats
+  std::optional<quantizer::Recipe> recipe;  // if it mixes several formats
   ops::KvType kv_type = ops::KvType::kF16;
   std::unique_ptr<runtime::LoadedModel> model;
   double read_rate = 0.0;
   double layer_bytes = 0.0, head_bytes = 0.0, layer_weights = 0.0;
 
-  double all_bytes() const { return layer_bytes + head_bytes; }  // that a step of one token reads
+  double all_bytes() const { return layer_bytes + head_bytes; }  // read by a step of one token
 };
 
 double median(std::vector<double> v) {
@@ -56,7 +56,7 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// The batch of `sequences` with `queries` new tokens each after `before`.
+// A batch of `sequences` with `queries` new tokens each after `before` cached ones.
 ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, int64_t stride,
                       bool logits) {
   ForwardBatch batch;
@@ -79,7 +79,7 @@ ForwardBatch batch_of(const Bench& b, int sequences, int before, int queries, in
   return batch;
 }
 
-// Behind others, with blocks behind theirs.
+// Appends sequences to the batch, with their blocks after the existing ones.
 void append(ForwardBatch& to, const ForwardBatch& more, int sequences) {
   const auto tokens = static_cast<int32_t>(to.token_ids.size());
   to.token_ids.insert(to.token_ids.end(), more.token_ids.begin(), more.token_ids.end());
@@ -94,7 +94,7 @@ void append(ForwardBatch& to, const ForwardBatch& more, int sequences) {
   }
 }
 
-// `prompts` of `length` tokens each in the same step.
+// With `prompts` prompts of `length` tokens each in the same step.
 Status run_model(Bench& b, const std::string& name, int sequences, int context, bool prompt,
                  int prompts = 0, int length = 0) {
   const int64_t stride = (context + 1 + ops::kBlockTokens - 1) / ops::kBlockTokens + 1;
@@ -149,8 +149,8 @@ Status run_model(Bench& b, const std::string& name, int sequences, int context, 
   return {};
 }
 
-// The same through the engine, from one token of a sequence to the next: what scheduling, sampling
-// and delivering add to a step.
+// The same through the engine, from one token of a sequence to the next: includes scheduling,
+// sampling and delivery.
 Status run_engine(Bench& b, const std::string& name, int sequences, int context, char how) {
   constexpr int kTokens = 96, kChunk = 2048;
   const int longest = context + kTokens + 1;
@@ -165,7 +165,7 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
   FRESHET_ASSIGN_OR_RETURN(
       const auto loop, engine::StepLoop::start(options, b.model->model(), std::move(cache), nullptr,
                                                b.compute->pool(), b.ops->host_memory()));
-  std::vector<Clock::time_point> times;  // of the last sequence's tokens: by then all decode
+  std::vector<Clock::time_point> times;  // of the last sequence's tokens: then all decode
   std::vector<std::promise<void>> done(static_cast<size_t>(sequences));
   for (int s = 0; s < sequences; ++s) {
     Request r;
@@ -190,7 +190,7 @@ Status run_engine(Bench& b, const std::string& name, int sequences, int context,
   return {};
 }
 
-// Many requests at once, from the first to the last token.
+// Many requests at once, timed from the first to the last token.
 Status run_offline(Bench& b, const std::string& name, int requests, int input, int output,
                    int sequences, int step_tokens, bool drawn) {
   const int longest = input + output + 1;
@@ -232,19 +232,19 @@ Status run_offline(Bench& b, const std::string& name, int requests, int input, i
   return {};
 }
 
-// Bytes that look like small numbers in F16 and BF16.
+// Random bytes that are small values in F16 and BF16.
 std::vector<uint8_t> noise_bytes(bool both_signs = false) {
   std::vector<uint8_t> v(1 << 22);
   uint64_t state = 7;
-  const int high = both_signs ? 0xbb : 0x3b;  // no huge numbers
+  const int high = both_signs ? 0xbb : 0x3b;  // no huge values
   for (size_t i = 0; i < v.size(); ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
-    v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? high : 0xbf);  // no NaN of E4M3
+    v[i] = static_cast<uint8_t>(state >> 56) & (i % 2 != 0 ? high : 0xbf);  // no E4M3 NaN
   }
   return v;
 }
 
-// Attention by itself, of the last `queries` tokens of each sequence; a layer has its own cache.
+// Attention only, for the last `queries` tokens of each sequence; each layer has its own cache.
 Status run_attention(Bench& b, const std::string& name, int sequences, int context, int queries) {
   const int64_t stride = (context + ops::kBlockTokens - 1) / ops::kBlockTokens;
   const KvCacheSpec kv = kv_cache_spec(b.spec, b.kv_type);
@@ -318,7 +318,7 @@ Status run_attention(Bench& b, const std::string& name, int sequences, int conte
   return {};
 }
 
-// Products by themselves, over so many matrices that none is in a cache.
+// GEMMs only, over so many matrices that none is in a cache.
 Status run_products(Bench& b, const std::string& name, int64_t rows) {
   const LayerSpec& l = b.spec.layers[0];
   const MoeSpec* const moe = l.find<MoeSpec>();
@@ -365,7 +365,7 @@ Status run_products(Bench& b, const std::string& name, int64_t rows) {
   return {};
 }
 
-// Drawing tokens by itself, from logits like a model's: most within a few units, a few far above.
+// Sampling only, from logits like a model's: most within a few units, a few far above.
 Status run_samples(Bench& b, const std::string& name, int64_t rows) {
   const int64_t vocab = b.spec.vocab_size;
   std::vector<float> logits(static_cast<size_t>(rows * vocab));

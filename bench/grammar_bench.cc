@@ -2,9 +2,9 @@
 //
 //   grammar_bench TOKENIZER DIRECTORY [--list | --sample N]
 //
-// DIRECTORY holds files of MaskBench's form: {"schema": ..., "tests": [{"data": ..., "valid":
+// DIRECTORY holds files in MaskBench's form: {"schema": ..., "tests": [{"data": ..., "valid":
 // ...}]}. Times are the CPU time of this thread. --list names each refusal and each disagreement;
-// --sample prints N random sentences of each schema, for another implementation to check.
+// --sample prints N random sentences per schema, to be checked by another implementation.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -48,13 +48,13 @@ class Times {
   std::vector<double> all_;
 };
 
-// Follows a value in any order of members that the grammar takes.
+// Follows a value, with members in any order that the grammar accepts.
 class Placer {
  public:
   Placer(grammar::GrammarMatcher& matcher, const json::Value& schema) : matcher_(matcher) {
     rank(schema);
   }
-  // Leaves what it accepted in place on success, and nothing on failure.
+  // On success, leaves the accepted tokens in place; on failure, nothing.
   bool place(const json::Value& v) {
     const int before = matcher_.accepted();
     if (place_value(v)) return true;
@@ -101,7 +101,7 @@ class Placer {
     return false;
   }
 
-  // Names in the order in which the schema has them, as a first guess.
+  // Tries names in the order of the schema first.
   void rank(const json::Value& schema) {
     if (schema.is_array()) {
       for (const json::Value& e : schema.as_array()) rank(e);
@@ -122,14 +122,14 @@ struct Bench {
   const tokenizer::Tokenizer& tokenizer;
   std::shared_ptr<const grammar::TokenTrie> trie;
   bool list = false;
-  int samples = 0;  // random sentences to print, a schema
+  int samples = 0;  // random sentences to print per schema
   std::mt19937 random{1};
   Times compile, mask;
   std::map<std::string, int> refusals;
   int schemas = 0, refused = 0, instances = 0, reordered = 0;
   int wrongly_accepted = 0, wrongly_refused = 0;
 
-  // Token by token; the place where a token was not allowed, or npos.
+  // Goes token by token; returns the place where a token was not allowed, or npos.
   size_t walk(const std::shared_ptr<const grammar::Grammar>& g, const std::string& text,
               bool& ended) {
     grammar::GrammarMatcher matcher(g);
@@ -172,7 +172,8 @@ struct Bench {
     }
   }
 
-  // A random walk along the masks, which after a while looks for the end, as a line of JSON.
+  // A random walk along the masks, which heads for the end after a while; returned as a line of
+  // JSON.
   void sample(const std::string& name, const std::shared_ptr<const grammar::Grammar>& g) {
     grammar::GrammarMatcher matcher(g);
     std::vector<uint32_t> words(g->mask_words());
@@ -201,7 +202,7 @@ struct Bench {
       }
       const bool close = !closing.empty() && (step > 60 || random() % 4 == 0);
       const auto& from = close ? closing : allowed;
-      // Short tokens are as likely as all the others together.
+      // Short tokens are as likely as all others together.
       int32_t id = from[random() % from.size()];
       for (int i = 0; i < 4; ++i) {
         const int32_t other = from[random() % from.size()];

@@ -1,4 +1,4 @@
-// Speed of single ops of the CPU backend, against what the machine can do at most, measured in the
+// Measures single ops of the CPU backend against the machine's limits, which are measured in the
 // same run.
 //
 // usage: freshet_op_bench [-t THREADS] [--cpu-isa ISA] [--rounds N] [--tokens N,..]
@@ -6,13 +6,13 @@
 //                         [--context N] [--kv-cache-dtype T,..] [--heads N] [--head-dim N] |
 //                         [--vocab N]
 //
-// Products: as many copies of a matrix as no cache holds are multiplied one after the other, as
-// layers do. With --context, attention instead: the last N of so many tokens of one sequence, 32
-// heads (or --heads) on 8 KV heads of 64 (or --head-dim). With --vocab, choosing a token from so
-// many logits, by one thread, as a step of the engine does for each of its sequences.
+// GEMM: multiplies by copies of a matrix in turn, as layers do; the copies together do not fit any
+// cache. With --context, attention instead: the last N of that many tokens of one sequence, 32
+// heads (or --heads) on 8 KV heads of 64 (or --head-dim). With --vocab, sampling a token from that
+// many logits, on one thread, as a step of the engine does for each of its sequences.
 //
-// A line a test: median time of a call, bytes a second and their share of the read ceiling,
-// operations a second and their share of the arithmetic that the product's kernel is bound by.
+// Prints one line per test: median time of a call, bytes per second and their share of the read
+// ceiling, operations per second and their share of the arithmetic that limits the GEMM's kernel.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -39,8 +39,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBeyondCaches = size_t{256} << 20;
-constexpr double kLeastSeconds = 0.15;  // of a test
-constexpr int64_t kRandomRows = 64;     // that a matrix repeats
+constexpr double kLeastSeconds = 0.15;  // per test
+constexpr int64_t kRandomRows = 64;     // random rows, repeated to fill a matrix
 constexpr int kKvHeads = 8;
 
 struct Options {
@@ -74,7 +74,7 @@ std::vector<float> random_floats(size_t n) {
   return v;
 }
 
-// Median seconds of a call, over rounds of as many calls as take long enough.
+// Median seconds per call, over rounds of enough calls to take long enough.
 template <class Call>
 double seconds_of(const Bench& b, const Call& call) {
   call(0);
@@ -102,7 +102,7 @@ void print_row(const Bench& b, const std::string& name, int64_t tokens, double s
   std::fflush(stdout);
 }
 
-// Every format that can be written: "f32, f16, ...".
+// All formats that can be written: "f32, f16, ...".
 std::string type_names() {
   std::string names;
   for (const quant::FormatInfo& f : quant::all_formats()) {
@@ -161,7 +161,7 @@ Status bench_products(Bench& b, const Options& o, const std::string& type, int64
   return {};
 }
 
-// Of one layer; layers of a model follow each other, so that no cache holds them all.
+// Attention of one layer. The layers of a model follow each other, so that no cache holds them all.
 Status bench_attention(Bench& b, const Options& o, const std::string& type) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType kv_type, ops::kv_type_by_name(type));
   const ops::KvShape shape{kv_type, kKvHeads, o.head_dim, o.head_dim, false};

@@ -33,7 +33,7 @@ int ceil_ratio(int64_t quota, int64_t period) {
   return static_cast<int>(std::min<int64_t>((quota + period - 1) / period, 1 << 20));
 }
 
-// Every group from ours up to the root may have a quota; the least holds.
+// Every group from ours up to the root may have a quota; the smallest applies.
 int cgroup_limit() {
   std::ifstream groups("/proc/self/cgroup");
   int least = 0;

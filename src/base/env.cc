@@ -33,7 +33,7 @@ std::optional<std::string> env(EnvVar var) {
 
 Result<std::string> cache_dir() {
   if (auto dir = env(EnvVar::kCacheDir)) return *dir;
-  // The XDG specification wants relative paths ignored.
+  // The XDG specification requires relative paths to be ignored.
   if (auto dir = env(EnvVar::kXdgCacheHome); dir && dir->front() == '/') return *dir + "/freshet";
   if (auto home = env(EnvVar::kHome)) return *home + "/.cache/freshet";
   return not_found("no cache folder: set FRESHET_CACHE_DIR or HOME");

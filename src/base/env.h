@@ -1,5 +1,5 @@
-// Environment variables: the whole list of those that are read, and the only reader of them.
-// Safe from many threads as long as nothing changes the environment meanwhile.
+// Environment variables: the complete list, and the only code that reads them. Thread-safe as long
+// as nothing changes the environment meanwhile.
 #pragma once
 
 #include <optional>
@@ -21,10 +21,10 @@ struct EnvEntry {
 
 std::span<const EnvEntry> env_table();
 
-// nullopt when unset or empty.
+// nullopt if unset or empty.
 std::optional<std::string> env(EnvVar var);
 
-// Where measurements and other things that can be made again are kept; it may not exist yet.
+// The directory for measurements and other data that can be recreated; it may not exist yet.
 Result<std::string> cache_dir();
 
 }  // namespace freshet

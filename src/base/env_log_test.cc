@@ -79,7 +79,7 @@ TEST_F(LogTest, StderrSinkWritesWholeLines) {
 }
 
 TEST_F(LogTest, ThreadsTakeTurns) {
-  int count = 0;  // unsynchronised on purpose: the log's lock is what is tested
+  int count = 0;  // unsynchronised on purpose: this tests the log's lock
   set_log_sink(LogLevel::kInfo, [&](LogLevel, std::string_view) { ++count; });
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {

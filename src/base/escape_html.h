@@ -1,4 +1,4 @@
-// Text inside HTML or XML. Pure.
+// Escapes text for HTML or XML. Pure.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// The compiled part of fmt. All other sources use its headers alone: FMT_HEADER_ONLY would compile
-// this once in each of them, which doubles the build, and the shared library would be one more
-// thing to install beside the program.
+// The compiled part of fmt. All other sources use only its headers: FMT_HEADER_ONLY would compile
+// this code in each of them, which doubles the build time, and the shared library would be one more
+// file to install with the program.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

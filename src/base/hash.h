@@ -1,5 +1,6 @@
-// A fast hash of bytes, to tell files apart: any change shows with a chance of 1 - 2^-64. Not proof
-// against somebody who looks for collisions. The same on every machine of one byte order.
+// A fast hash of bytes, to detect that files differ: a change is missed with a probability of
+// 2^-64. Not secure against somebody who looks for collisions. The same on all machines with one
+// byte order.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@ inline uint64_t hash_mix(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-// Four lanes of multiplications, so that it runs at the speed of memory.
+// Four independent lanes of multiplications, to run at memory speed.
 inline uint64_t hash_bytes(std::span<const uint8_t> bytes, uint64_t seed = 0) {
   constexpr uint64_t kOdd[4] = {0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb,
                                 0xd6e8feb86659fd93};
@@ -27,7 +28,7 @@ inline uint64_t hash_bytes(std::span<const uint8_t> bytes, uint64_t seed = 0) {
   };
   for (size_t at = 0; at < bytes.size(); at += 32) {
     for (size_t i = 0; i < 4; ++i) {
-      // The sum keeps a word that cancels its lane from making the lane forget.
+      // The addition keeps a word that cancels its lane from erasing the lane's state.
       lanes[i] = hash_mix(lanes[i] ^ word_at(at + 8 * i), kOdd[i]) + kOdd[3 - i];
     }
   }

@@ -12,8 +12,8 @@
 namespace freshet::json {
 namespace {
 
-// SipHash-1-3 (Aumasson and Bernstein, 2012) under a key drawn once a process: keys come from
-// clients, who must not be able to choose a set of them that all collide.
+// SipHash-1-3 (Aumasson and Bernstein, 2012) with a random key per process: keys come from clients,
+// who must not be able to choose keys that all collide.
 class SipHash {
  public:
   SipHash() {
@@ -132,7 +132,7 @@ Object& Object::operator=(const Object& other) {
   return *this;
 }
 Object& Object::operator=(Object&& other) noexcept {
-  // The old members go last: `other` may live inside them.
+  // The old members are destroyed last, because `other` may be inside them.
   const auto old = std::exchange(impl_, std::move(other.impl_));
   return *this;
 }
@@ -238,7 +238,7 @@ Value& Value::operator=(const Value& other) {
 }
 
 Value& Value::operator=(Value&& other) noexcept {
-  // By way of a third value: `other` may live inside *this.
+  // Goes through a third value, because `other` may be inside *this.
   Value taken(std::move(other));
   data_.swap(taken.data_);
   return *this;
@@ -293,7 +293,8 @@ Object& Value::as_object() {
 
 namespace {
 
-// What a number out of double's range rounds to: 0 or infinity, by the place of its first digit.
+// The rounded value of a number outside double's range: 0 or infinity, by the position of its first
+// digit.
 double beyond_range(std::string_view text) {
   const bool negative = text.front() == '-';
   const size_t e = text.find_first_of("eE");

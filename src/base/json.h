@@ -90,8 +90,7 @@ class Value {
   const Object& as_object() const;
   Object& as_object();
 
-  // Look-ups that forgive: a missing key, another type or a non-object gives the fallback
-  // (nullptr).
+  // Forgiving look-ups: a missing key, another type or a non-object gives the fallback (nullptr).
   const Value* find(std::string_view key) const;  // a null member is found as a null Value
   bool get_bool(std::string_view key, bool fallback) const;
   int64_t get_int(std::string_view key, int64_t fallback) const;
@@ -121,8 +120,8 @@ struct ParseLimits {
   size_t bytes = size_t{1} << 30;
 };
 
-// Errors name the byte offset and what was expected there. A surrogate escape without its other
-// half is an error, since UTF-8 cannot hold it.
+// Errors give the byte offset and what was expected there. An unpaired surrogate escape is an
+// error, because UTF-8 cannot represent it.
 Result<Value> parse(std::string_view text, const ParseLimits& limits = {});
 Result<Value> parse_file(const std::string& path, const ParseLimits& limits = {});
 

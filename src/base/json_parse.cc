@@ -26,8 +26,8 @@ class Parser {
   }
 
  private:
-  // Containers that are open. A child is parsed in place, and its parent does not change meanwhile,
-  // so that the pointers stay valid.
+  // The open containers. A child is parsed in place and its parent does not change meanwhile, so
+  // the pointers stay valid.
   std::vector<Value*> open_;
 
   bool parse(Value& root) {
@@ -35,7 +35,7 @@ class Parser {
     while (true) {
       skip_space();
       if (!begin_value(*slot)) return false;
-      // *slot is now a finished scalar, or a container just opened.
+      // *slot is now a finished scalar, or a newly opened container.
       bool fresh = slot->is_array() || slot->is_object();
       slot = nullptr;
       while (slot == nullptr) {
@@ -205,7 +205,7 @@ class Parser {
     return true;
   }
 
-  // The four digits after the 'u' at at_.
+  // Parses the four digits after the 'u' at at_.
   bool hex4(uint32_t& code) {
     ++at_;
     for (int i = 0; i < 4; ++i, ++at_) {
@@ -225,7 +225,7 @@ class Parser {
   void skip_space() {
     while (peek() == ' ' || peek() == '\n' || peek() == '\t' || peek() == '\r') ++at_;
   }
-  // NUL stands for the end: it is not allowed anywhere outside a string either.
+  // NUL stands for the end of the input: it is not allowed outside a string anyway.
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
 
   bool fail(std::string_view expected) {

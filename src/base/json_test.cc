@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using namespace std::string_literals;
 
-// Verdicts of RFC 8259, in the manner of JSONTestSuite; nlohmann's parser must agree.
+// Verdicts of RFC 8259, in the style of JSONTestSuite; nlohmann's parser must agree.
 const std::string kValid[] = {"0",
                               "-0",
                               "1",
@@ -219,7 +219,7 @@ TEST(JsonParse, RefusesWhatTheRfcRefuses) {
   }
 }
 
-// nlohmann takes a NUL for the end of the text; RFC 8259 does not.
+// nlohmann treats NUL as the end of the text; RFC 8259 does not.
 TEST(JsonParse, NulIsNotTheEnd) {
   EXPECT_FALSE(parse("1\0"s).ok());
 }

@@ -62,7 +62,7 @@ class Writer {
     std::vector<const Object::Member*> sorted{};  // empty: in the object's own order
   };
 
-  // Writes a scalar, or opens a container. The caller's Frame& is dead afterwards.
+  // Writes a scalar, or opens a container. The caller's Frame& is invalid afterwards.
   void begin(const Value& v) {
     switch (v.type()) {
       case Type::kNull:
@@ -72,7 +72,7 @@ class Writer {
         out_ += v.as_bool() ? "true" : "false";
         break;
       case Type::kNumber: {
-        // Only NaN and the infinities, which JSON lacks, have an 'n'.
+        // Only NaN and the infinities contain an 'n', and JSON has none of them.
         const std::string& text = v.number_text();
         out_ += text.find('n') == std::string::npos ? text : "null";
         break;

@@ -7,8 +7,8 @@
 namespace freshet {
 namespace {
 
-// The one piece of process-wide state: who listens is the program's decision, made once, and
-// handing a logger down every call would buy nothing.
+// The only process-wide state: the program installs the sink once, and passing a logger through
+// every call would gain nothing.
 struct Log {
   std::atomic<LogLevel> minimum{LogLevel::kOff};
   std::mutex mutex;

@@ -1,8 +1,8 @@
-// Log lines for a person who runs a program.
+// Log lines for the person who runs a program.
 //
-// The library says nothing by itself: lines go to the sink that the program installed, and without
-// one they cost a load and a compare (their arguments are not formatted). Safe from many threads;
-// the sink is called by one thread at a time and must not log itself.
+// The library prints nothing itself: lines go to the sink that the program installs. Without a sink
+// a line costs a load and a compare (its arguments are not formatted). Thread-safe; the sink is
+// called by one thread at a time and must not log.
 #pragma once
 
 #include <functional>

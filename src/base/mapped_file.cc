@@ -58,7 +58,7 @@ MappedFile::~MappedFile() {
 }
 
 namespace {
-// Advises on the whole pages inside (inward) or around (outward) the range.
+// Gives advice for the whole pages inside (inward) or around (outward) the range.
 void advise(const uint8_t* data, size_t file_size, size_t offset, size_t size, bool inward,
             int advice) {
   if (data == nullptr || offset >= file_size) return;

@@ -1,6 +1,5 @@
-// A file mapped read-only into memory. Movable, not copyable; reading is safe from many threads.
-// A file that is truncated while mapped raises SIGBUS on access: model files must not change in
-// use.
+// A file mapped read-only into memory. Movable, not copyable; thread-safe to read. If a mapped file
+// is truncated, access raises SIGBUS: model files must not change while in use.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +21,13 @@ class MappedFile {
 
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
-  int64_t changed_ns() const { return changed_ns_; }  // when it was written last, since 1970
+  int64_t changed_ns() const { return changed_ns_; }  // time of the last write, since 1970
   // Tells the kernel that [offset, offset + size) will not be read again, so that its pages leave
   // the resident set. The bytes stay readable.
   void release(size_t offset, size_t size) const;
-  // Asks for [offset, offset + size) to be read ahead.
+  // Asks the kernel to read [offset, offset + size) ahead.
   void prefetch(size_t offset, size_t size) const;
-  // Asks for huge pages, of which not every file system has some.
+  // Asks for huge pages, which not every file system supports.
   void use_huge_pages() const;
 
  private:

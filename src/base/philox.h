@@ -1,6 +1,6 @@
 // Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011). A pure function of (key, counter): a draw depends on the request's seed and
-// the token's position alone, never on what else ran. Tested against Random123's vectors.
+// 1, 2, 3" (SC 2011). A pure function of (key, counter): a draw depends only on the request's seed
+// and the token's position, never on other requests. Tested against Random123's vectors.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ constexpr uint64_t philox_bits(uint64_t seed, uint64_t position, uint32_t stream
   return uint64_t{r[0]} << 32 | r[1];
 }
 
-// Of these the first 53, as a double in [0, 1).
+// The first 53 of these bits, as a double in [0, 1).
 constexpr double philox_uniform(uint64_t seed, uint64_t position, uint32_t stream) {
   return static_cast<double>(philox_bits(seed, position, stream) >> 11) * 0x1.0p-53;
 }

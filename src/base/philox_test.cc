@@ -8,7 +8,7 @@
 namespace freshet {
 namespace {
 
-// The known-answer vectors that Random123 publishes for philox4x32 with ten rounds.
+// The known-answer vectors published by Random123 for philox4x32 with ten rounds.
 TEST(Philox, EqualsRandom123) {
   using Block = std::array<uint32_t, 4>;
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),

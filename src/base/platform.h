@@ -1,4 +1,4 @@
-// What the program was built for.
+// The platform of this build.
 #pragma once
 
 namespace freshet {

@@ -1,10 +1,9 @@
 // Errors as values.
 //
-// Status carries a code and one line for a person: it names the thing that is wrong and, where
-// there is one, the mend. Result<T> is a T or a Status that is not ok. Both are cheap to move;
-// neither is synchronised. User and I/O errors travel as Status up to the API; errors of
-// programmers are FRESHET_CHECKs, which stay on in release builds. Nothing here prints except a
-// failed check.
+// Status has a code and a one-line message for a person: it names the problem and, if there is one,
+// the fix. Result<T> is a T or a Status that is not ok. Both are cheap to move; neither is
+// synchronised. User and I/O errors are returned as Status up to the API. Programming errors are
+// FRESHET_CHECKs, which stay on in release builds. Nothing here prints except a failed check.
 #pragma once
 
 #include <string>
@@ -19,12 +18,12 @@ namespace freshet {
 enum class StatusCode {
   kOk,
   kInvalidArgument,    // bad input or usage: a malformed file, request or flag
-  kNotFound,           // a file, model or tensor that is not there
-  kUnsupported,        // well-formed, but nothing here can do it
+  kNotFound,           // a missing file, model or tensor
+  kUnsupported,        // well-formed, but not supported
   kResourceExhausted,  // does not fit: memory, queue, limit
-  kIo,                 // the operating system said no
-  kCancelled,          // the caller gave up (Ctrl-C, a client that left)
-  kInternal,           // our fault
+  kIo,                 // an error of the operating system
+  kCancelled,          // cancelled by the caller (Ctrl-C, a disconnected client)
+  kInternal,           // a bug of ours
 };
 
 class [[nodiscard]] Status {
@@ -36,7 +35,7 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // The same error, seen from one level up: "<context>: <message>".
+  // Adds context to the same error: "<context>: <message>".
   Status with_context(std::string_view context) const {
     return ok() ? *this : Status(code_, fmt::format("{}: {}", context, message_));
   }

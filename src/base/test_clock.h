@@ -1,12 +1,12 @@
-// Clocks for tests that bound time: processor time of this process, which other programs on the
-// machine do not lengthen, and whether the build is one that is slow on purpose.
+// Clocks for tests with time limits: the CPU time of this process, which other programs do not
+// lengthen, and whether the build is slow on purpose.
 #pragma once
 
 #include <ctime>
 
 namespace freshet {
 
-// Sanitizers and unoptimised builds take their time.
+// Sanitizers and unoptimised builds are slow.
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 inline constexpr bool kSlowBuild = false;
 #else

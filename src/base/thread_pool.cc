@@ -24,10 +24,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Waits spin as long as the waiter's last region took, within these bounds: long enough to span the
-// gaps between the regions of a step, and the time that a slower core takes to end a long one
-// (waking up takes a tenth of a millisecond on virtual machines), short enough to cost nothing when
-// idle.
+// A wait spins for as long as the waiter's last region took, within these bounds. That is long
+// enough to bridge the gaps between the regions of a step, and the time that a slower core takes to
+// finish a long one (waking up takes a tenth of a millisecond on virtual machines). It is short
+// enough to cost nothing when idle.
 constexpr std::chrono::microseconds kLeastSpin{100};
 constexpr std::chrono::microseconds kMostSpin{2000};
 
@@ -51,8 +51,8 @@ void futex(Word& word, int op, uint32_t value) {
             nullptr, 0);
 }
 
-// A word that some threads wait to see change. Waiters spin, then sleep; change() enters the kernel
-// only when somebody sleeps.
+// A word whose changes threads wait for. Waiters spin, then sleep; change() enters the kernel only
+// if somebody sleeps.
 class alignas(64) Signal {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
@@ -86,19 +86,19 @@ void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
-  ::sched_setaffinity(0, sizeof set, &set);  // a refusal costs speed only
+  ::sched_setaffinity(0, sizeof set, &set);  // failure costs speed only
 }
 
 }  // namespace
 
 struct ThreadPool::Impl {
   int size = 1;
-  bool spin = true;  // pointless with more threads than processors: the awaited one may need ours
+  bool spin = true;  // off if threads outnumber processors: the awaited thread may need ours
   std::vector<std::thread> threads;
 
-  Signal start;  // a region begins, or the pool ends
+  Signal start;  // a region begins, or the pool shuts down
   Signal done;   // the last worker of a region has returned
-  Signal phase;  // everybody has arrived at the barrier
+  Signal phase;  // all workers have arrived at the barrier
   alignas(64) std::atomic<int> running{0};
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int64_t> next{0};
@@ -140,7 +140,7 @@ ThreadPool::ThreadPool(int threads, bool pin) : impl_(std::make_unique<Impl>()) 
   const CpuTopology cpus = usable_cpus();
   impl_->size = threads > 0 ? threads : cpus.recommended_threads;
   impl_->spin = impl_->size <= cpus.limit;
-  // Processor 0 of the list is left to the caller, whose affinity is not ours to change.
+  // Processor 0 of the list is left to the caller, whose affinity we must not change.
   for (int worker = 1; worker < impl_->size; ++worker) {
     const bool fits = pin && static_cast<size_t>(impl_->size) <= cpus.cpus.size();
     const int cpu = fits ? cpus.cpus[static_cast<size_t>(worker)] : -1;

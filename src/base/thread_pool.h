@@ -1,10 +1,10 @@
-// A fixed team of threads that run one parallel region at a time.
+// A fixed team of threads that runs one parallel region at a time.
 //
-// The calling thread is worker 0; workers 1..size-1 are threads of the pool, pinned to the
-// processors given (or to those the process may use). Between regions the workers spin, for at most
-// two milliseconds, and then sleep in the kernel, so that an idle pool costs no CPU. run() and
-// parallel_for() are called from one thread at a time and do not nest. The pool decides *where*
-// work runs, never the order of a sum: a result must not depend on the number of workers.
+// The calling thread is worker 0. Workers 1..size-1 are threads of the pool, pinned to the given
+// processors (or to those the process may use). Between regions the workers spin for at most two
+// milliseconds and then sleep in the kernel, so an idle pool uses no CPU. run() and parallel_for()
+// must be called from one thread at a time and do not nest. The pool decides *where* work runs,
+// never the order of a sum: a result must not depend on the number of workers.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class FunctionRef<R(Args...)> {
 
 class ThreadPool {
  public:
-  // threads <= 0: one a physical core that this process may use.
+  // threads <= 0: one per physical core that this process may use.
   explicit ThreadPool(int threads = 0, bool pin = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -81,7 +81,7 @@ TEST(ThreadPool, IdlePoolUsesNoProcessorTime) {
   ThreadPool pool(2);
   pool.run([](int) {});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // past the spin
-  const std::clock_t before = std::clock();                    // of all threads
+  const std::clock_t before = std::clock();                    // CPU time of all threads
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.05);
 }

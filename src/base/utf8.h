@@ -22,8 +22,7 @@ inline Utf8Char decode_utf8(std::string_view s) {
   if (lead < 0x80) return {lead, 1, true};
   const size_t size = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
   if (lead < 0xC2 || lead > 0xF4) return {};
-  // The second byte's range is what rules out overlong forms, surrogates and the region above
-  // 10FFFF.
+  // The range of the second byte excludes overlong forms, surrogates and values above 10FFFF.
   const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (s.size() < 2 || byte(1) < low || byte(1) > high) return {};
@@ -56,7 +55,7 @@ inline void append_utf8(std::string& out, char32_t code) {
   }
 }
 
-// The offset of the first byte that is not well-formed, or npos.
+// The offset of the first ill-formed byte, or npos.
 inline size_t find_invalid_utf8(std::string_view s) {
   for (size_t i = 0; i < s.size();) {
     const Utf8Char c = decode_utf8(s.substr(i, 4));

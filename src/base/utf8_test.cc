@@ -20,7 +20,8 @@ TEST(Utf8, EveryScalarValueRoundTrips) {
   }
 }
 
-// Table 3-8 of the Unicode standard: each maximal ill-formed part is one replacement.
+// Table 3-8 of the Unicode standard: each maximal ill-formed part becomes one replacement
+// character.
 TEST(Utf8, IllFormedPartsAreMaximal) {
   const std::string s = "\x61\xF1\x80\x80\xE1\x80\xC2\x62\x80\x63\x80\xBF\x64";
   std::u32string out;

@@ -1,8 +1,8 @@
-// Compiling a plain loop for AVX2 or AVX-512 beside the baseline, chosen at run time.
+// Compiles a plain loop for AVX2 or AVX-512 besides the baseline, selected at run time.
 //
 // Mark a function FRESHET_TARGET_AVX2 and let it call a FRESHET_INLINE_BODY that the baseline
-// version calls too; call it only where cpu_has_avx2(); the same with AVX512. All versions do the
-// same operations in the same order and hence give the same bits (contraction to FMA is off in the
+// version calls too. Call it only if cpu_has_avx2(). The same works with AVX512. All versions do
+// the same operations in the same order and so give the same bits (contraction to FMA is off in the
 // whole build).
 #pragma once
 
@@ -19,8 +19,8 @@ inline bool cpu_has_avx512() {
   return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
          __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512bw") != 0;
 }
-// Half a register of floats as one of doubles, inside a function marked AVX2 or AVX512. GCC 12
-// converts them half by half, or one by one.
+// Converts half a register of floats to one of doubles, in a function marked AVX2 or AVX512. GCC 12
+// would convert them half by half, or one by one.
 template <class Floats, class Doubles>
 FRESHET_INLINE_BODY void widen(const Floats& from, Doubles& to) {
   asm("vcvtps2pd %1, %0" : "=v"(to) : "v"(from));

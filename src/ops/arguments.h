@@ -1,6 +1,6 @@
-// What operations are told: a projection, a norm, a gated unit, a router and experts.
+// Arguments of operations: projection, norm, gated unit (SwiGLU), router and experts.
 //
-// Plain data. Pointers lead into the memory of the device that the operation runs on.
+// Plain data. Pointers refer to the memory of the device that runs the operation.
 #pragma once
 
 #include <array>
@@ -12,17 +12,17 @@
 
 namespace freshet::ops {
 
-// What a projection may bring into a cache while it waits for its input: the weights of the group
-// of two that comes next (gate and up, to the output projection of attention). Affects speed only.
+// The weights that a projection may prefetch while it waits for its input: those of the next group
+// of two (for the output projection of attention: gate and up). Affects speed only.
 using PrefetchNext = std::array<const Weight*, 2>;
 
 // A projection, one GEMM of a group: out = [out +] scale * (x W^T + bias).
 struct Product {
-  const Weight* weight = nullptr;  // nullptr in a fused operation: there is no such projection
+  const Weight* weight = nullptr;  // nullptr in a fused operation: this projection is absent
   Matrix out;                      // [x.rows, weight.rows]
   const float* bias = nullptr;     // [weight.rows] or nullptr
   float scale = 1.0f;
-  bool add = false;                 // add to what out holds (a residual)
+  bool add = false;                 // adds to the content of out (a residual)
   PrefetchNext prefetch_next = {};  // read from a group's last product
 };
 
@@ -37,7 +37,7 @@ struct Norm {
   float eps = 1e-6f;
 };
 
-// Gated linear unit (SwiGLU and its kin): out = act(gate) * up; `limit` > 0 clamps as GPT-OSS does:
+// Gated linear unit (SwiGLU and variants): out = act(gate) * up. `limit` > 0 clamps as in GPT-OSS:
 // gate = min(gate, limit), up = clamp(up, ±limit), out = (up + 1) * gate * sigmoid(alpha * gate).
 struct Glu {
   Activation activation = Activation::kSilu;
@@ -45,17 +45,17 @@ struct Glu {
   float alpha = 0.0f;
 };
 
-// How router logits become expert weights, in this order: scores, group limit, top-k, renormalise,
+// Converts router logits to expert weights, in this order: scores, group limit, top-k, renormalise,
 // scale.
 struct Routing {
   enum class Score { kSoftmax, kSigmoid, kTopkSoftmax /* softmax over the chosen logits */ };
   Score score = Score::kSoftmax;
   int experts = 0;
   int top_k = 0;
-  int groups = 1;                     // experts split into groups, of which
-  int top_groups = 1;                 // this many stay
-  int group_score_top = 1;            // a group's score: the sum of its best 1 or 2
-  const float* correction = nullptr;  // [experts] added for the choice, not for the weight
+  int groups = 1;                     // experts are split into groups, of which
+  int top_groups = 1;                 // this many remain
+  int group_score_top = 1;            // a group's score is the sum of its best 1 or 2
+  const float* correction = nullptr;  // [experts] added for the selection, not for the weight
   bool renormalize = false;
   float renormalize_eps = 0.0f;
   float scale = 1.0f;

@@ -1,9 +1,9 @@
 // Arguments of attention over a paged cache.
 //
-// A sequence's cache is a list of blocks of kBlockTokens tokens, named by ids in a block table;
-// token p of the sequence is slot p % kBlockTokens of block table[p / kBlockTokens]. What the bytes
-// of a block mean is private to the kernels that write and read it (block_bytes() gives their
-// number). Entries of blocks that fell out of a sliding window may be -1; they are never read.
+// A sequence's cache is a list of blocks of kBlockTokens tokens, given by ids in a block table;
+// token p of the sequence is slot p % kBlockTokens of block table[p / kBlockTokens]. The layout of
+// a block is private to the kernels that write and read it (block_bytes() gives its size). Entries
+// of blocks that have left a sliding window may be -1; they are never read.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,26 @@ namespace freshet::ops {
 
 inline constexpr int kBlockTokens = 16;
 
-// kFP8: E4M3 without a scale; what lies beyond the largest number, 448, becomes it.
-// kInt8: 32 features of a head at a time are whole numbers in [-127, 127] times an F16 scale, as in
-// llama.cpp's q8_0. A scale for all features of a head is coarser where few of them are large.
+// kFP8: E4M3 without a scale; saturates at the largest value, 448. kInt8: every 32 features of a
+// head are integers in [-127, 127] times an F16 scale, as in llama.cpp's q8_0. One scale for all
+// features of a head would be coarser if few of them are large.
 enum class KvType : uint8_t { kF32, kF16, kBF16, kFP8, kInt8 };
 Result<KvType> kv_type_by_name(std::string_view name);
 std::string_view name_of(KvType type);
-size_t element_bytes(KvType type);  // of a number, without its share of a scale
+size_t element_bytes(KvType type);  // per element, without its share of a scale
 
-inline constexpr int kScaledFeatures = 32;  // that have a scale together in kInt8
+inline constexpr int kScaledFeatures = 32;  // features per scale in kInt8
 constexpr int scales_of(int features) {
   return (features + kScaledFeatures - 1) / kScaledFeatures;
 }
-// x becomes x * to_code, rounded to the nearest, of two to the even one, at most 127 from zero, and
-// is read as that times the scale.
+// x is stored as x * to_code, rounded to the nearest (ties go to even) and clamped to +-127. It is
+// read as that integer times the scale.
 struct Int8Scale {
   uint16_t bits;  // F16
   float to_code;
 };
-// The scale that takes the largest magnitude, given as its bits, to about 127. An infinity counts
-// as what lies beyond F16; a NaN makes the scale one.
+// The scale that maps the largest magnitude, given by its bits, to about 127. An infinity is
+// treated as a value beyond F16; a NaN makes the scale NaN.
 Int8Scale int8_scale(uint32_t largest);
 
 // One layer's shape of the cache.
@@ -56,11 +56,11 @@ struct KvView {
   int32_t blocks = 0;
 };
 
-// The ragged batch as attention sees it. Sequence s has queries [query_start[s], query_start[s +
+// The ragged batch, as attention sees it. Sequence s has queries [query_start[s], query_start[s +
 // 1]) of the flattened tokens, at least one; they are the last of its context_len[s] tokens.
 struct AttentionBatch {
   std::span<const int32_t> query_start;   // [sequences + 1]
-  std::span<const int32_t> context_len;   // [sequences], this step's tokens included
+  std::span<const int32_t> context_len;   // [sequences], including this step's tokens
   const int32_t* block_tables = nullptr;  // [sequences, table_stride]
   int64_t table_stride = 0;
   int sequences() const { return static_cast<int>(context_len.size()); }
@@ -70,9 +70,9 @@ struct AttentionParams {
   int heads = 0;
   float scale = 1.0f;
   float softcap = 0.0f;  // > 0: scores become cap * tanh(score / cap)
-  int window = 0;        // > 0: a query sees itself and the window - 1 tokens before it
+  int window = 0;        // > 0: a query attends to itself and the window - 1 tokens before it
   const float* sinks =
-      nullptr;  // [heads]: a logit each that takes part in the softmax and adds nothing
+      nullptr;  // [heads]: one logit each, which adds to the softmax's denominator only
 };
 
 }  // namespace freshet::ops

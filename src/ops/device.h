@@ -1,10 +1,10 @@
-// A device with memory of its own, as Ops sees it: what a backend implements whose kernels cannot
-// run on the host's pointers.
+// A device with memory of its own, as Ops uses it. Implemented by a backend whose kernels cannot
+// run on host pointers.
 //
-// Ops checks shapes, then hands the call on. Matrices, weights and parameters point into the
-// device's memory; spans of ids and positions, and the batch's tables, are the host's. Work is
-// enqueued in order, and only wait() waits for it. One thread. The law of the batch holds here as
-// in ops.h.
+// Ops checks shapes, then forwards the call. Matrices, weights and parameters point into the
+// device's memory; spans of ids and positions, and the batch's tables, are in host memory. Work is
+// enqueued in order, and only wait() waits for it. Used by one thread. Batch invariance holds here
+// as in ops.h.
 #pragma once
 
 #include <functional>
@@ -19,36 +19,36 @@ namespace freshet::ops {
 
 class Device : public Memory {
  public:
-  virtual std::string name() const = 0;  // for people: "NVIDIA H200"
+  virtual std::string name() const = 0;  // for display: "NVIDIA H200"
   virtual size_t free_bytes() const = 0;
   virtual size_t total_bytes() const = 0;
-  virtual Memory& host_memory() = 0;  // of the host, fast to copy from and to
+  virtual Memory& host_memory() = 0;  // host memory with fast copies
   virtual Status write(void* to, const void* host, size_t bytes) = 0;
-  virtual void fetch(void* host, const void* from, size_t bytes) = 0;  // there after wait()
+  virtual void fetch(void* host, const void* from, size_t bytes) = 0;  // valid after wait()
   virtual void wait() = 0;
-  // Of what was enqueued so far: note 0 or 1, and waiting for that alone.
+  // note() records event 0 or 1 behind the work enqueued so far; await() waits for that event only.
   virtual void note(int which) = 0;
   virtual void await(int which) = 0;
 
-  // For measuring: seconds that the device takes for what body enqueues, and bytes a second that it
-  // reads from its memory at best.
+  // For measurements: the seconds that the device takes for the work that body enqueues, and the
+  // highest rate in bytes per second at which it reads its memory.
   virtual double time(FunctionRef<void()> body) = 0;
   virtual Result<double> read_rate() = 0;
 
-  // What a step is made of, by the caller's word: host arrays that ops of the step will be given,
-  // and the numbers that decide which ops run. With equal keys the same ops come in the same order
-  // with the same pointers, so a device may play back what it saw.
+  // The inputs list the host arrays that the step's ops will receive, and the key, the numbers that
+  // decide which ops run. The caller guarantees that equal keys give the same ops in the same order
+  // with the same pointers, so a device may replay a recorded step.
   virtual void step(const StepInputs& inputs, FunctionRef<void()> body) = 0;
 
-  // The row that multiplies with a format; nullptr: none does.
+  // The row that multiplies with a format; nullptr if none does.
   virtual const MatmulKernel* matmul_row(quant::Format format) const = 0;
-  // The kernels that multiply with a weight, for people: by tokens, if they depend on them.
+  // The kernels that multiply with a weight, for display; by number of tokens if they depend on it.
   virtual std::string kernel_names(const Weight& weight) const = 0;
-  // What pack() takes at most, by the rows' number alone.
+  // An upper bound for the bytes of pack(), from the number of rows and columns only.
   virtual int64_t packed_bytes(quant::Format format, int64_t rows, int64_t cols, Use use) const = 0;
   virtual Result<Buffer> pack(ThreadPool& pool, quant::Format format,
                               std::span<const uint8_t* const> rows, int64_t cols, Use use) = 0;
-  // One line that says why a cache of this shape cannot be served, or ok.
+  // Returns ok, or one line that says why a cache of this shape cannot be served.
   virtual Status supports(const KvShape& shape) const = 0;
   virtual Status supports(const Routing& routing) const = 0;
 
@@ -76,22 +76,23 @@ class Device : public Memory {
   virtual void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows) = 0;
   virtual void sigmoid_gate(const Matrix& x, const Matrix& gate) = 0;
   virtual void argmax(const Matrix& x, int32_t* ids) = 0;
-  // Whether sample() may be asked for rows of so many logits. words: ops/sample.h, whose `last` are
-  // of `tokens`.
+  // Whether sample() accepts rows of `vocab` logits. words: sampling descriptors (ops/sample.h),
+  // whose `last` index `tokens`.
   virtual bool samples(int64_t vocab) const = 0;
   virtual void sample(const Matrix& logits, std::span<const int32_t> words,
                       std::span<const int32_t> tokens, int32_t* ids) = 0;
-  // From here on, number i of `ids` is named[from[i]] where from[i] >= 0. Both are the step's.
+  // From here on, ids[i] is named[from[i]] (a sampled token) if from[i] >= 0. Both spans belong to
+  // the step.
   virtual void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
                         const int32_t* named) = 0;
   virtual void route(const Matrix& logits, const Routing& routing, int32_t* ids,
                      float* weights) = 0;
-  // hooks: nullptr, or what is to be called around each expert's projections.
+  // hooks: nullptr, or the hooks to call around each expert's projections.
   virtual void moe(const Matrix& out, const Matrix& x, const int32_t* ids, const float* weights,
                    int top_k, const Experts& experts, bool add, ProjectionHooks* hooks) = 0;
 
-  // Fused operations (ops/fused.h). False: nothing was done, and Ops is to run the composition. A
-  // device may decide for each call.
+  // Fused operations (ops/fused.h). False means that nothing was done, and Ops runs the
+  // composition. A device may decide for each call.
   virtual bool project(const Input& /*in*/, std::span<const Product> /*products*/) { return false; }
   virtual bool prepare(const Input& /*in*/, std::span<const Weight* const> /*readers*/) {
     return false;
@@ -106,7 +107,7 @@ class Device : public Memory {
 
   virtual size_t scratch_bytes(const Ops::ShapeLimits& limits) const = 0;
   virtual Status set_scratch(size_t bytes) = 0;
-  // Room for the arrays that a step names (StepInputs), together.
+  // Reserves memory for all arrays of a step (StepInputs) together.
   virtual Status set_inputs(size_t bytes) = 0;
 };
 

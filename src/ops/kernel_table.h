@@ -1,9 +1,9 @@
 // Tables of kernels. A backend fills one; Ops chooses from it.
 //
-// A row is a named implementation of one op. Rows are listed best first; the first whose
-// requirements the processor meets and that supports the problem is taken, when a model is planned
-// and not per call. Tests and --force-kernel name a row; a forced row that cannot run is an error.
-// Row names are "<what>.<isa>", for instance "q4_0.avx512vnni".
+// A row is a named implementation of one op. Rows are listed best first. Ops picks the first row
+// that the processor can run and that supports the problem, once when a model is planned and not
+// per call. Tests and --force-kernel name a row; a forced row that cannot run is an error. Row
+// names are "<operation or format>.<isa>", for instance "q4_0.avx512vnni".
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ namespace freshet::ops {
 
 struct Weight;
 
-// Instruction sets in ascending order; each includes those before it. kAvx512 means F, BW, DQ, VL;
-// kAvx512Vnni adds VNNI (and BF16 where a row says so); kAmx adds AMX-TILE, INT8 and BF16. After
-// these, those of 64-bit ARM: kNeon is its baseline, kNeonDot adds the dot products of bytes.
+// Instruction sets in ascending order; each includes the ones before it. kAvx512 means F, BW, DQ,
+// VL; kAvx512Vnni adds VNNI (and BF16 if a row says so); kAmx adds AMX-TILE, INT8 and BF16. The
+// last two are for 64-bit ARM: kNeon is its baseline, kNeonDot adds byte dot products.
 enum class CpuIsa : uint8_t {
   kScalar,
   kAvx2,
@@ -35,9 +35,9 @@ enum class CpuIsa : uint8_t {
   kNeon,
   kNeonDot
 };
-inline constexpr CpuIsa kAnyIsa = CpuIsa::kNeonDot;  // as a limit: none
+inline constexpr CpuIsa kAnyIsa = CpuIsa::kNeonDot;  // as a limit: no limit
 std::string_view name_of(CpuIsa isa);  // scalar avx2 avxvnni avx512 avx512vnni amx neon neondot
-// Of the architecture that this was built for.
+// For the architecture of this build.
 Result<CpuIsa> isa_by_name(std::string_view name);
 
 struct Capabilities {
@@ -47,12 +47,12 @@ struct Capabilities {
   bool avx512_bf16 = false;
   int l2_bytes = 1 << 20;
 };
-// The first product of a gated unit, with a weight of the shape and kernel of the second's.
+// The gate GEMM of SwiGLU. Its weight has the shape and the kernel of the up GEMM's weight.
 struct GateArgs {
   const Weight* weight = nullptr;
   const float* bias = nullptr;
   float scale = 1.0f;
-  // As in VectorKernels, and what it is told.
+  // As in VectorKernels, with its arguments.
   void (*glu)(float* out, const float* gate, const float* up, int64_t n, int activation,
               float limit, float alpha) = nullptr;
   int activation = 0;
@@ -60,7 +60,7 @@ struct GateArgs {
   float alpha = 0.0f;
 };
 
-// A call of the matrix product: `rows_index` selects rows of x (nullptr: all, in order).
+// The arguments of a GEMM: `rows_index` selects rows of x (nullptr: all, in order).
 struct MatmulArgs {
   const Weight* weight = nullptr;
   int64_t tokens = 0;                   // rows of the result
@@ -70,15 +70,16 @@ struct MatmulArgs {
   const float* bias = nullptr;
   float scale = 1.0f;
   bool add = false;
-  const GateArgs* gate = nullptr;  // results are glu(that product, this one), see MatmulKernel
+  const GateArgs* gate = nullptr;  // the result is glu(gate GEMM, this GEMM), see MatmulKernel
 };
 
-// How a kernel wants x: encoded once a row, shared by all products of a group that want the same.
+// The encoding of x that a kernel needs. x is encoded once per row, and shared by all GEMMs of a
+// group that need the same encoding.
 enum class ActKind : uint8_t {
-  kF32,     // as it is
+  kF32,     // unchanged
   kBF16,    // rounded to BF16
-  kQ8x256,  // int8 with an F32 scale a block of 256
-  kInt8,    // int8 with an F32 scale a row, which is encoded as a whole
+  kQ8x256,  // int8 with one F32 scale per block of 256
+  kInt8,    // int8 with one F32 scale per row; a row is encoded as a whole
 };
 
 struct MatmulKernel {
@@ -88,16 +89,15 @@ struct MatmulKernel {
   ActKind act;
   // Bytes of the packed form of [rows, cols].
   size_t (*packed_bytes)(int64_t rows, int64_t cols);
-  // Packs panel `panel` (16 rows): rows[r] is nullptr beyond the last row. Called in parallel.
+  // Packs panel `panel` (16 rows); rows[r] is nullptr past the last row. Called in parallel.
   void (*pack_panel)(uint8_t* packed, int64_t panel, const uint8_t* const* rows, int64_t cols);
   // Decodes row `row` to F32 (embedding look-ups), bit-equal to quant::decode.
   void (*unpack_row)(const uint8_t* packed, int64_t row, int64_t cols, float* out);
-  // Computes panels [first, last) of the product for all tokens. `act` is x in the kernel's
-  // ActKind.
+  // Computes panels [first, last) of the GEMM for all tokens. `act` is x in the kernel's ActKind.
   void (*run)(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
               int64_t last);
-  // Whether run() takes a `gate`, for more than kFewGated tokens, of panels without rows beyond the
-  // last.
+  // Whether run() accepts a `gate`, for more than kFewGated tokens and for panels in which all rows
+  // exist.
   bool gates = false;
 };
 inline constexpr int64_t kFewGated = 64;
@@ -106,10 +106,11 @@ struct ActEncoder {
   ActKind kind;
   CpuIsa isa;
   size_t (*row_bytes)(int64_t cols);  // a multiple of 64; pads cols up to the block with zeros
-  // Whether products with weights of this shape read all of a row, its fine part too.
+  // Whether GEMMs with weights of this shape read the fine part of a row too.
   bool (*reads_fine)(int64_t rows, int64_t cols);
-  // Numbers [first, last) of a row of `cols`, in whole parts of kEncodedPart, except for the row's
-  // last; x: number `first`, out: the row. The same bits on every isa.
+  // Encodes values [first, last) of a row of `cols`, in whole parts of kEncodedPart except at the
+  // end of the row. x points to value `first`, out to the start of the row. All instruction sets
+  // give the same bits.
   void (*encode)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
                  uint8_t* out);
 };
@@ -132,7 +133,7 @@ struct AttentionKernel {
                           int workers);
 };
 
-// Row-wise element kernels, one set an instruction set. Each handles one row (or one head).
+// Row-wise element kernels, one set per instruction set. Each call handles one row (or one head).
 struct VectorKernels {
   const char* name;
   CpuIsa isa;

@@ -8,7 +8,7 @@
 namespace freshet::ops {
 namespace {
 
-// Elements below which one thread is done before the others are awake.
+// Below this many elements, one thread finishes before the others have woken up.
 constexpr int64_t kRegionElements = 16 << 10;
 
 }  // namespace
@@ -55,7 +55,7 @@ void Ops::step(const StepInputs& inputs, FunctionRef<void()> body) {
   Device* const d = device();
   if (d == nullptr) return body();
   StepInputs its = inputs;
-  its.repeats = inputs.repeats && impl_->hooks == nullptr;  // which may do something else each time
+  its.repeats = inputs.repeats && impl_->hooks == nullptr;  // hooks may do something else each time
   d->step(its, body);
 }
 
@@ -86,10 +86,10 @@ void Ops::Impl::for_rows(int64_t rows, int64_t cols,
 
 size_t Ops::scratch_bytes(const ShapeLimits& l) const {
   if (Device* d = device()) return d->scratch_bytes(l);
-  constexpr size_t kSlack = 1 << 18;      // rounding of pieces to 64 bytes, and lists of calls
-  constexpr int64_t kMostExperts = 1024;  // of a router
+  constexpr size_t kSlack = 1 << 18;      // rounding of parts to 64 bytes, and lists of calls
+  constexpr int64_t kMostExperts = 1024;  // of one router
   const auto floats = [](int64_t n) { return static_cast<size_t>(n) * sizeof(float); };
-  // In every kind that some kernel wants: a group of products may mix them.
+  // All encodings that some kernel needs: a group of GEMMs may mix them.
   const auto encoded = [this](int64_t rows, int64_t cols) {
     size_t bytes = 0;
     for (size_t kind = 1; kind < impl_->encoders.size(); ++kind) {
@@ -98,7 +98,7 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
     }
     return bytes;
   };
-  // Inputs in another order, where kernels take them as they are.
+  // Reordered inputs, for kernels that use them unencoded.
   const size_t picked = impl_->reference ? floats(l.tokens * l.max_cols) : 0;
   const size_t products =
       picked + std::max(encoded(l.tokens, l.max_cols) + encoded(l.tokens, l.max_gated_cols),
@@ -119,7 +119,7 @@ size_t Ops::scratch_bytes(const ShapeLimits& l) const {
 
 Status Ops::set_scratch(size_t bytes) {
   if (bytes <= impl_->scratch_bytes) return {};
-  impl_->scratch_bytes = 0;  // a device that fails has none left
+  impl_->scratch_bytes = 0;  // a device that fails has no scratch left
   if (Device* d = device()) {
     FRESHET_RETURN_IF_ERROR(d->set_scratch(bytes));
   } else {

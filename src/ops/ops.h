@@ -1,12 +1,12 @@
-// What a model may ask of a device.
+// The operations that models run on a device.
 //
-// Ops is the one door between layers and kernels. Each call checks shapes once, picks the planned
-// kernel row and runs it on the pool; kernels themselves check nothing. One Ops serves one engine
-// and is called from its step thread only.
+// Ops is the only interface between layers and kernels. Each call checks shapes once, picks the
+// planned kernel row and runs it on the pool; kernels check nothing themselves. One Ops serves one
+// engine and is called only from its step thread.
 //
-// Law of the batch: for every op, an output row depends on its own input rows alone, bit for bit;
-// never on how many rows there are, on their order, or on the number of workers. Sums run in an
-// order fixed by the shape of the weight (products) or by position (attention).
+// Batch invariance: for every op, an output row depends only on its own input rows, bit for bit. It
+// never depends on the number or the order of rows, or on the number of workers. Sums run in an
+// order that is fixed by the shape of the weight (GEMM) or by position (attention).
 //
 // Activations are F32 matrices [tokens, features]. Weights are in their stored format, packed once
 // at load (ops/weight.h). Pointers are device pointers: layers never read through them.
@@ -33,8 +33,8 @@ namespace freshet::ops {
 
 struct OpsOptions {
   bool reference =
-      false;  // every op in its plain F32 form; weights decoded to F32 as they are used
-  std::vector<std::string> force_kernels;  // "matmul=q4_0.avx2": fails to plan where it cannot run
+      false;  // every op in its plain F32 form; weights are decoded to F32 when they are used
+  std::vector<std::string> force_kernels;  // "matmul=q4_0.avx2": planning fails if it cannot run
   size_t scratch_bytes = 0;                // workspace for the kernels, from the memory plan
 };
 
@@ -43,61 +43,63 @@ class Device;
 // See Device::step.
 struct StepInputs {
   std::span<const std::span<const int32_t>>
-      arrays;  // host arrays that the step's ops will be given
+      arrays;  // the host arrays that will be passed to ops of the step
   std::span<const int64_t> key;
-  bool repeats = false;  // whether steps of this key are likely to come again
+  bool repeats = false;  // whether steps with this key are likely to recur
 };
 
 class Ops {
  public:
-  // `backend` is the table to choose from, reference_kernels() what it lacks; `capabilities` say
-  // what the processor can run. An error names a forced kernel that cannot run here.
+  // `backend` is the table to choose from; reference_kernels() fills its gaps. `capabilities` say
+  // what the processor can run. Fails, with the kernel's name, if a forced kernel cannot run here.
   static Result<std::unique_ptr<Ops>> create(ThreadPool& pool, const KernelTable& backend,
                                              const Capabilities& capabilities,
                                              const OpsOptions& options);
-  // On a device with memory of its own (ops/device.h); its pointers are not the host's.
+  // For a device with memory of its own (ops/device.h). Its pointers are not valid on the host.
   static std::unique_ptr<Ops> create(ThreadPool& pool, std::unique_ptr<Device> device);
   ~Ops();
 
-  // nullptr on the host. Memory for what ops read and write, and for what they leave for the host.
+  // device() is nullptr on the host. memory() holds the data that ops read and write, host_memory()
+  // the results that they leave for the host.
   Device* device() const;
   Memory* memory() const;
   Memory* host_memory() const;
-  // A copy of numbers of the host, for ops to read.
+  // Copies values of the host to memory that ops can read.
   Result<Buffer> upload(std::span<const float> values);
-  // Copies a result to the host, where it is after the next wait().
+  // Copies a result to the host; it is valid after the next wait().
   void fetch(void* host, const void* from, size_t bytes);
   void wait();
-  // Runs body, the ops of one step; a device may play back an earlier step of the same key instead.
+  // Runs body, the ops of one step. A device may replay an earlier step with the same key instead.
   void step(const StepInputs& inputs, FunctionRef<void()> body);
 
   ThreadPool& pool();
   const Capabilities& capabilities() const;
   bool reference() const;
-  // Whether products take weights whose columns are in another order (Weight::inputs).
+  // Whether GEMMs accept weights whose columns are in another order (Weight::inputs).
   bool reorders_inputs() const;
-  // Names of the rows that are planned, for tests and for `inspect`.
+  // Names of the planned rows, for tests and for `inspect`.
   std::string_view matmul_row(quant::Format format) const;
   std::string kernel_names(const Weight& weight) const;  // for `inspect`
   std::string_view attention_row(const KvShape& shape) const;
   std::string_view vector_row() const;
 
   // Packs rows (each row_bytes(format, cols) bytes, anywhere in memory, e.g. in a mapped file) for
-  // the kernel that this device will use. The same rows give the same Weight whatever the pool's
-  // size. `look` is called with each row before it is packed, in parallel.
+  // the kernel that this device will use. The same rows give the same Weight for every size of the
+  // pool. Calls `look` with each row before packing it, in parallel.
   static constexpr auto kNoLook = [](const uint8_t*) {};
   Result<Weight> pack(quant::Format format, std::span<const uint8_t* const> rows, int64_t cols,
                       FunctionRef<void(const uint8_t* row)> look = kNoLook,
                       Use use = Use::kProducts);
 
-  // A Weight from what pack() made of it before, in a program of the same kPackedVersion and with
-  // the same row for its format. Host only. An error: these are not as many bytes.
+  // Makes a Weight from the packed bytes of an earlier pack(), by a program with the same
+  // kPackedVersion and the same row for the format. Host only. Fails if the number of bytes is
+  // wrong.
   Result<Weight> adopt(quant::Format format, int64_t rows, int64_t cols, Buffer packed);
 
-  // out[t] = row ids[t] + offset of table, decoded, times scale. out: [tokens, cols]
+  // out[t] = scale * table[ids[t] + offset], decoded. out: [tokens, cols]
   void embed(const Matrix& out, const Weight& table, std::span<const int32_t> ids, float scale,
              int32_t offset = 0);
-  // Several products of the same x run as one region; x is quantised once for all of them.
+  // Several GEMMs with the same x run as one parallel region; x is quantised once for all of them.
   void matmul(const Matrix& x, std::span<const Product> products);
   // Per head: out[t, h] = x[t, h] W_h^T. x: [tokens, heads * W.cols], out: [tokens, heads *
   // W.rows].
@@ -116,11 +118,11 @@ class Ops {
   void rope(const Matrix& x, int heads, int head_dim, int offset, int rotary_dim, bool interleaved,
             const float* cos_sin);
 
-  // Writes new keys and values (rounded to the cache's type) to their blocks. k: [tokens, kv_heads
+  // Stores new keys and values, rounded to the cache's type, in their blocks. k: [tokens, kv_heads
   // * key_dim].
   void store_kv(const KvView& cache, const Matrix& k, const Matrix& v, const AttentionBatch& batch);
-  // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim],
-  // out: [tokens, heads * value_dim].
+  // Causal attention of the batch's queries over the cache. q: [tokens, heads * key_dim], out:
+  // [tokens, heads * value_dim].
   void attention(const Matrix& out, const Matrix& q, const KvView& cache,
                  const AttentionBatch& batch, const AttentionParams& params);
 
@@ -130,17 +132,18 @@ class Ops {
   void scale(const Matrix& x, float scale);                   // in place
   void softcap(const Matrix& x, float cap);                   // cap * tanh(x / cap), in place
   void gather_rows(const Matrix& out, const Matrix& x, std::span<const int32_t> rows);
-  // x[t] *= sigmoid(gate[t, 0]); in place (the shared expert's gate of Qwen2-MoE).
+  // x[t] *= sigmoid(gate[t, 0]), in place (the gate of Qwen2-MoE's shared expert).
   void sigmoid_gate(const Matrix& x, const Matrix& gate);
-  // ids[t]: the lowest column that holds the largest number of row t, NaNs passed over; -1 where
-  // nothing is above minus infinity.
+  // ids[t]: the argmax of row t. Ties go to the lowest column and NaNs are skipped; -1 if no value
+  // is above minus infinity.
   void argmax(const Matrix& x, int32_t* ids);
-  // Whether sample() may be called: by a device, for so many logits a row.
+  // Whether sample() is available: needs a device that supports rows of `vocab` logits.
   bool samples(int64_t vocab) const;
-  // ids[t]: the token that the words (ops/sample.h) ask for of row t; -1 where none can follow.
+  // ids[t]: the token sampled from row t by its sampling descriptor in `words` (ops/sample.h); -1
+  // if no token is possible.
   void sample(const Matrix& logits, std::span<const int32_t> words, std::span<const int32_t> tokens,
               int32_t* ids);
-  // See Device::take_ids, note and await; for devices.
+  // See Device::take_ids, note and await; only on devices.
   void take_ids(std::span<const int32_t> ids, std::span<const int32_t> from, const int32_t* named);
   void note(int which);
   void await(int which);
@@ -155,10 +158,10 @@ class Ops {
 
   // Projections of an input: norm and GEMMs.
   void project(const Input& in, std::span<const Product> products);
-  // in.normed = norm(in.x), for projections with these weights later, which then get in.normed as
-  // their x and the same in.shared.
+  // in.normed = norm(in.x), for later projections with these weights. Those receive in.normed as
+  // their x, and the same in.shared.
   void prepare(const Input& in, std::span<const Weight* const> readers);
-  // As a call of its own, queries and keys are there afterwards.
+  // If called on its own, queries and keys are complete when it returns.
   void heads(const Heads& heads);
   void attend(const Attend& attend);
   void qkv_attention(const QkvAttention& layer);
@@ -167,16 +170,16 @@ class Ops {
   void moe_block(const MoeBlock& block);
   void add_residual(const ResidualAdd& end);
 
-  // Sets hooks around every projection from now on, or none (nullptr). Of steps of at most `tokens`
-  // tokens, and outputs that are added to a residual of `cols` columns: that is memory that hooks
-  // take. To be called before Model::reserve(), so that its plan has room for projections that
-  // hooks do themselves. Steps are not recorded meanwhile.
+  // Sets hooks around every projection from now on, or none (nullptr). `tokens` is the most tokens
+  // per step, `cols` the most columns of an output that is added to a residual: hooks need memory
+  // for these. Call it before Model::reserve(), whose plan then includes the projections that hooks
+  // run themselves. Steps are not recorded while hooks are set.
   Status set_projection_hooks(ProjectionHooks* hooks, int64_t tokens = 0, int64_t cols = 0);
 
   // Workspace that the calls above may need for at most `tokens` rows (for the memory plan).
   struct ShapeLimits {
     int64_t tokens = 0;
-    int64_t max_cols = 0;        // widest input of a product
+    int64_t max_cols = 0;        // widest input of a GEMM
     int64_t max_rows = 0;        // widest output
     int64_t max_gated_cols = 0;  // widest input of a gated MLP
     int64_t max_expert_ff = 0;
@@ -186,10 +189,10 @@ class Ops {
     int64_t max_context = 0;
   };
   size_t scratch_bytes(const ShapeLimits& limits) const;
-  // Reserves at least so many bytes of scratch. It never shrinks, so several models may reserve
-  // what each needs, in any order.
+  // Reserves at least this many bytes of scratch. It never shrinks, so several models may reserve
+  // their needs in any order.
   Status set_scratch(size_t bytes);
-  Status set_inputs(size_t bytes);  // the same, of a device: for the arrays of a step
+  Status set_inputs(size_t bytes);  // the same on a device, for the arrays of a step
 
  private:
   struct Impl;

@@ -1,8 +1,8 @@
-// Gated MLPs: the default composition, and the host's fused form. For many tokens, each worker
-// takes a stretch of the inner numbers through both products, the activation and the encoding for
-// `down`, so that what is between stays in its caches: written out and read again it is more memory
-// than all the weights. Kernels that gate have no more than the activation's numbers between. Where
-// rows are encoded as wholes (INT8), these are written out.
+// Gated MLPs: the default composition, and the host's fused form. With many tokens, each worker
+// takes a slice of the hidden features through both GEMMs, the activation and the encoding for
+// `down`, so that the intermediate values stay in its caches: written out and read back, they are
+// more data than all the weights. Kernels that support `gate` keep only the activation's result in
+// between. If rows are encoded as a whole (INT8), the intermediate values are written out.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -10,16 +10,16 @@
 namespace freshet::ops {
 namespace {
 
-constexpr int64_t kManyTokens = 64;    // from so many on, computing counts and not reading weights
-constexpr int64_t kMostTokens = 512;   // of a piece: its numbers stay in the L2 cache
-constexpr int64_t kLeastTokens = 128;  // unpacking a piece's weights counts below
+constexpr int64_t kManyTokens = 64;    // from here on, computing dominates reading the weights
+constexpr int64_t kMostTokens = 512;   // per piece: its values stay in the L2 cache
+constexpr int64_t kLeastTokens = 128;  // with fewer, unpacking a piece's weights is noticeable
 constexpr int64_t kPiecesPerWorker = 4;
 
-// The inner numbers in stretches of kEncodedPart, the tokens in equal parts.
+// Hidden features in slices of kEncodedPart, tokens in equal parts.
 struct Pieces {
   int64_t stretches;
   int64_t parts;
-  int64_t tokens;  // of a part
+  int64_t tokens;  // per part
 
   Pieces(int64_t rows, int64_t ff, int64_t workers)
       : stretches((ff + kEncodedPart - 1) / kEncodedPart),
@@ -33,7 +33,7 @@ struct Pieces {
   }
 };
 
-// Inner numbers [first, last) of some tokens.
+// Hidden features [first, last) of some tokens.
 struct Piece {
   int64_t first;
   int64_t last;
@@ -42,7 +42,7 @@ struct Piece {
   int64_t act_row_bytes;
 };
 
-// x's product with p, or what it ends in with `gate`, to rows of `out`.
+// The GEMM of x with p, or with `gate` the result of SwiGLU, into rows of `out`.
 void run_product(const Product& p, const GateArgs* gate, const Piece& at, float* out,
                  int64_t stride) {
   const MatmulArgs args{p.weight, at.tokens, nullptr, out - at.first, stride, p.bias,
@@ -51,7 +51,7 @@ void run_product(const Product& p, const GateArgs* gate, const Piece& at, float*
                         (at.last + kPanelRows - 1) / kPanelRows);
 }
 
-// The gated units of a piece to rows of `out`. g, u: room for either product's.
+// SwiGLU of a piece, into rows of `out`. g, u: buffers for the two GEMMs.
 void run_units(const Product& gate, const Product& up, const GateArgs& unit, const Piece& at,
                float* g, float* u, float* out, int64_t stride) {
   const MatmulKernel* const kernel = up.weight->kernel;
@@ -91,7 +91,7 @@ void Ops::gated(const GatedMlp& mlp) {
   matmul(up.out, {&down, 1});
 }
 
-// On the host, of many tokens, if the kernels can; or else false.
+// Runs on the host for many tokens if the kernels can; otherwise returns false.
 bool Ops::run_gated_by_pieces(const GatedMlp& mlp) {
   const Matrix& x = mlp.in.rows();
   const Product &gate = mlp.gate, &up = mlp.up, &down = mlp.down;
@@ -102,7 +102,7 @@ bool Ops::run_gated_by_pieces(const GatedMlp& mlp) {
   const Pieces cut(x.rows, ff, pool().size());
   const ActKind kind = down.weight->kernel->act;
   const bool in_parts = encodes_in_parts(kind);
-  const int64_t part = cut.tokens * kEncodedPart;  // room for a worker's numbers, in gate's
+  const int64_t part = cut.tokens * kEncodedPart;  // space for one worker's values, inside gate's
   const bool room = (in_parts ? 1 : 2) * part * pool().size() <= x.rows * ff;
   if (x.rows <= kManyTokens || !room || !in_order || !(in_parts || kind == ActKind::kInt8) ||
       gate.weight->kernel->act != up.weight->kernel->act) {

@@ -1,4 +1,4 @@
-// What the sources of Ops share; internal to this room.
+// Shared by the sources of Ops; internal to this directory.
 #pragma once
 
 #include <array>
@@ -14,8 +14,7 @@ namespace freshet::ops {
 
 inline constexpr int kPanelRows = 16;
 
-// One product in the form kernels take it. `act` is its input in the ActKind of the weight's
-// kernel.
+// A GEMM in the form that kernels take. `act` is its input in the ActKind of the weight's kernel.
 struct MatmulCall {
   MatmulArgs args;
   const uint8_t* act = nullptr;
@@ -27,13 +26,13 @@ struct Ops::Impl {
   Capabilities capabilities;
   bool reference = false;
   std::vector<const MatmulKernel*> matmul;        // [formats] the planned row
-  std::vector<const AttentionKernel*> attention;  // that can run here, best first
+  std::vector<const AttentionKernel*> attention;  // the rows that can run here, best first
   const VectorKernels* vector = nullptr;
-  std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr where nothing here needs one
+  std::array<const ActEncoder*, 4> encoders{};  // [ActKind]; nullptr if no planned kernel needs one
   Arena arena;
-  size_t scratch_bytes = 0;        // reserved: of the arena, or of the device
-  Pieces weights;                  // where packed ones lie
-  std::unique_ptr<Device> device;  // then all else but the pool and the arena is empty
+  size_t scratch_bytes = 0;        // reserved in the arena, or on the device
+  Pieces weights;                  // memory of the packed weights
+  std::unique_ptr<Device> device;  // if set, everything else but the pool and the arena is empty
   ProjectionHooks* hooks = nullptr;
   Buffer hook_room;  // an output before it is added to a residual
 
@@ -41,30 +40,31 @@ struct Ops::Impl {
 
   const AttentionKernel& attention_for(const KvShape& shape) const;
 
-  // Calls body(first, last) for pieces of [0, rows), in parallel where the work is worth a region.
+  // Calls body(first, last) for parts of [0, rows), in parallel if the work is worth a region.
   void for_rows(int64_t rows, int64_t cols, FunctionRef<void(int64_t first, int64_t last)> body);
 
-  // Rows of x in the form that `kind` wants, in the arena where that is not x itself.
+  // Rows of x in the encoding `kind`; in the arena unless that is x itself.
   struct Encoded {
     const uint8_t* data = nullptr;
     int64_t row_bytes = 0;
   };
-  // `inputs`: which number of x each one is, empty: all in order.
+  // `inputs`: the index in x of each encoded value; empty: all in order.
   Encoded encode(const Matrix& x, ActKind kind, bool fine, std::span<const int32_t> inputs = {});
   Encoded encode(const Matrix& x, const Weight& reader) {
     return encode(x, reader.kernel->act, reads_fine(reader));
   }
-  // Whether a product with this weight reads the fine part of its encoded input.
+  // Whether a GEMM with this weight reads the fine part of its encoded input.
   bool reads_fine(const Weight& w) const;
   size_t encoded_bytes(ActKind kind, int64_t rows, int64_t cols) const;
-  // Calls body(hooks) with no hooks set meanwhile: what hooks do themselves comes by nobody.
+  // Calls body(hooks) with hooks switched off: projections that hooks run themselves are not
+  // hooked.
   template <class Body>
   void with_hooks(const Body& body) {
     ProjectionHooks* const all = std::exchange(hooks, nullptr);
     body(*all);
     hooks = all;
   }
-  // All products as one parallel region.
+  // Runs all GEMMs as one parallel region.
   void run_calls(std::span<const MatmulCall> calls);
 };
 

@@ -1,5 +1,4 @@
-// Products with packed weights: packing, encoding of activations, and their distribution over the
-// pool.
+// GEMM with packed weights: packing, encoding of activations, and distribution over the pool.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -21,7 +20,7 @@ int64_t panels_of(const Weight& w) {
   return (w.rows + kPanelRows - 1) / kPanelRows;
 }
 
-// How the products of a region are cut: pieces of so many panels and tokens.
+// How the GEMMs of a region are cut: pieces of `panels` panels and `tokens` tokens.
 struct Cut {
   int64_t panels;
   int64_t tokens;
@@ -29,12 +28,12 @@ struct Cut {
 };
 
 constexpr int64_t kPiecesPerWorker = 6;
-constexpr int64_t kMinPieceBytes = 16 << 10;  // below this a stream of weights is all latency
+constexpr int64_t kMinPieceBytes = 16 << 10;  // below this, latency dominates a stream of weights
 
-// At about so many tokens computing with weights takes as long as reading them.
+// At about this many tokens, computing takes as long as reading the weights.
 constexpr int64_t kFewTokens = 8;
 
-// Time to run one panel for all tokens, in bytes of weights: reading it, and computing with it.
+// The cost of one panel for all tokens, in bytes of weights: reading it and computing with it.
 double panel_cost(const MatmulCall& c, int64_t panels) {
   const double bytes =
       static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
@@ -47,7 +46,7 @@ Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
   const double bytes =
       static_cast<double>(c.args.weight->packed.size()) / static_cast<double>(panels);
   Cut cut{std::max<int64_t>(1, std::llround(piece_cost / cost)), c.args.tokens, 0};
-  if (c.args.tokens > kFewTokens) {  // the piece's weights stay in cache while the tokens pass by
+  if (c.args.tokens > kFewTokens) {  // a piece's weights stay in cache across tokens
     cut.panels = std::min(
         cut.panels,
         std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(cache_bytes) / bytes)));
@@ -64,7 +63,7 @@ Cut cut_of(const MatmulCall& c, double piece_cost, int64_t cache_bytes) {
   return cut;
 }
 
-// Pieces of about the same cost, `pieces` in all.
+// Cuts into `pieces` pieces of about the same cost.
 void cut_all(std::span<const MatmulCall> calls, int64_t pieces, int64_t cache_bytes, Cut* cuts) {
   double total = 0.0;
   for (const MatmulCall& c : calls) {
@@ -75,28 +74,28 @@ void cut_all(std::span<const MatmulCall> calls, int64_t pieces, int64_t cache_by
   for (size_t i = 0; i < calls.size(); ++i) cuts[i] = cut_of(calls[i], piece_cost, cache_bytes);
 }
 
-// From so many tokens on, computing counts and reading the weights does not.
+// From this many tokens on, computing dominates and reading the weights does not matter.
 constexpr int64_t kManyTokens = 64;
-// The kernels that gained from wide pieces where it was measured: block formats and INT8 on AMX.
-// Without AMX prompts of 512 were 1 to 20 % slower with them; BF16 on 16 cores a third, but its
-// kernel had changed.
+// The kernels that gained from wide pieces in measurements: block formats and INT8 on AMX. Without
+// AMX, prompts of 512 tokens were 1 to 20 % slower with wide pieces; BF16 on 16 cores was a third
+// slower, but its kernel had changed.
 bool takes_wide_pieces(const MatmulCall& c) {
   const MatmulKernel& kernel = *c.args.weight->kernel;
   return c.args.tokens > kManyTokens && kernel.isa == CpuIsa::kAmx &&
          (kernel.act == ActKind::kQ8x256 || kernel.act == ActKind::kInt8);
 }
-// Those that gained from shares: prompts take as long either way.
+// The calls that gain from shares: few tokens. Prompts take as long either way.
 bool takes_shares(const MatmulCall& c) {
   return c.args.tokens <= kManyTokens;
 }
-constexpr int64_t kLeastTokens = 128;  // of a piece, if calls are cut by tokens
-// What a piece costs beside its products, in products of a panel and a token: unpacking its panels,
-// and fetching its activations, once a group of panels.
+constexpr int64_t kLeastTokens = 128;  // per piece, if calls are cut by tokens
+// The overhead of a piece, in units of one panel times one token: unpacking its panels, and
+// fetching its activations once per group of panels.
 constexpr int64_t kUnpackCost = 40;
 constexpr int64_t kFetchCost = 2;
 constexpr int64_t kFetchGroup = 16;
 
-// Calls of many tokens, in pieces of `panels` and of all tokens or equal parts of them.
+// Cuts a call of many tokens into pieces of `panels` panels and all tokens, or equal parts of them.
 Cut cut_many(const MatmulCall& c, int64_t panels, int64_t parts) {
   const int64_t all = panels_of(*c.args.weight), tokens = c.args.tokens;
   parts = std::clamp<int64_t>(tokens / kLeastTokens, 1, parts);
@@ -106,8 +105,9 @@ Cut cut_many(const MatmulCall& c, int64_t panels, int64_t parts) {
   return cut;
 }
 
-// Pieces for which the workers are done first. Cores differ in speed, by half for seconds where
-// another machine shares them: at the end most wait for the last piece, on average half of one.
+// Chooses the pieces with which the workers finish first. Cores differ in speed, by half for
+// seconds at a time if another machine shares them. At the end most workers wait for the last
+// piece, on average for half of one.
 void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts) {
   double best = 0.0;
   for (const int64_t panels : {32, 16, 12, 8, 6, 4, 2}) {
@@ -132,11 +132,11 @@ void cut_all_many(std::span<const MatmulCall> calls, int64_t workers, Cut* cuts)
   }
 }
 
-// Pieces [first, last) of a call.
+// Runs pieces [first, last) of a call.
 void run_pieces(const MatmulCall& c, const Cut& cut, int64_t first, int64_t last) {
   const int64_t token_parts = (c.args.tokens + cut.tokens - 1) / cut.tokens;
   const int64_t panels = panels_of(*c.args.weight);
-  const int64_t step = token_parts == 1 ? last - first : 1;  // panels side by side are one piece
+  const int64_t step = token_parts == 1 ? last - first : 1;  // adjacent panels form one piece
   for (int64_t piece = first; piece < last; piece += step) {
     const int64_t panel = piece / token_parts * cut.panels;
     const int64_t t0 = piece % token_parts * cut.tokens;
@@ -154,7 +154,8 @@ void run_pieces(const MatmulCall& c, const Cut& cut, int64_t first, int64_t last
   }
 }
 
-// Pieces small enough that workers end at nearly the same time; several at once make a stream.
+// Makes pieces small enough that workers finish at nearly the same time. Several pieces taken at
+// once still form a stream.
 constexpr int64_t kFinePanels = 4;
 void refine(const MatmulCall& c, Cut& cut) {
   if (cut.tokens < c.args.tokens) return;
@@ -166,13 +167,14 @@ void refine(const MatmulCall& c, Cut& cut) {
   cut.pieces = (panels + cut.panels - 1) / cut.panels;
 }
 
-// Pieces that lie side by side, of which one worker takes the first ones; others who have nothing
-// left take the last ones.
+// Adjacent pieces. One worker takes from the front; workers that have nothing left take from the
+// back.
 class alignas(64) Share {
  public:
   Share(int64_t first, int64_t last) : left_(first << 32 | last) {}
 
-  // A quarter of what is left, so that a share is few streams and its end is fine; nothing: false.
+  // Takes a quarter of the remaining pieces, so that a share is few streams and ends in small
+  // steps. Returns false if none are left.
   bool take(bool front, int64_t& first, int64_t& last) {
     int64_t left = left_.load(std::memory_order_relaxed);
     for (;;) {
@@ -188,7 +190,7 @@ class alignas(64) Share {
   }
 
  private:
-  std::atomic<int64_t> left_;  // the first's number and that after the last
+  std::atomic<int64_t> left_;  // index of the first piece, and one past the last
 };
 static_assert(alignof(Share) <= 64, "an arena's pieces are aligned to 64");
 
@@ -275,7 +277,7 @@ Ops::Impl::Encoded Ops::Impl::encode(const Matrix& x, ActKind kind, bool fine,
     return {reinterpret_cast<const uint8_t*>(in.data),
             in.stride * static_cast<int64_t>(sizeof(float))};
   }
-  // A whole row in another order would need memory that is not planned, and no checkpoint has one.
+  // Reordering a whole row would need memory that is not planned, and no checkpoint needs it.
   FRESHET_CHECK(inputs.empty() || encodes_in_parts(kind), "inputs of {} columns in another order",
                 inputs.size());
   const ActEncoder& encoder = *encoders[static_cast<size_t>(kind)];

@@ -1,5 +1,5 @@
-// The mixture of experts: tokens are grouped by expert, so that an expert's weights are read once
-// for all its tokens, and each token adds up its experts in order of their ids.
+// The mixture of experts. Tokens are grouped by expert, so that an expert's weights are read once
+// for all its tokens. Each token sums its experts in order of expert id.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -7,12 +7,13 @@
 namespace freshet::ops {
 namespace {
 
-// A (token, slot of the top k) pair stands at its place in the order of (expert, token).
+// The (token, slot of the top k) pairs, sorted by (expert, token). A pair's index in this order is
+// its place.
 struct Groups {
-  int32_t* start;   // [experts + 1] first place of an expert
+  int32_t* start;   // [experts + 1] first place of each expert
   int32_t* token;   // [pairs] by place
   float* weight;    // [pairs] by place
-  int32_t* places;  // [tokens, top_k] by token; ascending, hence in order of expert
+  int32_t* places;  // [tokens, top_k] by token; ascending, hence in order of expert id
 };
 
 Groups group(Arena& arena, const int32_t* ids, const float* weights, int64_t tokens, int top_k,
@@ -57,8 +58,8 @@ void check(const Matrix& out, const Matrix& x, const Experts& e) {
   }
 }
 
-// Multiplies by the weights of every expert that somebody chose, `to` by place. With hooks these
-// come before and after each expert, and see `x`, its input by place. M: Ops::Impl.
+// Multiplies by the weights of every selected expert; `to` is by place. If hooks are set, they are
+// called before and after each expert and see `x`, the expert's input by place. M: Ops::Impl.
 template <class M, class Encoded>
 void multiply(M& m, const Groups& g, std::span<const Weight> w, const float* bias,
               const Encoded& in, const int32_t* rows_index, const Matrix& x, const Matrix& to) {

@@ -1,5 +1,6 @@
-// Router logits to experts and their weights, as Mixtral, Qwen-MoE, DeepSeek V2 (greedy and
-// group-limited) and V3 (corrected sigmoid scores), and GPT-OSS define it. Ties go to the lower id.
+// Converts router logits to experts and their weights, as defined by Mixtral, Qwen-MoE, DeepSeek V2
+// (greedy and group-limited) and V3 (corrected sigmoid scores), and GPT-OSS. Ties go to the lower
+// id.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +19,7 @@ void softmax(float* x, int n) {
   for (int i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / sum);
 }
 
-// The greatest of choice[0, n), which it takes out; the lower index of equals.
+// Removes the largest of choice[0, n) and returns its index; ties go to the lower index.
 int take_best(float* choice, int n) {
   int best = 0;
   for (int i = 1; i < n; ++i) {
@@ -41,21 +42,21 @@ float group_score(const float* choice, int n, int top) {
   return top == 2 && n > 1 ? first + second : first;
 }
 
-// Takes the experts of all but the best groups out of the choice. group_scores: [groups] of
-// scratch.
+// Removes the experts of all but the best groups from the choice. group_scores: scratch of
+// [groups].
 void limit_groups(const Routing& r, float* choice, float* group_scores) {
   const int n = r.experts / r.groups;
   for (int g = 0; g < r.groups; ++g) {
     group_scores[g] = group_score(choice + g * n, n, r.group_score_top);
   }
   for (int dropped = 0; dropped < r.groups - r.top_groups; ++dropped) {
-    int worst = -1;  // of equals the higher id goes first
+    int worst = -1;  // ties: the higher id is removed first
     for (int g = 0; g < r.groups; ++g) {
       if (std::isnan(group_scores[g])) continue;
       if (worst < 0 || group_scores[g] <= group_scores[worst]) worst = g;
     }
     if (worst < 0) return;
-    group_scores[worst] = std::numeric_limits<float>::quiet_NaN();  // gone
+    group_scores[worst] = std::numeric_limits<float>::quiet_NaN();  // removed
     std::fill_n(choice + worst * n, n, kNever);
   }
 }

@@ -1,4 +1,4 @@
-// Ops that treat each row, or each head of a row, by itself.
+// Ops that process each row, or each head of a row, on its own.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -59,7 +59,7 @@ void Ops::rope_table(float* cos_sin, std::span<const int32_t> positions,
     for (int64_t t = first; t < last; ++t) {
       float* row = cos_sin + t * 2 * half;
       for (int64_t i = 0; i < half; ++i) {
-        // The angle is an F32 product, as models were trained with; its cosine is exact to F32.
+        // The angle is an F32 product, as in training; its cosine is exact to F32.
         const double angle = static_cast<float>(positions[static_cast<size_t>(t)]) *
                              inv_freq[static_cast<size_t>(i)];
         row[i] = static_cast<float>(scale * std::cos(angle));

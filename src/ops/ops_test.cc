@@ -1,5 +1,5 @@
-// The reference rows against definitions written out in double, and the parts of Ops that do not
-// depend on a backend: planning, routing, experts, checks.
+// Tests the reference rows against definitions written out in double, and the parts of Ops that do
+// not depend on a backend: planning, routing, experts, checks.
 #include "ops/ops.h"
 
 #include <bit>
@@ -39,7 +39,7 @@ class OpsTest : public testing::Test {
   void make(const OpsOptions& options) {
     ops_ = std::move(Ops::create(pool_, reference_kernels(), Capabilities{}, options)).value();
   }
-  // Random numbers in the format, and what they decode to.
+  // Random values in the format, and the values that they decode to.
   Weight weight(quant::Format format, int64_t rows, int64_t cols, uint32_t seed,
                 std::vector<float>* decoded) {
     const quant::FormatInfo& f = quant::info(format);
@@ -205,7 +205,7 @@ TEST_F(RouteTest, TiesGoToTheLowerId) {
 }
 
 TEST_F(RouteTest, DeepSeekV2LimitsGroupsByTheirBest) {
-  // Groups {0, 1}, {2, 3}, {4, 5}; the best single scores stand in groups 0 and 2.
+  // Groups {0, 1}, {2, 3}, {4, 5}; the best single scores are in groups 0 and 2.
   const Routing v2{.experts = 6, .top_k = 3, .groups = 3, .top_groups = 2, .scale = 16.0f};
   const Routed r = route({5.0f, 0.0f, 3.0f, 3.5f, 1.0f, 4.0f}, v2);
   EXPECT_THAT(r.ids, ElementsAre(0, 5, 4));
@@ -318,7 +318,7 @@ TEST_F(OpsTest, MoeIsTheWeightedSumOfItsExperts) {
         ASSERT_NEAR(out[t * hidden + r], want[r], 1e-3 * (1.0 + std::abs(want[r])));
       }
     }
-    // A token alone gets the same bits.
+    // A token on its own gets the same bits.
     std::vector<float> alone(static_cast<size_t>(hidden), 2.0f);
     ops_->moe(view(alone, hidden), view(x, hidden).slice_rows(4, 1), ids.data() + 8,
               weights.data() + 8, top_k, e, true);

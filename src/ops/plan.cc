@@ -1,4 +1,4 @@
-// Which kernel rows an Ops uses.
+// Selects the kernel rows that an Ops uses.
 #include <algorithm>
 
 #include "ops/ops_impl.h"
@@ -28,7 +28,7 @@ Result<std::vector<Forced>> parse(const std::vector<std::string>& force_kernels)
   return all;
 }
 
-// The row of that name in either table; an error where there is none or the processor lacks it.
+// The row with this name in either table; an error if there is none or the processor cannot run it.
 template <class Row>
 Result<const Row*> find_forced(const Forced& f, std::span<const Row> backend,
                                std::span<const Row> reference, const Capabilities& capabilities) {

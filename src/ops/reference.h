@@ -1,7 +1,7 @@
-// The rows of the reference table, by op; internal to this room.
+// The rows of the reference table, by op; internal to this directory.
 //
-// Plain code that says what each op means; every other row is tested against it. Sums of products
-// run in F32 partial sums of fixed size that add up in double, and all else in double, rounded
+// Plain code that defines each op; every other row is tested against it. GEMMs sum in F32 partial
+// sums of fixed size, which are added in double; everything else is computed in double and rounded
 // once.
 #pragma once
 

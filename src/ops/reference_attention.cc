@@ -1,7 +1,7 @@
 // Attention over the paged cache, position by position. A block holds its keys, [16 tokens,
-// kv_heads * key_dim], then its values, [16 tokens, kv_heads * value_dim], and of INT8 the scales
-// of the keys, [16 tokens, kv_heads], and of the values. Scores are summed in eight F32 partial
-// sums a chunk of 64 features; the rest is in double.
+// kv_heads * key_dim], then its values, [16 tokens, kv_heads * value_dim]; with INT8 then the
+// scales of the keys, [16 tokens, kv_heads], and of the values. Scores are summed in eight F32
+// partial sums per chunk of 64 features; everything else is in double.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr float kF16Max = 65504.0f;
 
-// A value beyond F16 is kept at its edge: an infinity would turn masked terms (0 * inf) into NaN.
+// Values beyond F16 saturate: an infinity would turn masked terms (0 * inf) into NaN.
 void write(KvType type, uint8_t* base, int64_t i, float v, float to_code) {
   switch (type) {
     case KvType::kF32:
@@ -81,7 +81,7 @@ void read(KvType type, const uint8_t* base, int64_t i, int n, const uint16_t* sc
 
 struct Slot {
   uint8_t* block;
-  int64_t index;  // in the block
+  int64_t index;  // within the block
 };
 
 Slot slot_of(const KvView& cache, const AttentionBatch& batch, int sequence, int64_t position) {
@@ -101,7 +101,7 @@ int64_t value_at(const KvShape& s, const Slot& slot, int head) {
   return keys + (slot.index * s.kv_heads + head) * s.value_dim;
 }
 
-// Of one head of a token; nowhere for types without scales.
+// The scales of one head of a token; nowhere for types without scales.
 uint16_t* key_scales(const KvShape& s, const Slot& slot, int head) {
   const int64_t features = s.key_dim + (s.value_is_key_prefix ? 0 : s.value_dim);
   uint8_t* scales = slot.block + kBlockTokens * s.kv_heads * features;
@@ -160,13 +160,13 @@ double dot(const float* a, const float* b, int n) {
   return sum;
 }
 
-// A query's head on its way through the context: the softmax in one pass. What was summed so far is
-// rescaled whenever a greater score turns up.
+// The state of one query head on its way through the context: a one-pass softmax. The sums so far
+// are rescaled when a larger score appears.
 struct Row {
   const float* q;
   float* out;
   double* acc;          // [value_dim]
-  int64_t first, last;  // what it sees
+  int64_t first, last;  // the positions it attends to
   double max, sum;
 
   void take(const AttentionParams& params, const KvShape& s, const float* key, const float* value) {
@@ -184,7 +184,7 @@ struct Row {
   }
 };
 
-// Rows that walk together, so that keys and values are read once for all.
+// Rows that are processed together, so that keys and values are read once for all.
 constexpr int kRows = 32;
 int queries_together(int group) {
   return std::max(1, kRows / group);
@@ -209,7 +209,7 @@ struct Scratch {
         value(key + s.key_dim) {}
 };
 
-// Queries [first, last) of the batch, all of one sequence, with the heads of one KV head.
+// Attends queries [first, last) of the batch, all of one sequence, with the heads of one KV head.
 void attend(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
             const AttentionParams& params, int64_t first, int64_t last, int kv_head,
             Scratch scratch) {
@@ -253,8 +253,8 @@ void run(const Matrix& out, const Matrix& q, const KvView& cache, const Attentio
   const KvShape& s = cache.shape;
   const int64_t step = queries_together(params.heads / s.kv_heads);
   const size_t worker_bytes = Scratch::bytes(s, params.heads);
-  // Every index is a KV head and a query, but only a query that stands at a step of its sequence
-  // works.
+  // There is one index per query and KV head, but only the first query of each step of its sequence
+  // does any work.
   pool.parallel_for(q.rows * s.kv_heads, [&](int64_t i, int worker) {
     const int64_t token = i / s.kv_heads;
     const auto sequence = static_cast<size_t>(place_of(batch, token).sequence);

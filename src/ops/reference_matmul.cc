@@ -1,5 +1,5 @@
-// The product in plain F32, for every format: rows are stored as they came and decoded as they are
-// used, a chunk of 256 numbers of 4 rows at a time for up to 64 tokens.
+// GEMM in plain F32, for every format. Rows are kept as stored and decoded on use, a chunk of 256
+// values of 4 rows at a time for up to 64 tokens.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,10 +12,10 @@ namespace freshet::ops {
 namespace {
 
 constexpr int kPanel = 16;   // rows
-constexpr int kRows = 4;     // decoded at a time
-constexpr int kChunk = 256;  // numbers: a multiple of every block size
+constexpr int kRows = 4;     // rows decoded at a time
+constexpr int kChunk = 256;  // values: a multiple of every block size
 constexpr int kTokens = 64;
-constexpr int kLanes = 8;  // partial sums a dot product: two vectors of plain x86-64
+constexpr int kLanes = 8;  // partial sums per dot product: two vectors of plain x86-64
 
 template <quant::Format F>
 size_t packed_bytes(int64_t rows, int64_t cols) {
@@ -36,7 +36,7 @@ void unpack_row(const uint8_t* packed, int64_t row, int64_t cols, float* out) {
   quant::info(F).decode(packed + static_cast<size_t>(row) * quant::row_bytes(F, cols), out, cols);
 }
 
-// sums[r] += w[r] . x over n numbers; w rows are kChunk apart and zero beyond n.
+// sums[r] += w[r] . x over n values; rows of w are kChunk apart and zero past n.
 void dot_rows(const float* w, const float* x, int n, double* sums) {
   float acc[kRows][kLanes] = {};
   int k = 0;
@@ -54,7 +54,7 @@ void dot_rows(const float* w, const float* x, int n, double* sums) {
   }
 }
 
-// out rows [row, row + rows) of tokens [t0, t0 + tokens), once their sums are there.
+// Writes rows [row, row + rows) of out for tokens [t0, t0 + tokens), from their complete sums.
 void finish(const MatmulArgs& args, const double (*sums)[kRows], int64_t t0, int64_t tokens,
             int64_t row, int64_t rows) {
   for (int64_t t = 0; t < tokens; ++t) {

@@ -1,10 +1,12 @@
-// What a device is told of a row of logits from which it is to draw a token: src/sampling's rule as
-// plain words, which travel to the device with a step's other numbers.
+// The sampling descriptor: tells a device how to sample a token from a row of logits. It encodes
+// the rule of src/sampling as plain words, which are copied to the device with a step's other
+// inputs.
 //
-// A step has one array of 32-bit words: a SampleRow for each row of logits, then their lists, which
-// rows name by the word they start at. The rule is Sampler's (sampling/sampler.h), bit for bit:
-// lists change the logits, then the temperature, min-p, top-k and top-p; tokens' shares are the
-// whole numbers of sampling/logits.h. Plain types only: the CUDA plug-in reads these words.
+// A step has one array of 32-bit words: one SampleRow per row of logits, then their lists, to which
+// the rows refer by the index of the first word. The rule is that of Sampler (sampling/sampler.h),
+// bit for bit: lists change the logits, then temperature, min-p, top-k and top-p apply; the shares
+// of tokens are the integers of sampling/logits.h. Plain types only, because the CUDA plug-in reads
+// these words.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +15,14 @@ namespace freshet::ops {
 
 struct SampleRow {
   enum How : int32_t {
-    kNotHere = 0,  // the host chooses: the device says kSeeLogits
-    kBest,         // of the changed logits, the lowest id of the largest
+    kNotHere = 0,  // the host samples: the device returns kSeeLogits
+    kBest,         // argmax of the changed logits; ties go to the lowest id
     kDraw,
   };
   static constexpr int32_t kSeeLogits = -2;
 
   struct List {
-    int32_t at = 0, count = 0;  // of its first word; of its items
+    int32_t at = 0, count = 0;  // index of its first word; number of items
   };
   struct Seen {  // a token of the sequence
     int32_t id, outputs;
@@ -32,14 +34,14 @@ struct SampleRow {
 
   int32_t how = kNotHere;  // the first word
   float scale = 1.0f;      // 1 / temperature
-  float min_p_cut;         // logits below the largest plus this go: -inf keeps all
+  float min_p_cut;         // logits below the maximum plus this are dropped; -inf keeps all
   int32_t top_k = 0;       // 0: all
   float top_p = 1.0f;
-  uint32_t bits_low = 0, bits_high = 0;  // random: which share
+  uint32_t bits_low = 0, bits_high = 0;  // random bits that select a share
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
-  // >= 0: one more token was put out than `seen` knows, the batch's token of this number.
+  // >= 0: `seen` lacks the last sampled token, which is the batch's token with this index.
   int32_t last = -1;
-  List allowed;  // words of a mask; none: everything
+  List allowed;  // words of a mask; empty: all tokens are allowed
   List seen;     // Seen, each id once
   List biases;   // Bias, each id once
   List barred;   // ids

@@ -25,11 +25,11 @@
 namespace freshet::quant {
 namespace {
 
-// A row of it begins with a scale: it is decoded and encoded as a row.
+// Formats whose rows begin with a scale: they are decoded and encoded by row.
 template <class F>
 concept HasHead = requires { F::kHeadBytes; };
 
-// Blocks are copied out and in, since files align them to nothing.
+// Blocks are copied, because files do not align them.
 template <class F>
 void decode_part(const void* row, int64_t first, float* out, int64_t n) {
   FRESHET_CHECK(first % F::kBlockSize == 0 && n % F::kBlockSize == 0);

@@ -1,6 +1,6 @@
-// FP8: 128 numbers of 8 bits (E4M3 after the OCP 8-bit Floating Point Specification v1.0: sign, 4
-// exponent bits, 3 mantissa bits, no infinity) times an F32 scale; 8.25 bits a number. Published
-// scales of a tensor, of a row or of 128 by 128 numbers are scales of such blocks. No GGUF type.
+// FP8: blocks of 128 8-bit values (E4M3 of the OCP 8-bit Floating Point Specification v1.0: sign, 4
+// exponent bits, 3 mantissa bits, no infinity) times an F32 scale; 8.25 bits per value. Published
+// scales per tensor, per row or per 128 by 128 values become scales of such blocks. No GGUF type.
 #pragma once
 
 #include <array>
@@ -22,14 +22,14 @@ constexpr float e4m3_to_f32(uint8_t code) {
   return code & 0x80 ? -v : v;
 }
 
-// Round to nearest even; what is larger than the largest becomes the largest, NaN stays NaN.
+// Rounds to nearest, ties to even; saturates; NaN stays NaN.
 inline uint8_t f32_to_e4m3(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint32_t sign = bits >> 24 & 0x80;
   uint32_t u = bits & 0x7fffffff;
   if (u > 0x7f800000) return static_cast<uint8_t>(sign | 0x7f);
   if (u < std::bit_cast<uint32_t>(0x1p-6f)) {
-    // The sum keeps multiples of 2^-9.
+    // After this addition, the sum holds multiples of 2^-9.
     u = std::bit_cast<uint32_t>(std::bit_cast<float>(u) + 0x1p14f) & 15;
   } else {
     u = ((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3);
@@ -58,7 +58,7 @@ struct FP8 {
     for (int i = 0; i < kBlockSize; ++i) out[i] = kValues[b.codes[i]] * b.scale;
   }
 
-  // Tries the scales that take the largest number to one of the eight codes at the top.
+  // Tries the scales that map the largest value to one of the eight highest codes.
   static void encode(const float* x, const float* w, Block& b) {
     float most = 0.0f;
     for (int i = 0; i < kBlockSize; ++i) most = std::fmax(most, std::fabs(x[i]));

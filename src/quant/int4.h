@@ -1,7 +1,7 @@
-// INT4 groups: kGroup numbers d * (q - z), q and z of 4 bits: what GPTQ, AWQ and compressed-tensors
-// publish. d is the first 20 bits of an F32 (12 significant ones, so that F16 and BF16 are held
-// exactly) and shares three bytes with z: 4.1875 bits a number in groups of 128, 4.75 in groups of
-// 32. Each 32 numbers lie as in Q4_0. No GGUF type.
+// INT4 groups: kGroup values d * (q - z), with q and z of 4 bits, as published by GPTQ, AWQ and
+// compressed-tensors. d is the first 20 bits of an F32 (12 significant bits, so that F16 and BF16
+// are exact) and shares three bytes with z: 4.1875 bits per value in groups of 128, 4.75 in groups
+// of 32. Every 32 values are laid out as in Q4_0. No GGUF type.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,14 @@ struct Int4 {
   static constexpr uint32_t kGgmlType = kNoGgmlType;
   struct Block {
     uint8_t d[2];  // the F32's upper 16 bits, little-endian
-    uint8_t dz;    // the next four of them, then z
+    uint8_t dz;    // its next four bits, then z
     uint8_t qs[kGroup / 2];
   };
   static_assert(sizeof(Block) == 3 + kGroup / 2);
 
   static void set_scale(Block& b, float d, int zero) {
     const auto bits = std::bit_cast<uint32_t>(d);
-    // To the nearest: F32 scales alone have more bits than are held.
+    // Rounds to the nearest: only F32 scales have more bits than are stored.
     const uint32_t held = bits + (std::isfinite(d) ? 0x7ff + (bits >> 12 & 1) : 0);
     b.d[0] = static_cast<uint8_t>(held >> 16);
     b.d[1] = static_cast<uint8_t>(held >> 24);
@@ -49,8 +49,8 @@ struct Int4 {
     }
   }
 
-  // Of the zero points beside the range's own, and of scales that cover the range, a part of it or
-  // fit the levels found, those with the least error.
+  // Tries the zero points next to the range's own, with scales that cover the range, cover a part
+  // of it or fit the chosen levels. Keeps the pair with the least error.
   static void encode(const float* x, const float* w, Block& b) {
     const auto [least, most] = std::minmax_element(x, x + kGroup);
     const float low = std::fmin(*least, 0.0f), high = std::fmax(*most, 0.0f);
@@ -78,9 +78,9 @@ struct Int4 {
  private:
   struct Fit {
     float error = 0.0f;
-    float xq = 0.0f, qq = 0.0f;  // weighted sums of numbers times levels, and of levels squared
+    float xq = 0.0f, qq = 0.0f;  // weighted sums of value times level, and of level squared
   };
-  // The nearest levels to x for b's scale and zero point.
+  // Finds the levels nearest to x for b's scale and zero point.
   static void quantize(const float* x, const float* w, Block& b, Fit& fit) {
     const float d = scale(b), inverse = 1.0f / d;
     const int z = zero(b);

@@ -1,5 +1,6 @@
-// INT8: a row is an F32 scale and then a signed byte a number, scale * q; 8 bits a number and 4
-// bytes a row. What compressed-tensors calls int-quantized: symmetric, [-128, 127]. No GGUF type.
+// INT8: a row is an F32 scale, then one signed byte per value, scale * q; 8 bits per value and 4
+// bytes per row. The int-quantized format of compressed-tensors: symmetric, [-128, 127]. No GGUF
+// type.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@ struct INT8 {
   static constexpr Format kFormat = Format::kINT8;
   static constexpr std::string_view kName = "int8";
   static constexpr int kBlockSize = 1;
-  // Rows that sums of 32 bits hold, of products of -128 and 127.
+  // The longest row whose sum of products of -128 and 127 fits in 32 bits.
   static constexpr int64_t kMostCols = int64_t{1} << 17;
   static constexpr int kHeadBytes = sizeof(float);  // the scale
   static constexpr uint32_t kGgmlType = kNoGgmlType;
@@ -30,8 +31,8 @@ struct INT8 {
     }
   }
 
-  // Of the scales that take the largest magnitude to 127, 127.5 (as llm-compressor has it) or 128,
-  // the one with the least error. A NaN is stored as zero.
+  // Chooses, of the scales that map the largest magnitude to 127, 127.5 (as in llm-compressor) or
+  // 128, the one with the least error. NaN is stored as zero.
   static void encode(const float* in, uint8_t* row, int64_t n, const float* importance) {
     float most = 0.0f;
     for (int64_t i = 0; i < n; ++i) most = std::fmax(most, std::fabs(in[i]));

@@ -1,5 +1,5 @@
-// IQ4_NL: 32 numbers d * level[q], q of 4 bits into a fixed table of uneven levels; 4.5 bits a
-// number. Halves of a byte as in Q4_0.
+// IQ4_NL: 32 values d * level[q], where the 4-bit q indexes a fixed table of uneven levels; 4.5
+// bits per value. Nibbles as in Q4_0.
 #pragma once
 
 #include "quant/search.h"
@@ -9,7 +9,7 @@ namespace freshet::quant {
 inline constexpr int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                           1,    13,   25,  38,  53,  69,  89,  113};
 
-// The place of a level that is in the table.
+// The index of a level in the table.
 inline int iq4_index(int level) {
   int i = 0;
   while (i < 15 && kIq4Levels[i] < level) ++i;

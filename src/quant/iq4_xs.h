@@ -1,6 +1,6 @@
-// IQ4_XS: 256 numbers in 8 groups of 32, (d * (scale - 32)) * level[q], levels of IQ4_NL, scale of
-// 6 bits a group; 4.25 bits a number. Bytes of a group as in IQ4_NL; scale g keeps its low four
-// bits in half g % 2 of scales_l[g / 2] and its high pair at bit 2 g of scales_h.
+// IQ4_XS: 256 values in 8 groups of 32, (d * (scale - 32)) * level[q], with the levels of IQ4_NL
+// and a 6-bit scale per group; 4.25 bits per value. Bytes of a group as in IQ4_NL. Scale g has its
+// low four bits in nibble g % 2 of scales_l[g / 2] and its high pair at bit 2 g of scales_h.
 #pragma once
 
 #include "quant/iq4_nl.h"

@@ -1,6 +1,6 @@
-// MXFP4: 32 numbers of 4 bits (E2M1: sign, 2 exponent bits, 1 mantissa bit) sharing a power of two
-// (E8M0), after the OCP Microscaling Formats specification v1.0; 4.25 bits a number. Halves of a
-// byte as in Q4_0. Levels are kept doubled, as whole numbers, so the shared scale is halved.
+// MXFP4: 32 4-bit values (E2M1: sign, 2 exponent bits, 1 mantissa bit) that share a power of two
+// (E8M0), after the OCP Microscaling Formats specification v1.0; 4.25 bits per value. Nibbles as in
+// Q4_0. Levels are doubled to make them integers, so the shared scale is halved.
 #pragma once
 
 #include <bit>
@@ -12,12 +12,13 @@ namespace freshet::quant {
 inline constexpr int8_t kE2M1Doubled[16] = {0, 1,  2,  3,  4,  6,  8,  12,
                                             0, -1, -2, -3, -4, -6, -8, -12};
 
-// 2^(e - 128), subnormal for e < 2. (The specification makes e = 255 a NaN; GGUF readers do not.)
+// 2^(e - 128), subnormal for e < 2. (In the specification e = 255 is NaN; for GGUF readers it is
+// not.)
 inline float e8m0_half(uint8_t e) {
   return std::bit_cast<float>(e < 2 ? 0x00200000u << e : uint32_t{e - 1u} << 23);
 }
 
-// The code of a doubled level that is in the table.
+// The code of a doubled level in the table.
 inline int e2m1_code(int level) {
   const int magnitude = level < 0 ? -level : level;
   int code = 0;

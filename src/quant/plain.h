@@ -1,4 +1,4 @@
-// F32, F16 and BF16: formats whose block is one number.
+// F32, F16 and BF16: formats with a block size of one value.
 #pragma once
 
 #include <cstring>

@@ -1,6 +1,6 @@
-// Q2_K: 256 numbers in 16 groups of 16, (d * scale) * q - dmin * min, q of 2 bits, scale and min of
-// 4 bits a group; 2.625 bits a number. Within each 128 numbers, byte i holds numbers i, i + 32,
-// i + 64 and i + 96 from its low bits up.
+// Q2_K: 256 values in 16 groups of 16, (d * scale) * q - dmin * min, with q of 2 bits and a scale
+// and minimum of 4 bits per group; 2.625 bits per value. Within every 128 values, byte i holds
+// values i, i + 32, i + 64 and i + 96 from its low bits up.
 #pragma once
 
 #include "quant/search.h"
@@ -13,7 +13,7 @@ struct Q2_K {
   static constexpr int kBlockSize = 256;
   static constexpr uint32_t kGgmlType = 10;
   struct Block {
-    uint8_t scales[16];  // scale in the low half, min in the high half
+    uint8_t scales[16];  // scale in the low nibble, minimum in the high nibble
     uint8_t qs[64];
     uint16_t d;     // f16
     uint16_t dmin;  // f16

@@ -1,8 +1,8 @@
-// Q3_K: 256 numbers in 16 groups of 16, (d * (scale - 32)) * (q - 4), q of 3 bits, scale of 6 bits
-// a group; 3.4375 bits a number. Low two bits as in Q2_K; bit g of hmask[i] is the high bit of
-// number 32 g + i. Scale j < 8 keeps its low four bits in the low half of byte j, scale j + 8 in
-// the high half; bytes 8..11 hold the high pairs of scales j, j + 4, j + 8, j + 12 from the low
-// bits up.
+// Q3_K: 256 values in 16 groups of 16, (d * (scale - 32)) * (q - 4), with q of 3 bits and a scale
+// of 6 bits per group; 3.4375 bits per value. The low two bits are stored as in Q2_K; bit g of
+// hmask[i] is the high bit of value 32 g + i. Scale j < 8 has its low four bits in the low nibble
+// of byte j, scale j + 8 in the high nibble; bytes 8..11 hold the high pairs of scales j, j + 4, j
+// + 8, j + 12 from the low bits up.
 #pragma once
 
 #include "quant/search.h"

@@ -1,5 +1,5 @@
-// Q4_0: 32 numbers d * (q - 8), q of 4 bits; 4.5 bits a number.
-// Byte i holds number i in its low half and number i + 16 in its high half.
+// Q4_0: 32 values d * (q - 8), with q of 4 bits; 4.5 bits per value. Byte i holds value i in its
+// low nibble and value i + 16 in its high nibble.
 #pragma once
 
 #include "quant/search.h"

@@ -1,4 +1,4 @@
-// Q4_1: 32 numbers d * q + m, q of 4 bits; 5 bits a number. Halves of a byte as in Q4_0.
+// Q4_1: 32 values d * q + m, with q of 4 bits; 5 bits per value. Nibbles as in Q4_0.
 #pragma once
 
 #include "quant/search.h"

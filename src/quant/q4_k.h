@@ -1,15 +1,15 @@
-// Q4_K: 256 numbers in 8 groups of 32, (d * scale) * q - dmin * min, q of 4 bits, scale and min of
-// 6 bits a group; 4.5 bits a number. Within each 64 numbers, byte i holds number i in its low half
-// and number i + 32 in its high half.
+// Q4_K: 256 values in 8 groups of 32, (d * scale) * q - dmin * min, with q of 4 bits and a scale
+// and minimum of 6 bits per group; 4.5 bits per value. Within every 64 values, byte i holds value i
+// in its low nibble and value i + 32 in its high nibble.
 #pragma once
 
 #include "quant/search.h"
 
 namespace freshet::quant {
 
-// The eight 6-bit scales and mins of Q4_K and Q5_K in 12 bytes: groups 0..3 stand in the low six
-// bits of bytes g (scale) and g + 4 (min); groups 4..7 keep their low four bits in the halves of
-// byte g + 4 and their high two bits on top of bytes g - 4 (scale) and g (min).
+// The eight 6-bit scales and minima of Q4_K and Q5_K in 12 bytes. Groups 0..3 are in the low six
+// bits of bytes g (scale) and g + 4 (minimum). Groups 4..7 have their low four bits in the nibbles
+// of byte g + 4 and their high two bits on top of bytes g - 4 (scale) and g (minimum).
 struct ScaleMin {
   uint8_t scale;
   uint8_t min;
@@ -21,7 +21,7 @@ inline ScaleMin unpack_scale_min(const uint8_t* s, int g) {
           static_cast<uint8_t>((s[g + 4] >> 4) | (s[g] >> 6 << 4))};
 }
 
-// `s` must start as zeros.
+// `s` must be zero at first.
 inline void pack_scale_min(uint8_t* s, int g, ScaleMin v) {
   if (g < 4) {
     s[g] |= v.scale;

@@ -1,5 +1,5 @@
-// Q5_0: 32 numbers d * (q - 16), q of 5 bits; 5.5 bits a number. Low four bits as in Q4_0; bit i of
-// the little-endian word `qh` is the high bit of number i.
+// Q5_0: 32 values d * (q - 16), with q of 5 bits; 5.5 bits per value. Low four bits as in Q4_0; bit
+// i of the little-endian word `qh` is the high bit of value i.
 #pragma once
 
 #include "quant/search.h"

@@ -1,4 +1,4 @@
-// Q5_1: 32 numbers d * q + m, q of 5 bits; 6 bits a number. Bits as in Q5_0.
+// Q5_1: 32 values d * q + m, with q of 5 bits; 6 bits per value. Bits as in Q5_0.
 #pragma once
 
 #include "quant/search.h"

@@ -1,5 +1,5 @@
-// Q5_K: as Q4_K with q of 5 bits; 5.5 bits a number. Bit g of qh[i] is the high bit of number
-// 32 g + i.
+// Q5_K: as Q4_K, with q of 5 bits; 5.5 bits per value. Bit g of qh[i] is the high bit of value 32 g
+// + i.
 #pragma once
 
 #include "quant/q4_k.h"

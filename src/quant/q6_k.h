@@ -1,6 +1,7 @@
-// Q6_K: 256 numbers in 16 groups of 16, (d * scale) * (q - 32), q of 6 bits, scale a signed byte a
-// group; 6.5625 bits a number. Within each 128 numbers, ql[i] (i < 64) holds the low four bits of
-// numbers i and i + 64, and qh[i] (i < 32) the high pairs of numbers i, i + 32, i + 64 and i + 96.
+// Q6_K: 256 values in 16 groups of 16, (d * scale) * (q - 32), with q of 6 bits and a signed byte
+// as the scale of each group; 6.5625 bits per value. Within every 128 values, ql[i] (i < 64) holds
+// the low four bits of values i and i + 64, and qh[i] (i < 32) the high pairs of values i, i + 32,
+// i + 64 and i + 96.
 #pragma once
 
 #include "quant/search.h"

@@ -1,5 +1,5 @@
-// Q8_0: 32 numbers d * q, q a signed byte; 8.5 bits a number.
-// We write q in [-127, 127] only, so that kernels may negate; -128 is decoded all the same.
+// Q8_0: 32 values d * q, with q a signed byte; 8.5 bits per value. The encoder writes q only in
+// [-127, 127], so that kernels may negate it; decoding accepts -128.
 #pragma once
 
 #include "quant/search.h"

@@ -1,5 +1,5 @@
-// Decoding is compared bit for bit with the GGUF package's, encoding with the error of the package
-// and of ggml (tools/golden_quant.py).
+// Compares decoding bit for bit with the GGUF package's, and encoding with the errors of the
+// package and of ggml (tools/golden_quant.py).
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -62,7 +62,7 @@ TEST_P(EachFormat, DecodesAsThePackageDoes) {
   const auto expected = read_all<float>(std::string(f.name) + ".f32");
   ASSERT_GT(expected.size(), 0u);
   ASSERT_EQ(blocks.size(), row_bytes(f.format, static_cast<int64_t>(expected.size())));
-  // From an odd address, as files may have it.
+  // From an odd address, as may happen in files.
   std::vector<uint8_t> shifted(blocks.size() + 1);
   std::copy(blocks.begin(), blocks.end(), shifted.begin() + 1);
   std::vector<float> out(expected.size());
@@ -89,10 +89,10 @@ TEST_P(EachWrittenFormat, EncodesNoWorseThanOthers) {
     EXPECT_LE(ours, theirs * (1 + 1e-8)) << distribution;
     RecordProperty(distribution, std::to_string(ours / theirs));
   }
-  EXPECT_EQ(count, f.format == Format::kF32 ? 0u : 8u);  // F32 has nothing to lose
+  EXPECT_EQ(count, f.format == Format::kF32 ? 0u : 8u);  // F32 is lossless
 }
 
-// What was decoded is exactly representable, so a second trip must not move it far.
+// Decoded values are exactly representable, so encoding them again must not move them far.
 TEST_P(EachWrittenFormat, EncodingWhatItDecodedLosesLittle) {
   const FormatInfo& f = GetParam();
   const auto input = read_all<float>("input.f32");
@@ -112,7 +112,7 @@ TEST_P(EachBlockFormat, HonoursImportance) {
   const double blind = rmse(x, round_trip(f, x), w.data());
   const double seeing = rmse(x, round_trip(f, x, w.data()), w.data());
   EXPECT_LT(seeing, blind);
-  // Weights matter only relative to one another.
+  // Only the ratios of weights matter.
   std::vector<float> scaled = w;
   for (float& v : scaled) v *= 1024.0f;
   EXPECT_EQ(round_trip(f, x, w.data()), round_trip(f, x, scaled.data()));
@@ -138,7 +138,7 @@ TEST_P(EachBlockFormat, SurvivesAnyInput) {
     std::vector<float> x(256);
     for (size_t i = 0; i < x.size(); ++i) x[i] = pattern[i % pattern.size()];
     for (const float y : round_trip(f, x)) EXPECT_TRUE(std::isfinite(y));
-    std::vector<float> w(256, 0.0f);  // useless weights count as none
+    std::vector<float> w(256, 0.0f);  // useless weights are ignored
     w[7] = kNan;
     EXPECT_EQ(round_trip(f, x, w.data()), round_trip(f, x));
   }
@@ -154,7 +154,7 @@ std::vector<FormatInfo> written_formats() {
   std::erase_if(all, [](const FormatInfo& f) { return f.encode == nullptr; });
   return all;
 }
-// Those that quantise: more than one weight shares a scale.
+// The quantising formats: several weights share a scale.
 std::vector<FormatInfo> block_formats() {
   std::vector<FormatInfo> all = written_formats();
   std::erase_if(all, [](const FormatInfo& f) { return f.block_size == 1; });

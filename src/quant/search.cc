@@ -7,7 +7,7 @@ namespace freshet::quant {
 using namespace fit;
 
 namespace {
-constexpr float kCap = 1e12f;  // squares and their sums stay finite
+constexpr float kCap = 1e12f;  // keeps squares and their sums finite
 }  // namespace
 
 void prepare_block(const float* in, const float* importance, int n, float* x, float* w) {
@@ -37,7 +37,8 @@ int fit_power_block(const float* x, const float* w, const int8_t* table, int e_l
   const float max = std::abs(largest<N>(x));
   int best = e_lo;
   if (max > 0) {
-    // The least power of two that clips nothing, and the two below it, which clip the largest.
+    // The smallest power of two that clips nothing, and the next two below it, which clip the
+    // largest values.
     int cover = 0;
     if (std::frexp(max / levels.hi(), &cover) == 0.5f) --cover;
     float best_error = std::numeric_limits<float>::max();
@@ -61,8 +62,8 @@ void fit_affine_block(const float* x, const float* w, int top, int8_t* q, uint16
   const Line line = fit_line<N>(x, w, top, false);
   const auto [low, high] = std::minmax_element(x, x + N);
   float best = std::numeric_limits<float>::max();
-  // The rounding of m moves every number, so d is fitted again behind it. The plain range comes
-  // first: an equal error should give the plain answer.
+  // Rounding m shifts every value, so d is refitted afterwards. The plain range comes first, so
+  // that it wins if errors are equal.
   const Line starts[] = {{(*high - *low) / static_cast<float>(top), *low}, line};
   for (const Line& start : starts) {
     const uint16_t m16 = to_f16(start.m);

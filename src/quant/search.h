@@ -1,9 +1,9 @@
-// How encoders choose scales: weighted least squares over a fixed list of candidates.
+// The scale search of the encoders: weighted least squares over a fixed list of candidates.
 //
-// Every function minimises sum w (x - decoded)^2 over one block, by trying scales around the one
-// that just covers the block, refitting each in closed form, and keeping the best. Sums run in a
-// fixed order in plain float lanes, so the result is the same on every machine. x must be finite
-// and w positive somewhere: prepare_block() makes them so. Pure and thread-safe.
+// Every function minimises sum w (x - decoded)^2 over one block: it tries scales around the one
+// that just covers the block, refits each in closed form, and keeps the best. Sums run in a fixed
+// order in plain float lanes, so the result is the same on every machine. x must be finite and some
+// w positive; prepare_block() ensures both. Pure and thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace freshet::quant {
 
-// Copies n numbers and their weights. NaN becomes 0 and magnitudes are capped (no format here could
-// hold them); no weights, or only useless ones, become equal weights.
+// Copies n values and their weights. NaN becomes 0 and magnitudes are capped (no format here could
+// store them); missing or unusable weights become equal weights.
 void prepare_block(const float* in, const float* importance, int n, float* x, float* w);
 
-// The levels lo .. hi, all whole numbers between.
+// The levels lo .. hi: all integers between them.
 struct LinearGrid {
   int lo;
   int hi;
@@ -27,7 +27,7 @@ struct TableGrid {
   const int8_t* levels;
 };
 
-// Finds d (an f16, returned) and the levels q of a block of N numbers, x ~ d * q. N is 32.
+// Finds d (an f16, returned) and the levels q of a block of N values, x ~ d * q. N is 32.
 template <int N>
 uint16_t fit_symmetric_block(const float* x, const float* w, int lo, int hi, int8_t* q);
 template <int N>
@@ -42,7 +42,7 @@ int fit_power_block(const float* x, const float* w, const int8_t* levels, int e_
 template <int N>
 void fit_affine_block(const float* x, const float* w, int top, int8_t* q, uint16_t& d, uint16_t& m);
 
-// 256 numbers in G groups, x ~ (d * scale[group]) * q.
+// 256 values in G groups, x ~ (d * scale[group]) * q.
 template <int G>
 struct SymmetricSuperBlock {
   uint16_t d;  // f16
@@ -53,7 +53,7 @@ template <int G, class Grid>
 void fit_symmetric_super_block(const float* x, const float* w, Grid grid, int scale_lo,
                                int scale_hi, SymmetricSuperBlock<G>& out);
 
-// 256 numbers in G groups, x ~ (d * scale[group]) * q - dmin * min[group], q in [0, top].
+// 256 values in G groups, x ~ (d * scale[group]) * q - dmin * min[group], q in [0, top].
 template <int G>
 struct AffineSuperBlock {
   uint16_t d;     // f16

@@ -12,10 +12,10 @@
 namespace freshet::quant::fit {
 
 inline constexpr float kRound =
-    0x1.8p23f;  // adding and taking away rounds |v| < 2^22 to a whole number
+    0x1.8p23f;  // adding and subtracting it rounds |v| < 2^22 to an integer
 
-// Four lanes: the compiler maps them to the baseline instruction set of any machine, and the order
-// of every sum is fixed by the source.
+// Four lanes: the compiler maps them to the baseline instruction set of any machine, and the source
+// fixes the order of every sum.
 using F4 = float __attribute__((vector_size(16)));
 using I4 = int32_t __attribute__((vector_size(16)));
 
@@ -31,7 +31,7 @@ inline float sum4(F4 v) {
   return (v[0] + v[1]) + (v[2] + v[3]);
 }
 
-// Nearest level of each lane; a NaN gets the lowest.
+// The nearest level for each lane; NaN gets the lowest.
 class LinearLevels {
  public:
   explicit LinearLevels(LinearGrid g)
@@ -89,7 +89,7 @@ inline float inverse(float d) {
   return d != 0 ? 1.0f / d : 0.0f;
 }
 
-// An f16 that is never infinite.
+// Converts to an f16 that is never infinite.
 inline uint16_t to_f16(float f) {
   return f32_to_f16(std::clamp(f, -65504.0f, 65504.0f));
 }
@@ -97,7 +97,7 @@ inline uint16_t to_f16(float f) {
 struct ScaleSums {
   float qx;
   float qq;
-  // What a scale of qx / qq takes off the error.
+  // The error that a scale of qx / qq removes.
   float gain() const { return qq > 0 ? qx * qx / qq : 0.0f; }
 };
 
@@ -115,7 +115,7 @@ ScaleSums scale_sums(const float* x, const float* w, const Levels& levels, float
   return {sum4(qx), sum4(qq)};
 }
 
-// The error of x ~ d * q + m with the best q.
+// The error of x ~ d * q + m for the best q.
 template <int N, class Levels>
 float error_of(const float* x, const float* w, const Levels& levels, float d, float m) {
   const float inv = inverse(d);
@@ -174,8 +174,8 @@ template <int N, class Levels>
 uint16_t fit_block(const float* x, const float* w, const Levels& levels, int8_t* q) {
   uint16_t best = to_f16(fit_scale<N>(x, w, levels));
   float best_error = error_of<N>(x, w, levels, f16_to_f32(best), 0);
-  // The sums above lose digits that eight bits can see: compare the plain scale and the f16
-  // neighbours by their true errors.
+  // The sums above lose digits that matter for eight bits: compare the plain scale and the
+  // neighbouring f16 values by their true errors.
   const uint16_t plain = to_f16(largest<N>(x) / levels.lo());
   const uint16_t candidates[] = {plain, static_cast<uint16_t>(plain - 1),
                                  static_cast<uint16_t>(best - 1), static_cast<uint16_t>(best + 1)};
@@ -264,7 +264,7 @@ Line fit_line(const float* x, const float* w, int top, bool floor) {
   LineFit best = {{0, low}, std::numeric_limits<float>::max()};
   for (int k = -4; k <= 10; ++k) {
     const float d = (high - low) / (levels_wide + 0.2f * static_cast<float>(k));
-    const float slack = (high - low) - d * levels_wide;  // clipped in all, at one end or at both
+    const float slack = (high - low) - d * levels_wide;  // total clipping: at one end or at both
     for (int side = 0; side < 3; ++side) {
       const float m = low + 0.5f * slack * static_cast<float>(side);
       const LineFit f = refit_line<N>(x, w, levels, s, {d, m}, floor);

@@ -19,7 +19,7 @@ void fit_symmetric_super_block(const float* x, const float* w, Grid grid, int sc
     SymmetricSuperBlock<G> now;
     now.d = d16;
     float total = 0;
-    double up = 0;  // of the least-squares d for these scales and levels
+    double up = 0;  // numerator of the least-squares d for these scales and levels
     double down = 0;
     for (int g = 0; g < G; ++g) {
       const float* xg = x + g * kN;
@@ -52,7 +52,7 @@ void fit_symmetric_super_block(const float* x, const float* w, Grid grid, int sc
 
 namespace {
 
-// Chooses the group's scale and min under given d and dmin; returns the error.
+// Chooses the group's scale and minimum for given d and dmin; returns the error.
 template <int N>
 float choose_scale_min(const float* x, const float* w, const LinearLevels& levels, Line ideal,
                        float d, float dmin, int scale_top, uint8_t& scale, uint8_t& min) {
@@ -67,7 +67,7 @@ float choose_scale_min(const float* x, const float* w, const LinearLevels& level
   for (int step = -1; step <= 1; ++step) {
     const int sc = std::clamp(middle + step, 0, scale_top);
     const float dl = d * static_cast<float>(sc);
-    // Two looks: with the ideal min, and with the min that suits the levels which that gave.
+    // Two passes: with the ideal minimum, and with the minimum that fits the resulting levels.
     int mi = first_min;
     for (int look = 0; look < 2; ++look) {
       const float ml = dmin * static_cast<float>(mi);

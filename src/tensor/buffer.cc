@@ -9,7 +9,7 @@
 namespace freshet {
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
-// Address space only; what nobody takes is never touched.
+// Reserves only address space; unused pages are never touched.
 constexpr size_t kPage = 4096;
 constexpr size_t kWhole = size_t{256} << 20;
 constexpr size_t kSmallestPiece = size_t{512} << 10;
@@ -81,7 +81,7 @@ Result<Buffer> Pieces::take(size_t bytes) {
   std::shared_ptr<Buffer> whole = whole_.lock();
   if (whole == nullptr || whole->size() - used_ < size) {
     auto made = Buffer::allocate(kWhole);
-    if (!made.ok()) return Buffer::allocate(bytes);  // the system counts address space
+    if (!made.ok()) return Buffer::allocate(bytes);  // some systems limit address space
     whole = std::make_shared<Buffer>(std::move(*made));
     whole_ = whole;
     used_ = 0;

@@ -1,11 +1,11 @@
 // Memory owners and views.
 //
-// Buffer owns zeroed, 64-byte aligned memory, of the host (large ones on transparent huge pages) or
-// of a Memory, which a device may have of its own; or it is a part of what somebody else owns, such
-// as a mapped file, which must not be written. Moving it keeps the address. Pieces makes Buffers
-// that share huge pages. Matrix is a non-owning view of F32 rows. Arena hands out pieces of one
-// Buffer that was sized by the memory plan: allocation is a pointer bump, reset() takes all back,
-// and asking for more than was planned is a failed check, because no memory is found at run time.
+// Buffer owns zeroed, 64-byte aligned memory: of the host (large buffers use transparent huge
+// pages), or of a Memory, such as a device's. Or it refers to a part of memory owned elsewhere,
+// such as a mapped file, which must not be written. Moving a Buffer keeps its address. Pieces makes
+// Buffers that share huge pages. Matrix is a non-owning view of F32 rows. Arena allocates from one
+// Buffer whose size comes from the memory plan: an allocation is a pointer bump, reset() frees
+// everything, and exceeding the plan is a failed check, because nothing is allocated at run time.
 // None of them is synchronised.
 #pragma once
 
@@ -18,21 +18,21 @@
 
 namespace freshet {
 
-// Memory that is not the heap's: a device's, or pinned. Outlives the buffers taken from it.
+// Memory outside the heap: a device's memory, or pinned memory. Must outlive its buffers.
 class Memory {
  public:
   virtual ~Memory() = default;
   virtual Result<void*> take(size_t bytes) = 0;  // zeroed, aligned to 64
   virtual void give_back(void* memory) = 0;
-  virtual void copy(void* to, const void* from, size_t bytes) = 0;  // both of this memory
+  virtual void copy(void* to, const void* from, size_t bytes) = 0;  // both in this memory
 };
 
 class Buffer {
  public:
   Buffer() = default;
-  // An error when the system has not that much memory to give. nullptr: the host's.
+  // Fails if the system does not have that much memory. nullptr: host memory.
   static Result<Buffer> allocate(size_t bytes, Memory* memory = nullptr);
-  // Bytes of somebody else, who says whether they may be written; `owner` keeps them there.
+  // Memory owned elsewhere; the owner decides whether it may be written. `owner` keeps it alive.
   static Buffer part_of(std::span<const uint8_t> bytes, std::shared_ptr<const void> owner);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
@@ -56,15 +56,15 @@ class Buffer {
   size_t size_ = 0;
   size_t mapped_ = 0;  // bytes to unmap; 0: from the heap
   Memory* memory_ = nullptr;
-  std::shared_ptr<const void> owner_;  // whose bytes these are, if not ours
+  std::shared_ptr<const void> owner_;  // keeps the memory alive if it is not ours
 };
 
-// Large buffers that lie close together: each for itself would end within a huge page of its own,
-// of which a model of small layers wastes a tenth of its size. Memory is given back when all of its
-// buffers are gone.
+// Allocates large buffers close together. On its own, each would end within a huge page, which
+// wastes a tenth of the size of a model with small layers. Memory is freed when all of its buffers
+// are gone.
 class Pieces {
  public:
-  Result<Buffer> take(size_t bytes);  // as Buffer::allocate()
+  Result<Buffer> take(size_t bytes);  // like Buffer::allocate()
 
  private:
   std::weak_ptr<Buffer> whole_;
@@ -110,7 +110,7 @@ class Arena {
   }
 
   size_t mark() const { return used_; }
-  void rewind(size_t mark) { used_ = mark; }  // frees all that was taken since mark()
+  void rewind(size_t mark) { used_ = mark; }  // frees everything allocated since mark()
   void reset() { used_ = 0; }
   size_t peak() const { return peak_; }
   size_t capacity() const { return buffer_.size(); }

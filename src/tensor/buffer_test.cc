@@ -22,7 +22,7 @@ size_t resident_bytes() {
 TEST(Pieces, AreZeroedAlignedAndApart) {
   Pieces pieces;
   std::vector<Buffer> buffers;
-  // Small ones, many in one mapping, one that ends it, one that is larger than any.
+  // Small ones, many in one mapping, one that fills it, one that is larger than any mapping.
   for (const size_t size :
        {size_t{0}, size_t{100}, size_t{524288}, size_t{2359297}, size_t{600001}, size_t{200} << 20,
         size_t{150} << 20, size_t{1} << 20, (size_t{256} << 20) + 1, size_t{700000}}) {
@@ -59,7 +59,7 @@ TEST(Pieces, WasteNoPagesAndGiveThemBack) {
       buffers.push_back(std::move(*made));
     }
     EXPECT_LT(resident_bytes() - before, kSize * kCount + (size_t{4} << 20));
-    // The first one gone, the rest is what it was; all gone, so is the memory.
+    // After the first is freed, the others are unchanged; after all are freed, so is the memory.
     buffers.erase(buffers.begin());
     for (const Buffer& b : buffers)
       EXPECT_TRUE(std::all_of(b.data(), b.data() + kSize, [](uint8_t v) { return v == 1; }));

@@ -33,7 +33,7 @@ void check_f16(uint32_t bits) {
 TEST(DType, F16NarrowsToNearestEven) {
   for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 1009)
     check_f16(static_cast<uint32_t>(bits));
-  // Each half, each midpoint between halves, and the floats next to them.
+  // Every half, every midpoint between halves, and the floats next to them.
   for (uint32_t h = 0; h < 0x7c01; ++h) {
     const uint32_t bits = std::bit_cast<uint32_t>(f16_to_f32(static_cast<uint16_t>(h)));
     for (uint32_t offset : {0U, 0xfffU, 0x1000U, 0x1001U}) check_f16(bits + offset);
@@ -55,7 +55,7 @@ TEST(DType, Bf16RoundsToNearestEven) {
     ASSERT_EQ(f32_to_bf16(std::bit_cast<float>(low + 0x8000)), h + (h & 1));
     ASSERT_EQ(f32_to_bf16(std::bit_cast<float>(low + 0x8001)), h + 1);
   }
-  // A NaN whose payload is all in the low half must not become infinity.
+  // A NaN whose payload is entirely in the lower half must not become infinity.
   EXPECT_TRUE(std::isnan(bf16_to_f32(f32_to_bf16(std::bit_cast<float>(0x7f800001U)))));
 }
 

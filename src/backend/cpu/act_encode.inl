@@ -1,5 +1,5 @@
-// Encoders of activation rows; layouts in matmul_layout.h. The same
-// bits on every instruction set: each step is exact or rounds once.
+// Encoders of activation rows; for the layouts see matmul_layout.h. All instruction sets give the
+// same bits: each step is exact or rounds once.
 #pragma once
 
 #include "backend/cpu/float_bits.inl"
@@ -8,7 +8,7 @@
 namespace freshet::cpu {
 namespace {
 
-// Sixteen numbers from x, or fewer followed by zeros.
+// Loads sixteen values from x, or fewer followed by zeros.
 FRESHET_INLINE F32 load_part(const float* x, int64_t left) {
   if (left >= 16) return load_f(x);
   float part[16] = {};
@@ -16,16 +16,18 @@ FRESHET_INLINE F32 load_part(const float* x, int64_t left) {
   return load_f(part);
 }
 
-// Below this a block counts as zero: the inverse of its scale would overflow.
+// A block whose largest magnitude is below this counts as zero: the inverse of its scale would
+// overflow.
 inline constexpr float kSmallest = 1e-30f;
 
 struct BlockScale {
   float d;
-  float inverse;  // 0: all numbers of the block are 0
+  float inverse;  // 0: all values of the block are 0
 };
 
-// The scale that takes the largest magnitude to 127. `top` holds that magnitude's bits, compared as
-// a whole number so that a NaN counts as largest: it, and infinity, make the block's scale NaN.
+// The scale that maps the largest magnitude to 127. `top` holds the bits of that magnitude. They
+// are compared as integers, so a NaN counts as the largest: NaN and infinity make the block's scale
+// NaN.
 FRESHET_INLINE BlockScale block_scale(int32_t top) {
   if (top >= kInfinityBits) {
     return {f32_from_bits(0x7fc00000), 0.0f};
@@ -35,7 +37,7 @@ FRESHET_INLINE BlockScale block_scale(int32_t top) {
   return {largest / 127.0f, 127.0f / largest};
 }
 
-// To the nearest BF16, ties to even; the bits in the low half. A NaN stays one.
+// Rounds to the nearest BF16, ties to even; the bits are in the lower half. NaN stays NaN.
 FRESHET_INLINE I32 to_bf16(F32 x) {
   const I32 u = bits_i(x), top = shr(u, 16);
   const I32 rounded = shr(add_i(add_i(u, set_i(0x7fff)), and_i(top, set_i(1))), 16);
@@ -61,7 +63,7 @@ FRESHET_INLINE void put(uint8_t* at, T v) {
   std::memcpy(at, &v, sizeof v);
 }
 
-// The lower half of eight numbers.
+// Stores the lower halves of eight values.
 FRESHET_INLINE void store_eight_u16(uint8_t* at, I32 v) {
 #if defined(__AVX512VL__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(at),
@@ -72,13 +74,14 @@ FRESHET_INLINE void store_eight_u16(uint8_t* at, I32 v) {
   std::memcpy(at, all, 16);
 #endif
 }
-// Sums of a block's groups of 32 (the first eight numbers) times d as BF16, halves rounded up.
+// Stores the sums of a block's groups of 32 (the first eight values) times d as BF16, ties away
+// from zero.
 FRESHET_INLINE void put_sums(I32 sums, float d, uint8_t* at) {
   const F32 v = mul_f(to_f(sums), set_f(d));
   store_eight_u16(at, shr(add_i(bits_i(v), set_i(0x8000)), 16));
 }
 
-// The record of a block whose bytes are written.
+// Writes the record of a block whose bytes are already written.
 FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at,
                                uint8_t* sums = nullptr) {
   int sum[16];
@@ -99,7 +102,7 @@ FRESHET_INLINE void put_record(const uint8_t* bytes, float d, uint8_t* at,
   put(at, r);
 }
 
-// A block of `left` numbers, or 256. A zero inverse asks for zeros, whatever x holds.
+// Encodes a block of `left` values, or of 256. A zero inverse writes zeros, whatever x holds.
 template <bool kFine>
 FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, uint8_t* fine,
                                  uint8_t* records, uint8_t* sums) {
@@ -118,15 +121,15 @@ FRESHET_INLINE void encode_block(const float* x, int64_t left, uint8_t* coarse, 
 }
 
 #if defined(__AVX512BW__)
-// Whole numbers within a byte as bytes, in order.
+// Narrows integers that fit a byte to bytes, in order.
 FRESHET_INLINE I32 as_bytes(const I32 (&q)[4]) {
   const I32 order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(
       order, _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3])));
 }
 
-// The record of a block's bytes, which are in registers: what is stored in parts and read as a
-// whole waits for the stores.
+// Writes the record of a block from its bytes in registers. (Loading whole vectors that were just
+// stored in parts would have to wait for the stores.)
 FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at,
                                uint8_t* sums_at = nullptr) {
   const I32 sum = sums_of_16(line);
@@ -135,7 +138,7 @@ FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at,
     const I32 order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 0, 0, 0, 0, 0, 0, 0, 0);
     put_sums(_mm512_permutexvar_epi32(order, of_32), d, sums_at);
   }
-  // The low halves of sums of 16; those of 32 are in lanes 0 and 2.
+  // The lower halves of sums of 16; the sums of 32 are in lanes 0 and 2.
   alignas(64) static constexpr int16_t kPlaces[32] = {0,  0,  0,  0,  0,  0,  0,  0,  32, 34, 48,
                                                       50, 36, 38, 52, 54, 0,  16, 8,  24, 2,  18,
                                                       10, 26, 4,  20, 12, 28, 6,  22, 14, 30};
@@ -144,7 +147,7 @@ FRESHET_INLINE void put_record(const I32 (&line)[4], float d, uint8_t* at,
   store_i(at, _mm512_inserti32x4(sums, scales, 0));
 }
 
-// A block whose numbers are all there.
+// Encodes a block that has all its values.
 template <bool kFine>
 FRESHET_INLINE void encode_whole(const float* x, uint8_t* coarse, uint8_t* fine, uint8_t* records,
                                  uint8_t* sums) {
@@ -219,7 +222,7 @@ FRESHET_INLINE int32_t sum_of_256(const uint8_t* bytes) {
   return sum;
 }
 
-// The whole row at once: its largest magnitude is the scale's.
+// Encodes a whole row at once, because its scale is that of its largest magnitude.
 void encode_int8(const float* x, int64_t cols, int64_t, int64_t, bool, uint8_t* out) {
   const Int8Layout l = int8_layout(cols);
   I32 top = zero_i();

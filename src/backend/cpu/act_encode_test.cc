@@ -1,4 +1,4 @@
-// Activations as products want them: every instruction set's encoder gives the same bytes.
+// Encoding of activations for GEMM: all instruction sets give the same bytes.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 using ops::ActEncoder;
 using ops::ActKind;
 
-constexpr uint8_t kWall = 0xa5;  // what stands around an encoded row
+constexpr uint8_t kWall = 0xa5;  // guard bytes around an encoded row
 
 TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
   std::mt19937 rng(2);
@@ -52,7 +52,7 @@ TEST(ActEncoders, GiveTheSameBitsOnEveryInstructionSet) {
   }
 }
 
-// Part by part, and without the fine part: the same bytes, and none where the fine ones were.
+// Encodes in parts, and without the fine part: the same bytes, and the fine ones are not written.
 TEST(ActEncoders, EncodePartsOfARow) {
   std::mt19937 rng(3);
   std::normal_distribution<float> normal;
@@ -90,7 +90,7 @@ TEST(ActEncoders, RoundToTheNearestOf255Levels) {
   ASSERT_NE(e, all.end());
   std::vector<float> x(256);
   for (int i = 0; i < 256; ++i) x[static_cast<size_t>(i)] = static_cast<float>(i % 100 - 50) * 0.5f;
-  x[0] = -127.0f;  // the step is 1: halves go to the even neighbour
+  x[0] = -127.0f;  // the step is 1: ties go to even
   std::vector<uint8_t> out(e->row_bytes(256));
   e->encode(x.data(), 256, 0, 256, true, out.data());
   Q8x256Record record;
@@ -112,7 +112,7 @@ TEST(ActEncoders, RoundToTheNearestOf255Levels) {
 TEST(ActEncoders, SumsOfGroupsAreBf16) {
   std::mt19937 rng(4);
   std::normal_distribution<float> normal;
-  constexpr int64_t kCols = 5 * 256 + 200;  // six blocks, so two of the second four are not there
+  constexpr int64_t kCols = 5 * 256 + 200;  // six blocks, so the second four lack two
   std::vector<float> x(kCols);
   for (auto& v : x) v = normal(rng);
   const Q8x256Layout l = q8x256_layout(kCols);

@@ -1,4 +1,4 @@
-// Rounding to the types of the cache, eight numbers at a time; for sources with AVX2 and F16C.
+// Rounding to the cache's types, eight values at a time, for sources compiled with AVX2 and F16C.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 
 inline __m128i to_f16(__m256 x) {
   const __m256 most = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
-  const __m256 clamped = _mm256_max_ps(least, _mm256_min_ps(most, x));  // NaN stays
+  const __m256 clamped = _mm256_max_ps(least, _mm256_min_ps(most, x));  // NaN stays NaN
   return _mm256_cvtps_ph(clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
@@ -26,14 +26,14 @@ inline __m128i to_bf16(__m256 x) {
   return _mm_packus_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
 }
 
-// In the lower eight bytes.
+// The result is in the lower eight bytes.
 inline __m128i to_e4m3(__m256 x) {
   const __m256i u = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 20), _mm256_set1_epi32(1));
   const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
   __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(up, 20), _mm256_set1_epi32(120 << 3));
   code = _mm256_min_epi32(code, _mm256_set1_epi32(0x7e));
-  // Below 2^-6 a sum keeps multiples of 2^-9.
+  // For magnitudes below 2^-6: after this addition, the sum holds multiples of 2^-9.
   const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(u), _mm256_set1_ps(16384.0f));
   const __m256i least = _mm256_and_si256(_mm256_castps_si256(sum), _mm256_set1_epi32(15));
   const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(121 << 23), u);

@@ -12,7 +12,7 @@ namespace {
 
 inline uint16x4_t to_f16(float32x4_t x) {
   const float32x4_t most = vdupq_n_f32(65504.0f), least = vdupq_n_f32(-65504.0f);
-  return vreinterpret_u16_f16(vcvt_f16_f32(vmaxq_f32(least, vminq_f32(most, x))));  // NaN stays
+  return vreinterpret_u16_f16(vcvt_f16_f32(vmaxq_f32(least, vminq_f32(most, x))));  // NaN stays NaN
 }
 
 inline uint16x4_t to_bf16(float32x4_t x) {
@@ -23,14 +23,14 @@ inline uint16x4_t to_bf16(float32x4_t x) {
   return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), up, quiet), 16);
 }
 
-// In the lower byte of each number.
+// Each result is in the lower byte of its lane.
 inline uint16x4_t to_e4m3(float32x4_t x) {
   const uint32x4_t u = vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffff));
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 20), vdupq_n_u32(1));
   const uint32x4_t up = vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7ffff)));
   uint32x4_t code = vsubq_u32(vshrq_n_u32(up, 20), vdupq_n_u32(120 << 3));
   code = vminq_u32(code, vdupq_n_u32(0x7e));
-  // Below 2^-6 a sum keeps multiples of 2^-9.
+  // For magnitudes below 2^-6: after this addition, the sum holds multiples of 2^-9.
   const float32x4_t sum = vaddq_f32(vreinterpretq_f32_u32(u), vdupq_n_f32(16384.0f));
   const uint32x4_t least = vandq_u32(vreinterpretq_u32_f32(sum), vdupq_n_u32(15));
   code = vbslq_u32(vcltq_u32(u, vdupq_n_u32(121 << 23)), least, code);

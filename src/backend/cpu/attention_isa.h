@@ -1,16 +1,17 @@
-// What an instruction set provides to attention on the CPU, and the layout of a block there.
+// The interface between attention on the CPU and its instruction sets, and the CPU layout of a KV
+// block.
 //
-// The keys of a block lie transposed, so that lanes are tokens; values lie plain, so that lanes are
-// features: [kv_heads] of {keys [key_dim, 16], values [16, value_dim]}. Where a value is the prefix
-// of its key (MLA), a block is the keys alone, plain: [16, key_dim]. In INT8 the keys are followed
-// by their scales, [16], and those of the values, [16].
+// The keys of a block are transposed, so that lanes are tokens. Values are plain, so that lanes are
+// features: [kv_heads] of {keys [key_dim, 16], values [16, value_dim]}. If a value is the prefix of
+// its key (MLA), a block holds only the keys, plain: [16, key_dim]. With INT8 the keys are followed
+// by their scales, [16], and by the scales of the values, [16].
 //
 // The unit of work is a tile: up to kTileRows rows (pairs of a query and a head) that read one KV
-// head of one sequence. The context is cut at multiples of kSplit tokens from the sequence's start.
-// For every split of a row: scores, their maximum, exponentials, their sum and the weighted values,
-// each summed in order of position; then the splits are merged from left to right. A split's result
-// depends on the row alone, so it does not matter who computes which rows and splits when. A masked
-// score has the weight zero and changes no sum.
+// head of one sequence. The context is split at multiples of kSplit tokens from the sequence's
+// start. For every split of a row, the kernel computes scores, their maximum, exponentials, the sum
+// of these and the weighted values, each summed in order of position. The splits are then merged
+// from left to right. A split's result depends only on its row, so any worker may compute any rows
+// and splits at any time. A masked score has weight zero and changes no sum.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +22,20 @@
 namespace freshet::cpu {
 
 inline constexpr int kSplit = 256;      // tokens
-inline constexpr int kAttendRows = 64;  // of a tile
-inline constexpr int kScaledRows = 8;   // of weights, times the scales of what they weigh
+inline constexpr int kAttendRows = 64;  // rows of a tile
+inline constexpr int kScaledRows = 8;   // rows of weights that are multiplied by scales
 
 struct AttentionTile {
   ops::KvShape shape;
   size_t block_bytes = 0;
   const uint8_t* data = nullptr;  // of block 0, at this KV head
-  size_t scales_at = 0;           // bytes from there, where the type has some
+  size_t scales_at = 0;           // offset of the scales in bytes, if the type has any
   size_t values_at = 0;
   size_t value_scales_at = 0;
   const int32_t* table = nullptr;  // the sequence's blocks
   // Row r is head r % group of query r / group; q and out point to row 0 of the sequence.
   const float* q = nullptr;
-  int64_t q_stride = 0;  // floats a token
+  int64_t q_stride = 0;  // floats per token
   float* out = nullptr;
   int64_t out_stride = 0;
   const float* sinks = nullptr;  // [group] or nullptr
@@ -45,10 +46,10 @@ struct AttentionTile {
   float scale = 1.0f;
   float softcap = 0.0f;
   int window = 0;
-  int64_t until = 0;         // the last split of the tile that the caller asks for next
+  int64_t until = 0;         // last split of the tile that the caller asks for next
   float* scratch = nullptr;  // attention_scratch_floats()
 
-  // The context that row r of the tile sees: [first_seen, last_seen].
+  // Row r of the tile attends to positions [first_seen, last_seen].
   int64_t last_seen(int r) const { return first_position + (first_row + r) / group; }
   int64_t first_seen(int r) const {
     const int64_t from = last_seen(r) - window + 1;
@@ -58,7 +59,7 @@ struct AttentionTile {
   int64_t last_split() const { return last_seen(rows - 1) / kSplit; }
 };
 
-// Row strides in floats, with room for whole vectors.
+// Row strides in floats, padded to whole vectors.
 constexpr int64_t padded_key_dim(const ops::KvShape& s) {
   return (s.key_dim + 15) / 16 * 16;
 }
@@ -73,23 +74,23 @@ constexpr int64_t attention_scratch_floats(const ops::KvShape& s) {
                         19 * kSplit + 5 * 1024;  // scores and scales, sums, weights
   return kAttendRows * (padded_value_dim(s) + 8) + (vectors > tiles ? vectors : tiles);
 }
-// A split's result: [rows, padded_value_dim], then a maximum and a sum for each row.
+// Size of a split's result: [rows, padded_value_dim], then a maximum and a sum per row.
 constexpr int64_t attention_partial_floats(const ops::KvShape& s, int64_t rows) {
   return rows * (padded_value_dim(s) + 2);
 }
 
 struct AttentionIsa {
-  // All splits; writes the tile's rows of `out`.
+  // Processes all splits and writes the tile's rows of `out`.
   void (*attend)(const AttentionTile& tile);
-  // One split, into partial.
+  // Processes one split, into `partial`.
   void (*attend_split)(const AttentionTile& tile, int64_t split, float* partial);
-  // Merges the partials of the tile's splits, which are partial_floats apart; writes `out`.
+  // Merges the partials of the tile's splits, which are partial_floats apart, into `out`.
   void (*merge)(const AttentionTile& tile, const float* partials, int64_t partial_floats);
-  // Rounds n numbers, a multiple of 8, to the cache's type; of INT8 scale i goes to scales[16 * i].
-  // F16 saturates: an infinity would turn the zero weight of a masked token into NaN.
+  // Rounds n values (a multiple of 8) to the cache's type. With INT8, scale i goes to scales[16 *
+  // i]. F16 saturates, because an infinity would turn the zero weight of a masked token into NaN.
   void (*convert)(ops::KvType type, const float* x, int64_t n, void* out, uint16_t* scales);
-  // Writes a token's key and value of a head instead, whose values begin at values_at, for shapes
-  // that supports() takes; nullptr: convert() does, for all.
+  // Stores one token's key and value of a head (values begin at values_at), for the shapes that
+  // supports() accepts. nullptr: convert() is used for all shapes.
   void (*store_head)(const ops::KvShape& shape, const float* k, const float* v, int64_t slot,
                      size_t values_at, uint8_t* head) = nullptr;
   bool (*supports)(const ops::KvShape& shape) = nullptr;

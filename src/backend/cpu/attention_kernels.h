@@ -1,8 +1,8 @@
 // The inner loops of attention over a Simd type: register tiles of rows x tokens (scores) and of
-// rows x features (values). An element of a tile is one chain of fused multiply-adds in ascending
-// order of the feature or of the position, whatever the tile's shape. With INT8 a score is such a
-// chain over the sums of 32 features, times their scales, and a weight is multiplied by the scale
-// of the 32 features that it weighs.
+// rows x features (values). An element of a tile is one chain of FMAs in ascending order of feature
+// or position, whatever the tile's shape. With INT8, a score is such a chain over the sums of 32
+// features, each times its scale, and a weight is multiplied by the scale of the 32 features that
+// it applies to.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace freshet::cpu {
 namespace {
 
-// Numbers of the cache's types, told apart by type.
+// The cache's element types, as distinct C++ types.
 struct F16Bits {
   uint16_t bits;
 };
@@ -31,8 +31,8 @@ inline constexpr bool kHasScales = false;
 template <>
 inline constexpr bool kHasScales<Int8> = true;
 
-// Values of a split's tokens in the blocks of the cache, and the keys of the next split, which are
-// fetched while these values are read.
+// The values of a split's tokens in the cache blocks, and the keys of the next split, which are
+// prefetched while these values are read.
 template <class T>
 struct PagedRows {
   using Element = T;
@@ -40,11 +40,11 @@ struct PagedRows {
   const uint8_t* data;   // of block 0, at the first row
   const int32_t* table;  // from the split's first block
   size_t block_bytes;
-  int64_t stride;             // numbers a row
+  int64_t stride;             // elements per row
   const uint8_t* keys;        // of block 0
   const int32_t* next_table;  // from the next split's first block
   int next;                   // tokens of the next split
-  int64_t key_bytes;          // a token
+  int64_t key_bytes;          // bytes per token
   const uint8_t* scales;      // of block 0: F16 [value_dim / 32, 16]
   float* scaled;              // [kScaledRows, kSplit], for weights times scales
 
@@ -52,22 +52,22 @@ struct PagedRows {
     const uint8_t* block = data + static_cast<size_t>(table[token / 16]) * block_bytes;
     return reinterpret_cast<const T*>(block) + (token % 16) * stride;
   }
-  // Of features from d on, for `token` and those after it in its block.
+  // The scales of features from d on, for `token` and the tokens after it in its block.
   const uint16_t* scale(int token, int d) const {
     const uint8_t* block = scales + static_cast<size_t>(table[token / 16]) * block_bytes;
     return reinterpret_cast<const uint16_t*>(block) + d / ops::kScaledFeatures * 16 + token % 16;
   }
-  // Where the keys of the next split's block lie that is as far from its start as `token`.
+  // The keys to prefetch: the block of the next split that corresponds to the block of `token`.
   const uint8_t* fetch_from(int token) const {
     if (token >= next) return nullptr;
     return keys + static_cast<size_t>(next_table[token / 16]) * block_bytes;
   }
 };
 
-// Where a tile of weighted values goes: to = to * keep + take * tile, or to = tile without keep.
+// Where a tile of weighted values goes: to = to * keep + take * tile, or to = tile if keep is null.
 struct ValueTarget {
   float* to;
-  int64_t stride;  // floats a row
+  int64_t stride;  // floats per row
   const float* keep;
   const float* take;
 
@@ -91,19 +91,19 @@ struct AttentionKernels {
   FRESHET_KERNEL F load_n(const E4M3Bits* p, int n) { return S::load_e4m3_n(&p->bits, n); }
   FRESHET_KERNEL F load_n(const Int8* p, int n) { return S::load_i8_n(&p->code, n); }
 
-  // n numbers, a multiple of 16.
+  // Converts n values, a multiple of 16.
   template <class T>
   static void load_all(const T* from, int64_t n, float* to) {
     for (int64_t i = 0; i < n; i += kLanes) S::store(to + i, load(from + i));
   }
-  // n numbers, and zeros up to `padded`.
+  // Converts n values, and writes zeros up to `padded`.
   template <class T>
   static void load_row(const T* from, int n, float* to, int64_t padded) {
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) S::store(to + i, load(from + i));
     for (; i < padded; i += kLanes) S::store(to + i, i < n ? load_n(from + i, n - i) : S::zero());
   }
-  // Features [d, d + n) of tokens [from, to), n <= 2 * kLanes, as rows of two vectors.
+  // Loads features [d, d + n) of tokens [from, to), n <= 2 * kLanes, as rows of two vectors.
   template <class Rows>
   static void load_columns(const Rows& rows, int from, int to, int d, int n, float* out) {
     for (int t = from; t < to; ++t, out += 2 * kLanes) {
@@ -112,9 +112,9 @@ struct AttentionKernels {
   }
 
   // out[r, token] for R rows of q [key_dim, R] and N vectors of tokens whose keys start at k[v],
-  // [key_dim, 16], and their scales, if any, at scales[v], [key_dim / 32, 16]. From the cache
-  // (kStored), where the blocks of a head lie apart, their values, which follow the keys, and the
-  // keys from next[v] on are fetched meanwhile.
+  // [key_dim, 16], with their scales, if any, at scales[v], [key_dim / 32, 16]. If keys come from
+  // the cache (kStored), where the blocks of a head are not contiguous, the loop also prefetches
+  // their values, which follow the keys, and the keys from next[v] on.
   template <int R, int N, bool kStored, bool kScaled, class T>
   FRESHET_KERNEL void score_tile(const float* q, const T* const (&keys)[N],
                                  const T* const (&next)[N], const uint16_t* const (&scales)[N],
@@ -169,7 +169,7 @@ struct AttentionKernels {
     } while (kScaled && d < key_dim);
   }
 
-  // Enough vectors at a time to hide the latency of a chain with R rows.
+  // Uses enough vectors at a time to hide the latency of an FMA chain with R rows.
   static constexpr int width_for(int rows) {
     const int wide = rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? (kLanes == 16 ? 4 : 2) : 2;
     return wide;
@@ -208,7 +208,7 @@ struct AttentionKernels {
     score_rows<R, width_for(R), kStored, kScaled>(q, blocks, scales, key_dim, from, to, out);
   }
 
-  // The plain rows of a block's 16 tokens, times their scales, [stride / 32, 16].
+  // Converts the plain rows of a block's 16 tokens, times their scales, [stride / 32, 16].
   static void scale_rows(float* rows, int64_t stride, const uint16_t* scales) {
     for (int64_t d = 0; d < stride; d += ops::kScaledFeatures, scales += 16) {
       const int64_t end = stride - d < ops::kScaledFeatures ? stride : d + ops::kScaledFeatures;
@@ -223,7 +223,8 @@ struct AttentionKernels {
     }
   }
 
-  // Weights of tokens [from, to), from a multiple of 16, times the scales of features from d on.
+  // Multiplies the weights of tokens [from, to), from a multiple of 16, by the scales of features
+  // from d on.
   template <class Rows>
   static void scale_weights(const float* weights, int rows, const Rows& stored, int from, int to,
                             int d, float* out) {
@@ -235,7 +236,7 @@ struct AttentionKernels {
     }
   }
 
-  // Rows of q and of keys with lanes along the features: R x 4 dot products.
+  // Dot products of R rows of q with 4 keys, with lanes along the features.
   template <int R>
   FRESHET_KERNEL void dot_tile(const float* q, const float* keys, int64_t stride, float* out) {
     F acc[R][4];
@@ -259,7 +260,7 @@ struct AttentionKernels {
     for (int r = 0; r < R; ++r) S::reduce_add4(acc[r], out + r * kSplit);
   }
 
-  // 16 tokens. q: [rows, stride], keys: [16, stride], out: [rows, kSplit].
+  // Scores of 16 tokens. q: [rows, stride], keys: [16, stride], out: [rows, kSplit].
   static void score_plain(const float* q, const float* keys, int64_t stride, int rows, float* out) {
     constexpr int kR = S::kDotRows;
     for (int t = 0; t < 16; t += 4) {
@@ -273,13 +274,13 @@ struct AttentionKernels {
     }
   }
 
-  // Vectors of a tile of C that have the same weights: all, or those of a scale.
+  // Vectors of a tile of C that share weights: all of them, or those of one scale.
   template <int C, class T>
   static constexpr int kWeighed =
       !kHasScales<T> || C * kLanes < ops::kScaledFeatures ? C : ops::kScaledFeatures / kLanes;
 
-  // R rows x C vectors of features from d on: sums over tokens [from, to) of weight * value. With
-  // kPart the last vector has `lanes` lanes only. weights: [C / kWeighed, R, kSplit].
+  // R rows x C vectors of features from d on: sums of weight * value over tokens [from, to). With
+  // kPart the last vector has only `lanes` lanes. weights: [C / kWeighed, R, kSplit].
   template <int R, int C, bool kPart, class Rows>
   FRESHET_KERNEL void value_tile(const float* weights, const Rows& rows, int from, int to, int d,
                                  int lanes, const ValueTarget& target) {
@@ -331,7 +332,7 @@ struct AttentionKernels {
     }
   }
 
-  // The weights of a tile, with scales in rows.scaled.
+  // The weights of a tile; those multiplied by scales are in rows.scaled.
   template <int R, int C, class Rows>
   static const float* weights_of(const float* weights, const Rows& rows, int from, int to, int d) {
     constexpr int kW = kWeighed<C, typename Rows::Element>;
@@ -359,7 +360,7 @@ struct AttentionKernels {
     }
   }
 
-  // For 1 to kTileRows rows, straight from the cache. weights: [rows, kSplit].
+  // For 1 to kTileRows rows, directly from the cache. weights: [rows, kSplit].
   template <class Rows, int R = S::kTileRows>
   static void values(const float* weights, const Rows& rows, int n, int from, int to, int value_dim,
                      const ValueTarget& target) {
@@ -377,7 +378,7 @@ struct AttentionKernels {
     const float* row(int token) const { return data + token * stride; }
   };
 
-  // For 1 to kTileRows rows and two vectors of features, from rows that load_columns made.
+  // For 1 to kTileRows rows and two vectors of features, from the rows made by load_columns().
   template <int R = S::kTileRows>
   static void converted_values(const float* weights, const float* values, int n, int from, int to,
                                const ValueTarget& target) {

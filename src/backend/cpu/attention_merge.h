@@ -1,5 +1,5 @@
-// What a tile of attention holds of its rows from split to split, over a Simd type: maxima, sums
-// and weighted values so far. The kernels that do splits derive from it.
+// The running state of an attention tile's rows from split to split, over a Simd type: maxima, sums
+// and weighted values. The kernels that process splits derive from it.
 #pragma once
 
 #include "backend/cpu/attention_isa.h"
@@ -15,11 +15,11 @@ class SplitMerger {
   static constexpr int kLanes = S::kLanes;
   static constexpr float kNegInf = -__builtin_inff();
 
-  // Some rows that are computed together, and the tokens of a split that they need.
+  // Rows that are computed together, and the tokens of a split that they need.
   struct Group {
-    int first;  // row of the tile
+    int first;  // first row, within the tile
     int rows;
-    int from;  // tokens of the split, from a multiple of 16
+    int from;  // tokens within the split; a multiple of 16
     int to;
     int to_block() const { return (to + 15) & ~15; }
   };
@@ -29,20 +29,20 @@ class SplitMerger {
   const int value_dim_ = t_.shape.value_dim;
   const int64_t value_stride_ = padded_value_dim(t_.shape);
   float* const total_ = t_.scratch;                          // [rows, value_stride]
-  float* const max_ = total_ + kAttendRows * value_stride_;  // of all splits so far
+  float* const max_ = total_ + kAttendRows * value_stride_;  // over all splits so far
   float* const sum_ = max_ + kAttendRows;
   float* const split_max_ = sum_ + kAttendRows;
   float* const split_sum_ = split_max_ + kAttendRows;
-  float* const keep_ = split_sum_ + kAttendRows;  // factors of what was there and of what comes
+  float* const keep_ = split_sum_ + kAttendRows;  // factors: of the old sums, of the new split
   float* const take_ = keep_ + kAttendRows;
-  float* const free_ = take_ + kAttendRows;  // for the kernel that derives
+  float* const free_ = take_ + kAttendRows;  // for the derived kernel
 
   explicit SplitMerger(const AttentionTile& tile) : t_(tile) {}
 
   static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
   static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-  // At most `together` rows, and what of the split they see.
+  // At most `together` rows, and the part of the split that they attend to.
   Group group_at(int first, int together, int64_t split) const {
     const int rows = static_cast<int>(least(together, t_.rows - first));
     const int64_t start = split * kSplit;
@@ -64,8 +64,8 @@ class SplitMerger {
     for (int64_t i = 0; i < t_.rows * value_stride_; i += kLanes) S::store(total_ + i, S::zero());
   }
 
-  // Takes maxima and sums of a split into those of the rows [first, first + rows), rows <= kLanes,
-  // and finds the factors for the values.
+  // Merges the maxima and sums of a split into those of rows [first, first + rows), rows <= kLanes,
+  // and computes the factors for the values.
   void advance(int first, int rows, const float* split_max, const float* split_sum) {
     const F old_max = S::load_n(max_ + first, rows), new_max = S::load_n(split_max, rows);
     const F max = S::max(old_max, new_max);
@@ -78,7 +78,7 @@ class SplitMerger {
     S::store_n(sum_ + first, S::fma(S::load_n(sum_ + first, rows), keep, sum), rows);
   }
 
-  // A sink is a split of its own, at the end, with one score and no value.
+  // A sink counts as one more split at the end, with one score and no value.
   void finish() {
     for (int r = 0; r < t_.rows; ++r) {
       const int64_t row = t_.first_row + r;

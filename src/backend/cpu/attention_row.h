@@ -1,5 +1,5 @@
-// A row of the attention table: cuts a batch into tiles, hands them to the pool, and writes the
-// cache, with what an instruction set provides.
+// A row of the attention table: cuts a batch into tiles, distributes them over the pool and writes
+// the cache, using the kernels of an instruction set.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ using ops::KvView;
 constexpr int kBlock = ops::kBlockTokens;
 constexpr int kMaxKeyDim = 1024;
 constexpr size_t kMaxPartialBytes = size_t{32} << 20;
-constexpr int64_t kRunsPerWorker = 8;   // of splits of a tile
-constexpr int64_t kTilesPerWorker = 4;  // with fewer, the splits of a tile go to several workers
+constexpr int64_t kRunsPerWorker = 8;   // runs of splits per worker
+constexpr int64_t kTilesPerWorker = 4;  // with fewer, several workers share the splits of a tile
 
 bool supports(const AttentionIsa& isa, const KvShape& s) {
   if (isa.supports != nullptr && !isa.supports(s)) return false;
@@ -26,7 +26,7 @@ bool supports(const AttentionIsa& isa, const KvShape& s) {
          s.key_dim <= kMaxKeyDim && s.value_dim <= kMaxKeyDim;
 }
 
-// Of a KV head in a block; its scales, if any, lie between.
+// Bytes of a KV head's keys in a block; its scales, if any, are between keys and values.
 size_t key_bytes(const KvShape& s) {
   return ops::element_bytes(s.type) * kBlock * static_cast<size_t>(s.key_dim);
 }
@@ -83,7 +83,7 @@ void store(const AttentionIsa& isa, const KvView& cache, const Matrix& k, const 
   const auto store_rows = [&](int64_t first, int64_t last) {
     auto next = std::upper_bound(batch.query_start.begin(), batch.query_start.end(), first);
     for (int64_t token = first; token < last; ++token) {
-      while (*next <= token) ++next;  // sequences without queries
+      while (*next <= token) ++next;  // skips sequences without queries
       const auto sequence = next - batch.query_start.begin() - 1;
       const int64_t position = batch.context_len[static_cast<size_t>(sequence)] - (*next - token);
       const int32_t id = batch.block_tables[sequence * batch.table_stride + position / kBlock];
@@ -97,8 +97,8 @@ void store(const AttentionIsa& isa, const KvView& cache, const Matrix& k, const 
   });
 }
 
-// The tiles of a batch in order: sequences, KV heads, then rows, the later ones, which see more,
-// first.
+// The tiles of a batch in order: by sequence, by KV head, then by rows. Later rows come first,
+// because they attend to more.
 class Tiles {
  public:
   Tiles(const Matrix& out, const Matrix& q, const KvView& cache, const AttentionBatch& batch,
@@ -118,7 +118,7 @@ class Tiles {
 
   int64_t count() const { return count_; }
   int64_t most_splits() const { return most_splits_; }
-  int64_t most_rows() const { return most_rows_; }  // of a tile
+  int64_t most_rows() const { return most_rows_; }  // of one tile
 
   AttentionTile tile(int64_t i) const {
     const KvShape& shape = cache_.shape;
@@ -217,7 +217,7 @@ void run(const AttentionIsa& isa, const Matrix& out, const Matrix& q, const KvVi
   }
   auto* const partials = reinterpret_cast<float*>(scratch + used);
   const int64_t stride = attention_partial_floats(s, tiles.most_rows());
-  // A worker takes some splits in a row, to fetch the next one meanwhile.
+  // A worker takes several consecutive splits, so that it can prefetch the next one.
   const int64_t run =
       std::clamp<int64_t>(tiles.count() * splits / (kRunsPerWorker * pool.size()), 1, splits);
   const int64_t runs = (splits + run - 1) / run;

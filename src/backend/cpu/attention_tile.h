@@ -35,13 +35,13 @@ class TileAttention : SplitMerger<S> {
   bool plain_keys() const { return t_.shape.value_is_key_prefix; }
   int groups() const { return (t_.rows + kRows - 1) / kRows; }
   Group group(int g, int64_t split) const { return Base::group_at(g * kRows, kRows, split); }
-  // What all groups together need.
+  // The range that all groups need together.
   Group all(int64_t split) const {
     const Group a = group(0, split), b = group(groups() - 1, split);
     return {0, t_.rows, a.from, b.to};
   }
 
-  // Numbers of FP8 are read in units of 2^-8, which queries and weights make up for, exactly.
+  // FP8 values are loaded in units of 2^-8; queries and weights compensate for that exactly.
   static constexpr float kUnitFP8 = 256.0f;
 
   void load_queries() {
@@ -65,7 +65,7 @@ class TileAttention : SplitMerger<S> {
     return reinterpret_cast<const uint16_t*>(block(split, token) + t_.scales_at);
   }
 
-  // scores_ of all groups for the split.
+  // Computes scores_ of all groups for the split.
   template <class T>
   void score(int64_t split) {
     const Group need = all(split);
@@ -119,8 +119,8 @@ class TileAttention : SplitMerger<S> {
     }
   }
 
-  // Scores of row r to weights, of which it notes the maximum (before) and the sum. With capped
-  // scores the scale is in them already.
+  // Turns the scores of row r into weights. Records their maximum (before) and their sum. With
+  // soft-capping, the scores already include the scale.
   void weigh(int r, const Group& g, int64_t split) {
     const F unit = S::set(t_.shape.type == ops::KvType::kFP8 ? kUnitFP8 : 1.0f);
     float* s = scores_ + r * kSplit;
@@ -242,7 +242,7 @@ class TileAttention : SplitMerger<S> {
   static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
     TileAttention a(tile);
     a.load_queries();
-    // Groups of rows that see nothing of the split leave their part as it is here.
+    // Groups whose rows attend to nothing in the split leave their part zero.
     const int64_t values = tile.rows * a.value_stride_;
     for (int64_t i = 0; i < values; i += kLanes) S::store(partial + i, S::zero());
     a.do_split(split, partial);

@@ -1,15 +1,15 @@
-// Attention of one tile of rows on tiles of bytes, for caches of F16.
+// Attention of one tile of rows on byte tiles, for F16 caches.
 //
-// A token's key and its value are kept as whole numbers of 16 bits times a power of two of their
-// own: an F16 number that is at least a sixteenth of the largest is exact, of others at most 2^-15
-// of the largest is lost. A whole number is 256 high + low, both signed bytes. Queries and weights
-// are whole numbers of 16 bits too, a scale a row (and a split). Sums of products high x high and
-// high x low are exact, in whatever order and with however many rows; low x low is left out.
+// The key and the value of a token are each stored as 16-bit integers times a power of two of their
+// own. An F16 element that is at least a sixteenth of the largest is exact; others lose at most
+// 2^-15 of the largest. An integer is 256 high + low, both signed bytes. Queries and weights are
+// 16-bit integers as well, with one scale per row (and split). The sums of products high x high and
+// high x low are exact, in any order and with any number of rows; low x low is left out.
 //
-// A head's block: keys: of each 64 features, a tile of high and one of low bytes, rows of which are
-// four features of 16 tokens; values: of each 16 features, four rows of high and of low bytes, each
-// four tokens of 16 features. The lowest bits of the first 16 features of a key are its power of
-// two and its value's.
+// A head's block has first the keys: per 64 features one tile of high and one of low bytes, whose
+// rows are four features of 16 tokens. Then the values: per 16 features four rows of high and four
+// of low bytes, each row four tokens of 16 features. The lowest bits of a key's first 16 features
+// hold the powers of two of the key and of its value.
 //
 // FRESHET_TILES: tiles_amx.h or tiles_emulated.h.
 #pragma once
@@ -28,9 +28,9 @@ namespace freshet::cpu {
 namespace {
 
 inline constexpr int64_t kTileBytes = 1024;
-inline constexpr int64_t kPlanes = 2 * kTileBytes;  // the tile of high bytes, then that of low ones
-inline constexpr int kTop = 127 * 256;              // the largest code: low bytes add to it
-inline constexpr int kNoNumber = 127;               // as a power
+inline constexpr int64_t kPlanes = 2 * kTileBytes;  // a tile of high bytes, then one of low bytes
+inline constexpr int kTop = 127 * 256;              // the largest code; low bytes add to it
+inline constexpr int kNoNumber = 127;               // the power that marks NaN
 
 struct Bytes {
   __m128i high, low;
@@ -39,7 +39,7 @@ FRESHET_INLINE Bytes bytes_of(__m512i codes) {
   const __m512i up = _mm512_add_epi32(codes, _mm512_set1_epi32(128));
   return {_mm512_cvtepi32_epi8(_mm512_srai_epi32(up, 8)), _mm512_cvtepi32_epi8(codes)};
 }
-// Sums of high x high and of high x low bytes as one number, in units of 256.
+// Joins the sums of high x high and of high x low bytes to one value, in units of 256.
 FRESHET_INLINE __m512 joined(const int32_t* high, const int32_t* middle) {
   const __m512i up = _mm512_slli_epi32(_mm512_load_si512(high), 8);
   return _mm512_cvtepi32_ps(_mm512_add_epi32(up, _mm512_load_si512(middle)));
@@ -48,13 +48,13 @@ FRESHET_INLINE __m512i powers_of_two(__m512i power) {
   return _mm512_slli_epi32(_mm512_add_epi32(power, _mm512_set1_epi32(127)), 23);
 }
 
-// Rounded to F16, which saturates.
+// Rounds to F16; saturates.
 FRESHET_INLINE __m512 as_f16(const float* x) {
   const __m512 most = _mm512_set1_ps(65504.0f), least = _mm512_set1_ps(-65504.0f);
-  const __m512 v = _mm512_max_ps(least, _mm512_min_ps(most, _mm512_loadu_ps(x)));  // NaN stays
+  const __m512 v = _mm512_max_ps(least, _mm512_min_ps(most, _mm512_loadu_ps(x)));  // NaN stays NaN
   return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-// The power of two that takes n numbers to codes.
+// The power of two that scales n values to codes.
 inline int power_for(const float* x, int n) {
   __m512i largest = _mm512_setzero_si512();
   for (int i = 0; i < n; i += 16) {
@@ -62,7 +62,7 @@ inline int power_for(const float* x, int n) {
   }
   const uint32_t bits = _mm512_reduce_max_epu32(largest);
   if (bits > 0x7f800000u) return kNoNumber;
-  // From 2^14 to kTop: mantissas of 1.984375 and more need the next power.
+  // The largest code is in 2^14 .. kTop: mantissas of 1.984375 and more need the next power.
   const int power = static_cast<int>((bits + (1u << 17)) >> 23) - 127 - 14;
   return power < -40 ? -40 : power;
 }
@@ -74,12 +74,12 @@ FRESHET_INLINE __m512i codes_of(const float* x, int power) {
 
 class TiledAttention : SplitMerger<Avx512> {
   static constexpr int kTogether = 16;  // rows
-  static constexpr int kChunk = 64;     // tokens of a tile of values
+  static constexpr int kChunk = 64;     // tokens per tile of values
 
   const int64_t key_tiles_ = key_dim_ / 64;
   const int64_t value_tiles_ = value_dim_ / 16;
-  float* const x_ = free_;  // [kTogether, kSplit], as powers of two, each with its value's
-  float* const key_scale_ = x_ + kTogether * kSplit;  // of each token of the split
+  float* const x_ = free_;  // [kTogether, kSplit], log2 of scores, value powers added
+  float* const key_scale_ = x_ + kTogether * kSplit;  // per token of the split
   float* const value_power_ = key_scale_ + kSplit;
   float* const value_inverse_ = value_power_ + kSplit;
   float* const row_scale_ = value_inverse_ + kSplit;
@@ -105,7 +105,7 @@ class TiledAttention : SplitMerger<Avx512> {
       }
       const float top = _mm512_reduce_max_ps(largest);
       const __m512 inverse = _mm512_set1_ps(top > 1e-30f ? kTop / top : 0.0f);
-      __m512 sum = _mm512_setzero_ps();  // not a number if one of them is none
+      __m512 sum = _mm512_setzero_ps();  // becomes NaN if an element is not finite
       uint8_t* const to = q_ + r / kTogether * key_tiles_ * kPlanes + r % kTogether * 64;
       for (int d = 0; d < key_dim_; d += 16) {
         const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(from + d), inverse);
@@ -120,12 +120,12 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // With few rows, values are better used where they are than brought together for tiles.
+  // With few rows it is faster to use values in place than to gather them for tiles.
   bool few() const { return t_.rows <= 8; }
   int groups() const { return (t_.rows + kTogether - 1) / kTogether; }
   Group group(int g, int64_t split) const { return group_at(g * kTogether, kTogether, split); }
 
-  // Scales of the tokens' keys and values, and zeros for blocks that are not needed.
+  // Loads the scales of the tokens' keys and values; zeros for blocks that are not needed.
   void load_scales(const Group& need, int64_t split) {
     const __m512i ones = _mm512_set1_epi8(1), some = _mm512_set1_epi32(0x08040201),
                   rest = _mm512_set1_epi32(static_cast<int>(0x80402010));
@@ -173,7 +173,7 @@ class TiledAttention : SplitMerger<Avx512> {
     load<4>(q);
     load<5>(q + kTileBytes);
   }
-  // The sums of a block of keys in tiles kSet and the next.
+  // Multiplies a block of keys; sums go to tiles kSet and the next.
   template <int kSet>
   FRESHET_INLINE_MEMBER void multiply_keys(const uint8_t* q, const uint8_t* k, int32_t* sums) {
     tile_zero<kSet>();
@@ -198,7 +198,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // Sums of a block to scores as powers of two, plus those of the values.
+  // Converts the sums of a block to scores as powers of two, plus the powers of the values.
   template <bool kCap>
   FRESHET_INLINE_MEMBER void scores_of(const Group& g, int token, int rows) {
     const int32_t* const sums = key_sums(token);
@@ -223,7 +223,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // x_ of the group's rows. Tiles are two blocks ahead.
+  // Computes x_ of the group's rows. The tiles run two blocks ahead.
   void score(const Group& g, int64_t split) {
     const uint8_t* const q = q_ + g.first / kTogether * key_tiles_ * kPlanes;
     if (key_tiles_ == 1) load_rows(q);
@@ -240,15 +240,15 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // A block's values, on their way while scores become weights: with few rows, memory would have
-  // nothing to do then.
+  // Prefetches a block's values while scores become weights. Only with few rows: then the memory
+  // would otherwise be idle.
   void fetch_values(const Group& g, int64_t split, int token) const {
     if (!few() || token >= g.to) return;
     const uint8_t* const from = block(split, token) + t_.values_at;
     for (int64_t i = 0; i < 32 * int64_t{value_dim_}; i += 64) __builtin_prefetch(from + i);
   }
 
-  // Masks scores that row r of the group does not see, and notes the largest.
+  // Masks scores that row r of the group must not attend to, and records the largest.
   void find_max(const Group& g, int r, int64_t split) {
     fetch_values(g, split, g.from + 16 * r);
     float* const x = x_ + r * kSplit;
@@ -270,8 +270,8 @@ class TiledAttention : SplitMerger<Avx512> {
     split_max_[row] = _mm512_reduce_max_ps(max);
   }
 
-  // kTop * 2^x for x <= 0. The polynomial, for x less the next lower whole number, is 2.9e-6 off,
-  // and kTop at 0.
+  // kTop * 2^x for x <= 0. The polynomial in x - floor(x) has an error of 2.9e-6, and is exactly
+  // kTop at 0.
   FRESHET_INLINE __m512 weight(__m512 x) {
     const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     __m512 p = _mm512_set1_ps(kTop * 0.0134266844f);
@@ -279,11 +279,12 @@ class TiledAttention : SplitMerger<Avx512> {
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop * 0.241280205f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop * 0.693044845f));
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kTop));
-    return _mm512_scalef_ps(p, x);  // by the next lower whole number
+    return _mm512_scalef_ps(p, x);  // scales by 2^floor(x)
   }
 
-  // Row r of the group: x to weights, whose sum it notes: as they are before they become whole
-  // numbers, which those of small values may be too small for.
+  // Row r of the group: turns x into weights and records their sum. The sum is taken before the
+  // weights are rounded to integers, because the weights of small values may be too small for
+  // these.
   void weigh(const Group& g, int r, int64_t split) {
     fetch_values(g, split, g.from + 16 * (g.rows + r));
     float* const x = x_ + r * kSplit;
@@ -314,8 +315,8 @@ class TiledAttention : SplitMerger<Avx512> {
     split_sum_[row] = Avx512::reduce_add(sum) * (1.0f / kTop);
   }
 
-  // The split's values as tiles of 64 tokens. Row 4 q + b of a tile is quad q of block b, as
-  // weights are packed.
+  // Loads the split's values as tiles of 64 tokens. Row 4 q + b of a tile is quad q of block b, the
+  // order in which weights are packed.
   void load_values(const Group& need, int64_t split) {
     for (int t = need.from; t < need.to; t += 16) {
       const uint8_t* from = block(split, t) + t_.values_at;
@@ -329,7 +330,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // Two tiles of features from f on (or one), to sums_ from kAt tiles on.
+  // Multiplies two tiles of features (or one) from f on; sums go to sums_ from tile kAt on.
   template <int kAt>
   FRESHET_INLINE_MEMBER void multiply_values(const Group& g, int64_t f, bool two) {
     tile_zero<0>();
@@ -356,12 +357,12 @@ class TiledAttention : SplitMerger<Avx512> {
     tile_store<2>(sums_ + (kAt + 2) * 256);
     tile_store<3>(sums_ + (kAt + 3) * 256);
   }
-  // The same sums of kRows rows from row `first` on, straight from the cache.
+  // The same sums for kRows rows from row `first` on, directly from the cache.
   template <int kRows, int kTwo>
   void sum_values(const Group& g, int64_t split, int first, int64_t f) {
     __m512i high[kTwo][kRows], middle[kTwo][kRows];
-    const __m512i up = _mm512_set1_epi8(-128);  // 128 more, as an unsigned byte
-    __m512i too_much[kTwo];                     // for low bytes that are 128 higher
+    const __m512i up = _mm512_set1_epi8(-128);  // adds 128, giving an unsigned byte
+    __m512i too_much[kTwo];                     // correction for low bytes that are 128 too high
     FRESHET_UNROLL
     for (__m512i& v : too_much) v = _mm512_setzero_si512();
     FRESHET_UNROLL
@@ -440,7 +441,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // Adds the group's weighted values to total_, or writes them to partial.
+  // Adds the group's weighted values to total_, or writes them to `partial`.
   void add_values(const Group& g, int64_t split, float* partial) {
     const __m512 unit = _mm512_set1_ps(256.0f / kTop);
     multiply_values(g, split, 0);
@@ -492,7 +493,7 @@ class TiledAttention : SplitMerger<Avx512> {
 
   static void attend_split(const AttentionTile& tile, int64_t split, float* partial) {
     TiledAttention a(tile);
-    // Groups of rows that see nothing of the split leave their part as it is here.
+    // Groups whose rows attend to nothing in the split leave their part zero.
     const int64_t values = tile.rows * a.value_stride_;
     for (int64_t i = 0; i < values; i += 16) _mm512_storeu_ps(partial + i, _mm512_setzero_ps());
     a.do_split(split, partial);
@@ -502,7 +503,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // A token's key and value of a head, whose block is at `head`.
+  // Stores one token's key and value of a head, whose block is at `head`.
   static void store_head(const ops::KvShape& s, const float* k, const float* v, int64_t slot,
                          size_t values_at, uint8_t* head) {
     const int key = power_for(k, s.key_dim), value = power_for(v, s.value_dim);
@@ -522,7 +523,7 @@ class TiledAttention : SplitMerger<Avx512> {
         for (int i = 0; i < 4; ++i) std::memcpy(to + p * kTileBytes + i * 64, bytes[p] + i * 4, 4);
       }
     }
-    // The slot's byte of each four.
+    // The slot's byte of every four.
     const __m128i up = _mm_cvtsi32_si128(static_cast<int>(slot % 4 * 8));
     const __mmask64 mine = __mmask64{0x1111111111111111} << (slot % 4);
     for (int d = 0; d < s.value_dim; d += 16) {
@@ -534,7 +535,7 @@ class TiledAttention : SplitMerger<Avx512> {
     }
   }
 
-  // Codes of 256 features at most add up to 31 bits.
+  // The sum over at most 256 features of codes needs up to 31 bits.
   static bool supports(const ops::KvShape& s) {
     return s.type == ops::KvType::kF16 && !s.value_is_key_prefix && s.key_dim % 64 == 0 &&
            s.key_dim <= 256 && s.value_dim % 16 == 0 && s.value_dim <= 256;
@@ -546,7 +547,7 @@ class TiledAttention : SplitMerger<Avx512> {
 
  private:
   static constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
-  static constexpr float kNone = -1e30f;  // a score that is not seen
+  static constexpr float kNone = -1e30f;  // score of a masked token
   static void put(__m512i codes, uint8_t (&to)[2][16]) {
     const Bytes b = bytes_of(codes);
     _mm_store_si128(reinterpret_cast<__m128i*>(to[0]), b.high);

@@ -5,11 +5,11 @@
 
 namespace freshet::cpu {
 
-// What the processor can do (CPUID bits, XGETBV, the system's permission for tiles; the kernel's
-// hardware capabilities on ARM; never a model name), capped at `limit`.
+// Detects the processor's features (CPUID bits, XGETBV, the system's permission for tiles; on ARM
+// the kernel's hardware capabilities; never a model name), capped at `limit`.
 ops::Capabilities detect(ops::CpuIsa limit = ops::kAnyIsa);
 
-// Every row this program was built with, whatever the processor; thread-safe, immutable.
+// All rows that this program was built with, for any processor. Thread-safe, immutable.
 const ops::KernelTable& kernels();
 
 }  // namespace freshet::cpu

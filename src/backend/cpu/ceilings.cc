@@ -16,7 +16,7 @@ using ops::CpuIsa;
 
 namespace {
 
-// More than the caches of any machine we met hold for these cores.
+// More than the caches of any known machine hold for these cores.
 constexpr size_t kMemory = size_t{384} << 20;
 constexpr int kRuns = 3;
 
@@ -26,8 +26,8 @@ double seconds_of(ThreadPool& pool, FunctionRef<void(int)> body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Reads `streams` equal parts of [data, data + bytes) side by side, `ahead` bytes before their use
-// (0: as the processor sees fit), and returns something of them.
+// Reads `streams` equal parts of [data, data + bytes) in parallel and prefetches `ahead` bytes
+// ahead (0: leaves it to the hardware). Returns a value that depends on the data.
 template <int streams, int ahead>
 uint64_t read_streams(const uint8_t* data, size_t bytes) {
   const size_t part = bytes / streams / 64 * 64;
@@ -50,9 +50,9 @@ using ReadWay = uint64_t (*)(const uint8_t*, size_t);
 constexpr ReadWay kReadWays[] = {read_streams<1, 0>, read_streams<1, 2048>, read_streams<4, 512>,
                                  read_streams<8, 512>};
 
-// Bytes a second when each worker reads its own `bytes`, `times` over.
+// Bytes per second when each worker reads its own `bytes`, `times` times.
 double read_rate(ThreadPool& pool, const Buffer& buffer, size_t bytes, int times, ReadWay way) {
-  std::atomic<uint64_t> total = 0;  // so that nothing is optimised away
+  std::atomic<uint64_t> total = 0;  // keeps the loop from being optimised away
   const double seconds = seconds_of(pool, [&](int worker) {
     const uint8_t* from = buffer.data() + static_cast<size_t>(worker) * bytes;
     uint64_t sum = 0;

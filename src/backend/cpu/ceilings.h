@@ -1,7 +1,7 @@
-// What the processor can do at most, measured: reading memory and each kind of arithmetic that the
-// kernels of this room use. All workers of a pool run the same loop at the same time; the best of a
-// few short runs counts. About a second in all. Call from the thread that owns the pool, with
-// nothing else running on it. Machines are shared: compare only within one run.
+// Measures the processor's limits: memory reads, and each kind of arithmetic that the CPU kernels
+// use. All workers of a pool run the same loop at the same time; the best of a few short runs
+// counts. Takes about a second in total. Call it from the thread that owns the pool, while nothing
+// else runs on the pool. Machines are shared: compare only within one run.
 #pragma once
 
 #include <string_view>
@@ -18,13 +18,13 @@ struct Ceiling {
   double rate = 0.0;
 };
 
-// Every ceiling that `can` allows to measure.
+// Measures every limit that `can` allows.
 std::vector<Ceiling> measure_ceilings(ThreadPool& pool, const ops::Capabilities& can);
 
-// Bytes a second from memory, the best of several ways to read.
+// Bytes per second from memory, the best of several access patterns.
 double measure_read(ThreadPool& pool);
 
-// The arithmetic that a row of the table is bound by, and its rate.
+// The arithmetic that limits a row of the table, and its rate.
 Ceiling measure_arithmetic(ThreadPool& pool, const ops::MatmulKernel& kernel);
 
 }  // namespace freshet::cpu

@@ -20,7 +20,7 @@ void run_f32(int64_t turns) {
   }
 }
 
-// The chain of a product of bytes: multiply pairs, add pairs of pairs, add to the sum.
+// The steps of a byte dot product: multiply pairs, add pairs of pairs, add to the sum.
 void run_int8(int64_t turns) {
   __m256i sum[kChains];
   for (auto& s : sum) s = _mm256_setzero_si256();

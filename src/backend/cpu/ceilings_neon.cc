@@ -20,7 +20,7 @@ void run_f32(int64_t turns) {
   }
 }
 
-// The chain of a product of bytes: multiply, add pairs, add pairs of pairs to the sum.
+// The steps of a byte dot product: multiply, add pairs, add pairs of pairs to the sum.
 void run_int8(int64_t turns) {
   int32x4_t sum[kChains];
   for (auto& s : sum) s = vdupq_n_s32(0);

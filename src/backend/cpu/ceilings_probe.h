@@ -1,5 +1,5 @@
-// Loops that keep one kind of arithmetic unit busy, as each instruction set compiles them. Plain
-// data only; see matmul_call.h for why.
+// Loops that keep one kind of arithmetic unit busy, compiled for each instruction set. Plain data
+// only; matmul_call.h says why.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace freshet::cpu {
 
 struct Probe {
   const char* name;   // "avx2 f32"
-  double operations;  // of one turn of the loop
+  double operations;  // per iteration of the loop
   void (*run)(int64_t turns);
 };
 
-// nullptr: no such arithmetic there.
+// nullptr: this build has no such arithmetic.
 struct IsaProbes {
   Probe f32;
   Probe int8;

@@ -32,15 +32,15 @@ bool bit(unsigned word, int n) {
   return (word >> n & 1) != 0;
 }
 
-// Which register files the system saves: asked with the instruction itself, since the intrinsic
-// would need this file compiled with -mxsave.
+// Which register files the system saves. Uses the instruction itself, because the intrinsic would
+// need -mxsave for this file.
 uint64_t saved_state() {
   unsigned lo = 0, hi = 0;
   asm volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
   return uint64_t{hi} << 32 | lo;
 }
 
-// Linux gives a process the tiles' large state only when it asks (for all its threads to come).
+// Linux grants the tiles' large state only on request (for all later threads of the process).
 bool tiles_permitted() {
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;
@@ -81,7 +81,7 @@ Capabilities probe(CpuIsa limit) {
   c.avx512_bf16 = bit(l71.eax, 5);
   const bool tiles =
       bit(l7.edx, 24) && bit(l7.edx, 25) && bit(l7.edx, 22) && (state >> 17 & 3) == 3;
-  const bool gfni_vbmi = bit(l7.ecx, 8) && bit(l7.ecx, 1);  // wherever tiles are
+  const bool gfni_vbmi = bit(l7.ecx, 8) && bit(l7.ecx, 1);  // present wherever tiles are
   if (tiles && gfni_vbmi && limit >= CpuIsa::kAmx && tiles_permitted()) c.isa = CpuIsa::kAmx;
   return c;
 }

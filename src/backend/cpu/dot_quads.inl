@@ -1,14 +1,15 @@
-// dot_scaled() by an instruction that adds four products of bytes to each lane (VNNI, NEON).
+// dot_scaled() with an instruction that adds four byte products to each lane (VNNI, NEON).
 //
-// Included at the end of a simd_*.h that defines kPairScales, dot_quad(sum, line, x): the line's
-// bytes times four activations, the same for each lane, and add_mul_i(sum, x, y). FRESHET_DOT, if
-// it is defined, says how the products here are compiled.
+// Include this at the end of a simd_*.h that defines kPairScales, dot_quad(sum, line, x), which
+// multiplies the line's bytes by four activations (the same for each lane), and add_mul_i(sum, x,
+// y). FRESHET_DOT, if defined, is the attribute of the functions here.
 //
-// A 32-bit sum takes VNNI three slow instructions to scale and add. One that fits 16 bits takes
-// one, vpdpwssd, with a scale whose upper half is zero (kPairScales).
+// VNNI takes three slow instructions to scale and add a 32-bit sum. A sum that fits in 16 bits
+// takes one, vpdpwssd, with a scale whose upper half is zero (kPairScales).
 //
-// Numbers that are 2^kShift too high add up from minus their activations' sum times that: nothing
-// is left to take away later, and the sum of 32 numbers of four bits fits 16 bits.
+// Sums of values that are 2^kShift too high start at minus 2^kShift times the sum of their
+// activations. So nothing has to be subtracted later, and the sum of 32 4-bit values fits in 16
+// bits.
 #pragma once
 
 #ifndef FRESHET_DOT
@@ -18,8 +19,8 @@
 namespace freshet::cpu {
 namespace {
 
-// How many quads' products (u8 up to kTop times a number within +-127) add up within 16 bits; 0
-// where sums of 32 bits are scaled, for it gains nothing with fewer than two.
+// How many quads of products (u8 up to kTop times a value within +-127) can be added within 16
+// bits; 0 if sums are scaled as 32 bits, because fewer than two quads gain nothing.
 template <int kTop>
 inline constexpr int kQuadsIn16Bits = kPairScales && kTop > 0 && kTop * 127 * 8 <= 32767
                                           ? 32767 / (kTop * 127 * 4)

@@ -1,4 +1,4 @@
-// The bits of F32 numbers, in lanes and alone.
+// The bits of F32 values, in lanes and as scalars.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ FRESHET_INLINE float f32_from_bits(int32_t bits) {
   return f;
 }
 
-// Ordered as the magnitudes are; a NaN is largest.
+// Orders like the magnitudes; NaN is the largest.
 FRESHET_INLINE I32 magnitude_bits(F32 v) {
   return and_i(bits_i(v), set_i(0x7fffffff));
 }

@@ -1,5 +1,5 @@
-// The rows of matrix products and of the encoders of activations: what each instruction set
-// compiled, put together with packing.
+// The table rows of GEMMs and activation encoders: joins the kernels compiled for each instruction
+// set with packing.
 #include <array>
 #include <cstddef>
 
@@ -128,8 +128,8 @@ constexpr bool reads_no_fine(int64_t, int64_t) {
   return false;
 }
 
-// Long rows are 17 lines apart, modulo 64: eight lines of each of 32 rows, the operands of a step
-// on tiles, spread over all sets of an L1 cache.
+// Makes the stride of long rows 17 lines modulo 64, so that eight lines of each of 32 rows, the
+// operands of a step on tiles, spread over all sets of an L1 cache.
 size_t spread_bytes(int64_t bytes) {
   int64_t lines = bytes / kLine;
   if (lines >= 64) lines += (17 + 64 - lines % 64) % 64;

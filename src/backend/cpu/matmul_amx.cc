@@ -1,12 +1,13 @@
 // Kernels compiled for AMX.
 //
-// For one tile of 16 x 16 sums: a multiplication takes 16 cycles, storing it 16, loading an operand
-// 8; storing and loading exclude each other, and while tiles are busy one F32 FMA a cycle is left.
+// Costs per tile of 16 x 16 sums: 16 cycles for a multiplication, 16 for a store, 8 to load an
+// operand. Stores and loads exclude each other, and while the tiles are busy one F32 FMA per cycle
+// is free.
 //
-// BF16 weights: a tile multiplication adds products of even and of odd k apart, each in order,
-// starting from zero, and then both to what the tile holds; every step rounds to nearest and takes
-// denormals as zero (Intel SDM, TDPBF16PS). FMA in F32 lanes does the same, so a row of the result
-// has one value whatever the number of tokens.
+// BF16 weights: a tile multiplication sums the products of even and of odd k separately, each in
+// order and starting from zero, and then adds both to the accumulator. Every step rounds to nearest
+// and treats denormals as zero (Intel SDM, TDPBF16PS). FMA in F32 lanes does the same, so a row of
+// the result has one value for any number of tokens.
 #define FRESHET_SIMD "backend/cpu/simd_avx512.h"
 #define FRESHET_TILES "backend/cpu/tiles_amx.h"
 
@@ -16,7 +17,7 @@
 
 namespace freshet::cpu {
 
-// By quant::Format.
+// In the order of quant::Format.
 const IsaKernels kAmxKernels = {
     .run = {nullptr, nullptr, run_bf16, nullptr, run_int8_tiles, FRESHET_TILE_BLOCKS},
     .bf16 = nullptr,

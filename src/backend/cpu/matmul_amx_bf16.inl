@@ -1,4 +1,4 @@
-// BF16 weights on tiles.
+// GEMM with BF16 weights on tiles.
 #pragma once
 
 #include "backend/cpu/matmul_amx_depth.inl"

@@ -1,9 +1,9 @@
-// The loops around products of blocks on tiles (matmul_amx_pipe.inl), and run_blocks(), which a
-// table of IsaKernels names for each format.
+// The loop nest around GEMMs of blocks on tiles (matmul_amx_pipe.inl), and run_blocks(), the entry
+// point per format in the IsaKernels tables.
 //
-// Many tokens: a block of 16 panels is unpacked to the L2 cache while that before it goes through
-// all tokens. Few: a block of one panel is unpacked to the L1 cache between the products of the
-// block before.
+// With many tokens, a block of 16 panels is unpacked to the L2 cache while all tokens are
+// multiplied by the previous one. With few tokens, a block of one panel is unpacked to the L1 cache
+// between the multiplications of the previous block.
 #pragma once
 
 #include <new>
@@ -13,16 +13,16 @@
 namespace freshet::cpu {
 namespace {
 
-// Panels and tokens that work goes on with before the next block of K: unpacked panels and sums
-// stay in the L2 cache, the block's activations of a step in the L1 cache.
+// Panels and tokens that are processed before the next block of K. The unpacked panels and the sums
+// stay in the L2 cache, a step's activations of the block in the L1 cache.
 inline constexpr int kBlocksGroup = 16;
 inline constexpr int64_t kBlocksTokens = 512;
 
 template <class F>
 struct BlocksScratch {
-  alignas(64) uint8_t panels[2][kBlocksGroup * Unit<F>::kBytes];  // of this block and the next
+  alignas(64) uint8_t panels[2][kBlocksGroup * Unit<F>::kBytes];  // for this block and the next
   alignas(64) uint8_t rows[kCopyBytes<2, kUnitK>];
-  // Of the blocks that are added up, and of those that follow them.
+  // For the blocks that are being summed, and for those that follow them.
   alignas(64) uint8_t offsets[2][kOffsets<F> ? kBlocksGroup * kPanelOffsets : kLine];
   RowSums row_sums;
   alignas(64) float sums[kBlocksGroup * kBlocksTokens * kPanelRows];
@@ -33,7 +33,7 @@ FRESHET_INLINE void put_panel_offsets(const uint8_t* main, int64_t block, int64_
   put_offsets(main, block, block + 1 == blocks, to + block % kOffsetBlocks / 4 * kOffsetTile);
 }
 
-// Unpacks a block of some panels, 32 numbers at a time.
+// Unpacks one block of several panels, 32 values at a time.
 template <class F>
 class Unpacking {
  public:
@@ -75,14 +75,14 @@ class Unpacking {
   alignas(64) uint8_t room[sizeof(Open)];
 };
 
-// The rows, and their records, that a step's panels fetch to the L2 cache for the next step: two
-// rows a panel (one, if both planes count).
+// The rows and records of the next step, which this step's panels prefetch to the L2 cache: two
+// rows per panel (one if both planes are used).
 template <int kPlanes>
 struct Fetch {
   const uint8_t* x[2];
   const uint8_t* records[2];
   const uint8_t* sums[2];
-  // sums_at: where what offsets want begins in a row, or 0.
+  // sums_at: where the sums for the offsets begin in a row, or 0.
   Fetch(const MatmulCall& c, int64_t fine, int64_t t, int64_t b, int64_t panel, int64_t sums_at) {
     const Q8x256Layout l = q8x256_layout(c.cols);
     for (int i = 0; i < 2; ++i) {
@@ -101,7 +101,8 @@ struct Fetch {
   }
 };
 
-// Block at.b0 of a group of panels times the tokens at.t0 .. at.t1; `next` is unpacked meanwhile.
+// Multiplies block at.b0 of a group of panels by the tokens at.t0 .. at.t1, and unpacks `next`
+// meanwhile.
 template <class F, int kPlanes>
 void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, true>& pipe,
                     const Stretch& at, Tokens<kPlanes>* steps, const uint8_t* units,
@@ -111,7 +112,7 @@ void blocks_stretch(const MatmulCall& c, BlocksScratch<F>& s, Pipe<F, kPlanes, t
   const int64_t products = panels * blocks_of(at.t1 - at.t0, kMostRows / kPlanes);
   const int64_t unpackings = next.left();
   int64_t due = 0;
-  Records<F, kPlanes> records[2];  // this step's and, whose last sums are to be scaled, the last's
+  Records<F, kPlanes> records[2];  // of this step, and of the last one while its sums are scaled
   float* sums = s.sums;
   int which = 0;
   for (int64_t t = at.t0; t < at.t1; t += steps++->count, which ^= 1) {
@@ -201,8 +202,8 @@ void blocks_many(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
-// The order in which few tokens go through the blocks of some panels: a group of panels uses a
-// block of the activations, which the L1 cache keeps, before the next.
+// The order in which few tokens go through the blocks of panels: all panels of a group use one
+// block of the activations, which stays in the L1 cache, before the next.
 struct BlockWalk {
   static constexpr int64_t kGroup = 16;
   int64_t blocks, last;
@@ -212,7 +213,8 @@ struct BlockWalk {
   BlockWalk(int64_t of, int64_t first, int64_t end)
       : blocks(of), last(end), group(first), panel(first) {}
   bool over() const { return panel >= last; }
-  // A call is some panels of what its thread takes one after the other: goes on behind its last.
+  // Like next(), but continues past the last panel: a call covers a few of the panels that its
+  // thread takes in sequence.
   void next_of(int64_t panels) {
     next();
     if (over()) last = panels;
@@ -227,7 +229,7 @@ struct BlockWalk {
   }
 };
 
-// A block as it is packed, or any other after the last.
+// A packed block, or an arbitrary one past the end.
 template <class F>
 struct WalkedBlock {
   TilePacked<F> panel;
@@ -236,8 +238,8 @@ struct WalkedBlock {
       : panel(c, at.over() ? at.last - 1 : at.panel), view(panel.block(at.over() ? 0 : at.block)) {}
 };
 
-// Few tokens use a block once or twice: it is unpacked to the L1 cache, between the products of the
-// block before, whose place it takes a quarter behind the last of them.
+// With few tokens a block is used once or twice. It is unpacked to the L1 cache between the
+// multiplications of the previous block, whose place it takes a quarter behind the last of them.
 template <class F, int kPlanes, int kSteps>
 void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;
@@ -313,7 +315,7 @@ void blocks_few(const MatmulCall& c, int64_t first, int64_t last) {
   pipe.drain();
 }
 
-// Up to so many tokens unpacking for tiles costs more than they save.
+// Up to this many tokens, unpacking for the tiles costs more than the tiles save.
 inline constexpr int64_t kFewTokens = 8;
 
 template <class F, int kPlanes>
@@ -342,14 +344,14 @@ void run_rounded(const MatmulCall& c, int64_t first, int64_t last) {
 
 template <class F>
 void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
-  if (first >= last) return;  // a thread without panels: there is none to begin with
+  if (first >= last) return;  // a thread may have no panels
   if constexpr (F::kFormat == Format::kQ4_0) {
     if (!uses_fine_plane(c.rows, c.cols)) {
       return run_rounded<RoundedQ4_0, ExactEighths, ByteEighths>(c, first, last);
     }
   } else if constexpr (F::kFormat == Format::kQ4_K) {
     if (!uses_fine_plane(c.rows, c.cols)) {
-      const unsigned before = flush_denormals();  // as tiles of BF16 do
+      const unsigned before = flush_denormals();  // as BF16 tiles do
       run_rounded<RoundedQ4_K, ExactQuarters, ByteQuarters>(c, first, last);
       return restore_denormals(before);
     }
@@ -363,7 +365,7 @@ void run_blocks(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
-// From Format::kQ4_0 on.
+// In the order of Format, from Format::kQ4_0 on.
 #define FRESHET_TILE_BLOCKS                                                                       \
   run_blocks<BlockQ4_0>, run_blocks<BlockQ4_1>, run_blocks<BlockQ5_0>, run_blocks<BlockQ5_1>,     \
       run_blocks<BlockQ8_0>, run_blocks<BlockQ2_K>, run_blocks<BlockQ3_K>, run_blocks<BlockQ4_K>, \

@@ -1,9 +1,9 @@
-// Weights whose packed lines are rows of tiles (BF16, INT8): sums stay in tiles over a stretch of
-// K, with up to two tiles of tokens over all of it.
+// GEMM with weights whose packed lines are rows of tiles (BF16, INT8). The sums stay in tiles over
+// a stretch of K; for up to two tiles of tokens, over all of K.
 //
-// N: Lines, kPlanes and fine() of the activations, multiply<sums, x, w>(), and the Scales of a
-// step's tokens and the Panel whose result() is the number that a sum stands for. A block of K is
-// 64 bytes of a row of either.
+// N provides Lines, the kPlanes and fine() of the activations, multiply<sums, x, w>(), the Scales
+// of a step's tokens, and the Panel whose result() converts a sum to a value. A block of K is 64
+// bytes of a row of activations or weights.
 #pragma once
 
 #include "backend/cpu/matmul_amx_tiles.inl"
@@ -11,14 +11,14 @@
 namespace freshet::cpu {
 namespace {
 
-// Of K (half of it with two planes), panels and tokens that work goes on with before the next:
-// panels and sums stay in the L2 cache, a step's activations in the L1 cache.
+// Blocks of K (half as many with two planes), panels and tokens that are processed before the next
+// ones. Panels and sums stay in the L2 cache, a step's activations in the L1 cache.
 inline constexpr int64_t kDepthBlocks = 16;
 inline constexpr int kDepthStretchBytes = kDepthBlocks * 64;
 inline constexpr int kDepthGroup = 16;
 inline constexpr int64_t kDepthTokens = 256;
-inline constexpr int64_t kStreamAhead = 4;  // blocks of each of two panels, to the L1 cache
-inline constexpr int64_t kDepthSums = 4 * kTileInts;  // of a step and two panels
+inline constexpr int64_t kStreamAhead = 4;  // blocks that each of two panels is prefetched to L1
+inline constexpr int64_t kDepthSums = 4 * kTileInts;  // sums of a step and two panels
 
 template <class N>
 struct DepthScratch {
@@ -26,31 +26,31 @@ struct DepthScratch {
   alignas(64) float sums[kDepthGroup / 2 * kDepthTokens / (2 * kTileRows) * kDepthSums];
 };
 
-// A stretch of one or two panels times a step's tokens. The two are side by side, or with a gated
-// unit the same one of gate's and of up's.
+// A stretch of one or two panels times a step's tokens. The two panels are adjacent, or with SwiGLU
+// the same panel of gate and up.
 template <class N>
 struct DepthProduct {
   const Step* step;
   const typename N::Scales* scales;
-  float* sums;  // of tile x and panel w from (2 x + w) * kTileInts on
+  float* sums;  // tile x, panel w: from (2 x + w) * kTileInts on
   int64_t panel;
   int panels;
-  bool last;               // stretch of the rows
-  const uint8_t* next[2];  // what this product fetches to the L2 cache for the next stretch:
-  int64_t lines;           // so many of each
+  bool last;               // whether this is the rows' last stretch
+  const uint8_t* next[2];  // what this product prefetches to L2 for the next stretch:
+  int64_t lines;           // this many of each
 };
 
-// Products one after the other: the sums of one are stored between the tile instructions of the
-// next, each tile's just before it is used again, and finished between those of its later blocks.
+// Runs products in sequence. The sums of one are stored between the tile instructions of the next,
+// each tile just before it is reused, and finished between the next one's later blocks.
 template <class N>
 class DepthPipe {
  public:
-  // streams: whole panels come one after the other, from memory. usual: how denormals are treated
-  // outside of products.
+  // streams: whole panels are read in sequence from memory. usual: the denormal mode outside of
+  // GEMMs.
   DepthPipe(const MatmulCall& call, const MatmulCall& gate_call, bool streams, unsigned usual)
       : c(call), gate(gate_call), streaming(streams), denormals(usual) {}
 
-  // x_at: where the stretch begins in the rows; fresh: no sums are there yet.
+  // x_at: where the stretch begins in the rows. fresh: there are no sums yet.
   void run(DepthProduct<N>& p, const uint8_t* const (&panel)[2], int64_t x_at, int64_t blocks,
            bool fresh) {
     const auto run =
@@ -74,7 +74,7 @@ class DepthPipe {
   }
 
  private:
-  // Fetches what is kStreamAhead blocks further in the panels, or in the next two.
+  // Prefetches the data kStreamAhead blocks further in the panels, or in the next two panels.
   FRESHET_INLINE_MEMBER void fetch(const uint8_t* const (&panel)[2], int64_t b, int64_t blocks) {
     const int64_t over = b + kStreamAhead >= blocks ? 2 * bytes - blocks * 1024 : 0;
     const int64_t at = (b + kStreamAhead) * 1024 + over;
@@ -84,7 +84,8 @@ class DepthPipe {
       prefetch_near(panel[1] + at + i);
     }
   }
-  // A block's part of what p fetches. due: what blocks before left over, in lines times blocks.
+  // Prefetches one block's share of p.next. due: the remainder from earlier blocks, in lines times
+  // blocks.
   FRESHET_INLINE_MEMBER void fetch_next(DepthProduct<N>& p, int64_t& due, int64_t blocks) {
     for (due += p.lines; due >= blocks; due -= blocks) {
       prefetch(p.next[0]);
@@ -102,7 +103,7 @@ class DepthPipe {
       tile_load<kTile>(sums + kTile * kTileInts, kLine);
     }
   }
-  // Few tokens find panels in the L1 cache, of many it keeps the activations.
+  // With few tokens panels are read through the L1 cache; with many, it keeps the activations.
   template <int kTile>
   FRESHET_INLINE_MEMBER void load_panel(const uint8_t* from) {
     if (streaming) {
@@ -122,7 +123,7 @@ class DepthPipe {
     N::template multiply<kTile, kX, kW>();
     tile_product_gap();
   }
-  // Of each block the products of the coarse plane, then those of the fine one.
+  // Multiplies each block by the coarse plane, then by the fine plane.
   template <int kX, int kW, bool kFirst>
   FRESHET_INLINE_MEMBER void block(const DepthProduct<N>& p, const uint8_t* const (&panel)[2],
                                    const uint8_t* const (&x)[2], int64_t b, bool fresh) {
@@ -173,13 +174,14 @@ class DepthPipe {
     int done = 0;
     others([&](int64_t b) __attribute__((always_inline)) {
       int due = static_cast<int>(left * b / blocks);
-      if (c.gate != nullptr) due &= ~3;  // glu() is told a few at a time
+      if (c.gate != nullptr) due &= ~3;  // glu() takes a few tokens at a time
       if (due > done) finish_before(done, due);
       done = due;
     });
     if (left > done) finish_before(done, left);
   }
-  // The product before ends, two tokens a block: two whole panels of a full step, without a bias.
+  // Finishes the previous product, two tokens per block: two whole panels of a full step, without a
+  // bias.
   template <bool kAdd, class Others>
   FRESHET_INLINE_MEMBER void finish_quickly(const Others& others) {
     const typename N::Panel first(c, before.panel), second(c, before.panel + 1);
@@ -203,11 +205,11 @@ class DepthPipe {
     });
     while (t < 2 * kTileRows) two();
   }
-  // Tokens [first, last) of the product before.
+  // Finishes tokens [first, last) of the previous product.
   __attribute__((noinline)) void finish_before(int first, int last) const {
     if (c.gate != nullptr) return gate_before(first, last);
     const Step& s = *before.step;
-    const MatmulCall call = c;  // in registers: results could lie where c does
+    const MatmulCall call = c;  // keeps it in registers: results might alias c
     for (int w = 0; w < before.panels; ++w) {
       const typename N::Panel panel(c, before.panel + w);
       const float* const sums = before.sums + w * kTileInts;
@@ -240,13 +242,13 @@ class DepthPipe {
   const bool streaming;
   const unsigned denormals;
   const int64_t bytes = panel_bytes(Packed<typename N::Lines>::kLayout, c.cols);
-  alignas(64) float finishing[kDepthSums];  // sums of a last stretch, and what tiles hold at first
+  alignas(64) float finishing[kDepthSums];  // last stretch's sums; at first the tiles' content
   DepthProduct<N> before{nullptr, nullptr, finishing, 0, 0, false, {}, 0};
-  bool quick = false;  // `before` ends as finish_quickly() has it
+  bool quick = false;  // `before` can end in finish_quickly()
 };
 
-// The blocks that follow a stretch, in panels so many further on (the next group's, or the same) up
-// to `end`.
+// The blocks that follow a stretch. They are in panels `panels` further on (the next group's, or 0
+// for the same ones), up to `end`.
 struct NextStretch {
   int64_t panels;
   int64_t end;
@@ -260,7 +262,7 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
   const bool gated = c.gate != nullptr;
   const int aside = gated ? 0 : 1;  // from a product's first panel to its second
   const int64_t fine = N::fine(c);
-  Step steps[2];  // this and the one before, whose last sums are still to be stored
+  Step steps[2];  // this one, and the previous one whose last sums are not stored yet
   typename N::Scales scales[2];
   const bool last = at.b1 == at.blocks;
   float* sums = s.sums;
@@ -296,7 +298,7 @@ void depth_stretch(const MatmulCall& c, const MatmulCall& gate, DepthScratch<N>&
 
 template <class N>
 void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
-  // Few tokens read each panel from end to end, as it lies in memory.
+  // With few tokens each panel is read from end to end, in memory order.
   const bool few = c.tokens <= 2 * kTileRows && c.rows_index == nullptr;
   const unsigned denormals = N::kFlush ? flush_denormals() : 0;
   const MatmulCall gate = gate_of(c);
@@ -308,7 +310,7 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
   at.blocks = blocks_of(c.cols, Packed<typename N::Lines>::kLayout.block);
   const int64_t step = few ? at.blocks : kDepthBlocks / N::kPlanes;
   const int64_t tokens = tokens_at_a_time(c.tokens, kDepthTokens);
-  const int group = c.gate != nullptr ? kDepthGroup / 2 : kDepthGroup;  // of each
+  const int group = c.gate != nullptr ? kDepthGroup / 2 : kDepthGroup;  // gate and up each
   for (at.t0 = 0; at.t0 < c.tokens; at.t0 += tokens) {
     at.t1 = at.t0 + tokens < c.tokens ? at.t0 + tokens : c.tokens;
     for (at.first = first; at.first < last; at.first += group) {
@@ -318,7 +320,7 @@ void depth_many(const MatmulCall& c, int64_t first, int64_t last) {
         NextStretch next{0, last, at.b1, at.blocks - at.b1};
         if (next.blocks == 0) next = {group, last, 0, at.blocks};
         if (next.blocks > step) next.blocks = step;
-        if (few) next.blocks = 0;  // as they come
+        if (few) next.blocks = 0;  // panels are already read in sequence
         depth_stretch<N>(c, gate, s, pipe, at, next);
       }
     }

@@ -1,4 +1,4 @@
-// INT8 weights on tiles: the sums of all of a row are exact, whatever stretches they come in.
+// GEMM with INT8 weights on tiles. The sums of a row are exact, however it is cut into stretches.
 #pragma once
 
 #include "backend/cpu/matmul_amx_depth.inl"
@@ -16,7 +16,7 @@ struct NumbersINT8 {
     tile_dp_i8<kTile, kX, kW>();
   }
   struct Scales {
-    float d[2 * kTileRows];  // of a step's tokens
+    float d[2 * kTileRows];  // per token of a step
     FRESHET_INLINE_MEMBER void read(const MatmulCall& c, const Step& s) {
       const int64_t record = int8_layout(c.cols).record;
       for (int t = 0; t < s.count; ++t) d[t] = f32_at(act_row(c, s.t0 + t) + record);
@@ -32,7 +32,7 @@ struct NumbersINT8 {
   };
 };
 
-// Up to so many tokens reading the weights is all there is to it.
+// Up to this many tokens, reading the weights takes all the time.
 inline constexpr int64_t kFewInt8Tokens = 4;
 
 void run_int8_tiles(const MatmulCall& c, int64_t first, int64_t last) {

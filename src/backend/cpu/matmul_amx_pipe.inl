@@ -1,19 +1,19 @@
-// Formats of blocks on tiles of bytes, with the bits of tile256(): whole-number sums are exact in
-// any order, and what follows them is the same.
+// Block formats on byte tiles, with the bits of tile256(): the integer sums are exact in any order,
+// and the steps after them are the same.
 //
-// A block of 256 is a "unit": scale times number is a whole number of 16 bits, whose low (unsigned)
-// and high (signed) bytes are two operands, so that the scales of groups are inside the tiles. Two
-// operands of activations (two tiles of tokens, or the two planes of one) times these two are four
-// tiles of sums, which leave the tiles once a unit.
+// A block of 256 is unpacked to a "unit". Scale times value is a 16-bit integer; its low (unsigned)
+// and high (signed) bytes are two operands, so the tiles apply the scales of the groups as well.
+// Two operands of activations (two tiles of tokens, or the two planes of one) times these two give
+// four tiles of sums, which are stored once per unit.
 //
-// INT4 groups are no products of scales: their bytes less the zero points are one operand, and the
-// halves of a block, each a group, have sums of their own in the tiles.
+// INT4 groups are not multiplied by their scales: their bytes minus the zero points are one
+// operand, and the two halves of a block, each a group, have separate accumulators in the tiles.
 //
-// The minima of rounded Q4_K are BF16 and times sums of activations a product of their own, on
-// tiles of BF16 that join the last of each 16 blocks.
+// The minima of rounded Q4_K are BF16. They are multiplied by the sums of activations in a separate
+// GEMM on BF16 tiles, together with the last of every 16 blocks.
 //
-// While tiles multiply, one F32 operation a cycle is left, and two of whole numbers: the sums of
-// one unit are scaled between the products of the next.
+// While the tiles multiply, one F32 operation and two integer operations per cycle are free. So the
+// sums of one unit are scaled between the multiplications of the next.
 #pragma once
 
 #include "backend/cpu/matmul_amx_rounded.inl"
@@ -21,14 +21,14 @@
 namespace freshet::cpu {
 namespace {
 
-inline constexpr int kMostRows = 2 * kTileRows;  // of sums in the tiles
+inline constexpr int kMostRows = 2 * kTileRows;  // rows of sums in the tiles
 
-// A step's tokens, and what scaling their sums needs. Where both planes count, they are the two
-// operands of one tile's tokens.
+// The tokens of a step, and what scaling their sums needs. If both planes are used, they are the
+// two operands of one tile of tokens.
 template <int kPlanes>
 struct Tokens : Step {
-  const uint8_t* records[kMostRows];  // of each token
-  int place[kMostRows];               // where its whole-number sums are stored
+  const uint8_t* records[kMostRows];  // per token
+  int place[kMostRows];               // where the token's integer sums are stored
 
   Tokens() = default;
   Tokens(const MatmulCall& c, int64_t first, int64_t left)
@@ -47,12 +47,12 @@ struct Tokens : Step {
   }
 };
 
-// What a step's tokens multiply offsets by, close together: in their rows it lies in pages of its
-// own, one a token.
+// The sums by which a step's tokens multiply offsets, copied close together: in the activation rows
+// they are spread over one page per token.
 struct RowSums {
   static constexpr int64_t kStride = (kOffsetTiles + 1) * kLine;
   alignas(64) uint8_t of[2][kTileRows * kStride];
-  // Of the blocks up to b that are added at once.
+  // Reads the sums for the blocks up to b that are added at once.
   void read(const MatmulCall& c, const Step& x, int64_t b) {
     const int64_t lines = b % kOffsetBlocks / 4 + 1;
     const int64_t at = q8x256_layout(c.cols).sums + b / kOffsetBlocks * kOffsetTiles * kLine;
@@ -65,10 +65,10 @@ struct RowSums {
   }
 };
 
-// Offsets of the blocks of a panel that are added at once.
+// The offsets of a panel's blocks that are added at once.
 inline constexpr int64_t kPanelOffsets = kOffsetTiles * kOffsetTile;
 
-// What a block's records say of a step's tokens, close together: many panels use it.
+// A block's records for a step's tokens, copied close together because many panels use them.
 template <class F, int kPlanes>
 struct Records {
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
@@ -92,43 +92,43 @@ struct Records {
       F::kGroup == 32 ? offsetof(Q8x256Record, sum32) : offsetof(Q8x256Record, sum16);
 };
 
-// A panel's block times a step's tokens.
+// A GEMM of one block of a panel with a step's tokens.
 template <class F, int kPlanes>
 struct Product {
   const uint8_t* unit;
   const uint8_t* scales;  // of the unit
   const Tokens<kPlanes>* tokens;
   const Records<F, kPlanes>* records;
-  float* sums;  // of the step's tokens, so far
+  float* sums;  // running sums of the step's tokens
   int64_t panel;
   int64_t block;
-  bool last;  // block of the rows
-  // Of blocks behind which offsets are added: tiles of these, and what they are multiplied by.
+  bool last;  // whether this is the rows' last block
+  // Set for blocks at which offsets are added: tiles of offsets, and the sums they are multiplied
+  // by.
   const uint8_t* offsets = nullptr;
   const RowSums* row_sums = nullptr;
 };
 
-// Products one after the other. Storing the sums of one and scaling them falls between the tile
-// instructions of the next: a tile's sums are stored just before it is used again, and scaled a few
-// tokens at a time after that. kOnce: units come from the L2 cache, where activations are to stay
-// in the L1 cache.
+// Runs products in sequence. The sums of one are stored and scaled between the tile instructions of
+// the next: each tile is stored just before it is reused, and then scaled a few tokens at a time.
+// kOnce: units are loaded from the L2 cache without evicting the activations from the L1 cache.
 template <class F, int kPlanes, bool kOnce>
 class Pipe {
  public:
   using U = Unit<F>;
-  static constexpr int kMost = kMostRows / kPlanes;  // tokens of a step
+  static constexpr int kMost = kMostRows / kPlanes;  // tokens per step
   static constexpr bool kTwoSums = U::kBytePlanes == 2 || U::kHalves;
-  // A token's sums are scaled in few instructions.
+  // Scaling one token's sums takes few instructions.
   static constexpr bool kShort = !F::kAffine && !U::kHalves;
-  // Little else stands between tiles' instructions: with one plane sums are scaled there, and for
-  // few tokens weights unpacked.
+  // Whether there is little other work between the tile instructions. (With one plane the sums are
+  // scaled there; for few tokens weights are unpacked there.)
   static constexpr bool kGaps = kOnce && U::kBytePlanes == 2;
   explicit Pipe(const MatmulCall& call) : c(call) {
     before.scales = reinterpret_cast<const uint8_t*>(stored);  // any: there are no tokens
   }
 
-  // between(k, i): after product i of k's quarter of the block. Tokens of the product before are
-  // scaled there but in the first quarter, in which its sums are stored.
+  // Calls between(k, i) after multiplication i of the block's quarter k. The previous product's
+  // tokens are scaled there too, except in the first quarter, in which its sums are stored.
   template <int kOperands, class Between>
   FRESHET_INLINE_MEMBER void run(const Product<F, kPlanes>& p, int64_t x_at,
                                  const Between& between) {
@@ -159,7 +159,7 @@ class Pipe {
       run<1>(p, x_at, between);
     }
   }
-  // Stores and scales what is left.
+  // Stores and scales the last product.
   void drain() {
     tile_store<0>(stored);
     if constexpr (kTwoSums) tile_store<1>(stored + kTileInts);
@@ -180,8 +180,8 @@ class Pipe {
       tile_zero<kTile>();
     }
   }
-  // Offsets have the tiles that a second plane's sums would have; with each quarter of a block goes
-  // one tile of them.
+  // Offsets use the accumulators that a second plane would use. Each quarter of a block multiplies
+  // one tile of offsets.
   FRESHET_INLINE_MEMBER void store_offsets() {
     if (before.offsets == nullptr) return;
     tile_store<1>(stored + kTileInts);
@@ -204,13 +204,13 @@ class Pipe {
       tile_dp_bf16<3, 5, 7>();
     }
   }
-  // Tokens are scaled in three quarters: after the last product of each where they are kShort, else
-  // after every one, so that tiles do not wait for so much.
+  // Scales tokens during the last three quarters: after the last multiplication of a quarter if
+  // kShort, else after each one, so that the tiles wait less.
   template <int kOperands, int k, int i, class Between>
   FRESHET_INLINE_MEMBER void after(const Scaling& scaling, const Between& between) {
     between(k, i);
     constexpr int kProducts = kOperands * U::kBytePlanes;
-    constexpr int kProduct = kOperands == 2 ? i : i / 2;  // i: 0, 2 or 0 .. 3
+    constexpr int kProduct = kOperands == 2 ? i : i / 2;  // i is 0 and 2, or 0 .. 3
     if constexpr (k > 0 && (!kShort || kProduct + 1 == kProducts)) {
       constexpr int kSlots = kShort ? 3 : 3 * kProducts;
       constexpr int kSlot = kShort ? k - 1 : (k - 1) * kProducts + kProduct;
@@ -249,7 +249,7 @@ class Pipe {
     tile_load<kTile>(from, stride);
     if constexpr (kGaps) tile_load_gap();
   }
-  // A product with the only plane, or the low one.
+  // Multiplies by the only plane, or by the low one.
   template <int kTile, int kX>
   FRESHET_INLINE void low_product() {
     if constexpr (kRounded<F>) {
@@ -264,7 +264,7 @@ class Pipe {
     tile_dp_i8<kTile, kX, 7>();
     if constexpr (kGaps) tile_product_gap();
   }
-  // A quarter of the block's products; x: operands of activations at its first number.
+  // Multiplies a quarter of the block. x: activation operands at the block's first value.
   template <int kOperands, int k, class Between>
   FRESHET_INLINE_MEMBER void quarter(const uint8_t* const (&x)[2], int64_t stride,
                                      const uint8_t* unit, const Scaling& scaling,
@@ -307,7 +307,7 @@ class Pipe {
     }
   }
 
-  // A whole-number sum that is stored in `at`.
+  // The integer sum stored at `at`.
   FRESHET_INLINE I32 sum_at(const int32_t* at) {
     if constexpr (U::kBytePlanes == 1) return load_i(at);
     return add_i(load_i(at), byte_up(load_i(at + kTileInts)));
@@ -318,8 +318,8 @@ class Pipe {
     const Records<F, kPlanes>* records;
     float* sums;
     F32 d;
-    __mmask16 held;  // none of the rows' first block
-    bool whole;      // the block, not half of one
+    __mmask16 held;  // empty for the rows' first block
+    bool whole;      // a full block, not half of one
 
     FRESHET_INLINE_MEMBER Scaling(const Product<F, kPlanes>& p, int64_t cols)
         : scales(p.scales),
@@ -329,13 +329,13 @@ class Pipe {
           held(static_cast<__mmask16>(p.block == 0 ? 0 : 0xffff)),
           whole(cols - p.block * kUnitK > kUnitK / 2) {}
   };
-  // Token t's sums with the whole-number sums at `place` added, and the offsets' if they are there.
+  // Token t's sums plus the integer sums at `place`, and plus the offsets if there are any.
   template <bool kWithOffsets>
   FRESHET_INLINE_MEMBER F32 scaled(const Scaling& s, int t, int place) {
     constexpr int kPairs = Records<F, kPlanes>::kPairs;
     I32 sum[kPlanes];
     FRESHET_UNROLL
-    for (int p = 0; p < kPlanes; ++p) {  // of two planes, tokens are rows of both operands
+    for (int p = 0; p < kPlanes; ++p) {  // with two planes, tokens are rows of both operands
       sum[p] = sum_at(stored + place + p * 2 * kTileInts);
     }
     F32 acc = _mm512_maskz_loadu_ps(s.held, s.sums + t * kPanelRows);
@@ -369,7 +369,7 @@ class Pipe {
     if constexpr (kWithOffsets) acc = add_f(acc, bits_f(load_i(stored + place + kTileInts)));
     return acc;
   }
-  // Of a step that is not full, or of rows' last block: tokens [from, to) / kMost of its own.
+  // For a step that is not full, or the rows' last block: scales its tokens [from, to) / kMost.
   __attribute__((noinline)) void scale_part(int from, int to) {
     from = from * count / kMost, to = to * count / kMost;
     if (from >= to) return;
@@ -389,7 +389,7 @@ class Pipe {
       }
       return;
     }
-    const MatmulCall call = c;  // in registers: results could lie where c does
+    const MatmulCall call = c;  // keeps it in registers: results might alias c
     const int64_t panel = before.panel, t0 = before.tokens->t0;
     for (int t = from; t < to; ++t) {
       finish(call, panel, t0 + t, scaled<kWithOffsets>(scaling, t, place[t]));
@@ -398,7 +398,7 @@ class Pipe {
 
   const MatmulCall& c;
   Product<F, kPlanes> before{};
-  int count = 0;  // its tokens
+  int count = 0;  // tokens of `before`
   int stored_operands = 2;
   alignas(64) int32_t stored[4 * kTileInts];
 };

@@ -1,7 +1,8 @@
-// Few tokens times Q4_0 and Q4_K rounded to bytes (RoundedQ4_0, RoundedQ4_K), with the bits of the
-// products of many: sums of a block are whole numbers, exact in any order, and those of Q4_K's
-// offsets are made as tiles make them. Blocks are read in the order of memory, each opened (its
-// scales made whole) while the one before it is used.
+// GEMM of few tokens with Q4_0 and Q4_K weights that are rounded to bytes (RoundedQ4_0,
+// RoundedQ4_K). The results have the same bits as those for many tokens: the sums of a block are
+// integers and exact in any order, and Q4_K's offsets are summed in the order in which the tiles
+// sum them. Blocks are read in memory order. Each block is opened (its scales are converted to
+// integers) while the previous one is in use.
 #pragma once
 
 #include "backend/cpu/matmul_amx_units.inl"
@@ -9,10 +10,10 @@
 namespace freshet::cpu {
 namespace {
 
-// Blocks are fetched so far ahead: with two instead memory waits where twelve cores ask.
+// Prefetch distance in blocks. With two, twelve cores wait for memory.
 inline constexpr int kFarBlocks = 5;
 
-// Blocks of panels in the order of memory.
+// Walks over the blocks of panels in memory order.
 template <class F>
 struct MemoryWalk {
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
@@ -34,7 +35,7 @@ struct MemoryWalk {
     return static_cast<int>(of_row - block * kOf < kOf ? of_row - block * kOf : kOf);
   }
   FRESHET_INLINE_MEMBER bool ends() const { return (block + 1) * kOf >= of_row; }
-  // After the last block it stays there.
+  // Stays on the last block once it gets there.
   FRESHET_INLINE_MEMBER void next() {
     if (!ends()) {
       ++block;
@@ -49,7 +50,7 @@ struct MemoryWalk {
   void fetch() const {
     for (int j = 0; j < 8; ++j) fetch(j);
   }
-  // Fetches eighth j of the block.
+  // Prefetches eighth j of the block.
   FRESHET_INLINE_MEMBER void fetch(int j) const {
     constexpr int kEighth = (kLines + 7) / 8;
     prefetch_lines<kEighth>(main + j * kEighth * kLine);
@@ -58,8 +59,8 @@ struct MemoryWalk {
   static constexpr int kLines = kOf * kLayout.main / kLine;
 };
 
-// What is fetched while the first block is used. A call is a few panels of what its thread takes
-// one after the other: fetching goes on behind its last one.
+// Prefetches what is needed while the first block is in use. A call covers a few of the panels that
+// its thread takes in sequence, so prefetching continues past the call's last panel.
 template <class F>
 FRESHET_INLINE MemoryWalk<F> far_ahead(const MatmulCall& c, int64_t first) {
   MemoryWalk<F> far(c, first, blocks_of(c.rows, kPanelRows));
@@ -70,8 +71,8 @@ FRESHET_INLINE MemoryWalk<F> far_ahead(const MatmulCall& c, int64_t first) {
   return far;
 }
 
-// Fetches what follows eighth j of a block by some lines to the L1 cache, which blocks are fetched
-// to the L2 cache for.
+// Prefetches to the L1 cache the lines a little behind eighth j of a block. The blocks are already
+// on their way to the L2 cache.
 template <class F>
 FRESHET_INLINE void fetch_near(const uint8_t* main, int j) {
   constexpr int kNear = 12, kLines = MemoryWalk<F>::kLines;
@@ -80,7 +81,7 @@ FRESHET_INLINE void fetch_near(const uint8_t* main, int j) {
   }
 }
 
-// A block whose scales are known, as Unit unpacks it.
+// A block with its scales decoded, as Unit unpacks it.
 template <class F>
 struct OpenBlock {
   const uint8_t* main;
@@ -105,17 +106,18 @@ struct OpenBlock<RoundedQ4_K> : ByteBlockQ4_K {
   FRESHET_INLINE_MEMBER void open(const MemoryWalk<RoundedQ4_K>& at) { open_at(at.main); }
 };
 
-// A scale's lower three bits as bits [3, 6) of each byte, whose other bits are anything.
+// Puts a scale's lower three bits in bits [3, 6) of each byte. The other bits of the byte are
+// undefined.
 FRESHET_INLINE I32 low_bits_of(I32 scale) {
-#if defined(__AVX512VBMI__)  // or else tiles are emulated, for tests on other processors
-  const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bits 29 and, around, -3
+#if defined(__AVX512VBMI__)  // otherwise the tiles are emulated, for tests on other processors
+  const I32 from = _mm512_set1_epi64(0x1d1d1d1d3d3d3d3d);  // bit 29, or -3 with wrap-around
   return _mm512_multishift_epi64_epi8(from, scale);
 #else
   return _mm512_mullo_epi32(and_i(scale, set_i(7)), bytes_i(8));
 #endif
 }
 
-// The same for vectors.
+// The same for the vector kernels.
 template <class F>
 struct OpenVectors {
   const uint8_t* main;
@@ -137,7 +139,7 @@ struct OpenVectors<RoundedQ4_K> {
   using F = RoundedQ4_K;
   const uint8_t* main;
   int count = 8;
-  I32 scales[2], low_bits[2];  // bytes of four groups, and their lower two bits as [2, 4)
+  I32 scales[2], low_bits[2];  // one byte for each of four groups, and its lower two bits in [2, 4)
   F32 unit;
   FRESHET_INLINE_MEMBER void open(const MemoryWalk<F>& at) {
     main = at.main;
@@ -150,8 +152,8 @@ struct OpenVectors<RoundedQ4_K> {
   }
 };
 
-// With i = 8 s + n: what rounding adds to eight times the rounded product of scale s and number n,
-// and three more. It depends on the lower three bits of each.
+// At i = 8 s + n: the rounding error of eight times the rounded product of scale s and value n,
+// plus three. It depends only on the lower three bits of each.
 struct RoundingTable {
   uint8_t of[64];
   constexpr RoundingTable() : of() {
@@ -174,7 +176,7 @@ FRESHET_INLINE I32 rounding_of(I32 number, I32 low_bits) {
 
 inline constexpr int64_t kMostVectorCols = 65536;
 
-// What vectors need to know of T tokens' activations: sums of groups, and of blocks.
+// What the vector kernels need of T tokens' activations: the sums of groups and of blocks.
 template <class F, int T>
 struct VectorRows {
   using S = Starts<RoundedQ4_0, 1>;
@@ -213,9 +215,9 @@ struct VectorRows {
   }
 };
 
-// One eighth of a block times T tokens' activations x, as `Sums` of the block.
+// Multiplies one eighth of a block by T tokens' activations x. A `Sums` of the block.
 template <class F, int T>
-struct ExactEighths {  // of products that are not rounded, and what rounding adds
+struct ExactEighths {  // sums exact products, and apart from them the rounding errors
   using Opened = OpenVectors<F>;
   I32 sum[T], rest[T][2];
   FRESHET_INLINE_MEMBER ExactEighths(const VectorRows<F, T>& rows, int64_t b) {
@@ -256,7 +258,7 @@ struct ExactEighths {  // of products that are not rounded, and what rounding ad
   }
 };
 template <class F, int T>
-struct ByteEighths {  // of rounded numbers, 128 too high
+struct ByteEighths {  // sums rounded products, stored 128 too high
   using Opened = OpenBlock<F>;
   I32 sum[T][2];
   FRESHET_INLINE_MEMBER ByteEighths(const VectorRows<F, T>& rows, int64_t b) {
@@ -290,8 +292,8 @@ struct ByteEighths {  // of rounded numbers, 128 too high
   FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
 };
 
-// The same of Q4_K: products that are not rounded, and what rounding adds to four times the rounded
-// ones, which depends on the lower two bits of scale and number.
+// The same for Q4_K: exact products, and the rounding error of four times the rounded products,
+// which depends only on the lower two bits of scale and value.
 template <class F, int T>
 struct ExactQuarters {
   using Opened = OpenVectors<F>;
@@ -301,14 +303,14 @@ struct ExactQuarters {
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) {
       sum[t] = zero_i();
-      rest[t][0] = set_i(-rows.sums[t][b]);  // the table's numbers are one too high
+      rest[t][0] = set_i(-rows.sums[t][b]);  // the table's entries are one too high
       FRESHET_UNROLL
       for (int i = 1; i < kChains; ++i) rest[t][i] = zero_i();
     }
   }
   FRESHET_INLINE_MEMBER void add(const Opened& block, int j, const VectorRows<F, T>&, int64_t,
                                  const int8_t* const (&x)[T]) {
-    // At 4 (s & 3) + (n & 3): 3 - (s n + 2) % 4, for the scale's bits s and the number's n.
+    // At 4 (s & 3) + (n & 3): 3 - (s n + 2) % 4, for a scale s and a value n.
     const I32 table = _mm512_set4_epi32(0x00030201, 0x03010301, 0x02030001, 0x01010101);
     const I32 kept = bytes_i(12);
     const auto lines = F::sub(block.main, j);
@@ -344,7 +346,7 @@ struct ExactQuarters {
   }
 };
 template <class F, int T>
-struct ByteQuarters {  // of rounded numbers
+struct ByteQuarters {  // sums rounded products
   using Opened = OpenBlock<F>;
   I32 sum[T][2];
   FRESHET_INLINE_MEMBER ByteQuarters(const VectorRows<F, T>&, int64_t) {
@@ -365,11 +367,12 @@ struct ByteQuarters {  // of rounded numbers
   FRESHET_INLINE_MEMBER I32 whole(int t) const { return add_i(sum[t][0], sum[t][1]); }
 };
 
-// What the offsets of blocks, one after the other, add to T tokens' sums in vectors, with the bits
-// of tiles: a tile product adds up what even and what odd numbers give, each from zero, and then
-// both to its sum. Tiles themselves, used so seldom, would be asleep: they cost a third of a step.
+// Adds the offsets of consecutive blocks to the sums of T tokens, in vectors but with the bits of
+// tiles: a tile multiplication sums the even and the odd values separately, each from zero, and
+// then adds both to its accumulator. Real tiles would be powered down when used this rarely; they
+// took a third of a step.
 template <class F, int T>
-struct VectorOffsets {  // none
+struct VectorOffsets {  // no offsets
   explicit VectorOffsets(const VectorRows<F, T>&, const MatmulCall&) {}
   FRESHET_INLINE_MEMBER void add(const MemoryWalk<F>&, F32 (&)[T]) {}
 };
@@ -390,8 +393,8 @@ struct VectorOffsets<RoundedQ4_K, T> {
       sum[t] = zero_f();
     }
   }
-  // To acc, behind the blocks that offsets are added after: those of four blocks, which are near,
-  // at once.
+  // Adds to acc behind the blocks at which offsets are added. Sums up four blocks at once, because
+  // they are close together in memory.
   FRESHET_INLINE_MEMBER void add(const Walk& at, F32 (&acc)[T]) {
     const bool adds = ends_offsets(at.block, at.of_row);
     if (at.block % 4 != 3 && !adds) return;
@@ -417,9 +420,9 @@ struct VectorOffsets<RoundedQ4_K, T> {
   }
 };
 
-// T tokens in vectors. Rounded numbers times eight are the products of scales and numbers, which
-// need no product for each, and what rounding adds to them: for one or two tokens that is less work
-// than the rounded numbers themselves.
+// GEMM of T tokens in vectors. Eight times the rounded product is the exact product of scale and
+// value, which needs no multiplication per value, plus a rounding error. For one or two tokens that
+// is less work than computing the rounded values.
 template <template <class, int> class Sums, class F, int T>
 void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
   const VectorRows<F, T> rows(c);
@@ -443,7 +446,7 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
     }
     Sums<F, T> sums(rows, at.block);
     const auto eighth = [&](int j) __attribute__((always_inline)) {
-      asm volatile("" ::: "memory");  // fetching stays spread out
+      asm volatile("" ::: "memory");  // keeps the prefetches spread out
       far.fetch(j);
       fetch_near<F>(block.main, j);
       sums.add(block, j, rows, at.block, x);
@@ -471,9 +474,9 @@ void rounded_vectors(const MatmulCall& c, int64_t first, int64_t last) {
   }
 }
 
-// What the offsets of blocks, as they are opened one after the other, add to a tile of tokens.
+// Adds the offsets of blocks, opened one after the other, to a tile of tokens.
 template <class F>
-class TileOffsets {  // none
+class TileOffsets {  // no offsets
  public:
   explicit TileOffsets(const MatmulCall&) {}
   void open(const MemoryWalk<F>&) {}
@@ -486,7 +489,7 @@ class TileOffsets<RoundedQ4_K> {
   using Walk = MemoryWalk<RoundedQ4_K>;
   explicit TileOffsets(const MatmulCall& c)
       : x(c.act + q8x256_layout(c.cols).sums), stride(c.act_row_bytes) {}
-  // Once those of the block before are a tile, they are multiplied.
+  // Multiplies the previous blocks' offsets once they fill a tile.
   FRESHET_INLINE_MEMBER void open(const Walk& at) {
     if (tile_ends) multiply();
     block = at.block;
@@ -494,7 +497,8 @@ class TileOffsets<RoundedQ4_K> {
     tile_ends = sum_ends || block % 4 == 3;
     put_offsets(at.main, block, at.ends(), weights);
   }
-  // Behind the blocks that offsets are added after; next() goes on to those that follow.
+  // Adds the sum behind the blocks at which offsets are added. next() moves on to the blocks that
+  // follow.
   FRESHET_INLINE_MEMBER F32 added(const Walk& at, int t, F32 acc) const {
     if (!ends_offsets(at.block, at.of_row)) return acc;
     return add_f(acc, load_f(sums[reading] + t * kPanelRows));
@@ -522,8 +526,8 @@ class TileOffsets<RoundedQ4_K> {
   alignas(64) float sums[2][kTileInts];
 };
 
-// One tile of tokens: a block is multiplied while the next one is unpacked, and scaled one block
-// later.
+// GEMM of one tile of tokens. A block is multiplied while the next one is unpacked, and its sums
+// are scaled one block later.
 template <class F>
 void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
   using U = Unit<F>;
@@ -541,7 +545,7 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
   TileOffsets<F> offsets(c);
   offsets.open(ahead);
   ahead.next();
-  int64_t unpacked = 0, multiplied = 0;  // blocks of their rows
+  int64_t unpacked = 0, multiplied = 0;  // block indices within their rows
   F32 d_multiplied = zero_f(), d_scaled = zero_f();
   for (int64_t i = 0; i < products + 2; ++i) {
     uint8_t* const to = unit[i & 1];
@@ -551,7 +555,7 @@ void rounded_tiles(const MatmulCall& c, int64_t first, int64_t last) {
     opened[~i & 1].open(ahead);
     if (i < products) offsets.open(ahead);
     far.next();
-    // Two sums, so that products wait less for one another.
+    // Two accumulators, so that multiplications wait less for one another.
     const auto quarter = [&]<int k>(std::integral_constant<int, k>) __attribute__((always_inline)) {
       far.fetch(2 * k);
       fetch_near<F>(block.main, 2 * k);

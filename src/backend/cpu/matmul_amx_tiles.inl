@@ -1,4 +1,4 @@
-// Rows of activations as tiles want them.
+// Arranges rows of activations for the tiles.
 #pragma once
 
 #include "backend/cpu/matmul_nest.inl"
@@ -10,7 +10,7 @@ namespace {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileInts = kTileRows * kPanelRows;
 
-// The height of a call's tiles, which all its steps keep.
+// The height of a call's tiles; all steps of the call use it.
 FRESHET_INLINE int tile_height(const MatmulCall& c) {
   return c.tokens < kTileRows ? static_cast<int>(c.tokens) : kTileRows;
 }
@@ -18,17 +18,17 @@ FRESHET_INLINE int tile_height(const MatmulCall& c) {
 template <int kStretchBytes>
 inline constexpr int64_t kCopyStride = kStretchBytes + kLine;
 
-// The tokens of a step: up to two tiles of rows. A call's last tile begins so early that it is
-// full: what comes twice is left out of the results.
+// The tokens of a step: up to two tiles of rows. A call's last tile begins early enough to be full;
+// rows that are computed twice are left out of the results.
 struct Step {
   const uint8_t* x[2];  // where the tiles begin
   int64_t stride;
-  int64_t fine;  // from the coarse plane to the fine one
+  int64_t fine;  // bytes from the coarse plane to the fine one
   int64_t t0;
   int count;
   int tiles;
-  int back;    // rows that the first tile begins early,
-  int second;  // and the token that the second one begins with
+  int back;    // number of rows that the first tile begins early
+  int second;  // first token of the second tile
 
   Step() = default;
   Step(const MatmulCall& c, int64_t first, int64_t left, int most_tiles, int64_t fine_at)
@@ -41,13 +41,13 @@ struct Step {
     x[0] = c.act + (t0 - back) * stride;
     x[1] = c.act + (t0 + second) * stride;
   }
-  // Two whole tiles of tokens, one behind the other.
+  // Whether the step is two whole tiles of tokens, one behind the other.
   FRESHET_INLINE_MEMBER bool plain() const { return count == 2 * kTileRows && back == 0; }
-  // The row of token t, those of the second tile after those of the first.
+  // The row of token t. The second tile's rows follow the first tile's.
   FRESHET_INLINE_MEMBER int row(int t) const {
     return t < kTileRows ? t + back : kTileRows + t - second;
   }
-  // Rows that are picked out of others: copies `bytes` of each plane from `begin` on.
+  // For indexed rows: copies `bytes` of each plane, from `begin` on.
   template <int kPlanes, int kStretchBytes>
   void gather(const MatmulCall& c, int64_t fine_at, int64_t begin, int64_t bytes, uint8_t* copy) {
     stride = kCopyStride<kStretchBytes>;
@@ -67,7 +67,7 @@ struct Step {
   }
 };
 
-// Gate's product where results end in the gated unit, or the same call.
+// The GEMM with gate if the results go through SwiGLU, else the same call.
 FRESHET_INLINE MatmulCall gate_of(const MatmulCall& c) {
   MatmulCall gate = c;
   if (c.gate != nullptr) {
@@ -76,7 +76,7 @@ FRESHET_INLINE MatmulCall gate_of(const MatmulCall& c) {
   return gate;
 }
 
-// Gated units of some tokens and one panel.
+// SwiGLU of a few tokens and one panel.
 struct GatedUnits {
   alignas(64) float gate[kTileInts * 2];
   alignas(64) float up[kTileInts * 2];
@@ -84,7 +84,7 @@ struct GatedUnits {
     store_f(gate + i * kPanelRows, from_gate);
     store_f(up + i * kPanelRows, from_up);
   }
-  // Writes those of tokens t0 .. t0 + n.
+  // Writes the results of tokens t0 .. t0 + n.
   FRESHET_INLINE_MEMBER void finish(const MatmulCall& c, int64_t panel, int64_t t0, int n) {
     const GateCall& g = *c.gate;
     g.glu(up, gate, up, n * kPanelRows, g.activation, g.limit, g.alpha);
@@ -93,11 +93,11 @@ struct GatedUnits {
   }
 };
 
-// Room for a step's gathered rows.
+// Size of a step's gathered rows.
 template <int kPlanes, int kStretchBytes>
 inline constexpr int64_t kCopyBytes = 2 * kPlanes * kTileRows * kCopyStride<kStretchBytes>;
 
-// Tokens that a call of many goes through at a time, at most `most`: equal parts in whole steps.
+// Tokens that a call of many processes at a time: equal parts in whole steps, at most `most`.
 FRESHET_INLINE int64_t tokens_at_a_time(int64_t tokens, int64_t most) {
   const int64_t parts = blocks_of(tokens, static_cast<int>(most));
   return blocks_of(blocks_of(tokens, static_cast<int>(parts)), 2 * kTileRows) * 2 * kTileRows;

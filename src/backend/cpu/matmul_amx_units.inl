@@ -1,5 +1,5 @@
-// How blocks of weights become units, two operands of bytes (matmul_amx_pipe.inl), in the L1
-// cache: by eighths, so that a nest can put them between its tile instructions.
+// Unpacks blocks of weights to units, two operands of bytes (matmul_amx_pipe.inl), in the L1 cache.
+// A block is unpacked in eighths, which a loop nest can place between its tile instructions.
 #pragma once
 
 #include "backend/cpu/matmul_amx_tiles.inl"
@@ -9,12 +9,12 @@ namespace {
 
 inline constexpr int64_t kUnitK = 256;
 
-// Q4_0 with each product of scale and number rounded to a byte, so that one plane of bytes is all
-// that tiles multiply: of 256 numbers of a row the scales are whole numbers up to 127, which makes
-// eighths of such bytes. A matrix whose activations' fine plane counts keeps both planes.
+// Q4_0 with each product of scale and value rounded to a byte, so that the tiles multiply a single
+// plane of bytes. Over 256 values of a row the scales become integers up to 127, and a byte is an
+// eighth of the product. A matrix that uses the fine plane of activations keeps both planes.
 struct RoundedQ4_0 : BlockQ4_0 {};
-// Q4_K likewise: its scales are whole numbers, products with them a quarter of which is a byte. Its
-// minima are taken away by tiles of BF16: see put_offsets().
+// The same for Q4_K: its scales are integers already, and a byte is a quarter of the product. Its
+// minima are subtracted by BF16 tiles: see put_offsets().
 struct RoundedQ4_K : BlockQ4_K {
   static constexpr bool kAffine = false;
 };
@@ -28,12 +28,13 @@ template <class F>
 inline constexpr bool kOffsets = std::is_same_v<F, RoundedQ4_K>;
 inline constexpr float kRoundedTop = 127.0f;
 
-// Shifts each group of four bytes by one, without the port that shifts take.
+// Shifts each group of four bytes up by one byte, without using the execution port of the shifts.
 FRESHET_INLINE I32 byte_up(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080));
 }
 
-// Bits [kFrom, kFrom + 4) of each odd byte, the top one flipped, as its upper half; else zeros.
+// Bits [kFrom, kFrom + 4) of each odd byte, with the top bit flipped, as the upper half of the
+// byte. All other bits are zero.
 template <int kFrom>
 FRESHET_INLINE I32 signed_nibbles(I32 v) {
 #if defined(__GFNI__)
@@ -46,9 +47,9 @@ FRESHET_INLINE I32 signed_nibbles(I32 v) {
 #endif
 }
 
-// The F16 scales of up to eight blocks as whole numbers: put(g, the low 16 bits of which are that
-// of block g). Returns their unit. In few instructions: the largest is found in 16 bits, and adding
-// 1.5 * 2^23 leaves a whole number in the low ones.
+// Converts the F16 scales of up to eight blocks to integers: calls put(g, v) with the integer of
+// block g in the low 16 bits of v. Returns their unit. Uses few instructions: finds the maximum in
+// 16 bits, and adds 1.5 * 2^23, which leaves an integer in the low bits.
 template <class F, class Put>
 FRESHET_INLINE F32 read_scales(const uint8_t* d, int count, const Put& put) {
   constexpr int kTail = panel_layout(F::kFormat).tail;
@@ -82,12 +83,13 @@ FRESHET_INLINE F32 read_scales(const uint8_t* d, int count, const Put& put) {
   }
   return unit;
 }
-// The low 16 bits in both halves.
+// Copies the low 16 bits to both halves.
 FRESHET_INLINE I32 low_halves(I32 v) {
   return _mm512_shuffle_epi8(v, _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100));
 }
 
-// The low bytes of each 16 bits, those of `odd` after those of `even`; high ones the other way.
+// The low byte of every 16 bits: even bytes from `even`, odd bytes from `odd`. high_bytes() is the
+// same for the high bytes.
 FRESHET_INLINE I32 low_bytes(I32 even, I32 odd) {
   constexpr __mmask64 kOdd = 0xaaaaaaaaaaaaaaaa;
   const I32 swap = _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001);
@@ -126,18 +128,18 @@ template <class F>
 inline constexpr bool kF16Scales =
     kOf32<F> && !F::kAffine && panel_layout(F::kFormat).tail == 2 * kPanelRows;
 
-// Byte i of each 32 bits, in all four.
+// Copies byte i of each 32 bits to all four bytes.
 FRESHET_INLINE I32 every_byte(I32 v, int i) {
   const int k = i * 0x01010101;
   return _mm512_shuffle_epi8(v,
                              _mm512_set4_epi32(k + 0x0c0c0c0c, k + 0x08080808, k + 0x04040404, k));
 }
 
-// A block of Q4_K as bytes are made of it: a quarter of scale times number, rounded.
+// A block of Q4_K as a source of bytes: a quarter of scale times value, rounded.
 struct ByteBlockQ4_K {
   using F = BlockQ4_K;
   const uint8_t* main;
-  I32 both[8];  // 512 times a group's scale in both halves
+  I32 both[8];  // 512 times a group's scale, in both halves
   F32 unit;
   ByteBlockQ4_K() = default;
   FRESHET_INLINE_MEMBER explicit ByteBlockQ4_K(const uint8_t* from) { open_at(from); }
@@ -156,7 +158,7 @@ struct ByteBlockQ4_K {
       }
     }
   }
-  // Not a number if one of them is none.
+  // NaN if d is NaN or dmin is not finite.
   FRESHET_INLINE F32 unit_at(const uint8_t* from) {
     return fma_f(F::dmin(from), zero_f(), mul_f(F::d(from, nullptr), set_f(4.0f)));
   }
@@ -167,8 +169,8 @@ struct ByteBlockQ4_K {
     constexpr int kEighth = (panel_layout(F::kFormat).main / kLine + 7) / 8;
     prefetch_lines<kEighth>(main + j * kEighth * kLine + kAhead);
   }
-  // Line i of group j as bytes. Numbers in bits [4, 8) or [8, 12), 2^13 in all with the scale's:
-  // the rounding multiplication divides by 2^15.
+  // Line i of group j as bytes. The values are in bits [4, 8) or [8, 12); with the scale's factor
+  // that makes 2^13 in all, and the rounding multiplication divides by 2^15.
   FRESHET_INLINE_MEMBER I32 bytes(int j, int i) const {
     const I32 raw = line_at(main, j / 2 * 8 + i);
     const I32 even = and_i(j % 2 ? raw : _mm512_slli_epi16(raw, 4), set_i(0x00f000f0));
@@ -178,7 +180,7 @@ struct ByteBlockQ4_K {
   }
 };
 
-// What the minima of RoundedQ4_K take away, as the upper halves of put(g, bits): BF16.
+// The offsets that the minima of RoundedQ4_K subtract: BF16, in the upper half of put(g, bits).
 template <class Put>
 FRESHET_INLINE void read_offsets(const uint8_t* main, const Put& put) {
   using F = BlockQ4_K;
@@ -194,7 +196,7 @@ FRESHET_INLINE void read_offsets(const uint8_t* main, const Put& put) {
     }
   }
 }
-// A quarter of a tile, whose line i is of groups 2 i and 2 i + 1.
+// Bytes of a quarter of a tile. Its line i holds groups 2 i and 2 i + 1.
 inline constexpr int64_t kOffsetBytes = 4 * kLine;
 FRESHET_INLINE void put_offsets(const uint8_t* main, uint8_t* to) {
   I32 bits[8];
@@ -205,7 +207,8 @@ FRESHET_INLINE void put_offsets(const uint8_t* main, uint8_t* to) {
     store_i(to + i * kLine, _mm512_mask_mov_epi16(shr(bits[2 * i], 16), kOdd, bits[2 * i + 1]));
   }
 }
-// The same; zeros in the rest of a tile behind a row's last block.
+// The same for block `block` of a tile; fills the rest of the tile with zeros behind a row's last
+// block.
 FRESHET_INLINE void put_offsets(const uint8_t* main, int64_t block, bool last, uint8_t* tile) {
   put_offsets(main, tile + block % 4 * kOffsetBytes);
   if (!last) return;
@@ -213,10 +216,10 @@ FRESHET_INLINE void put_offsets(const uint8_t* main, int64_t block, bool last, u
     store_i(tile + i, zero_i());
   }
 }
-// Offsets are added to a row's sums after each so many blocks, and after the last.
+// Offsets are added to a row's sums after every kOffsetBlocks blocks, and after the last one.
 inline constexpr int64_t kOffsetBlocks = 16, kOffsetTiles = kOffsetBlocks / 4;
 inline constexpr int64_t kOffsetTile = 4 * kOffsetBytes;
-// Where the sums that block b's offsets are multiplied by begin among all.
+// Where the sums that are multiplied by block b's offsets begin among all sums.
 FRESHET_INLINE int64_t offsets_of(int64_t block) {
   return block / kOffsetBlocks * kOffsetTiles * kLine;
 }
@@ -224,7 +227,7 @@ FRESHET_INLINE bool ends_offsets(int64_t block, int64_t blocks) {
   return block % kOffsetBlocks == kOffsetBlocks - 1 || block + 1 == blocks;
 }
 
-// A tile's product with rounded numbers, which are bytes with a sign but for Q4_K's.
+// Multiplies tiles of rounded values. They are signed bytes, except for Q4_K's, which are unsigned.
 template <class F, int kTile, int kX>
 FRESHET_INLINE void rounded_product() {
   if constexpr (kOffsets<F>) {
@@ -234,7 +237,7 @@ FRESHET_INLINE void rounded_product() {
   }
 }
 
-// Packed blocks of 256 numbers as units are made of them.
+// Packed blocks of 256 values, as units are made from them.
 template <class F>
 struct TilePacked : Packed256<F> {
   using Packed256<F>::Packed256;
@@ -249,7 +252,7 @@ struct TilePacked : Packed256<F> {
   }
 };
 
-// Fetches eighth j of block b of a panel, to the L1 cache if it is near.
+// Prefetches eighth j of block b of a panel: to the L1 cache if kNear, else to the L2 cache.
 template <class F, bool kNear>
 FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
   constexpr PanelLayout kLayout = panel_layout(F::kFormat);
@@ -262,10 +265,10 @@ FRESHET_INLINE void fetch_eighth(const Packed256<F>& panel, int64_t b, int j) {
   if (j * kLine < kOf * kLayout.tail) fetch(panel.tail(b * kOf) + j * kLine);
 }
 
-// The unpacking of a block in eighths, which U::unpack_sub does.
+// Unpacks a block in eighths, each with U::unpack_sub.
 template <class U>
 struct Unpacks {
-  // j is a constant once this is inlined.
+  // j is a constant after inlining.
   template <class View>
   FRESHET_INLINE void unpack_one(const View& block, int j, uint8_t* to) {
     switch (j) {
@@ -287,34 +290,34 @@ struct Unpacks {
         return U::unpack_sub(block, 7, to);
     }
   }
-  // j is not known when compiling.
+  // j is not known at compile time.
   template <class View>
   __attribute__((noinline)) static void unpack_any(const View& block, int j, uint8_t* to) {
     unpack_one(block, j, to);
   }
 };
 
-// A block of weights unpacked for the tiles.
+// A block of weights, unpacked for the tiles.
 template <class F>
 struct Unit : Unpacks<Unit<F>> {
   static constexpr bool kHalves = false;
-  // Q2_K: 15 * 3 at most.
+  // One plane of bytes: a Q2_K product is 15 * 3 at most.
   static constexpr int kBytePlanes = F::kFormat == Format::kQ2_K || kRounded<F> ? 1 : 2;
   static constexpr int kPairs = F::kAffine ? kOffsetPairs<F> : 0;
-  // Planes of numbers, then what scaling needs: pairs of offsets, d (and dmin).
+  // Planes of values, then what scaling needs: pairs of offsets, d (and dmin).
   static constexpr int64_t kPlane = 64 * kLine, kPlanesBytes = kBytePlanes * kPlane,
                            kDAt = kPairs * kLine,
                            kScalesBytes = kDAt + (F::kAffine ? 2 : 1) * kLine,
                            kBytes = kPlanesBytes + kScalesBytes;
 
-  // Products of 16 bits as low and high bytes.
+  // Stores 16-bit products as low and high bytes.
   FRESHET_INLINE void put_bytes(I32 even, I32 odd, uint8_t* to) {
     store_i(to, low_bytes(even, odd));
     if constexpr (kBytePlanes == 2) store_i(to + kPlane, high_bytes(even, odd));
   }
-  // Four numbers of each row (unsigned bytes, 2^kShift too high) times the rows' scales (in both
-  // halves), as low and high bytes. Whatever is not a multiplication is done without shifts where
-  // it can be: those take the multiplications' port.
+  // Multiplies four values of each row (unsigned bytes, 2^kShift too high) by the rows' scales (in
+  // both halves) and stores low and high bytes. Avoids shifts where possible, because they use the
+  // same execution port as multiplications.
   FRESHET_INLINE void put_products(I32 line, I32 scale, I32 too_much, uint8_t* to) {
     I32 even = _mm512_mullo_epi16(_mm512_and_si512(line, _mm512_set1_epi16(0xff)), scale);
     I32 odd = _mm512_mullo_epi16(_mm512_srli_epi16(line, 8), scale);
@@ -324,10 +327,10 @@ struct Unit : Unpacks<Unit<F>> {
     }
     put_bytes(even, odd, to);
   }
-  // Q4_0's products as low and high bytes. A nibble less 8 is a signed nibble but for its top bit;
-  // in the upper bits of 16 it counts 2^12, the scale (less than 2^12) 2^3, and the rounding
-  // multiplication divides by 2^15: the product, without a subtraction. Rounded to a byte it is an
-  // eighth of that.
+  // Stores Q4_0's products as low and high bytes. A nibble minus 8 is a signed nibble with its top
+  // bit flipped. In the upper bits of 16 it counts 2^12, the scale (less than 2^12) counts 2^3, and
+  // the rounding multiplication divides by 2^15: that gives the product without a subtraction. When
+  // rounded to a byte, it is an eighth of that.
   template <class Lines>
   FRESHET_INLINE void put_signed_nibbles(const Lines& lines, I32 scale, uint8_t* to) {
     const I32 eighth = kRounded<F> ? scale : _mm512_slli_epi16(scale, 3);
@@ -349,7 +352,7 @@ struct Unit : Unpacks<Unit<F>> {
       return halves(block.group_scale(g), block.group_scale(g));
     }
   }
-  // Numbers [32 j, 32 j + 32) of a block.
+  // Unpacks values [32 j, 32 j + 32) of a block.
   template <class View>
   FRESHET_INLINE void unpack_sub(const View& block, int j, uint8_t* to) {
     if constexpr (std::is_same_v<F, RoundedQ4_K>) {
@@ -375,7 +378,7 @@ struct Unit : Unpacks<Unit<F>> {
                    to + (j * 8 + i) * kLine);
     }
   }
-  // What scaling needs.
+  // Stores what scaling needs.
   template <class View>
   FRESHET_INLINE void unpack_scales(const View& block, uint8_t* to) {
     if constexpr (kPairs > 0) {

@@ -7,7 +7,7 @@
 
 namespace freshet::cpu {
 
-// By quant::Format.
+// In the order of quant::Format.
 const IsaKernels kAvx512Kernels = {
     .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>, run_fp8},
     .bf16 = encode_bf16,

@@ -1,11 +1,12 @@
-// What the blocks of each whole-number format mean, as lines of quads and vectors of scales; see
-// matmul_layout.h for where the bytes lie.
+// Decoding of each integer format's blocks, to lines of quads and vectors of scales. For the byte
+// layout see matmul_layout.h.
 //
-// A format of 256: sub(j): the Lines of 32 numbers (line(p): quad p as unsigned bytes up to kTop,
-// 2^kShift too high; kShift 0: not shifted; kTop 0: signed, see kFlipSigned); group_scale(g), whole
-// numbers a group of kGroup; kAffine: min_bytes(k), those of four groups; d() and dmin().
-// A format of 32: lines(), scale() and, where kAffine, low(). Eight of its blocks count as one of
-// 256, their scales as whole numbers of kScaleBits, see whole_scales().
+// A format with blocks of 256 has sub(j), the Lines of 32 values (line(p): quad p as unsigned bytes
+// up to kTop, 2^kShift too high; kShift 0: not shifted; kTop 0: signed, see kFlipSigned);
+// group_scale(g), an integer per group of kGroup; if kAffine, min_bytes(k), the minima of four
+// groups; d() and dmin(). A format with blocks of 32 has lines(), scale() and, if kAffine, low().
+// Eight of its blocks are used as one of 256, with their scales converted to integers of
+// kScaleBits; see whole_scales().
 #pragma once
 
 #include "backend/cpu/float_bits.inl"
@@ -37,10 +38,10 @@ FRESHET_INLINE I32 line_at(const uint8_t* p, int i) {
   return load_i(p + i * kLine);
 }
 
-// Quads p and p + 4 in the halves of line p's bytes.
+// Quads p and p + 4 are in the two nibbles of line p's bytes.
 struct NibbleLines {
   const uint8_t* p;
-  // Where quad i's bits are: in each byte of raw(i), from bit at(i) on.
+  // The bits of quad i: in each byte of raw(i), from bit at(i) on.
   FRESHET_INLINE_MEMBER I32 raw(int i) const { return line_at(p, i & 3); }
   static constexpr int at(int i) { return i & 4; }
   FRESHET_INLINE_MEMBER I32 line(int i) const { return bits_at(line_at(p, i & 3), i & 4, 15); }
@@ -68,17 +69,17 @@ struct ByteLines {
   }
 };
 
-// The scales of up to eight blocks of 32 as whole numbers times one unit, a power of two: that for
-// which the largest has kBits bits. Numbers times such scales add up exactly over all the blocks,
-// in any order. An F16 has eleven bits: with twelve, no scale within a factor of two of the largest
-// is rounded. kBits is as large as a number of the format leaves room for in 16 bits. Scales that
-// are not finite make the unit NaN.
+// Converts the scales of up to eight blocks of 32 to integers times one unit. The unit is the power
+// of two for which the largest scale has kBits bits. Values times such scales add up exactly over
+// all the blocks, in any order. An F16 has eleven significant bits, so with twelve no scale within
+// a factor of two of the largest is rounded. kBits is as large as the format's values allow within
+// 16 bits. If a scale is not finite, the unit is NaN.
 template <int kBits>
 struct WholeScales {
-  I32 top;       // at least 2^-100: what is smaller counts as zero
-  I32 exponent;  // the largest may round up to a power of two
-  F32 inverse;   // of the unit
-  // The bits of the largest magnitude.
+  I32 top;       // at least 2^-100: smaller scales count as zero
+  I32 exponent;  // the largest scale may round up to a power of two
+  F32 inverse;   // 1 / unit
+  // most: the bits of the largest magnitude.
   FRESHET_INLINE_MEMBER explicit WholeScales(I32 most)
       : top(max_i(most, set_i(27 << 23))),
         exponent(shr(add_i(top, set_i(1 << (23 - kBits))), 23)),
@@ -159,7 +160,7 @@ struct BlockMXFP4 {
   }
 };
 
-// A byte of four groups' worth `v`, as whole numbers.
+// Byte i of each dword of `v` (one byte per group), as integers.
 FRESHET_INLINE I32 unsigned_byte(I32 v, int i) {
   return i == 3 ? shr(v, 24) : and_i(shr(v, 8 * i), set_i(255));
 }
@@ -167,7 +168,7 @@ FRESHET_INLINE I32 signed_byte(I32 v, int i) {
   return sar(shl(v, 24 - 8 * i), 24);
 }
 
-// Six-bit scales and minima of Q4_K and Q5_K: bytes of groups 4 k .. 4 k + 3.
+// The six-bit scales and minima of Q4_K and Q5_K: one byte for each of groups 4 k .. 4 k + 3.
 FRESHET_INLINE I32 six_bit_scales(const uint8_t* s, int k) {
   const I32 low = line_at(s, 0);
   if (k == 0) return and_i(low, bytes_i(63));
@@ -179,7 +180,7 @@ FRESHET_INLINE I32 six_bit_minima(const uint8_t* s, int k) {
   return or_i(bits_at(line_at(s, 2), 4, 15), bits_at(low, 2, 48));
 }
 
-// 32 numbers j of a block: quad i in bits [kBits * s, ...) of line i of a run of lines.
+// The 32 values j of a block: quad i is in bits [kBits * s, ...) of line i of a run of lines.
 struct SlicedLines {
   const uint8_t* p;
   int shift;
@@ -193,7 +194,7 @@ struct SlicedLinesPlusBit {
   int shift;
   int mask;
   const uint8_t* high;
-  int high_shift;  // moves the bit to where `high_mask` is
+  int high_shift;  // moves the bit to the position of `high_mask`
   int high_mask;
   FRESHET_INLINE_MEMBER I32 line(int i) const {
     return or_i(bits_at(line_at(p, i), shift, mask),

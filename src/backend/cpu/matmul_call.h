@@ -1,6 +1,6 @@
-// What a kernel compiled for an instruction set is told: plain data, so that its translation unit
-// needs no inline function of the standard library (one compiled there could be the copy that the
-// linker keeps for processors that lack the instructions).
+// The arguments of a kernel that is compiled for an instruction set. Plain data only, so that its
+// translation unit needs no inline function of the standard library: the linker might keep the copy
+// compiled there, and use it on processors that lack the instructions.
 #pragma once
 
 #include <cstddef>
@@ -46,13 +46,13 @@ using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t 
 
 inline constexpr int kFormats = 20;
 
-// The kernels of one instruction set; nullptr where it has none of its own.
+// The kernels of one instruction set; nullptr if it has none of its own.
 struct IsaKernels {
   MatmulRun run[kFormats];  // by quant::Format
   EncodeRow bf16;
   EncodeRow q8x256;
   EncodeRow int8;
-  uint32_t gates = 0;  // bit f: whether products of format f take MatmulCall::gate
+  uint32_t gates = 0;  // bit f: whether GEMMs of format f accept MatmulCall::gate
 };
 
 extern const IsaKernels kScalarKernels;

@@ -1,5 +1,5 @@
-// INT4 groups: exact whole-number sums of a group of 32 or 128 k, then
-// acc = fma(sum, d_weight * d_x, acc), group after group. Scales are used as they are stored.
+// INT4 groups: exact integer sums of a group of 32 or 128 k, then acc = fma(sum, d_weight * d_x,
+// acc) group by group. Scales are used as stored.
 #pragma once
 
 #include "backend/cpu/matmul_tiles.inl"
@@ -19,14 +19,14 @@ struct BlockInt4 {
   FRESHET_INLINE I32 zero(const uint8_t* tail) { return and_i(load_u8(tail + 32), set_i(15)); }
 };
 
-// Minus a group's zero points, ready to be multiplied with sums of 32 activations as pairs (0, 2),
-// (1, 3) of a group of 128, or alone.
+// Negates a group's zero points, ready to be multiplied by sums of 32 activations: as pairs (0, 2),
+// (1, 3) for a group of 128, or alone.
 template <class F>
 FRESHET_INLINE I32 minus_zeros(I32 zero) {
   const I32 minus = and_i(sub_i(zero_i(), zero), set_i(0xffff));
   return F::kSubs == 1 ? minus : or_i(minus, shl(minus, 16));
 }
-// sum - zeros times the activations of group `at` of a record's block.
+// Returns sum - zeros times the activations of group `at` of a record's block.
 template <class F>
 FRESHET_INLINE I32 less_zeros(I32 sum, I32 minus, const uint8_t* record, int at) {
   const uint8_t* const sums = record + offsetof(Q8x256Record, sum32);
@@ -39,7 +39,7 @@ FRESHET_INLINE I32 less_zeros(I32 sum, I32 minus, const uint8_t* record, int at)
   return add_madd_i(sum, minus, set_i(i32_at(sums + 8 * at + 4)));
 }
 
-// Groups as they are packed.
+// The packed groups of a panel.
 template <class F>
 struct PackedInt4 : Packed<F> {
   using Packed<F>::Packed;
@@ -51,7 +51,7 @@ struct PackedInt4 : Packed<F> {
     FRESHET_INLINE_MEMBER I32 zero() const { return F::zero(tail); }
     FRESHET_INLINE_MEMBER I32 minus() const { return minus_zeros<F>(zero()); }
     FRESHET_INLINE_MEMBER F32 d() const { return F::scale(tail); }
-    // After a panel's end, what the next one's holds.
+    // Past a panel's end it prefetches the next panel.
     FRESHET_INLINE_MEMBER void ahead(int j) const {
       const uint8_t* next = main + j * 4 * kLine + kAhead;
       if (next >= panel.tail_part) next += panel.end - panel.tail_part;
@@ -67,7 +67,7 @@ struct PackedInt4 : Packed<F> {
   }
 };
 
-// Two groups of 128 as one block of 256; a row may end with half of one.
+// Two groups of 128, used as one block of 256; a row may end with half a block.
 template <>
 struct Packed256<BlockInt4<128>> : PackedInt4<BlockInt4<128>> {
   using Group = PackedInt4<BlockInt4<128>>::View;
@@ -88,7 +88,7 @@ struct Packed256<BlockInt4<128>> : PackedInt4<BlockInt4<128>> {
   }
 };
 
-// A group unpacked to its lines, minus the zeros, d.
+// An unpacked group: its lines, the negated zero points, d.
 template <class F>
 struct UnpackedInt4 {
   using Block = F;

@@ -1,12 +1,12 @@
-// How a weight lies packed, and how activations lie encoded. One layout a format for every
-// instruction set.
+// The layout of packed weights and of encoded activations. Each format has one layout for all
+// instruction sets.
 //
 // A panel is 16 output rows. Its "lines" are 64 bytes: 16 rows x 4 bytes, so that a dword lane (or
-// a column of an AMX tile) is an output row. In whole-number formats the four bytes are four
-// consecutive k, a "quad". Narrow formats keep several quads in one line, in the bits of each byte,
-// as their blocks do: packing moves dwords about and changes no bit (but the high bits of Q5_0 and
-// Q5_1, which are transposed within a row's 32). A panel is all its blocks' main parts (a multiple
-// of 64 bytes each), then all its blocks' tails:
+// a column of an AMX tile) is an output row. In integer formats the four bytes are four consecutive
+// k, a "quad". Narrow formats keep several quads in one line, in the bits of each byte, as their
+// blocks do: packing moves dwords and changes no bit (except the high bits of Q5_0 and Q5_1, which
+// are transposed within a row's 32). A panel consists of the main parts of all its blocks (a
+// multiple of 64 bytes each), then the tails of all its blocks:
 //
 //   format   main part of a block                                        tail
 //   q4_0     4 lines                                                     d[16] f16
@@ -25,14 +25,13 @@
 //   iq4_xs   32 lines, 1 of scales, d[16] f16, scales_h[16] u16
 //   f32      a block is 32 k: 32 lines, each 16 rows x 1 k
 //   f16      16 lines, each two k: 16 rows of the even one, then 16 rows of the odd one
-//   bf16     16 lines, each 16 rows x 2 k (a row of an AMX BF16 tile): of each four k, 0 and 2,
-//   then
-//            1 and 3
+//   bf16     16 lines, each 16 rows x 2 k (a row of an AMX BF16 tile): for every four k,
+//            first 0 and 2, then 1 and 3
 //   fp8      a block is 128 k: 32 lines, each 16 rows x 2 k, then 16 rows of the next two;
 //            scale[16] f32
 //   int8     a block is 64 k: 16 lines (an AMX tile); after all blocks, a line: scale[16] f32
 //
-// Rows beyond the last are zero bytes, and so are numbers beyond the last of a row.
+// Rows past the last one are zero bytes, and so are values past the end of a row.
 #pragma once
 
 #include <cstddef>
@@ -46,10 +45,10 @@ inline constexpr int kPanelRows = 16;
 inline constexpr int kLine = 64;
 
 struct PanelLayout {
-  int block = 0;  // numbers a block
-  int main = 0;   // bytes of a panel's block, 16 rows
+  int block = 0;  // values per block
+  int main = 0;   // bytes of a block of a panel (16 rows)
   int tail = 0;
-  int foot = 0;  // bytes after all blocks: what rows begin with
+  int foot = 0;  // bytes after all blocks: the heads of rows
 };
 
 constexpr PanelLayout panel_layout(quant::Format f) {
@@ -105,15 +104,15 @@ constexpr int64_t panel_bytes(const PanelLayout& l, int64_t cols) {
   return (blocks_of(cols, l.block) * (l.main + l.tail) + l.foot + kLine - 1) / kLine * kLine;
 }
 
-// Encoded activations hold two planes: a coarse one, and a fine one of what the coarse one leaves.
-// A product with a large matrix, where many small errors cancel, uses the coarse plane alone; one
-// with a smaller matrix adds the fine plane and is exact to about 16 bits. The choice depends on
-// the weight's shape alone.
+// Encoded activations have two planes: a coarse one, and a fine one with the remainder. A GEMM with
+// a large matrix, where many small errors cancel, uses the coarse plane only. A GEMM with a smaller
+// matrix adds the fine plane and is exact to about 16 bits. The choice depends only on the weight's
+// shape.
 constexpr bool uses_fine_plane(int64_t rows, int64_t cols) {
   return rows < 2048 || cols < 2048;
 }
 
-// Row sizes are an odd number of lines, so that the rows of a tile do not fall into one cache set.
+// Row sizes are an odd number of lines, so that the rows of a tile do not share a cache set.
 constexpr int64_t act_row_size(int64_t bytes) {
   return ((bytes + kLine - 1) / kLine | 1) * kLine;
 }
@@ -121,15 +120,15 @@ constexpr int64_t act_row_size(int64_t bytes) {
 // x = d * (coarse + fine / 254), both within +-127.
 inline constexpr float kFineSteps = 254.0f;
 
-// A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records a block,
-// then a line for each four blocks: what the coarse numbers of each 32 add up to, times d, as BF16
-// (halves rounded up). Those of blocks beyond the last are zeros.
+// A row in ActKind::kQ8x256: int8 coarse[256 * n], int8 fine[256 * n], then two records per block,
+// then one line per four blocks: the sum of every 32 coarse values, times d, as BF16 (ties away
+// from zero). The sums of blocks past the last one are zero.
 struct Q8x256Record {
-  float d;  // the fine record's: a fine step
+  float d;  // in the fine record: the fine step
   float minus_d;
   int32_t unused[2];
-  // Sums of 32 numbers as pairs (0, 2), (1, 3), (4, 6), (5, 7): the order in which the minima of
-  // Q4_K fall out of their bytes. Sums of 16 numbers likewise: (0, 2), (1, 3), (4, 6) ...
+  // Sums of 32 values as pairs (0, 2), (1, 3), (4, 6), (5, 7): the order in which the minima of
+  // Q4_K are unpacked from their bytes. Sums of 16 values likewise: (0, 2), (1, 3), (4, 6) ...
   int16_t sum32[8];
   int16_t sum16[16];
 };
@@ -146,7 +145,7 @@ constexpr Q8x256Layout q8x256_layout(int64_t cols) {
   return {n * 256, n * 512, sums, act_row_size(sums + (n + 3) / 4 * kLine)};
 }
 
-// A row in ActKind::kInt8: codes padded with zeros to whole blocks of 64, then a record.
+// A row in ActKind::kInt8: codes, padded with zeros to whole blocks of 64, then a record.
 struct Int8Record {
   float d;
   int32_t sum;  // of the codes
@@ -160,9 +159,9 @@ constexpr Int8Layout int8_layout(int64_t cols) {
   return {n, act_row_size(n + kLine)};
 }
 
-// Rows of kF32 are as they come. A row in ActKind::kBF16 is padded with zeros to a multiple of 32
-// numbers: coarse, then fine (both BF16), the middle two of each four numbers exchanged, as they
-// are in a panel of BF16.
+// Rows of kF32 are unchanged. A row in ActKind::kBF16 is padded with zeros to a multiple of 32
+// values: coarse, then fine (both BF16), with the middle two of every four values swapped as in a
+// panel of BF16.
 constexpr int64_t padded_cols(int64_t cols) {
   return (cols + 31) / 32 * 32;
 }

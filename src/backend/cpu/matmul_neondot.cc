@@ -6,7 +6,7 @@
 
 namespace freshet::cpu {
 
-// By quant::Format.
+// In the order of quant::Format.
 const IsaKernels kNeonDotKernels = {
     .run = {nullptr, nullptr, nullptr, nullptr, FRESHET_WHOLE_NUMBER_KERNELS},
     .bf16 = nullptr,

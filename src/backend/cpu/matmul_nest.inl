@@ -1,8 +1,10 @@
-// The loops around tiles, and run(), which a table of IsaKernels names for each format.
+// The loop nest around the tile kernels, and run(), the entry point per format in the IsaKernels
+// tables.
 //
-// The tokens of one tile: each panel is read once, straight from its packed form. More: groups of
-// panels are unpacked for a stretch of K that stays in the L2 cache, and every token's tile is
-// taken through the group while its own stretch is in the L1 cache; sums wait in between.
+// If the tokens fit one tile, each panel is read once, straight from its packed form. With more
+// tokens, groups of panels are unpacked for a stretch of K that stays in the L2 cache. The tokens
+// of each tile are multiplied by the whole group while their stretch of activations is in the L1
+// cache; partial sums are kept in between.
 #pragma once
 
 #include "backend/cpu/matmul_int4.inl"
@@ -15,24 +17,24 @@ FRESHET_INLINE const uint8_t* act_row(const MatmulCall& c, int64_t t) {
   return c.act + (c.rows_index ? c.rows_index[t] : t) * c.act_row_bytes;
 }
 
-// Rows t0 .. t0 + T; those beyond `last` repeat it, so that a tile needs no other form.
+// Rows t0 .. t0 + T. Row `last` is repeated past the end, so that every tile is full.
 template <int T>
 FRESHET_INLINE void tile_rows(const MatmulCall& c, int64_t t0, int64_t last,
                               const uint8_t* (&row)[T]) {
   for (int t = 0; t < T; ++t) row[t] = act_row(c, t0 + t < last ? t0 + t : last);
 }
 
-// The results that the sums of a panel without rows beyond the last stand for.
+// The epilogue for a panel in which all rows exist: the final values from the sums.
 FRESHET_INLINE F32 finished(const MatmulCall& c, int64_t panel, F32 acc) {
   if (c.bias) acc = add_f(acc, load_f(c.bias + panel * kPanelRows));
   return mul_f(acc, set_f(c.scale));
 }
 
-// Whether panels up to this one end without a bias and without rows beyond the last.
+// Whether panels up to this one have no bias and no rows past the end.
 FRESHET_INLINE bool ends_plainly(const MatmulCall& c, int64_t panel) {
   return c.bias == nullptr && (panel + 1) * kPanelRows <= c.rows;
 }
-// The same as finish() of these. scale: c.scale.
+// finish() for such panels. scale: c.scale.
 template <bool kAdd>
 FRESHET_INLINE void finish_plainly(float* out, F32 acc, F32 scale) {
   acc = mul_f(acc, scale);
@@ -58,19 +60,20 @@ FRESHET_INLINE void finish(const MatmulCall& c, int64_t panel, int64_t t, F32 ac
   }
 }
 
-inline constexpr int kStretch = 2048;      // numbers of K that are unpacked at a time
+inline constexpr int kStretch = 2048;      // values of K that are unpacked at a time
 inline constexpr int kGroupPanels = 8;     // panels that are unpacked at a time
-inline constexpr int kTokenStretch = 512;  // tokens whose sums can wait
+inline constexpr int kTokenStretch = 512;  // tokens whose partial sums are kept
 
-// A family of formats as the nest sees it: how to open a panel (Source), unpack a stretch of it,
-// prepare a tile's rows, and take a tile through blocks [b0, b1). kPlanes: of the activations.
+// A family of formats, as the loop nest sees it: how to open a panel (Source), unpack a stretch of
+// it, prepare a tile's rows, and run a tile over blocks [b0, b1). kPlanes: planes of the
+// activations.
 struct FamilyBase {
-  static constexpr int64_t kRowBytes = 0;     // what prepare() writes, a row and block
-  static constexpr int64_t kMostCols = 8192;  // that are prepared at a time
+  static constexpr int64_t kRowBytes = 0;     // bytes that prepare() writes per row and block
+  static constexpr int64_t kMostCols = 8192;  // columns that are prepared at a time
   static constexpr bool kFlush = false;
   template <int T>
   static void prepare(const uint8_t* (&)[T], int64_t, int64_t, uint8_t*) {}
-  // The number that the sum of token t and a panel stands for.
+  // The value for the sum of token t and a panel.
   FRESHET_INLINE_MEMBER F32 result(const MatmulCall&, int64_t, int64_t, F32 acc) const {
     return acc;
   }
@@ -134,7 +137,7 @@ struct FamilyInt4 : FamilyBase {
   }
 };
 
-// Numbers, used as they are packed, times F32 rows as they come.
+// Plain values, used as they are packed, times rows of F32 as they are.
 template <class F, int planes>
 struct FamilyF32 : FamilyBase {
   using Source = Packed<F>;
@@ -149,7 +152,7 @@ struct FamilyF32 : FamilyBase {
                      const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
     packed_tile<T>(Source(c, panel), row, b0, b1, acc);
   }
-  // A last block that is not whole is padded first.
+  // Pads an incomplete last block first.
   template <int T>
   void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
                    F32 (&acc)[T]) const {
@@ -167,7 +170,7 @@ struct FamilyF32 : FamilyBase {
   }
 };
 
-// Widens BF16 numbers of blocks [b0, b1) of each plane to F32, block by block.
+// Widens the BF16 values of blocks [b0, b1) of each plane to F32, block by block.
 template <int planes>
 FRESHET_INLINE void widen_row(const uint8_t* row, int64_t fine, int64_t b0, int64_t b1,
                               uint8_t* to) {
@@ -209,7 +212,7 @@ struct FamilyBf16 : FamilyBase {
   }
 };
 
-// FP8 likewise: rows are whole blocks.
+// The same for FP8, whose rows are whole blocks.
 struct FamilyFp8 : FamilyBase {
   using Source = Packed<LinesFP8>;
   static constexpr int kBlock = 128, kTile = kFloatTile;
@@ -287,7 +290,7 @@ struct Scratch {
   alignas(64) float sums[kGroupPanels * kTokenStretch * kPanelRows];
 };
 
-// What the tiles of one stretch need to know.
+// The ranges that the tiles of one stretch cover.
 struct Stretch {
   int64_t first, last;  // panels
   int64_t t0, t1;       // tokens
@@ -295,12 +298,12 @@ struct Stretch {
   int64_t blocks;
 };
 
-// While tiles multiply, memory is read for the next unpacking: tokens [from, to) of `of` ask for
-// their part of what a panel's place will hold next, its own next stretch or the next group's panel
-// (which may be another call's: that one follows).
+// Prefetches for the next unpacking while the tiles multiply. Tokens [from, to) of `of` prefetch
+// their share of the data that will be unpacked next in a panel's place: the panel's own next
+// stretch, or a panel of the next group (which may belong to the next call).
 struct Part {
   int64_t from, to, of;
-  // Always inlined: GCC takes a function that only prefetches for one without effects.
+  // Always inlined, because GCC takes a function that only prefetches for one without effects.
   FRESHET_INLINE_MEMBER void fetch(const uint8_t* p, int64_t bytes) const {
     const int64_t lines = (bytes + kLine - 1) / kLine, end = lines * to / of;
     for (int64_t i = lines * from / of; i < end; ++i) prefetch(p + i * kLine);
@@ -414,7 +417,7 @@ void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
   run_family<FamilyF32<F, 1>>(c, first, last);
 }
 
-// From Format::kINT8 on: what multiplies whole numbers.
+// The integer kernels, from Format::kINT8 on.
 #define FRESHET_WHOLE_NUMBER_KERNELS                                                            \
   run_family<FamilyInt8>, run<Family256, BlockQ4_0>, run<Family256, BlockQ4_1>,                 \
       run<Family256, BlockQ5_0>, run<Family256, BlockQ5_1>, run<Family256, BlockQ8_0>,          \

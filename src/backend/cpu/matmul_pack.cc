@@ -13,8 +13,8 @@ namespace {
 
 using quant::Format;
 
-// Where a run of a stored block's bytes goes in a panel's block: `units` pieces of `unit` bytes, of
-// each row in turn, so that piece u of row r lies at `to` + (u * 16 + r) * unit. With unit 4 a
+// Where a run of bytes of a stored block goes in a panel's block: `units` pieces of `unit` bytes,
+// interleaved by row, so that piece u of row r lies at `to` + (u * 16 + r) * unit. With unit 4 a
 // piece is a lane of a line.
 struct Run {
   int from;
@@ -76,7 +76,7 @@ constexpr BlockMap block_map(Format f) {
   return {};
 }
 
-// The stored bytes of a panel's worth of one block column are all placed, and nothing else is.
+// Whether the map places every stored byte of a block exactly once, and nothing else.
 constexpr bool covers(Format f, int stored_block_bytes) {
   const BlockMap map = block_map(f);
   int bytes = 0;
@@ -94,8 +94,8 @@ static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64) && covers(Fo
 static_assert(covers(Format::kInt4G128, 67) && covers(Format::kInt4G32, 19));
 static_assert(covers(Format::kINT8, 64));
 
-// The 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so that they line
-// up with quad p of a line.
+// Rearranges the 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so
+// that they line up with quad p of a line.
 uint32_t spread_high_bits(uint32_t x) {
   uint32_t out = 0;
   for (int j = 0; j < 4; ++j) {
@@ -113,7 +113,7 @@ uint32_t gather_high_bits(uint32_t x) {
   }
   return out;
 }
-// In a block of BF16 the middle two of each four numbers change places (and back).
+// Swaps the middle two of every four values in a block of BF16. Swapping again restores them.
 void swap_middle(uint8_t* block) {
   for (int i = 0; i < 32; i += 4) {
     uint8_t t[2];
@@ -126,9 +126,9 @@ void swap_middle(uint8_t* block) {
 constexpr bool has_spread_bits(Format f) {
   return f == Format::kQ5_0 || f == Format::kQ5_1;
 }
-constexpr int kSpreadLine = 256;  // where those bits lie in a panel's block
+constexpr int kSpreadLine = 256;  // offset of those bits in a panel's block
 
-// Four dwords of four rows, columns first.
+// Transposes four dwords of four rows.
 using Quad = uint32_t __attribute__((vector_size(16)));
 void transpose(const uint8_t* const* rows, int from, uint8_t* to) {
   Quad a, b, c, d;
@@ -146,7 +146,7 @@ void transpose(const uint8_t* const* rows, int from, uint8_t* to) {
   for (int i = 0; i < 4; ++i) std::memcpy(to + i * kLine, &columns[i], 16);
 }
 
-// A run of all rows' blocks.
+// Scatters one run of all rows' blocks.
 template <int kUnit, int kUnits>
 void scatter(const uint8_t* const* blocks, int from, uint8_t* to) {
   constexpr int kQuads = kUnit == 4 ? kUnits / 4 : 0;
@@ -184,7 +184,7 @@ void gather_run(const Run& run, const uint8_t* from, uint8_t* block, int row) {
 
 constexpr int kMaxStoredBlock = 256;
 
-// Bytes of what fills a panel's block, for one row; plain formats count 32 numbers as a block.
+// Bytes of one row in a panel's block; plain formats count 32 values as a block.
 constexpr int stored_block_bytes(Format f) {
   const PanelLayout l = panel_layout(f);
   return (l.main + l.tail) / kPanelRows;
@@ -201,8 +201,8 @@ Panel panel_at(const PanelLayout& l, uint8_t* packed, int64_t panel, int64_t col
   return {start, start + blocks * l.main, start + blocks * (l.main + l.tail)};
 }
 
-// Stored blocks, one of each row, to their places in a panel's block. The map is known when this is
-// compiled: loading a model is mostly this.
+// Copies stored blocks, one per row, to their places in a panel's block. The map is known at
+// compile time, because loading a model spends most of its time here.
 template <Format f>
 void pack_blocks(const uint8_t* const* blocks, const Panel& to) {
   static constexpr BlockMap kMap = block_map(f);
@@ -228,7 +228,7 @@ void pack_panel_as(uint8_t* packed, int64_t panel, const uint8_t* const* rows, i
   const int head = quant::info(f).head_bytes;
   const int64_t row_bytes = static_cast<int64_t>(quant::row_bytes(f, cols)) - head;
   const int64_t blocks = blocks_of(cols, kLayout.block);
-  const int64_t whole = row_bytes / kStored;  // blocks; the last of plain rows may be a part of one
+  const int64_t whole = row_bytes / kStored;  // blocks; plain rows may end with a partial one
   const Panel at = panel_at(kLayout, packed, panel, cols);
   const int64_t used = blocks * (kLayout.main + kLayout.tail);
   std::memset(at.main + used, 0, static_cast<size_t>(panel_bytes(kLayout, cols) - used));

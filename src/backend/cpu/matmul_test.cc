@@ -81,7 +81,7 @@ const ActEncoder* encoder(ActKind kind, const ops::Capabilities& can) {
   return nullptr;
 }
 
-// Encoded rows, at some stride.
+// Encoded rows, with a given stride.
 struct Encoded {
   Guarded bytes{0};
   int64_t stride = 0;
@@ -105,7 +105,7 @@ Encoded encode(ActKind kind, const std::vector<float>& x, int64_t cols) {
   return e;
 }
 
-// What an encoded row stands for.
+// The values that an encoded row represents.
 std::vector<double> decode_row(ActKind kind, const uint8_t* p, const Case& c) {
   std::vector<double> x(static_cast<size_t>(c.cols));
   const bool fine = uses_fine_plane(c.rows, c.cols);
@@ -195,7 +195,7 @@ class Product {
         .decode(stored_[static_cast<size_t>(row)].data(), v.data(), case_.cols);
     return v;
   }
-  // The product of what a row is taken for.
+  // The exact GEMM of the effective weights.
   double exact(int64_t row, const std::vector<double>& x) const {
     const std::vector<uint8_t>& stored = stored_[static_cast<size_t>(row)];
     if (rounds() && case_.format == Format::kQ4_K) return rounded_q4_k_product(stored, x);
@@ -204,7 +204,7 @@ class Product {
     return std::inner_product(w.begin(), w.end(), x.begin(), 0.0);
   }
   const Weight& weight() const { return w_; }
-  // Whether numbers are rounded to bytes.
+  // Whether products are rounded to bytes.
   bool rounds() const {
     const bool tiles =
         w_.kernel->isa == CpuIsa::kAmx || std::string_view(w_.kernel->name) == "emulated tiles";
@@ -227,8 +227,8 @@ void run_emulated(const MatmulArgs& args, const uint8_t* act, int64_t act_row_by
   kEmulatedTileKernels.run[static_cast<size_t>(f)](call, first, last);
 }
 
-// The products on tiles, on emulated ones: as the row of AVX-512 with VNNI that they share packing
-// and activations with.
+// The tile GEMMs on emulated tiles, as the AVX-512 VNNI row, with which they share packing and
+// activations.
 template <size_t... i>
 std::vector<MatmulKernel> emulated_rows(std::index_sequence<i...>) {
   std::vector<MatmulKernel> rows;
@@ -324,8 +324,8 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
           const double got = static_cast<double>(out[static_cast<size_t>(t * c.rows + r)]);
           ASSERT_NEAR(got, exact, 4e-6 * size + 1e-30)
               << describe(*k, c) << " at " << t << "," << r;
-          // The loss by rounding activations to 8 bits, and scales, as a part of what random signs
-          // would give.
+          // The expected loss from rounding activations to 8 bits, and scales, as a fraction of
+          // what random signs would give.
           double rounding = scale_bits(c.format) > 0 ? std::ldexp(1.0, -scale_bits(c.format)) : 0.0;
           if (product.rounds()) rounding = 0.02;
           const bool fine = uses_fine_plane(c.rows, c.cols) && k->act != ActKind::kInt8;
@@ -341,14 +341,14 @@ TEST_P(MatmulOfFormat, EqualsExactProductOfEncodedActivations) {
 TEST_P(MatmulOfFormat, SameBitsForAnyNumberOfTokensAndAnyInstructionSet) {
   for (const Values values : {Values::kUsual, Values::kExtreme, Values::kLargest}) {
     auto list = cases(GetParam());
-    // One plane of activations, tokens of a tile, of two steps, and more; too slow for the plain
-    // row.
+    // With one plane of activations: the tokens of a tile, of two steps, and more. Too slow for the
+    // scalar row.
     if (values == Values::kUsual) {
       for (const int64_t tokens : {13, 37, 75}) list.push_back({GetParam(), 2048, 2304, tokens});
       if (GetParam() == Format::kQ4_K) list.push_back({GetParam(), 2048, 4352, 67});
     }
     for (Case c : list) {
-      if (values == Values::kLargest && c.rows > 1000) continue;  // slow, and no different
+      if (values == Values::kLargest && c.rows > 1000) continue;  // slow, and not different
       c.values = values;
       std::vector<float> first, first_rounded;
       for (const MatmulKernel* k : runnable(GetParam())) {
@@ -356,7 +356,7 @@ TEST_P(MatmulOfFormat, SameBitsForAnyNumberOfTokensAndAnyInstructionSet) {
         Product product(*k, c);
         Encoded act = encode(k->act, random_x(c, 3), c.cols);
         const auto all = product.run(act, c.tokens);
-        // What rounded numbers are is for the test above to say.
+        // The test above checks the rounded values.
         std::vector<float>& same = product.rounds() ? first_rounded : first;
         if (same.empty()) same = all;
         EXPECT_TRUE(same_bits(same, all)) << describe(*k, c) << " differs from the first row";
@@ -412,7 +412,7 @@ TEST_P(MatmulOfFormat, GathersRowsAndFinishes) {
   }
 }
 
-// Any function of both, which tells whether denormals are taken for zero.
+// Any function of both that shows whether denormals are treated as zero.
 void test_glu(float* out, const float* gate, const float* up, int64_t n, int activation,
               float limit, float alpha) {
   for (int64_t i = 0; i < n; ++i) {
@@ -483,7 +483,7 @@ TEST_P(MatmulOfFormat, PackingKeepsTheStoredSize) {
   EXPECT_LE(static_cast<double>(k->packed_bytes(2048, 2048)), stored * 1.001);
 }
 
-// What a thread is given that finds no panel left.
+// The arguments of a thread that finds no panel left.
 TEST_P(MatmulOfFormat, NoPanelsAreNotRead) {
   for (const MatmulKernel* k : runnable(GetParam())) {
     for (const int64_t tokens : {1, 21, 64, 300}) {
@@ -564,8 +564,8 @@ std::vector<Format> formats() {
 INSTANTIATE_TEST_SUITE_P(Formats, MatmulOfFormat, testing::ValuesIn(formats()),
                          [](const auto& p) { return std::string(quant::info(p.param).name); });
 
-// Sums of the largest numbers over the longest rows, and of any: equal to 64-bit ones, scaled as
-// the format says.
+// Sums of the largest values over the longest rows, and of arbitrary ones, must equal 64-bit sums,
+// scaled as the format defines.
 TEST(Int8Products, AreWholeNumberSumsTimesTheProductOfTwoScales) {
   for (const Values values : {Values::kUsual, Values::kLargest}) {
     for (const Case& shape : {Case{Format::kINT8, 17, quant::INT8::kMostCols, 5},

@@ -1,8 +1,8 @@
-// A tile: T activation rows times one panel, over blocks [b0, b1).
+// The tile kernel: T activation rows times one panel, over blocks [b0, b1).
 //
-// Numbers add up in one order, whatever T, the instruction set, or where the lines come from: exact
-// whole-number sums of a block of 256, then acc = fma(sum, d_weight * d_x, acc) block after
-// block, and the part of an affine format's offset after it.
+// The order of sums is the same for every T and instruction set, and for packed and unpacked lines:
+// exact integer sums of a block of 256, then acc = fma(sum, d_weight * d_x, acc) block by block,
+// and after each block the offset's part for an affine format.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,7 @@
 namespace freshet::cpu {
 namespace {
 
-// Bytes that a packed panel is read ahead; tuned for the matrix-vector product.
+// Prefetch distance in a packed panel, in bytes; tuned for GEMV.
 inline constexpr int kAhead = 4096;
 
 template <int N>
@@ -34,14 +34,14 @@ FRESHET_INLINE int32_t i32_at(const uint8_t* p) {
   return i;
 }
 
-// Blocks as they are packed.
+// The packed blocks of a panel.
 template <class F>
 struct Packed {
   using Block = F;
   static constexpr PanelLayout kLayout = panel_layout(F::kFormat);
   const uint8_t* main_part;
   const uint8_t* tail_part;
-  const uint8_t* end;  // where the next panel begins
+  const uint8_t* end;  // start of the next panel
   Packed(const MatmulCall& c, int64_t panel)
       : main_part(c.packed + panel * panel_bytes(kLayout, c.cols)),
         tail_part(main_part + blocks_of(c.cols, kLayout.block) * kLayout.main),
@@ -59,16 +59,16 @@ struct WholeLines {
   FRESHET_INLINE_MEMBER I32 line(int i) const { return line_at(p, i); }
 };
 
-// The planes of an activation row that a product uses count as rows of their own until their
-// whole-number sums are complete: plane p of token t is row t * kPlanes + p.
+// Each plane of an activation row that a GEMM uses counts as a row of its own until its integer
+// sums are complete: plane p of token t is row t * kPlanes + p.
 template <int kPlanes>
 FRESHET_INLINE F32 join_planes(const I32* sum) {
   if constexpr (kPlanes == 1) return to_f(sum[0]);
   return fma_f(to_f(sum[0]), set_f(kFineSteps), to_f(sum[1]));
 }
 
-// Whether sums of a group start at what makes up for numbers 2^kShift too high; else offsets are
-// taken away after a block, as those of an affine format are.
+// Whether the sums of a group start at the correction for values that are 2^kShift too high. If
+// not, offsets are subtracted after each block, as for affine formats.
 template <class F>
 inline constexpr bool kStarts = kSumsStart && !F::kAffine && F::kShift > 0;
 template <class F>
@@ -89,21 +89,21 @@ FRESHET_INLINE Scale scale_of(I32 s) {
   }
 }
 
-// Two offsets of groups, as 16-bit halves.
+// Packs the offsets of two groups as 16-bit halves.
 FRESHET_INLINE I32 halves(I32 a, I32 b) {
   return or_i(and_i(a, set_i(0xffff)), shl(b, 16));
 }
-// Pair i of offsets is of groups first_of_pair(i) and the next but one: the order of the sums of
-// Q8x256Record.
+// Pair i holds the offsets of groups first_of_pair(i) and first_of_pair(i) + 2, in the order of the
+// sums of Q8x256Record.
 constexpr int first_of_pair(int i) {
   return i / 2 * 4 + i % 2;
 }
 
-// A block of 256 as it is packed.
+// A packed block of 256.
 template <class F>
 struct PackedBlock {
   using Block = F;
-  static constexpr bool kUnrolled = true;  // where the bits of 32 numbers lie differs
+  static constexpr bool kUnrolled = true;  // each 32 values have their bits in other places
   static constexpr bool kFlipped = false;
   const uint8_t* main;
   const uint8_t* tail;
@@ -130,8 +130,8 @@ struct PackedBlock {
   }
 };
 
-// With block j of eight: main parts are fetched kAhead bytes ahead and tails, which a group begins
-// with, one group ahead to the L1 cache; after a panel's end the next one's.
+// Prefetches for block j of eight: the main part kAhead bytes ahead; tails, which a group reads
+// first, one group ahead to the L1 cache. Past a panel's end, it continues with the next panel.
 template <class F>
 FRESHET_INLINE void fetch_group_ahead(const Packed<F>& panel, const uint8_t* main,
                                       const uint8_t* tail, int j) {
@@ -145,7 +145,7 @@ FRESHET_INLINE void fetch_group_ahead(const Packed<F>& panel, const uint8_t* mai
   prefetch_near(next);
 }
 
-// Eight blocks of 32 (fewer at the end of a row) as one of 256.
+// Eight blocks of 32 (fewer at the end of a row), used as one block of 256.
 template <class F>
 struct PackedGroup {
   using Block = F;
@@ -192,24 +192,24 @@ struct PackedGroup {
     }
   }
   FRESHET_INLINE_MEMBER F32 d() const { return unit; }
-  // An affine format's offset is added; minima of the formats of 256 are taken away.
+  // An affine format's offset is added; the 256-value formats subtract their minima.
   FRESHET_INLINE_MEMBER F32 dmin() const { return low_unit; }
   FRESHET_INLINE_MEMBER void ahead(int j) const { fetch_group_ahead(panel, main, tail, j); }
 };
 
-// Packed blocks of 256 numbers, of either kind.
+// Packed blocks of 256 values: real ones, or groups of eight blocks of 32.
 template <class F>
 struct Packed256 : Packed<F> {
   using Block = F;
   using View = std::conditional_t<kOf32<F>, PackedGroup<F>, PackedBlock<F>>;
-  const int64_t blocks;  // as the format counts them
+  const int64_t blocks;  // in the format's own block size
   Packed256(const MatmulCall& c, int64_t panel)
       : Packed<F>(c, panel), blocks(blocks_of(c.cols, Packed<F>::kLayout.block)) {}
   FRESHET_INLINE_MEMBER View block(int64_t b) const { return View(*this, b, blocks); }
 };
 
-// A block unpacked to 64 lines, a scale a group, the offsets' pairs, d (and dmin) as F32, and where
-// sums start.
+// An unpacked block: 64 lines, one scale per group, pairs of offsets, d (and dmin) as F32, and the
+// initial values of sums.
 template <class F>
 struct Unpacked256 {
   using Block = F;
@@ -266,13 +266,13 @@ struct Unpacked256 {
   }
 };
 
-// Where the sums of a row's groups start, a block's after another's.
+// The initial values of a row's group sums, block by block.
 template <class F, int kPlanes>
 struct Starts {
   static constexpr int kGroups = kStarts<F> ? 256 / F::kGroup : 0;
   static constexpr int64_t kBlockBytes = kGroups * 4 * kPlanes;
 
-  // Of blocks [b0, b1). Writes up to 32 bytes beyond.
+  // Writes those of blocks [b0, b1), and up to 32 bytes beyond.
   FRESHET_INLINE void write(const uint8_t* row, const Q8x256Layout& l, int64_t b0, int64_t b1,
                             uint8_t* to) {
     constexpr int64_t kSums =
@@ -311,7 +311,7 @@ FRESHET_INLINE void sub256(const View& w, int j, const int8_t* const (&row)[T],
   }
 }
 
-// starts: of rows' blocks [b0, b1), one row after the other.
+// starts: for blocks [b0, b1), one row after the other.
 template <class Source, int T, int kPlanes>
 FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
                             const uint8_t* const (&row)[T], const uint8_t* starts, int64_t b0,
@@ -381,8 +381,8 @@ FRESHET_INLINE void tile256(const Source& source, const Q8x256Layout& l,
   }
 }
 
-// Weights that are numbers: blocks of 32 k. Products of even and of odd k add up apart, then
-// together to the sum so far: what AMX does with BF16 tiles.
+// Weights that are plain values: blocks of 32 k. Products of even and of odd k are summed
+// separately, and the two sums are then added to the accumulator, as AMX does with BF16 tiles.
 struct LinesF32 {
   static constexpr Format kFormat = Format::kF32;
   FRESHET_INLINE void pair(const uint8_t* p, int i, F32& even, F32& odd) {
@@ -397,7 +397,7 @@ struct LinesF16 {
     odd = load_f16(p + i * kLine + 32);
   }
 };
-// x holds F32 of both planes, one after the other for each block of 32.
+// x holds both planes as F32, alternating per block of 32.
 struct LinesBF16 {
   static constexpr Format kFormat = Format::kBF16;
   FRESHET_INLINE void pair(const uint8_t* p, int i, F32& even, F32& odd) {
@@ -407,7 +407,7 @@ struct LinesBF16 {
   }
 };
 
-// x[t]: F32 numbers from the first block's on; with two planes a block's 32 of each.
+// x[t]: F32 values from the first block on; with two planes, 32 values of each per block.
 template <class F, int T, int kPlanes = 1>
 FRESHET_INLINE void tile_float(const Packed<F>& w, const uint8_t* const (&x)[T], int64_t b0,
                                int64_t b1, F32 (&acc)[T]) {
@@ -443,14 +443,14 @@ FRESHET_INLINE void tile_float(const Packed<F>& w, const uint8_t* const (&x)[T],
   }
 }
 
-// FP8: blocks of 128 k times F32 rows; the sum of a block is scaled.
+// FP8: blocks of 128 k times F32 rows. The sum of a block is scaled.
 struct LinesFP8 {
   static constexpr Format kFormat = Format::kFP8;
 };
 template <int T>
 FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x)[T], int64_t b0,
                              int64_t b1, F32 (&acc)[T]) {
-  constexpr int kPairBytes = 2 * kPanelRows, kUnits = 256;  // a number as loaded, times 256
+  constexpr int kPairBytes = 2 * kPanelRows, kUnits = 256;  // loaded values times 256
   for (int64_t b = b0; b < b1; ++b) {
     const uint8_t* p = w.main(b);
     prefetch_lines<1>(p + 32 * kLine + kAhead);
@@ -477,8 +477,8 @@ FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x
   }
 }
 
-// INT8: whole-number sums over the whole row, kept in the bits of acc. They are exact in any order,
-// so few tokens add up in several chains.
+// INT8: integer sums over the whole row, kept in the bits of acc. They are exact in any order, so
+// few tokens use several independent accumulators.
 struct LinesINT8 {
   static constexpr Format kFormat = Format::kINT8;
 };
@@ -513,7 +513,8 @@ FRESHET_INLINE void tile_int8(const Packed<LinesINT8>& w, const uint8_t* const (
     acc[t] = bits_f(sum[0][t]);
   }
 }
-// What a row's sum means: times (the scale of the weight's row times that of the token's).
+// Converts a row's sum to its value: sum times (scale of the weight's row times scale of the
+// token's row).
 FRESHET_INLINE F32 scaled_int8(I32 sum, F32 row_scale, float token_scale) {
   return mul_f(to_f(sum), mul_f(row_scale, set_f(token_scale)));
 }

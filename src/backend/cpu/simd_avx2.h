@@ -1,4 +1,4 @@
-// Sixteen lanes of 32 bits in two AVX2 registers. See simd_scalar.h for what each name means.
+// Sixteen lanes of 32 bits in two AVX2 registers. simd_scalar.h documents the names.
 #pragma once
 
 #include <cstdint>
@@ -159,7 +159,7 @@ FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
       const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), _mm256_loadu_si256(from));
       s[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
-    // Even groups are the low halves, odd ones the high halves.
+    // Even groups are in the lower halves, odd groups in the upper halves.
     const __m256i all =
         _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -219,12 +219,12 @@ FRESHET_INLINE I32 add_mul_i(I32 sum, I32 x, I32 y) {
 
 inline constexpr bool kSumsStart = false;
 
-// A sum is to be there now: GCC 12 puts additions off and stores the products until then.
+// Forces the sum to be computed now: GCC 12 delays additions and stores the products until then.
 FRESHET_INLINE void keep(I32& sum) {
   asm volatile("" : "+x"(sum.a), "+x"(sum.b));
 }
 
-// The sign of the line goes over to x; two products of 128 * 127 fit 16 bits.
+// Moves the sign of the line's bytes to x. Two products of 128 * 127 fit in 16 bits.
 FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
   const __m256i q = quad(x), one = _mm256_set1_epi16(1);
   const __m256i a = _mm256_maddubs_epi16(_mm256_abs_epi8(line.a), _mm256_sign_epi8(q, line.a));
@@ -241,11 +241,11 @@ FRESHET_INLINE Scale make_scale(I32 s) {
   return or_i(and_i(s, set_i(0xffff)), shl(s, 16));
 }
 
-// Quads whose pair sums of products (u8 up to kTop times a number within +-127) fit 16 bits.
+// Quads whose pair sums of products (u8 up to kTop times a value within +-127) fit in 16 bits.
 template <int kTop>
 inline constexpr int kQuadsIn16Bits = 32767 / (kTop * 254);
 
-// kTop = 0: the lines are signed; their sign goes over to x.
+// kTop = 0: the lines are signed; their sign is moved to x.
 template <int T, int kQuads, int kTop, class Lines>
 FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int first,
                                const int8_t* const (&x)[T]) {
@@ -289,9 +289,9 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
   }
 }
 
-// The same for signed lines. The bits of x are flipped below a negative number, which is one away
-// from a change of sign: what is missing does not depend on x, so that sums may start with it.
-// vpsignb would take the place of a multiplication on AMD's processors. 128 times -128 fits twice.
+// The same for signed lines. The bits of x are inverted where the line's byte is negative, which
+// differs from a negation by one. The missing part does not depend on x, so sums can start with it.
+// vpsignb would compete with a multiplication on AMD processors. 128 times -128 fits twice.
 inline constexpr bool kFlipsSigns = true;
 template <int T, int kQuads, class Lines>
 FRESHET_INLINE void dot_flipped(I32 (&sum)[T], Scale scale, const Lines& w, int first,
@@ -313,7 +313,7 @@ FRESHET_INLINE void dot_flipped(I32 (&sum)[T], Scale scale, const Lines& w, int 
     }
   }
 }
-// sum + scale * what dot_flipped leaves out of a line's products.
+// sum + scale * the part that dot_flipped omits from a line's products.
 FRESHET_INLINE I32 add_flipped(I32 sum, Scale scale, I32 line) {
   const __m256i zero = _mm256_setzero_si256(), one = _mm256_set1_epi8(1);
   const I32 below = {_mm256_abs_epi8(_mm256_min_epi8(line.a, zero)),

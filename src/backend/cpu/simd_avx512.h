@@ -1,4 +1,4 @@
-// Sixteen lanes of 32 bits in one AVX-512 register. See simd_scalar.h for what each name means.
+// Sixteen lanes of 32 bits in one AVX-512 register. simd_scalar.h documents the names.
 #pragma once
 
 #include <cstdint>
@@ -133,7 +133,7 @@ FRESHET_INLINE I32 max_i(I32 a, I32 b) {
 FRESHET_INLINE int32_t reduce_max(I32 a) {
   return _mm512_reduce_max_epi32(a);
 }
-// Sums of 16 bytes, lane l of line i in dword i of lane l.
+// Sums of 16 bytes: lane l of line i goes to dword i of lane l.
 FRESHET_INLINE I32 sums_of_16(const I32 (&line)[4]) {
   const I32 one = _mm512_set1_epi16(1);
   I32 s[4];  // sums of four
@@ -181,7 +181,7 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
 inline constexpr bool kFlipsSigns = false;
 #if defined(__AVX512VNNI__)
 inline constexpr bool kPairScales = true;
-// The compiler does not fold the broadcast into the instruction by itself.
+// The compiler does not fold the broadcast into the instruction on its own.
 FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0"
       : "+v"(sum)

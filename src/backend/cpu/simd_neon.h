@@ -1,4 +1,4 @@
-// Sixteen lanes of 32 bits in four NEON registers. See simd_scalar.h for what each name means.
+// Sixteen lanes of 32 bits in four NEON registers. simd_scalar.h documents the names.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #define FRESHET_INLINE_MEMBER inline __attribute__((always_inline))
 #define FRESHET_UNROLL _Pragma("GCC unroll 64")
 #ifndef __ARM_FEATURE_DOTPROD
-// Without the instruction a line takes so many others that unrolled tiles would take GCC minutes
-// to compile; a call for every 32 numbers costs little beside them.
+// Without the dot-product instruction a line takes so many instructions that GCC would need minutes
+// to compile unrolled tiles. A call per 32 values costs little in comparison.
 #define FRESHET_DOT [[gnu::noinline]]
 #endif
 
@@ -30,7 +30,7 @@ inline constexpr int16_t kE4M3InF16 = static_cast<int16_t>(0xbf80);
 inline constexpr int kMaxTile = 4;
 inline constexpr int kFloatTile = 2;
 inline constexpr int kInt8Tile = 4;
-inline constexpr bool kFlipSigned = false;  // both ways to multiply bytes take signed ones
+inline constexpr bool kFlipSigned = false;  // both ways to multiply bytes take signed bytes
 
 #define FRESHET_EACH(expression)                        \
   _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) { \
@@ -149,7 +149,7 @@ FRESHET_INLINE I32 xor_i(I32 x, I32 y) {
   FRESHET_EACH(x.v[i] = veorq_s32(x.v[i], y.v[i]))
   return x;
 }
-// The instruction shifts left by a signed number.
+// The instruction shifts left by a signed count.
 FRESHET_INLINE I32 shl(I32 x, int n) {
   FRESHET_EACH(x.v[i] = vshlq_s32(x.v[i], vdupq_n_s32(n)))
   return x;
@@ -227,7 +227,7 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
 
 inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = false;
-// sum += the products of bytes, four to a lane. A pair of products fits 16 bits: x is within +-127.
+// sum += the byte products, four per lane. A pair of products fits in 16 bits: x is within +-127.
 FRESHET_INLINE int32x4_t dot4(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #if defined(__ARM_FEATURE_DOTPROD)
   return vdotq_s32(sum, w, x);

@@ -1,8 +1,8 @@
-// Sixteen lanes of 32 bits in plain C++: the definition of what the vector headers do.
+// Sixteen lanes of 32 bits in plain C++: the reference for what the vector headers do.
 //
-// F32 and I32 are 16 lanes; a line of 64 bytes is an I32 whose lanes are four bytes each.
-// Everything here has internal linkage, for each instruction set compiles the same kernels in its
-// own translation unit. fma_f rounds once on every instruction set.
+// F32 and I32 have 16 lanes; a line of 64 bytes is an I32 whose lanes are four bytes each.
+// Everything here has internal linkage, because each instruction set compiles the same kernels in
+// its own translation unit. fma_f rounds once on every instruction set.
 #pragma once
 
 #include <cmath>
@@ -31,10 +31,10 @@ struct I32 {
 using Scale = I32;
 
 inline constexpr int kMaxTile = 4;    // tokens that one pass over a panel serves
-inline constexpr int kFloatTile = 4;  // the same, for weights that are not whole numbers
-inline constexpr int kInt8Tile = 4;   // the same, for sums that only end with the row
-// Signed lines (q8_0, iq4_nl) come as unsigned bytes, 128 too high, since the dot instruction
-// multiplies unsigned by signed; the sum of x corrects for it.
+inline constexpr int kFloatTile = 4;  // the same, for weights that are not integers
+inline constexpr int kInt8Tile = 4;   // the same, for sums that span the whole row
+// Signed lines (q8_0, iq4_nl) are passed as unsigned bytes, 128 too high, because the dot
+// instruction multiplies unsigned by signed bytes; the sum of x corrects for it.
 inline constexpr bool kFlipSigned = false;
 
 template <class V, class Fn>
@@ -44,7 +44,7 @@ FRESHET_INLINE V each(const Fn& fn) {
   return r;
 }
 
-// Denormal results and operands count as zero, as they do in AMX tiles of BF16.
+// Makes denormal results and operands zero, as in BF16 AMX tiles.
 FRESHET_INLINE unsigned flush_denormals() {
 #if defined(__x86_64__)
   const unsigned before = _mm_getcsr();
@@ -100,8 +100,8 @@ FRESHET_INLINE F32 load_f16(const void* p) {
   std::memcpy(h, p, sizeof h);
   return each<F32>([&](int i) { return f16_to_f32(h[i]); });
 }
-// 16 rows of two numbers of E4M3 each. Exponent and mantissa in their places of an F16 are the
-// number times 2^-8.
+// 16 rows of two E4M3 values each. With exponent and mantissa moved to their positions in an F16,
+// each reads as the value times 2^-8.
 FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
   uint8_t b[32];
   std::memcpy(b, p, sizeof b);
@@ -112,7 +112,7 @@ FRESHET_INLINE void load_e4m3(const void* p, F32& even, F32& odd) {
   odd = each<F32>([&](int i) { return number(b[2 * i + 1]); });
 }
 
-// Halves are added to each other until one number is left.
+// Adds one half to the other until one value is left.
 
 FRESHET_INLINE I32 zero_i() {
   return {};
@@ -181,7 +181,7 @@ FRESHET_INLINE int32_t reduce_max(I32 a) {
   for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
   return m;
 }
-// Sums of each 16 of 256 signed bytes.
+// Sums of every 16 of 256 signed bytes.
 FRESHET_INLINE void sums_of_16(const uint8_t* bytes, int32_t (&sum)[16]) {
   for (int g = 0; g < 16; ++g) {
     sum[g] = 0;
@@ -193,13 +193,12 @@ FRESHET_INLINE I32 bits_i(F32 a) {
   std::memcpy(&r, &a, sizeof r);
   return r;
 }
-// To the nearest whole number, ties to even. |a| < 2^22.
+// Rounds to the nearest integer, ties to even. |a| < 2^22.
 FRESHET_INLINE I32 round_i(F32 a) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: beyond it a float has no fraction
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: above it a float has no fraction
   return each<I32>([&](int i) { return static_cast<int32_t>((a.v[i] + kMagic) - kMagic); });
 }
-// The low byte, or half, of each lane.
-// The middle two of each four numbers exchanged.
+// Swaps the middle two of every four values.
 FRESHET_INLINE I32 swap_middle(I32 a) {
   return each<I32>([&](int i) { return a.v[(i & 12) | (i & 1) << 1 | (i >> 1 & 1)]; });
 }
@@ -227,17 +226,17 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   return load_i(b);
 }
 
-// Whether dot_group() is there, see dot_quads.inl.
+// Whether dot_group() exists, see dot_quads.inl.
 inline constexpr bool kSumsStart = false;
-// Whether dot_flipped() is there, see simd_avx2.h.
+// Whether dot_flipped() exists, see simd_avx2.h.
 inline constexpr bool kFlipsSigns = false;
-// A scale in the form that dot_scaled wants for lines whose bytes are at most kTop.
+// Converts a scale to the form that dot_scaled expects for lines whose bytes are at most kTop.
 template <int kTop>
 FRESHET_INLINE Scale make_scale(I32 s) {
   return s;
 }
 
-// sum + the products of the line's bytes (signed, or flipped, see kFlipSigned) and four numbers
+// sum + the products of the line's bytes (signed, or flipped, see kFlipSigned) and four values
 // within +-127, the same for each lane. Wraps.
 FRESHET_INLINE I32 dot_quad(I32 sum, I32 line, const int8_t* x) {
   int8_t b[64];
@@ -264,7 +263,7 @@ FRESHET_INLINE void dot_scaled(I32 (&sum)[T], Scale scale, const Lines& w, int f
         int d = 0;
         for (int j = 0; j < 4; ++j) d += b[4 * i + j] * q[j];
         sum[t].v[i] =
-            wrap(raw(sum[t].v[i]) + raw(scale.v[i]) * raw(d));  // a scale may be no number
+            wrap(raw(sum[t].v[i]) + raw(scale.v[i]) * raw(d));  // the scale may be NaN or inf
       }
     }
   }

@@ -1,6 +1,6 @@
-// The rows of the CPU table, each list best first, as the kernel sources of this room export them;
-// table.cc puts them together. Immutable, thread-safe. A list may name rows that this processor
-// cannot run: Ops asks Capabilities before it takes one.
+// The rows of the CPU kernel table, each list with the best row first, as exported by the kernel
+// sources of this directory; table.cc joins them. Immutable, thread-safe. A list may contain rows
+// that this processor cannot run: Ops checks Capabilities before it picks one.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 namespace freshet::cpu {
 
 std::span<const ops::MatmulKernel> matmul_kernels();
-// The call as the kernels of a row take it; `gate`: room for its gate.
+// Converts the arguments to a kernel's call; `gate` is storage for its gate.
 MatmulCall call_of(const ops::MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes,
                    GateCall& gate);
 std::span<const ops::ActEncoder> act_encoders();

@@ -1,4 +1,4 @@
-// The tile registers, 0 .. 3 for sums, 4 and 5 for activations, 6 and 7 for weights (Intel SDM,
+// The tile registers: 0 .. 3 for sums, 4 and 5 for activations, 6 and 7 for weights (Intel SDM,
 // AMX). tiles_emulated.h has the same names for processors without them.
 #pragma once
 
@@ -17,7 +17,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Sums of `tokens` x 16 numbers, over rows of `bytes` bytes of activations.
+// Sums of `tokens` x 16 values, over rows of `bytes` bytes of activations.
 class Tiles {
  public:
   ~Tiles() { _tile_release(); }
@@ -30,7 +30,7 @@ class Tiles {
       c.rows[i] = static_cast<uint8_t>(i < 6 ? tokens : bytes / 4);
       c.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? bytes : 64);
     }
-    asm volatile("" ::"r"(&c) : "memory");  // the intrinsic does not say that it reads all of c
+    asm volatile("" ::"r"(&c) : "memory");  // the intrinsic does not declare that it reads all of c
     _tile_loadconfig(&c);
   }
 
@@ -39,9 +39,10 @@ class Tiles {
   int bytes_ = 0;
 };
 
-// Instructions that do nothing, to stand behind a load and behind a product where little else does:
-// while the core's other thread is busy, tiles' instructions that follow one another closely take
-// half as long again, or twice as long. On a core of one's own they cost nothing.
+// Instructions that do nothing, placed behind a load or a multiplication where there is little
+// other work. While the core's other hyper-thread is busy, tile instructions in close succession
+// take half as long again, or twice as long. On a core of one's own the extra instructions cost
+// nothing.
 FRESHET_INLINE void tile_load_gap() {
   asm volatile("nop\n nop\n nop\n nop");
 }
@@ -65,7 +66,7 @@ FRESHET_INLINE void tile_load(const void* from, int64_t stride) {
   FRESHET_EACH_TILE(FRESHET_TILE_CASE)
 #undef FRESHET_TILE_CASE
 }
-// The same, and the L1 cache need not keep it.
+// The same, without keeping the data in the L1 cache.
 template <int kTile>
 FRESHET_INLINE void tile_load_once(const void* from, int64_t stride) {
 #define FRESHET_TILE_CASE(n) \
@@ -73,7 +74,7 @@ FRESHET_INLINE void tile_load_once(const void* from, int64_t stride) {
   FRESHET_EACH_TILE(FRESHET_TILE_CASE)
 #undef FRESHET_TILE_CASE
 }
-// Rows of 64 bytes, one after the other.
+// Rows of 64 bytes, contiguous.
 template <int kTile>
 FRESHET_INLINE void tile_store(void* to){
 #define FRESHET_TILE_CASE(n) \
@@ -82,7 +83,7 @@ FRESHET_INLINE void tile_store(void* to){
 #undef FRESHET_TILE_CASE
 }
 // Tile kTile += activations of tile kX times weights of tile kW: BF16 to F32, or signed bytes times
-// signed (i8) or unsigned ones (u8) to 32-bit whole numbers.
+// signed (i8) or unsigned (u8) bytes to 32-bit integers.
 #define FRESHET_TILE_PRODUCT(name, intrinsic) \
   template <int kTile, int kX, int kW>        \
   FRESHET_INLINE void name() {                \

@@ -1,7 +1,7 @@
-// tiles_amx.h in plain code, so that kernels on tiles are tested where there are none.
+// tiles_amx.h in plain code, so that tile kernels can be tested on processors without tiles.
 //
 // Written from the pseudocode of TILELOADD, TILESTORED, TDPBSSD, TDPBSUD and TDPBF16PS (Intel SDM).
-// Tiles are a thread's own.
+// Each thread has its own tiles.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,7 @@ void emulated_dp() {
     }
   }
 }
-// A denormal counts as zero.
+// Denormals count as zero.
 inline float no_denormal(float v) {
   return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0.0f, v) : v;
 }
@@ -87,7 +87,7 @@ void tile_dp_bf16() {
   const EmulatedTile &x = emulated_tiles[kX], &w = emulated_tiles[kW];
   for (int m = 0; m < sums.rows; ++m) {
     for (int n = 0; n < 16; ++n) {
-      float sum, of[2] = {};  // of even numbers and of odd ones
+      float sum, of[2] = {};  // sums of even and of odd values
       std::memcpy(&sum, &sums.bytes[m][n * 4], 4);
       for (int k = 0; k < x.row_bytes / 2; ++k) {
         const float product_of[] = {bf16_at(&x.bytes[m][k * 2]),

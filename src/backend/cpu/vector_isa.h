@@ -1,4 +1,4 @@
-// The sets of vector kernels, one a source vector_<isa>.cc.
+// The sets of vector kernels, one per source vector_<isa>.cc.
 #pragma once
 
 #include "ops/kernel_table.h"

@@ -1,7 +1,7 @@
-// The row-wise kernels over a Simd type; vector_<isa>.cc makes a set of them.
+// The row-wise kernels over a Simd type; vector_<isa>.cc instantiates a set of them.
 //
-// Sums run in four vectors of partial sums, added up in a fixed order: a result depends on the row
-// and its length only.
+// Sums use four vectors of partial sums, which are added in a fixed order: a result depends only on
+// the row and its length.
 #pragma once
 
 #include "backend/cpu/vector_math.h"
@@ -34,7 +34,7 @@ struct VectorOps {
     }
   }
 
-  // Sum over the row of term(i, lanes), where term gives zero in lanes beyond the row.
+  // Sum over the row of term(i, lanes); term must give zero in lanes past the end of the row.
   template <class Term>
   static __attribute__((always_inline)) float sum(int64_t n, Term term) {
     F s[4] = {S::zero(), S::zero(), S::zero(), S::zero()};
@@ -117,8 +117,7 @@ struct VectorOps {
     });
   }
 
-  // Calls body with a function of vectors for the activation, so that the choice is made once a
-  // row.
+  // Calls body with the activation as a function on vectors, so that it is chosen once per row.
   template <class Body>
   static __attribute__((always_inline)) void with_activation(int kind, Body body) {
     const F zero = S::zero();

@@ -1,6 +1,6 @@
-// Elementary functions over the lanes of a Simd type, within two units in the last place where the
+// Elementary functions over the lanes of a Simd type, within two units in the last place if the
 // result is a normal number. The polynomials are weighted minimax fits (Lawson's iteration on
-// Chebyshev nodes); the error given is relative and that of the polynomial alone. NaN stays NaN.
+// Chebyshev nodes). The errors given are relative and cover only the polynomial. NaN stays NaN.
 #pragma once
 
 namespace freshet::cpu {
@@ -12,7 +12,7 @@ template <class S>
 struct Math {
   using F = typename S::F;
 
-  // e^x; 0 below -87.3; infinity where F32 ends, or a little before.
+  // e^x; 0 below -87.3; infinity from the end of F32's range, or slightly below it.
   FRESHET_MATH F exp(F x) {
     const F low = S::set(-87.3f);
     const F clamped = S::min(S::set(88.9f), S::max(low, x));
@@ -61,7 +61,8 @@ struct Math {
     return S::copy_sign(S::if_less(a, S::set(0.625f), small, large), x);
   }
 
-  // The normal distribution's integral. For a >= 0 it is at -a: e^(-a^2 / 2) q(1 / (1 + 0.3 a)).
+  // The cumulative normal distribution. For a >= 0, its value at -a is e^(-a^2 / 2) q(1 / (1 + 0.3
+  // a)).
   FRESHET_MATH F phi(F x) {
     const F a = S::min(S::set(14.0f), S::abs(x));
     const F t = S::div(S::set(1.0f), S::fma(a, S::set(0.3f), S::set(1.0f)));
@@ -76,7 +77,7 @@ struct Math {
     q = S::fma(q, t, S::set(0.119735684f));
     q = S::fma(q, t, S::set(0.11967032f));
     q = S::fma(q, t, S::set(7.06684906e-7f));
-    // What rounding a^2 loses would be magnified by the exponential.
+    // Compensates the rounding of a^2, which the exponential would magnify.
     const F square = S::mul(a, a);
     const F lost = S::fms(a, a, square);
     const F e = exp(S::mul(square, S::set(-0.5f)));

@@ -1,4 +1,4 @@
-// Eight F32 lanes of AVX2 with FMA and F16C; the names are those of vector_simd_avx512.h.
+// Eight F32 lanes of AVX2 with FMA and F16C; same names as in vector_simd_avx512.h.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,7 @@ struct Avx2 {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
   }
-  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
+  // The values times 2^-8: exponent and mantissa are moved to their positions in an F16.
   FRESHET_SIMD F load_e4m3(const uint8_t* p) {
     const __m128i v = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     const __m128i in_f16 = _mm_set1_epi16(static_cast<int16_t>(0xbf80));
@@ -89,7 +89,7 @@ struct Avx2 {
     const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
   }
-  // Rows come in multiples of eight numbers: a part of a vector is all of it or nothing.
+  // Row lengths are multiples of eight, so a partial vector is either full or empty.
   FRESHET_SIMD F load_f16_n(const uint16_t* p, int n) { return n > 0 ? load_f16(p) : zero(); }
   FRESHET_SIMD F load_bf16_n(const uint16_t* p, int n) { return n > 0 ? load_bf16(p) : zero(); }
   FRESHET_SIMD F load_e4m3_n(const uint8_t* p, int n) { return n > 0 ? load_e4m3(p) : zero(); }

@@ -1,5 +1,5 @@
-// Sixteen F32 lanes of AVX-512 (F, BW, DQ, VL), as the templates of attention and of the vector
-// kernels see them. vector_simd_avx2.h has the same names for eight lanes of AVX2.
+// Sixteen F32 lanes of AVX-512 (F, BW, DQ, VL), as used by the attention and vector kernel
+// templates. vector_simd_avx2.h has the same names for eight lanes of AVX2.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ struct Avx512 {
   using F = __m512;
   static constexpr int kLanes = 16;
   static constexpr int kTileRows = 8;  // rows of a register tile
-  static constexpr int kDotRows = 4;   // of a tile of dot products with four others
+  static constexpr int kDotRows = 4;   // rows of a tile of dot products with four others
 
   FRESHET_SIMD F zero() { return _mm512_setzero_ps(); }
   FRESHET_SIMD F set(float x) { return _mm512_set1_ps(x); }
   FRESHET_SIMD F load(const float* p) { return _mm512_loadu_ps(p); }
   FRESHET_SIMD void store(float* p, F v) { _mm512_storeu_ps(p, v); }
-  // The first n lanes, 0 <= n <= kLanes; the others are zero, or stay as they are in memory.
+  // Only the first n lanes, 0 <= n <= kLanes; loads zero the others, stores leave memory unchanged.
   FRESHET_SIMD F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   FRESHET_SIMD void store_n(float* p, F v, int n) { _mm512_mask_storeu_ps(p, first(n), v); }
 
@@ -32,8 +32,8 @@ struct Avx512 {
   FRESHET_SIMD F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   FRESHET_SIMD F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
   FRESHET_SIMD F fms(F a, F b, F c) { return _mm512_fmsub_ps(a, b, c); }    // a * b - c
-  FRESHET_SIMD F min(F a, F b) { return _mm512_min_ps(a, b); }              // b where one is NaN
-  FRESHET_SIMD F max(F a, F b) { return _mm512_max_ps(a, b); }              // b where one is NaN
+  FRESHET_SIMD F min(F a, F b) { return _mm512_min_ps(a, b); }              // b if either is NaN
+  FRESHET_SIMD F max(F a, F b) { return _mm512_max_ps(a, b); }              // b if either is NaN
   FRESHET_SIMD F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT); }
   FRESHET_SIMD F abs(F a) { return _mm512_abs_ps(a); }
   FRESHET_SIMD F copy_sign(F a, F sign) {
@@ -45,7 +45,7 @@ struct Avx512 {
   FRESHET_SIMD F if_less(F a, F b, F x, F y) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
   }
-  // v * 2^n for whole n, -126 <= n <= 127
+  // v * 2^n for integer n, -126 <= n <= 127.
   FRESHET_SIMD F scale_by_power(F v, F n) { return _mm512_scalef_ps(v, n); }
   // Lanes [from, to) of v, else other; bounds may lie outside the lanes.
   FRESHET_SIMD F keep_range(F v, int64_t from, int64_t to, F other) {
@@ -76,7 +76,7 @@ struct Avx512 {
     const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
   }
-  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
+  // The values times 2^-8: exponent and mantissa are moved to their positions in an F16.
   FRESHET_SIMD F from_e4m3(__m128i codes) {
     const __m256i above = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
     const __m256i in_f16 = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
@@ -107,7 +107,7 @@ struct Avx512 {
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
-  // Pairs (2 i, 2 i + 1) of 32 numbers: evens and odds.
+  // Splits the pairs (2 i, 2 i + 1) of 32 values into even and odd ones.
   FRESHET_SIMD void load_pairs(const float* p, F& even, F& odd) {
     const F a = load(p), b = load(p + 16);
     even = _mm512_permutex2var_ps(a, pair_index(0), b);

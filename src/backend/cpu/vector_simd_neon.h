@@ -1,4 +1,4 @@
-// Eight F32 lanes in two NEON registers; the names are those of vector_simd_avx512.h.
+// Eight F32 lanes in two NEON registers; same names as in vector_simd_avx512.h.
 #pragma once
 
 #include <cstdint>
@@ -90,7 +90,7 @@ struct Neon {
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))};
   }
-  // The numbers times 2^-8, which are exponent and mantissa in their places of an F16.
+  // The values times 2^-8: exponent and mantissa are moved to their positions in an F16.
   FRESHET_SIMD F load_e4m3(const uint8_t* p) {
     const int16x8_t v = vshll_n_s8(vreinterpret_s8_u8(vld1_u8(p)), 7);
     const int16x8_t in_f16 = vdupq_n_s16(static_cast<int16_t>(0xbf80));
@@ -101,7 +101,7 @@ struct Neon {
     const int16x8_t v = vmovl_s8(vld1_s8(p));
     return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(v))), vcvtq_f32_s32(vmovl_high_s16(v))};
   }
-  // Rows come in multiples of eight numbers: a part of a vector is all of it or nothing.
+  // Row lengths are multiples of eight, so a partial vector is either full or empty.
   FRESHET_SIMD F load_f16_n(const uint16_t* p, int n) { return n > 0 ? load_f16(p) : zero(); }
   FRESHET_SIMD F load_bf16_n(const uint16_t* p, int n) { return n > 0 ? load_bf16(p) : zero(); }
   FRESHET_SIMD F load_e4m3_n(const uint8_t* p, int n) { return n > 0 ? load_e4m3(p) : zero(); }

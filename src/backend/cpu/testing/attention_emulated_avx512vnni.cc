@@ -1,4 +1,4 @@
-// Attention on tiles, on emulated ones: for the tests.
+// Attention on emulated tiles, for the tests.
 #define FRESHET_TILES "backend/cpu/tiles_emulated.h"
 
 #include "backend/cpu/attention_tiles.inl"

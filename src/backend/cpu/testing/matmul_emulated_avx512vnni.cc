@@ -1,4 +1,4 @@
-// The products on tiles of bytes, on emulated tiles: for the tests.
+// GEMM on emulated byte tiles, for the tests.
 #define FRESHET_SIMD "backend/cpu/simd_avx512.h"
 #define FRESHET_TILES "backend/cpu/tiles_emulated.h"
 

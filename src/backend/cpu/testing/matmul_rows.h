@@ -1,5 +1,5 @@
-// Rows of weights for the tests of products: random ones as a checkpoint stores them, and what the
-// products take them for. Pure.
+// Rows of weights for the GEMM tests: random rows as a checkpoint stores them, and the values that
+// the kernels effectively use for them. Pure.
 #pragma once
 
 #include <algorithm>
@@ -44,10 +44,10 @@ inline std::vector<int> scale_offsets(Format f) {
 
 enum class Values { kUsual, kExtreme, kLargest, kBadScale };
 
-constexpr size_t kBadRow = 3;  // of kBadScale
+constexpr size_t kBadRow = 3;  // row that has the bad scale of kBadScale
 
-// Rows of random blocks: any bits in the numbers (all of them set or none, by turns, for kLargest),
-// scales of a usual or an extreme size, or the first one of a row not a number.
+// Rows of random blocks: any bits in the values (for kLargest all set or none set, alternating),
+// scales of a usual or an extreme size, or NaN as the first scale of a row.
 inline std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int64_t cols,
                                                      Values values, uint32_t seed) {
   std::mt19937 rng(seed);
@@ -116,8 +116,8 @@ inline std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int
   return out;
 }
 
-// Of a format of blocks of 32: the bits that the scales of eight blocks are taken to, and a block's
-// scale and offset. 0 bits: the format is computed as it decodes.
+// For a format with blocks of 32: the bits to which the scales of eight blocks are rounded, and a
+// block's scale and offset. 0 bits: the format is computed as it decodes.
 inline int scale_bits(Format f) {
   switch (f) {
     case Format::kQ4_0:
@@ -141,7 +141,7 @@ inline double half_at(const uint8_t* p) {
   return static_cast<double>(f16_to_f32(h));
 }
 
-// values[0, n) to multiples of one power of two, the largest to `bits` bits.
+// Rounds values[0, n) to multiples of one power of two, with the largest at `bits` bits.
 inline void round_together(double* values, int n, int bits) {
   double most = 0.0;
   for (int i = 0; i < n; ++i) most = std::max(most, std::fabs(values[i]));
@@ -150,8 +150,8 @@ inline void round_together(double* values, int n, int bits) {
   for (int i = 0; i < n; ++i) values[i] = std::nearbyint(values[i] / unit) * unit;
 }
 
-// What products on tiles with one plane of activations take a row of Q4_0 for: of eight blocks at a
-// time scales are whole numbers up to 127, and products with them bytes, each eight of them.
+// The effective values of a Q4_0 row in tile GEMMs with one plane of activations: per eight blocks
+// the scales become integers up to 127, and scale times value becomes a byte that counts eight.
 inline std::vector<double> rounded_q4_0(const std::vector<uint8_t>& row, int64_t cols) {
   std::vector<double> w(static_cast<size_t>(cols));
   for (int64_t b = 0; b < cols / 32; b += 8) {
@@ -172,14 +172,14 @@ inline std::vector<double> rounded_q4_0(const std::vector<uint8_t>& row, int64_t
   return w;
 }
 
-// The nearest BF16, halves rounded up.
+// The nearest BF16, ties away from zero.
 inline double bf16_of(double v) {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(v));
   return static_cast<double>(bf16_to_f32(static_cast<uint16_t>((bits + 0x8000) >> 16)));
 }
 
-// The same of Q4_K times x: a scale times its number is a quarter of that, rounded; minima are
-// BF16, and so is what they are multiplied by.
+// The same for Q4_K, times x: scale times value becomes a quarter of itself, rounded; minima are
+// BF16, and so are their factors.
 inline double rounded_q4_k_product(const std::vector<uint8_t>& row, const std::vector<double>& x) {
   double sum = 0.0, of_group = 0.0;
   for (size_t k = 0; k < x.size(); ++k) {
@@ -198,7 +198,7 @@ inline double rounded_q4_k_product(const std::vector<uint8_t>& row, const std::v
   return sum;
 }
 
-// What the products take a stored row for.
+// The effective values of a stored row in the kernels.
 inline std::vector<double> weights_of(Format f, const std::vector<uint8_t>& row, int64_t cols) {
   std::vector<float> decoded(static_cast<size_t>(cols));
   quant::info(f).decode(row.data(), decoded.data(), cols);
