@@ -313,7 +313,7 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
       for (int64_t b = 0; b < cols / 128; ++b) {
         const bool of_row = kind == kRow || (kind == kBoth && r >= 64);
         int64_t scale_of = of_row ? 1 + r % 7 : 2 + b % 3 + r / 64;
-        if (kind == kEach) {  // for 64 rows in turn
+        if (kind == kEach) {  // changes every 64 rows
           const int64_t turn = r / 64 % 3;
           scale_of = 1 + (turn == 0 ? r % 7 : turn == 1 ? b % 3 + r / 64 % 5 : (r + b) % 7);
         }

@@ -691,8 +691,7 @@ def numbers(tensor):
 
 class Embeddings(ClientCase):
     """A model with reference logits. Logits are the output matrix times the hidden state, so the
-    state from
-    /v1/embeddings can be checked against logits that another implementation computed."""
+    state from /v1/embeddings can be checked against logits that another implementation computed."""
     options = {"model": GOLDEN, "template": None}
     mean = False
 

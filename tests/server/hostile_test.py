@@ -30,8 +30,7 @@ class Hostile(Case):
     @contextlib.contextmanager
     def undisturbed(self):
         """Streams run one after another meanwhile; each must give the same tokens as alone, and
-        none may be
-        delayed for long."""
+        none may be delayed for long."""
         over = threading.Event()
         streams, gaps = [], []
 

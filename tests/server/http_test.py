@@ -523,8 +523,8 @@ def byte_level():
 
 class CallsInTemplates(unittest.TestCase):
     """Conversations with calls, as OpenAI's client sends them, with the logic of published
-    templates: some
-    fail on a null content, others omit the call if it is "", or want arguments as text."""
+    templates: some fail on a null content, others omit the call if it is "", or want arguments as
+    text."""
     CALL = {"id": "abcdefghi", "type": "function",
             "function": {"name": "get_time", "arguments": '{"zone": "UTC"}'}}
     TOOL = {"type": "function", "function": {"name": "get_time", "description": "The time",
@@ -834,8 +834,8 @@ class Metrics(Case):
 
     def test_lives_of_blocks(self):
         """Of 16 blocks, four belong to a prompt that comes three times and is then evicted by
-        another.
-        The last of the four is recomputed each time, for its last token, so three are reused."""
+        another. The last of the four is recomputed each time, for its last token, so three are
+        reused."""
         self.assertNotIn("vllm:kv_block", str(self.server.metrics()))
         server = Server("--kv-cache-metrics", "--kv-cache-metrics-sample", "1", "--kv-cache-memory",
                         "700K", "--max-model-len", "256")

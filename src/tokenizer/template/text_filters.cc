@@ -39,7 +39,7 @@ Value do_replace(Runtime& rt, const Value& v, const Bound& a) {
 Value do_title(Runtime& rt, const Value& v, const Bound&) {
   const Value s = soft_str(rt, v);
   rt.charge(s.text().size() * 4);
-  std::string out, rest;  // inside a word, after its first letter
+  std::string out, rest;  // rest: the word after its first letter
   bool start = true;
   each_char(s.text(), [&](char32_t c, std::string_view bytes) {
     const bool divides = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);
