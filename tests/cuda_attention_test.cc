@@ -1,5 +1,5 @@
-// Attention of the CUDA backend against the reference ops, on random shapes; and the law of the
-// batch: a query has the same bits alone and in any batch. Skipped without a GPU.
+// Attention of the CUDA backend against the reference ops, on random shapes; and batch invariance:
+// a query has the same bits alone and in any batch. Skipped without a GPU.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -17,14 +17,14 @@ using test::rounded;
 
 class CudaAttention : public test::CudaTest {};
 
-// Weights are rounded to the cache's kind of numbers, and in INT8 a code times its scale to F16,
-// which counts where scores are large.
+// Softmax weights are rounded to the number type of the cache. In INT8, code times scale is rounded
+// to F16, which matters if scores are large.
 float tolerance(const ops::KvShape& shape, float sharpness = 1.0f) {
   const float least = shape.type == ops::KvType::kBF16 ? 5e-3f : 2e-3f;
   return shape.type == ops::KvType::kInt8 ? least + 5e-4f * sharpness : least;
 }
 
-// A cache on each side with the same keys and values.
+// One cache on each side with the same keys and values.
 struct AttentionProblem {
   AttentionProblem(const cases::AttentionCase& of, ops::Ops& g, ops::Ops& h, uint32_t seed,
                    float sharpness = 1.0f)
@@ -75,7 +75,8 @@ struct AttentionProblem {
     size_t sequence;
     int32_t skip, queries;
   };
-  // on_gpu: `o` is an output projection, or absent; with one its result is the result.
+  // on_gpu: whether to use the GPU. `o` is an output projection or absent; if present, its output
+  // is returned.
   std::vector<float> attend(bool on_gpu, const std::vector<Part>& parts,
                             const ops::Weight* o = nullptr) {
     std::vector<int32_t> starts = {0}, contexts, part_tables;
@@ -125,7 +126,8 @@ struct AttentionProblem {
     int rotary, offset;
     bool interleaved, normed;
   };
-  // A step of sequences' new tokens: their heads are normalised, rotated and stored, and attend.
+  // One step with new tokens of the sequences: their heads are normalised, rotated and stored, and
+  // attend.
   std::vector<float> decode(bool on_gpu, const NewHeads& how, uint32_t seed, bool apart) {
     ops::Ops& o = on_gpu ? gpu : cpu;
     std::vector<int32_t> starts = {0}, contexts;
@@ -217,7 +219,8 @@ TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
   }
 }
 
-// More single queries than there are blocks at once: these hand out what is left among themselves.
+// More single queries than blocks that run at once: the blocks share the remaining queries
+// dynamically.
 TEST_F(CudaAttention, ManySequencesKeepTheBitsOfEach) {
   using ops::KvType;
   uint32_t seed = 21000;
@@ -247,9 +250,9 @@ TEST_F(CudaAttention, ManySequencesKeepTheBitsOfEach) {
   }
 }
 
-// Prompts around the edges of pieces, tiles and windows: near the reference, and the same bits in
-// one step, cut in two anywhere, and a query at a time. Sharp ones: scores far apart, so that a
-// softmax's reference is raised on the way.
+// Prompts around the edges of KV splits, tiles and windows: near the reference, and bit-identical
+// in one step, split in two at any point, and one query at a time. Sharp cases: scores far apart,
+// so that the running maximum of the softmax is raised on the way.
 class CudaAttentionOfPrompts : public CudaAttention, public ::testing::WithParamInterface<float> {};
 INSTANTIATE_TEST_SUITE_P(Sharpness, CudaAttentionOfPrompts, ::testing::Values(1.0f, 32.0f, 256.0f));
 TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
@@ -309,7 +312,7 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
         expect_same(cut, queries - cut);
       }
       for (int32_t q = queries - 1; q >= 0; q -= 37) expect_same(q, 1);
-      // Single queries in front of others.
+      // Single queries before other queries.
       std::vector<AttentionProblem::Part> mixed;
       for (int32_t q = queries - 1; q >= 0; q -= 53) mixed.push_back({s, q, 1});
       const size_t singles = mixed.size();
@@ -329,11 +332,11 @@ TEST_P(CudaAttentionOfPrompts, KeepsItsBitsHoweverTheyAreCut) {
   }
 }
 
-// Heads that are normalised, rotated and stored on the way into attention have the bits of those
-// that were before, and so has the cache.
+// Heads that attention normalises, rotates and stores itself have the same bits as heads prepared
+// in advance, and so does the cache.
 TEST_F(CudaAttention, TakesHeadsOnTheWay) {
   using ops::KvType;
-  // For every kind of cache that the kernel of few queries takes.
+  // For every cache type that the kernel for few queries supports.
   const std::vector<cases::AttentionCase> few = {
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{513, 1}}},
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{1, 1}}},
@@ -345,13 +348,13 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
       {{KvType::kF16, 8, 128, 128, false}, 8, 0.0f, 0, false, {{129, 1}, {2, 1}, {33, 1}, {8, 1}}},
   };
   std::vector<cases::AttentionCase> all = {
-      // These have a kernel for it.
+      // These have a separate kernel for the heads.
       {{KvType::kF16, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
       {{KvType::kF16, 2, 64, 64, false}, 8, 0.0f, 0, false, {{200, 1}}},
       {{KvType::kFP8, 8, 128, 128, false}, 32, 0.0f, 0, false, {{2500, 1}, {700, 1}}},
       {{KvType::kBF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{200, 1}, {90, 1}}},
       {{KvType::kInt8, 1, 80, 80, false}, 3, 0.0f, 0, false, {{200, 1}, {90, 1}}},
-      // Prompts, whose kernel takes queries on its way.
+      // Prompts, whose kernel processes the queries itself.
       {{KvType::kF16, 2, 128, 128, false}, 8, 0.0f, 0, false, {{300, 300}, {37, 37}, {129, 20}}},
       {{KvType::kBF16, 1, 128, 128, false}, 7, 0.0f, 0, true, {{200, 1}, {90, 1}, {290, 281}}},
       {{KvType::kFP8, 3, 128, 128, false}, 3, 0.0f, 0, false, {{77, 1}, {411, 311}, {30, 27}}},
@@ -382,7 +385,7 @@ TEST_F(CudaAttention, TakesHeadsOnTheWay) {
   }
 }
 
-// The same of so many sequences that blocks take one after the other.
+// The same for so many sequences that each block processes several.
 TEST_F(CudaAttention, TakesHeadsOfManySequences) {
   using ops::KvType;
   uint32_t seed = 17000;
@@ -402,7 +405,8 @@ TEST_F(CudaAttention, TakesHeadsOfManySequences) {
   }
 }
 
-// Attention may end in what products read: the bits are those of numbers that come from elsewhere.
+// Attention may write its output in the input form of the following GEMMs: the bits are the same as
+// for input from elsewhere.
 TEST_F(CudaAttention, EndsInWhatProductsRead) {
   using ops::KvType;
   constexpr int64_t kOut = 48;

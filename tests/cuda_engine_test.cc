@@ -1,5 +1,5 @@
-// The engine on a GPU: requests have the same tokens and log-probabilities, bit for bit, one by
-// one, together, and in small chunks; steps are recorded as graphs and played meanwhile. Skipped
+// The engine on a GPU: requests have bit-identical tokens and log-probabilities one by one,
+// together, and in small chunks; meanwhile steps are captured as CUDA graphs and replayed. Skipped
 // without a GPU.
 #include <algorithm>
 #include <future>
@@ -74,7 +74,7 @@ class CudaEngine : public ::testing::TestWithParam<const char*> {
     if (*device == nullptr) GTEST_SKIP() << "no GPU here";
   }
   static std::unique_ptr<Engine> load(int step_tokens) {
-    const std::string param = GetParam();  // a model, and a type of its cache
+    const std::string param = GetParam();  // a model and a KV cache type
     const size_t plus = param.find('+');
     EngineOptions o;
     const std::string model = param.substr(0, plus);
@@ -109,8 +109,8 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaEngine,
                            return name;
                          });
 
-// A checkpoint of INT4 groups (compressed-tensors, pack-quantized), and one of the same numbers in
-// BF16, which holds them: the GPU multiplies both alike.
+// A checkpoint of INT4 groups (compressed-tensors, pack-quantized) and one with the same numbers in
+// BF16, which represents them exactly: the GPU multiplies both with the same result.
 void to_int4(Tensors& tensors, json::Object& config, int64_t group, bool packed) {
   constexpr int64_t kHidden = 128, kFf = 384;
   config["hidden_size"] = json::Value(kHidden);
@@ -136,7 +136,7 @@ void to_int4(Tensors& tensors, json::Object& config, int64_t group, bool packed)
     Tensor plain{"BF16", {rows, cols}, {}}, scales{"BF16", {rows, groups}, {}};
     std::vector<float> d;
     for (int64_t i = 0; i < rows * groups; ++i) {
-      d.push_back(static_cast<float>(4 + random(4)) * 0x1p-9f);  // times 15: no more than 8 bits
+      d.push_back(static_cast<float>(4 + random(4)) * 0x1p-9f);  // times 15: at most 8 bits
       append(scales.bytes, f32_to_bf16(d.back()));
     }
     for (int64_t r = 0; r < rows; ++r) {

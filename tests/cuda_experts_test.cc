@@ -1,5 +1,5 @@
-// Routers and experts of the CUDA backend against the reference ops; and the law of the batch: a
-// token goes where it goes among others, with the same bits. Skipped without a GPU.
+// Routers and experts of the CUDA backend against the reference ops; and batch invariance: a token
+// alone has the same routes as in a batch, with the same bits. Skipped without a GPU.
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -149,7 +149,7 @@ TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
     gpu->moe(many.matrix(tokens, hidden), dx.matrix(tokens, hidden), on_ids, dw.data(), 4, e,
              false);
     const std::vector<float> all = many.get();
-    for (const int64_t t : {tokens / 2, tokens - 1}) {  // by themselves
+    for (const int64_t t : {tokens / 2, tokens - 1}) {  // one at a time
       gpu->moe(one.matrix(1, hidden), dx.matrix(tokens, hidden).slice_rows(t, 1), on_ids + t * 4,
                dw.data() + t * 4, 4, e, false);
       ASSERT_EQ(std::memcmp(one.get().data(), all.data() + t * hidden, size_t(hidden) * 4), 0)
@@ -158,7 +158,8 @@ TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
   }
 }
 
-// The product, the routes and the groups of few tokens are one kernel; of many, several.
+// For few tokens the router's GEMM, the routing and the grouping are one kernel; for many tokens,
+// several.
 class CudaRouters : public CudaMoe,
                     public testing::WithParamInterface<std::tuple<int64_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Features, CudaRouters,
@@ -240,8 +241,8 @@ TEST_P(CudaRouters, TokensGoToTheirExperts) {
   }
 }
 
-// Few tokens have one kernel for the norm, the router's product and the routes, which chooses in
-// another way: equals, and groups that it does not take, too.
+// For few tokens one kernel computes the norm, the router's GEMM and the routes, with a different
+// selection algorithm. Also tests ties, and groups that this kernel does not support.
 TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
   constexpr int64_t kTopK = 8, kTokens = 35;
   uint32_t seed = 1100;
@@ -257,7 +258,7 @@ TEST_F(CudaMoe, FewTokensGoWhereTheyGoAmongOthers) {
     Stored router = stored(quant::Format::kF32, experts, hidden, ++seed);
     to_bf16(router);
     for (size_t i = 3; i < router.rows.size(); i += 4)
-      router.rows[i] = router.rows[i / 2];  // equals
+      router.rows[i] = router.rows[i / 2];  // equal rows give ties
     const auto on = gpu->pack(quant::Format::kF32, router.rows, hidden);
     ASSERT_TRUE(on.ok());
     const WeightsOfExperts weights_of(*gpu, *cpu, experts, hidden, ff, seed += 100);

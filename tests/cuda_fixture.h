@@ -1,4 +1,4 @@
-// What the tests of the CUDA backend share: a device beside the reference ops, guarded memory.
+// Shared parts of the CUDA backend tests: a device next to the reference ops, guarded memory.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ inline std::vector<float> rounded(std::vector<float> v) {
   return v;
 }
 
-// Floats of the device between two walls that notice a write.
+// Device floats between two guard regions that detect stray writes.
 class DeviceFloats {
  public:
   DeviceFloats(ops::Ops& o, size_t n) : ops_(o), n_(n) {
@@ -73,7 +73,7 @@ class CudaTest : public testing::Test {
     ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
   }
 
-  // x times a weight, nothing else.
+  // Computes x times a weight, nothing else.
   std::vector<float> product(const ops::Weight& w, const Matrix& x) {
     DeviceFloats out(*gpu, static_cast<size_t>(x.rows * w.rows));
     ops::Product p{&w, out.matrix(x.rows, w.rows), nullptr, 1.0f, false};
@@ -81,7 +81,7 @@ class CudaTest : public testing::Test {
     return out.get();
   }
 
-  // Each got value within `allowed` of the wanted one.
+  // Each value must be within `allowed` of the wanted one.
   static void expect_near(const std::vector<float>& got, const std::vector<float>& want,
                           float allowed, const std::string& what) {
     ASSERT_EQ(got.size(), want.size()) << what;
@@ -119,13 +119,13 @@ class CudaTest : public testing::Test {
     return s;
   }
 
-  // Rows in F32 become such as BF16 holds.
+  // Truncates F32 rows to values that BF16 represents exactly.
   static void to_bf16(Stored& s) {
     for (size_t i = 0; i < s.bytes.size(); i += 4) s.bytes[i] = s.bytes[i + 1] = 0;
   }
 
-  // INT8 and groups of INT4, whose encoders would take too long: any bytes, and scales that make of
-  // them what other formats have.
+  // INT8 and INT4 groups, whose encoders would take too long: arbitrary bytes, with scales that
+  // give values of the same size as other formats.
   static void fill(const quant::FormatInfo& info, Stored& s, int64_t rows, int64_t cols,
                    uint32_t seed) {
     std::mt19937 rng(seed);

@@ -1,4 +1,4 @@
-// Every architecture on a GPU: logits near transformers' own, and the same bits in every batch and
+// Every architecture on a GPU: logits near transformers' own, and bit-identical in every batch and
 // chunk. Skipped without a GPU.
 #include <cmath>
 
@@ -26,15 +26,15 @@ class CudaGolden : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<Runner> runner;
 };
 
-// Where two experts are as good as equal, activations rounded to BF16 may choose the other one, and
-// that position (and what attends to it) is then another function; so does the CPU's path with a
-// BF16 cache. Models with experts may have a few such positions, others none.
+// If two experts score almost equally, activations rounded to BF16 may select the other one, and
+// that position (and all that attend to it) then has a different result; the same happens on the
+// CPU with a BF16 cache. Models with experts may have a few such positions, others none.
 TEST_P(CudaGolden, LogitsAreNearTransformers) {
   const auto& layers = runner->model().spec().layers;
   const bool experts =
       std::ranges::any_of(layers, [](const LayerSpec& l) { return l.find<MoeSpec>() != nullptr; });
   const auto vocab = static_cast<size_t>(runner->vocab());
-  std::vector<float> off;  // of each position, as a share of the largest logit
+  std::vector<float> off;  // per position, relative to the largest logit
   for (const Case& c : read_cases(GetParam())) {
     const std::vector<float> got = runner->run({c.ids}, 0)[0];
     ASSERT_EQ(got.size(), c.logits.size());
@@ -51,7 +51,7 @@ TEST_P(CudaGolden, LogitsAreNearTransformers) {
   }
   std::ranges::sort(off);
   const auto n = static_cast<double>(off.size());
-  // Activations rounded to whole numbers: one beside a half may go the other way.
+  // Activations rounded to integers: a value next to a half may be rounded the other way.
   const float more = GetParam().find("int8") == std::string::npos ? 1.0f : 2.0f;
   EXPECT_LE(off[static_cast<size_t>(n * 0.5)], 1e-2f * more);
   EXPECT_LE(off[static_cast<size_t>(n * 0.8)], 2e-2f * more);
@@ -67,7 +67,7 @@ TEST_P(CudaGolden, TheBatchChangesNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaGolden, ::testing::ValuesIn(models(directory())), test_name);
 
-// An INT8 checkpoint, whose products round activations as it says.
+// An INT8 checkpoint, whose GEMMs round activations as the checkpoint specifies.
 INSTANTIATE_TEST_SUITE_P(Int8, CudaGolden, ::testing::Values("../golden-int8/llama"),
                          [](const auto&) { return std::string("llama"); });
 

@@ -1,6 +1,6 @@
-// Every row of the GPU's tables of GEMM kernels, forced by name, on problems that it takes: the
-// bits are those of each token alone. A row that no problem here reaches is a failure. And several
-// devices in one process.
+// Every row of the GPU's tables of GEMM kernels, forced by name, on problems that it supports: the
+// result has the same bits as for each token alone. A row that no problem here reaches is a
+// failure. Also tests several devices in one process.
 #include <algorithm>
 #include <optional>
 
@@ -39,7 +39,7 @@ class CudaKernels : public CudaTest {
         ->format;
   }
 
-  // Weights of a problem. F32 that BF16 holds is a code of its own.
+  // Weights of a problem. F32 weights that BF16 represents exactly have a code of their own.
   std::vector<ops::Weight> weights_of(const GemmProblem& p) {
     std::vector<ops::Weight> weights;
     for (int i = 0; i < p.count; ++i) {
@@ -53,7 +53,8 @@ class CudaKernels : public CudaTest {
     return weights;
   }
 
-  // Up to two small problems of different formats that a row takes, of one list of formats.
+  // Up to two small problems of different formats that a row supports, with the same list of
+  // formats.
   std::vector<GemmProblem> problems_for(const GemmRow& row, const std::vector<GemmProblem>& all) {
     std::vector<GemmProblem> found;
     for (const GemmProblem& p : all) {
@@ -69,7 +70,7 @@ class CudaKernels : public CudaTest {
   }
 };
 
-// Small ones first; codes of all weights, or of all but the last.
+// Small problems first; `last` replaces the code of the last weight.
 std::vector<GemmProblem> problems(int count, std::optional<Code> last) {
   std::vector<GemmProblem> all;
   std::vector<Code> codes = {Code::kExactF32};
@@ -92,7 +93,7 @@ std::vector<GemmProblem> problems(int count, std::optional<Code> last) {
   return all;
 }
 
-// Some tokens of `got` [tokens, rows] as `alone` gives them.
+// Checks some tokens of `got` [tokens, rows] against `alone`.
 template <class Alone>
 void expect_tokens_alone(const std::vector<float>& got, int64_t tokens, int64_t rows,
                          const Alone& alone) {
@@ -169,7 +170,7 @@ TEST_F(CudaKernels, EverySwigluRowHasTheBitsOfEachTokenAlone) {
   }
 }
 
-// A second device, or the same one again, beside the first: each has its own stream and graphs.
+// A second device (or the same one again) next to the first: each has its own stream and graphs.
 TEST_F(CudaKernels, SeveralDevicesInOneProcess) {
   const auto second = cuda::open("cuda:1");
   const auto other = open(pool, second.ok() ? "cuda:1" : "cuda:0", {});

@@ -1,6 +1,6 @@
-// What a CudaDevice launches for golden models, by a plug-in that writes it down: which operations
-// share a kernel, and that nothing is encoded that the operation in front could have written in the
-// GEMM's form. Needs no GPU.
+// The launches of a CudaDevice for golden models, recorded by a fake plug-in: checks which
+// operations share a kernel, and that nothing is encoded separately if the previous operation could
+// have written it in the GEMM's input form. Needs no GPU.
 #include <map>
 #include <set>
 
@@ -24,8 +24,8 @@ std::string name_of(const std::string& launch) {
   return launch.substr(0, launch.find(' '));
 }
 
-// The launches of each layer of one step, layers apart: [0] is what comes before the first one.
-// Every layer starts with a norm of the whole stream.
+// The launches of one step, split by layer: [0] is everything before the first layer. Every layer
+// starts with a norm of the whole residual stream.
 class Launches : public ::testing::Test {
  protected:
   std::unique_ptr<Runner> open(const std::string& name, const FakeKernels& kernels,
@@ -43,7 +43,7 @@ class Launches : public ::testing::Test {
     return runner.ok() ? std::move(*runner) : nullptr;
   }
 
-  // Of one step of `tokens` tokens of one sequence, all of whose logits are wanted.
+  // One step with `tokens` tokens of one sequence; logits are wanted for all of them.
   static std::vector<std::string> step(Runner& runner, int tokens) {
     FakePlugin::log.clear();
     runner.run({Ids(static_cast<size_t>(tokens), 5)}, 0);
@@ -59,10 +59,10 @@ class Launches : public ::testing::Test {
     for (const std::string& line : lines) all.push_back(name_of(line));
     return all;
   }
-  // What the model's first layer has of these, where all layers are alike.
+  // The launches of the first layer; checks that all layers are alike.
   std::vector<std::string> first_layer(const std::vector<std::string>& all,
                                        size_t before = 2) const {
-    const size_t behind = 2;  // the head's norm and GEMM
+    const size_t behind = 2;  // norm and GEMM of the output head
     const size_t each = (all.size() - before - behind) / static_cast<size_t>(layers);
     EXPECT_EQ(each * static_cast<size_t>(layers) + before + behind, all.size());
     const auto first = all.begin() + static_cast<int64_t>(before);
@@ -79,7 +79,7 @@ TEST_F(Launches, HeadsJoinAttentionAndGateAndUpEndInSwiGlu) {
     EXPECT_THAT(first_layer(names(model, 5)),
                 ElementsAre("norm", "products", "attention", "products", "norm", "gated_products",
                             "products"));
-    // Norms write the GEMMs' form alone, and so does attention.
+    // Norms write only the GEMMs' input form, and so does attention.
     EXPECT_THAT(lines[2], HasSubstr("norm -["));
     EXPECT_THAT(lines[4], HasSubstr("only1 before heads"));
   }
@@ -130,13 +130,15 @@ TEST_F(Launches, SharedExpertsReadWhatTheNormWrote) {
 }
 
 TEST_F(Launches, LatentAttentionWritesTheFormThatValuesRead) {
-  // Its heads are too narrow here for slices of one encoded matrix, so each is encoded by itself.
+  // Its heads are too narrow here to be slices of one encoded matrix, so each is encoded
+  // separately.
   const std::vector<std::string> all = names("deepseek-v2", 5);
   EXPECT_EQ(std::count(all.begin(), all.end(), "attention"), layers);
   EXPECT_EQ(std::count(all.begin(), all.end(), "heads"), 2 * layers) << "queries, and latents";
 }
 
-// Steps that repeat are recorded, but not while hooks are set, which then see each projection.
+// Repeated steps are captured as graphs, but not while hooks are set; the hooks then see each
+// projection.
 TEST_F(Launches, HooksSeeProjectionsOneByOne) {
   class Counter : public ops::ProjectionHooks {
    public:
@@ -168,7 +170,7 @@ TEST_F(Launches, HooksSeeProjectionsOneByOne) {
   }
 }
 
-// Around experts they see those with tokens, each with its own.
+// For experts, hooks see only those that have tokens, each with its own tokens.
 TEST_F(Launches, HooksSeeEachExpertWithItsTokens) {
   class Counter : public ops::ProjectionHooks {
    public:
@@ -189,7 +191,7 @@ TEST_F(Launches, HooksSeeEachExpertWithItsTokens) {
     const auto runner = open("mixtral", {}, &counter);
     step(*runner, tokens);
     const ModelSpec& spec = runner->model().spec();
-    // Gate and up, and down, of as many experts as a token has, which all get every token.
+    // Gate-and-up and down of top_k experts, each of which gets every token.
     const int top_k = spec.layers[0].find<MoeSpec>()->routing.top_k;
     const auto experts = static_cast<int>(spec.layers.size()) * top_k;
     EXPECT_EQ(counter.calls, 2 * experts);

@@ -1,4 +1,4 @@
-// The CUDA backend's ops on rows and heads against the reference ops, and the law of the batch for
+// The CUDA backend's ops on rows and heads against the reference ops, and the batch invariance of
 // their sums. Skipped without a GPU.
 #include <array>
 #include <limits>
@@ -62,7 +62,7 @@ TEST_F(CudaRows, RowOpsAreNearTheReference) {
   }
 }
 
-// A product may prefetch the weights that come next.
+// A GEMM may prefetch the next weights.
 TEST_F(CudaRows, PrefetchOfWhatComesNextChangesNoBit) {
   constexpr int64_t kCols = 4096, kMost = 8;
   using quant::Format;
@@ -101,7 +101,7 @@ TEST_F(CudaRows, PrefetchOfWhatComesNextChangesNoBit) {
   }
 }
 
-// In prompts a warp takes all heads of a token.
+// In prompts one warp processes all heads of a token.
 TEST_F(CudaRows, HeadsOfPromptsAreThoseOfTokensAlone) {
   constexpr int kHeads = 5, kDim = 128;
   constexpr int64_t kTokens = 1100, kCols = kHeads * kDim;
@@ -160,7 +160,7 @@ TEST_F(CudaRows, HeadsRotateAndAreNormalised) {
   }
 }
 
-// Few rows and many take different kernels.
+// Few rows and many rows use different kernels.
 TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
   constexpr int64_t kRows = 300;
   for (const int64_t n : {37, 512, 2048, 2056, 4096, 4104, 9000}) {
@@ -193,7 +193,7 @@ TEST_F(CudaRows, ARowsNormHasTheSameBitsInEveryBatch) {
   }
 }
 
-// What comes between the products of a layer and its attention runs as one kernel.
+// The operations between a layer's QKV GEMM and its attention run as one kernel.
 TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
   constexpr int kQueryHeads = 6, kKeyHeads = 2, kBlocks = 9;
   const std::vector<int32_t> starts = {0, 3, 4, 21}, contexts = {20, 1, 33};
@@ -271,7 +271,8 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
       EXPECT_EQ(got.cache, apart.cache) << what;
       expect_near(got.q, want.q, 1e-5f, what);
       expect_near(got.k, want.k, 1e-5f, what);
-      // The cache's layout is the device's own: against keys of the reference, stored there.
+      // The cache layout is specific to the device: compare with keys from the reference, stored on
+      // the device.
       DeviceFloats k(*gpu, want.k), v(*gpu, values[2]);
       const std::vector<uint16_t> alone = store(*gpu, k, v);
       for (size_t i = 0; i < got.cache.size(); ++i) {
@@ -281,8 +282,8 @@ TEST_F(CudaRows, HeadsAreNormalisedRotatedAndStoredTogether) {
   }
 }
 
-// A norm whose result GEMMs alone read writes it in their form: the bits are those of the
-// operations one by one.
+// A norm whose output is read only by GEMMs writes it in their input form: the bits are the same as
+// for separate operations.
 TEST_F(CudaRows, FusedInputsHaveTheBitsOfSingleOperations) {
   constexpr int64_t kCols = 768, kOut = 48;
   for (const quant::Format format :
@@ -309,7 +310,7 @@ TEST_F(CudaRows, FusedInputsHaveTheBitsOfSingleOperations) {
       };
       const std::string what = fmt::format("{} of {} rows", quant::info(format).name, rows);
       EXPECT_EQ(run(true), run(false)) << what;
-      // Once more with norms that others read, too.
+      // Once more with norms that have other readers too.
       ops::EncodedForms forms;
       DeviceFloats shared(*gpu, size), first(*gpu, static_cast<size_t>(rows * kOut));
       DeviceFloats second(*gpu, static_cast<size_t>(rows * kOut));
@@ -322,7 +323,8 @@ TEST_F(CudaRows, FusedInputsHaveTheBitsOfSingleOperations) {
   }
 }
 
-// GEMMs in two formats that read one form share it, and those that do not have the numbers, too.
+// GEMMs in two formats with the same input form share it; GEMMs with another form get the plain
+// numbers, too.
 TEST_F(CudaRows, GroupsOfTwoFormatsHaveTheBitsOfSingleOperations) {
   using quant::Format;
   constexpr int64_t kCols = 768, kOut = 48;
@@ -361,8 +363,8 @@ TEST_F(CudaRows, GroupsOfTwoFormatsHaveTheBitsOfSingleOperations) {
   }
 }
 
-// The same of some dozens of rows and of many of a layer's usual norm, with one round of columns
-// and with two.
+// The same for some dozens of rows and for many rows of a layer's usual norm, with one and with two
+// passes over the columns.
 TEST_F(CudaRows, FusedNormsOfManyRowsHaveTheBitsOfSingleOperations) {
   constexpr int64_t kOut = 48, kMost = 300;
   for (const quant::Format format :
@@ -395,7 +397,7 @@ TEST_F(CudaRows, FusedNormsOfManyRowsHaveTheBitsOfSingleOperations) {
   }
 }
 
-// Scales that all columns of a row share, where of_rows(row), or all rows of a block of 128.
+// Scales shared by all columns of a row (if of_rows(row)) or by all rows of a block of 128.
 template <class OfRows>
 void share_scales(std::vector<uint8_t>& bytes, int64_t rows, int64_t cols, const OfRows& of_rows) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -407,8 +409,8 @@ void share_scales(std::vector<uint8_t>& bytes, int64_t rows, int64_t cols, const
   }
 }
 
-// Gate and up may end in the gated unit. A row has the same bits however many there are, and what
-// the reference makes of the products of the GPU as they are.
+// Gate and up may have a SwiGLU epilogue. A row has the same bits in any batch, and equals the
+// reference activation of the GPU's separate GEMMs.
 TEST_F(CudaRows, GatedProductsKeepTheirBits) {
   constexpr int64_t kOut = 48, kMost = 450;
   const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {
@@ -470,8 +472,8 @@ TEST_F(CudaRows, GatedProductsKeepTheirBits) {
   }
 }
 
-// Few rows, of one product or of several: blocks share them in ways that depend on their number and
-// the tokens'.
+// Few rows, in one GEMM or several: the split over blocks depends on the number of rows and of
+// tokens.
 TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
   constexpr int64_t kMost = 128;
   using quant::Format;
@@ -557,12 +559,12 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
   }
 }
 
-// Products of a list share a launch.
+// The GEMMs of a list share a launch.
 TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
   using quant::Format;
   constexpr int64_t kMost = 128;
   struct Case {
-    Format format, last;  // the last product's
+    Format format, last;  // output of the last GEMM
     int64_t cols;
     std::array<int64_t, 3> rows;
   };
@@ -607,17 +609,17 @@ TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
   }
 }
 
-// With few tokens gate and up end in the gated unit, too, behind a norm and before products of any
-// number of tokens.
+// With few tokens gate and up have a SwiGLU epilogue as well, after a norm and before GEMMs with
+// any number of tokens.
 TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
   using quant::Format;
   constexpr int64_t kOut = 256, kMost = 40;
   struct Case {
     Format format;
     int64_t cols, ff;
-    std::optional<Format> other = {};  // of what reads the gated
+    std::optional<Format> other = {};  // format of the GEMM that reads the SwiGLU output
   };
-  // Blocks take one tile, several, or several rounds of them.
+  // Blocks process one tile, several, or several rounds of tiles.
   for (const auto& [format, cols, ff, other] : {Case{Format::kBF16, 2112, 512},
                                                 {Format::kBF16, 4096, 6208},
                                                 {Format::kBF16, 2048, 9088},
@@ -661,7 +663,7 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
     DeviceFloats weight(*gpu, random_floats(static_cast<size_t>(cols), 6));
     const auto run = [&](int64_t first, int64_t rows, bool fused) {
       const auto size = static_cast<size_t>(rows * ff);
-      // What is added to is there before the sum.
+      // The addend is in the output before the sum.
       DeviceFloats a(*gpu, size), b(*gpu, size);
       DeviceFloats out(*gpu, std::vector<float>(static_cast<size_t>(rows * kOut), 3.0f));
       DeviceFloats normed(*gpu, static_cast<size_t>(rows * cols));
@@ -701,11 +703,11 @@ TEST_F(CudaRows, ArgmaxIsTheFirstOfTheLargest) {
     const auto at = [&](int64_t row, int64_t c) -> float& {
       return x[static_cast<size_t>(row * n + c)];
     };
-    at(1, n - 1) = at(1, n / 2) = 100.0f;  // the lower wins
+    at(1, n - 1) = at(1, n / 2) = 100.0f;  // ties go to the lower id
     for (int64_t c = 0; c < n; ++c) at(2, c) = kNone;
     for (int64_t c = 0; c < n; ++c) at(3, c) = c % 2 == 0 ? std::nanf("") : -7.0f;
     at(4, n / 3) = std::numeric_limits<float>::infinity();
-    for (int64_t c = 0; c < n; ++c) at(5, c) = c == n - 1 ? 0.0f : -0.0f;  // the same number
+    for (int64_t c = 0; c < n; ++c) at(5, c) = c == n - 1 ? 0.0f : -0.0f;  // equal values
     std::vector<int32_t> want(rows), got(rows);
     cpu->argmax({x.data(), rows, n, n}, want.data());
     DeviceFloats dx(*gpu, x), ids(*gpu, static_cast<size_t>(rows));
@@ -715,7 +717,7 @@ TEST_F(CudaRows, ArgmaxIsTheFirstOfTheLargest) {
     EXPECT_EQ(got, want) << n;
     EXPECT_EQ(got[2], -1);
     EXPECT_EQ(got[5], 0);
-    SamplerScratch scratch(n);  // what the host's sampler takes
+    SamplerScratch scratch(n);  // the host sampler's choice
     for (int64_t r = 0; r < rows; ++r) {
       Sampler greedy({.temperature = 0.0f}, n, 0, 0, {}, 1, {});
       EXPECT_EQ(got[static_cast<size_t>(r)],

@@ -1,4 +1,4 @@
-// Tokens that the GPU draws: those of the host's sampler, and as often as they should be drawn.
+// Tokens sampled on the GPU: equal to the host sampler's, and with the right frequencies.
 #include <numeric>
 #include <random>
 
@@ -14,7 +14,7 @@ using test::DeviceFloats;
 
 class CudaSampling : public test::CudaTest {
  protected:
-  // The tokens of all rows: words hold a SampleRow for each of them, and then lists.
+  // The tokens of all rows: words hold one SampleRow per row, followed by lists.
   std::vector<int32_t> draw(DeviceFloats& logits, int64_t rows, int64_t vocab,
                             const std::vector<int32_t>& words) {
     const std::vector<int32_t> tokens = {3, 7 % static_cast<int32_t>(vocab)};
@@ -50,8 +50,7 @@ SamplingParams some_params(std::mt19937& gen) {
   return p;
 }
 
-// All parameters, alone and with others; rows with many ties, with none, with numbers that are
-// none.
+// Every parameter, alone and combined; rows with many ties, with no candidates, with NaN.
 TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
   constexpr int64_t kRows = 96;
   int drawn = 0;
@@ -81,7 +80,7 @@ TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
       sampler.accept(row % 4 == 0 ? 3 : 7 % static_cast<int32_t>(vocab));
       const auto position = static_cast<int64_t>(gen() % 100000);
       const TokenMask its = masked ? TokenMask(mask) : TokenMask();
-      // The last token of every other row is one that only the device knows.
+      // The last token of every other row is known only on the device.
       describe(row % 2 == 0 ? before : sampler, position, its, row % 2 == 0, row, words);
       all.insert(all.end(), logits.begin(), logits.end());
       want.push_back(sampler.sample(logits, position, scratch, its));
@@ -91,14 +90,14 @@ TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
     want[40] = ops::SampleRow::kSeeLogits;
     DeviceFloats logits(*gpu, all);
     EXPECT_EQ(draw(logits, kRows, vocab, words), want) << vocab;
-    want.resize(33);  // which other clusters may take
+    want.resize(33);  // these may go to other clusters
     EXPECT_EQ(draw(logits, 33, vocab, words), want) << vocab;
   }
   EXPECT_GT(drawn, 600);
 }
 
-// Chi-square against shares in double precision. A right sampler fails once in a million seeds;
-// seeds are fixed.
+// Chi-square test against probabilities in double precision. A correct sampler fails for one seed
+// in a million; seeds are fixed.
 TEST_F(CudaSampling, TokensAreDrawnAsOftenAsTheyShould) {
   constexpr int64_t kVocab = 3000, kRows = 1000, kLaunches = 40;
   const std::vector<float> row = test::random_floats(kVocab, 3, 1.5f);

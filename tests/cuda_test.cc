@@ -1,6 +1,5 @@
-// Products of the CUDA backend against the reference ops, on random shapes
-// and in guarded memory; and the law of the batch: a row has the same bits alone and in any batch.
-// Skipped without a GPU.
+// GEMMs of the CUDA backend against the reference ops, on random shapes and in guarded memory; and
+// batch invariance: a row has the same bits alone and in any batch. Skipped without a GPU.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -17,7 +16,7 @@ using test::DeviceFloats;
 using test::random_floats;
 using test::rounded;
 
-// To E4M3, 128 numbers with one scale.
+// Rounds to E4M3, with one scale per 128 numbers.
 std::vector<float> rounded_e4m3(std::vector<float> v) {
   for (size_t at = 0; at < v.size(); at += 128) {
     float most = 0.0f;
@@ -30,8 +29,8 @@ std::vector<float> rounded_e4m3(std::vector<float> v) {
   return v;
 }
 
-// To whole numbers in [-127, 127], of which each row has the largest, times a power of two: what
-// INT8 activations hold exactly.
+// Rounds to integers in [-127, 127] times a power of two; each row contains the largest magnitude,
+// so INT8 activations represent the row exactly.
 std::vector<float> rounded_int8(std::vector<float> v, int64_t cols) {
   for (size_t i = 0; i < v.size(); ++i) {
     v[i] = std::clamp(std::nearbyint(v[i] * 32.0f), -127.0f, 127.0f) / 32.0f;
@@ -48,7 +47,7 @@ const quant::Format kFormats[] = {
     quant::Format::kQ5_1,  quant::Format::kQ2_K, quant::Format::kQ3_K,     quant::Format::kQ4_K,
     quant::Format::kQ5_K,  quant::Format::kQ6_K, quant::Format::kIQ4_NL,   quant::Format::kIQ4_XS,
     quant::Format::kMXFP4, quant::Format::kINT8, quant::Format::kInt4G128, quant::Format::kInt4G32};
-// Multiplied as BF16, though their values are not.
+// Multiplied as BF16, although the values are not exact in BF16.
 bool rounds(quant::Format f) {
   return f != quant::Format::kBF16 && f != quant::Format::kF32 && f != quant::Format::kFP8 &&
          f != quant::Format::kMXFP4 && f != quant::Format::kINT8;
@@ -56,8 +55,8 @@ bool rounds(quant::Format f) {
 
 TEST_F(Cuda, ProductsAreNearTheReference) {
   std::vector<cases::MatmulCase> all = cases::matmul_cases();
-  all.push_back({3, 4100, 1024});  // few leaves
-  all.push_back({40, 96, 4096});   // many
+  all.push_back({3, 4100, 1024});  // few split-K slices
+  all.push_back({40, 96, 4096});   // many slices
   all.push_back({300, 200, 512});
   for (const quant::Format format : kFormats) {
     uint32_t seed = 1;
@@ -80,8 +79,8 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
       cpu->matmul({x.data(), c.tokens, c.cols, c.cols}, {&p, 1});
       ops::Product q{&*w, out.matrix(c.tokens, c.rows), db.data(), 0.5f, true};
       gpu->matmul(dx.matrix(c.tokens, c.cols), {&q, 1});
-      // Rounding to BF16 takes up to 2^-8 of a number, at random; weights with scales are rounded
-      // twice. Tensor cores sum products of E4M3 in less than F32. The others are exact.
+      // Rounding to BF16 costs up to 2^-8 of a number, at random; weights with scales are rounded
+      // twice. Tensor cores sum E4M3 products with less than F32 precision. The others are exact.
       const float typical = std::sqrt(static_cast<float>(c.cols)) * 0.5f * 0.5f;
       const float allowed = rounds(format)                  ? 1.6e-2f * typical + 1e-4f
                             : format == quant::Format::kFP8 ? 2e-3f * typical + 1e-4f
@@ -91,7 +90,7 @@ TEST_F(Cuda, ProductsAreNearTheReference) {
   }
 }
 
-// What docs/cuda.md says of them: the scale in BF16, and its product with the number, too.
+// As docs/cuda.md specifies: the scale is rounded to BF16, and so is its product with the number.
 TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
   constexpr int64_t kRows = 80, kCols = 4096, kTokens = 130;
   for (const quant::Format format :
@@ -146,7 +145,8 @@ TEST_F(Cuda, QuantisedProductsHaveTheBitsOfTheirValuesInBf16) {
   }
 }
 
-// The number less the middle of its range, times the scale in BF16, plus the value there in BF16.
+// The number minus the middle of its range, times the scale in BF16, plus the value at the middle
+// in BF16.
 TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
   constexpr int64_t kRows = 80, kCols = 4096, kTokens = 130;
   const auto half = [](const uint8_t* p) {
@@ -154,7 +154,7 @@ TEST_F(Cuda, ProductsOfKQuantsHaveTheBitsOfTheirValuesInBf16) {
     std::memcpy(&bits, p, 2);
     return f16_to_f32(bits);
   };
-  // Of numbers that are times d, plus the least.
+  // For numbers that are multiplied by d and added to the minimum.
   const auto value = [](int q, int middle, float d, float least) {
     const float add = test::bf16(std::fma(static_cast<float>(middle), d, least));
     return std::fma(static_cast<float>(q - middle), test::bf16(d), add);
@@ -243,8 +243,8 @@ TEST_F(Cuda, ARowsProductHasTheSameBitsInEveryBatch) {
   }
 }
 
-// So many rows that blocks walk through the leaves of K rather than share them; how many blocks
-// share them depends on the rows, and for 6,160 on the tokens, too.
+// So many rows that blocks loop over the split-K slices instead of sharing them; how many blocks
+// share them depends on the rows and, for 6,160, also on the tokens.
 TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
   constexpr int64_t kMost = 300;
   const std::tuple<quant::Format, int64_t, int64_t> shapes[] = {
@@ -285,7 +285,7 @@ TEST_F(Cuda, AWideProductHasTheSameBitsInEveryBatch) {
   }
 }
 
-// Scales that rows, or columns, have in common are taken another way.
+// Scales shared by rows or by columns take a different path.
 TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
   constexpr int64_t kMost = 150;
   constexpr auto kFp8 = quant::Format::kFP8;
@@ -313,7 +313,7 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
       for (int64_t b = 0; b < cols / 128; ++b) {
         const bool of_row = kind == kRow || (kind == kBoth && r >= 64);
         int64_t scale_of = of_row ? 1 + r % 7 : 2 + b % 3 + r / 64;
-        if (kind == kEach) {  // of 64 rows in turn
+        if (kind == kEach) {  // changes every 64 rows
           const int64_t turn = r / 64 % 3;
           scale_of = 1 + (turn == 0 ? r % 7 : turn == 1 ? b % 3 + r / 64 % 5 : (r + b) % 7);
         }
@@ -346,8 +346,8 @@ TEST_F(Cuda, Fp8ScalesOfRowsAndOfBlocks) {
   }
 }
 
-// What a row of INT8 activations is: the largest magnitude becomes 127, and NaN and infinity take
-// all of the row with them.
+// Encoding of INT8 activations: the largest magnitude of a row becomes 127; NaN or infinity affects
+// the whole row.
 struct Int8Row {
   std::vector<int> q;
   float scale = 0.0f;
@@ -370,7 +370,7 @@ Int8Row int8_row(const float* x, int64_t n) {
   return row;
 }
 
-// To the bit: whole numbers have exact sums, and F32 begins at their end.
+// Bit-exact: integers have exact sums, and F32 rounding starts only at their end.
 TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
   constexpr int64_t kMost = 300;
   for (const auto& [rows, cols] : {std::pair{int64_t{80}, int64_t{100}},
@@ -382,7 +382,7 @@ TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
       return static_cast<size_t>(r * stride + c);
     };
     Stored s = stored(quant::Format::kINT8, rows, cols, 51);
-    s.bytes[4] = 0x80;  // -128, which our encoder may not write
+    s.bytes[4] = 0x80;  // -128, which our encoder never writes
     const auto w = gpu->pack(quant::Format::kINT8, s.rows, cols);
     ASSERT_TRUE(w.ok());
     std::vector<float> x = random_floats(at(kMost, cols, 0), 52);
@@ -431,8 +431,8 @@ TEST_F(Cuda, Int8ProductsAreThoseOfWholeNumbers) {
   }
 }
 
-// Tiles that two blocks of a cluster share the rows of: the last of these is half of one, and the
-// last block has 16 tokens. Without a bias all warps write a block's last tile.
+// Two blocks of a cluster share the rows of a tile: the last such pair has only half a tile, and
+// the last block has 16 tokens. Without a bias all warps write the last tile of a block.
 TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
   constexpr int64_t kCols = 2176, kMost = 400;
   for (const auto& [rows, biased] :
@@ -464,7 +464,8 @@ TEST_F(Cuda, Fp8ProductsOfManyTokensHaveTheBitsOfOne) {
   }
 }
 
-// Routers that BF16 holds: as near to the exact sums as sums in F32, in every batch alike.
+// Router weights that BF16 represents exactly: as close to the exact sums as F32 summation, in
+// every batch.
 TEST_F(Cuda, ProductsOfRoutersAreThoseInF32) {
   uint32_t seed = 900;
   for (const auto& [rows, cols] :
@@ -524,7 +525,8 @@ TEST_F(Cuda, PackingTakesWhatWasSaid) {
         ASSERT_TRUE(w.ok());
         const auto said =
             static_cast<size_t>(gpu->device()->packed_bytes(format, rows, kCols, use));
-        // Few rows in F32 may be packed once more, in BF16, but these are not numbers of BF16.
+        // Few rows in F32 may be packed a second time, in BF16, but these numbers are not exact in
+        // BF16.
         const bool router = format == quant::Format::kF32 && rows < 256;
         if (router) {
           EXPECT_LT(w->packed.size(), said);

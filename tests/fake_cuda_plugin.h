@@ -1,10 +1,10 @@
-// A plug-in that computes nothing and writes down what it is asked to launch, for tests of
-// CudaDevice on machines without a GPU.
+// A plug-in that computes nothing and records the launches it is asked for; for tests of CudaDevice
+// on machines without a GPU.
 //
-// Device memory is one mapping at a fixed address, given out in order and never reused, so that the
-// same calls have the same addresses in every run. It reads as zeros, as kernels do not run; but
-// group() sends every token to the first experts. A line of the log is a launch: its name, the
-// sizes it was given, and where it reads and writes. One device at a time.
+// Device memory is one mapping at a fixed address, allocated in order and never reused, so the same
+// calls get the same addresses in every run. It reads as zeros, because kernels do not run; but
+// group() sends every token to the first experts. Each line of the log is one launch: its name, the
+// sizes it was given, and the addresses it reads and writes. One device at a time.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +21,10 @@
 
 namespace freshet::cuda::testing {
 
-// What the plug-in says of its kernels.
+// The kernels that the plug-in reports.
 struct FakeKernels {
-  bool gated = true;      // gate and up have a GEMM that ends in SwiGLU
-  bool route_one = true;  // norm, router and routes have one kernel
+  bool gated = true;      // gate and up have a GEMM with a SwiGLU epilogue
+  bool route_one = true;  // norm, router and routes are one kernel
   bool few_experts = true;
   int experts_fused = 16;
 };

@@ -1,5 +1,5 @@
-// The golden models (tests/data/golden: tiny checkpoints with transformers' own outputs) as tests
-// read them, on whatever device, and the law of the batch on one of them.
+// The golden models (tests/data/golden: tiny checkpoints with transformers' own outputs) as test
+// cases for any device, and the batch invariance of one model.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +69,7 @@ inline void expect_same_bits(const std::vector<float>& got, const std::vector<fl
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0) << what;
 }
 
-// The rows of `all`, logits of every position, that are wanted.
+// The wanted rows of `all`, the logits of every position.
 inline std::vector<float> rows_of(const std::vector<float>& all, const Ids& ids,
                                   Runner::Wanted wanted) {
   const auto vocab = static_cast<int64_t>(all.size() / ids.size());
@@ -81,8 +81,8 @@ inline std::vector<float> rows_of(const std::vector<float>& all, const Ids& ids,
   return rows;
 }
 
-// Alone, together, whole and in chunks; and if logits are wanted of some tokens only, as when a
-// prompt is read: the last, the last three, and some in the midst.
+// Alone, together, whole and in chunks; and with logits wanted for some tokens only, as in prefill:
+// the last, the last three, and some in the middle.
 inline void expect_batch_changes_no_bit(Runner& runner, const std::vector<Case>& cases,
                                         const std::string& what) {
   std::vector<Ids> sequences;

@@ -62,12 +62,12 @@ class Runner {
   ops::Ops& ops() { return *ops_; }
   int vocab() const { return model_->spec().vocab_size; }
 
-  // Whether logits are wanted of a position of a sequence.
+  // Whether the logits of a position of a sequence are wanted.
   using Wanted = bool (*)(const Ids& sequence, int32_t position);
   static bool every(const Ids&, int32_t) { return true; }
 
-  // The logits of every position of each sequence that is wanted, [positions, vocab]. Each step
-  // takes the next `chunk` tokens of every sequence that has some left (0: all at once).
+  // The logits of every wanted position of each sequence, [positions, vocab]. Each step takes the
+  // next `chunk` tokens of every unfinished sequence (0: all at once).
   std::vector<std::vector<float>> run(const std::vector<Ids>& sequences, int chunk,
                                       uint32_t seed = 1, Wanted wanted = every) {
     allocate(sequences, seed);
@@ -96,7 +96,7 @@ class Runner {
     }
   }
 
-  // The most likely token after each of `count` steps; `margins` how far it was ahead.
+  // The most likely token after each of `count` steps; `margins`: its lead over the second best.
   Ids greedy(const Ids& prompt, int count, std::vector<float>* margins = nullptr) {
     Ids all = prompt;
     Ids reserved = prompt;
@@ -124,7 +124,7 @@ class Runner {
  private:
   explicit Runner(const Options& options) : options_(options), pool_(options.threads, false) {}
 
-  // A fresh cache in which each sequence has blocks in no particular order.
+  // A fresh cache in which the blocks of each sequence are in random order.
   void allocate(const std::vector<Ids>& sequences, uint32_t seed) {
     const KvCacheSpec spec = kv_cache_spec(model_->spec(), options_.kv);
     std::mt19937 random(seed);

@@ -1,6 +1,6 @@
 // Every architecture against transformers' own outputs (tests/data/golden: tiny checkpoints with
 // random weights, logits at every position, greedy continuations; F32 arithmetic on BF16 weights),
-// and the law of the batch over all of them.
+// and batch invariance of all of them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@
 namespace freshet::testing {
 namespace {
 
-// Options that a type's usual configuration does not touch (tools/golden_models.py).
+// Options that the usual configuration of a model type does not use (tools/golden_models.py).
 std::string variants_directory() {
   return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-variants/";
 }
@@ -73,7 +73,7 @@ TEST_P(Golden, FastPathIsNearTransformers) {
   }
 }
 
-// Where two experts are as good as equal, a router may choose the other one for some position.
+// If two experts score almost equally, a router may select the other one at some position.
 TEST_P(Golden, KeysAndValuesInInt8AreNearTransformers) {
   const auto reference = open(GetParam(), true, ops::KvType::kInt8);
   const auto fast = open(GetParam(), false, ops::KvType::kInt8);
@@ -102,7 +102,7 @@ TEST_P(Golden, GreedyContinuationsAreTheSame) {
     std::vector<float> margins;
     const Ids got = runner->greedy(c.ids, static_cast<int>(c.greedy.size()), &margins);
     for (size_t i = 0; i < got.size(); ++i) {
-      if (margins[i] <= 1e-3f) break;  // a tie may fall either way, and all that follows with it
+      if (margins[i] <= 1e-3f) break;  // a tie may go either way, and the continuation with it
       ASSERT_EQ(got[i], c.greedy[i]) << "after " << i << " tokens";
     }
   }
@@ -133,7 +133,7 @@ TEST_P(GoldenVariant, ReferencePathMatchesTransformers) {
   auto runner = Runner::open(variants_directory() + GetParam(), {.context = 64});
   ASSERT_TRUE(runner.ok()) << runner.status().message();
   for (const Case& c : read_cases(GetParam(), variants_directory())) {
-    // transformers takes frequencies that depend on the length from the sequence it is given.
+    // transformers takes length-dependent frequencies from the sequence it is given.
     const auto length = static_cast<int64_t>(c.ids.size());
     ASSERT_TRUE((*runner)->model().reserve(length, length, length).ok());
     expect_close((*runner)->run({c.ids}, 0)[0], c.logits, 2e-4f, GetParam());
@@ -143,7 +143,7 @@ TEST_P(GoldenVariant, ReferencePathMatchesTransformers) {
 INSTANTIATE_TEST_SUITE_P(Models, GoldenVariant, ::testing::ValuesIn(models(variants_directory())),
                          test_name);
 
-// The same weights as llama.cpp's converter lays them out.
+// The same weights in the layout of llama.cpp's converter.
 std::string gguf_directory() {
   return std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-gguf/";
 }
@@ -162,8 +162,8 @@ TEST_P(GoldenGguf, ReferencePathMatchesTransformers) {
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGguf, ::testing::ValuesIn(models(gguf_directory())),
                          test_name);
 
-// An INT8 checkpoint (tools/golden_int8.py). Activations are rounded in its products: the fast path
-// is what it means, and the reference path, which does not round them, is farther away.
+// An INT8 checkpoint (tools/golden_int8.py). Its GEMMs round activations: the fast path does this
+// too, and the reference path, which does not, differs more.
 TEST(GoldenInt8, FastPathIsNearTransformersAndKeepsTheLawOfTheBatch) {
   const std::string folder = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden-int8/";
   auto runner = Runner::open(folder + "llama", {.reference = false, .context = 256});

@@ -1,5 +1,5 @@
-// Every attention row that this processor can run, against the reference row; and the law of the
-// batch: a query's result has the same bits alone, in a batch, in a chunk, and for any pool.
+// Every attention row that this CPU can run, against the reference row; and batch invariance: a
+// query's result has the same bits alone, in a batch, in a chunk, and for any thread pool.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -18,7 +18,7 @@ extern const AttentionIsa kAttentionEmulated;  // testing/attention_emulated_avx
 namespace freshet {
 namespace {
 
-// The rows of the CPU, and tiles emulated.
+// The rows of the CPU, and emulated tiles.
 const ops::KernelTable& kernels() {
   static const std::vector<ops::AttentionKernel> kRows = [] {
     const auto rows = cpu::kernels().attention;
@@ -74,7 +74,7 @@ struct Problem {
     }
   }
 
-  // The first block that any query of the sequence may see.
+  // The first block visible to any query of the sequence.
   int64_t first_block(size_t s) const {
     const auto& q = c.sequences[s];
     const int seen = c.window > 0 ? std::max(0, q.context - q.queries - c.window + 1) : 0;
@@ -84,7 +84,7 @@ struct Problem {
     return {v.data() + first * cols, count, cols, cols};
   }
 
-  // Fills the cache with NaN, and then stores each sequence in two steps.
+  // Fills the cache with NaN, then stores each sequence in two steps.
   void fill(ops::Ops& o, const ops::KvView& cache) {
     std::memset(cache.data, 0xff, c.shape.block_bytes() * static_cast<size_t>(blocks));
     int64_t first = 0;
@@ -110,7 +110,7 @@ struct Problem {
     size_t sequence;
     int32_t skip, queries;  // of the sequence's queries
   };
-  // Attends the parts as one batch; out has a row for each of their queries.
+  // Runs attention for the parts as one batch; out has one row per query.
   void attend(ops::Ops& o, const ops::KvView& cache, const std::vector<Part>& parts, float* out) {
     std::vector<int32_t> starts = {0}, contexts, part_tables;
     std::vector<float> q;
@@ -157,7 +157,7 @@ struct Problem {
   int32_t blocks = 0;
 };
 
-// Tiles do some shapes only.
+// Tiles support only some shapes.
 bool supported(const std::string& name, const ops::KvShape& shape) {
   for (const ops::AttentionKernel& row : kernels().attention) {
     if (row.name == name) return row.supports(shape, {});
@@ -207,7 +207,7 @@ float farthest(const std::vector<float>& a, const std::vector<float>& b) {
   return worst;
 }
 
-// Tiles take F16 as whole numbers of 16 bits: they may lose a part of what F16 itself loses.
+// Tiles convert F16 to 16-bit integers: they may lose part of the precision that F16 itself loses.
 TEST_P(AttentionConformance, AgreesWithTheReference) {
   ThreadPool pool(2, false);
   uint32_t seed = 1;
@@ -227,8 +227,8 @@ TEST_P(AttentionConformance, AgreesWithTheReference) {
   }
 }
 
-// What a query of a token alone gets is the token's value, so that INT8 can be read back. Expected
-// is what llama.cpp calls q8_0, but for codes from the scale as it is stored.
+// A query of a single token returns the token's value, so INT8 can be read back. The expected
+// result is llama.cpp's q8_0, except that the codes use the scale as stored.
 TEST_P(AttentionConformance, Int8KeepsWholeNumbersAndAScaleOf32) {
   if (!supported(GetParam(), {ops::KvType::kInt8, 2, 104, 104, false})) GTEST_SKIP();
   constexpr int kDim = 104;  // three whole groups of 32, and one of 8
@@ -268,7 +268,7 @@ TEST_P(AttentionConformance, Int8KeepsWholeNumbersAndAScaleOf32) {
   }
 }
 
-// A token that is no number spoils those that see it, and nobody else.
+// A NaN token affects only the queries that see it.
 TEST_P(AttentionConformance, Int8KeepsNotANumber) {
   if (!supported(GetParam(), {ops::KvType::kInt8, 1, 64, 64, false})) GTEST_SKIP();
   ThreadPool pool(1);
@@ -319,7 +319,7 @@ TEST_P(AttentionConformance, F16KeepsNotANumberAndSaturates) {
       }
     }
   }
-  Problem p(c, 8);  // zeros, whose queries find no token more than another
+  Problem p(c, 8);  // zeros: queries with equal scores for all tokens
   std::fill(p.keys.begin(), p.keys.end(), 0.0f);
   std::fill(p.values.begin() + 64, p.values.end(), 0.0f);
   const std::vector<float> out = attended(p);
@@ -343,14 +343,14 @@ TEST_P(AttentionConformance, TheBatchNeverChangesAResult) {
       ASSERT_EQ(0, std::memcmp(want.data(), got.data(), want.size() * sizeof(float))) << how;
       std::fill(got.begin(), got.end(), 0.0f);
     };
-    // In a cache that another pool has written, with splits shared out among workers.
+    // In a cache that another pool has written, with KV splits shared among workers.
     for (ThreadPool* pool : {&two, &many}) {
       const auto other = p.make(*pool, GetParam());
       p.fill(*other, cache);
       p.attend(*other, cache, whole(c), got.data());
       expect_same("pool");
     }
-    // Every sequence in chunks of `chunk` queries, each a batch of its own.
+    // Every sequence in chunks of `chunk` queries, each chunk a batch of its own.
     const int64_t out_cols = int64_t{c.heads} * c.shape.value_dim;
     const auto with_splits = p.make(many, GetParam());
     for (const int chunk : {1, 7, 1000}) {

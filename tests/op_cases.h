@@ -20,7 +20,7 @@ struct AttentionCase {
   int window = 0;
   bool sinks = false;
   struct Sequence {
-    int context;  // its last `queries` tokens ask
+    int context;  // tokens; the last `queries` of them are queries
     int queries;
   };
   std::vector<Sequence> sequences;
@@ -37,7 +37,7 @@ struct AttentionCase {
   }
 };
 
-// Shapes of real models, and random ones around the edges: of blocks, tiles, splits and windows.
+// Shapes of real models, and random ones around the edges of blocks, tiles, splits and windows.
 inline std::vector<AttentionCase> attention_cases() {
   using ops::KvType;
   const std::vector<AttentionCase::Sequence> mixed = {{1, 1}, {300, 1}, {37, 37}, {530, 20}};
@@ -61,7 +61,8 @@ inline std::vector<AttentionCase> attention_cases() {
       {{KvType::kInt8, 1, 72, 40, true}, 6, 0.0f, 200, true, mixed},
       {{KvType::kInt8, 1, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},
       {{KvType::kF16, 4, 64, 64, false}, 8, 0.0f, 0, false, {{1500, 1}}},  // few tiles, many splits
-      {{KvType::kF16, 1, 64, 64, false}, 70, 0.0f, 0, false, {{600, 2}}},  // a query over two tiles
+      // A query across two tiles.
+      {{KvType::kF16, 1, 64, 64, false}, 70, 0.0f, 0, false, {{600, 2}}},
   };
   std::mt19937 rng(20240);
   const auto pick = [&](std::vector<int> v) { return v[rng() % v.size()]; };
@@ -93,14 +94,14 @@ struct MatmulCase {
   int64_t tokens, rows, cols;
 };
 
-// Edges of panels (16 rows), of token tiles and of blocks; cols holds for block sizes of 256.
+// Edges of panels (16 rows), of token tiles and of blocks; cols also fits block sizes of 256.
 inline std::vector<MatmulCase> matmul_cases() {
   return {{1, 16, 256},  {1, 40, 768},  {2, 17, 512},   {3, 33, 256},  {5, 64, 512},
           {8, 16, 1024}, {9, 48, 256},  {16, 32, 512},  {17, 1, 256},  {31, 100, 256},
           {33, 80, 512}, {64, 48, 256}, {70, 130, 512}, {130, 35, 256}};
 }
 
-// Lengths of rows around the widths of vectors.
+// Row lengths around the widths of vectors.
 inline std::vector<int64_t> row_lengths() {
   return {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 100, 128, 257, 1000, 4096};
 }

@@ -1,4 +1,4 @@
-// Every row of the CPU tables that this processor can run, against the reference rows.
+// Every row of the CPU tables that this CPU can run, against the reference rows.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,14 +18,14 @@ const VectorKernels& reference() {
   return ops::reference_kernels().vector[0];
 }
 
-constexpr double kUlp = 1.2e-7;  // the greatest relative distance of neighbours
-constexpr double kTiny = 1e-37;  // below which exponentials may be zero
+constexpr double kUlp = 1.2e-7;  // largest relative distance of adjacent floats
+constexpr double kTiny = 1e-37;  // exponentials below this may be zero
 
 class VectorConformance : public testing::TestWithParam<const VectorKernels*> {
  protected:
   const VectorKernels& row() const { return *GetParam(); }
 
-  // Runs f(kernels, out) on both rows and compares, relative to the greatest value or to each.
+  // Runs f(kernels, out) on both rows and compares, relative to the largest value or to each value.
   template <class Run>
   void compare(size_t n, double tolerance, bool each, Run run) {
     Guarded want(n * sizeof(float)), got(n * sizeof(float));
@@ -90,7 +90,7 @@ TEST_P(VectorConformance, Rope) {
   }
 }
 
-// Values over the whole range where an activation does anything, and a few beyond.
+// Values over the whole range where an activation is not trivial, and a few beyond.
 std::vector<float> sweep() {
   std::vector<float> x = {0.0f, -0.0f, 1e-30f, -1e-30f, 60.0f, 1e4f};
   for (float v = -12.0f; v < 30.0f; v += 0.001f) x.push_back(v);
@@ -105,7 +105,7 @@ TEST_P(VectorConformance, Activations) {
        {Activation::kNone, Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
         Activation::kRelu, Activation::kRelu2, Activation::kQuickGelu}) {
     SCOPED_TRACE(static_cast<int>(a));
-    // GELU by tanh magnifies the rounding of its cubic at the far left.
+    // GELU (tanh) amplifies the rounding of its cubic term at the far left.
     const double ulps = a == Activation::kGeluTanh ? 150 : a == Activation::kQuickGelu ? 12 : 4;
     compare(x.size(), ulps * kUlp, true, [&](const VectorKernels& k, float* out) {
       std::copy(x.begin(), x.end(), out);

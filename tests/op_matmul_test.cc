@@ -1,5 +1,5 @@
-// Every matmul row that this processor can run, through Ops, against the reference row; and the law
-// of the batch: a token's result has the same bits alone, among others, and for any pool.
+// Every matmul row that this CPU can run, through Ops, against the reference row; and batch
+// invariance: a token's result has the same bits alone, in a batch, and for any thread pool.
 #include <algorithm>
 #include <cmath>
 
@@ -45,7 +45,7 @@ class Stored {
   std::vector<const uint8_t*> rows_;
 };
 
-// What rounding the activations may cost, relative to |x| |w|.
+// The possible cost of rounding the activations, relative to |x| |w|.
 double tolerance(const MatmulKernel& row) {
   switch (row.act) {
     case ops::ActKind::kF32:
@@ -106,7 +106,7 @@ TEST_P(MatmulConformance, AgreesWithTheReferenceAndKeepsTheLawOfTheBatch) {
     std::vector<float> x = test::random_floats(tokens * cols, seed + 1);
     const std::vector<float> bias = test::random_floats(rows, seed + 2);
     const Matrix xs{x.data(), c.tokens, c.cols, c.cols};
-    // out has a wider stride than rows; what lies between stays.
+    // out has a larger stride than rows; the gap must stay unchanged.
     const size_t stride = rows + 3;
     std::vector<float> want(tokens * stride, 1.0f), again(tokens * stride, 1.0f);
     Guarded got((tokens * stride - 3) * sizeof(float));
@@ -150,7 +150,7 @@ TEST_P(MatmulConformance, DecodesItsRowsExactly) {
   }
 }
 
-// A weight whose columns stand in another order gives the bits of inputs in that order.
+// A weight with permuted columns gives the same bits as with permuted inputs.
 TEST_P(MatmulConformance, InputsMayBeTakenInAnotherOrder) {
   if (row().act == ops::ActKind::kInt8) GTEST_SKIP() << "rows of INT8 are encoded as a whole";
   ThreadPool pool(2, false);
@@ -220,8 +220,8 @@ TEST_P(MatmulConformance, ExpertsKeepTheLawOfTheBatch) {
   EXPECT_LT(std::sqrt(difference), 10 * tolerance(row()) * norm(want.data(), kTokens * kHidden));
 }
 
-// Many tokens go through both products, the activation and the encoding in one region and in two
-// parts, a few do not.
+// Many tokens run both GEMMs, the activation and the encoding in one parallel region, in two parts;
+// few tokens do not.
 TEST_P(MatmulConformance, GatedMlpsKeepTheLawOfTheBatch) {
   ThreadPool one(1), three(3, false);
   const auto alone = make(one, false), shared = make(three, false), reference = make(one, true);
@@ -246,7 +246,7 @@ TEST_P(MatmulConformance, GatedMlpsKeepTheLawOfTheBatch) {
   };
   run(*reference, 0, kTokens, want);
   run(*shared, 0, kTokens, got);
-  for (const int64_t count : {int64_t{1}, kTokens}) {  // at a time
+  for (const int64_t count : {int64_t{1}, kTokens}) {  // tokens at a time
     std::fill(again.begin(), again.end(), 1.0f);
     run(*alone, 0, count, again);
     EXPECT_EQ(0, std::memcmp(again.data(), got.data(), got.size() * sizeof(float))) << count;

@@ -1,4 +1,5 @@
-// What the conformance tests share: random data, guarded memory, and a device for a forced row.
+// Shared parts of the conformance tests: random data, guarded memory, and a device for a forced
+// row.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ inline std::vector<float> random_floats(size_t n, uint32_t seed, float scale = 1
   return v;
 }
 
-// Bytes between two walls that notice a write; aligned to 64.
+// Bytes between two guard regions that detect stray writes; aligned to 64.
 class Guarded {
  public:
   explicit Guarded(size_t bytes, uint8_t fill = 0xff) : bytes_(bytes) {

@@ -1,6 +1,6 @@
-// Hooks around projections (ops/hooks.h): what they see of the golden models is every linear layer
-// once, with the input that a plain computation gives; what they add acts like other weights; and
-// hooks that change nothing change no bit.
+// Hooks around projections (ops/hooks.h): in the golden models they see every linear layer once,
+// with the input of a plain computation; a delta that they add is equivalent to changed weights;
+// and hooks that change nothing change no bit.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -45,7 +45,7 @@ Values copy_of(const Matrix& m) {
   return all;
 }
 
-// Writes down what comes by.
+// Records every call.
 class Observer : public ops::ProjectionHooks {
  public:
   struct Seen {
@@ -100,7 +100,7 @@ TEST_P(Hooks, SeeEveryLinearLayerOnce) {
     for (int32_t id = 0; id < std::ssize(infos); ++id) {
       const auto found = observer.seen.find(id);
       if (found == observer.seen.end()) {
-        // Experts without tokens, and tables that are looked up alone.
+        // Experts without tokens, and tables that are only used for look-ups.
         tables += infos[static_cast<size_t>(id)].name.find("expert") == std::string::npos ? 1 : 0;
         continue;
       }
@@ -112,7 +112,7 @@ TEST_P(Hooks, SeeEveryLinearLayerOnce) {
     }
     EXPECT_EQ(observer.seen.count(-1), 0u) << "a weight that nobody named";
     EXPECT_EQ(tables, (spec.tied_embeddings ? 0 : 1) + (spec.learned_positions > 0 ? 1 : 0));
-    int64_t chosen = 0;  // each by gate and up, and by down
+    int64_t chosen = 0;  // each with gate and up, and with down
     for (const LayerSpec& layer : spec.layers) {
       const bool one = last_only && &layer == &spec.layers.back();
       const MoeSpec* const moe = layer.find<MoeSpec>();
@@ -176,7 +176,7 @@ Values normed(const Values& x, const Values& weight, double eps) {
   return out;
 }
 
-// Llama's forward pass written out between its projections.
+// Llama's forward pass, spelled out between its projections.
 TEST(HooksOfLlama, SeeTheInputsOfAPlainComputation) {
   Observer observer;
   const auto runner = open(directory() + "llama", true, &observer);
@@ -223,7 +223,7 @@ TEST(HooksOfLlama, SeeTheInputsOfAPlainComputation) {
   const Observer::Seen& head = observer.of("lm_head.weight");
   expect_near(head.in, normed_by(stream, "model.norm.weight"), "head");
   EXPECT_EQ(head.out, logits);
-  // Each output is the product with the tensor that the weight says it is.
+  // Each output is the product with the tensor that the weight refers to.
   for (const auto& [id, s] : observer.seen) {
     const Values w = tensor_of(tensors, s.name);
     const size_t cols = s.in.size() / ids.size(), rows = w.size() / cols;
@@ -250,13 +250,13 @@ Delta delta_of(const std::string& tensor, int64_t rows, int64_t cols) {
           test::random_floats(static_cast<size_t>(rows * Delta::kRank), seed + 1, 0.1f)};
 }
 
-// Adds each weight's delta, by operations of the same Ops.
+// Adds each weight's delta, using operations of the same Ops.
 class Adapter : public ops::ProjectionHooks {
  public:
   void after(const ops::Product& p, const Matrix& x) override {
     const ops::Weight& w = *p.weight;
-    if (w.use == ops::Use::kTable) return;  // a head that is the embedding, which stays as it is
-    // An expert's gate and up are two tensors of the file.
+    if (w.use == ops::Use::kTable) return;  // a head tied to the embedding, which stays unchanged
+    // The gate and up of an expert are two tensors in the file.
     const size_t up = w.name.find(".w3.");
     if (w.use == ops::Use::kExperts && up != std::string::npos) {
       const int64_t ff = w.rows / 2;

@@ -1,5 +1,5 @@
-// Files of packed weights: the same bits with and without, whatever they depend on is looked at,
-// and no damage, rival or full disk makes more than a line of it.
+// Files of packed weights: bit-identical results with and without them, every dependency is
+// checked, and damage, a concurrent writer or a full disk causes at most one log line.
 #include "models/weight_cache.h"
 
 #include <csignal>
@@ -64,7 +64,7 @@ class WeightCacheFiles : public ::testing::Test {
   }
   std::string llama() const { return (folder_ / "llama").string(); }
 
-  // Loads llama through the cache; the log must hold `line` and the logits be the right ones.
+  // Loads llama through the cache; the log must contain `line` and the logits must be right.
   void expect_load(const std::string& line) {
     log_.clear();
     const auto got = logits(llama(), true);
@@ -122,7 +122,8 @@ TEST_F(WeightCacheFiles, ChangedModelIsPackedAnew) {
   expect_load("packed weights are mapped");
   const std::string weights = llama() + "/model.safetensors";
   const auto changed = fs::last_write_time(weights);
-  // A link to it is the same model; in another folder it is another one with a file of its own.
+  // A link to the model is the same model; a copy in another folder is another model with a file of
+  // its own.
   fs::create_directory(folder_ / "elsewhere");
   fs::create_symlink(folder_ / "llama", folder_ / "elsewhere" / "llama");
   log_.clear();
@@ -151,7 +152,7 @@ TEST_F(WeightCacheFiles, ChangedModelIsPackedAnew) {
   write(weights, bytes);
   fs::last_write_time(weights, changed + std::chrono::seconds(1));
   expect_rewritten("another 'file'");
-  // A line of the header that the loader does not look at.
+  // A header entry that the loader does not read.
   std::string spaced = bytes;
   const size_t brace = spaced.rfind('}', header - 1);
   ASSERT_NE(brace, std::string::npos);
@@ -208,7 +209,7 @@ TEST_F(WeightCacheFiles, RefusesWhatAnotherProgramPacked) {
     expect_refused(models::weight_cache_key(*checkpoint, **rows), "rows");
 }
 
-// Numbers of the header, by place.
+// Numbers of the header, by position.
 enum : size_t { kFileBytes = 1, kIndexOffset, kIndexBytes, kKeyBytes, kWeights, kIndexHash, kHash };
 
 uint64_t number_at(const std::string& bytes, size_t at) {
@@ -219,7 +220,7 @@ uint64_t number_at(const std::string& bytes, size_t at) {
 void set_number(std::string& bytes, size_t at, uint64_t n) {
   std::memcpy(bytes.data() + at, &n, sizeof n);
 }
-// As somebody would who means harm: with the right hashes.
+// As an attacker would: with correct hashes.
 void sign(std::string& bytes) {
   const size_t index = std::min<size_t>(number_at(bytes, 8 * kIndexOffset), bytes.size());
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
@@ -268,7 +269,7 @@ TEST_F(WeightCacheFiles, HostileFilesAreRefused) {
     set_number(bad, at, value);
     sign(bad);
     write(path, bad);
-    // What cannot be seen in the file alone is seen when the weight is asked for.
+    // Errors that the file alone does not reveal are found when the weight is requested.
     log_.clear();
     const auto got = logits(llama(), true);
     ASSERT_TRUE(got.ok()) << got.status().message();
@@ -279,10 +280,10 @@ TEST_F(WeightCacheFiles, HostileFilesAreRefused) {
   for (const uint64_t value : kHuge) {
     for (size_t h = kFileBytes; h <= kWeights; ++h) expect_refused(8 * h, value);
     for (size_t n = 0; n < 5; ++n) expect_refused(entry + 8 * n, value);
-    expect_refused(first, value);  // the name's length
+    expect_refused(first, value);  // length of the name
   }
-  expect_refused(entry + 24, 4096 + 64);                            // not on a page
-  expect_refused(entry + 24, 0);                                    // the header
+  expect_refused(entry + 24, 4096 + 64);                            // not page-aligned
+  expect_refused(entry + 24, 0);                                    // inside the header
   expect_refused(entry + 32, number_at(good, entry + 32) - 64);     // too short
   expect_refused(8 * kWeights, number_at(good, 8 * kWeights) - 1);  // one too few
 }
@@ -301,7 +302,7 @@ TEST_F(WeightCacheFiles, OneWritesAtATime) {
     EXPECT_FALSE(fs::exists(path));
   }
   EXPECT_TRUE(files().empty());
-  // What one left that was killed.
+  // A file left behind by a killed process.
   write(path + ".tmp", std::string(1 << 20, 'x'));
   expect_load("packed weights are written");
   EXPECT_EQ(files(), std::set<std::string>{path});
@@ -336,7 +337,7 @@ TEST_F(WeightCacheFiles, ManyStartAtOnce) {
 }
 
 TEST_F(WeightCacheFiles, FullDiskIsAWarning) {
-  // A limit on files' sizes stands in for a disk: at the first weight, in the middle, at the index.
+  // A file size limit stands in for a full disk: at the first weight, in the middle, at the index.
   expect_load("packed weights are written");
   const size_t whole = fs::file_size(file());
   fs::remove_all(folder_ / "cache");
@@ -351,7 +352,7 @@ TEST_F(WeightCacheFiles, FullDiskIsAWarning) {
     ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
     EXPECT_TRUE(files().empty()) << *files().begin();
   }
-  // Weights are written in large pieces: one that is larger than these, in the middle.
+  // Weights are written in large chunks: a weight larger than a chunk, in the middle.
   ThreadPool pool(1, false);
   const auto ops = ops::Ops::create(pool, cpu::kernels(), {}, {});
   ASSERT_TRUE(ops.ok());
@@ -389,7 +390,7 @@ TEST_F(WeightCacheFiles, LargeWeightsComeBack) {
   const std::string path = (folder_ / "cache" / "large.weights").string();
   auto writer = models::WeightCacheWriter::create(path);
   ASSERT_TRUE(writer.ok());
-  // Before, at, after and far beyond the pieces of 2 MiB in which a file is written.
+  // Before, at, after and far beyond the 2 MiB chunks in which a file is written.
   std::vector<ops::Weight> weights;
   for (const int64_t cols : {32, 32704, 32, 32768, 36, 98304, 4000, 65536, 28672, 32}) {
     std::vector<float> row(static_cast<size_t>(cols));
@@ -423,7 +424,7 @@ TEST_F(WeightCacheFiles, ModelsOwnErrorsStayTheirs) {
   EXPECT_TRUE(files().empty());
 }
 
-// What rows make of weights is in files: a change of it must raise ops::kPackedVersion.
+// Packed weights are stored in files: a change of the packing must raise ops::kPackedVersion.
 TEST(PackedBytes, AreThoseOfThisVersion) {
   ASSERT_EQ(ops::kPackedVersion, 1) << "new version: write down the new hashes";
   const std::map<std::string_view, std::pair<uint64_t, uint64_t>> known = {

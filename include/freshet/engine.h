@@ -1,10 +1,10 @@
 // Freshet's public API: load a model, submit requests, receive tokens.
 //
-// Engine owns the model, the cache and one step thread. submit(), cancel() and stats() may be
-// called from any thread; callbacks run on the step thread and must return quickly. A request's
-// tokens depend on its prompt, parameters and seed alone: bit for bit the same alone, in a batch,
-// with a cached prefix, chunked or preempted. Errors are values (freshet::Status); the library
-// never prints.
+// Engine owns the model, the KV cache and one step thread. submit(), cancel() and stats() may be
+// called from any thread; callbacks run on the step thread and must return quickly. The tokens of a
+// request depend only on its prompt, parameters and seed: they are bit-identical whether the
+// request runs alone, in a batch, with a cached prefix, with a chunked prompt or after a
+// preemption. Errors are values (freshet::Status); the library never prints.
 #pragma once
 
 #include <array>
@@ -30,8 +30,9 @@ class Grammar;
 class ThoughtTokens;
 }  // namespace grammar
 
-// How the next token is chosen. Defaults are vLLM's. Order: penalties, logit bias, temperature,
-// then min-p, top-k, top-p, typical; drawn by a Philox counter keyed by (seed, position).
+// How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
+// then min-p, top-k, top-p, typical-p. Random numbers come from a Philox counter keyed by (seed,
+// position).
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
   int top_k = 0;                    // 0: all
@@ -49,17 +50,18 @@ struct SamplingParams {
   bool include_stop_str_in_output = false;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
-  int logprobs = -1;  // >= 0: of the chosen token and so many best
+  int logprobs = -1;  // >= 0: return the chosen token's and this many best logprobs
   int prompt_logprobs = -1;
   int n = 1;           // samples of one prompt; sample i draws from stream i
   int beam_width = 0;  // > 0: beam search (temperature etc. ignored)
   float length_penalty = 1.0f;
   bool skip_special_tokens = true;
-  // Absent, or the language that the output must be in (src/grammar); the output ends when it is
-  // a whole sentence and the model says so, or nothing may follow. Not with beams.
+  // If set, the language that the output must match (src/grammar). The output ends when it is a
+  // complete sentence and the model ends it, or when nothing may follow. Not allowed with beam
+  // search.
   std::shared_ptr<const grammar::Grammar> grammar;
-  // With a grammar, of a model that thinks: the tags of the thought that the output may begin with,
-  // and behind which the grammar holds. `in_thought`: the prompt has opened it.
+  // With a grammar and a model that thinks: the tags of the thought that may open the output. The
+  // grammar applies after the thought. `in_thought`: the prompt already opened the thought.
   std::shared_ptr<const grammar::ThoughtTokens> thought;
   bool in_thought = false;
 };
@@ -71,41 +73,43 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 
-// What a step added to one sample of a request.
+// The output that one step added to one sample of a request.
 struct Delta {
   int index = 0;  // which of the n samples
   std::vector<int32_t> ids;
   std::string text;  // never splits a UTF-8 character; holds back a possible stop string
-  std::vector<std::vector<TokenLogprob>> logprobs;  // a list a token: the chosen one, then the best
+  // One list per token: the chosen token, then the best ones.
+  std::vector<std::vector<TokenLogprob>> logprobs;
   FinishReason finish = FinishReason::kNone;
-  std::string stop_reason;  // the stop string or token id that ended it
+  std::string stop_reason;  // the stop string or token id that ended the sample
   Status error;             // with kError
 };
 
 struct Usage {
   int prompt_tokens = 0;
-  int cached_tokens = 0;  // of the prompt, found in the cache
+  int cached_tokens = 0;  // prompt tokens found in the prefix cache
   int completion_tokens = 0;
   int preemptions = 0;
-  uint64_t seed = 0;  // the request's, or the one that was drawn for it
+  uint64_t seed = 0;  // the request's seed, or the one the engine drew
   // Seconds spent waiting, by reason: "queued", "seats", "blocks", "token budget", "batch policy",
-  // "preempted". Reasons without any time are left out.
+  // "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
 };
 
-// What an embedding is made of: the states after the final norm, of the last token or of all.
+// How an embedding is made from the hidden states after the final norm: from the last token, or as
+// the mean over all tokens.
 enum class Pooling { kNone, kLast, kMean };
 
 struct Request {
-  std::string id;               // for logs; made up when empty
+  std::string id;               // for logs; generated if empty
   std::vector<int32_t> prompt;  // token ids, special tokens included
   SamplingParams params;
-  int priority = 0;         // lower goes first
+  int priority = 0;         // lower runs first
   std::string tenant;       // tenants get equal shares of the machine
   std::string cache_salt;   // requests with different salts never share cached prefixes
-  int pin_tokens = 0;       // so many first tokens of the prompt stay cached while they can
-  double deadline_s = 0.0;  // > 0: cancelled this long after submission
-  // Not kNone: nothing is generated; on_embedding gets the pooled states, as they are.
+  int pin_tokens = 0;       // this many first prompt tokens stay cached if possible
+  double deadline_s = 0.0;  // > 0: cancelled this many seconds after submission
+  // If not kNone, nothing is generated; on_embedding gets the pooled states, not normalised.
   Pooling pooling = Pooling::kNone;
   std::function<void(const Delta&)> on_delta;  // called for each sample, in order
   std::function<void(const Usage&)> on_done;   // last call
@@ -113,7 +117,7 @@ struct Request {
   std::function<void(const std::vector<float>&)> on_embedding;
 };
 
-// What cannot be done of a request: the field of Request or SamplingParams, and why.
+// Why a request is refused: the field of Request or SamplingParams, and the reason.
 struct RequestError {
   std::string field;
   std::string message;
@@ -121,31 +125,33 @@ struct RequestError {
 
 struct EngineOptions {
   std::string model;           // directory, .gguf file, or a known name
-  int threads = 0;             // 0: one a physical core
+  int threads = 0;             // 0: one per physical core
   std::string device = "cpu";  // cpu, cuda, cuda:N, or auto: a GPU if there is one
-  // Share of the GPU's memory that may be taken; keys and values get what weights leave of it.
+  // Share of the GPU's memory that the engine may use; the KV cache gets the part of it that the
+  // weights leave free.
   double gpu_memory_utilization = 0.9;
-  std::string cpu_isa;     // highest instruction set to use; "": what the processor has
+  std::string cpu_isa;     // highest instruction set to use; "": the best of this CPU
   bool reference = false;  // the plain F32 path
   std::vector<std::string> force_kernels;
-  std::string weight_cache_dir;         // keeps packed weights for the next start; "": nowhere
+  // Directory that keeps packed weights for the next start; "": none.
+  std::string weight_cache_dir;
   std::string kv_cache_dtype = "auto";  // auto, f32, f16, bf16, fp8, int8
-  int max_model_len = 0;                // 0: what the model allows and memory holds
-  size_t kv_cache_memory = 0;           // bytes; 0: from the plan
-  // Sequences in a step, and its token budget (chunked prefill). 0: 256 and 2,048 (up to 4 threads:
-  // 512); on a GPU 1,024 and 8,192 if the workspace of such steps takes an eighth of what weights
-  // leave, or less.
+  int max_model_len = 0;                // 0: the model's limit, as far as memory allows
+  size_t kv_cache_memory = 0;           // bytes; 0: from the memory plan
+  // Maximum sequences per step, and the token budget of a step (chunked prefill). 0: 256 and 2,048
+  // (512 with up to 4 threads); on a GPU 1,024 and 8,192 if the workspace of such steps takes at
+  // most an eighth of the memory that the weights leave free.
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
   bool enable_prefix_caching = true;
-  double kv_cache_metrics_sample = 0.0;  // share of the cache's blocks whose lives are timed
+  double kv_cache_metrics_sample = 0.0;  // share of the cache blocks whose lifetimes are timed
   int max_num_queued_reqs = 0;           // 0: no limit
   int64_t max_num_queued_tokens = 0;
-  int max_prefill_chunk = 0;           // most prompt tokens of one request in a step; 0: the budget
-  int64_t priority_ageing_ms = 30000;  // so much waiting is worth one level of priority; 0: never
+  int max_prefill_chunk = 0;           // max prompt tokens of one request per step; 0: the budget
+  int64_t priority_ageing_ms = 30000;  // waiting this long gains one priority level; 0: never
   bool fair_share = true;              // between tenants of equal priority
-  // When new requests may join: "continuous" (at once), "static" (full batches, run to their end)
-  // or "dynamic" (batches as Triton forms them). The rest is for the last two.
+  // When new requests may join: "continuous" (at once), "static" (full batches that run to their
+  // end) or "dynamic" (batches formed as in Triton). The options below apply to the last two only.
   std::string batching = "continuous";
   int max_batch_size = 32;
   int max_wait_time_ms = 50;
@@ -156,10 +162,10 @@ struct EngineOptions {
 };
 
 struct EngineStats {
-  // Upper bounds of steps_by_tokens; its last entry counts what is larger.
+  // Upper bounds of steps_by_tokens; its last entry counts larger steps.
   static constexpr std::array<int, 13> kStepTokens = {1,   8,    16,   32,   64,   128,  256,
                                                       512, 1024, 2048, 4096, 8192, 16384};
-  // Upper bounds in seconds of Durations; its last entry counts what is longer.
+  // Upper bounds of Durations, in seconds; its last entry counts longer ones.
   static constexpr std::array<double, 21> kDurations = {
       0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,  1,   2,
       5,     10,    20,    30,   60,   120,  300, 600, 1200, 1800};
@@ -170,64 +176,63 @@ struct EngineStats {
   };
 
   int64_t steps = 0;
-  // Steps by what they did: tokens of prompts that were computed, and tokens generated.
+  // Steps by their number of tokens: prompt tokens computed plus tokens generated.
   std::array<int64_t, kStepTokens.size() + 1> steps_by_tokens{};
-  double device_wait_seconds = 0.0;  // the step thread has waited for a GPU
-  int64_t step_tokens = 0;           // their sum
+  double device_wait_seconds = 0.0;  // time the step thread waited for the GPU
+  int64_t step_tokens = 0;           // sum of the tokens of all steps
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
-  int64_t recomputed_tokens = 0;  // cached, but a prompt's last token must run all the same
+  int64_t recomputed_tokens = 0;  // cached, but the last prompt token must always be computed
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
   int running = 0;
   int waiting = 0;
-  int deferred = 0;             // of those, kept out by the batching policy, not for want of room
+  // Waiting requests held back by the batching policy, not by lack of room.
+  int deferred = 0;
   double kv_cache_usage = 0.0;  // 0..1
-  // Of the cache's blocks that are timed, when they are evicted: since they were taken, since they
-  // were last found by a prompt, and between such finds.
+  // Times of the timed cache blocks, taken at eviction: since allocation, since the last prefix
+  // hit, and between prefix hits.
   Durations block_lifetime, block_idle, block_reuse_gap;
 };
 
-// How the cache of keys and values was laid out.
+// The layout of the KV cache.
 struct CacheInfo {
   int block_tokens = 0;
-  int64_t blocks = 0;  // of the layers with full attention, where there are such
-  int64_t tokens = 0;  // that these hold
+  int64_t blocks = 0;  // of the full-attention layers, if there are any
+  int64_t tokens = 0;  // capacity of these blocks
   size_t bytes = 0;    // of all layers
-  std::string type;    // of an element
+  std::string type;    // element type
   bool prefix_caching = false;
-  int sliding_window = 0;  // of layers that have one; 0: none
+  int sliding_window = 0;  // of the layers that have one; 0: none
   double gpu_memory_utilization = 0.0;
-  bool timed = false;  // lives of blocks are in EngineStats
+  bool timed = false;  // EngineStats has block lifetimes
 };
 
 class Engine {
  public:
   static Result<std::unique_ptr<Engine>> load(const EngineOptions& options);
-  ~Engine();  // cancels what runs
+  ~Engine();  // cancels running requests
 
   // Queues a request and returns its number. Errors: kInvalidArgument (too long, impossible
-  // parameters), kResourceExhausted (queue full). Where it returns a number, on_done will be
-  // called.
+  // parameters), kResourceExhausted (queue full). If a number is returned, on_done will be called.
   Result<uint64_t> submit(Request request);
-  // Whether submit() would refuse it as kInvalidArgument.
+  // Returns the error if submit() would refuse the request with kInvalidArgument.
   std::optional<RequestError> check(const Request& request) const;
-  void cancel(uint64_t request);  // nothing happens when it has ended
+  void cancel(uint64_t request);  // no effect if the request has ended
 
-  // Convenience: submits and waits. One string a sample.
-  // Not from a callback.
+  // Convenience: submits and waits. Returns one string per sample. Must not be called from a
+  // callback.
   Result<std::vector<std::string>> generate(const std::string& prompt,
                                             const SamplingParams& params);
 
-  // Of a model that comes without a vocabulary: an empty one. Such a model takes and gives ids
-  // only.
+  // Empty if the model comes without a vocabulary. Such a model takes and returns ids only.
   const Tokenizer& tokenizer() const;
   bool has_tokenizer() const;
   const Model& model() const;
   int max_model_len() const;
   CacheInfo cache_info() const;
   std::string device() const;       // "cpu", or the GPU's name
-  std::string memory_plan() const;  // for people: what takes how many bytes
+  std::string memory_plan() const;  // human-readable: bytes per use
   EngineStats stats() const;
 
  private:

@@ -14,7 +14,7 @@
 namespace freshet::grammar {
 namespace {
 
-// One rule's Thompson automaton. Edges carry a byte range, a rule, or nothing.
+// The Thompson NFA of one rule. Edges carry a byte range, a rule, or nothing.
 struct Nfa {
   struct Edge {
     enum class Kind : uint8_t { kEmpty, kBytes, kRule } kind;
@@ -62,7 +62,7 @@ class NfaBuilder {
  public:
   NfaBuilder(Nfa& nfa, size_t limit) : nfa_(nfa), limit_(limit) {}
 
-  // Adds a path for `e` from `from`; returns where it ends.
+  // Adds a path for `e` from `from`; returns its end state.
   Result<int32_t> build(const Expression& e, int32_t from) {
     if (nfa_.edges.size() > limit_)
       return resource_exhausted("the grammar is too large: repetitions multiply its states");
@@ -119,11 +119,12 @@ class NfaBuilder {
     return to;
   }
 
-  // As a trie: what many have in common stands there once, and no place is reached by two of them.
+  // Adds the literals as a trie: common prefixes exist once, and no state is reached by two of
+  // them.
   void add_literals(std::vector<std::string> literals, int32_t from, int32_t to) {
     if (literals.empty()) return;
     std::sort(literals.begin(), literals.end());
-    std::vector<int32_t> path = {nfa_.add()};  // the states of the literal before
+    std::vector<int32_t> path = {nfa_.add()};  // the states of the previous literal
     nfa_.empty(from, path.front());
     std::string_view before;
     for (const std::string_view text : literals) {
@@ -166,7 +167,7 @@ class NfaBuilder {
     return to;
   }
 
-  // The language's own states, each once.
+  // Adds each state of the language once.
   Result<int32_t> build_language(const Language& language, bool quoted, int32_t from) {
     tails_.clear();
     const int32_t base = static_cast<int32_t>(nfa_.edges.size());
@@ -198,7 +199,7 @@ class NfaBuilder {
     return to;
   }
 
-  // States that lead to `to`, found again by what lies between.
+  // States that lead to `to`, looked up by the bytes in between.
   enum Tail { kOneByte = 1, kTwoBytes, kThreeBytes, kControl, kAnyEscape };
   std::pair<int32_t, bool> tail(int32_t to, int kind) {
     const auto [it, fresh] = tails_.try_emplace(std::pair(to, kind), -1);
@@ -206,7 +207,7 @@ class NfaBuilder {
     return {it->second, fresh};
   }
 
-  // So many continuation bytes, any of them, then `to`.
+  // This many arbitrary continuation bytes, then `to`.
   int32_t continuation(int32_t to, int bytes) {
     if (bytes == 0) return to;
     const auto [state, fresh] = tail(to, bytes);
@@ -222,8 +223,7 @@ class NfaBuilder {
     }
   }
 
-  // Characters first..last in a JSON string: plainly, or with the escape that they cannot do
-  // without.
+  // Characters first..last in a JSON string: unescaped, or with the escape that they require.
   void json_characters(uint32_t first, uint32_t last, int32_t from, int32_t to) {
     if (first == 0 && last >= 0x1f) {
       const auto [control, fresh] = tail(to, kControl);
@@ -267,7 +267,7 @@ class NfaBuilder {
     return from;
   }
 
-  // One code point in whatever spelling JSON has for it; a surrogate comes with its other half.
+  // One code point in every spelling that JSON has for it; a surrogate comes with its other half.
   void any_json_character(int32_t from, int32_t to) {
     add_range(0x20, 0x21, from, to, true);
     add_range(0x23, 0x5b, from, to, true);
@@ -292,7 +292,7 @@ class NfaBuilder {
     hex_chain({"d-dD-D", "c-fC-F", kHex, kHex}, second, to);
   }
 
-  // The UTF-8 of [first, last], cut where the length or the shape of the encoding changes.
+  // The UTF-8 of [first, last], split where the length or the shape of the encoding changes.
   void add_range(uint32_t first, uint32_t last, int32_t from, int32_t to, bool shared = false) {
     for (const uint32_t edge : {0x7fU, 0x7ffU, 0xffffU}) {
       if (first <= edge && last > edge) {
@@ -331,7 +331,7 @@ class NfaBuilder {
 
   Nfa& nfa_;
   size_t limit_;
-  std::map<std::pair<int32_t, int>, int32_t> tails_;  // of the language that is being built
+  std::map<std::pair<int32_t, int>, int32_t> tails_;  // state of the language being built
 };
 
 using Set = std::vector<int32_t>;  // sorted NFA states
@@ -344,10 +344,10 @@ struct SetHash {
   }
 };
 
-// Subset construction of one rule into the common automaton.
+// Subset construction of one rule into the shared automaton.
 class Determinizer {
  public:
-  // `work` counts through all rules.
+  // `work` counts across all rules.
   Determinizer(const Nfa& nfa, int32_t accept, Automaton& out, const AutomatonLimits& limits,
                size_t& work)
       : nfa_(nfa),
@@ -381,7 +381,8 @@ class Determinizer {
       if (mark_[static_cast<size_t>(s)] == round_) return;
       mark_[static_cast<size_t>(s)] = round_;
       worklist.push_back(s);
-      // Places that only lead on are told by where they lead: without them more sets are equal.
+      // NFA states with only empty edges are represented by their targets: without them more sets
+      // are equal.
       const auto& edges = nfa_.edges[static_cast<size_t>(s)];
       const bool leads_on = std::ranges::all_of(
           edges, [](const Nfa::Edge& e) { return e.kind == Nfa::Edge::Kind::kEmpty; });
@@ -412,7 +413,7 @@ class Determinizer {
   }
 
   void expand(int32_t id, const Set& set) {
-    std::set<int> cuts;  // where the set of byte edges changes
+    std::set<int> cuts;  // boundaries between different sets of byte edges
     std::map<int32_t, Set> calls;
     std::vector<const Nfa::Edge*> byte_edges;
     for (int32_t s : set) {
@@ -474,7 +475,8 @@ size_t Automaton::bytes() const {
 }
 
 int32_t Automaton::after_plain_character(int32_t state) const {
-  // Where one transition takes all bytes of a range to; -1 also when one may leave there.
+  // The single state reached by all bytes of a range; -1 if there is none, or if one may leave the
+  // rule there.
   const auto onward = [&](int32_t from, uint8_t first, uint8_t last) {
     for (const Transition& t : states[static_cast<size_t>(from)].bytes) {
       if (first < t.first) return -1;
@@ -489,7 +491,7 @@ int32_t Automaton::after_plain_character(int32_t state) const {
     return -1;
   struct Lead {
     uint8_t first, last, second_first, second_last;
-    int more;  // continuation bytes after the second
+    int more;  // continuation bytes after the second one
   };
   static constexpr Lead kLeads[] = {{0xc2, 0xdf, 0x80, 0xbf, 0}, {0xe0, 0xe0, 0xa0, 0xbf, 1},
                                     {0xe1, 0xec, 0x80, 0xbf, 1}, {0xed, 0xed, 0x80, 0x9f, 1},

@@ -1,11 +1,11 @@
-// A grammar in the form that runs: one deterministic automaton a rule, over bytes, with calls.
+// The executable form of a grammar: one deterministic automaton over bytes per rule, with calls.
 //
-// State ids are global. A state has byte transitions (disjoint ranges, each to one state), calls
-// (run rule R from its start, then go on in a state), and may be final (the rule may end here).
-// Bytes and calls are the symbols of the subset construction, so the only choice left at run time
-// is between calls, and between them and bytes. Calls are never left-recursive (a rule cannot call
-// itself before it has consumed a byte): building fails on such grammars, so expansion always ends.
-// Immutable once built; safe to read from many threads.
+// State ids are global. A state has byte transitions (disjoint ranges, each to one state) and calls
+// (run rule R from its start, then continue in a state), and it may be final (the rule may end
+// here). Bytes and calls are the symbols of the subset construction, so at run time the only
+// nondeterminism is between calls, and between calls and bytes. Calls are never left-recursive (a
+// rule cannot call itself before it has consumed a byte): building fails for such grammars, so
+// expansion always terminates. Immutable once built; safe to read from many threads.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct Transition {
 };
 struct Call {
   int32_t rule = -1;
-  int32_t next = -1;  // state to go on in
+  int32_t next = -1;  // state to continue in after the call
 };
 struct State {
   std::vector<Transition> bytes;  // ascending
   std::vector<Call> calls;
   bool final = false;
-  bool only_final = false;  // final, and nothing else: a call that would return here need not
+  bool only_final = false;  // final with no transitions or calls: a call need not return here
 
   int32_t on(uint8_t byte) const {
     for (const Transition& t : bytes) {
@@ -42,18 +42,18 @@ struct State {
 
 struct Automaton {
   std::vector<State> states;
-  std::vector<int32_t> starts;  // of each rule
+  std::vector<int32_t> starts;  // start state of each rule
   // Lower bound of the size in memory, for caches.
   size_t bytes() const;
-  // The one state that every plain character of a JSON string leads to from `state`; -1: there is
-  // none, or the rule might end or call on the way.
+  // The state that every plain character of a JSON string leads to from `state`; -1 if there is no
+  // single one, or if the rule might end or call on the way.
   int32_t after_plain_character(int32_t state) const;
 };
 
 struct AutomatonLimits {
   size_t states = 200'000;
   size_t nfa_states = 1'000'000;
-  size_t work = 20'000'000;  // places of the NFA that are gone through to make states of them
+  size_t work = 20'000'000;  // budget of NFA states visited during the subset construction
 };
 
 Result<Automaton> build_automaton(const RuleSet& rules, const AutomatonLimits& limits = {});

@@ -14,7 +14,7 @@ std::vector<bool> nullable_rules(const Automaton& a) {
   std::vector<bool> nullable(a.starts.size(), false);
   struct Place {
     int32_t state;
-    int32_t rule;  // that the state belongs to
+    int32_t rule;  // rule of the state
   };
   std::vector<std::vector<Place>> waiting(a.starts.size());
   std::vector<char> reached(a.states.size(), 0);
@@ -95,11 +95,11 @@ Status check_left_recursion(const Automaton& a, const RuleSet& rules) {
 
 namespace {
 
-// The states from which the rule can end, found from its ends backwards.
+// The states from which the rule can end, found by a backward search from its final states.
 std::vector<char> ending_states(const Automaton& a) {
   struct Edge {
     int32_t from;
-    int32_t other;  // must end as well; -1: nothing else
+    int32_t other;  // must be able to end as well; -1: no rule
   };
   const auto each_edge = [&](const auto& visit) {
     for (size_t i = 0; i < a.states.size(); ++i) {
@@ -112,7 +112,7 @@ std::vector<char> ending_states(const Automaton& a) {
       }
     }
   };
-  std::vector<size_t> first(a.states.size() + 1, 0);  // of each state's incoming edges
+  std::vector<size_t> first(a.states.size() + 1, 0);  // incoming edges of each state
   each_edge([&](int32_t to, const Edge&) { ++first[static_cast<size_t>(to) + 1]; });
   for (size_t i = 1; i < first.size(); ++i) first[i] += first[i - 1];
   std::vector<Edge> edges(first.back());

@@ -1,14 +1,15 @@
-// What an automaton must be before it runs: free of left recursion, and of ways without an end.
-// Both take time in proportion to its size. Pure functions.
+// Checks that an automaton must pass before it runs: no left recursion, no paths that cannot end.
+// Both take time linear in its size. Pure functions.
 #pragma once
 
 #include "grammar/automaton.h"
 
 namespace freshet::grammar {
 
-// An error that names the rule which reaches itself before any byte.
+// Returns an error that names a rule which reaches itself before consuming a byte.
 Status check_left_recursion(const Automaton& a, const RuleSet& rules);
-// Cuts what can never end: a mask must not lead the model there. False: nothing can.
+// Removes the paths that can never end, because a mask must not lead the model there. False if no
+// path can end.
 bool prune(Automaton& a);
 
 }  // namespace freshet::grammar

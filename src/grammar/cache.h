@@ -1,8 +1,9 @@
-// Compiled grammars, kept by what they were compiled from.
+// A cache of compiled grammars, keyed by their descriptions.
 //
-// Thread-safe. Compiling happens in the calling thread, outside the lock; two threads that ask for
-// the same new grammar at once may both compile it, and one result is kept. The least recently used
-// go when the total size passes the limit; those in use stay alive with their users.
+// Thread-safe. Compilation happens in the calling thread, outside the lock; if two threads ask for
+// the same new grammar at once, both may compile it, and one result is kept. The least recently
+// used grammars are evicted when the total size exceeds the limit; those in use stay alive with
+// their users.
 #pragma once
 
 #include <list>
@@ -20,7 +21,7 @@ class GrammarCache {
   GrammarCache(std::shared_ptr<const TokenTrie> trie, size_t max_bytes)
       : trie_(std::move(trie)), max_bytes_(max_bytes) {}
 
-  // `description` as Grammar::from_description takes it. Refusals are not kept.
+  // `description` as in Grammar::from_description. Errors are not cached.
   Result<std::shared_ptr<const Grammar>> get(const json::Value& description);
 
  private:
@@ -33,7 +34,7 @@ class GrammarCache {
   const std::shared_ptr<const TokenTrie> trie_;
   const size_t max_bytes_;
   std::mutex mutex_;
-  std::list<Entry> entries_;  // the last used first
+  std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::string, std::list<Entry>::iterator> by_key_;
   size_t bytes_ = 0;
 };

@@ -1,4 +1,4 @@
-// Tools' parameters inside the grammar of a call: each schema means what it means alone.
+// Schemas of tool parameters inside a call grammar: each schema means the same as on its own.
 #include <gtest/gtest.h>
 
 #include "grammar/grammar.h"
@@ -77,7 +77,7 @@ const std::vector<Case>& reference_cases() {
           "properties":{"c":{"$recursiveRef":"#"}},"additionalProperties":false})",
        {"{}", R"({"c":{"c":{}}})"},
        {R"({"c":{"d":1}})"}},
-      // Siblings of a reference count since 2019-09, and are hidden by it before.
+      // Siblings of a reference apply since 2019-09; before, they are ignored.
       {R"({"$defs":{"s":{"type":"string"}},"properties":{"x":{"$ref":"#/$defs/s","maxLength":1}},
           "additionalProperties":false})",
        {R"({"x":"a"})"},
@@ -95,7 +95,7 @@ const std::vector<Case>& reference_cases() {
 }
 
 TEST(Calls, ASchemaMeansWhatItMeansAlone) {
-  // Definitions of the same names beside it, with other meanings.
+  // A neighbouring schema has definitions of the same names with other meanings.
   const json::Value other =
       *json::parse(R"({"$defs":{"X":{"const":"z"},"n":{"const":0},"s":{"const":0}},
     "definitions":{"X":{"const":"z"},"s":{"const":0}},"properties":{"x":{"$ref":"#/$defs/X"}},
@@ -117,7 +117,7 @@ TEST(Calls, ASchemaMeansWhatItMeansAlone) {
   }
 }
 
-// Whatever the suite's schemas say of objects, they say of arguments.
+// Everything that the suite's schemas say about objects applies to arguments.
 TEST(Calls, TakeWhatResponseFormatTakes) {
   auto suite = json::parse_file(FRESHET_UNPACKED_DATA "/grammar/json_schema_suite.json");
   ASSERT_TRUE(suite.ok()) << suite.status().message();
@@ -128,7 +128,7 @@ TEST(Calls, TakeWhatResponseFormatTakes) {
       const auto alone = Grammar::from_json_schema(bytes_only(), schema);
       const auto g = calls_of({tool("t", &schema), tool("u", &schema)});
       if (!alone.ok() && alone.status().code() == StatusCode::kUnsupported) {
-        // Unless what is not supported binds no object.
+        // Unless the unsupported keyword does not apply to objects.
         const std::string& message = g.status().message();
         EXPECT_TRUE(g.ok() || message.ends_with(alone.status().message()) ||
                     message.ends_with("no text at all"))

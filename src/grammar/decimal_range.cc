@@ -6,7 +6,7 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr int64_t kMaxDigits = 400;  // also of an exponent's effect
+constexpr int64_t kMaxDigits = 400;  // limits the effect of an exponent too
 constexpr uint64_t kMaxModulus = 10'000;
 
 Expression digit(char first, char last) {
@@ -19,7 +19,7 @@ Expression exactly_digits(size_t n) {
   return digits(n, static_cast<int>(n));
 }
 
-// Whole parts beyond `w`.
+// Integer parts greater than `w`.
 Expression whole_above(const std::string& w) {
   std::vector<Expression> parts = {sequence({digit('1', '9'), digits(w.size(), -1)})};
   for (size_t i = 0; i < w.size(); ++i) {
@@ -49,7 +49,7 @@ Expression any_fraction() {
   return optional(sequence({literal("."), digits(1, -1)}));
 }
 
-// Fractions (with their point, or none) above or below .f; `f` has no zeros at its end.
+// Fractions (with their point, or none) above or below .f; `f` has no trailing zeros.
 Expression fraction_above(const std::string& f, bool strict) {
   std::vector<Expression> parts;
   const Expression nonzero =
@@ -165,7 +165,8 @@ Result<Language> all_decimals() {
   return Language::from(sequence({optional(literal("-")), any_magnitude()}));
 }
 
-// A state says how many digits stand behind the point and what all digits are modulo the divisor.
+// A state records the number of digits after the point and the value of all digits modulo the
+// divisor.
 Result<Language> multiples_of(const Decimal& d) {
   const size_t places = d.fraction.size();
   uint64_t modulus = 0;
@@ -176,7 +177,8 @@ Result<Language> multiples_of(const Decimal& d) {
   if (d.negative || modulus == 0) return invalid_argument("the divisor must be more than 0");
   if ((places + 3) * modulus > Language::kMaxStates)
     return unsupported("the divisor has too many digits");
-  // Layers: 0 the whole part, 1 the point itself, 1+k after k places, the last takes zeros only.
+  // Layers: 0 is the integer part, 1 the point itself, 1+k is after k decimal places, the last
+  // accepts only zeros.
   const size_t layers = places + 3;
   std::vector<Language::State> states(layers * modulus);
   const auto id = [&](size_t layer, uint64_t rest) {
@@ -186,7 +188,7 @@ Result<Language> multiples_of(const Decimal& d) {
     for (uint64_t rest = 0; rest < modulus; ++rest) {
       Language::State& s = states[static_cast<size_t>(id(layer, rest))];
       if (layer == 0) s.edges.push_back({'.', '.', id(1, rest)});
-      uint64_t missing = rest;  // the places that are not written are zeros
+      uint64_t missing = rest;  // missing decimal places are zeros
       const size_t written = layer < 2 ? 0 : std::min(layer - 1, places);
       for (size_t k = written; k < places; ++k) missing = missing * 10 % modulus;
       s.accepts = layer != 1 && missing == 0;
@@ -199,7 +201,7 @@ Result<Language> multiples_of(const Decimal& d) {
     }
   }
   FRESHET_ASSIGN_OR_RETURN(const Language all, all_decimals());
-  // The sign goes before: both start in the same state.
+  // The sign comes first: both variants start in the same state.
   Language::State signed_start = states[0];
   signed_start.accepts = false;
   for (auto& s : states) {

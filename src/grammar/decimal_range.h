@@ -1,6 +1,6 @@
 // Decimal numbers, as JSON writes them without an exponent: ranges and multiples as Languages.
 //
-// Exact: bounds are the digits of the schema, never a double. Pure functions.
+// Exact: bounds are the decimal digits of the schema, never a double. Pure functions.
 #pragma once
 
 #include <optional>
@@ -12,13 +12,13 @@
 namespace freshet::grammar {
 
 struct Decimal {
-  bool negative = false;  // false of zero
+  bool negative = false;  // false for zero
   std::string whole = "0";
-  std::string fraction;  // without zeros at its end
+  std::string fraction;  // without trailing zeros
   bool is_zero() const { return whole == "0" && fraction.empty(); }
 };
 
-// REQUIRES: a JSON number. nullopt: more digits than anyone means.
+// REQUIRES: a JSON number. nullopt: too many digits.
 std::optional<Decimal> parse_decimal(std::string_view text);
 
 // Numbers >= d and <= d; strict: > and <.
@@ -26,6 +26,7 @@ Result<Language> decimals_above(const Decimal& d, bool strict);
 Result<Language> decimals_below(const Decimal& d, bool strict);
 Result<Language> multiples_of(const Decimal& d);
 Result<Language> all_decimals();
-Result<Language> whole_decimals(bool fraction = true);  // with zeros behind the point, or none
+// Trailing zeros after the point allowed, or none.
+Result<Language> whole_decimals(bool fraction = true);
 
 }  // namespace freshet::grammar

@@ -1,8 +1,8 @@
 // GBNF, the grammar notation of llama.cpp (also read by XGrammar): rules `name ::= body`, string
 // literals, [classes], groups, |, * + ? {m} {m,} {m,n}, '.', # comments. The rule named root is the
 // start. White space, newlines and comments may stand between any two items, also before a
-// repetition; a rule's body ends where the next `name ::=` begins. References to tokens (<think>,
-// <[1000]>) are refused: a grammar here is made of characters.
+// repetition; the body of a rule ends where the next `name ::=` begins. References to tokens
+// (<think>, <[1000]>) are refused: these grammars consist of characters.
 #include <algorithm>
 #include <cctype>
 
@@ -53,7 +53,7 @@ class EbnfParser {
   }
 
  private:
-  // Lines and columns count from 1, columns in characters.
+  // Lines and columns count from 1; columns are in characters.
   Status error_at(size_t position, std::string_view message) const {
     const std::string_view before = text_.substr(0, position);
     const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0
@@ -85,7 +85,7 @@ class EbnfParser {
     return rule;
   }
 
-  // Whether `name ::=` begins here: the next rule, and so the end of this one.
+  // Whether `name ::=` begins here, that is, the next rule starts and this one ends.
   bool at_next_rule() {
     const size_t begin = in_.position();
     const bool named = !rule_name().empty();
@@ -135,7 +135,7 @@ class EbnfParser {
     }
   }
 
-  // Behind the brace: m}, m,} or m,n}.
+  // After the brace: m}, m,} or m,n}.
   Result<Expression> counted(Expression e) {
     space();
     const size_t begin = in_.position();
@@ -216,7 +216,7 @@ class EbnfParser {
   const std::string_view text_;
   TextCursor in_;
   RuleSet rules_;
-  std::vector<size_t> first_use_ = {0};  // of each rule, in the text
+  std::vector<size_t> first_use_ = {0};  // position of each rule in the text
 };
 
 }  // namespace

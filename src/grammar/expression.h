@@ -1,8 +1,8 @@
-// What a grammar is written in, whatever language it came from.
+// The common form of all grammars, whatever language they were written in.
 //
 // An Expression is a tree over Unicode code points: literals, classes, sequences, alternatives,
 // bounded and unbounded repetition, and references to rules. RuleSet names the rules; rule 0 is the
-// start. Values; not synchronised. automaton.h turns them into something that runs.
+// start. Values; not synchronised. automaton.h turns them into an executable form.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct CodeRange {
   uint32_t last = 0;
 };
 inline constexpr uint32_t kMaxCodePoint = 0x10ffff;
-// What anchors match in expressions for Language::search(): the two ends of the text.
+// Anchors match these in expressions for Language::search(): the two ends of the text.
 inline constexpr uint32_t kTextBegin = kMaxCodePoint + 1;
 inline constexpr uint32_t kTextEnd = kMaxCodePoint + 2;
 
@@ -55,7 +55,7 @@ Expression rule_ref(int rule);
 inline Expression empty() {
   return sequence({});
 }
-// The one text that `e` matches, if it is plainly one; nullopt otherwise.
+// The only text that `e` matches, if that is easy to see; nullopt otherwise.
 std::optional<std::string> only_text(const Expression& e);
 // Matches nothing at all.
 inline Expression never() {
@@ -66,7 +66,7 @@ class RuleSet {
  public:
   // Rule 0 exists from the start, empty.
   RuleSet();
-  int add(std::string name);  // a rule to be defined later
+  int add(std::string name);  // declares a rule to be defined later
   int add(std::string name, Expression body);
   int find_or_add(const std::string& name);
   void define(int rule, Expression body);
@@ -85,7 +85,7 @@ class RuleSet {
   std::unordered_map<std::string, int> by_name_;
 };
 
-// Front ends. Errors name the place and what is wrong there. All limit depth and size.
+// Front ends. Errors give the position and the problem. All limit depth and size.
 Result<Expression> parse_regex(std::string_view pattern);  // whole-string match, ECMAScript-like
 Result<Expression> parse_search_regex(std::string_view pattern);  // for Language::search()
 Result<RuleSet> parse_ebnf(std::string_view text);  // GBNF: root ::= "a" [b-z]* | other

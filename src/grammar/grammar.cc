@@ -12,13 +12,15 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr size_t kFew = 512;    // up to so many tokens a list is smaller and faster than a bit set
-constexpr int kWideState = 64;  // states with so many bytes get their masks at compile time
-constexpr size_t kEagerStates = 64;  // ... but so many at most
-// Visits of a step. What is beyond is not followed: an absurdly ambiguous grammar allows less than
-// it could then, and each of its answers is still a sentence.
-constexpr size_t kListed = 32;       // so many are looked through; beyond, a table is faster
-constexpr size_t kForgotten = 4096;  // frames that nobody needs any more may be so many
+// Up to this many tokens a list is smaller and faster than a bit set.
+constexpr size_t kFew = 512;
+constexpr int kWideState = 64;       // states with this many bytes get their masks at compile time
+constexpr size_t kEagerStates = 64;  // ... but at most this many states
+// kMostVisits bounds the visits of a step. Further configurations are not followed: an absurdly
+// ambiguous grammar then allows less than it could, but each answer is still a complete sentence.
+// Up to this many are searched linearly; beyond, a table is faster.
+constexpr size_t kListed = 32;
+constexpr size_t kForgotten = 4096;  // this many unreferenced frames may accumulate
 constexpr size_t kMostVisits = size_t{1} << 16;
 
 int byte_count(const State& s) {
@@ -190,11 +192,11 @@ const Grammar::StateMask& Grammar::state_mask(int32_t state) const {
   StateMask* expected = nullptr;
   if (slot.compare_exchange_strong(expected, fresh.get(), std::memory_order_acq_rel))
     return *fresh.release();
-  return *expected;  // another thread was first; both found the same
+  return *expected;  // another thread was first; both results are equal
 }
 
-// Whether every plain character leads on, as often as a plain token has characters, without a way
-// out on the path: the inside of a string.
+// Whether every plain character leads on, for as many characters as a plain token can have, without
+// a way to leave: the inside of a string.
 bool Grammar::takes_plain_tokens(int32_t state) const {
   for (int i = 0; i < TokenTrie::kPlainCharacters; ++i) {
     const int32_t next = automaton_.after_plain_character(state);
@@ -205,8 +207,8 @@ bool Grammar::takes_plain_tokens(int32_t state) const {
   return true;
 }
 
-// Walks a part of the trie with the one state alone. Calls are not entered: what they allow comes
-// from the configurations that the matcher expands them into.
+// Walks a part of the trie with this one state. Calls are not entered: the matcher expands them
+// into configurations of their own.
 void Grammar::walk_alone(int32_t state, const TokenTrie::Part& trie, int32_t first, int32_t last,
                          StateMask& mask, std::vector<int32_t>& tokens) const {
   const bool not_plain = &trie == &trie_->not_plain();
@@ -226,7 +228,7 @@ void Grammar::walk_alone(int32_t state, const TokenTrie::Part& trie, int32_t fir
     const State& reached = automaton_.states[static_cast<size_t>(next)];
     for (int32_t t = node.tokens_first; t < node.tokens_last; ++t)
       tokens.push_back(trie.token_ids[static_cast<size_t>(t)]);
-    // From here a caller, or a rule that is called, may go on with the rest of a token.
+    // From here a caller or a called rule may continue with the rest of a token.
     if ((reached.final || !reached.calls.empty()) && node.end > i + 1)
       mask.escapes.push_back({i, next, not_plain, first_byte});
     open.emplace_back(node.end, next);
@@ -234,8 +236,8 @@ void Grammar::walk_alone(int32_t state, const TokenTrie::Part& trie, int32_t fir
   }
 }
 
-// Most names that a property must not have differ from any other text by a few bytes: where a byte
-// leads to where it leads inside a string, the tokens that begin with it fare as they do there.
+// Most excluded property names differ from other texts by a few bytes only. If a byte leads to the
+// same state as inside a string, the tokens that begin with it have the same result as there.
 bool Grammar::find_mask_by_difference(int32_t state, StateMask& mask) const {
   const State& s = automaton_.states[static_cast<size_t>(state)];
   const int32_t inside = s.on(0x7f);
@@ -292,7 +294,7 @@ GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar)
   history_.push_back({std::move(first), sizes()});
 }
 
-// Forgets what has been visited: what follows happens at one place of the text.
+// Resets the visited set: all that follows happens at one position of the text.
 void GrammarMatcher::begin_step() {
   first_of_step_ = frames_.size();
   seen_.clear();
@@ -310,7 +312,7 @@ bool GrammarMatcher::first_visit(const Config& config) {
   return seen_set_.size() < kMostVisits && seen_set_.insert(config).second;
 }
 
-// The frame of a call made in this step that goes on in `state`, with `below` below it.
+// The frame of a call made in this step that returns to `state`, with `below` below it.
 int32_t GrammarMatcher::frame(int32_t state, int32_t below) {
   const int32_t fresh = static_cast<int32_t>(frames_.size());
   const int32_t known = known_frame(state);
@@ -326,7 +328,8 @@ int32_t GrammarMatcher::frame(int32_t state, int32_t below) {
   }
   links_.push_back({below, f.more_below});
   f.more_below = static_cast<int32_t>(links_.size()) - 1;
-  if (f.returned) to_visit_.push_back({state, below});  // the others have been there already
+  // The other frames below were visited already.
+  if (f.returned) to_visit_.push_back({state, below});
   return known;
 }
 
@@ -340,8 +343,8 @@ int32_t GrammarMatcher::known_frame(int32_t state) const {
   return it != frame_of_.end() ? it->second : -1;
 }
 
-// Adds (state, parent) and all that can be reached from it without a byte, but for what the step
-// has visited. Without recursion: chains of rules may be long.
+// Adds (state, parent) and everything reachable from it without consuming a byte, except what the
+// step has already visited. Iterative, because chains of rules may be long.
 void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
   const Automaton& a = grammar_->automaton();
   to_visit_.clear();
@@ -362,7 +365,7 @@ void GrammarMatcher::expand(int32_t state, int32_t parent, Configs& out) {
     for (size_t i = s.calls.size(); i-- > 0;) {
       const Call& call = s.calls[i];
       const State& next = a.states[static_cast<size_t>(call.next)];
-      // A call in last place returns straight to our caller: recursion to the right needs no stack.
+      // A tail call returns straight to our caller: right recursion needs no stack.
       const int32_t back = next.only_final ? here.parent : frame(call.next, here.parent);
       to_visit_.push_back({a.starts[static_cast<size_t>(call.rule)], back});
     }
@@ -447,7 +450,7 @@ void GrammarMatcher::fill_mask(std::span<uint32_t> mask) {
   }
 }
 
-// The tokens that a state alone decides.
+// The tokens decided by the state alone.
 void GrammarMatcher::add_tokens(const Grammar::StateMask& m, std::span<uint32_t> mask) const {
   for (size_t w = 0; w < m.allowed.size(); ++w) mask[w] |= m.allowed[w];
   for (int32_t t : m.few) mask[static_cast<size_t>(t) / 32] |= 1U << (t % 32);
@@ -456,11 +459,11 @@ void GrammarMatcher::add_tokens(const Grammar::StateMask& m, std::span<uint32_t>
   for (size_t w = 0; w < plain.size(); ++w) mask[w] |= plain[w];
 }
 
-// Tokens that leave the rule of a place on their way.
+// Tokens that leave the rule of a configuration part of the way.
 void GrammarMatcher::add_escapes(const Grammar::StateMask& m, const Config& c,
                                  std::span<uint32_t> mask) {
-  // What goes on after an escape depends on the state reached there only through its calls and
-  // its finality: group the escapes by that state's way out.
+  // The continuation after an escape depends on the reached state only through its calls and
+  // finality: compute it once per reached state.
   std::unordered_map<int32_t, Configs> way_out;
   for (const auto& [node, reached, not_plain, first] : m.escapes) {
     const TokenTrie::Part& trie = not_plain ? grammar_->trie().not_plain() : grammar_->trie().all();
@@ -476,8 +479,8 @@ void GrammarMatcher::add_escapes(const Grammar::StateMask& m, const Config& c,
   shrink(history_.back().sizes);
 }
 
-// The same for many places: each state counts once, and all that reach one node of the trie go on
-// from there together, so that what several lead to is followed once.
+// The same for many configurations: each state counts once, and all configurations that reach one
+// node of the trie continue from there together, so shared continuations are followed once.
 void GrammarMatcher::fill_mask_together(const Configs& now, std::span<uint32_t> mask) {
   std::unordered_set<int32_t> done;
   for (const Config& c : now) {

@@ -1,12 +1,12 @@
 // Structured output: which tokens may come next.
 //
-// Grammar is a compiled language over a tokenizer's vocabulary: immutable, shared by all requests
-// that ask for it, safe from many threads (the masks it finds on the way are cached inside).
+// Grammar is a language compiled for a tokenizer's vocabulary: immutable, shared by all requests
+// that ask for it, safe from many threads (masks are computed on demand and cached inside).
 // GrammarMatcher follows one sequence: fill_mask() says which tokens keep the output a prefix of
-// the language, accept() moves on, rollback() takes tokens back (for speculation). The pushdown
-// automaton is that of automaton.h; masks are split, as XGrammar does (Dong et al., 2024), into
-// what a rule's own state decides, which is cached, and what depends on the callers, which is
-// walked each time.
+// the language, accept() advances, rollback() takes tokens back (for speculation). The pushdown
+// automaton is that of automaton.h. As in XGrammar (Dong et al., 2024), masks are split into a part
+// that depends only on the state within its rule, which is cached, and a part that depends on the
+// callers, which is walked each time.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +32,14 @@ struct CompileLimits {
 
 class Grammar {
  public:
-  // Each compiles off the step loop; errors name what is wrong or not supported.
+  // All of these compile outside the step loop; errors name the problem or the unsupported feature.
   static Result<std::shared_ptr<const Grammar>> from_regex(std::shared_ptr<const TokenTrie> trie,
                                                            std::string_view pattern,
                                                            const CompileLimits& limits = {});
   static Result<std::shared_ptr<const Grammar>> from_ebnf(std::shared_ptr<const TokenTrie> trie,
                                                           std::string_view text,
                                                           const CompileLimits& limits = {});
-  // `before` and `after` are texts that must stand around the JSON.
+  // `before` and `after` are literal texts that must surround the JSON.
   static Result<std::shared_ptr<const Grammar>> from_json_schema(
       std::shared_ptr<const TokenTrie> trie, const json::Value& schema,
       const CompileLimits& limits = {}, std::string_view before = {}, std::string_view after = {});
@@ -52,8 +52,8 @@ class Grammar {
       std::shared_ptr<const TokenTrie> trie, const std::vector<std::string>& choices);
   static Result<std::shared_ptr<const Grammar>> any_json_object(
       std::shared_ptr<const TokenTrie> trie);
-  // {"json"|"json_object"|"regex"|"choice"|"grammar": ...}, as the server's requests say it, or
-  // what from_calls() takes; "json" may have "before" and "after" beside it.
+  // {"json"|"json_object"|"regex"|"choice"|"grammar": ...}, as in the server's requests, or a
+  // description for from_calls(); "json" may be accompanied by "before" and "after".
   static Result<std::shared_ptr<const Grammar>> from_description(
       std::shared_ptr<const TokenTrie> trie, const json::Value& description,
       const CompileLimits& limits = {});
@@ -64,19 +64,19 @@ class Grammar {
   size_t mask_words() const { return (static_cast<size_t>(trie_->vocab_size()) + 31) / 32; }
   size_t bytes() const;
 
-  // What a state alone decides: tokens that stay inside its rule, and trie nodes at which the rule
-  // may end with more of a token to come.
+  // The context-independent part of a mask: tokens that stay inside the rule of the state, and trie
+  // nodes at which the rule may end before the token does.
   struct StateMask {
-    std::vector<uint32_t> allowed;  // bit set of tokens; empty when only a few are allowed:
-    std::vector<int32_t> few;       // then these
+    std::vector<uint32_t> allowed;  // bit set of tokens; empty if only a few are allowed,
+    std::vector<int32_t> few;       // which are then listed here
     struct Escape {
       int32_t node;
       int32_t state;   // reached after the node's byte
-      bool not_plain;  // the node is of the trie without plain tokens
-      uint8_t first;   // byte on the way to the node
+      bool not_plain;  // the node belongs to the trie without plain tokens
+      uint8_t first;   // first byte on the path to the node
     };
     std::vector<Escape> escapes;
-    bool plain = false;  // inside a string: all plain tokens too
+    bool plain = false;  // inside a string: all plain tokens are allowed too
   };
   const StateMask& state_mask(int32_t state) const;
 
@@ -102,33 +102,33 @@ class GrammarMatcher {
  public:
   explicit GrammarMatcher(std::shared_ptr<const Grammar> grammar);
 
-  // Clears and fills mask (mask_words() words): bit id set when token `id` may come next.
-  // End-of-text tokens are the caller's: they may come when can_end().
+  // Clears and fills mask (mask_words() words): bit id is set if token `id` may come next.
+  // End-of-text tokens are up to the caller: they may come if can_end().
   void fill_mask(std::span<uint32_t> mask);
-  // Whether the output so far is a whole sentence of the language.
+  // Whether the output so far is a complete sentence of the language.
   bool can_end() const;
-  // False when `id` is not allowed; nothing changes then.
+  // Returns false and changes nothing if `id` is not allowed.
   bool accept(int32_t id);
   bool accept_bytes(std::string_view bytes);
   void rollback(int tokens);  // REQUIRES: tokens <= accepted()
   int accepted() const { return static_cast<int>(history_.size()) - 1; }
 
  private:
-  // A stack of states to return to, shared by all that have the same top: a frame is a state and
-  // the frames below it, which are several where several ways led to one call at one place. So an
-  // ambiguous grammar has few frames, though its stacks, written out, would multiply with each
-  // byte. -1 is the bottom.
+  // A frame of a shared stack of return states (a graph-structured stack): a state and the frames
+  // below it. There are several frames below if several paths made the same call at the same
+  // position. So an ambiguous grammar needs few frames, although its explicit stacks would multiply
+  // with each byte. -1 is the bottom.
   struct Frame {
     int32_t state;
     int32_t below;
-    int32_t more_below = -1;  // a list in links_
-    bool returned = false;    // to `state`, in the step that made the frame
+    int32_t more_below = -1;  // head of a list in links_
+    bool returned = false;    // a return to `state` happened in the step that made the frame
   };
   struct Link {
     int32_t below;
     int32_t next;
   };
-  // A place in the language: a state, and the frame to return to.
+  // A position in the language: a state, and the frame to return to.
   struct Config {
     int32_t state;
     int32_t parent;
@@ -140,8 +140,8 @@ class GrammarMatcher {
              (static_cast<size_t>(static_cast<uint32_t>(f.parent)) * 0xc2b2ae3d27d4eb4fULL);
     }
   };
-  using Configs = std::vector<Config>;  // distinct; all have bytes to consume, or end the sentence
-  struct Sizes {  // of frames_ and links_: those behind are forgotten together
+  using Configs = std::vector<Config>;  // distinct; all can consume a byte or end the sentence
+  struct Sizes {                        // of frames_ and links_, for truncating both together
     size_t frames;
     size_t links;
   };
@@ -170,10 +170,12 @@ class GrammarMatcher {
   std::shared_ptr<const Grammar> grammar_;
   std::vector<Frame> frames_;
   std::vector<Link> links_;
-  size_t first_of_step_ = 0;     // frames from here on are this step's, and may get more below them
+  // Frames from here on belong to this step and may get more frames below.
+  size_t first_of_step_ = 0;
   std::vector<Entry> history_;   // after each accepted token
-  std::vector<Configs> levels_;  // work space of walk(), one a depth
-  // What a step has made and visited: the first few are looked through, the rest are found here.
+  std::vector<Configs> levels_;  // scratch of walk(), one per depth
+  // Frames made and configurations visited in a step: the first few are searched linearly, the rest
+  // are found through these maps.
   std::unordered_map<int32_t, int32_t> frame_of_;  // by state
   std::vector<Config> seen_;
   std::unordered_set<Config, ConfigHash> seen_set_;

@@ -11,7 +11,7 @@
 namespace freshet::grammar {
 namespace {
 
-// Every byte, and random short strings over the characters that JSON is made of.
+// Every byte, and random short strings over the characters of JSON.
 std::shared_ptr<const TokenTrie> make_trie(unsigned seed = 1, int extra = 3000) {
   std::vector<std::string> tokens;
   for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
@@ -24,7 +24,7 @@ std::shared_ptr<const TokenTrie> make_trie(unsigned seed = 1, int extra = 3000) 
     tokens.push_back(t);
   }
   tokens.emplace_back("\xc3\xa9");
-  tokens.emplace_back("\xe2\x82");  // the beginning of a character
+  tokens.emplace_back("\xe2\x82");  // the first byte of a character
   return std::make_shared<TokenTrie>(tokens);
 }
 
@@ -98,7 +98,7 @@ TEST(Regex, IsBoundedOnHostilePatterns) {
   EXPECT_FALSE(Grammar::from_regex(trie, std::string(100000, '(')).ok());
   const auto ambiguous = Grammar::from_regex(trie, "(a|b|ab|ba){0,2000}c");
   EXPECT_NE(ambiguous.status().message().find("too ambiguous"), std::string::npos);
-  (void)Grammar::from_regex(trie, "(.*a){30}.{20}b");  // refused or compiled, but soon
+  (void)Grammar::from_regex(trie, "(.*a){30}.{20}b");  // refused or compiled, but fast
   EXPECT_LT(cpu_seconds() - begin, kSlowBuild ? 120.0 : 10.0);
 }
 
@@ -119,7 +119,7 @@ number ::= [1-9] [0-9]{0,2} | "0"
   }
 }
 
-// What llama.cpp's parser reads.
+// The syntax that llama.cpp's parser accepts.
 TEST(Ebnf, ReadsTheWholeNotation) {
   struct Case {
     const char* grammar;
@@ -198,7 +198,8 @@ TEST(IntegerRange, AgreesWithArithmetic) {
   }
 }
 
-// The mask must hold exactly the tokens that accept() takes, at every place of random sentences.
+// The mask must contain exactly the tokens that accept() takes, at every position of random
+// sentences.
 TEST(Matcher, MaskIsWhatAcceptTakes) {
   const auto trie = make_trie();
   json::Value schema =
@@ -272,7 +273,7 @@ TEST(Description, TakesEachKindAndRefusesTheRest) {
   }
 }
 
-// The instance as our grammars spell it: named properties first, in the schema's order.
+// The instance in the spelling of our grammars: named properties first, in schema order.
 json::Value in_schema_order(const json::Value& schema, const json::Value& v) {
   if (!v.is_object() || !schema.is_object()) return v;
   json::Object out;
@@ -316,7 +317,7 @@ TEST(JsonSchema, RefusesByKeywordAndPlace) {
   }
 }
 
-// The keyword that a refusal names first.
+// The first keyword that a refusal names.
 std::string refused_keyword(const std::string& message) {
   const size_t begin = message.find('\'');
   return begin == std::string::npos
@@ -324,8 +325,8 @@ std::string refused_keyword(const std::string& message) {
              : message.substr(begin, message.find('\'', begin + 1) - begin + 1);
 }
 
-// Whether any order of the (few) outermost members matches, compactly or with spaces. A schema does
-// not say in which order what it requires under a condition comes.
+// Whether any order of the (few) outermost members matches, compact or with spaces. A schema does
+// not define the order of members that it requires conditionally.
 bool matches_in_some_order(const std::shared_ptr<const Grammar>& g, const json::Value& v) {
   const auto match = [&](const json::Value& one) {
     const bool compact = matches(g, json::write(one));
@@ -345,8 +346,8 @@ bool matches_in_some_order(const std::shared_ptr<const Grammar>& g, const json::
   return false;
 }
 
-// What may differ from the suite: constants have one spelling (1 is not written 1.0, members keep
-// their order), the parts of an allOf have an order of their own; times have no leap seconds, host
+// Allowed differences from the suite: constants have one spelling (1 is not written 1.0, members
+// keep their order), the parts of an allOf have their own order; times have no leap seconds, host
 // names no Punycode, and addresses neither quotes nor literals.
 TEST(JsonSchema, AgreesWithTheTestSuite) {
   const std::map<std::string, int> refused_spellings = {{"const.json", 5},
@@ -379,7 +380,7 @@ TEST(JsonSchema, AgreesWithTheTestSuite) {
         const json::Value ordered = in_schema_order(*group.find("schema"), *test.find("data"));
         const std::string data = json::write(ordered);
         if (test.get_string("description", "").ends_with("only an annotation by default"))
-          continue;  // to us it is more
+          continue;  // we are stricter here
         const bool valid = test.get_bool("valid", false);
         const bool matched = !nothing && matches_in_some_order(*g, ordered);
         ++checked;

@@ -1,4 +1,4 @@
-// Work grows as its input does: four times the input takes about four times as long, never sixteen.
+// Work grows linearly: four times the input takes about four times as long, never sixteen times.
 #include <algorithm>
 #include <functional>
 
@@ -27,7 +27,7 @@ std::string joined(int n, const char* separator, const std::function<std::string
   }
   return out;
 }
-// With {0} for the number of the part.
+// Template with {0} for the number of the part.
 std::string numbered(int n, const char* separator, const char* part) {
   return joined(n, separator, [&](int i) { return fmt::format(fmt::runtime(part), i); });
 }
@@ -135,7 +135,7 @@ TEST_P(Growth, IsThatOfTheInput) {
 INSTANTIATE_TEST_SUITE_P(Schemas, Growth, testing::ValuesIn(schema_cases()));
 INSTANTIATE_TEST_SUITE_P(Grammars, Growth, testing::ValuesIn(grammar_cases()));
 
-// Stacks double with each byte here; the places that are followed must not.
+// Here explicit stacks would double with each byte; the number of configurations must not.
 TEST(Ambiguity, DoesNotMultiplyWithTheText) {
   const auto g = gbnf(R"(root ::= "a" (root "b" | root "c") | "z")");
   ASSERT_TRUE(g.ok()) << g.status().message();
@@ -153,7 +153,7 @@ TEST(Ambiguity, DoesNotMultiplyWithTheText) {
   EXPECT_LT(cpu_seconds() - begin, kSlowBuild ? 10.0 : 1.0);
 }
 
-// A call that returns before the rest of its callers is known, and to all of them.
+// A call that returns before all of its callers are known must return to all of them.
 TEST(Ambiguity, EmptyRulesReturnToAllOfTheirCallers) {
   const auto g = gbnf("root ::= c \"!\"\na ::= \"x\"?\nb ::= a a\nc ::= b b");
   ASSERT_TRUE(g.ok()) << g.status().message();

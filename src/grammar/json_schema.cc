@@ -9,13 +9,13 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr int kMaxDepth = 32;  // of goals within goals; deeper ones wait for their turn
+constexpr int kMaxDepth = 32;  // nested goals; deeper ones are queued
 constexpr int kMaxConstantDepth = 64;
 constexpr int kMaxEmptyDepth = 4;
 constexpr int kMaxRules = 50'000;
 constexpr int kMaxIndent = 40;
 constexpr int64_t kBlock = 512;                   // characters counted in one rule
-constexpr int64_t kMaxStringLength = 10'000'000;  // of maxLength, where nothing else is asked
+constexpr int64_t kMaxStringLength = 10'000'000;  // limit of maxLength if it is the only constraint
 
 bool is_small(const Expression& e) {
   if (e.kind == Expression::Kind::kRule) return true;
@@ -112,7 +112,7 @@ Expression SchemaCompiler::braces(char open, Expression inner, char close) const
                    literal(std::string(1, close))});
 }
 
-// min to max items with commas between.
+// min to max items, separated by commas.
 Expression SchemaCompiler::list_of(const Expression& item, int64_t min, int64_t max) const {
   if (max == 0) return empty();
   Expression more =
@@ -150,7 +150,7 @@ Result<Expression> SchemaCompiler::goal(const NodeIds& nodes) {
 Result<Expression> SchemaCompiler::body(const NodeIds& nodes) {
   FRESHET_ASSIGN_OR_RETURN(const auto alternatives, branches_.branches(nodes));
   if (alternatives.size() == 1) return branch(alternatives.front());
-  // Alternatives that other goals have too share their rules with them.
+  // Alternatives that occur in other goals too share their rules.
   std::vector<Expression> parts;
   for (const NodeIds& alternative : alternatives) {
     FRESHET_ASSIGN_OR_RETURN(Expression e, branch(alternative));
@@ -224,8 +224,8 @@ Result<Expression> SchemaCompiler::string(const NodeIds& nodes) {
   return sequence({literal("\""), language_in_json_string(std::move(*language)), literal("\"")});
 }
 
-// So many characters, as a rule that all who ask for as many share. The closing quote, where there
-// is one, belongs to the rule: what lies before it then depends on no caller.
+// This many characters, as a rule shared by all strings of that length. The closing quote, if any,
+// belongs to the rule, so the states before it do not depend on a caller.
 Expression SchemaCompiler::characters(CountRange length, bool closed) {
   const auto [it, fresh] = shared_.characters.try_emplace({length.low, length.high, closed}, 0);
   if (fresh) {
@@ -236,7 +236,7 @@ Expression SchemaCompiler::characters(CountRange length, bool closed) {
   return rule_ref(it->second);
 }
 
-// Long strings count in blocks: full ones, then a last one that is not.
+// Long strings are counted in blocks: full ones, then a partial one.
 Expression SchemaCompiler::sized_string(CountRange length) {
   if (length.none()) return never();
   if (length.low == 0 && length.high < 0) return rule_ref(basic_.string);
@@ -264,7 +264,7 @@ Expression SchemaCompiler::sized_string(CountRange length) {
   return sequence({quote, blocks(sure, sure), choice(std::move(parts))});
 }
 
-// The values of enum and const that meet all the nodes; nullopt: nothing is listed.
+// The values of enum and const that meet all the nodes; nullopt: no values are listed.
 Result<std::optional<Expression>> SchemaCompiler::listed(const NodeIds& nodes) {
   json::Array values;
   const auto has_list = std::find_if(nodes.begin(), nodes.end(), [&](int id) {

@@ -64,7 +64,7 @@ class Thompson {
  private:
   Result<int32_t> build_choice(const Expression& e, int32_t from) {
     const int32_t to = add();
-    // Plain texts as a trie, so that no place is reached by two of them.
+    // Adds plain texts as a trie, so that no state is reached by two of them.
     std::map<std::pair<int32_t, uint32_t>, int32_t> trie;
     int32_t root = -1;
     for (const Expression& child : e.children) {
@@ -141,7 +141,7 @@ class Subsets {
   Result<std::vector<Language::State>> run(int32_t start, int32_t accept) {
     accept_ = accept;
     state_of({start});
-    // A large set of places costs as much as many states: both count.
+    // A large set of NFA states costs as much as many states, so both are limited.
     for (size_t i = 0; i < sets_.size(); ++i) {
       if (states_.size() > Language::kMaxStates || work_ > 20 * Language::kMaxStates)
         return resource_exhausted("the pattern is too large: more than {} states",
@@ -163,7 +163,8 @@ class Subsets {
       for (const int32_t n : nodes_[static_cast<size_t>(all[i])].empty) visit(n);
     }
     work_ += all.size();
-    // Places that only lead on are told by where they lead: without them more sets are equal.
+    // NFA states with only empty edges are represented by their targets: without them more sets are
+    // equal.
     std::erase_if(all, [&](int32_t n) {
       return n != accept_ && nodes_[static_cast<size_t>(n)].edges.empty();
     });
@@ -216,7 +217,7 @@ class Subsets {
   std::vector<Language::State> states_;
 };
 
-// Cuts off what is not reached from the start or does not lead to acceptance.
+// Removes states that are unreachable from the start or cannot reach acceptance.
 std::vector<Language::State> trimmed(std::vector<Language::State> states) {
   const size_t n = states.size();
   if (n == 0) return {};
@@ -259,7 +260,7 @@ std::vector<Language::State> trimmed(std::vector<Language::State> states) {
   return out;
 }
 
-// Pairs of states; the second may be gone (-1) when only the first needs to go on.
+// Pairs of states; the second may be dead (-1) if only the first needs to continue.
 Result<std::vector<Language::State>> product(const std::vector<Language::State>& a,
                                              const std::vector<Language::State>& b,
                                              bool subtracting) {
@@ -339,8 +340,8 @@ Result<Language> Language::from(const Expression& e) {
   return from_states(std::move(states));
 }
 
-// Texts are taken as <begin> text <end>, so that an anchor is a character like others, and may
-// stand wherever it can hold; then the marks are cut off again.
+// Texts are treated as <begin> text <end>, so that an anchor is a character like any other and may
+// stand anywhere; then the marks are removed again.
 Result<Language> Language::search(const Expression& e) {
   Expression anything = char_class({}, true);
   anything.ranges.push_back({kTextBegin, kTextEnd});
@@ -386,7 +387,7 @@ Language Language::of(const std::vector<std::string>& strings) {
     TextCursor in(s);
     while (!in.at_end()) {
       const auto code = in.code_point();
-      if (!code) break;  // JSON strings are UTF-8 by the time they come here
+      if (!code) break;  // JSON strings are valid UTF-8 at this point
       const auto [it, fresh] = trie[at].try_emplace(*code, static_cast<int32_t>(trie.size()));
       const size_t next = static_cast<size_t>(it->second);
       if (fresh) {

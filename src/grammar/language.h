@@ -1,8 +1,8 @@
 // Sets of strings as deterministic automata over code points, with the algebra that schemas need.
 //
-// Patterns, lengths, formats, excluded names and number ranges all become Languages, so that what
-// several keywords ask of one text is an intersection. Every state leads to acceptance (dead ones
-// are cut off). Immutable values; operations fail, rather than grow, past kMaxStates.
+// Patterns, lengths, formats, excluded names and number ranges all become Languages, so several
+// keywords on one text become an intersection. Every state can reach acceptance (dead states are
+// removed). Immutable values; operations fail instead of growing past kMaxStates.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class Language {
 
   // REQUIRES: no rule references in `e`.
   static Result<Language> from(const Expression& e);
-  // Strings in which the expression of parse_search_regex() is found.
+  // Strings that contain a match of an expression from parse_search_regex().
   static Result<Language> search(const Expression& e);
   static Language of_length(int64_t min, int64_t max);  // max < 0: unbounded
   static Language of(const std::vector<std::string>& strings);
@@ -50,8 +50,8 @@ class Language {
 Result<Language> intersect(const Language& a, const Language& b);
 Result<Language> subtract(const Language& a, const Language& b);
 
-// The language as part of a grammar: as it is, or with each character spelled as inside a JSON
-// string (plainly where that is allowed).
+// The language as part of a grammar: unchanged, or with each character spelled as inside a JSON
+// string (unescaped where that is allowed).
 Expression language_text(Language language);
 Expression language_in_json_string(Language language);
 

@@ -31,8 +31,8 @@ std::string_view ThoughtTokens::token(int32_t id) const {
   return at < tokens_.size() ? std::string_view(tokens_[at]) : std::string_view();
 }
 
-// Where the tag is a token, that token; else the tokens that spell it, none of which leads to a
-// place from which the vocabulary cannot go on.
+// If the tag is a token, that token; otherwise the tokens that spell it, except those that lead to
+// a position from which the vocabulary cannot continue.
 void ThoughtTokens::find_openers() {
   openers_.resize(open_.size());
   for (size_t id = 0; id < tokens_.size(); ++id) {
@@ -91,8 +91,8 @@ bool LateMatcher::fill_mask(std::span<uint32_t> mask) {
   return true;
 }
 
-// Leaves out what would end the thought with an answer that the grammar refuses. Most thoughts
-// meet no such token: it takes a beginning of the closing tag.
+// Excludes tokens that would end the thought with an answer that the grammar refuses. In most
+// thoughts there is no such token: it requires that the closing tag has begun.
 bool LateMatcher::mask_enders(std::span<uint32_t> mask) {
   bool any = false;
   const std::string_view close = thought_->close();
@@ -121,7 +121,7 @@ void LateMatcher::accept(int32_t id) {
     case Place::kThought:
       return take_thought(thought_->token(id));
     case Place::kAnswer:
-      matcher_.accept(id);  // refuses the white space between
+      matcher_.accept(id);  // refuses the white space in between
       space_ = false;
   }
 }
@@ -152,7 +152,7 @@ void LateMatcher::take_beginning(int32_t id) {
   fits_ = fits_ && matcher_.accept(id);
   if (fits_) beginning_.push_back(id);
   if (bytes.starts_with(rest)) {
-    matcher_.rollback(matcher_.accepted());  // it was no answer
+    matcher_.rollback(matcher_.accepted());  // it was not the beginning of an answer
     opened_ = true;
     fits_ = true;
     place_ = Place::kThought;

@@ -11,7 +11,7 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// A vocabulary of every printable byte and of some longer tokens, the special ones among them.
+// A vocabulary of every printable byte and some longer tokens, including the special ones.
 class Vocabulary {
  public:
   explicit Vocabulary(const Strings& longer, const Strings& special = {}) {
@@ -33,7 +33,7 @@ class Vocabulary {
     EXPECT_TRUE(grammar.ok()) << grammar.status().message();
     return {*grammar, thought_, inside};
   }
-  // The tokens that may come; nullopt: any, as no mask is needed.
+  // The tokens that may come; nullopt: any token, no mask is needed.
   std::optional<std::set<std::string>> next(LateMatcher& m) const {
     std::vector<uint32_t> mask((tokens_.size() + 31) / 32);
     if (!m.fill_mask(mask)) return std::nullopt;
@@ -43,7 +43,7 @@ class Vocabulary {
     }
     return allowed;
   }
-  // Takes tokens, each of which must be allowed.
+  // Accepts tokens, each of which must be allowed.
   void take(LateMatcher& m, const Strings& tokens) const {
     for (const std::string& t : tokens) {
       const auto allowed = next(m);
@@ -89,7 +89,7 @@ TEST(LateMatcher, IsIdleUntilTheEndOfAThoughtThatThePromptOpened) {
   v.take(m, {"b"});
   EXPECT_TRUE(m.can_end());
   v.take(spaced, {"\n\n"});
-  EXPECT_EQ(v.next(spaced), Set{"a"});  // one token of it
+  EXPECT_EQ(v.next(spaced), Set{"a"});  // one token of white space
   v.take(spaced, {"a", "b"});
   EXPECT_TRUE(spaced.can_end());
 }
@@ -125,7 +125,7 @@ TEST(LateMatcher, FindsTagsThatSeveralTokensSpell) {
   EXPECT_TRUE(m.can_end());
 }
 
-// A token that ends the tag and begins the answer must begin it as the grammar does.
+// A token that ends the tag and begins the answer must begin it as the grammar requires.
 TEST(LateMatcher, ATokenAcrossTheEndBeginsTheAnswer) {
   const Vocabulary v({"</think", ">\n", ">\n{", ">[", ">{\"", "</think>[", "</think>{"});
   LateMatcher m = v.matcher("\\{\"a\"\\}", true);
@@ -147,7 +147,7 @@ TEST(LateMatcher, ATokenAcrossTheEndBeginsTheAnswer) {
   EXPECT_TRUE(m.can_end());
 }
 
-// What begins like the tag may be the grammar's, until it is the tag.
+// Text that begins like the tag may belong to the grammar, until it is the tag.
 TEST(LateMatcher, TheTagGoesBeforeTheGrammar) {
   const Vocabulary v({});
   LateMatcher answer = v.matcher("<think[>!]", false);
@@ -172,7 +172,8 @@ TEST(LateMatcher, NoWayThatLeadsNowhere) {
   EXPECT_EQ(mask[0], 1U);
 }
 
-// After a rollback by any number of tokens a matcher is what it was before them, and goes on alike.
+// After a rollback by any number of tokens, a matcher has its earlier state and continues
+// identically.
 TEST(LateMatcher, RollsBackAcrossTheThought) {
   const Vocabulary v({"<th", "ink", "</", "k>\n", "think", "\n\n"});
   struct Case {
@@ -181,7 +182,7 @@ TEST(LateMatcher, RollsBackAcrossTheThought) {
     Strings tokens;
   };
   const std::vector<Case> cases = {
-      {"<tab", false, {"<", "t", "a", "b"}},  // begins as the tag does
+      {"<tab", false, {"<", "t", "a", "b"}},  // begins like the tag
       {"<tab", false, {"<", "t", "h", "ink", ">", "x", "</", "think", ">", " ", "<", "t", "a"}},
       {"a<b", false, {"<th", "i", "n", "k>\n", "</", "t", "h", "i", "n", "k>\n", "a", "<", "b"}},
       {"ab", true, {"x", "<", "/", "think", ">", "\n\n", "a", "b"}},

@@ -1,4 +1,4 @@
-// Regular expressions, in the part of ECMAScript's syntax that is regular: literals, ., classes,
+// Regular expressions, restricted to the regular part of ECMAScript's syntax: literals, ., classes,
 // \d \w \s and their complements, escapes, groups (capturing or not, named), |, * + ? {m,n} (lazy
 // forms mean the same language), ^ and $ at the ends. Look-around, back-references and word
 // boundaries are refused by name.
@@ -64,7 +64,7 @@ class RegexParser {
     return sequence(std::move(parts));
   }
 
-  // One or several of the same: they hold together.
+  // One anchor or several equal ones, which mean the same as one.
   Expression anchor() {
     const char c = in_.peek();
     while (in_.take(c)) {
@@ -95,7 +95,7 @@ class RegexParser {
     }
   }
 
-  // {m}, {m,} or {m,n}; anything else is a literal brace.
+  // {m}, {m,} or {m,n}; any other brace is a literal.
   bool bounds(int& min, int& max) {
     const size_t begin = in_.position();
     if (!in_.take('{')) return false;
@@ -226,7 +226,7 @@ class RegexParser {
   }
 
   TextCursor in_;
-  bool search_;  // anchors are characters
+  bool search_;  // anchors count as characters
 };
 
 }  // namespace

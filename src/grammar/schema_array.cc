@@ -7,7 +7,7 @@ namespace {
 
 constexpr size_t kHeadsInARule = 32;
 
-// prefixItems and items, in whichever spelling; nullptr: anything.
+// prefixItems and items, in either spelling; nullptr: any item.
 struct Items {
   const json::Value* heads = nullptr;
   const json::Value* rest = nullptr;
@@ -41,7 +41,7 @@ Result<size_t> SchemaCompiler::heads_of(const NodeIds& nodes) const {
   return most;
 }
 
-// What the item at `index` must meet.
+// The schemas for the item at `index`.
 Result<NodeIds> SchemaCompiler::item_goal(const NodeIds& nodes, size_t index, bool& never_there) {
   NodeIds goal;
   for (const int id : nodes) {
@@ -89,7 +89,7 @@ Result<Expression> SchemaCompiler::array(const NodeIds& nodes) {
   return braces('[', elements(firsts, item, count), ']');
 }
 
-// The heads in order, then items; between low and high in all.
+// The heads in order, then items; between low and high elements in total.
 Expression SchemaCompiler::elements(const std::vector<Expression>& heads, const Expression& item,
                                     const CountRange& count) {
   if (heads.empty()) return list_of(item, count.low, count.high);
@@ -107,7 +107,7 @@ Expression SchemaCompiler::elements(const std::vector<Expression>& heads, const 
     parts.push_back(std::move(rest));
     rest = sequence(std::move(parts));
     if (static_cast<int64_t>(i) >= count.low) rest = optional(std::move(rest));
-    // Each stands within the one before: a rule now and then keeps them from nesting without end.
+    // Each one is nested in the one before: an occasional rule limits the nesting depth.
     if (i > 0 && i % kHeadsInARule == 0)
       rest = rule_ref(add_rule(numbered("items"), std::move(rest)));
   }

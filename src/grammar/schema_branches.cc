@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kMaxBranches = 1024;
 constexpr size_t kMaxOneOf = 128;
-constexpr size_t kMaxDrafts = 300'000;  // of all goals; alternatives that turn out equal count too
+constexpr size_t kMaxDrafts = 300'000;  // for all goals; alternatives that turn out equal count too
 
 }  // namespace
 
@@ -83,7 +83,7 @@ Status SchemaBranches::run(Draft draft, std::vector<NodeIds>& out) {
   return {};
 }
 
-// Keywords that constrain and that no grammar is made for.
+// Keywords that constrain a value but cannot be compiled to a grammar.
 Status SchemaBranches::check_keywords(int id) const {
   const json::Value& s = document_.schema(id);
   if (s.is_bool()) return {};
@@ -109,7 +109,7 @@ Status SchemaBranches::check_keywords(int id) const {
   for (const char* keyword : {"unevaluatedProperties", "unevaluatedItems"}) {
     const json::Value* u = s.find(keyword);
     if (u == nullptr || (u->is_bool() && u->as_bool())) continue;
-    // Alone in its node it is additionalProperties or items by another name.
+    // Alone in its node it is equivalent to additionalProperties or items.
     for (const char* other : {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas",
                               "$dynamicRef", "$recursiveRef", "contains"}) {
       if (s.find(other) != nullptr)
@@ -119,7 +119,7 @@ Status SchemaBranches::check_keywords(int id) const {
   return {};
 }
 
-// One node of a conjunction: what it refers to joins in, its alternatives are noted.
+// Opens one node of a conjunction: its references join the draft, its alternatives are recorded.
 Status SchemaBranches::open(int id, Draft& draft) {
   FRESHET_RETURN_IF_ERROR(check_keywords(id));
   const json::Value& s = document_.schema(id);
@@ -205,15 +205,15 @@ Result<NodeIds> SchemaBranches::children(int id, std::string_view keyword) {
   return out;
 }
 
-// Alternatives that cannot hold together are those of anyOf; where two might, each also asks that
-// the other does not hold.
+// Alternatives that exclude each other are treated as anyOf; if two might both hold, each also
+// requires that the other does not.
 Result<SchemaBranches::Alternatives> SchemaBranches::one_of(int id) {
   FRESHET_ASSIGN_OR_RETURN(const NodeIds parts, children(id, "oneOf"));
   if (parts.size() > kMaxOneOf)
     return resource_exhausted("JSON schema: 'oneOf' at {} has more than {} parts",
                               document_.node(id).pointer, kMaxOneOf);
   json::Value rest = document_.schema(id);
-  NodeIds beside;  // the siblings, without what branches
+  NodeIds beside;  // the siblings, without branching keywords
   if (!document_.node(id).written) {
     for (const char* keyword :
          {"oneOf", "anyOf", "allOf", "not", "if", "then", "else", "$ref", "$dynamicRef",
@@ -410,7 +410,7 @@ Result<SchemaBranches::Alternatives> SchemaBranches::negated_bound(int id,
                                                                    const json::Value& v) {
   struct Opposite {
     std::string_view keyword, type, opposite;
-    int step;  // 0: the same bound; else the count that lies just beyond
+    int step;  // 0: the same bound; else the adjacent count
   };
   static constexpr std::array kOpposites = {
       Opposite{"minimum", "number", "exclusiveMaximum", 0},

@@ -1,8 +1,9 @@
-// The logic of a schema: conjunctions of nodes, with their alternatives spelled out.
+// The logic of a schema: conjunctions of nodes, expanded into alternatives.
 //
 // A goal is a list of nodes that must all hold. branches() rewrites it as alternatives without
-// $ref, allOf, anyOf, oneOf, not, if, dependent*: each a list of nodes of which only the keywords
-// about the value itself count. What cannot be said so is an error that names the keyword.
+// $ref, allOf, anyOf, oneOf, not, if, dependent*. Each alternative is a list of nodes; only their
+// keywords about the value itself count. A goal that cannot be expressed this way is an error that
+// names the keyword.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,7 @@
 
 namespace freshet::grammar {
 
-// Types as bits; an integer is a number that kNotWhole's opposite binds.
+// Types as bits; an integer is a number to which the opposite of kNotWhole applies.
 enum TypeBit : unsigned {
   kNullType = 1,
   kBooleanType = 2,
@@ -26,7 +27,7 @@ enum TypeBit : unsigned {
 
 class SchemaBranches {
  public:
-  // `empty` says of a goal whether no value at all can meet it (false: there may be one).
+  // `empty` returns true if no value at all can meet a goal (false: one may exist).
   SchemaBranches(SchemaDocument& document, std::function<bool(const NodeIds&)> empty)
       : document_(document), empty_(std::move(empty)) {}
 
@@ -44,7 +45,7 @@ class SchemaBranches {
   Result<Alternatives> one_of(int id);
   Status conditional(int id, Draft& draft);
   Status dependencies(int id, std::string_view keyword, Draft& draft);
-  // What holds when the node does not.
+  // The negation of the node.
   Result<Alternatives> negated(int id, int depth);
   Result<Alternatives> find_negated(int id, int depth);
   Result<Alternatives> negated_keyword(int id, const std::string& keyword, const json::Value& v,
@@ -55,9 +56,9 @@ class SchemaBranches {
   Result<NodeIds> children(int id, std::string_view keyword);
 
   SchemaDocument& document_;
-  size_t drafts_ = 0;  // looked at so far
+  size_t drafts_ = 0;  // number of alternatives examined so far
   std::function<bool(const NodeIds&)> empty_;
-  std::map<int, std::vector<Alternatives>> choices_;  // of nodes opened before
+  std::map<int, std::vector<Alternatives>> choices_;  // nodes already opened
   std::map<int, Alternatives> negated_;
   std::set<int> negating_;
 };

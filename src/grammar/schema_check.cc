@@ -8,12 +8,12 @@
 namespace freshet::grammar {
 namespace {
 
-// Without an exponent, as languages of numbers spell them.
+// Numbers without an exponent, in the spelling of number languages.
 std::string plain_text(const Decimal& d) {
   return (d.negative ? "-" : "") + d.whole + (d.fraction.empty() ? "" : "." + d.fraction);
 }
 
-// One node, as the specification says it; each function checks one group of keywords.
+// Checks one node, following the specification; each function checks one group of keywords.
 class NodeCheck {
  public:
   NodeCheck(ValueChecker& checker, int id, const json::Value& value, int depth)
@@ -99,7 +99,7 @@ class NodeCheck {
     return true;
   }
 
-  // type, enum, const, and what is said of strings and numbers.
+  // type, enum, const, and the keywords for strings and numbers.
   Result<bool> own() {
     bool whole = false;
     const NodeIds self = {id_};
@@ -275,7 +275,7 @@ std::string canonical_text(const json::Value& value) {
       json::append_quoted(members.back(), key);
       members.back().append(1, ':').append(canonical_text(member));
     }
-    std::sort(members.begin(), members.end());  // their order says nothing
+    std::sort(members.begin(), members.end());  // their order has no meaning
     for (const std::string& m : members) out.append(m).push_back(',');
     out.push_back('}');
     return out;

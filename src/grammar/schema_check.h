@@ -1,8 +1,8 @@
-// Whether a value meets a schema, decided outright: for the values that enum and const list.
+// Decides whether a value meets a schema; used for the values listed by enum and const.
 //
-// One checker a document, so that a list, a pattern or a range is read once, however many values
-// are checked against it. Errors are those keywords that neither this nor a grammar can hold.
-// Recursion is bounded. Not synchronised.
+// Use one checker per document, so that each list, pattern or range is parsed once, however many
+// values are checked against it. Errors are keywords that neither this checker nor a grammar can
+// handle. Recursion is bounded. Not synchronised.
 #pragma once
 
 #include <map>
@@ -24,7 +24,7 @@ class ValueChecker {
 
   // For the check of one node.
   SchemaDocument& document() { return document_; }
-  // Whether `array`, a value of the document, holds `value`.
+  // Whether `array`, a value of the document, contains `value`.
   bool lists(const json::Value& array, const json::Value& value);
   const Result<std::optional<Language>>& strings(int id);
   const Result<std::optional<Language>>& numbers(int id, bool whole);
@@ -38,11 +38,11 @@ class ValueChecker {
   std::map<std::string, Language> patterns_;
 };
 
-// Equal for values that are equal, and only for those.
+// The keys are equal if and only if the values are equal.
 std::string canonical_text(const json::Value& value);
 // A bit of TypeBit.
 unsigned type_bit(const json::Value& value);
-// The types that the nodes' "type" allow, and whether numbers must be whole.
+// The types allowed by the "type" keywords of the nodes, and whether numbers must be integers.
 Result<unsigned> allowed_types(const SchemaDocument& document, const NodeIds& nodes, bool& whole);
 
 }  // namespace freshet::grammar

@@ -1,8 +1,8 @@
-// Schemas to rules: the parts that json_schema.cc, schema_object.cc and schema_array.cc share.
+// Schemas to rules: the parts shared by json_schema.cc, schema_object.cc and schema_array.cc.
 //
-// A rule stands for a goal, the list of nodes that one value must meet; goals are found again by
-// that list, which is what ends recursion. One compiler a document; several may add to the same
-// rules, and each reference stays within its own document. Not synchronised.
+// A rule stands for a goal, the list of nodes that one value must meet. Rules are looked up by this
+// list, which makes recursion end. There is one compiler per document; several compilers may add to
+// the same rules, and each reference stays within its own document. Not synchronised.
 #pragma once
 
 #include <map>
@@ -17,25 +17,26 @@
 
 namespace freshet::grammar {
 
-// The rules of one grammar, and those that all of its documents use.
+// The rules of one grammar, including those shared by all of its documents.
 struct SchemaRules {
   struct Basics {
     int indent = -1, string = 0, integer = 0, number = 0, value = 0, object = 0, array = 0;
   };
   RuleSet rules;
-  Basics basics[2];                                              // by whether 1.0 is no integer
-  std::map<std::tuple<int64_t, int64_t, bool>, int> characters;  // of so many characters
+  // index: whether 1.0 is not an integer
+  Basics basics[2];
+  std::map<std::tuple<int64_t, int64_t, bool>, int> characters;  // key: number of characters
 };
 
-// What may stand between the tokens of JSON.
+// The white space allowed between JSON tokens.
 Expression json_space(const SchemaRules& shared);
-// `name: value`, with that space.
+// `name: value`, with white space around the colon.
 Expression json_member(const SchemaRules& shared, Expression key, Expression value);
 
 class SchemaCompiler {
  public:
   SchemaCompiler(const json::Value& root, SchemaRules& shared);
-  // What the document's root allows; `object`: of that, the objects.
+  // The values that the root of the document allows; `object`: only the objects among them.
   Result<Expression> compile(bool object = false);
 
  private:
@@ -46,12 +47,12 @@ class SchemaCompiler {
     bool required = false;
     Expression member;  // key, colon, value
   };
-  // Objects of one alternative, while their rules are made.
+  // State of one alternative's objects while their rules are made.
   struct Members {
     std::vector<Property> properties;  // in the schema's order
     std::optional<Expression> extra;   // any other member
     CountRange count;
-    int64_t cap = 1;  // counts beyond are all alike
+    int64_t cap = 1;  // higher counts are equivalent
     size_t look_ahead = 0;
     std::map<std::pair<size_t, int64_t>, int>
         after;  // rules by (properties passed, members so far)
@@ -72,7 +73,7 @@ class SchemaCompiler {
   }
   std::string numbered(const char* name) const;
 
-  // A goal, as a reference to its rule or (when small) as it is.
+  // A goal, as a reference to its rule or (if small) inline.
   Result<Expression> goal(const NodeIds& nodes);
   Result<Expression> body(const NodeIds& nodes);
   Result<Expression> branch(const NodeIds& nodes);
@@ -83,7 +84,7 @@ class SchemaCompiler {
   Result<std::optional<Expression>> listed(const NodeIds& nodes);
   Result<Expression> constant(const json::Value& v, int depth) const;
 
-  // Whether no value meets the goal, as far as one can tell at once.
+  // Whether no value meets the goal, as far as a quick check can tell.
   bool is_empty(const NodeIds& nodes);
   Result<bool> branch_is_empty(const NodeIds& nodes);
   Result<bool> object_is_empty(const NodeIds& nodes);
@@ -120,7 +121,7 @@ class SchemaCompiler {
   SchemaRules::Basics& basic_;
   std::map<NodeIds, int> goals_;
   std::vector<std::pair<int, NodeIds>> pending_;
-  std::map<int, Expression> inline_;  // goals whose rule is a trifle
+  std::map<int, Expression> inline_;  // goals whose rule is small
   int depth_ = 0;
   int empty_depth_ = 0;
 };

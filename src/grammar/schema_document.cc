@@ -13,7 +13,7 @@ struct Uri {
   std::string scheme, authority, path, query;  // with their punctuation
 };
 
-// A reference without its fragment, in the parts of RFC 3986.
+// A reference without its fragment, split into the parts of RFC 3986.
 Uri split_uri(std::string_view text) {
   Uri out;
   const size_t colon = text.find(':');
@@ -137,15 +137,15 @@ std::string SchemaDocument::base_of(const json::Value& schema, const std::string
     if (keyword[0] == 'i' && !old_draft_) continue;
     const json::Value* id = schema.find(keyword);
     if (id == nullptr || !id->is_string() || id->as_string().starts_with('#')) continue;
-    // Before 2019-09 a reference hides its siblings, $id among them.
+    // Before 2019-09 a reference hides its siblings, including $id.
     if (old_draft_ && schema.find("$ref") != nullptr) continue;
     return join_uri(base, without_fragment(id->as_string()));
   }
   return base;
 }
 
-// Every place of the document, with the identifiers found on the way. Values of enum and const are
-// data: what looks like a schema in them is none.
+// Visits every location in the document and records the identifiers found there. Values of enum and
+// const are data: anything in them that looks like a schema is not one.
 void SchemaDocument::index(const json::Value& v, const std::string& pointer,
                            const std::string& outer, int depth) {
   if (depth > kMaxNesting) {
@@ -179,7 +179,7 @@ void SchemaDocument::index(const json::Value& v, const std::string& pointer,
   }
   for (const auto& [name, value] : v.as_object()) {
     if (name == "enum" || name == "const") {
-      if (!value.is_object()) continue;  // a property of that name, perhaps: an object at any rate
+      if (!value.is_object()) continue;  // perhaps a property of that name: in any case an object
       if (name == "const") {
         places_.try_emplace(&value, pointer + "/const", base);
         continue;
@@ -199,7 +199,7 @@ int SchemaDocument::add(const json::Value& schema, std::string pointer, std::str
 int SchemaDocument::child(int parent, const json::Value& schema, std::string_view step) {
   const Node& p = node(parent);
   if (p.written) {
-    // What a written node holds, it holds in the name of its origin; links lead to the others.
+    // A synthetic node uses the location of its origin; links lead to the other nodes.
     const json::Value* ref = schema.find("$ref");
     if (ref != nullptr && ref->is_string() && ref->as_string().starts_with(kLink))
       return static_cast<int>(std::atoll(ref->as_string().c_str() + kLink.size()));
@@ -261,11 +261,11 @@ Result<int> SchemaDocument::resolve(int id, std::string_view keyword) {
   return add(*target, place->second.first, place->second.second, false);
 }
 
-// What a dynamic reference means depends on the way that led to it only where several places have
-// the anchor that it names.
+// A dynamic reference depends on the dynamic scope only if several locations have the anchor that
+// it names.
 bool SchemaDocument::is_static(int id, std::string_view keyword) const {
   const json::Value* ref = find(id, keyword);
-  if (ref == nullptr || !ref->is_string()) return true;  // resolve() says what is wrong
+  if (ref == nullptr || !ref->is_string()) return true;  // resolve() reports the error
   if (keyword == "$ref") return true;
   const std::string& text = ref->as_string();
   const size_t hash = std::min(text.find('#'), text.size());

@@ -1,8 +1,8 @@
 // A JSON schema as a graph of numbered nodes, with its references resolved.
 //
-// A node is one (sub)schema with the JSON pointer that errors call it by. Besides those of the
-// document there are nodes that the compiler writes itself (negations, parts of conditionals); they
-// may use the keywords of kNot* and refer to nodes by number. Not synchronised.
+// A node is one (sub)schema with the JSON pointer that errors show for it. Besides the nodes of the
+// document there are synthetic nodes written by the compiler (negations, parts of conditionals);
+// they may use the kNot* keywords and refer to nodes by number. Not synchronised.
 #pragma once
 
 #include <deque>
@@ -16,12 +16,12 @@
 
 namespace freshet::grammar {
 
-// Keywords of written nodes only.
+// Keywords of synthetic nodes only.
 inline constexpr std::string_view kNotValues = "\x01not values";    // an array
 inline constexpr std::string_view kNotPattern = "\x01not pattern";  // a pattern
 inline constexpr std::string_view kNotMultiple = "\x01not multiple";
 inline constexpr std::string_view kNotWhole = "\x01not whole";
-// Keywords that join another node in.
+// Keywords that apply another node too.
 inline constexpr std::string_view kReferences[] = {"$ref", "$dynamicRef", "$recursiveRef"};
 
 using NodeIds = std::vector<int>;
@@ -32,8 +32,8 @@ class SchemaDocument {
   struct Node {
     const json::Value* schema;
     std::string pointer;
-    std::string base;      // URI that references are relative to
-    bool written = false;  // by the compiler
+    std::string base;      // base URI for references
+    bool written = false;  // synthetic: written by the compiler
   };
 
   explicit SchemaDocument(const json::Value& root);
@@ -42,25 +42,25 @@ class SchemaDocument {
   int root() const { return 0; }
   const Node& node(int id) const { return nodes_[static_cast<size_t>(id)]; }
   const json::Value& schema(int id) const { return *node(id).schema; }
-  // The value of a keyword; nullptr when absent, or when the node is a boolean.
+  // The value of a keyword; nullptr if absent, or if the node is a boolean.
   const json::Value* find(int id, std::string_view keyword) const {
     return schema(id).find(keyword);
   }
   // The node of a subschema of `parent`.
   int child(int parent, const json::Value& schema, std::string_view step);
   Result<int> resolve(int id, std::string_view keyword);
-  // Whether a reference leads to one place, whatever way the evaluation took: false of some
+  // Whether a reference always leads to the same target, whatever the dynamic scope: false for some
   // $dynamicRef and $recursiveRef.
   bool is_static(int id, std::string_view keyword) const;
-  // "[$ref] replaces its siblings", as drafts up to 7 have it.
+  // Whether $ref replaces its sibling keywords, as in drafts up to 7.
   bool ref_stands_alone() const { return old_draft_; }
-  // To draft 4, 1.0 is no integer.
+  // In draft 4, 1.0 is not an integer.
   bool integers_have_no_fraction() const { return draft4_; }
 
-  // A node that the compiler wrote, in the name of `origin`. It may hold {"$ref": link(n)}.
+  // Adds a synthetic node on behalf of `origin`. It may contain {"$ref": link(n)}.
   int write(int origin, json::Value schema);
   static json::Value link(int id);
-  int negation(int id);  // {"not": id}, one a node
+  int negation(int id);  // {"not": id}, one per node
 
   // "JSON schema: '<keyword>' at <pointer> ..."
   Status error(int id, std::string_view keyword, std::string_view what) const;
@@ -80,7 +80,7 @@ class SchemaDocument {
   std::unordered_map<const json::Value*, int> by_value_;
   std::unordered_map<std::string, const json::Value*> by_uri_;
   std::unordered_map<const json::Value*, std::pair<std::string, std::string>> places_;
-  std::unordered_map<std::string, int> dynamic_anchors_;  // how many places have each
+  std::unordered_map<std::string, int> dynamic_anchors_;  // number of places that define each
   std::unordered_map<int, int> negations_;
   std::deque<json::Value> written_;
 };

@@ -25,8 +25,8 @@ namespace {
   ")?::" FRESHET_H16 ":" FRESHET_LS32 "|((" FRESHET_H16 ":){0,4}" FRESHET_H16 ")?::" FRESHET_LS32 \
   "|((" FRESHET_H16 ":){0,5}" FRESHET_H16 ")?::" FRESHET_H16 "|((" FRESHET_H16                    \
   ":){0,6}" FRESHET_H16 ")?::"
-// Labels without "--" in the third and fourth place, which would promise Punycode; long ones are
-// few, so that the whole stays within 253 characters.
+// Labels without "--" as third and fourth character, which would mark Punycode; only a few labels
+// may be long, so that the whole name stays within 253 characters.
 #define FRESHET_ALNUM "[a-zA-Z0-9]"
 #define FRESHET_LDH "[a-zA-Z0-9-]"
 #define FRESHET_LABEL(most)                                                                 \

@@ -6,15 +6,15 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr size_t kLookAhead = 24;      // optional members spelled out in one rule
-constexpr size_t kShortLookAhead = 6;  // ... where the rules would become too many states
+constexpr size_t kLookAhead = 24;      // optional members expanded in one rule
+constexpr size_t kShortLookAhead = 6;  // ... if the rules would need too many states
 constexpr size_t kManyPlaces = 1024;
 constexpr size_t kMaxPatterns = 6;      // of patternProperties in one conjunction
 constexpr size_t kMaxPlaces = 100'000;  // properties times counts
 
 }  // namespace
 
-// additionalProperties, or what stands for it.
+// additionalProperties or its equivalent.
 const json::Value* SchemaCompiler::rest_schema(int id, std::string_view& keyword) const {
   for (const std::string_view name : {"additionalProperties", "unevaluatedProperties"}) {
     keyword = name;
@@ -28,7 +28,7 @@ Result<std::vector<std::string>> SchemaCompiler::required_names(const NodeIds& n
   std::set<std::string> seen;
   for (const int id : nodes) {
     const json::Value* r = document_.find(id, "required");
-    if (r == nullptr || r->is_bool()) continue;  // draft 3 had it in the property
+    if (r == nullptr || r->is_bool()) continue;  // in draft 3 it was part of the property
     if (!r->is_array()) return document_.error(id, "required", "must be an array of strings");
     for (const json::Value& name : r->as_array()) {
       if (!name.is_string()) return document_.error(id, "required", "must be an array of strings");
@@ -74,7 +74,7 @@ Result<bool> SchemaCompiler::key_allowed(const NodeIds& nodes, const std::string
   return true;
 }
 
-// In the order in which the schema names them; what is only required comes last.
+// In schema order; names that are only in `required` come last.
 Result<std::vector<SchemaCompiler::Property>> SchemaCompiler::properties(const NodeIds& nodes) {
   FRESHET_ASSIGN_OR_RETURN(const std::vector<std::string> required, required_names(nodes));
   const std::set<std::string> needed(required.begin(), required.end());
@@ -130,11 +130,11 @@ Result<Expression> SchemaCompiler::object(const NodeIds& nodes) {
 
 // --- members that no property names ---
 
-// Which schemas hold for which keys: the sets of patterns that a key may match, each with the keys
-// that match just those.
+// Which schemas apply to which keys: the sets of patterns that a key may match, each with the
+// language of the keys that match exactly this set.
 Result<std::vector<std::pair<Language, NodeIds>>> SchemaCompiler::key_classes(
     const NodeIds& nodes) {
-  std::vector<std::pair<int, std::string>> patterns;  // distinct, each with a node that has it
+  std::vector<std::pair<int, std::string>> patterns;  // distinct, each with one node that has it
   for (const int id : nodes) {
     const json::Value* p = document_.find(id, "patternProperties");
     if (p == nullptr) continue;
@@ -177,7 +177,7 @@ Result<std::vector<std::pair<Language, NodeIds>>> SchemaCompiler::key_classes(
   return classes;
 }
 
-// Keys that propertyNames allows and that no property has.
+// Keys that propertyNames allows and that are not properties.
 Result<Language> SchemaCompiler::key_language(const NodeIds& nodes,
                                               const std::vector<Property>& named) {
   std::vector<std::string> taken;
@@ -260,7 +260,7 @@ Result<Expression> SchemaCompiler::members(Members m) {
   if (places > kMaxPlaces)
     return resource_exhausted(
         "JSON schema: too many combinations of properties and minProperties or maxProperties");
-  // From the last on, so that none has to recurse to those behind it.
+  // From last to first, so that no rule has to recurse to the following ones.
   for (size_t at = m.properties.size(); at > 0; --at) {
     for (int64_t count = 1; count <= std::min<int64_t>(m.cap, static_cast<int64_t>(at)); ++count)
       after(m, at, count);
@@ -270,7 +270,7 @@ Result<Expression> SchemaCompiler::members(Members m) {
   return braces('{', std::move(inner), '}');
 }
 
-// The rule for what follows a member: nothing more, or a comma and a member.
+// The rule after a member: either nothing, or a comma and another member.
 int SchemaCompiler::after(Members& m, size_t at, int64_t count) {
   count = std::min(count, m.cap);
   const auto [it, fresh] = m.after.try_emplace({at, count}, 0);
@@ -293,7 +293,7 @@ int SchemaCompiler::then(Members& m, size_t at, int64_t count) {
   return rule;
 }
 
-// One member from property `at` on, and what follows it. `count` members stand before.
+// One member from property `at` on, and everything after it. `count` members precede it.
 Expression SchemaCompiler::choices_from(Members& m, size_t at, int64_t count) {
   std::vector<Expression> parts;
   if (m.count.high >= 0 && count >= m.count.high) return never();

@@ -7,7 +7,7 @@
 namespace freshet::grammar {
 namespace {
 
-// Languages that all hold; the first error stays.
+// An intersection of Languages; the first error is kept.
 class Meet {
  public:
   void add(const Result<Language>& next, const Status& named) {
@@ -55,7 +55,7 @@ Expression spellings(const Decimal& d) {
                           : sequence({literal("." + d.fraction), repeat(zero, 0, -1)})});
 }
 
-// The value of a numeric keyword; an error when it is none, or far too long.
+// The value of a numeric keyword; an error if it is not a number or has far too many digits.
 Result<Decimal> decimal(const SchemaDocument& document, int id, std::string_view keyword,
                         const json::Value& v) {
   if (!v.is_number()) return document.error(id, keyword, "must be a number");
@@ -75,7 +75,8 @@ Status add_bounds(const SchemaDocument& document, int id, Meet& meet) {
                                       {"exclusiveMaximum", "", false, true}};
   for (const Bound& b : kBounds) {
     const json::Value* v = document.find(id, b.keyword);
-    if (v == nullptr || (b.strict && v->is_bool())) continue;  // draft 4 says it beside the bound
+    // In draft 4, a flag next to the bound.
+    if (v == nullptr || (b.strict && v->is_bool())) continue;
     const json::Value* exclusive = b.exclusive.empty() ? nullptr : document.find(id, b.exclusive);
     const bool strict =
         b.strict || (exclusive != nullptr && exclusive->is_bool() && exclusive->as_bool());

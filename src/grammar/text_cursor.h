@@ -1,4 +1,4 @@
-// A place in a text that is being parsed: the small steps that the grammar front ends share.
+// A position in a text being parsed: the primitives shared by the grammar front ends.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +34,10 @@ class TextCursor {
 
   // A decimal number of at most six digits.
   std::optional<int> number();
-  // The next UTF-8 character; nullopt when it is malformed.
+  // The next UTF-8 character; nullopt if it is malformed.
   std::optional<uint32_t> code_point();
-  // What follows a backslash: n r t f v 0, xHH, uHHHH, u{H...}, UHHHHHHHH, cX, or a character
-  // itself.
+  // The character of an escape, after the backslash: n r t f v 0, xHH, uHHHH, u{H...}, UHHHHHHHH,
+  // cX, or a character itself.
   std::optional<uint32_t> escaped_code_point();
 
   // "<message> at byte N"

@@ -47,7 +47,7 @@ TokenTrie::TokenTrie(const std::vector<std::string>& tokens)
 TokenTrie::Part TokenTrie::build(std::vector<int32_t> ids) const {
   Part part;
   part.token_ids = std::move(ids);
-  std::vector<int32_t> path;  // open nodes, one a byte of the current token
+  std::vector<int32_t> path;  // open nodes, one per byte of the current token
   const auto close_to = [&](size_t depth) {
     while (path.size() > depth) {
       part.nodes[static_cast<size_t>(path.back())].end = static_cast<int32_t>(part.nodes.size());

@@ -12,9 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "name-00002-of-00003.gguf" split in its parts.
+// The parts of a shard name such as "name-00002-of-00003.gguf".
 struct SplitName {
-  std::string prefix;  // with the directory
+  std::string prefix;  // including the directory
   int count = 0;
   std::string part(int i) const { return fmt::format("{}-{:05}-of-{:05}.gguf", prefix, i, count); }
 };
@@ -52,7 +52,7 @@ Result<std::vector<std::string>> files_ending_in(const std::string& directory,
   return out;
 }
 
-// The GGUF model of a directory, its parts counted as one.
+// The GGUF model in a directory; its shards count as one.
 Result<std::string> only_gguf(const std::string& directory) {
   FRESHET_ASSIGN_OR_RETURN(std::vector<std::string> files, files_ending_in(directory, ".gguf"));
   std::vector<std::string> models;
@@ -70,10 +70,11 @@ Result<std::string> only_gguf(const std::string& directory) {
                           models[0]);
 }
 
-// The one complete set of numbered parts, "name-00001-of-00002.safetensors" and so on; empty if
-// there is none, or several.
+// The only complete set of numbered shards, "name-00001-of-00002.safetensors" etc.; empty if there
+// is none, or more than one.
 std::vector<std::string> numbered_set(const std::vector<std::string>& files) {
-  std::map<std::pair<std::string, std::string>, std::vector<std::string>> sets;  // by name, count
+  // By name and count.
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> sets;
   for (const std::string& path : files) {
     const std::string name = fs::path(path).stem().string();
     const size_t of = name.rfind("-of-"), number = of == name.npos ? of : name.rfind('-', of - 1);
@@ -97,13 +98,13 @@ bool exists(const std::string& path) {
   return fs::exists(path, error);
 }
 
-// An index may name files of its own directory only.
+// An index may only name files in its own directory.
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
 }
 
-// The files that an index names, each once; none where it is not as it should be.
+// The files that an index names, each once; none if the index is malformed.
 std::vector<std::string> files_of_index(const json::Value& index) {
   std::vector<std::string> files;
   const json::Value* map = index.find("weight_map");
@@ -153,7 +154,7 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
     auto parsed = json::parse_file(generation);
     if (parsed.ok() && parsed->is_object()) {
       generation_config_ = std::move(parsed).value();
-    } else {  // transformers goes on without it, too
+    } else {  // transformers ignores it as well
       log_warning("{} is ignored: {}", generation,
                   parsed.ok() ? "it is not a JSON object" : parsed.status().message());
     }
@@ -161,8 +162,8 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
   return open_weights(directory);
 }
 
-// As in transformers, one model.safetensors goes before an index. An index that names files which
-// are not there gives way to a complete set of numbered files.
+// As in transformers, a single model.safetensors takes precedence over an index. If an index names
+// missing files, a complete set of numbered shards is used instead.
 Status Checkpoint::open_weights(const std::string& directory) {
   const std::string index = directory + "/model.safetensors.index.json";
   const std::string single = directory + "/model.safetensors";
@@ -205,7 +206,7 @@ Status Checkpoint::open_files(const std::vector<std::string>& files) {
 Status Checkpoint::open_index(const std::string& directory, const json::Value& index) {
   const json::Value* map = index.find("weight_map");
   if (map == nullptr || !map->is_object()) return invalid_argument("it has no weight_map");
-  std::map<std::string, size_t> shards;  // file name -> place in safetensors_
+  std::map<std::string, size_t> shards;  // file name -> position in safetensors_
   for (const auto& [tensor, value] : map->as_object()) {
     if (!value.is_string() || !is_plain_name(value.as_string())) {
       return invalid_argument("tensor '{}' is mapped to something that is not a file name here",
@@ -222,7 +223,7 @@ Status Checkpoint::open_index(const std::string& directory, const json::Value& i
       FRESHET_RETURN_IF_ERROR(add(*t));
     }
   }
-  // As transformers, which reads whatever is in the files that an index names.
+  // As in transformers: read all tensors of the files that an index names.
   for (const SafetensorsFile& file : safetensors_) {
     for (const TensorSource& t : file.tensors()) {
       if (find(t.name) == nullptr) FRESHET_RETURN_IF_ERROR(add(t));

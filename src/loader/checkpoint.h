@@ -1,9 +1,10 @@
-// A model's weights on disk, whatever their container: what models are assembled from.
+// A model's weights on disk, whatever their container; models are assembled from a Checkpoint.
 //
-// open() accepts a directory with config.json and safetensors (one file, which goes before shards
-// with model.safetensors.index.json), one .gguf file (or any part of a split one), or a directory
-// that holds one GGUF model. The mapped files live as long as the Checkpoint; TensorSource pointers
-// survive moving it. Immutable after opening, so safe to read from many threads.
+// open() accepts a directory with config.json and safetensors (a single file takes precedence over
+// shards with model.safetensors.index.json), one .gguf file (or any shard of a split one), or a
+// directory that holds one GGUF model. The mapped files live as long as the Checkpoint;
+// TensorSource pointers survive moving it. Immutable after opening, so safe to read from many
+// threads.
 #pragma once
 
 #include <memory>
@@ -29,14 +30,15 @@ class Checkpoint {
   Kind kind() const { return kind_; }
   const std::string& path() const { return path_; }      // as given to open()
   const json::Value& config() const { return config_; }  // config.json; null for GGUF
-  const json::Value& generation_config() const { return generation_config_; }  // null when absent
-  // The (first part of the) GGUF file, whose metadata hold for the whole; nullptr for Hugging Face.
+  const json::Value& generation_config() const { return generation_config_; }  // null if absent
+  // The (first shard of the) GGUF file, whose metadata applies to all shards; nullptr for Hugging
+  // Face.
   const GgufFile* gguf() const { return gguf_.empty() ? nullptr : &gguf_.front(); }
 
   const std::vector<TensorSource>& tensors() const { return tensors_; }
-  const TensorSource* find(std::string_view name) const;  // nullptr when absent
+  const TensorSource* find(std::string_view name) const;  // nullptr if absent
   size_t total_bytes() const { return total_bytes_; }     // of all tensors
-  std::vector<const MappedFile*> files() const;           // that tensors lie in
+  std::vector<const MappedFile*> files() const;           // files that contain tensors
   // Asks the kernel to read all weights ahead.
   void prefetch() const;
 

@@ -129,7 +129,7 @@ TEST_F(CheckpointTest, KeepsAnIndexInItsFolder) {
   EXPECT_THAT(error(), HasSubstr("weight_map"));
 }
 
-// The files count, as in transformers.
+// The files decide, as in transformers.
 TEST_F(CheckpointTest, OverrulesAStaleIndex) {
   copy("sharded");
   const std::string index = "model.safetensors.index.json";
@@ -138,7 +138,7 @@ TEST_F(CheckpointTest, OverrulesAStaleIndex) {
   const auto whole = Checkpoint::open(folder_);
   ASSERT_TRUE(whole.ok());
   EXPECT_FALSE(whole->tensors().empty());
-  // An index that leaves tensors out, or puts them into another of its files.
+  // An index that omits tensors, or assigns them to another of its files.
   std::string map;
   for (const TensorSource& t : whole->tensors()) {
     map += fmt::format(R"("{}":"model-0000{}-of-00002.safetensors",)", t.name, map.empty() ? 1 : 2);
@@ -149,7 +149,7 @@ TEST_F(CheckpointTest, OverrulesAStaleIndex) {
   write(index, R"({"weight_map":{"w":"absent.safetensors"}})");
   EXPECT_THAT(error(), HasSubstr("cannot open"));
   fs::copy(data_path("single/model.safetensors"), folder_);
-  EXPECT_EQ(error(), "");  // one file goes before any index
+  EXPECT_EQ(error(), "");  // a single file takes precedence over any index
   write(index, "{broken");
   EXPECT_EQ(error(), "");
 }

@@ -12,9 +12,10 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "GGUF is read in place, little-endian");
 
 constexpr uint32_t kMaxDimensions = 4;
-constexpr uint64_t kMaxName = 65535;  // of a key or a tensor
+constexpr uint64_t kMaxName = 65535;  // length of a key or a tensor name
 
-// Types that ggml defines and we only list: their sizes let the rest of the file be checked.
+// Types that ggml defines and that are only listed here: their sizes are needed to check the rest
+// of the file.
 struct ForeignType {
   uint32_t ggml_type;
   std::string_view name;
@@ -59,7 +60,7 @@ T load(const uint8_t* p) {
   return v;
 }
 
-// 2^63 is exact in a double, and the first value that does not fit.
+// 2^63 is exact in a double; it is the first value that does not fit.
 std::optional<int64_t> integral(double v) {
   if (!(v >= -0x1p63 && v < 0x1p63) || v != std::floor(v)) return std::nullopt;
   return static_cast<int64_t>(v);
@@ -144,7 +145,7 @@ std::optional<double> GgufValue::number_at(uint64_t i) const {
   return v ? std::optional<double>(static_cast<double>(*v)) : std::nullopt;
 }
 
-// One pass over the file with a cursor that never leaves it.
+// Reads the file in one pass with a cursor that never leaves it.
 class GgufFile::Parser {
  public:
   Parser(GgufFile& out, std::span<const uint8_t> bytes) : out_(out), bytes_(bytes) {}
@@ -153,7 +154,7 @@ class GgufFile::Parser {
     uint64_t tensors = 0;
     uint64_t keys = 0;
     FRESHET_RETURN_IF_ERROR(header(tensors, keys));
-    // The least that an entry takes bounds a count by the bytes there are.
+    // The minimum size of an entry limits a count by the remaining bytes.
     if (keys > left() / 13) return too_many("metadata keys", keys);
     out_.metadata_.reserve(keys);
     for (uint64_t i = 0; i < keys; ++i) FRESHET_RETURN_IF_ERROR(key_value(i));
@@ -365,7 +366,7 @@ class GgufFile::Parser {
   GgufFile& out_;
   std::span<const uint8_t> bytes_;
   uint64_t at_ = 0;
-  std::vector<uint64_t> offsets_;  // of the tensors, from the start of the data
+  std::vector<uint64_t> offsets_;  // of the tensors, relative to the start of the data
 };
 
 Result<GgufFile> GgufFile::open(const std::string& path) {

@@ -42,15 +42,15 @@ std::string_view name_of(GgufType t);
 // Bytes of one fixed-size value; 0 for strings and arrays.
 size_t size_of(GgufType t);
 
-// A metadata value: a scalar, or an array of scalars (arrays of arrays are refused).
+// A metadata value: a scalar, or an array of scalars (nested arrays are refused).
 struct GgufValue {
-  GgufType type = GgufType::kU8;  // the elements' type; never kArray
+  GgufType type = GgufType::kU8;  // type of the elements; never kArray
   bool is_array = false;
   uint64_t count = 1;
   std::span<const uint8_t> raw;           // count fixed-size values, unaligned; empty for strings
-  std::vector<std::string_view> strings;  // count strings where type is kString
+  std::vector<std::string_view> strings;  // count strings if type is kString
 
-  // Element i read tolerantly: any integer width or bool; floats only where they are integral.
+  // Element i, read leniently: any integer width or bool; a float only if it is integral.
   std::optional<int64_t> int_at(uint64_t i) const;
   std::optional<double> number_at(uint64_t i) const;  // any number or bool
 };
@@ -58,28 +58,29 @@ struct GgufValue {
 class GgufFile {
  public:
   static Result<GgufFile> open(const std::string& path);
-  // The same over bytes that outlive the result; `name` is used in errors.
+  // The same for bytes that outlive the result; `name` is used in errors.
   static Result<GgufFile> parse(std::span<const uint8_t> bytes, const std::string& name);
 
   uint32_t version() const { return version_; }
   uint64_t alignment() const { return alignment_; }
   const std::vector<std::pair<std::string_view, GgufValue>>& metadata() const { return metadata_; }
-  const GgufValue* find(std::string_view key) const;  // nullptr when absent
+  const GgufValue* find(std::string_view key) const;  // nullptr if absent
 
-  // nullopt: absent, of another kind, or out of range. Integer widths are tolerated, as writers
-  // differ in them.
+  // nullopt: absent, of another kind, or out of range. Any integer width is accepted because
+  // writers differ.
   std::optional<int64_t> get_int(std::string_view key) const;
   std::optional<uint32_t> get_u32(std::string_view key) const;
-  std::optional<float> get_f32(std::string_view key) const;  // an integer will do
-  std::optional<bool> get_bool(std::string_view key) const;  // an integer will do
+  std::optional<float> get_f32(std::string_view key) const;  // accepts an integer
+  std::optional<bool> get_bool(std::string_view key) const;  // accepts an integer
   std::optional<std::string_view> get_string(std::string_view key) const;
   std::optional<std::vector<int64_t>> get_ints(
-      std::string_view key) const;  // a scalar: one element
+      std::string_view key) const;  // a scalar counts as one element
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
   const std::vector<std::string_view>* get_strings(std::string_view key) const;
 
-  const std::vector<TensorSource>& tensors() const { return tensors_; }  // in the table's order
-  const TensorSource* find_tensor(std::string_view name) const;          // nullptr when absent
+  // In the order of the tensor table.
+  const std::vector<TensorSource>& tensors() const { return tensors_; }
+  const TensorSource* find_tensor(std::string_view name) const;  // nullptr if absent
   const MappedFile* file() const { return file_.get(); }
 
  private:
@@ -87,7 +88,7 @@ class GgufFile {
 
   uint32_t version_ = 0;
   uint64_t alignment_ = 32;
-  std::unique_ptr<MappedFile> file_;  // its address is in the TensorSources
+  std::unique_ptr<MappedFile> file_;  // TensorSources point to it
   std::vector<std::pair<std::string_view, GgufValue>> metadata_;
   std::unordered_map<std::string_view, size_t> keys_;
   std::vector<TensorSource> tensors_;

@@ -129,7 +129,7 @@ TEST(Gguf, ChecksCountsAgainstTheBytesThereAre) {
   EXPECT_THAT(Bytes(0, huge).error(), HasSubstr("metadata keys do not fit"));
   EXPECT_THAT(Bytes(0, 1).num(huge).data(64).error(), HasSubstr("metadata key 0"));
   EXPECT_THAT(Bytes(0, 1).str("k").num(8u).num(huge).data(64).error(), HasSubstr("'k'"));
-  // Counts whose product with the size of a value wraps around.
+  // Counts whose product with the size of a value overflows.
   EXPECT_THAT(Bytes(0, 1).str("k").num(9u).num(4u).num(uint64_t{1} << 62).data(64).error(),
               HasSubstr("'k' claims"));
   EXPECT_THAT(Bytes(0, 1).str("k").num(9u).num(8u).num(uint64_t{1} << 61).data(64).error(),
@@ -183,7 +183,7 @@ TEST(Gguf, NamesTheTensorThatIsWrong) {
 TEST(Gguf, RefusesEveryTruncationOfItsTables) {
   const auto whole = read_bytes(data_path("model.gguf"));
   const auto f = GgufFile::open(data_path("model.gguf"));
-  size_t end = 0;  // behind the last tensor; what follows is padding
+  size_t end = 0;  // after the last tensor; the rest is padding
   for (const TensorSource& t : f->tensors()) end = std::max(end, t.file_offset + t.bytes);
   ASSERT_LE(end, whole.size());
   for (size_t n = 0; n < end; ++n) {

@@ -226,7 +226,7 @@ Status GgufWriter::close() {
   return {};
 }
 
-// Small pieces gather in the buffer; large ones go past it, uncopied.
+// Small chunks are collected in the buffer; large ones bypass it without a copy.
 Status GgufWriter::put(std::span<const uint8_t> bytes) {
   if (buffer_.size() + bytes.size() < kBufferSize) {
     buffer_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -1,10 +1,10 @@
 // Writer of a GGUF version 3 file, little-endian.
 //
-// Use: add metadata and declare all tensors, open(), hand over the tensors' bytes in the order of
-// declaration (in pieces of any size), close(). Bytes go to a temporary name beside the target,
-// which appears under its own name only in close(), complete and on disk: an error or a crash (or
-// dropping the writer) leaves no half-written model behind. Every error of the file system is
-// returned, a full disk included. Not thread-safe.
+// Use: add metadata and declare all tensors, open(), write the bytes of the tensors in the order of
+// declaration (in chunks of any size), close(). The bytes go to a temporary file beside the target;
+// close() renames it once it is complete and on disk. So an error or a crash (or dropping the
+// writer) leaves no partial model behind. Every file system error is returned, including a full
+// disk. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,13 @@ namespace freshet::loader {
 
 class GgufWriter {
  public:
-  // REQUIRES: a power of two, at least 8. It is written as general.alignment unless it is the
-  // default.
+  // REQUIRES: a power of two, at least 8. Written as general.alignment unless it is the default.
   explicit GgufWriter(uint32_t alignment = 32);
   ~GgufWriter();  // removes an unfinished file
   GgufWriter(const GgufWriter&) = delete;
   GgufWriter& operator=(const GgufWriter&) = delete;
 
-  // Before open(). A key that is added again replaces the earlier value; general.alignment is
-  // ignored.
+  // Call before open(). Adding a key again replaces its value; general.alignment is ignored.
   void add_u32(std::string_view key, uint32_t v);
   void add_i32(std::string_view key, int32_t v);
   void add_u64(std::string_view key, uint64_t v);
@@ -40,9 +38,9 @@ class GgufWriter {
   void add_i32s(std::string_view key, std::span<const int32_t> v);
   void add_f32s(std::string_view key, std::span<const float> v);
   void add_strings(std::string_view key, std::span<const std::string> v);
-  void add_value(std::string_view key, const GgufValue& v);  // as a reader gave it
+  void add_value(std::string_view key, const GgufValue& v);  // as returned by a reader
 
-  // `shape` is outermost first; its last dimension must fill whole blocks, and there are 1 to 4.
+  // `shape` has 1 to 4 dimensions, outermost first; the last one must fill whole blocks.
   Status add_tensor(std::string_view name, quant::Format format, std::vector<int64_t> shape);
 
   Status open(const std::string& path);
@@ -78,8 +76,8 @@ class GgufWriter {
   std::string partial_path_;
   int fd_ = -1;
   std::string buffer_;
-  size_t current_ = 0;    // the tensor that is being written
-  uint64_t written_ = 0;  // of it
+  size_t current_ = 0;    // index of the tensor being written
+  uint64_t written_ = 0;  // bytes of it written so far
 };
 
 }  // namespace freshet::loader

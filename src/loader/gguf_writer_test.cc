@@ -30,7 +30,7 @@ class GgufWriterTest : public testing::Test {
   std::string folder_;
 };
 
-// Copies everything that `from` holds, handing the data over in pieces of `piece` bytes.
+// Copies all of `from`, writing the data in chunks of `piece` bytes.
 void copy(const GgufFile& from, GgufWriter& to, const std::string& path, size_t piece) {
   for (const auto& [key, value] : from.metadata()) to.add_value(key, value);
   for (const TensorSource& t : from.tensors()) {
@@ -138,7 +138,7 @@ TEST_F(GgufWriterTest, LeavesNothingBehindWhenDropped) {
 }
 
 TEST_F(GgufWriterTest, ReportsAFullDisk) {
-  // A limit on the size of files stands in for the disk: the same error path of write(2).
+  // A file size limit stands in for a full disk: both take the same error path of write(2).
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);

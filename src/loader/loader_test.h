@@ -1,4 +1,5 @@
-// What the loader's tests share: fixtures made by tools/golden_loader.py, and files of any bytes.
+// Helpers of the loader tests: fixtures made by tools/golden_loader.py, and files with arbitrary
+// bytes.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +81,7 @@ inline void expect_tensors(const std::vector<TensorSource>& tensors, const std::
   }
 }
 
-// A hostile file may be refused or read, but what was read must lie inside it.
+// A hostile file may be refused or read, but every view that was read must lie inside it.
 inline void expect_inside(const std::vector<TensorSource>& tensors, std::span<const uint8_t> file) {
   for (const TensorSource& t : tensors) {
     ASSERT_GE(t.data, file.data());

@@ -9,7 +9,7 @@
 namespace freshet::loader {
 namespace {
 
-// The limit of the format's own library; a larger header is a broken or hostile file.
+// The limit of the format's own library; a larger header means a corrupt or hostile file.
 constexpr uint64_t kMaxHeader = 100'000'000;
 
 struct DtypeInfo {
@@ -48,8 +48,8 @@ const DtypeInfo* dtype_info(std::string_view name) {
   return nullptr;
 }
 
-// A key that stands twice in the outermost object of valid JSON `text`, or "". The parser keeps the
-// last of two, which would let a header say two things about one tensor.
+// A duplicate key in the outermost object of valid JSON `text`, or "". The parser keeps the last of
+// the two, so a header could describe one tensor twice.
 std::string_view repeated_key(std::string_view text) {
   std::unordered_set<std::string_view> keys;
   std::string_view last;
@@ -122,7 +122,7 @@ Result<TensorSource> tensor_of(const std::string& name, const json::Value& entry
   return t;
 }
 
-// The tensors must tile the data: an overlap or a hole means that the header lies.
+// The tensors must cover the data exactly: an overlap or a gap means that the header is wrong.
 Status check_tiling(const std::vector<TensorSource>& tensors, std::span<const uint8_t> data) {
   std::vector<const TensorSource*> sorted;
   sorted.reserve(tensors.size());

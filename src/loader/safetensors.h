@@ -1,9 +1,9 @@
 // Reader of one .safetensors file, memory-mapped.
 //
 // Layout: u64 header length (little-endian), a JSON object {name: {dtype, shape, data_offsets}} and
-// then the data, which the tensors tile without a hole or an overlap. Everything is verified when
-// the file is opened: afterwards every TensorSource points inside the mapping and its size fits its
-// shape. Types that we cannot decode (F8_E4M3, I64 ...) are listed without a format. Immutable
+// then the data, which the tensors cover without gaps or overlaps. Everything is verified when the
+// file is opened; afterwards every TensorSource points inside the mapping and its size fits its
+// shape. Types that cannot be decoded (F8_E4M3, I64 ...) are listed without a format. Immutable
 // after opening, so safe to read from many threads.
 #pragma once
 
@@ -24,18 +24,19 @@ namespace freshet::loader {
 class SafetensorsFile {
  public:
   static Result<SafetensorsFile> open(const std::string& path);
-  // The same over bytes that outlive the result; `name` is used in errors.
+  // The same for bytes that outlive the result; `name` is used in errors.
   static Result<SafetensorsFile> parse(std::span<const uint8_t> bytes, const std::string& name);
 
-  const std::vector<TensorSource>& tensors() const { return tensors_; }  // in the header's order
-  const TensorSource* find(std::string_view name) const;                 // nullptr when absent
+  // In the order of the header.
+  const std::vector<TensorSource>& tensors() const { return tensors_; }
+  const TensorSource* find(std::string_view name) const;  // nullptr if absent
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const MappedFile* file() const { return file_.get(); }
 
  private:
   Status read(std::span<const uint8_t> bytes);
 
-  std::unique_ptr<MappedFile> file_;  // its address is in the TensorSources
+  std::unique_ptr<MappedFile> file_;  // TensorSources point to it
   std::vector<TensorSource> tensors_;
   std::unordered_map<std::string_view, size_t> index_;
   std::map<std::string, std::string> metadata_;

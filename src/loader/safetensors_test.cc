@@ -70,7 +70,7 @@ TEST(Safetensors, NamesWhatIsWrong) {
               HasSubstr("data_offsets"));
   EXPECT_THAT(error_of(entry("F32", "[-2]", "[0,8]"), 8), HasSubstr("shape"));
   EXPECT_THAT(error_of(entry("F32", "\"2\"", "[0,8]"), 8), HasSubstr("shape"));
-  // 2^32 * 2^32 wraps to 0 in 64 bits, and a zero dimension must not excuse it.
+  // 2^32 * 2^32 wraps to 0 in 64 bits; a zero dimension must not hide that.
   EXPECT_THAT(error_of(entry("F32", "[4294967296,4294967296]", "[0,0]"), 0), HasSubstr("shape"));
   EXPECT_THAT(error_of(entry("F32", "[0,4294967296,4294967296]", "[0,0]"), 0), HasSubstr("shape"));
   // 2^62 numbers of 32 bits wrap to 0 bytes.

@@ -3,7 +3,7 @@
 namespace freshet::loader {
 
 std::optional<int64_t> checked_product(const std::vector<int64_t>& shape) {
-  // A zero anywhere must not hide an overflow elsewhere: strides are computed from the rest.
+  // A zero dimension must not hide an overflow: strides are computed from the other dimensions.
   int64_t product = 1;
   bool empty = false;
   for (const int64_t d : shape) {

@@ -11,7 +11,7 @@ using loader::TensorSource;
 using models::Role;
 using Order = std::vector<int64_t>;
 
-// Rows of each head in the order (0, half, 1, half + 1 ...), for interleaved rotation.
+// Rows of each head in the order (0, half, 1, half + 1 ...), for interleaved RoPE.
 Order interleaved(int heads, int head_dim) {
   Order order;
   for (int64_t h = 0; h < heads; ++h) {
@@ -23,7 +23,7 @@ Order interleaved(int heads, int head_dim) {
   return order;
 }
 
-// From head by head (query, key, value) to all queries, all keys, all values.
+// From (query, key, value) per head to all queries, all keys, all values.
 Order unfused(int heads, int head_dim) {
   Order order;
   for (int64_t part = 0; part < 3; ++part) {
@@ -69,7 +69,7 @@ void ExportPlanner::add(Role role, int layer, const char* suffix, const TensorSo
   p.transposed = reader_.architecture().transposed && layer >= 0 && p.shape.size() == 2;
   if (p.transposed) std::swap(p.shape[0], p.shape[1]);
   if (p.shape.size() > 1) p.format = format(role, layer, p.cols());
-  // Of a vector, each number is a row.
+  // In a vector, each number is a row.
   const int64_t rows = p.shape.size() > 1 ? p.rows() : p.cols();
   if (p.shape.size() > 1 || !order.empty()) {
     p.parts.push_back({&source, 0, rows, std::move(order)});
@@ -118,7 +118,7 @@ Status ExportPlanner::branch(const AttentionSpec& a, int layer) {
   return norm(Role::kKeyNorm, layer);
 }
 
-// One tensor [experts, rows, cols] of tensors an expert, or the file's own.
+// One tensor [experts, rows, cols] from one tensor per expert, or the file's own stacked tensor.
 Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int layer) {
   if (const TensorSource* t = reader_.find(together, ".weight", layer)) {
     add(together, layer, ".weight", *t);
@@ -138,7 +138,7 @@ Status ExportPlanner::stacked(const MoeSpec& moe, Role own, Role together, int l
   return {};
 }
 
-// [experts, 2 * ff, hidden], gates first, becomes two tensors.
+// Splits [experts, 2 * ff, hidden], gates first, into two tensors.
 Status ExportPlanner::split_gate_up(const TensorSource& source, int layer) {
   if (source.shape.size() != 3 || source.shape[1] % 2 != 0 ||
       reader_.architecture().experts_interleaved)
@@ -220,7 +220,7 @@ void ExportPlanner::divisors() {
   }
 }
 
-// Buffers that a model can make again, and a head that equals the embedding, need no place.
+// Buffers that a model can recompute, and a head equal to the embedding, are not written.
 Status ExportPlanner::all_used() const {
   for (const TensorSource& t : checkpoint_.tensors()) {
     const bool made_again = t.name.ends_with("rotary_emb.inv_freq") ||

@@ -1,4 +1,4 @@
-// Which tensors a GGUF file of a checkpoint gets, and where each row of them comes from.
+// The tensors in the GGUF file of a checkpoint, and the source of each of their rows.
 //
 // A plan holds views into the checkpoint, which must outlive it. Used by one thread.
 #pragma once
@@ -14,21 +14,22 @@
 
 namespace freshet::quantizer {
 
-// A tensor to write: rows of the parts, one part after the other.
+// A tensor to write: the rows of its parts, concatenated.
 struct Planned {
   struct Part {
     const loader::TensorSource* source = nullptr;
     int64_t first_row = 0;
     int64_t rows = 0;
-    std::vector<int64_t> order;  // rows of the source, counted from first_row; empty: as they are
+    // Row indices in the source, counted from first_row; empty: unchanged order.
+    std::vector<int64_t> order;
   };
   std::string name;
   std::vector<int64_t> shape;  // outermost first
   quant::Format format = quant::Format::kF32;
   std::vector<Part> parts;
-  bool transposed = false;    // the source is [cols, rows]
+  bool transposed = false;    // the source is transposed: [cols, rows]
   float offset = 0.0f;        // added to each number
-  std::vector<float> values;  // instead of parts
+  std::vector<float> values;  // used instead of parts
 
   int64_t cols() const { return shape.back(); }
   int64_t rows() const;

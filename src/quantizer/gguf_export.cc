@@ -36,13 +36,13 @@ Status set_metadata(GgufWriter& out, const std::string& key, const std::string& 
   return {};
 }
 
-// A source's numbers as F32, `cols` from the start of row `row`.
+// The numbers of a source as F32, `cols` of them from the start of row `row`.
 void read_row(const loader::TensorSource& t, int64_t row, int64_t cols, float* out) {
   const quant::FormatInfo& info = quant::info(*t.format);
   info.decode(t.data + static_cast<size_t>(row) * quant::row_bytes(*t.format, cols), out, cols);
 }
 
-// Writes planned tensors one after the other.
+// Writes planned tensors one after another.
 class TensorWriter {
  public:
   TensorWriter(ThreadPool& pool, GgufWriter& out) : pool_(pool), out_(out) {}
@@ -101,7 +101,7 @@ class TensorWriter {
     for (size_t i = 0; i < all.size(); ++i) to[i] = all[static_cast<size_t>(part.order[i])];
   }
 
-  // From [cols, rows].
+  // Transposes from [cols, rows].
   static void gather_columns(const Planned::Part& part, int64_t cols, float* to) {
     std::vector<float> line(static_cast<size_t>(part.rows));
     for (int64_t c = 0; c < cols; ++c) {
@@ -122,7 +122,8 @@ const json::Value& text_config(const json::Value& config) {
   return text != nullptr && text->is_object() ? *text : config;
 }
 
-// What the model's authors recommend, where llama.cpp and its kin look for it.
+// The settings recommended by the model's authors, under the keys where llama.cpp and related tools
+// look for them.
 void add_sampling(const json::Value& recommended, GgufWriter& out) {
   const auto number = [&](const char* name) -> const json::Value* {
     const json::Value* v = recommended.is_object() ? recommended.find(name) : nullptr;

@@ -1,9 +1,9 @@
-// Writes a Hugging Face checkpoint as a GGUF file, quantising on the way.
+// Writes a Hugging Face checkpoint as a GGUF file and quantises it.
 //
-// Tensors are found by their roles and written under GGUF's names in the layout that its readers
-// expect: rows of queries and keys in the order of interleaved rotation, norms as they multiply,
-// experts stacked, fused products in the order queries, keys, values. A tensor that would be lost
-// is an error. At most one tensor is held in memory; rows are encoded in parallel.
+// Tensors are found by their roles and written under GGUF's names in the layout that GGUF readers
+// expect: rows of Q and K in interleaved RoPE order, norms as plain multipliers, experts stacked,
+// fused projections in the order Q, K, V. A tensor that would be lost is an error. At most one
+// tensor is held in memory; rows are encoded in parallel.
 #pragma once
 
 #include <functional>
@@ -24,8 +24,8 @@ struct ExportOptions {
   std::string name;  // general.name
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
-  std::function<bool(double fraction)> progress;  // false: stop
-  // Gets a line about each thing that other readers of GGUF will miss. Must be set.
+  std::function<bool(double fraction)> progress;  // returns false to stop
+  // Gets one line for each feature that other readers of GGUF will miss. Must be set.
   std::function<void(const std::string& line)> warn;
 };
 

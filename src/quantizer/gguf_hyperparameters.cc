@@ -87,7 +87,7 @@ void add_experts(const ModelSpec& spec, Keys& keys) {
   }
 }
 
-// The width of the model's MLPs. Models that have experts in every layer say it nevertheless.
+// The width of the model's MLPs; models with experts in every layer have this key as well.
 int64_t mlp_width(const json::Value& config, const ModelSpec& spec) {
   int64_t experts = 0;
   for (const LayerSpec& layer : spec.layers) {
@@ -97,7 +97,7 @@ int64_t mlp_width(const json::Value& config, const ModelSpec& spec) {
   return config.get_int("intermediate_size", experts);
 }
 
-// Multipliers and caps under the names that the architectures' readers look for.
+// Multipliers and caps under the names that readers of each architecture expect.
 void add_scales(const json::Value& config, const std::string& architecture, const ModelSpec& spec,
                 Keys& keys) {
   const auto copy = [&](const char* from, const char* to) {
@@ -136,7 +136,7 @@ Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,
     const AttentionSpec* const a = layer.find<AttentionSpec>();
     if (a == nullptr) return unsupported("converting layers without attention is not supported");
     window = std::max(window, a->window);
-    // Where layers rotate differently, the plain key describes full attention.
+    // If layers use different RoPE settings, the plain key describes full attention.
     if (a->rope >= 0 && (rope < 0 || a->window == 0)) rope = a->rope;
   }
   const AttentionSpec& a = spec.layers.front().attention();

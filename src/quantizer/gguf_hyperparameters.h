@@ -1,6 +1,6 @@
-// A model's description as GGUF metadata.
+// A model's hyperparameters as GGUF metadata.
 //
-// Keys are those of the GGUF specification and, for what it leaves open, of llama.cpp. Pure.
+// The keys are those of the GGUF specification or, if it defines none, those of llama.cpp. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace freshet::quantizer {
 
-// GGUF's name for a config.json model_type; an error where no GGUF layout is known for it.
+// GGUF's architecture name for a config.json model_type; an error if no GGUF layout is known for
+// it.
 Result<std::string> gguf_architecture(std::string_view model_type);
 
 Status add_hyperparameters(const json::Value& config, const ModelSpec& spec,

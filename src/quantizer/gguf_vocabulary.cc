@@ -58,7 +58,7 @@ Result<Vocabulary> read_tokens(const json::Value& root, const tokenizer::Tokeniz
     for (const json::Value& t : added->as_array()) {
       const std::string content = t.get_string("content", "");
       if (content.empty()) continue;
-      const auto id = tokenizer.token_to_id(content);  // which need not be the one in the file
+      const auto id = tokenizer.token_to_id(content);  // may differ from the id in the file
       FRESHET_RETURN_IF_ERROR(put(content, id ? *id : t.get_int("id", -1),
                                   t.get_bool("special", false) ? kControl : kUserDefined));
     }
@@ -77,7 +77,7 @@ Result<Vocabulary> read_tokens(const json::Value& root, const tokenizer::Tokeniz
   return v;
 }
 
-// SentencePiece's readers merge by score: the earlier a merge, the better its result.
+// SentencePiece readers merge by score: the earlier a merge, the higher the score of its result.
 std::vector<float> scores_of(const Vocabulary& v) {
   std::unordered_map<std::string, size_t> rank;
   for (size_t i = 0; i < v.merges.size(); ++i) {
@@ -94,8 +94,8 @@ std::vector<float> scores_of(const Vocabulary& v) {
   return scores;
 }
 
-// The special ids, in the order in which GGUF's readers name them. Generations that end in several
-// ways have an end of turn (eot) and of message (eom) besides eos.
+// The special ids, in the order in which GGUF readers name them. If generation can end in several
+// ways, there are an end of turn (eot) and an end of message (eom) besides eos.
 void set_special_ids(const tokenizer::Tokenizer& t, GgufVocab& v) {
   const auto& parts = t.parts();
   v.bos = t.bos();
@@ -161,7 +161,8 @@ std::string listed(const std::vector<std::string>& names) {
   return out;
 }
 
-// Says in Freshet's own keys what a reader of the others would not find. `text`: tokenizer.json.
+// Writes to Freshet's own keys the information that the other keys cannot express. `text`:
+// tokenizer.json.
 Status add_the_rest(const std::string& path, const tokenizer::Tokenizer& folder,
                     const GgufVocab& vocab, TokenizerFacts facts, GgufWriter& out,
                     const std::function<void(const std::string&)>& warn) {
@@ -169,8 +170,8 @@ Status add_the_rest(const std::string& path, const tokenizer::Tokenizer& folder,
   if (!plain.ok()) return plain.status().with_context(path);
   const auto& want = folder.parts();
   const auto& got = plain->parts();
-  // "llama" vocabularies are merged by the scores of tokens, which is the same for nearly all texts
-  // only.
+  // "llama" vocabularies are merged by token scores, which gives the same result for nearly all
+  // texts, but not for all.
   const bool whole = facts.sentencepiece || !facts.unsaid.empty() || !same_tokens(folder, *plain);
   if (whole) {
     FRESHET_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
@@ -226,7 +227,7 @@ Status add_vocabulary(const std::string& folder, int vocab_size, GgufWriter& out
     out.add_string("tokenizer.ggml.model", "none");
     return {};
   }
-  // Also checks everything that is read below.
+  // Also validates everything that is read below.
   FRESHET_ASSIGN_OR_RETURN(const auto tokenizer, tokenizer::Tokenizer::load(folder));
   FRESHET_ASSIGN_OR_RETURN(const json::Value root, json::parse_file(path));
   auto facts = read_tokenizer_facts(root);

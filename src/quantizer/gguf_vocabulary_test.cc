@@ -1,4 +1,4 @@
-// A folder's vocabulary and the GGUF file made of it are one language, or the conversion is
+// A folder's vocabulary and the GGUF file made from it tokenize identically, or the conversion is
 // refused.
 #include "quantizer/gguf_vocabulary.h"
 
@@ -81,7 +81,7 @@ Converted convert(const Folder& folder, int rows = 0) {
   if (rows == 0) {
     const auto tokenizer = Tokenizer::load(folder.path());
     if (!tokenizer.ok()) return {tokenizer.status(), {}};
-    rows = tokenizer->vocab_size() + 3;  // as embeddings have rows without a token
+    rows = tokenizer->vocab_size() + 3;  // for rows of the embedding without a token
   }
   loader::GgufWriter out;
   c.status = add_vocabulary(folder.path(), rows, out,
@@ -122,7 +122,7 @@ void expect_same(const Tokenizer& want, const Tokenizer& got) {
   EXPECT_EQ(got.parts().named_templates, want.parts().named_templates);
 }
 
-// Converts and compares; the warnings.
+// Converts and compares; returns the warnings.
 std::vector<std::string> round_trip(const Folder& folder) {
   const Converted c = convert(folder);
   EXPECT_TRUE(c.status.ok()) << c.status.message();
@@ -178,7 +178,7 @@ json::Value template_with(const std::string& before, const std::string& after) {
 TEST(GgufVocabulary, EveryRuleIsKeptOrNamed) {
   struct Row {
     Change change;
-    const char* named;  // in the warning; "": GGUF's own keys say it
+    const char* named;  // part of the warning; "": GGUF's own keys suffice
   };
   const std::string added =
       R"([{"id": 50256, "content": "<|endoftext|>", "special": true, "normalized": false},
@@ -251,7 +251,7 @@ TEST(GgufVocabulary, EveryRuleIsKeptOrNamed) {
   }
 }
 
-// Ways of splitting words that tokenizer.ggml.pre cannot name.
+// Ways of splitting words that have no name in tokenizer.ggml.pre.
 TEST(GgufVocabulary, RefusesByName) {
   const json::Value gpt2 = vocabulary("gpt2.json");
   const std::string tail = R"(, {"type": "ByteLevel", "add_prefix_space": false}]})";
@@ -314,7 +314,7 @@ TEST(GgufVocabulary, SentencePieceLikeVocabulariesKeepTheirLanguage) {
   const std::string mark = R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})";
   const std::pair<Change, const char*> rows[] = {
       {[](json::Object&) {}, nullptr},
-      {set("normalizer", mark), nullptr},  // as Gemma's, whose decoder strips nothing
+      {set("normalizer", mark), nullptr},  // like Gemma's, whose decoder strips nothing
       {set("normalizer", R"({"type": "Sequence", "normalizers": [{"type": "NFKC"},)" + mark + "]}"),
        "NFKC"},
       {[](json::Object& r) {
@@ -342,7 +342,7 @@ TEST(GgufVocabulary, SentencePieceLikeVocabulariesKeepTheirLanguage) {
   }
 }
 
-// Special tokens, templates and ends of generation, in every file that may say them.
+// Special tokens, templates and ends of generation, from every file that may define them.
 TEST(GgufVocabulary, ConfigurationsAreKept) {
   const json::Value gpt2 = vocabulary("gpt2.json");
   const std::pair<const char*, const char*> rows[] = {

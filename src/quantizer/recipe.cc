@@ -33,7 +33,8 @@ double bits(Format f) {
   return 8.0 * i.block_bytes / i.block_size;
 }
 
-// The first that fits rows of `cols`: a wide block gives way to one of 32, and that to plain F16.
+// The first format that fits rows of `cols` numbers: a wide block falls back to a block of 32, and
+// that to plain F16.
 Format fitting(Format f, int64_t cols) {
   if (cols % quant::info(f).block_size == 0) return f;
   if (quant::info(f).block_size > 32 && cols % 32 == 0) {
@@ -43,7 +44,7 @@ Format fitting(Format f, int64_t cols) {
   return Format::kF16;
 }
 
-// The layers whose values and down projections a mixed recipe favours.
+// The layers whose value and down projections get more bits in a mixed recipe.
 bool favoured(int layer, int layers) {
   return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }

@@ -40,7 +40,7 @@ std::string type_of(const json::Value& step) {
   return step.get_string("type", "");
 }
 
-// A Split's or Replace's pattern, if it is of that kind.
+// The pattern of a Split or Replace, if it is of that kind.
 std::optional<std::string> pattern_of(const json::Value& step, const char* kind) {
   const json::Value* pattern = step.find("pattern");
   const json::Value* text = pattern == nullptr ? nullptr : pattern->find(kind);
@@ -48,7 +48,7 @@ std::optional<std::string> pattern_of(const json::Value& step, const char* kind)
   return text->as_string();
 }
 
-// Equal expressions in one spelling.
+// A canonical spelling of equivalent expressions.
 std::string canonical(const std::string& pattern) {
   const auto rules = tokenizer::rules_for_pattern(pattern);
   return rules ? tokenizer::pattern_for_rules(*rules) : pattern;
@@ -75,7 +75,7 @@ Result<Splitting> read_splitting(const Steps& steps) {
       const auto pattern = pattern_of(*step, "Regex");
       const std::string behavior = step->get_string("behavior", "");
       const bool invert = step->get_bool("invert", false);
-      // Of an expression that covers the text, what lies between its matches is nothing.
+      // If an expression covers the whole text, there is nothing between its matches.
       const bool covers = pattern && tokenizer::rules_for_pattern(*pattern).has_value();
       const bool isolated = behavior == "Isolated" && !invert;
       if (!pattern || !(isolated || (covers && behavior == "Removed" && invert)))
@@ -96,8 +96,8 @@ Result<Splitting> read_splitting(const Steps& steps) {
   return s;
 }
 
-// tokenizer.ggml.pre for what GGUF's readers know how to repeat: of the names with these
-// expressions one that also treats whole words alike, if there is any.
+// The tokenizer.ggml.pre name that makes GGUF readers split in the same way: among the names with
+// these expressions, preferably one that also treats whole words the same.
 Result<std::string> pre_name(const Splitting& s, bool ignore_merges, bool& same_words) {
   std::string found;
   for (const char* name : {"gpt-2",
@@ -147,7 +147,7 @@ void add_added_token_rules(const json::Value& root, bool normalizes,
       if (!token.get_bool(rule, false)) continue;
       unsaid.push_back(
           fmt::format("{} of the added token {}", rule, token.get_string("content", "")));
-      break;  // one stands for all
+      break;  // one warning per rule is enough
     }
   }
   for (const json::Value& token : added->as_array()) {
@@ -178,7 +178,7 @@ std::pair<std::string, std::string> sides_of(const json::Value& merge) {
   return {text.substr(0, space), text.substr(std::min(space + 1, text.size()))};
 }
 
-// GGUF writes merges as "a b", of which the first counts, and takes for granted that each byte has
+// GGUF writes merges as "a b" (the first of two equal ones counts) and assumes that every byte has
 // a token.
 void add_byte_rules(const json::Value& model, std::vector<std::string>& unsaid) {
   bool spaces = false, twice = false;
@@ -220,8 +220,8 @@ Status read_byte_level(const json::Value& root, const json::Value& model, Tokeni
   return {};
 }
 
-// Readers of "llama" vocabularies merge any two neighbours that make a token, the best token first.
-// Whether that is what the list of merges says.
+// Readers of "llama" vocabularies merge any two neighbours that form a token, the best token first.
+// Checks whether the list of merges is equivalent to that.
 bool merges_by_token(const json::Value& model) {
   const json::Value* vocab = model.find("vocab");
   const json::Value* merges = model.find("merges");
@@ -233,7 +233,7 @@ bool merges_by_token(const json::Value& model) {
   for (const json::Value& merge : merges->as_array()) {
     const auto [left, right] = sides_of(merge);
     const size_t r = rank.emplace(left + right, rank.size()).first->second;
-    if (r < last) return false;  // another token's merges come in between
+    if (r < last) return false;  // merges into different tokens are interleaved
     last = r;
     listed.insert(left + " " + right);
   }

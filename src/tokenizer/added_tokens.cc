@@ -70,7 +70,7 @@ void AddedTokens::split(std::string_view text, bool parse_special, const PieceCo
     flush(begin);
     on_token(token.id);
     after_token = true;
-    // White space that was stripped is searched for tokens all the same, as the reference does.
+    // Stripped white space is still searched for tokens, as in the reference implementation.
     done = end;
   }
   flush(text.size());

@@ -7,7 +7,7 @@
 
 namespace freshet::tokenizer {
 
-// nullopt when `text` is not Base64. Padding may be missing.
+// nullopt if `text` is not Base64. Padding is optional.
 std::optional<std::string> decode_base64(std::string_view text);
 
 }  // namespace freshet::tokenizer

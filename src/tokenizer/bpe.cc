@@ -128,7 +128,7 @@ int32_t BpeModel::char_id(std::string_view c, bool first, bool last) const {
 }
 
 void BpeModel::split_chars(std::string_view word, std::vector<Symbol>& symbols) const {
-  Symbol unknown;  // its size is 0 while there is none
+  Symbol unknown;  // its size is 0 if there is none
   const auto flush = [&] {
     if (unknown.size != 0) symbols.push_back(unknown);
     unknown = {};
@@ -212,8 +212,8 @@ void BpeModel::emit_unknown(std::string_view text, bool after_unknown,
   }
 }
 
-// An unused token is taken apart into what it was last merged from: the two symbols that merging
-// its text alone leaves when the last step is left out.
+// Splits an unused token into the two symbols it was last merged from, i.e. the symbols that remain
+// when its text is merged without the last step.
 void BpeModel::emit_unused(std::string_view text, std::vector<int32_t>& out) const {
   Scratch scratch;
   split_chars(text, scratch.symbols);

@@ -1,9 +1,9 @@
-// Byte-pair encoding in its kinds: merges listed by rank (GPT-2, Hugging Face), merges implied by
-// the ranks of the tokens (tiktoken), and merges implied by their scores (SentencePiece).
+// Byte-pair encoding in three variants: merges listed by rank (GPT-2, Hugging Face), merges implied
+// by the token ranks (tiktoken), and merges implied by the token scores (SentencePiece).
 //
-// Symbols are bytes or characters. A word that is itself a token is looked up instead of merged
-// once it is known to merge into that token, so that most words cost one look-up; what is known is
-// kept in an atomic byte a token.
+// Symbols are bytes or characters. Once it is known that a word which is itself a token merges into
+// that token, the word is looked up instead of merged, so most words cost one look-up. This
+// knowledge is cached in one atomic byte per token.
 #pragma once
 
 #include <array>
@@ -23,20 +23,20 @@ namespace freshet::tokenizer {
 
 struct BpeOptions {
   bool bytes = false;           // symbols are bytes, not characters
-  bool whole_words = false;     // a word that is a token is that token, whatever the merges say
-  bool whole_newlines = false;  // the same for words of nothing but newlines
+  bool whole_words = false;     // a word that is a token becomes that token, whatever the merges
+  bool whole_newlines = false;  // the same, for words of newlines only
   bool byte_fallback = false;   // unknown characters become the tokens <0x00> to <0xFF>
-  bool fuse_unknown = false;    // unknown neighbours become one
+  bool fuse_unknown = false;    // adjacent unknown characters become one token
   bool late_unknown = false;    // unknown characters may still merge (SentencePiece)
-  int32_t unknown = -1;         // -1: unknown characters vanish
-  std::string prefix, suffix;   // of symbols after the first, and of the last
+  int32_t unknown = -1;         // -1: unknown characters are dropped
+  std::string prefix, suffix;   // prefix of symbols after the first; suffix of the last symbol
 };
 
-// Ranks of listed merges, by the ids of the two sides.
+// Ranks of listed merges, keyed by the ids of the left and right token.
 class PairRanks {
  public:
   void reserve(size_t count);
-  // Of equal pairs the first given counts.
+  // If a pair is added twice, the first one counts.
   void add(int32_t left, int32_t right, Merge merge);
   Merge find(int32_t left, int32_t right) const {
     if (slots_.empty() || left < 0 || right < 0) return {};
@@ -66,22 +66,23 @@ class PairRanks {
 
 class BpeModel : public Model {
  public:
-  // `keys` are the tokens as they are met in words (for byte symbols: raw bytes); it and the
-  // strings in it outlive the model. ids < id_count.
+  // `keys` are the tokens in the form in which words contain them (raw bytes for byte symbols). The
+  // map and its strings must outlive the model. All ids are < id_count.
   BpeModel(BpeOptions options, const TokenMap& keys, int32_t id_count);
 
-  // Exactly one of these is called before use.
+  // Exactly one of the next two is called before use.
   void set_pairs(PairRanks pairs);
-  // Two neighbours merge when together they are a token; ranks[id] is when (Merge::kNone: never).
+  // Two neighbours merge if their concatenation is a token; ranks[id] is the merge rank
+  // (Merge::kNone: never).
   void set_token_ranks(std::vector<int32_t> ranks);
 
-  // SentencePiece only. User-defined tokens are never merged; unused ones are taken apart again.
+  // SentencePiece only. User-defined tokens are never merged; unused tokens are split up again.
   void set_user_defined(std::shared_ptr<const Trie> trie) { user_defined_ = std::move(trie); }
   void set_unused(std::vector<bool> unused) { unused_ = std::move(unused); }
-  // No token holds U+2581 after another character, so that words may be cut before it.
+  // Declares that no token has U+2581 after another character, so words may be cut before U+2581.
   void cut_before_spaces() { cut_ = true; }
 
-  // The ids of the tokens <0x00> to <0xFF>, or -1 each.
+  // The ids of the byte-fallback tokens <0x00> to <0xFF>; -1 if missing.
   const std::array<int32_t, 256>& byte_tokens() const { return byte_tokens_; }
   bool has_all_byte_tokens() const;
 
@@ -106,11 +107,11 @@ class BpeModel : public Model {
   bool by_token_ = false, cut_ = false;
   PairRanks pairs_;
   std::vector<int32_t> ranks_;
-  std::array<int32_t, 256> byte_ids_;     // of single-byte keys
-  std::array<int32_t, 256> byte_tokens_;  // of <0xXX>
+  std::array<int32_t, 256> byte_ids_;     // ids of single-byte keys
+  std::array<int32_t, 256> byte_tokens_;  // ids of <0xXX>
   std::shared_ptr<const Trie> user_defined_;
   std::vector<bool> unused_;
-  std::unique_ptr<std::atomic<uint8_t>[]> known_;  // by id
+  std::unique_ptr<std::atomic<uint8_t>[]> known_;  // indexed by id
 };
 
 }  // namespace freshet::tokenizer

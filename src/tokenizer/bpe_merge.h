@@ -1,7 +1,8 @@
-// The merging of byte-pair encoding (Sennrich et al., 2016): while any two neighbours may merge,
-// merge those of the lowest rank, the leftmost first.
+// The merge loop of byte-pair encoding (Sennrich et al., 2016): while neighbours can merge, merge
+// the pair of the lowest rank, leftmost first.
 //
-// Few symbols are scanned for the best pair again and again; many go through a heap, O(n log n).
+// For few symbols, the best pair is found by repeated linear scans; for many, by a heap in O(n log
+// n).
 #pragma once
 
 #include <algorithm>
@@ -61,8 +62,8 @@ void merge_many(Scratch& s, const Ranks& ranks) {
     s.heap.pop_back();
     const auto left = static_cast<int32_t>(best.key & 0xFFFFFFFF);
     const int32_t right = at(left).next;
-    // A symbol's size is 0 once its left neighbour took it. Since symbols only grow, the same total
-    // means the same two symbols.
+    // A symbol's size is 0 once its left neighbour absorbed it. Symbols only grow, so an equal
+    // total size means that both symbols are unchanged.
     if (at(left).size == 0 || right < 0 || at(left).size + at(right).size != best.size) continue;
     at(left).size = best.size;
     at(left).id = best.id;
@@ -75,7 +76,7 @@ void merge_many(Scratch& s, const Ranks& ranks) {
   std::erase_if(symbols, [](const Symbol& symbol) { return symbol.size == 0; });
 }
 
-// Merges scratch.symbols in place. ranks(left, right) tells what two neighbours give.
+// Merges scratch.symbols in place. ranks(left, right) returns the merge of two neighbours.
 template <class Ranks>
 void merge_symbols(Scratch& scratch, const Ranks& ranks) {
   constexpr size_t kFew = 40;

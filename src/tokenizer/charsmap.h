@@ -1,7 +1,9 @@
-// SentencePiece's precompiled character map: replacements of byte sequences in a double array
-// (Darts' layout: u32 array bytes, the array, then zero-terminated replacement strings).
+// SentencePiece's precompiled character map: replacements of byte sequences, stored in a double
+// array (Darts layout: size of the array in bytes as u32, the array, then zero-terminated
+// replacement strings).
 //
-// Immutable. The array comes from a file and is not trusted: each step is checked against its size.
+// Immutable. The array comes from a file and is not trusted: every step is checked against its
+// size.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ class Charsmap {
   static Result<Charsmap> parse(std::string_view bytes);
 
   struct Match {
-    size_t size;  // bytes replaced
+    size_t size;  // number of bytes replaced
     std::string_view replacement;
   };
   std::optional<Match> longest(std::string_view text) const { return match(text, true); }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kRoles = {"user", "system", "assistant", "tool"};
 
-// Ends in a space, so that a template that trims a message trims it, too.
+// Ends in a space: a template that trims a message also trims this space.
 constexpr std::string_view kMarker = "FRESHET_CONTINUES_HERE ";
 
 json::Value text_part(std::string text) {
@@ -47,7 +47,7 @@ json::Value probe_result(json::Value content) {
   return m;
 }
 
-// Templates for tools alone may fail without any.
+// Templates that exist only for tools may fail without any.
 json::Value probe_tools() {
   json::Object function, parameters, tool;
   parameters["type"] = "object";
@@ -76,8 +76,8 @@ bool has(const Result<std::string>& text, std::string_view what) {
   return text.ok() && text->find(what) != std::string::npos;
 }
 
-// transformers fills in the names under which templates read a thought. Those that know "thinking"
-// may refuse it beside a content and calls.
+// transformers sets the names under which templates read a thought. Templates that know "thinking"
+// may refuse it next to content and calls.
 void share_reasoning(json::Object& m) {
   static constexpr const char* kNames[] = {"reasoning_content", "thinking", "reasoning"};
   const json::Value* found = nullptr;
@@ -95,7 +95,7 @@ void share_reasoning(json::Object& m) {
   }
 }
 
-// Puts the arguments of calls in the shape that the template takes; text stays as it came.
+// Converts the arguments of calls to the shape that the template takes; text stays unchanged.
 void shape_arguments(json::Value& calls, bool as_text) {
   for (json::Value& call : calls.as_array()) {
     json::Value* function = call.is_object() ? call.as_object().find("function") : nullptr;
@@ -113,7 +113,7 @@ void shape_arguments(json::Value& calls, bool as_text) {
   }
 }
 
-// Appends the marker to the last message's text.
+// Appends the marker to the text of the last message.
 void mark_end(json::Object& last) {
   const std::string marker(kMarker);
   json::Value& content = last["content"];
@@ -131,7 +131,7 @@ void mark_end(json::Object& last) {
   parts.push_back(text_part(marker));
 }
 
-// Cuts the text at the marker: what the template puts behind it closes the turn.
+// Cuts the text at the marker: the template's output after it closes the turn.
 Status cut_at_marker(std::string& text) {
   const std::string_view bare = kMarker.substr(0, kMarker.size() - 1);
   const size_t at = text.rfind(bare);
@@ -192,8 +192,8 @@ Result<ChatRenderer::Form> ChatRenderer::make_form(const std::string& source) co
   return form;
 }
 
-// Templates take a content as a string, as a list of parts, or as either. One that is given the
-// wrong kind fails, leaves the text out, or prints the list.
+// Templates take a content as a string, as a list of parts, or as either. A template that is given
+// the wrong kind fails, omits the text, or prints the list.
 ChatRenderer::Content ChatRenderer::find_content_shape(const Form& form, size_t role) const {
   Form probing = form;
   probing.shape.contents.fill(Content::kEither);
@@ -214,8 +214,9 @@ ChatRenderer::Content ChatRenderer::find_content_shape(const Form& form, size_t 
   return has(as_string, word) ? Content::kEither : Content::kParts;
 }
 
-// Templates differ in what they fail on, or leave out: the first shape in which a call is in the
-// text is theirs. Text that they print as it came goes before objects, which they would spell anew.
+// Templates differ in the call shapes that they refuse or omit: the first shape with which the call
+// appears in the text is used. Text that is printed unchanged is preferred to objects, which the
+// template would serialise again.
 void ChatRenderer::find_call_shape(Form& form) const {
   const std::string spelled = R"({"probed_key":  "probed_value"})";
   for (const auto& [null_content, text] :
@@ -259,7 +260,7 @@ Result<std::string> ChatRenderer::render(const Form& form, Conversation c) const
   const Shape& shape = form.shape;
   for (json::Value& value : c.messages) {
     json::Object& m = value.as_object();
-    // OpenAI's newer name of it, which few models know.
+    // OpenAI's newer name for this role, which few models know.
     if (!shape.knows_developers && m["role"] == json::Value("developer")) m["role"] = "system";
     json::Value& content = m["content"];
     if (content.is_null()) content = "";

@@ -19,7 +19,7 @@ json::Value parse(const std::string& text) {
   return std::move(value).value();
 }
 
-// A model of one token, with these special tokens and templates.
+// A model with one token and these special tokens and templates.
 Tokenizer model(const std::string& special_tokens,
                 const std::vector<std::pair<std::string, std::string>>& templates = {}) {
   auto parts = std::make_shared<TokenizerParts>();
@@ -132,7 +132,7 @@ TEST(ChatRenderer, GivesContentsInTheShapeThatTheTemplateTakes) {
       " a|[ a][ b]");
   EXPECT_EQ(both(loop("{{ m.content[0]['text'] }}")), " a| a");
   EXPECT_EQ(both(loop("{{ m['role'] + m['content'] }}")), "user a|user a b");
-  // Of one role parts, of the other a string.
+  // Parts for one role, a string for the other.
   const ChatRenderer mixed = renderer(
       tokenizer, loop("{% if m.role == 'user' %}" + each + "{% else %}{{ m.content }}{% endif %}"));
   EXPECT_EQ(rendered(mixed, conversation(R"([{"role": "system", "content": "s"},

@@ -36,7 +36,7 @@ std::string apply_replace(const DecoderStep& step, std::string_view text) {
   return out;
 }
 
-// What English tokenisers put apart, put together again.
+// Rejoins text that English tokenizers split.
 std::string clean_up(std::string text) {
   constexpr std::pair<std::string_view, std::string_view> kRules[] = {
       {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
@@ -76,7 +76,7 @@ class OutputStage : public Stage {
   std::string* out_ = nullptr;
 };
 
-// A step that sees each token by itself, and whether it is the first.
+// A step that processes each token by itself and knows whether it is the first.
 class EachStage : public Stage {
  public:
   explicit EachStage(const DecoderStep& step) : step_(step) {}
@@ -135,7 +135,7 @@ class FuseStage : public Stage {
   void finish() override { next().finish(); }
 };
 
-// Fuses, too: what comes after sees one token.
+// Also fuses: the next steps see a single token.
 class BytesStage : public Stage {
  public:
   explicit BytesStage(bool printable) : printable_(printable) {}
@@ -156,7 +156,8 @@ class BytesStage : public Stage {
   Utf8Assembler assembler_;
 };
 
-// A run of byte tokens counts as a whole: one bad sequence in it, and every byte becomes U+FFFD.
+// A run of byte tokens is decoded as a whole: if it contains one invalid sequence, every byte
+// becomes U+FFFD.
 class ByteFallbackStage : public Stage {
  public:
   void push(std::string_view token) override {
@@ -186,7 +187,7 @@ class ByteFallbackStage : public Stage {
   std::string run_;
 };
 
-// The suffix of all but the last token becomes a space.
+// The suffix of every token but the last becomes a space.
 class BpeStage : public Stage {
  public:
   explicit BpeStage(const DecoderStep& step) : step_(step) {}
@@ -243,7 +244,7 @@ class FusedStripStage : public Stage {
         break;
       }
     }
-    size_t keep = 0;  // what may turn out to be the end
+    size_t keep = 0;  // possibly the end of the token
     for (size_t i = 0; i < step_.right && !c.empty(); ++i) {
       if (!rest.substr(0, rest.size() - keep).ends_with(c)) break;
       keep += c.size();
@@ -292,7 +293,7 @@ class FusedReplaceStage : public Stage {
   std::string held_;
 };
 
-// Puts a fused token together for a step that must see it whole.
+// Collects a fused token for a step that needs all of it.
 class GatherStage : public Stage {
  public:
   void push(std::string_view part) override { text_ += part; }
@@ -400,7 +401,7 @@ void Utf8Assembler::drain(std::string& out, bool final) {
     if (c.valid) {
       out.append(held_, i, c.size);
     } else {
-      // A proper prefix of a character at the very end may yet be completed.
+      // A proper prefix of a character at the very end may still be completed.
       const bool open = i + c.size == held_.size() && held_.size() - i < utf8_size(held_[i]) &&
                         static_cast<uint8_t>(held_[i]) >= 0xC2 &&
                         static_cast<uint8_t>(held_[i]) <= 0xF4;

@@ -1,9 +1,9 @@
-// Decoders: from tokens back to text, as a stream.
+// Decoders: tokens to text, as a stream.
 //
-// A DecoderPlan is a list of steps, as in a tokenizer.json's "decoder" (a Sequence is flattened);
-// immutable and safe to share. A DecoderStream runs it: tokens go in one by one, text comes out as
-// soon as it is certain, and always in whole UTF-8 characters. Decoding a whole list is running a
-// stream over it, so the two cannot differ. A stream is used by one thread.
+// A DecoderPlan is a list of steps, like the "decoder" of a tokenizer.json (a Sequence is
+// flattened); it is immutable and safe to share. A DecoderStream runs the plan: tokens go in one by
+// one, and text comes out as soon as it is final, always in whole UTF-8 characters. Decoding a full
+// list runs a stream over it, so both give the same result. A stream must be used by one thread.
 #pragma once
 
 #include <array>
@@ -18,17 +18,17 @@ namespace freshet::tokenizer {
 
 struct DecoderStep {
   enum class Kind {
-    kByteLevel,     // printable characters to bytes; fuses
-    kBytes,         // tokens are raw bytes already; fuses
-    kMetaspace,     // text to space; not on the first token if flag
-    kWordPiece,     // text is the prefix of continuations; flag: clean up
-    kBpe,           // text is the suffix of words
+    kByteLevel,     // printable characters to bytes; fuses tokens
+    kBytes,         // tokens are already raw bytes; fuses tokens
+    kMetaspace,     // replaces text by a space; flag: removes it from the first token
+    kWordPiece,     // text: prefix of continuation tokens; flag: clean up
+    kBpe,           // text: suffix of words
     kByteFallback,  // <0xXX> to bytes
     kFuse,
-    kStrip,    // text (one character) from the start (left times) and the end (right times)
+    kStrip,    // removes text (one character) up to left times at the start, right times at the end
     kReplace,  // text or regex -> content
     kCtc,      // text: padding, content: word delimiter, flag: clean up
-    kJoin,     // no decoder at all: spaces between the tokens
+    kJoin,     // no decoder: joins the tokens with spaces
   };
   Kind kind;
   std::string text, content;
@@ -41,7 +41,7 @@ class DecoderPlan {
  public:
   void add(DecoderStep step) { steps_.push_back(std::move(step)); }
   const std::vector<DecoderStep>& steps() const { return steps_; }
-  // What a token in the middle of a text stands for, in bytes.
+  // The bytes of a token in the middle of a text.
   std::string token_bytes(std::string_view token) const;
 
  private:
@@ -51,15 +51,15 @@ class DecoderPlan {
 class DecoderStream {
  public:
   virtual ~DecoderStream() = default;
-  // Appends to `out` the text that is now certain.
+  // Appends the text that is now final to `out`.
   virtual void push(std::string_view token, std::string& out) = 0;
-  // Appends the rest. Nothing is pushed afterwards.
+  // Appends the remaining text. No push() may follow.
   virtual void finish(std::string& out) = 0;
 };
 std::unique_ptr<DecoderStream> make_decoder_stream(const DecoderPlan& plan);
 
-// Bytes in, well-formed text out: a bad sequence becomes U+FFFD, one for each maximal well-formed
-// prefix, or one for each byte. Holds at most three bytes back.
+// Bytes in, well-formed text out: an invalid sequence becomes U+FFFD, one per maximal well-formed
+// prefix or one per byte. Holds back at most three bytes.
 class Utf8Assembler {
  public:
   explicit Utf8Assembler(bool each_byte = false) : each_byte_(each_byte) {}
@@ -72,7 +72,7 @@ class Utf8Assembler {
   std::string held_;
 };
 
-// The byte of a token <0xXX>, or -1.
+// The byte of a token <0xXX>; -1 if it is not one.
 int byte_of_token(std::string_view token);
 
 }  // namespace freshet::tokenizer

@@ -1,5 +1,5 @@
-// The word patterns behind tokenizer.ggml.pre. Each name stands for the expressions of one family's
-// tokenizer.json.
+// The word patterns for tokenizer.ggml.pre. Each name stands for the expressions in the
+// tokenizer.json of one model family.
 #include <algorithm>
 #include <array>
 

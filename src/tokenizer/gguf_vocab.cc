@@ -29,7 +29,7 @@ void fill_vocab(const GgufVocab& vocab, TokenizerParts& parts) {
   }
 }
 
-// What the tokens stand for: their names where special, else bytes, spaces and all.
+// The bytes of the tokens: names for special tokens, else bytes with the spaces restored.
 void fill_bytes(const GgufVocab& vocab, bool printable, TokenizerParts& parts) {
   std::string bytes;
   for (size_t i = 0; i < vocab.tokens.size(); ++i) {
@@ -62,7 +62,7 @@ PairRanks read_merges(const GgufVocab& vocab, const TokenizerParts& parts) {
     const int32_t left = parts.vocab.find(text.substr(0, space));
     const int32_t right = parts.vocab.find(text.substr(space + 1));
     const int32_t both = parts.vocab.find(joined);
-    // Converters leave merges in whose tokens were pruned; those can never apply.
+    // Converters keep merges whose tokens were pruned; these can never apply.
     if (left < 0 || right < 0 || both < 0) continue;
     pairs.add(left, right, {static_cast<int32_t>(i), both});
   }
@@ -148,7 +148,7 @@ Status build_bert(const GgufVocab& vocab, TokenizerParts& parts) {
                            .bits = kSpace});
   parts.pre_tokenizer.add(
       {.kind = PreTokenizerStep::Kind::kClass, .bits = kPunctuation, .ascii_punctuation = true});
-  // Here it is the starts of words that are marked, not the rest.
+  // Here the tokens that start words are marked, not the continuations.
   TokenMap starts, rest;
   for (int32_t id = 0; id < parts.vocab.size(); ++id) {
     const std::string_view text = parts.vocab.text(id);
@@ -166,7 +166,7 @@ Status build_bert(const GgufVocab& vocab, TokenizerParts& parts) {
   return {};
 }
 
-// Control and user-defined tokens are found in the text as it is.
+// Control and user-defined tokens are found in the unmodified text.
 void add_tokens(const GgufVocab& vocab, TokenizerParts& parts) {
   const bool phi3 =
       vocab.name.find("hi-3") != vocab.name.npos || vocab.name.find("hi3") != vocab.name.npos;
@@ -241,7 +241,7 @@ Status apply_own_keys(const GgufVocab& vocab, TokenizerParts& parts) {
   return {};
 }
 
-// Special tokens beside a tokenizer.huggingface.json.
+// Special tokens next to a tokenizer.huggingface.json.
 void set_hugging_face_ids(const GgufVocab& vocab, TokenizerParts& parts) {
   for (const auto& [from, to] : {std::pair(vocab.bos, &parts.bos),
                                  {vocab.eos, &parts.eos},
@@ -290,7 +290,7 @@ Status build(const GgufVocab& vocab, TokenizerParts& parts) {
   } else {
     return unsupported("tokenizer.ggml.model \"{}\" is not known", vocab.model);
   }
-  // Files of Gemma 4 deny the first token that the model was trained with.
+  // Gemma 4 files turn off the BOS token, although the model was trained with it.
   const bool gemma = vocab.model == "gemma4" || vocab.pre == "gemma4";
   const bool first =
       vocab.model == "bert" || (gemma && vocab.bos) || vocab.add_bos.value_or(add_bos);
@@ -340,7 +340,7 @@ Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file) {
   vocab.eot = integer("eot_token_id");
   vocab.eom = integer("eom_token_id");
   vocab.unk = integer("unknown_token_id");
-  vocab.sep = integer("seperator_token_id");  // so spelt in the format
+  vocab.sep = integer("seperator_token_id");  // spelled this way in the format
   vocab.pad = integer("padding_token_id");
   vocab.cls = integer("cls_token_id");
   vocab.mask = integer("mask_token_id");

@@ -1,10 +1,10 @@
 // Vocabularies in GGUF metadata (tokenizer.ggml.*, tokenizer.huggingface.json and
 // freshet.tokenizer.*).
 //
-// GgufVocab is the plain data, with views into the file; nothing in it is trusted. The Tokenizer
-// made from it keeps no view. A file with a tokenizer.huggingface.json is read as that says, and
-// its tokenizer.ggml.* keys only name special tokens; `freshet convert` writes it where GGUF has no
-// keys for all of a tokenizer. Docs: docs/cli.md, "freshet convert".
+// GgufVocab is plain data with views into the file; nothing in it is trusted. The Tokenizer made
+// from it keeps no view. If a file has tokenizer.huggingface.json, that defines the tokenizer, and
+// the tokenizer.ggml.* keys only name special tokens; `freshet convert` writes it if GGUF has no
+// keys for some part of the tokenizer. Docs: docs/cli.md, "freshet convert".
 #pragma once
 
 #include <optional>
@@ -34,21 +34,22 @@ struct GgufVocab {
   std::optional<std::string> chat_template;
   std::vector<std::pair<std::string, std::string>> named_templates;
   std::optional<std::string_view> hugging_face;  // tokenizer.huggingface.json
-  // freshet.tokenizer.*, each in place of what follows from the keys above.
-  std::optional<std::vector<int64_t>> prefix, suffix;  // ids around each text
-  std::optional<std::vector<int64_t>> ends;            // ids that end a generation
-  std::optional<std::string_view> special_tokens;      // JSON: what templates see
+  // freshet.tokenizer.*: each replaces the value derived from the keys above.
+  std::optional<std::vector<int64_t>> prefix, suffix;  // ids added around each text
+  std::optional<std::vector<int64_t>> ends;            // ids that end generation
+  std::optional<std::string_view> special_tokens;      // JSON: special tokens as templates see them
 };
 
-// An id of the embedding that has no token, as converters fill them in: "[PAD7]", unused.
+// The text that converters give an embedding row without a token, such as "[PAD7]" (type unused).
 std::string filler_token(size_t id);
 
 Result<GgufVocab> read_gguf_vocab(const loader::GgufFile& file);
 Result<Tokenizer> tokenizer_from_gguf(const GgufVocab& vocab);
 
-// How a "gpt2" vocabulary named by tokenizer.ggml.pre splits words and merges.
+// How a "gpt2" vocabulary with this tokenizer.ggml.pre splits words and merges.
 struct GgufPre {
-  std::vector<std::string> patterns;  // applied in turn, each to what the one before it left
+  // Applied in order, each to the parts that the previous one left.
+  std::vector<std::string> patterns;
   bool ignore_merges = false;
   bool add_bos = false;
   bool marked_spaces = false;  // spaces are U+2581 and text is UTF-8, not printable bytes

@@ -1,4 +1,4 @@
-// GGUF vocabularies beyond what golden_test.cc reads from files.
+// GGUF vocabularies that golden_test.cc does not cover with files.
 #include "tokenizer/gguf_vocab.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST(GgufVocab, FindsSpecialTokensInText) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   EXPECT_THAT(tokenizer->encode("hello"), ElementsAre(5, 6, 3));
   EXPECT_THAT(tokenizer->encode("<|im_start|>o<tool>"), ElementsAre(7, 3, 9));
-  // Unknown bytes vanish; user-defined tokens are found in any case.
+  // Unknown bytes are dropped; user-defined tokens are always found.
   EXPECT_THAT(tokenizer->encode("<|im_end|>o<tool>", {.parse_special = false}),
               ElementsAre(1, 3, 9));
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{7, 5, 6, 3, 4, 9}), "<|im_start|>hello <tool>");
@@ -78,7 +78,7 @@ TEST(GgufVocab, AddsWhatTheFileAsksFor) {
   EXPECT_THAT(tokenizer->encode("o", {.add_special = false}), ElementsAre(3));
   EXPECT_TRUE(tokenizer->adds_bos());
   EXPECT_EQ(tokenizer->chat_template(), "{{ messages }}");
-  vocab.pre = "llama-bpe";  // asks for a first token by itself, and takes whole words
+  vocab.pre = "llama-bpe";  // adds BOS by default, and takes whole words
   vocab.add_bos = vocab.add_eos = std::nullopt;
   vocab.tokens.push_back("hello");
   EXPECT_THAT(tokenizer_from_gguf(vocab)->encode("hello"), ElementsAre(7, 11));
@@ -102,7 +102,7 @@ TEST(GgufVocab, MarksSpacesForGemma) {
   vocab.merges = {"▁ a", "▁a ▁a"};
   vocab.bos = 2;
   vocab.eos = 1;
-  vocab.add_bos = false;  // as some files say, and are not believed
+  vocab.add_bos = false;  // as in some files; ignored
   const auto tokenizer = tokenizer_from_gguf(vocab);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   EXPECT_THAT(tokenizer->encode(" a a\n\n\né"), ElementsAre(2, 10, 7, 8, 9));
@@ -131,7 +131,7 @@ TEST(GgufVocab, RefusesWhatItCannotUse) {
               HasSubstr("first"));
 }
 
-// Short lists and stray values do no harm.
+// Short lists and invalid values do no harm.
 TEST(GgufVocab, ToleratesOddMetadata) {
   GgufVocab vocab = small_vocab();
   vocab.types = {77, -3};
@@ -254,7 +254,7 @@ TEST(GgufPre, KnowsEveryName) {
   EXPECT_FALSE(find_gguf_pre("nonsense"));
 }
 
-// Runs of digits, as the vocabularies' own expressions group them.
+// Runs of digits, grouped as in the vocabularies' own expressions.
 TEST(GgufPre, GroupsDigits) {
   const auto split = [](std::string_view name, std::string_view text) {
     PreTokenizer words;

@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 const std::string kData = FRESHET_UNPACKED_DATA "/tokenizers/";
 const std::string kExtra = FRESHET_EXTRA_DATA;
 
-// A vocabulary may be in the repository (often without the tokens that no test meets) and, whole,
-// in the folder with further data.
+// A vocabulary may be in the repository (often without the tokens that no test needs) and,
+// complete, in the folder with extra data.
 std::vector<std::string> paths_of(const std::string& name) {
   std::vector<std::string> paths;
   for (const std::string& path :
@@ -91,7 +91,7 @@ TEST_P(Golden, EqualsTheReference) {
   }
 }
 
-// mistral-v1.model, whose kind is llama2.model's, with FRESHET_EXTRA_DATA alone.
+// mistral-v1.model, of the same kind as llama2.model; needs FRESHET_EXTRA_DATA.
 std::vector<std::string> tokenizers() {
   std::vector<std::string> all = {"clip.json",           "falcon.json",     "gpt2.json",
                                   "llama2.model",        "llama3.tiktoken", "mistral.json",
@@ -114,7 +114,7 @@ std::string read_file(const std::string& path) {
   return text.str();
 }
 
-// Inputs apart by a marker line; ids a line.
+// The inputs are separated by a marker line; the ids have one line per input.
 void check_pair(const Tokenizer& tokenizer, const std::string& prefix) {
   const std::string inputs = read_file(prefix + ".inp");
   std::istringstream outputs(read_file(prefix + ".out"));
@@ -137,7 +137,7 @@ void check_pair(const Tokenizer& tokenizer, const std::string& prefix) {
 
 struct Pair {
   std::string pair;        // of .inp and .out
-  std::string vocabulary;  // the file that holds the same vocabulary
+  std::string vocabulary;  // the file with the same vocabulary
 };
 class LlamaCppPair : public testing::TestWithParam<Pair> {};
 
@@ -149,7 +149,7 @@ TEST_P(LlamaCppPair, EqualsTheReference) {
   }
 }
 
-// Those whose vocabulary is here: five more with FRESHET_EXTRA_DATA.
+// The pairs whose vocabulary is in the repository; five more with FRESHET_EXTRA_DATA.
 std::vector<Pair> pairs() {
   std::vector<Pair> all = {Pair{"bert-bge", "ggml-vocab-bert-bge.gguf"},
                            Pair{"deepseek-coder", "ggml-vocab-deepseek-coder.gguf"},

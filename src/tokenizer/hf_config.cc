@@ -34,9 +34,9 @@ std::optional<std::string> token_text(const json::Value& value) {
   return content->as_string();
 }
 
-// What transformers' classes take where tokenizer_config.json does not name a token.
+// The defaults of transformers' classes for tokens that tokenizer_config.json does not name.
 struct ClassTokens {
-  std::string_view name;  // the class begins so
+  std::string_view name;  // prefix of the class name
   std::array<const char*, 7> tokens;
 };
 constexpr ClassTokens kClassTokens[] = {
@@ -48,7 +48,7 @@ constexpr ClassTokens kClassTokens[] = {
     {"Bert", {nullptr, nullptr, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"}},
 };
 
-// tokenizer_config.json with what older folders say in special_tokens_map.json.
+// tokenizer_config.json merged with special_tokens_map.json, which older folders use.
 json::Object merged_config(const json::Value& config, const json::Value& map) {
   json::Object merged;
   if (config.is_object()) merged = config.as_object();
@@ -57,7 +57,7 @@ json::Object merged_config(const json::Value& config, const json::Value& map) {
   return merged;
 }
 
-// The map that templates see. `config` is merged_config()'s.
+// The map that templates see. `config` comes from merged_config().
 json::Object template_tokens(const json::Object& config) {
   json::Object tokens;
   const json::Value* type = config.find("tokenizer_class");
@@ -112,7 +112,7 @@ Status add_template_file(const std::string& name, const fs::path& path, Tokenize
   return {};
 }
 
-// Files of templates go before what the configurations say: chat_template.jinja is the default, and
+// Template files take precedence over the configuration: chat_template.jinja is the default, and
 // additional_chat_templates/NAME.jinja has the name NAME.
 Status read_template_files(const fs::path& directory, TokenizerParts& parts) {
   const fs::path alone = directory / "chat_template.jinja";
@@ -148,8 +148,8 @@ void add_eos_ids(const json::Value& config, TokenizerParts& parts) {
   }
 }
 
-// A SentencePiece or tiktoken vocabulary in a model's directory: its special tokens count in text,
-// and those that tokenizer_config.json adds are added.
+// A SentencePiece or tiktoken vocabulary in a model's directory: its special tokens are parsed from
+// text, and the tokens that tokenizer_config.json adds are added.
 void apply_config(const json::Value& config, TokenizerParts& parts) {
   std::map<int32_t, AddedToken> tokens;
   for (int32_t id = 0; id < parts.vocab.size(); ++id) {
@@ -187,7 +187,7 @@ void apply_config(const json::Value& config, TokenizerParts& parts) {
   parts.hide_control = false;
 }
 
-// Where bos and eos go by the configuration. The classes of Llama and Gemma follow it even where
+// Where the configuration adds bos and eos. The classes of Llama and Gemma follow it even if
 // tokenizer.json has a template of its own.
 void apply_bos_eos(const json::Value& config, bool json_vocabulary, TokenizerParts& parts) {
   const std::string name = config.get_string("tokenizer_class", "");
@@ -200,7 +200,7 @@ void apply_bos_eos(const json::Value& config, bool json_vocabulary, TokenizerPar
   if (config.get_bool("add_eos_token", false) && parts.eos) parts.suffix = {*parts.eos};
 }
 
-// A generation_config.json that cannot be read counts as none, as in transformers.
+// An unreadable generation_config.json is ignored, as in transformers.
 json::Value read_generation_config(const fs::path& directory) {
   auto generation = read_config(directory / "generation_config.json");
   return generation.ok() ? std::move(generation).value() : json::Value(json::Object());

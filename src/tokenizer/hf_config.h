@@ -1,4 +1,4 @@
-// The files beside a vocabulary in a Hugging Face folder: tokenizer_config.json,
+// The files next to a vocabulary in a Hugging Face folder: tokenizer_config.json,
 // special_tokens_map.json, chat templates, generation_config.json. Errors name the file.
 #pragma once
 
@@ -8,8 +8,7 @@
 
 namespace freshet::tokenizer {
 
-// `json_vocabulary`: the vocabulary is a tokenizer.json, which says itself what its added tokens
-// are.
+// `json_vocabulary`: the vocabulary is a tokenizer.json, which lists its added tokens itself.
 Status read_hf_config(const std::filesystem::path& directory, bool json_vocabulary,
                       TokenizerParts& parts);
 

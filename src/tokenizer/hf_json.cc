@@ -68,7 +68,7 @@ Result<PairRanks> parse_merges(const json::Value& model, const TokenizerParts& p
   PairRanks pairs;
   pairs.reserve(list.size());
   std::string joined;
-  for (size_t i = list.size(); i-- > 0;) {  // of equal pairs the last in the file counts
+  for (size_t i = list.size(); i-- > 0;) {  // the last of several equal pairs in the file counts
     const auto sides = parse_merge(list[i]);
     if (!sides.ok()) return sides.status().with_context(fmt::format("model.merges[{}]", i));
     const auto [left, right] = *sides;
@@ -133,7 +133,7 @@ Status parse_bpe(const json::Value& model, TokenizerParts& parts, size_t& count)
   if (options.bytes) {
     parts.pre_tokenizer.remove_last();
   }
-  // The keys live in parts, whose vocabulary grows no further strings that the model would miss.
+  // The keys live in parts; no strings that the model would miss are added to its vocabulary later.
   parts.byte_keys.reserve(count);
   if (options.bytes) {
     fill_byte_keys(parts);
@@ -239,7 +239,7 @@ Status parse_root(const json::Value& root, TokenizerParts& parts) {
 
 Status parse_hf_model(const json::Value& model, TokenizerParts& parts, size_t& model_count) {
   std::string type = model.get_string("type", "");
-  if (type.empty()) {  // files of before the key existed
+  if (type.empty()) {  // files older than this key
     const json::Value& vocab = member(model, "vocab");
     type = model.find("merges") != nullptr                      ? "BPE"
            : vocab.is_array()                                   ? "Unigram"
@@ -256,7 +256,7 @@ Status parse_hf_model(const json::Value& model, TokenizerParts& parts, size_t& m
 Status parse_hf_added_tokens(const json::Value& value, size_t model_count, TokenizerParts& parts) {
   if (value.is_null()) return {};
   if (!value.is_array()) return invalid_argument("\"added_tokens\" is not a list");
-  // The ids written in the file do not count: a token has the model's id, or the next free one.
+  // The ids in the file are ignored: a token gets the model's id, or the next free one.
   auto next_id = static_cast<int64_t>(model_count);
   std::map<int32_t, AddedToken> tokens;
   for (const json::Value& entry : value.as_array()) {

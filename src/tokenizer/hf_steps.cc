@@ -1,4 +1,4 @@
-// Normalisers, pre-tokenisers, decoders and post-processors of tokenizer.json.
+// Normalisers, pre-tokenizers, decoders and post-processors of tokenizer.json.
 #include <array>
 
 #include "tokenizer/base64.h"
@@ -259,7 +259,7 @@ Result<int32_t> parse_id(const json::Value* value, std::string_view where) {
   return static_cast<int32_t>(*id);
 }
 
-// Ids that a template puts before or after the text.
+// Ids that a template adds before or after the text.
 Status add_template(const json::Value& value, std::vector<int32_t>& before,
                     std::vector<int32_t>& after) {
   const json::Value* pieces = value.find("single");

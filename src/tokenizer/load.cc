@@ -1,4 +1,4 @@
-// Finding out what a path holds, and the configuration files beside a vocabulary.
+// Detects the format of a path, and reads the configuration files next to a vocabulary.
 #include <algorithm>
 #include <filesystem>
 
@@ -22,7 +22,7 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
-// tiktoken's lines: Base64, a space, digits.
+// Lines of a tiktoken file: Base64, a space, digits.
 bool looks_like_tiktoken(std::string_view text) {
   const std::string_view line = text.substr(0, std::min(text.find('\n'), text.size()));
   const size_t space = line.find(' ');
@@ -62,8 +62,8 @@ Result<std::string> find_vocabulary(const fs::path& directory) {
 }  // namespace
 
 PartsResult parse_wordpiece_vocab(std::string_view text, const std::string& name) {
-  // BERT's own file: a token a line, its number the id. The rest of the machinery is BERT's
-  // default.
+  // BERT's vocab.txt: one token per line; the line number is the id. The rest of the pipeline is
+  // BERT's default.
   json::Object vocab;
   for (int32_t id = 0; !text.empty(); ++id) {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -129,7 +129,7 @@ Result<Tokenizer> Tokenizer::load(const std::string& path) {
     FRESHET_RETURN_IF_ERROR(read_hf_config(path, json, *parts));
   }
   guess_special_ids(*parts);
-  // With nothing said about where generation ends, names have to do.
+  // If no file says where generation ends, the tokens are found by their names.
   if (parts->end_of_generation.empty()) add_named_ends(*parts);
   if (Status status = finish_parts(*parts); !status.ok()) return status.with_context(vocabulary);
   return Tokenizer(parts);

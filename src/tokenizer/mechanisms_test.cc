@@ -1,4 +1,4 @@
-// Every part of a tokenizer.json against Hugging Face tokenizers (tools/golden_mechanisms.py
+// Every component of a tokenizer.json against Hugging Face tokenizers (tools/golden_mechanisms.py
 // writes the cases).
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
-// What every tokenisation model does: words in, ids out.
+// The interface of a tokenisation model: words in, ids out.
 //
-// A Model is immutable but for caches that are safe to share; encode() may be called from many
-// threads, each with its own Scratch. Words are not empty, and valid UTF-8 unless the model takes
-// bytes.
+// A Model is immutable except for caches that are safe to share; encode() may be called from many
+// threads, each with its own Scratch. Words are not empty, and they are valid UTF-8 unless the
+// model takes bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,26 @@
 
 namespace freshet::tokenizer {
 
-// A piece of a word on its way to becoming a token.
+// Part of a word that has not become a token yet.
 struct Symbol {
-  uint32_t begin = 0, size = 0;  // bytes of the word
+  uint32_t begin = 0, size = 0;  // length in bytes
   int32_t id = -1;               // -1: not in the vocabulary
   int32_t previous = -1, next = -1;
-  bool frozen = false;  // takes no part in merges
+  bool frozen = false;  // never merges
 };
 
-// What merging two neighbours gives.
+// The result of merging two neighbours.
 struct Merge {
   static constexpr int32_t kNone = std::numeric_limits<int32_t>::max();
-  int32_t rank = kNone;  // the lowest goes first
+  int32_t rank = kNone;  // lowest first
   int32_t id = -1;
 };
 
-// Memory that is reused from word to word.
+// Memory that is reused between words.
 struct Scratch {
   struct Candidate {
-    uint64_t key;   // rank, then the left symbol's index
-    uint32_t size;  // of both symbols: tells whether they are still what they were
+    uint64_t key;   // rank, then the index of the left symbol
+    uint32_t size;  // total size of both symbols: shows whether they have changed
     int32_t id;
   };
   std::vector<Symbol> symbols;
@@ -47,7 +47,7 @@ class Model {
   Model& operator=(const Model&) = delete;
   virtual ~Model() = default;
 
-  // Appends the word's ids. REQUIRES: word.size() < 2^31.
+  // Appends the ids of the word. REQUIRES: word.size() < 2^31.
   virtual void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const = 0;
 };
 

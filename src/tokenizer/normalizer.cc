@@ -5,7 +5,8 @@
 namespace freshet::tokenizer {
 namespace {
 
-// Rebuilds the text character by character; f(code, bytes, out) appends what a character becomes.
+// Rebuilds the text character by character; f(code, bytes, out) appends the replacement of a
+// character.
 template <class F>
 std::string map_chars(std::string_view text, F&& f) {
   std::string out;
@@ -101,8 +102,8 @@ std::string nmt(std::string_view text) {
   });
 }
 
-// A short grapheme is replaced as a whole by what its shortest mapped prefix becomes; a longer one
-// character by character. So do the models that were trained through it.
+// A short grapheme as a whole is replaced by the replacement of its shortest mapped prefix; a
+// longer one is replaced character by character. The models were trained with this behaviour.
 std::string precompiled(const Charsmap& charsmap, std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -158,7 +159,7 @@ std::string run_step(const NormalizerStep& step, std::string_view text, const Pi
 }  // namespace
 
 std::string sentencepiece_normalize(const SentencePieceRules& rules, std::string_view text) {
-  // The first replacement in `rest`, and the bytes it stands for.
+  // The first replacement in `rest`, and the bytes that it replaces.
   const auto prefix = [&](std::string_view rest) -> std::pair<std::string_view, size_t> {
     if (rules.user_defined != nullptr) {
       const size_t size = rules.user_defined->longest_prefix(rest).first;

@@ -1,10 +1,10 @@
-// Normalisers: what happens to a text before it is split into words.
+// Normalisers: applied to a text before it is split into words.
 //
-// A Normalizer is a list of steps, each from text to text, as in a tokenizer.json's "normalizer" (a
-// Sequence is flattened) or in a SentencePiece model. Immutable after building; safe from many
-// threads. Texts are valid UTF-8, except that kSentencePiece takes any bytes. A step that would
-// make the text more than 64 times longer than it came stops there, so that hostile replacements
-// cannot fill the memory.
+// A Normalizer is a list of steps from text to text, like the "normalizer" of a tokenizer.json (a
+// Sequence is flattened) or of a SentencePiece model. Immutable after building; safe from many
+// threads. Texts are valid UTF-8, except that kSentencePiece takes any bytes. A step stops before
+// it makes the text more than 64 times as long as its input, so hostile replacements cannot exhaust
+// memory.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,16 @@
 
 namespace freshet::tokenizer {
 
-// Where a piece of text stands in its input.
+// The position of a piece of text in the input.
 struct PieceContext {
-  bool at_start = true;     // its first byte is the input's first byte
-  bool after_token = true;  // nothing or an added token is before it
+  bool at_start = true;     // its first byte is the first byte of the input
+  bool after_token = true;  // nothing precedes it, or an added token does
 };
 
 // SentencePiece's normaliser (sentencepiece_model.proto, NormalizerSpec).
 struct SentencePieceRules {
   std::shared_ptr<const Charsmap> charsmap;  // may be null
-  std::shared_ptr<const Trie> user_defined;  // left as they are; may be null
+  std::shared_ptr<const Trie> user_defined;  // never normalised; may be null
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
@@ -43,9 +43,9 @@ struct NormalizerStep {
     kStrip,  // left, right
     kStripAccents,
     kReplace,        // text or regex -> content
-    kPrepend,        // content, unless the text is empty
-    kSpacePrefix,    // content, where the piece comes first or after an added token
-    kPrecompiled,    // charsmap, by grapheme, as Hugging Face does
+    kPrepend,        // prepends content, unless the text is empty
+    kSpacePrefix,    // prepends content if the piece is first or follows an added token
+    kPrecompiled,    // charsmap, applied per grapheme as in Hugging Face
     kSentencePiece,  // sentencepiece
     kBert,           // clean, cjk, strip_accents, lowercase
     kNmt,
@@ -56,7 +56,7 @@ struct NormalizerStep {
   bool left = true, right = true;
   bool clean = true, cjk = true, strip_accents = true, lowercase = true;
   std::string text, content;
-  std::shared_ptr<const Regex> regex;  // where set, in place of text
+  std::shared_ptr<const Regex> regex;  // used instead of text if set
   std::shared_ptr<const Charsmap> charsmap;
   SentencePieceRules sentencepiece;
 };

@@ -10,7 +10,8 @@ struct Span {
   bool matched;
 };
 
-// The text as alternating matched and unmatched spans; find calls its argument with each match.
+// Splits the text into alternating matched and unmatched spans; find calls its argument with each
+// match.
 template <class Find>
 std::vector<Span> cut(std::string_view text, bool invert, Find&& find) {
   std::vector<Span> spans;
@@ -121,7 +122,7 @@ std::string metaspace(const PreTokenizerStep& step, std::string_view text, bool 
   return out;
 }
 
-// The end of \w+ or [^\w\s]+ or of a run of spaces at `begin`; `space` tells which.
+// The end of a match of \w+ or [^\w\s]+ or of a run of spaces at `begin`; `space` tells which.
 size_t whitespace_run(std::string_view text, size_t begin, bool& space) {
   const auto kind_at = [&](size_t i, size_t& size) {
     const Utf8Char c = decode_utf8(text.substr(i));
@@ -203,8 +204,8 @@ Result<PreTokenizerStep> make_split(std::string_view pattern, RegexDialect diale
                                     SplitBehavior behavior, bool invert) {
   PreTokenizerStep step{
       .kind = PreTokenizerStep::Kind::kRegex, .behavior = behavior, .invert = invert};
-  // The scanned patterns match everything (or leave single white space between), so these are the
-  // behaviours that come to the same.
+  // The patterns with a scanner match everything (or leave single white space between matches), so
+  // only these behaviours are equivalent to scanning.
   const bool plain = (behavior == SplitBehavior::kIsolated && !invert) ||
                      (behavior == SplitBehavior::kRemoved && invert);
   if (plain) {

@@ -1,8 +1,8 @@
-// Pre-tokenisers: how a normalised text is cut into the words that the model sees.
+// Pre-tokenizers: split a normalised text into the words that the model encodes.
 //
-// A PreTokenizer is a list of steps, each applied to every piece that the one before it made, as in
-// a tokenizer.json's "pre_tokenizer" (a Sequence is flattened). Immutable after building; safe from
-// many threads. Texts are valid UTF-8; pieces are never empty.
+// A PreTokenizer is a list of steps, like the "pre_tokenizer" of a tokenizer.json (a Sequence is
+// flattened); each step splits every piece from the previous one. Immutable after building; safe
+// from many threads. Texts are valid UTF-8; pieces are never empty.
 #pragma once
 
 #include <memory>
@@ -16,22 +16,22 @@
 
 namespace freshet::tokenizer {
 
-// What becomes of the pieces that a pattern matches.
+// How the matches of a pattern are split off.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 enum class PrependScheme { kFirst, kNever, kAlways };
 
 struct PreTokenizerStep {
   enum class Kind {
-    kScan,         // rules: words that cover the text
+    kScan,         // rules: words that cover the whole text
     kRegex,        // regex, behavior, invert
     kLiteral,      // text, behavior, invert
-    kClass,        // any character of char_class bits (or ASCII punctuation), behavior, invert
-    kMetaspace,    // text replaces spaces; scheme; split before each
-    kPrefixSpace,  // a space, unless there is one
+    kClass,        // characters with class `bits` (or ASCII punctuation), behavior, invert
+    kMetaspace,    // text replaces spaces; scheme; split: before each one
+    kPrefixSpace,  // prepends a space unless there is one
     kByteLevel,    // bytes to printable characters
     kWhitespace,   // \w+ or [^\w\s]+
-    kFixedLength,  // length characters at a time
+    kFixedLength,  // pieces of `length` characters
   };
   Kind kind;
   SplitBehavior behavior = SplitBehavior::kIsolated;
@@ -52,8 +52,8 @@ class PreTokenizer {
   const std::vector<PreTokenizerStep>& steps() const { return steps_; }
   void remove_last() { steps_.pop_back(); }
 
-  // Calls sink with each piece, in order. at_start: the text is the beginning of the input. The
-  // pieces are views of `text` or of memory that lasts until sink returns.
+  // Calls sink with each piece, in order. at_start: the text is at the beginning of the input.
+  // Pieces are views of `text` or of memory that is valid until sink returns.
   using Sink = FunctionRef<void(std::string_view)>;
   void run(std::string_view text, bool at_start, Sink sink) const { run(0, text, at_start, sink); }
 
@@ -62,12 +62,12 @@ class PreTokenizer {
   std::vector<PreTokenizerStep> steps_;
 };
 
-// A pattern as a step: scanned by hand where an equal of it is known.
+// The step for a pattern. Uses the hand-written scanner if it knows an equivalent.
 Result<PreTokenizerStep> make_split(std::string_view pattern, RegexDialect dialect,
                                     SplitBehavior behavior = SplitBehavior::kIsolated,
                                     bool invert = false);
 
-// Runs of one script (Han, Hiragana and Katakana count as one), each with the spaces that follow.
+// Runs of one script (Han, Hiragana and Katakana count as one), each with the spaces after it.
 Result<PreTokenizerStep> make_script_split();
 
 }  // namespace freshet::tokenizer

@@ -1,7 +1,7 @@
 // A reader of the protocol-buffers wire format: just enough for SentencePiece models.
 //
-// Reads untrusted bytes; never past their end. A malformed message ends the iteration with ok()
-// false.
+// Reads untrusted bytes and never reads past their end. A malformed message ends the iteration with
+// ok() false.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class ProtoReader {
  public:
   explicit ProtoReader(std::string_view bytes) : bytes_(bytes) {}
 
-  // Moves to the next field; false at the end or at an error.
+  // Moves to the next field; false at the end or on an error.
   bool next() {
     if (bytes_.empty() || !ok_) return false;
     const uint64_t tag = varint();
@@ -42,7 +42,7 @@ class ProtoReader {
 
   bool ok() const { return ok_; }
   uint32_t field() const { return field_; }
-  // The current field's value; zero or empty when it is of another wire type.
+  // The value of the current field; zero or empty if its wire type differs.
   uint64_t integer() const { return value_; }
   bool boolean() const { return value_ != 0; }
   std::string_view data() const { return data_; }

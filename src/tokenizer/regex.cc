@@ -15,19 +15,19 @@ constexpr size_t kMaxPattern = 1 << 16;
 constexpr uint32_t kMatchLimit = 50'000'000;
 constexpr size_t kJitStack = 8 << 20;
 
-// PCRE2's \s holds U+180E and its \w lacks marks; these are White_Space and Alphabetic + M + Nd +
-// Pc.
+// PCRE2's \s contains U+180E and its \w lacks marks; these are White_Space and Alphabetic + M + Nd
+// + Pc.
 constexpr std::string_view kSpaceSet = "\\t-\\r\\x{85}\\p{Z}";
 constexpr std::string_view kWordSet =
     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}"
     "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}";
-// Oniguruma counts these digits and fractions of Latin-1 as \w, too.
+// Oniguruma's \w also contains these Latin-1 digits and fractions.
 constexpr std::string_view kLatinNumbers = "\\xB2\\xB3\\xB9\\xBC-\\xBE";
 constexpr std::string_view kAlphaSet = "\\p{L}\\p{Nl}\\x{24B6}-\\x{24E9}";
 constexpr std::string_view kHexSet = "0-9A-Fa-f";
 
-// Rewrites one pattern. Classes are read recursively (to a bounded depth); whatever is not
-// understood is copied, and PCRE2 has the last word on it.
+// Rewrites one pattern. Classes are read recursively (to a bounded depth); unknown syntax is
+// copied, and PCRE2 decides about it.
 class Translator {
  public:
   Translator(std::string_view pattern, RegexDialect dialect) : p_(pattern), dialect_(dialect) {}
@@ -53,7 +53,7 @@ class Translator {
     return set;
   }
 
-  // PCRE2's own \b goes by its own \w.
+  // PCRE2's own \b uses its own \w.
   std::string boundary(bool negated) const {
     const std::string word = fmt::format("[{}]", word_set());
     const std::string_view ahead = negated ? "(?=" : "(?!", not_ahead = negated ? "(?!" : "(?=";
@@ -70,7 +70,7 @@ class Translator {
     return name == "word" ? word_set() : std::string(whole);
   }
 
-  // Reads an escape; in a class, sets come without brackets.
+  // Reads an escape; inside a class, sets are written without brackets.
   std::string escape(bool in_class) {
     if (i_ + 1 >= p_.size()) return std::string(1, p_[i_++]);
     const char c = p_[i_ + 1];
@@ -141,7 +141,7 @@ class Translator {
       }
       first = false;
     }
-    // An open class stays open: PCRE2 refuses it.
+    // An unclosed class stays unclosed: PCRE2 refuses it.
     const std::string_view close = i_ < p_.size() ? "]" : "";
     i_ = std::min(i_ + 1, p_.size());
     const std::string set = fmt::format("[{}{}{}", negated ? "^" : "", members, close);
@@ -161,7 +161,8 @@ class Translator {
     return "(?=[" + members + "])";
   }
 
-  // Whether a nested class that begins at `from` is closed, with the outer one's bracket left over.
+  // Whether a nested class that begins at `from` is closed and leaves a closing bracket for the
+  // outer class.
   bool closes(size_t from) const {
     int open = 2;
     for (size_t k = from; k < p_.size(); ++k) {
@@ -261,7 +262,7 @@ Result<std::shared_ptr<const Regex>> Regex::compile(std::string_view pattern,
     return invalid_argument("regular expression \"{}\": {}", pattern.substr(0, 200),
                             reinterpret_cast<const char*>(text));
   }
-  // Where just-in-time compilation is not to be had, the interpreter does.
+  // If JIT compilation is not available, the interpreter is used.
   (void)pcre2_jit_compile(impl->code, PCRE2_JIT_COMPLETE);
   return std::shared_ptr<const Regex>(new Regex(std::move(impl)));
 }
@@ -271,14 +272,14 @@ void Regex::for_each_match(std::string_view text, FunctionRef<void(size_t, size_
   const size_t* ends = pcre2_get_ovector_pointer(scratch.data);
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t at = 0, last_end = std::string_view::npos;
-  // Checked by whoever read the text: sanitize() comes before any matching.
+  // The caller has checked the text: sanitize() runs before any matching.
   const uint32_t flags = PCRE2_NO_UTF_CHECK;
   while (at <= text.size()) {
     const int found =
         pcre2_match(impl_->code, subject, text.size(), at, flags, scratch.data, scratch.context);
     if (found < 0 || ends[1] < ends[0] || ends[0] < at) break;
     const bool empty = ends[0] == ends[1];
-    // An empty match right after another match does not count, as in Oniguruma and Rust.
+    // An empty match directly after another match does not count, as in Oniguruma and Rust.
     if (!empty || ends[0] != last_end) f(ends[0], ends[1]);
     at = last_end = ends[1];
     if (empty) {

@@ -1,9 +1,9 @@
-// A regular expression over UTF-8, matched by PCRE2 (compiled just in time).
+// A regular expression over UTF-8, matched by PCRE2 (JIT-compiled).
 //
-// Patterns come from vocabularies and are written for other engines: compile() translates what
-// differs (\s, \w, \h, \u, nested classes and class intersection, anchors). Immutable; matching is
-// safe from many threads. Texts must be valid UTF-8. Every match is bounded by a limit on steps;
-// one that runs into it ends the search, as if nothing more matched.
+// Patterns come from vocabularies and are written for other engines. compile() translates the
+// differences (\s, \w, \h, \u, nested classes and class intersection, anchors). Immutable; matching
+// is safe from many threads. Texts must be valid UTF-8. Every match has a step limit; a match that
+// reaches it ends the search, as if there were no more matches.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace freshet::tokenizer {
 
-// Whose syntax a pattern is in: Hugging Face's (Oniguruma: ^ and $ match at every line) or
-// tiktoken's (Rust: $ only at the very end).
+// The syntax of a pattern: Hugging Face's (Oniguruma: ^ and $ match at every line) or tiktoken's
+// (Rust: $ matches only at the very end).
 enum class RegexDialect { kOniguruma, kRust };
 
 class Regex {
@@ -28,7 +28,7 @@ class Regex {
   Regex(const Regex&) = delete;
   Regex& operator=(const Regex&) = delete;
 
-  // Calls f(begin, end) for each match, left to right, without overlap; empty matches included.
+  // Calls f(begin, end) for each match, left to right, without overlap; includes empty matches.
   void for_each_match(std::string_view text, FunctionRef<void(size_t, size_t)> f) const;
 
  private:
@@ -37,7 +37,7 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// The pattern in PCRE2's syntax; visible for tests.
+// The pattern translated to PCRE2 syntax; visible for tests.
 std::string translate_pattern(std::string_view pattern, RegexDialect dialect);
 
 }  // namespace freshet::tokenizer

@@ -37,7 +37,7 @@ class Scanner {
   static constexpr uint32_t kPresent = 1u << 31;
   static constexpr uint32_t kNotOther = kSpace | kLetter | kNumber;
 
-  // The end of the run of characters that have any of `bits`, at most `limit` of them.
+  // The end of the run of characters that have any of `bits`; at most `limit` characters.
   size_t run(size_t i, uint32_t bits, uint32_t limit = ~0u) const {
     for (; limit > 0; --limit) {
       const Char c = at(i);
@@ -52,7 +52,7 @@ class Scanner {
     return i;
   }
 
-  // The bytes of a contraction at i, with its apostrophe; 0: there is none.
+  // The length in bytes of the contraction at i, including its apostrophe; 0 if there is none.
   size_t contraction(size_t i) const {
     using Contractions = ScanRules::Contractions;
     if (rules_.contractions == Contractions::kNone || i >= text_.size() || text_[i] != '\'')
@@ -76,7 +76,8 @@ class Scanner {
     return 0;
   }
 
-  // \s*[\r\n]+ | \s+(?!\S) | \s+, at white space; without the first for GPT-2.
+  // \s*[\r
+  // ]+ | \s+(?!\S) | \s+, at white space; for GPT-2 without the first.
   size_t white_space(size_t begin, bool lines) const {
     size_t end = begin, last = begin, after_newline = 0;
     for (Char c = at(end); (c.bits & kSpace) != 0; c = at(end)) {
@@ -105,7 +106,8 @@ class Scanner {
     return white_space(begin, false);
   }
 
-  // \p{N}{1,k} | ?[^\s\p{L}\p{N}]+[\r\n/]* | white space: what cl100k and o200k share.
+  // \p{N}{1,k} | ?[^\s\p{L}\p{N}]+[\r
+  // /]* | white space: the part shared by cl100k and o200k.
   size_t not_letters(size_t begin, uint32_t letters) const {
     const Char c = at(begin);
     if ((c.bits & kNumber) != 0) {
@@ -135,8 +137,8 @@ class Scanner {
     return not_letters(begin, letters);
   }
 
-  // [U]*[W]+ from i, where U may begin a capitalised word and W continue it; 0: no match. Also
-  // leaves in `upper_end` where [U]+[W]* would end.
+  // [U]*[W]+ from i, where characters of U may begin a capitalised word and those of W may continue
+  // it; 0: no match. Also stores in `upper_end` the end of [U]+[W]*.
   size_t capitalised(size_t i, size_t& upper_end) const {
     size_t end = i, after_lower = 0;
     for (Char c = at(end); (c.bits & kUpper) != 0; c = at(end)) {
@@ -146,7 +148,7 @@ class Scanner {
     upper_end = end;
     const size_t lower_end = run(end, kLower);
     if (lower_end != end) return lower_end;
-    return after_lower;  // [U]* gives back down to the last that is also in W
+    return after_lower;  // [U]* backtracks to the last character that is also in W
   }
 
   size_t o200k(size_t begin) const {
@@ -207,7 +209,7 @@ std::string pattern_for_rules(const ScanRules& rules) {
 std::optional<ScanRules> rules_for_pattern(std::string_view pattern) {
   using Contractions = ScanRules::Contractions;
   using Words = ScanRules::Words;
-  // Without its last alternative GPT-2's expression leaves the same white space between matches.
+  // Without its last alternative, GPT-2's expression leaves the same white space between matches.
   ScanRules gpt2;
   const std::string full = pattern_for_rules(gpt2);
   if (pattern == full || pattern == full.substr(0, full.size() - 4)) return gpt2;

@@ -1,8 +1,8 @@
-// Hand-written equals of the regular expressions that most vocabularies split words with.
+// Hand-written scanners that are equivalent to the split patterns of most vocabularies.
 //
-// Each cuts a text into words that cover it wholly, in time linear in the text (the expressions'
-// runs of white space make backtracking engines quadratic). Pure; texts are valid UTF-8. Tested
-// against PCRE2 on random texts.
+// A scanner cuts a text into words that cover all of it, in time linear in the text (on runs of
+// white space, backtracking engines take quadratic time for these patterns). Pure; texts are valid
+// UTF-8. Tested against PCRE2 on random texts.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ struct ScanRules {
   enum class Contractions { kNone, kExact, kAnyAsciiCase, kAnyCase };
   Words words = Words::kGpt2;
   Contractions contractions = Contractions::kExact;  // 's 't 're 've 'm 'll 'd
-  uint32_t max_digits = 0;                           // a number's longest piece; 0: no limit
+  uint32_t max_digits = 0;                           // longest piece of a number; 0: no limit
   bool marks = false;                                // marks are letters (kCl100k)
-  bool slash = false;  // punctuation takes following '/' as well as line ends
+  bool slash = false;  // punctuation absorbs following '/' as well as line ends
 };
 
-// The rules that equal a regular expression, or nullopt when none do.
+// The rules equivalent to a regular expression; nullopt if there are none.
 std::optional<ScanRules> rules_for_pattern(std::string_view pattern);
 
-// The expression that the rules equal; for tests.
+// The regular expression equivalent to the rules; for tests.
 std::string pattern_for_rules(const ScanRules& rules);
 
 // The end of the word that begins at `begin`. REQUIRES: begin < text.size().

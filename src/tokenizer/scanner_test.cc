@@ -1,4 +1,4 @@
-// The hand-written scanners against the expressions they stand for, as PCRE2 matches them.
+// The hand-written scanners against their equivalent expressions, matched by PCRE2.
 #include "tokenizer/scanner.h"
 
 #include <random>
@@ -13,7 +13,7 @@ namespace {
 using Words = ScanRules::Words;
 using Contractions = ScanRules::Contractions;
 
-// Characters of every kind, those that patterns name in particular.
+// Characters of every kind, in particular those that patterns name.
 std::string random_text(std::mt19937& rng) {
   static const std::vector<std::string> kParts = {"a",
                                                   "b",
@@ -82,7 +82,7 @@ std::string random_text(std::mt19937& rng) {
       text += kParts[rng() % kParts.size()];
       continue;
     }
-    // The two libraries' Unicode differs by a version: stay in the blocks that did not change.
+    // The two libraries differ by one Unicode version: use only blocks that did not change.
     const char32_t code = rng() % 0x600;
     append_utf8(text, code);
   }
@@ -159,7 +159,7 @@ TEST(Scanner, KnowsThePublishedPatterns) {
   EXPECT_FALSE(rules_for_pattern("\\p{L}+|\\s+"));
 }
 
-// Expectations from Oniguruma and Rust's regex, whose syntax the patterns are written in.
+// Expected results from Oniguruma and Rust's regex, whose syntax the patterns use.
 TEST(Regex, TranslatesWhatDiffers) {
   const auto matches = [](std::string_view pattern, const std::string& text,
                           RegexDialect dialect = RegexDialect::kOniguruma) {
@@ -194,7 +194,7 @@ TEST(Regex, RefusesBadPatterns) {
   EXPECT_FALSE(Regex::compile(std::string(100'000, 'a'), RegexDialect::kRust).ok());
 }
 
-// Exponential for a backtracking engine: the limit on steps must end it.
+// Exponential for a backtracking engine: the step limit must end it.
 TEST(Regex, GivesUpOnHostilePatterns) {
   const auto regex = Regex::compile("(?:a+a+)+[^a]\\1?|(a|a)*b", RegexDialect::kRust);
   ASSERT_TRUE(regex.ok());

@@ -13,7 +13,7 @@ namespace {
 
 using Type = SentencePiece::Type;
 
-// When a merge into each token happens: the better its score the sooner, equals alike.
+// The merge rank of each token: the higher its score, the earlier; equal scores share a rank.
 std::vector<int32_t> ranks_of_scores(const SentencePieceModel& model) {
   std::vector<float> scores;
   for (const SentencePiece& piece : model.pieces) scores.push_back(piece.score);
@@ -49,7 +49,7 @@ void fill_tables(const SentencePieceModel& model, TokenizerParts& parts) {
                           : piece.type == Type::kByte    ? PieceKind::kByte
                                                          : PieceKind::kNormal);
     if (piece.type == Type::kUnknown && !parts.unk) parts.unk = id;
-    // Control tokens are never met in text.
+    // Control tokens are never matched in text.
     const bool in_text = piece.type == Type::kNormal || piece.type == Type::kUserDefined ||
                          piece.type == Type::kUnused || piece.type == Type::kByte;
     if (in_text && !piece.text.empty()) parts.byte_keys.insert(parts.vocab.text(id), id);

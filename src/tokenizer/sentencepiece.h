@@ -20,9 +20,9 @@ struct SentencePieceModel {
   std::vector<SentencePiece> pieces;  // by id
   bool unigram = true;                // or BPE
   bool byte_fallback = false;
-  bool by_scores_in_double = false;  // unigram: add scores in double precision
+  bool by_scores_in_double = false;  // unigram: sums scores in double precision
   std::string unknown_surface = " \xE2\x81\x87 ";
-  SentencePieceRules rules;  // user_defined is filled in by build_sentencepiece
+  SentencePieceRules rules;  // build_sentencepiece fills in user_defined
 };
 
 // Fills in vocab, normalizer, model, kinds and bytes; decoding hides control tokens.

@@ -61,7 +61,7 @@ TEST(SentencePieceModel, NamesItsSpecialTokens) {
   EXPECT_FALSE(tokenizer->is_end_of_generation(1));
 }
 
-// Numbers worked out by hand from the encoding's specification.
+// Numbers computed by hand from the specification of the encoding.
 TEST(ProtoReader, ReadsFields) {
   const std::string bytes("\x08\x96\x01\x12\x02hi\x1d\x00\x00\x80\x3f", 12);
   ProtoReader reader(bytes);

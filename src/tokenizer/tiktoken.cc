@@ -1,6 +1,6 @@
-// tiktoken's files: a line a token, its bytes in Base64 and its rank, which is its id as well. They
-// say neither how to split words nor which special tokens there are; the well-known ones are told
-// by their size.
+// tiktoken files: one line per token, with its bytes in Base64 and its rank, which is also its id.
+// The files do not say how to split words or which special tokens exist; well-known vocabularies
+// are recognised by their size.
 #include <charconv>
 
 #include "tokenizer/base64.h"
@@ -16,7 +16,7 @@ constexpr ScanRules kGpt2Rules;
 constexpr ScanRules kLlama3Rules{Words::kCl100k, Contractions::kAnyCase, 3};
 constexpr ScanRules kQwenRules{Words::kCl100k, Contractions::kAnyCase, 1};
 constexpr ScanRules kO200kRules{Words::kO200k, Contractions::kAnyCase, 3, false, true};
-// cl100k_base's own expression treats line ends among white space differently from the scanner's.
+// cl100k_base's own expression treats line ends within white space differently from the scanner's.
 constexpr std::string_view kCl100kPattern =
     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
     "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+"

@@ -1,12 +1,12 @@
 // Text to token ids and back, for every vocabulary format that Freshet reads.
 //
 // A Tokenizer is an immutable value that is cheap to copy; all of it is safe to use from many
-// threads. Texts may hold any bytes: what is not valid UTF-8 is read as U+FFFD, and decoded text is
-// always valid UTF-8. Ids that the vocabulary lacks decode to nothing.
+// threads. Texts may hold any bytes: invalid UTF-8 is read as U+FFFD, and decoded text is always
+// valid UTF-8. Ids that are not in the vocabulary decode to nothing.
 //
 // Formats: Hugging Face tokenizer.json; SentencePiece tokenizer.model; tiktoken ranks; GGUF
-// metadata; BERT's vocab.txt. A directory is read with its tokenizer_config.json,
-// generation_config.json and chat template.
+// metadata; BERT's vocab.txt. If the path is a directory, its tokenizer_config.json,
+// generation_config.json and chat template are read too.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,9 @@
 namespace freshet::tokenizer {
 
 struct EncodeOptions {
-  bool add_special = true;    // what the vocabulary's template puts around a text: <s>, </s>, [CLS]
-  bool parse_special = true;  // special tokens that are written out in the text count as such
+  // Add the tokens that the vocabulary puts around a text: <s>, </s>, [CLS].
+  bool add_special = true;
+  bool parse_special = true;  // parse special tokens that are spelled out in the text
 };
 
 struct DecodeOptions {
@@ -35,8 +36,9 @@ struct TokenizerParts;  // tokenizer_parts.h
 
 class Tokenizer {
  public:
-  // `path` is a directory, a GGUF file or a bare vocabulary file. Special tokens of bare
-  // SentencePiece and tiktoken files are not parsed from text, as their own libraries do not.
+  // `path` is a directory, a GGUF file or a bare vocabulary file. For bare SentencePiece and
+  // tiktoken files, special tokens are not parsed from text; their own libraries do not parse them
+  // either.
   static Result<Tokenizer> load(const std::string& path);
 
   explicit Tokenizer(std::shared_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
@@ -44,32 +46,32 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options = {}) const;
 
-  int32_t vocab_size() const;  // the highest id + 1; some ids below it may be without a token
+  int32_t vocab_size() const;  // the highest id + 1; some lower ids may have no token
   // The bytes that a token adds in the middle of a text (not necessarily whole characters); for
-  // special tokens their name. Empty for ids without a token.
+  // special tokens, their name. Empty for ids without a token.
   std::string_view token_bytes(int32_t id) const;
-  // The token as the vocabulary file writes it, e.g. "Ġthe" or "▁the".
+  // The token as written in the vocabulary file, e.g. "Ġthe" or "▁the".
   std::string_view token_text(int32_t id) const;
-  std::optional<int32_t> token_to_id(std::string_view text) const;  // by token_text
+  std::optional<int32_t> token_to_id(std::string_view text) const;  // look-up by token_text
 
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
   std::optional<int32_t> unk() const;
   std::optional<int32_t> pad() const;
-  bool adds_bos() const;  // whether encode() puts bos() first
+  bool adds_bos() const;  // whether encode() adds bos() at the start
   bool is_special(int32_t id) const;
   bool is_end_of_generation(int32_t id) const;
   const std::vector<int32_t>& end_of_generation() const;  // ascending
 
-  // The special tokens by the names under which chat templates see them, as transformers binds
-  // them: bos_token, pad_token, additional_special_tokens ... What the model lacks is absent.
+  // The special tokens under the names that chat templates use, as bound by transformers:
+  // bos_token, pad_token, additional_special_tokens ... Tokens that the model lacks are absent.
   const json::Object& special_tokens() const;
 
-  // The default chat template's Jinja source, and another by name (such as "tool_use").
+  // The Jinja source of the default chat template, and of a named one (such as "tool_use").
   const std::optional<std::string>& chat_template() const;
   const std::string* chat_template(std::string_view name) const;  // nullptr: none
-  // The one that transformers takes: "tool_use" for requests with tools where there is one, else
-  // the default. nullptr: none.
+  // The template that transformers would choose: "tool_use" for requests with tools if it exists,
+  // else the default. nullptr: none.
   const std::string* chat_template_for(bool with_tools) const;
 
   const TokenizerParts& parts() const { return *parts_; }
@@ -79,8 +81,9 @@ class Tokenizer {
   std::shared_ptr<const TokenizerParts> parts_;
 };
 
-// Turns ids into text as they come. The texts that push() and finish() return make up exactly what
-// decode() gives for all the ids, and each is whole UTF-8 characters. For one thread at a time.
+// Turns ids into text as they arrive. The texts from push() and finish() together are exactly what
+// decode() returns for all the ids; each consists of whole UTF-8 characters. For one thread at a
+// time.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer, const DecodeOptions& options = {});

@@ -17,12 +17,12 @@ void compute_bytes(TokenizerParts& parts) {
     const bool name = parts.special[i] && !byte_level;
     parts.bytes[i] = name ? text : parts.vocab.arena().add(parts.decoder.token_bytes(text));
   }
-  // One look-up a token does for what is by far the commonest decoder.
+  // A fast path for by far the most common decoder: one look-up per token.
   if (byte_level) parts.decode_mode = DecodeMode::kBytes;
 }
 
-// Files without a map of their own. As in llama.cpp, the two that most templates print are empty
-// where they are unknown; the others are undefined.
+// For files without a map of their own. As in llama.cpp, the two tokens that most templates print
+// are empty if unknown; the others are undefined.
 json::Object special_tokens_by_id(const TokenizerParts& parts) {
   json::Object tokens;
   tokens["bos_token"] = parts.bos ? parts.vocab.text(*parts.bos) : std::string_view();
@@ -126,7 +126,8 @@ void add_named_ends(TokenizerParts& parts) {
       "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
       "<|fim_pad|>"};
   const auto has = [&](std::string_view name) { return parts.vocab.find(name) >= 0; };
-  // Harmony and its like end messages, not turns, with <|end|>; Gemma 4 has a </s> that is no end.
+  // Harmony and similar formats end messages, not turns, with <|end|>; Gemma 4 has a </s> that does
+  // not end a text.
   const bool end_is_message =
       (has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>"));
   for (const std::string_view name : kNames) {

@@ -1,4 +1,4 @@
-// What a tokenizer is made of. Each loader fills one of these in; tokenizer.cc runs it.
+// The parts of a tokenizer. Each loader fills in these parts; tokenizer.cc runs them.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,9 @@ namespace freshet::tokenizer {
 
 // How ids become text.
 enum class DecodeMode {
-  kTokens,         // decoder over the tokens' texts
-  kBytes,          // the tokens' bytes, one after another
-  kSentencePiece,  // as SentencePiece: the first space is not there, control tokens are invisible
+  kTokens,         // decoder over the token texts
+  kBytes,          // the concatenated bytes of the tokens
+  kSentencePiece,  // as SentencePiece: drops the first space and control tokens
 };
 
 enum class PieceKind : uint8_t { kNormal, kUnknown, kControl, kByte };
@@ -34,45 +34,46 @@ struct TokenizerParts {
 
   Vocab vocab;
   TokenMap byte_keys;                         // raw bytes -> id, for byte-level models
-  AddedTokens raw_tokens, normalized_tokens;  // looked for before and after normalisation
+  AddedTokens raw_tokens, normalized_tokens;  // matched before and after normalisation
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   std::unique_ptr<const Model> model;
-  std::vector<int32_t> prefix, suffix;  // what add_special adds
-  bool each_bad_byte = false;           // the normaliser makes U+FFFD of each bad byte
+  std::vector<int32_t> prefix, suffix;  // ids added by add_special
+  bool each_bad_byte = false;           // one U+FFFD per invalid byte
 
   DecoderPlan decoder;
   DecodeMode decode_mode = DecodeMode::kTokens;
-  bool strip_first_space = false;  // kBytes, kSentencePiece: the first token's leading space goes
-  bool strip_all_leading = false;  // kSentencePiece: and those of the tokens after it
-  bool hide_control = false;       // kSentencePiece: control tokens are nothing
-  std::vector<PieceKind> kinds;    // kSentencePiece: by id
-  std::string unknown_text;        // kSentencePiece: what the unknown token is shown as
+  bool strip_first_space = false;  // kBytes, kSentencePiece: drop the first token's leading space
+  // kSentencePiece: drop leading spaces of the following tokens too.
+  bool strip_all_leading = false;
+  bool hide_control = false;     // kSentencePiece: control tokens decode to nothing
+  std::vector<PieceKind> kinds;  // kSentencePiece: by id
+  std::string unknown_text;      // kSentencePiece: text of the unknown token
 
   std::vector<std::string_view> bytes;  // by id, in vocab.arena()
   std::vector<bool> special;            // by id
   std::optional<int32_t> bos, eos, unk, pad, sep, cls, mask;
   std::vector<int32_t> end_of_generation;  // ascending
-  // What chat templates see: bos_token, additional_special_tokens ... Without a configuration that
-  // says so (nullopt), finish_parts() makes it of the ids.
+  // The special tokens for chat templates: bos_token, additional_special_tokens ... If no
+  // configuration lists them (nullopt), finish_parts() derives them from the ids.
   std::optional<json::Object> special_tokens;
   std::optional<std::string> chat_template;
   std::vector<std::pair<std::string, std::string>> named_templates;
 
-  // Sets or replaces a chat template; "default" is the one without a name.
+  // Sets or replaces a chat template; "default" is the unnamed one.
   void set_template(const std::string& name, std::string text);
 };
 
-// Fills in what follows from the rest: bytes (from the decoder where a loader has not set them),
-// the order of end_of_generation, sizes. Fails when a special id is out of range.
+// Fills in the derived parts: bytes (from the decoder, unless a loader has set them), the order of
+// end_of_generation, sizes. Fails if a special id is out of range.
 Status finish_parts(TokenizerParts& parts);
 
-// bos, eos and the like by the names that most vocabularies use, where they are not yet known.
+// Finds bos, eos etc. by the names that most vocabularies use, unless they are already known.
 void guess_special_ids(TokenizerParts& parts);
-// Adds the tokens whose names mark an end of turn or text, as llama.cpp finds them.
+// Adds the tokens whose names mark the end of a turn or text, found as in llama.cpp.
 void add_named_ends(TokenizerParts& parts);
 
-// The file of one of the formats, in memory; `name` is used in errors.
+// A file in one of the formats, in memory; `name` is used in errors.
 using PartsResult = Result<std::shared_ptr<TokenizerParts>>;
 PartsResult parse_tokenizer_json(std::string_view text, const std::string& name);
 PartsResult build_tokenizer_json(const json::Value& root, const std::string& name);
@@ -80,8 +81,8 @@ PartsResult parse_sentencepiece(std::string_view bytes, const std::string& name)
 PartsResult parse_tiktoken(std::string_view text, const std::string& name);
 PartsResult parse_wordpiece_vocab(std::string_view text, const std::string& name);
 
-// The largest id that a vocabulary of `count` tokens may use: ids index vectors, so that a file
-// that names a few tokens with huge ids must be refused.
+// The largest id that a vocabulary of `count` tokens may use. Ids index vectors, so a file with few
+// tokens and huge ids must be refused.
 inline int64_t largest_id(size_t count) {
   return static_cast<int64_t>(count) * 16 + 262144;
 }

@@ -1,4 +1,4 @@
-// Properties that hold for any text, and bad input of every kind.
+// Properties that hold for any text, and invalid input of every kind.
 #include "tokenizer/tokenizer.h"
 
 #include <filesystem>
@@ -51,7 +51,7 @@ std::string random_bytes(std::mt19937& rng, size_t size) {
   return bytes;
 }
 
-// Vocabularies that lose nothing.
+// Lossless vocabularies.
 TEST(Tokenizer, RoundTripsAnyText) {
   std::mt19937 rng(3);
   for (const char* name : {"gpt2.json", "llama3.tiktoken", "o200k_base.tiktoken"}) {
@@ -66,7 +66,7 @@ TEST(Tokenizer, RoundTripsAnyText) {
 TEST(Tokenizer, ReadsBadBytesAsReplacementCharacters) {
   std::mt19937 rng(4);
   const Tokenizer gpt2 = load("gpt2.json");
-  // As Python's errors="replace" reads them.
+  // As with Python's errors="replace".
   EXPECT_EQ(gpt2.decode(gpt2.encode("a\xFFz\xE2\x82zz\xF0\x9F\x98")), "a\uFFFDz\uFFFDzz\uFFFD");
   for (const char* name :
        {"gpt2.json", "spm_bpe_bytes.model", "t5-small.json", "spm_unigram_nfkc.model"}) {
@@ -176,7 +176,7 @@ TEST(Tokenizer, TellsTokensApart) {
   EXPECT_NE(gpt2.encode("a<|endoftext|>", {.parse_special = false}).back(), 50256);
 }
 
-// What the bytes of a token make, put together, is the decoded text.
+// The concatenated bytes of the tokens are the decoded text.
 TEST(Tokenizer, BytesOfTokensMakeTheText) {
   const Tokenizer t5 = load("t5-small.json"), mistral = load("spm_bpe_bytes.model");
   for (const Tokenizer& tokenizer : {load("gpt2.json"), t5, mistral}) {
@@ -218,7 +218,7 @@ TEST_F(Directory, ReadsTheConfigurationBeside) {
   EXPECT_EQ(Tokenizer::load(root_.string())->chat_template(), "J");
 }
 
-// As transformers' LlamaTokenizerFast: the configuration overrides the file's template.
+// As in transformers' LlamaTokenizerFast: the configuration overrides the file's template.
 TEST_F(Directory, PutsBosWhereTheClassSays) {
   fs::copy_file(kData + "gpt2.json", root_ / "tokenizer.json");
   write("tokenizer_config.json", R"({"tokenizer_class": "LlamaTokenizerFast", "bos_token": "!",
@@ -337,7 +337,7 @@ TEST(HostileJson, TruncationIsAnError) {
   }
 }
 
-// Steps that multiply the text again and again.
+// Steps that multiply the length of the text again and again.
 TEST(HostileJson, CannotFillTheMemory) {
   std::string steps;
   for (int i = 0; i < 60; ++i) {
@@ -384,7 +384,7 @@ TEST(HostileTiktoken, GivesOneClearError) {
   }
 }
 
-// From the normalisation forms' definition (Unicode Standard Annex 15).
+// From the definition of the normalisation forms (Unicode Standard Annex 15).
 TEST(Unicode, Normalises) {
   EXPECT_EQ(normalize("e\u0301", NormalForm::kNfc), "é");
   EXPECT_EQ(normalize("é", NormalForm::kNfd), "e\u0301");

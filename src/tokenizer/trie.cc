@@ -9,14 +9,14 @@ namespace freshet::tokenizer {
 Trie::Trie(std::vector<std::pair<std::string_view, int32_t>> keys) {
   root_.fill(-1);
   std::sort(keys.begin(), keys.end());
-  // A node is a range of sorted keys that share `depth` bytes.
+  // A node is a range of sorted keys that share their first `depth` bytes.
   struct Range {
     size_t begin, end, depth;
   };
   std::vector<Range> ranges;  // parallel to nodes_
   const auto expand = [&](Range range, auto&& add) {
     for (size_t i = range.begin; i < range.end;) {
-      if (keys[i].first.size() == range.depth) {  // ends here: it is the parent's own
+      if (keys[i].first.size() == range.depth) {  // ends here: it belongs to the parent itself
         ++i;
         continue;
       }

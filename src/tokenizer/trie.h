@@ -1,7 +1,7 @@
-// A byte trie over token strings: all prefixes of a text that are tokens, in one walk.
+// A byte trie over token strings: finds all prefixes of a text that are tokens, in one walk.
 //
-// Built once from its keys; afterwards const and safe to read from many threads. Nodes lie breadth
-// first with their children side by side, so a step is a look into one short run of labels.
+// Built once from its keys; afterwards const and safe to read from many threads. Nodes are stored
+// breadth first with their children side by side, so a step searches one short run of labels.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace freshet::tokenizer {
 class Trie {
  public:
   Trie() { root_.fill(-1); }
-  // Keys must not be empty; of equal keys the lowest id counts.
+  // Keys must not be empty; for equal keys the lowest id wins.
   explicit Trie(std::vector<std::pair<std::string_view, int32_t>> keys);
 
   bool empty() const { return nodes_.empty(); }
 
-  // Calls f(length, id) for each token that is a prefix of `text`, the shortest first.
+  // Calls f(length, id) for each token that is a prefix of `text`, shortest first.
   template <class F>
   void for_each_prefix(std::string_view text, F&& f) const {
     if (text.empty()) return;
@@ -44,7 +44,7 @@ class Trie {
  private:
   struct Node {
     int32_t id = -1;
-    int32_t children = 0;  // the first child
+    int32_t children = 0;  // index of the first child
     uint16_t count = 0;
   };
   int32_t child(int32_t node, uint8_t label) const {

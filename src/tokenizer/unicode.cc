@@ -87,7 +87,8 @@ bool is_ascii(std::string_view text) {
                      [](char c) { return static_cast<uint8_t>(c) < 128; });
 }
 
-// Canonical ordering: each run of characters with a combining class is sorted by it, stably.
+// Canonical ordering: each run of characters with a non-zero combining class is sorted stably by
+// that class.
 void order_marks(std::vector<int32_t>& codes) {
   const auto combining = [](int32_t c) { return utf8proc_get_property(c)->combining_class; };
   struct Mark {

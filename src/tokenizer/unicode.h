@@ -1,7 +1,7 @@
-// What tokenizers need to know of Unicode: classes of characters, normal forms, lower case.
+// Unicode for tokenizers: character classes, normal forms, lower case.
 //
 // Pure functions; safe from many threads. Texts are valid UTF-8 (sanitize() makes them so). Classes
-// follow Unicode 15 (utf8proc), white space is the White_Space property.
+// follow Unicode 15 (utf8proc); white space is the White_Space property.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@
 
 namespace freshet::tokenizer {
 
-// Bits of char_class(). A character has exactly one of the first six groups' bits, except that
-// white space may come with or without kControl, and kUpper/kLower refine kLetter and kMark.
+// Bits of char_class(). A character has the bits of exactly one of the first six groups; but white
+// space may also have kControl, and kUpper/kLower refine kLetter and kMark.
 enum CharClass : uint32_t {
   kLetter = 1 << 0,       // L
   kMark = 1 << 1,         // M
@@ -24,8 +24,8 @@ enum CharClass : uint32_t {
   kSpace = 1 << 5,        // White_Space
   kNewline = 1 << 6,      // \r or \n
   kOther = 1 << 7,        // Cc, Cf, Cs, Co (not Cn)
-  kUpper = 1 << 8,        // Lu Lt Lm Lo M: what may begin a capitalised word
-  kLower = 1 << 9,        // Ll Lm Lo M: what may continue one
+  kUpper = 1 << 8,        // Lu Lt Lm Lo M: may begin a capitalised word
+  kLower = 1 << 9,        // Ll Lm Lo M: may continue one
   kNonspacing = 1 << 10,  // Mn
   kWord = 1 << 11,        // \w: Alphabetic, M, Nd, Pc
 };
@@ -54,7 +54,7 @@ inline uint32_t char_class(char32_t c) {
   return c < 128 ? kAsciiClass[c] : char_class_slow(c);
 }
 
-// Rust's \w, which holds the two joiners, too.
+// Rust's \w, which also contains the two joiners.
 inline bool is_word_char(char32_t c) {
   return (char_class(c) & kWord) != 0 || c == 0x200C || c == 0x200D;
 }
@@ -63,37 +63,37 @@ inline bool is_ascii_punctuation(char32_t c) {
   return (c >= 33 && c <= 47) || (c >= 58 && c <= 64) || (c >= 91 && c <= 96) ||
          (c >= 123 && c <= 126);
 }
-bool is_cjk_ideograph(char32_t c);  // as BERT counts them
+bool is_cjk_ideograph(char32_t c);  // as in BERT
 
-// Bytes of the character that begins with `lead`, in valid UTF-8.
+// The length in bytes of the character that begins with `lead`, in valid UTF-8.
 inline size_t utf8_size(char lead) {
   const auto b = static_cast<uint8_t>(lead);
   return b < 0x80 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
 }
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
-// Linear but for a sort of each run of combining marks.
+// Linear, except that each run of combining marks is sorted.
 std::string normalize(std::string_view text, NormalForm form);
 
-// Each character's full lower-case mapping, without regard to its context.
+// The full lower-case mapping of each character, independent of context.
 std::string to_lower(std::string_view text);
 
 bool grapheme_break(char32_t before, char32_t after, int32_t& state);
 
-// Bad sequences become U+FFFD, one for each maximal well-formed prefix (as in Python and Rust).
+// Invalid sequences become U+FFFD, one per maximal well-formed prefix (as in Python and Rust).
 std::string sanitize(std::string_view text);
 
 // U+2581, which SentencePiece writes for a space.
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 std::string spaces_for_marks(std::string_view text);
-// No other character stands before a mark: a word never goes on past one.
+// True if no mark follows another character, i.e. marks occur only at the start of a word.
 bool marks_only_lead(std::string_view text);
 
-// The invertible map of GPT-2 from bytes to printable characters, as UTF-8.
+// GPT-2's invertible map from bytes to printable characters, as UTF-8.
 std::string_view byte_to_printable(uint8_t byte);
 int printable_to_byte(char32_t c);  // -1: none
 std::string bytes_to_printable(std::string_view bytes);
-// The bytes, or false when some character stands for none.
+// Decodes to bytes; false if a character does not map to a byte.
 bool printable_to_bytes(std::string_view text, std::string& bytes);
 
 // Calls f with each extended grapheme cluster.

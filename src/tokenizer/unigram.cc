@@ -56,7 +56,8 @@ void UnigramModel::encode(std::string_view word, Scratch&, std::vector<int32_t>&
     bool single = false;
     trie_.for_each_prefix(word.substr(at), [&](size_t length, int32_t index) {
       const auto i = static_cast<size_t>(index);
-      // SentencePiece ranks user-defined tokens by their length, just under the best score a byte.
+      // SentencePiece scores user-defined tokens by their length, just below the best score per
+      // byte.
       const double score =
           user_defined_[i] ? static_cast<double>(length) * max_score_ - 0.1 : scores_[i];
       offer(at, at + length, score, ids_[i]);
@@ -65,7 +66,7 @@ void UnigramModel::encode(std::string_view word, Scratch&, std::vector<int32_t>&
     if (!single) offer(at, at + size, unknown_score_, -1);
     at += size;
   }
-  // Backwards: spans of tokens; neighbouring unknown characters are one span.
+  // Walks backwards over the token spans; adjacent unknown characters form one span.
   struct Span {
     uint32_t begin, end;
     int32_t id;
@@ -92,7 +93,7 @@ void UnigramModel::encode(std::string_view word, Scratch&, std::vector<int32_t>&
 
 void UnigramModel::emit_unknown(std::string_view text, std::vector<int32_t>& out) const {
   if (!options_.single_precision) {
-    // Hugging Face looks the joined unknown characters up once more.
+    // Hugging Face looks up the joined unknown characters once more.
     const int32_t id = keys_.find(text);
     if (id >= 0) {
       out.push_back(id);

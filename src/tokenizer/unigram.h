@@ -1,8 +1,8 @@
-// The unigram language model (Kudo, 2018): the most likely way to cut a word into tokens, found by
-// Viterbi's algorithm in time linear in the word.
+// The unigram language model (Kudo, 2018): finds the most likely segmentation of a word into tokens
+// by Viterbi's algorithm, in time linear in the word.
 //
-// Two flavours differ in arithmetic and in what becomes of the unknown: SentencePiece's own (single
-// precision) and Hugging Face's (double).
+// Two variants differ in arithmetic and in the treatment of unknown characters: SentencePiece's
+// (single precision) and Hugging Face's (double precision).
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace freshet::tokenizer {
 struct UnigramOptions {
   bool single_precision = false;  // as SentencePiece
   bool byte_fallback = false;
-  int32_t unknown = -1;  // -1: the unknown vanishes
+  int32_t unknown = -1;  // -1: unknown characters are dropped
 };
 
 class UnigramModel : public Model {
@@ -26,15 +26,15 @@ class UnigramModel : public Model {
     std::string_view text;
     int32_t id;
     double score;
-    bool user_defined = false;  // scores so well that nothing beats it
+    bool user_defined = false;  // always preferred: its score beats all others
   };
-  // `keys` finds the ids of whole strings and of <0xXX>; it and the texts outlive the model.
+  // `keys` maps whole strings and <0xXX> to ids. The map and the texts must outlive the model.
   UnigramModel(UnigramOptions options, const std::vector<Token>& tokens, const TokenMap& keys);
 
   void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const override;
 
  private:
-  // The best way to reach an offset.
+  // The best path to an offset.
   struct Node {
     double score = 0;
     uint32_t from = 0;
@@ -45,8 +45,8 @@ class UnigramModel : public Model {
 
   UnigramOptions options_;
   const TokenMap& keys_;
-  Trie trie_;                   // of indices into scores_
-  std::vector<double> scores_;  // per token: its score, or per byte where user-defined
+  Trie trie_;                   // values are indices into scores_
+  std::vector<double> scores_;  // per token: its score; user-defined: score per byte
   std::vector<int32_t> ids_;
   std::vector<bool> user_defined_;
   double unknown_score_ = 0, max_score_ = 0;

@@ -1,7 +1,7 @@
 // The strings of a vocabulary: an arena, a hash map from bytes to ids, and the two-way table.
 //
 // Built by one thread; afterwards const and safe to read from many. Ids are non-negative and dense
-// enough that a vector indexed by them is no waste: the loaders refuse others.
+// enough for a vector indexed by them; the loaders refuse others.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ class StringArena {
 class TokenMap {
  public:
   void reserve(size_t count);
-  // False, and nothing changes, when the key is there already.
+  // Returns false and changes nothing if the key exists.
   bool insert(std::string_view key, int32_t id);
   int32_t find(std::string_view key) const;  // -1: absent
   size_t size() const { return size_; }
-  size_t longest() const { return longest_; }  // bytes of the longest key
+  size_t longest() const { return longest_; }  // length in bytes of the longest key
 
  private:
   struct Slot {
@@ -49,14 +49,14 @@ class TokenMap {
 class Vocab {
  public:
   void reserve(size_t count);
-  // Sets or replaces the text of an id; a replaced text still finds the id. Several ids may share a
-  // text: the first keeps the look-up.
+  // Sets or replaces the text of an id; the replaced text still maps to the id. If several ids
+  // share a text, look-ups return the first.
   void set(int32_t id, std::string_view text);
   int32_t find(std::string_view text) const { return map_.find(text); }
   bool has(int32_t id) const {
     return id >= 0 && id < size() && texts_[static_cast<size_t>(id)].data() != nullptr;
   }
-  std::string_view text(int32_t id) const {  // empty when absent
+  std::string_view text(int32_t id) const {  // empty if absent
     return has(id) ? texts_[static_cast<size_t>(id)] : std::string_view();
   }
   int32_t size() const { return static_cast<int32_t>(texts_.size()); }  // the highest id + 1

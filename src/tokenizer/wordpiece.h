@@ -1,4 +1,4 @@
-// WordPiece (Wu et al., 2016): the longest token first, greedily; and WordLevel: a word or nothing.
+// WordPiece (Wu et al., 2016): greedy longest match; and WordLevel: the whole word or unknown.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,9 @@ namespace freshet::tokenizer {
 
 class WordPieceModel : public Model {
  public:
-  // `starts` holds the tokens that begin words, `rest` those that continue them (without their
-  // prefix). Words of more than max_chars characters are unknown. unknown -1: the unknown vanishes.
+  // `starts` holds the tokens that begin words, `rest` the continuation tokens (without their
+  // prefix). Words of more than max_chars characters are unknown. unknown -1: unknown words are
+  // dropped.
   WordPieceModel(TokenMap starts, TokenMap rest, int32_t unknown, size_t max_chars)
       : starts_(std::move(starts)),
         rest_(std::move(rest)),

@@ -16,7 +16,7 @@ FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = Path(os.environ.get("FRESHET_SOURCE_DIR", "."))
 MODEL = str(SOURCE / "models/default.gguf")
 DATA = SOURCE / "tests/data/bench_client"
-# What vLLM's own benchmark writes, and dashboards read.
+# The fields that vLLM's own benchmark writes and dashboards read.
 VLLM_KEYS = """date endpoint_type backend label model_id tokenizer_id num_prompts request_rate burstiness
     max_concurrency duration completed failed total_input_tokens total_output_tokens request_throughput
     request_goodput output_throughput total_token_throughput max_output_tokens_per_s max_concurrent_requests
@@ -53,7 +53,7 @@ class Serve(unittest.TestCase):
         cls.server.wait(60)
         said = cls.server.stderr.read()
         cls.server.stderr.close()
-        if cls.server.returncode == 99:  # a sanitizer's; set in CMakePresets.json
+        if cls.server.returncode == 99:  # sanitizer exit code, set in CMakePresets.json
             raise AssertionError(said)
 
     def setUp(self):

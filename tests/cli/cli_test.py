@@ -1,4 +1,4 @@
-"""Tests of the program as scripts see it: exit codes, JSON, wrong input, signals.
+"""Tests of the program as scripts see it: exit codes, JSON, invalid input, signals.
 
 usage: cli_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
 """
@@ -82,7 +82,7 @@ class Case(unittest.TestCase):
 
 
 class Terminal:
-    """The side of a pseudo-terminal where the person sits. Nothing here waits for ever."""
+    """The user's side of a pseudo-terminal. All waits have a time limit."""
 
     def __init__(self, pid, master):
         self.pid = pid
@@ -101,7 +101,7 @@ class Terminal:
         self.seen = self.seen.split(text, 1)[1]
 
     def exit_code(self, seconds=60):
-        """Reads on until the program has gone."""
+        """Keeps reading until the program has exited."""
         end = time.time() + seconds
         while time.time() < end:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -174,7 +174,7 @@ class WrongInput(Case):
         lying = bytearray(whole)
         lying[8:16] = struct.pack("<Q", 1 << 60)  # tensors
         self.fails(2, "run", self.write("lying.gguf", bytes(lying)), "x")
-        # A name that is neither short nor what a terminal should be sent.
+        # A name that is too long and must not be printed raw to a terminal.
         name = b"\x1b[2J\n" * 2000
         error = self.fails(2, "inspect", self.write("long.gguf", b"GGUF" + struct.pack(
             "<IQQQ", 3, 0, 1, len(name)) + name + struct.pack("<I", 99)))
@@ -277,7 +277,7 @@ class Run(Case):
             self.assertIn("packed weights are mapped",
                           run(*command, "-v", "--weight-cache-dir", cache).stderr, command)
         self.assertEqual(len(os.listdir(cache)), 1)
-        # The embedded model has no file that could be met again.
+        # The embedded model has no file by which a later run could recognise it.
         got = run("run", "Once", "-n", "2", "--weight-cache-dir", self.path("none"))
         self.assertEqual(got.returncode, 0, got.stderr)
         self.assertFalse(os.path.exists(self.path("none")))
@@ -306,7 +306,7 @@ class Run(Case):
         self.assertEqual(os.listdir(cache), [])
 
     def test_device_of_kernels_that_were_asked_for(self):
-        for device in ("auto", "cpu"):  # whatever the machine has
+        for device in ("auto", "cpu"):  # independent of the machine
             result = run("run", "default", "Hello", "-n", "2", "--reference", "--device", device,
                          "-v")
             self.assertEqual(result.returncode, 0, result.stderr)
@@ -377,7 +377,7 @@ class Run(Case):
                             self.succeeds(*flags, "--seed", "2"))
 
     def test_recommended_sampling(self):
-        """By a generation_config.json, as in the server."""
+        """From generation_config.json, as in the server."""
         model = self.path("m")
         os.mkdir(model)
         for name in os.listdir(LLAMA):
@@ -393,7 +393,7 @@ class Run(Case):
         self.assertEqual(outputs("Once upon a time"), 4)
         self.assertEqual(outputs(*ids), 4)
         self.assertEqual(outputs(*ids, "--generation-config", "auto"), 1)
-        gguf = self.path("m.gguf")  # which takes it along, as llama.cpp's converter does
+        gguf = self.path("m.gguf")  # the GGUF file includes it, as with llama.cpp's converter
         self.succeeds("convert", model, "-o", gguf, "--type", "f16")
         self.assertEqual(outputs(gguf, *ids[1:], "--generation-config", "auto"), 1)
         self.assertEqual(outputs(gguf, *ids[1:]), 4)
@@ -422,7 +422,7 @@ class Run(Case):
             for id_, chosen in zip(e["ids"], e["logprobs"]):
                 self.assertEqual(len(chosen), 3)
                 self.assertEqual(chosen[0]["id"], id_)
-                self.assertEqual(chosen[1], chosen[0])  # greedy: the best is the chosen one
+                self.assertEqual(chosen[1], chosen[0])  # greedy: the chosen token is the best one
                 self.assertLessEqual(chosen[2]["logprob"], chosen[1]["logprob"])
 
     def test_stop(self):
@@ -578,7 +578,7 @@ class Convert(Case):
         index = os.path.join(folder, "model.safetensors.index.json")
         self.write(index, json.dumps({"weight_map": {"lm_head.weight": "gone.safetensors"}}))
         self.assertEqual(self.succeeds("run", folder, *run_it), want)
-        path = self.path("head.gguf")  # the converter keeps it, too
+        path = self.path("head.gguf")  # the converter ignores that index as well
         self.succeeds("convert", folder, "-o", path, "--type", "f32")
         self.assertEqual(self.succeeds("run", path, *run_it), want)
 
@@ -602,7 +602,7 @@ class Convert(Case):
         self.fails(2, "convert", path, "-o", self.path("p.gguf"), says="Hugging Face")
         self.fails(1, "convert", LLAMA, "-o", self.path("no/such/folder/o.gguf"))
         pipe = self.path("pipe")
-        os.mkfifo(pipe)  # as a device would be: nothing but a file is replaced
+        os.mkfifo(pipe)  # stands in for a device: only regular files are replaced
         self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a file")
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
@@ -709,7 +709,7 @@ class Eval(Case):
                                          "--json"))
         self.assertEqual(about["tokens"], about["windows"] * 64)
         self.assertGreater(about["nats_per_token"], 0.0)
-        self.assertLess(about["nats_per_token"], 9.7)  # log(16384): guessing
+        self.assertLess(about["nats_per_token"], 9.7)  # log(16384): a uniform guess
         shorter = json.loads(self.succeeds("eval", "perplexity", "default", text, "--window", "64",
                                            "--max-chars", "600", "--json"))
         self.assertLess(shorter["tokens"], about["tokens"])
@@ -744,7 +744,8 @@ class Bench(Case):
                             "--vocab", "1024"], check=True)
             rows = json.loads(self.succeeds("bench", "-m", path, "-p", "8", "-n", "2", "-r", "1", "--json"))
             self.assertEqual([row["test"] for row in rows], ["pp8", "tg2"])
-            # Of a prompt the last layer makes keys and values, and all else of the last token alone.
+            # For prompt tokens, the last layer computes only keys and values; it computes
+            # everything else for the last token alone.
             keys, layer, head = 2 * 128 * 256, 3 * 256 * 256 + 3 * 256 * 512, 1024 * 256
             for row, n, want in ((rows[0], 8, 16 * layer - 7 * (layer - keys) + head),
                                  (rows[1], 2, 2 * (2 * layer + head))):
@@ -804,7 +805,7 @@ class Chat(Case):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
         path, saved = self.write("t.jinja", self.TEMPLATE), self.path("chat.json")
-        model = os.path.join(SOURCE, "models/default.gguf")  # the carried one takes a file itself
+        model = os.path.join(SOURCE, "models/default.gguf")  # the embedded model uses a file itself
         flags = ["chat", model, "--chat-template", path, "-n", "1"]
         self.succeeds(*flags, stdin=f"Hello\n/save {saved}\n")
         with open(saved, encoding="utf-8") as f:
@@ -825,7 +826,7 @@ class Chat(Case):
         self.succeeds(*flags, stdin="Hello\n/save /dev/stdout\n")
 
     def on_a_terminal(self, *arguments, term="xterm"):
-        """Starts a chat on a terminal of its own."""
+        """Starts a chat on its own terminal."""
         path = self.write("t.jinja", self.TEMPLATE)
         pid, master = pty.fork()
         if pid == 0:
@@ -838,7 +839,7 @@ class Chat(Case):
         return terminal
 
     def test_terminal(self):
-        """On a terminal Ctrl-C stops an answer and the conversation goes on; Ctrl-D leaves."""
+        """On a terminal Ctrl-C stops an answer and the conversation continues; Ctrl-D exits."""
         for term in ("xterm", "dumb", "none-such"):
             with self.subTest(term):
                 terminal = self.on_a_terminal("-n", "1500", "--ignore-eos", term=term)
@@ -858,7 +859,7 @@ class Chat(Case):
                 self.assertEqual(terminal.exit_code(), 0)
 
     def test_typed_ahead(self):
-        """What is typed while an answer is written holds after it."""
+        """Text typed while an answer is printed is used after the answer."""
         terminal = self.on_a_terminal("-n", "1500", "--ignore-eos")
         terminal.write("Tell me a story\n")
         terminal.wait_for("\n")
@@ -886,7 +887,7 @@ class Interrupts(Case):
                 begin = time.monotonic()
                 self.assertEqual(p.wait(60), 130)
                 took.append(time.monotonic() - begin)
-        self.assertLess(min(took), 0.9)  # of its own accord, before the second of patience is over
+        self.assertLess(min(took), 0.9)  # by itself, before the one second of grace is over
 
     def test_while_loading(self):
         with self.start("run", "default", "Once", "-n", "1900", "--ignore-eos") as p:
@@ -895,7 +896,8 @@ class Interrupts(Case):
             self.assertIn(p.wait(60), (130, -signal.SIGINT))
 
     def test_a_step_that_takes_long(self):
-        # The plain reference needs minutes for so long a prompt: nobody waits for it.
+        # The plain reference needs minutes for a prompt of this length: the program must not wait
+        # for it.
         ids = self.write("ids.json", json.dumps([[1 + i % 500 for i in range(1900)]]))
         text = self.write("t.txt", "The sea was calm and the ship lay still. " * 5000)
         for arguments in (["run", "default", "--ids", ids, "-n", "1", "--reference"],

@@ -1,5 +1,6 @@
-// A plug-in with two GPUs that open and have memory, but compute nothing: tests what the program
-// decides before it computes. FAKE_GPU_VERSION: the API version that it claims.
+// A plug-in with two GPUs that can be opened and have memory, but compute nothing: tests the
+// decisions that the program makes before it computes. FAKE_GPU_VERSION: the API version that it
+// reports.
 #include <cstdlib>
 #include <cstring>
 

@@ -14,7 +14,8 @@ DATA = os.path.join(SOURCE, "tests/data/golden-real")
 
 
 class Published:
-    """What holds for each of them; NAME is the model's in the cache, GOLDEN its files' in DATA."""
+    """The tests shared by the models; NAME is the model's name in the cache, GOLDEN names its files
+    in DATA."""
 
     @classmethod
     def setUpClass(cls):
@@ -24,7 +25,7 @@ class Published:
         cls.ids = [list(cls.golden[f"ids_{i}"][1]) for i in range(len(cls.about["prompts"]))]
 
     def logits_error(self, *flags):
-        """The largest error among the golden top 64, as a share of the largest logit."""
+        """The largest error among the golden top 64, relative to the largest logit."""
         ids = self.write("ids.json", json.dumps(self.ids))
         out = self.path("o.safetensors")
         self.succeeds("eval", "logits", self.NAME, "--ids", ids, "-o", out, *flags)
@@ -45,7 +46,7 @@ class Published:
     def test_ids(self):
         lines = "".join(json.dumps(prompt) + "\n" for prompt in self.about["prompts"])
         text = self.succeeds("tokenize", self.NAME, "--jsonl", "--no-special", stdin=lines)
-        # The golden ids have a begin token put before them.
+        # The golden ids include a leading BOS token.
         self.assertEqual([json.loads(line) for line in text.splitlines()],
                          [ids[1:] for ids in self.ids])
 

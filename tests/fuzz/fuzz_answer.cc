@@ -1,4 +1,5 @@
-// Any bytes as the streamed answer of a server: no crash, and the same events however they are cut.
+// Any bytes as the streamed answer of a server: no crash, and the same events however the bytes are
+// split.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,4 +1,4 @@
-// Any bytes as a GGUF file: no crash, and whatever it lists lies inside the bytes.
+// Any bytes as a GGUF file: no crash, and everything it lists lies inside the bytes.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

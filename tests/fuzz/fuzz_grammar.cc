@@ -1,6 +1,6 @@
-// The first byte picks a notation, the rest is a regular expression, a GBNF grammar or a JSON
-// schema. Whatever it is: no crash, memory and time within the limits; and what compiles gives
-// masks that say what accept() takes, with no dead ends.
+// The first byte selects the notation; the rest is a regular expression, a GBNF grammar or a JSON
+// schema. For any input: no crash, memory and time within the limits; and a grammar that compiles
+// gives masks that agree with accept(), without dead ends.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,7 @@ std::shared_ptr<const grammar::TokenTrie> vocabulary() {
   return std::make_shared<grammar::TokenTrie>(tokens);
 }
 
-// A few steps through the language, led by the input's own bytes.
+// A few steps through the language, guided by the bytes of the input.
 void walk(const std::shared_ptr<const grammar::Grammar>& g, std::string_view seed) {
   grammar::GrammarMatcher matcher(g);
   std::vector<uint32_t> mask(g->mask_words());

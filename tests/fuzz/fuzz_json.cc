@@ -1,4 +1,4 @@
-// Any bytes as JSON: no crash, and what is read can be written and read back the same.
+// Any bytes as JSON: no crash, and a parsed value can be written and parsed back unchanged.
 #include <cstddef>
 #include <cstdint>
 

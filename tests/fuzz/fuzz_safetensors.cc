@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file: no crash, and the tensors tile the data exactly.
+// Any bytes as a safetensors file: no crash, and the tensors cover the data exactly.
 #include <cstddef>
 #include <cstdint>
 

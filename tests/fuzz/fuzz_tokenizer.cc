@@ -1,5 +1,5 @@
-// Any bytes as a vocabulary of each format: one line of error, or a tokenizer that takes any text.
-// The first byte chooses the format; the rest is the file, which serves as the text as well.
+// Any bytes as a vocabulary of each format: a one-line error, or a tokenizer that accepts any text.
+// The first byte selects the format; the rest is the file, which is also used as the text.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

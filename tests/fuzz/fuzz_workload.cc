@@ -1,5 +1,5 @@
-// Any bytes as each of the files that a benchmark's workload may come from: no crash, and what is
-// read keeps to its limits.
+// Any bytes as each kind of benchmark workload file: no crash, and the parsed workload respects the
+// limits.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -91,7 +91,7 @@ class Chat(ClientCase):
         self.assertEqual(texts, [c.message.content for c in again.choices])
         self.assertNotEqual(texts, [c.message.content for c in other.choices])
         self.assertEqual(len(set(texts)), 3)
-        # The first sample is what n = 1 gives: samples do not depend on their neighbours.
+        # The first sample equals the one for n = 1: samples do not depend on each other.
         self.assertEqual(texts[0], self.chat(seed=7, temperature=1.5).choices[0].message.content)
 
     def test_stop(self):
@@ -223,7 +223,7 @@ class Tools(ClientCase):
         self.assertEqual([r for r in reasons if r], ["tool_calls"])
 
     def test_stream_helper(self):
-        """The client's own accumulator, which insists on the order and shape of the events."""
+        """The client's own accumulator, which checks the order and shape of the events."""
         with self.client.chat.completions.stream(
                 model="default", messages=HELLO, tools=[WEATHER], tool_choice="required",
                 max_tokens=200, seed=3) as stream:
@@ -240,7 +240,8 @@ class Tools(ClientCase):
         self.assertIsNone(none.message.tool_calls)
 
     def test_model_calls_by_itself(self):
-        """With auto, what the model writes in its dialect becomes a call: a grammar makes it."""
+        """With auto, output in the model's dialect becomes a call: here a grammar forces the
+        output."""
         text = '<tool_call>{"name": "get_time", "arguments": {"zone": "UTC"}}</tool_call>'
         answer = self.chat(tools=[CLOCK], tool_choice="auto", max_tokens=100, extra={
             "structured_outputs": {"choice": [text]}}).choices[0]
@@ -295,7 +296,7 @@ class LlamaDialect(Dialect):
 
 
 class Reasoning(ClientCase):
-    """A template after which the model thinks, as small models do without an end."""
+    """A template that makes the model think; small models never end the thought."""
     flags = ("--reasoning-parser", "qwen3")
     options = {"template": os.path.join(os.path.dirname(__file__), "think.jinja")}
     SAME = {"temperature": 0, "max_tokens": 20, "extra": {"ignore_eos": True}}
@@ -326,7 +327,7 @@ class Reasoning(ClientCase):
         self.assertFalse(hasattr(message, "reasoning"))
 
     def ending(self, **options):
-        """A thought of the pieces of the closing tag, which ends where they are in order."""
+        """Makes a thought from the tokens of the closing tag; it ends when they come in order."""
         _, pieces = self.server.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})
         bias = {str(i): 100 for i in pieces["tokens"]}
         return {"temperature": 5, "max_tokens": 1900, "logit_bias": bias, **options}
@@ -335,7 +336,7 @@ class Reasoning(ClientCase):
         "name": "x", "schema": WEATHER["function"]["parameters"]}}}
 
     def test_structure_follows_the_thought(self):
-        for seed in (0, 2, 3):  # of which none ends the thought at once
+        for seed in (0, 2, 3):  # seeds that do not end the thought at once
             options = self.ending(seed=seed, logprobs=True, n=2)
             answer = self.chat(**self.JSON, **options)
             thoughts = [c.message.reasoning for c in answer.choices]
@@ -368,7 +369,7 @@ class Reasoning(ClientCase):
         jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
 
     def test_structure_without_a_thought(self):
-        """One that the template has closed, one that does not end, one that may not come."""
+        """Thoughts that the template has closed, that do not end, and that are not allowed."""
         def ask(**options):
             extra = {"structured_outputs": {"choice": ["Yes."]}, **options.pop("extra", {})}
             choice = self.chat(temperature=0, max_tokens=20, extra=extra, **options).choices[0]
@@ -384,7 +385,7 @@ class Reasoning(ClientCase):
                          (None, True, "length"))
 
     def test_messages_that_go_on(self):
-        """In their thought, or in their answer, which begins no thought."""
+        """Continued in the thought, or in the answer, which does not start a new thought."""
         _, first = self.server.post("/tokenize", {"prompt": "<", "add_special_tokens": False})
         def ask(begun, **extra):
             message = self.chat([*HELLO, {"role": "assistant", "content": begun}], temperature=0,
@@ -400,7 +401,7 @@ class Reasoning(ClientCase):
             self.assertEqual(ask(begun, **choice), ("Yes.", None))
 
     def test_earlier_thoughts(self):
-        """Templates get them under the name that they read, whichever the client gives."""
+        """Templates get them under the name that they read, whichever name the client uses."""
         prompts = []
         for name in ("reasoning", "reasoning_content"):
             status, answer = self.server.post("/apply-template", {"messages": [
@@ -419,7 +420,7 @@ class Person(pydantic.BaseModel):
     model_config = {"extra": "forbid"}
     name: str = pydantic.Field(max_length=20)
     age: int = pydantic.Field(ge=0, le=150)
-    # Bounded, so that every answer fits max_tokens whatever a small model says.
+    # Bounded, so that every answer fits max_tokens whatever a small model generates.
     tags: list[typing.Annotated[str, pydantic.Field(max_length=12)]] = pydantic.Field(max_length=3)
 
 
@@ -477,7 +478,7 @@ class Structured(ClientCase):
         self.assertGreater(len(texts), 1)
 
     def test_older_names(self):
-        """Of vLLM before structured_outputs."""
+        """vLLM's fields from before structured_outputs."""
         for name, value in (("guided_choice", ["red", "blue"]), ("guided_regex", "red|blue"),
                             ("guided_grammar", 'root ::= "red" | "blue"'),
                             ("guided_json", {"enum": ["red", "blue"]})):
@@ -495,7 +496,7 @@ class Structured(ClientCase):
             self.assertEqual(choice.text.count("("), choice.text.count(")"))
 
     def test_with_everything_else(self):
-        """Penalties, a bias, logprobs, n and a stream do not lead out of the grammar."""
+        """Penalties, a bias, logprobs, n and streaming do not lead out of the grammar."""
         answer = self.completion("Value:", max_tokens=60, seed=3, n=3, logprobs=2, extra={
             "structured_outputs": {"regex": "[0-9]{5}"}, "repetition_penalty": 1.3})
         for choice in answer.choices:
@@ -547,18 +548,18 @@ class Logprobs(ClientCase):
             self.assertAlmostEqual(top[token], value, places=5)
 
     def test_offsets_count_characters(self):
-        """As OpenAI's and vLLM's do; those of more than one token begin with the first."""
+        """As with OpenAI and vLLM; the tokens of one character all have the offset of the character."""
         text = "Naïve 東京 🙂é, they said"
         p = self.completion(text, echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
         self.assertEqual(p.text_offset, sorted(p.text_offset))
-        self.assertEqual(p.text_offset[:2], [0, 0])  # <s> is no part of the text
+        self.assertEqual(p.text_offset[:2], [0, 0])  # <s> is not part of the text
         self.assertEqual(p.text_offset[-1] + len(p.tokens[-1]), len(text))
         for token, at in zip(p.tokens[1:], p.text_offset[1:]):
             if "\ufffd" not in token:
                 self.assertEqual(text[at:at + len(token)], token)
 
     def test_offsets_of_a_stream(self):
-        """Tokens have their places though the text of some is held back."""
+        """Tokens have correct offsets although the text of some is held back."""
         options = {"logprobs": 0, "max_tokens": 40, "temperature": 0,
                    "extra": {"structured_outputs": {"regex": "(🙂|東|é){6}"}}}
         whole = self.completion(**options).choices[0]
@@ -569,7 +570,7 @@ class Logprobs(ClientCase):
                           for at in c.choices[0].logprobs.text_offset], offsets)
 
     def test_scoring_agrees(self):
-        """The log-probability of a generated token is what scoring the same text says of it."""
+        """The log-probability of a generated token equals the one from scoring the same text."""
         made = self.completion(temperature=0, logprobs=0, extra={"return_token_ids": True})
         ids = made.choices[0].prompt_token_ids + made.choices[0].token_ids
         scored = self.completion(ids, max_tokens=1, extra={"prompt_logprobs": 0})
@@ -580,7 +581,7 @@ class Logprobs(ClientCase):
             self.assertAlmostEqual(a, b, places=4)
 
     def test_echo_scores_the_prompt(self):
-        """OpenAI's way of scoring a text: echo, logprobs, and nothing generated."""
+        """Scoring a text as with OpenAI's API: echo, logprobs, and nothing generated."""
         choice = self.completion("Once upon a time", echo=True, logprobs=1, max_tokens=1,
                                  temperature=0).choices[0]
         p = choice.logprobs
@@ -689,8 +690,8 @@ def numbers(tensor):
 
 
 class Embeddings(ClientCase):
-    """Of a model with reference logits: logits are the output matrix times the state, so the state
-    that /v1/embeddings gives can be held against logits that another implementation computed."""
+    """A model with reference logits. Logits are the output matrix times the hidden state, so the
+    state from /v1/embeddings can be checked against logits that another implementation computed."""
     options = {"model": GOLDEN, "template": None}
     mean = False
 
@@ -727,7 +728,7 @@ class Embeddings(ClientCase):
             self.assertAlmostEqual(a / length, b, places=5)
 
     def test_formats_agree(self):
-        """The client asks for base64 unless told otherwise, and decodes it itself."""
+        """The client requests base64 by default, and decodes it itself."""
         default = self.embed(self.ids)
         floats = self.embed(self.ids, encoding_format="float")
         self.assertEqual(default.data[0].embedding, floats.data[0].embedding)

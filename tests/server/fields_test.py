@@ -1,4 +1,4 @@
-"""Fields of OpenAI's, vLLM's and llama-server's requests: honoured, or refused by their name."""
+"""Fields of OpenAI's, vLLM's and llama-server's requests: honoured, or refused by name."""
 import json
 import unittest
 import unittest.mock
@@ -168,7 +168,7 @@ class Fields(Case):
                           "2048")
 
     def test_characters_between_prompt_and_answer(self):
-        """A prompt that ends within a character, which the answer completes."""
+        """A prompt that ends inside a character, which the answer completes."""
         ids = self.server.post("/tokenize", {"content": "日"})[1]["tokens"]
         if len(ids) < 2:
             self.skipTest("one token is the whole character")

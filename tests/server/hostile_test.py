@@ -1,4 +1,4 @@
-"""Clients that mean harm: each is refused within limits while another stream goes on undisturbed.
+"""Malicious clients: each is refused within limits while another stream continues undisturbed.
 
 usage: hostile_test.py [Class[.test] ...]    needs FRESHET and FRESHET_SOURCE_DIR
 """
@@ -15,7 +15,8 @@ from serving import SANITIZED, SLOWER, BackgroundStream, Case
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: a\r\n"
 GET = b"GET /version HTTP/1.1\r\nHost: a\r\n"
 BODY = b'{"prompt": "abc"}'
-SECRET = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"  # what a smuggler would get through
+# The request that a smuggler would get through.
+SECRET = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Hostile(Case):
@@ -28,8 +29,8 @@ class Hostile(Case):
 
     @contextlib.contextmanager
     def undisturbed(self):
-        """Streams run one after the other meanwhile; each must give the tokens that it gives alone,
-        and none may be held up for long."""
+        """Streams run one after another meanwhile; each must give the same tokens as alone, and
+        none may be delayed for long."""
         over = threading.Event()
         streams, gaps = [], []
 
@@ -52,7 +53,7 @@ class Hostile(Case):
         self.assertLess(max(gaps), 30 * SLOWER)
 
     def answers(self, data, timeout=10):
-        """The status codes that come back, and whether the server closed before the timeout."""
+        """The status codes received, and whether the server closed before the timeout."""
         begin = time.monotonic()
         out = self.server.raw(data, timeout=timeout)
         closed = time.monotonic() - begin < timeout
@@ -138,7 +139,7 @@ class Framing(Hostile):
         self.assertNotIn(b"from-trailer", out)
 
     def test_what_is_legal(self):
-        """The same shapes, right: two requests on one connection get two answers, in order."""
+        """The same shapes, valid: two requests on one connection get two answers, in order."""
         last = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
         for name, first in {
                 "length": HEAD + b"Content-Length: 17\r\n\r\n" + BODY,
@@ -155,7 +156,7 @@ class Framing(Hostile):
             self.assertTrue(out.endswith(b'{"status":"healthy"}'), out[-200:])
 
     def test_header_injection(self):
-        """What comes from the client cannot end a header line of the answer."""
+        """Client input cannot break out of a header line of the answer."""
         for value in (b"a\rb", b"a\x00b", b"a\nSet-Cookie: x"):
             got, _, out = self.answers(GET + b"X-Request-Id: " + value + b"\r\n\r\n")
             self.assertEqual(got, [400])
@@ -164,7 +165,8 @@ class Framing(Hostile):
 
 class Slow(Hostile):
     def test_slow_headers(self):
-        """A hundred clients that send a byte now and then are cut off after --header-timeout."""
+        """A hundred clients that send a byte now and then are disconnected after
+        --header-timeout."""
         with self.undisturbed():
             clients = [socket.create_connection(("127.0.0.1", self.server.port))
                        for _ in range(100)]
@@ -201,7 +203,7 @@ class Slow(Hostile):
                 self.assertLess(time.monotonic() - begin, 8)
 
     def test_never_reads(self):
-        """What waits for a client that does not read is bounded; then its request ends."""
+        """Data queued for a client that does not read is bounded; then its request is cancelled."""
         body = json.dumps({"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True,
                            "logprobs": 20, "n": 16}).encode()
         before = self.server.resident_bytes()
@@ -265,7 +267,7 @@ class Bodies(Hostile):
             self.assertEqual((got, closed), ([413], True))
 
     def test_many_large_ones_at_once(self):
-        """Declared bodies share one budget: memory stays bounded whatever is announced."""
+        """Declared bodies share one budget: memory stays bounded whatever length is announced."""
         before = self.server.resident_bytes()
         clients = []
         with self.undisturbed():
@@ -369,7 +371,7 @@ class Parameters(Hostile):
 
 
 class Grammars(Hostile):
-    """Each is refused, or served, in time; never more than the limits of memory."""
+    """Each is refused, or served, in time; the memory limits are never exceeded."""
 
     def ask(self, kind, value):
         begin = time.monotonic()
@@ -396,7 +398,7 @@ class Grammars(Hostile):
             **{f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)},
             "a40": {"type": "null"}}}
         with self.undisturbed():
-            # What these mean is small or nothing; that they end in time is what counts.
+            # Most of these mean little or nothing; they must end in time.
             for schema in ({"$ref": "#"}, wide, branching):
                 self.ask("json", schema)
             for schema, want in (({"enum": [f"value{i}" * 9 for i in range(20000)]}, 400),
@@ -416,7 +418,7 @@ class Grammars(Hostile):
                 self.assertEqual(self.ask("grammar", grammar), want, grammar[:40])
 
     def test_hundred_different_ones(self):
-        """Compiled grammars do not pile up."""
+        """Compiled grammars do not accumulate."""
         before = self.server.resident_bytes()
         with self.undisturbed():
             for i in range(100):

@@ -44,7 +44,7 @@ class Keys(Case):
         for headers in ({}, bearer(""), bearer("from-fla"), bearer("from-flag "), bearer("From-Flag"),
                         {"Authorization": "Basic from-flag"}, {"Authorization": "from-flag"}):
             answer = self.server.get("/v1/models", headers=headers)
-            if headers == bearer("from-flag "):  # white space at the end is no part of a value
+            if headers == bearer("from-flag "):  # trailing white space is not part of a value
                 self.assertEqual(answer[0], 200)
                 continue
             self.assert_error(answer, 401)
@@ -166,11 +166,12 @@ class Cors(Case):
 
 
 class Targets(Case):
-    """The second word of the request line (RFC 9112, section 3.2)."""
+    """The request target, i.e. the second word of the request line (RFC 9112, section 3.2)."""
     LAST = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
     def answers(self, target, host=b"Host: elsewhere:1\r\n", version=b"HTTP/1.1"):
-        """The status codes of a request for it and of one after it on the same connection."""
+        """The status codes of a request for this target and of one after it on the same
+        connection."""
         head = b"GET " + target + b" " + version + b"\r\n" + host + b"\r\n"
         out = self.server.raw(head + self.LAST)
         return [int(s) for s in re.findall(rb"HTTP/1\.1 (\d+) ", out)], out
@@ -182,10 +183,11 @@ class Targets(Case):
             self.assertEqual(got, [200, 200], (target, out))
             self.assertIn(b'{"version":', out)
         got, out = self.answers(b"http://a/version", host=b"", version=b"HTTP/1.0")
-        self.assertEqual(got, [200])  # a connection of 1.0 ends here
+        self.assertEqual(got, [200])  # an HTTP/1.0 connection ends here
 
     def test_absolute_form_through_a_client(self):
-        """What http.client sends to a proxy; with a body, and with the paths of every route."""
+        """Requests in the form that http.client sends to a proxy; with a body, and with the paths
+        of every route."""
         for method, path, body in (("GET", "/v1/models", None), ("GET", "/", None),
                                    ("POST", "/tokenize", {"prompt": "abc"})):
             plain = self.server.request(method, path, body)
@@ -200,7 +202,7 @@ class Targets(Case):
                             headers={"X-Request-Id": "whole"})
         end = time.monotonic() + 20
         paths = []
-        while not paths and time.monotonic() < end:  # the line comes after the answer
+        while not paths and time.monotonic() < end:  # the log line comes after the answer
             paths = [line["path"] for line in self.server.access_log() if line["id"] == "whole"]
         self.assertEqual(paths, ["/version"])
         self.assertNotIn(self.server.url, str(self.server.metrics()))
@@ -213,7 +215,7 @@ class Targets(Case):
                        b"http://a%/version", b"http://a/%zz", b"http://a/%00", b"//[",
                        b"a/version", b"*", b"a:80"):
             got, out = self.answers(target)
-            if target == b"//[":  # a path, if an odd one
+            if target == b"//[":  # a valid path, though unusual
                 self.assertEqual(got, [404, 200])
                 continue
             self.assertEqual(got, [400], (target, out))
@@ -282,7 +284,7 @@ class Errors(Case):
             self.assert_error(answer, 400, name)
 
     def test_what_the_engine_refuses(self):
-        """Errors name the field as the client calls it."""
+        """Errors use the client's name of the field."""
         word, chat = "word " * 5000, [{"role": "user", "content": "a"}]
         for name, body in (
                 ("prompt", {"prompt": ["a", word]}), ("prompt", {"prompt": "word " * 2000000}),
@@ -337,7 +339,7 @@ class Errors(Case):
 
 
 class Refusals(Case):
-    """A queue with room for one."""
+    """A queue with room for one request."""
     flags = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1")
 
     def test_429(self):
@@ -396,7 +398,7 @@ class Routes(Case):
                           "prompt")
 
     def test_what_templates_read(self):
-        """vLLM's fields beside chat_template_kwargs, which win."""
+        """vLLM's fields next to chat_template_kwargs, which take precedence."""
         def prompt(**fields):
             return self.server.post("/tokenize", {
                 "messages": [{"role": "user", "content": "Hi"}], **fields})[1]["tokens"]
@@ -429,7 +431,7 @@ class Routes(Case):
                                places=3)
 
     def test_llama_prompt_only(self):
-        """Puts the prompt into the cache; as editors do ahead of time."""
+        """Puts the prompt into the cache, as editors do ahead of time."""
         prompt = "Once upon a time, in a small house at the edge of a wood, lived a fox."
         for stream in (False, True):
             status, _, data = self.server.request("POST", "/completion", {
@@ -479,7 +481,7 @@ class Routes(Case):
                               name)
 
     def test_without_v1(self):
-        """Where llama-server has them too."""
+        """Routes that llama-server also has without /v1."""
         self.assertEqual(self.server.get("/models"), self.server.get("/v1/models"))
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
         answers = [self.server.post(path, body)[1]["choices"] for path in
@@ -487,7 +489,7 @@ class Routes(Case):
         self.assertEqual(*answers)
 
     def test_streams_are_utf8(self):
-        """Python's requests, among others, would read text of no known charset as Latin-1."""
+        """Some clients, such as Python's requests, would read text without a charset as Latin-1."""
         for path, body in (("/v1/completions", {"prompt": "a", "max_tokens": 2}),
                            ("/completion", {"prompt": "a", "max_tokens": 2}),
                            ("/v1/responses", {"input": "a", "max_output_tokens": 2})):
@@ -510,7 +512,7 @@ class Routes(Case):
 
 
 def byte_level():
-    """GPT-2's letters for the 256 bytes."""
+    """GPT-2's characters for the 256 bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in plain}
     for b in range(256):
@@ -520,8 +522,9 @@ def byte_level():
 
 
 class CallsInTemplates(unittest.TestCase):
-    """Conversations with calls, as OpenAI's client sends them, in the words of published templates:
-    some fail on a null content, others leave the call out where it is "", or want arguments as text."""
+    """Conversations with calls, as OpenAI's client sends them, with the logic of published
+    templates: some fail on a null content, others omit the call if it is "", or want arguments as
+    text."""
     CALL = {"id": "abcdefghi", "type": "function",
             "function": {"name": "get_time", "arguments": '{"zone": "UTC"}'}}
     TOOL = {"type": "function", "function": {"name": "get_time", "description": "The time",
@@ -588,7 +591,7 @@ class Infill(Case):
         super().setUpClass()
 
     def both(self, ids, **body):
-        """What /infill gives must be what /completion gives for these ids."""
+        """/infill must give the same answer as /completion for these ids."""
         options = {"n_predict": 6, "temperature": 0, "return_tokens": True, "ignore_eos": True}
         status, answer = self.server.post("/infill", {**options, **body})
         self.assertEqual(status, 200, answer)
@@ -613,7 +616,8 @@ class Infill(Case):
                   input_extra=[{"filename": "a.py", "text": "A"}, {"filename": "b.py", "text": "B"}])
 
     def test_what_is_too_long_is_cut(self):
-        """Of 512 tokens of context: the end of the prefix and the beginning of the suffix stay."""
+        """Of 512 tokens of context, the end of the prefix and the beginning of the suffix are
+        kept."""
         body = {"input_prefix": "p" * 5000 + "end", "input_suffix": "begin" + "s" * 5000,
                 "n_predict": 6, "temperature": 0}
         status, answer = self.server.post("/infill", body)
@@ -632,7 +636,7 @@ class Infill(Case):
 
 
 class Examples(Case):
-    """The examples of docs/serving.md work as they stand there."""
+    """The examples of docs/serving.md work as written."""
 
     def test_curl(self):
         if not shutil.which("curl"):
@@ -655,7 +659,7 @@ class Examples(Case):
                     self.assertEqual(choice["finish_reason"], "tool_calls")
 
     def test_flags(self):
-        """Every flag that is named exists, with the default that is named."""
+        """Every documented flag exists, with the documented default."""
         with open(os.path.join(SOURCE, "docs/serving.md"), encoding="utf-8") as f:
             named = set(re.findall(r"`(--[a-z-]+)", f.read()))
         usage = subprocess.run([FRESHET, "serve", "--help"], capture_output=True, text=True,
@@ -665,7 +669,7 @@ class Examples(Case):
 
 
 class SamplingDefaults(unittest.TestCase):
-    """What the model's generation_config.json says holds where a request says nothing."""
+    """Settings in the model's generation_config.json apply if a request does not set them."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -678,7 +682,7 @@ class SamplingDefaults(unittest.TestCase):
             json.dump(config, f)
 
     def answers(self, server, **fields):
-        """As many as there are among those for six seeds."""
+        """The number of distinct answers for six seeds."""
         def ids(seed):
             status, answer = server.post("/v1/completions", {
                 "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True, "seed": seed,
@@ -745,17 +749,18 @@ class Metrics(Case):
 
     @staticmethod
     def grown(before, after, names):
-        """By how much, by name; with {labels}, over the series that have these."""
+        """The increase per name; with {labels}, summed over the series that have these labels."""
         return {name: sum(v - before.get(k, 0) for k, v in after.items()
                           if k.split("{")[0] == name.split("{")[0]
                           and name.partition("{")[2].rstrip("}") in k) for name in names}
 
     def assert_grown(self, before, wanted, server=None):
-        """At once: whoever has its answer is counted, its last step too."""
+        """Checks at once: a request is counted before its answer ends, including its last step."""
         self.assertEqual(self.grown(before, (server or self.server).metrics(), wanted), wanted)
 
     def test_tokens_of_steps(self):
-        """Two samples of a prompt: one step for it, which gives two tokens, then six of two."""
+        """Two samples of a prompt: one step for the prompt, which gives two tokens, then six steps
+        of two."""
         before = self.server.metrics()
         status, answer = self.server.post("/v1/completions", {
             "prompt": list(range(500, 521)), "max_tokens": 7, "ignore_eos": True, "n": 2})
@@ -770,7 +775,8 @@ class Metrics(Case):
         self.assert_grown(before, wanted)
 
     def test_sources_of_prompt_tokens(self):
-        """The second time all of the prompt is in the cache, and its last token runs all the same."""
+        """The second time the whole prompt is in the cache, but its last token is computed
+        again."""
         names = ["vllm:prompt_tokens_total", "vllm:prompt_tokens_cached_total",
                  'vllm:prompt_tokens_by_source_total{source="local_compute"}',
                  'vllm:prompt_tokens_by_source_total{source="local_cache_hit"}',
@@ -784,7 +790,7 @@ class Metrics(Case):
             self.assert_grown(before, wanted)
 
     def test_buckets(self):
-        """As vLLM has them."""
+        """The same as in vLLM."""
         tokens = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]  # up to the longest sequence
         latency = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960,
                    1920, 7680]
@@ -827,8 +833,9 @@ class Metrics(Case):
         self.assertEqual(server.metrics()[line], 1)
 
     def test_lives_of_blocks(self):
-        """Of 16 blocks, four of a prompt that comes three times and is then pushed out by another.
-        The last of the four is computed again each time, for its last token, so three are used."""
+        """Of 16 blocks, four belong to a prompt that comes three times and is then evicted by
+        another. The last of the four is recomputed each time, for its last token, so three are
+        reused."""
         self.assertNotIn("vllm:kv_block", str(self.server.metrics()))
         server = Server("--kv-cache-metrics", "--kv-cache-metrics-sample", "1", "--kv-cache-memory",
                         "700K", "--max-model-len", "256")
@@ -863,7 +870,7 @@ class Metrics(Case):
             wanted = {'vllm:num_requests_waiting_by_reason{reason="capacity"}': capacity,
                       'vllm:num_requests_waiting_by_reason{reason="deferred"}': deferred,
                       "vllm:num_requests_waiting": 2}
-            end = time.monotonic() + 20  # until both have come
+            end = time.monotonic() + 20  # until both have arrived
             while self.grown({}, server.metrics(), wanted) != wanted and time.monotonic() < end:
                 time.sleep(0.02)
             self.assert_grown({}, wanted, server)
@@ -920,7 +927,7 @@ class Metrics(Case):
         self.assertEqual(headers["content-type"], "text/plain; version=0.0.4; charset=utf-8")
         done = subprocess.run(["promtool", "check", "metrics"], input=data, capture_output=True,
                               check=False)
-        # It parses (else 1). What its linter (3) dislikes are vLLM's names, and nothing else.
+        # The text parses (else 1). The linter (3) complains only about vLLM's metric names.
         names = re.findall(r"^# TYPE (\S+) ", data.decode(), re.MULTILINE)
         expected = [f"{n} metric names should not contain ':'" for n in names if ":" in n]
         expected.append('vllm:iteration_tokens_total non-counter metrics should not have "_total" '
@@ -974,7 +981,7 @@ class Idle(Case):
 
     def test_no_work_no_time(self):
         BackgroundStream.alone(self.server, {"max_tokens": 20})
-        idle = self.server.connect()  # an open connection and a scrape cost nothing either
+        idle = self.server.connect()  # an open connection and a scrape need no CPU time either
         idle.request("GET", "/metrics")
         idle.getresponse().read()
         time.sleep(1)
@@ -1033,7 +1040,8 @@ class Drain(unittest.TestCase):
         self.assertEqual(server.process.wait(10), 130)
 
     def test_a_signal_that_comes_twice(self):
-        """timeout(1) sends it to the program and to its group: that is one signal."""
+        """timeout(1) sends it to the program and to its process group: this counts as one
+        signal."""
         server = Server()
         self.addCleanup(server.stop)
         alone = BackgroundStream.alone(server)
@@ -1049,7 +1057,7 @@ class Drain(unittest.TestCase):
         self.assertEqual(server.process.wait(30), 0)
 
     def test_log_that_nobody_reads(self):
-        """The server goes on, says later what is missing, and leaves when it is told to."""
+        """The server continues, later reports the number of lost lines, and exits when told to."""
         command = [FRESHET, "serve", "--port", "0"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as process:
             self.addCleanup(process.kill)
@@ -1064,7 +1072,7 @@ class Drain(unittest.TestCase):
                     if answer.status == 200:
                         self.assertEqual(answer.read(), b'{"status":"healthy"}')
                     answer.read()
-            ask(30, "/" + "%01" * 10000)  # longer than what is left
+            ask(30, "/" + "%01" * 10000)  # longer than the free space in the pipe
             ask(1500)
             os.read(process.stderr.fileno(), 1 << 20)
             ask(2)

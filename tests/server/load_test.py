@@ -82,7 +82,7 @@ class Stream:
 
 
 async def sample(server, seen, over):
-    """What waits and how much memory it takes, now and then."""
+    """Samples the number of waiting requests and the memory use."""
     while not over.is_set():
         numbers = await asyncio.to_thread(server.metrics)
         for name in ("vllm:num_requests_running", "vllm:num_requests_waiting",
@@ -136,7 +136,7 @@ def main():
         return ["leaver" if i % period == 1 and i // period < o.leavers else
                 "slow" if i % slow_period == 2 and i // slow_period < o.slow else "whole"
                 for i in range(n)]
-    # Rounds before the one that counts, so that what is kept for later (pools, caches) is there.
+    # Warm-up rounds before the measured one, so that pools and caches are filled.
     warm = [Stream(i, k) for i, k in enumerate(kinds(o.streams))]
     asyncio.run(drive(server, warm))
     check(settle(server), "requests or blocks are left after the first round")
@@ -158,7 +158,7 @@ def main():
     for kind in ("whole", "slow"):
         some = [s for s in streams if s.kind == kind]
         check(all(s.done and len(s.ids) == TOKENS[kind] for s in some), f"{kind}: not all complete")
-    # The tokens of both rounds are the same, whoever else was there.
+    # The tokens of both rounds are equal, independent of the other clients.
     check(all(a.ids == b.ids for a, b in zip(warm, streams) if a.kind != "leaver"),
           "tokens differ between the rounds")
     alone = Stream(0, "whole")

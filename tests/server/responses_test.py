@@ -67,7 +67,7 @@ class Responses(ResponsesCase):
         self.assertNotIn(word, answer.output_text)
 
     def test_input_items(self):
-        """The items of `input` ask the model what the same chat does."""
+        """The items of `input` give the same prompt as the equivalent chat."""
         items = [{"role": "user", "content": [{"type": "input_text", "text": "Hello "},
                                               {"type": "input_text", "text": "there"}]},
                  {"type": "reasoning", "id": "r", "summary": []},
@@ -107,7 +107,7 @@ class Responses(ResponsesCase):
         self.assertEqual(answer.output_text, chat.choices[0].message.content)
 
     def test_developer_is_system(self):
-        """Where the template knows no developers."""
+        """If the template has no developer role."""
         for role in ("developer", "system"):
             answer = self.chat([{"role": role, "content": "Be brief."}, *HELLO], max_tokens=1,
                                extra={"return_token_ids": True})
@@ -134,7 +134,8 @@ class Responses(ResponsesCase):
         chat = self.chat(temperature=0, logprobs=True, top_logprobs=2).choices[0].logprobs.content
         self.assertEqual([e.logprob for e in entries], [e.logprob for e in chat])
         self.assertEqual([len(e.top_logprobs) for e in entries], [2] * len(entries))
-        word = answer.output_text.split()[3]  # whose token is the last of a message without it
+        # Its token is the last one of a message that stops before it.
+        word = answer.output_text.split()[3]
         options = {"temperature": 0, "extra": {"stop": [word]}}
         ended = self.respond(include=include, **options).output[0].content[0].logprobs
         chat = self.chat(logprobs=True, **options).choices[0].logprobs.content
@@ -241,7 +242,7 @@ class ResponseStream(ResponsesCase):
         self.assertEqual([item.name for item in named], ["get_time"])
 
     def test_helper(self):
-        """The client's own accumulator, which insists on the order and shape of the events."""
+        """The client's own accumulator, which checks the order and shape of the events."""
         for options in ({"extra_body": {"structured_outputs": {"choice": ["Hello."]}}},
                         {"extra_body": {"seed": 1}, "tools": [CLOCK], "tool_choice": "required"}):
             with self.client.responses.stream(model="default", input="Hello there",
@@ -265,7 +266,7 @@ class ResponseStream(ResponsesCase):
 
 
 class ResponseReasoning(ResponsesCase):
-    """A template after which the model thinks, as small models do without an end."""
+    """A template that makes the model think; small models never end the thought."""
     flags = ("--reasoning-parser", "qwen3")
     options = {"template": os.path.join(os.path.dirname(__file__), "think.jinja")}
 
@@ -304,7 +305,7 @@ class ResponseReasoning(ResponsesCase):
         self.assertEqual(called.output[0].content[0].text, answer.output[0].content[0].text)
 
     def test_thoughts_go_back_in(self):
-        """To the message or the call that they led to."""
+        """They are attached to the message or the call that they led to."""
         thought = {"type": "reasoning", "summary": [],
                    "content": [{"type": "reasoning_text", "text": "Be polite."}]}
         first = self.respond([*HELLO, thought, {"role": "assistant", "content": "Hi."}, *HELLO])

@@ -1,6 +1,6 @@
 """Starts `freshet serve` for tests, on a free port, and talks to it with the standard library.
 
-FRESHET_TEST_MODEL names a model to run the suites with instead of the one that the program carries.
+FRESHET_TEST_MODEL names a model to run the suites with instead of the embedded one.
 """
 import http.client
 import json
@@ -20,15 +20,15 @@ SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
 TEMPLATE = os.path.join(SOURCE, "tests/server/chat.jinja")
 GOLDEN = os.path.join(SOURCE, "tests/data/golden/llama")
 
-SANITIZER_EXIT = 99  # of a program whose sanitizer found something; set in CMakePresets.json
-# A sanitizer's program is several times as slow, and keeps what was freed for a while.
+SANITIZER_EXIT = 99  # sanitizer exit code, set in CMakePresets.json
+# A program with a sanitizer is several times slower and keeps freed memory for a while.
 SANITIZED = any(f"exitcode={SANITIZER_EXIT}" in os.environ.get(name, "")
                 for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))
 SLOWER = 4 if SANITIZED else 1
 
 
 class Server:
-    """The model that the program carries, unless `model` names another."""
+    """The embedded model, unless `model` names another."""
 
     def __init__(self, *flags, model=None, env=None, template=TEMPLATE):
         model = model or os.environ.get("FRESHET_TEST_MODEL")
@@ -105,14 +105,14 @@ class Server:
         return status, json.loads(data)
 
     def raw(self, data, timeout=10, end_input=False):
-        """Sends bytes; returns all that comes back until the server closes or falls silent."""
+        """Sends bytes; returns everything received until the server closes or goes silent."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout) as s:
             try:
                 s.sendall(data)
                 if end_input:
                     s.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # refused before all was sent: the answer says why
+                pass  # refused before all was sent: the answer gives the reason
             out = b""
             while True:
                 try:
@@ -124,7 +124,7 @@ class Server:
                 out += piece
 
     def metrics(self):
-        """name{labels} -> number, of the text format."""
+        """name{labels} -> number, from the text format."""
         _, _, data = self.request("GET", "/metrics")
         out = {}
         for line in data.decode().split("\n"):
@@ -138,7 +138,7 @@ class Server:
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
     def becomes_idle(self, seconds=10):
-        """Whether no request runs any more within that time."""
+        """Whether all requests have ended within that time."""
         end = time.monotonic() + seconds
         while self.metric("vllm:num_requests_running"):
             if time.monotonic() > end:
@@ -160,7 +160,7 @@ class Server:
 
 
 class Case(unittest.TestCase):
-    """One server a class, started with `flags`."""
+    """One server per class, started with `flags`."""
     flags = ()
     options = {}
 
@@ -176,7 +176,7 @@ class Case(unittest.TestCase):
         return answer["choices"][0]
 
     def assert_error(self, answer, status, param=None, words=""):
-        """OpenAI's shape, which its client turns into exceptions."""
+        """OpenAI's error format, which its client turns into exceptions."""
         got, body = answer
         self.assertEqual(got, status, body)
         self.assertEqual(set(body), {"error"})
@@ -189,7 +189,8 @@ class Case(unittest.TestCase):
 
 
 class BackgroundStream(threading.Thread):
-    """A long greedy stream that goes on while others misbehave; compare `ids` with alone()."""
+    """A long greedy stream that continues while other clients misbehave; compare `ids` with
+    alone()."""
     BODY = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, "stream": True}
 

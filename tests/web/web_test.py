@@ -23,7 +23,7 @@ OUTPUT = Path(os.environ.get("FRESHET_TEST_OUTPUT", "build/web_test")).absolute(
 MODEL = str(SOURCE / "models/default.gguf")
 CHROMIUM = "/usr/bin/chromium"
 SKIPPED = 77
-# What a model without a chat template is given, to test the chat.
+# A chat template for models without one, to test the chat.
 TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}")
 
@@ -90,7 +90,7 @@ class Server:
             self.process.wait()
         said = self.process.stderr.read()
         self.process.stderr.close()
-        if self.process.returncode == 99:  # a sanitizer's; set in CMakePresets.json
+        if self.process.returncode == 99:  # sanitizer exit code, set in CMakePresets.json
             raise AssertionError(said)
 
 
@@ -181,7 +181,7 @@ class Chat(Case):
             const body = document.querySelector('.assistant .body');
             if (body) lengths.add(body.textContent.length);
         }).observe(document.getElementById('log'), {subtree: true, childList: true, characterData: true}); }""")
-        # Some 25 kB of answer, slow enough to be seen in pieces whatever the machine's speed.
+        # About 25 kB of answer, slow enough to arrive in pieces on any machine.
         page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
             "offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1})
         self.message(page).fill("Tell me about rivers.\nPlease.")
@@ -209,7 +209,8 @@ class Chat(Case):
     def test_stop_edit_retry(self):
         page = self.open()
         self.set_tokens(page, 1000)
-        # Work that a fast machine does not finish before the key is pressed: many answers, each to its end.
+        # Work that even a fast machine does not finish before the key is pressed: many full-length
+        # answers.
         page.evaluate("""() => { const real = fetch; window.fetch = (path, options) => {
             const body = options?.body ? JSON.parse(options.body) : {};
             if (body.max_tokens === 1000) Object.assign(body, {n: 64, ignore_eos: true});
@@ -268,7 +269,7 @@ class Chat(Case):
         self.assertEqual(sent[0]["messages"][0], {"role": "system", "content": "Be brief."})
         self.assertEqual(sent[0]["messages"][1]["content"], "One\nTwo")
         self.assertEqual(sent[0]["seed"], 42)
-        # Everything that can be used can be reached, and is named.
+        # Every control can be reached by keyboard and has a name.
         page.evaluate("document.activeElement.blur()")
         names = []
         for _ in range(30):
@@ -286,7 +287,7 @@ class Chat(Case):
         page.keyboard.press("Enter")
         self.answered(page, 1)
         self.assertEqual(page.locator(".user .body").inner_text(), "<img src=x onerror=alert(1)> `code`")
-        # The model's words: given to the page as the server would.
+        # Model output, sent to the page as the server would.
         page.route("**/v1/chat/completions", lambda route: route.fulfill(
             content_type="text/event-stream", body="".join(
                 f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
@@ -382,7 +383,8 @@ class Live(Case):
 
     @contextmanager
     def busy(self):
-        """Clients that ask again and again, so that what the panel looks for is there however fast the machine."""
+        """Clients that send requests in a loop, so that the panel has something to show on any
+        machine."""
         done = threading.Event()
         body = json.dumps({"prompt": "The railway", "max_tokens": 200, "ignore_eos": True}).encode()
 

@@ -10,7 +10,7 @@
 namespace freshet::jinja {
 namespace {
 
-// Integers that 64 bits do not hold, or whose result may be beyond.
+// Integers that do not fit 64 bits, or whose result may not.
 Value big_binary(Runtime& rt, BinaryOp op, const Value& x, const Value& y) {
   const auto digits = [](const Value& v) -> size_t {
     return v.is(Kind::kBigInt) ? v.text().size() : 20;
@@ -58,7 +58,7 @@ int64_t floor_mod(int64_t a, int64_t b) {
   return m != 0 && (m < 0) != (b < 0) ? m + b : m;
 }
 
-// The result where 64 bits hold it.
+// The result if it fits 64 bits.
 std::optional<Value> int_binary(BinaryOp op, int64_t a, int64_t b) {
   int64_t result = 0;
   switch (op) {
@@ -111,7 +111,8 @@ Value float_binary(BinaryOp op, double a, double b) {
     div -= 1;
   }
   if (op == BinaryOp::kMod) return Value(mod == 0 ? std::copysign(0.0, b) : mod);
-  // div is nearly an integer; Python rounds it to that, and gives a zero the quotient's sign.
+  // div is nearly an integer; like Python, round it to that integer and give a zero the sign of the
+  // quotient.
   if (div == 0) return Value(std::copysign(0.0, a / b));
   const double floor = std::floor(div);
   return Value(div - floor > 0.5 ? floor + 1 : floor);

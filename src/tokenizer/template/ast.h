@@ -1,5 +1,5 @@
-// A compiled template. Immutable once parsed; nodes live as long as their Program, and refer to
-// each other by plain pointers, so that no chain of them is freed recursively.
+// A compiled template. Immutable once parsed; nodes live as long as their Program and refer to each
+// other by plain pointers, so that no chain of them is freed recursively.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct Expr {
     kDict,       // items: key, value, key, value
     kAttribute,  // items[0].text
     kItem,       // items[0][items[1]]
-    kSlice,      // items[0][items[1]:items[2]:items[3]], null where left out
+    kSlice,      // items[0][items[1]:items[2]:items[3]], null if omitted
     kCall,       // items[0](items[1]...)
     kFilter,     // items[0]|text(items[1]...); items[0] is null in a block's filter
     kTest,       // items[0] is text(items[1]...)
@@ -52,7 +52,7 @@ struct Expr {
   Expr* star_star = nullptr;                         // f(**star_star)
 };
 
-// Where `set` and `for` put values: a name, a namespace's attribute, or a tuple of targets.
+// A target of `set` or `for`: a name, a namespace's attribute, or a tuple of targets.
 struct Target {
   NameId name = -1;
   std::string attribute;

@@ -10,7 +10,7 @@
 namespace freshet::jinja {
 namespace {
 
-constexpr size_t kMaxBits = BigInt::kMaxDigits * 3322 / 1000;  // log2(10) bits a digit
+constexpr size_t kMaxBits = BigInt::kMaxDigits * 3322 / 1000;  // log2(10) bits per digit
 
 void check_bits(size_t bits) {
   if (bits > kMaxBits) fail("an integer has more than {} digits", BigInt::kMaxDigits);
@@ -38,7 +38,7 @@ std::optional<BigInt> BigInt::parse(std::string_view text, int base) {
   const bool negative = text.starts_with('-');
   if (negative || text.starts_with('+')) text.remove_prefix(1);
   if (text.empty()) return std::nullopt;
-  check_bits(text.size());  // of base 2; of others it is less than what comes out
+  check_bits(text.size());  // exact for base 2; an underestimate for other bases
   BigInt out;
   for (const char c : text) {
     const int digit = c >= '0' && c <= '9'   ? c - '0'
@@ -156,7 +156,7 @@ BigInt BigInt::pow(uint64_t exponent) const {
 }
 
 double BigInt::divided_by(const BigInt& b) const {
-  // A quotient of some more bits than a float has, the last telling of a remainder.
+  // A quotient with some more bits than a float has; the last bit records a remainder.
   constexpr int kQuotientBits = 70;
   BigInt above = *this, below = b;
   above.negative_ = below.negative_ = false;

@@ -1,4 +1,4 @@
-// Tables of what templates can call: filters, tests, methods and global functions.
+// Tables of the callables that templates can use: filters, tests, methods and global functions.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace freshet::jinja {
 
-// Arguments matched to parameters; null where left out.
+// Arguments matched to parameters; null if omitted.
 class Bound {
  public:
   const Value* operator[](size_t i) const { return values_[i]; }
@@ -17,7 +17,7 @@ class Bound {
   bool flag(size_t i, bool fallback = false) const {
     return has(i) ? truth(*values_[i]) : fallback;
   }
-  // None counts as left out.
+  // None counts as omitted.
   const Value* given(size_t i) const {
     return has(i) && !values_[i]->is_none() ? values_[i] : nullptr;
   }
@@ -30,7 +30,8 @@ class Bound {
   std::array<const Value*, 6> values_{};
 };
 
-// `parameters` are names with single spaces between. Throws for too many, unknown or missing ones.
+// `parameters` are names separated by single spaces. Throws for too many, unknown or missing
+// arguments.
 Bound bind(std::string_view function, std::string_view parameters, int required, const Args& args);
 
 struct Builtin {
@@ -38,7 +39,7 @@ struct Builtin {
   std::string_view parameters;
   int required = 0;
   Value (*run)(Runtime& rt, const Value& self, const Bound& args) = nullptr;
-  // Instead of run, for those that take any arguments.
+  // Used instead of run by builtins that take any arguments.
   Value (*run_any)(Runtime& rt, const Value& self, Args& args) = nullptr;
 
   Value operator()(Runtime& rt, const Value& self, Args& args) const {
@@ -58,7 +59,7 @@ std::span<const Builtin> loop_methods();
 std::span<const Builtin> cycler_methods();
 std::span<const Builtin> global_functions();
 
-// nullptr when there is none.
+// nullptr if there is none.
 const Builtin* find_filter(std::string_view name);
 const Builtin* find_method(const Value& receiver, std::string_view name);
 
@@ -78,18 +79,18 @@ struct MethodRep final : Rep {
   Value receiver;
 };
 
-// json.dumps(v): separators null for Python's own.
+// json.dumps(v): null separators mean Python's defaults.
 struct JsonStyle {
   bool ascii = false;
   bool sort_keys = false;
-  std::string indent;  // one level of it
+  std::string indent;  // indentation of one level
   bool pretty = false;
   std::string item_separator = ", ";
   std::string key_separator = ": ";
 };
 Value to_json(Runtime& rt, const Value& v, const JsonStyle& style);
 
-// Strings of `self` and its parts keep being markup.
+// A string made from `self` or its parts: markup if `self` is markup.
 inline Value like(Runtime& rt, const Value& self, std::string text) {
   return rt.str(std::move(text), self.is_markup());
 }

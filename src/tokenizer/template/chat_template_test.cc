@@ -42,7 +42,7 @@ json::Value context_of(const json::Value& file, const std::string& name) {
   return context;
 }
 
-// jinja2's message without its exception's name, if it is one that we give in the same words.
+// jinja2's message without the exception's name, if we give the message in the same words.
 std::string shared_words(const std::string& error) {
   const size_t colon = error.find(": ");
   const std::string kind = error.substr(0, colon);
@@ -50,7 +50,7 @@ std::string shared_words(const std::string& error) {
   return shared ? error.substr(colon + 2) : "";
 }
 
-// Renders every case of a golden file and compares outputs, and errors with errors.
+// Renders every case of a golden file and compares outputs with outputs, and errors with errors.
 void check_golden(const std::string& name, size_t least) {
   const json::Value file = golden(name);
   size_t outputs = 0;
@@ -80,7 +80,7 @@ TEST(ChatTemplate, EqualsJinja2OnEveryTemplate) {
   check_golden("golden.json", 600);
 }
 
-// Those that mark the assistant's part, which jinja2 takes only with transformers' extension.
+// Templates that mark the assistant's part, which jinja2 accepts only with transformers' extension.
 TEST(ChatTemplate, EqualsJinja2WithGenerationTags) {
   check_golden("golden_generation.json", 30);
 }
@@ -163,7 +163,7 @@ TEST(ChatTemplate, NumbersOfTheContextKeepTheirText) {
             "18446744073709551616");
 }
 
-// Each must end within the limits, quickly, and say which one.
+// Each must stop at a limit, quickly, and name that limit.
 class HostileTemplate : public testing::TestWithParam<const char*> {};
 
 TEST_P(HostileTemplate, EndsWithAnError) {
@@ -178,7 +178,7 @@ TEST_P(HostileTemplate, EndsWithAnError) {
               testing::AnyOf(HasSubstr("limit"), HasSubstr("nested too deeply"),
                              HasSubstr("more than 4300 digits"), HasSubstr("Max string recursion")))
       << GetParam();
-  EXPECT_LT(seconds, 30.0) << GetParam();  // under a second; sanitizers take much longer
+  EXPECT_LT(seconds, 30.0) << GetParam();  // less than one second; sanitizers take much longer
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -240,7 +240,7 @@ TEST(ChatTemplate, DeepSourcesAreRefused) {
   }
   EXPECT_FALSE(run(nested("{% if 1 %}", "{% endif %}", 20'000)).ok());
   EXPECT_FALSE(run(nested("{% for (", ") in x %}{% endfor %}", 20'000)).ok());
-  // Long chains are parsed without recursion; running them has a limit.
+  // Long chains are parsed without recursion; rendering them has a limit.
   EXPECT_FALSE(run("{{ 1" + nested("+1", "", 100'000) + " }}").ok());
   EXPECT_FALSE(run("{{ x" + nested(".a", "", 100'000) + " }}").ok());
   EXPECT_FALSE(run("{{ x" + nested("|e", "", 100'000) + " }}").ok());

@@ -1,4 +1,4 @@
-// The expressions of Interpreter.
+// The expression part of Interpreter.
 #include "tokenizer/template/interpreter.h"
 
 namespace freshet::jinja {
@@ -128,7 +128,7 @@ Value Interpreter::eval_call(const Expr& e, const Value* caller) {
     return args;
   };
   if (callee.kind == Expr::Kind::kAttribute) {
-    // A method's call needs no value for the bound method.
+    // A method call does not need a value for the bound method.
     const Value object = eval(*callee.items[0]);
     if (const Builtin* method = find_method(object, callee.text)) {
       Args args = arguments();

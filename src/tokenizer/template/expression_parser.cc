@@ -274,7 +274,7 @@ Expr* ExpressionParser::subscript(Expr* object) {
     } else if (parts[colons] == nullptr) {
       parts[colons] = expression();
     } else if (colons == 0 && is_op(",")) {
-      // x[a, b] has a tuple for its key.
+      // x[a, b] has a tuple as its key.
       parts[0] = make(Expr::Kind::kTuple, {parts[0]});
       while (skip_op(",") && !is_op("]")) parts[0]->items.push_back(expression());
     } else {

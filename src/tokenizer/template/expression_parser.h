@@ -1,5 +1,5 @@
-// Jinja's expressions, by precedence: if, or, and, not, comparisons, + -, ~, * / // %, **, unary,
-// postfix, filters and tests.
+// Parser of Jinja expressions, by precedence: if, or, and, not, comparisons, + -, ~, * / // %, **,
+// unary, postfix, filters and tests.
 #pragma once
 
 #include <string_view>
@@ -14,15 +14,17 @@ class ExpressionParser : public TokenStream {
   using TokenStream::TokenStream;
 
   Expr* expression(bool with_condition = true);
-  // One expression, or several with commas, up to the tag's end or a word of `end_names`.
+  // One expression, or several separated by commas, up to the end of the tag or a word of
+  // `end_names`.
   Expr* tuple(bool with_condition = true, std::string_view end_name = "");
-  // "name | name(args)" after a block's tag; null if there is none.
+  // "name | name(args)" after the tag of a block; null if there is none.
   Expr* filter_chain(Expr* input, bool starts_inline);
   Target target(bool with_namespace, std::string_view end_name);
   NameId name_target();
 
  protected:
-  // Names read since the counter was last looked at: macros ask for caller, varargs and kwargs.
+  // Names read since these flags were last reset; a macro uses them to see whether it needs caller,
+  // varargs or kwargs.
   bool saw_caller_ = false;
   bool saw_varargs_ = false;
   bool saw_kwargs_ = false;

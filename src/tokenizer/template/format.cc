@@ -31,7 +31,7 @@ struct Spec {
   char type = '\0';
 };
 
-// Reads digits; a width beyond any memory is an error at once.
+// Reads digits; a width larger than any memory is an error at once.
 size_t read_number(std::string_view s, size_t& i) {
   size_t n = 0;
   while (i < s.size() && s[i] >= '0' && s[i] <= '9') {
@@ -116,7 +116,7 @@ std::string sign_of(bool negative, char mode) {
   return negative ? "-" : mode == '-' ? "" : std::string(1, mode);
 }
 
-// The digits of a magnitude under a float's type.
+// The digits of a magnitude for a float presentation type.
 std::string float_digits(double v, char type, int precision, bool alternate) {
   const bool upper_case = type >= 'A' && type <= 'Z';
   std::string out;
@@ -169,7 +169,7 @@ std::string int_digits(const BigInt& v, char type) {
   return type == 'X' ? upper(digits) : digits;
 }
 
-// Of an integer of any size.
+// For an integer of any size.
 std::string format_int(Runtime& rt, const Spec& spec, const Value& v) {
   if (spec.type != '\0' && std::string_view("fFeEgG%").find(spec.type) != kNotFound) {
     return format_float(rt, spec, *to_float(v));
@@ -337,7 +337,8 @@ class PercentFormatter {
         out_ += s_[i_];
       }
     }
-    // Python takes all that has subscripts for a mapping here, of which nothing need be used.
+    // Here Python treats everything with subscripts as a mapping, and does not require that all of
+    // a mapping is used.
     const bool mapping = values_.is_dict() || values_.is(Kind::kList) || values_.is(Kind::kRange) ||
                          values_.is_undefined();
     if (used_dict_ || mapping) return std::move(out_);

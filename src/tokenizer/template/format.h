@@ -1,4 +1,4 @@
-// Python's two ways of formatting: "%s of %d" % values and "{} of {:>3}".format(values).
+// Python's two kinds of string formatting: "%s of %d" % values and "{} of {:>3}".format(values).
 #pragma once
 
 #include <string_view>

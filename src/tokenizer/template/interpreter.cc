@@ -93,7 +93,7 @@ void Interpreter::Frame::renew() {
 
 void Interpreter::capture_scopes() {
   for (Scope* s = scope_; s != nullptr && !s->captured; s = s->parent) {
-    budget().take(256);  // about what keeping it costs; never given back
+    budget().take(256);  // approximate cost of keeping it; never refunded
     s->captured = true;
   }
 }
@@ -227,7 +227,7 @@ Interpreter::Flow Interpreter::run_if(const Stmt& s) {
 
 Interpreter::Flow Interpreter::run_block(const Stmt& s) {
   if (s.kind == Stmt::Kind::kWith) {
-    // All values are worked out before any name is set.
+    // Evaluates all values before it sets any name.
     std::vector<Value> values;
     for (const auto& [target, expr] : s.assignments) values.push_back(eval(*expr));
     const Frame frame(*this, scope_);
@@ -251,7 +251,7 @@ Interpreter::Flow Interpreter::run_block(const Stmt& s) {
   return flow;
 }
 
-// The items to loop over, as a list: filtered by the loop's `if`.
+// The items to loop over, as a list, filtered by the `if` of the loop.
 Value Interpreter::loop_items(const Stmt& s, const Value& iterable) {
   const bool is_sequence = iterable.is_list() || iterable.is(Kind::kView);
   if (is_sequence && s.test == nullptr) return iterable;
@@ -293,7 +293,7 @@ Interpreter::Flow Interpreter::run_for(const Stmt& s, const Value& iterable, int
       finished_one |= flow == Flow::kNormal;
     }
   }
-  // Jinja's else is for loops of which no turn came to its end.
+  // In Jinja, `else` applies to loops without a completed iteration.
   return finished_one ? Flow::kNormal : run_scoped(s.otherwise);
 }
 
@@ -314,7 +314,7 @@ Value Interpreter::make_macro(const Stmt& s) {
 }
 
 namespace {
-// Takes the named argument out; false if it is not there.
+// Extracts the named argument; false if it is not there.
 bool take_named(Args& args, std::string_view name, Value& out) {
   for (size_t i = 0; i < args.named.size(); ++i) {
     if (args.named[i].first != name) continue;

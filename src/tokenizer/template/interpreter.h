@@ -1,8 +1,8 @@
 // Runs a Program once.
 //
-// Scopes are Jinja's: if does not open one; for, macro, with, and the blocks of set, filter, call
-// and generation do, and what is set inside stays inside. A macro sees the scopes around its
-// definition.
+// Scopes are Jinja's: `if` does not open one; `for`, `macro`, `with`, and the blocks of `set`,
+// `filter`, `call` and `generation` do, and names set inside stay inside. A macro sees the scopes
+// around its definition.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,9 @@
 namespace freshet::jinja {
 
 struct Scope {
-  Scope* parent = nullptr;  // null: the template's own, in Interpreter::root_
+  Scope* parent = nullptr;  // null: the template's own scope, Interpreter::root_
   std::vector<std::pair<NameId, Value>> variables;
-  bool captured = false;  // a macro or loop refers to it, so it lives to the end
+  bool captured = false;  // referenced by a macro or loop, so it lives to the end
 };
 
 struct MacroRep final : Rep {
@@ -38,13 +38,13 @@ class Interpreter final : public Runtime {
  private:
   enum class Flow { kNormal, kBreak, kContinue };
 
-  // A new scope, under `parent`, as long as this lives.
+  // Opens a new scope under `parent` for its own lifetime.
   class Frame {
    public:
     Frame(Interpreter& in, Scope* parent);
     Frame(const Frame&) = delete;
     ~Frame();
-    // Empties the scope for the next turn of a loop.
+    // Empties the scope for the next iteration of a loop.
     void renew();
 
    private:
@@ -54,7 +54,7 @@ class Interpreter final : public Runtime {
     std::unique_ptr<Scope> scope_;
   };
 
-  // Sends output to a string of its own, as long as this lives.
+  // Redirects output to a string of its own for its own lifetime.
   class Capture {
    public:
     explicit Capture(Interpreter& in) : in_(in), saved_(std::exchange(in.out_, &text)) {}
@@ -105,7 +105,7 @@ class Interpreter final : public Runtime {
   Value block_filter(const Expr* chain, std::string text);
 
   const Program& program_;
-  std::vector<Value> root_;  // by NameId; undefined without a message where nothing is set
+  std::vector<Value> root_;  // by NameId; undefined without a message if not set
   Scope* scope_ = nullptr;
   std::vector<std::unique_ptr<Scope>> captured_;
   std::string* out_ = nullptr;

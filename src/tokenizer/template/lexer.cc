@@ -21,7 +21,8 @@ bool is_digit_char(char c) {
   return c >= '0' && c <= '9';
 }
 
-// All newlines as \n, and without one at the end.
+// Converts all newlines to
+//  and drops one at the end.
 std::string normalize(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -57,7 +58,7 @@ class Lexer {
     tokens_.push_back({type, line_, std::string(text), 0, 0});
   }
 
-  // Moves to `end`, counting lines.
+  // Advances to `end` and counts lines.
   void advance(size_t end) {
     line_ += static_cast<int>(std::count(s_.begin() + static_cast<std::ptrdiff_t>(at_),
                                          s_.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
@@ -78,7 +79,7 @@ class Lexer {
     return i;
   }
 
-  // Adds the text up to `end`, stripped as the tag that follows asks.
+  // Adds the text up to `end`, stripped as the following tag requires.
   void data(size_t end, char sign, bool is_variable) {
     std::string_view text = s_.substr(at_, end - at_);
     if (sign == '-') {
@@ -95,7 +96,7 @@ class Lexer {
     advance(end);
   }
 
-  // Skips a tag's end at `end` (its sign included) and the whitespace that goes with it.
+  // Skips the end of a tag at `end` (including its sign) and the whitespace removed with it.
   void finish_tag(size_t end, char sign, bool trims_newline) {
     if (sign == '-') {
       end = skip_space(end);
@@ -149,7 +150,7 @@ class Lexer {
     char close_sign;
   };
 
-  // The tag {% word %} at `tag`, with any whitespace control.
+  // Matches the tag {% word %} at `tag`, with any whitespace control.
   std::optional<WordTag> word_tag(size_t tag, std::string_view word) const {
     if (!starts(tag, "{%")) return std::nullopt;
     const char open_sign = sign_at(tag + 2);
@@ -164,7 +165,7 @@ class Lexer {
 
   void raw(const WordTag& open) {
     finish_tag(open.end, open.close_sign, false);
-    if (at_ == s_.size()) return;  // as Jinja has it: with nothing in it, it need not be closed
+    if (at_ == s_.size()) return;  // as in Jinja: if it is empty, it need not be closed
     for (size_t tag = at_;; ++tag) {
       tag = s_.find("{%", tag);
       if (tag == kNotFound) fail("{{% raw %}} is not closed");
@@ -179,7 +180,7 @@ class Lexer {
   // Tokens up to the end of the tag.
   void expression(bool is_block) {
     const std::string_view closer = is_block ? "%}" : "}}";
-    std::string open;  // the brackets that wait for their ends
+    std::string open;  // the open brackets
     while (true) {
       if (open.empty()) {
         const char sign = sign_at(at_);
@@ -232,7 +233,7 @@ class Lexer {
     advance(at_ + 1);
   }
 
-  // The end of a run of digits from `i`, with single underscores between them.
+  // The end of a run of digits that starts at `i`, with single underscores between them.
   template <class IsDigit>
   size_t digits(size_t i, IsDigit is_digit) const {
     while (is_digit(peek(i)) || (peek(i) == '_' && is_digit(peek(i + 1)))) ++i;
@@ -253,7 +254,7 @@ class Lexer {
     const size_t start = base == 10 ? at_ : at_ + 2;
     size_t end = digits(start, is_digit);
     bool is_float = false;
-    // After a dot, as in x.0.1, a second dot is no fraction.
+    // After a dot, as in x.0.1, a second dot does not start a fraction.
     const bool after_dot = at_ > 0 && s_[at_ - 1] == '.';
     if (base == 10 && !after_dot) {
       if (peek(end) == '.' && is_digit_char(peek(end + 1))) {
@@ -304,7 +305,7 @@ class Lexer {
     advance(i + 1);
   }
 
-  // The escape whose letter is at `i`; returns the offset behind it.
+  // Reads the escape whose letter is at `i`; returns the offset after it.
   size_t escape(size_t i, std::string& out) {
     static constexpr std::string_view kLetters = "\\'\"abfnrtv";
     static constexpr std::string_view kMeanings = "\\'\"\a\b\f\n\r\t\v";
@@ -326,7 +327,7 @@ class Lexer {
     }
     if (c == 'x' || c == 'u' || c == 'U') return hex_escape(i, out);
     if (c == 'N') fail("\\N escapes are not supported: write \\u and the code");
-    out += '\\';  // an unknown escape stands for itself
+    out += '\\';  // an unknown escape stays as it is
     return i;
   }
 
@@ -348,7 +349,7 @@ class Lexer {
 
   static size_t hex_size(char letter) { return letter == 'x' ? 2 : letter == 'u' ? 4 : 8; }
 
-  // The code after the letter at `i`.
+  // The code point after the letter at `i`.
   uint32_t hex(size_t i) const {
     const std::string_view text = s_.substr(i + 1, hex_size(s_[i]));
     uint32_t code = 0;

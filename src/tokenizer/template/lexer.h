@@ -26,7 +26,7 @@ enum class TokenType : uint8_t {
 struct Token {
   TokenType type = TokenType::kEnd;
   int line = 1;
-  std::string text;  // of kInteger: decimal digits where `integer` cannot hold the number, else ""
+  std::string text;  // for kInteger: decimal digits if the number does not fit `integer`, else ""
   int64_t integer = 0;
   double number = 0;
 };

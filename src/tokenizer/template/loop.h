@@ -17,7 +17,7 @@ struct LoopRep final : Rep {
   bool retained = false;
   std::vector<Value> last_changed;
   bool has_changed = false;
-  const Stmt* stmt = nullptr;  // of a recursive loop, whose `loop(items)` runs it again
+  const Stmt* stmt = nullptr;  // of a recursive loop: `loop(items)` runs it again
   Scope* scope = nullptr;
   void clear() override { last_changed.clear(); }
 };

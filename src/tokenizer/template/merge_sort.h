@@ -1,5 +1,5 @@
-// A stable sort that is safe with any comparison: one that throws, or that is no order at all, as
-// Python's < is not when a NaN is about.
+// A stable sort that is safe with any comparison: also one that throws or is not an ordering, such
+// as Python's < with a NaN.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,8 @@
 namespace freshet::jinja {
 namespace {
 
-// Without whitespace around it and underscores between digits; empty if those are misplaced.
+// Removes surrounding whitespace and underscores between digits; empty if underscores are
+// misplaced.
 std::string bare_number(std::string_view s) {
   s = strip(s, true, true, nullptr);
   std::string out;
@@ -120,7 +121,7 @@ Value round_number(Runtime& rt, const Value& v, int digits) {
     std::from_chars(text.data(), text.data() + text.size(), out);
     return Value(out);
   }
-  // Left of the point the scaled value is exact enough, being itself rounded to even.
+  // Left of the point the scaled value is exact enough; it is rounded half to even itself.
   const double unit = std::pow(10.0, -digits);
   return Value(std::isinf(unit) ? std::copysign(0.0, d) : std::nearbyint(d / unit) * unit);
 }

@@ -1,6 +1,6 @@
 // Methods of dicts, sequences, loops and cyclers, and the global functions.
 //
-// The methods that would change a dict or a list are here too, to say that templates may not.
+// The mutating methods of dict and list are here too, to report that templates may not use them.
 #include <algorithm>
 #include <array>
 #include <ctime>
@@ -78,7 +78,7 @@ Value do_changed(Runtime& rt, const Value& v, Args& args) {
 
 // ---------------------------------------------------------------------------------------- globals
 
-constexpr int64_t kMaxRange = 100'000;  // Jinja's sandbox has the same
+constexpr int64_t kMaxRange = 100'000;  // same limit as in Jinja's sandbox
 
 Value make_range(Runtime& rt, const Value&, Args& args) {
   const auto& p = args.positional;
@@ -92,7 +92,7 @@ Value make_range(Runtime& rt, const Value&, Args& args) {
   return rt.adopt(Kind::kRange, std::move(rep), 0, 0);
 }
 
-// dict(mapping or pairs, key=value...), also for namespaces.
+// dict(mapping or pairs, key=value...); also used for namespaces.
 std::vector<std::pair<Value, Value>> dict_items(Runtime& rt, const Args& args) {
   std::vector<std::pair<Value, Value>> items;
   if (args.positional.size() > 1)
@@ -123,7 +123,7 @@ Value make_namespace(Runtime& rt, const Value&, Args& args) {
     rep->attributes.emplace_back(need_string(key, "a namespace's key"), value);
   }
   const size_t bytes = rep->attributes.size() * 64;
-  // Retained and then cleared, a namespace ends whatever recursion goes down a value.
+  // A namespace is retained and cleared later, so it ends every recursion down a value.
   return rt.retain(rt.adopt(Kind::kNamespace, std::move(rep), bytes, 0));
 }
 
@@ -146,7 +146,7 @@ Value raise_exception(Runtime& rt, const Value&, const Bound& a) {
   fail("{}", str_of(rt, *a[0]));
 }
 
-// What Python's datetime fills in itself: no time zone, and microseconds, of which ours has none.
+// Defaults of Python's datetime: no time zone, and microseconds, which our time does not have.
 std::string naive_format(std::string_view format) {
   std::string out;
   for (size_t i = 0; i < format.size(); ++i) {
@@ -165,7 +165,7 @@ std::string naive_format(std::string_view format) {
 Value strftime_now(Runtime& rt, const Value&, const Bound& a) {
   const std::string& wanted = need_string(*a[0], "strftime_now's format");
   if (wanted.size() > 256) fail("strftime_now's format is limited to 256 bytes");
-  // A width such as %999999999Y would make a text as long as it says.
+  // A width such as %999999999Y would make a text of that length.
   int digits = 0;
   for (const char c : wanted) {
     digits = c >= '0' && c <= '9' ? digits + 1 : 0;

@@ -72,7 +72,7 @@ void append_namespace(Runtime& rt, std::string& out, const NamespaceRep& ns) {
 }  // namespace
 
 void append_repr(Runtime& rt, std::string& out, const Value& v) {
-  const Runtime::Level level(rt);  // namespaces can hold themselves
+  const Runtime::Level level(rt);  // namespaces can contain themselves
   rt.step();
   if (out.size() > rt.budget().left) fail_limit("memory");
   switch (v.kind()) {
@@ -283,7 +283,7 @@ bool compare(Runtime& rt, CompareOp op, const Value& a, const Value& b) {
       return less(rt, a, b);
     case CompareOp::kGt:
       return less(rt, b, a);
-    // Not the negation of the other order, because of NaN.
+    // Not the negation of the opposite comparison, because of NaN.
     case CompareOp::kLe:
       return less(rt, a, b) || equals(rt, a, b);
     case CompareOp::kGe:

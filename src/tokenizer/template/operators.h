@@ -1,5 +1,5 @@
-// What Python's operators do to values: text, truth, comparison, arithmetic, subscripts, iteration.
-// All throw Error as Python would raise, with its words where templates' authors may know them.
+// Python's operators on values: text, truth, comparison, arithmetic, subscripts, iteration. All
+// throw Error when Python would raise, with Python's message if template authors may know it.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@ enum class CompareOp : uint8_t { kEq, kNe, kLt, kLe, kGt, kGe, kIn, kNotIn };
 void append_str(Runtime& rt, std::string& out, const Value& v);
 std::string str_of(Runtime& rt, const Value& v);
 void append_repr(Runtime& rt, std::string& out, const Value& v);
-// v itself if it is a string (keeping markup), else str(v).
+// v itself if it is a string (markup stays markup), else str(v).
 Value soft_str(Runtime& rt, const Value& v);
 
 bool truth(const Value& v);
 bool equals(Runtime& rt, const Value& a, const Value& b);
-// a < b; throws for types that have no order.
+// a < b; throws for types without an ordering.
 bool less(Runtime& rt, const Value& a, const Value& b);
 bool contains(Runtime& rt, const Value& container, const Value& item);
 bool compare(Runtime& rt, CompareOp op, const Value& a, const Value& b);
@@ -35,7 +35,7 @@ Value negate(Runtime& rt, const Value& v);
 int64_t length(Runtime& rt, const Value& v);
 bool is_iterable(const Value& v);
 
-// The items that iterating over a value gives. Keeps the value alive.
+// The items of an iteration over a value. Keeps the value alive.
 class Items {
  public:
   Items(Runtime& rt, const Value& v);
@@ -51,20 +51,20 @@ class Items {
   std::span<const Value> span_;
 };
 
-// obj.name, without methods: an undefined value if there is none.
+// obj.name, without methods: an undefined value if there is no such attribute.
 Value get_attribute(Runtime& rt, const Value& object, std::string_view name);
-// obj[key]: likewise, and a string key falls back on attributes.
+// obj[key]: the same, but a string key falls back on attributes.
 Value get_item(Runtime& rt, const Value& object, const Value& key);
-// obj[start:stop:step]; None for a bound that is left out.
+// obj[start:stop:step]; None for an omitted bound.
 Value get_slice(Runtime& rt, const Value& object, const Value& start, const Value& stop,
                 const Value& step);
 
 [[noreturn]] void fail_undefined(const Value& v);
-// Throws for an undefined value, which may not be computed with.
+// Throws for an undefined value, which may not be used in computations.
 inline void need_defined(const Value& v) {
   if (v.is_undefined()) fail_undefined(v);
 }
-// v as an integer, where Python wants one; `what` names it in the error.
+// v as an integer where Python requires one; `what` names it in the error.
 int64_t need_int(const Value& v, std::string_view what);
 const std::string& need_string(const Value& v, std::string_view what);
 

@@ -31,8 +31,8 @@ class Parser final : public ExpressionParser {
     return s.get();
   }
 
-  // Statements up to a tag that starts with one of `ends` (which is then current) or, if there are
-  // none, to the end of the template.
+  // Statements up to a tag that starts with one of `ends` (which is then current) or, if `ends` is
+  // empty, to the end of the template.
   Body statements(Words ends) {
     const Level level(*this);
     Body body;
@@ -65,7 +65,7 @@ class Parser final : public ExpressionParser {
 
   void end_tag() { expect(TokenType::kBlockEnd, "'%}'"); }
 
-  // The body of a block: after its opening tag, through the word that ends it.
+  // The body of a block: from after its opening tag through the word that ends it.
   Body block(std::string_view end) {
     begin_body();
     Body body = statements({end});
@@ -163,7 +163,8 @@ class Parser final : public ExpressionParser {
     expect_op(")");
   }
 
-  // A macro's body is a world of its own for loops, and for the names that make it take more.
+  // A macro's body has its own loop count, and its own flags for the names that let it take extra
+  // arguments.
   void macro_body(Stmt* s, std::string_view end) {
     const int loops = std::exchange(loops_, 0);
     const bool caller = std::exchange(saw_caller_, false);
@@ -236,7 +237,7 @@ class Parser final : public ExpressionParser {
     return s;
   }
 
-  // Without inheritance, a block is what is in it.
+  // Without inheritance, a block is just its content.
   Stmt* named_block() {
     Stmt* s = make_stmt(Stmt::Kind::kScope);
     next();

@@ -1,4 +1,4 @@
-// Builds a Program from a template's source. Throws Error with the line.
+// Builds a Program from the source of a template. Throws Error with the line.
 #pragma once
 
 #include <memory>

@@ -11,7 +11,7 @@ int64_t remainder(Runtime& rt, const Value& v, int64_t by) {
   return m.is_int() ? m.as_int() : m.as_float() == 0 ? 0 : m.as_float() == 1 ? 1 : -1;
 }
 
-// Whether the text has letters with case, all of the kind wanted.
+// Whether the text has cased letters and all of them are of the wanted case.
 template <class Wanted, class Unwanted>
 bool all_cased(Runtime& rt, const Value& v, Wanted wanted, Unwanted unwanted) {
   bool any = false;

@@ -1,4 +1,4 @@
-// Filters that published templates hardly use: wordwrap, striptags, xmlattr, pprint, random.
+// Filters that published templates rarely use: wordwrap, striptags, xmlattr, pprint, random.
 #include <algorithm>
 #include <random>
 
@@ -11,7 +11,7 @@ namespace {
 
 // --------------------------------------------------------------------------------------- wordwrap
 
-// Python's textwrap, on the characters of one line.
+// Python's textwrap on the characters of one line.
 class TextWrap {
  public:
   TextWrap(std::string_view line, size_t width, bool break_long, bool break_hyphens)
@@ -68,13 +68,13 @@ class TextWrap {
   }
   bool hyphen(size_t i) const { return i < codes_.size() && codes_[i] == U'-'; }
 
-  // Two dashes or more between words: where they end, or 0.
+  // For two or more dashes between words: the offset of their end, else 0.
   size_t dash_end(size_t i) const {
     size_t end = i;
     while (hyphen(end)) ++end;
     return i > 0 && word_or_mark(i - 1) && end >= i + 2 && word(end) ? end : 0;
   }
-  // Whether a word may be cut behind the hyphen at i.
+  // Whether a word may be split after the hyphen at i.
   bool cuts_behind(size_t i) const {
     const bool before = (i >= 2 && letter(i - 1) && letter(i - 2)) ||
                         (i >= 3 && word_or_mark(i - 1) && hyphen(i - 2) && letter(i - 3));
@@ -163,7 +163,7 @@ Value do_wordwrap(Runtime& rt, const Value& v, const Bound& a) {
 
 // -------------------------------------------------------------------------------------- striptags
 
-// The text without tags and comments, up to the first that is not closed.
+// The text without tags and comments, up to the first one that is not closed.
 std::string without_tags(std::string_view s) {
   std::string out;
   while (true) {
@@ -194,7 +194,7 @@ constexpr Entity kEntities[] = {
     {"ccedil", "\u00E7"}, {"ntilde", "\u00F1"},
 };
 
-// &name; and &#number;, of the names those that texts use.
+// Replaces &name; and &#number;, for the names that such texts use.
 std::string unescape_html(std::string_view s) {
   std::string out;
   for (size_t i = 0; i < s.size();) {
@@ -275,7 +275,8 @@ Value do_xmlattr(Runtime& rt, const Value& v, const Bound& a) {
 
 // ----------------------------------------------------------------------------------------- pprint
 
-// Python's pprint.pformat: values that fit on a line of 80 on one, others an item a line.
+// Python's pprint.pformat: a value goes on one line if it fits in 80 characters, otherwise one item
+// per line.
 class PrettyPrinter {
  public:
   explicit PrettyPrinter(Runtime& rt) : rt_(rt) {}
@@ -288,7 +289,7 @@ class PrettyPrinter {
  private:
   static constexpr int64_t kWidth = 80;
 
-  // As repr, with dicts in the order of their keys.
+  // As repr, with dicts in key order.
   std::string repr(const Value& v) {
     const Runtime::Level level(rt_);
     std::string out;
@@ -380,7 +381,7 @@ class PrettyPrinter {
     return out;
   }
 
-  // The words of a line, each with the spaces behind it.
+  // The words of a line, each with the spaces after it.
   static std::vector<std::string> words(std::string_view line) {
     std::vector<std::string> parts;
     bool spaces = true;
@@ -432,7 +433,7 @@ class PrettyPrinter {
     if (level == 1) out_ += ')';
   }
 
-  // Lines with their ends.
+  // Lines, including their line ends.
   static std::vector<std::string> kept_lines(const std::string& s) {
     std::vector<std::string> lines;
     size_t begin = 0;

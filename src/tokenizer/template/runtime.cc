@@ -18,7 +18,8 @@ Runtime::~Runtime() {
 }
 
 void Runtime::clear_retained() {
-  // One by one, while the list still holds the rest: long chains must not be freed recursively.
+  // Frees the items one by one while the list still holds the rest: long chains must not be freed
+  // recursively.
   for (Value& v : retained_) v.rep()->clear();
   retained_.clear();
 }

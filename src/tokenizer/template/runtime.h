@@ -1,4 +1,4 @@
-// One rendering: its limits, and the makers of its values.
+// The state of one rendering: its limits, and the factories of its values.
 //
 // Everything that takes time or memory in proportion to its input charges it here. Not
 // synchronised.
@@ -33,9 +33,9 @@ class Runtime {
   void step(int64_t n = 1) {
     if ((steps_ -= n) < 0) fail_limit("steps");
   }
-  // For work on so many bytes.
+  // Charges work on this many bytes.
   void charge(size_t bytes) { step(1 + static_cast<int64_t>(bytes / 32)); }
-  // Before making something of `count` times `size` bytes.
+  // Call before allocating `count` times `size` bytes.
   void expect(size_t count, size_t size = 1) {
     if (size != 0 && count > budget_.left / size) fail_limit("memory");
   }
@@ -51,7 +51,8 @@ class Runtime {
   Value generator(std::vector<Value> items);
   Value dict(std::vector<std::pair<Value, Value>> items);
   Value undefined(std::string message);
-  // Takes a Rep with its fields set, charges `bytes` more than itself and records the depth.
+  // Adopts a Rep whose fields are set, charges `bytes` in addition to its own size and records the
+  // depth.
   template <class T>
   Value adopt(Kind kind, std::unique_ptr<T> rep, size_t bytes, int children_depth) {
     if (children_depth >= kMaxValueDepth) fail_limit("the nesting of values");
@@ -63,7 +64,8 @@ class Runtime {
     rep->depth = children_depth + 1;
     return Value(kind, rep.release());
   }
-  // Keeps a value that can change, and so be part of a cycle, until the end, to clear it then.
+  // Keeps a mutable value, which may be part of a cycle, until the end of the rendering and clears
+  // it then.
   Value retain(Value v) {
     retained_.push_back(v);
     return v;
@@ -74,7 +76,7 @@ class Runtime {
   Value filter(std::string_view name, const Value& input, Args& args);
   bool test(std::string_view name, const Value& input, Args& args);
 
-  // Guards one level of recursion in C++.
+  // Guards one level of C++ recursion.
   class Level {
    public:
     explicit Level(Runtime& rt) : rt_(rt) {

@@ -14,7 +14,7 @@ Value fold_case(Runtime& rt, const Value& v, bool case_sensitive) {
   return rt.str(lower(v.text()));
 }
 
-// Follows "a.b.0" from a value; a null path is the value itself.
+// Follows a path "a.b.0" from a value; a null path is the value itself.
 Value follow(Runtime& rt, Value v, const Value* path, const Value* fallback = nullptr) {
   if (path == nullptr) return v;
   if (!path->is_string()) return get_item(rt, v, *path);
@@ -79,7 +79,7 @@ Value do_items(Runtime& rt, const Value& v, const Bound&) {
   return rt.generator(std::move(pairs));
 }
 
-// Sorts by keys worked out once; stable, also in reverse.
+// Sorts by keys that are computed once; stable, also in reverse.
 std::vector<Value> sorted(Runtime& rt, const std::vector<Value>& items,
                           const std::vector<Value>& keys, bool reverse) {
   std::vector<size_t> order(items.size());
@@ -142,7 +142,8 @@ Value do_unique(Runtime& rt, const Value& v, const Bound& a) {
     Value key = fold_case(rt, follow(rt, items[i], a.given(1)), a.flag(0));
     seen.emplace_back(std::move(key), Value(static_cast<int64_t>(items.size() - i)));
   }
-  // A dict keeps the last value of equal keys: filled from the back, that is the first item.
+  // A dict keeps the last value of equal keys, so it is filled from the back to keep the first
+  // item.
   std::reverse(seen.begin(), seen.end());
   std::vector<int64_t> firsts;
   const Value unique = rt.dict(std::move(seen));
@@ -248,7 +249,8 @@ Value do_groupby(Runtime& rt, const Value& v, const Bound& a) {
     for (; i < keyed.size() && equals(rt, keyed[i].items()[0], key); ++i) {
       members.push_back(keyed[i].items()[1]);
     }
-    if (members.empty()) members.push_back(keyed[i++].items()[1]);  // a NaN is no one's equal
+    // A NaN is not equal to anything.
+    if (members.empty()) members.push_back(keyed[i++].items()[1]);
     const Value name = a.flag(2) ? key : follow(rt, members[0], a[0], a.given(1));
     const Value group = rt.pair(name, rt.list(std::move(members)));
     group.as<ListRep>().is_group = true;

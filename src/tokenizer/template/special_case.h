@@ -1,6 +1,6 @@
 // Characters whose upper or title case is more than one character (Unicode's SpecialCasing.txt).
 //
-// Written with Python 3.11's str.upper() and str.title().
+// Generated with Python 3.11's str.upper() and str.title().
 #pragma once
 
 #include <algorithm>

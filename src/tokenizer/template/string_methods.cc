@@ -1,4 +1,4 @@
-// The methods of str. Markup's methods give markup, and escape what they take in.
+// The methods of str. Methods of Markup return Markup and escape their arguments.
 #include <algorithm>
 
 #include "base/escape_html.h"
@@ -27,7 +27,7 @@ Value do_case(Runtime& rt, const Value& v, const Bound&) {
   return like(rt, v, f(v.text()));
 }
 
-// Finds `what` up to `limit` times (negative: always), from the left.
+// Finds `what` up to `limit` times (negative: no limit), from the left.
 std::vector<size_t> occurrences(Runtime& rt, std::string_view s, std::string_view what,
                                 int64_t limit) {
   std::vector<size_t> out;
@@ -50,7 +50,7 @@ Value do_replace(Runtime& rt, const Value& v, const Bound& a) {
   const int64_t limit = a.integer(2, -1, "replace's count");
   std::vector<size_t> places;
   if (old.empty()) {
-    // Python puts the text before each character and at the end.
+    // Python inserts the text before each character and at the end.
     rt.charge(s.size());
     for (size_t i = 0;
          i <= s.size() && (limit < 0 || static_cast<int64_t>(places.size()) < limit);) {
@@ -72,7 +72,7 @@ Value do_replace(Runtime& rt, const Value& v, const Bound& a) {
   return like(rt, v, std::move(out));
 }
 
-// Runs of what is not whitespace; after `limit` splits the rest stays whole.
+// Runs of non-whitespace; after `limit` splits the rest stays whole.
 std::vector<std::string_view> words(std::string_view s, int64_t limit) {
   std::vector<std::string_view> out;
   s = strip(s, true, false, nullptr);
@@ -117,7 +117,7 @@ Value do_split(Runtime& rt, const Value& v, const Bound& a) {
   return strings(rt, v, parts);
 }
 
-// As split, with the splits counted from the right.
+// Like split, but counts the splits from the right.
 Value do_rsplit(Runtime& rt, const Value& v, const Bound& a) {
   const std::string_view s = v.text();
   const int64_t limit = a.integer(1, -1, "rsplit's maxsplit");
@@ -172,7 +172,7 @@ Value do_splitlines(Runtime& rt, const Value& v, const Bound& a) {
   return strings(rt, v, lines);
 }
 
-// s[start:end] of the arguments at `i` and `i + 1`, and the character offset of its start.
+// s[start:end] for the arguments at `i` and `i + 1`, and the character offset of its start.
 Value window(Runtime& rt, const Value& v, const Bound& a, size_t i, int64_t& offset) {
   offset = 0;
   if (a.given(i) == nullptr && a.given(i + 1) == nullptr) return v;
@@ -243,7 +243,7 @@ Value do_justify(Runtime& rt, const Value& v, const Bound& a) {
   if (count_chars(fill) != 1) fail("The fill character must be exactly one character long");
   if (missing <= 0) return v;
   rt.expect(static_cast<size_t>(missing), fill.size());
-  // Python's centre leans left, unless both the gap and the width are odd.
+  // Python's center() puts the odd space on the right, unless both the gap and the width are odd.
   const int64_t width = missing + length(rt, v);
   const int64_t left = side == Side::kLeft    ? 0
                        : side == Side::kRight ? missing
@@ -310,7 +310,7 @@ Value do_partition(Runtime& rt, const Value& v, const Bound& a) {
   return rt.tuple(std::move(parts));
 }
 
-// Whether there are characters, and all pass.
+// Whether there are characters and all of them match.
 template <bool (*passes)(char32_t)>
 Value do_all(Runtime& rt, const Value& v, const Bound&) {
   bool all = !v.text().empty();

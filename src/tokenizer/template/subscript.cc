@@ -111,7 +111,7 @@ Value get_slice(Runtime& rt, const Value& object, const Value& start, const Valu
   const int64_t by = step.is_none() ? 1 : need_int(step, "a slice's step");
   if (by == 0) fail("slice step cannot be zero");
   const int64_t size = length(rt, object);
-  // Python clamps both ends to what the direction can reach.
+  // Python clamps both ends to the range reachable in this direction.
   const int64_t low = by < 0 ? -1 : 0;
   const int64_t high = by < 0 ? size - 1 : size;
   const auto bound = [&](const Value& v, int64_t fallback) {
@@ -124,7 +124,7 @@ Value get_slice(Runtime& rt, const Value& object, const Value& start, const Valu
   RangeRep range;
   range.start = first;
   range.stop = last;
-  // A longer stride than the sequence takes one item; so bounded, it cannot overflow.
+  // A step longer than the sequence takes one item; with this bound it cannot overflow.
   range.step = std::clamp(by, -size - 1, size + 1);
   const int64_t count = range.size();
   if (object.is_string()) return slice_string(rt, object, first, range.step, count);

@@ -75,7 +75,7 @@ size_t find(std::string_view s, std::string_view what, size_t from) {
   if (from > s.size()) return kNotFound;
   if (what.empty()) return from;
   if (what.size() == 1) return s.find(what[0], from);
-  // memmem is linear; string_view's own search is quadratic at worst.
+  // memmem is linear; string_view::find is quadratic in the worst case.
   const void* p = ::memmem(s.data() + from, s.size() - from, what.data(), what.size());
   return p == nullptr ? kNotFound : static_cast<size_t>(static_cast<const char*>(p) - s.data());
 }
@@ -132,7 +132,7 @@ void append_lower(std::string& out, char32_t c) {
   }
 }
 
-// Marks and the like, which words are looked through for a sigma's place.
+// Case-ignorable characters (marks and the like), skipped when looking for the position of a sigma.
 bool is_case_ignorable(char32_t c) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
   return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_ME ||
@@ -141,7 +141,7 @@ bool is_case_ignorable(char32_t c) {
          c == 0x2019;
 }
 
-// What a capital sigma in `s` at `at` becomes: at the end of a word it has a form of its own.
+// The lower case of a capital sigma in `s` at `at`: it has a special form at the end of a word.
 std::string_view lower_sigma(std::string_view s, size_t at) {
   bool before = false, after = false, done = false;
   each_char(s.substr(0, at), [&](char32_t c, std::string_view) {
@@ -155,13 +155,13 @@ std::string_view lower_sigma(std::string_view s, size_t at) {
   return before && !after ? "\u03C2" : "\u03C3";
 }
 
-// Lowers the characters of a text one by one.
+// Converts the characters of a text to lower case, one by one.
 class Lowering {
  public:
   explicit Lowering(std::string_view s) : s_(s) {}
-  // `bytes`: where c is in the text.
+  // `bytes`: the position of c in the text.
   void append(std::string& out, char32_t c, std::string_view bytes) {
-    if (c == 0x3A3 && ++sigmas_ < 64) {  // each looks at the whole text
+    if (c == 0x3A3 && ++sigmas_ < 64) {  // each one scans the whole text
       out += lower_sigma(s_, static_cast<size_t>(bytes.data() - s_.data()));
     } else {
       append_lower(out, c);

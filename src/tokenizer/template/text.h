@@ -1,5 +1,5 @@
-// Strings as Python sees them: sequences of code points, here in UTF-8. Pure functions.
-// Searches take linear time, whatever the strings.
+// Strings as Python sees them: sequences of code points, here in UTF-8. Pure functions. Searches
+// take linear time for all inputs.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,10 @@ constexpr size_t kNotFound = std::string_view::npos;
 
 bool is_ascii(std::string_view s);
 size_t count_chars(std::string_view s);
-// The byte offset of the character at `index`; s.size() if there are fewer.
+// The byte offset of the character at `index`; s.size() if there are fewer characters.
 size_t offset_of(std::string_view s, size_t index);
-// Calls f(character's code, its bytes) for each; bytes that are not UTF-8 count as one each.
+// Calls f(code point, bytes) for each character; each byte that is not valid UTF-8 counts as one
+// character.
 template <class F>
 void each_char(std::string_view s, F&& f);
 
@@ -30,7 +31,7 @@ bool is_lower(char32_t c);
 size_t find(std::string_view s, std::string_view what, size_t from = 0);
 size_t rfind(std::string_view s, std::string_view what);
 
-// With chars null, strips whitespace.
+// Strips `chars`; null strips whitespace.
 std::string_view strip(std::string_view s, bool left, bool right, const std::string_view* chars);
 std::string upper(std::string_view s);
 std::string lower(std::string_view s);
@@ -38,7 +39,7 @@ std::string casefold(std::string_view s);
 std::string capitalize(std::string_view s);
 std::string swapcase(std::string_view s);
 std::string title(std::string_view s);  // str.title
-// The lines that str.splitlines() gives, and an empty one behind a last line end.
+// The lines of str.splitlines(), plus an empty one after a final line end.
 std::vector<std::string> lines_of(std::string_view s);
 void append_repr(std::string& out, std::string_view s);  // with its quotes
 

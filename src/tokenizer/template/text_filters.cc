@@ -8,7 +8,7 @@
 namespace freshet::jinja {
 namespace {
 
-// The filter of that name is the method, on the value as a string.
+// This filter is the method of the same name, applied to the value as a string.
 template <size_t N>
 struct Name {
   constexpr Name(const char (&s)[N]) { std::copy_n(s, N, text); }
@@ -35,11 +35,11 @@ Value do_replace(Runtime& rt, const Value& v, const Bound& a) {
   return (*find_method(s, "replace"))(rt, s, args);
 }
 
-// Words as Jinja's title sees them: after whitespace, hyphens and opening brackets.
+// Words as in Jinja's title filter: they start after whitespace, hyphens and opening brackets.
 Value do_title(Runtime& rt, const Value& v, const Bound&) {
   const Value s = soft_str(rt, v);
   rt.charge(s.text().size() * 4);
-  std::string out, rest;  // rest: of the word, behind its first letter
+  std::string out, rest;  // rest: the word after its first letter
   bool start = true;
   each_char(s.text(), [&](char32_t c, std::string_view bytes) {
     const bool divides = c == '-' || c == '(' || c == '{' || c == '[' || c == '<' || is_space(c);

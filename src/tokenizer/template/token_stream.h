@@ -1,4 +1,4 @@
-// The parser's place in the tokens, and the rules for moving on.
+// The parser's position in the tokens, and the primitives to advance it.
 #pragma once
 
 #include <initializer_list>
@@ -68,7 +68,7 @@ class TokenStream {
  protected:
   Program& program_;
 
-  // Guards one level of the parser's own recursion.
+  // Guards one level of the parser's recursion.
   class Level {
    public:
     explicit Level(TokenStream& stream) : stream_(stream) {

@@ -92,7 +92,7 @@ int rank(const Value& v) {
     case Kind::kString:
       return 2;
     case Kind::kTuple:
-      // Nested tuples can be small and yet take exponentially long to compare.
+      // Nested tuples can be small and still take exponentially long to compare.
       for (const Value& item : v.items()) {
         if (item.is(Kind::kTuple)) fail("a tuple within a tuple cannot be a key here");
       }
@@ -124,7 +124,7 @@ std::partial_ordering compare_numbers(const Value& a, const Value& b) {
   const Value& i = float_first ? b : a;
   if (std::isnan(f)) return std::partial_ordering::unordered;
   if (std::isinf(f)) return float_first ? f <=> 0.0 : 0.0 <=> f;
-  // The float's integer part decides, or else what is behind its point.
+  // The float's integer part decides, or else its fraction.
   std::partial_ordering order = big(i) <=> BigInt::from_double(f);
   if (order == 0) order = 0.0 <=> (f - std::trunc(f));
   return float_first ? 0 <=> order : order;
@@ -185,7 +185,7 @@ void DictRep::seal() {
   std::vector<bool> dropped(items.size());
   bool any = false;
   for (size_t i = 0; i + 1 < sorted.size(); ++i) {
-    // Equal keys stand in order of insertion, so the last value ripples into the first place.
+    // Equal keys are in order of insertion, so the last value moves to the first position.
     size_t end = i + 1;
     while (end < sorted.size() &&
            compare_keys(items[sorted[i]].first, items[sorted[end]].first) == 0) {
@@ -210,7 +210,7 @@ void DictRep::seal() {
 
 int64_t RangeRep::size() const {
   if (step > 0 ? start >= stop : start <= stop) return 0;
-  // Unsigned, where the difference of any two ends fits.
+  // Unsigned, because the difference of any two ends fits.
   const auto a = static_cast<uint64_t>(start);
   const auto b = static_cast<uint64_t>(stop);
   const auto s = static_cast<uint64_t>(step);

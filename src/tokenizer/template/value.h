@@ -1,11 +1,11 @@
-// The values of a template at run time, as Python would have them.
+// The run-time values of a template, modelled on Python's.
 //
-// Value is a small handle; what it refers to is immutable and shared, except for namespaces, loops,
-// generators, cyclers and joiners. Constants of a program have no budget and may be used from many
-// threads (the count of references is atomic); all other values belong to one rendering and must
-// die before its Budget. Each value knows its depth, which is limited when it is made, so that
-// recursion over values is bounded. Errors in this folder travel as the exception Error, up to
-// ChatTemplate.
+// Value is a small handle; the object behind it is immutable and shared, except for namespaces,
+// loops, generators, cyclers and joiners. Constants of a program have no budget and may be used
+// from many threads (the reference count is atomic); all other values belong to one rendering and
+// must die before its Budget. Each value stores its depth, which is limited when the value is made,
+// so recursion over values is bounded. Errors in this folder propagate as the exception Error, up
+// to ChatTemplate.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ template <class... Args>
 }
 [[noreturn]] void fail_limit(std::string_view what);
 
-// Bytes that the values of one rendering hold.
+// Bytes held by the values of one rendering.
 struct Budget {
   size_t left = 0;
   void take(size_t bytes) {
@@ -55,9 +55,9 @@ enum class Kind : uint8_t {
   kList,
   kTuple,
   kDict,
-  kView,  // dict.items() and the like: can be iterated and counted, not indexed
+  kView,  // dict.items() etc.: can be iterated and counted, not indexed
   kRange,
-  kGenerator,  // gives its items once
+  kGenerator,  // yields its items once
   kNamespace,
   kLoop,
   kMacro,
@@ -125,18 +125,19 @@ class Value {
   bool is_string() const { return kind_ == Kind::kString; }
   bool is_dict() const { return kind_ == Kind::kDict; }
   bool is_list() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
-  bool is_int() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }  // as in Python
+  // Truth value as in Python.
+  bool is_int() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }
   bool is_number() const { return is_int() || kind_ == Kind::kFloat; }
-  // Of any size.
+  // Integers of any size.
   bool is_integer() const { return is_int() || kind_ == Kind::kBigInt; }
 
-  // REQUIRES: the kind.
+  // REQUIRES: the value is of this kind.
   bool as_bool() const { return bits_.b; }
   int64_t as_int() const { return kind_ == Kind::kBool ? bits_.b : bits_.i; }
   double as_float() const {
     return kind_ == Kind::kFloat ? bits_.f : static_cast<double>(as_int());
   }
-  const std::string& text() const;          // a string's UTF-8
+  const std::string& text() const;          // the UTF-8 of a string
   bool is_markup() const;                   // a string made by |safe or |escape
   const std::vector<Value>& items() const;  // of a list, tuple or view
   const DictRep& dict() const;
@@ -174,17 +175,17 @@ struct StringRep final : Rep {
 // Lists, tuples and views.
 struct ListRep final : Rep {
   std::vector<Value> items;
-  bool is_group = false;  // a tuple of groupby, with the attributes grouper and list
+  bool is_group = false;  // a tuple from groupby, with the attributes grouper and list
 };
 
-// Ordered by insertion; found by binary search, which no choice of keys can slow down.
+// Ordered by insertion; look-ups use binary search, which no choice of keys can slow down.
 struct DictRep final : Rep {
   std::vector<std::pair<Value, Value>> items;
-  std::vector<uint32_t> sorted;  // indices into items, by key
+  std::vector<uint32_t> sorted;  // indices into items, sorted by key
 
-  const Value* find(const Value& key) const;  // nullptr when absent
+  const Value* find(const Value& key) const;  // nullptr if absent
   const Value* find(std::string_view key) const;
-  // Sorts; of equal keys the first place and the last value stay.
+  // Sorts the index; for equal keys, the first position and the last value stay.
   void seal();
 };
 
@@ -230,14 +231,14 @@ inline const DictRep& Value::dict() const {
 // Python's name of the value's type: "str", "dict", ...
 std::string_view type_name(const Value& v);
 
-// Orders two numbers exactly, whatever their types. std::partial_ordering::unordered with a NaN.
+// Compares two numbers exactly, whatever their types. std::partial_ordering::unordered with a NaN.
 std::partial_ordering compare_numbers(const Value& a, const Value& b);
 inline bool is_any_number(const Value& v) {
   return v.is_number() || v.is(Kind::kBigInt);
 }
 
-// Orders keys of dicts, and is a total order: numbers by value, then strings, then tuples.
-// Throws for what Python cannot hash.
+// A total order of dict keys: numbers by value, then strings, then tuples. Throws for values that
+// Python cannot hash.
 int compare_keys(const Value& a, const Value& b);
 
 }  // namespace freshet::jinja

@@ -78,7 +78,7 @@ Value do_length(Runtime& rt, const Value& v, const Bound&) {
 }
 
 Value do_attr(Runtime& rt, const Value& v, const Bound& a) {
-  // Attributes only, no items: a dict has none but its methods.
+  // Attributes only, no items: the only attributes of a dict are its methods.
   const std::string& name = need_string(*a[0], "attr's name");
   if (v.is_dict()) return rt.undefined(fmt::format("'dict object' has no attribute '{}'", name));
   return get_attribute(rt, v, name);
