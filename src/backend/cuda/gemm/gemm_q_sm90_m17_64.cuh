@@ -1,4 +1,5 @@
-// Products of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper.
+// GEMM of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper: which
+// shape of the kernel in gemm_q_sm90_wgmma.cuh takes a list.
 //
 // What a warp has to issue for a piece decides, more than what it reads: with so few tokens there
 // are the registers for four warpgroups, which hide each other's latencies, or for the sums of
@@ -16,40 +17,64 @@ template <class F>
 inline constexpr bool kBoth = F::kCode == Code::kQ4_0 || F::kCode == Code::kQ4_K ||
                               F::kCode == Code::kQ8_0 || F::kCode == Code::kQ4_1;
 
+template <class F, int NT, bool kAny>
+int run_leaves(const ProductList& list, int64_t tokens, int64_t rows) {
+  return rows == 64 ? launch_decode<Shape<F, NT, Split::kLeaves, 4, 4, 1, kAny>>(list, tokens)
+                    : launch_decode<Shape<F, NT, Split::kLeaves, 4, 2, 1, kAny>>(list, tokens);
+}
+
+// Clusters of two blocks split K as long as they take at most two waves; blocks that walk all of K
+// have twice as many rows.
 template <class F, int NT>
 int run_middle(const ProductList& list, int64_t tokens) {
-  constexpr Split kRows = Split::kRows, kLeaves = Split::kLeaves;
   const int64_t cols = list.of[0].weight.cols;  // all have as many
   const int parts = leaves(cols);
-  const bool even = cols % (parts * F::kUnit) == 0;  // leaves of one size
-  const auto fit = [&](int64_t rows) {
-    return tiles_of<NT>(list, tokens, rows) * kPair <= multiprocessors;
+  const auto waves = [&](int64_t rows) {
+    return ceil_div(tiles_of<NT>(list, tokens, rows) * kPair, multiprocessors);
   };
-  if (even && parts == kMostLeaves && fit(64)) {
-    return launch_decode<Shape<F, NT, kLeaves, 4, 4>>(list, tokens);
-  }
-  if (even && parts >= 4 && fit(128)) {
-    return launch_decode<Shape<F, NT, kLeaves, 4, 2>>(list, tokens);
-  }
-  if (parts == kMostLeaves && pairs_fit<NT>(list, tokens)) {
-    return launch_decode<Shape<F, NT, kLeaves, 1>>(list, tokens);
+  const int64_t rows = parts == kMostLeaves && waves(64) <= 1 ? 64 : 128;
+  if (parts >= 4 && waves(rows) <= 2) {
+    const bool even = cols % (parts * F::kUnit) == 0;  // leaves of one size
+    return even ? run_leaves<F, NT, false>(list, tokens, rows)
+                : run_leaves<F, NT, true>(list, tokens, rows);
   }
   if constexpr (kBoth<F>) {
     if (tiles_of<NT>(list, tokens, 256) > multiprocessors) {
-      return launch_decode<Shape<F, NT, kRows, 2, 1, 2>>(list, tokens);
+      return launch_decode<Shape<F, NT, Split::kRows, 2, 1, 2>>(list, tokens);
     }
   }
   // Of more tokens' sums there is no room for four warpgroups' here.
-  return launch_decode<Shape<F, NT, kRows, NT == 4 ? 4 : 2>>(list, tokens);
+  return launch_decode<Shape<F, NT, Split::kRows, NT == 4 ? 4 : 2>>(list, tokens);
+}
+
+// The number of rows of a SwiGLU tile, in order of preference, that gives the busiest SM the fewest
+// rows. 96 and 160 rows are three and five warpgroups.
+template <int NT>
+int64_t gate_rows(const ProductList& gate, int64_t tokens) {
+  int64_t best = 0, least = INT64_MAX;
+  for (const int64_t rows : {128, 64, 96, 160}) {
+    if (NT > 4 && rows % 64 != 0) continue;  // no registers for the sums of more tokens
+    const int64_t waves = ceil_div(tiles_of<NT>(gate, tokens, rows), multiprocessors);
+    if (waves * rows < least) {
+      best = rows;
+      least = waves * rows;
+    }
+  }
+  return best;
 }
 
 // NT: tiles of tokens of a block.
 template <class F, int NT>
 int run_middle_gated(const ProductList& gate, int64_t tokens, const Activations& act) {
-  using Wide = Shape<F, NT, Split::kGate, kBoth<F> ? 2 : 4, 1, kBoth<F> ? 2 : 1>;
-  return 2 * tiles_of<NT>(gate, tokens, 128) > multiprocessors
-             ? launch_decode<Wide>(gate, tokens, act)
-             : launch_decode<Shape<F, NT, Split::kGate, 2>>(gate, tokens, act);
+  constexpr Split kGate = Split::kGate;
+  using Wide = Shape<F, NT, kGate, kBoth<F> ? 2 : 4, 1, kBoth<F> ? 2 : 1>;
+  const int64_t rows = gate_rows<NT>(gate, tokens);
+  if (rows == 64) return launch_decode<Shape<F, NT, kGate, 2>>(gate, tokens, act);
+  if constexpr (NT == 4) {
+    if (rows == 96) return launch_decode<Shape<F, NT, kGate, 3>>(gate, tokens, act);
+    if (rows == 160) return launch_decode<Shape<F, NT, kGate, 5>>(gate, tokens, act);
+  }
+  return launch_decode<Wide>(gate, tokens, act);
 }
 
 }  // namespace decode

@@ -6,8 +6,18 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kTiles = 16;  // of 8 tokens
-template <class F, decode::Split split, int kParts = 1>
-using Shape = decode::Shape<F, kTiles, split, 2, kParts>;
+template <class F, decode::Split split, int kParts = 1, bool kAny = false>
+using Shape = decode::Shape<F, kTiles, split, 2, kParts, 1, kAny>;
+
+// Pairs of blocks share K.
+template <class F>
+int run_leaves(const ProductList& list, int64_t tokens) {
+  const int64_t cols = list.of[0].weight.cols;
+  constexpr decode::Split kLeaves = decode::Split::kLeaves;
+  return cols % (leaves(cols) * F::kUnit) == 0  // leaves of one size
+             ? decode::launch_decode<Shape<F, kLeaves, 2>>(list, tokens)
+             : decode::launch_decode<Shape<F, kLeaves, 2, true>>(list, tokens);
+}
 
 }  // namespace
 
@@ -16,18 +26,13 @@ int run_decode(const ProductList& list, int64_t tokens) {
   if (tokens <= kQuantMiddle) return run_decode_middle<F>(list, tokens);
   const int64_t cols = list.of[0].weight.cols;  // all have as many
   const int64_t pairs = decode::tiles_of<kTiles>(list, tokens, 64) * decode::kPair;
-  // Leaves of one size.
-  const bool even = leaves(cols) >= 4 && cols % (leaves(cols) * F::kUnit) == 0;
-  if (even && pairs <= multiprocessors) {
-    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(list, tokens);
-  }
+  const bool shared = leaves(cols) >= 4;
+  if (shared && pairs <= multiprocessors) return run_leaves<F>(list, tokens);
   // Blocks of half as many tokens, rather than few or two waves of them.
   if (2 * decode::tiles_of<kTiles>(list, tokens, 128) <= multiprocessors) {
     return run_decode_rows<F>(list, tokens);
   }
-  if (even && pairs <= 2 * multiprocessors) {
-    return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(list, tokens);
-  }
+  if (shared && pairs <= 2 * multiprocessors) return run_leaves<F>(list, tokens);
   return decode::launch_decode<Shape<F, decode::Split::kRows>>(list, tokens);
 }
 

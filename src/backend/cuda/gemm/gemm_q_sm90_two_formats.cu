@@ -9,21 +9,21 @@ using decode::kPair;
 using decode::launch_decode;
 using decode::Split;
 
-template <class F, int NT, int kParts>
-using ByLeaves = decode::Shape<F, NT, Split::kLeaves, 4, kParts>;
+template <class F, int NT, int kParts, bool kAny = true>
+using ByLeaves = decode::Shape<F, NT, Split::kLeaves, 4, kParts, 1, kAny>;
 template <class F>
 using ByRows = decode::Shape<F, 8, Split::kRows, 2>;
 
-// Pairs of blocks have a tile each: of 128 rows, and of 64 of what takes longer to decode.
-bool leaves_fit(const ProductList& list, int64_t tokens) {
-  const int64_t cols = list.of[0].weight.cols;
+// Clusters of two blocks take a tile each, in one wave: 128 rows, and of Q6_K, which takes longer
+// to decode, 64 if there are enough SMs.
+bool leaves_fit(const ProductList& list, int64_t tokens, int64_t rows_of_other) {
   int64_t tiles = 0;
   for (int i = 0; i < list.count; ++i) {
     const WeightView& w = list.of[i].weight;
-    tiles += ceil_div(w.rows, w.code == Code::kQ6_K ? 64 : 128);
+    tiles += ceil_div(w.rows, w.code == Code::kQ6_K ? rows_of_other : 128);
   }
-  return tokens <= kQuantMiddle && leaves(cols) == decode::kMostLeaves &&
-         cols % (leaves(cols) * Q4_K::kUnit) == 0 && tiles * kPair <= multiprocessors;
+  return tokens <= kQuantMiddle && leaves(list.of[0].weight.cols) == decode::kMostLeaves &&
+         tiles * kPair <= multiprocessors;
 }
 bool rows_fit(const ProductList& list, int64_t tokens) {
   return tokens > kQuantMiddle && decode::tiles_of<8>(list, tokens, 128) <= multiprocessors;
@@ -33,17 +33,27 @@ template <class F>
 bool takes(const ProductList& list, int other, int64_t tokens) {
   if (tokens <= kTokenTile) return once_takes_pair<F>(list, other);
   if (tokens <= kQuantFew) return few_takes(list, tokens) && !quant_wide_fits(list);
-  return leaves_fit(list, tokens) || rows_fit(list, tokens);
+  return leaves_fit(list, tokens, 128) || rows_fit(list, tokens);
+}
+
+template <class F, int NT>
+int run_leaves(const ProductList& list, int64_t tokens) {
+  const int64_t cols = list.of[0].weight.cols;
+  if (!leaves_fit(list, tokens, 64)) {
+    return launch_decode<ByLeaves<F, NT, 2>, ByLeaves<Q6_K, NT, 2>>(list, tokens);
+  }
+  if (cols % (leaves(cols) * F::kUnit) == 0) {  // leaves of one size
+    return launch_decode<ByLeaves<F, NT, 2, false>, ByLeaves<Q6_K, NT, 4, false>>(list, tokens);
+  }
+  return launch_decode<ByLeaves<F, NT, 2>, ByLeaves<Q6_K, NT, 4>>(list, tokens);
 }
 
 template <class F>
 int run(const ProductList& list, int64_t tokens) {
   if (tokens <= kTokenTile) return run_once_pair<F>(list, tokens);
   if (tokens <= kQuantFew) return run_quant_few_pair<F>(list, tokens);
-  if (tokens <= 32) return launch_decode<ByLeaves<F, 4, 2>, ByLeaves<Q6_K, 4, 4>>(list, tokens);
-  if (tokens <= kQuantMiddle) {
-    return launch_decode<ByLeaves<F, 8, 2>, ByLeaves<Q6_K, 8, 4>>(list, tokens);
-  }
+  if (tokens <= 32) return run_leaves<F, 4>(list, tokens);
+  if (tokens <= kQuantMiddle) return run_leaves<F, 8>(list, tokens);
   return launch_decode<ByRows<F>, ByRows<Q6_K>>(list, tokens);
 }
 
