@@ -64,26 +64,27 @@ TEST_F(CudaRows, RowOpsAreNearTheReference) {
 
 // A GEMM may prefetch the next weights.
 TEST_F(CudaRows, PrefetchOfWhatComesNextChangesNoBit) {
-  constexpr int64_t kCols = 4096, kMost = 8;
+  constexpr int64_t kMost = 8;
   using quant::Format;
-  const std::pair<Format, int64_t> cases[] = {{Format::kQ4_0, 4608},
-                                              {Format::kInt4G128, 14336},
-                                              {Format::kQ8_0, 4240},
-                                              {Format::kQ4_K, 4608},
-                                              {Format::kQ6_K, 4608}};
-  for (const auto& [format, rows] : cases) {
+  const std::tuple<Format, int64_t, int64_t> cases[] = {
+      {Format::kQ4_0, 4096, 4608},      {Format::kQ4_0, 3584, 4672}, {Format::kQ4_0, 2560, 4608},
+      {Format::kInt4G128, 4096, 14336}, {Format::kQ8_0, 4096, 4240}, {Format::kQ4_K, 4096, 4608},
+      {Format::kQ4_K, 3584, 4608},      {Format::kQ6_K, 4096, 4608}};
+  for (const auto& [format, columns, rows] : cases) {
     SCOPED_TRACE(quant::info(format).name);
+    const int64_t cols = columns;
     const auto weight = [&, f = format](int64_t n, uint32_t seed) {
-      return std::move(gpu->pack(f, stored(f, n, kCols, seed).rows, kCols)).value();
+      return std::move(gpu->pack(f, stored(f, n, cols, seed).rows, cols)).value();
     };
-    const ops::Weight o = weight(kCols, 2);
+    const ops::Weight o = weight(cols, 2);
     const ops::Weight gate = weight(rows, 3), up = weight(rows, 4);
-    DeviceFloats x(*gpu, random_floats(kMost * kCols, 1)), out(*gpu, kMost * kCols);
+    DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1)),
+        out(*gpu, static_cast<size_t>(kMost * cols));
     DeviceFloats gates(*gpu, static_cast<size_t>(kMost * rows)),
         ups(*gpu, static_cast<size_t>(kMost * rows));
     const auto run = [&](int64_t tokens, const ops::PrefetchNext& next) {
-      const ops::Product p{&o, out.matrix(tokens, kCols), nullptr, 1.0f, false, next};
-      gpu->matmul(x.matrix(tokens, kCols), {&p, 1});
+      const ops::Product p{&o, out.matrix(tokens, cols), nullptr, 1.0f, false, next};
+      gpu->matmul(x.matrix(tokens, cols), {&p, 1});
     };
     for (const int64_t tokens : {int64_t{1}, kMost}) {
       run(tokens, {});
@@ -91,7 +92,7 @@ TEST_F(CudaRows, PrefetchOfWhatComesNextChangesNoBit) {
       for (int turn = 0; turn < 3; ++turn) {
         const ops::Product both[] = {{&gate, gates.matrix(tokens, rows)},
                                      {&up, ups.matrix(tokens, rows)}};
-        gpu->matmul(x.matrix(tokens, kCols), both);
+        gpu->matmul(x.matrix(tokens, cols), both);
         run(tokens, {&gate, &up});
         const std::vector<float> got = out.get();
         ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
@@ -516,7 +517,43 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
       {Format::kQ6_K, 8192, {64}},
       {Format::kMXFP4, 8192, {64}},
       {Format::kInt4G128, 14336, {64}},
-      {Format::kInt4G32, 10240, {64}}};
+      {Format::kInt4G32, 10240, {64}},
+      // Columns of other models: leaves of one size that is no multiple of a stage, or of two
+      // sizes.
+      {Format::kQ4_0, 2048, {2048, 512, 512}},
+      {Format::kQ4_0, 2560, {4096, 1024, 1024}},
+      {Format::kQ4_0, 3072, {3072, 1024, 1024}},
+      {Format::kQ4_0, 3584, {3584, 512, 512}},
+      {Format::kQ4_0, 5120, {4352, 512, 512}},
+      {Format::kQ4_0, 6144, {4096}},
+      {Format::kQ4_K, 2560, {4096, 1024, 1024}},
+      {Format::kQ4_K, 3584, {3584, 512, 512}},
+      {Format::kQ4_K, 5120, {4352, 512, 512}},
+      {Format::kQ4_K, 7168, {2048}},
+      {Format::kQ4_K, 2048, {9216}},
+      {Format::kInt4G128, 2560, {2560}},
+      {Format::kInt4G128, 3584, {3584, 512, 512}},
+      {Format::kMXFP4, 2880, {4096, 512, 512}},
+      {Format::kQ8_0, 3584, {3584}},
+      {Format::kQ6_K, 3584, {512}},
+      {Format::kQ5_K, 5120, {1024}},
+      {Format::kQ3_K, 2560, {1024}},
+      {Format::kQ2_K, 3584, {1024}},
+      {Format::kIQ4_XS, 5120, {1024}},
+      {Format::kQ5_0, 2560, {1024}},
+      {Format::kQ4_1, 3072, {1024}},
+      {Format::kQ4_0, 3584, {8480}},
+      {Format::kQ4_K, 2560, {8480}},
+      {Format::kInt4G128, 2560, {8480}},
+      {Format::kQ4_0, 9728, {512}},
+      {Format::kQ4_0, 18944, {512}},
+      {Format::kQ4_K, 17920, {512}},
+      {Format::kQ4_K, 18944, {512}},
+      {Format::kQ6_K, 9728, {512}},
+      {Format::kQ6_K, 17408, {512}},
+      {Format::kInt4G128, 9728, {512}},
+      {Format::kMXFP4, 17920, {512}},
+      {Format::kQ8_0, 18944, {512}}};
   for (const auto& [format, cols, rows] : lists) {
     SCOPED_TRACE(quant::info(format).name);
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
@@ -543,8 +580,8 @@ TEST_F(CudaRows, ProductsOfFewRowsHaveTheBitsOfOneToken) {
       for (const auto& each : out) got.push_back(each->get());
       return got;
     };
-    for (const int64_t tokens :
-         {int64_t{3}, int64_t{8}, int64_t{33}, int64_t{40}, int64_t{64}, int64_t{65}, kMost}) {
+    for (const int64_t tokens : {int64_t{3}, int64_t{8}, int64_t{12}, int64_t{25}, int64_t{33},
+                                 int64_t{40}, int64_t{64}, int64_t{65}, kMost}) {
       const auto all = run(kMost - tokens, tokens);
       for (const int64_t t : {int64_t{0}, int64_t{9}, int64_t{31}, tokens - 1}) {
         if (t >= tokens) continue;
@@ -574,7 +611,12 @@ TEST_F(CudaRows, ProductsOfAListHaveTheBitsOfEachAlone) {
         Case{Format::kQ5_K, Format::kQ5_K, 4096, {4096, 192, 208}},
         Case{Format::kQ5_K, Format::kQ6_K, 4096, {4096, 192, 208}},
         Case{Format::kQ4_K, Format::kQ6_K, 4096, {1000, 48, 250}},
-        Case{Format::kQ4_K, Format::kQ6_K, 4096, {4096, 192, 208}}}) {
+        Case{Format::kQ4_K, Format::kQ6_K, 4096, {4096, 192, 208}},
+        Case{Format::kQ4_K, Format::kQ6_K, 2560, {4096, 1024, 1040}},
+        Case{Format::kQ4_K, Format::kQ6_K, 3584, {3584, 512, 528}},
+        Case{Format::kQ4_K, Format::kQ6_K, 3584, {4096, 2048, 2064}},
+        Case{Format::kQ4_K, Format::kQ6_K, 5120, {4352, 512, 528}},
+        Case{Format::kQ5_K, Format::kQ6_K, 3072, {3072, 1024, 1040}}}) {
     std::vector<ops::Weight> weights;
     std::vector<std::unique_ptr<DeviceFloats>> alone, together;
     DeviceFloats x(*gpu, random_floats(static_cast<size_t>(kMost * cols), 1));
@@ -647,6 +689,27 @@ TEST_F(CudaRows, GatedProductsOfFewTokensKeepTheirBits) {
                                                 {Format::kQ5_1, 4096, 4352},
                                                 {Format::kQ2_K, 2304, 512},
                                                 {Format::kFP8, 4096, 512},
+                                                {Format::kQ4_0, 576, 9728},
+                                                {Format::kQ4_0, 576, 17408},
+                                                {Format::kQ4_0, 3072, 8192},
+                                                {Format::kQ4_0, 3584, 4672},
+                                                {Format::kQ4_0, 5120, 4352},
+                                                {Format::kQ4_K, 512, 9728},
+                                                {Format::kQ4_0, 2560, 4352},
+                                                {Format::kQ4_K, 512, 17408},
+                                                {Format::kQ4_K, 2560, 4352},
+                                                {Format::kQ4_K, 3584, 4352},
+                                                {Format::kQ4_K, 5120, 4352},
+                                                {Format::kInt4G128, 640, 17408},
+                                                {Format::kInt4G128, 3584, 4352},
+                                                {Format::kInt4G32, 576, 9728},
+                                                {Format::kMXFP4, 576, 17408},
+                                                {Format::kMXFP4, 2880, 4352},
+                                                {Format::kQ5_K, 5120, 4352},
+                                                {Format::kQ3_K, 2560, 4352},
+                                                {Format::kIQ4_XS, 3584, 4352},
+                                                {Format::kQ8_0, 576, 17408},
+                                                {Format::kQ6_K, 512, 17408},
                                                 {Format::kQ4_K, 2304, 512, Format::kQ6_K},
                                                 {Format::kQ4_0, 2048, 512, Format::kBF16},
                                                 {Format::kBF16, 2048, 512, Format::kF32},

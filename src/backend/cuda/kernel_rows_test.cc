@@ -17,7 +17,7 @@ namespace {
 constexpr DeviceLimits kHopper = {90, 132};
 constexpr int64_t kCols[] = {64, 320, 576, 1024, 1152, 2048, 2560, 3072, 3584, 4096, 8192, 14336};
 constexpr int64_t kRows[] = {16,   64,   100,  512,   640,   1024,  1536,  2112,  2560,
-                             4096, 4224, 6144, 10240, 14336, 18976, 28672, 131072};
+                             4096, 4224, 6144, 10240, 14336, 18944, 18976, 28672, 131072};
 constexpr int64_t kTokens[] = {1, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 512, 513, 4096};
 
 std::vector<Code> codes() {
@@ -131,6 +131,42 @@ TEST(KernelRows, PublishedShapesKeepTheirRows) {
   EXPECT_EQ(swiglu(Code::kFP8, 14336, 4096, 1), "swiglu_fp8_sm90_m1_64");
 }
 
+// Models with other K than 4,096 have the same rows, as far as shared memory has room for the tiles
+// of small_n: QKV has two tiles a block there, and o one.
+TEST(KernelRows, AnyKHasTheRowsOfPublishedShapes) {
+  const auto q4 = Code::kQ4_K, q6 = Code::kQ6_K;
+  for (int64_t k = 2048; k <= 8192; k += 256) {
+    SCOPED_TRACE(k);
+    const GemmWeight q = {q4, 4096, k}, kv = {q4, 1024, k}, v6 = {q6, 1024, k};
+    EXPECT_EQ(gemm({q, kv, kv}, 1), k <= 5120 ? "q_sm90_m1_8_small_n" : "q_sm90_m1_8");
+    EXPECT_EQ(gemm({q, kv, v6}, 8) == "q_pair_sm90_m1_8", k <= 4352);
+    EXPECT_EQ(gemm({q, kv, v6}, 16), "q_pair_sm90_m9_16");
+    EXPECT_EQ(gemm({q, kv, v6}, 32), "q_pair_sm90_m17_64");
+    EXPECT_EQ(gemm({q}, 8), "q_sm90_m1_8_small_n");
+    EXPECT_EQ(gemm({{q6, 4096, k}}, 1), k <= 7424 ? "q_sm90_m1_8_small_n" : "q_sm90_m1_8_long_k");
+    EXPECT_EQ(gemm({{q4, 4096, k + 6400}}, 1), "q_sm90_m1_8_long_k");
+    EXPECT_EQ(gemm({{q4, 128256, k}}, 1), "q_sm90_m1_8_large_n");
+    EXPECT_EQ(gemm({q}, 32), "q_sm90_m17_64_splitk8");
+    EXPECT_EQ(gemm({q, kv, kv}, 32), "q_sm90_m17_64_splitk4");
+    EXPECT_EQ(gemm({q}, 128), "q_sm90_m65_splitk4");
+    EXPECT_EQ(swiglu(q4, 14336, k, 1), "swiglu_q_sm90_m1_8_large_n");
+  }
+  EXPECT_EQ(gemm({{q4, 4096, 1792}}, 8), "q_sm90_m1_8");
+  EXPECT_EQ(swiglu(q4, 14336, 1792, 8), "swiglu_q_sm90_m1_8");
+}
+
+// The rows of a SwiGLU tile that balance multiprocessors best.
+TEST(KernelRows, SwigluTilesByRows) {
+  const auto q4 = Code::kQ4_K;
+  EXPECT_EQ(swiglu(q4, 14336, 3584, 32), "swiglu_q_sm90_m17_64_large_n");
+  EXPECT_EQ(swiglu(q4, 18944, 3584, 32), "swiglu_q_sm90_m17_32_rows160");
+  EXPECT_EQ(swiglu(q4, 17408, 5120, 17), "swiglu_q_sm90_m17_32_rows160");
+  EXPECT_EQ(swiglu(q4, 9728, 2560, 32), "swiglu_q_sm90_m17_32_rows96");
+  EXPECT_EQ(swiglu(q4, 8192, 3072, 32), "swiglu_q_sm90_m17_64");
+  EXPECT_EQ(swiglu(q4, 18944, 3584, 33), "swiglu_q_sm90_m17_64");
+  EXPECT_EQ(swiglu(q4, 9728, 2560, 64), "swiglu_q_sm90_m17_64_large_n");
+}
+
 TEST(KernelRows, AForcedRowIsTakenWhereItFits) {
   const auto forced = forced_rows(std::vector<std::string>{"matmul=q_sm90_m1_8"});
   ASSERT_TRUE(forced.ok());
@@ -156,7 +192,7 @@ TEST(KernelRows, ForcedRowsThatCannotRunSayWhy) {
   EXPECT_TRUE(takes_weight(*forced, kHopper, Code::kBF16, 4096, 100).ok());  // not for this row
   const Status refused = takes_weight(*forced, kHopper, Code::kQ4_0, 4096, 14336);
   EXPECT_NE(refused.message().find("q_sm90_m1_8_small_n"), std::string::npos);
-  EXPECT_NE(refused.message().find("K = 4,096"), std::string::npos);
+  EXPECT_NE(refused.message().find("K from 2,048 to 8,192"), std::string::npos);
 }
 
 TEST(KernelRows, NamesByTokens) {
@@ -188,6 +224,12 @@ TEST(KernelRows, AttentionByQueriesAndHeads) {
   p.tokens = 128;
   EXPECT_EQ(row(), "prefill_sm90");
   EXPECT_EQ(row(kDecodeSm90), "prefill_sm90");
+  p.key_dim = p.value_dim = 256;
+  EXPECT_EQ(row(), "prefill_sm90");
+  p.format = static_cast<int>(CacheType::kInt8);
+  EXPECT_EQ(row(), "attention_sm80");
+  p.format = static_cast<int>(CacheType::kF16);
+  p.key_dim = p.value_dim = 64;
   p.prefill_aligned = false;
   EXPECT_EQ(row(), "attention_sm80");
 }

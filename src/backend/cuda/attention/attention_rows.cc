@@ -47,8 +47,9 @@ bool takes_cluster(const DeviceLimits& limits, const AttentionProblem& p) {
 bool takes_prefill(const DeviceLimits&, const AttentionProblem& p) {
   constexpr int64_t kGroupRows = 64;
   const int d = p.key_dim;
+  const bool large = d == 256 && !in_bytes(p);  // codes find no room
   return p.tokens * (p.heads / p.kv_heads) > kGroupRows && p.value_dim == d &&
-         (d == 64 || d == 128) && p.prefill_aligned && !shares_codes(p);
+         (d == 64 || d == 128 || large) && p.prefill_aligned && !shares_codes(p);
 }
 
 bool always(const DeviceLimits&, const AttentionProblem&) {
@@ -62,7 +63,8 @@ const AttentionRow kAttentionRows[kAttentionKernels] = {
      "heads of 128, few queries over short contexts", takes_cluster},
     {"decode_sm90", 90, kAllTypes, 1, 1, "heads of 64, 128 or 256", takes_decode},
     {"prefill_sm90", 90, kAllTypes, 1, kAnyTokens,
-     "heads of 64 or 128, over 64 rows of queries and heads a key head", takes_prefill},
+     "heads of 64, 128 or (F16, BF16) 256, over 64 rows of queries and heads a key head",
+     takes_prefill},
     {"attention_sm80", 80, kAllTypes, 1, kAnyTokens, "", always},
 };
 

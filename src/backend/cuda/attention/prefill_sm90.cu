@@ -6,7 +6,8 @@
 // then each step's keys and its values, a copy for each block of the cache. Two warpgroups have 64
 // rows each. While a step's weights are taken, the tensor cores add the values of the step before
 // it. The warpgroups take turns at them. Sums of the pieces before stand in shared memory. Of a
-// cache in E4M3 or INT8 two warps ask for codes, which six more convert in the ring.
+// cache in E4M3 or INT8 two warps ask for codes, which six more convert in the ring. Heads of 256
+// features are two slices of values, each with the scores of all features.
 #include "backend/cuda/attention/prefill_sm90.cuh"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -23,7 +24,7 @@ using namespace prompt;
 template <int D>
 struct Numbers {
   uint32_t queries, keys, values;  // where operands are, of the first slot
-  float acc[D / 8][4];             // of the piece
+  float acc[kSlice<D> / 8][4];     // of the piece
   float score[kKeyTiles][4];       // or weights
   Softmax<2> piece, total;
   bool begins;  // the piece's first values come next
@@ -79,7 +80,7 @@ __device__ __forceinline__ uint32_t kept_place(const void* shared, uint64_t next
   return kept(static_cast<uint32_t>(operand_at(shared, next_in_k, next_rows)));
 }
 template <int D>
-inline constexpr uint32_t kNextSlot = sizeof(Shared<D>::slots[0]) >> 4;
+inline constexpr uint32_t kNextSlot = kTileTokens * D * sizeof(__half) >> 4;
 
 // scores = queries keys
 template <bool kBF16, int D>
@@ -107,7 +108,7 @@ __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& we
   wgmma_begin();
 #pragma unroll
   for (int k = 0; k < kTileTokens / 16; ++k) {
-    const uint64_t at = uint64_t{128 >> 4} << 32 | (values + k * (D * 32 >> 4));
+    const uint64_t at = uint64_t{128 >> 4} << 32 | (values + k * (kSlice<D> * 32 >> 4));
     if constexpr (kBF16) {
       wgmma_bf16(n.acc, weights[k], at, k > 0 || !n.begins);
     } else {
@@ -125,7 +126,7 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
   if (!n.merged) {  // as if zeros were before it, which leave no negative zero
     n.total = piece;
 #pragma unroll
-    for (int j = 0; j < D / 8; ++j) {
+    for (int j = 0; j < kSlice<D> / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) n.acc[j][i] = __fadd_rn(n.acc[j][i], 0.0f);
       if constexpr (!kLast) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
     n.total.l[r] = __fmaf_rn(piece.l[r], its[r], __fmul_rn(n.total.l[r], mine[r]));
   }
 #pragma unroll
-  for (int j = 0; j < D / 8; ++j) {
+  for (int j = 0; j < kSlice<D> / 8; ++j) {
     const float4 v = s.totals[j][threadIdx.x];
     const float sum[4] = {__fmaf_rn(n.acc[j][0], its[0], __fmul_rn(v.x, mine[0])),
                           __fmaf_rn(n.acc[j][1], its[0], __fmul_rn(v.y, mine[0])),
@@ -205,7 +206,7 @@ __device__ __forceinline__ void score_again(Numbers<D>& n, const Shared<D>& s, i
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const __half* queries =
       s.queries + (warp * 2 + lane / 8 % 2) * 8 * D + lane / 16 * 64 + lane % 8 * 8;
-  const __half* keys = s.slots[slot] + lane / 16 * 8 * D + lane / 8 % 2 * 64 + lane % 8 * 8;
+  const __half* keys = s.slot(slot) + lane / 16 * 8 * D + lane / 8 % 2 * 64 + lane % 8 * 8;
 #pragma unroll
   for (int j = 0; j < kKeyTiles; ++j) {
     for (int i = 0; i < 4; ++i) n.score[j][i] = 0.0f;
@@ -342,7 +343,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   if (n.begins) merge_piece<false>(n, piece, ring.s, steep);
   if (!raised) return;
 #pragma unroll
-  for (int j = 0; j < D / 8; ++j) {
+  for (int j = 0; j < kSlice<D> / 8; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) n.acc[j][i] = __fmul_rn(n.acc[j][i], factor[i / 2]);
   }
@@ -353,6 +354,7 @@ template <int D, bool kE4M3>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  constexpr int kV = kSlice<D>;
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
   const auto apart = [](int j) { return j * 8; };
 #pragma unroll
@@ -360,12 +362,12 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
     const int row = warp * 16 + lane / 4 + r * 8;
     const int64_t token = w.tile.query_start + (w.tile.first_row + row) / w.group;
     const int head = w.kv_head * w.group + (w.tile.first_row + row) % w.group;
-    const int64_t col = head * D + lane % 4 * 2;
+    const int64_t col = head * D + w.slice * kV + lane % 4 * 2;
     const bool real = row < w.tile.rows;
     const float end = real ? ending(n.total.m[r], n.total.l[r], a, head) : 0.0f;
-    float2 v[D / 8];
+    float2 v[kV / 8];
 #pragma unroll
-    for (int j = 0; j < D / 8; ++j) {
+    for (int j = 0; j < kV / 8; ++j) {
       v[j] = make_float2(__fmul_rn(n.acc[j][r * 2], end), __fmul_rn(n.acc[j][r * 2 + 1], end));
     }
     float most = 0.0f;
@@ -377,10 +379,10 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
     if (!real) continue;
     put_row(a, token, col, apart, v);
     if constexpr (kE4M3) {
-      put_e4m3_pairs(a.act, token, head, lane % 4 * 2, apart, v, most);
+      put_e4m3_pairs(a.act, token, head * kSlices<D> + w.slice, lane % 4 * 2, apart, v, most);
     } else if (a.act.data != nullptr) {
 #pragma unroll
-      for (int j = 0; j < D / 8; j += 8) {
+      for (int j = 0; j < kV / 8; j += 8) {
         auto* to = reinterpret_cast<uint32_t*>(a.act.data) +
                    activation_at(a.act, token, col + j * 8, cols) / 2;
 #pragma unroll
@@ -400,7 +402,8 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
 template <int D, bool kE4M3>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) {
   const bool ends = w.tile.first_row + w.tile.rows == w.tile.queries * w.group;
-  if (a.act.data == nullptr || !ends || w.tile.query_start + w.tile.queries != a.batch.tokens) {
+  if (a.act.data == nullptr || w.slice > 0 || !ends ||
+      w.tile.query_start + w.tile.queries != a.batch.tokens) {
     return;
   }
   const int64_t cols = static_cast<int64_t>(a.heads) * D;
@@ -452,8 +455,8 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   const float steep = steepness(a);
   Numbers<D> n;
   n.queries = kept_place(ring.s.queries + group * kGroupRows * D, 128, D * 16);
-  n.keys = kept_place(ring.s.slots, 128, D * 16);
-  n.values = kept_place(ring.s.slots, D * 16, 128);
+  n.keys = kept_place(ring.s.room, 128, D * 16);
+  n.values = kept_place(ring.s.room, kSlice<D> * 16, 128);
   Weights weights;
   skip(mine.first - all.first);
   const auto masked = [&](int step) { return step < whole || step >= end; };
@@ -483,14 +486,19 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
       if (w.tile.sequence < 0) return;
       if (g == group) {
         sync_group();  // all have left the queries before
-        w.kv_head = s.heads[t % kInfos];
-        const auto* from = reinterpret_cast<const float*>(s.slots[ring.slot()]);
-        bool turned = false;
-        if constexpr (D == kUsualDim) {
-          turned = before.cos_sin != nullptr || before.weight != nullptr;
-          if (turned) turn_queries<kBF16>(s, from, w, before);
+        w.kv_head = s.heads[t % kInfos] / kSlices<D>;
+        w.slice = s.heads[t % kInfos] % kSlices<D>;
+        if constexpr (kSlices<D> > 1) {
+          fetch_queries<kBF16>(s, a, w);
+        } else {
+          const auto* from = reinterpret_cast<const float*>(s.slot(ring.slot()));
+          bool turned = false;
+          if constexpr (D == kUsualDim) {
+            turned = before.cos_sin != nullptr || before.weight != nullptr;
+            if (turned) turn_queries<kBF16>(s, from, w, before);
+          }
+          if (!turned) round_queries<kBF16>(s, from, w.tile.rows - g * kGroupRows);
         }
-        if (!turned) round_queries<kBF16>(s, from, w.tile.rows - g * kGroupRows);
       }
       ring.leave(ring.slot());
     }
@@ -542,7 +550,7 @@ int run(const Context& ctx, const AttentionArgs& a) {
   if (const int error = raise_shared(kKernel, sizeof(Shared<D>)); error != 0) return error;
   const int64_t group = a.heads / a.cache.kv_heads;
   const int64_t tiles = a.batch.tokens * group / kRows + a.batch.sequences;
-  const int64_t all = tiles * a.cache.kv_heads;
+  const int64_t all = tiles * a.cache.kv_heads * kSlices<D>;
   const dim3 grid(static_cast<unsigned>(all < ctx.multiprocessors ? all : ctx.multiprocessors));
   Before before = {};
   if (a.before != nullptr) {
@@ -559,6 +567,11 @@ int run(const Context& ctx, const AttentionArgs& a) {
 template <CacheType kType>
 int run_type(const Context& ctx, const AttentionArgs& a) {
   if (a.cache.key_dim == 64) return run<64, kType, false>(ctx, a);
+  if constexpr (!in_bytes(kType)) {
+    if (a.cache.key_dim == 256) {
+      return a.act.e4m3 != 0 ? run<256, kType, true>(ctx, a) : run<256, kType, false>(ctx, a);
+    }
+  }
   return a.act.e4m3 != 0 ? run<128, kType, true>(ctx, a) : run<128, kType, false>(ctx, a);
 }
 

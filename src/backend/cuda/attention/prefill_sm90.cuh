@@ -23,6 +23,13 @@ inline constexpr int kMostRegisters = in_bytes(kType) ? 216 : 232;
 inline constexpr int kFewRegisters = 40;
 inline constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
 
+// Features of values that a block sums: of larger heads a slice. Each slice's block makes the
+// scores for itself.
+template <int D>
+inline constexpr int kSlice = D < kUsualDim ? D : kUsualDim;
+template <int D>
+inline constexpr int kSlices = D / kSlice<D>;
+
 // Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
 struct Counters {
   unsigned handed_out, done;
@@ -40,22 +47,28 @@ enum class Raw : int { kQueries, kKeys, kValues, kEnd };
 
 template <int D>
 struct Shared {
-  static constexpr int kSlots = 4;
-  __half slots[kSlots][kTileTokens * D];  // or the queries of a warpgroup, in F32
+  // Of larger heads there is room for a step's keys and its slice of values.
+  static constexpr int kSlots = kSlices<D> > 1 ? 2 : 4;
+  static constexpr int kRoom = kTileTokens * (kSlices<D> > 1 ? D + kSlice<D> : kSlots * D);
+  __half room[kRoom];  // slots; or the queries of a warpgroup, in F32
   __half queries[kRows * D];
-  float4 totals[D / 8][kConsumers];
+  float4 totals[kSlice<D> / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t raw[kSlots];  // of codes: what came is there, full when it is converted
   Raw what[kSlots];
   Tile tiles[kInfos];
-  int heads[kInfos];
+  int heads[kInfos];  // and slices: a head's stand side by side
+  __host__ __device__ __forceinline__ __half* slot(int i) { return room + i * kTileTokens * D; }
+  __host__ __device__ __forceinline__ const __half* slot(int i) const {
+    return room + i * kTileTokens * D;
+  }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // What a block works on.
 struct Walk {
   Tile tile;
-  int kv_head, group;
+  int kv_head, slice, group;
   __device__ __forceinline__ int position(int row) const {
     return tile.context - tile.queries + (tile.first_row + row) / group;
   }
@@ -102,16 +115,17 @@ __device__ __forceinline__ int producer() {
 // into the whole.
 template <CacheType kType, int D>
 __device__ __forceinline__ uint8_t* blocks_at(Shared<D>& s, int slot) {
-  return reinterpret_cast<uint8_t*>(s.slots[slot] + kTileTokens * D) -
+  return reinterpret_cast<uint8_t*>(s.slot(slot) + kTileTokens * D) -
          kBlocks * head_bytes(kType, D);
 }
 
-// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each.
+// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each. Those
+// of larger heads have no room here; who sums them fetches them.
 template <bool kCodes, int D>
 __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs& a, const Walk& w,
                                              int first_row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int rows = max(0, min(kGroupRows, w.tile.rows - first_row));
+  const int rows = kSlices<D> > 1 ? 0 : max(0, min(kGroupRows, w.tile.rows - first_row));
   ring.wait_empty();
   uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
   if (lane == 0) {
@@ -119,7 +133,7 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
     barrier_expect(full, rows * D * 4);
   }
   __syncwarp();
-  auto* to = reinterpret_cast<float*>(ring.s.slots[ring.slot()]);
+  auto* to = reinterpret_cast<float*>(ring.s.slot(ring.slot()));
   const int begin = w.tile.first_row + first_row;
   for (int query = begin / w.group + lane; rows > 0 && query * w.group < begin + rows;
        query += 32) {
@@ -151,12 +165,22 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
       ring.wait_empty();
       uint64_t* full = in_bytes(kType) ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
       // Copies of other warps may be counted before.
+      const bool slice = kSlices<D> > 1 && part == 1;
       if (warp == 0 && lane == 0) {
         ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
-        barrier_expect(full, kBlocks * kBlockBytes);
+        barrier_expect(full, kBlocks * kBlockBytes / (slice ? kSlices<D> : 1));
       }
       __syncwarp();
-      if (lane < kMine) {
+      if (slice) {
+        // Of eight tokens' values the slice's features.
+        constexpr int kBytes = 8 * kSlice<D> * 2;
+        auto* to = reinterpret_cast<uint8_t*>(ring.s.slot(ring.slot())) + mine * 2 * kBytes;
+        const uint8_t* from = values_at(a.cache, id, w.kv_head) + w.slice * kBytes;
+        if (lane < kMine) {
+          bulk_copy(to, from, kBytes, full);
+          bulk_copy(to + kBytes, from + 8 * D * 2, kBytes, full);
+        }
+      } else if (lane < kMine) {
         bulk_copy(blocks_at<kType>(ring.s, ring.slot()) + mine * kBlockBytes,
                   part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
                   kBlockBytes, full);
@@ -181,7 +205,9 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
       do {
         if (lane == 0) index = static_cast<int>(atomicAdd(&counters.handed_out, 1u));
         index = __shfl_sync(0xffffffff, index, 0);
-        w.kv_head = index / tiles;
+        const int head = index / tiles;
+        w.kv_head = head / kSlices<D>;
+        w.slice = head % kSlices<D>;
         w.tile = {-1, 0, 0, 0, 0, 0};
         if (w.kv_head < a.cache.kv_heads) {
           w.tile = find_tile(a.batch, w.group, kRows, tiles - 1 - index % tiles);
@@ -189,17 +215,22 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
       } while (w.tile.sequence < 0 && w.kv_head < a.cache.kv_heads);
       if (lane == 0) {
         s.tiles[n % kInfos] = w.tile;
-        s.heads[n % kInfos] = w.kv_head;
+        s.heads[n % kInfos] = w.kv_head * kSlices<D> + w.slice;
       }
       __syncwarp();
     }
     asm volatile("bar.sync 5, %0;" ::"n"(kProducers<kType> * 32) : "memory");
     w.tile = s.tiles[n % kInfos];
-    w.kv_head = s.heads[n % kInfos];
+    w.kv_head = s.heads[n % kInfos] / kSlices<D>;
+    w.slice = s.heads[n % kInfos] % kSlices<D>;
     if (producer() == 0) {
       for (int g = 0; g < kGroups; ++g) copy_queries<in_bytes(kType)>(ring, a, w, g * kGroupRows);
     } else {
-      ring.at += kGroups;
+      // With two slots each is left once while others fill it: who waited for it later would take
+      // the time before for it.
+      for (int g = 0; g < kGroups; ++g, ++ring.at) {
+        if (kSlices<D> > 1) ring.wait_empty();
+      }
     }
     if (w.tile.sequence < 0) break;
     copy_steps<kType>(ring, a, w);
@@ -228,7 +259,7 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
     what = s.what[slot];
     if (what == Raw::kKeys || what == Raw::kValues) {
       const uint8_t* from = blocks_at<kType>(s, slot);
-      auto* to = reinterpret_cast<uint4*>(s.slots[slot]);
+      auto* to = reinterpret_cast<uint4*>(s.slot(slot));
 #pragma unroll 1
       for (unsigned first = thread; first < kUnits + thread; first += kAtOnce * kConverters) {
         uint4 v[kAtOnce][2];
@@ -304,6 +335,31 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
       const float4 one = p[swap], other = p[1 - swap];
       v[0] = swap == 0 ? one : other;
       v[1] = swap == 0 ? other : one;
+    }
+    const auto pair = pack_numbers<kBF16>;
+    *reinterpret_cast<uint4*>(to + (i / (D / 8) * (D / 8) + column) * 64 + row * 8) = make_uint4(
+        pair(v[0].x, v[0].y), pair(v[0].z, v[0].w), pair(v[1].x, v[1].y), pair(v[1].z, v[1].w));
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// The same of queries where they are.
+template <bool kBF16, int D>
+__device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs& a, const Walk& w) {
+  const int thread = static_cast<int>(threadIdx.x % 128);
+  const int group = static_cast<int>(threadIdx.x / 128);
+  __half* to = s.queries + group * kGroupRows * D;
+  const int row = thread % 8;
+#pragma unroll 4
+  for (int i = thread / 8; i < kGroupRows / 8 * (D / 8); i += 16) {
+    const int at = group * kGroupRows + i / (D / 8) * 8 + row, column = (i + row) % (D / 8);
+    float4 v[2] = {};
+    if (at < w.tile.rows) {
+      const int its = w.tile.first_row + at;
+      const float* from = a.q + (w.tile.query_start + its / w.group) * a.q_stride +
+                          (w.kv_head * w.group + its % w.group) * D + column * 8;
+      v[0] = reinterpret_cast<const float4*>(from)[0];
+      v[1] = reinterpret_cast<const float4*>(from)[1];
     }
     const auto pair = pack_numbers<kBF16>;
     *reinterpret_cast<uint4*>(to + (i / (D / 8) * (D / 8) + column) * 64 + row * 8) = make_uint4(

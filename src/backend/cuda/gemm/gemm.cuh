@@ -296,14 +296,15 @@ int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int
                          const Activations& act);
 
 // gemm_q_sm90_m17_64.cuh: K in so many slices that run at once (1: none), or 128 rows a warpgroup;
-// with 64 tokens and 128 rows a block, however many of both there are.
+// gate and up with kRows rows of each a tile; 64 tokens and 128 rows a block, however many of both
+// there are.
 template <class F, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens);
 template <class F>
 int run_middle_deep(const Context& ctx, const ProductList& list, int64_t tokens);
-template <class F>
+template <class F, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
-                     const Activations& act, bool large);
+                     const Activations& act);
 template <class F>
 int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens);
 

@@ -33,11 +33,11 @@ int with_formats(Code code, const Body& body) {
       return launcher(ctx, list, tokens);                                 \
     });                                                                   \
   }
-#define FRESHET_RUN_GATED(name, formats, launcher, ...)                                           \
+#define FRESHET_RUN_GATED(name, formats, launcher)                                                \
   int name(const Context& ctx, const ProductList& list, int64_t tokens, const Activations& act) { \
     return with_formats<formats>(list.of[0].weight.code, [&](auto f) {                            \
       using F = decltype(f);                                                                      \
-      return launcher(ctx, list, tokens, act __VA_ARGS__);                                        \
+      return launcher(ctx, list, tokens, act);                                                    \
     });                                                                                           \
   }
 
@@ -55,7 +55,6 @@ FRESHET_RUN(q_m9_16_large_n, kBlockFormats, run_quant_wide<F>)
 FRESHET_RUN(q_m9_16, kBlockFormats, run_quant_few<F>)
 FRESHET_RUN(q_m17_64_splitk8, kBlockFormats, (run_middle<F, 8>))
 FRESHET_RUN(q_m17_64_splitk4, kBlockFormats, (run_middle<F, 4>))
-FRESHET_RUN(q_m17_64_splitk2, kBlockFormats, (run_middle<F, 2>))
 FRESHET_RUN(q_m17_64_large_n, kDeepGroups, run_middle_deep<F>)
 FRESHET_RUN(q_m17_64, kBlockFormats, (run_middle<F, 1>))
 FRESHET_RUN(q_m65_splitk4, kBlockFormats, run_decode_split<F>)
@@ -66,8 +65,10 @@ FRESHET_RUN(large_m, kTileFormats, run_tiles<F>)
 FRESHET_RUN_GATED(swiglu_m1_8_large_n, kManyWarps, run_quant_gate<F>)
 FRESHET_RUN_GATED(swiglu_m1_8, kTwoTiles, run_stream_gated<F>)
 FRESHET_RUN_GATED(swiglu_m9_16, kBlockFormats, run_quant_wide_gated<F>)
-FRESHET_RUN_GATED(swiglu_m17_64_large_n, kBlockFormats, run_middle_gated<F>, , true)
-FRESHET_RUN_GATED(swiglu_m17_64, kBlockFormats, run_middle_gated<F>, , false)
+FRESHET_RUN_GATED(swiglu_m17_64_large_n, kBlockFormats, (run_middle_gated<F, 128>))
+FRESHET_RUN_GATED(swiglu_m17_32_rows160, kBlockFormats, (run_middle_gated<F, 160>))
+FRESHET_RUN_GATED(swiglu_m17_32_rows96, kBlockFormats, (run_middle_gated<F, 96>))
+FRESHET_RUN_GATED(swiglu_m17_64, kBlockFormats, (run_middle_gated<F, 64>))
 FRESHET_RUN_GATED(swiglu_m65, kBlockFormats, run_decode_gated<F>)
 
 int exact(const Context& ctx, const ProductList& list, int64_t tokens) {
@@ -96,7 +97,6 @@ constexpr LaunchOf<Launch> kRuns[] = {
     {kGemmQM9_16, q_m9_16},
     {kGemmQM17_64SplitK8, q_m17_64_splitk8},
     {kGemmQM17_64SplitK4, q_m17_64_splitk4},
-    {kGemmQM17_64SplitK2, q_m17_64_splitk2},
     {kGemmQM17_64LargeN, q_m17_64_large_n},
     {kGemmQM17_64, q_m17_64},
     {kGemmQM65SplitK4, q_m65_splitk4},
@@ -126,6 +126,8 @@ constexpr LaunchOf<LaunchGated> kGatedRuns[] = {
     {kSwigluQM1_8, swiglu_m1_8},
     {kSwigluQM9_16, swiglu_m9_16},
     {kSwigluQM17_64LargeN, swiglu_m17_64_large_n},
+    {kSwigluQM17_32Rows160, swiglu_m17_32_rows160},
+    {kSwigluQM17_32Rows96, swiglu_m17_32_rows96},
     {kSwigluQM17_64, swiglu_m17_64},
     {kSwigluQM65, swiglu_m65},
     {kSwigluBf16M1_16, run_few_gated},

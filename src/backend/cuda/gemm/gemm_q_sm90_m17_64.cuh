@@ -1,4 +1,5 @@
-// Products of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper.
+// GEMM of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper: which
+// shape of the kernel in gemm_q_sm90_wgmma.cuh takes a list.
 //
 // What a warp has to issue for a piece decides, more than what it reads: with so few tokens there
 // are the registers for four warpgroups, which hide each other's latencies, or for the sums of
@@ -14,28 +15,33 @@ namespace decode {
 template <class F>
 inline constexpr bool kDeep = (kDeepGroups & bit(F::kCode)) != 0;
 
-// NT: tiles of tokens of a block. K in so many slices that run at once.
+template <class F, int NT, int kSlices, bool kAny>
+int run_slices(const Context& ctx, const ProductList& list, int64_t tokens) {
+  return launch_decode<Shape<F, NT, Split::kLeaves, 4, kSlices / kPair, 1, kAny>>(ctx, list,
+                                                                                  tokens);
+}
+
+// NT: tiles of tokens of a block. K in so many slices that run at once, in clusters of two blocks.
 template <class F, int NT, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
-  constexpr Split kLeaves = Split::kLeaves;
-  if constexpr (kSlices == 8) {
-    return launch_decode<Shape<F, NT, kLeaves, 4, 4>>(ctx, list, tokens);
-  } else if constexpr (kSlices == 4) {
-    return launch_decode<Shape<F, NT, kLeaves, 4, 2>>(ctx, list, tokens);
-  } else if constexpr (kSlices == 2) {
-    return launch_decode<Shape<F, NT, kLeaves, 1>>(ctx, list, tokens);
+  if constexpr (kSlices > 1) {
+    const bool even = slices_are_even(F::kCode, list.of[0].weight.cols);  // all have as many
+    return even ? run_slices<F, NT, kSlices, false>(ctx, list, tokens)
+                : run_slices<F, NT, kSlices, true>(ctx, list, tokens);
   } else {
     // There are no registers for the sums of more tokens in four warpgroups.
     return launch_decode<Shape<F, NT, Split::kRows, NT == 4 ? 4 : 2>>(ctx, list, tokens);
   }
 }
 
-template <class F, int NT>
+// kRows: of gate, and as many of up, a tile.
+template <class F, int NT, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
-                     const Activations& act, bool large) {
-  using Large = Shape<F, NT, Split::kGate, kDeep<F> ? 2 : 4, 1, kDeep<F> ? 2 : 1>;
-  return large ? launch_decode<Large>(ctx, gate, tokens, act)
-               : launch_decode<Shape<F, NT, Split::kGate, 2>>(ctx, gate, tokens, act);
+                     const Activations& act) {
+  // 96 and 160 rows are three and five warpgroups.
+  constexpr bool kDeepRows = kRows == 128 && kDeep<F>;
+  using Tile = Shape<F, NT, Split::kGate, kDeepRows ? 2 : kRows / 32, 1, kDeepRows ? 2 : 1>;
+  return launch_decode<Tile>(ctx, gate, tokens, act);
 }
 
 }  // namespace decode
@@ -65,23 +71,30 @@ int run_decode_rows(const Context& ctx, const ProductList& list, int64_t tokens)
   return decode::launch_decode<decode::Shape<F, 8, decode::Split::kRows, 2>>(ctx, list, tokens);
 }
 
-template <class F>
+template <class F, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
-                     const Activations& act, bool large) {
+                     const Activations& act) {
   ProductList gate = gate_and_up;
   gate.count = 1;  // up's rows stand beside gate's
-  return tokens <= 32 ? decode::run_middle_gated<F, 4>(ctx, gate, tokens, act, large)
-                      : decode::run_middle_gated<F, 8>(ctx, gate, tokens, act, large);
+  // There are no registers for the sums of more tokens in an odd number of warpgroups.
+  if constexpr (kRows % 64 == 0) {
+    if (tokens > 32) return decode::run_middle_gated<F, 8, kRows>(ctx, gate, tokens, act);
+  }
+  return decode::run_middle_gated<F, 4, kRows>(ctx, gate, tokens, act);
 }
 
 #define FRESHET_MIDDLE(F)                                                       \
   template int run_middle<F, 8>(const Context&, const ProductList&, int64_t);   \
   template int run_middle<F, 4>(const Context&, const ProductList&, int64_t);   \
-  template int run_middle<F, 2>(const Context&, const ProductList&, int64_t);   \
   template int run_middle<F, 1>(const Context&, const ProductList&, int64_t);   \
   template int run_middle_deep<F>(const Context&, const ProductList&, int64_t); \
   template int run_decode_rows<F>(const Context&, const ProductList&, int64_t); \
-  template int run_middle_gated<F>(const Context&, const ProductList&, int64_t, \
-                                   const Activations&, bool);
+  FRESHET_MIDDLE_GATED(F, 64)                                                   \
+  FRESHET_MIDDLE_GATED(F, 96)                                                   \
+  FRESHET_MIDDLE_GATED(F, 128)                                                  \
+  FRESHET_MIDDLE_GATED(F, 160)
+#define FRESHET_MIDDLE_GATED(F, kRows)                                                 \
+  template int run_middle_gated<F, kRows>(const Context&, const ProductList&, int64_t, \
+                                          const Activations&);
 
 }  // namespace freshet::cuda

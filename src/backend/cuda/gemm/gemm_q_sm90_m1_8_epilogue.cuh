@@ -1,11 +1,20 @@
-// What products of quantised weights with up to eight tokens know of a tile before its sums are
-// there.
+// Shared by the GEMMs of quantised weights with up to eight tokens: how a warp walks its split-K
+// slice (leaf), and the epilogue of a tile, whose addresses are computed before the sums are ready.
 #pragma once
+
+#include <utility>
 
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 
 namespace freshet::cuda {
+
+// Slice sizes, in pieces of 64 columns, that have unrolled code where all slices are of one size:
+// K of 4,096, 2,560, 3,072, 3,584 and 5,120.
+using UsualLeaves = std::integer_sequence<int, 8, 5, 6, 7, 10>;
+
+// Pieces of a pipeline stage, at most.
+inline constexpr int kStagePieces = 4;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 __device__ __forceinline__ int product_of(const ProductList& list, int index) {
@@ -25,6 +34,74 @@ __device__ __forceinline__ T* known(T* p) {
 // A value that is there from here on, and not made where it is used.
 __device__ __forceinline__ void keep(uint4& v) {
   asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+}
+
+// A warp's slice for any number of columns, in units of the format, taken in pipeline stages of two
+// to kStagePieces pieces. If stages cannot all be of one size the first ones are a unit longer.
+template <class F>
+struct LeafWalk {
+  static constexpr int kPieces = F::kUnit / 64, kMost = kStagePieces / kPieces;
+  static_assert(kPieces * kMost == kStagePieces);
+  int first, units, stages, each, longer;
+  __device__ __forceinline__ LeafWalk(int64_t cols, int leaf) {
+    const int all = static_cast<int>((cols + F::kUnit - 1) / F::kUnit);
+    first = all * leaf / kWarps;
+    units = all * (leaf + 1) / kWarps - first;
+    stages = (units + kMost - 1) / kMost;
+    each = kMost == 1 ? 1 : units / stages;
+    longer = kMost == 1 ? 0 : units - each * stages;
+  }
+  // Units of a stage.
+  __device__ __forceinline__ int count(int stage) const { return each + (stage < longer ? 1 : 0); }
+};
+
+// A lane's activations of the next two pieces; after the last piece of a slice, of its first again.
+struct TokenPair {
+  const uint4* act;  // of the leaf
+  uint4 b[2][1][2];
+  __device__ __forceinline__ void load(int i, int piece) {
+    const uint4* at = act + piece * 64;
+    b[i][0][0] = at[0];
+    b[i][0][1] = at[32];
+  }
+  __device__ __forceinline__ void swap() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 first = b[0][0][i];
+      b[0][0][i] = b[1][0][i];
+      b[1][0][i] = first;
+    }
+  }
+};
+
+// sum += one stage: `pieces` pieces of a slice from piece `at` on, whose weights are at `tiles`. On
+// entry `tokens` holds the stage's first two pieces, on return the two from piece `next` on.
+template <class F>
+__device__ __forceinline__ void add_stage(float (&sum)[1][4], TokenPair& tokens,
+                                          const uint8_t* tiles, int pieces, int at, int next,
+                                          int lane) {
+  constexpr int kPieces = F::kUnit / 64;
+  const auto take = [&](int i) {
+    Piece piece;
+    uint4 a[4];
+    F::template load<FromShared>(tiles + i / kPieces * F::kTileBytes, i % kPieces, lane, piece);
+    F::decode(piece, i % kPieces, lane, a);
+    accumulate<F, 1>(sum, a, tokens.b[i % 2], piece, i % kPieces);
+  };
+  const auto take_all = [&](auto all) {
+    constexpr int kCount = decltype(all)::value;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      take(i);
+      tokens.load(i % 2, i + 2 < kCount ? at + i + 2 : next + i + 2 - kCount);
+    }
+    if constexpr (kCount % 2 != 0) tokens.swap();
+  };
+  if (kPieces == kStagePieces || pieces == 4) return take_all(std::integral_constant<int, 4>{});
+  if constexpr (kPieces == 1) {
+    if (pieces == 3) return take_all(std::integral_constant<int, 3>{});
+  }
+  if constexpr (kPieces < kStagePieces) take_all(std::integral_constant<int, 2>{});
 }
 
 // The sum of eight leaves, from left to right.

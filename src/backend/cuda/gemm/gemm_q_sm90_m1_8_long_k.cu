@@ -1,10 +1,12 @@
-// Products of quantised weights with up to eight tokens on Hopper, of few rows of many columns: a
-// tile of 16 rows a block.
+// GEMM of quantised weights with up to eight tokens on Hopper, for few rows and many columns: a
+// block has one tile of 16 rows.
 //
-// Two blocks a multiprocessor, and each of a block's eight warps has a leaf of the tile and a ring
-// of its own. The first stage is values in registers before the kernel in front has ended, or,
-// where that gains more, there is one loop for all stages. The code knows no edges. The bits are
-// those of gemm_sm80_small_m.cu.
+// Each SM runs two blocks. K is cut into eight split-K slices by the number of columns alone, one
+// for each of a block's eight warps, which has a pipeline of its own in shared memory. Slices of
+// equal size that are whole stages have straight code: the first stage is decoded before the
+// previous kernel ends, or, for formats that gain more by it, one loop takes all stages. Slices of
+// any other size take a loop of stages of two to four pieces. Slices are added from left to right;
+// the bits are those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
@@ -13,7 +15,7 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kAtOnce = 4;                            // pieces of a stage
+constexpr int kAtOnce = kStagePieces;
 constexpr int64_t kStepCols = kWarps * kAtOnce * 64;  // that a stage is of
 
 template <class F>
@@ -28,15 +30,15 @@ struct Long {
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
 };
 
-// Has all that a warp reads of a token brought into L1 at once: `steps` of it from the `first` on.
+// Has all that a warp reads of a token brought into L1 at once: so many pieces from the `first` on.
 inline constexpr int kLines = 4;
 __device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8_t* act, int first,
-                                          int steps, int lane) {
-  constexpr int kStep = kAtOnce * 2, kBytes = 512, kSector = 32;
-  const uint8_t* from = act + (first * kStep + lane / 2) * kBytes + lane % 2 * kSector;
+                                          int pieces, int lane) {
+  constexpr int kBytes = 512, kSector = 32;  // of half a piece
+  const uint8_t* from = act + (first * 2 + lane / 2) * kBytes + lane % 2 * kSector;
 #pragma unroll
   for (int i = 0; i < kLines; ++i) {
-    if (i * 16 + lane / 2 >= steps * kStep) continue;
+    if (i * 16 + lane / 2 >= pieces * 2) continue;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(lines[i]) : "l"(from + i * 16 * kBytes));
   }
 }
@@ -106,7 +108,9 @@ __global__ void __launch_bounds__(256, 2)
     if (threadIdx.x == 0) ended = 1;
 #pragma unroll
     for (int i = 0; i < kTokens; ++i) load_tokens(i);
-    if (kOneLoop<F> && tokens == 1) ask_lines(lines, list.of[0].act, warp * steps, steps, lane);
+    if (kOneLoop<F> && tokens == 1) {
+      ask_lines(lines, list.of[0].act, warp * steps * kAtOnce, steps * kAtOnce, lane);
+    }
     if (warp == 0 && to.real >= 16) to.load(before);
   };
   int step = 0, stage = 0, parity = 0;
@@ -173,16 +177,110 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
+// The same of leaves of any size, in one loop of stages.
+template <class F>
+__global__ void __launch_bounds__(256, 2)
+    any_long_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using R = Long<F>;
+  extern __shared__ __align__(128) uint8_t rings[];
+  __shared__ uint64_t full[R::kStages][kWarps];
+  __shared__ float4 sums[kWarps][32];
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  if (threadIdx.x < R::kStages * kWarps) {
+    barrier_init(&full[0][threadIdx.x], 1);
+    if (threadIdx.x == 0) ended = 0;
+    barriers_ready();
+  }
+  __syncthreads();
+  const auto place = [&](int slot) { return rings + (warp * R::kStages + slot) * R::kStageBytes; };
+  const int tile = static_cast<int>(blockIdx.x);
+  const WeightView& w = list.of[0].weight;
+  const LeafWalk<F> walk(w.cols, warp);
+  const int first = walk.first * R::kPieces;
+  const uint8_t* from =
+      w.data + tile_at<F>(tile, w.cols) + static_cast<int64_t>(walk.first) * F::kTileBytes;
+  int asked = 0;
+  const auto ask = [&](int slot) {
+    const auto bytes = static_cast<uint32_t>(walk.count(asked) * F::kTileBytes);
+    barrier_expect(&full[slot][warp], bytes);
+    copy_weights(place(slot), from, bytes, &full[slot][warp]);
+    from += bytes;
+    ++asked;
+  };
+  if (lane == 0) {
+#pragma unroll 1
+    for (int s = 0; s < R::kStages && s < walk.stages; ++s) {
+      const int before = s * kWarps + warp - R::kAhead;
+      // Others' leaves may have fewer stages: theirs are not waited for.
+      if (warp > 0 && before >= 0 && before / kWarps < w.cols / kStepCols) {
+        landed(&full[0][0] + before, ended);
+      }
+      ask(s);
+    }
+  }
+  // Lanes of tokens that are not there read another's.
+  TokenPair b;
+  b.act = known(reinterpret_cast<const uint4*>(list.of[0].act) + first * 64 +
+                (lane / 4 < tokens ? lane : lane % 4));
+  const End to(list, 0, tile, lane, tokens);
+  __syncwarp();
+  wait();
+  if (threadIdx.x == 0) ended = 1;
+  b.load(0, 0);
+  b.load(1, 1);
+  uint32_t lines[kLines] = {};
+  if (tokens == 1) {
+    ask_lines(lines, list.of[0].act, first, min(walk.units * R::kPieces, kLines * 8), lane);
+  }
+  float before[4], sum[1][4] = {};
+  if (warp == 0 && to.real >= 16) to.load(before);
+  int at = 0, slot = 0, parity = 0;
+#pragma unroll 1
+  for (int stage = 0; stage < walk.stages; ++stage) {
+    const int pieces = walk.count(stage) * R::kPieces;
+    const int next = stage + 1 < walk.stages ? at + pieces : 0;
+    barrier_wait(&full[slot][warp], parity);
+    add_stage<F>(sum, b, place(slot), pieces, at, next, lane);
+    at = next;
+    __syncwarp();
+    if (lane == 0 && asked < walk.stages) ask(slot);
+    if (++slot == R::kStages) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+#pragma unroll
+  for (uint32_t& line : lines) asm volatile("" ::"r"(line));
+  sums[warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+  __syncthreads();
+  if (warp > 0) return;
+  float all[4];
+  add_leaves(all, sums);
+  to.put(all, before, F::kUp);
+#endif
+}
+
+template <class Kernel, class... A>
+int launch_long(const Context& ctx, Kernel kernel, size_t bytes, const ProductList& list,
+                A... args) {
+  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
+  const auto tiles = static_cast<unsigned>(list.of[0].weight.rows / 16);
+  return launch(ctx, kernel, dim3(tiles), dim3(256), bytes, list, args...);
+}
+
 }  // namespace
 
 template <class F>
 int run_long(const Context& ctx, const ProductList& list, int64_t tokens) {
-  using R = Long<F>;
-  const auto kernel = long_kernel<F>;
-  if (const int error = raise_shared(kernel, R::kBytes); error != 0) return error;
-  const WeightView& w = list.of[0].weight;
-  return launch(ctx, kernel, dim3(static_cast<unsigned>(w.rows / 16)), dim3(256), R::kBytes, list,
-                tokens, static_cast<int>(w.cols / kStepCols));
+  const int64_t cols = list.of[0].weight.cols;
+  if (cols % kStepCols != 0) {
+    return launch_long(ctx, any_long_kernel<F>, Long<F>::kBytes, list, tokens);
+  }
+  return launch_long(ctx, long_kernel<F>, Long<F>::kBytes, list, tokens,
+                     static_cast<int>(cols / kStepCols));
 }
 template int run_long<Q8_0>(const Context&, const ProductList&, int64_t);
 template int run_long<Q4_0>(const Context&, const ProductList&, int64_t);

@@ -1,10 +1,12 @@
-// Products of quantised weights with up to eight tokens on Hopper, of few rows of 4,096 columns:
-// all of them come at once.
+// GEMM of quantised weights with up to eight tokens on Hopper, for few rows and 2,048 to 8,192
+// columns: a block requests all of its weights at once.
 //
-// Two blocks a multiprocessor have a tile of 16 rows each, or two, and each of a block's eight
-// warps a leaf. All weights are asked for at the start; the first pieces are values in registers
-// before the kernel in front has ended, and then weights that come next are brought near. Tiles end
-// together, a warp each. The bits are those of gemm_sm80_small_m.cu.
+// Each SM runs two blocks, with one or two tiles of 16 rows each. K is cut into eight split-K
+// slices by the number of columns alone, one for each of a block's eight warps. Slices of the usual
+// sizes are unrolled: their first pieces are decoded into registers before the previous kernel
+// ends. Slices of other sizes are walked in a short loop. While a block waits for the previous
+// kernel it may prefetch the weights of the next GEMM into L2. Slices are added from left to right,
+// one warp per tile; the bits are those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
@@ -13,19 +15,18 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kLeafPieces = 8, kEarly = 2;  // of the first leaf, ahead
-constexpr int64_t kOnceCols = kWarps * kLeafPieces * 64;
-constexpr int kMost = 2;                 // tiles of a block, where there is room for them
-constexpr int kBeside = 9 * 1024 + 512;  // of a block's shared memory: sums, barriers, its own
+constexpr int kEarly = 2;       // pieces of the first leaf, ahead
+constexpr int kLeafPieces = 8;  // tokens of so many are in registers
+constexpr int kMost = 2;        // tiles of a block, where there is room for them
 
-template <class F>
+// kLeaf: pieces of a leaf.
+template <class F, int kLeaf = kLeafPieces>
 struct Once {
   static constexpr int kPieces = F::kUnit / 64;  // of a unit
-  static constexpr int kLeafBytes = kLeafPieces / kPieces * F::kTileBytes;
+  static constexpr int kLeafBytes = kLeaf / kPieces * F::kTileBytes;
   static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
   static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // leaves in flight
-  static constexpr int kTiles = 2 * (kMost * kRowBytes + kBeside) <= kSharedOfSm ? kMost : 1;
-  static_assert(kPieces <= 4 && 2 * (kTiles * kRowBytes + kBeside) <= kSharedOfSm);
+  static constexpr bool kWhole = kLeaf % kPieces == 0 && (kPieces == 1 || kLeaf == kLeafPieces);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -47,11 +48,11 @@ __device__ __forceinline__ int bring(const NextWeights& next, int first, int ste
 #endif
 
 // A block's second tile may be in G.
-template <class F, class G = F>
+template <class F, class G, int kLeaf>
 __global__ void __launch_bounds__(256, 2)
     once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using R = Once<F>;
+  using R = Once<F, kLeaf>;
   constexpr bool kTwo = F::kCode != G::kCode;
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps], near[kWarps];
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
       const int index = first + t * blocks, i = product_of(list, index);
-      const int bytes = kTwo && in_other(i) ? Once<G>::kLeafBytes : R::kLeafBytes;
+      const int bytes = kTwo && in_other(i) ? Once<G, kLeaf>::kLeafBytes : R::kLeafBytes;
       const uint8_t* from =
           list.of[i].weight.data +
           (static_cast<int64_t>(index - list.first_block[i]) * kWarps + warp) * bytes;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(256, 2)
     }
   }
   // Lanes of tokens that are not there read another's.
-  const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) + warp * kLeafPieces * 64 +
+  const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) + warp * kLeaf * 64 +
                           (lane / 4 < tokens ? lane : lane % 4));
   const int end_index = first + (warp < count ? warp : 0) * blocks;
   const int product = product_of(list, end_index);
@@ -120,12 +121,20 @@ __global__ void __launch_bounds__(256, 2)
   __syncwarp();
   wait();
   if (threadIdx.x == 0) ended = 1;
-  uint4 b[kLeafPieces][1][2];
+  constexpr int kKept = kLeaf < kLeafPieces ? kLeaf : kLeafPieces;
+  uint4 b[kKept][1][2];
+  const auto load_tokens = [&](int i) {
+    b[i % kKept][0][0] = act[i * 64];
+    b[i % kKept][0][1] = act[i * 64 + 32];
+  };
+  // Longer slices: the tokens of later pieces replace used ones, and are replaced again for the
+  // second tile.
+  const auto load_others = [&](int i) {
+    if (i + kKept < kLeaf) load_tokens(i + kKept);
+    if (i >= kKept) load_tokens(i - kKept);
+  };
 #pragma unroll
-  for (int i = 0; i < kLeafPieces; ++i) {
-    b[i][0][0] = act[i * 64];
-    b[i][0][1] = act[i * 64 + 32];
-  }
+  for (int i = 0; i < kKept; ++i) load_tokens(i);
   float before[4];
   if (warp < count && to.real >= 16) to.load(before);
   if (!early) {
@@ -136,13 +145,15 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) {
     accumulate<F, 1>(sum, ahead[i], b[i], pieces[i], i % R::kPieces);
+    load_others(i);
   }
 #pragma unroll
-  for (int i = kEarly; i < kLeafPieces; ++i) {
+  for (int i = kEarly; i < kLeaf; ++i) {
     Piece piece;
     uint4 a[4];
     take(F{}, mine, i, a, piece);
-    accumulate<F, 1>(sum, a, b[i], piece, i % R::kPieces);
+    accumulate<F, 1>(sum, a, b[i % kKept], piece, i % R::kPieces);
+    load_others(i);
   }
   if (brought > 0) barrier_wait(&near[warp], (brought - 1) % 2);
   sums[0][warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
@@ -152,11 +163,12 @@ __global__ void __launch_bounds__(256, 2)
     const auto take_second = [&](auto f) {
       using Its = decltype(f);
 #pragma unroll
-      for (int i = 0; i < kLeafPieces; ++i) {
+      for (int i = 0; i < kLeaf; ++i) {
         Piece piece;
         uint4 a[4];
-        take(f, second_of(Once<Its>::kLeafBytes), i, a, piece);
-        accumulate<Its, 1>(second, a, b[i], piece, i % Once<Its>::kPieces);
+        take(f, second_of(Once<Its, kLeaf>::kLeafBytes), i, a, piece);
+        accumulate<Its, 1>(second, a, b[i % kKept], piece, i % Once<Its>::kPieces);
+        if (i + kKept < kLeaf) load_tokens(i + kKept);
       }
     };
     if (kTwo && in_other(product_of(list, first + blocks))) {
@@ -174,14 +186,132 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-template <class F, class G = F>
-int launch_once(const Context& ctx, ProductList list, int64_t tokens) {
-  const int tiles = list.first_block[list.count], most = 2 * ctx.multiprocessors;
-  const int second = tiles > most ? max(Once<F>::kRowBytes, Once<G>::kRowBytes) : 0;
+// The same of any number of columns, whose leaves may be of two sizes.
+template <class F, class G>
+__global__ void __launch_bounds__(256, 2)
+    any_once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  constexpr bool kTwo = F::kCode != G::kCode;
+  extern __shared__ __align__(128) uint8_t tiles[];
+  __shared__ uint64_t full[kMost][kWarps], near[kWarps];
+  __shared__ float4 sums[kMost][kWarps][32];
+  __shared__ volatile int ended;  // the kernel in front
+  let_next_start();
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
+  const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
+  const int count = first + blocks < list.first_block[list.count] ? 2 : 1;
+  if (threadIdx.x < kMost * kWarps) {
+    barrier_init(&full[0][threadIdx.x], 1);
+    if (threadIdx.x < kWarps) barrier_init(&near[threadIdx.x], 1);
+    if (threadIdx.x == 0) ended = 0;
+    barriers_ready();
+  }
+  __syncthreads();
+  const int64_t cols = list.of[0].weight.cols;  // all have as many
+  const LeafWalk<F> walk(cols, warp);
+  const auto row_bytes = static_cast<int>(tile_at<F>(1, cols));
+  const auto in_other = [&](int product) { return list.of[product].weight.code == G::kCode; };
+  const auto place = [&](auto f, int t) {
+    return tiles + t * row_bytes + walk.first * decltype(f)::kTileBytes;
+  };
+  if (lane == 0) {
+    const int leaf_bytes = walk.units * F::kTileBytes;
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      const int index = first + t * blocks, i = product_of(list, index);
+      const int before = t * kWarps + warp - kAheadBytes / 2 / leaf_bytes;
+      if (warp > 0 && before >= 0) landed(&full[0][before], ended);
+      const auto ask = [&](auto f) {
+        using Its = decltype(f);
+        const auto bytes = static_cast<uint32_t>(walk.units * Its::kTileBytes);
+        barrier_expect(&full[t][warp], bytes);
+        copy_weights(place(f, t),
+                     list.of[i].weight.data + tile_at<Its>(index - list.first_block[i], cols) +
+                         static_cast<int64_t>(walk.first) * Its::kTileBytes,
+                     bytes, &full[t][warp]);
+      };
+      if (kTwo && in_other(i)) {
+        ask(G{});
+      } else {
+        ask(F{});
+      }
+    }
+  }
+  // Lanes of tokens that are not there read another's.
+  const auto* act =
+      known(reinterpret_cast<const uint4*>(list.of[0].act) + walk.first * Once<F>::kPieces * 64 +
+            (lane / 4 < tokens ? lane : lane % 4));
+  const int end_index = first + (warp < count ? warp : 0) * blocks;
+  const int product = product_of(list, end_index);
+  const End to(list, product, end_index - list.first_block[product], lane, tokens);
+  // All tiles share one short loop: code that runs once has to be fetched first.
+  TokenPair b;
+  b.act = act;
+  const auto add_tile = [&](auto f, int t) {
+    using Its = decltype(f);
+    float sum[1][4] = {};
+    int at = 0;
+#pragma unroll 1
+    for (int stage = 0; stage < walk.stages; ++stage) {
+      const int units = walk.count(stage), upto = at + units * Once<Its>::kPieces;
+      const int next = stage + 1 < walk.stages ? upto : 0;
+      add_stage<Its>(sum, b, place(f, t) + at / Once<Its>::kPieces * Its::kTileBytes, upto - at, at,
+                     next, lane);
+      at = next;
+    }
+    sums[t][warp][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);
+  };
+  int brought = 0;
+  if (warp > 0 && lane == 0) {
+    constexpr int kOthers = kWarps - 1;
+    brought = bring(list.next, first * kOthers + warp - 1, blocks * kOthers, tiles + row_bytes,
+                    &near[warp], ended);
+  }
+  __syncwarp();
+  wait();
+  if (threadIdx.x == 0) ended = 1;
+  b.load(0, 0);
+  b.load(1, 1);
+  float before[4];
+  if (warp < count && to.real >= 16) to.load(before);
+#pragma unroll 1
+  for (int t = 0; t < count; ++t) {
+    barrier_wait(&full[t][warp], 0);
+    if (kTwo && in_other(product_of(list, first + t * blocks))) {
+      add_tile(G{}, t);
+    } else {
+      add_tile(F{}, t);
+    }
+  }
+  if (brought > 0) barrier_wait(&near[warp], (brought - 1) % 2);
+  __syncthreads();
+  if (warp >= count) return;
+  float all[4];
+  add_leaves(all, sums[warp]);
+  to.put(all, before, kTwo && in_other(product) ? G::kUp : F::kUp);
+#endif
+}
+
+// Blocks: two a multiprocessor; as many as F has tiles if these are fewer, as what is in G are
+// second tiles.
+template <class F, class G, int... kLeafs>
+int launch_once(const Context& ctx, std::integer_sequence<int, kLeafs...>, ProductList list,
+                int64_t tokens, int tiles_of_first) {
+  const int tiles = list.first_block[list.count];
+  const int most = min(2 * ctx.multiprocessors, tiles_of_first);
+  const int64_t cols = list.of[0].weight.cols, row = tile_at<F>(1, cols);
+  const int64_t second = tiles > most ? max(row, tile_at<G>(1, cols)) : 0;
   if (second > 0) list.next = {};  // its place is the second tile's
-  const int bytes = Once<F>::kRowBytes + (list.next.parts > 0 ? kNextPart : second);
-  const auto kernel = once_kernel<F, G>;
-  if (const int error = raise_shared(kernel, bytes); error != 0) return error;
+  const int64_t bytes = row + (list.next.parts > 0 ? kNextPart : second);
+  auto kernel = any_once_kernel<F, G>;
+  const auto choose = [&](auto leaf) {
+    constexpr int kLeaf = decltype(leaf)::value;
+    if constexpr (Once<F, kLeaf>::kWhole) {
+      if (cols == kWarps * kLeaf * 64) kernel = once_kernel<F, G, kLeaf>;
+    }
+  };
+  (choose(std::integral_constant<int, kLeafs>{}), ...);
+  if (const int error = raise_shared(kernel, static_cast<size_t>(bytes)); error != 0) return error;
   return launch(ctx, kernel, dim3(static_cast<unsigned>(tiles < most ? tiles : most)), dim3(256),
                 static_cast<size_t>(bytes), list, tokens);
 }
@@ -190,17 +320,19 @@ int launch_once(const Context& ctx, ProductList list, int64_t tokens) {
 
 template <class F>
 int run_once(const Context& ctx, const ProductList& list, int64_t tokens) {
-  static_assert((Once<F>::kTiles == 2) == ((kTwoRows & bit(F::kCode)) != 0));
-  static_assert(kOnceCols == kOneShotCols);
-  return launch_once<F>(ctx, list, tokens);
+  static_assert(F::kTileBytes == tile_bytes(F::kCode) && F::kUnit == unit_of(F::kCode));
+  static_assert(kOneShotShared == kSharedOfSm && kOneShotNext == kNextPart);
+  return launch_once<F, F>(ctx, UsualLeaves{}, list, tokens, list.first_block[list.count]);
 }
 
 // Some of the blocks' second tiles are in Q6_K.
 template <class F>
 int run_once_pair(const Context& ctx, const ProductList& list, int64_t tokens) {
-  constexpr int kBytes = Once<F>::kRowBytes + Once<Q6_K>::kRowBytes + kBeside;
-  static_assert(2 * kBytes <= kSharedOfSm);
-  return launch_once<F, Q6_K>(ctx, list, tokens);
+  int tiles = 0;  // in F
+  for (int i = 0; i < list.count && list.of[i].weight.code == F::kCode; ++i) {
+    tiles = list.first_block[i + 1];
+  }
+  return launch_once<F, Q6_K>(ctx, UsualLeaves{}, list, tokens, tiles);
 }
 template int run_once_pair<Q4_K>(const Context&, const ProductList&, int64_t);
 template int run_once_pair<Q5_K>(const Context&, const ProductList&, int64_t);

@@ -1,19 +1,23 @@
-// Products of quantised weights with more than kQuantMiddle tokens on Hopper: two warpgroups, for
-// whose sums there are the registers (gemm_q_sm90_wgmma.cuh).
+// GEMM of quantised weights with more than kQuantMiddle tokens on Hopper: two warpgroups, for whose
+// sums there are the registers (gemm_q_sm90_wgmma.cuh).
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
 namespace freshet::cuda {
 namespace {
 
 constexpr int kTiles = 16;  // of 8 tokens
-template <class F, decode::Split split, int kParts = 1>
-using Shape = decode::Shape<F, kTiles, split, 2, kParts>;
+template <class F, decode::Split split, int kParts = 1, bool kAny = false>
+using Shape = decode::Shape<F, kTiles, split, 2, kParts, 1, kAny>;
 
 }  // namespace
 
+// Clusters of two blocks split K.
 template <class F>
 int run_decode_split(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return decode::launch_decode<Shape<F, decode::Split::kLeaves, 2>>(ctx, list, tokens);
+  constexpr decode::Split kLeaves = decode::Split::kLeaves;
+  return slices_are_even(F::kCode, list.of[0].weight.cols)
+             ? decode::launch_decode<Shape<F, kLeaves, 2>>(ctx, list, tokens)
+             : decode::launch_decode<Shape<F, kLeaves, 2, true>>(ctx, list, tokens);
 }
 
 template <class F>

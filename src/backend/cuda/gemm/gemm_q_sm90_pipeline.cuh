@@ -26,14 +26,18 @@ enum class Split { kRows, kGate, kLeaves };
 
 // NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
 // cut its share of K; kDeep: 2 if a warpgroup has twice 64 rows, which share what it issues for a
-// piece of tokens; of gate and up the same rows of both.
-template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1>
+// piece of tokens; of gate and up the same rows of both. kAny: the leaves of a block's parts may be
+// of two sizes.
+template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1,
+          bool kAny_ = false>
 struct Shape {
   using F = F_;
   static constexpr int NT = NT_, kGroups = kGroups_, kParts = kParts_, kDeep = kDeep_;
+  static constexpr bool kAny = kAny_;
   static constexpr bool kGate = split == Split::kGate;
   static constexpr bool kSplit = split == Split::kLeaves;
   static_assert(kSplit || kParts == 1);
+  static_assert(!kAny || kParts > 1);
   static_assert(kDeep == 1 || (kDeep == 2 && !kSplit && kGroups == 2));
   // A warpgroup has two tiles of gate's and two of up's.
   static constexpr bool kMixed = kGate && kGroups > 2;
@@ -44,7 +48,9 @@ struct Shape {
   static constexpr int kPieces = F::kUnit / 64;                              // of a unit
   static constexpr int kTileBytes = kChunkPieces / kPieces * F::kTileBytes;  // of a chunk
   static constexpr int kChunkBytes = kCopies * kTileBytes;
-  static constexpr int kOutBytes = kSplit ? 0 : kGroups * kOutTokens * kOutStride * 4;
+  // Floats of shared memory through which a warpgroup's sums pass on their way out.
+  static constexpr int kOutFloats = kMixed ? NT * 64 * 4 : kOutTokens * kOutStride;
+  static constexpr int kOutBytes = kSplit ? 0 : kGroups * kOutFloats * 4;
   static constexpr int kRoom = (223 << 10) - kOutBytes;
   // A stage of tokens: pieces of each part.
   static constexpr int kPieceBytes = NT * kTokenBytes;
@@ -57,11 +63,11 @@ struct Shape {
   static constexpr int kRings = kChunks * kChunkBytes + kTokens * kTokensBytes;
   static constexpr int kShared = kRings + kOutBytes;
   static constexpr int kLeaves = kMostLeaves / kPair / kParts;  // of a warpgroup, or less
-  // Two operands take turns where there are the registers.
-  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
   // Tokens of the next piece are waited for before it is decoded: few come in time, and to look
   // takes longer than they do.
   static constexpr bool kWaitsAhead = NT <= 4;
+  // Two operands take turns where there are the registers.
+  static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
   static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
   static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
   // Leaves' sums, and behind them those that go out, take the rings' place.
@@ -71,7 +77,12 @@ struct Shape {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
-// two. A warpgroup takes leaves [first, last), those of other parts of the block lie `apart`.
+// two. A block's first part takes leaves [first, last), and each other part the next as many, which
+// lie `apart` if all are of one size. Parts walk their leaves side by side, in as many chunks as
+// the longest takes.
+struct Chunk {
+  int piece, count;  // none: 0
+};
 template <class S>
 struct Leaves {
   int units, parts, shift, first, last, apart;
@@ -86,7 +97,7 @@ struct Leaves {
         apart(0) {
     if (!S::kSplit) return;
     last = parts / kPair / S::kParts;
-    apart = edge(last);  // leaves are of one size
+    apart = edge(last);
     first += static_cast<int>(blockIdx.z) * S::kParts * last;
     last += first;
   }
@@ -94,6 +105,21 @@ struct Leaves {
     return (units * leaf >> shift) * S::kPieces;
   }
   __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
+  // The leaf of a part that stands beside a leaf of the first one.
+  __device__ __forceinline__ int beside(int leaf, int part) const {
+    return leaf + part * (last - first);
+  }
+  // Chunks of a leaf of the first part, and of those beside it.
+  __device__ __forceinline__ int chunks(int leaf) const {
+    int most = 0;
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) most = max(most, count(beside(leaf, part)));
+    return (most + kChunkPieces - 1) / kChunkPieces;
+  }
+  __device__ __forceinline__ Chunk chunk(int leaf, int number, int part) const {
+    const int its = beside(leaf, part), piece = edge(its) + number * kChunkPieces;
+    return {piece, min(kChunkPieces, max(0, edge(its + 1) - piece))};
+  }
 };
 
 // A ring of stages: which is next, and the parity of its round.
@@ -127,12 +153,14 @@ struct Rings {
 template <class S>
 __device__ __forceinline__ void give_registers() {
   if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-  if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+  if constexpr (S::kGroups >= 3) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
 }
 template <class S>
 __device__ __forceinline__ void take_registers() {
   if constexpr (S::kGroups == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  if constexpr (S::kGroups == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
   if constexpr (S::kGroups == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+  if constexpr (S::kGroups == 5) asm volatile("setmaxnreg.inc.sync.aligned.u32 88;");
 }
 
 // The tile of a block: without divisions, which take a third of a microsecond, where there is one
@@ -206,6 +234,89 @@ __device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kC
   });
 }
 
+// The same of parts whose leaves may be of two sizes: body(leaf, number) for each chunk of a leaf
+// of the first part.
+template <class S, class Body>
+__device__ __forceinline__ void each_chunk_of_parts(const Leaves<S>& leaves, const Body& body) {
+  for (int leaf = leaves.first; leaf < leaves.last; ++leaf) {
+    const int chunks = leaves.chunks(leaf);
+    for (int number = 0; number < chunks; ++number) body(leaf, number);
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void copy_parts_rows(const Rings<S>& rings, Turn<S::kChunks>& turn,
+                                                const Leaves<S>& leaves, int thread,
+                                                const uint8_t* panel, int64_t step, int below) {
+  using F = typename S::F;
+  constexpr int kMyParts = S::kParts / kRowThreads, kTiles = S::kRowTiles;
+  static_assert(kPanelTiles<F> == 1 && kMyParts > 0);
+  each_chunk_of_parts(leaves, [&](int leaf, int number) {
+    uint64_t* full = &rings.barriers->chunk_full[turn.stage];
+    // The first round finds all stages empty.
+    barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
+    uint32_t pieces = 0;
+#pragma unroll
+    for (int n = 0; n < kMyParts; ++n) {
+      pieces += leaves.chunk(leaf, number, thread * kMyParts + n).count;
+    }
+    barrier_expect(full, pieces / S::kPieces * kTiles * F::kTileBytes);
+    uint8_t* to = rings.chunk(turn.stage) + thread * kMyParts * kTiles * S::kTileBytes;
+#pragma unroll 1
+    for (int n = 0; n < kMyParts; ++n) {
+      const Chunk chunk = leaves.chunk(leaf, number, thread * kMyParts + n);
+      const auto bytes = static_cast<uint32_t>(chunk.count / S::kPieces * F::kTileBytes);
+      const uint8_t* row = panel + chunk.piece / S::kPieces * F::kTileBytes;
+#pragma unroll 1
+      for (int t = 0; t < kTiles; ++t) {
+        if (bytes > 0) bulk_copy(to, row, bytes, full);
+        if (t < below) row += step;
+        to += S::kTileBytes;
+      }
+    }
+    turn.next();
+  });
+}
+
+template <class S>
+__device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Turn<S::kTokens>& turn,
+                                                  const Leaves<S>& leaves, int thread,
+                                                  const uint8_t* act, int64_t token_step,
+                                                  uint32_t bytes) {
+  each_chunk_of_parts(leaves, [&](int leaf, int number) {
+    uint32_t from[S::kParts], counts = 0;  // in steps of tokens; four bits each
+#pragma unroll
+    for (int part = 0; part < S::kParts; ++part) {
+      const Chunk chunk = leaves.chunk(leaf, number, part);
+      from[part] = static_cast<uint32_t>(chunk.piece);
+      counts |= static_cast<uint32_t>(chunk.count) << part * 4;
+    }
+#pragma unroll 1
+    for (uint32_t n = 0; n < kChunkPieces; ++n) {
+      const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
+      if (n % kTokenThreads == thread) {
+        uint64_t* full = &rings.barriers->tokens_full[at];
+        barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+        uint32_t there = 0;
+#pragma unroll
+        for (int part = 0; part < S::kParts; ++part) there += n < (counts >> part * 4 & 15) ? 1 : 0;
+        if (there > 0) {
+          barrier_expect(full, there * bytes);
+#pragma unroll
+          for (int part = 0; part < S::kParts; ++part) {
+            if (n >= (counts >> part * 4 & 15)) continue;
+            bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
+                      act + (from[part] + n) * token_step, bytes, full);
+          }
+        } else {
+          barrier_arrive(full);
+        }
+      }
+      if ((n + 1) % S::kStagePieces == 0) turn.next();
+    }
+  });
+}
+
 // Weights are asked for before the kernel in front of this one has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
@@ -217,7 +328,12 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
     const WeightView& w = list.of[tile.product].weight;
     const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
     const int below = static_cast<int>((w.rows + 15) / 16 - 1 - tile.unit);
-    copy_tile_rows<S>(rings, turn, leaves, thread, w.data + tile.unit * step, up, step, below);
+    const uint8_t* panel = w.data + tile.unit * step;
+    if constexpr (S::kAny) {
+      copy_parts_rows<S>(rings, turn, leaves, thread, panel, step, below);
+    } else {
+      copy_tile_rows<S>(rings, turn, leaves, thread, panel, up, step, below);
+    }
   });
 }
 
@@ -262,9 +378,12 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
     const auto bytes =
         static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
     wait();  // where everything is found
-    copy_tile_tokens<S>(rings, turn, leaves, thread,
-                        list.of[tile.product].act + tile.token_tile * kTokenBytes, token_step,
-                        bytes);
+    const uint8_t* act = list.of[tile.product].act + tile.token_tile * kTokenBytes;
+    if constexpr (S::kAny) {
+      copy_parts_tokens<S>(rings, turn, leaves, thread, act, token_step, bytes);
+    } else {
+      copy_tile_tokens<S>(rings, turn, leaves, thread, act, token_step, bytes);
+    }
   });
 }
 
@@ -355,11 +474,19 @@ struct Way {
                                  piece % S::kPieces, static_cast<int>(threadIdx.x % 32), raw);
   }
   // Loads what comes after a piece: the next one of the chunk, or the first of the next chunk.
-  __device__ __forceinline__ void load_next(int piece, int count, bool more) {
+  // `others`: chunks in between that are other parts' alone.
+  __device__ __forceinline__ void load_next(int piece, int count, bool more, int others) {
     if (piece + 1 < count) return load(piece + 1);
     __syncwarp();
     leave(barriers + kChunkEmpty + chunk.stage * 8);
     chunk.next();
+    if constexpr (S::kAny) {
+      for (; others > 0; --others) {
+        wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
+        leave(barriers + kChunkEmpty + chunk.stage * 8);
+        chunk.next();
+      }
+    }
     if (more) enter();
   }
   // Not before this place.
@@ -403,6 +530,14 @@ struct Way {
     tokens.next();
     find_stage();
   }
+  // Tokens of a chunk that this warp has no weights for.
+  __device__ __forceinline__ void skip_chunk() {
+    for (int piece = 0; piece < kChunkPieces; ++piece) {
+      wait_for(piece);
+      leave_piece(of_piece(piece));
+      next_piece(piece);
+    }
+  }
 };
 
 // A warpgroup's sums, and those of 64 rows.
@@ -417,7 +552,7 @@ __device__ __forceinline__ float (&sums_of(Sums<S>& sums, int deep))[S::NT][4] {
 // operand, as what comes after it will. `before`: what is left when the first has begun.
 template <class S>
 __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& before, bool first,
-                                          bool more) {
+                                          bool more, int others) {
   constexpr int kOperands = S::kOperands, kDeep = S::kDeep;
 #pragma unroll
   for (int step = 0; step < kChunkPieces * kDeep; ++step) {
@@ -425,7 +560,7 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& b
     const bool ends = deep + 1 == kDeep;
     const uint32_t full = way.of_piece(piece);
     if (ends) {
-      way.load_next(piece, kChunkPieces, more);
+      way.load_next(piece, kChunkPieces, more, others);
     } else {
       way.load(piece, deep + 1);
     }
@@ -444,14 +579,16 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& b
   }
 }
 
-// sum = the next `count` pieces.
+// sum = the next `count` pieces, beside which other parts have so many chunks more.
 template <class S>
-__device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last) {
+__device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last,
+                                         int others = 0) {
   uint32_t before = 0;
   int n = 0;
   if (S::kWaitsAhead) way.wait_for(0);
   for (; n + kChunkPieces <= count; n += kChunkPieces) {
-    sum_chunk(way, sum, before, n == 0, n + kChunkPieces < count || !last);
+    const bool more = n + kChunkPieces < count;
+    sum_chunk(way, sum, before, n == 0, more || !last, more ? 0 : others);
   }
   wgmma_wait<0>();
   if (n > 0 && S::kOperands > 1) way.leave_piece(before);
@@ -466,13 +603,16 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, b
         wgmma_wait<0>();
         way.decode(way.a[0], piece);
       }
-      way.load_next(piece, left, !last);
+      way.load_next(piece, left, !last, others);
       way.multiply(sums_of<S>(sum, S::kDeep - 1), way.a[0], piece, n > 0 || piece > 0);
     }
     wgmma_wait<0>();
     way.leave_piece(full);
     way.next_piece(piece);
     if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
+  }
+  if constexpr (S::kAny) {
+    for (; others > 0; --others) way.skip_chunk();
   }
   written(sum);
 }

@@ -1,5 +1,5 @@
-// Products in Q4_K or Q5_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and
-// values of models that keep some layers' values in more bits. The bits are those of each alone.
+// GEMMs in Q4_K or Q5_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and values
+// of models that keep some layers' values in more bits. The bits are those of each alone.
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
 namespace freshet::cuda {
@@ -8,22 +8,32 @@ namespace {
 using decode::launch_decode;
 using decode::Split;
 
-template <class F, int NT, int kParts>
-using BySlices = decode::Shape<F, NT, Split::kLeaves, 4, kParts>;
+template <class F, int NT, int kParts, bool kAny = true>
+using BySlices = decode::Shape<F, NT, Split::kLeaves, 4, kParts, 1, kAny>;
 template <class F>
 using ByRows = decode::Shape<F, 8, Split::kRows, 2>;
 
+template <class F, int NT>
+int run_slices(const Context& ctx, const ProductList& list, int64_t tokens) {
+  if (!pair_fits_one_wave(ctx, problem_of(list, tokens), 64)) {
+    return launch_decode<BySlices<F, NT, 2>, BySlices<Q6_K, NT, 2>>(ctx, list, tokens);
+  }
+  if (slices_are_even(F::kCode, list.of[0].weight.cols)) {
+    return launch_decode<BySlices<F, NT, 2, false>, BySlices<Q6_K, NT, 4, false>>(ctx, list,
+                                                                                  tokens);
+  }
+  return launch_decode<BySlices<F, NT, 2>, BySlices<Q6_K, NT, 4>>(ctx, list, tokens);
+}
+
 template <class F>
 int run_middle_pair(const Context& ctx, const ProductList& list, int64_t tokens) {
-  if (tokens <= 32) {
-    return launch_decode<BySlices<F, 4, 2>, BySlices<Q6_K, 4, 4>>(ctx, list, tokens);
-  }
-  return launch_decode<BySlices<F, 8, 2>, BySlices<Q6_K, 8, 4>>(ctx, list, tokens);
+  return tokens <= 32 ? run_slices<F, 4>(ctx, list, tokens) : run_slices<F, 8>(ctx, list, tokens);
 }
 
 }  // namespace
 
-// Pairs of blocks have a tile each: of 128 rows, and of 64 in Q6_K, which takes longer to decode.
+// Clusters of two blocks take a tile each: 128 rows, and of Q6_K, which takes longer to decode, 64
+// if there are enough SMs.
 int run_pair_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
   return list.of[0].weight.code == Code::kQ4_K ? run_middle_pair<Q4_K>(ctx, list, tokens)
                                                : run_middle_pair<Q5_K>(ctx, list, tokens);

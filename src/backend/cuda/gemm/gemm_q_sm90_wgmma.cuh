@@ -173,9 +173,8 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
                          tile.token_tile);
       return;
     } else if constexpr (S::kMixed) {
-      finish_mixed<NT, F>(act, list.of[warp % 4 / 2], total,
-                          room + warp / 4 * kOutTokens * kOutStride, tile.unit + warp / 4 * 2,
-                          tile.token_tile);
+      finish_mixed<NT, F>(act, list.of[warp % 4 / 2], total, room + warp / 4 * S::kOutFloats,
+                          tile.unit + warp / 4 * 2, tile.token_tile);
       return;
     } else if constexpr (S::kGate) {
       finish_gated<NT, S::kRound, F>(act, list.of[warp / 4], total, reinterpret_cast<float4*>(room),
@@ -189,7 +188,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
       const int64_t unit = tile.unit + deep * S::kGroups * 4;
       if (w.rows % 4 == 0 && whole_rows(w.out, w.out_stride)) {
         finish_rows<NT>(w, rows, unit + warp / 4 * 4, tile.token_tile,
-                        room + warp / 4 * kOutTokens * kOutStride);
+                        room + warp / 4 * S::kOutFloats);
       } else {
         finish<NT>(w, rows, unit + warp, tile.token_tile, lane);
       }
@@ -203,6 +202,7 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
                                            float4* shared) {
   constexpr int NT = S::NT;
   const int thread = static_cast<int>(threadIdx.x);
+  const int part = S::kAny ? warp_index() / (S::kConsumers / 32 / S::kParts) : 0;
   const Leaves<S> leaves(list);
   Way<S> way(rings);
   float sum[S::kLeaves][NT][4];
@@ -211,7 +211,14 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
 #pragma unroll
   for (int l = 0; l < S::kLeaves; ++l) {
     const int leaf = leaves.first + l;
-    if (leaf < leaves.last) sum_leaf<S>(way, sum[l], leaves.count(leaf), leaf + 1 == leaves.last);
+    if (leaf >= leaves.last) break;
+    if constexpr (!S::kAny) {
+      sum_leaf<S>(way, sum[l], leaves.count(leaf), leaf + 1 == leaves.last);
+      continue;
+    }
+    const int count = leaves.count(leaves.beside(leaf, part));
+    const int chunks = (count + kChunkPieces - 1) / kChunkPieces;
+    sum_leaf<S>(way, sum[l], count, leaf + 1 == leaves.last, leaves.chunks(leaf) - chunks);
   }
   asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");  // nobody reads stages any more
 #pragma unroll
@@ -404,17 +411,6 @@ int launch_decode(const Context& ctx, const ProductList& given, int64_t tokens,
   const dim3 grid(static_cast<unsigned>(blocks), 1, cluster.z);
   return launch_cluster(ctx, kernel, grid, dim3(S::kThreads), kShared, cluster, list, tokens, tiles,
                         act);
-}
-
-// Tiles of so many rows.
-template <int NT>
-int64_t tiles_of(const ProductList& list, int64_t tokens, int64_t rows) {
-  return int64_t{with_blocks(list, rows).first_block[list.count]} * ceil_div(tokens, NT * 8);
-}
-// Pairs of blocks that would share 64 rows each fill a wave or two.
-template <int NT>
-bool pairs_fit(const Context& ctx, const ProductList& list, int64_t tokens) {
-  return tiles_of<NT>(list, tokens, 64) * kPair <= 2 * ctx.multiprocessors;
 }
 
 }  // namespace freshet::cuda::decode

@@ -16,11 +16,6 @@ int64_t ceil_div(int64_t a, int64_t b) {
 int64_t first_cols(const GemmProblem& p) {
   return p.of[0].cols;
 }
-// Slices of one size, so that a cluster's blocks can share them.
-bool even_slices(const GemmProblem& p) {
-  const int64_t cols = first_cols(p);
-  return cols % (leaves(cols) * unit_of(p.of[0].code)) == 0;
-}
 
 bool always(const DeviceLimits&, const GemmProblem&) {
   return true;
@@ -35,24 +30,34 @@ bool eight_slices(const DeviceLimits&, const GemmProblem& p) {
 // ---- Block formats, up to 8 tokens
 
 bool one_shot(const GemmProblem& p) {
+  constexpr int64_t kMostCols = 8192;
+  const int64_t cols = first_cols(p);
   for (int i = 0; i < p.count; ++i) {
-    if (p.of[i].cols != kOneShotCols || p.of[i].rows % 16 != 0) return false;
+    if (p.of[i].cols != cols || p.of[i].rows % 16 != 0) return false;
   }
-  return p.same_tokens;
+  return p.same_tokens && leaves(cols) == kSlices && cols <= kMostCols;
+}
+// Bytes of 16 rows.
+int64_t one_shot_bytes(Code code, int64_t cols) {
+  return ceil_div(cols, unit_of(code)) * tile_bytes(code);
+}
+// Whether two blocks of a multiprocessor have room for so many bytes each, and another so many.
+bool one_shot_room(int64_t first, int64_t second) {
+  return 2 * (first + second + kOneShotBeside) <= kOneShotShared;
 }
 bool takes_small_n(const DeviceLimits& limits, const GemmProblem& p) {
-  const int tiles = (kTwoRows & bit(p.of[0].code)) != 0 ? 2 : 1;
-  return one_shot(p) && blocks_of(p, 16) <= tiles * 2 * limits.multiprocessors;
+  const int64_t tile = one_shot_bytes(p.of[0].code, first_cols(p)), tiles = blocks_of(p, 16);
+  return one_shot(p) && tiles <= 4 * limits.multiprocessors &&
+         one_shot_room(tile, tiles > 2 * limits.multiprocessors ? tile : kOneShotNext);
 }
 bool takes_long_k(const DeviceLimits& limits, const GemmProblem& p) {
-  constexpr int64_t kStepCols = 2048;
   const GemmWeight& w = p.of[0];
   return p.count == 1 && w.rows % 16 == 0 && w.rows <= 32 * limits.multiprocessors &&
-         w.cols % kStepCols == 0 && w.cols >= 2 * kStepCols;
+         w.cols >= 4096;
 }
 bool takes_large_n(const DeviceLimits& limits, const GemmProblem& p) {
   const GemmWeight& w = p.of[0];
-  return p.count == 1 && w.cols == kOneShotCols && w.rows % 32 == 0 &&
+  return p.count == 1 && eight_slices(limits, p) && w.rows % 32 == 0 &&
          w.rows >= 4 * 16 * limits.multiprocessors;
 }
 
@@ -69,17 +74,15 @@ bool takes_m9_16_large_n(const DeviceLimits& limits, const GemmProblem& p) {
 
 // ---- Block formats, more tokens
 
-bool one_wave(const DeviceLimits& limits, const GemmProblem& p, int64_t rows) {
-  return blocks_of(p, rows) * kPair <= limits.multiprocessors;
+// Clusters of two blocks share K, each cluster with so many rows.
+int64_t split_blocks(const GemmProblem& p, int64_t rows) {
+  return blocks_of(p, rows) * kPair;
 }
 bool takes_splitk8(const DeviceLimits& limits, const GemmProblem& p) {
-  return even_slices(p) && eight_slices(limits, p) && one_wave(limits, p, 64);
+  return eight_slices(limits, p) && split_blocks(p, 64) <= limits.multiprocessors;
 }
 bool takes_splitk4(const DeviceLimits& limits, const GemmProblem& p) {
-  return even_slices(p) && leaves(first_cols(p)) >= 4 && one_wave(limits, p, 128);
-}
-bool takes_splitk2(const DeviceLimits& limits, const GemmProblem& p) {
-  return eight_slices(limits, p) && blocks_of(p, 64) * kPair <= 2 * limits.multiprocessors;
+  return leaves(first_cols(p)) >= 4 && split_blocks(p, 128) <= 2 * limits.multiprocessors;
 }
 bool takes_m17_64_large_n(const DeviceLimits& limits, const GemmProblem& p) {
   return blocks_of(p, 256) > limits.multiprocessors;
@@ -90,8 +93,8 @@ bool takes_half_tokens(const DeviceLimits& limits, const GemmProblem& p) {
   return 2 * blocks_of(p, 128) * ceil_div(p.tokens, 128) <= limits.multiprocessors;
 }
 bool takes_m65_splitk4(const DeviceLimits& limits, const GemmProblem& p) {
-  if (leaves(first_cols(p)) < 4 || !even_slices(p)) return false;
-  const int64_t pairs = blocks_of(p, 64) * ceil_div(p.tokens, 128) * kPair;
+  if (leaves(first_cols(p)) < 4) return false;
+  const int64_t pairs = split_blocks(p, 64) * ceil_div(p.tokens, 128);
   return pairs <= limits.multiprocessors ||
          (pairs <= 2 * limits.multiprocessors && !takes_half_tokens(limits, p));
 }
@@ -107,19 +110,17 @@ int second_format(const GemmProblem& p) {
 bool pair_takes_m1_8(const DeviceLimits& limits, const GemmProblem& p) {
   GemmProblem first = p;
   first.count = second_format(p);
-  return first.count > 0 && one_shot(p) && blocks_of(first, 16) >= 2 * limits.multiprocessors &&
-         blocks_of(p, 16) <= 4 * limits.multiprocessors;
+  if (first.count == 0 || !one_shot(p)) return false;
+  const int64_t cols = first_cols(p), most = 2 * limits.multiprocessors;
+  const int64_t tiles = blocks_of(first, 16), blocks = tiles < most ? tiles : most;
+  return one_shot_room(one_shot_bytes(p.of[0].code, cols), one_shot_bytes(Code::kQ6_K, cols)) &&
+         blocks_of(p, 16) <= 2 * blocks;
 }
 bool pair_takes_m9_16(const DeviceLimits& limits, const GemmProblem& p) {
   return second_format(p) > 0 && eight_slices(limits, p) && !fills_warps(limits, p);
 }
 bool pair_takes_m17_64(const DeviceLimits& limits, const GemmProblem& p) {
-  if (second_format(p) == 0 || !eight_slices(limits, p)) return false;
-  int64_t tiles = 0;  // Q6_K takes longer to decode
-  for (int i = 0; i < p.count; ++i) {
-    tiles += ceil_div(p.of[i].rows, p.of[i].code == Code::kQ6_K ? 64 : 128);
-  }
-  return even_slices(p) && tiles * kPair <= limits.multiprocessors;
+  return second_format(p) > 0 && eight_slices(limits, p) && pair_fits_one_wave(limits, p, 128);
 }
 bool pair_takes_m65(const DeviceLimits& limits, const GemmProblem& p) {
   return second_format(p) > 0 &&
@@ -200,8 +201,32 @@ bool swiglu_fills(const DeviceLimits& limits, const GemmProblem& p, int64_t toke
 bool swiglu_m17_64(const DeviceLimits& limits, const GemmProblem& p) {
   return swiglu_fills(limits, p, 64);
 }
+// The number of rows of a tile, in order of preference, that gives the busiest multiprocessor the
+// fewest rows. 96 and 160 rows are three and five warpgroups.
+int64_t swiglu_tile_rows(const DeviceLimits& limits, const GemmProblem& p) {
+  int64_t best = 0, least = INT64_MAX;
+  for (const int64_t rows : {128, 64, 96, 160}) {
+    if (p.tokens > 32 && rows % 64 != 0) continue;  // no registers for the sums of more tokens
+    const int64_t waves = ceil_div(blocks_of(only_gate(p, 1), rows), limits.multiprocessors);
+    if (waves * rows < least) {
+      best = rows;
+      least = waves * rows;
+    }
+  }
+  return best;
+}
+template <int64_t kRows>
+bool swiglu_m17_64_rows(const DeviceLimits& limits, const GemmProblem& p) {
+  return swiglu_m17_64(limits, p) && swiglu_tile_rows(limits, p) == kRows;
+}
 bool swiglu_m17_64_large_n(const DeviceLimits& limits, const GemmProblem& p) {
-  return swiglu_m17_64(limits, p) && 2 * blocks_of(only_gate(p, 1), 128) > limits.multiprocessors;
+  return swiglu_m17_64_rows<128>(limits, p);
+}
+bool swiglu_m17_32_rows160(const DeviceLimits& limits, const GemmProblem& p) {
+  return swiglu_m17_64_rows<160>(limits, p);
+}
+bool swiglu_m17_32_rows96(const DeviceLimits& limits, const GemmProblem& p) {
+  return swiglu_m17_64_rows<96>(limits, p);
 }
 bool swiglu_m65(const DeviceLimits& limits, const GemmProblem& p) {
   return swiglu_fills(limits, p, 128);
@@ -227,7 +252,7 @@ bool swiglu_fp8(const DeviceLimits& limits, const GemmProblem& p) {
 
 const GemmRow kGemmRows[kGemmKernels] = {
     {"q_pair_sm90_m1_8", 90, kPairFormats, 1, 8,
-     "Q6_K behind the others, K = 4,096, two waves of tiles", pair_takes_m1_8},
+     "Q6_K behind the others, K from 2,048 to 8,192, two waves of tiles", pair_takes_m1_8},
     {"q_pair_sm90_m9_16", 90, kPairFormats, 9, 16, "Q6_K behind the others, few rows",
      pair_takes_m9_16},
     {"q_pair_sm90_m17_64", 90, kPairFormats, 17, 64, "Q6_K behind the others, few rows",
@@ -235,25 +260,24 @@ const GemmRow kGemmRows[kGemmKernels] = {
     {"q_pair_sm90_m65", 90, kPairFormats, 65, kAnyTokens, "Q6_K behind the others, few rows",
      pair_takes_m65},
 
-    {"q_sm90_m1_8_small_n", 90, kBlockFormats, 1, 8, "K = 4,096, few rows", takes_small_n},
-    {"q_sm90_m1_8_long_k", 90, kBlockFormats, 1, 8, "one weight, K of whole 2,048s, few rows",
+    {"q_sm90_m1_8_small_n", 90, kBlockFormats, 1, 8, "K from 2,048 to 8,192, few rows",
+     takes_small_n},
+    {"q_sm90_m1_8_long_k", 90, kBlockFormats, 1, 8, "one weight, K of 4,096 or more, few rows",
      takes_long_k},
-    {"q_sm90_m1_8_large_n", 90, kManyWarps, 1, 8, "one weight, K = 4,096, many rows",
+    {"q_sm90_m1_8_large_n", 90, kManyWarps, 1, 8, "one weight, K of 2,048 or more, many rows",
      takes_large_n},
     {"q_sm90_m1_8", 90, kBlockFormats, 1, 8, "", always},
     {"q_sm90_m9_16_large_n", 90, kBlockFormats, 9, 16, "K of 2,048 or more, many rows",
      takes_m9_16_large_n},
     {"q_sm90_m9_16", 90, kBlockFormats, 9, 16, "K of 2,048 or more", eight_slices},
-    {"q_sm90_m17_64_splitk8", 90, kBlockFormats, 17, 64, "even K of 2,048 or more, fewest rows",
+    {"q_sm90_m17_64_splitk8", 90, kBlockFormats, 17, 64, "K of 2,048 or more, fewest rows",
      takes_splitk8},
-    {"q_sm90_m17_64_splitk4", 90, kBlockFormats, 17, 64, "even K of 1,024 or more, few rows",
+    {"q_sm90_m17_64_splitk4", 90, kBlockFormats, 17, 64, "K of 1,024 or more, few rows",
      takes_splitk4},
-    {"q_sm90_m17_64_splitk2", 90, kBlockFormats, 17, 64, "K of 2,048 or more, up to two waves",
-     takes_splitk2},
     {"q_sm90_m17_64_large_n", 90, kDeepGroups, 17, 64, "many rows", takes_m17_64_large_n},
     {"q_sm90_m17_64", 90, kBlockFormats, 17, 64, "", always},
     {"q_sm90_m65_splitk4", 90, kBlockFormats, 65, kAnyTokens,
-     "even K of 1,024 or more, few rows and tokens", takes_m65_splitk4},
+     "K of 1,024 or more, few rows and tokens", takes_m65_splitk4},
     {"q_sm90_m65_half_tokens", 90, kBlockFormats, 65, kAnyTokens, "few rows and tokens",
      takes_half_tokens},
     {"q_sm90_m65", 90, kBlockFormats, 65, kAnyTokens, "", always},
@@ -290,12 +314,17 @@ const GemmRow kGemmRows[kGemmKernels] = {
 };
 
 const GemmRow kSwigluRows[kSwigluKernels] = {
-    {"swiglu_q_sm90_m1_8_large_n", 90, kManyWarps, 1, 8, "K = 4,096, many rows",
+    {"swiglu_q_sm90_m1_8_large_n", 90, kManyWarps, 1, 8, "K of 2,048 or more, many rows",
      swiglu_m1_8_large_n},
     {"swiglu_q_sm90_m1_8", 90, kTwoTiles, 1, 8, "whole 64 rows", swiglu_m1_8},
     {"swiglu_q_sm90_m9_16", 90, kBlockFormats, 9, 16, "K of 2,048 or more, many rows",
      swiglu_m9_16},
-    {"swiglu_q_sm90_m17_64_large_n", 90, kBlockFormats, 17, 64, "most rows", swiglu_m17_64_large_n},
+    {"swiglu_q_sm90_m17_64_large_n", 90, kBlockFormats, 17, 64,
+     "many rows, which tiles of 128 balance best", swiglu_m17_64_large_n},
+    {"swiglu_q_sm90_m17_32_rows160", 90, kBlockFormats, 17, 32,
+     "many rows, which tiles of 160 balance best", swiglu_m17_32_rows160},
+    {"swiglu_q_sm90_m17_32_rows96", 90, kBlockFormats, 17, 32,
+     "many rows, which tiles of 96 balance best", swiglu_m17_32_rows96},
     {"swiglu_q_sm90_m17_64", 90, kBlockFormats, 17, 64, "many rows", swiglu_m17_64},
     {"swiglu_q_sm90_m65", 90, kBlockFormats, 65, kAnyTokens, "many rows or tokens", swiglu_m65},
 
@@ -336,16 +365,16 @@ int even_share(const DeviceLimits& limits, const GemmProblem& p) {
   return share;
 }
 
-int unit_of(Code code) {
-  constexpr uint64_t kUnits256 = bit(Code::kQ4_K) | bit(Code::kQ6_K) | bit(Code::kQ5_K) |
-                                 bit(Code::kQ3_K) | bit(Code::kIQ4_XS) | bit(Code::kQ2_K);
-  if (code >= Code::kCount || (kBlockFormats & bit(code)) == 0) return 0;
-  if (code == Code::kInt4G128) return 128;
-  return (kUnits256 & bit(code)) != 0 ? 256 : 64;
+bool pair_fits_one_wave(const DeviceLimits& limits, const GemmProblem& p, int64_t rows_of_q6_k) {
+  int64_t tiles = 0;
+  for (int i = 0; i < p.count; ++i) {
+    tiles += ceil_div(p.of[i].rows, p.of[i].code == Code::kQ6_K ? rows_of_q6_k : 128);
+  }
+  return tiles * kPair <= limits.multiprocessors;
 }
 
 bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols) {
-  return cols == kOneShotCols && rows % 16 == 0 && rows >= 2 * 16 * limits.multiprocessors;
+  return leaves(cols) == kSlices && rows % 16 == 0 && rows >= 2 * 16 * limits.multiprocessors;
 }
 
 bool fp8_claims(const DeviceLimits& limits, const GemmProblem& p) {

@@ -48,7 +48,6 @@ enum GemmKernel : int {
   kGemmQM9_16,
   kGemmQM17_64SplitK8,
   kGemmQM17_64SplitK4,
-  kGemmQM17_64SplitK2,
   kGemmQM17_64LargeN,
   kGemmQM17_64,
   kGemmQM65SplitK4,
@@ -82,6 +81,8 @@ enum SwigluKernel : int {
   kSwigluQM1_8,
   kSwigluQM9_16,
   kSwigluQM17_64LargeN,
+  kSwigluQM17_32Rows160,
+  kSwigluQM17_32Rows96,
   kSwigluQM17_64,
   kSwigluQM65,
   kSwigluBf16M1_16,
@@ -125,7 +126,6 @@ int64_t blocks_of(const GemmProblem& p, int64_t rows);
 int even_share(const DeviceLimits& limits, const GemmProblem& p);
 
 // Block formats on Hopper, as their kernels are laid out.
-int unit_of(Code code);  // columns of a tile of 16 rows; 0: not a block format
 constexpr uint64_t bit(Code code) {
   return uint64_t{1} << static_cast<int>(code);
 }
@@ -134,10 +134,54 @@ inline constexpr uint64_t kBlockFormats =
     bit(Code::kQ4_1) | bit(Code::kQ5_0) | bit(Code::kQ5_1) | bit(Code::kIQ4_NL) |
     bit(Code::kIQ4_XS) | bit(Code::kQ2_K) | bit(Code::kQ3_K) | bit(Code::kQ5_K) |
     bit(Code::kInt4G128) | bit(Code::kInt4G32);
+// Columns of a tile of 16 rows; 0: not a block format.
+constexpr int unit_of(Code code) {
+  constexpr uint64_t kUnits256 = bit(Code::kQ4_K) | bit(Code::kQ6_K) | bit(Code::kQ5_K) |
+                                 bit(Code::kQ3_K) | bit(Code::kIQ4_XS) | bit(Code::kQ2_K);
+  if (code >= Code::kCount || (kBlockFormats & bit(code)) == 0) return 0;
+  if (code == Code::kInt4G128) return 128;
+  return (kUnits256 & bit(code)) != 0 ? 256 : 64;
+}
+// The bytes of such a tile; 0: not a block format.
+constexpr int tile_bytes(Code code) {
+  switch (code) {
+    case Code::kMXFP4:
+      return 544;
+    case Code::kQ4_0:
+    case Code::kIQ4_NL:
+      return 576;
+    case Code::kQ4_1:
+    case Code::kInt4G32:
+      return 640;
+    case Code::kQ5_0:
+      return 704;
+    case Code::kQ5_1:
+      return 768;
+    case Code::kQ8_0:
+    case Code::kInt4G128:
+      return 1088;
+    case Code::kQ2_K:
+      return 1344;
+    case Code::kQ3_K:
+      return 2048;
+    case Code::kIQ4_XS:
+      return 2304;
+    case Code::kQ4_K:
+      return 2560;
+    case Code::kQ5_K:
+      return 3072;
+    case Code::kQ6_K:
+      return 3584;
+    default:
+      return 0;
+  }
+}
+// Whether the slices of K are of one size; a block whose warps share K has simpler code for these.
+inline bool slices_are_even(Code code, int64_t cols) {
+  return cols % (leaves(cols) * unit_of(code)) == 0;
+}
 // gemm_q_sm90_m1_8.cu: two blocks that share a multiprocessor have room for two tiles each.
 inline constexpr uint64_t kTwoTiles = kBlockFormats & ~(bit(Code::kQ6_K) | bit(Code::kQ5_K));
-// gemm_q_sm90_m1_8_small_n.cu: the same for two tiles with all of K.
-inline constexpr uint64_t kTwoRows = kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K));
 // swiglu_q_sm90_m1_8.cu: pipelines find room and lanes need few registers.
 inline constexpr uint64_t kManyWarps =
     kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K) | bit(Code::kQ2_K));
@@ -145,7 +189,14 @@ inline constexpr uint64_t kManyWarps =
 inline constexpr uint64_t kDeepGroups =
     bit(Code::kQ4_0) | bit(Code::kQ4_K) | bit(Code::kQ8_0) | bit(Code::kQ4_1);
 
-inline constexpr int64_t kOneShotCols = 4096;  // K of the kernels that request all weights at once
+// gemm_q_sm90_m1_8_small_n.cu, whose blocks request all of their weights at once: bytes of shared
+// memory of a multiprocessor, what a block needs beside weights (sums, barriers, its own), and what
+// it prefetches of the next GEMM at a time.
+inline constexpr int kOneShotShared = 227 << 10, kOneShotBeside = 9 * 1024 + 512;
+inline constexpr int kOneShotNext = 1024;
+// gemm_q_sm90_two_formats.cu: clusters of two blocks, which take a tile each, fill at most a wave.
+bool pair_fits_one_wave(const DeviceLimits& limits, const GemmProblem& p, int64_t rows_of_q6_k);
+// prefetch_next_gemm.cu asks, too.
 bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols);
 
 // gemm_fp8_sm90_m1_64.cu: blocks claim panels, where there are many that keep K whole.

@@ -86,8 +86,8 @@ __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, float (&total)
   if (e.gate_up_bias != nullptr) p.bias = e.gate_up_bias + (int64_t{expert} * 2 + up) * e.ff;
   const int64_t token_tile = int64_t{slot} * NT;
   if constexpr (S::kMixed) {
-    finish_mixed<NT, F>(e.act, p, total, room + warp / 4 * kOutTokens * kOutStride,
-                        unit + warp / 4 * 2, token_tile, glu);
+    finish_mixed<NT, F>(e.act, p, total, room + warp / 4 * S::kOutFloats, unit + warp / 4 * 2,
+                        token_tile, glu);
   } else {
     finish_gated<NT, S::kRound, F>(e.act, p, total, reinterpret_cast<float4*>(room), unit,
                                    unit + S::kRowTiles, token_tile, glu);
