@@ -42,10 +42,10 @@ struct Connection {
   beast::tcp_stream& lowest() { return tls ? tls->next_layer() : *plain; }
 };
 
-// What became of a request on one connection.
+// The outcome of a request on one connection.
 struct Attempt {
   error_code error;
-  bool nothing_came = true;  // not one byte of an answer
+  bool nothing_came = true;  // no byte of an answer arrived
   bool keep = false;         // the connection can be used again
   Reply reply;
 };
@@ -81,7 +81,7 @@ awaitable<void> exchange(Stream& stream, Connection& connection, const Message& 
     } else if (attempt.reply.body.size() + bytes.size() <= most) {
       attempt.reply.body += bytes;
     } else {
-      co_return;  // more than anybody needs: the connection goes with the rest
+      co_return;  // longer than needed: drop the rest with the connection
     }
   }
   connection.lowest().expires_never();
@@ -113,7 +113,7 @@ struct HttpClient::Impl {
     }
     if (!error && options.url.tls) {
       if (SSL_set_tlsext_host_name(connection->tls->native_handle(), options.url.host.c_str()) != 1)
-        co_return internal_error("TLS does not take the name {}", options.url.host);
+        co_return internal_error("TLS does not accept the host name {}", options.url.host);
       if (options.verify_tls)
         connection->tls->set_verify_callback(asio::ssl::host_name_verification(options.url.host));
       co_await connection->tls->async_handshake(asio::ssl::stream_base::client, into(error));
@@ -179,7 +179,7 @@ awaitable<Result<Reply>> HttpClient::request(std::string target, const std::stri
     }
     Attempt attempt;
     co_await impl_->attempt(*connection, message, sink, attempt);
-    // The server may have closed it while it was idle: once more, over a new one.
+    // The server may have closed the idle connection: retry once on a new one.
     if (attempt.error && reused && attempt.nothing_came && attempt.error != beast::error::timeout) {
       continue;
     }
