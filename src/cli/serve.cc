@@ -51,7 +51,7 @@ Status collect_keys(Options& o) {
       if (!line.empty()) o.app.api_keys.push_back(line);
     }
     if (o.app.api_keys.empty())
-      return invalid_argument("--api-key-file {} holds no key", o.api_key_file);
+      return invalid_argument("--api-key-file {} has no key", o.api_key_file);
   }
   if (const auto key = env(EnvVar::kApiKey); key && !key->empty()) o.app.api_keys.push_back(*key);
   return {};

@@ -317,8 +317,8 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
                       request.tool_choice == ChatRequest::ToolChoice::kNamed;
   if (forced && !request.structured.is_null()) {
-    return bad_request("tool_choice",
-                       fmt::format("a forced tool call excludes {}", request.structure_field));
+    return bad_request("tool_choice", fmt::format("a forced tool call cannot be combined with {}",
+                                                  request.structure_field));
   }
   if (forced) {
     request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);

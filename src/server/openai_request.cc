@@ -29,7 +29,7 @@ void read_stop(Fields& fields, SamplingParams& params, const RequestLimits& limi
   const json::Array& all = v->is_array() ? v->as_array() : one;
   if (all.size() > limits.max_stop_strings) {
     return fields.fail("stop",
-                       fmt::format("'stop' holds more than {} strings", limits.max_stop_strings));
+                       fmt::format("'stop' has more than {} strings", limits.max_stop_strings));
   }
   for (const json::Value& s : all) {
     if (!s.is_string() || s.as_string().empty() || s.as_string().size() > limits.max_stop_bytes) {
@@ -333,7 +333,7 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
   const json::Array& items = v->as_array();
   if (!items.front().is_number() && items.size() > limits.max_prompts) {
     return bad_request(field,
-                       fmt::format("'{}' holds more than {} prompts", field, limits.max_prompts));
+                       fmt::format("'{}' has more than {} prompts", field, limits.max_prompts));
   }
   const auto add_ids = [&](const json::Array& list) {
     std::vector<int32_t> ids;
@@ -409,7 +409,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
     r.add_generation_prompt = false;
   if (r.continue_final_message && r.add_generation_prompt) {
     fields.fail("continue_final_message",
-                "'continue_final_message' excludes 'add_generation_prompt'");
+                "'continue_final_message' cannot be combined with 'add_generation_prompt'");
   }
   fields.read("parallel_tool_calls", r.parallel_tool_calls);
   fields.read("include_reasoning", r.include_reasoning);

@@ -136,7 +136,7 @@ Parsed<json::Array> messages_of(const json::Value& body) {
     message["content"] = *text;
     messages.insert(messages.begin(), std::move(message));
   }
-  if (messages.empty()) return bad_request("input", "'input' holds no message");
+  if (messages.empty()) return bad_request("input", "'input' has no message");
   return messages;
 }
 

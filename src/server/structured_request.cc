@@ -37,8 +37,8 @@ class StructuredReader {
 
   void add(const char* field, const std::string& kind, const json::Value& value) {
     if (!found_.description.is_null()) {
-      return fields_.fail(field,
-                          fmt::format("'{}' and '{}' exclude each other", found_.field, field));
+      return fields_.fail(field, fmt::format("'{}' and '{}' cannot be combined: send one of them",
+                                             found_.field, field));
     }
     json::Object o;
     o[kind] = value;
