@@ -11,7 +11,7 @@ int count_of(const json::Value& usage, std::string_view key) {
   return static_cast<int>(std::clamp<int64_t>(usage.get_int(key, 0), 0, 1 << 30));
 }
 
-// Of a delta or a choice of completions.
+// For a chat delta or a choice of completions.
 bool carries_text(const json::Value& v) {
   for (const char* name : {"content", "text", "reasoning", "reasoning_content"}) {
     if (!v.get_string(name, "").empty()) return true;
@@ -38,7 +38,7 @@ void AnswerReader::event(std::string_view data, double now) {
     return;
   }
   if (const json::Value* error = parsed->find("error"); error != nullptr && !error->is_null()) {
-    outcome_.error = error->get_string("message", "the server gave up");
+    outcome_.error = error->get_string("message", "the server reported an error without a message");
     return;
   }
   if (const json::Value* usage = parsed->find("usage"); usage != nullptr && usage->is_object()) {
@@ -64,12 +64,12 @@ void AnswerReader::finish() {
   for (const Event& e : events_) {
     if (e.text || texts == 0 || (silent_tokens && !times.empty())) times.push_back(e.at);
   }
-  if (times.empty() && outcome_.error.empty()) outcome_.error = "the answer held no token";
+  if (times.empty() && outcome_.error.empty()) outcome_.error = "the answer has no tokens";
   if (!times.empty()) {
     outcome_.ttft = times.front() - outcome_.start;
     outcome_.latency = times.back() - outcome_.start;
     for (size_t i = 1; i < times.size(); ++i) outcome_.itl.push_back(times[i] - times[i - 1]);
-    // A server without usage: the events are all there is to count.
+    // The server sends no usage: count events instead.
     if (!usage_seen_) outcome_.output_tokens = static_cast<int>(times.size());
   }
   outcome_.success = outcome_.error.empty();

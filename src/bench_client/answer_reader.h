@@ -1,11 +1,11 @@
-// One streamed answer of an OpenAI-compatible server, and the times at which it came.
+// One streamed answer of an OpenAI-compatible server, with its timings.
 //
-// An event that carries text, a thought or a part of a tool call is a token: the first sets the
-// time to first token, each later one an inter-token latency; the latency ends with the last of
-// them. Events that only open an answer (a role) or close it (a reason to finish) are none. As in
-// vLLM's benchmark client, events without text behind the first token are tokens too where the
-// usage counts more tokens than came with text. Token counts come from the usage that closes the
-// stream, else from these events. One thread an object.
+// An event with text, reasoning or a part of a tool call counts as a token. The first one sets the
+// time to first token, each later one an inter-token latency; the last one ends the latency. Events
+// that only open an answer (a role) or close it (a finish reason) do not count. As in vLLM's
+// benchmark client, events without text after the first token also count if the usage has more
+// tokens than there were events with text. Token counts come from the usage at the end of the
+// stream, or else from these events. Not synchronised.
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ namespace freshet::bench_client {
 struct Outcome {
   bool success = false;
   std::string error;
-  double arrival = 0.0;  // when it was due: seconds since the start of the run
-  double start = 0.0;    // when it was sent
+  double arrival = 0.0;  // scheduled time, in seconds since the start of the run
+  double start = 0.0;    // time it was sent
   double latency = 0.0;  // seconds from start to the last token
   double ttft = 0.0;
   std::vector<double> itl;
@@ -28,15 +28,15 @@ struct Outcome {
   int output_tokens = 0;
   std::string text;
 
-  double queue_time() const { return start - arrival; }  // in the client, for a free place
+  double queue_time() const { return start - arrival; }  // waiting in the client for a free slot
 };
 
 class AnswerReader {
  public:
-  // `outcome.start` and input_tokens (an estimate) are set; the rest is filled in.
+  // The caller has set `outcome.start` and input_tokens (an estimate); the rest is filled in here.
   AnswerReader(bool chat, Outcome& outcome) : chat_(chat), outcome_(outcome) {}
 
-  // Bytes of the body, which came at `now` (seconds since the start of the run).
+  // Takes bytes of the body that arrived at `now` (seconds since the start of the run).
   void push(std::string_view bytes, double now);
   // The body is complete.
   void finish();
@@ -47,7 +47,7 @@ class AnswerReader {
   const bool chat_;
   Outcome& outcome_;
   SseParser parser_;
-  struct Event {  // with a choice
+  struct Event {  // an event that has a choice
     double at;
     bool text;
   };

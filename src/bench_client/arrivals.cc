@@ -36,7 +36,7 @@ Status check(const ArrivalOptions& o) {
     return invalid_argument("give either --request-rate or --ramp-up-strategy");
   if (!(o.start_rate > 0.0) || !(o.end_rate >= o.start_rate) || std::isinf(o.end_rate)) {
     return invalid_argument(
-        "--ramp-up-start-rps {} --ramp-up-end-rps {}: must be greater than 0 and not fall",
+        "--ramp-up-start-rps {} --ramp-up-end-rps {}: must be greater than 0 and must not decrease",
         o.start_rate, o.end_rate);
   }
   return {};

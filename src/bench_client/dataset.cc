@@ -10,7 +10,7 @@
 namespace freshet::bench_client {
 namespace {
 
-constexpr int64_t kMaxTokens = int64_t{1} << 28;  // of a whole workload: 1 GiB
+constexpr int64_t kMaxTokens = int64_t{1} << 28;  // of the whole workload: 1 GiB
 
 // vLLM's filter for conversations.
 constexpr int kLeastTokens = 4;
@@ -24,7 +24,7 @@ Ids random_ids(Random& random, const Ids& usable, int count) {
 }
 
 Status too_many_tokens() {
-  return resource_exhausted("the workload has more than {} tokens: make fewer or shorter prompts",
+  return resource_exhausted("the workload has more than {} tokens: use fewer or shorter prompts",
                             kMaxTokens);
 }
 
@@ -48,9 +48,9 @@ class Maker {
     return o_.max_model_len <= 0 || int64_t{input} + output <= o_.max_model_len;
   }
   bool full() const { return dataset_.samples.size() >= static_cast<size_t>(o_.num_prompts); }
-  // The order in which rows of a file are taken.
+  // The order in which the rows of a file are used.
   std::vector<size_t> order(size_t count) const;
-  // A file with fewer rows than prompts is gone through again.
+  // If a file has fewer rows than prompts, its rows are reused.
   Status repeat();
 
   const DatasetOptions& o_;
@@ -66,8 +66,8 @@ Status Maker::add(Sample sample) {
   return {};
 }
 
-// As text, ids may come back as more or fewer tokens: cut or filled up until they agree, or nearly
-// so.
+// Ids sent as text may be tokenized to more or fewer tokens. Cuts or extends the text until the
+// counts agree, or nearly so.
 Status Maker::add_ids(Ids ids, int output_tokens, double time, const Ids& usable) {
   const int wanted = static_cast<int>(ids.size());
   if (!o_.as_text) return add({std::move(ids), wanted, output_tokens, time});
@@ -111,7 +111,7 @@ Status Maker::random() {
   return {};
 }
 
-// vLLM's task: a question, lines that all prompts share, then lines drawn for each.
+// vLLM's prompt: a question, lines that all prompts share, then random lines.
 Status Maker::sonnet(std::string_view file) {
   FRESHET_ASSIGN_OR_RETURN(const std::vector<std::string> lines, parse_lines(file));
   const std::string question = "Pick as many lines as you can from these poem lines:\n";
@@ -155,7 +155,7 @@ std::vector<size_t> Maker::order(size_t count) const {
 
 Status Maker::repeat() {
   const size_t found = dataset_.samples.size();
-  if (found == 0) return invalid_argument("no row can be used: all are too long or too short");
+  if (found == 0) return invalid_argument("no usable row: all are too long or too short");
   for (size_t i = 0; !full(); ++i)
     FRESHET_RETURN_IF_ERROR(add(Sample(dataset_.samples[i % found])));
   return {};
@@ -193,7 +193,7 @@ Status Maker::custom(std::string_view file) {
   return repeat();
 }
 
-// The tokens that a hash id stands for: the same wherever it occurs.
+// The tokens of a hash id: the same wherever the id occurs.
 Ids Maker::block(int64_t hash, const Ids& usable) const {
   const uint64_t key = o_.seed ^ (static_cast<uint64_t>(hash) * 0x9E3779B97F4A7C15u);
   Random random(key, Stream::kBlocks);
@@ -264,7 +264,7 @@ Status check(const DatasetOptions& o) {
     return invalid_argument("--num-prompts {}: must be at least 1", o.num_prompts);
   const bool made_up = o.kind == DatasetKind::kRandom;
   if (made_up && !o.path.empty())
-    return invalid_argument("the random dataset reads no file: leave --dataset-path out");
+    return invalid_argument("the random dataset reads no file: leave out --dataset-path");
   if (!made_up && o.path.empty()) return invalid_argument("this dataset needs --dataset-path FILE");
   if (!(o.random_range_ratio >= 0.0 && o.random_range_ratio < 1.0))
     return invalid_argument("--random-range-ratio {}: must be at least 0 and less than 1",

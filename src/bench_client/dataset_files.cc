@@ -10,7 +10,7 @@
 namespace freshet::bench_client {
 namespace {
 
-// Calls f(line, number) for each line that holds something; ends at the first error.
+// Calls f(line, number) for each non-empty line; stops at the first error.
 template <class F>
 Status for_lines(std::string_view text, F&& f) {
   size_t number = 0;
@@ -44,8 +44,8 @@ int64_t days_from_civil(int64_t year, int64_t month, int64_t day) {
   return era * 146097 + day_of_era - 719468;
 }
 
-// "2023-11-16 18:17:03.9799600", with 'T' and an offset of +00:00 or Z allowed. The seconds since
-// 1970 and their fraction apart: together they would lose digits.
+// "2023-11-16 18:17:03.9799600", with 'T' and an offset of +00:00 or Z allowed. Returns the
+// seconds since 1970 and their fraction separately, because one double would lose digits.
 struct Timestamp {
   int64_t seconds = 0;
   double fraction = 0.0;

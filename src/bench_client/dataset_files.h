@@ -1,11 +1,10 @@
-// Readers of the files that workloads come from. Pure: text in, rows or an error out that names the
-// line (or the entry) and what is wrong with it. Safe on any bytes; nothing is allocated from a
-// number in the file.
+// Readers of workload files. Pure functions: text in, rows out, or an error that names the line (or
+// the entry) and the mistake. Safe on any bytes; no allocation is sized by a number in the file.
 //
-//   azure     AzurePublicDataset's LLM inference traces, CSV:
-//   TIMESTAMP,ContextTokens,GeneratedTokens mooncake  Mooncake's traces, JSON lines: timestamp
-//   (ms), input_length, output_length, hash_ids,
-//             each id naming 512 tokens that requests share
+//   azure     AzurePublicDataset's LLM inference traces, CSV with the columns
+//             TIMESTAMP,ContextTokens,GeneratedTokens
+//   mooncake  Mooncake's traces, JSON lines with timestamp (ms), input_length, output_length and
+//             hash_ids; each id stands for 512 tokens that requests share
 //   sharegpt  a JSON array of {"conversations": [{"from", "value"}, ...]}
 //   custom    JSON lines of {"prompt": "...", "output_tokens": N}, the second optional
 //   sonnet    lines of a poem
@@ -21,10 +20,10 @@
 namespace freshet::bench_client {
 
 constexpr int kMaxRowTokens = 1 << 22;
-constexpr int kMooncakeBlock = 512;  // tokens that one hash id stands for
+constexpr int kMooncakeBlock = 512;  // tokens per hash id
 
 struct TraceRow {
-  double time = 0.0;  // seconds since the first row's
+  double time = 0.0;  // seconds since the first row
   int input_tokens = 0;
   int output_tokens = 0;
   std::vector<int64_t> blocks;  // mooncake: hash ids
@@ -34,8 +33,8 @@ Result<std::vector<TraceRow>> parse_mooncake(std::string_view text);
 
 struct TextRow {
   std::string prompt;
-  std::string completion;  // sharegpt: the answer, whose length is wanted
-  int output_tokens = 0;   // custom: 0 when not given
+  std::string completion;  // sharegpt: the answer; its length is used
+  int output_tokens = 0;   // custom: 0 if not given
 };
 Result<std::vector<TextRow>> parse_sharegpt(std::string_view text);
 Result<std::vector<TextRow>> parse_custom(std::string_view text);

@@ -21,7 +21,7 @@ std::string read(const std::string& name) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-// A token a byte; ids 256 and up stand for pairs, which come back as two tokens.
+// One token per byte; ids from 256 on are pairs, which are tokenized again as two tokens.
 class ByteVocabulary final : public Vocabulary {
  public:
   Result<Ids> encode(const std::string& text) override {
@@ -101,7 +101,7 @@ TEST(DatasetFiles, RefuseBadRows) {
   EXPECT_FALSE(parse_lines("\n \n").ok());
 }
 
-// Bytes turned over at random: an answer or an error, never a crash.
+// Randomly changed bytes: a result or an error, never a crash.
 TEST(DatasetFiles, SurviveDamage) {
   Random random(3, Stream::kTokens);
   for (const char* name : {"azure.csv", "mooncake.jsonl", "sharegpt.json", "sonnet.txt"}) {
@@ -245,7 +245,7 @@ TEST(Dataset, RefusesNonsense) {
   refused([](DatasetOptions& o) { o.path = "x"; });
   refused([](DatasetOptions& o) { o.kind = DatasetKind::kSonnet; });
   refused([](DatasetOptions& o) { o.trace_speed = 0.0; });
-  // Too much memory is an error, not an attempt.
+  // Excessive memory is an error; it is not allocated first.
   refused([](DatasetOptions& o) {
     o.num_prompts = 1 << 30;
     o.random_input_len = 1 << 22;

@@ -60,10 +60,10 @@ struct Connection {
   }
 };
 
-// What became of a request on one connection.
+// The outcome of a request on one connection.
 struct Attempt {
   error_code error;
-  bool nothing_came = true;  // not one byte of an answer
+  bool nothing_came = true;  // no byte of an answer arrived
   bool keep = false;         // the connection can be used again
   Reply reply;
 };
@@ -170,7 +170,7 @@ struct HttpClient::Impl {
     }
     if (!error && options.url.tls) {
       if (SSL_set_tlsext_host_name(connection->tls->native_handle(), options.url.host.c_str()) != 1)
-        co_return internal_error("TLS does not take the name {}", options.url.host);
+        co_return internal_error("TLS does not accept the host name {}", options.url.host);
       if (options.verify_tls)
         connection->tls->set_verify_callback(asio::ssl::host_name_verification(options.url.host));
       co_await connection->tls->async_handshake(asio::ssl::stream_base::client, into(error));

@@ -1,7 +1,7 @@
-// An HTTP/1.1 client for one server: keep-alive, chunked bodies read as they come, TLS.
+// An HTTP/1.1 client for one server: keep-alive, streamed chunked bodies, TLS.
 //
-// Lives on one io_context that one thread runs; nothing here is synchronised. Connections are kept
-// and reused; one that the server closed while it was idle is replaced without the caller noticing.
+// Runs on one io_context and one thread; not synchronised. Connections are reused. If the server
+// closed an idle connection, it is replaced transparently.
 #pragma once
 
 #include <functional>
@@ -25,21 +25,21 @@ struct ClientOptions {
   std::vector<std::pair<std::string, std::string>> headers;
   bool verify_tls = true;
   double connect_timeout_s = 30.0;
-  double read_timeout_s = 3600.0;  // without any byte
+  double read_timeout_s = 3600.0;  // without receiving a byte
 };
 
 struct Reply {
   int status = 0;
   std::string reason;
-  std::string body;  // of a request with a sink: only what came with an error status
+  std::string body;  // of a request with a sink: only the body of an error status
 };
 
 class HttpClient {
  public:
-  // Gets the bytes of a body with status 200 as they come.
+  // Receives the bytes of a body with status 200 as they arrive.
   using Sink = std::function<void(std::string_view)>;
 
-  // Looks the host up. Errors name it.
+  // Resolves the host name. Errors name the host.
   static Result<std::unique_ptr<HttpClient>> create(boost::asio::io_context& io,
                                                     ClientOptions options);
   ~HttpClient();
@@ -47,7 +47,7 @@ class HttpClient {
   // `target` is appended to the URL's prefix; an empty `body` makes it a GET.
   boost::asio::awaitable<Result<Reply>> request(std::string target, const std::string& body,
                                                 Sink sink);
-  // The same, running the io_context until the answer is there. Whole answers up to 64 MiB.
+  // The same, but runs the io_context until the answer is complete. Answers of up to 64 MiB.
   Result<Reply> request_now(const std::string& target, const std::string& body = {});
 
  private:

@@ -1,5 +1,5 @@
 // Random draws for workloads, from Philox: the same seed and stream give the same draws on every
-// machine. One thread an object.
+// machine. Not synchronised.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace freshet::bench_client {
 
-// Streams keep what is drawn for one purpose apart from the others.
+// A stream per purpose, so that draws for one do not change the others.
 enum class Stream : uint32_t { kArrivals = 1, kLengths, kTokens, kOrder, kPrefix, kBlocks };
 
 class Random {

@@ -169,7 +169,7 @@ Result<Selection> parse_selection(const std::string& metrics, const std::string&
     const auto known = [&](const MetricName& k) { return m == k.key; };
     if (std::none_of(std::begin(kMetrics), std::end(kMetrics), known)) {
       return invalid_argument(
-          "--percentile-metrics {}: there are ttft, tpot, itl, e2el, client_queue_time and "
+          "--percentile-metrics {}: must be ttft, tpot, itl, e2el, client_queue_time or "
           "e2el_including_client_queue",
           m);
     }

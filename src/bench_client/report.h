@@ -1,8 +1,8 @@
-// What a serving benchmark found: numbers, vLLM's table and vLLM's JSON keys.
+// The results of a serving benchmark: numbers, vLLM's table and vLLM's JSON keys.
 //
 // Definitions follow vLLM's benchmark: only successful requests count; time per output token is
-// (latency - TTFT) / (tokens - 1), left out for answers of one token; inter-token latencies are
-// pooled over requests; goodput counts requests that keep every limit. Pure functions.
+// (latency - TTFT) / (tokens - 1), omitted for answers of one token; inter-token latencies are
+// pooled over all requests; goodput counts requests that meet every limit. Pure functions.
 #pragma once
 
 #include <map>
@@ -17,14 +17,14 @@
 
 namespace freshet::bench_client {
 
-struct Goodput {  // milliseconds; absent: no limit
+struct Goodput {  // milliseconds; nullopt: no limit
   std::optional<double> ttft, tpot, e2el;
   bool any() const { return ttft || tpot || e2el; }
 };
 // "ttft:200", "tpot:50", "e2el:1000"
 Result<Goodput> parse_goodput(const std::vector<std::string>& pairs);
 
-// Which figures to report, by vLLM's names: ttft, tpot, itl, e2el, client_queue_time and
+// The metrics to report, by vLLM's names: ttft, tpot, itl, e2el, client_queue_time and
 // e2el_including_client_queue.
 struct Selection {
   std::vector<std::string> metrics = {"ttft", "tpot", "itl"};
@@ -33,13 +33,13 @@ struct Selection {
 // "ttft,tpot,itl" and "50,99.9"
 Result<Selection> parse_selection(const std::string& metrics, const std::string& percentiles);
 
-struct SpecDecode {  // of a server that speculates, over the run
+struct SpecDecode {  // speculative decoding of the server, over the run
   double drafts = 0.0;
   double draft_tokens = 0.0;
   double accepted_tokens = 0.0;
   std::map<int, double> accepted_at;  // by position
 };
-// Reads the counters from a Prometheus text; nullopt when there are none.
+// Reads the counters from a Prometheus text; nullopt if there are none.
 std::optional<SpecDecode> parse_spec_decode(std::string_view metrics);
 SpecDecode difference(const SpecDecode& after, const SpecDecode& before);
 
@@ -62,14 +62,14 @@ struct Totals {
   int64_t input_tokens = 0;
   int64_t output_tokens = 0;
   int good = 0;
-  double peak_tokens_per_s = 0.0;  // in the best of the run's seconds
+  double peak_tokens_per_s = 0.0;  // in the best second of the run
   int peak_concurrency = 0;
 };
 Totals totals(const BenchRun& run);
 
 // The table that vLLM prints.
 std::string table(const BenchRun& run, const Selection& selection);
-// vLLM's keys. `detailed`: also lists with an entry a request.
+// vLLM's keys. `detailed`: also per-request lists.
 json::Object result_json(const BenchRun& run, const Selection& selection, bool detailed);
 
 }  // namespace freshet::bench_client

@@ -20,14 +20,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLookEvery = std::chrono::milliseconds(50);
 
-// What a coroutine throws goes to whoever runs the io_context.
+// Passes exceptions of a coroutine to the caller that runs the io_context.
 struct Rethrow {
   void operator()(std::exception_ptr error) const {
     if (error) std::rethrow_exception(error);
   }
 };
 
-// What /v1/models says about the model.
+// The model according to /v1/models.
 struct ModelInfo {
   std::string id;
   int max_model_len = 0;
@@ -64,7 +64,7 @@ class Runner {
     endpoint_ = !o_.endpoint.empty() ? o_.endpoint
                 : o_.chat            ? "/v1/chat/completions"
                                      : "/v1/completions";
-    // Written before the clock runs.
+    // Write the body before the clock starts.
     for (const Sample& sample : samples) bodies_.push_back(request_body(o_, model, sample));
   }
 
@@ -88,7 +88,7 @@ class Runner {
   std::vector<std::string> bodies_;
   Clock::time_point begin_ = Clock::now();
   std::vector<Outcome> outcomes_;
-  std::deque<size_t> waiting_;  // due, but all places are taken
+  std::deque<size_t> waiting_;  // due, but all slots are in use
   int active_ = 0;
   size_t done_ = 0;
   size_t expected_ = 0;
@@ -115,7 +115,7 @@ awaitable<void> Runner::one(size_t index, Outcome& outcome) {
   }
 }
 
-// Sends request after request as long as some are due.
+// Sends requests one after the other as long as some are due.
 awaitable<void> Runner::place(size_t index) {
   for (;;) {
     co_await one(index, outcomes_[index]);
@@ -168,7 +168,7 @@ Status Runner::drive() {
 }
 
 Status Runner::warm_up() {
-  // As vLLM does: all with the first prompt.
+  // All use the first prompt, as in vLLM.
   std::vector<Outcome> outcomes(static_cast<size_t>(o_.warmups));
   expected_ = outcomes.size();
   done_ = 0;
@@ -200,7 +200,7 @@ Status Runner::run(const std::vector<double>& times, BenchRun& result) {
   return {};
 }
 
-// Asks until the server answers at all, or the time is over.
+// Polls until the server answers or the time is up.
 Status wait_until_ready(HttpClient& client, const ServeOptions& o, const ServeHooks& hooks) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(o.ready_timeout_s);
   for (;;) {
@@ -292,7 +292,8 @@ Result<ServeResult> bench_serve(const ServeOptions& options, Vocabulary* vocabul
   if (o.dataset.max_model_len == 0) o.dataset.max_model_len = model.max_model_len;
   ServerVocabulary server_vocabulary(*client, result.model,
                                      o.vocab_size > 0 ? o.vocab_size : model.vocab_size);
-  hooks.say(fmt::format("Model: {}. Making {} prompts ...", result.model, o.dataset.num_prompts));
+  hooks.say(
+      fmt::format("Model: {}. Generating {} prompts ...", result.model, o.dataset.num_prompts));
   FRESHET_ASSIGN_OR_RETURN(
       const Dataset dataset,
       make_dataset(o.dataset, vocabulary != nullptr ? *vocabulary : server_vocabulary));

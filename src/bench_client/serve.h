@@ -1,8 +1,8 @@
-// `bench serve`: load on an OpenAI-compatible server, and what came of it.
+// `bench serve`: puts load on an OpenAI-compatible server and measures it.
 //
-// Speaks to any server that has /v1/completions or /v1/chat/completions with streaming; /v1/models,
-// /tokenize, /detokenize and /metrics are used where they are there. One thread does everything,
-// the caller's.
+// Works with any server that streams /v1/completions or /v1/chat/completions. /v1/models,
+// /tokenize, /detokenize and /metrics are used if the server has them. Everything runs on the
+// caller's thread.
 #pragma once
 
 #include <atomic>
@@ -24,28 +24,28 @@ namespace freshet::bench_client {
 struct ServeOptions {
   bool chat = false;
   std::string base_url = "http://127.0.0.1:8000";
-  std::string endpoint;  // "": by `chat`
-  std::string model;     // "": the first that the server has
+  std::string endpoint;  // "": chosen by `chat`
+  std::string model;     // "": the first one that the server lists
   std::string api_key;
   std::vector<std::pair<std::string, std::string>> headers;
-  bool insecure = false;  // TLS certificates are not checked
+  bool insecure = false;  // do not check TLS certificates
   DatasetOptions dataset;
   ArrivalOptions arrivals;
-  bool self_timed = true;  // traces keep their own times, unless a rate is given
+  bool self_timed = true;  // traces use their own times unless a rate is given
   std::optional<int> max_concurrency;
   bool ignore_eos = false;
   int warmups = 0;
-  double ready_timeout_s = 0.0;  // > 0: wait so long for the server to come up
+  double ready_timeout_s = 0.0;  // > 0: how long to wait for the server to be ready
   int vocab_size = 0;            // 0: ask the server
   std::optional<int> logprobs;
-  json::Object extra_body;  // sampling parameters and whatever else a request shall carry
+  json::Object extra_body;  // sampling parameters and other fields of each request
   Goodput goodput;
 };
 
 struct ServeHooks {
   std::function<void(const std::string& line)> say = [](const std::string&) {};
   std::function<void(size_t done, size_t total)> progress = [](size_t, size_t) {};
-  const std::atomic<bool>* stop = nullptr;  // set: the run is given up
+  const std::atomic<bool>* stop = nullptr;  // true: abort the run
 };
 
 struct ServeResult {
@@ -53,8 +53,8 @@ struct ServeResult {
   std::string model;
 };
 
-// `vocabulary`: the model's tokenizer where it is at hand; nullptr: the server's is used.
-// Failed requests are part of the result; the error is for runs that could not take place.
+// `vocabulary`: the model's local tokenizer; nullptr: use the server's. Failed requests are part of
+// the result; an error means that the run could not start.
 Result<ServeResult> bench_serve(const ServeOptions& options, Vocabulary* vocabulary,
                                 const ServeHooks& hooks);
 

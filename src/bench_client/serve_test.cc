@@ -70,7 +70,7 @@ TEST(Sse, GivesUpOnEndlessEvents) {
   EXPECT_FALSE(parser.push("\n\n", none));
 }
 
-// What a server said, byte for byte, at one, two, three ... seconds.
+// Feeds the raw events of a server at one, two, three ... seconds.
 Outcome read_answer(bool chat, const std::vector<std::string>& pieces) {
   Outcome outcome;
   outcome.start = 0.5;
@@ -93,12 +93,12 @@ TEST(AnswerReader, CountsAsVllmDoes) {
   EXPECT_EQ(o.text, "Hello");
   EXPECT_EQ(o.ttft, 0.5);
   EXPECT_EQ(o.itl, (std::vector<double>{1.0, 1.0}));
-  EXPECT_EQ(o.latency, 2.5);  // not when the usage came
+  EXPECT_EQ(o.latency, 2.5);  // not the time of the usage
   EXPECT_EQ(o.input_tokens, 4);
   EXPECT_EQ(o.output_tokens, 7);
 }
 
-// Of five tokens, by a server without usage: what opens and closes the answer is none of them.
+// Five tokens from a server without usage; opening and closing events do not count.
 TEST(AnswerReader, CountsEventsThatCarryText) {
   for (const bool chat : {false, true}) {
     const auto event = [&](const std::string& text, const char* end) {
@@ -119,7 +119,7 @@ TEST(AnswerReader, CountsEventsThatCarryText) {
     EXPECT_EQ(o.ttft, 1.5);
     EXPECT_EQ(o.itl, (std::vector<double>{1, 1, 1, 1}));
     EXPECT_EQ(o.latency, 5.5);
-    // The same with a usage that says so.
+    // The same with a usage.
     answer.insert(answer.end() - 1,
                   "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\n");
     EXPECT_EQ(read_answer(chat, answer).itl, o.itl);
@@ -127,7 +127,7 @@ TEST(AnswerReader, CountsEventsThatCarryText) {
   }
 }
 
-// Thoughts and calls are tokens as well.
+// Reasoning and tool calls count as tokens.
 TEST(AnswerReader, CountsThoughtsAndCalls) {
   const Outcome o =
       read_answer(true, {R"(data: {"choices":[{"delta":{"reasoning":"hm"}}]})"
@@ -154,7 +154,7 @@ TEST(AnswerReader, KnowsFailures) {
   EXPECT_EQ(counted.output_tokens, 1);
 }
 
-// A server with an API like OpenAI's whose answers are of the length that was asked for; byte ids.
+// An OpenAI-compatible server that returns answers of the requested length; one id per byte.
 class FakeServer {
  public:
   FakeServer() {
@@ -352,7 +352,7 @@ TEST(BenchServe, CountsFailuresAndGoesOn) {
       case 3:
         x->send({429, {}, "application/json", R"({"error":{"message":"queue is full"}})"});
         return true;
-      case 5:  // broken off in the middle
+      case 5:  // aborted in the middle
         x->start({200, {}, "text/event-stream", "data: {\"choices\":[{\"text\":\"a\"}]}\n\n"});
         std::this_thread::sleep_for(50ms);
         return true;

@@ -9,8 +9,7 @@ namespace {
 
 constexpr int kMaxId = 1 << 24;
 
-// Any text does that gives many different tokens; this one is taken where a server does not say how
-// large its vocabulary is.
+// A text with many different tokens, for servers that do not report the size of their vocabulary.
 constexpr char kText[] =
     "The quick brown fox jumps over the lazy dog while seven wizards brew black quartz elixirs. "
     "Rivers carry meltwater from the mountains to the sea: every spring the valley floods, and "
@@ -34,8 +33,9 @@ Result<Ids> ServerVocabulary::encode(const std::string& text) {
   body["add_special_tokens"] = false;
   FRESHET_ASSIGN_OR_RETURN(const Reply reply, client_.request_now("/tokenize", json::write(body)));
   if (reply.status != 200) {
-    return unsupported("the server's /tokenize answers {}: give the model's with --tokenizer",
-                       reply.status);
+    return unsupported(
+        "the server's /tokenize answers {}: give the model's tokenizer with --tokenizer",
+        reply.status);
   }
   FRESHET_ASSIGN_OR_RETURN(const json::Value answer, json::parse(reply.body));
   const json::Value* tokens = answer.find("tokens");
@@ -45,7 +45,7 @@ Result<Ids> ServerVocabulary::encode(const std::string& text) {
   for (const json::Value& t : tokens->as_array()) {
     const auto id = t.is_number() ? t.as_int64() : std::nullopt;
     if (!id || *id < 0 || *id >= kMaxId)
-      return io_error("the server's /tokenize answers with something that is no token id");
+      return io_error("the server's /tokenize answers with a value that is not a token id");
     ids.push_back(static_cast<int32_t>(*id));
   }
   return ids;
@@ -60,8 +60,9 @@ Result<std::string> ServerVocabulary::decode(const Ids& ids) {
   FRESHET_ASSIGN_OR_RETURN(const Reply reply,
                            client_.request_now("/detokenize", json::write(body)));
   if (reply.status != 200) {
-    return unsupported("the server's /detokenize answers {}: give the model's with --tokenizer",
-                       reply.status);
+    return unsupported(
+        "the server's /detokenize answers {}: give the model's tokenizer with --tokenizer",
+        reply.status);
   }
   FRESHET_ASSIGN_OR_RETURN(const json::Value answer, json::parse(reply.body));
   for (const char* key : {"prompt", "content"}) {
@@ -79,7 +80,7 @@ Result<Ids> ServerVocabulary::usable_ids() {
   }
   auto found = encode(kText);
   if (!found.ok())
-    return unsupported("the server does not say how large its vocabulary is: give --vocab-size");
+    return unsupported("the server does not report the size of its vocabulary: give --vocab-size");
   ids = std::move(found).value();
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());

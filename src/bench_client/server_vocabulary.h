@@ -1,4 +1,5 @@
-// The vocabulary of a server, over its /tokenize and /detokenize. One thread, the io_context's.
+// The vocabulary of a server, through its /tokenize and /detokenize. Used on the thread of the
+// io_context.
 #pragma once
 
 #include <string>
@@ -10,7 +11,7 @@ namespace freshet::bench_client {
 
 class ServerVocabulary final : public Vocabulary {
  public:
-  // `size`: ids are below it; 0: not known. Keeps a reference to `client`.
+  // `size`: ids are below it; 0: unknown. Keeps a reference to `client`.
   ServerVocabulary(HttpClient& client, std::string model, int size)
       : client_(client), model_(std::move(model)), size_(size) {}
 

@@ -1,8 +1,8 @@
-// Server-sent events, parsed as they come (the HTML standard's event stream, as far as APIs use
-// it).
+// An incremental parser of server-sent events (the parts of the HTML standard's event stream that
+// APIs use).
 //
-// Bytes may be cut anywhere; lines end with LF, CRLF or CR. Of an event only its data is kept.
-// One thread an object.
+// Bytes may be split anywhere; lines end with LF, CRLF or CR. Only the data of an event is kept.
+// Not synchronised.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace freshet::bench_client {
 
 class SseParser {
  public:
-  // An event with more bytes than `max_event` is given up: push() returns false from then on.
+  // After an event with more than `max_event` bytes, push() returns false.
   explicit SseParser(size_t max_event = size_t{64} << 20) : max_event_(max_event) {}
 
   // Calls `event` with the data of each complete event.

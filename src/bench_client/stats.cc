@@ -7,7 +7,7 @@ namespace freshet::bench_client {
 
 double mean(std::span<const double> values) {
   if (values.empty()) return 0.0;
-  // Kahan's sum: a million small latencies must not drown in their total.
+  // Kahan summation: a million small latencies must not be rounded away in their total.
   double sum = 0.0;
   double lost = 0.0;
   for (const double v : values) {

@@ -1,5 +1,6 @@
 // Statistics as NumPy defines them: population standard deviation, percentiles by linear
-// interpolation. Of nothing, each is 0, which is what vLLM's reports show. Pure functions.
+// interpolation. For an empty input every value is 0, as in
+// vLLM's reports. Pure functions.
 #pragma once
 
 #include <span>

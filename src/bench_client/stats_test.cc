@@ -15,7 +15,7 @@
 namespace freshet::bench_client {
 namespace {
 
-// What NumPy and SciPy say (tools/golden_bench.py).
+// Results of NumPy and SciPy (tools/golden_bench.py).
 const json::Value& expected() {
   static const json::Value value =
       json::parse_file(FRESHET_SOURCE_DIR "/tests/data/bench_client/expected.json").value();
@@ -40,7 +40,7 @@ TEST(Stats, AgreeWithNumPy) {
     const Summary s = summarise(doubles(*c.find("values")), percents);
     expect_close(s.mean, c.get_double("mean", NAN), name);
     expect_close(s.median, c.get_double("median", NAN), name);
-    // Far from nought the deviation of doubles is itself inexact.
+    // Far from zero, the deviation in double precision is itself inexact.
     EXPECT_NEAR(s.standard_deviation, c.get_double("std", NAN), 1e-7) << name;
     ASSERT_EQ(s.percentiles.size(), wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i)
@@ -54,8 +54,8 @@ TEST(Stats, NothingIsNought) {
   EXPECT_EQ(s.percentiles.front().second, 0.0);
 }
 
-// Counts in the ten equally likely parts of a distribution; 27.88 is chi-square's 0.999 quantile
-// for nine degrees of freedom.
+// Counts in ten equally likely bins of a distribution; 27.88 is the 0.999 quantile of chi-square
+// with nine degrees of freedom.
 void expect_distribution(const std::vector<double>& values, const std::vector<double>& deciles,
                          const std::string& what) {
   std::vector<double> counts(10, 0.0);
@@ -91,7 +91,7 @@ TEST(Arrivals, GapsFollowTheGamma) {
     ArrivalOptions o;
     o.rate = 20.0;
     o.burstiness = c.get_double("shape", NAN);
-    if (o.burstiness < 0.5) continue;  // the scaling to the exact end moves its many tiny gaps
+    if (o.burstiness < 0.5) continue;  // scaling to the exact end changes its many tiny gaps
     o.seed = 3;
     const std::vector<double> times = arrival_times(20000, o);
     EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
@@ -100,7 +100,7 @@ TEST(Arrivals, GapsFollowTheGamma) {
     for (size_t i = 0; i < times.size(); ++i)
       gaps.push_back((times[i] - (i > 0 ? times[i - 1] : 0.0)) * o.rate);
     expect_distribution(gaps, doubles(*c.find("deciles")), "burstiness");
-    // Gaps do not depend on those before them.
+    // Gaps are independent of previous gaps.
     double correlation = 0.0;
     for (size_t i = 1; i < gaps.size(); ++i) correlation += (gaps[i] - 1) * (gaps[i - 1] - 1);
     correlation *= o.burstiness / static_cast<double>(gaps.size());

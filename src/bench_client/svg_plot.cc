@@ -28,13 +28,13 @@ constexpr char kStyle[] =
     ".fa{fill:var(--a)}.fb{fill:var(--b)}"
     "</style>";
 
-// XML has no other control characters, not even as entities.
+// XML allows no other control characters, not even as entities.
 std::string escape(std::string text) {
   std::ranges::replace_if(text, [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
   return escape_html(text);
 }
 
-// The step of a scale from 0 to about `top` with four or five marks.
+// The tick distance of a scale from 0 to about `top` with four or five ticks.
 double nice_step(double top) {
   if (!(top > 0.0) || !std::isfinite(top)) return 0.25;
   const double raw = top / 4.5;
@@ -51,7 +51,7 @@ std::string mark_text(double v, bool percent) {
 }
 
 struct Scale {
-  double from, to;   // in the picture
+  double from, to;   // in pixels
   double low, high;  // of the values
   double operator()(double v) const { return from + (v - low) / (high - low) * (to - from); }
 };
@@ -145,7 +145,7 @@ class PanelWriter {
   std::string out_;
 };
 
-// Tokens and requests in flight in each of the run's equal parts, a quarter of a second or longer.
+// Tokens and requests in flight over time, in equal intervals of at least a quarter of a second.
 std::vector<Panel> over_time(const BenchRun& run) {
   const double end = std::max(run.duration, 1e-3);
   const size_t parts = static_cast<size_t>(std::clamp(end * 4.0, 8.0, 120.0));

@@ -1,6 +1,6 @@
-// A benchmark run as one SVG picture: the distributions of its latencies, and its throughput and
-// concurrency over time. Stands alone (no script, no fonts) and follows the viewer's dark or light
-// scheme. Pure functions.
+// Plots a benchmark run as one SVG: latency distributions, and throughput and concurrency over
+// time. Self-contained (no script, no fonts); follows the viewer's dark or light scheme. Pure
+// functions.
 #pragma once
 
 #include <string>
@@ -20,19 +20,19 @@ struct Panel {
   std::string title;
   std::string x_unit;
   std::vector<Line> lines;  // at most two
-  double top = 0.0;         // of the y scale; 0: from the points
-  bool percent = false;     // y is a share, 0..1
+  double top = 0.0;         // top of the y scale; 0: from the points
+  bool percent = false;     // y is a fraction, 0..1
 };
 
-// Panels two a row. Text is escaped.
+// Two panels per row. Text is escaped.
 std::string svg(const std::string& title, const std::string& subtitle,
                 const std::vector<Panel>& panels);
 
-// TTFT, TPOT, ITL and end-to-end as cumulative distributions; tokens a second and requests in
-// flight over time.
+// TTFT, TPOT, ITL and end-to-end latency as cumulative distributions; tokens per second and
+// requests in flight over time.
 std::string plot(const BenchRun& run, const std::string& title);
 
-// The share of values at or below each value; thinned to a few hundred points.
+// The fraction of values at or below each value, reduced to a few hundred points.
 std::vector<std::pair<double, double>> cumulative(std::vector<double> values);
 
 }  // namespace freshet::bench_client

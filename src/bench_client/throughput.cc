@@ -9,7 +9,7 @@
 namespace freshet::bench_client {
 namespace {
 
-// Shared with the engine's callbacks, which may outlive a run that was given up.
+// Shared with the engine's callbacks, which may outlive an aborted run.
 struct Progress {
   std::mutex mutex;
   std::condition_variable changed;
@@ -59,7 +59,7 @@ Result<Ids> LocalVocabulary::usable_ids() {
   for (int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
     if (!tokenizer_.is_special(id) && !tokenizer_.token_bytes(id).empty()) ids.push_back(id);
   }
-  if (ids.empty()) return unsupported("the model has no vocabulary to make prompts of");
+  if (ids.empty()) return unsupported("the model has no vocabulary to generate prompts from");
   return ids;
 }
 

@@ -1,5 +1,5 @@
-// `bench throughput`: the same workloads without a server, on an engine of this process: all
-// requests at once, as fast as it goes. Blocks the calling thread.
+// `bench throughput`: the same workloads without a server, on an engine in this process. Submits
+// all requests at once. Blocks the calling thread.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace freshet::bench_client {
 
-// A tokenizer of this process. Keeps a reference.
+// A local tokenizer. Keeps a reference.
 class LocalVocabulary final : public Vocabulary {
  public:
   explicit LocalVocabulary(const tokenizer::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
@@ -29,7 +29,7 @@ class LocalVocabulary final : public Vocabulary {
 
 struct ThroughputOptions {
   DatasetOptions dataset;
-  int samples = 1;        // answers a prompt
+  int samples = 1;        // answers per prompt
   SamplingParams params;  // max_tokens and n are set for each request
   const std::atomic<bool>* stop = nullptr;
   std::function<void(size_t done, size_t total)> progress = [](size_t, size_t) {};
@@ -47,7 +47,7 @@ Result<ThroughputResult> bench_throughput(Engine& engine, const ThroughputOption
 // The three lines that vLLM prints.
 std::string throughput_text(const ThroughputResult& result);
 // vLLM's keys: elapsed_time, num_requests, total_num_tokens, requests_per_second,
-// tokens_per_second; and output_tokens_per_second.
+// tokens_per_second; plus output_tokens_per_second.
 json::Object throughput_json(const ThroughputResult& result);
 
 }  // namespace freshet::bench_client

@@ -26,11 +26,11 @@ Result<Url> parse_url(std::string_view text) {
   } else if (rest.starts_with("http://")) {
     rest.remove_prefix(7);
   } else {
-    return refuse("is no http or https address");
+    return refuse("is not an http or https URL");
   }
   for (const char c : rest) {
     if (c <= ' ' || c >= 127 || c == '@' || c == '?' || c == '#' || c == '\\')
-      return refuse("holds a character that does not belong there");
+      return refuse("has an invalid character");
   }
   const size_t slash = std::min(rest.find('/'), rest.size());
   url.prefix = rest.substr(slash);
@@ -42,13 +42,13 @@ Result<Url> parse_url(std::string_view text) {
     if (close == std::string_view::npos) return refuse("lacks a ']'");
     url.host = authority.substr(1, close - 1);
     port = authority.substr(close + 1);
-    if (!port.empty() && port.front() != ':') return refuse("has something behind ']'");
+    if (!port.empty() && port.front() != ':') return refuse("has extra text after ']'");
   } else {
     const size_t colon = std::min(authority.find(':'), authority.size());
     url.host = authority.substr(0, colon);
     port = authority.substr(colon);
   }
-  if (url.host.empty()) return refuse("names no host");
+  if (url.host.empty()) return refuse("has no host");
   if (!port.empty()) {
     port.remove_prefix(1);
     const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), url.port);

@@ -1,4 +1,4 @@
-// Where a server is: "http://host:port/prefix".
+// The URL of a server: "http://host:port/prefix".
 #pragma once
 
 #include <cstdint>

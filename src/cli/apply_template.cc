@@ -39,7 +39,7 @@ bool is_template_file(const std::string& path) {
   return path.ends_with(".jinja") || path.ends_with(".jinja2") || path.ends_with(".j2");
 }
 
-// The template's source; adds the model's special tokens to the variables.
+// Returns the template's source; adds the model's special tokens to the variables.
 Result<std::string> load_source(const Options& o, json::Object& context) {
   if (is_template_file(o.source)) {
     FRESHET_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(o.source));
@@ -105,8 +105,8 @@ void add_apply_template(CLI::App& program, Context& context, Action& action) {
   c->add_option("--now", o->now, "The time that the template sees, e.g. 2024-07-26T12:30:00");
   c->description(
       "Render a chat template. Standard input is a JSON object with the template's variables: "
-      "messages, tools, add_generation_prompt (default true), bos_token ... or just the list of "
-      "messages. The text is written as it is, without a line break at the end.");
+      "messages, tools, add_generation_prompt (default: true), bos_token ... or just the list of "
+      "messages. The output has no trailing line break.");
   add_examples(*c,
                "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],\n"
                "         \"add_generation_prompt\": true}' | freshet apply-template smollm2");

@@ -41,7 +41,7 @@ Result<std::vector<int>> numbers(const char* flag, const std::string& text, int 
     int value = 0;
     const auto [end, error] = std::from_chars(text.data() + at, text.data() + comma, value);
     if (error != std::errc() || end != text.data() + comma || value < least || value > (1 << 24)) {
-      return invalid_argument("{} {}: write numbers from {} on, with commas between", flag, text,
+      return invalid_argument("{} {}: write comma-separated numbers of at least {}", flag, text,
                               least);
     }
     values.push_back(value);
@@ -50,7 +50,7 @@ Result<std::vector<int>> numbers(const char* flag, const std::string& text, int 
   return values;
 }
 
-// One load of a model, and what is timed on it.
+// One loaded model and the tests to time on it.
 struct Plan {
   std::string model;
   int threads = 0;
@@ -198,7 +198,7 @@ json::Object Report::to_json(const Row& row) const {
   return j;
 }
 
-// The first row begins it, so that a run that fails before leaves nothing half written.
+// Writes the heading together with the first row: a run that fails earlier writes nothing.
 Status Report::add(const Row& row) {
   if (rows_ == 0) FRESHET_RETURN_IF_ERROR(begin());
   const eval::BenchResult& r = row.result;
@@ -255,10 +255,10 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
                            open_on_device(o.run, progress, s, eval::Session::open));
   if (const int64_t most = session->model().spec().max_context; s.context > most) {
     progress.clear();
-    say(
-        fmt::format("freshet: tests of {} tokens are beyond the model's context of {}: only their "
-                    "speed means something",
-                    s.context, most));
+    say(fmt::format(
+        "freshet: tests of {} tokens exceed the model's context of {}: only their speed "
+        "is meaningful",
+        s.context, most));
   }
   Row row;
   row.model = plan.model;
@@ -294,19 +294,20 @@ Status bench(const Options& o, Context& context) {
 
 void add_bench(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<bench_command::Options>();
-  CLI::App* c = program.add_subcommand("bench", "Measure speed, against the limits of the machine");
-  c->add_option("-m,--model", o->models, "Model folder, .gguf file or name (may be given often)")
+  CLI::App* c = program.add_subcommand(
+      "bench", "Measure speed and compare it with the limits of the machine");
+  c->add_option("-m,--model", o->models, "Model folder, .gguf file or name (may be repeated)")
       ->allow_extra_args(false);
   const auto list = [&](const char* name, std::string& value, const char* about) {
     c->add_option(name, value, about)->capture_default_str();
   };
-  list("-p,--n-prompt", o->prompts, "Prompt lengths, with commas between; 0: none");
-  list("-n,--n-gen", o->generates, "Numbers of tokens to generate");
-  c->add_option("--pg", o->pairs, "PROMPT,GENERATE: both, timed together (-pg will do)")
+  list("-p,--n-prompt", o->prompts, "Prompt lengths, comma-separated; 0: none");
+  list("-n,--n-gen", o->generates, "Numbers of tokens to generate, comma-separated; 0: none");
+  c->add_option("--pg", o->pairs, "PROMPT,GENERATE: both, timed together (also -pg)")
       ->allow_extra_args(false);
-  list("-d,--n-depth", o->depths, "Tokens in the cache before the test");
-  list("-b,--batch-size", o->batches, "Most tokens of a prompt in one step");
-  list("--sequences", o->sequences, "Sequences that generate at the same time");
+  list("-d,--n-depth", o->depths, "Tokens in the KV cache before the test, comma-separated");
+  list("-b,--batch-size", o->batches, "Maximum number of prompt tokens per step, comma-separated");
+  list("--sequences", o->sequences, "Sequences that generate at the same time, comma-separated");
   c->add_option("-r,--repetitions", o->repetitions, "Repetitions of each test")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
@@ -316,9 +317,9 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   c->add_flag("--json", o->json, "The same as -o json");
   add_compute_options(*c, o->run);
   c->remove_option(c->get_option("--threads"));
-  c->add_option("-t,--threads", o->threads, "Numbers of threads, with commas between");
+  c->add_option("-t,--threads", o->threads, "Numbers of threads, comma-separated");
   c->add_option("--load-format", o->load_format,
-                "auto, or dummy:FORMAT: random weights in the shape of MODEL/config.json")
+                "auto, or dummy:FORMAT: random weights with the shapes of MODEL/config.json")
       ->capture_default_str();
   add_examples(*c,
                "  freshet bench -m smollm2 -p 512,2048 -n 128 -pg 512,128\n"
@@ -328,7 +329,7 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   add_bench_serve(*c, context, action);
   add_bench_throughput(*c, context, action);
   c->callback([o, c, &context, &action] {
-    if (!c->get_subcommands().empty()) return;  // it has said what to do
+    if (!c->get_subcommands().empty()) return;  // the subcommand has set the action
     action = [o, &context] { return bench(*o, context); };
   });
 }

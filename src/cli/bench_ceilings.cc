@@ -1,4 +1,4 @@
-// `freshet bench ceilings`: what the machine can do at most.
+// `freshet bench ceilings`: the maximum rates of the machine.
 #include <memory>
 #include <string>
 
@@ -39,8 +39,9 @@ Status bench_ceilings(const Options& o, Context& context) {
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action) {
   auto o = std::make_shared<bench_ceilings_command::Options>();
   CLI::App* c = bench.add_subcommand(
-      "ceilings", "Measure what the machine can do at most: reading memory, each arithmetic");
-  c->add_option("-t,--threads", o->threads, "Threads (default: one a physical core)")
+      "ceilings",
+      "Measure the maximum rates of the machine: memory reads and each kind of arithmetic");
+  c->add_option("-t,--threads", o->threads, "Threads (default: one per physical core)")
       ->check(CLI::Range(1, 4096));
   c->add_option("--cpu-isa", o->cpu_isa, "Highest instruction set to measure");
   c->add_flag("--json", o->json, "Print a JSON list of name, unit and rate");

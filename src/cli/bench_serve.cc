@@ -89,7 +89,7 @@ Result<bench_client::ServeOptions> serve_options(const Options& o) {
   if (o.ramp_up == "linear") s.arrivals.ramp_up = bench_client::RampUp::kLinear;
   if (o.ramp_up == "exponential") s.arrivals.ramp_up = bench_client::RampUp::kExponential;
   s.self_timed = !o.no_self_timed && !o.rate_given && o.ramp_up.empty();
-  // Made-up prompts have no natural end: answers take the length that was asked for.
+  // Synthetic prompts have no natural end: answers get the requested length.
   using bench_client::DatasetKind;
   s.ignore_eos |= s.dataset.kind == DatasetKind::kRandom || s.dataset.kind == DatasetKind::kAzure ||
                   s.dataset.kind == DatasetKind::kMooncake;
@@ -107,7 +107,7 @@ std::string now_text() {
   return text;
 }
 
-// Named as vLLM does.
+// The default name is the same as in vLLM.
 std::string result_path(const Options& o, const bench_client::ServeResult& r,
                         const std::string& date) {
   std::string name = o.result_filename;
@@ -141,7 +141,7 @@ Status save(const Options& o, const bench_client::ServeResult& r,
   if (!o.result_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(o.result_dir, error);
-    if (error) return io_error("cannot make the folder {}: {}", o.result_dir, error.message());
+    if (error) return io_error("cannot create the folder {}: {}", o.result_dir, error.message());
   }
   json::WriteOptions spaced;
   spaced.spaces = true;
@@ -151,7 +151,7 @@ Status save(const Options& o, const bench_client::ServeResult& r,
   return {};
 }
 
-// The first errors of each kind, and a bad end if nothing succeeded.
+// Prints the first errors; an error if no request succeeded.
 Status tell_failures(const bench_client::BenchRun& run) {
   constexpr int kMost = 10;
   int failed = 0;
@@ -212,26 +212,28 @@ void add_server_options(CLI::App& c, Options& o) {
       ->check(CLI::IsMember({"openai", "openai-chat", "vllm"}))
       ->capture_default_str()
       ->group(group);
-  c.add_option("--base-url", o.base_url, "Address, instead of --host and --port")->group(group);
+  c.add_option("--base-url", o.base_url, "URL of the server, instead of --host and --port")
+      ->group(group);
   c.add_option("--host", o.host, "Host name or address")->capture_default_str()->group(group);
   c.add_option("--port", o.port, "Port")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str()
       ->group(group);
   c.add_option("--endpoint", o.serve.endpoint, "Route (default: the backend's)")->group(group);
-  c.add_option("-m,--model", o.serve.model, "Model's name (default: the server's first)")
+  c.add_option("-m,--model", o.serve.model,
+               "Model name (default: the first one that the server lists)")
       ->group(group);
   c.add_option("--tokenizer", o.tokenizer,
                "Model folder or file whose tokenizer is used, instead of the server's")
       ->group(group);
   c.add_option("--vocab-size", o.serve.vocab_size,
-               "Random prompts take ids below it (default: the server says)")
+               "Random prompts use ids below this (default: ask the server)")
       ->check(CLI::Range(0, 1 << 24))
       ->group(group);
   c.add_option("--header", o.headers, "KEY=VALUE, sent with each request")->group(group);
   c.add_flag("--insecure", o.serve.insecure, "Do not check TLS certificates")->group(group);
   c.add_option("--ready-check-timeout-sec", o.serve.ready_timeout_s,
-               "Wait so long for the server to come up")
+               "Seconds to wait for the server to be ready")
       ->check(not_negative())
       ->group(group);
 }
@@ -244,13 +246,16 @@ void add_traffic_options(CLI::App& c, Options& o) {
          o.serve.arrivals.rate = rate;
          o.rate_given = true;
        },
-       "Requests a second (default: inf, all at once; traces keep their own times)")
+       "Requests per second (default: inf, all at once; traces use their own times)")
       ->group(group);
-  c.add_option("--burstiness", o.serve.arrivals.burstiness,
-               "Shape of the gamma distribution of gaps: 1 Poisson, less bursts, more steady")
+  c.add_option(
+       "--burstiness", o.serve.arrivals.burstiness,
+       "Shape of the gamma distribution of arrival gaps: 1 Poisson, below 1 burstier, above 1 "
+       "steadier")
       ->capture_default_str()
       ->group(group);
-  c.add_option("--max-concurrency", o.serve.max_concurrency, "Most requests at the same time")
+  c.add_option("--max-concurrency", o.serve.max_concurrency,
+               "Maximum number of concurrent requests")
       ->group(group);
   c.add_option("--ramp-up-strategy", o.ramp_up, "linear or exponential")
       ->check(CLI::IsMember({"linear", "exponential"}))
@@ -258,9 +263,10 @@ void add_traffic_options(CLI::App& c, Options& o) {
   c.add_option("--ramp-up-start-rps", o.serve.arrivals.start_rate, "Rate at the start")
       ->group(group);
   c.add_option("--ramp-up-end-rps", o.serve.arrivals.end_rate, "Rate at the end")->group(group);
-  c.add_flag("--no-self-timed", o.no_self_timed, "azure, mooncake: leave the trace's times aside")
+  c.add_flag("--no-self-timed", o.no_self_timed,
+             "azure, mooncake: ignore the trace's arrival times")
       ->group(group);
-  c.add_option("--num-warmups", o.serve.warmups, "Requests before the clock runs")
+  c.add_option("--num-warmups", o.serve.warmups, "Warm-up requests, which are not measured")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str()
       ->group(group);
@@ -269,7 +275,7 @@ void add_traffic_options(CLI::App& c, Options& o) {
 void add_body_options(CLI::App& c, Options& o) {
   const std::string group = "Requests";
   c.add_flag("--ignore-eos", o.serve.ignore_eos,
-             "Answers take their full length (always for random and traces)")
+             "Generate the full answer length (always on for random and traces)")
       ->group(group);
   c.add_option("--temperature", o.sampling.temperature, "0: greedy (default: the server's)")
       ->group(group);
@@ -282,7 +288,7 @@ void add_body_options(CLI::App& c, Options& o) {
       ->group(group);
   c.add_option("--repetition-penalty", o.sampling.repetition_penalty, "Sampling parameter")
       ->group(group);
-  c.add_option("--logprobs", o.serve.logprobs, "Ask for so many log-probabilities a token")
+  c.add_option("--logprobs", o.serve.logprobs, "Request this many log-probabilities per token")
       ->check(CLI::Range(0, 20))
       ->group(group);
   c.add_option("--extra-body", o.extra_body, "A JSON object merged into each request")
@@ -292,26 +298,29 @@ void add_body_options(CLI::App& c, Options& o) {
 void add_result_options(CLI::App& c, Options& o) {
   const std::string group = "Results";
   c.add_option("--goodput", o.goodput,
-               "Limits in ms that a good request keeps: ttft:200 tpot:50 e2el:2000")
+               "Latency limits in ms of a good request: ttft:200 tpot:50 e2el:2000")
       ->group(group);
   c.add_option("--percentile-metrics", o.percentile_metrics,
-               "Of ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue")
+               "Metrics to report, comma-separated: ttft, tpot, itl, e2el, client_queue_time, "
+               "e2el_including_client_queue")
       ->capture_default_str()
       ->group(group);
-  c.add_option("--metric-percentiles", o.metric_percentiles, "Which percentiles, as in 50,99")
+  c.add_option("--metric-percentiles", o.metric_percentiles, "Percentiles to report, e.g. 50,99")
       ->capture_default_str()
       ->group(group);
-  c.add_flag("--save-result", o.save_result, "Write a JSON file")->group(group);
-  c.add_flag("--save-detailed", o.save_detailed, "With an entry a request in it")->group(group);
-  c.add_flag("--append-result", o.append_result, "Append to the JSON file")->group(group);
+  c.add_flag("--save-result", o.save_result, "Write the results to a JSON file")->group(group);
+  c.add_flag("--save-detailed", o.save_detailed, "Add per-request details to the JSON file")
+      ->group(group);
+  c.add_flag("--append-result", o.append_result, "Append the results to the JSON file")
+      ->group(group);
   c.add_option("--result-dir", o.result_dir, "Folder of the JSON file")->group(group);
   c.add_option("--result-filename", o.result_filename, "Name of the JSON file")->group(group);
-  c.add_option("--label", o.label, "First part of its name (default: the backend)")->group(group);
-  c.add_option("--metadata", o.metadata, "KEY=VALUE, put into the JSON file")->group(group);
-  c.add_option("--plot", o.plot,
-               "Write an SVG picture: distributions of latencies, throughput over time")
+  c.add_option("--label", o.label, "First part of the JSON file's name (default: the backend)")
       ->group(group);
-  c.add_flag("--disable-tqdm", o.quiet, "No progress")->group(group);
+  c.add_option("--metadata", o.metadata, "KEY=VALUE, added to the JSON file")->group(group);
+  c.add_option("--plot", o.plot, "Write an SVG plot: latency distributions, throughput over time")
+      ->group(group);
+  c.add_flag("--disable-tqdm", o.quiet, "Show no progress")->group(group);
 }
 
 }  // namespace bench_serve_command

@@ -1,4 +1,4 @@
-// `freshet bench throughput`: the workloads of `bench serve` on an engine of this process.
+// `freshet bench throughput`: the workloads of `bench serve` on an engine in this process.
 #include <memory>
 #include <string>
 
@@ -76,23 +76,25 @@ Status bench_throughput(const Options& o, Context& context) {
 
 void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
   auto o = std::make_shared<bench_throughput_command::Options>();
-  CLI::App* c =
-      bench.add_subcommand("throughput", "Measure the engine with many requests, without a server");
+  CLI::App* c = bench.add_subcommand(
+      "throughput", "Measure the engine's throughput on many requests, without a server");
   c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
-  c->add_option("--n", o->samples, "Answers to each prompt")
+  c->add_option("--n", o->samples, "Number of answers per prompt")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   c->add_option("--temperature", o->params.temperature, "0: greedy")->capture_default_str();
-  c->add_flag("--stop-at-eos", o->stop_at_eos, "Let answers end before their full length");
+  c->add_flag("--stop-at-eos", o->stop_at_eos,
+              "Stop at an end-of-text token (default: generate the full length)");
   c->add_option("--max-num-seqs", o->max_num_seqs,
-                "Most sequences in a step (default: 256; 1024 on a large GPU)")
+                "Maximum number of sequences per step (default: 256; 1024 on a large GPU)")
       ->check(CLI::Range(1, 65536));
   c->add_option("--max-num-batched-tokens", o->max_num_batched_tokens,
-                "Most tokens in a step (default: 2048; 512 on up to 4 cores, 8192 on a large GPU)")
+                "Maximum number of tokens per step (default: 2048; 512 on up to 4 cores, 8192 on a "
+                "large GPU)")
       ->check(CLI::Range(1, 1 << 20));
-  c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Compute every prompt anew");
-  c->add_option("--output-json", o->output_json, "Write the numbers to this file");
-  c->add_flag("--disable-tqdm", o->quiet, "No progress");
+  c->add_flag("--no-enable-prefix-caching", o->no_prefix_caching, "Do not reuse cached prefixes");
+  c->add_option("--output-json", o->output_json, "Write the results to this JSON file");
+  c->add_flag("--disable-tqdm", o->quiet, "Show no progress");
   add_engine_options(*c, o->run);
   add_workload_options(*c, o->workload);
   add_examples(*c,

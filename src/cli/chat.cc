@@ -34,8 +34,8 @@ constexpr char kHelp[] =
     "/save FILE       write the conversation as JSON messages\n"
     "/temp VALUE      set the temperature\n"
     "/stats           show the speed after each answer, or stop showing it\n"
-    "/exit            leave (so does Ctrl-D)\n"
-    "A line that ends in a backslash goes on in the next. Ctrl-C stops an answer.\n";
+    "/exit            leave (also Ctrl-D)\n"
+    "A line that ends in a backslash continues on the next. Ctrl-C stops an answer.\n";
 
 class Chat {
  public:
@@ -55,11 +55,11 @@ class Chat {
     messages_.clear();
     if (!system_.empty()) messages_.push_back(message("system", system_));
   }
-  // Answers and keeps both. An answer that was stopped is kept as far as it came.
+  // Answers `text` and appends both to the conversation. A stopped answer is kept up to that point.
   Status say_to_model(const std::string& text);
-  // Whether the conversation goes on.
+  // Runs a command. Returns false when the conversation is over.
   Result<bool> command(const std::string& line);
-  // Called by Ctrl-C. False: nothing was being written.
+  // Called by Ctrl-C. Returns false if no answer was in progress.
   bool stop();
 
  private:
@@ -107,7 +107,7 @@ Status Chat::answer() {
     const std::lock_guard lock(mutex_);
     current_ = generation.get();
   }
-  // Ctrl-C may have come before there was anything to stop.
+  // Ctrl-C may have come before current_ was set.
   if (context_.interrupts.requested()) generation->cancel();
   std::string text;
   while (auto delta = generation->next()) {
@@ -162,7 +162,7 @@ Result<bool> Chat::command(const std::string& line) {
     reset();
   } else if (name == "/retry") {
     if (messages_.empty() || messages_.back().get_string("role", "") != "assistant")
-      return invalid_argument("there is no answer to try again");
+      return invalid_argument("there is no answer to retry");
     messages_.pop_back();
     FRESHET_RETURN_IF_ERROR(answer());
   } else if (name == "/undo") {
@@ -185,7 +185,7 @@ Result<bool> Chat::command(const std::string& line) {
   return true;
 }
 
-// A line's turn, in which Ctrl-C stops the answer. False: the conversation is over.
+// Handles one line; Ctrl-C stops the answer. Returns false when the conversation is over.
 Result<bool> take_turn(Chat& chat, LineEditor& editor, Context& context, const std::string& line) {
   Status status;
   bool more = true;
@@ -245,11 +245,12 @@ Status run_chat(const Options& o, Context& context) {
 
 void add_chat(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<chat_command::Options>();
-  CLI::App* c = program.add_subcommand("chat", "Talk with a model that follows instructions");
+  CLI::App* c = program.add_subcommand("chat", "Chat with an instruction-tuned model");
   c->add_option("model", o->model, "Model folder, .gguf file or name")->required();
   c->add_option("-p,--prompt", o->first, "The first message");
   c->add_option("--system", o->system, "The system message");
-  c->add_option("--chat-template", o->chat_template, "A Jinja file to use instead of the model's");
+  c->add_option("--chat-template", o->chat_template,
+                "A Jinja file to use instead of the model's template");
   c->add_flag("--stats", o->stats, "Print the speed of each answer to standard error");
   add_sampling_options(*c, o->sampling, 1024);
   add_engine_options(*c, o->run);

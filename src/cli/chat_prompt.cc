@@ -48,7 +48,7 @@ Result<std::string> ChatPrompt::render(const json::Array& messages,
 
 Result<std::vector<int32_t>> ChatPrompt::encode(const json::Array& messages) const {
   FRESHET_ASSIGN_OR_RETURN(const std::string text, render(messages));
-  // The template writes the special tokens itself.
+  // The template itself writes the special tokens.
   return tokenizer_->encode(text, {.add_special = false});
 }
 

@@ -1,6 +1,6 @@
-// A conversation as the model's chat template writes it.
+// Renders a conversation with the model's chat template.
 //
-// Immutable after make(); safe from many threads.
+// Immutable after make(); thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class ChatPrompt {
   static Result<ChatPrompt> make(const tokenizer::Tokenizer& tokenizer,
                                  const std::string& template_file);
 
-  // `extra`: further variables of the template.
+  // `extra`: additional template variables.
   Result<std::string> render(const json::Array& messages, const json::Object& extra = {}) const;
   Result<std::vector<int32_t>> encode(const json::Array& messages) const;
 

@@ -1,8 +1,8 @@
-// What the subcommands of `freshet` share: one function each, which declares it.
+// The subcommands of `freshet`: one function declares each.
 //
-// add_x() adds a subcommand to the program and, when it is chosen, sets `action` to what it does.
-// The action runs after parsing; its Status decides the exit code (exit_code()). Commands write
-// results to context.out and remarks to standard error. One thread.
+// add_x() adds a subcommand to the program. If the user chooses it, it sets `action`, which runs
+// after parsing. The Status of the action decides the exit code (exit_code()). Commands write
+// results to context.out and messages to standard error. Single-threaded.
 #pragma once
 
 #include <functional>
@@ -36,10 +36,10 @@ void add_bench_serve(CLI::App& bench, Context& context, Action& action);
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action);
 void add_bench_throughput(CLI::App& bench, Context& context, Action& action);
 
-// 0 done, 1 failed, 2 bad input or usage, 130 interrupted.
+// 0 success, 1 runtime failure, 2 bad input or usage, 130 interrupted.
 int exit_code(const Status& status);
 
-// Shows `text` after the options of --help, under the heading "Examples".
+// Shows `text` in --help after the options, under the heading "Examples".
 void add_examples(CLI::App& command, const std::string& text);
 
 }  // namespace freshet::cli

@@ -23,7 +23,7 @@ struct Options {
   bool force = false;
 };
 
-// "tiny" of ".../tiny/".
+// ".../tiny/" -> "tiny".
 std::string name_of_folder(const std::string& path) {
   std::error_code error;
   const auto whole = std::filesystem::weakly_canonical(path, error);
@@ -52,7 +52,7 @@ Status convert(const Options& o, Context& context) {
     progress.update("converting", fraction);
     return !context.interrupts.requested();
   };
-  std::vector<std::string> warnings;  // of a file that is there in the end
+  std::vector<std::string> warnings;  // printed only if the file was written
   e.warn = [&](const std::string& line) { warnings.push_back(line); };
   ThreadPool pool(o.threads);
   FRESHET_RETURN_IF_ERROR(quantizer::export_gguf(checkpoint, pool, e));
@@ -67,15 +67,15 @@ Status convert(const Options& o, Context& context) {
 
 void add_convert(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<convert_command::Options>();
-  CLI::App* c = program.add_subcommand("convert", "Write a Hugging Face folder as a GGUF file");
-  c->add_option("input", o->input, "The folder")->required();
+  CLI::App* c = program.add_subcommand("convert", "Convert a Hugging Face folder to a GGUF file");
+  c->add_option("input", o->input, "The Hugging Face folder")->required();
   c->add_option("-o,--output", o->output, "The .gguf file to write")->required();
   c->add_option("--type", o->type, "Format of the weights: " + quantizer::Recipe::names())
       ->capture_default_str();
   c->add_option("--name", o->name, "The model's name in the file (default: the folder's)");
-  c->add_option("--set", o->metadata, "KEY=VALUE, metadata to set or replace (may be given often)")
+  c->add_option("--set", o->metadata, "KEY=VALUE, metadata to set or replace (may be repeated)")
       ->allow_extra_args(false);
-  c->add_option("-t,--threads", o->threads, "Worker threads (default: one a physical core)");
+  c->add_option("-t,--threads", o->threads, "Worker threads (default: one per physical core)");
   c->add_flag("--force", o->force, "Replace the output if it exists");
   add_examples(*c,
                "  freshet convert models/tiny -o tiny-q8_0.gguf --type q8_0\n"

@@ -1,6 +1,6 @@
 #include "cli/default_model.h"
 
-// FRESHET_DEFAULT_MODEL: the file's path, from CMake.
+// FRESHET_DEFAULT_MODEL: the path of the file, set by CMake.
 asm(".pushsection .rodata\n"
     ".balign 64\n"
     "freshet_default_model_begin:\n"

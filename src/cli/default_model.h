@@ -1,6 +1,6 @@
-// The model that the program carries with it: models/default.gguf, linked in as it is.
+// The embedded model: models/default.gguf, linked into the program unchanged.
 //
-// Read-only, shared by all threads. Empty in builds without the file.
+// Read-only, thread-safe. Empty in builds without the file.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@
 namespace freshet::cli {
 namespace eval_command {
 
-// Rows of logits in memory at once: enough to keep the products busy, little next to a model.
+// Rows of logits in memory at once: enough for efficient GEMMs, little compared with a model.
 constexpr int64_t kRows = 128;
 
 struct Options {
@@ -139,7 +139,7 @@ Status eval_perplexity(const Options& o, Context& context) {
 }  // namespace eval_command
 
 void add_eval(CLI::App& program, Context& context, Action& action) {
-  CLI::App* c = program.add_subcommand("eval", "Measure what a model computes");
+  CLI::App* c = program.add_subcommand("eval", "Evaluate a model: logits, perplexity");
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
@@ -159,16 +159,17 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
       [l, &context, &action] { action = [l, &context] { return eval_logits(*l, context); }; });
 
   auto p = std::make_shared<eval_command::Options>();
-  CLI::App* perplexity = c->add_subcommand("perplexity", "How well a model predicts a text");
+  CLI::App* perplexity =
+      c->add_subcommand("perplexity", "Measure how well a model predicts a text");
   perplexity->add_option("model", p->model, "Model folder, .gguf file or name")->required();
-  perplexity->add_option("file", p->input, "The text")->required();
+  perplexity->add_option("file", p->input, "The text file")->required();
   perplexity
-      ->add_option("--window", p->window, "Tokens that are scored together, after a begin token")
+      ->add_option("--window", p->window, "Tokens per window; each window starts with a BOS token")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  perplexity->add_option("--max-chars", p->max_chars, "Use only so many characters of the text")
+  perplexity->add_option("--max-chars", p->max_chars, "Use only the first N characters of the text")
       ->check(not_negative());
-  perplexity->add_option("--batch", p->batch, "Windows computed at the same time")
+  perplexity->add_option("--batch", p->batch, "Windows per batch")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
   perplexity->add_flag("--json", p->json, "Print a JSON object: nats_per_token ...");

@@ -1,7 +1,7 @@
-// One request to the engine, as a loop: submit, then take what comes until it is over.
+// One request to the engine as a loop: submit it, then read deltas until it is done.
 //
 // The engine's callbacks fill a queue; next() waits for it on the caller's thread. Destroying a
-// Generation cancels what still runs and waits for its end. cancel() may be called from any thread.
+// Generation cancels a running request and waits for its end. cancel() is thread-safe.
 #pragma once
 
 #include <condition_variable>
@@ -24,14 +24,14 @@ class Generation {
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;
 
-  std::optional<Delta> next();  // nullopt: over
+  std::optional<Delta> next();  // nullopt: the request is done
   void cancel();
 
   // After the end:
   const Usage& usage() const { return state_->usage; }
   double first_token_s() const { return state_->first_s; }  // since start()
   double last_token_s() const { return state_->last_s; }
-  // An error that a sample ended with; ok when there was none.
+  // The first error that ended a sample; ok if there was none.
   const Status& status() const { return error_; }
 
  private:
@@ -48,7 +48,7 @@ class Generation {
   explicit Generation(Engine& engine) : engine_(engine), state_(std::make_shared<State>()) {}
 
   Engine& engine_;
-  std::optional<uint64_t> id_;  // none: not accepted
+  std::optional<uint64_t> id_;  // nullopt: the engine did not accept the request
   std::shared_ptr<State> state_;
   Status error_;
 };

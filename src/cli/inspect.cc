@@ -28,7 +28,7 @@ struct Options {
   bool tensors = false;
   bool metadata = false;
   RunOptions run;
-  ops::KvType kv_type = ops::KvType::kF16;  // of run, read
+  ops::KvType kv_type = ops::KvType::kF16;  // parsed from run.kv_cache_dtype
 };
 
 struct FormatTotal {
@@ -37,8 +37,8 @@ struct FormatTotal {
   size_t bytes = 0;
 };
 
-// How many numbers of so many bits a tensor of GPTQ, AWQ or pack-quantized holds in its words; 0:
-// it is no such tensor.
+// The number of `bits`-bit values packed in a GPTQ, AWQ or pack-quantized tensor; 0 for other
+// tensors.
 int64_t packed_numbers(const TensorSource& t, int bits) {
   const bool packed = t.name.ends_with(".qweight") || t.name.ends_with(".weight_packed");
   return packed && t.dtype == "I32" ? t.elements() * (32 / bits) : 0;
@@ -57,17 +57,17 @@ std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {
   return totals;
 }
 
-// A layer in a few words; equal layers give equal words.
+// A short description of a layer; equal layers give equal text.
 std::string describe(const LayerSpec& layer) {
   std::string text;
   for (const BranchSpec& branch : layer.branches) {
     text += fmt::format("{}{}", text.empty() ? "" : "; ", kind_of(branch).describe(branch));
   }
-  if (layer.parallel) text += ", side by side";
+  if (layer.parallel) text += ", in parallel";
   return text;
 }
 
-// "0-4", "7", "1, 3, 5": which layers.
+// Layer numbers as ranges: "0-4", "7", "1, 3, 5".
 std::string ranges(const std::vector<int>& numbers) {
   std::string text;
   for (size_t i = 0; i < numbers.size();) {
@@ -131,7 +131,7 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
                 static_cast<double>(std::max<int64_t>(1, numbers)));
   out.print("vocabulary    {}, hidden size {}, context {}{}\n", spec.vocab_size, spec.hidden_size,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
-  out.print("cache         {} a token in {}\n", size_text(kv_bytes_per_token(spec, o.kv_type)),
+  out.print("cache         {} per token in {}\n", size_text(kv_bytes_per_token(spec, o.kv_type)),
             ops::name_of(o.kv_type));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
@@ -154,7 +154,7 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
   }
 }
 
-// The fields of all branches; of the first one, if two have the same.
+// The fields of all branches; if two branches have the same field, the first one wins.
 json::Object layer_json(const LayerSpec& layer) {
   json::Object j;
   json::Array branches;
@@ -242,7 +242,7 @@ json::Value metadata_json(const Checkpoint& c) {
   return j;
 }
 
-// Fails if the model cannot run there, as loading it for a request would.
+// Fails if the model cannot run on the device, as loading it for a request would.
 Result<std::unique_ptr<runtime::LoadedModel>> load(const runtime::LoadOptions& options,
                                                    ops::KvType type) {
   FRESHET_ASSIGN_OR_RETURN(auto compute, runtime::Compute::open(options));
@@ -289,7 +289,8 @@ Status inspect(Options o, Output& out) {
 
 void add_inspect(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<inspect_command::Options>();
-  CLI::App* c = program.add_subcommand("inspect", "Show what a model is made of");
+  CLI::App* c =
+      program.add_subcommand("inspect", "Show the architecture, formats and tensors of a model");
   c->add_option("model", o->model,
                 "Model folder, .gguf file or name (default: the embedded model)");
   c->add_flag("--json", o->json, "Print a JSON object");

@@ -14,7 +14,7 @@ namespace freshet::cli {
 namespace {
 
 constexpr int kInterrupted = 130;
-// What a signal handler may reach; -1 while there is no Interrupts.
+// Written to by the signal handler; -1 while there is no Interrupts.
 volatile int wake_fd = -1;
 
 void on_signal(int) {

@@ -1,12 +1,15 @@
-// Ctrl-C (SIGINT) and SIGTERM, turned into calls.
+// Turns Ctrl-C (SIGINT) and SIGTERM into function calls.
 //
-// One Interrupts exists, made first thing in main(); it also ignores SIGPIPE and SIGXFSZ, so that
-// such writes fail and are told of. While a Handler lives, a signal calls its function on a thread
-// of its own; where none lives the program ends at once with 130. So does a second signal that
-// comes before clear() has acknowledged the first, and a first one that a handler with patience was
-// called for, when its command goes on that much longer: a step of the model cannot be broken off,
-// and may take a minute. Signals within kEcho of one are that one: timeout(1) and others send it to
-// the program and once more to its group.
+// main() creates the only Interrupts first. It also ignores SIGPIPE and SIGXFSZ, so that such
+// writes fail with an error that can be reported. While a Handler exists, a signal calls its
+// function on a separate thread. The program exits at once with 130 if
+// - there is no Handler;
+// - a second signal comes before clear() has acknowledged the first;
+// - the handler has a patience, and the command still runs that long after the signal: a step of
+// the
+//   model cannot be aborted and may take a minute.
+// A signal within kEcho of the previous one is ignored as a duplicate: timeout(1) and others signal
+// the program and then its process group.
 #pragma once
 
 #include <atomic>
@@ -24,10 +27,11 @@ class Interrupts {
   Interrupts(const Interrupts&) = delete;
   Interrupts& operator=(const Interrupts&) = delete;
 
-  static constexpr std::chrono::milliseconds kPatience{1000};  // for what leaves nothing behind
+  static constexpr std::chrono::milliseconds kPatience{
+      1000};  // for commands that leave nothing behind
   static constexpr std::chrono::milliseconds kEcho{30};
 
-  // Handlers nest: the newest is called. Patience 0: as long as it takes.
+  // Handlers nest: the newest one is called. Patience 0: unlimited.
   class Handler {
    public:
     Handler(Interrupts& owner, std::function<void()> call, std::chrono::milliseconds patience = {});
@@ -43,13 +47,13 @@ class Interrupts {
     Handler* below_;
   };
 
-  // A flag that the signal sets, for loops that look at it.
+  // A flag that the signal sets, for loops to poll.
   const std::atomic<bool>& requested() const { return requested_; }
   void clear() { requested_ = false; }
 
  private:
   void loop();
-  // Whether the newest handler's patience ran out before another signal.
+  // Waits; returns whether the patience of the newest handler ran out before another signal came.
   bool out_of_patience(std::chrono::milliseconds patience);
 
   std::mutex mutex_;

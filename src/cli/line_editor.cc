@@ -15,7 +15,7 @@
 namespace freshet::cli {
 namespace {
 
-// What libedit's callbacks need.
+// State for libedit's callbacks.
 struct Terminal {
   std::string prompt;
   int wake = -1;  // readable after cancel()
@@ -37,7 +37,7 @@ void take_wake(const Terminal& terminal) {
   (void)!::read(terminal.wake, &count, sizeof count);
 }
 
-// libedit's reader of characters, except that cancel() ends the wait. 1: a character, 0: the end.
+// Reads a character for libedit; cancel() ends the wait. Returns 1 for a character, 0 at the end.
 int get_character(EditLine* edit, wchar_t* out) {
   Terminal& terminal = terminal_of(edit);
   std::string bytes;
@@ -54,7 +54,7 @@ int get_character(EditLine* edit, wchar_t* out) {
     }
     char byte;
     if (::read(0, &byte, 1) != 1) return 0;
-    // A Ctrl-D typed before the editor had the terminal; the kernel kept it as NUL.
+    // A Ctrl-D typed before the editor owned the terminal: the kernel delivers it as NUL.
     if (byte == '\0') byte = '\x04';
     bytes += byte;
     const auto first = static_cast<unsigned char>(bytes.front());
@@ -126,7 +126,8 @@ void LineEditor::Impl::remember(const std::string& line) {
 LineEditor::Event LineEditor::Impl::read_terminal(std::string& line) {
   int count = 0;
   terminal.cancelled = false;
-  // Before the prompt, which el_gets would print first: who sees it may type.
+  // Prepare the terminal before the prompt appears: el_gets would print the prompt first, and the
+  // user may type as soon as it is visible.
   el_set(edit, EL_PREP_TERM, 1);
   const char* text = el_gets(edit, &count);
   if (terminal.cancelled) {

@@ -1,6 +1,6 @@
-// Reads lines from a person: with editing and a history on a terminal, plainly elsewhere.
+// Reads lines from the user: with editing and history on a terminal, as plain lines elsewhere.
 //
-// One at a time; used by one thread, but cancel() may be called from any.
+// At most one exists at a time. Used by one thread, except that cancel() is thread-safe.
 #pragma once
 
 #include <memory>
@@ -18,11 +18,12 @@ class LineEditor {
   LineEditor& operator=(const LineEditor&) = delete;
 
   enum class Event { kLine, kEnd, kCancelled };
-  // Waits for a line (without its line break). A line that ends in a backslash goes on in the next.
+  // Waits for a line (without its line break). A line that ends in a backslash continues on
+  // the next one.
   Event read(std::string& line);
-  // Makes a read() in progress, on a terminal, return kCancelled.
+  // Makes a read() that is waiting on a terminal return kCancelled.
   void cancel();
-  // A cancel() that met no read() would end the next one: this takes it back.
+  // Drops a cancel() that came while no read() was waiting; it would end the next read().
   void forget_cancel();
   bool is_terminal() const;
 

@@ -36,20 +36,21 @@ void add_examples(CLI::App& command, const std::string& text) {
 namespace {
 
 constexpr char kAbout[] =
-    "freshet runs large language models: published weights in, exact tokens out.\n"
+    "freshet runs large language models from their published weights.\n"
     "MODEL is a Hugging Face folder, a .gguf file, or the name of a model in the cache folder\n"
-    "(smollm2, after tools/get_model smollm2). Where it may be left out, the embedded model runs.";
+    "(smollm2, after tools/get_model smollm2). If it is optional, the default is the embedded "
+    "model.";
 
 std::string footer() {
   std::string text =
-      "Exit codes: 0 done, 1 failed, 2 bad input or usage, 130 interrupted.\n"
+      "Exit codes: 0 success, 1 runtime failure, 2 bad input or usage, 130 interrupted.\n"
       "Environment:\n";
   for (const EnvEntry& e : env_table()) text += fmt::format("  {:18} {}\n", e.name, e.meaning);
-  return text + "Every command has a --help of its own.";
+  return text + "Run freshet COMMAND --help for the options of a command.";
 }
 
-// An error in one line of text, whatever the library put into it: a name in a damaged file may be
-// long and hold what a terminal obeys.
+// Makes an error message one printable line. Names in a damaged file may be long and contain
+// terminal control characters.
 std::string one_line(std::string_view text) {
   constexpr size_t kMost = 4096;
   while (text.ends_with('\n')) text.remove_suffix(1);
@@ -68,7 +69,7 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
-// What is said of a word that stands where a command must; "" where none does.
+// The error for a word in place of a command; "" if there is no such word.
 std::string unknown_command(const CLI::App& program) {
   const CLI::App* command = &program;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
@@ -90,7 +91,7 @@ int run(int argc, char** argv) {
   for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
                          add_convert, add_eval, add_bench, add_serve})
     add(program, context, action);
-  // CLI11 reads one dash as one letter; llama-bench's -pg is the exception that people know.
+  // CLI11 reads a single dash as a one-letter option, but users know llama-bench's -pg.
   std::vector<std::string> arguments(argv + 1, argv + argc);
   for (std::string& a : arguments) {
     if (a == "-pg") a = "--pg";
@@ -115,7 +116,7 @@ int run(int argc, char** argv) {
   Status status = action();
   const Status written = out.flush();
   if (status.ok()) status = written;
-  // After Ctrl-C nobody needs to be told.
+  // Ctrl-C needs no message.
   if (!status.ok() && status.code() != StatusCode::kCancelled)
     say("freshet: " + one_line(status.message()));
   return exit_code(status);

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Models that tools/get_model can get.
+// Models that tools/get_model can download.
 constexpr std::array<std::string_view, 2> kPublished = {"smollm2", "gemma3"};
 
 bool exists(const std::string& path) {
@@ -32,7 +32,7 @@ bool is_published(std::string_view name) {
   return false;
 }
 
-// Where `name` would be in the cache folder; "" when it is not there.
+// The path of the model `name` in the cache folder; "" if it is not there.
 std::string in_cache(const std::string& name) {
   const auto folder = cache_dir();
   if (!folder.ok() || name.empty() || name.find('/') != std::string::npos) return {};
@@ -43,7 +43,7 @@ std::string in_cache(const std::string& name) {
   return {};
 }
 
-// The embedded file, as a file of its own in memory: readers take paths. Made once a process.
+// Copies the embedded model to a file in memory, because readers take paths. Done once per process.
 Result<std::string> default_path() {
   static std::mutex mutex;
   static std::string path;
@@ -54,7 +54,7 @@ Result<std::string> default_path() {
     return not_found("this build has no embedded model: name one (tools/get_model smollm2)");
   const int fd = ::memfd_create("default.gguf", MFD_CLOEXEC);
   if (fd < 0)
-    return io_error("cannot make a file in memory: {}", std::generic_category().message(errno));
+    return io_error("cannot create a file in memory: {}", std::generic_category().message(errno));
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - done);
     if (n <= 0) {
@@ -95,7 +95,7 @@ Result<std::string> resolve_model(const std::string& name) {
   }
   return not_found(
       "no model '{}': it is neither a file, nor a folder, nor a name in the cache folder "
-      "(tools/get_model --list shows what can be had)",
+      "(tools/get_model --list shows the available models)",
       name);
 }
 

@@ -1,4 +1,4 @@
-// From what a user calls a model to the file or folder that holds it.
+// Finds the file or folder of the model that the user named.
 //
 // Thread-safe.
 #pragma once
@@ -11,11 +11,11 @@
 namespace freshet::cli {
 
 // `name` is a path, or the name of a model in the cache folder; "" (or "default") is the embedded
-// model. The error tells what was looked for and how to get a model.
+// model. The error says where it looked and how to get a model.
 Result<std::string> resolve_model(const std::string& name);
 
-// Whether `text` was meant as a model rather than as a prompt: it is one that can be found, or
-// looks like a path.
+// Whether `text` means a model rather than a prompt: it names a model that exists or can be
+// downloaded, or it looks like a path.
 bool looks_like_model(const std::string& text);
 
 }  // namespace freshet::cli

@@ -11,45 +11,46 @@ namespace freshet::cli {
 
 void add_compute_options(CLI::App& c, RunOptions& o) {
   const std::string group = "How it runs";
-  c.add_option("-t,--threads", o.threads, "Worker threads (default: one a physical core)")
+  c.add_option("-t,--threads", o.threads, "Worker threads (default: one per physical core)")
       ->check(CLI::Range(1, 4096))
       ->group(group);
-  c.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda or cuda:N (GPU N)")
+  c.add_option("--device", o.device, "auto (a GPU if one is found), cpu, cuda or cuda:N (GPU N)")
       ->capture_default_str()
       ->group(group);
   c.add_option("--cpu-isa", o.cpu_isa,
                "Highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512vnni, amx; "
-               "on 64-bit ARM scalar, neon, neondot")
+               "on 64-bit ARM: scalar, neon, neondot")
       ->group(group);
   c.add_flag("--reference", o.reference, "Compute in plain F32, without tuned kernels")
       ->group(group);
   c.add_option("--force-kernel", o.force_kernels,
-               "Use this kernel where it fits, e.g. matmul=q4_0.avx2 or, on a "
-               "GPU,\nmatmul=q_sm90_m1_8 (may be given several times)")
+               "Use this kernel wherever it applies, e.g. matmul=q4_0.avx2 or, on a "
+               "GPU,\nmatmul=q_sm90_m1_8 (may be repeated)")
       ->group(group);
   c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
                "Type of keys and values: auto, f32, f16, bf16, fp8, int8")
       ->capture_default_str()
       ->group(group);
   c.add_option("--weight-cache-dir", o.weight_cache_dir,
-               "A folder that keeps packed weights, which the next start maps (default: none)")
+               "Folder for packed weights, which later starts map into memory (default: none)")
       ->group(group);
-  c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and what was chosen")->group(group);
+  c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and the chosen device and kernels")
+      ->group(group);
 }
 
 void add_engine_options(CLI::App& c, RunOptions& o) {
   add_compute_options(c, o);
   const std::string group = "How it runs";
   c.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,
-               "Share of a GPU's memory that may be taken")
+               "Fraction of a GPU's memory to use")
       ->check(CLI::Range(0.05, 1.0))
       ->capture_default_str()
       ->group(group);
   c.add_option("--kv-cache-memory,--kv-cache-memory-bytes", o.kv_cache_memory,
-               "Memory for keys and values, e.g. 512M (default: from the plan)")
+               "Memory for the KV cache, e.g. 512M (default: from the memory plan)")
       ->group(group);
   c.add_option("--max-model-len", o.max_model_len,
-               "Longest sequence (default: what the model allows and memory holds)")
+               "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
       ->group(group);
 }
@@ -91,7 +92,7 @@ Result<size_t> parse_bytes(const std::string& text) {
 
 namespace {
 
-// The embedded model is a file in memory, which nobody meets again.
+// The embedded model is a file in memory: no later process can find it by its path.
 std::string weight_cache_of(const RunOptions& o, const std::string& path) {
   return path.starts_with("/proc/self/fd/") ? std::string() : o.weight_cache_dir;
 }
@@ -147,7 +148,7 @@ void say_device(const RunOptions& o, const std::string& device, const std::strin
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::string& model) {
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(model));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions e, engine_options(o, path));
-  e.max_num_seqs = 256;  // one request at a time: no room for more is wanted
+  e.max_num_seqs = 256;  // one request at a time: more would only take memory
   ProgressLine progress;
   e.on_progress = [&progress](const std::string& stage, double fraction) {
     progress.update(stage, fraction);
@@ -160,15 +161,16 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& o, const std::stri
 CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
   return c
       .add_option("--generation-config", choice,
-                  "Sampling parameters that are left out: auto (the model's "
-                  "generation_config.json or GGUF file), none, or a folder with the former")
+                  "Source of sampling parameters that are not given: auto (the model's "
+                  "generation_config.json or GGUF file), none, or a folder with a "
+                  "generation_config.json")
       ->capture_default_str();
 }
 
 namespace {
 
-// Sets what the options leave out to what the model's authors recommend. Where they recommend
-// anything, the rest is off, as in the server: they will not have tried it with ours.
+// Sets parameters that were not given to the values that the model's authors recommend. If they
+// recommend any, all others are off, as in the server: our defaults were not tested with theirs.
 Status take_recommended(const SamplingOptions& o, const std::string& model_path,
                         SamplingParams& p) {
   FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
@@ -195,44 +197,46 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   p.max_tokens = max_tokens;
   p.temperature = 0.7f;
   p.top_p = 0.95f;
-  const std::string group = "How tokens are chosen";
+  const std::string group = "Sampling";
   c.add_option_function<int>(
        "-n,--max-tokens",
        [&o](const int& n) {
          o.params.max_tokens = n;
          o.max_tokens_given = true;
        },
-       fmt::format("Most tokens to write (default: {})", max_tokens))
+       fmt::format("Maximum number of tokens to generate (default: {})", max_tokens))
       ->group(group);
   const auto add = [&](const char* name, auto& value, const char* about) {
     return c.add_option(name, value, about)->capture_default_str()->group(group);
   };
-  add("--temp,--temperature", p.temperature, "0: always the best token");
-  add("--top-k", p.top_k, "Only the k best tokens; 0: all");
-  add("--top-p", p.top_p, "Only the best tokens that make up this probability");
-  add("--min-p", p.min_p, "Only tokens at least this likely, as a share of the best");
-  add("--typical-p", p.typical_p, "Only typical tokens that make up this probability");
+  add("--temp,--temperature", p.temperature, "Sampling temperature; 0: greedy");
+  add("--top-k", p.top_k, "Sample from the k most likely tokens; 0: all");
+  add("--top-p", p.top_p, "Sample from the most likely tokens that together have this probability");
+  add("--min-p", p.min_p, "Drop tokens less likely than this fraction of the most likely token");
+  add("--typical-p", p.typical_p,
+      "Sample from the most typical tokens that together have this probability");
   add("--repetition-penalty", p.repetition_penalty,
-      "Divides logits of tokens that occurred; 1: off");
-  add("--presence-penalty", p.presence_penalty, "Taken from tokens already written");
-  add("--frequency-penalty", p.frequency_penalty, "Taken from tokens each time they were written");
+      "Divides the logits of tokens that have occurred; 1: off");
+  add("--presence-penalty", p.presence_penalty,
+      "Subtracted from the logits of tokens already generated");
+  add("--frequency-penalty", p.frequency_penalty,
+      "Subtracted once for each time a token was generated");
   add_generation_config_option(c, o.generation_config)->group(group);
-  c.add_option("--logit-bias", o.logit_bias,
-               "ID=VALUE, added to a token's logit (may be given often)")
+  c.add_option("--logit-bias", o.logit_bias, "ID=VALUE, added to a token's logit (may be repeated)")
       ->group(group);
   c.add_option("--seed", o.seed, "Makes the output repeatable (default: random)")
       ->check(not_negative())
       ->group(group);
-  c.add_option("--stop", p.stop, "Stop before this text (may be given often)")
+  c.add_option("--stop", p.stop, "Stop before this text (may be repeated)")
       ->allow_extra_args(false)
       ->group(group);
-  c.add_option("--stop-token", p.stop_token_ids, "Stop at this token id (may be given often)")
+  c.add_option("--stop-token", p.stop_token_ids, "Stop at this token id (may be repeated)")
       ->allow_extra_args(false)
       ->group(group);
-  c.add_flag("--ignore-eos", p.ignore_eos, "Go on after the end of the text")->group(group);
-  add("--min-tokens", p.min_tokens, "No end of text before so many tokens");
-  add("--beams", p.beam_width, "Beam search of this width; 0: none");
-  add("--length-penalty", p.length_penalty, "Beam search: above 1 prefers long texts");
+  c.add_flag("--ignore-eos", p.ignore_eos, "Do not stop at an end-of-text token")->group(group);
+  add("--min-tokens", p.min_tokens, "Do not stop at an end-of-text token before this many tokens");
+  add("--beams", p.beam_width, "Beam search with this width; 0: off");
+  add("--length-penalty", p.length_penalty, "Beam search: above 1 prefers longer texts");
 }
 
 Result<SamplingParams> sampling_params(const SamplingOptions& o, const std::string& model_path) {

@@ -1,6 +1,6 @@
-// Options that several subcommands have: which model, how it runs, how tokens are chosen.
+// Options shared by several subcommands: the model, how it runs, sampling.
 //
-// add_*() declares them; the struct holds what was given once parsing is over. One thread.
+// add_*() declares them; after parsing, the struct holds the given values. Single-threaded.
 #pragma once
 
 #include <string>
@@ -28,24 +28,25 @@ struct RunOptions {
   int max_model_len = 0;
   bool verbose = false;
 };
-// Threads, instruction set, kernels, type of the cache; --verbose.
+// Threads, device, instruction set, kernels, KV cache type; --verbose.
 void add_compute_options(CLI::App& command, RunOptions& options);
-// Those, and what the cache may take.
+// The same, and the limits of the KV cache.
 void add_engine_options(CLI::App& command, RunOptions& options);
 
 // "1536", "512M", "2GiB" -> bytes.
 Result<size_t> parse_bytes(const std::string& text);
 
-// `path`: as resolve_model() gave it. With --verbose the library's remarks are printed from here
-// on.
+// `path`: as returned by resolve_model(). With --verbose, the library's messages are printed from
+// here on.
 Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
 eval::SessionOptions session_options(const RunOptions& options, const std::string& path);
 
-// A line on standard error where --device auto chose a GPU, or did not because of `why`; with
-// --verbose, always.
+// Prints the device to standard error if --device auto chose a GPU, or could not because of `why`;
+// with --verbose, always.
 void say_device(const RunOptions& options, const std::string& device, const std::string& why);
-// What open(settings) gives: an engine or a session. With --device auto, what a GPU there cannot
-// take (a format, a shape) runs on the processor. Clears `progress` and tells of the device.
+// Calls open(settings), which returns an engine or a session. With --device auto, a model that the
+// GPU does not support (a format, a shape) is opened on the CPU. Clears `progress` and prints the
+// device.
 template <class Settings, class Open>
 auto open_on_device(const RunOptions& options, ProgressLine& progress, Settings settings,
                     const Open& open) -> decltype(open(settings)) {
@@ -60,18 +61,20 @@ auto open_on_device(const RunOptions& options, ProgressLine& progress, Settings 
   if (opened.ok()) say_device(options, (*opened)->device(), why);
   return opened;
 }
-// Loads with progress on a terminal; with --verbose prints the memory plan to standard error.
+// Loads a model, with progress on a terminal; with --verbose prints the memory plan to standard
+// error.
 Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std::string& model);
 
-// Checks of numbers, in words: CLI11's own name the largest double.
+// Checks of numbers with short messages: those of CLI11 include the largest double.
 CLI::Validator above_zero();
 CLI::Validator not_negative();
 
-// Where sampling parameters that nobody gives come from: see server/sampling_defaults.h.
+// --generation-config, the source of sampling parameters that are not given: see
+// server/sampling_defaults.h.
 CLI::Option* add_generation_config_option(CLI::App& command, std::string& choice);
 
 struct SamplingOptions {
-  const CLI::App* command = nullptr;  // tells what was given
+  const CLI::App* command = nullptr;  // knows which options were given
   SamplingParams params;
   std::string generation_config = "auto";
   bool max_tokens_given = false;
@@ -80,7 +83,7 @@ struct SamplingOptions {
 };
 // `max_tokens`: the default of -n.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int max_tokens);
-// `model_path`: as resolve_model() gave it.
+// `model_path`: as returned by resolve_model().
 Result<SamplingParams> sampling_params(const SamplingOptions& options,
                                        const std::string& model_path);
 

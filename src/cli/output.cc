@@ -52,7 +52,7 @@ Status Output::flush() {
 
 Status write_text_file(const std::string& path, const std::string& text, bool append) {
   struct stat there{};
-  // A pipe or a terminal keeps nothing, and a link leads to what it stands for.
+  // Pipes, terminals and links are written in place: a rename would replace them.
   const bool exists = ::lstat(path.c_str(), &there) == 0;
   const bool aside = !append && (!exists || S_ISREG(there.st_mode));
   const std::string target = aside ? path + ".partial" : path;
@@ -86,7 +86,7 @@ void say(std::string_view line) {
 bool say_unless_it_blocks(std::string_view line) {
   pollfd error{.fd = 2, .events = POLLOUT, .revents = 0};
   if (::poll(&error, 1, 0) <= 0) return false;
-  say(line.substr(0, PIPE_BUF - 1));  // a pipe that takes anything takes so much
+  say(line.substr(0, PIPE_BUF - 1));  // a pipe that is ready accepts this much
   return true;
 }
 

@@ -1,7 +1,7 @@
-// Standard output that notices when it cannot be written.
+// Standard output that detects write errors.
 //
-// Writes are buffered until flush(). After a failure (a full disk, a reader that left) everything
-// else is dropped and status() says why. SIGPIPE must be ignored (cli/interrupt.h does so). Used by
+// Writes are buffered until flush(). After a failure (disk full, broken pipe) all further output is
+// dropped and status() has the error. SIGPIPE must be ignored (cli/interrupt.h does so). Used by
 // one thread at a time.
 #pragma once
 
@@ -33,22 +33,22 @@ class Output {
   Status status_;
 };
 
-// Writes a whole file, which keeps its mode, and what was in it where that fails, or appends to it.
-// Meanwhile there is a file named like it with ".partial" behind.
+// Replaces a file, or appends to it. Replacing writes PATH.partial and renames it: the file keeps
+// its mode, and after a failure its old contents.
 Status write_text_file(const std::string& path, const std::string& text, bool append = false);
 
 // Whether standard error / input is a terminal.
 bool stderr_is_terminal();
 bool stdin_is_terminal();
-// Writes to standard error, whatever happens.
+// Writes a line to standard error; errors are ignored.
 void say(std::string_view line);
-// The same with 4,095 bytes of it at most, unless standard error is a pipe that is full because
-// nobody reads it: returns false.
+// The same, with at most 4,095 bytes of the line. Returns false and writes nothing if standard
+// error is a full pipe that nobody reads.
 bool say_unless_it_blocks(std::string_view line);
-// Has the library's remarks from this level on written there.
+// Sends the library's messages of this level and above to standard error.
 void log_to_stderr(LogLevel minimum);
 
-// A line on a terminal's standard error that is overwritten as work goes on; silent elsewhere.
+// A progress line on standard error, overwritten by each update. Silent unless it is a terminal.
 class ProgressLine {
  public:
   ProgressLine();

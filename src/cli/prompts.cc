@@ -7,7 +7,7 @@
 namespace freshet::cli {
 namespace {
 
-// More cannot be a prompt.
+// No prompt is longer.
 constexpr size_t kMaxInput = size_t{1} << 30;
 
 Result<std::vector<std::string>> read_lines(std::istream& in, const std::string& name) {
@@ -23,7 +23,7 @@ Result<std::vector<std::string>> read_lines(std::istream& in, const std::string&
     }
     prompts.push_back(line);
   }
-  if (prompts.empty()) return invalid_argument("{} holds no prompt", name);
+  if (prompts.empty()) return invalid_argument("{} has no prompt", name);
   return prompts;
 }
 
@@ -40,7 +40,7 @@ Result<std::vector<std::vector<int32_t>>> read_ids(const std::string& path) {
     if (ids->empty()) return invalid_argument("{}, list {} is empty", path, lists.size());
     lists.push_back(std::move(ids).value());
   }
-  if (lists.empty()) return invalid_argument("{} holds no list of ids", path);
+  if (lists.empty()) return invalid_argument("{} has no list of ids", path);
   return lists;
 }
 

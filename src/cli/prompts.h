@@ -1,4 +1,4 @@
-// Where `run` gets its prompts from: the command line, a file, standard input, lists of ids.
+// Reads the prompts of `run`: files, standard input, lists of ids.
 //
 // Thread-compatible.
 #pragma once
@@ -12,18 +12,18 @@
 
 namespace freshet::cli {
 
-// A JSON list of lists of token ids, as the file holds it. Ids are not compared with a vocabulary.
+// Reads a JSON list of lists of token ids. Ids are not checked against a vocabulary.
 Result<std::vector<std::vector<int32_t>>> read_ids(const std::string& path);
 
-// A prompt a line; lines that are a JSON string are unquoted, empty ones left out. "-": standard
-// input.
+// Reads one prompt per line. Lines that are a JSON string are decoded; empty lines are skipped.
+// "-": standard input.
 Result<std::vector<std::string>> read_prompts(const std::string& path);
 
-// All of standard input, without the last line break.
+// Reads all of standard input, without the last line break.
 Result<std::string> read_stdin();
 
 json::Array ids_to_json(const std::vector<int32_t>& ids);
-// Refuses anything but an array of integers in [0, 2^31).
+// An error for anything but an array of integers in [0, 2^31).
 Result<std::vector<int32_t>> ids_from_json(const json::Value& value);
 
 }  // namespace freshet::cli

@@ -34,7 +34,7 @@ struct Options {
   SamplingOptions sampling;
 };
 
-// Which model, and the prompt on the command line if there is one.
+// The model, and the prompt if the command line has one.
 struct What {
   std::string model;
   std::optional<std::string> prompt;
@@ -113,7 +113,7 @@ class Runner {
   Context& context_;
   Engine& engine_;
   SamplingParams params_;
-  std::vector<std::string> texts_;  // empty where ids were given
+  std::vector<std::string> texts_;  // empty if ids were given
   std::vector<std::vector<int32_t>> prompts_;
 };
 
@@ -160,7 +160,7 @@ Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   return Generation::start(engine_, std::move(request));
 }
 
-// Takes what comes until the request is over; prints as it comes or at the end.
+// Reads deltas until the request is done; prints them as they arrive or at the end.
 Status Runner::finish(size_t index, Generation& generation) {
   std::vector<Sample> samples(static_cast<size_t>(o_.samples));
   while (auto delta = generation.next()) {
@@ -239,7 +239,7 @@ Status Runner::run() {
 
 Result<SamplingParams> params_of(const Options& o, const std::string& model_path) {
   SamplingOptions sampling = o.sampling;
-  const bool ids = !o.ids_file.empty();  // what goes with them is all that counts
+  const bool ids = !o.ids_file.empty();  // then only options that were given count
   if (ids && sampling.command->count("--generation-config") == 0)
     sampling.generation_config = "none";
   FRESHET_ASSIGN_OR_RETURN(SamplingParams p, sampling_params(sampling, model_path));
@@ -260,7 +260,7 @@ Status run(const Options& o, Context& context) {
   Runner runner(o, context, *engine, std::move(params));
   FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));
   if (what.model.empty())
-    say("No model named: running the embedded default (21.5M parameters; it continues text).");
+    say("No model given: running the embedded default (21.5M parameters; it continues text).");
   return runner.run();
 }
 
@@ -268,32 +268,32 @@ Status run(const Options& o, Context& context) {
 
 void add_run(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<run_command::Options>();
-  CLI::App* c = program.add_subcommand("run", "Continue a text, or many");
-  c->add_option(
-       "words", o->words,
-       "[MODEL] [PROMPT]; without a model the embedded one runs, without a prompt standard "
-       "input is read")
+  CLI::App* c = program.add_subcommand("run", "Continue one or more texts");
+  c->add_option("words", o->words,
+                "[MODEL] [PROMPT] (default: the embedded model; the prompt from standard input)")
       ->expected(0, 2);
   c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
   c->add_option("-f,--file", o->file,
-                "A file with a prompt a line, run in parallel; -: standard input");
+                "A file with one prompt per line, run in parallel; -: standard input");
   c->add_option("--ids", o->ids_file,
-                "A JSON file with a list of lists of token ids as prompts (implies --ignore-eos)");
-  c->add_flag("--stop-at-eos", o->stop_at_eos, "With --ids: stop at the end of the text after all");
-  c->add_flag("--chat", o->chat,
-              "Put the prompt into the model's chat template, as a user's message");
+                "A JSON file with prompts as a list of lists of token ids (implies --ignore-eos)");
+  c->add_flag("--stop-at-eos", o->stop_at_eos,
+              "With --ids: stop at an end-of-text token (default: ignore it)");
+  c->add_flag("--chat", o->chat, "Wrap the prompt in the model's chat template, as a user message");
   c->add_option("--system", o->system, "With --chat: the system message");
-  c->add_option("--chat-template", o->chat_template, "With --chat: a Jinja file to use instead");
-  c->add_option("--samples", o->samples, "Write so many continuations of each prompt")
+  c->add_option("--chat-template", o->chat_template,
+                "With --chat: a Jinja file to use instead of the model's template");
+  c->add_option("--samples", o->samples, "Number of continuations per prompt")
       ->check(CLI::Range(1, 1024));
-  c->add_option("--parallel", o->parallel, "Prompts in work at the same time")
+  c->add_option("--parallel", o->parallel, "Number of prompts that run at the same time")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  c->add_flag("--print-ids", o->print_ids, "Print one JSON array of the new token ids a line");
-  c->add_flag("--json", o->json, "Print a JSON object a line: text, ids, finish_reason ...");
-  c->add_option("--logprobs", o->logprobs, "With --json: log-probabilities of so many best tokens")
+  c->add_flag("--print-ids", o->print_ids, "Print the new token ids, one JSON array per line");
+  c->add_flag("--json", o->json, "Print one JSON object per line: text, ids, finish_reason ...");
+  c->add_option("--logprobs", o->logprobs,
+                "With --json: log-probabilities of this many most likely tokens")
       ->check(CLI::Range(0, 1024));
-  c->add_flag("--stats", o->stats, "Print the speed to standard error (always on a terminal)");
+  c->add_flag("--stats", o->stats, "Print the speed to standard error (default on a terminal)");
   add_sampling_options(*c, o->sampling, 256);
   add_engine_options(*c, o->run);
   add_examples(*c,

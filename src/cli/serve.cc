@@ -20,7 +20,7 @@ namespace serve_command {
 struct Options {
   std::string model;
   RunOptions run;
-  EngineOptions engine;  // the scheduler's part
+  EngineOptions engine;  // scheduler options only
   server::HttpOptions http;
   server::AppOptions app;
   std::string api_key_file;
@@ -41,7 +41,7 @@ Result<std::string> read_text(const std::string& path) {
   return text.str();
 }
 
-// --api-key, --api-key-file (one a line) and FRESHET_API_KEY together.
+// Collects the keys of --api-key, --api-key-file (one per line) and FRESHET_API_KEY.
 Status collect_keys(Options& o) {
   if (!o.api_key_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(const std::string text, read_text(o.api_key_file));
@@ -51,7 +51,7 @@ Status collect_keys(Options& o) {
       if (!line.empty()) o.app.api_keys.push_back(line);
     }
     if (o.app.api_keys.empty())
-      return invalid_argument("--api-key-file {} holds no key", o.api_key_file);
+      return invalid_argument("--api-key-file {} has no key", o.api_key_file);
   }
   if (const auto key = env(EnvVar::kApiKey); key && !key->empty()) o.app.api_keys.push_back(*key);
   return {};
@@ -84,7 +84,7 @@ class Shutdown {
   bool requested_ = false;
 };
 
-// Lines on standard error. A server does not wait for whoever started it to read them.
+// Lines on standard error. The server never waits for a reader of them: it drops lines instead.
 class AccessLog {
  public:
   void write(const std::string& line) {
@@ -145,17 +145,17 @@ Status serve(Options& o, Context& context) {
                            server::App::create(*engine, o.app, post));
   http->serve([&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); });
   if (!o.app.sampling_defaults.empty()) {
-    say(fmt::format("freshet: sampling unless a request says otherwise: {}",
+    say(fmt::format("freshet: default sampling parameters: {}",
                     json::write(json::Value(o.app.sampling_defaults))));
   }
   say(fmt::format("freshet: serving {} at {}://{}", app->model_name(),
                   o.http.tls_certificate.empty() ? "http" : "https",
                   server::host_and_port(o.http.host, http->port())));
   shutdown.wait();
-  say_unless_it_blocks("freshet: finishing what runs; Ctrl-C again ends at once");
+  say_unless_it_blocks("freshet: waiting for running requests; press Ctrl-C again to stop at once");
   app->drain();
   const bool finished = http->stop(o.shutdown_timeout_s);
-  engine.reset();  // while what its callbacks use still lives
+  engine.reset();  // before anything that its callbacks use is destroyed
   if (!finished) return io_error("some requests were cut off after {} s", o.shutdown_timeout_s);
   return {};
 }
@@ -170,13 +170,14 @@ void add_http_options(CLI::App& command, Options& o) {
       ->group("Server");
   command
       .add_option("--served-model-name", o.app.served_model_names,
-                  "Names of the model in the API; the first is reported")
+                  "Names of the model in the API; the first one is reported")
       ->group("Server");
   command
       .add_option("--api-key", o.app.api_keys,
-                  "Keys of which a request must send one (also FRESHET_API_KEY)")
+                  "API keys; a request must send one of them (also FRESHET_API_KEY)")
       ->group("Server");
-  command.add_option("--api-key-file", o.api_key_file, "File with one key a line")->group("Server");
+  command.add_option("--api-key-file", o.api_key_file, "File with one key per line")
+      ->group("Server");
   command
       .add_option("--allowed-origins", o.app.allowed_origins,
                   "Web origins that may call the API; * for any")
@@ -191,12 +192,12 @@ void add_http_options(CLI::App& command, Options& o) {
   add_generation_config_option(command, o.generation_config)->group("Server");
   command
       .add_option("--tool-call-parser", o.app.tool_call_parser,
-                  "Dialect of tool calls: hermes, llama3_json, mistral")
+                  "Format of tool calls: hermes, llama3_json, mistral (default: from the template)")
       ->group("Server");
   command
       .add_option("--reasoning-parser", o.app.reasoning_parser,
-                  "Tells a chat model's thoughts from its answer: " +
-                      server::reasoning_parser_names() + " (default: they stay in the text)")
+                  "Separates reasoning from the answer: " + server::reasoning_parser_names() +
+                      " (default: reasoning stays in the text)")
       ->group("Server");
   command
       .add_option_function<std::string>(
@@ -204,29 +205,31 @@ void add_http_options(CLI::App& command, Options& o) {
           [&o](const std::string& s) {
             o.app.pooling = s == "mean" ? Pooling::kMean : Pooling::kLast;
           },
-          "Embeddings: the state of the last token, or the mean of all")
+          "Embeddings: the hidden state of the last token, or the mean of all tokens")
       ->check(CLI::IsMember({"last", "mean"}))
       ->default_str("last")
       ->group("Server");
   command
       .add_flag("--disable-access-log", o.no_access_log,
-                "No line on standard error for each request")
+                "Turn off the access log (one JSON line per request on standard error)")
       ->group("Server");
-  command.add_flag("--no-webui", o.no_web_page, "No page at /")->group("Server");
+  command.add_flag("--no-webui", o.no_web_page, "Turn off the chat page at /")->group("Server");
 }
 
 void add_limit_options(CLI::App& command, Options& o) {
-  command.add_option("--max-connections", o.http.max_connections, "Open connections at most")
+  command
+      .add_option("--max-connections", o.http.max_connections, "Maximum number of open connections")
       ->capture_default_str()
       ->check(above_zero())
       ->group("Server");
-  command.add_option("--max-body-bytes", o.http.max_body_bytes, "Largest request body")
+  command.add_option("--max-body-bytes", o.http.max_body_bytes, "Maximum size of a request body")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->group("Server");
-  command.add_option("--max-header-bytes", o.http.max_header_bytes, "Largest request header")
+  command
+      .add_option("--max-header-bytes", o.http.max_header_bytes, "Maximum size of a request header")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20))  // a connection's buffer
+      ->check(CLI::Range(1, 1 << 20))  // sizes each connection's buffer
       ->group("Server");
   command
       .add_option("--header-timeout", o.http.header_timeout_s,
@@ -234,19 +237,20 @@ void add_limit_options(CLI::App& command, Options& o) {
       ->capture_default_str()
       ->check(above_zero())
       ->group("Server");
-  command.add_option("--body-timeout", o.http.body_timeout_s, "Seconds for a request's body")
+  command.add_option("--body-timeout", o.http.body_timeout_s, "Seconds to receive a request body")
       ->capture_default_str()
       ->check(above_zero())
       ->group("Server");
   command
-      .add_option("--write-timeout", o.http.write_timeout_s,
-                  "Seconds without progress after which a client that does not read is cut off")
+      .add_option(
+          "--write-timeout", o.http.write_timeout_s,
+          "Seconds without write progress before a client that does not read is disconnected")
       ->capture_default_str()
       ->check(above_zero())
       ->group("Server");
   command
       .add_option("--shutdown-timeout", o.shutdown_timeout_s,
-                  "Seconds that requests get to finish after SIGTERM")
+                  "Seconds that running requests may take to finish after SIGTERM")
       ->capture_default_str()
       ->check(not_negative())
       ->group("Server");
@@ -256,30 +260,31 @@ void add_scheduler_options(CLI::App& command, Options& o) {
   EngineOptions& e = o.engine;
   command
       .add_option("--max-num-seqs", e.max_num_seqs,
-                  "Sequences in a step at most (default: 256; 1024 on a large GPU)")
+                  "Maximum number of sequences per step (default: 256; 1024 on a large GPU)")
       ->check(above_zero())
       ->group("Scheduler");
   command
-      .add_option("--max-num-batched-tokens", e.max_num_batched_tokens,
-                  "Tokens in a step at most; longer prompts are cut into chunks (default: 2048; "
-                  "512 on up to 4 cores, 8192 on a large GPU)")
+      .add_option(
+          "--max-num-batched-tokens", e.max_num_batched_tokens,
+          "Maximum number of tokens per step; longer prompts are cut into chunks (default: 2048; "
+          "512 on up to 4 cores, 8192 on a large GPU)")
       ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-num-queued-reqs", e.max_num_queued_reqs,
-                  "Waiting requests at most, then 429; 0: no limit")
+                  "Maximum number of waiting requests, beyond it 429; 0: no limit")
       ->capture_default_str()
       ->check(not_negative())
       ->group("Scheduler");
   command
       .add_option("--max-num-queued-tokens", e.max_num_queued_tokens,
-                  "Waiting prompt tokens at most, then 429; 0: no limit")
+                  "Maximum number of waiting prompt tokens, beyond it 429; 0: no limit")
       ->capture_default_str()
       ->check(not_negative())
       ->group("Scheduler");
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", o.prefix_caching,
-                "Share cached prefixes (the default), or do not")
+                "Reuse cached prefixes between requests (default: on)")
       ->group("Scheduler");
   command.add_option("--batching", e.batching, "continuous, static or dynamic")
       ->capture_default_str()
@@ -287,37 +292,37 @@ void add_scheduler_options(CLI::App& command, Options& o) {
       ->group("Scheduler");
   command
       .add_option("--max-batch-size", e.max_batch_size,
-                  "Static and dynamic batching: requests in a batch")
+                  "Static and dynamic batching: maximum number of requests in a batch")
       ->capture_default_str()
       ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--max-wait-time-ms", e.max_wait_time_ms,
-                  "Static and dynamic batching: wait for a full batch")
+                  "Static and dynamic batching: longest wait for a full batch, in ms")
       ->capture_default_str()
       ->check(not_negative())
       ->group("Scheduler");
   command
       .add_option("--max-tokens-per-batch", e.max_tokens_per_batch,
-                  "Static and dynamic batching: tokens in a batch")
+                  "Static and dynamic batching: maximum number of tokens in a batch")
       ->capture_default_str()
       ->check(above_zero())
       ->group("Scheduler");
   command
       .add_option("--preferred-batch-sizes", e.preferred_batch_sizes,
-                  "Dynamic batching: sizes to send off at once")
+                  "Dynamic batching: start a batch at once when it has one of these sizes")
       ->group("Scheduler");
 }
 
 void add_metrics_options(CLI::App& command, Options& o) {
   command
       .add_flag("--kv-cache-metrics", o.kv_cache_metrics,
-                "In /metrics: how long cached blocks live, lie idle and wait to be used again")
+                "Add lifetime, idle time and reuse gap of cached blocks to /metrics")
       ->group("Metrics");
   o.engine.kv_cache_metrics_sample = 0.01;
   command
       .add_option("--kv-cache-metrics-sample", o.engine.kv_cache_metrics_sample,
-                  "Share of blocks that are timed for it")
+                  "Fraction of blocks to sample for these metrics")
       ->capture_default_str()
       ->check(CLI::Range(1e-6, 1.0))
       ->group("Metrics");
@@ -328,7 +333,8 @@ void add_metrics_options(CLI::App& command, Options& o) {
 void add_serve(CLI::App& program, Context& context, Action& action) {
   CLI::App& command = *program.add_subcommand("serve", "Serve a model over the OpenAI API");
   auto o = std::make_shared<serve_command::Options>();
-  command.add_option("MODEL,-m,--model", o->model, "Model to serve; the embedded one if left out");
+  command.add_option("MODEL,-m,--model", o->model,
+                     "Model folder, .gguf file or name (default: the embedded model)");
   add_engine_options(command, o->run);
   add_http_options(command, *o);
   add_limit_options(command, *o);

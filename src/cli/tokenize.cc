@@ -55,13 +55,13 @@ Status convert_lines(const Tokenizer& tokenizer, const Options& o, Output& out) 
     if (!converted.ok())
       return converted.status().with_context(fmt::format("standard input, line {}", number));
     out.write(*converted + "\n");
-    // One answer a question, for programs that talk with this one over pipes.
+    // Flush each answer if no input waits: other programs may talk to this one over pipes.
     if (std::cin.rdbuf()->in_avail() <= 0) FRESHET_RETURN_IF_ERROR(out.flush());
   }
   return out.flush();
 }
 
-// For people: each token's id and text.
+// Readable output: the id and text of each token.
 Status show(const Tokenizer& tokenizer, const Options& o, Output& out) {
   const auto ids = tokenizer.encode(o.text, {.add_special = !o.no_special});
   if (o.json) {
@@ -89,15 +89,15 @@ Status tokenize(const Options& o, Output& out) {
 
 void add_tokenize(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<tokenize_command::Options>();
-  CLI::App* c = program.add_subcommand("tokenize", "Turn text into token ids and back");
-  c->add_option("model", o->model, "Model folder, .gguf file or bare tokenizer file")->required();
+  CLI::App* c = program.add_subcommand("tokenize", "Convert text to token ids and back");
+  c->add_option("model", o->model, "Model folder, .gguf file, name, or tokenizer file")->required();
   auto* text = c->add_option("text", o->text, "The text (with --decode: a JSON array of ids)");
-  auto* jsonl = c->add_flag("--jsonl", o->jsonl,
-                            "Read standard input: a JSON string a line in, a JSON array of ids a "
-                            "line out");
-  c->add_flag("--decode", o->decode, "The other way: ids in, text out");
+  auto* jsonl = c->add_flag(
+      "--jsonl", o->jsonl,
+      "Read one JSON string per line from standard input; print one JSON array of ids per line");
+  c->add_flag("--decode", o->decode, "Convert ids to text");
   c->add_flag("--no-special", o->no_special, "Add no special tokens");
-  c->add_flag("--skip-special", o->skip_special, "With --decode: leave special tokens out");
+  c->add_flag("--skip-special", o->skip_special, "With --decode: leave out special tokens");
   c->add_flag("--json", o->json, "Print the ids as one JSON array");
   text->excludes(jsonl);
   add_examples(*c,

@@ -20,38 +20,38 @@ std::string trimmed(const std::string& s) {
 }  // namespace
 
 void add_workload_options(CLI::App& c, WorkloadOptions& o) {
-  const std::string group = "What is asked";
+  const std::string group = "Workload";
   const auto add = [&](const char* name, auto& value, const char* about) {
     return c.add_option(name, value, about)->capture_default_str()->group(group);
   };
   add("--dataset-name", o.dataset_name,
       "random, sonnet, sharegpt, custom (JSON lines with \"prompt\"), or a trace: azure, mooncake")
       ->check(CLI::IsMember({"random", "sonnet", "sharegpt", "azure", "mooncake", "custom"}));
-  c.add_option("--dataset-path", o.dataset.path, "The dataset's file; random needs none")
+  c.add_option("--dataset-path", o.dataset.path, "Dataset file (not needed for random)")
       ->group(group);
-  add("--num-prompts", o.dataset.num_prompts, "Requests; of a trace, at most so many");
-  add("--seed", o.dataset.seed, "The same seed makes the same prompts, lengths and arrivals");
-  c.add_option("--input-len", o.input_len, "Tokens of a prompt, whatever the dataset")
+  add("--num-prompts", o.dataset.num_prompts, "Number of requests (for a trace: the maximum)");
+  add("--seed", o.dataset.seed, "The same seed gives the same prompts, lengths and arrival times");
+  c.add_option("--input-len", o.input_len, "Tokens per prompt, for random and sonnet")
       ->group(group);
-  c.add_option("--output-len", o.output_len, "Tokens of an answer, whatever the dataset")
+  c.add_option("--output-len", o.output_len, "Tokens per answer, for all datasets but traces")
       ->group(group);
-  add("--random-input-len", o.dataset.random_input_len, "random: tokens of a prompt");
-  add("--random-output-len", o.dataset.random_output_len, "random: tokens of an answer");
+  add("--random-input-len", o.dataset.random_input_len, "random: tokens per prompt");
+  add("--random-output-len", o.dataset.random_output_len, "random: tokens per answer");
   add("--random-range-ratio", o.dataset.random_range_ratio,
-      "random: lengths vary from (1 - ratio) to (1 + ratio) times");
+      "random: lengths vary by a factor between (1 - ratio) and (1 + ratio)");
   add("--random-prefix-len", o.dataset.random_prefix_len,
-      "random: tokens that all prompts begin with, besides");
-  add("--sonnet-input-len", o.dataset.sonnet_input_len, "sonnet: tokens of a prompt");
-  add("--sonnet-output-len", o.dataset.sonnet_output_len, "sonnet: tokens of an answer");
+      "random: additional tokens that all prompts begin with");
+  add("--sonnet-input-len", o.dataset.sonnet_input_len, "sonnet: tokens per prompt");
+  add("--sonnet-output-len", o.dataset.sonnet_output_len, "sonnet: tokens per answer");
   add("--sonnet-prefix-len", o.dataset.sonnet_prefix_len,
       "sonnet: tokens that all prompts begin with");
   c.add_option("--sharegpt-output-len", o.dataset.sharegpt_output_len,
-               "sharegpt: tokens of an answer, instead of the conversation's")
+               "sharegpt: tokens per answer (default: as in the conversation)")
       ->group(group);
   add("--custom-output-len", o.dataset.custom_output_len,
-      "custom: tokens of an answer where the row does not say");
-  add("--trace-speed", o.dataset.trace_speed, "azure, mooncake: so many times faster");
-  c.add_flag("--disable-shuffle", o.no_shuffle, "sharegpt, custom: take rows in their order")
+      "custom: tokens per answer if the row does not say");
+  add("--trace-speed", o.dataset.trace_speed, "azure, mooncake: replay this many times faster");
+  c.add_flag("--disable-shuffle", o.no_shuffle, "sharegpt, custom: keep the order of the rows")
       ->group(group);
 }
 

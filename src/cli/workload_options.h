@@ -1,5 +1,4 @@
-// The options of `bench serve` and `bench throughput` that say what is asked: vLLM's names and
-// defaults.
+// The workload options of `bench serve` and `bench throughput`, with vLLM's names and defaults.
 #pragma once
 
 #include <string>
@@ -14,7 +13,7 @@ namespace freshet::cli {
 struct WorkloadOptions {
   std::string dataset_name = "random";
   bench_client::DatasetOptions dataset;
-  int input_len = 0;  // 0: each dataset's own
+  int input_len = 0;  // 0: the default of the dataset
   int output_len = 0;
   bool no_shuffle = false;
 };
@@ -22,7 +21,7 @@ struct WorkloadOptions {
 void add_workload_options(CLI::App& command, WorkloadOptions& options);
 Result<bench_client::DatasetOptions> workload(const WorkloadOptions& options);
 
-// "a=b" -> ("a", "b"), without blanks around; `flag` is for the error.
+// "a=b" -> ("a", "b"), trimmed; `flag` is for the error message.
 Result<std::pair<std::string, std::string>> key_value(const char* flag, const std::string& text);
 
 }  // namespace freshet::cli

@@ -34,7 +34,7 @@ void Answer::run(std::vector<std::vector<int32_t>> prompts, const SamplingParams
   state_.choices.resize(state_.prompts.size() * static_cast<size_t>(options_.n));
   records_.resize(state_.prompts.size());
   {
-    // Events wait until every request is in: an answer that cannot be given whole is refused whole.
+    // Hold events until every request is submitted: if one is refused, the whole answer is.
     std::lock_guard lock(mutex_);
     draining_ = true;
   }
@@ -140,7 +140,7 @@ void Answer::handle(Event& event, std::string& out) {
 void Answer::handle_delta(Event& event, std::string& out) {
   RequestRecord& record = records_[event.prompt];
   const Delta& delta = event.delta;
-  // Before the delta is a part of the state: what opens a stream tells of nothing yet.
+  // Before the delta is added to the state: the opening events must not contain it.
   if (options_.stream && !failed_ && delta.finish != FinishReason::kError) start_stream(out);
   if (!delta.ids.empty()) {
     if (record.generation_tokens == 0) {
@@ -203,7 +203,7 @@ void Answer::start_stream(std::string& out) {
   if (started_) return;
   started_ = true;
   HttpResponse response;
-  response.content_type = "text/event-stream; charset=utf-8";  // or some clients read Latin-1
+  response.content_type = "text/event-stream; charset=utf-8";  // else some clients assume Latin-1
   response.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->start(std::move(response));
   format_->stream_begin(state_, out);

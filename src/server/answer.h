@@ -1,10 +1,10 @@
 // One HTTP answer made of one or more engine requests.
 //
-// An Answer submits the requests, gathers their deltas, and lets an AnswerFormat turn them into a
-// whole JSON body or a stream of server-sent events. Engine callbacks only queue an event; the work
-// happens on the server's workers, one at a time for an answer, so the step thread never writes
-// JSON. A client that leaves, or a request that cannot be admitted, cancels all of the answer's
-// requests. Held alive by the callbacks of what still runs.
+// An Answer submits the requests, collects their deltas, and lets an AnswerFormat turn them into
+// one JSON body or a stream of server-sent events. Engine callbacks only queue an event. The
+// server's workers process the events, one worker at a time per answer, so the step thread never
+// writes JSON. If the client disconnects or a request cannot be admitted, all requests of the
+// answer are cancelled. The callbacks of running requests keep the Answer alive.
 #pragma once
 
 #include <deque>
@@ -22,9 +22,9 @@
 
 namespace freshet::server {
 
-// A sample of a request, as far as it has come.
+// A sample of a request, with the output so far.
 struct Choice {
-  int prompt = 0;  // which engine request
+  int prompt = 0;  // index of the engine request
   std::string text;
   std::vector<int32_t> ids;
   std::vector<std::vector<TokenLogprob>> logprobs;
@@ -35,24 +35,24 @@ struct Choice {
 struct AnswerState {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<std::vector<std::vector<TokenLogprob>>>
-      prompt_logprobs;          // a list a prompt; may be empty
+      prompt_logprobs;          // one list per prompt; may be empty
   std::vector<Choice> choices;  // prompt * n + sample
-  Usage usage;                  // over all prompts, of the requests that are done
-  Usage so_far;                 // prompt tokens, and the tokens that have come
+  Usage usage;                  // sum over the finished requests
+  Usage so_far;                 // prompt tokens, and the tokens generated so far
   std::optional<Clock::time_point> first_token;
 };
 
-// How a route writes its answers. Called by one thread at a time.
+// The output format of a route. Called by one thread at a time.
 class AnswerFormat {
  public:
   virtual ~AnswerFormat() = default;
   virtual json::Value whole(const AnswerState& state) = 0;
-  // Each appends complete events ("data: ...\n\n") to `out`.
+  // Each function appends complete events ("data: ...\n\n") to `out`.
   virtual void stream_begin(const AnswerState& state, std::string& out) = 0;
   virtual void stream_delta(const AnswerState& state, size_t choice, const Delta& delta,
                             std::string& out) = 0;
   virtual void stream_end(const AnswerState& state, std::string& out) = 0;
-  // The last of a stream that cannot go on.
+  // The last event of a stream that cannot continue.
   virtual void stream_error(const ApiError& error, std::string& out);
 };
 
@@ -66,16 +66,16 @@ class Answer : public std::enable_shared_from_this<Answer> {
     int n = 1;
     int priority = 0;
     std::string request_id;
-    std::string tenant;  // whose share of the machine this takes
+    std::string tenant;  // for fair scheduling between callers
     std::string cache_salt;
     double timeout_s = 0.0;
-    double max_predict_s = 0.0;  // from the first token on; a line that is begun is ended. 0: none
+    double max_predict_s = 0.0;  // since the first token, then to the end of the line. 0: none
   };
 
   Answer(std::shared_ptr<Exchange> exchange, Engine& engine, Metrics& metrics, Post post,
          std::unique_ptr<AnswerFormat> format, Options options);
 
-  // Submits one request a prompt. What goes wrong is answered as an error.
+  // Submits one request per prompt. Failures are sent as an error.
   void run(std::vector<std::vector<int32_t>> prompts, const SamplingParams& params);
 
  private:
@@ -106,13 +106,13 @@ class Answer : public std::enable_shared_from_this<Answer> {
   const std::unique_ptr<AnswerFormat> format_;
   const Options options_;
 
-  std::mutex mutex_;  // guards what follows, down to the blank line
+  std::mutex mutex_;  // guards the members up to the blank line
   std::deque<Event> events_;
   bool draining_ = false;
   bool cancelled_ = false;
   std::vector<uint64_t> requests_;
 
-  AnswerState state_;  // the rest belongs to run(), then to the drainer
+  AnswerState state_;  // these are used by run(), then by the draining thread
   std::vector<RequestRecord> records_;
   size_t done_ = 0;
   bool started_ = false;

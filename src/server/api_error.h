@@ -1,4 +1,4 @@
-// An error as a client of the OpenAI API sees it: an HTTP status and
+// An error of the OpenAI API: an HTTP status and
 // {"error": {"message", "type", "param", "code"}}. Value type; pure functions.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace freshet::server {
 struct ApiError {
   int status = 400;
   std::string message;
-  std::string param;  // the field that is wrong, or empty
+  std::string param;  // the wrong field, or empty
 };
 
 ApiError bad_request(std::string param, std::string message);

@@ -39,7 +39,7 @@ std::string random_hex(size_t bytes) {
 
 std::string_view bearer(const HttpRequest& request) {
   std::string_view value = request.header("authorization");
-  // RFC 9110: the scheme in any case, then one space or more.
+  // RFC 9110: the scheme in any case, then one or more spaces.
   constexpr std::string_view kScheme = "bearer ";
   const bool named = value.size() > kScheme.size() &&
                      std::equal(kScheme.begin(), kScheme.end(), value.begin(), [](char a, char b) {
@@ -54,7 +54,7 @@ bool same_secret(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// For labels: a client must not be able to make new ones.
+// For metric labels: clients must not be able to create new ones.
 std::string known_method(const std::string& method) {
   for (const char* known : {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"}) {
     if (method == known) return method;
@@ -148,7 +148,7 @@ void App::add_cors(const HttpRequest& request, Headers& headers) const {
     if (allowed != "*" && allowed != origin) continue;
     headers.emplace_back("Access-Control-Allow-Origin", std::string(allowed == "*" ? "*" : origin));
     headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-    // Whatever the page wants to send: clients bring headers of their own (X-Stainless-...).
+    // Allow all headers that the page asks for: clients add their own (X-Stainless-...).
     const std::string_view wanted = request.header("access-control-request-headers");
     if (!wanted.empty()) headers.emplace_back("Access-Control-Allow-Headers", std::string(wanted));
     headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
@@ -169,7 +169,8 @@ void App::log_when_done(const Exchanges& exchange) {
   line["id"] = request_id(r);
   line["remote"] = r.remote;
   line["method"] = r.method.substr(0, 32);
-  line["path"] = r.path.substr(0, 384);  // whose bytes may take six each: a line stays below 4 KiB
+  line["path"] =
+      r.path.substr(0, 384);  // up to six bytes each when escaped: a line stays below 4 KiB
   if (!r.header("traceparent").empty())
     line["traceparent"] = std::string(r.header("traceparent").substr(0, 64));
   line["bytes_in"] = static_cast<int64_t>(r.body.size());
@@ -203,7 +204,7 @@ const App::Route* App::find(const HttpRequest& request, std::string& allowed) co
 
 namespace {
 
-// Adds the headers that every answer carries to whatever the route sends.
+// Adds the common headers to the route's response.
 class DecoratedExchange final : public Exchange {
  public:
   DecoratedExchange(std::shared_ptr<Exchange> inner, Headers headers)
@@ -282,7 +283,7 @@ FormatContext App::format_context(const char* id_prefix, const CommonRequest& re
   return c;
 }
 
-// Special tokens that texts leave out are not there for the tags either.
+// Finds the tokens of the reasoning tags. Special tokens that are hidden in texts count as empty.
 void App::find_thought_tokens() {
   const Tokenizer& tokenizer = engine_.tokenizer();
   std::vector<std::string> tokens(static_cast<size_t>(tokenizer.vocab_size()));
@@ -316,8 +317,8 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   const bool forced = request.tool_choice == ChatRequest::ToolChoice::kRequired ||
                       request.tool_choice == ChatRequest::ToolChoice::kNamed;
   if (forced && !request.structured.is_null()) {
-    return bad_request("tool_choice",
-                       fmt::format("a forced tool call excludes {}", request.structure_field));
+    return bad_request("tool_choice", fmt::format("a forced tool call cannot be combined with {}",
+                                                  request.structure_field));
   }
   if (forced) {
     request.structured = forced_call(tool_dialect_, request.tools, request.tool_name);
@@ -328,7 +329,7 @@ Parsed<App::PreparedChat> App::prepare(ChatRequest& request) const {
   std::optional<ReasoningParser> reasoning;
   if (reasoning_tags_) {
     std::string_view before = std::get<std::string>(text);
-    // A message that goes on is in the thought that it begins with, or behind any.
+    // A continued message starts inside the reasoning that it begins with, or else after it.
     const std::string begun =
         request.continue_final_message
             ? tokenizer::text_of_content(request.messages.back().find("content"))
@@ -383,7 +384,7 @@ Parsed<std::vector<int32_t>> App::encode(const Prompt& prompt, const CommonReque
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     std::string_view kept = *text;
     if (kept.size() > max_text_bytes_ && request.truncate_prompt_tokens != 0) {
-      kept.remove_prefix(kept.size() - max_text_bytes_);  // what is wanted lies behind it
+      kept.remove_prefix(kept.size() - max_text_bytes_);  // only the end is kept
     } else if (kept.size() > max_text_bytes_) {
       return bad_request(request.prompt_field,
                          fmt::format("the prompt has {} bytes: more than {} tokens can hold",
@@ -442,7 +443,7 @@ void App::answer(Exchanges exchange, const CommonRequest& request, SamplingParam
   params.grammar = std::get<std::shared_ptr<const grammar::Grammar>>(std::move(grammar));
   Request probe;
   probe.params = params;
-  for (std::vector<int32_t>& prompt : prompts) {  // all before one of them is submitted
+  for (std::vector<int32_t>& prompt : prompts) {  // check all before submitting any
     probe.prompt.swap(prompt);
     const auto error = engine_.check(probe);
     probe.prompt.swap(prompt);

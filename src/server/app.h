@@ -1,8 +1,8 @@
 // The server's application: routes over one Engine.
 //
-// App owns what requests share: the chat template, keys, names, metrics. handle() runs on the HTTP
-// server's workers, many at once. Every route but /health and /ready needs a key when keys are set.
-// What a route does is in <group>_routes.cc; each group adds its rows to the table.
+// App owns the shared state: the chat template, keys, names, metrics. handle() runs on the HTTP
+// server's workers, concurrently. If keys are set, every route except open ones (/health and
+// others) needs one. The routes are in <group>_routes.cc; each group adds its rows to the table.
 #pragma once
 
 #include <functional>
@@ -25,27 +25,27 @@
 namespace freshet::server {
 
 struct AppOptions {
-  std::vector<std::string> served_model_names;  // the first is reported; all are accepted
-  std::vector<std::string> api_keys;            // empty: open
+  std::vector<std::string> served_model_names;  // the first one is reported; all are accepted
+  std::vector<std::string> api_keys;            // empty: no key needed
   std::vector<std::string> allowed_origins;     // CORS; "*" for any
-  std::string chat_template;                    // source; empty: the model's own
-  std::string tool_call_parser;                 // empty: by the template
-  std::string reasoning_parser;                 // empty: thoughts stay in the text
+  std::string chat_template;                    // template source; empty: the model's
+  std::string tool_call_parser;                 // empty: detected from the template
+  std::string reasoning_parser;                 // empty: reasoning stays in the text
   bool web_page = true;
   Pooling pooling = Pooling::kLast;  // of embeddings
   RequestLimits limits;
   json::Object sampling_defaults;  // sampling_defaults.h
-  // Gets one JSON line a request; may be called from any thread. Empty: no access log.
+  // Receives one JSON line per request; called from any thread. Empty: no access log.
   std::function<void(const std::string& line)> access_log;
 };
 
 class App {
  public:
-  // `post` runs a task on a thread that handlers do not hold up.
+  // `post` runs a task on a thread that handlers do not block.
   static Result<std::unique_ptr<App>> create(Engine& engine, AppOptions options, Answer::Post post);
 
   void handle(std::shared_ptr<Exchange> exchange);
-  // From now on new work is refused with 503 and /ready says so.
+  // From now on, new work is refused with 503 and /ready returns 503.
   void drain() { draining_ = true; }
   void post(std::function<void()> task) { post_(std::move(task)); }
 
@@ -53,7 +53,7 @@ class App {
   using Exchanges = std::shared_ptr<Exchange>;
   struct Route {
     std::string method;
-    std::string path;   // ends with '/' (and is more): all paths below it
+    std::string path;   // "/x/" (but not "/") means all paths below it
     bool open = false;  // needs no key
     std::function<void(Exchanges, const json::Value& body)> run;
   };
@@ -67,27 +67,27 @@ class App {
   ToolDialect tool_dialect() const { return tool_dialect_; }
   FormatContext format_context(const char* id_prefix, const CommonRequest& request);
 
-  // The template's text for a conversation.
+  // Renders a conversation with the chat template.
   Parsed<std::string> render_chat(const ChatRequest& request) const;
   struct PreparedChat {
     std::vector<int32_t> prompt;
     SamplingParams params;
     std::optional<ReasoningParser> reasoning;
   };
-  // A chat rendered and encoded, with the structure that a forced tool call asks for.
+  // Renders and encodes a chat, and adds the grammar of a forced tool call.
   Parsed<PreparedChat> prepare(ChatRequest& request) const;
-  // Token ids of a prompt; cuts to the last truncate_prompt_tokens when asked. No ids at all are an
-  // error unless they may be.
+  // Token ids of a prompt, cut to the last truncate_prompt_tokens if requested. An empty prompt is
+  // an error unless `may_be_empty`.
   Parsed<std::vector<int32_t>> encode(const Prompt& prompt, const CommonRequest& request,
                                       bool may_be_empty = false) const;
   int embedding_size() const;
-  // Whose share of the machine and of the cache an engine request takes.
+  // Sets the tenant for fair scheduling and the cache salt of an engine request.
   void set_tenant(const HttpRequest& from, const CommonRequest& common, Request& request) const;
-  // Checks the model's name and starts the answer.
+  // Checks the model name and starts the answer.
   void answer(Exchanges exchange, const CommonRequest& request, SamplingParams params,
               std::vector<std::vector<int32_t>> prompts, std::unique_ptr<AnswerFormat> format);
-  // The grammar that the request's structured output or forced tool call asks for; nullptr: none.
-  // An error does not name the field yet.
+  // The grammar of the request's structured output or forced tool call; nullptr: none. The caller
+  // adds the field to an error.
   Parsed<std::shared_ptr<const grammar::Grammar>> grammar_of(const json::Value& structured);
   std::optional<ApiError> check_model(const std::string& name) const;
 
@@ -98,9 +98,9 @@ class App {
   std::string cache_salt(const HttpRequest& request, const std::string& client_salt) const;
   size_t tokens_to_keep(const CommonRequest& request) const;  // 0: all
   void add_cors(const HttpRequest& request, Headers& headers) const;
-  std::string request_id(const HttpRequest& request) const;  // the client's, or one of ours
+  std::string request_id(const HttpRequest& request) const;  // the client's, or a generated one
   void log_when_done(const Exchanges& exchange);
-  // The route, or nullptr: `allowed` names the methods that the path has, if it is known.
+  // The route, or nullptr; then `allowed` lists the methods of the path, if the path exists.
   const Route* find(const HttpRequest& request, std::string& allowed) const;
 
   Engine& engine_;
@@ -109,21 +109,21 @@ class App {
   std::unique_ptr<tokenizer::ChatRenderer> renderer_;
   ToolDialect tool_dialect_ = ToolDialect::kHermes;
   std::optional<ReasoningTags> reasoning_tags_;
-  bool tags_are_special_ = false;  // tokens, which are left out of texts otherwise
-  std::shared_ptr<const grammar::ThoughtTokens> thought_tokens_;  // with tags
+  bool tags_are_special_ = false;  // the tags are special tokens, which texts otherwise omit
+  std::shared_ptr<const grammar::ThoughtTokens> thought_tokens_;  // if there are tags
   std::once_flag grammar_once_;
-  std::unique_ptr<grammar::GrammarCache> grammars_;  // made for the first request that needs one
+  std::unique_ptr<grammar::GrammarCache> grammars_;  // created by the first request that needs it
   std::vector<Route> routes_;
-  size_t max_text_bytes_ = 0;  // texts that are longer cannot fit: refused before tokenisation
+  size_t max_text_bytes_ = 0;  // longer texts cannot fit: refused before tokenisation
   const Answer::Post post_;
   std::atomic<bool> draining_{false};
-  std::string secret_;  // of this process: salts are derived with it
+  std::string secret_;  // random per process; salts are derived from it
   int64_t started_at_ = 0;
   std::string boot_id_;
   std::atomic<uint64_t> ids_{0};
 };
 
-// One function a group; see <group>_routes.cc.
+// One function per group; see <group>_routes.cc.
 void add_openai_routes(App& app, std::vector<App::Route>& routes);
 void add_responses_routes(App& app, std::vector<App::Route>& routes);
 void add_embedding_routes(App& app, std::vector<App::Route>& routes);

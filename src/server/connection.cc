@@ -22,10 +22,10 @@ using PlainStream = beast::tcp_stream;
 using TlsStream = asio::ssl::stream<beast::tcp_stream>;
 
 constexpr size_t kMaxChunkExtension = 256;
-constexpr size_t kMaxChunkedBody = size_t{8} << 20;  // a body of undeclared length
+constexpr size_t kMaxChunkedBody = size_t{8} << 20;  // limit for a body of undeclared length
 constexpr size_t kSmallBody = 64 << 10;
 constexpr size_t kReadSize = 16 << 10;
-constexpr size_t kWriteSlice = 128 << 10;  // each slice has write_timeout_s to go out
+constexpr size_t kWriteSlice = 128 << 10;  // write_timeout_s applies to each slice
 
 HttpResponse error_response(int status, const std::string& message) {
   std::string quoted;
@@ -42,8 +42,8 @@ HttpResponse error_response(int status, const std::string& message) {
           quoted, status)};
 }
 
-// Takes `bytes` of the common budget for bodies, and gives them back. Small bodies are free, so
-// that others can go on while somebody has taken all of it.
+// Reserves `bytes` of the common budget for bodies, and releases them. Small bodies are not
+// counted, so that they still get through while large ones use up the budget.
 class BodyBudget {
  public:
   BodyBudget(Shared& shared, size_t bytes)
@@ -157,7 +157,8 @@ class ConnectionImpl final : public Connection,
       co_await tls_->async_shutdown(into(ec));
     } else {
       lowest().socket().shutdown(tcp::socket::shutdown_send, ec);
-      // Reads what the client still sends, so that closing does not reset the answer away from it.
+      // Read what the client still sends: closing with unread data would reset the connection and
+      // could lose the answer.
       std::array<char, 4096> rest{};
       for (size_t total = 0; !ec && total < (size_t{256} << 10);) {
         total += co_await plain_->async_read_some(asio::buffer(rest), into(ec));
@@ -180,7 +181,7 @@ class ConnectionImpl final : public Connection,
       co_await refuse(status, error);
       co_return false;
     }
-    ParsedRequest parsed;  // before the body is read: its trailers are no headers
+    ParsedRequest parsed;  // before the body is read: trailers are not headers
     if (!convert(parser.get(), parsed)) {
       co_await refuse(400, "malformed request target");
       co_return false;
@@ -201,7 +202,7 @@ class ConnectionImpl final : public Connection,
     co_return co_await answer(std::move(parsed));
   }
 
-  // Reads up to the blank line; 0 with status 0 means that the client left quietly.
+  // Reads up to the blank line. 0 with status 0: the client disconnected without an error.
   asio::awaitable<size_t> read_header(int& status, std::string& error) {
     idle_ = buffer_.size() == 0;
     if (idle_ && shared_.stopping) co_return 0;
@@ -321,7 +322,7 @@ class ConnectionImpl final : public Connection,
     for (const auto& field : message) {
       std::string name(field.name_string());
       for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      if (name == "host" && !target->host.empty()) continue;  // the target's counts
+      if (name == "host" && !target->host.empty()) continue;  // the host of the target wins
       out.request.headers.emplace_back(std::move(name), std::string(field.value()));
     }
     error_code ec;
@@ -370,7 +371,7 @@ class ConnectionImpl final : public Connection,
     lowest().expires_never();
     watch_for_leaving(state, watch_);
     const size_t sent = co_await write_answer(*state);
-    ++watch_;  // the watcher of this answer is over
+    ++watch_;  // ends the watcher of this answer
     gone_timer_.cancel();
     error_code ec;
     lowest().socket().cancel(ec);
@@ -408,7 +409,7 @@ class ConnectionImpl final : public Connection,
     }
   }
 
-  // Notices, while an answer is being made, that the client has closed its end.
+  // Detects that the client closes its end while an answer is being generated.
   void watch_for_leaving(std::shared_ptr<ExchangeState> state, uint64_t watch) {
     lowest().socket().async_wait(
         tcp::socket::wait_read, [self = shared_from_this(), state, watch](error_code ec) {
@@ -416,7 +417,7 @@ class ConnectionImpl final : public Connection,
           if (self->peer_closed()) {
             self->leave(*state);
           } else {
-            self->watch_slowly(state, watch);  // a pipelined request waits to be read
+            self->watch_slowly(state, watch);  // readable because of a pipelined request
           }
         });
   }

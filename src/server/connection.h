@@ -1,8 +1,8 @@
-// One client's connection: reads requests, hands them to the handler, writes what comes back.
+// One client connection: reads requests, passes them to the handler, writes the answers.
 //
-// A connection lives on one strand of the server's io_context and owns itself; the server knows it
-// by Shared::connections alone, which it enters when made and leaves when destroyed. close() and
-// close_if_idle() may be called from any thread. Private to the HTTP server.
+// A connection runs on one strand of the server's io_context and owns itself. The server only knows
+// it through Shared::connections, where it is listed from construction to destruction. close() and
+// close_if_idle() are thread-safe. Private to the HTTP server.
 #pragma once
 
 #include <algorithm>
@@ -26,24 +26,24 @@ class Connection {
   virtual void close() = 0;
 };
 
-// What the connections of a server share. Outlives them.
+// State shared by the connections of a server. Outlives them.
 struct Shared {
   HttpOptions options;
   Handler handler;
   boost::asio::thread_pool* workers = nullptr;
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> requests{0};
-  std::atomic<size_t> body_bytes{0};  // of all requests being read, against 4 * max_body_bytes
+  std::atomic<size_t> body_bytes{0};  // of all bodies being read; limit: 4 * max_body_bytes
   std::mutex mutex;
-  std::condition_variable changed;  // of `connections`
+  std::condition_variable changed;  // signals a change of `connections`
   std::set<Connection*> connections;
 };
 
-// Serves the socket from here on; with TLS where `tls` is given, which outlives the connection.
+// Takes over the socket; uses TLS if `tls` is given. `tls` must outlive the connection.
 void launch_connection(boost::asio::ip::tcp::socket socket, Shared& shared,
                        boost::asio::ssl::context* tls);
 
-// Of a time-out, which may be any number: more, added to the clock, would overflow its nanoseconds.
+// A timeout in milliseconds, limited so that adding it to the clock cannot overflow.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1000.0));
 }

@@ -1,7 +1,8 @@
-// /v1/embeddings: the pooled states of a decoder, in OpenAI's shape with vLLM's extra fields.
+// /v1/embeddings: pooled hidden states of a decoder, in OpenAI's format with vLLM's extra fields.
 //
-// Vectors have length 1 unless the request says "normalize": false. The engine's callbacks only
-// keep what they get; the last one posts the writing of the answer to a worker.
+// Vectors are normalized to length 1 unless the request has "normalize": false. The engine's
+// callbacks only store their results; the last one posts a task to a worker, which writes the
+// answer.
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -20,13 +21,13 @@ struct EmbeddingOptions {
   std::string model;
   bool base64 = false;
   bool normalize = true;
-  Request request;  // what all of its engine requests have in common
+  Request request;  // the fields common to all engine requests
 };
 
 std::string base64_of(const std::vector<float>& v) {
   static_assert(sizeof(float) == 4);
   std::string bytes(v.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), v.data(), bytes.size());      // OpenAI's clients read little-endian F32
+  std::memcpy(bytes.data(), v.data(), bytes.size());  // OpenAI's clients expect little-endian F32
   std::string out((bytes.size() + 2) / 3 * 4 + 1, '\0');  // EVP_EncodeBlock ends with a NUL
   const int size = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(out.data()),
                                    reinterpret_cast<const unsigned char*>(bytes.data()),
@@ -51,13 +52,13 @@ class EmbeddingAnswer : public std::enable_shared_from_this<EmbeddingAnswer> {
   void run(std::vector<std::vector<int32_t>> prompts) {
     records_.resize(prompts.size());
     vectors_.resize(prompts.size());
-    open_ = prompts.size() + 1;  // this function holds one, so that nothing is sent meanwhile
+    open_ = prompts.size() + 1;  // one for this function: nothing is sent before it is done
     exchange_->on_gone([weak = weak_from_this()] {
       if (auto self = weak.lock()) self->cancel_all();
     });
     for (size_t i = 0; i < prompts.size(); ++i) {
       if (!submit(i, std::move(prompts[i]))) {
-        release(prompts.size() - i);  // those that nobody will answer
+        release(prompts.size() - i);  // those that were not submitted
         break;
       }
     }
@@ -121,7 +122,7 @@ class EmbeddingAnswer : public std::enable_shared_from_this<EmbeddingAnswer> {
     for (const uint64_t r : requests_) app_.engine().cancel(r);
   }
 
-  // Nothing runs any more: what the callbacks wrote can be read without the lock.
+  // All requests are done: their results can be read without the lock.
   void send() {
     if (error_) return send_error(exchange_, *error_);
     Usage usage;
@@ -157,14 +158,14 @@ class EmbeddingAnswer : public std::enable_shared_from_this<EmbeddingAnswer> {
   std::vector<RequestRecord> records_;
   std::vector<std::vector<float>> vectors_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   size_t open_ = 0;
   bool cancelled_ = false;
   std::vector<uint64_t> requests_;
   std::optional<ApiError> error_;
 };
 
-// What the request asks for beyond its input.
+// The options of the request besides its input.
 std::optional<ApiError> read_options(App& app, const json::Value& body, CommonRequest& common,
                                      EmbeddingOptions& options) {
   Fields fields(body);

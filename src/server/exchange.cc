@@ -55,7 +55,7 @@ void ExchangeState::start(HttpResponse response) {
     std::lock_guard lock(mutex_);
     if (started_ || gone_) return;
     started_ = true;
-    if (!http11_) keep_alive_ = false;  // the end of such an answer is the end of the connection
+    if (!http11_) keep_alive_ = false;  // closing the connection ends such an answer
     append_head(response, http11_, std::string::npos);
     append_chunk(response.body);
   }

@@ -1,5 +1,5 @@
-// The state an Exchange shares between its producer (any thread) and its connection (one strand).
-// Everything is guarded by one mutex; callbacks run outside it. Private to the HTTP server.
+// The state of an Exchange, shared by its producer (any thread) and its connection (one strand).
+// One mutex guards everything; callbacks run outside it. Private to the HTTP server.
 #pragma once
 
 #include <functional>
@@ -13,26 +13,26 @@ namespace freshet::server {
 
 class ExchangeState {
  public:
-  // `wake` asks the connection to look again; called from any thread, cheap and idempotent.
+  // `wake` makes the connection call next() again; called from any thread, cheap and idempotent.
   ExchangeState(HttpRequest request, bool http11, bool keep_alive, size_t max_queued,
                 std::function<void()> wake);
 
   const HttpRequest& request() const { return request_; }
 
-  // The producer's side.
+  // For the producer.
   void send(HttpResponse response);
   void start(HttpResponse response);
   void write(std::string piece);
   void finish();
   void
-  abandon();  // the last handle is gone: an unfinished answer becomes a 500 or a cut connection
+  abandon();  // the last handle is gone: an unfinished answer becomes a 500 or a closed connection
   void on_gone(std::function<void()> callback);
   void on_complete(std::function<void(int, size_t)> callback);
   bool gone() const;
 
-  // The connection's side.
+  // For the connection.
   enum class Next { kWrite, kWait, kDone, kCut };
-  Next next(std::string& piece);  // kWrite: `piece` holds what to send now
+  Next next(std::string& piece);  // kWrite: `piece` is to be sent now
   void mark_gone();
   void complete(size_t bytes_sent);
   bool keep_alive() const;
@@ -58,7 +58,7 @@ class ExchangeState {
   std::function<void(int, size_t)> on_complete_;
 };
 
-// What the handler holds.
+// The handle given to the handler.
 class ExchangeHandle final : public Exchange {
  public:
   explicit ExchangeHandle(std::shared_ptr<ExchangeState> state) : state_(std::move(state)) {}

@@ -1,9 +1,9 @@
-// Typed reading of a request's JSON fields, with one message a mistake.
+// Typed reading of a request's JSON fields, with one message per mistake.
 //
-// Fields reads members of one object. A member that is absent or null leaves the target as it was;
-// one of the wrong type or out of range records the first error, after which reads do nothing. So a
-// parser is a list of reads and one check at the end. `defaults` stand in for members that are
-// absent or null. Not synchronised; refers to the objects.
+// Fields reads members of one object. A member that is absent or null leaves the target
+// unchanged. A member of the wrong type or out of range records the first error; later reads do
+// nothing. So a parser is a list of reads and one check at the end. `defaults` replace members that
+// are absent or null. Not synchronised; keeps references to the objects.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ class Fields {
   explicit Fields(const json::Value& object, const json::Object* defaults = nullptr)
       : object_(object), defaults_(defaults) {}
 
-  const json::Value* get(std::string_view name) const;  // nullptr when absent or null
-  // Whether the object itself has it, and no default stands in.
+  const json::Value* get(std::string_view name) const;  // nullptr if absent or null
+  // Whether the object itself has the member (not only `defaults`).
   bool has(std::string_view name) const {
     const json::Value* v = object_.find(name);
     return v != nullptr && !v->is_null();

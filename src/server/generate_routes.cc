@@ -1,6 +1,6 @@
-// /v1/generate: the plain route. {"prompt", "max_tokens": 100, "temperature": 1.0, "stream": false}
-// gives {"text", "tokens_generated", "latency_ms", "tokens_per_second"}; streamed, an event a delta
-// ({"text"}) and that object, with "done": true, at the end.
+// /v1/generate: a minimal route. {"prompt", "max_tokens": 100, "temperature": 1.0, "stream": false}
+// returns {"text", "tokens_generated", "latency_ms", "tokens_per_second"}. A stream has one event
+// per delta ({"text"}) and ends with that object plus "done": true.
 #include <utility>
 
 #include "server/app.h"

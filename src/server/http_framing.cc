@@ -36,7 +36,7 @@ int hex_digit(char c) {
   return -1;
 }
 
-// A name or an IPv4 address (RFC 3986's reg-name), with nothing percent-encoded that is odd.
+// A name or an IPv4 address (RFC 3986's reg-name), without unusual percent-encoded characters.
 bool is_host_name(std::string_view s) {
   for (size_t i = 0; i < s.size(); ++i) {
     const bool plain = std::isalnum(static_cast<unsigned char>(s[i])) ||
@@ -49,7 +49,7 @@ bool is_host_name(std::string_view s) {
   return true;
 }
 
-// host[:port], where IPv6 addresses stand in brackets. No user name, which has an '@'.
+// host[:port], with IPv6 addresses in brackets. No user name ('@').
 bool is_host_and_port(std::string_view s) {
   size_t end = s.find(':');
   if (s.starts_with('[')) {
@@ -72,7 +72,7 @@ bool is_host_and_port(std::string_view s) {
   return port.size() < 5 || (port.size() == 5 && port <= "65535");
 }
 
-// What a header block may say about framing, gathered over its lines.
+// The framing headers of a header block, collected over its lines.
 struct FramingFields {
   int hosts = 0;
   int lengths = 0;

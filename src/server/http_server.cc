@@ -71,7 +71,7 @@ struct HttpServer::Impl {
   void accept_next() {
     acceptor.async_accept(asio::make_strand(io), [this](error_code ec, tcp::socket socket) {
       if (ec == asio::error::operation_aborted || shared.stopping) return;
-      if (ec) {  // out of descriptors, most likely: let some close
+      if (ec) {  // most likely out of file descriptors: wait until some are closed
         retry.expires_after(std::chrono::milliseconds(50));
         retry.async_wait([this](error_code cancelled) {
           if (!cancelled) accept_next();
@@ -128,7 +128,7 @@ struct HttpServer::Impl {
 
   Shared shared;
   asio::thread_pool workers;
-  asio::thread_pool posted;  // apart: a handler that takes long must not hold up open streams
+  asio::thread_pool posted;  // separate: a slow handler must not block open streams
   asio::io_context io;
   std::optional<asio::ssl::context> tls;
   tcp::acceptor acceptor;

@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A blocking client that sends raw bytes and reads what comes back.
+// A blocking client that sends raw bytes and reads the answer.
 class RawClient {
  public:
   explicit RawClient(uint16_t port) {
@@ -43,7 +43,7 @@ class RawClient {
       s.remove_prefix(static_cast<size_t>(n));
     }
   }
-  // Reads until `marker` has been seen or the server closes.
+  // Reads until `marker` was received or the server closes the connection.
   std::string read_until(std::string_view marker) const {
     std::string out;
     char buffer[4096];
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
         "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: "
         "chunked\r\n\r\nffffffffffffffffff\r\nabc\r\n0\r\n\r\n"));
 
-// RFC 9112, section 3.2.2: a server must take them, and believe the target rather than Host.
+// RFC 9112, section 3.2.2: a server must accept them, and prefer the host of the target to Host.
 TEST(HttpServer, TakesTargetsInAbsoluteForm) {
   auto server = echo_server();
   RawClient client(server->port());
@@ -294,8 +294,8 @@ TEST(HttpServer, AnExchangeMayOutliveIt) {
   EXPECT_FALSE((*server)->stop(0.01));
   (*server).reset();
   EXPECT_TRUE(held->gone());
-  held->write("data: 2\n\n");  // to nobody
-  held.reset();                // a sanitizer would see a use of the server's memory
+  held->write("data: 2\n\n");  // the client is gone
+  held.reset();                // a sanitizer would detect a use of freed server memory
 }
 
 TEST(HttpServer, TellsTheProducerThatTheClientLeft) {

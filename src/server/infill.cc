@@ -17,7 +17,7 @@ using Ids = std::vector<int32_t>;
 
 struct InfillTokens {
   std::optional<int32_t> prefix, suffix, middle;
-  std::optional<int32_t> repository, file;  // around the extras; few vocabularies have them
+  std::optional<int32_t> repository, file;  // for the extras; few vocabularies have them
 };
 
 std::optional<int32_t> first_of(const Tokenizer& t, std::initializer_list<const char*> spellings) {
@@ -122,7 +122,7 @@ Parsed<Ids> infill_prompt(const Tokenizer& t, const InfillRequest& request, size
   Ids before = encode_plain(t, request.prefix);
   append(before, encode_plain(t, request.prompt));
   Ids after = encode_plain(t, request.suffix);
-  // Three quarters for what stands before, unless the other side leaves more.
+  // At least a quarter for the suffix; more if prefix and prompt need less than the rest.
   const size_t after_room = std::max(room / 4, room - std::min(room, before.size()));
   if (after.size() > after_room) after.resize(after_room);
   keep_last(before, room - after.size());

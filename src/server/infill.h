@@ -1,7 +1,7 @@
-// Fill-in-the-middle prompts, as llama-server's /infill builds them.
+// Fill-in-the-middle prompts, in the format of llama-server's /infill.
 //
-// Pure: a vocabulary and texts in, token ids out. Models mark the parts with special tokens that
-// each family spells differently; a vocabulary that lacks one of the three cannot infill.
+// Pure functions: a vocabulary and texts in, token ids out. Models mark prefix, suffix and middle
+// with special tokens, which differ between families. A vocabulary needs all three for infill.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ struct InfillFile {
 };
 
 struct InfillRequest {
-  std::string prefix;              // the text before the cursor...
-  std::string prompt;              // ...and what has been typed there
+  std::string prefix;              // the text before the cursor
+  std::string prompt;              // the text typed at the cursor
   std::string suffix;              // the text after the cursor
-  std::vector<InfillFile> extras;  // other files, the most important last
+  std::vector<InfillFile> extras;  // other files, the most important one last
 };
 
 // Reads input_prefix, input_suffix, input_extra and prompt.
 Parsed<InfillRequest> parse_infill(const json::Value& body);
 
-// At most `max_tokens` ids: of what is too long, the oldest of the extras, the beginning of the
-// prefix and the end of the suffix go. 501 when the vocabulary has no such tokens.
+// At most `max_tokens` ids. Input that is too long is cut: first the beginning of the extras, then
+// the beginning of the prefix and the end of the suffix. 501 if the vocabulary lacks the tokens.
 Parsed<std::vector<int32_t>> infill_prompt(const tokenizer::Tokenizer& tokenizer,
                                            const InfillRequest& request, size_t max_tokens);
 

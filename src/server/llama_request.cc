@@ -16,8 +16,8 @@ json::Array ids_of(const Tokenizer& tokenizer, const std::string& text, bool add
   return out;
 }
 
-// [[id or text, bias], ...] or {"id or text": bias}, where false forbids a token and a text stands
-// for its tokens, as OpenAI's object. What is of another shape stays, and is refused there.
+// [[id or text, bias], ...] or {"id or text": bias}, as OpenAI's object: false forbids a
+// token, and a text means all of its tokens. Other values are passed on, and refused later.
 json::Value openai_bias(const json::Value& bias, const Tokenizer& tokenizer) {
   json::Object out;
   const auto add = [&](const json::Value& token, const json::Value& value) {
@@ -51,7 +51,7 @@ json::Value openai_bias(const json::Value& bias, const Tokenizer& tokenizer) {
   return out;
 }
 
-// A prompt may be {"prompt_string"}, or a list that mixes token ids and texts.
+// Accepts a prompt that is {"prompt_string"} or a list that mixes token ids and texts.
 std::optional<ApiError> take_prompt(json::Object& o, const Tokenizer& tokenizer) {
   const json::Value* prompt = o.find("prompt");
   if (prompt == nullptr) return std::nullopt;
@@ -86,7 +86,7 @@ std::optional<ApiError> take_prompt(json::Object& o, const Tokenizer& tokenizer)
   return std::nullopt;
 }
 
-// A list of samplers turns off those that it leaves out. Their order is ours.
+// Turns off the samplers that the list leaves out. Its order has no effect.
 std::optional<ApiError> take_samplers(json::Object& o) {
   const json::Value* list = o.find("samplers");
   if (list == nullptr || list->is_null()) return std::nullopt;
@@ -97,7 +97,7 @@ std::optional<ApiError> take_samplers(json::Object& o) {
   std::set<std::string> names;
   for (const json::Value& name : list->as_array()) {
     if (!name.is_string() || !kKnown.contains(name.as_string()))
-      return bad_request("samplers", "'samplers' names one that this server does not know");
+      return bad_request("samplers", "'samplers' has an unknown name");
     names.insert(name.as_string());
   }
   if (names.contains("typical_p")) names.insert("typ_p");
@@ -142,7 +142,7 @@ Parsed<LlamaRequest> parse_llama_request(const json::Value& body, const Tokenize
   r.max_predict_s = std::max(milliseconds, 0.0) / 1e3;
   r.body = body;
   json::Object& o = r.body.as_object();
-  // As much as fits, and a random seed.
+  // Negative values mean no limit, and a random seed.
   for (const char* name : {"n_predict", "max_tokens", "seed"}) {
     if (is_negative(o.find(name))) o.erase(name);
   }

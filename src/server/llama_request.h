@@ -1,7 +1,8 @@
-// Fields of llama-server's own routes, in the shape of the OpenAI routes. Pure.
+// Converts requests of llama-server's own routes to the format of the OpenAI routes. Pure
+// functions.
 //
-// What both have under one name stays; what the OpenAI routes do not know is translated here, or
-// refused by name.
+// Fields with the same name in both are kept. Fields that the OpenAI routes do not know are
+// translated here, or refused by name.
 #pragma once
 
 #include <string>
@@ -14,7 +15,7 @@ namespace freshet::server {
 
 struct LlamaRequest {
   json::Value body;  // for parse_completion(); one prompt
-  int n_probs = 0;   // likeliest tokens shown of each
+  int n_probs = 0;   // number of most likely tokens to return per token
   bool return_tokens = false;
   double max_predict_s = 0.0;                // 0: no limit
   std::vector<std::string> response_fields;  // empty: all
@@ -23,7 +24,7 @@ struct LlamaRequest {
 // REQUIRES: `body` is an object.
 Parsed<LlamaRequest> parse_llama_request(const json::Value& body, const Tokenizer& tokenizer,
                                          const RequestLimits& limits);
-// The members of `answer` that `names` ask for: "a/b" is b of its member a.
+// The members of `answer` selected by `names`: "a/b" is member b of member a.
 json::Object selected_fields(const json::Object& answer, const std::vector<std::string>& names);
 
 }  // namespace freshet::server

@@ -14,7 +14,7 @@
 namespace freshet::server {
 namespace {
 
-// {"content", "stop", "tokens_predicted", ...}; streamed, one such event a delta.
+// {"content", "stop", "tokens_predicted", ...}; a stream has one such event per delta.
 class LlamaFormat final : public AnswerFormat {
  public:
   LlamaFormat(std::string model, TokenBytes token_bytes, LlamaRequest request, bool prompt_only)
@@ -93,7 +93,7 @@ class LlamaFormat final : public AnswerFormat {
     o["tokens_cached"] = state.usage.cached_tokens;
     o["truncated"] = false;
     const bool limit = prompt_only_ || c.finish == FinishReason::kLength ||
-                       c.finish == FinishReason::kCancelled;  // by t_max_predict_ms
+                       c.finish == FinishReason::kCancelled;  // because of t_max_predict_ms
     o["stop_type"] = limit ? "limit" : (c.stop_reason.empty() ? "eos" : "word");
     o["stopping_word"] = limit ? "" : c.stop_reason;
     o["timings"] = timings(state, written);
@@ -125,7 +125,7 @@ class LlamaFormat final : public AnswerFormat {
   const Clock::time_point begin_ = Clock::now();
 };
 
-// Answers a request whose prompt is in place, in llama-server's shape.
+// Answers a request whose prompt is set, in llama-server's format.
 void complete(App& app, App::Exchanges exchange, LlamaRequest llama) {
   auto parsed =
       parse_completion(llama.body, app.options().limits, &app.options().sampling_defaults);
@@ -145,7 +145,7 @@ void complete(App& app, App::Exchanges exchange, LlamaRequest llama) {
         std::max(1, app.engine().max_model_len() - static_cast<int>(prompts.front().size()));
   }
   FormatContext context = app.format_context("cmpl", request);
-  // Editors send n_predict 0 to have a prompt in the cache by the time they need it.
+  // Editors send n_predict 0 to put a prompt into the cache before they need it.
   auto format = std::make_unique<LlamaFormat>(app.model_name(), std::move(context.token_bytes),
                                               std::move(llama), request.prompt_only);
   app.answer(std::move(exchange), request, request.params, std::move(prompts), std::move(format));
@@ -163,7 +163,7 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   if (!body.is_object())
     return send_error(exchange, bad_request("", "the body must be a JSON object"));
   const Tokenizer& tokenizer = app.engine().tokenizer();
-  // First of all whether the model can do it at all: clients find out by an empty request.
+  // First check whether the model supports infill: clients probe with an empty request.
   if (const auto probe = infill_prompt(tokenizer, {}, 0); std::holds_alternative<ApiError>(probe))
     return send_error(exchange, std::get<ApiError>(probe));
   auto parsed = parse_infill(body);
@@ -171,7 +171,7 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   auto llama = parse_llama_request(body, tokenizer, app.options().limits);
   if (auto* error = std::get_if<ApiError>(&llama)) return send_error(exchange, *error);
   auto& request = std::get<LlamaRequest>(llama);
-  // Room for the answer: what is asked for, at most a quarter of the context.
+  // Room for the answer: the requested tokens, at most a quarter of the context.
   const int context = app.engine().max_model_len();
   const json::Value* wanted = request.body.find("max_tokens");
   if (wanted == nullptr) wanted = request.body.find("n_predict");
@@ -207,7 +207,7 @@ void props(App& app, const App::Exchanges& exchange) {
   send_json(exchange, o);
 }
 
-// Sequences are not bound to slots here: one entry a running or waiting request.
+// Sequences are not bound to slots: one entry per running or waiting request.
 void slots(App& app, const App::Exchanges& exchange) {
   const EngineStats stats = app.engine().stats();
   json::Array all;

@@ -1,5 +1,6 @@
-// What the server tells Prometheus: vLLM's names, labels and buckets (so that its dashboards work),
-// and freshet: for what is ours. Also the small JSON summary of /v1/metrics. Thread-safe.
+// The server's Prometheus metrics: vLLM's names, labels and buckets (so that its dashboards work),
+// and Freshet's own with the prefix freshet:. Also the small JSON summary of /v1/metrics.
+// Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -18,13 +19,13 @@ inline double seconds_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
 }
 
-// A finished request, for the record.
+// The numbers of a finished request.
 struct RequestRecord {
   Clock::time_point arrival, first_token, last_token, end;
   int prompt_tokens = 0;
   int cached_tokens = 0;
   int generation_tokens = 0;
-  int longest_sample = 0;  // generated tokens of one of the n samples
+  int longest_sample = 0;  // tokens of the longest of the n samples
   int max_tokens = 0;
   int n = 1;
   int preemptions = 0;
@@ -38,7 +39,7 @@ class Metrics {
           std::function<EngineStats()> stats);
 
   void time_to_first_token(double seconds) { ttft_.observe(seconds); }
-  // A delta of `tokens` tokens came `seconds` after the one before it.
+  // A delta of `tokens` tokens arrived `seconds` after the previous one.
   void inter_token_latency(double seconds, int tokens);
   void finished(const RequestRecord& record);
   void http_request(const std::string& handler, const std::string& method, int status,

@@ -12,7 +12,7 @@
 namespace freshet::server {
 namespace {
 
-// JSON has no infinities; a token that cannot be drawn gets a very low finite value, as vLLM does.
+// JSON has no infinities: a token that cannot be sampled gets a very low finite value, as in vLLM.
 double finite(float logprob) {
   return std::max(static_cast<double>(logprob), -9999.0);
 }
@@ -44,7 +44,7 @@ std::string valid_utf8(std::string_view bytes) {
   return out;
 }
 
-// Of valid UTF-8.
+// The number of characters in valid UTF-8.
 int64_t characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
@@ -57,7 +57,7 @@ json::Object logprob_entry(const TokenLogprob& t, const TokenBytes& bytes, bool 
   return o;
 }
 
-// vLLM's prompt_logprobs: null for the first token, which nothing predicts, then {"id": {"logprob",
+// vLLM's prompt_logprobs: null for the first token (it has no prediction), then {"id": {"logprob",
 // "decoded_token"}}.
 json::Value prompt_logprobs_json(const std::vector<std::vector<TokenLogprob>>& all,
                                  const TokenBytes& bytes) {
@@ -87,7 +87,7 @@ json::Value chat_logprobs(const std::vector<std::vector<TokenLogprob>>& logprobs
   return o;
 }
 
-// Fields that both shapes share.
+// Fields common to both formats.
 class OpenAiFormat : public AnswerFormat {
  public:
   OpenAiFormat(FormatContext context, const CommonRequest& request, const char* whole_object,
@@ -130,14 +130,14 @@ class OpenAiFormat : public AnswerFormat {
     if (continuous_usage_) {
       o["usage"] = usage_json(state.so_far);
     } else if (include_usage_) {
-      o["usage"] = nullptr;  // as OpenAI's description has it: the last chunk alone has numbers
+      o["usage"] = nullptr;  // as in OpenAI's API: only the last chunk has numbers
     }
     append_event(std::move(o), out);
   }
   void add_finish(json::Object& choice, FinishReason finish, const std::string& stop_reason) const {
     choice["finish_reason"] = finish_reason_json(finish);
     choice["stop_reason"] = stop_reason.empty() ? json::Value() : json::Value(stop_reason);
-    for (const int32_t id : stop_token_ids_) {  // which vLLM gives as numbers
+    for (const int32_t id : stop_token_ids_) {  // vLLM returns these as numbers
       if (stop_reason == std::to_string(id)) choice["stop_reason"] = static_cast<int64_t>(id);
     }
   }
@@ -202,7 +202,7 @@ class CompletionFormat final : public OpenAiFormat {
     return usage;
   }
 
-  // The one chunk of a choice for which nothing is written.
+  // The only chunk of a choice without generated text.
   void end_without_text(const AnswerState& state, size_t index, const Delta& delta,
                         std::string& out) const {
     if (delta.finish == FinishReason::kNone) return;
@@ -246,7 +246,7 @@ class CompletionFormat final : public OpenAiFormat {
     return c;
   }
 
-  // With echo, the prompt's tokens come first; nothing predicts the first of them.
+  // With echo, the prompt's tokens come first; the first one has no prediction.
   json::Value whole_logprobs(const AnswerState& state, const Choice& choice) const {
     std::vector<std::vector<TokenLogprob>> all;
     TextOffsets offsets;
@@ -255,7 +255,8 @@ class CompletionFormat final : public OpenAiFormat {
       const size_t prompt = static_cast<size_t>(choice.prompt);
       all = state.prompt_logprobs[prompt];
       if (!all.empty()) all[0] = {{state.prompts[prompt][0], std::nanf("")}};
-      // From the prompt's end: its tokens may begin with one, or a space, that its text has not.
+      // Count from the prompt's end: its tokens may begin with one (BOS) or a space that is not in
+      // its text.
       TextOffsets counted;
       for (const int32_t id : state.prompts[prompt]) counted.add(context_.token_bytes(id));
       before = characters(prompt_texts_[prompt]) - counted.complete() -
@@ -266,9 +267,9 @@ class CompletionFormat final : public OpenAiFormat {
     return logprobs_json(all, offsets, before, of_prompt);
   }
 
-  // {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; `offsets` is moved on, `before`
-  // added to what it says. A logprob that is not a number stands for a token that nothing predicts:
-  // null. The first `of_prompt` tokens are in the text even if they are special.
+  // {"text_offset", "token_logprobs", "tokens", "top_logprobs"}; Advances `offsets`;
+  // `before` is added to each offset. A NaN logprob means a token without a prediction: null. The
+  // first `of_prompt` tokens are in the text even if they are special.
   json::Object logprobs_json(const std::vector<std::vector<TokenLogprob>>& logprobs,
                              TextOffsets& offsets, int64_t before, size_t of_prompt = 0) const {
     size_t position_number = 0;
@@ -293,7 +294,7 @@ class CompletionFormat final : public OpenAiFormat {
       }
       values.emplace_back(finite(chosen.logprob));
       json::Object top;
-      // Halves of characters look alike: the likelier one stands for them.
+      // Tokens with partial characters may look the same: the most likely one is kept.
       for (const TokenLogprob& t : position) {
         const std::string name = valid_utf8(shown(t));
         if (top.find(name) == nullptr) top[name] = finite(t.logprob);
@@ -311,7 +312,7 @@ class CompletionFormat final : public OpenAiFormat {
   const bool echo_;
   const bool prompt_only_;
   const std::vector<std::string> prompt_texts_;
-  std::vector<TextOffsets> offsets_;  // of the tokens sent, a choice
+  std::vector<TextOffsets> offsets_;  // of the tokens sent, one per choice
 };
 
 json::Value tool_calls_json(const std::vector<ToolCall>& calls, int first_index) {
@@ -406,7 +407,7 @@ class ChatFormat final : public OpenAiFormat {
     return {context_.reasoning, ToolParser(dialect_, fmt::format("{}/{}", context_.id, choice))};
   }
 
-  // What more text says. Calls are of the answer, never of the thought.
+  // Parses more text. Tool calls are only found in the answer, never in the reasoning.
   Parts parse(Parsers& p, const std::string& text, bool last) const {
     Parts parts;
     parts.content = text;
@@ -434,7 +435,7 @@ class ChatFormat final : public OpenAiFormat {
     return parts;
   }
 
-  // Under both of its names: vLLM's, and the older one that more clients know.
+  // Under both names: vLLM's, and the older one that more clients know.
   static void add_reasoning(const Parts& parts, json::Object& message) {
     if (parts.reasoning.empty()) return;
     message["reasoning"] = parts.reasoning;
@@ -483,7 +484,7 @@ class ChatFormat final : public OpenAiFormat {
   const bool parse_tools_;
   const bool parallel_;
   const bool include_reasoning_;
-  std::vector<Parsers> parsers_;  // a choice; streams only
+  std::vector<Parsers> parsers_;  // one per choice; streams only
 };
 
 }  // namespace

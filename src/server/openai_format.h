@@ -1,4 +1,4 @@
-// Answers in the shapes of OpenAI's completions and chat completions, with vLLM's extra fields.
+// Answers in the formats of OpenAI's completions and chat completions, with vLLM's extra fields.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace freshet::server {
 
-// What a token looks like: its bytes, which need not be whole UTF-8 characters.
+// Returns the bytes of a token, which may be partial UTF-8 characters.
 using TokenBytes = std::function<std::string(int32_t)>;
 
 struct FormatContext {
@@ -22,19 +22,19 @@ struct FormatContext {
   std::string model;    // the served name
   int64_t created = 0;  // seconds since 1970
   TokenBytes token_bytes;
-  TokenBytes text_bytes;  // the token's part of the text: none of special ones that are left out
-  std::optional<ReasoningParser> reasoning;  // of a chat's answer that has yet to begin
+  TokenBytes text_bytes;  // the token's part of the text; empty for omitted special tokens
+  std::optional<ReasoningParser> reasoning;  // in its state at the beginning of a chat's answer
 };
 
 std::unique_ptr<AnswerFormat> make_completion_format(FormatContext context,
                                                      const CompletionRequest& request,
                                                      std::vector<std::string> prompt_texts);
-// `dialect` is used when the request offers tools and lets the model call them.
+// `dialect` is used if the request has tools that the model may call.
 std::unique_ptr<AnswerFormat> make_chat_format(FormatContext context, const ChatRequest& request,
                                                ToolDialect dialect);
 
-// Pieces shared with other routes.
-// [{"token", "logprob", "bytes", "top_logprobs"}], one a token.
+// Also used by other routes.
+// [{"token", "logprob", "bytes", "top_logprobs"}], one per token.
 json::Array logprob_entries(const std::vector<std::vector<TokenLogprob>>& logprobs,
                             const TokenBytes& bytes, bool tokens_as_ids = false);
 json::Value usage_json(const Usage& usage);

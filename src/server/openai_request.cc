@@ -17,7 +17,7 @@ namespace freshet::server {
 namespace {
 
 constexpr int kMaxTokens = std::numeric_limits<int32_t>::max();
-constexpr const char* kMessages = "messages";  // where a chat's prompt comes from
+constexpr const char* kMessages = "messages";  // the source of a chat's prompt
 
 void read_stop(Fields& fields, SamplingParams& params, const RequestLimits& limits) {
   const json::Value* v = fields.get("stop");
@@ -29,7 +29,7 @@ void read_stop(Fields& fields, SamplingParams& params, const RequestLimits& limi
   const json::Array& all = v->is_array() ? v->as_array() : one;
   if (all.size() > limits.max_stop_strings) {
     return fields.fail("stop",
-                       fmt::format("'stop' holds more than {} strings", limits.max_stop_strings));
+                       fmt::format("'stop' has more than {} strings", limits.max_stop_strings));
   }
   for (const json::Value& s : all) {
     if (!s.is_string() || s.as_string().empty() || s.as_string().size() > limits.max_stop_bytes) {
@@ -115,7 +115,7 @@ void read_stream_options(Fields& fields, CommonRequest& r) {
   if (!inner.ok()) fields.fail("stream_options", "'stream_options': " + inner.error()->message);
 }
 
-// How much is written, under its names. llama-server's n_predict is as much as fits when negative.
+// The names of max_tokens. A negative n_predict (llama-server's name) means as much as fits.
 void read_max_tokens(Fields& fields, CommonRequest& r, int least) {
   for (const char* name : {"n_predict", "max_tokens", "max_completion_tokens"}) {
     const json::Value* v = fields.get(name);
@@ -131,7 +131,7 @@ void read_max_tokens(Fields& fields, CommonRequest& r, int least) {
   }
 }
 
-// llama-server's window of penalties: all of the text here. 0 turns them off there.
+// llama-server's penalty window. Here it is always the whole text; 0 turns penalties off.
 void read_penalty_window(Fields& fields, SamplingParams& p) {
   const json::Value* v = fields.get("repeat_last_n");
   const bool penalised =
@@ -148,7 +148,7 @@ void read_penalty_window(Fields& fields, SamplingParams& p) {
   }
 }
 
-// `least`: of max_tokens.
+// `least`: the minimum of max_tokens.
 void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, int least) {
   refuse_unsupported_fields(fields);
   fields.read("model", r.model);
@@ -172,7 +172,7 @@ void read_common(Fields& fields, CommonRequest& r, const RequestLimits& limits, 
   r.structure_field = structured.field;
 }
 
-// What templates of some models read besides messages and tools.
+// Template variables of some models besides messages and tools.
 void read_template_fields(Fields& fields, ChatRequest& r) {
   if (const json::Value* kwargs = fields.get("chat_template_kwargs")) {
     if (kwargs->is_object()) r.template_kwargs = kwargs->as_object();
@@ -186,7 +186,7 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
   std::string verbosity;
   fields.read("reasoning_effort", effort, 64);
   fields.read("verbosity", verbosity, 64);
-  // As in llama-server; other efforts are for templates that read them.
+  // As in llama-server; other values are for templates that read them.
   if (effort == "none" && r.template_kwargs.find("enable_thinking") == nullptr)
     r.template_kwargs["enable_thinking"] = false;
   for (const char* name : {"documents", "reasoning_effort", "verbosity"}) {
@@ -195,11 +195,12 @@ void read_template_fields(Fields& fields, ChatRequest& r) {
   }
 }
 
-// A message's content: a string, null, or text parts, which come out as {"type", "text"}.
+// Checks a message's content: a string, null, or text parts, which are returned as {"type",
+// "text"}.
 std::optional<std::string> read_parts(const json::Array& parts, json::Array& out) {
   for (const json::Value& part : parts) {
     const std::string type = part.is_object() ? part.get_string("type", "") : "";
-    const bool refusal = type == "refusal";  // what an assistant said instead of an answer
+    const bool refusal = type == "refusal";  // the text of an assistant that refused to answer
     const json::Value* text = part.is_object() ? part.find(refusal ? "refusal" : "text") : nullptr;
     const bool is_text = type == "text" || type == "input_text" || type == "output_text" || refusal;
     if (!is_text || text == nullptr || !text->is_string()) {
@@ -213,8 +214,8 @@ std::optional<std::string> read_parts(const json::Array& parts, json::Array& out
   return std::nullopt;
 }
 
-// Forms of OpenAI's that templates do not know: calls of functions from before there were tools,
-// and refusals beside an empty content.
+// Converts OpenAI's message forms that templates do not know: the older function calls, and
+// refusals beside an empty content.
 std::optional<ApiError> take_older_forms(json::Object& message, const std::string& where) {
   const auto given = [&](const char* name) {
     const json::Value* v = message.find(name);
@@ -246,7 +247,7 @@ std::optional<ApiError> take_older_forms(json::Object& message, const std::strin
   return std::nullopt;
 }
 
-// Members that say nothing, as clients send them back: to templates they would be there.
+// Removes empty members that clients send back: templates would see them as present.
 void leave_out_nothings(json::Object& message) {
   std::vector<std::string> names;
   for (const auto& [name, value] : message) {
@@ -332,7 +333,7 @@ Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* f
   const json::Array& items = v->as_array();
   if (!items.front().is_number() && items.size() > limits.max_prompts) {
     return bad_request(field,
-                       fmt::format("'{}' holds more than {} prompts", field, limits.max_prompts));
+                       fmt::format("'{}' has more than {} prompts", field, limits.max_prompts));
   }
   const auto add_ids = [&](const json::Array& list) {
     std::vector<int32_t> ids;
@@ -382,7 +383,7 @@ Parsed<CompletionRequest> parse_completion(const json::Value& body, const Reques
   if (r.echo && r.params.logprobs >= 0)
     r.params.prompt_logprobs = std::max(r.params.prompt_logprobs, r.params.logprobs);
   r.prompt_only = r.params.max_tokens == 0;
-  if (r.prompt_only) r.params.max_tokens = 1;  // the least that the engine does
+  if (r.prompt_only) r.params.max_tokens = 1;  // the engine generates at least one
   if (fields.error()) return *fields.error();
   auto prompts = parse_prompts(body, "prompt", limits);
   if (auto* error = std::get_if<ApiError>(&prompts)) return *error;
@@ -408,7 +409,7 @@ Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& lim
     r.add_generation_prompt = false;
   if (r.continue_final_message && r.add_generation_prompt) {
     fields.fail("continue_final_message",
-                "'continue_final_message' excludes 'add_generation_prompt'");
+                "'continue_final_message' cannot be combined with 'add_generation_prompt'");
   }
   fields.read("parallel_tool_calls", r.parallel_tool_calls);
   fields.read("include_reasoning", r.include_reasoning);

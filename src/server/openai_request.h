@@ -1,8 +1,8 @@
 // Requests of the OpenAI API, with vLLM's extra fields, as values.
 //
-// The parsers are pure: JSON in, a checked description out, or an ApiError that names the field.
-// Unknown fields are ignored, as OpenAI's and vLLM's servers do; known fields that ask for what
-// this server does not do are refused, so that nobody gets an answer to another question.
+// The parsers are pure functions: JSON in, a checked description out, or an ApiError that names the
+// field. Unknown fields are ignored, as in OpenAI's and vLLM's servers. Known fields that ask for
+// something unsupported are refused, because ignoring them would change the answer.
 #pragma once
 
 #include <cstdint>
@@ -27,28 +27,28 @@ struct RequestLimits {
   size_t max_logit_bias = 4096;
 };
 
-// What every generating route understands.
+// The fields common to all generating routes.
 struct CommonRequest {
   std::string model;
   SamplingParams params;
-  bool max_tokens_given = false;  // otherwise: as much as the context allows (chat) or 16
+  bool max_tokens_given = false;  // else: as much as the context allows (chat) or 16
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;
   int priority = 0;
   std::string request_id;
   std::string user;
-  std::string cache_salt;  // mixed with the key's own salt
+  std::string cache_salt;  // mixed with the salt of the API key
   bool return_token_ids = false;
-  bool tokens_as_ids = false;  // logprobs name tokens as "token_id:N"
+  bool tokens_as_ids = false;  // logprobs show tokens as "token_id:N"
   bool add_special_tokens = true;
-  // > 0: keep so many tokens of the prompt's end; -1: as many as leave room for the answer.
+  // > 0: keep this many tokens at the prompt's end; -1: as many as leave room for max_tokens.
   int truncate_prompt_tokens = 0;
   double timeout_s = 0.0;
-  double max_predict_s = 0.0;  // since the first token, once there is a whole line; 0: no limit
-  bool parse_special = true;   // special tokens that a text spells count as such
+  double max_predict_s = 0.0;  // since the first token, after one complete line; 0: no limit
+  bool parse_special = true;   // special tokens spelled in a text are recognized
   json::Value structured;      // null, or {"json"|"regex"|"choice"|"grammar"|"json_object": ...}
-  // Where these come from, for errors.
+  // The field names of these, for errors.
   const char* prompt_field = "prompt";
   const char* structure_field = "response_format";
   const char* max_tokens_field = "max_tokens";
@@ -77,20 +77,20 @@ struct ChatRequest : CommonRequest {
 template <class T>
 using Parsed = std::variant<T, ApiError>;
 
-// `defaults`: sampling parameters of requests that leave them out (sampling_defaults.h).
+// `defaults`: sampling parameters for requests that leave them out (sampling_defaults.h).
 Parsed<CompletionRequest> parse_completion(const json::Value& body,
                                            const RequestLimits& limits = {},
                                            const json::Object* defaults = nullptr);
 Parsed<ChatRequest> parse_chat(const json::Value& body, const RequestLimits& limits = {},
                                const json::Object* defaults = nullptr);
-// A string, an array of strings, token ids, or an array of lists of them, in the named field.
+// Reads the named field: a string, an array of strings, token ids, or an array of lists of ids.
 Parsed<std::vector<Prompt>> parse_prompts(const json::Value& body, const char* field,
                                           const RequestLimits& limits = {});
 void read_truncation(Fields& fields, CommonRequest& request);
-// What clients call a field of the engine's Request.
+// The API name of a field of the engine's Request.
 std::string name_of_field(const CommonRequest& request, const std::string& field);
-// `messages` of a chat, checked, with parts of text alone; used by /tokenize and /apply-template
-// too.
+// Checks the `messages` of a chat; content parts must be text. Also used by /tokenize and
+// /apply-template.
 Parsed<json::Array> parse_messages(const json::Value& messages);
 
 }  // namespace freshet::server

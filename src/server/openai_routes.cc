@@ -1,4 +1,4 @@
-// /v1/completions, /v1/chat/completions, /v1/models (and one of them), /tokenize, /detokenize.
+// /v1/completions, /v1/chat/completions, /v1/models, /v1/models/NAME, /tokenize, /detokenize.
 #include <utility>
 
 #include <fmt/format.h>
@@ -52,7 +52,7 @@ json::Object model_json(App& app, const std::string& name) {
   m["root"] = app.model_name();
   m["parent"] = nullptr;
   m["max_model_len"] = app.engine().max_model_len();
-  json::Object meta;  // llama-server's place for it
+  json::Object meta;  // where llama-server has it
   meta["n_vocab"] = app.engine().tokenizer().vocab_size();
   m["meta"] = std::move(meta);
   return m;
@@ -77,11 +77,11 @@ void model(App& app, const App::Exchanges& exchange) {
   send_json(exchange, model_json(app, name));
 }
 
-// The text that /tokenize is asked about: vLLM's prompt or messages, or llama-server's content.
+// The input of /tokenize: vLLM's prompt or messages, or llama-server's content.
 Parsed<std::string> text_to_tokenize(App& app, const json::Value& body, CommonRequest& common) {
   std::string text;
   Fields fields(body);
-  // llama-server puts nothing in front of a text unless it is told to; vLLM does.
+  // llama-server adds special tokens only on request; vLLM adds them by default.
   const bool llama = fields.get("content") != nullptr && fields.get("prompt") == nullptr;
   common.add_special_tokens = !llama;
   common.prompt_field = llama ? "content" : "prompt";
@@ -104,7 +104,7 @@ Parsed<std::string> text_to_tokenize(App& app, const json::Value& body, CommonRe
   return text;
 }
 
-// A token's text, or its bytes where they are no text alone.
+// A token's text, or its bytes if they are not valid UTF-8.
 json::Value piece_json(std::string_view bytes) {
   if (find_invalid_utf8(bytes) == std::string_view::npos) return std::string(bytes);
   json::Array numbers;

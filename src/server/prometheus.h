@@ -1,8 +1,8 @@
 // Counters and histograms in the Prometheus text format 0.0.4.
 //
 // Family objects live as long as their registry and are thread-safe: counters are atomics, a
-// histogram takes a short lock. Label values are escaped here. Histograms count seconds or tokens,
-// as their names say; their buckets are upper bounds, ascending, +Inf added.
+// histogram takes a short lock. Label values are escaped here. Histograms count the unit in
+// their name (seconds or tokens); their buckets are ascending upper bounds, and +Inf is added.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class Histogram {
       : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
   void observe(double v, uint64_t times = 1);
   struct Snapshot {
-    std::vector<uint64_t> cumulative;  // one a bound, then +Inf
+    std::vector<uint64_t> cumulative;  // one per bound, then +Inf
     double sum = 0.0;
   };
   Snapshot snapshot() const;
@@ -50,23 +50,23 @@ class Histogram {
 
 class Registry {
  public:
-  // Labels that every sample carries.
+  // `common`: labels of every sample.
   explicit Registry(Labels common) : common_(std::move(common)) {}
 
-  // The same name and labels give the same object. `help` of the first call counts.
+  // The same name and labels give the same object. The `help` of the first call is used.
   Counter& counter(const std::string& name, const std::string& help, const Labels& labels = {});
   Histogram& histogram(const std::string& name, const std::string& help,
                        std::vector<double> bounds);
-  // One whose counts something else keeps.
+  // A histogram whose counts are kept elsewhere.
   void histogram_from(const std::string& name, const std::string& help, std::vector<double> bounds,
                       std::function<Histogram::Snapshot()> read);
-  // Read when the page is made; may be called from any thread.
+  // `read` is called when the page is written, from any thread.
   void gauge(const std::string& name, const std::string& help, std::function<double()> read,
              const Labels& labels = {});
-  // A counter whose value something else keeps.
+  // A counter whose value is kept elsewhere.
   void counter_from(const std::string& name, const std::string& help, std::function<double()> read,
                     const Labels& labels = {});
-  // A gauge that is always 1 and has these labels alone: they are what it tells.
+  // A gauge that is always 1 and has only these labels, which carry the information.
   void info(const std::string& name, const std::string& help, const Labels& labels);
 
   std::string expose() const;

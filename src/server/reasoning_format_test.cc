@@ -1,4 +1,4 @@
-// Thoughts in the shapes of chats and responses, streamed and whole.
+// Reasoning in the formats of chats and responses, streamed and whole.
 #include <gtest/gtest.h>
 
 #include "server/openai_format.h"
@@ -34,7 +34,7 @@ struct Answered {
   std::vector<json::Value> events;
 };
 
-// What a format makes of tokens that are the pieces.
+// The output of a format for these tokens.
 Answered answered(const std::function<std::unique_ptr<AnswerFormat>()>& make,
                   const std::vector<std::string>& pieces) {
   AnswerState state;
@@ -81,7 +81,7 @@ TEST(ReasoningFormat, Chat) {
   EXPECT_EQ(content, "Four.");
 }
 
-// Where several tokens spell the tag.
+// A tag spelled with several tokens.
 TEST(ReasoningFormat, TokensOfThought) {
   const ResponseRequest r = request();
   const auto counted = [&](const std::vector<std::string>& pieces, std::string_view prompt) {

@@ -71,7 +71,7 @@ void ReasoningParser::take_thought(Step& step) {
   if (!held_.empty()) trim_ = false;
   const size_t at = held_.find(tags_.close);
   size_t end = at;
-  if (at == std::string::npos) {  // all but what may be the beginning of the tag
+  if (at == std::string::npos) {  // everything except a possible beginning of the tag
     end = held_.size();
     for (size_t n = std::min(end, tags_.close.size() - 1); n > 0; --n) {
       if (!held_.ends_with(tags_.close.substr(0, n))) continue;

@@ -1,9 +1,9 @@
-// Tells what a model thinks from what it answers, as the text streams.
+// Separates reasoning from the answer in streamed text.
 //
-// A thought stands at the beginning of an answer, between two tags; templates may have written the
-// first of them at the end of the prompt, or both, so that nothing is thought. White space around
-// thought and answer is left out. Text without tags is an answer as it stands. One parser serves
-// one answer; not synchronised.
+// Reasoning is at the beginning of the output, between two tags. The template may have written the
+// opening tag at the end of the prompt, or both tags: then there is no reasoning. White space
+// around reasoning and answer is removed. Text without tags is an unchanged answer. One parser per
+// answer; not synchronised.
 #pragma once
 
 #include <optional>
@@ -17,13 +17,13 @@ struct ReasoningTags {
   std::string_view close;
 };
 
-// By vLLM's names of its parsers.
+// `name`: vLLM's name of the parser.
 std::optional<ReasoningTags> reasoning_tags_by_name(std::string_view name);
-std::string reasoning_parser_names();  // with commas between
+std::string reasoning_parser_names();  // comma-separated
 
 class ReasoningParser {
  public:
-  // `prompt`: the text that the answer follows.
+  // `prompt`: the text before the answer.
   ReasoningParser(ReasoningTags tags, std::string_view prompt);
 
   struct Step {
@@ -31,10 +31,10 @@ class ReasoningParser {
     std::string content;
   };
   Step feed(std::string_view text);
-  Step finish();  // what was held back
-  // Whether all so far is thought.
+  Step finish();  // returns the text that was held back
+  // Whether the text so far is in the reasoning.
   bool inside() const { return place_ == Place::kThought; }
-  // Whether what comes next is no thought, however it begins.
+  // Whether all further text is the answer, even if it begins with a tag.
   bool answers() const { return place_ == Place::kAnswer; }
 
  private:
@@ -46,7 +46,7 @@ class ReasoningParser {
   ReasoningTags tags_;
   Place place_ = Place::kBefore;
   std::string held_;
-  bool trim_ = false;  // white space that comes next
+  bool trim_ = false;  // skip white space that comes next
 };
 
 }  // namespace freshet::server

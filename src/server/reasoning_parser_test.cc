@@ -5,7 +5,7 @@
 namespace freshet::server {
 namespace {
 
-// The same for the whole text, for its bytes one by one, and for every cut in two.
+// Parses the text whole, byte by byte, and split in two at every position: all must agree.
 void check(std::string_view name, std::string_view prompt, const std::string& text,
            const std::string& reasoning, const std::string& content) {
   const ReasoningTags tags = reasoning_tags_by_name(name).value();

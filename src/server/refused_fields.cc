@@ -20,7 +20,7 @@ bool is_given_object(const json::Value& v) {
 
 struct Refusal {
   const char* name;
-  bool (*asks)(const json::Value& v);  // whether the value asks for what is not done
+  bool (*asks)(const json::Value& v);  // whether the value asks for something unsupported
   const char* advice;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kCompleted = "completed";
 
-// How a response ends, by the reason for which its text does.
+// The status of a response with this finish reason.
 const char* status_of(FinishReason finish) {
   switch (finish) {
     case FinishReason::kStop:
@@ -55,7 +55,7 @@ class ResponseFormat final : public AnswerFormat {
 
   json::Value whole(const AnswerState& state) override {
     const Choice& choice = state.choices.front();
-    std::string events;  // of a stream that nobody gets
+    std::string events;  // discarded
     take(choice.text, choice.logprobs, choice.finish, events);
     return response(status_of(choice.finish), &state);
   }
@@ -87,7 +87,7 @@ class ResponseFormat final : public AnswerFormat {
   }
 
  private:
-  // Generated text becomes items of the output, and events about them.
+  // Turns generated text into output items and their events.
   void take(const std::string& text, const std::vector<std::vector<TokenLogprob>>& logprobs,
             FinishReason finish, std::string& out) {
     const bool last = finish != FinishReason::kNone;
@@ -112,14 +112,14 @@ class ResponseFormat final : public AnswerFormat {
       if (parallel_ || calls_++ == 0) add_call(call, out);
     }
     if (!last) return;
-    if (output_.empty() && open_ == Open::kNothing) {  // an answer without a word
+    if (output_.empty() && open_ == Open::kNothing) {  // an empty answer
       open_item(Open::kMessage, out);
       add_text("", out);
     }
     close_item(finish == FinishReason::kStop ? kCompleted : "incomplete", out);
   }
 
-  // Returns what of the text is no thought.
+  // Takes the reasoning out of the text and returns the rest.
   std::string take_thought(const std::string& text, bool last, std::string& out) {
     if (!reasoning_) return text;
     ReasoningParser::Step step = reasoning_->feed(text);
@@ -140,7 +140,7 @@ class ResponseFormat final : public AnswerFormat {
     return step.content;
   }
 
-  // White space around calls is no message.
+  // White space around calls does not make a message.
   void add_text(std::string_view piece, std::string& out) {
     held_text_ += piece;
     const bool open = open_ == Open::kMessage;
@@ -283,7 +283,7 @@ class ResponseFormat final : public AnswerFormat {
     return event;
   }
 
-  // Of the tokens written: those up to the tag that ends the thought.
+  // The number of generated tokens up to the closing tag of the reasoning.
   int64_t reasoning_tokens(const std::vector<int32_t>& ids) const {
     if (!context_.reasoning) return 0;
     ReasoningParser parser = *context_.reasoning;
@@ -333,12 +333,12 @@ class ResponseFormat final : public AnswerFormat {
   int64_t events_ = 0;
   int calls_ = 0;
   json::Array output_;  // finished items
-  // The item that is being written.
+  // The item in progress.
   Open open_ = Open::kNothing;
   std::string item_id_;
   std::string text_;
   json::Array logprobs_;
-  std::string held_text_;  // what no event has told of yet
+  std::string held_text_;  // not sent in an event yet
   json::Array held_logprobs_;
 };
 

@@ -1,4 +1,5 @@
-// Answers in the shape of OpenAI's Responses API: a response object, or its stream of typed events.
+// Answers in the format of OpenAI's Responses API: a response object, or its stream of typed
+// events.
 #pragma once
 
 #include <memory>

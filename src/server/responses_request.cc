@@ -13,7 +13,7 @@ void replace_all(std::string& text, std::string_view from, std::string_view to) 
     text.replace(at, from.size(), to);
 }
 
-// The messages that the items of `input` stand for.
+// Converts the items of `input` to chat messages.
 class Conversation {
  public:
   std::optional<ApiError> add(const json::Value& item, size_t index) {
@@ -46,11 +46,11 @@ class Conversation {
       if (const json::Value* v = item.find(name)) message[name] = *v;
     }
     if (item.get_string("role", "") == "assistant") tell_reasoning(message);
-    reasoning_.clear();  // of a turn that is over
+    reasoning_.clear();  // it belonged to an earlier turn
     return push(std::move(message), where);
   }
 
-  // Belongs to the assistant's message or call behind it.
+  // Reasoning belongs to the assistant's message or call that follows it.
   std::optional<ApiError> add_reasoning(const json::Value& item) {
     const json::Value* parts = item.find("content");
     if (parts == nullptr || !parts->is_array()) return std::nullopt;
@@ -109,8 +109,8 @@ class Conversation {
   }
 
   json::Array messages_;
-  std::string reasoning_;                     // whose message is still to come
-  std::map<std::string, std::string> names_;  // of called functions, by the call's id
+  std::string reasoning_;                     // its message has not come yet
+  std::map<std::string, std::string> names_;  // names of called functions, by call id
 };
 
 Parsed<json::Array> messages_of(const json::Value& body) {
@@ -136,7 +136,7 @@ Parsed<json::Array> messages_of(const json::Value& body) {
     message["content"] = *text;
     messages.insert(messages.begin(), std::move(message));
   }
-  if (messages.empty()) return bad_request("input", "'input' holds no message");
+  if (messages.empty()) return bad_request("input", "'input' has no message");
   return messages;
 }
 
@@ -212,7 +212,7 @@ std::optional<ApiError> read_text(const json::Value& body, json::Object& chat) {
 }
 
 std::optional<ApiError> refuse_what_is_not_done(const json::Value& body) {
-  static constexpr std::pair<const char*, const char*> kMends[] = {
+  static constexpr std::pair<const char*, const char*> kFixes[] = {
       {"previous_response_id", "responses are not stored: send the conversation as 'input'"},
       {"conversation", "conversations are not stored: send them as 'input'"},
       {"background", "stream the response, or wait for it"},
@@ -220,19 +220,19 @@ std::optional<ApiError> refuse_what_is_not_done(const json::Value& body) {
       {"prompt", "send 'instructions' and 'input'"},
       {"n", "a response is one answer"},
       {"use_beam_search", "/v1/chat/completions has it"},
-      // Chats' names: ignored, they would change nothing without a word.
+      // Names of chat fields: ignoring them silently would change the answer.
       {"messages", "send 'input'"},
       {"max_tokens", "send 'max_output_tokens'"},
       {"max_completion_tokens", "send 'max_output_tokens'"},
       {"response_format", "send 'text.format'"},
       {"logprobs", "'include' \"message.output_text.logprobs\""},
   };
-  for (const auto& [name, mend] : kMends) {
+  for (const auto& [name, fix] : kFixes) {
     const json::Value* v = body.find(name);
     if (v == nullptr || v->is_null() || *v == json::Value(false) ||
         (std::string_view(name) == "n" && *v == json::Value(1)))
       continue;
-    return bad_request(name, fmt::format("'{}' is not supported: {}", name, mend));
+    return bad_request(name, fmt::format("'{}' is not supported: {}", name, fix));
   }
   return std::nullopt;
 }
@@ -246,7 +246,7 @@ bool wants_logprobs(const json::Value& body) {
   return false;
 }
 
-// The body of the chat, but for its messages.
+// The body of the chat without its messages.
 Parsed<json::Object> chat_of(const json::Value& body) {
   json::Object chat = body.as_object();
   for (const char* name : {"input", "instructions", "include", "text", "stream_options", "n",
@@ -276,7 +276,7 @@ Parsed<json::Object> chat_of(const json::Value& body) {
   return chat;
 }
 
-// As the request has it, else what holds without it.
+// The values of the request, or their defaults.
 json::Object repeated_of(const json::Value& body, const ChatRequest& chat) {
   json::Object plain;
   plain["format"] = json::Object();

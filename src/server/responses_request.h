@@ -1,8 +1,8 @@
-// Requests of OpenAI's Responses API, read as chats.
+// Converts requests of OpenAI's Responses API to chats.
 //
-// `input`, `instructions`, `tools` and the rest become the fields that a chat has for them, so that
-// both routes ask a model in the same words. Nothing is stored: what refers to an earlier response
-// is refused.
+// `input`, `instructions`, `tools` and other fields become the matching fields of a chat, so that
+// both routes give the model the same prompt. Nothing is stored: references to an earlier response
+// are refused.
 #pragma once
 
 #include "base/json.h"
@@ -12,13 +12,13 @@ namespace freshet::server {
 
 struct ResponseRequest {
   ChatRequest chat;
-  json::Object repeated;  // what every response repeats of its request
+  json::Object repeated;  // the request fields that every response repeats
 };
 
-// `defaults`: as of parse_chat().
+// `defaults`: as in parse_chat().
 Parsed<ResponseRequest> parse_response(const json::Value& body, const RequestLimits& limits = {},
                                        const json::Object* defaults = nullptr);
-// An error of the chat that a request was read as, in the request's own words.
+// Converts an error of the chat to the field names of the original request.
 ApiError in_words_of_responses(ApiError error);
 
 }  // namespace freshet::server

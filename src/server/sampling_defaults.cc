@@ -18,11 +18,12 @@ Parsed<CompletionRequest> parsed_with(const json::Object& defaults) {
   return parse_completion(json::Value(std::move(request)), {}, &defaults);
 }
 
-// llama.cpp's converter copies them from there.
+// llama.cpp's converter copies them from generation_config.json.
 json::Object gguf_defaults(const std::string& model_path) {
   json::Object defaults;
   const auto checkpoint = loader::Checkpoint::open(model_path);
-  if (!checkpoint.ok() || checkpoint->gguf() == nullptr) return defaults;  // loading it will tell
+  if (!checkpoint.ok() || checkpoint->gguf() == nullptr)
+    return defaults;  // loading the model reports the error
   for (const auto& [key, name] : {std::pair{"general.sampling.temp", "temperature"},
                                   {"general.sampling.top_k", "top_k"},
                                   {"general.sampling.top_p", "top_p"},
@@ -31,14 +32,14 @@ json::Object gguf_defaults(const std::string& model_path) {
                                   {"freshet.sampling.typical_p", "typical_p"}}) {
     const auto value = checkpoint->gguf()->get_f32(key);
     if (!value) continue;
-    std::string text = fmt::format("{}", *value);  // 0.95, not what 0.95f is as a double
+    std::string text = fmt::format("{}", *value);  // "0.95", not the digits of 0.95f as a double
     defaults[name] = std::isfinite(*value) ? json::Value::number_from_text(std::move(text))
-                                           : json::Value(std::move(text));  // and so refused
+                                           : json::Value(std::move(text));  // refused later
   }
   return defaults;
 }
 
-// Those of the file's that this server knows.
+// The parameters in the file that this server supports.
 Result<json::Object> json_defaults(const std::string& path) {
   json::Object defaults;
   FRESHET_ASSIGN_OR_RETURN(const json::Value config, json::parse_file(path));
@@ -67,7 +68,7 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
     defaults = std::move(read).value();
   } else if (choice != "auto") {
     return read.status();
-  }  // one of the model's own that cannot be read counts as none: opening the model said so
+  }  // an unreadable file of the model counts as none: opening the model has reported it
   const auto parsed = parsed_with(defaults);
   if (const auto* wrong = std::get_if<ApiError>(&parsed)) {
     return invalid_argument("{}: {}; --generation-config none ignores it", path, wrong->message);

@@ -1,6 +1,5 @@
-// What a model's generation_config.json, or a GGUF file (general.sampling.*), recommends for
-// sampling: requests that leave these
-// parameters out get them, as with vLLM, and so do run and chat.
+// The sampling parameters that a model's generation_config.json or GGUF file (general.sampling.*)
+// recommends. They apply to requests that leave them out, as in vLLM, and to run and chat.
 #pragma once
 
 #include <string>
@@ -11,11 +10,11 @@
 
 namespace freshet::server {
 
-// `choice`: "auto" (of the model at `model_path`, if it has any), "none" (vLLM says "vllm"), or a
-// folder that holds a generation_config.json. Checked as a request's would be.
+// `choice`: "auto" (those of the model at `model_path`, if any), "none" ("vllm" in vLLM), or a
+// folder with a generation_config.json. Checked like the fields of a request.
 Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path);
-// Those of a request that says nothing else.
+// The parameters of a request that gives none itself.
 SamplingParams params_of(const json::Object& defaults);
 
 }  // namespace freshet::server

@@ -27,7 +27,7 @@ void version(const App::Exchanges& exchange) {
 
 void add_service_routes(App& app, std::vector<App::Route>& routes) {
   using X = App::Exchanges;
-  for (const char* path : {"/health", "/ping"})  // the second is SageMaker's, as vLLM has it
+  for (const char* path : {"/health", "/ping"})  // /ping is for SageMaker, as in vLLM
     routes.push_back({"GET", path, true, [](const X& x, const json::Value&) { health(x); }});
   routes.push_back(
       {"GET", "/ready", true, [&app](const X& x, const json::Value&) { ready(app, x); }});

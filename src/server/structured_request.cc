@@ -37,8 +37,8 @@ class StructuredReader {
 
   void add(const char* field, const std::string& kind, const json::Value& value) {
     if (!found_.description.is_null()) {
-      return fields_.fail(field,
-                          fmt::format("'{}' and '{}' exclude each other", found_.field, field));
+      return fields_.fail(field, fmt::format("'{}' and '{}' cannot be combined: send one of them",
+                                             found_.field, field));
     }
     json::Object o;
     o[kind] = value;
@@ -52,7 +52,7 @@ class StructuredReader {
     const std::string type = format->is_object() ? format->get_string("type", "") : "";
     const json::Value* inner = format->find("json_schema");
     const json::Value* schema = inner != nullptr ? inner->find("schema") : nullptr;
-    if (schema == nullptr) schema = format->find("schema");  // llama-server's place for it
+    if (schema == nullptr) schema = format->find("schema");  // where llama-server has it
     const bool has_schema = schema != nullptr && !schema->is_null();
     if (type == "json_object" && !has_schema) return add(name, "json_object", json::Value(true));
     if (type == "json_schema" && !has_schema)

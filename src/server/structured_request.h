@@ -1,7 +1,7 @@
-// The fields that hold an answer to a structure, as one description for grammar::Grammar.
+// Reads the structured-output fields into one description for grammar::Grammar.
 //
 // response_format, vLLM's structured_outputs and its older guided_*, and llama-server's grammar and
-// json_schema. Only one of them may be given. Pure.
+// json_schema. Only one of them may be given. Pure functions.
 #pragma once
 
 #include "server/fields.h"
@@ -10,7 +10,7 @@ namespace freshet::server {
 
 struct StructuredRequest {
   json::Value description;                // null: none
-  const char* field = "response_format";  // where it came from, for errors
+  const char* field = "response_format";  // its field name, for errors
 };
 
 StructuredRequest read_structured(Fields& fields);

@@ -12,7 +12,7 @@ std::string joined_text(std::string prompt, std::string_view pending, std::strin
   if (pending.empty() || answer_bytes.empty()) return prompt.append(answer);
   const std::string bytes = std::string(pending).append(answer_bytes.substr(0, 4));
   const Utf8Char c = decode_utf8(bytes);
-  // The character's bytes in the answer are a U+FFFD each, unless the answer was cut before.
+  // In the answer, each of the character's bytes is one U+FFFD, unless the answer is shorter.
   for (size_t i = pending.size(); i < c.size && answer.starts_with(kReplacement); ++i)
     answer.remove_prefix(kReplacement.size());
   if (c.valid && prompt.ends_with(kReplacement)) {

@@ -1,8 +1,8 @@
-// Where tokens begin in the text that is made of them, in characters.
+// Character offsets of tokens in the text that they form.
 //
-// Tokens may end within a character: the next one then begins in the character that its first byte
-// belongs to. Bytes that are no UTF-8 count as the U+FFFD that texts have in their place. One
-// counter a text; not synchronised.
+// A token may end within a character. The next token then begins at the character that contains its
+// first byte. Invalid UTF-8 counts as the U+FFFD that replaces it in texts. One counter per text;
+// not synchronised.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace freshet::server {
 
 class TextOffsets {
  public:
-  // Characters that are complete: the next byte belongs to the one behind them.
+  // The number of complete characters; the next byte belongs to the character after them.
   int64_t complete() const { return complete_; }
-  // The beginning of a character whose end has not come yet.
+  // The first bytes of an incomplete character.
   const std::string& pending() const { return pending_; }
 
   void add(std::string_view bytes) {
@@ -44,9 +44,9 @@ class TextOffsets {
   std::string pending_;
 };
 
-// The text of a prompt and of what follows it, where a character may begin in the one and end in
-// the other: `prompt` is the prompt's text and `pending` its last bytes that are no whole character
-// (shown as one U+FFFD), `answer` is the text of `answer_bytes` alone.
+// Joins the texts of a prompt and its answer; a character may begin in the prompt and end in the
+// answer. `pending`: the last bytes of the prompt if they are an incomplete character (one U+FFFD
+// in `prompt`). `answer`: the text of `answer_bytes` decoded separately.
 std::string joined_text(std::string prompt, std::string_view pending, std::string_view answer,
                         std::string_view answer_bytes);
 

@@ -26,7 +26,7 @@ std::string_view trim(std::string_view s) {
   return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
 }
 
-// Length of the longest end of `text` that could be the beginning of `tag`.
+// Length of the longest suffix of `text` that is a prefix of `tag`.
 size_t partial_tag(std::string_view text, std::string_view tag) {
   for (size_t n = std::min(text.size(), tag.size() - 1); n > 0; --n) {
     if (text.ends_with(tag.substr(0, n))) return n;
@@ -34,7 +34,7 @@ size_t partial_tag(std::string_view text, std::string_view tag) {
   return 0;
 }
 
-// The end of the JSON value that starts text, by brackets and quotes; npos when it is not complete.
+// The end of the JSON value at the start of text, by brackets and quotes; npos: incomplete.
 size_t json_value_end(std::string_view text) {
   JsonScan scan;
   return scan.end_in(text);
@@ -111,13 +111,13 @@ ToolParser::ToolParser(ToolDialect dialect, std::string id_seed)
 
 void ToolParser::add_call(std::string name, std::string arguments, Step& step) {
   const size_t h = std::hash<std::string>{}(fmt::format("{}/{}", id_seed_, calls_found_++));
-  // Mistral's templates insist on ids of nine letters and digits.
+  // Mistral's templates require ids of nine letters and digits.
   std::string id = dialect_ == ToolDialect::kMistral ? fmt::format("{:09x}", h & 0xfffffffff)
                                                      : fmt::format("call_{:016x}", h);
   step.calls.push_back({std::move(id), std::move(name), std::move(arguments)});
 }
 
-// One call object or an array of them. All or nothing.
+// Parses one call object or an array of them, all or nothing.
 bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_key, Step& step) {
   auto parsed = json::parse(trim(text));
   if (!parsed.ok()) return false;
@@ -139,8 +139,8 @@ bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_k
   return !calls.empty();
 }
 
-// Where the closing tag of the call that `held_` begins with stands; npos: not there yet. A tag
-// within a string of the call's JSON is text. Each byte is looked at once.
+// The position of the closing tag of the call at the beginning of `held_`; npos: not there yet. A
+// tag within a JSON string of the call is text. Each byte is scanned once.
 size_t ToolParser::find_close() {
   if (!body_) {  // JSON, or anything else up to the first tag?
     const size_t first = held_.find_first_not_of(kSpace);
@@ -179,7 +179,7 @@ ToolParser::Step ToolParser::feed_hermes() {
       if (!parse_calls(before, "arguments", step))
         step.content += fmt::format("{}{}{}", kOpen, before, kClose);
     } else if (calls_found_ == 0 || !trim(before).empty()) {
-      step.content += before;  // but not the white space between two calls
+      step.content += before;  // except white space between two calls
     }
     enter(!inside_);
   }
@@ -192,8 +192,8 @@ ToolParser::Step ToolParser::feed_hermes() {
   return step;
 }
 
-// A model often stops on its end token right after the object, without the closing tag. What is no
-// call by then may be one with a string that never ends: its first closing tag ends it after all.
+// Models often stop right after the object, without the closing tag. If the held text does not
+// parse, it may have an unterminated string: then the first closing tag ends the call.
 ToolParser::Step ToolParser::finish_hermes() {
   Step step;
   while (inside_) {
@@ -220,7 +220,7 @@ ToolParser::Step ToolParser::feed(std::string_view text) {
   held_ += text;
   if (dialect_ == ToolDialect::kHermes) return feed_hermes();
   Step step;
-  if (inside_) return step;  // the rest of the answer is calls: wait for its end
+  if (inside_) return step;  // the rest of the answer consists of calls: wait for its end
   if (dialect_ == ToolDialect::kMistral) {
     const size_t at = held_.find(kMistralTag);
     const size_t shown =

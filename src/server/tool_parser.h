@@ -1,11 +1,11 @@
-// Finds tool calls in generated text, as it streams.
+// Finds tool calls in streamed text.
 //
 // Dialects: Hermes/Qwen (<tool_call>{"name", "arguments"}</tool_call>, any number, mixed with
 // text), Llama 3 (the whole answer is {"name", "parameters"}, perhaps after <|python_tag|>, several
 // joined by ';'), and Mistral ([TOOL_CALLS] followed by a JSON array, or by name[ARGS]{...} calls).
-// Markup within a string of a call's JSON is text. Text that looks like a call but does not parse
-// is given back as content: nothing the model wrote is lost. Each byte is looked at once, however
-// the text is cut. One parser serves one answer; not synchronised.
+// Markup within a JSON string of a call is text. Text that looks like a call but does not parse is
+// returned as content, so no output is lost. Each byte is scanned once, however the text is split.
+// One parser per answer; not synchronised.
 #pragma once
 
 #include <optional>
@@ -21,7 +21,7 @@ enum class ToolDialect { kHermes, kLlama3, kMistral };
 
 std::optional<ToolDialect> tool_dialect_by_name(
     std::string_view name);  // hermes, llama3_json, mistral
-// The dialect that a chat template asks the model to speak.
+// The dialect that a chat template tells the model to use.
 ToolDialect tool_dialect_of_template(std::string_view chat_template);
 
 struct ToolCall {
@@ -30,15 +30,15 @@ struct ToolCall {
   std::string arguments;  // JSON text
 };
 
-// What an answer must look like that calls one of `tools` (OpenAI's array) and nothing else, as a
-// description for grammar::Grammar::from_description. `only`: the one tool to call, or empty.
+// The description, for grammar::Grammar::from_description, of an answer that only calls one of
+// `tools` (OpenAI's array). `only`: the tool to call, or empty for any.
 json::Value forced_call(ToolDialect dialect, const json::Value& tools, std::string_view only);
 
-// Finds the end of a JSON object or array, by brackets and quotes, in a text that grows.
+// Finds the end of a JSON object or array in a growing text, by brackets and quotes.
 class JsonScan {
  public:
-  // The end of the value that begins `text`; npos: not there yet. `text` is the one of the last
-  // call, perhaps with more behind it.
+  // The end of the value at the beginning of `text`; npos: not there yet. `text` must be the text
+  // of the last call, possibly extended.
   size_t end_in(std::string_view text);
 
  private:
@@ -50,7 +50,7 @@ class JsonScan {
 
 class ToolParser {
  public:
-  // `id_seed` makes the calls' ids: the same request gives the same ids.
+  // Call ids are derived from `id_seed`: the same request gives the same ids.
   ToolParser(ToolDialect dialect, std::string id_seed);
 
   struct Step {
@@ -58,7 +58,7 @@ class ToolParser {
     std::vector<ToolCall> calls;
   };
   Step feed(std::string_view text);
-  Step finish();  // the answer is complete: what was held back comes out as a call or as content
+  Step finish();  // at the end: returns the text that was held back, as a call or as content
   int calls_found() const { return calls_found_; }
 
  private:
@@ -75,13 +75,13 @@ class ToolParser {
   ToolDialect dialect_;
   std::string id_seed_;
   std::string held_;
-  bool inside_ = false;   // of a call (Hermes) or of the rest of the answer (the others)
+  bool inside_ = false;   // in a call (Hermes) or in the rest of the answer (others)
   bool decided_ = false;  // Llama 3: whether the answer is a call
-  // Of a Hermes call, while it is inside: what its body is, and how far it has been looked through.
+  // While in a Hermes call: the kind of its body, and how far it has been scanned.
   std::optional<Body> body_;
   JsonScan scan_;
   size_t searched_ = 0;
-  bool plain_tags_ = false;  // the first closing tag ends it
+  bool plain_tags_ = false;  // the first closing tag ends the call
   int calls_found_ = 0;
 };
 

@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
              "<tool_call>{\"name\":\"w\",\"arguments\":{\"t\":\"</tool_call>\"}}",
              "",
              {{"w", "{\"t\":\"</tool_call>\"}"}}},
-        Case{ToolDialect::kHermes,  // a string without its end hides no later call
+        Case{ToolDialect::kHermes,  // an unterminated string hides no later call
              "<tool_call>{\"name\": \"w}</tool_call> and "
              "<tool_call>{\"name\":\"v\",\"arguments\":{\"t\":\"</tool_call>\"}}</tool_call>",
              "<tool_call>{\"name\": \"w}</tool_call> and ",

@@ -19,7 +19,7 @@ bool has_tool(const json::Value& tools, const std::string& name) {
                      });
 }
 
-// What is wrong with them; nullopt: nothing.
+// The error in the tools; nullopt if they are valid.
 std::optional<std::string> wrong_tools(const json::Array& tools) {
   std::set<std::string> names;
   for (const json::Value& tool : tools) {
@@ -41,8 +41,8 @@ std::optional<std::string> wrong_tools(const json::Array& tools) {
   return std::nullopt;
 }
 
-// {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}: the model sees the allowed ones
-// alone.
+// {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}: the model only sees
+// the allowed tools.
 void allow_tools(Fields& fields, const json::Value& choice, ChatRequest& r) {
   const json::Value* allowed = choice.find("allowed_tools");
   const json::Value* list = allowed != nullptr ? allowed->find("tools") : nullptr;

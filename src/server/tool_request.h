@@ -1,4 +1,5 @@
-// A chat's tools and tool_choice: checked, and narrowed to the tools that may be called. Pure.
+// Checks a chat's tools and tool_choice, and keeps only the tools that may be called. Pure
+// functions.
 #pragma once
 
 #include "server/openai_request.h"

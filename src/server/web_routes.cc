@@ -1,7 +1,7 @@
-// The web page: its files, which are part of the program (web/assets.S).
+// The web page; its files are linked into the program (web/assets.S).
 //
-// They need no key, since they hold nothing secret; what the page asks for does. The policy lets
-// the page talk to this server alone and run no script but its own.
+// The files contain no secrets and need no key; the API calls of the page do. The content security
+// policy lets the page connect only to this server and run only its own scripts.
 #include <string>
 #include <string_view>
 
@@ -72,14 +72,14 @@ std::string entity_tag(std::string_view content) {
   return tag + '"';
 }
 
-// If-None-Match holds a list of tags, weak ones too, or "*".
+// If-None-Match is "*" or a list of tags, including weak ones.
 bool has_tag(std::string_view list, std::string_view tag) {
   return list == "*" || list.find(tag) != std::string_view::npos;
 }
 
 void serve(const App::Exchanges& exchange, const Asset& asset, const std::string& tag) {
   HttpResponse response;
-  // Browsers ask each time and get 304 until the program changes.
+  // Browsers revalidate each time and get 304 until the program changes.
   response.headers = {{"ETag", tag},
                       {"Cache-Control", "no-cache"},
                       {"Content-Security-Policy", kPolicy},

@@ -53,7 +53,7 @@ class Fields(Case):
         self.assert_error(self.post("/v1/responses", {"input": "a"}, structured_outputs={
             "regex": "("}), 400, "structured_outputs")
         self.assert_error(self.post("/v1/completions", TEXT, grammar='root ::= "a"',
-                                    guided_regex="a"), 400, "grammar", "exclude")
+                                    guided_regex="a"), 400, "grammar", "combined")
         tools = [{"type": "function", "function": {"name": "v", "parameters": {"uniqueItems": True,
                                                                                "type": "array"}}}]
         self.assert_error(self.post("/v1/chat/completions", CHAT, tools=tools,
