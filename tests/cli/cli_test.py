@@ -734,7 +734,7 @@ class Bench(Case):
         for prompt, beyond in (("512", False), ("513", True)):
             done = run("bench", "-m", LLAMA, "-p", prompt, "-n", "0", "-r", "1")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual("513 tokens are beyond the model's context of 512" in done.stderr, beyond)
+            self.assertEqual("513 tokens exceed the model's context of 512" in done.stderr, beyond)
 
     def test_shapes_load(self):
         for kind in ("q4_0", "q8_0", "q4_k_m", "q6_k", "bf16", "f16"):
