@@ -228,7 +228,7 @@ awaitable<Result<Reply>> HttpClient::request(std::string target, const std::stri
     }
     Attempt attempt;
     co_await exchange(*connection, message, sink, impl_->options.read_timeout_s, attempt);
-    // The server may have closed it while it was idle: once more, over a new one.
+    // The server may have closed the idle connection: retry once on a new one.
     if (attempt.error && reused && attempt.nothing_came && attempt.error != beast::error::timeout) {
       continue;
     }

@@ -22,7 +22,7 @@ constexpr size_t kMaxBranches = 8;  // of a layer
 // What a branch stores of each token.
 struct BranchCache {
   ops::KvShape shape;
-  int window = 0;  // 0: all tokens of the sequence; otherwise so many of the last ones
+  int window = 0;  // 0: all tokens of the sequence; otherwise the last `window` ones
 };
 
 struct BranchKind {
@@ -145,8 +145,8 @@ Status validate_rotation(const ModelSpec& model, int rope, int features, size_t 
 
 // For describe() of kinds of attention.
 std::string describe_attention_options(int window, bool sinks, int rope);
-// For limits() of kinds of attention: of so many heads, whose keys and values in the cache and
-// whose queries have so many features.
+// For limits() of kinds of attention. key, value, query: features of a head's keys and values in
+// the cache, and of its queries.
 void raise_attention_limits(int heads, int64_t key, int64_t value, int64_t query,
                             ops::Ops::ShapeLimits& l);
 

@@ -1,4 +1,4 @@
-// Arguments of operations: projection, norm, gated unit (SwiGLU), router and experts.
+// Arguments of operations: projection, norm, GLU, router and experts.
 //
 // Plain data. Pointers refer to the memory of the device that runs the operation.
 #pragma once

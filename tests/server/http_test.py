@@ -970,7 +970,7 @@ class Metrics(Case):
                 connection.close()
                 if result:
                     return float(result[0]["value"][1])
-            except (OSError, http.client.HTTPException, KeyError):
+            except (OSError, http.client.HTTPException, KeyError, ValueError):  # not ready yet
                 pass
             time.sleep(0.3)
         return None

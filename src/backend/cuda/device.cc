@@ -223,7 +223,7 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   if (used) check(api_.stream.await(ctx_, stage_note(stage_turn_)), "step");
   used = true;
   stage_at_ = 0;
-  // From the ring's beginning, so that a step that repeats has the same places; forms of the step
+  // From the beginning of scratch memory, so that a step that repeats has the same places; forms of the step
   // before are too old from here on.
   if (scratch_.size() > 0) scratch_at_ = (scratch_at_ / scratch_.size() + 2) * scratch_.size();
   registered_.clear();
@@ -333,7 +333,7 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
                                          ctx_, static_cast<int>(l.tokens), l.heads, l.max_head_dim,
                                          std::max<int64_t>(l.max_context, 1))))) +
           fragments(l.tokens, l.max_cols));
-  // What a gated unit's products read, and what they write.
+  // The input and the output of a SwiGLU GEMM.
   most = std::max(most, fragments(l.tokens, l.max_cols) / 2 * 3);
   if (l.top_k > 0) {
     for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {

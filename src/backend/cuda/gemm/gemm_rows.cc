@@ -41,7 +41,7 @@ bool one_shot(const GemmProblem& p) {
 int64_t one_shot_bytes(Code code, int64_t cols) {
   return ceil_div(cols, unit_of(code)) * tile_bytes(code);
 }
-// Whether two blocks of a multiprocessor have room for so many bytes each, and another so many.
+// Whether a multiprocessor has room for two blocks of `first` and `second` bytes each.
 bool one_shot_room(int64_t first, int64_t second) {
   return 2 * (first + second + kOneShotBeside) <= kOneShotShared;
 }
@@ -74,7 +74,7 @@ bool takes_m9_16_large_n(const DeviceLimits& limits, const GemmProblem& p) {
 
 // ---- Block formats, more tokens
 
-// Clusters of two blocks share K, each cluster with so many rows.
+// Clusters of two blocks split K; each cluster has `rows` rows.
 int64_t split_blocks(const GemmProblem& p, int64_t rows) {
   return blocks_of(p, rows) * kPair;
 }

@@ -97,7 +97,7 @@ enum SwigluKernel : int {
 };
 extern const GemmRow kSwigluRows[kSwigluKernels];
 
-// The layout in which GEMMs with weights in a format read so many tokens.
+// The layout in which GEMMs with weights in a format read their tokens.
 Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
 
 // The pieces that conditions are made of; kernels assert that theirs are the same.
@@ -107,7 +107,7 @@ Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
 FRESHET_HOST_DEVICE inline int leaves(int64_t cols) {
   return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
 }
-// FP8 on Hopper: whether K stays whole. Weights of so many rows keep two thirds of 132
+// FP8 on Hopper: whether K stays whole. Weights with enough rows keep two thirds of 132
 // multiprocessors busy until the end with tiles of 128 rows, and a block has room for sums of twice
 // as many rows. It depends on the weight alone, since it decides the order of sums.
 FRESHET_HOST_DEVICE inline bool whole_in_k(int64_t rows) {
@@ -120,7 +120,7 @@ FRESHET_HOST_DEVICE inline int fp8_leaves(int64_t rows, int64_t cols) {
   return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
 }
 
-// Blocks that take so many rows each.
+// The number of blocks with `rows` rows each.
 int64_t blocks_of(const GemmProblem& p, int64_t rows);
 // The fewest tiles of 16 rows that a block takes when every multiprocessor has at most one block.
 int even_share(const DeviceLimits& limits, const GemmProblem& p);

@@ -28,7 +28,7 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// A cluster of so many blocks; one: none.
+// `cluster`: blocks of a cluster; 1: no cluster.
 template <class... P, class... A>
 int launch_cluster(const Context& ctx, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
                    dim3 cluster, A... args) {
@@ -55,7 +55,7 @@ int launch(const Context& ctx, void (*kernel)(P...), dim3 grid, dim3 block, size
   return launch_cluster(ctx, kernel, grid, block, shared, dim3(1), args...);
 }
 
-// Lets a kernel use so many bytes of dynamic shared memory. The driver keeps this for each device;
+// Lets a kernel use `bytes` of dynamic shared memory. The driver keeps this for each device;
 // it costs the host little, so launchers set it every time.
 template <class Kernel>
 int raise_shared(Kernel kernel, size_t bytes) {

@@ -27,7 +27,7 @@ struct Context : DeviceLimits {
   mutable std::map<std::pair<const void*, size_t>, int> known;
 };
 
-// A number that depends on the device and a kernel alone, e.g. its occupancy with so many bytes of
+// A number that depends on the device and a kernel alone, e.g. its occupancy with `bytes` of
 // shared memory: compute() is called once for each context.
 template <class Compute>
 int known_of(const Context& ctx, const void* kernel, size_t bytes, const Compute& compute) {
