@@ -223,8 +223,8 @@ void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
   if (used) check(api_.stream.await(ctx_, stage_note(stage_turn_)), "step");
   used = true;
   stage_at_ = 0;
-  // From the beginning of scratch memory, so that a step that repeats has the same places; forms of the step
-  // before are too old from here on.
+  // From the beginning of scratch memory, so that a repeated step gets the same addresses; encoded
+  // forms of the step before are too old from here on.
   if (scratch_.size() > 0) scratch_at_ = (scratch_at_ / scratch_.size() + 2) * scratch_.size();
   registered_.clear();
   loose_ = false;
