@@ -17,11 +17,6 @@ std::string_view view(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-bool is_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
-}
-
 // Lines of a tiktoken file: Base64, a space, digits.
 bool looks_like_tiktoken(std::string_view text) {
   const std::string_view line = text.substr(0, std::min(text.find('\n'), text.size()));
@@ -45,7 +40,8 @@ PartsResult parse_bare(const std::string& path) {
 
 Result<std::string> find_vocabulary(const fs::path& directory) {
   for (const char* name : {"tokenizer.json", "tokenizer.model", "vocab.txt"}) {
-    if (is_file(directory / name)) return (directory / name).string();
+    std::error_code error;
+    if (fs::is_regular_file(directory / name, error)) return (directory / name).string();
   }
   std::vector<std::string> others;
   std::error_code error;
