@@ -75,7 +75,7 @@ std::vector<GemmProblem> problems(int count, std::optional<Code> last) {
   std::vector<GemmProblem> all;
   std::vector<Code> codes = {Code::kExactF32};
   for (int c = 0; c < static_cast<int>(Code::kCount); ++c) codes.push_back(static_cast<Code>(c));
-  for (const int64_t rows : {64, 512, 1152, 2176, 4096, 8704, 12800, 18944}) {
+  for (const int64_t rows : {64, 512, 1152, 2176, 4096, 8704, 12800, 18944, 34304}) {
     for (const int64_t cols : {256, 1280, 2048, 2304, 4096, 8192}) {
       for (const int64_t tokens : {1, 5, 8, 9, 16, 19, 32, 40, 64, 65, 100, 128, 200, 520}) {
         for (const Code code : codes) {
