@@ -1,5 +1,5 @@
 // The plug-in's door: contexts, memory, graphs, and the tables of functions.
-#include <cstring>
+#include <cstdio>
 #include <memory>
 
 #include "backend/cuda/runtime/common.cuh"
@@ -92,7 +92,7 @@ int open(int device, Context** context, DeviceInfo* info) {
   }
   size_t free = 0, total = 0;
   if (const cudaError_t e = cudaMemGetInfo(&free, &total); e != cudaSuccess) return code(e);
-  std::strncpy(info->name, properties.name, sizeof info->name - 1);
+  std::snprintf(info->name, sizeof info->name, "%s", properties.name);
   info->limits = {properties.major * 10 + properties.minor, properties.multiProcessorCount};
   info->free_bytes = static_cast<int64_t>(free);
   info->total_bytes = static_cast<int64_t>(total);
