@@ -66,8 +66,8 @@ format-check:    ## fail where clang-format would change something
 
 lint:            ## clang-tidy over all sources
 	@tools/install_packages build test dev
-	@$(CONFIGURE) lint -DFRESHET_TESTS=ON
-	@run-clang-tidy-19 -quiet -p $(BUILD)/lint -j $(JOBS) '$(CURDIR)/(src|tests|bench)/.*\.cc$$'
+	@$(CONFIGURE) dev -DFRESHET_TESTS=ON
+	@run-clang-tidy-19 -quiet -p $(BUILD)/dev -j $(JOBS) '$(CURDIR)/(src|tests|bench)/.*\.cc$$'
 
 fuzz:            ## each fuzz target for FUZZ_SECONDS
 	@tools/install_packages build dev

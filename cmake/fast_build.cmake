@@ -1,25 +1,29 @@
 # Shortens a build from nothing. Most of what a small source costs is shared with its neighbours: the
 # standard library's headers and the instances of its templates.
 #
-# freshet_merge_sources(TARGET [SEPARATE source...])
-#   Compiles the sources in batches of eight (a "unity build"). Names in anonymous namespaces of one
-#   batch must differ; a source that clashes with others is named after SEPARATE.
+# freshet_merge_sources(TARGET [BATCH count] [SEPARATE source...])
+#   Compiles the sources in batches of 16, or of BATCH (0: all), a "unity build". Names in anonymous
+#   namespaces of one batch must differ; a source that clashes with others is named after SEPARATE.
 # freshet_precompiled_headers(TARGET SET)
 #   Includes the headers of SET (std, tests) first, precompiled once per set. For targets whose
 #   sources cannot be merged. Needs the same flags in all targets that share a set.
 #
-# Both hide a missing #include. Builds with FRESHET_FAST_BUILD=OFF (debug, asan, tsan, fuzz, arm64 and
-# `make lint`) compile every source alone and find it.
+# Both hide a missing #include, and after an edit more is compiled than the edited source. Builds with
+# FRESHET_FAST_BUILD=OFF (presets dev, debug, asan, tsan, fuzz, arm64; `make lint`) compile every source
+# alone.
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   set(FRESHET_FAST_BUILD OFF)  # clang-tidy and the fuzzers do without
 endif()
 
 function(freshet_merge_sources target)
-  cmake_parse_arguments(ARG "" "" "SEPARATE" ${ARGN})
+  cmake_parse_arguments(ARG "" "BATCH" "SEPARATE" ${ARGN})
   if(NOT FRESHET_FAST_BUILD)
     return()
   endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  if(NOT DEFINED ARG_BATCH)
+    set(ARG_BATCH 16)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${ARG_BATCH})
   target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # GCC takes the sources for headers
   set_source_files_properties(${ARG_SEPARATE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()

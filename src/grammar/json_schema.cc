@@ -9,7 +9,7 @@
 namespace freshet::grammar {
 namespace {
 
-constexpr int kMaxDepth = 32;  // nested goals; deeper ones are queued
+constexpr int kMaxGoalDepth = 32;  // nested goals; deeper ones are queued
 constexpr int kMaxConstantDepth = 64;
 constexpr int kMaxEmptyDepth = 4;
 constexpr int kMaxRules = 50'000;
@@ -132,7 +132,7 @@ Result<Expression> SchemaCompiler::goal(const NodeIds& nodes) {
     return small != inline_.end() ? small->second : rule_ref(it->second);
   }
   const int rule = it->second = rules_.add(numbered("goal"));
-  if (depth_ >= kMaxDepth) {
+  if (depth_ >= kMaxGoalDepth) {
     pending_.emplace_back(rule, nodes);
     return rule_ref(rule);
   }

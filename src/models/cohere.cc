@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace cohere_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "cohere",
@@ -28,10 +28,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace cohere_model
 
 Architecture cohere() {
-  return {.type = "cohere", .spec = spec};
+  return {.type = "cohere", .spec = cohere_model::spec};
 }
 
 }  // namespace freshet::models

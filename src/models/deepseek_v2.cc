@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace deepseek_v2_model {
 
 constexpr NameRule kNames[] = {
     {Role::kSharedGate, "model.layers.{}.mlp.shared_experts.gate_proj"},
@@ -36,10 +36,11 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace deepseek_v2_model
 
 Architecture deepseek_v2() {
-  return {.type = "deepseek_v2", .spec = spec, .names = kNames};
+  return {
+      .type = "deepseek_v2", .spec = deepseek_v2_model::spec, .names = deepseek_v2_model::kNames};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace deepseek_v3_model {
 
 constexpr NameRule kNames[] = {
     {Role::kSharedGate, "model.layers.{}.mlp.shared_experts.gate_proj"},
@@ -41,10 +41,11 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace deepseek_v3_model
 
 Architecture deepseek_v3() {
-  return {.type = "deepseek_v3", .spec = spec, .names = kNames};
+  return {
+      .type = "deepseek_v3", .spec = deepseek_v3_model::spec, .names = deepseek_v3_model::kNames};
 }
 
 }  // namespace freshet::models

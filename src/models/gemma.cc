@@ -4,7 +4,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gemma_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "gemma",
@@ -29,10 +29,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gemma_model
 
 Architecture gemma() {
-  return {.type = "gemma", .spec = spec, .norms_less_one = true};
+  return {.type = "gemma", .spec = gemma_model::spec, .norms_less_one = true};
 }
 
 }  // namespace freshet::models

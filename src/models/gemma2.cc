@@ -4,7 +4,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gemma2_model {
 
 constexpr NameRule kNames[] = {
     {Role::kAttentionOut, "model.layers.{}.post_attention_layernorm"},
@@ -42,10 +42,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gemma2_model
 
 Architecture gemma2() {
-  return {.type = "gemma2", .spec = spec, .names = kNames, .norms_less_one = true};
+  return {.type = "gemma2",
+          .spec = gemma2_model::spec,
+          .names = gemma2_model::kNames,
+          .norms_less_one = true};
 }
 
 }  // namespace freshet::models

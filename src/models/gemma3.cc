@@ -4,7 +4,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gemma3_model {
 
 constexpr NameRule kNames[] = {
     {Role::kAttentionOut, "model.layers.{}.post_attention_layernorm"},
@@ -67,10 +67,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gemma3_model
 
 Architecture gemma3() {
-  return {.type = "gemma3_text", .spec = spec, .names = kNames, .norms_less_one = true};
+  return {.type = "gemma3_text",
+          .spec = gemma3_model::spec,
+          .names = gemma3_model::kNames,
+          .norms_less_one = true};
 }
 
 }  // namespace freshet::models

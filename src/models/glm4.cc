@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace glm4_model {
 
 constexpr NameRule kNames[] = {
     {Role::kAttentionOut, "model.layers.{}.post_self_attn_layernorm"},
@@ -28,10 +28,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace glm4_model
 
 Architecture glm4() {
-  return {.type = "glm4", .spec = spec, .names = kNames, .gguf_names = kGgufNames};
+  return {.type = "glm4",
+          .spec = glm4_model::spec,
+          .names = glm4_model::kNames,
+          .gguf_names = glm4_model::kGgufNames};
 }
 
 }  // namespace freshet::models

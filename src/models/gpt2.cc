@@ -4,7 +4,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gpt2_model {
 
 constexpr NameRule kNames[] = {
     {Role::kEmbedding, "transformer.wte"},           {Role::kPositions, "transformer.wpe"},
@@ -41,10 +41,11 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gpt2_model
 
 Architecture gpt2() {
-  return {.type = "gpt2", .spec = spec, .names = kNames, .transposed = true};
+  return {
+      .type = "gpt2", .spec = gpt2_model::spec, .names = gpt2_model::kNames, .transposed = true};
 }
 
 }  // namespace freshet::models

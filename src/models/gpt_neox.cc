@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gpt_neox_model {
 
 constexpr NameRule kNames[] = {
     {Role::kEmbedding, "gpt_neox.embed_in"},
@@ -41,10 +41,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gpt_neox_model
 
 Architecture gpt_neox() {
-  return {.type = "gpt_neox", .spec = spec, .names = kNames, .fused_qkv = FusedQkv::kPerHead};
+  return {.type = "gpt_neox",
+          .spec = gpt_neox_model::spec,
+          .names = gpt_neox_model::kNames,
+          .fused_qkv = FusedQkv::kPerHead};
 }
 
 }  // namespace freshet::models

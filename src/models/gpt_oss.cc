@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace gpt_oss_model {
 
 constexpr NameRule kNames[] = {{Role::kRouter, "model.layers.{}.mlp.router"}};
 constexpr NameRule kGgufNames[] = {
@@ -52,13 +52,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace gpt_oss_model
 
 Architecture gpt_oss() {
   return {.type = "gpt_oss",
-          .spec = spec,
-          .names = kNames,
-          .gguf_names = kGgufNames,
+          .spec = gpt_oss_model::spec,
+          .names = gpt_oss_model::kNames,
+          .gguf_names = gpt_oss_model::kGgufNames,
           .experts_interleaved = true};
 }
 

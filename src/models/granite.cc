@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace granite_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "granite", {});
@@ -23,10 +23,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace granite_model
 
 Architecture granite() {
-  return {.type = "granite", .spec = spec, .gguf_interleaves = true};
+  return {.type = "granite", .spec = granite_model::spec, .gguf_interleaves = true};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace llama_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "llama", {});
@@ -17,10 +17,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace llama_model
 
 Architecture llama() {
-  return {.type = "llama", .spec = spec, .gguf_interleaves = true};
+  return {.type = "llama", .spec = llama_model::spec, .gguf_interleaves = true};
 }
 
 }  // namespace freshet::models

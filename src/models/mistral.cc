@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace mistral_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s =
@@ -12,10 +12,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace mistral_model
 
 Architecture mistral() {
-  return {.type = "mistral", .spec = spec, .gguf_interleaves = true};
+  return {.type = "mistral", .spec = mistral_model::spec, .gguf_interleaves = true};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace mixtral_model {
 
 constexpr NameRule kNames[] = {
     {Role::kRouter, "model.layers.{}.block_sparse_moe.gate"},
@@ -30,10 +30,13 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace mixtral_model
 
 Architecture mixtral() {
-  return {.type = "mixtral", .spec = spec, .names = kNames, .gguf_interleaves = true};
+  return {.type = "mixtral",
+          .spec = mixtral_model::spec,
+          .names = mixtral_model::kNames,
+          .gguf_interleaves = true};
 }
 
 }  // namespace freshet::models

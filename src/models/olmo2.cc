@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace olmo2_model {
 
 constexpr NameRule kNames[] = {
     {Role::kAttentionOut, "model.layers.{}.post_attention_layernorm"},
@@ -20,10 +20,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace olmo2_model
 
 Architecture olmo2() {
-  return {.type = "olmo2", .spec = spec, .names = kNames};
+  return {.type = "olmo2", .spec = olmo2_model::spec, .names = olmo2_model::kNames};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace opt_model {
 
 constexpr NameRule kNames[] = {
     {Role::kEmbedding, "model.decoder.embed_tokens"},
@@ -55,10 +55,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace opt_model
 
 Architecture opt() {
-  return {.type = "opt", .spec = spec, .names = kNames};
+  return {.type = "opt", .spec = opt_model::spec, .names = opt_model::kNames};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace phi3_model {
 
 constexpr NameRule kGgufNames[] = {{Role::kUp, ""}};  // ffn_up holds gate and up
 
@@ -18,10 +18,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace phi3_model
 
 Architecture phi3() {
-  return {.type = "phi3", .spec = spec, .gguf_names = kGgufNames};
+  return {.type = "phi3", .spec = phi3_model::spec, .gguf_names = phi3_model::kGgufNames};
 }
 
 }  // namespace freshet::models

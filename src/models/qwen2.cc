@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace qwen2_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s =
@@ -15,10 +15,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace qwen2_model
 
 Architecture qwen2() {
-  return {.type = "qwen2", .spec = spec};
+  return {.type = "qwen2", .spec = qwen2_model::spec};
 }
 
 }  // namespace freshet::models

@@ -3,7 +3,7 @@
 #include "models/sparse_layers.h"
 
 namespace freshet::models {
-namespace {
+namespace qwen2_moe_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(c, "qwen2_moe",
@@ -33,10 +33,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace qwen2_moe_model
 
 Architecture qwen2_moe() {
-  return {.type = "qwen2_moe", .spec = spec};
+  return {.type = "qwen2_moe", .spec = qwen2_moe_model::spec};
 }
 
 }  // namespace freshet::models

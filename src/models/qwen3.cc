@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace qwen3_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(
@@ -21,10 +21,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace qwen3_model
 
 Architecture qwen3() {
-  return {.type = "qwen3", .spec = spec};
+  return {.type = "qwen3", .spec = qwen3_model::spec};
 }
 
 }  // namespace freshet::models

@@ -3,7 +3,7 @@
 #include "models/sparse_layers.h"
 
 namespace freshet::models {
-namespace {
+namespace qwen3_moe_model {
 
 ModelSpec spec(Config& c) {
   ModelSpec s = decoder_spec(
@@ -28,10 +28,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace qwen3_moe_model
 
 Architecture qwen3_moe() {
-  return {.type = "qwen3_moe", .spec = spec};
+  return {.type = "qwen3_moe", .spec = qwen3_moe_model::spec};
 }
 
 }  // namespace freshet::models

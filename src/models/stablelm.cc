@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace stablelm_model {
 
 constexpr NameRule kNames[] = {
     {Role::kQueryNorm, "model.layers.{}.self_attn.q_layernorm.norms.{e}"},
@@ -33,10 +33,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace stablelm_model
 
 Architecture stablelm() {
-  return {.type = "stablelm", .spec = spec, .names = kNames};
+  return {.type = "stablelm", .spec = stablelm_model::spec, .names = stablelm_model::kNames};
 }
 
 }  // namespace freshet::models

@@ -2,7 +2,7 @@
 #include "models/decoder_config.h"
 
 namespace freshet::models {
-namespace {
+namespace starcoder2_model {
 
 constexpr NameRule kNames[] = {
     {Role::kUp, "model.layers.{}.mlp.c_fc"},
@@ -33,10 +33,10 @@ ModelSpec spec(Config& c) {
   return s;
 }
 
-}  // namespace
+}  // namespace starcoder2_model
 
 Architecture starcoder2() {
-  return {.type = "starcoder2", .spec = spec, .names = kNames};
+  return {.type = "starcoder2", .spec = starcoder2_model::spec, .names = starcoder2_model::kNames};
 }
 
 }  // namespace freshet::models
