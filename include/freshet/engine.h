@@ -91,6 +91,10 @@ struct Usage {
   int completion_tokens = 0;
   int preemptions = 0;
   uint64_t seed = 0;  // the request's seed, or the one the engine drew
+  // Of speculation: steps with drafts, drafted tokens and those that were accepted.
+  int draft_steps = 0;
+  int drafted_tokens = 0;
+  int accepted_tokens = 0;
   // Seconds spent waiting, by reason: "queued", "seats", "blocks", "token budget", "batch policy",
   // "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
@@ -158,6 +162,9 @@ struct EngineOptions {
   int64_t max_tokens_per_batch = 4096;
   std::vector<int> preferred_batch_sizes;
   int instances = 1;
+  // Speculative decoding: a JSON object with the keys of vLLM's --speculative-config; "": off. It
+  // changes no token of any request (docs/speculation.md lists the opt-in exceptions).
+  std::string speculative_config;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -185,6 +192,15 @@ struct EngineStats {
   int64_t recomputed_tokens = 0;  // cached, but the last prompt token must always be computed
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
+  // Speculative decoding.
+  struct Speculation {
+    int64_t drafts = 0;  // steps of a sequence with drafts
+    int64_t draft_tokens = 0;
+    int64_t accepted_tokens = 0;
+    std::vector<int64_t> accepted_per_position;
+    double draft_seconds = 0.0;  // that the drafter took
+  };
+  Speculation speculation;
   int running = 0;
   int waiting = 0;
   // Waiting requests held back by the batching policy, not by lack of room.

@@ -53,6 +53,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
                "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
       ->group(group);
+  add_speculative_options(c, o.speculation);
 }
 
 CLI::Validator above_zero() {
@@ -133,6 +134,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   if (!o.kv_cache_memory.empty()) {
     FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));
   }
+  FRESHET_ASSIGN_OR_RETURN(e.speculative_config, speculative_config(o.speculation));
   return e;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "cli/output.h"
+#include "cli/speculative_options.h"
 #include "eval/session.h"
 #include "freshet/engine.h"
 
@@ -26,11 +27,12 @@ struct RunOptions {
   std::string kv_cache_dtype = "auto";
   std::string kv_cache_memory;  // "512M"
   int max_model_len = 0;
+  SpeculativeOptions speculation;
   bool verbose = false;
 };
 // Threads, device, instruction set, kernels, KV cache type; --verbose.
 void add_compute_options(CLI::App& command, RunOptions& options);
-// The same, and the limits of the KV cache.
+// The same, the limits of the KV cache, and speculation.
 void add_engine_options(CLI::App& command, RunOptions& options);
 
 // "1536", "512M", "2GiB" -> bytes.

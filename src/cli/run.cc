@@ -108,6 +108,9 @@ class Runner {
   bool streams() const {
     return prompts_.size() == 1 && o_.samples == 1 && !o_.json && !o_.print_ids;
   }
+  bool speculates() const {
+    return !o_.run.speculation.config.empty() || !o_.run.speculation.draft_model.empty();
+  }
 
   const Options& o_;
   Context& context_;
@@ -198,6 +201,10 @@ void Runner::print(size_t index, const Generation& generation, const std::vector
       line["finish_reason"] = name_of(s.finish);
       if (o_.logprobs >= 0) line["logprobs"] = to_json(s.logprobs);
       line["prompt_tokens"] = generation.usage().prompt_tokens;
+      if (speculates()) {
+        line["drafted_tokens"] = generation.usage().drafted_tokens;
+        line["accepted_tokens"] = generation.usage().accepted_tokens;
+      }
       context_.out.write(json::write(json::Value(std::move(line))) + "\n");
     } else if (o_.print_ids) {
       context_.out.write(json::write(json::Value(ids_to_json(s.ids))) + "\n");

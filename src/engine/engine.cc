@@ -11,6 +11,7 @@
 #include "engine/plan.h"
 #include "engine/step_loop.h"
 #include "runtime/loaded_model.h"
+#include "speculative/registry.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
 
@@ -23,6 +24,8 @@ struct Engine::Impl {
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
   CacheInfo cache;
+  std::optional<speculative::Config> speculation;
+  std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<engine::StepLoop> loop;
 };
 
@@ -113,9 +116,19 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 }
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, runtime::Compute& compute) {
+                               const ModelSpec& spec, const speculative::Config* speculation,
+                               runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
+  if (speculation != nullptr) {
+    const auto cost = speculative::find_method(speculation->method)->cost;
+    if (cost != nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(const speculative::DrafterCost drafter,
+                               cost({*speculation, spec, checkpoint, compute, type}));
+      r.drafter_weights = drafter.weights;
+      r.drafter_bytes_per_token = drafter.bytes_per_token;
+    }
+  }
   r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
@@ -219,13 +232,33 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *compute));
+  if (!options.speculative_config.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
+                             speculative::parse_config(options.speculative_config));
+  }
+  const speculative::Config* const speculation =
+      impl->speculation ? &*impl->speculation : nullptr;
+  FRESHET_ASSIGN_OR_RETURN(impl->plan,
+                           plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
   impl->cache = describe_cache(options, plan);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
+  if (speculation != nullptr) {
+    progress("loading the drafter", 0.0);
+    FRESHET_ASSIGN_OR_RETURN(
+        impl->drafter,
+        speculative::find_method(speculation->method)
+            ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
+                    plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens,
+                    plan.cache_tokens()}));
+    FRESHET_RETURN_IF_ERROR(
+        impl->loaded->model().capture(impl->drafter->needs().boundaries));
+    l.drafter = impl->drafter.get();
+    l.max_drafts = speculation->limit();
+  }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));

@@ -30,6 +30,11 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                            (r.params.thought && r.params.thought->vocab_size() > limits.vocab))) {
     return wrong("grammar", "the grammar was compiled for another vocabulary");
   }
+  if (limits.speculates && r.params.beam_width > 0) {
+    return wrong("beam_width",
+                 "beam search does not go with speculative decoding; use n samples, or run without "
+                 "--speculative-config");
+  }
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > limits.max_num_seqs) {
     return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",

@@ -120,6 +120,13 @@ std::vector<std::string> files_of_index(const json::Value& index) {
 
 }  // namespace
 
+Result<Checkpoint> Checkpoint::open_bare(const std::string& path) {
+  Checkpoint c;
+  c.path_ = path;
+  FRESHET_RETURN_IF_ERROR(c.open_files({path}));
+  return c;
+}
+
 Result<Checkpoint> Checkpoint::open(const std::string& path) {
   Checkpoint c;
   c.path_ = path;

@@ -1,6 +1,7 @@
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace freshet::scheduler {
 
@@ -156,7 +157,8 @@ void Scheduler::drop(Sequence& s) {
   if (s.started && --batches_[r.batch] == 0) batches_.erase(r.batch);
   std::erase(r.sequences, s.id);
   const bool last = r.sequences.empty();
-  sequences_.erase(s.id);
+  gone_.push_back(s.id);
+  sequences_.erase(SequenceId{s.id});
   if (!last) return;
   queue_.leave(r);
   if (r.deadline > 0) deadlines_.erase({r.deadline, r.id});
@@ -178,6 +180,10 @@ bool Scheduler::cancel(RequestId request) {
   const std::vector<SequenceId> sequences = it->second->sequences;
   for (const SequenceId id : sequences) drop(at(id));
   return true;
+}
+
+std::vector<SequenceId> Scheduler::take_ended() {
+  return std::exchange(gone_, {});
 }
 
 const Request* Scheduler::request(RequestId request) const {

@@ -120,7 +120,7 @@ Delta Beams::text_of(const BeamHypothesis& hypothesis, int index) {
   }
   delta.text += text.finish();
   live_.usage.completion_tokens += static_cast<int>(delta.ids.size());
-  services_.generated_tokens += std::ssize(delta.ids);
+  services_.counted.generated_tokens += std::ssize(delta.ids);
   return delta;
 }
 
