@@ -1,7 +1,7 @@
 // --speculative-config, and llama.cpp's names for the same settings.
 //
-// add_speculative_options() declares them; after parsing, speculative_config() makes one JSON object
-// of what was given. Single-threaded.
+// add_speculative_options() declares them; after parsing, speculative_config() makes one JSON
+// object of what was given. Single-threaded.
 #pragma once
 
 #include <string>

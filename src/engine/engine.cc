@@ -236,8 +236,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     FRESHET_ASSIGN_OR_RETURN(impl->speculation,
                              speculative::parse_config(options.speculative_config));
   }
-  const speculative::Config* const speculation =
-      impl->speculation ? &*impl->speculation : nullptr;
+  const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
   FRESHET_ASSIGN_OR_RETURN(impl->plan,
                            plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
@@ -249,13 +248,11 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   if (speculation != nullptr) {
     progress("loading the drafter", 0.0);
     FRESHET_ASSIGN_OR_RETURN(
-        impl->drafter,
-        speculative::find_method(speculation->method)
-            ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
-                    plan.max_model_len, plan.max_num_seqs, plan.max_num_batched_tokens,
-                    plan.cache_tokens()}));
-    FRESHET_RETURN_IF_ERROR(
-        impl->loaded->model().capture(impl->drafter->needs().boundaries));
+        impl->drafter, speculative::find_method(speculation->method)
+                           ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
+                                   plan.max_model_len, plan.max_num_seqs,
+                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
   }

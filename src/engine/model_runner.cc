@@ -13,8 +13,7 @@ using scheduler::Step;
 using scheduler::StepItem;
 
 Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_tokens,
-                                        int max_logit_rows, int boundaries,
-                                        Memory* host_memory) {
+                                        int max_logit_rows, int boundaries, Memory* host_memory) {
   if (model.spec().vocab_size > kMostVocab) {
     return unsupported("a vocabulary of {}: at most {} can be sampled from",
                        model.spec().vocab_size, kMostVocab);

@@ -80,10 +80,10 @@ class ModelRunner {
 
   Model* model_;
   KvStorage cache_;
-  Buffer logits_;   // [max_logit_rows, vocab]
-  Buffer sampled_;  // [2, max_logit_rows]
-  Buffer states_;   // [max_tokens, hidden]; its pages are taken when first used
-  std::vector<Buffer> boundaries_;      // the same for each captured boundary
+  Buffer logits_;                   // [max_logit_rows, vocab]
+  Buffer sampled_;                  // [2, max_logit_rows]
+  Buffer states_;                   // [max_tokens, hidden]; its pages are taken when first used
+  std::vector<Buffer> boundaries_;  // the same for each captured boundary
   std::vector<float*> boundary_data_;
   int64_t vocab_;
   Turn turns_[2];

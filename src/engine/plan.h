@@ -31,7 +31,7 @@ struct PlanRequest {
   KvCacheSpec kv;
   size_t drafter_weights = 0;          // bytes
   size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
-  size_t available = 0;  // 0: unknown, everything fits
+  size_t available = 0;                // 0: unknown, everything fits
   // The default share of the cache in the memory that weights and workspaces leave: a quarter on a
   // host, so that its first model does not fill it; all of a GPU.
   double kv_share = 0.25;

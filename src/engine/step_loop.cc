@@ -74,9 +74,9 @@ StepLoop::~StepLoop() {
 // ---- from any thread -------------------------------------------------------------------------
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
-  return find_error(request, {runner_.vocab(), options_.scheduler.max_model_len,
-                              options_.scheduler.max_num_seqs, has_tokenizer_,
-                              options_.drafter != nullptr});
+  return find_error(
+      request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
+                has_tokenizer_, options_.drafter != nullptr});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -247,8 +247,8 @@ void StepLoop::commit(StepInFlight& step) {
 
 // ---- what the verbs use ----------------------------------------------------------------------
 
-// Shows the drafter what the target computed. The samples of a request part with their first tokens:
-// each of them has the rows of the prompt.
+// Shows the drafter what the target computed. The samples of a request part with their first
+// tokens: each of them has the rows of the prompt.
 void StepLoop::show_rows(const StepInFlight& step) {
   rows_.clear();
   const auto show = [&](size_t item, const scheduler::Sequence& s) {

@@ -70,12 +70,12 @@ class StepLoop {
   // A step between schedule() and commit().
   struct StepInFlight {
     scheduler::Step plan;
-    std::vector<LiveRequest*> requests;  // [plan.items] valid while the item's sequence exists
-    std::vector<RowTask> tasks;          // whose rows verify() reads
+    std::vector<LiveRequest*> requests;       // [plan.items] valid while the item's sequence exists
+    std::vector<RowTask> tasks;               // whose rows verify() reads
     std::vector<uint64_t> request_ids;        // [plan.items]
     scheduler::SequenceId next_sequence = 0;  // those from here on came with the step's tokens
-    int64_t prompt_tokens = 0;           // computed
-    bool runs_ahead = false;             // the next step may start before its tokens are known
+    int64_t prompt_tokens = 0;                // computed
+    bool runs_ahead = false;                  // the next step may start before its tokens are known
   };
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,

@@ -95,9 +95,9 @@ class Decoder final : public Model {
   BranchPlace last_stored_;
   std::vector<std::vector<int>> cache_layers_;  // [layers][branches]: -1: stores nothing
   std::vector<int> last_cache_layers_;          // of the branches that run for logit rows alone
-  Matrix embedded_;                     // of a draft head's step: what its first branch reads
-  std::vector<int> captures_;           // the boundaries that results may have
-  std::vector<Matrix> boundaries_;      // of the step
+  Matrix embedded_;                 // of a draft head's step: what its first branch reads
+  std::vector<int> captures_;       // the boundaries that results may have
+  std::vector<Matrix> boundaries_;  // of the step
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;

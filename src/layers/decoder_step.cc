@@ -126,16 +126,18 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                                     : Matrix{to, tokens, spec_.hidden_size, spec_.hidden_size});
   }
   // Behind the last branch that stores, only some rows go on.
-  const bool all_rows = wants_states || spec_.features.has_value() || (!boundaries_.empty() && captures_.back() > last_stored_.layer);
+  const bool all_rows = wants_states || spec_.features.has_value() ||
+                        (!boundaries_.empty() && captures_.back() > last_stored_.layer);
   const bool narrows = !all_rows && take_last_rows(batch, cache);
-  describe_step(batch, cache, logits, narrows,
-                std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes,
-                                       std::ssize(boundaries_), batch.own_states,
-                                       reinterpret_cast<int64_t>(batch.features)});
+  describe_step(
+      batch, cache, logits, narrows,
+      std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
+                             batch.own_states, reinterpret_cast<int64_t>(batch.features)});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
   // A decode step, or one that verifies drafts.
-  const bool decode = rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
+  const bool decode =
+      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
     run(step, narrows ? &last : nullptr, logits, states, boundaries_);

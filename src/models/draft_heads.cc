@@ -210,7 +210,7 @@ std::vector<int> boundaries_of(const json::Value& config, int layers) {
   for (const json::Value& id : ids->as_array()) {
     const auto number = id.is_number() ? id.as_int64() : std::nullopt;
     boundaries.push_back(number && *number >= 0 && *number <= layers ? static_cast<int>(*number)
-                                                                      : -1);
+                                                                     : -1);
   }
   return boundaries;
 }
@@ -249,9 +249,9 @@ Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) 
   }
   head.plan.boundaries = boundaries_of(config, static_cast<int>(target.layers.size()));
   const auto& boundaries = head.plan.boundaries;
-  const bool ascending = std::ranges::adjacent_find(boundaries, std::greater_equal()) ==
-                             boundaries.end() &&
-                         !boundaries.empty() && boundaries.front() >= 0;
+  const bool ascending =
+      std::ranges::adjacent_find(boundaries, std::greater_equal()) == boundaries.end() &&
+      !boundaries.empty() && boundaries.front() >= 0;
   const int64_t width = int64_t{target.hidden_size} * std::ssize(boundaries);
   if (!ascending || fc->shape[1] != width) {
     return invalid_argument(
@@ -362,8 +362,8 @@ Status read_features(WeightReader& reader, const Head& head, ModelWeights& out) 
   const FeatureSpec& f = *spec.features;
   const bool joined = f.use == FeatureSpec::Use::kJoined;
   const int64_t cols = joined ? int64_t{spec.hidden_size} + f.width : f.width;
-  FRESHET_RETURN_IF_ERROR(reader.linear(out.features, Role::kFeatures, head.layer,
-                                        spec.hidden_size, cols, f.bias));
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.features, Role::kFeatures, head.layer, spec.hidden_size, cols, f.bias));
   const auto norm = [&](const std::optional<NormSpec>& wanted, Role role, int64_t size,
                         NormWeights& to) {
     return wanted ? reader.norm(to, role, *wanted, head.layer, size) : Status();
@@ -371,12 +371,13 @@ Status read_features(WeightReader& reader, const Head& head, ModelWeights& out) 
   FRESHET_RETURN_IF_ERROR(norm(f.input_norm, Role::kFeatureInputNorm, f.width, out.input_norm));
   FRESHET_RETURN_IF_ERROR(
       norm(f.feature_norm, Role::kFeatureNorm, spec.hidden_size, out.feature_norm));
-  FRESHET_RETURN_IF_ERROR(norm(f.embedding_norm, Role::kFeatureEmbeddingNorm, spec.hidden_size,
-                               out.embedding_norm));
+  FRESHET_RETURN_IF_ERROR(
+      norm(f.embedding_norm, Role::kFeatureEmbeddingNorm, spec.hidden_size, out.embedding_norm));
   return norm(spec.final_norm, Role::kFinalNorm, spec.hidden_size, out.final_norm);
 }
 
-// The embedding and the head that the file brings; those of an MTP layer are copies of the target's.
+// The embedding and the head that the file brings; those of an MTP layer are copies of the
+// target's.
 Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target,
                  ModelWeights& out) {
   if (head.plan.kind != HeadKind::kEagle3) return {};
@@ -411,16 +412,15 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
   ModelWeights weights;
   FRESHET_RETURN_IF_ERROR(read_features(reader, head, weights));
   weights.layers.resize(1);
-  FRESHET_RETURN_IF_ERROR(assemble_layer(reader, head.plan.spec.layers[0],
-                                         head.plan.spec.hidden_size, head.layer,
-                                         weights.layers[0]));
+  FRESHET_RETURN_IF_ERROR(assemble_layer(
+      reader, head.plan.spec.layers[0], head.plan.spec.hidden_size, head.layer, weights.layers[0]));
   FRESHET_RETURN_IF_ERROR(read_ends(reader, head, target.spec(), weights));
   DraftHead out;
   FRESHET_ASSIGN_OR_RETURN(out.target_ids,
                            read_target_ids(checkpoint, head.plan.spec, target.spec()));
-  out.model = std::make_unique<Decoder>(
-      head.plan.spec, std::make_shared<const ModelWeights>(std::move(weights)), ends,
-      reader.take_infos(), ops);
+  out.model = std::make_unique<Decoder>(head.plan.spec,
+                                        std::make_shared<const ModelWeights>(std::move(weights)),
+                                        ends, reader.take_infos(), ops);
   out.plan = std::move(head.plan);
   return out;
 }

@@ -38,7 +38,8 @@ void ChainDrafter::start_head(State& s, const TargetRows& rows) {
     return;
   }
   runner_->release(s.cache);
-  s.cache.salt = fmt::format("part {}", next_salt_++);  // what it computes is not the whole prefix's
+  s.cache.salt =
+      fmt::format("part {}", next_salt_++);  // what it computes is not the whole prefix's
 }
 
 void ChainDrafter::append(State& s, const TargetRows& rows) {
@@ -94,7 +95,8 @@ bool ChainDrafter::catch_up(State& s, const DraftRequest& r) {
   const auto size = static_cast<int32_t>(r.tokens.size());
   if (s.cache.ids.empty()) runner_->begin(s.cache, r.tokens.first(r.tokens.size() - 1));
   const auto differ = std::ranges::mismatch(s.cache.ids, r.tokens).in1 - s.cache.ids.begin();
-  runner_->cut(s.cache, std::max(s.cache.confirmed, std::min(static_cast<int32_t>(differ), size - 1)));
+  runner_->cut(s.cache,
+               std::max(s.cache.confirmed, std::min(static_cast<int32_t>(differ), size - 1)));
   const auto most = static_cast<size_t>(std::min(runner_->max_tokens(), 512));
   while (r.tokens.size() - s.cache.ids.size() > most) {
     Work work{.sequence = &s.cache, .ids = r.tokens.subspan(s.cache.ids.size(), most)};

@@ -1,5 +1,5 @@
-// Drafts one token after the other with a model of its own: a small language model, the first layers
-// of the target, or a head that reads the target's states (EAGLE, MTP).
+// Drafts one token after the other with a model of its own: a small language model, the first
+// layers of the target, or a head that reads the target's states (EAGLE, MTP).
 //
 // A language model is given the sequence's tokens. At position p a head is given the token at p + 1
 // and the target's features at p, and proposes the token at p + 2; for its own drafts it is given

@@ -62,9 +62,9 @@ Status read_rates(const json::Value& v, std::string_view key, Config& c) {
 
 Status read_acceptance(const json::Value& v, std::string_view key, Config& c) {
   constexpr std::pair<std::string_view, Acceptance> kNames[] = {
-      {"match", Acceptance::kMatch},         {"rejection", Acceptance::kRejection},
-      {"standard", Acceptance::kRejection},  {"block", Acceptance::kBlock},
-      {"typical", Acceptance::kTypical},     {"synthetic", Acceptance::kSynthetic},
+      {"match", Acceptance::kMatch},        {"rejection", Acceptance::kRejection},
+      {"standard", Acceptance::kRejection}, {"block", Acceptance::kBlock},
+      {"typical", Acceptance::kTypical},    {"synthetic", Acceptance::kSynthetic},
   };
   for (const auto& [name, acceptance] : kNames) {
     if (!v.is_string() || v.as_string() != name) continue;
@@ -131,8 +131,8 @@ Status read_synthetic_length(const json::Value& v, std::string_view key, Config&
     return wrong_type(key, "a number from 1 to 64");
   c.synthetic_acceptance_rates.clear();
   double low = 0.0, high = 1.0;
-  const auto drafts = static_cast<size_t>(c.num_speculative_tokens > 0 ? c.num_speculative_tokens
-                                                                       : kMostDrafts);
+  const auto drafts =
+      static_cast<size_t>(c.num_speculative_tokens > 0 ? c.num_speculative_tokens : kMostDrafts);
   const auto rates = [&](double share) {
     std::vector<double> r(drafts);
     double all = 1.0;
@@ -171,9 +171,10 @@ Status complete(Config& c) {
                                   c.method, fmt::join(names, ", "));
   }
   if (method->model == Method::Model::kNeeded && c.model.empty()) {
-    return invalid_argument("speculative config: method {} needs \"model\", the drafter's folder "
-                            "or file",
-                            c.method);
+    return invalid_argument(
+        "speculative config: method {} needs \"model\", the drafter's folder "
+        "or file",
+        c.method);
   }
   if (method->model == Method::Model::kNone && !c.model.empty()) {
     return invalid_argument("speculative config: method {} takes no \"model\"", c.method);
@@ -183,8 +184,9 @@ Status complete(Config& c) {
   }
   if (c.prompt_lookup_min == 0) c.prompt_lookup_min = std::min(2, c.prompt_lookup_max);
   if (c.prompt_lookup_min > c.prompt_lookup_max) {
-    return invalid_argument("speculative config: prompt_lookup_min {} is above prompt_lookup_max {}",
-                            c.prompt_lookup_min, c.prompt_lookup_max);
+    return invalid_argument(
+        "speculative config: prompt_lookup_min {} is above prompt_lookup_max {}",
+        c.prompt_lookup_min, c.prompt_lookup_max);
   }
   if ((c.acceptance == Acceptance::kSynthetic) != !c.synthetic_acceptance_rates.empty()) {
     return invalid_argument(

@@ -55,10 +55,9 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
   limits.max_rows = std::min(c.max_num_seqs, c.max_num_batched_tokens);
   limits.cache_tokens = c.cache_tokens;
   limits.kv_type = c.kv_type;
-  FRESHET_ASSIGN_OR_RETURN(
-      auto runner,
-      DraftRunner::create(
-          std::make_unique<runtime::LoadedModel>(c.compute, std::move(head.model)), limits));
+  FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::make_unique<runtime::LoadedModel>(
+                                                                c.compute, std::move(head.model)),
+                                                            limits));
   ChainOptions options;
   options.needs.last = head.plan.reads_last;
   options.needs.boundaries = head.plan.boundaries;

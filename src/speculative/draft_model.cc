@@ -39,8 +39,8 @@ constexpr int kMostPadding = 1024;
 Status same_vocabulary(const std::string& path, const ModelSpec& draft, const ModelSpec& target) {
   if (std::abs(draft.vocab_size - target.vocab_size) < kMostPadding) return {};
   return invalid_argument(
-      "{} has a vocabulary of {} tokens, the target {}: method draft_model needs the same one", path,
-      draft.vocab_size, target.vocab_size);
+      "{} has a vocabulary of {} tokens, the target {}: method draft_model needs the same one",
+      path, draft.vocab_size, target.vocab_size);
 }
 
 }  // namespace
@@ -67,8 +67,7 @@ namespace {
 
 Result<ModelSpec> first_layers(const ModelSpec& target, int layers) {
   if (layers >= static_cast<int>(target.layers.size())) {
-    return invalid_argument("exit_layer {}: the model has {} layers", layers,
-                            target.layers.size());
+    return invalid_argument("exit_layer {}: the model has {} layers", layers, target.layers.size());
   }
   ModelSpec spec = target;
   spec.layers.resize(static_cast<size_t>(layers));

@@ -1,9 +1,9 @@
 // A small model beside the target: its own cache of keys and values, and batches of its own.
 //
-// A sequence of the drafter is a table of blocks and the ids whose keys and values they hold. Blocks
-// are shared by prefix, as the target's are, and evicted when they run out. Ids that may be taken
-// back (drafts) are run, but confirm() alone offers them to other sequences. Used by one thread.
-// Nothing is allocated after the vectors have grown to the largest step.
+// A sequence of the drafter is a table of blocks and the ids whose keys and values they hold.
+// Blocks are shared by prefix, as the target's are, and evicted when they run out. Ids that may be
+// taken back (drafts) are run, but confirm() alone offers them to other sequences. Used by one
+// thread. Nothing is allocated after the vectors have grown to the largest step.
 #pragma once
 
 #include <cstdint>
@@ -48,11 +48,11 @@ class DraftRunner {
     // For draft heads: [ids] rows of features, of the width that FeatureSpec says or, with
     // own_states, of states.
     const float* features = nullptr;
-    bool wants_token = false;   // of the last id
-    bool wants_logits = false;  // rather than the token alone
-    bool failed = false;        // result: the cache had no room
-    int32_t token = -1;         // result: the argmax of the last row; -1 unless wanted
-    std::span<float> logits;    // result: of the last row; empty unless wanted
+    bool wants_token = false;      // of the last id
+    bool wants_logits = false;     // rather than the token alone
+    bool failed = false;           // result: the cache had no room
+    int32_t token = -1;            // result: the argmax of the last row; -1 unless wanted
+    std::span<float> logits;       // result: of the last row; empty unless wanted
     std::span<const float> state;  // result, for draft heads: of the last row
   };
   void run(std::span<Work> work, bool own_states);

@@ -1,7 +1,7 @@
 // How a draft model draws: as the sequence itself does, over the drafter's own logits.
 //
-// The sampler's noise depends on the request's seed, the sample, the position and the token alone, so
-// a drafter that draws with it agrees with the target more often than by an independent draw.
+// The sampler's noise depends on the request's seed, the sample, the position and the token alone,
+// so a drafter that draws with it agrees with the target more often than by an independent draw.
 // Penalties and grammars are left out. One per sequence; not synchronised.
 #pragma once
 
@@ -23,8 +23,8 @@ class DraftSampler {
 
   // Whether it needs logits rather than their argmax.
   bool draws() const { return sampler_.has_value(); }
-  // The token for `position` of the sequence. `ids`: the target's ids of the logits' columns; empty:
-  // they are the columns. Changes `logits`. -1: none is possible.
+  // The token for `position` of the sequence. `ids`: the target's ids of the logits' columns;
+  // empty: they are the columns. Changes `logits`. -1: none is possible.
   int32_t draw(std::span<float> logits, std::span<const int32_t> ids, int64_t position,
                SamplerScratch& scratch, std::vector<float>& row);
 

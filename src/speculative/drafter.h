@@ -8,8 +8,8 @@
 //
 // A drafter is one source file and a line in registry.cc. What it may rely on: the tokens of a
 // sequence only ever grow, and a sequence number is never used twice. A sequence that was preempted
-// is observed again from its first token. A sequence may start with tokens that were never observed,
-// because the target found them in its prefix cache.
+// is observed again from its first token. A sequence may start with tokens that were never
+// observed, because the target found them in its prefix cache.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct TargetRows {
   std::span<const int32_t> tokens;  // of the sequence, all known; more than first + count
   int32_t first = 0;                // position of the first row
   int32_t count = 0;
-  const float* last = nullptr;      // [count, hidden]; nullptr unless needed
+  const float* last = nullptr;  // [count, hidden]; nullptr unless needed
   // [boundaries] of [count, hidden]; empty unless needed
   std::vector<const float*> boundaries;
 };

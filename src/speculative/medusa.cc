@@ -1,9 +1,9 @@
-// Medusa heads (arXiv:2401.10774): head i guesses the token i + 2 positions behind a state after the
-// final norm, as y = x + SiLU(W x + b) and a head of the vocabulary on y.
+// Medusa heads (arXiv:2401.10774): head i guesses the token i + 2 positions behind a state after
+// the final norm, as y = x + SiLU(W x + b) and a head of the vocabulary on y.
 //
-// Names: blocks.{i} (the reference family), blocks.{i}.layers.{j} and lm_heads.{i} (vLLM), {i}.{j}.linear
-// and {i}.{layers} (the original), each also behind "medusa_head.". A head without a vocabulary
-// matrix of its own uses the target's.
+// Names: blocks.{i} (the reference family), blocks.{i}.layers.{j} and lm_heads.{i} (vLLM),
+// {i}.{j}.linear and {i}.{layers} (the original), each also behind "medusa_head.". A head without a
+// vocabulary matrix of its own uses the target's.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -42,7 +42,8 @@ HeadNames names_of(const Checkpoint& c, int i) {
   const auto add = [&](const std::string& stem) {
     const TensorSource* const found = weight_of(c, stem);
     if (found == nullptr) return false;
-    names.blocks.push_back(found->name.substr(0, found->name.size() - std::string_view(".weight").size()));
+    names.blocks.push_back(
+        found->name.substr(0, found->name.size() - std::string_view(".weight").size()));
     return true;
   };
   if (!add(fmt::format("blocks.{}", i))) {
@@ -205,7 +206,8 @@ class Medusa final : public Drafter {
     ops_.matmul(x, {&product, 1});
     ops_.argmax(logits, ids_.as<int32_t>());
     ops_.fetch(host_ids_.data(), ids_.data(), ready_.size() * sizeof(int32_t));
-    const bool draws = std::ranges::any_of(ready_, [](const Ready& r) { return r.state->sampler.draws(); });
+    const bool draws =
+        std::ranges::any_of(ready_, [](const Ready& r) { return r.state->sampler.draws(); });
     const auto vocab = static_cast<size_t>(spec_.vocab_size);
     if (draws) ops_.fetch(host_logits_.data(), logits.data, ready_.size() * vocab * sizeof(float));
     ops_.wait();
@@ -215,7 +217,8 @@ class Medusa final : public Drafter {
       int32_t token = host_ids_.as<int32_t>()[i];
       if (ready_[i].state->sampler.draws()) {
         const std::span<float> row(host_logits_.as<float>() + i * vocab, vocab);
-        token = ready_[i].state->sampler.draw(row, {}, std::ssize(r.tokens) + index, scratch_, row_);
+        token =
+            ready_[i].state->sampler.draw(row, {}, std::ssize(r.tokens) + index, scratch_, row_);
       }
       if (token >= 0) r.draft.push_back(token);
     }

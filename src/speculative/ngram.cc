@@ -47,9 +47,8 @@ class Ngram final : public Drafter {
   void add(Seen& seen, std::span<const int32_t> tokens) const {
     for (; seen.tokens < tokens.size(); ++seen.tokens) {
       const size_t end = seen.tokens + 1;
-      each_at_end(tokens.first(end), [&](size_t, uint64_t hash) {
-        seen.ends[hash] = static_cast<int32_t>(end);
-      });
+      each_at_end(tokens.first(end),
+                  [&](size_t, uint64_t hash) { seen.ends[hash] = static_cast<int32_t>(end); });
     }
   }
 

@@ -6,14 +6,13 @@
 //
 //   announce()      once, before the scheduler gets the request
 //   start()         once, when the request's first step is scheduled
-//   asks_drafts(), check_draft()  draft: for which draws tokens are proposed, and which can be right
-//   list_masks(), fill_mask()     run: grammar masks, before the model starts
-//   descriptor(), wants_states()  run: what the model is told about a row, and asked for
-//   list_rows()     run: the rows of results that the output will read
-//   may_run_ahead(), expect()     run: whether the next step may start before tokens are known
-//   verify()        rows become accepted tokens
-//   commit()        tokens go to the scheduler and to the client
-//   cancel()        instead of the rest, if the request ends early
+//   asks_drafts(), check_draft()  draft: for which draws tokens are proposed, and which can be
+//   right list_masks(), fill_mask()     run: grammar masks, before the model starts descriptor(),
+//   wants_states()  run: what the model is told about a row, and asked for list_rows()     run: the
+//   rows of results that the output will read may_run_ahead(), expect()     run: whether the next
+//   step may start before tokens are known verify()        rows become accepted tokens commit()
+//   tokens go to the scheduler and to the client cancel()        instead of the rest, if the
+//   request ends early
 //
 // fill_mask() and verify() are called from the thread pool: for different samples and row tasks at
 // once, while nothing else touches the output or the scheduler. All else runs on the step thread.
@@ -40,7 +39,7 @@ struct OutputServices {
   scheduler::Scheduler& scheduler;
   const Tokenizer* tokenizer;  // nullptr: the model came without a vocabulary
   int64_t vocab = 0;
-  EngineStats& counted;       // of which the outputs count the tokens
+  EngineStats& counted;  // of which the outputs count the tokens
 };
 
 // Rows of one item of a step that an output reads together. For sampled tokens, row `row + i` gives

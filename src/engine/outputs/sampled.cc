@@ -58,8 +58,7 @@ class Sampled final : public RequestOutput {
 
   void announce(scheduler::NewRequest& order) const override { order.samples = params().n; }
   void start(scheduler::SequenceId first) override;
-  bool asks_drafts(const scheduler::Sequence& s,
-                   speculative::DraftRequest& draft) const override;
+  bool asks_drafts(const scheduler::Sequence& s, speculative::DraftRequest& draft) const override;
   void check_draft(speculative::DraftRequest& draft) override;
   void list_masks(const scheduler::StepItem& item, const scheduler::Sequence& s,
                   std::vector<MaskTask>& tasks) override;
@@ -133,8 +132,8 @@ void Sampled::check_draft(speculative::DraftRequest& r) {
       std::ranges::find_if(samples_, [&](const Sample& x) { return x.sequence == r.sequence; });
   const auto known = [&](int32_t id) { return id >= 0 && id < services_.vocab; };
   if (!sample->matcher) {
-    const auto end = std::ranges::find_if(
-        r.draft, [&](int32_t id) { return !known(id) || ends_text(id); });
+    const auto end =
+        std::ranges::find_if(r.draft, [&](int32_t id) { return !known(id) || ends_text(id); });
     const bool keeps = end != r.draft.end() && known(*end);
     r.draft.erase(keeps ? end + 1 : end, r.draft.end());
     return;
