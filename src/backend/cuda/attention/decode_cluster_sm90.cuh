@@ -71,9 +71,8 @@ __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   return p;
 }
 
-// One warp, one cache block per lane. The block with the query's own slot is copied after all
-// earlier work has ended, unless take_newest() fills that slot. Returns that block if it is in the
-// split.
+// One warp, one cache block per lane. If earlier kernels store the query's own slot (`stored`), its
+// block is copied after they have ended. Returns that block if it is in the split.
 template <class T>
 __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                               const Part& p, bool stored) {

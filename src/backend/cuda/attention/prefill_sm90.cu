@@ -441,7 +441,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   }
   const Steps mine = steps_of(a, w, first_row, first_row + rows);
   const int first = w.position(first_row), last = w.position(first_row + rows - 1);
-  // The first step whose keys are in every row's window.
+  // In steps [whole, end) no key is masked for any row.
   const int whole = (first_seen(a, last) + kTileTokens - 1) / kTileTokens;
   const int end = a.softcap > 0.0f ? whole : (first + 1) / kTileTokens;
   int limit[2][2];
@@ -527,7 +527,7 @@ __global__ void __launch_bounds__(kThreads<kType>, 1)
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    // All threads share the registers of the launch.
+    // The block's total number of registers stays what it was at launch.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFewRegisters));
     wait();
     if (producer() < kProducers<kType>) {

@@ -109,7 +109,7 @@ struct FP8 : Plain {
 // all rows, or all steps, have the same scale; then few scales or none are read. Behind all panels
 // a table says what the scales of each panel share.
 struct FP8Panels : FP8 {
-  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // equal in: nothing; rows; columns
+  enum Scaled : int32_t { kOfBlocks, kOfSteps, kOfRows };  // share a scale: none; rows; columns
   static constexpr int kRows = 64, kCodes = kRows * kUnit, kStepBytes = kCodes + kRows * 4;
   static __host__ __device__ constexpr int place(int row, int col) {
     return row / 8 * 1024 + col / 16 * 128 + row % 8 * 16 + col % 16;

@@ -122,8 +122,8 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
-// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, which are kHeld
-// except in the variant for any number.
+// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, of which there
+// are kHeld, or at most that if kHeld > kLeast.
 template <class F, int kHeld>
 __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums,
                                                const uint4 (&b)[kHeld][2], int pieces,

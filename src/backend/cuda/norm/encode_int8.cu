@@ -109,7 +109,7 @@ struct Units {
       if (column(n) < cols) from.end(held[n], weights[From::kNorms ? n : 0], scale);
     }
   }
-  // body(unit, its column), from left to right; scaled by `ended` if it applies.
+  // body(unit, its column), from left to right. ended: units that are read again need end(), too.
   template <class Body>
   __device__ __forceinline__ void each(bool ended, float scale, const Body& body) const {
 #pragma unroll
