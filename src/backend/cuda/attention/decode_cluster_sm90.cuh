@@ -37,7 +37,7 @@ struct Piece {
   float rooms[kWarps + 1][T::D];                   // of a head that is rotated
   __half queries[8 * T::kRows][T::D + 8];          // as mma operands
   float most[kRanks * kSummers][8 * T::kRows];     // of each warp's features
-  float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two splits
+  float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two pieces
   uint64_t full[2], scored, measured, joined;
   int last, beyond;
 };
@@ -50,7 +50,7 @@ __host__ __device__ inline int pieces_of_cluster(int pieces) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
-// The KV split of a block, and its visible tiles and cache blocks.
+// The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
   int rank, piece;
   int first_rank;                                      // of the split's blocks in the cluster

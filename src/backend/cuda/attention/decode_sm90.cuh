@@ -46,7 +46,7 @@ struct Shared {
   }
 };
 
-// A position in the pipeline.
+// A place in the ring.
 struct Place {
   int slot = 0, round = 0;
   __device__ __forceinline__ void next(int slots) {
@@ -54,13 +54,13 @@ struct Place {
   }
 };
 
-// Tasks handed out beyond the first one of each block, and blocks that are done.
+// Tasks handed out beyond the first of each block, and blocks that are done.
 struct Counters {
   unsigned handed_out, done;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// All threads of the block, whatever code they run.
+// The block's threads, wherever they are.
 __device__ __forceinline__ void sync_block() {
   asm volatile("bar.sync 0;" ::: "memory");
 }
@@ -569,7 +569,7 @@ template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                           const HeadsArgs& of, unsigned* arrived) {
   const float steep = steepness(a);
-  Place at;  // the next stage to release
+  Place at;  // what has not been left yet
   const auto take = [&] {
     barrier_wait(&s.full[at.slot], at.round & 1);
     return at.slot;

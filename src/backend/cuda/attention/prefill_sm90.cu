@@ -322,7 +322,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   // Weights stay in the scores' registers until the previous values have been added: wgmma in
   // flight keeps its registers, and there are not enough for both.
   weigh_quarters<0, 1>(n, sum, steep, offset);
-  barrier_wait(&ring.s.full[values], round);  // already full; ptxas hoists the next wait
+  barrier_wait(&ring.s.full[values], round);  // it is: ptxas moves the next wait up to a branch
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(values);

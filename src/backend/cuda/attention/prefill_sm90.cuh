@@ -90,7 +90,7 @@ __device__ __forceinline__ Steps steps_of(const AttentionArgs& a, const Walk& w,
 template <int D>
 struct Ring {
   Shared<D>& s;
-  uint32_t at = 0;  // stages filled or released so far
+  uint32_t at = 0;  // slots filled or taken so far
   __device__ __forceinline__ int slot() const { return static_cast<int>(at % Shared<D>::kSlots); }
   __device__ __forceinline__ int round() const {
     return static_cast<int>(at / Shared<D>::kSlots & 1);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
     for (int part = 0; part < 2; ++part, ++ring.at) {
       ring.wait_empty();
       uint64_t* full = in_bytes(kType) ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
-      // Copies of other warps may arrive before this.
+      // Copies of other warps may be counted before.
       const bool slice = kSlices<D> > 1 && part == 1;
       if (warp == 0 && lane == 0) {
         ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
@@ -225,8 +225,8 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
     if (producer() == 0) {
       for (int g = 0; g < kGroups; ++g) copy_queries<in_bytes(kType)>(ring, a, w, g * kGroupRows);
     } else {
-      // With two stages, each is released once while others fill it; a later wait would mistake the
-      // earlier phase for this one.
+      // With two slots each is left once while others fill it: who waited for it later would take
+      // the time before for it.
       for (int g = 0; g < kGroups; ++g, ++ring.at) {
         if (kSlices<D> > 1) ring.wait_empty();
       }

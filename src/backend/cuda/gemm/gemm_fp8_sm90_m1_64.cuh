@@ -26,7 +26,7 @@ template <int kStageBytes>
 struct PanelRing {
   uint8_t* stages;
   uint64_t *full, *empty;
-  int count;  // number of stages
+  int count;  // of stages
   int stage = 0, round = 0;
   __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
   __device__ __forceinline__ void next() {

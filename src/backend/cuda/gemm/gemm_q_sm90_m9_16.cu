@@ -37,7 +37,7 @@ struct FewStream {
   int mine;   // first tile of the first group
   uint8_t* ring;
   uint64_t* full;
-  int group = 0, unit = 0, stage = 0;  // the next one to request
+  int group = 0, unit = 0, stage = 0;  // to be asked for next
 
   __device__ __forceinline__ int tiles(int of) const {
     return max(0, min(S::R, share.count - of * S::kTiles - mine));

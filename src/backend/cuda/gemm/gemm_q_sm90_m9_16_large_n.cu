@@ -124,7 +124,7 @@ __device__ __forceinline__ void bring_tokens(const WideRows<S>& rows, const Prod
   for (int pass = 0; pass < rows.passes(); ++pass) {
     for (Steps<S> steps(p.weight.cols); steps.more(); steps.next()) {
       const auto bytes = static_cast<uint32_t>(steps.count() * S::kUnitPieces * 1024);
-      barrier_wait(&empty[stage], round ^ 1);  // in the first round all stages are empty
+      barrier_wait(&empty[stage], round ^ 1);  // the first round finds all stages empty
       barrier_expect(&full[stage], tiles * bytes);
       const uint8_t* from = p.act + static_cast<int64_t>(steps.unit) * S::kUnitPieces * 1024;
       for (int j = 0; j < tiles; ++j) {

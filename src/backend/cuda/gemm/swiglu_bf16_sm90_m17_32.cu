@@ -53,7 +53,7 @@ struct Rings {
   }
 };
 
-// A producer's position in a pipeline.
+// Where one of them has come to in a ring.
 template <int kStages>
 struct StagePlace {
   int next, stage, round = 0;
@@ -65,7 +65,7 @@ struct StagePlace {
   }
 };
 
-// A pass's 16-row tiles of gate and of up, each of one panel and the next.
+// A pass's tiles of 16 rows of gate and of up, each of one panel and the next.
 struct FewTiles {
   const uint8_t *gate, *up;
   uint32_t here, beyond;  // bytes of either
@@ -159,7 +159,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
 #pragma unroll
     for (int d = 0; d < kAhead; ++d) {
       if (at.next >= end) break;
-      barrier_wait(&rings.empty_tokens[at.stage], at.round ^ 1);  // empty in the first round
+      barrier_wait(&rings.empty_tokens[at.stage], at.round ^ 1);  // in the first round it is
       auto* to = reinterpret_cast<uint32_t*>(stages + at.stage * kPieceBytes) + lane;
 #pragma unroll
       for (int n = 0; n < kTokenTiles * 2; ++n) {

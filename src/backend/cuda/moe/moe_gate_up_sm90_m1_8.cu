@@ -51,8 +51,8 @@ __device__ __forceinline__ void start_barriers(uint64_t* full, int stages) {
   barriers_ready();
 }
 
-// A block's share of the tiles of gate's rows of all chosen experts, numbered consecutively; up's
-// tiles go with them.
+// A block's share of the tiles of gate's rows of all chosen experts, one after the other; up's go
+// with them.
 struct GateShare {
   int tiles, begin, end;  // per expert; of all
   __device__ GateShare(const FewExpertsArgs& e, int chosen) : tiles(static_cast<int>(e.ff / 16)) {
@@ -72,7 +72,7 @@ struct GateStream {
   int first, units;  // of the slice
   const uint8_t* ring;
   uint64_t* full;
-  int at, unit = 0, stage = 0;  // the next one to request
+  int at, unit = 0, stage = 0;  // to be asked for next
   const uint8_t *gate = nullptr, *up = nullptr;
 
   __device__ __forceinline__ bool more() const { return at < share.end; }
