@@ -91,8 +91,8 @@ struct Usage {
   int completion_tokens = 0;
   int preemptions = 0;
   uint64_t seed = 0;  // the request's seed, or the one the engine drew
-  // Seconds spent waiting, by reason: "queued", "seats", "blocks", "token budget", "batch policy",
-  // "preempted". Reasons with no waiting time are left out.
+  // Seconds spent waiting, by reason: "queued", "running slots", "blocks", "token budget", "batch
+  // policy", "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
 };
 
