@@ -95,8 +95,8 @@ struct Usage {
   int draft_steps = 0;
   int drafted_tokens = 0;
   int accepted_tokens = 0;
-  // Seconds spent waiting, by reason: "queued", "seats", "blocks", "token budget", "batch policy",
-  // "preempted". Reasons with no waiting time are left out.
+  // Seconds spent waiting, by reason: "queued", "running slots", "blocks", "token budget", "batch
+  // policy", "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
 };
 

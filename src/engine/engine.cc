@@ -159,7 +159,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   auto plan = engine::make_plan(r);
   if (plan.ok() || compute.device() == nullptr) return plan;
   const Status& why = plan.status();
-  return Status(why.code(), fmt::format("{}: {}; --device cpu uses the processor",
+  return Status(why.code(), fmt::format("{}: {}; use --device cpu to run on the CPU",
                                         compute.device_name(), why.message()));
 }
 

@@ -211,7 +211,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
     const size_t offer = (least + kMiB - 1) / kMiB;
     if (rest() + offer * kMiB <= room) ways.push_back(fmt::format("--kv-cache-memory {}M", offer));
     return resource_exhausted(
-        "a sequence of {} tokens needs {} of cache, --kv-cache-memory is {}: {}",
+        "a sequence of {} tokens needs {} of cache, but --kv-cache-memory is {}: {}",
         plan.max_model_len, format_bytes(least), format_bytes(r.kv_cache_memory),
         advice(r, plan, r.kv_cache_memory, plan.max_model_len, std::move(ways)));
   }

@@ -86,11 +86,12 @@ Result<uint64_t> StepLoop::submit(Request request) {
   {
     const std::lock_guard lock(mutex_);
     if (options_.max_queued_requests > 0 && queued_requests_ >= options_.max_queued_requests) {
-      return resource_exhausted("the queue is full: {} requests wait", queued_requests_);
+      return resource_exhausted("the queue is full: {} requests are waiting", queued_requests_);
     }
     if (options_.max_queued_tokens > 0 && queued_tokens_ + tokens > options_.max_queued_tokens) {
-      return resource_exhausted("the queue is full: {} prompt tokens wait, {} may", queued_tokens_,
-                                options_.max_queued_tokens);
+      return resource_exhausted(
+          "the queue is full: {} prompt tokens are waiting, and at most {} may", queued_tokens_,
+          options_.max_queued_tokens);
     }
     ++queued_requests_;
     queued_tokens_ += tokens;
@@ -382,7 +383,7 @@ void StepLoop::loop() {
   }
   std::ranges::sort(ids);
   for (const uint64_t id : ids)
-    end_request(id, FinishReason::kCancelled, cancelled("the engine shuts down"));
+    end_request(id, FinishReason::kCancelled, cancelled("the engine is shutting down"));
 }
 
 void StepLoop::empty_inbox() {

@@ -31,7 +31,7 @@ class Model {
   // at most `context` tokens. Must be called before forward().
   virtual size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const = 0;
   virtual Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) = 0;
-  // From the next reserve() on, steps may be asked for the residual stream behind so many layers
+  // From the next reserve() on, steps may be asked for the residual stream behind given layers
   // (StepResults::boundaries). Ascending, from 0 to the number of layers.
   virtual Status capture(const std::vector<int>& boundaries) {
     return boundaries.empty() ? Status() : unsupported("this model shows no inner states");

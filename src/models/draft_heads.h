@@ -22,7 +22,7 @@ struct HeadPlan {
   HeadKind kind = HeadKind::kEagle;
   ModelSpec spec;
   // Which states of the target are its features, in order: those after the final norm, or the
-  // residual stream behind so many layers.
+  // residual stream behind that number of layers.
   bool reads_last = false;
   std::vector<int> boundaries;
   size_t weight_bytes = 0;

@@ -12,7 +12,7 @@ const char* name_of(WaitReason reason) {
     case WaitReason::kQueued:
       return "queued";
     case WaitReason::kSlots:
-      return "seats";
+      return "running slots";
     case WaitReason::kBlocks:
       return "blocks";
     case WaitReason::kTokenBudget:
@@ -60,7 +60,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
     const int32_t most =
         cache.most_blocks(cache.window(g), options.max_model_len, scheduler->chunk());
     if (most > cache.pool(g).size()) {
-      return invalid_argument("a sequence of {} tokens needs {} cache blocks, {} exist",
+      return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
     }
   }
@@ -81,18 +81,18 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
                             prompt_tokens, request.max_tokens, options_.max_model_len);
   }
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
-    return invalid_argument("{} sequences a request: 1 to max_num_seqs ({}) are possible",
+    return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
   }
   if (options_.max_queued_requests > 0 && queue_.size() >= options_.max_queued_requests) {
-    return resource_exhausted("the queue is full: {} requests wait", queue_.size());
+    return resource_exhausted("the queue is full: {} requests are waiting", queue_.size());
   }
   if (options_.max_queued_tokens > 0 &&
       queue_.prompt_tokens() + prompt_tokens > options_.max_queued_tokens) {
-    return resource_exhausted("the queue is full: {} prompt tokens wait, {} may",
+    return resource_exhausted("the queue is full: {} prompt tokens are waiting, and at most {} may",
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
-  FRESHET_CHECK(!requests_.contains(request.id), "request {} twice", request.id);
+  FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
   r = std::make_unique<Request>();
   r->id = request.id;
@@ -253,7 +253,7 @@ void Scheduler::unpin_all() {
 void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   Sequence& s = at(sequence);
   FRESHET_CHECK(!tokens.empty() && (s.awaits_token() || s.state == State::kSuspended),
-                "sequence {} awaits no token", sequence);
+                "sequence {} is not waiting for a token", sequence);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   s.draft.clear();
   if (s.state == State::kSuspended) {

@@ -23,7 +23,7 @@ namespace freshet::speculative {
 // The states of the target that a drafter reads, beside the tokens.
 struct StateNeeds {
   bool last = false;            // states after the final norm
-  std::vector<int> boundaries;  // residual streams behind so many layers (0: the embeddings)
+  std::vector<int> boundaries;  // residual streams behind this many layers (0: the embeddings)
 
   bool any() const { return last || !boundaries.empty(); }
 };

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kFile = "libfreshet_cuda.so";
 
-// Beside the program, in its bin and lib, and then wherever the system looks.
+// Beside the program, in its bin and lib, and then on the system's search path.
 std::vector<std::string> places() {
   std::vector<std::string> all;
   std::error_code error;
@@ -87,7 +87,7 @@ Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_
   if (needs_cpu || !forced_rows(force_kernels).ok()) return std::unique_ptr<ops::Device>();
   auto device = open(0, force_kernels);
   if (device.ok() || !force_kernels.empty()) return device;
-  // A missing plug-in or GPU is normal: no warning.
+  // A missing plug-in or GPU is normal, so there is no warning.
   if (device.status().code() != StatusCode::kNotFound)
     log_warning("no GPU is used: {}", device.status().message());
   return std::unique_ptr<ops::Device>();

@@ -135,8 +135,7 @@ void Beams::end() {
     Delta& delta = deltas.emplace_back();
     delta.index = static_cast<int>(deltas.size()) - 1;
     delta.finish = FinishReason::kError;
-    delta.error =
-        internal_error("no token can follow: every logit is minus infinity or not a number");
+    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
   }
   close();
   services_.scheduler.cancel(live_.id);

@@ -329,8 +329,7 @@ Delta Sampled::take_accepted(Sample& sample) {
     delta.finish = FinishReason::kStop;
   } else {
     delta.finish = FinishReason::kError;
-    delta.error =
-        internal_error("no token can follow: every logit is minus infinity or not a number");
+    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
   }
   return delta;
 }

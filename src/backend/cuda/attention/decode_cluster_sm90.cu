@@ -1,11 +1,11 @@
-// Attention of few single queries over short contexts: a cluster of blocks for each piece, or for
+// Attention for few single queries over short contexts: a cluster of blocks per KV split, or per
 // two of them.
 //
-// A block has some keys of the piece, and a share of the features of all its values: the scores go
-// to all blocks of the cluster, and each takes all weights of the piece. So four times as many
-// multiprocessors read, and a piece's sums need no memory but their own.
+// A block has some keys of the KV split, and a share of the features of all its values. It sends
+// its scores to all blocks of the cluster, and each block computes all weights of the split. So
+// four times as many SMs read, and a split's sums need no memory but the block's own.
 //
-// What a block has of the piece, and how it comes there: decode_cluster_sm90.cuh.
+// What a block loads, and how: decode_cluster_sm90.cuh.
 #include "backend/cuda/attention/decode_cluster_sm90.cuh"
 #include "backend/cuda/runtime/cluster.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -20,8 +20,8 @@ constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
 
-// Zeros for the rows that fill up the activations' last tile, in the block's share of features, by
-// the warp that copies.
+// Zeros for the rows that fill the last activation tile, in the block's share of features, by the
+// copying warp.
 template <class T>
 __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
   const int sequences = a.batch.sequences;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w
   }
 }
 
-// The operands of the queries.
+// Loads the mma operands of the queries.
 template <class T>
 __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece<T>& s) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece
   }
 }
 
-// Scores of a warp's keys of the block, to all blocks of the piece.
+// Scores of a warp's keys, sent to all blocks of the KV split.
 template <class T>
 __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                            const Part& p, const uint4 (&q)[T::D / 16]) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
       }
     }
   }
-  cluster_wait();  // all blocks have begun
+  cluster_wait();  // all blocks have started
 #pragma unroll
   for (int j = 0; j < 2 * kPairs; ++j) {
     const int key = p.rank * kRankTokens + (warp * kPairs * 2 + j) * 8 + lane % 4 * 2;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
   barrier_wait(&s.scored, 0);
 }
 
-// The pair of scores, and of weights, of a lane in row lane / 4 + 8 r of a tile.
+// A lane's pair of scores, or of weights, in row lane / 4 + 8 r of a tile.
 template <class T>
 __device__ __forceinline__ float2 score_at(const Piece<T>& s, int tile, int r, int j) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -122,7 +122,7 @@ __device__ __forceinline__ void put_weights(Piece<T>& s, int tile, int r, int j,
   s.weights[lane / 4 + r * 8][tile * (kTileTokens / 2) + j * 4 + lane % 4] = pair;
 }
 
-// One warp takes all tiles in their order. Rare, so it is no part of the code that all go through.
+// One warp processes all tiles in order. This is rare, so it is kept out of the common code path.
 template <class T>
 __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep,
                                          Softmax<T::kRows>& all) {
@@ -138,7 +138,8 @@ __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep
   }
 }
 
-// Weights of the piece: a warp a tile, with the reference of the first, unless that is too far off.
+// Weights of the KV split, one tile per warp, with the reference of the first tile unless some
+// weight exceeds the limit.
 template <class T>
 __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float steep) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -181,7 +182,7 @@ __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float st
   }
 }
 
-// Sums of a warp's features, with all values of the piece.
+// Sums of a warp's features over all values of the KV split.
 template <class T>
 __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums, const Piece<T>& s,
                                           const Part& p) {
@@ -197,7 +198,7 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
 #pragma unroll
     for (int k = 0; k < kTileBlocks; k += 2) {
       const int block = t * kTileBlocks + k;
-      // Of 16 bytes of 8 keys each.
+      // From 16 bytes of 8 keys each.
       uint32_t loaded[4];
       ldmatrix4_trans(loaded, s.values[block * 2 + lane / 8] + warp * 128 + lane % 8 * 16);
 #pragma unroll
@@ -233,7 +234,8 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
   add_lanes(sums.l);
 }
 
-// Of two pieces of a cluster: the second's sums go to the blocks of the first, which has both then.
+// If a cluster has two KV splits, the second one's sums go to the blocks of the first, which then
+// has both.
 template <class T>
 __device__ __forceinline__ void send_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                           const Part& p) {
@@ -277,8 +279,8 @@ __device__ __forceinline__ int first_of_sums(const Part& p) {
          first_of_lane<T>();
 }
 
-// The sums of all pieces as the result in E4M3: a head is a group of 128, whose largest number the
-// blocks of the cluster tell each other.
+// Writes the sums of all KV splits as an E4M3 result. A head is a group of 128 features, whose
+// largest magnitude the blocks of the cluster exchange.
 template <class T>
 __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, const Part& p) {
@@ -317,7 +319,7 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine
   }
 }
 
-// The piece's sums as the result if they are all, or as a partial one.
+// Writes the split's sums as the result if there is no other split, or as a partial result.
 template <class T>
 __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows>& sums,
                                             const AttentionArgs& a, const Range& w, const Part& p,
@@ -330,7 +332,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
     if (row >= w.rows) continue;
     const int head = w.first_head + row;
     float* to = partial_at(a, w.sequence, head, p.piece - w.first_piece, pieces);
-    // As if it joined those before it: none.
+    // As if merged with empty sums before it.
     const float end = all ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
 #pragma unroll
     for (int j = 0; j < Piece<T>::kMine; ++j) {
@@ -349,7 +351,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
   }
 }
 
-// What becomes of a warp's features of the values.
+// Finishes a warp's features.
 template <class T>
 __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                           const Part& p, int pieces, bool join, bool all) {
@@ -372,7 +374,7 @@ __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, c
   write_piece<T>(sums, a, w, p, pieces, all);
 }
 
-// comes_last() with one thread's fence.
+// comes_last() with a single thread's fence.
 __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blocks) {
   sync_summing();
   if (threadIdx.x == 0) {
@@ -389,7 +391,7 @@ __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blo
 }
 #endif
 
-// Blocks: [sequences x tiles of rows, key heads, pieces x blocks of a cluster]. of: queries, and
+// Blocks: [sequences x row tiles, key heads, KV splits x blocks of a cluster]. of: queries, and
 // keys and values if these are not in the cache yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -403,7 +405,7 @@ __global__ void __launch_bounds__(kThreads)
   const int x = static_cast<int>(blockIdx.x), sequence = plan.tiles.quotient(x);
   const Range w = find_range(a, plan, x, static_cast<int>(blockIdx.y), z / kRanks, sequence,
                              a.batch.context_len[sequence]);
-  if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
+  if (w.last_chunk < w.first_chunk) return;  // true for all blocks of the split
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
     barrier_init(&s.full[0], 1);
@@ -460,7 +462,7 @@ int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, const Head
   constexpr size_t kBytes = sizeof(Piece<T>);
   const auto kernel = cluster_kernel<T>;
   if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
-  // To a block of gemm_bf16_sm90_m1_32.cu.
+  // Leaves shared memory to a block of gemm_bf16_sm90_m1_32.cu.
   if (const int error = leave_shared(kernel); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles.by),
                   static_cast<unsigned>(a.cache.kv_heads),

@@ -1,7 +1,7 @@
-// What a block of decode_cluster_sm90.cu has of a piece, and how it comes there: copies of the
-// cache, and, where norms, rotation and storing of the new heads are left to attention, those
-// heads: every block takes the queries and what it needs of the new key and value, and puts them
-// where the copies left their place free.
+// What a block of decode_cluster_sm90.cu loads of a KV split: copies of the cache and, if the
+// norms, rotation and storing of new heads are fused with attention, those heads. Every block
+// processes the queries and its part of the new key and value, and writes these where the copies
+// left a gap.
 #pragma once
 
 #include "backend/cuda/attention/decode_split_kv.cuh"
@@ -9,16 +9,16 @@
 
 namespace freshet::cuda::single {
 
-inline constexpr int kRanks = 4;                           // blocks of a cluster
+inline constexpr int kRanks = 4;                           // blocks per KV split
 inline constexpr int kRankTokens = kPieceTokens / kRanks;  // whose keys a block has
 inline constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
-static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane a block, a warp a tile
+static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane per block, a warp per tile
 
 template <class T>
 struct Piece {
   using Stored = typename T::Stored;
   static constexpr int kShare = T::D / kRanks;  // features
-  // Tiles of 8 features of a warp that sums values, and such warps.
+  // Tiles of 8 features of a warp that sums values, and the number of such warps.
   static constexpr int kMine = Stored::kFours ? 2 : 1, kSummers = kShare / (8 * kMine);
   static_assert(kSummers <= kWarps);
   // Values of eight keys; scales of a block's 16.
@@ -27,7 +27,7 @@ struct Piece {
   static_assert(!Stored::kScaled || kShare == 32);
   union {
     alignas(16) uint8_t keys[kRankTokens / kBlockTokens][Stored::kKeyBytes];
-    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // when all scores are there
+    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // replaces keys after scoring
   };
   alignas(16) uint8_t values[kPieceTokens / 8][kGroupBytes];
   alignas(16) uint8_t scales[Stored::kScaled ? kPieceBlocks : 1][kBlockTokens * 2];
@@ -35,14 +35,14 @@ struct Piece {
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
   float rooms[kWarps + 1][T::D];                   // of a head that is rotated
-  __half queries[8 * T::kRows][T::D + 8];          // as they are multiplied
+  __half queries[8 * T::kRows][T::D + 8];          // as mma operands
   float most[kRanks * kSummers][8 * T::kRows];     // of each warp's features
   float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two pieces
   uint64_t full[2], scored, measured, joined;
   int last, beyond;
 };
 
-// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
+// A cluster has two KV splits, which are merged in the blocks of the first, or one.
 __host__ __device__ inline int pieces_of_cluster(int pieces) {
   return pieces == 2 ? 2 : 1;
 }
@@ -53,8 +53,8 @@ inline constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 // The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
   int rank, piece;
-  int first_rank;                                      // of the piece's blocks in the cluster
-  int first_tile, last_tile, first_block, last_block;  // of the piece
+  int first_rank;                                      // of the split's blocks in the cluster
+  int first_tile, last_tile, first_block, last_block;  // of the split
 };
 
 __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   return p;
 }
 
-// One warp: a lane a block of the cache. The one that holds the query's own place comes when all
-// that was started before has ended, if that fills it. Returns that block, if it is of the piece.
+// One warp, one cache block per lane. If earlier kernels store the query's own slot (`stored`), its
+// block is copied after they have ended. Returns that block if it is in the split.
 template <class T>
 __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                               const Part& p, bool stored) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   return __shfl_sync(0xffffffff, id, w.position / kBlockTokens % kPieceBlocks);
 }
 
-// A warp's head of the query's token, of 128 features: a lane's four neighbours.
+// One warp's head of the query's token, of 128 features: a lane has four adjacent ones.
 inline constexpr int kHeadDim = 128;
 struct Head {
   float4 v, weight;  // weight: of a usual head's norm
@@ -130,20 +130,20 @@ __device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::
           is_usual ? norm_weight(part, head) : float4{},
           turn_at(part, of.cos_sin + int64_t{token} * part.rotary_dim, c)};
 }
-// The same normalised and rotated, of a usual head (qk_norm_rope_store.cuh) in registers.
+// The same, normalised and rotated, for a usual head (qk_norm_rope_store.cuh) in registers.
 __device__ __forceinline__ float4 finish_usual(const Head& h, const HeadsArgs::Part& part) {
   float4 v = h.v;
   if (part.normed != 0) norm_four(v, h.weight, part.norm.eps);
   if (part.rotary_dim != 0) rotate_usual(v, h.turn);
   return v;
 }
-// Of any head.
+// For any head.
 __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of,
                                               const HeadsArgs::Part& part, int head, int token,
                                               float* room) {
   if (part.normed == 0 && part.rotary_dim == 0) return h.v;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  __syncwarp();  // the head before has been read
+  __syncwarp();  // the previous head has been read
   *reinterpret_cast<float4*>(room + c) = h.v;
   if (part.normed != 0) {
     norm_head(room, kHeadDim, part.norm, part.norm_per_head != 0 ? int64_t{head} * kHeadDim : 0);
@@ -199,14 +199,14 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
   }
 }
 
-// The new key and value, by the warp that copies: into the copies, and into the cache.
+// The new key and value, by the copying warp: into the copies, and into the cache.
 template <class T>
 __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
                                             const HeadsArgs& of, const Range& w, const Part& p,
                                             int64_t id, bool are_usual) {
   constexpr CacheType kType = T::Stored::kType;
   constexpr int kShare = Piece<T>::kShare;
-  const int at = w.position - p.piece * kPieceTokens;  // in the piece
+  const int at = w.position - p.piece * kPieceTokens;  // within the split
   if (at >= kPieceTokens) return;
   const bool mine = at / kRankTokens == p.rank;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;

@@ -1,18 +1,18 @@
-// Attention with one query a sequence: memory decides its speed, so keys and values stream.
+// Attention with one query per sequence. It is bound by memory, so keys and values are streamed.
 //
-// A task is a run of pieces of one sequence's context, for all heads of one key head. As many
-// blocks as find room at once take one each, and then what a counter hands out. One warp finds
-// tasks and keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or
-// values at a time, a copy for each block of the cache: a task's first halves are on their way
-// while the task before is worked on, and those of the first one that no kernel of this step writes
-// before the kernel in front has ended. Four warps share a tile: by keys for scores and weights,
-// which they leave to each other in shared memory as operands, and by features for the values. A
-// block that has the whole context writes the result; of several, the one that ends last merges all
-// pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
+// A task is a run of KV splits of one sequence's context, for all heads of one key head. As many
+// blocks as are resident take one task each, and then what a counter hands out. One producer warp
+// finds tasks and fills a pipeline in shared memory with bulk copies, keys or values of half a tile
+// at a time, one copy per cache block. It requests a task's first halves while the consumers work
+// on the previous task; and those of the first task that no kernel of this step writes, before the
+// previous kernel has ended. Four consumer warps share a tile: by keys for scores and weights,
+// which they exchange through shared memory as operands, and by features for the values. A block
+// that has the whole context writes the result; of several blocks, the last one to finish merges
+// all splits from left to right. So neither the runs nor the order of blocks changes a bit.
 //
-// Usual heads may be normalised, rotated and stored on the way (decode_sm90_qkv.cuh).
+// Usual heads may be normalised, rotated and stored in the same kernel (decode_sm90_qkv.cuh).
 //
-// How numbers of the cache become operands is a Stored's business (decode_kv_operands.cuh).
+// A Stored type defines how cached numbers become operands (decode_kv_operands.cuh).
 #pragma once
 
 #include "backend/cuda/attention/decode_sm90_qkv.cuh"
@@ -20,22 +20,22 @@
 
 namespace freshet::cuda::single {
 
-// A ring of kMostSlots, or of fewer for a block more a multiprocessor.
+// A pipeline of kMostSlots stages, or of fewer to fit another block on the SM.
 inline constexpr int kMostSlots = 6;
 template <class T>
 struct Shared {
   static constexpr int kBlocks = kChunk / kBlockTokens;
-  // What warps leave to each other of a tile, and of the next one: operands of weights, sums of a
-  // lane's, and the largest scores.
+  // What warps exchange about a tile and the next one: operands of weights, each lane's sums, and
+  // the largest scores.
   struct alignas(16) Tile {
     uint32_t weights[kTileTokens / 16][32][2 * T::kRows];
     float sums[T::kRows][32][kWarps];
     float most[8 * T::kRows][kWarps];
   } tiles[2];
   uint64_t full[kMostSlots], empty[kMostSlots];
-  uint64_t told[2], done[2], read;  // tasks, and that a task's queries were read
-  Range ranges[2];                  // this task and the next one; sequence < 0: there is none
-  // The next task's queries, a gap behind each for the sake of banks.
+  uint64_t told[2], done[2], read;  // task announced; task done; its queries were read
+  Range ranges[2];                  // this task and the next; sequence < 0: none
+  // The next task's queries, padded against bank conflicts.
   static constexpr int kQueryStride = T::D + 16;
   alignas(16) float queries[T::kAhead ? 8 * T::kRows : 1][kQueryStride];
   alignas(16) float turn[kTakesHeads<T> ? T::D : 1];  // cosines and sines of their token
@@ -65,7 +65,7 @@ __device__ __forceinline__ void sync_block() {
   asm volatile("bar.sync 0;" ::: "memory");
 }
 
-// The halves of a tile that a run has.
+// The halves of a tile that belong to a run.
 struct Halves {
   int first, last;
 };
@@ -73,9 +73,9 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
-// values, or both together. Blocks of which nothing is seen are replaced by others. In a step this
-// code is cold, so each of its parts is there once.
+// The producer warp: finds tasks, announces them to the consumers, and fills the pipeline with a
+// tile's keys, then its values, or both together. Masked blocks are replaced by visible ones. This
+// code runs cold in every step, so each of its parts exists once.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                         const HeadsArgs& of, Counters& counters) {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   constexpr int kBlocksOfPiece = kPieceTokens / kBlockTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool counts = plan.tasks > static_cast<int>(gridDim.x);
-  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is looked at
-  // Kernels in front may use the counters until they have ended.
+  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is processed
+  // Earlier kernels may use the counters until they have ended.
   bool waited = false;
   const auto wait_and_claim = [&] {
     if (!waited) wait();
@@ -99,12 +99,13 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   for (bool begun = false;; begun = true) {
     const int task = __shfl_sync(0xffffffff, claimed, 0);
     if (task >= plan.tasks) break;
-    // Key heads come first, then tiles, then runs.
+    // The fastest index is the key head, then the tile, then the run.
     const int row = plan.heads.quotient(task), y = task - row * plan.heads.by;
     const int z = plan.all_tiles.quotient(row), x = row - z * plan.all_tiles.by;
     const int sequence = plan.tiles.quotient(x);
     const int32_t* table = a.batch.tables + sequence * a.batch.table_stride;
-    // The first tile's blocks come with the length, unless a window says which tile that is.
+    // Loads the first tile's block ids together with the length, unless a window determines the
+    // first tile.
     const int early_block = z * plan.run.by * kBlocksOfPiece + lane % kBlocksOfTile;
     const int early = table[min(early_block, static_cast<int>(a.batch.table_stride) - 1)];
     const int context = a.batch.context_len[sequence];
@@ -133,7 +134,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     int next_ids = __shfl_sync(0xffffffff, early, block_of(first) % kBlocksOfTile);
     if (a.window > 0) next_ids = table[block_of(first)];
     bool said = false;
-    // A run that ends with the query's place.
+    // Whether the run ends with the query's own slot.
     bool stores = kTakesHeads<T> && of.count > 0 && w.last_chunk == w.position / kChunk;
     bool loaded = false;
     Newest newest;
@@ -165,7 +166,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
                 kBlockBytes, &s.full[slot]);
           }
           if (said) continue;
-          // Behind the first copies, since a task in front may not have begun.
+          // After the first copies, because an earlier task may still be running.
           said = true;
           const int turn = told % 2;
           const bool copies = T::kAhead && told > 0;
@@ -203,7 +204,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   }
 }
 
-// The operands of a task's queries, `stride` apart.
+// Loads the operands of a task's queries, `stride` apart.
 template <class T>
 __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float* queries,
                                              int stride, int rows) {
@@ -232,8 +233,8 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float*
   }
 }
 
-// The product of rows and two columns of 8 keys or features. Of 8 rows (kRows 1) these are the
-// columns, so that no row of mma is empty, and both products are in `first`.
+// Multiplies rows by two columns of 8 keys or features. With 8 rows (kRows 1) mma's operands are
+// exchanged, so that no row of mma is empty, and both products are in `first`.
 template <class T>
 __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], const uint4& rows,
                                          const uint32_t (&b)[4]) {
@@ -244,8 +245,8 @@ __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], 
     mma_numbers<T::Stored::kBF16>(second, rows, b[2], b[3]);
   }
 }
-// What multiply() leaves of 8 rows becomes what it leaves of 16: a lane's neighbours of row
-// lane / 4.
+// Converts multiply()'s result for 8 rows to its layout for 16: adjacent numbers of row lane / 4 in
+// a lane.
 __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const bool odd = g % 2 != 0;
@@ -261,18 +262,18 @@ __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4
   first[0] = v[0], first[1] = v[1], second[0] = v[2], second[1] = v[3];
 }
 
-// Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
+// Scores of a warp's 16 keys in each half of a tile, rows g and g + 8.
 using Scores = float[kChunks][2][4];
 
-// A warp's 16 keys of each half of a tile against all rows. Half a tile of which nothing is seen
-// may have the other's slot.
+// A warp's 16 keys of each half of a tile against all rows. A fully masked half may use the stage
+// of the other half.
 template <class T>
 __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const AttentionArgs& a, const Range& w,
                                            const uint4 (&q)[T::D / 16], int tile,
                                            const int (&slots)[kChunks]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  // Loads are two steps ahead of the products.
+  // Loads are two steps ahead of the multiplications.
   constexpr int kAhead = 2, kSteps = T::D / 32;
   uint32_t loaded[kAhead][kChunks][T::Stored::kKeyWords];
   const auto block_of = [&](int n) { return s.slots[slots[n]] + warp * T::Stored::kBlockBytes; };
@@ -310,7 +311,7 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) turn_blocks(score[n][0], score[n][1]);
   }
-  // f(score, key) for each.
+  // Calls f(score, key) for each.
   const auto each = [&](const auto& f) {
     const int from = tile * kTileTokens + warp * 16 + lane % 4 * 2;
 #pragma unroll
@@ -328,15 +329,15 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
     const float steep = cap_steepness(a);
     each([&](float& v, int) { v = capped(v, steep); });
   }
-  // In most tiles nothing is hidden.
+  // Most tiles have no masked keys.
   const int low = w.low, position = w.position;
   if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
     each([&](float& v, int key) { v = key >= low && key <= position ? v : -INFINITY; });
   }
 }
 
-// The warp's scores become operands of weights that are there for all. `told` is for this tile, and
-// was for the last but one, which all have left.
+// Turns the warp's scores into operands of weights in shared memory, for all warps. `told` is this
+// tile's; it was last used two tiles ago, by warps that have all finished with it.
 template <class T>
 __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool begins,
                                            typename Shared<T>::Tile& told, const Scores& score,
@@ -387,7 +388,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
         return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
       });
   if (!raised) return;
-  if constexpr (kRows == 1) {  // rows are columns
+  if constexpr (kRows == 1) {  // rows are columns of mma
     const float low = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8);
     const float high = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8 + 4);
 #pragma unroll
@@ -402,7 +403,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
   }
 }
 
-// Adds a warp's features of the values of half a tile.
+// Adds a warp's features of the weighted values of half a tile.
 template <class T>
 __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
                                            const uint32_t (*weights)[32][2 * T::kRows]) {
@@ -448,7 +449,7 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
-// A piece's sums as partial results, or (kAll) the sums of all as the result.
+// Writes a KV split's sums as partial results, or (kAll) the sums of all splits as the result.
 template <class T, bool kAll>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
                                            const AttentionArgs& a, const Range& w, int piece,
@@ -482,8 +483,9 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   }
 }
 
-// The sums of all as the result in E4M3. The room of largest scores of the last tile, which was
-// `turn`, takes the largest numbers of each warp's features: the next task begins with the other.
+// Writes the sums of all splits as an E4M3 result. The largest-score buffer of the last tile
+// (`turn`) is reused for the largest magnitudes of each warp's features; the next task starts with
+// the other buffer.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, int turn) {
@@ -492,7 +494,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int head = w.first_head + lane / 4;
   auto& room = s.tiles[turn].most;
-  sync_summing();  // all have left it
+  sync_summing();  // all warps are done with that buffer
   float2 v[T::kRows][kMine];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -526,7 +528,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   }
 }
 
-// Zeros for the rows that fill up the activations' last tile.
+// Zeros for the rows that fill the last activation tile.
 template <class T>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
   constexpr int D = T::D;
@@ -549,7 +551,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w)
   }
 }
 
-// Whether this block is the last of its tile's to come here; the last one leaves a zero.
+// Whether this block is the last of its tile's to arrive; the last one resets the counter.
 __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int blocks) {
   __threadfence();
   sync_summing();
@@ -562,7 +564,7 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
   return last != 0;
 }
 
-// Four warps: all pieces of all tasks. `arrived` counts a tile's tasks that have ended.
+// Four warps: all KV splits of all tasks. `arrived` counts the finished tasks of a tile.
 template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                           const HeadsArgs& of, unsigned* arrived) {
@@ -608,7 +610,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       const bool both = halves.first < halves.last;
       turn ^= 1;
       auto& told = s.tiles[turn];
-      // Slots of both halves, or of one twice.
+      // The stages of both halves, or the same one twice.
       int slots[kChunks];
       const auto take_halves = [&] {
         slots[0] = slots[1] = take();

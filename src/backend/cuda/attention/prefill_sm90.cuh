@@ -1,5 +1,5 @@
-// What warps of prompts' attention give to those that sum: tiles, copies of queries, keys and
-// values, and operands of what came as F32 or codes.
+// The producers of prompt attention: tiles, copies of queries, keys and values, and conversion of
+// F32 or codes to operands.
 #pragma once
 
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
@@ -9,55 +9,55 @@ namespace freshet::cuda::prompt {
 inline constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
 inline constexpr int kConsumers = kGroups * 128;
 
-// Warps beside these: who asks for copies (an instruction's lanes come one after the other, warps
-// do not), and two groups that convert codes, one keys and one values.
+// Producer warps (the copies of one warp's lanes are issued one after the other, those of several
+// warps are not), and two groups of converter warps, one for keys and one for values.
 template <CacheType kType>
 inline constexpr int kProducers = in_bytes(kType) ? 2 : 4;
 inline constexpr int kConverters = 96;
 template <CacheType kType>
 inline constexpr int kThreads =
     kConsumers + kProducers<kType> * 32 + (in_bytes(kType) ? 2 * kConverters : 0);
-// Registers of a consumer's thread, and of another's.
+// Registers of a consumer thread, and of any other.
 template <CacheType kType>
 inline constexpr int kMostRegisters = in_bytes(kType) ? 216 : 232;
 inline constexpr int kFewRegisters = 40;
-inline constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
+inline constexpr int kInfos = 4;  // tiles that the pipeline may hold parts of, and one
 
-// Features of values that a block sums: of larger heads a slice. Each slice's block makes the
-// scores for itself.
+// Features of values that a block sums: a slice of larger heads. Each slice's block recomputes the
+// scores.
 template <int D>
 inline constexpr int kSlice = D < kUsualDim ? D : kUsualDim;
 template <int D>
 inline constexpr int kSlices = D / kSlice<D>;
 
-// Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
+// Tiles handed out, and blocks that are done; the last block resets both.
 struct Counters {
   unsigned handed_out, done;
 };
 
-// How queries become what attention takes: heads of 128 features as HeadsArgs::Part has them.
+// How queries are prepared: heads of 128 features as in HeadsArgs::Part.
 struct Before {
   const float *cos_sin, *weight;  // nullptr: not rotated, not normalised
   float eps;
   int weight_step;  // from one head's to the next
 };
 
-// What the copies brought.
+// What a stage contains.
 enum class Raw : int { kQueries, kKeys, kValues, kEnd };
 
 template <int D>
 struct Shared {
-  // Of larger heads there is room for a step's keys and its slice of values.
+  // Larger heads have room for one step's keys and its slice of values.
   static constexpr int kSlots = kSlices<D> > 1 ? 2 : 4;
   static constexpr int kRoom = kTileTokens * (kSlices<D> > 1 ? D + kSlice<D> : kSlots * D);
-  __half room[kRoom];  // slots; or the queries of a warpgroup, in F32
+  __half room[kRoom];  // stages; or a warpgroup's queries, in F32
   __half queries[kRows * D];
   float4 totals[kSlice<D> / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t raw[kSlots];  // of codes: what came is there, full when it is converted
+  uint64_t raw[kSlots];  // codes have arrived; `full` means converted
   Raw what[kSlots];
   Tile tiles[kInfos];
-  int heads[kInfos];  // and slices: a head's stand side by side
+  int heads[kInfos];  // head and slice; the slices of a head are consecutive
   __host__ __device__ __forceinline__ __half* slot(int i) { return room + i * kTileTokens * D; }
   __host__ __device__ __forceinline__ const __half* slot(int i) const {
     return room + i * kTileTokens * D;
@@ -65,7 +65,7 @@ struct Shared {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block works on.
+// What a block computes.
 struct Walk {
   Tile tile;
   int kv_head, slice, group;
@@ -78,7 +78,7 @@ __device__ __forceinline__ int first_seen(const AttentionArgs& a, int position) 
   return a.window > 0 ? max(0, position - a.window + 1) : 0;
 }
 
-// Steps that rows [first, end) see something of.
+// Steps of which rows [first, end) see some key.
 struct Steps {
   int first, last;
 };
@@ -105,22 +105,22 @@ struct Ring {
   }
 };
 
-inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // of a step
+inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // per step
 
 __device__ __forceinline__ int producer() {
   return static_cast<int>(threadIdx.x - kConsumers) / 32;
 }
 
-// Where the cache's blocks of a step go: codes to the slot's end, from where they are converted
-// into the whole.
+// Where a step's cache blocks go: codes to the end of a stage; their conversion fills the whole
+// stage.
 template <CacheType kType, int D>
 __device__ __forceinline__ uint8_t* blocks_at(Shared<D>& s, int slot) {
   return reinterpret_cast<uint8_t*>(s.slot(slot) + kTileTokens * D) -
          kBlocks * head_bytes(kType, D);
 }
 
-// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each. Those
-// of larger heads have no room here; who sums them fetches them.
+// The queries of a warpgroup's rows in F32, one copy for the adjacent heads of each query. Queries
+// of larger heads do not fit; consumers load them from global memory.
 template <bool kCodes, int D>
 __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs& a, const Walk& w,
                                              int first_row) {
@@ -146,8 +146,7 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
   ++ring.at;
 }
 
-// Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
-// others.
+// Keys and values of all steps that a tile sees. Masked blocks are replaced by visible ones.
 template <CacheType kType, int D>
 __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   constexpr int kBlockBytes = head_bytes(kType, D), kMine = kBlocks / kProducers<kType>;
@@ -172,7 +171,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
       }
       __syncwarp();
       if (slice) {
-        // Of eight tokens' values the slice's features.
+        // The slice's features of eight tokens' values.
         constexpr int kBytes = 8 * kSlice<D> * 2;
         auto* to = reinterpret_cast<uint8_t*>(ring.s.slot(ring.slot())) + mine * 2 * kBytes;
         const uint8_t* from = values_at(a.cache, id, w.kv_head) + w.slice * kBytes;
@@ -189,8 +188,8 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   }
 }
 
-// The first producer asks for tiles, and all fill the ring with what they need. A tile of no
-// sequence ends it.
+// The first producer claims tiles, and all producers fill the pipeline. A tile without a sequence
+// ends it.
 template <CacheType kType, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles,
                                         Counters& counters) {
@@ -200,7 +199,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   w.group = a.heads / a.cache.kv_heads;
   for (int n = 0;; ++n) {
     if (producer() == 0) {
-      // The last tiles of a sequence see most and come first.
+      // Starts with the last tiles of a sequence, which see the most keys.
       int index = 0;
       do {
         if (lane == 0) index = static_cast<int>(atomicAdd(&counters.handed_out, 1u));
@@ -240,9 +239,9 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// A group's share of codes into F16, in the order of the ring: every other slot. A core matrix of
-// codes becomes two, which lie where codes were that all have read: of INT8 with their scales 17
-// bytes become 32. A thread takes 32 features of a slot at once, and so one scale.
+// Converts a group's share of codes to F16, in pipeline order: every other stage. One core matrix
+// of codes becomes two, which overwrite codes that all threads have read: 17 bytes of INT8 with
+// scales become 32. A thread converts 32 features of a slot at once, which share a scale.
 template <CacheType kType, int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
   constexpr unsigned kAtOnce = 2;
@@ -302,7 +301,7 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
   }
 }
 
-// Warpgroups take turns at the tensor cores, a step each, so that one weighs while the other
+// Warpgroups alternate at the tensor cores, step by step: one computes weights while the other one
 // multiplies.
 __device__ __forceinline__ void wait_turn() {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.x / 128) + 3), "n"(kConsumers)
@@ -317,14 +316,14 @@ __device__ __forceinline__ void sync_group() {
   asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
-// A warpgroup's queries from F32 into core matrices; zeros for rows that are none.
+// Converts a warpgroup's queries from F32 to core matrices; zeros for rows out of bounds.
 template <bool kBF16, int D>
 __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, int rows) {
   const int thread = static_cast<int>(threadIdx.x % 128);
   const int group = static_cast<int>(threadIdx.x / 128);
   __half* to = s.queries + group * kGroupRows * D;
   const int row = thread % 8;
-  // Eight lanes have as many rows and columns: no two meet in a bank.
+  // Eight lanes have eight different rows and columns, so there are no bank conflicts.
   const int swap = row / 4;
 #pragma unroll 4
   for (int i = thread / 8; i < kGroupRows / 8 * (D / 8); i += 16) {
@@ -343,7 +342,7 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same of queries where they are.
+// The same for queries in global memory.
 template <bool kBF16, int D>
 __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs& a, const Walk& w) {
   const int thread = static_cast<int>(threadIdx.x % 128);
@@ -368,15 +367,15 @@ __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs&
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same of queries that are normalised and rotated first. A warp takes twice eight rows, a lane
-// two features of each sixteen bytes of one, and those 64 behind, which are their pairs; rows begin
-// with bytes of their own, so that no two meet in a bank. It is short: the steps between two tiles
-// leave nothing of it in the instruction cache.
+// The same for queries that are normalised and rotated first. A warp processes eight rows twice; a
+// lane has two features of each 16 bytes of a row, and those 64 further on, with which they form
+// pairs. Rows start at different bytes, so there are no bank conflicts. The code is short, because
+// the steps between two tiles evict it from the instruction cache.
 template <bool kBF16>
 __device__ __forceinline__ void turn_queries(Shared<kUsualDim>& s, const float* from, const Walk& w,
                                              const Before& b) {
   constexpr int kHalf = kUsualDim / 2, kAtOnce = 4;
-  int thread;  // where it is known as threadIdx.x, what depends on it stays in registers all along
+  int thread;  // opaque: if known as threadIdx.x, values derived from it would stay in registers
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int lane = thread % 32, group = thread / 128, first = thread % 128 / 32 * 16;
   const int rows = w.tile.rows - group * kGroupRows - first;

@@ -1,12 +1,12 @@
-// Products in F32 of weights that BF16 holds (gemm_f32_bf16x3.cuh): of few tokens in tiles of
-// mma.sync, of many with wgmma.
+// F32 GEMM of weights that are exact in BF16 (gemm_f32_bf16x3.cuh): with few tokens in tiles of
+// mma.sync, with many tokens with wgmma.
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/mma/wgmma_bf16_rs.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// kEach: chunks of a warp. One makes short code, which a tile of tokens would wait for.
+// kEach: chunks per warp. One makes short code, whose fetch a tile of tokens would wait for.
 template <bool kAligned, int kEach>
 __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
     exact_few_kernel(const __grid_constant__ ProductArgs p, int64_t tokens) {
@@ -16,9 +16,9 @@ __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
                               sums);
 }
 
-// Blocks of 128 tokens and 128 rows. Tokens are wgmma's 64-row side, in registers, since they are
-// split there: a thread brings its own numbers, through shared memory, where they wait for it. The
-// rows' chunks come in a ring that a warp of its own fills.
+// Blocks of 128 tokens by 128 rows. Tokens are wgmma's 64-row side, in registers, because that is
+// where they are split: a thread loads its own numbers, which are staged in shared memory. A
+// dedicated warp streams the rows' chunks through a pipeline.
 constexpr int kGroups = 2, kReaders = kGroups * 128, kManyThreads = kReaders + 128;
 constexpr int kManyTokens = kGroups * 64, kManyRows = 128, kTiles = kManyRows / 8;
 constexpr int kAhead = 4;           // chunks
@@ -83,7 +83,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // the identity of addition
   }
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
       for (int part = 0; part < kParts; ++part) {
         uint4& its = a[part][k];
         its = make_uint4(of[0][part], of[1][part], of[2][part], of[3][part]);
-        // In its registers before the first product begins.
+        // Loaded into registers before the first multiplication.
         asm volatile("" : "+r"(its.x), "+r"(its.y), "+r"(its.z), "+r"(its.w));
       }
     }

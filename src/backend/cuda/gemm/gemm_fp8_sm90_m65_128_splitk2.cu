@@ -1,9 +1,9 @@
-// Products of FP8 weights of few rows with 65 to 128 tokens on Hopper: a tile for every cluster of
-// two blocks, each of which walks half of the leaves, so that all multiprocessors read memory.
+// GEMM of FP8 weights of few rows with 65 to 128 tokens on Hopper: each cluster of two blocks has
+// one tile, and each block sums half of its split-K slices, so that all SMs read memory.
 //
-// The first block adds its leaves up; the second keeps its own apart. Each finishes half of the
-// tile's rows: it gets what the other has of them, and adds on from left to right. The bits are
-// those of gemm_fp8_sm90_m1_64.cu.
+// The first block adds its slices; the second keeps its slices separate. Each block finishes half
+// of the tile's rows: it receives the other block's sums of these, and adds on from left to right.
+// Bit-identical to gemm_fp8_sm90_m1_64.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
 #include "backend/cuda/runtime/cluster.cuh"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int G = 2;  // warpgroups of 64 tokens each
 
-// Where a block gets what the other one has of its half: two sums at most.
+// Where a block receives the other block's sums of its half: at most two.
 template <int NT>
 struct Fp8SplitK : Fp8Shape<G, NT> {
   static constexpr int kHalf = NT / 2;
@@ -21,14 +21,16 @@ struct Fp8SplitK : Fp8Shape<G, NT> {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block has: its leaves' sum or the first one, and the last one; scales of its half's rows.
+// A block's sums: of all its slices or the first one, and of the last one; the scales of its half's
+// rows.
 template <int NT>
 struct Fp8Half {
   float total[NT][4], last[NT][4];
   float2 scales[NT / 2];
 };
 
-// The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
+// The slices of a block. `scales` are those of the rows if each row has one scale for all of K,
+// otherwise 1.
 template <int NT, class First>
 __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled,
@@ -51,7 +53,7 @@ __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, co
   });
 }
 
-// Sends what the other block finishes, half kOther of the tile.
+// Sends half kOther of the tile, which the other block finishes.
 template <int NT, int kOther>
 __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* room,
                                           uint64_t* there) {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* roo
   }
 }
 
-// sum = all leaves of this block's half kMine; `room` has the other one's, of two leaves if `two`.
+// sum = all slices of this block's half kMine; `room` has those of the other block, two if `two`.
 template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there;
   let_next_start();
-  const bool two = leaves8(list.of[0].weight) > 2;  // leaves of the second block, in all products
+  const bool two = leaves8(list.of[0].weight) > 2;  // slices of the second block, in all GEMMs
   if (threadIdx.x == S::kConsumers) {
     barrier_init(&there, 1);
     barrier_expect(&there, (two && blockIdx.x % 2 == 0 ? 2 : 1) * S::kHalf * S::kConsumers * 16);
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
   const int index = static_cast<int>(blockIdx.x) / 2, rank = static_cast<int>(blockIdx.x) % 2;
   const int producer = warp_index() - S::kConsumers / 32;
   auto* room = reinterpret_cast<float4*>(shared + S::kRingBytes);
-  cluster_begun();  // nobody sends to a block that has not
+  cluster_begun();  // the other block has started
   if (producer >= 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     if (threadIdx.x % 32 == 0) {
@@ -136,14 +138,14 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
     wait();
     Fp8Half<NT> half;
     Fp8Reader reader = fp8_reader(ring, NT);
-    // A second block's first leaf goes while its last one is multiplied.
+    // The second block's first slice is sent while its last one is multiplied.
     take_half<NT>(reader, half, p, rank, noted.scaled(), [&] {
       if (!two) return;
       __syncwarp();
       cluster_wait();
       if (rank == 1) send_half<NT, 0>(half.total, room, &there);
     });
-    // What is added to comes while leaves are exchanged.
+    // Old values are loaded while slices are exchanged.
     tile.unit += rank * S::kHalf;
     const Fp8Place place = fp8_place<S::kHalf>(p, tile);
     Fp8Whole<S::kHalf> whole(p, tokens, place.token, place.row);

@@ -1,26 +1,26 @@
-// Products of INT8 weights with at most 32 tokens on Hopper.
+// GEMM of INT8 weights with at most 32 tokens on Hopper.
 //
-// Memory decides: every multiprocessor gets one block, and every block the same number of tiles of
-// 16 rows, with all of K. Its eight warps take an eighth of the steps each, and stream it through
-// rings of their own, several tiles of weights and the tokens of the step at a time. What the rings
-// hold of weights is asked for before the kernel in front has ended.
+// Bound by memory: every SM gets one block, and every block the same number of 16-row tiles, with
+// all of K. Each of its eight warps processes an eighth of the steps and streams it through its own
+// pipeline, several weight tiles and the tokens of the step at a time. The first stages of weights
+// are requested before the previous kernel has ended.
 #include "backend/cuda/gemm/gemm_int8.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: tiles of rows of a warp at once.
+// NT: tiles of 8 tokens; R: row tiles of a warp at once.
 template <int NT, int R>
 struct Int8FewShape {
   static constexpr int kRowBytes = R * INT8::kTileBytes;
   static constexpr int kStageBytes = kRowBytes + NT * kInt8TileBytes;
-  // Tiles of tokens added up at once, a warp an item.
+  // Token tiles added at once, one item per warp.
   static constexpr int kTogether = R * NT <= kWarps ? NT : NT % 2 == 0 && R * 2 <= kWarps ? 2 : 1;
   static constexpr int kItems = R * kTogether, kRounds = NT / kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  // Stages asked for before the kernel in front has ended: more would slow it down.
+  // Stages requested before the previous kernel has ended: more would slow it down.
   static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
   static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -29,8 +29,8 @@ struct Int8FewShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's steps of the block's tiles: R tiles at a time, all its steps, then the next R. One lane
-// asks.
+// A warp's steps of the block's tiles: R tiles at a time, all their steps, then the next R. One
+// lane issues the copies.
 template <int NT, int R>
 struct Int8Stream {
   using S = Int8FewShape<NT, R>;
@@ -42,7 +42,7 @@ struct Int8Stream {
   uint8_t* ring;
   uint64_t* full;
   uint64_t policy;
-  int group = 0, step = 0, stage = 0;  // to be asked for next
+  int group = 0, step = 0, stage = 0;  // the next one to request
 
   __device__ __forceinline__ int groups() const { return (tiles + R - 1) / R; }
   __device__ __forceinline__ int tiles_of(int of) const { return min(R, tiles - of * R); }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* st
   }
 }
 
-// Adds the warps' sums of a group: a warp has all of an item's, and calls end(sum, tile, token
+// Adds the warps' sums of a group: a warp has all sums of an item and calls end(sum, tile, token
 // tile, round).
 template <int NT, int R, class End>
 __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shared, int count,
@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shar
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < NT; j += S::kTogether) {
-    __syncthreads();  // the sums before have been read
+    __syncthreads();  // the previous sums have been read
 #pragma unroll
     for (int i = 0; i < S::kItems; ++i) {
       const int(&v)[4] = sum[i % R][j + i / R];

@@ -1,11 +1,9 @@
-// Products of quantised weights with 9 to 16 tokens on Hopper: mma.sync, whose operands stand in
-// registers.
+// GEMM of quantised weights with 9 to 16 tokens on Hopper: mma.sync, with operands in registers.
 //
-// Every multiprocessor gets one block, and every block the same number of tiles of 16 rows, with
-// all of K. A leaf of K is two warps', because it is latencies that decide. Each streams its
-// weights through a ring of its own, R tiles at once. What the rings hold is asked for before the
-// kernel in front has ended. Leaves are added from left to right; the bits are those of
-// gemm_sm80_small_m.cu.
+// Every SM gets one block, and every block the same number of 16-row tiles, with all of K. Two
+// warps share a split-K slice, because latency is the bottleneck. Each streams its weights through
+// its own pipeline, R tiles at once; the first stages are requested before the previous kernel has
+// ended. Slices are added from left to right; bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -27,15 +25,15 @@ struct FewShape : Stage<F>,
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
 
-// A warp's leaf of a share: of each kTiles tiles its own R, all pieces of the leaf. Lane t asks for
-// tile t.
+// A warp's slice of a share: its own R of every kTiles tiles, all pieces of the slice. Lane t
+// requests tile t.
 template <class S>
 struct FewStream {
   using F = typename S::F;
-  const uint8_t* weights;  // of the leaf
+  const uint8_t* weights;  // of the slice
   int64_t step;            // to the next tile
   Share share;
-  int units;  // of the leaf
+  int units;  // of the slice
   int mine;   // first tile of the first group
   uint8_t* ring;
   uint64_t* full;
@@ -63,7 +61,8 @@ struct FewStream {
   }
 };
 
-// sum += a piece. Neighbouring instructions have sums of their own: none waits for the one before.
+// sum += a piece. Consecutive instructions have different accumulators, so that none waits for the
+// previous one.
 template <int NT>
 __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4],
                                          const uint4 (&b)[NT][2]) {
@@ -79,7 +78,7 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A block's share of product i.
+// A block's share of GEMM i.
 template <class S>
 __device__ __forceinline__ void multiply_share(const ProductList& list, int i, int64_t tokens,
                                                int share) {
@@ -160,7 +159,7 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
 }
 #endif
 
-// Products in S's format, or T's.
+// GEMMs in S's format, or in T's.
 template <class S, class T = S>
 __global__ void __launch_bounds__(S::kAllWarps * 32, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {

@@ -1,12 +1,12 @@
-// Products of quantised weights with 9 to 16 tokens and many rows on Hopper, and gated units of
-// gate and up with as many.
+// GEMM of quantised weights with 9 to 16 tokens and many rows on Hopper, and SwiGLU of gate and up
+// with as many.
 //
-// From L2 a multiprocessor gets some 25 bytes a cycle, whether weights or tokens: where each warp
-// reads its own tokens (gemm_q_sm90_m9_16.cu), these are most of it. Here a block's warps take
-// other rows, two tiles of 16 each with all of K, and the same tokens, which one more warp brings
-// into a ring in shared memory. Weights come through rings of the warps' own, asked for before the
-// kernel in front has ended. Of a gated unit a warp has the same tile of gate and of up, so that a
-// lane has both numbers. Leaves are added from left to right; the bits are those of
+// An SM reads about 25 bytes per cycle from L2, whether weights or tokens. If each warp reads its
+// own tokens (gemm_q_sm90_m9_16.cu), most of this is tokens. Here the warps of a block have
+// different rows, two tiles of 16 each with all of K, and share the tokens, which one more warp
+// copies to a pipeline in shared memory. Weights come through each warp's own pipeline, requested
+// before the previous kernel has ended. With SwiGLU a warp has the same tile of gate and of up, so
+// that a lane has both numbers. Slices are added from left to right; bit-identical to
 // gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -14,7 +14,7 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 2;  // of 16 rows, a warp
+constexpr int kTiles = 2;  // of 16 rows, per warp
 constexpr int kThreads = kWarps * 32 + 32;
 constexpr int kStagePieces = 4;  // of 64 columns
 
@@ -39,7 +39,7 @@ struct WideShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The steps of K, of up to kStagePieces pieces of a leaf. No leaf is empty.
+// The steps of K, of up to kStagePieces pieces of a split-K slice. No slice is empty.
 template <class S>
 struct Steps {
   int units, leaf = 0, unit = 0, end;  // in units of columns
@@ -62,7 +62,7 @@ struct Steps {
   }
 };
 
-// Units of rows of a block, in passes of so many that its warps have at once.
+// Row units of a block, in passes of as many as its warps have at once.
 template <class S>
 struct WideRows {
   int64_t first;
@@ -80,7 +80,7 @@ struct WideRows {
   }
 };
 
-// A warp's weights: lane t asks for tile t.
+// A warp's weights: lane t requests tile t.
 template <class S>
 struct WideStream {
   using F = typename S::F;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][S::NT][4], const u
   }
 }
 
-// The gated unit of a tile's sums as activations in the order of lanes.
+// The SwiGLU of a tile's sums as activations in fragment order.
 template <class S>
 __device__ __forceinline__ void put_gated_lanes(const Activations& act, const ProductList& list,
                                                 float (&sum)[kTiles][S::NT][4], int64_t tile,
@@ -199,7 +199,7 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
     float total[kTiles][NT][4], sum[kTiles][NT][4] = {};
 #pragma unroll
     for (int i = 0; i < kTiles * NT * 4; ++i) {
-      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // adds nothing, not even a sign
+      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // the identity of addition
     }
     for (Steps<S> steps(p.weight.cols); steps.more(); steps.next()) {
       const int pieces = steps.count() * S::kUnitPieces;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
 }
 #endif
 
-// share: units of rows of a block. Of the gated unit list has gate, and up beside it.
+// share: row units per block. With SwiGLU `list` counts gate only; up follows it in list.of.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
     wide_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share,
@@ -325,7 +325,7 @@ template <class F>
 int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                          const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // up's rows stand beside gate's
+  list.count = 1;  // only gate is counted; up's rows go with it
   const int share = even_share(ctx, list);
   return launch_wide<WideShape<F, 2, true>>(ctx, list, tokens, share, act);
 }

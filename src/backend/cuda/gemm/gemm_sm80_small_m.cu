@@ -1,31 +1,31 @@
-// Products with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
+// GEMM with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
 //
-// A weight's columns alone decide how K is cut: into leaves(...) ranges, one a warp, whose sums are
-// added from left to right. Neither the number of tokens nor their places touch a sum, so a row has
-// the same bits in every batch. Each warp streams its weights through a ring in shared memory, and
-// asks for the first of them before the previous kernel ends.
+// K is split by the weight's columns alone: into leaves(...) slices, one per warp, whose sums are
+// added from left to right. Neither the number of tokens nor their positions affect a sum, so a row
+// has the same bits in every batch. Each warp streams its weights through a pipeline in shared
+// memory, and requests the first of them before the previous kernel ends.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// A warp's own ring of kStages pieces of its weights in shared memory, filled by the bulk copy
-// engine: what is on its way takes no registers, and a block's first pieces are asked for before
-// the kernel in front of it ends.
+// A warp's own pipeline of kStages pieces of weights in shared memory, filled by bulk copies: data
+// in flight takes no registers, and a block's first pieces are requested before the previous kernel
+// ends.
 template <class F>
 struct WarpStages {
   static constexpr int kStages = 4;
   static constexpr int kUnits = F::kTileBytes <= 600    ? 4
                                 : F::kTileBytes <= 1100 ? 2
-                                                        : 1;  // a stage
+                                                        : 1;  // per stage
   static_assert(kUnits == 1 || kPanelTiles<F> == 1, "a stage is one copy");
   static constexpr int kStageBytes = kUnits * F::kTileBytes;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
 
-// The sum of a warp's leaf, pieces [first, last) of `panel`. `tokens` gives the activations, once
-// the kernel in front has ended.
+// The sum of a warp's slice, pieces [first, last) of `panel`. `tokens` returns the activations,
+// once the previous kernel has ended.
 template <class F, int NT, class Tokens>
 __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
                                          int last, const Tokens& tokens) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
 #endif
 }
 
-// Blocks of kWarps warps; block `block` of the product, tiles of tokens from token_tile on.
+// Blocks of kWarps warps; block `block` of the GEMM, token tiles from token_tile on.
 template <class F, int NT>
 __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t token_tile) {
   constexpr int kPieces = F::kUnit / 64;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
 template <class F, int NT>
 __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
     experts_kernel(const __grid_constant__ ExpertArgs e) {
-  // Which expert a slot has is the work of an earlier kernel.
+  // An earlier kernel determines the expert of a slot.
   let_next_start();
   wait();
   const int slot = blockIdx.y;
@@ -189,14 +189,14 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
-// The attribute is set at every launch: it costs the host little, and nothing is remembered.
+// The attribute is set at every launch: that costs the host little, and needs no state.
 template <class F, class Kernel, class... A>
 int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
   if (const int error = raise_shared(kernel, WarpStages<F>::kBytes); error != 0) return error;
   return launch(ctx, kernel, grid, dim3(256), WarpStages<F>::kBytes, args...);
 }
 
-// By tiles of 8 tokens. The kernels of two tiles serve block formats on Hopper, too.
+// By tiles of 8 tokens. The kernels with two tiles are used for block formats on Hopper, too.
 template <class F>
 int run_format(const Context& ctx, const ProductList& list, int64_t tokens) {
   const int64_t tiles = ceil_div(tokens, kTokenTile);

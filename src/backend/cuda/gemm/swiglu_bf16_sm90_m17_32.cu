@@ -1,13 +1,13 @@
-// Gate and up of BF16 weights that end in the gated unit, with 17 to 32 tokens on Hopper.
+// Gate and up of BF16 weights with a SwiGLU epilogue, with 17 to 32 tokens on Hopper.
 //
-// Every multiprocessor has as many rows of both as any other, and takes up to kMost tiles of 16 of
-// each at once, so that it reads tokens once: each of two warpgroups half of them, gate's and up's
-// of the same rows, so that a lane has both sums of a unit. wgmma has 64 rows; what stands behind a
-// warpgroup's is multiplied and not written. The bits are those of gemm_sm80_small_m.cu.
+// Every SM gets the same number of rows of both, and processes up to kMost tiles of 16 of each at
+// once, so that it reads tokens once. Each of two warpgroups has half of them, gate's and up's of
+// the same rows, so that a lane has both sums. wgmma multiplies 64 rows; those beyond a warpgroup's
+// own are multiplied but not written. Bit-identical to gemm_sm80_small_m.cu.
 //
-// Weights and tokens have rings of their own. Weights are what is asked for before the kernel in
-// front has ended, and take most of the room. Tokens come in the order of lanes, as the products
-// around this one read and write them, and two warps make core matrices of them.
+// Weights and tokens have separate pipelines. Weights are requested before the previous kernel has
+// ended, and take most of the room. Tokens arrive in fragment order, as the neighbouring GEMMs read
+// and write them, and two warps convert them to core matrices.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -15,7 +15,7 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kMost = 7;  // tiles of 16 rows of either in a pass
+constexpr int kMost = 7;  // 16-row tiles of either per pass
 constexpr int kTokenTiles = 4, kGroupTiles = 4;
 constexpr int kUp = kMost * BF16::kTileBytes;  // from gate's rows to up's
 constexpr int kGroupRows = kGroupTiles * BF16::kTileBytes;
@@ -27,10 +27,10 @@ constexpr int kBeyond = (2 * kGroupTiles - kMost) * BF16::kTileBytes;
 constexpr int kBytes = kTokenRoom + kRowStages * kRowBytes + kBeyond;
 static_assert(kBytes <= kSharedOfSm - 1024);
 
-constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former a thread
-constexpr int kAhead = 1;  // pieces of tokens that one of the latter has in registers
+constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former, one thread each
+constexpr int kAhead = 1;  // pieces of tokens that a token producer has in registers
 constexpr int kThreads = kConsumers + (kRowFillers + kTokenFillers) * 32;
-// Few registers leave room for a norm's block beside this one: as if it had so many threads.
+// Limits registers as if a block had this many threads, so that a norm's block fits beside it.
 constexpr int kBoundThreads = 576;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -92,7 +92,7 @@ struct FewTiles {
   }
 };
 
-// A block's tiles, a pass after the other; passes are as even as can be.
+// A block's tiles, pass by pass; passes are as even as possible.
 struct FewPasses {
   int64_t first;
   int count, units;  // tiles; pieces of 64 columns
@@ -106,7 +106,7 @@ struct FewPasses {
   }
 };
 
-// A thread's share of filling the ring of rows. Until the kernel in front has `ended` little is in
+// A thread's share of filling the row pipeline. Until the previous kernel has `ended`, little is in
 // flight (prefetch_weights.cuh).
 __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
                                           const FewPasses& passes, int index,
@@ -132,8 +132,8 @@ __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const Pro
   }
 }
 
-// A warp's share of filling that of tokens: its next pieces are loaded before there is room for
-// them, as loads take long beside the copies of weights.
+// A warp's share of filling the token pipeline. Its next pieces are loaded before there is room for
+// them, because loads take long beside the copies of weights.
 __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const ProductArgs& p,
                                             int tokens, const FewPasses& passes, int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   const auto next_tile = static_cast<int>(p.act_chunks * 32);
   const auto* act = reinterpret_cast<const uint4*>(p.act) + lane;
   uint4 v[kAhead][kTokenTiles][2];
-  int unit = index;  // to be loaded next; those of a pass that there is not are not stored
+  int unit = index;  // the next one to load; beyond the last pass it is not stored
   const auto load = [&](uint4(&of)[kTokenTiles][2]) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
@@ -176,7 +176,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   }
 }
 
-// What a warpgroup has come to. Places are found once, and kept where all lanes have the same.
+// A warpgroup's position. Addresses are computed once, and kept in uniform registers if possible.
 struct FewReader {
   uint32_t tokens, rows;  // operands of the first stages
   Rings& rings;
@@ -199,7 +199,7 @@ struct FewReader {
     barrier_arrive(&rings.empty_tokens[token_stage]);
     barrier_arrive(&rings.empty_rows[row_stage]);
   }
-  // The sums of a leaf's `count` pieces.
+  // The sums of a slice's `count` pieces.
   __device__ __forceinline__ void take(float (&gate)[kTokenTiles][4], float (&up)[kTokenTiles][4],
                                        int count) {
     int token_before = -1, row_before = -1;
@@ -226,14 +226,14 @@ struct FewReader {
 };
 #endif
 
-// share: tiles of 16 rows of a block. list has gate, and up beside it.
+// share: 16-row tiles per block. `list` counts gate only; up follows it in list.of.
 __global__ void __launch_bounds__(kBoundThreads, 1)
     gate_few_kernel(const __grid_constant__ ProductList list, int tokens, int share,
                     const __grid_constant__ Activations act) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ Rings rings;
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   if (threadIdx.x == 0) ended = 0;
   rings.start();
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     float gate[kTokenTiles][4], up[kTokenTiles][4];
 #pragma unroll
     for (int n = 0; n < kTokenTiles * 4; ++n) {
-      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // adds nothing, not even a sign
+      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // the identity of addition
     }
     float gate_leaf[kTokenTiles][4], up_leaf[kTokenTiles][4];
 #pragma unroll 1
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                  const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // the other one's rows stand beside it
+  list.count = 1;  // only gate is counted; up's rows go with it
   const int share = even_share(ctx, list);
   if (const int error = raise_shared(gate_few_kernel, kBytes); error != 0) return error;
   return launch(ctx, gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])),

@@ -1,10 +1,10 @@
-// Gate and up in FP8 with at most 64 tokens, and the gated unit of their sums in E4M3.
+// FP8 gate and up with at most 64 tokens, and a SwiGLU epilogue with E4M3 results.
 //
-// A block takes 128 features, which share a scale: of four warpgroups two have panels of 64 rows of
-// gate, two the same of up, weights on the 64-row side of wgmma, each with a ring of its own. All
-// of K is one leaf (whole_in_k()). Up to 8 tokens are copied once, and stay; more have a ring, too.
-// What the rings hold of weights is asked for before the kernel in front has ended, a little at a
-// time (prefetch_weights.cuh). The bits are those of swiglu_fp8_sm90_m65.cu.
+// A block has 128 features, which share a scale. Two of its four warpgroups have panels of 64 rows
+// of gate, two the same of up, weights on the 64-row side of wgmma, each with its own pipeline. K
+// is not split (whole_in_k()). Up to 8 tokens are copied once and stay in shared memory; more have
+// a pipeline, too. The first stages of weights are requested before the previous kernel has ended,
+// a little at a time (prefetch_weights.cuh). Bit-identical to swiglu_fp8_sm90_m65.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
@@ -12,12 +12,12 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kGroups = 4, kConsumers = kGroups * 128;
-constexpr int kThreads = kConsumers + 32 * kGroups;  // a warp a ring copies
+constexpr int kThreads = kConsumers + 32 * kGroups;  // one copying warp per pipeline
 constexpr int kPanels = kE4M3Cols / kPanelRows;      // of gate, and of up
 constexpr int kMostStages = 8;
 
-// Where gate's and up's sums of NT tiles of 8 tokens meet, some at a time. Then codes wait in their
-// place to be written.
+// Where gate's and up's sums of NT tiles of 8 tokens are exchanged, some at a time. Afterwards
+// codes are staged here.
 template <int NT>
 struct Meeting {
   static constexpr int kAtOnce = NT < 4 ? NT : 4;
@@ -30,7 +30,7 @@ static_assert(sizeof(Meeting<8>::up) >= 8 * kE4M3TileBytes);
 int own_bytes(int64_t cols) {
   return most_steps(cols, 1) * kE4M3TileBytes;
 }
-// What stays besides the rings: where sums meet, and what comes near, and tokens.
+// Shared memory besides the pipelines: the exchange buffer, the prefetch target, and tokens.
 int rest_bytes(int64_t cols) {
   return static_cast<int>(sizeof(Meeting<1>)) + kNearBytes + own_bytes(cols);
 }
@@ -39,11 +39,11 @@ int stages_for(int64_t cols) {
   return fit < kMostStages ? fit : kMostStages;
 }
 
-// More than 8 tokens: the rings of panels, and that of tokens, which has a warp, too.
+// More than 8 tokens: the pipelines of panels, and that of tokens, which has a warp, too.
 template <int NT>
 struct Some {
   static constexpr int kThreads = kConsumers + 32 * (kGroups + 1);
-  // As if a block had so many, registers are left for a norm's.
+  // Limits registers as if a block had this many threads, so that a norm's block fits beside it.
   static constexpr int kBoundThreads = NT <= 4 ? 896 : kThreads;
   static constexpr int kTokenBytes = NT * kE4M3TileBytes, kStages = 5;
   static constexpr int kRoom =
@@ -58,12 +58,12 @@ struct Some {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 using Panels = PanelRing<kPanelBytes>;
 
-// Asks for a ring's panels of all tiles, a thread of it; after the n-th, asked(n).
+// One thread of a pipeline requests its panels of all tiles; calls asked(n) before the n-th.
 template <class Asked>
 __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list, const Tour& tour,
                                             int group, const volatile int& ended,
                                             const Asked& asked) {
-  // (One, so that it is no loss that the first one's scales wait for what is looked up.)
+  // (One, since the first step's scales wait for a look-up anyway.)
   constexpr int kInFlight = (kFp8AheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
@@ -88,8 +88,8 @@ __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list
   }
 }
 
-// With up to 8 tokens each ring's thread copies its share of these, too: once the kernel in front
-// has ended, and before more is asked for.
+// With up to 8 tokens each pipeline's thread copies its share of these, too: once the previous
+// kernel has ended, and before it requests more weights.
 __device__ __forceinline__ void produce(const Panels& ring, const ProductList& list,
                                         const Tour& tour, int group, uint8_t* own, uint64_t* here,
                                         Near near, const volatile int& ended) {
@@ -117,15 +117,15 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
 
 constexpr uint32_t kStagePlaces = kPanelBytes >> 4, kTilePlaces = kE4M3TileBytes >> 4;
 
-// The pages of tokens and of what is written.
+// Touches the pages of tokens and of the output, so that their translations are cached.
 __device__ __forceinline__ void look_up_pages(const ProductArgs& p, const Activations& act,
                                               const Tour& tour) {
   if (threadIdx.x == 0) look_up_page(act.data + tour.first * act.core_tiles * kE4M3TileBytes);
   if (threadIdx.x == 1) look_up_page(p.act);
 }
 
-// Scales of a lane's rows of a panel where each has one, which its sums are multiplied by: loaded
-// before these, for at the end they would be waited for.
+// The scales of a lane's rows in a panel with one scale per row. Loaded before the sums are ready,
+// so that the epilogue does not wait for them.
 __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, int how) {
   if (how != FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
   const int64_t row = panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -138,7 +138,7 @@ __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t pan
   return make_float2(times(0), times(8));
 }
 
-// A panel's sums as products give them.
+// Scales a panel's sums.
 template <int NT>
 __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs& p, int64_t panel,
                                           const float2& scales) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs
   end_sums<NT>(p, sum, panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
 }
 
-// The sums of a warpgroup's panel and of tokens that stay.
+// A warpgroup's panel, with tokens that stay in shared memory.
 __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, const ProductArgs& p,
                                           int how, const uint8_t* own, uint64_t* here, bool first) {
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
@@ -175,7 +175,7 @@ __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, cons
 template <int NT>
 using Tokens = PanelRing<NT * kE4M3TileBytes>;
 
-// The same with a ring of tokens.
+// The same with a pipeline of tokens.
 template <int NT>
 __device__ __forceinline__ void sum_panel(float (&sum)[NT][4], Panels& ring, Tokens<NT>& tokens,
                                           const ProductArgs& p, int how) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void sync_gates() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// Gate's numbers of some tiles of tokens become the gated unit's, or zeros.
+// Replaces gate's numbers of some token tiles by the SwiGLU, or zeros.
 template <int NT, int kFirst>
 __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>& m, int panel,
                                            int64_t tokens) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>&
   }
 }
 
-// Gate's warpgroups: their units of 128 features, as put_e4m3() does with the same.
+// Gate's warpgroups: writes 128 features, with the bits of put_e4m3().
 template <int NT>
 __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& act,
                                              const float (&v)[NT][4], int64_t tile, int panel) {
@@ -261,15 +261,15 @@ __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& 
   }
   sync_gates();
   const int bytes =
-      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // of a step: NT tiles at most
+      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // of a step: at most NT tiles
   for (int at = (panel * 128 + thread) * 16; at < bytes; at += kPanels * 128 * 16) {
     *reinterpret_cast<uint4*>(act.data + tile * bytes + at) =
         *reinterpret_cast<const uint4*>(m.codes() + at);
   }
 }
 
-// The end of a tile: up's warpgroups hand their sums over, gate's make units of both and write
-// them. What waits for the place of the sums to be free does so between tiles only if there are
+// The epilogue of a tile: up's warpgroups hand over their sums; gate's warpgroups compute the
+// SwiGLU and write it. Waits for the exchange buffer to be free only between tiles, if there are
 // `more`.
 template <int NT>
 __device__ __forceinline__ void meet(Meeting<NT>& m, const Activations& act, float (&sum)[NT][4],
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kGroups][kMostStages], empty[kGroups][kMostStages];
   __shared__ uint64_t here[kGroups], near[kGroups];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   if (threadIdx.x == kConsumers) {
     ended = 0;
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
   __shared__ uint64_t tokens_full[S::kTokenStages], tokens_empty[S::kTokenStages];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   if (threadIdx.x == kConsumers) {
     ended = 0;

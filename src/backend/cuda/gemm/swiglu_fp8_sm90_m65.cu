@@ -1,10 +1,10 @@
-// Gate and up in FP8 with more than 64 tokens, and the gated unit of their sums in E4M3.
+// FP8 gate and up with more than 64 tokens, and a SwiGLU epilogue with E4M3 results.
 //
-// A tile has 128 rows of gate and the same of up, so that a lane has both numbers of its features,
-// and four lanes all that share a scale. A warpgroup multiplies its 64 tokens with gate's rows,
-// then with up's: what it adds to are 128 numbers a thread, and sums of 128 columns another 64.
-// That is room for weights whose K is not cut only. The bits are those of gemm_fp8_sm90_m1_64.cu,
-// of glu() and of put_e4m3().
+// A tile has 128 rows of gate and the same rows of up, so that a lane has both numbers of its
+// features, and four lanes all numbers that share a scale. A warpgroup multiplies its 64 tokens by
+// gate's rows, then by up's: accumulators take 128 registers per thread, and sums of 128 columns
+// another 64. There is no room for split-K slices, so K must not be split. Bit-identical to
+// gemm_fp8_sm90_m1_64.cu, followed by glu() and put_e4m3().
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
@@ -19,18 +19,19 @@ constexpr int G = 2;  // warpgroups of 64 tokens each
 using Fp8GateShape = Fp8Shape<G, 2 * kTiles>;
 using Fp8GateSums = float[2][kTiles][4];  // of gate, of up
 
-// Pair tiles that a cluster takes in turn, and then halves of pair tiles, one a cluster at most: a
-// block takes 64 tokens of such, and each of its warpgroups half of the features.
+// Pair tiles that clusters process in turn, followed by halves of pair tiles, at most one per
+// cluster: a block computes 64 tokens of such a half, and each of its warpgroups half of the
+// features.
 struct HalvedTiles {
-  int first, count;  // the pair tile that is cut first, and how many halves there are
+  int first, count;  // the pair tile that is cut first; the number of halves
 };
-constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that is a little slower
+constexpr int kMostTurns = 12;  // up to here half a turn is worth a slightly slower kernel
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
 constexpr int kScaleBytes = kPanelBytes - kPanelCodes;  // of a panel's step
 
-// A thread of each producer.
+// One thread of each producer warp.
 __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
@@ -66,7 +67,7 @@ __device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_
   return tile;
 }
 
-// The same of a pair of blocks, of which one asks for gate's rows and the other for up's.
+// The same for a pair of blocks, of which one requests gate's rows and the other one up's.
 template <bool kHalves>
 __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                              const ProductList& list, int64_t tokens,
@@ -77,7 +78,7 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   auto asking = fp8_asking<kPanels>(ring, producer);
-  // Gate's panels and then up's, or of a half tile each of gate's and then the same of up's.
+  // Gate's panels and then up's; for half tiles one panel of gate and then the same one of up.
   const auto ask = [&](const ProductTile& tile, int most, int at, int apart) {
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
     ring.release(ring.stage);
     ring.next();
   }
-  // Out of the loop: code that steps jump over costs them, too.
+  // Outside the loop, because even skipped code costs time in it.
   if constexpr (kHow != Fp8Scaled::kSteps) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], scales_of_half(h), of_half(h));
@@ -154,8 +155,8 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
   ring.next();
 }
 
-// Turns of a tile's end. What runs once is fetched from L2 or memory first, and that took longer
-// than to run it: so a turn takes the first few tiles, and the others move up.
+// Loop over a tile's epilogue. Code that runs once is fetched from L2 or memory first, which took
+// longer than running it. So an iteration processes the first few tiles, and the others move up.
 constexpr int kAtOnce = 8;
 template <int N>
 __device__ __forceinline__ void move_up(float (&v)[N][4]) {
@@ -166,7 +167,7 @@ __device__ __forceinline__ void move_up(float (&v)[N][4]) {
   }
 }
 
-// Gate's sums become the gated unit's numbers; the largest of a lane's two tokens.
+// Replaces gate's sums by the SwiGLU; returns the largest magnitudes of a lane's two tokens.
 template <bool kBias, int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -206,7 +207,7 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   }
   return make_float2(most[0], most[1]);
 }
-// (Without a bias it does not jump.)
+// (Without a bias there is no branch.)
 template <int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -216,9 +217,9 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   return gate_sums<true>(gate, up, list, first);
 }
 
-// 8 N of the 128 features of a lane's two tokens, from tile `first` of 8 on, as put_e4m3() does
-// with the same numbers; `at` is the warp's first tile of tokens. share(the largest of either
-// token) makes it that of all 128.
+// Writes 8 N of the 128 features of a lane's two tokens, from 8-row tile `first` on, with the bits
+// of put_e4m3(). `at` is the warp's first token tile. share() turns the largest magnitudes of both
+// tokens into those of all 128 features.
 template <int N, class Share>
 __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4], float2 most,
                                          int64_t unit, int first, int64_t at, int64_t tokens,
@@ -266,7 +267,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
   }
 }
 
-// A tile's end.
+// The epilogue of a tile.
 __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
@@ -275,8 +276,8 @@ __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& li
            [](float2&) {});
 }
 
-// The last tile of a block is half of one: both warpgroups take the same tokens, and half of the
-// features each. `most`: two numbers a token.
+// The last tile of a block is half a tile: both warpgroups have the same tokens, and half of the
+// features each. `most`: two numbers per token.
 __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens,
                                           const Activations& act, float* most) {
@@ -285,7 +286,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
   Fp8Reader ring = of;
   ring.wait_full();
   const Fp8Facts facts = facts_at(told, ring);
-  if (half != 0) {  // the first one's tokens, and the rows behind its own
+  if (half != 0) {  // the first half's tokens, and the rows after its own
     ring.stages -= kTokens * kE4M3TileBytes;
     ring.tokens_at -= kTokens * kE4M3TileBytes >> 4;
     ring.rows_at += kTiles * kTileCodes >> 4;
@@ -350,7 +351,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
   }
 }
 
-// Those of a pair of blocks.
+// The same for a pair of blocks.
 template <bool kHalves>
 __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens, const Tour& tour,
@@ -434,12 +435,12 @@ int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t to
                   const Activations& act) {
   static_assert(kGateRows == 128);  // swiglu_fp8() of gemm_rows.cc
   ProductList list = with_blocks(gate_and_up, kGateRows);
-  list.count = 1;  // up's rows stand beside gate's
+  list.count = 1;  // only gate is counted; up's rows go with it
   const int64_t rows = list.of[0].weight.rows;
   const auto tiles = static_cast<int>(tiles_of(rows, tokens));
   if (tokens <= 128) return launch_gated<false, false>(ctx, list, tokens, act, {tiles, 0});
   const auto pairs = static_cast<int>(tiles_of(rows, ceil_div(tokens, 2)));
-  // Tiles of a last turn that would leave half of the clusters without any are cut in two.
+  // Tiles of a last turn that would leave half of the clusters idle are cut in two.
   const int clusters = ctx.multiprocessors / 2, left = pairs % clusters;
   if (left == 0 || left * 2 > clusters || pairs > kMostTurns * clusters) {
     return launch_gated<true, false>(ctx, list, tokens, act, {pairs, 0});

@@ -1,14 +1,14 @@
-// Experts with at most 8 tokens on Hopper, in two kernels: gate and up, and down with the sums of
-// what experts gave (moe_down_sm90_m1_8.cu).
+// Experts with at most 8 tokens on Hopper, in two kernels: gate and up, and down with the weighted
+// sums of the experts' outputs (moe_down_sm90_m1_8.cu).
 //
-// Nobody groups tokens: every block routes them all from the router's logits, one a warp, and lists
-// the experts in use in the order of their ids. That costs less than a kernel that tells the
-// others. A block of the first kernel has an even share of all chosen experts' tiles of 16 rows of
-// gate and up, a leaf of K a warp, as in gemm_bf16_sm90_m1_32.cu. A block of the second has a tile
-// of rows of all of them, so that it can add up what they gave; its warps take leaves, and experts
-// side by side. It routes and asks for its first weights while the first kernel runs: both fit a
-// multiprocessor together. A ninth warp only adds what the others multiply, so that these wait for
-// nothing but their weights. The bits are those of the kernels for more tokens.
+// Tokens are not grouped: every block routes all of them from the router's logits, one per warp,
+// and lists the experts in use by ascending id. That costs less than a separate kernel. A block of
+// the first kernel has an even share of the 16-row gate and up tiles of all chosen experts, with
+// one split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the second kernel has one
+// row tile of all of them, so that it can add the experts' outputs; its warps take slices, and
+// experts side by side. It routes and requests its first weights while the first kernel runs: both
+// fit on an SM together. A ninth warp only adds what the others multiply, so that these wait for
+// nothing but their weights. Bit-identical to the kernels for more tokens.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/moe/moe_rows.h"
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
@@ -18,17 +18,17 @@ namespace freshet::cuda {
 namespace few {
 namespace {
 
-// Pieces of 64 columns of a leaf, at least: there are as many leaves as warps.
+// The fewest pieces of 64 columns in a slice; there are as many slices as warps.
 constexpr int kLeast = 4;
 
 constexpr int kGateSums = kWarps * 2 * 32;  // float4
 
-// A stage of a warp's ring: some columns of a tile of gate's rows and of up's, some 4 KB of weights
-// with which copies are efficient.
+// A stage of a warp's pipeline: some columns of a tile of gate's rows and of up's, about 4 KB of
+// weights, with which copies are efficient.
 template <class F>
 struct Gate {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces
-  // Of a tile; where tiles lie side by side, its next one is somewhere else.
+  // Per tile; in formats with interleaved tiles the next unit is not adjacent.
   static constexpr int kUnits = kPanelTiles<F> > 1                       ? 1
                                 : 8 * F::kTileBytes / kOfUnit <= 5 << 10 ? 4 / kOfUnit
                                 : kOfUnit == 1                           ? 2
@@ -36,10 +36,10 @@ struct Gate {
   static constexpr int kPieces = kUnits * kOfUnit;
   static constexpr int kHalfBytes = kPieces * F::kTileBytes / kOfUnit;
   static constexpr int kStageBytes = 2 * kHalfBytes;
-  static constexpr int kStages = 2;  // with more in flight everything else waits longer
+  static constexpr int kStages = 2;  // more in flight delays everything else
   static constexpr int kRing = kStages * kStageBytes;
   static constexpr int kNeeded = kWarps * kRing + kSets * kGateSums * 16;
-  // No two blocks fit a multiprocessor: they would leave others idle.
+  // Prevents two blocks per SM, which would leave other SMs idle.
   static constexpr int kBytes = kNeeded > 110 << 10 ? kNeeded : 110 << 10;
 };
 
@@ -54,22 +54,22 @@ __device__ __forceinline__ void start_barriers(uint64_t* full, int stages) {
 // A block's share of the tiles of gate's rows of all chosen experts, one after the other; up's go
 // with them.
 struct GateShare {
-  int tiles, begin, end;  // of an expert; of all
+  int tiles, begin, end;  // per expert; of all
   __device__ GateShare(const FewExpertsArgs& e, int chosen) : tiles(static_cast<int>(e.ff / 16)) {
     const int all = chosen * tiles, blocks = static_cast<int>(gridDim.x);
-    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far from 2^31, and divided in no time
+    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far below 2^31: a fast division
     end = all * static_cast<int>(blockIdx.x + 1) / blocks;
   }
 };
 
-// A warp's leaf of the share: of tile after tile. One lane asks.
+// A warp's slice of the share: tile after tile. One lane issues the copies.
 template <class F>
 struct GateStream {
   using S = Gate<F>;
   const Chosen& chosen;
   GateShare share;
   int64_t cols;
-  int first, units;  // of the leaf
+  int first, units;  // of the slice
   const uint8_t* ring;
   uint64_t* full;
   int at, unit = 0, stage = 0;  // to be asked for next
@@ -100,7 +100,7 @@ struct GateStream {
   }
 };
 
-// A warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
+// Writes a warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
 __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen& c, int slot,
                                           int tile, const float (&gate)[4], const float (&up)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -122,8 +122,8 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
-// The sums of a warp's leaf of the share. b: a lane's activations of its `pieces`, which are kHeld
-// unless that is the greatest.
+// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, of which there
+// are kHeld, or at most that if kHeld > kLeast.
 template <class F, int kHeld>
 __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums,
                                                const uint4 (&b)[kHeld][2], int pieces,
@@ -155,7 +155,7 @@ __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums
   }
 }
 
-// What comes of them, by a warp.
+// The epilogue, by one warp.
 template <class F>
 __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen& chosen,
                                            const GateShare& share, Sums& sums) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen
 }
 #endif
 
-// kHeld: pieces of 64 columns of a leaf, at most; their activations stay in registers.
+// kHeld: the most pieces of 64 columns in a slice; their activations stay in registers.
 template <class F, int kHeld>
 __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsArgs e) {
 #if __CUDA_ARCH__ >= 900
@@ -205,7 +205,7 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   const int units = all_units * (warp + 1) / kWarps - first;
   const int pieces = kHeld == kLeast ? kLeast : units * S::kOfUnit;
   wait();
-  let_next_start();  // who starts now may rely on the logits
+  let_next_start();  // the next kernel may rely on the logits
   uint4 b[kHeld][2] = {};
   const uint4* in = reinterpret_cast<const uint4*>(e.in) + first * S::kOfUnit * 64 + lane;
 #pragma unroll

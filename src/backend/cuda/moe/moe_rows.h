@@ -12,7 +12,7 @@ struct MoeProblem {
   int64_t tokens = 0;
   int64_t hidden = 0, ff = 0;
   int top_k = 0, experts = 0;
-  bool silu = false;           // or a GLU with a limit
+  bool silu = false;           // otherwise a GLU with a limit
   bool weight_before = false;  // tokens are scaled before gate and up
 };
 

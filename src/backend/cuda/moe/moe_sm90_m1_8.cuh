@@ -1,5 +1,5 @@
-// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): who gets
-// which token, and how a piece of weights is added.
+// Shared by the two kernels for experts with at most 8 tokens (moe_gate_up_sm90_m1_8.cu): routing,
+// and how a piece of weights is added.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -10,14 +10,14 @@
 namespace freshet::cuda::few {
 
 inline constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
-inline constexpr int kThreads = kWarps * 32 + 32;    // a warp adds
-inline constexpr int kSets = 2;                      // of sums on their way
+inline constexpr int kThreads = kWarps * 32 + 32;    // one more warp adds
+inline constexpr int kSets = 2;                      // of sums in flight
 
 // Experts in use, ascending. In shared memory.
 struct Chosen {
   const uint8_t* weights[kMostChosen];
   float weight[kMostChosen][kTokens];
-  uint32_t tokens[kMostChosen];  // a bit each
+  uint32_t tokens[kMostChosen];  // one bit each
   int32_t expert[kMostChosen];
   int32_t slot[kFewExperts];  // of an expert; -1: not in use
   int32_t ids[kMostChosen];
@@ -26,7 +26,7 @@ struct Chosen {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// All threads; `mine`: the weights of the expert that has this thread's number. `room`: see
+// All threads; `mine`: the weights of the expert with this thread's number. `room`: see
 // routing_room().
 template <bool kWithWeights>
 __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float* room,
@@ -76,8 +76,8 @@ __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float
   }
 }
 
-// Sums on their way from the warps that multiply to a warp that only adds: theirs are as much as
-// the stages' copies allow, and none of them waits for another.
+// Sums on their way from the warps that multiply to the warp that only adds: as much data as the
+// stages' copies allow, so that no warp waits for another.
 template <int kSize>
 struct Handover {
   float4* sums;  // kSets of kSize
@@ -108,8 +108,8 @@ struct Handover {
   }
 };
 
-// sums += 16 rows and 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
-// `step` apart. They take turns: a sum's next addend waits for the one before.
+// sums += 16 rows by 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
+// `step` apart. The sums alternate, because each addition waits for the previous one.
 template <class F, int N>
 __device__ __forceinline__ void add_pieces(float (&sums)[N][4], const uint8_t* tile, int step,
                                            int index, const uint4 (&b)[2]) {
@@ -148,7 +148,7 @@ int launch_few(const Context& ctx, Kernel kernel, int64_t blocks, int bytes,
                 static_cast<size_t>(bytes), e);
 }
 
-// Formats that these kernels take: those whose experts have kernels for many tokens as well. FP8
+// Formats that these kernels support: those whose experts have kernels for many tokens as well. FP8
 // counts as FP8Values.
 template <class F>
 inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;

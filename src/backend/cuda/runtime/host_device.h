@@ -1,4 +1,4 @@
-// Functions that the program, launchers and kernels share: plain C++ where no CUDA compiles it.
+// Marks functions that the program, launchers and kernels share: plain C++ without a CUDA compiler.
 #pragma once
 
 #if defined(__CUDACC__)
