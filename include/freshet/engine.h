@@ -91,10 +91,16 @@ struct Usage {
   int completion_tokens = 0;
   int preemptions = 0;
   uint64_t seed = 0;  // the request's seed, or the one the engine drew
-  // Of speculation: steps with drafts, drafted tokens and those that were accepted.
-  int draft_steps = 0;
-  int drafted_tokens = 0;
-  int accepted_tokens = 0;
+  // Of speculation, all samples together.
+  struct Speculation {
+    int steps = 0;  // of a sample, with drafts
+    int drafted_tokens = 0;
+    int accepted_tokens = 0;
+    std::vector<int> accepted;  // [i]: how many of the steps accepted i drafts
+    void add(int drafted, int accepted_drafts, int count = 1);
+    void add(const Speculation& other);
+  };
+  Speculation speculation;
   // Seconds spent waiting, by reason: "queued", "running slots", "blocks", "token budget", "batch
   // policy", "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
@@ -246,6 +252,7 @@ class Engine {
   bool has_tokenizer() const;
   const Model& model() const;
   int max_model_len() const;
+  int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;
   std::string device() const;       // "cpu", or the GPU's name
   std::string memory_plan() const;  // human-readable: bytes per use

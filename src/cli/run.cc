@@ -202,8 +202,8 @@ void Runner::print(size_t index, const Generation& generation, const std::vector
       if (o_.logprobs >= 0) line["logprobs"] = to_json(s.logprobs);
       line["prompt_tokens"] = generation.usage().prompt_tokens;
       if (speculates()) {
-        line["drafted_tokens"] = generation.usage().drafted_tokens;
-        line["accepted_tokens"] = generation.usage().accepted_tokens;
+        line["drafted_tokens"] = generation.usage().speculation.drafted_tokens;
+        line["accepted_tokens"] = generation.usage().speculation.accepted_tokens;
       }
       context_.out.write(json::write(json::Value(std::move(line))) + "\n");
     } else if (o_.print_ids) {

@@ -218,6 +218,22 @@ void EngineStats::Durations::add(double seconds) {
   sum += seconds;
 }
 
+void Usage::Speculation::add(int drafted, int accepted_drafts, int count) {
+  steps += count;
+  drafted_tokens += drafted;
+  accepted_tokens += accepted_drafts * count;
+  const auto bin = static_cast<size_t>(accepted_drafts);
+  if (accepted.size() <= bin) accepted.resize(bin + 1);
+  accepted[bin] += count;
+}
+
+void Usage::Speculation::add(const Speculation& other) {
+  for (size_t i = 0; i < other.accepted.size(); ++i) {
+    if (other.accepted[i] > 0) add(0, static_cast<int>(i), other.accepted[i]);
+  }
+  drafted_tokens += other.drafted_tokens;
+}
+
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
@@ -320,6 +336,9 @@ const Model& Engine::model() const {
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;
+}
+int Engine::max_drafts() const {
+  return impl_->speculation ? impl_->speculation->limit() : 0;
 }
 CacheInfo Engine::cache_info() const {
   return impl_->cache;

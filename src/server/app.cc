@@ -77,8 +77,8 @@ void send_error(const App::Exchanges& exchange, const ApiError& error) {
 App::App(Engine& engine, AppOptions options, Answer::Post post)
     : engine_(engine), options_(std::move(options)), post_(std::move(post)) {
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
-  metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.cache_info(),
-                                       [this] { return engine_.stats(); });
+  metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.max_drafts(),
+                                       engine_.cache_info(), [this] { return engine_.stats(); });
   secret_ = random_hex(32);
   boot_id_ = random_hex(6);
   started_at_ = std::chrono::duration_cast<std::chrono::seconds>(

@@ -116,6 +116,10 @@ class LlamaFormat final : public AnswerFormat {
         seconds_between(begin_, first));
     add("predicted", written, seconds_between(first, now));
     o["total_ms"] = seconds_between(begin_, now) * 1e3;
+    if (const Usage::Speculation& s = state.usage.speculation; s.steps > 0) {
+      o["draft_n"] = s.drafted_tokens;
+      o["draft_n_accepted"] = s.accepted_tokens;
+    }
     return o;
   }
   const std::string model_;

@@ -348,9 +348,7 @@ void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
   all.accepted_tokens += static_cast<int64_t>(equal);
   if (all.accepted_per_position.size() < drafted) all.accepted_per_position.resize(drafted);
   for (size_t i = 0; i < equal; ++i) ++all.accepted_per_position[i];
-  ++live_.usage.draft_steps;
-  live_.usage.drafted_tokens += static_cast<int>(drafted);
-  live_.usage.accepted_tokens += static_cast<int>(equal);
+  live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(equal));
 }
 
 void Sampled::commit(const RowTask& task) {
