@@ -70,6 +70,46 @@ TEST_P(LawOfDrafts, DraftsChangeNothing) {
   }
 }
 
+// Proposes anything: random ids, the same id again and again, ends of texts, ids out of range, more
+// than it was asked for.
+class HostileDrafter final : public speculative::Drafter {
+ public:
+  void propose(std::span<speculative::DraftRequest> requests) override {
+    for (speculative::DraftRequest& r : requests) {
+      const auto kind = philox_uniform(r.sequence, r.tokens.size(), 1) * 5;
+      for (int i = 0; i < r.limit + 3; ++i) {
+        const auto random = static_cast<uint32_t>(i + 2);
+        const auto id = static_cast<int32_t>(philox_uniform(r.sequence, r.tokens.size(), random) *
+                                             FakeModel::kVocab);
+        r.draft.push_back(kind < 1   ? id
+                          : kind < 2 ? kEos
+                          : kind < 3 ? -id
+                          : kind < 4 ? FakeModel::kVocab + id * 100000
+                                     : r.tokens.back());
+      }
+    }
+  }
+};
+
+TEST(StepLoop, HostileDraftsChangeNothing) {
+  for (const bool draws : {false, true}) {
+    RigOptions plain;
+    plain.eos = {kEos};
+    Rig alone(plain);
+    HostileDrafter drafter;
+    RigOptions setup{.draws = draws};
+    setup.eos = {kEos};
+    setup.drafter = &drafter;
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(drafted_request(i, !draws)));
+    for (int i = 0; i < kRequests; ++i) {
+      expect_same(alone.run(drafted_request(i, !draws)), Rig::wait(*sent[static_cast<size_t>(i)]),
+                  i);
+    }
+  }
+}
+
 // With every draft right a step makes one token more than it has drafts; with none right, one. Two
 // devices: one leaves rows to the host, one samples the rows of drafts itself.
 TEST(StepLoop, AcceptedDraftsSaveSteps) {

@@ -1,6 +1,7 @@
 #include "speculative/chain_drafter.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 

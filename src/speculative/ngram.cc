@@ -78,10 +78,8 @@ class Ngram final : public Drafter {
 
 }  // namespace
 
-Result<std::unique_ptr<Drafter>> make_ngram(const MakeContext& context) {
-  const Config& c = context.config;
-  return std::unique_ptr<Drafter>(
-      std::make_unique<Ngram>(c.prompt_lookup_min, c.prompt_lookup_max));
+std::unique_ptr<Drafter> ngram_drafter(const Config& config) {
+  return std::make_unique<Ngram>(config.prompt_lookup_min, config.prompt_lookup_max);
 }
 
 }  // namespace freshet::speculative

@@ -7,8 +7,14 @@ namespace {
 
 using enum Method::Model;
 
+template <std::unique_ptr<Drafter> (*make)(const Config&)>
+Result<std::unique_ptr<Drafter>> from_config(const MakeContext& context) {
+  return make(context.config);
+}
+
 constexpr Method kMethods[] = {
-    {.name = "ngram", .make = make_ngram},
+    {.name = "ngram", .make = from_config<ngram_drafter>},
+    {.name = "suffix", .make = from_config<suffix_drafter>},
     {.name = "draft_model", .model = kNeeded, .cost = draft_model_cost, .make = make_draft_model},
     {.name = "medusa", .model = kNeeded, .cost = medusa_cost, .make = make_medusa},
     {.name = "eagle", .model = kNeeded, .cost = draft_head_cost, .make = make_draft_head},

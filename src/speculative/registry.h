@@ -47,6 +47,10 @@ struct MakeContext {
   int64_t cache_tokens = 0;  // of the target's cache
 };
 
+// Drafters that need nothing but the configuration.
+std::unique_ptr<Drafter> ngram_drafter(const Config& config);
+std::unique_ptr<Drafter> suffix_drafter(const Config& config);
+
 struct Method {
   enum class Model { kNone, kOptional, kNeeded };
 
@@ -61,7 +65,6 @@ std::span<const Method> methods();
 const Method* find_method(std::string_view name);  // nullptr: unknown
 
 // The factories, each in the source file of its drafter.
-Result<std::unique_ptr<Drafter>> make_ngram(const MakeContext& context);
 Result<DrafterCost> draft_model_cost(const PlanContext& context);
 Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& context);
 Result<DrafterCost> early_exit_cost(const PlanContext& context);
