@@ -52,11 +52,11 @@ class History(ListCase):
         self.set_tokens(page, 2000)
         page.evaluate("""() => { const real = fetch; window.fetch = (path, o) => real(path, o?.body
             ? {...o, body: JSON.stringify({...JSON.parse(o.body), ignore_eos: true})} : o); }""")
-        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
-            "offline": False, "latency": 0, "downloadThroughput": 4000, "uploadThroughput": -1})
+        self.throttle(page, 8000)
         self.ask(page, "A long one")
         page.wait_for_function("() => document.querySelector('.assistant .body')?.textContent.length > 60")
         page.wait_for_timeout(1500)
+        self.throttle(page)
         page.reload()
         page.wait_for_selector(".assistant .body p")
         self.assertGreater(len(page.locator(".assistant .body").inner_text()), 20)
@@ -106,12 +106,12 @@ class History(ListCase):
     def test_deleted_while_it_is_written(self):
         page = self.open()
         self.set_tokens(page, 2000)
-        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
-            "offline": False, "latency": 0, "downloadThroughput": 4000, "uploadThroughput": -1})
+        self.throttle(page, 8000)
         self.ask(page, "A long one")
         page.wait_for_selector(".streaming .body p")
         self.menu(page, "A long one", "Delete")
         self.listed(page, 0)
+        self.throttle(page)
         page.wait_for_timeout(1500)
         page.reload()
         page.wait_for_selector("#history-note:visible")

@@ -153,6 +153,13 @@ class Case(unittest.TestCase):
         page.wait_for_function("""n => document.querySelectorAll('.assistant').length === n
             && !document.querySelector('.streaming')""", arg=count)
 
+    def throttle(self, page, bytes_per_second=-1):
+        """Answers arrive in pieces on any machine; -1 lifts it."""
+        if not hasattr(self, "cdp"):
+            self.cdp = page.context.new_cdp_session(page)
+        self.cdp.send("Network.emulateNetworkConditions", {
+            "offline": False, "latency": 0, "downloadThroughput": bytes_per_second, "uploadThroughput": -1})
+
     @staticmethod
     def script(page, *answers, finish="stop"):
         """The model's answers from now on, in turn; the last one stays. Pieces of a list come one by one."""

@@ -49,8 +49,7 @@ class Chat(ChatCase):
             if (body) lengths.add(body.textContent.length);
         }).observe(document.getElementById('log'), {subtree: true, childList: true, characterData: true}); }""")
         # About 25 kB of answer, slow enough to arrive in pieces on any machine.
-        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
-            "offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1})
+        self.throttle(page, 20_000)
         self.message(page).fill("Tell me about rivers.\nPlease.")
         page.keyboard.press("Enter")
         self.answered(page, 1)

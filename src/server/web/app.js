@@ -207,7 +207,10 @@ function listen() {
   document.addEventListener('themechange', nameTheme);
   $('scroll').addEventListener('scroll', () => ($('latest').hidden = chat.atEnd()));
   $('latest').addEventListener('click', chat.toEnd);
-  $('model').addEventListener('change', () => keep('localStorage', 'freshet.model', $('model').value));
+  $('model').addEventListener('change', () => {
+    keep('localStorage', 'freshet.model', $('model').value);
+    setMode('chat'); // the first answer will tell
+  });
   settings.onChange(() => $('log').classList.toggle('heat', settings.heat.checked));
   $('key').addEventListener('change', () => {
     api.key = $('key').value.trim();

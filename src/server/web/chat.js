@@ -189,7 +189,7 @@ export class Chat {
           paint.soon();
           if (performance.now() - saved < SAVE_MS) return;
           saved = performance.now();
-          this.#save(conversation);
+          this.#save(conversation, true);
         },
       });
     } catch (error) {
@@ -241,13 +241,15 @@ export class Chat {
     };
   }
 
-  async #save(conversation = this.#conversation) {
+  // `meanwhile`: the answer is still being written, and the list stays as it is.
+  async #save(conversation = this.#conversation, meanwhile = false) {
     conversation.updated = Date.now();
     try {
-      await this.page.store.put(conversation.record());
+      await this.page.store.put(conversation.record(), meanwhile);
     } catch {
       toast('The browser could not keep this conversation (is its storage full?)');
     }
+    if (meanwhile) return;
     if (conversation === this.#conversation) this.page.shown(this.id, conversation.title);
     this.page.changed();
   }

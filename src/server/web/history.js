@@ -31,6 +31,7 @@ export class History {
   #current = '';
   #menu = $('menu');
   #renaming = false;
+  #refreshes = 0;
 
   // `select(id or null)` shows a conversation, or a new one.
   constructor(store, select) {
@@ -58,7 +59,9 @@ export class History {
   async refresh() {
     if (this.#renaming) return;
     const words = $('search').value.toLowerCase().split(/\s+/).filter((w) => w !== '');
+    const turn = ++this.#refreshes;
     const all = await this.#store.all();
+    if (turn !== this.#refreshes || this.#renaming) return;
     const has = (r, w) => r.title.toLowerCase().includes(w) || r.nodes.some((n) => n.content.toLowerCase().includes(w));
     const found = all.filter((r) => words.every((w) => has(r, w)));
     const list = $('conversations');
@@ -71,11 +74,17 @@ export class History {
       }
       groups.push(this.#entry(record, words));
     }
+    const focused = list.contains(document.activeElement) ? document.activeElement : null;
     list.replaceChildren(...groups);
+    if (focused) this.#item(focused.closest('.entry')?.dataset.id)?.querySelector(`.${focused.classList[0]}`)?.focus();
     const empty = words.length > 0 ? 'Nothing found.' : 'Conversations are kept in this browser.';
     const blocked = 'This browser keeps nothing for this page: conversations last until it is closed.';
     $('history-note').textContent = !this.#store.lasting ? blocked : found.length === 0 ? empty : '';
     $('history-note').hidden = $('history-note').textContent === '';
+  }
+
+  #item(id) {
+    return [...$('conversations').querySelectorAll('.entry')].find((item) => item.dataset.id === id);
   }
 
   #entry(record, words) {
@@ -89,7 +98,7 @@ export class History {
     if (part !== '') button.append(element('span', 'excerpt', part));
     button.addEventListener('click', () => this.#select(record.id));
     const more = iconButton('act more', 'more', `More for “${record.title}”`, () =>
-      this.#openMenu(more, this.#forOne(record, item)));
+      this.#openMenu(more, this.#forOne(record)));
     more.setAttribute('aria-haspopup', 'menu');
     item.append(button, more);
     this.#mark(item);
@@ -98,10 +107,10 @@ export class History {
 
   // --- menus
 
-  #forOne(record, item) {
+  #forOne(record) {
     const fresh = () => this.#store.get(record.id);
     return [
-      ['edit', 'Rename', () => this.#rename(record, item)],
+      ['edit', 'Rename', () => this.#rename(record)],
       ['save', 'Export as Markdown', async () => {
         const text = toMarkdown(Conversation.from(await fresh()));
         download(fileName(record.title, 'md'), 'text/markdown', text);
@@ -155,7 +164,9 @@ export class History {
 
   // --- what they do
 
-  #rename(record, item) {
+  #rename(record) {
+    const item = this.#item(record.id);
+    if (!item) return;
     this.#renaming = true;
     const field = element('input', 'rename');
     field.value = record.title;

@@ -43,7 +43,8 @@ export class Store {
     return (this.#db ? await done(this.#objects('readonly').get(id)) : this.#memory.get(id)) ?? null;
   }
 
-  async put(record) {
+  // `quiet`: other tabs need not know.
+  async put(record, quiet = false) {
     if (this.#removed.has(record.id)) return;
     if (this.#db) {
       const objects = this.#objects('readwrite');
@@ -52,7 +53,7 @@ export class Store {
     } else {
       this.#memory.set(record.id, structuredClone(record));
     }
-    this.#channel?.postMessage('changed');
+    if (!quiet) this.#channel?.postMessage('changed');
   }
 
   // Puts what comes from a file, or what was deleted.
