@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -191,6 +192,21 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   complete(app, std::move(exchange), std::move(request));
 }
 
+// The sampling of requests that do not set it, under llama-server's names.
+json::Object default_sampling(const json::Object& defaults) {
+  json::Object params;
+  for (const auto& [name, shown, off] : {std::tuple{"temperature", "temperature", 1},
+                                         {"top_k", "top_k", 0},
+                                         {"top_p", "top_p", 1},
+                                         {"min_p", "min_p", 0},
+                                         {"typical_p", "typical_p", 1},
+                                         {"repetition_penalty", "repeat_penalty", 1}}) {
+    const json::Value* value = defaults.find(name);
+    params[shown] = value != nullptr ? *value : json::Value(off);
+  }
+  return params;
+}
+
 void props(App& app, const App::Exchanges& exchange) {
   const Tokenizer& tokenizer = app.engine().tokenizer();
   const auto text_of = [&](std::optional<int32_t> id) {
@@ -198,6 +214,7 @@ void props(App& app, const App::Exchanges& exchange) {
   };
   json::Object settings;
   settings["n_ctx"] = app.engine().max_model_len();
+  settings["params"] = default_sampling(app.options().sampling_defaults);
   json::Object o;
   o["default_generation_settings"] = std::move(settings);
   o["total_slots"] = 1;

@@ -705,6 +705,9 @@ class SamplingDefaults(unittest.TestCase):
         server = Server(model=self.model, template=None)
         self.addCleanup(server.stop)
         self.assertIn('{"temperature":0.8,"top_k":1,"repetition_penalty":1.1}', server.log())
+        params = server.get("/props")[1]["default_generation_settings"]["params"]
+        self.assertEqual(params, {"temperature": 0.8, "top_k": 1, "top_p": 1, "min_p": 0, "typical_p": 1,
+                                  "repeat_penalty": 1.1})
         self.assertEqual(self.answers(server), 1)
         self.assertEqual(self.answers(server, top_k=None), 1)
         self.assertEqual(self.answers(server, top_k=0), 6)
