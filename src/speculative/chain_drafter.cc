@@ -12,6 +12,18 @@ namespace {
 // need not be kept.
 constexpr size_t kPendingRows = 256;
 
+// The target's id of the best column that the target knows; -1: it knows none.
+int32_t best_known(std::span<const float> logits, std::span<const int32_t> target_ids) {
+  int32_t best = -1;
+  float most = 0.0f;
+  for (size_t i = 0; i < std::min(logits.size(), target_ids.size()); ++i) {
+    if (target_ids[i] < 0 || (best >= 0 && logits[i] <= most)) continue;
+    best = target_ids[i];
+    most = logits[i];
+  }
+  return best;
+}
+
 }  // namespace
 
 ChainDrafter::ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options)
@@ -91,16 +103,30 @@ void ChainDrafter::observe(std::span<const TargetRows> rows) {
 
 // ---- proposals -------------------------------------------------------------------------------
 
-// Brings a language model's cache up to the last token but one step. False: it has no room.
-bool ChainDrafter::catch_up(State& s, const DraftRequest& r) {
-  const auto size = static_cast<int32_t>(r.tokens.size());
-  if (s.cache.ids.empty()) runner_->begin(s.cache, r.tokens.first(r.tokens.size() - 1));
-  const auto differ = std::ranges::mismatch(s.cache.ids, r.tokens).in1 - s.cache.ids.begin();
+// The sequence as ids of a language model.
+std::span<const int32_t> ChainDrafter::ids_of(State& s, const DraftRequest& r) const {
+  if (options_.map == nullptr) return r.tokens;
+  for (; s.translated < r.tokens.size(); ++s.translated) {
+    options_.map->translate(r.tokens[s.translated], s.own);
+  }
+  return s.own;
+}
+
+std::span<const int32_t> ChainDrafter::target_ids() const {
+  return options_.map != nullptr ? options_.map->target_ids() : options_.target_ids;
+}
+
+// Brings a language model's cache up to the last id but one step. False: it has no room.
+bool ChainDrafter::catch_up(State& s, std::span<const int32_t> ids) {
+  const auto size = static_cast<int32_t>(ids.size());
+  if (size == 0) return false;
+  if (s.cache.ids.empty()) runner_->begin(s.cache, ids.first(ids.size() - 1));
+  const auto differ = std::ranges::mismatch(s.cache.ids, ids).in1 - s.cache.ids.begin();
   runner_->cut(s.cache,
                std::max(s.cache.confirmed, std::min(static_cast<int32_t>(differ), size - 1)));
   const auto most = static_cast<size_t>(std::min(runner_->max_tokens(), 512));
-  while (r.tokens.size() - s.cache.ids.size() > most) {
-    Work work{.sequence = &s.cache, .ids = r.tokens.subspan(s.cache.ids.size(), most)};
+  while (ids.size() - s.cache.ids.size() > most) {
+    Work work{.sequence = &s.cache, .ids = ids.subspan(s.cache.ids.size(), most)};
     runner_->run({&work, 1}, false);
     if (work.failed) return false;
     runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
@@ -113,7 +139,9 @@ void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
   const int64_t position = std::ssize(r.tokens) + std::ssize(r.draft);
   int32_t token = work.token;
   if (s.sampler.draws()) {
-    token = s.sampler.draw(work.logits, options_.target_ids, position, scratch_, row_);
+    token = s.sampler.draw(work.logits, target_ids(), position, scratch_, row_);
+  } else if (options_.map != nullptr) {
+    token = best_known(work.logits, target_ids());
   } else if (token >= 0 && !options_.target_ids.empty()) {
     token = options_.target_ids[static_cast<size_t>(token)];
   }
@@ -122,6 +150,11 @@ void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
   if (token < 0 || token >= options_.vocab) return;
   r.draft.push_back(token);
   s.drafting = true;
+  if (options_.map == nullptr) return;
+  std::vector<int32_t> own;
+  options_.map->translate(token, own);
+  s.drafting = own.size() == 1;
+  s.own_draft = own.empty() ? -1 : own.front();
 }
 
 void ChainDrafter::first_step(std::span<DraftRequest> requests) {
@@ -135,7 +168,7 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
     if (!std::exchange(s.sampled, true)) {
       s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
     }
-    Work work{.sequence = &s.cache, .wants_token = true, .wants_logits = s.sampler.draws()};
+    Work work{.sequence = &s.cache, .wants_token = true, .wants_logits = wants_logits(s)};
     if (heads()) {
       if (s.seen() + 1 != std::ssize(r.tokens)) continue;
       if (s.pending.empty()) {  // proposed before, and not verified
@@ -145,8 +178,9 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
       work.ids = s.pending;
       work.features = s.features.data();
     } else {
-      if (!catch_up(s, r)) continue;
-      work.ids = r.tokens.subspan(s.cache.ids.size());
+      const std::span<const int32_t> ids = ids_of(s, r);
+      if (!catch_up(s, ids)) continue;
+      work.ids = ids.subspan(s.cache.ids.size());
       if (work.ids.empty()) continue;
     }
     work_.push_back(work);
@@ -173,10 +207,11 @@ void ChainDrafter::next_step(std::span<DraftRequest> requests) {
     if (at == states_.end() || !at->second.drafting || std::ssize(r.draft) >= r.limit) continue;
     State& s = at->second;
     work_.push_back({.sequence = &s.cache,
-                     .ids = std::span(r.draft).last(1),
+                     .ids = options_.map != nullptr ? std::span<const int32_t>(&s.own_draft, 1)
+                                                    : std::span<const int32_t>(r.draft).last(1),
                      .features = heads() ? s.state.data() : nullptr,
                      .wants_token = true,
-                     .wants_logits = s.sampler.draws()});
+                     .wants_logits = wants_logits(s)});
     owner_.push_back(i);
   }
   runner_->run(work_, true);

@@ -15,14 +15,16 @@
 #include "speculative/draft_runner.h"
 #include "speculative/draft_sampler.h"
 #include "speculative/drafter.h"
+#include "speculative/vocabulary_map.h"
 
 namespace freshet::speculative {
 
 struct ChainOptions {
   StateNeeds needs;                 // of a head: its features, side by side
   std::vector<int32_t> target_ids;  // the target's ids of the drafter's columns; empty: the same
-  int64_t vocab = 0;                // of the target
-  bool greedy = false;              // draw the argmax at any temperature
+  std::shared_ptr<const VocabularyMap> map;  // of a language model with another vocabulary
+  int64_t vocab = 0;                         // of the target
+  bool greedy = false;                       // draw the argmax at any temperature
 };
 
 class ChainDrafter final : public Drafter {
@@ -44,6 +46,10 @@ class ChainDrafter final : public Drafter {
     // The last proposal's first step, for a sequence whose step was put off.
     int32_t token = -1;
     std::vector<float> state;
+    // With a map: the sequence and the drafts as ids of the drafter.
+    std::vector<int32_t> own;
+    size_t translated = 0;  // tokens of the sequence
+    int32_t own_draft = -1;
     DraftSampler sampler;
     bool sampled = false;  // the sampler was made
     bool drafting = false;
@@ -57,7 +63,10 @@ class ChainDrafter final : public Drafter {
   void start_head(State& s, const TargetRows& rows);
   void append(State& s, const TargetRows& rows);
   void run_pending(State& s, size_t keep);
-  bool catch_up(State& s, const DraftRequest& r);
+  std::span<const int32_t> ids_of(State& s, const DraftRequest& r) const;
+  std::span<const int32_t> target_ids() const;
+  bool wants_logits(const State& s) const { return s.sampler.draws() || options_.map != nullptr; }
+  bool catch_up(State& s, std::span<const int32_t> ids);
   void first_step(std::span<DraftRequest> requests);
   void next_step(std::span<DraftRequest> requests);
   void take(State& s, DraftRequest& r, Work& work);

@@ -23,11 +23,13 @@ DraftRunnerLimits limits_of(const MakeContext& c, const ModelSpec& spec) {
 }
 
 Result<std::unique_ptr<Drafter>> chain(const MakeContext& c,
-                                       std::unique_ptr<runtime::LoadedModel> model) {
+                                       std::unique_ptr<runtime::LoadedModel> model,
+                                       std::shared_ptr<const VocabularyMap> map = nullptr) {
   const DraftRunnerLimits limits = limits_of(c, model->spec());
   FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::move(model), limits));
   ChainOptions options;
   options.vocab = c.target.spec().vocab_size;
+  options.map = std::move(map);
   options.greedy = c.config.greedy_drafts;
   return std::unique_ptr<Drafter>(
       std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
@@ -36,10 +38,13 @@ Result<std::unique_ptr<Drafter>> chain(const MakeContext& c,
 // Checkpoints may pad their vocabularies to different sizes.
 constexpr int kMostPadding = 1024;
 
-Status same_vocabulary(const std::string& path, const ModelSpec& draft, const ModelSpec& target) {
+Status same_vocabulary(const Config& config, const ModelSpec& draft, const ModelSpec& target) {
+  const std::string& path = config.model;
+  if (config.use_heterogeneous_vocab) return {};
   if (std::abs(draft.vocab_size - target.vocab_size) < kMostPadding) return {};
   return invalid_argument(
-      "{} has a vocabulary of {} tokens, the target {}: method draft_model needs the same one",
+      "{} has a vocabulary of {} tokens, the target {}: \"use_heterogeneous_vocab\": true maps "
+      "tokens that both have",
       path, draft.vocab_size, target.vocab_size);
 }
 
@@ -48,7 +53,7 @@ Status same_vocabulary(const std::string& path, const ModelSpec& draft, const Mo
 Result<DrafterCost> draft_model_cost(const PlanContext& c) {
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(c.config.model));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
-  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config.model, spec, c.target));
+  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, spec, c.target));
   return DrafterCost{checkpoint.total_bytes(), cache_bytes_per_token(spec, c.kv_type)};
 }
 
@@ -57,8 +62,16 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
   options.model = c.config.model;
   options.on_progress = {};
   FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, options));
-  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config.model, model->spec(), c.target.spec()));
-  return chain(c, std::move(model));
+  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
+  std::shared_ptr<const VocabularyMap> map;
+  if (c.config.use_heterogeneous_vocab) {
+    FRESHET_ASSIGN_OR_RETURN(const Tokenizer target, Tokenizer::load(c.loading.model));
+    FRESHET_ASSIGN_OR_RETURN(const Tokenizer draft, Tokenizer::load(c.config.model));
+    FRESHET_ASSIGN_OR_RETURN(auto made, VocabularyMap::make(target, c.target.spec().vocab_size,
+                                                            draft, model->spec().vocab_size));
+    map = std::make_shared<const VocabularyMap>(std::move(made));
+  }
+  return chain(c, std::move(model), std::move(map));
 }
 
 // ---- early exit ------------------------------------------------------------------------------

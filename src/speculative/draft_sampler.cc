@@ -26,8 +26,10 @@ int32_t DraftSampler::draw(std::span<float> logits, std::span<const int32_t> ids
   }
   row.assign(static_cast<size_t>(vocab_), -std::numeric_limits<float>::infinity());
   const size_t columns = std::min(logits.size(), ids.empty() ? row.size() : ids.size());
-  for (size_t i = 0; i < columns; ++i)
-    row[ids.empty() ? i : static_cast<size_t>(ids[i])] = logits[i];
+  for (size_t i = 0; i < columns; ++i) {
+    const int32_t id = ids.empty() ? static_cast<int32_t>(i) : ids[i];
+    if (id >= 0) row[static_cast<size_t>(id)] = logits[i];
+  }
   return sampler_->sample(row, position, scratch);
 }
 
