@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <climits>
+#include <mutex>
 #include <system_error>
 
 #include <fcntl.h>
@@ -77,9 +78,33 @@ bool stdin_is_terminal() {
   return ::isatty(0) == 1;
 }
 
+namespace {
+
+// Standard error of the process, which progress lines and messages share.
+struct ErrorStream {
+  std::mutex mutex;
+  const ProgressLine* shown = nullptr;  // the line on the screen; guarded by mutex
+};
+
+ErrorStream& error_stream() {
+  static ErrorStream stream;
+  return stream;
+}
+
+// REQUIRES: the mutex of `stream` is held.
+void erase_progress(ErrorStream& stream) {
+  if (stream.shown != nullptr) (void)write_all(2, "\r\x1b[K");
+  stream.shown = nullptr;
+}
+
+}  // namespace
+
 void say(std::string_view line) {
   std::string text(line);
   text += '\n';
+  ErrorStream& stream = error_stream();
+  const std::scoped_lock lock(stream.mutex);
+  erase_progress(stream);
   (void)write_all(2, text);
 }
 
@@ -91,7 +116,13 @@ bool say_unless_it_blocks(std::string_view line) {
 }
 
 void log_to_stderr(LogLevel minimum) {
-  set_log_sink(minimum, stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor)));
+  LogSink plain = stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor));
+  set_log_sink(minimum, [plain = std::move(plain)](LogLevel level, std::string_view line) {
+    ErrorStream& stream = error_stream();
+    const std::scoped_lock lock(stream.mutex);
+    erase_progress(stream);
+    plain(level, line);
+  });
 }
 
 ProgressLine::ProgressLine() : enabled_(stderr_is_terminal()) {}
@@ -101,16 +132,21 @@ ProgressLine::~ProgressLine() {
 }
 
 void ProgressLine::clear() {
-  if (enabled_ && percent_ >= 0) (void)write_all(2, "\r\x1b[K");
-  percent_ = -1;
+  if (!enabled_) return;
+  ErrorStream& stream = error_stream();
+  const std::scoped_lock lock(stream.mutex);
+  if (stream.shown == this) erase_progress(stream);
 }
 
 void ProgressLine::update(std::string_view stage, double fraction) {
   if (!enabled_) return;
   const int percent = static_cast<int>(fraction * 100.0);
-  if (percent == percent_ && stage == stage_) return;
+  ErrorStream& stream = error_stream();
+  const std::scoped_lock lock(stream.mutex);
+  if (stream.shown == this && percent == percent_ && stage == stage_) return;
   percent_ = percent;
   stage_ = stage;
+  stream.shown = this;
   (void)write_all(2, fmt::format("\r\x1b[K{} {:3} %", stage, percent));
 }
 

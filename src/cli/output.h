@@ -40,15 +40,18 @@ Status write_text_file(const std::string& path, const std::string& text, bool ap
 // Whether standard error / input is a terminal.
 bool stderr_is_terminal();
 bool stdin_is_terminal();
-// Writes a line to standard error; errors are ignored.
+// Writes a line to standard error, in place of a progress line; errors are ignored.
 void say(std::string_view line);
 // The same, with at most 4,095 bytes of the line. Returns false and writes nothing if standard
 // error is a full pipe that nobody reads.
 bool say_unless_it_blocks(std::string_view line);
-// Sends the library's messages of this level and above to standard error.
+// Sends the library's messages of this level and above to standard error, each in place of a
+// progress line.
 void log_to_stderr(LogLevel minimum);
 
 // A progress line on standard error, overwritten by each update. Silent unless it is a terminal.
+// Thread-safe. At most one line is shown: say() and log lines erase it, and the next update() draws
+// it again below them.
 class ProgressLine {
  public:
   ProgressLine();
@@ -57,8 +60,8 @@ class ProgressLine {
   void clear();  // erases the line until the next update()
 
  private:
-  bool enabled_;
-  int percent_ = -1;
+  const bool enabled_;
+  int percent_ = -1;  // of what was drawn last; guarded by the mutex of all lines, as is stage_
   std::string stage_;
 };
 

@@ -278,6 +278,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   CLI::App* c = program.add_subcommand("run", "Continue one or more texts");
   c->add_option("words", o->words,
                 "[MODEL] [PROMPT] (default: the embedded model; the prompt from standard input)")
+      ->option_text("[MODEL] [PROMPT]")
       ->expected(0, 2);
   c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
   c->add_option("-f,--file", o->file,

@@ -671,7 +671,7 @@ class Examples(Case):
         """Every documented flag exists, with the documented default."""
         with open(os.path.join(SOURCE, "docs/serving.md"), encoding="utf-8") as f:
             named = set(re.findall(r"`(--[a-z-]+)", f.read()))
-        usage = subprocess.run([FRESHET, "serve", "--help"], capture_output=True, text=True,
+        usage = subprocess.run([FRESHET, "serve", "--help-all"], capture_output=True, text=True,
                                check=True).stdout
         for flag in named:
             self.assertIn(flag + " ", usage.replace(",", " "), flag)
@@ -1070,9 +1070,10 @@ class Drain(unittest.TestCase):
 
     def test_log_that_nobody_reads(self):
         """The server continues, later reports the number of lost lines, and exits when told to."""
-        command = [FRESHET, "serve", "--port", "0"]
+        command = [FRESHET, "serve", "--port", "0", "--access-log-polls"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as process:
             self.addCleanup(process.kill)
+            self.assertIn(b"loading", process.stderr.readline())
             port = int(re.search(rb":(\d+)\n", process.stderr.readline()).group(1))
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             self.addCleanup(connection.close)
