@@ -89,8 +89,9 @@ int run(int argc, char** argv) {
   program.require_subcommand(1);
   program.footer(footer());
   for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
-                         add_convert, add_eval, add_bench, add_serve})
+                         add_convert, add_eval, add_bench, add_serve, add_completion, add_man})
     add(program, context, action);
+  add_config_options(program);
   // CLI11 reads a single dash as a one-letter option, but users know llama-bench's -pg.
   std::vector<std::string> arguments(argv + 1, argv + argc);
   for (std::string& a : arguments) {
