@@ -10,6 +10,7 @@
 #include "server/fields.h"
 #include "server/infill.h"
 #include "server/llama_request.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::server {
 namespace {
@@ -196,6 +197,7 @@ void props(App& app, const App::Exchanges& exchange) {
   settings["n_ctx"] = app.engine().max_model_len();
   json::Object o;
   o["default_generation_settings"] = std::move(settings);
+  o["chat_sampling"] = chat_sampling(app.options().sampling_defaults);
   o["total_slots"] = 1;
   o["model_alias"] = app.model_name();
   o["chat_template"] = app.renderer().source(false);
