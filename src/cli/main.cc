@@ -87,9 +87,9 @@ int run(int argc, char** argv) {
                            "Print version, commit, compiler and devices");
   program.require_subcommand(1);
   program.footer(footer());
-  for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
-                         add_convert, add_eval, add_bench, add_serve, add_devices, add_completion,
-                         add_man})
+  for (const auto add :
+       {add_run, add_chat, add_tokenize, add_apply_template, add_inspect, add_convert, add_eval,
+        add_bench, add_serve, add_devices, add_completion, add_man})
     add(program, context, action);
   add_config_options(program);
   std::vector<std::string> arguments(argv + 1, argv + argc);
