@@ -34,11 +34,11 @@ std::mutex& error_mutex() {
   static std::mutex mutex;
   return mutex;
 }
-bool progress_shown = false;  // guarded by error_mutex()
+const ProgressLine* progress_shown = nullptr;  // the line on the screen; guarded by error_mutex()
 
 void erase_progress() {
-  if (progress_shown) (void)write_all(2, "\r\x1b[K");
-  progress_shown = false;
+  if (progress_shown != nullptr) (void)write_all(2, "\r\x1b[K");
+  progress_shown = nullptr;
 }
 
 }  // namespace
@@ -98,23 +98,6 @@ bool stderr_is_terminal() {
 bool stdin_is_terminal() {
   return ::isatty(0) == 1;
 }
-
-namespace {
-
-// Guards standard error, which progress lines and messages share.
-std::mutex& error_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-const ProgressLine* progress_shown = nullptr;  // the line on the screen; guarded by error_mutex()
-
-// REQUIRES: error_mutex() is held.
-void erase_progress() {
-  if (progress_shown != nullptr) (void)write_all(2, "\r\x1b[K");
-  progress_shown = nullptr;
-}
-
-}  // namespace
 
 void say(std::string_view line) {
   std::string text(line);
