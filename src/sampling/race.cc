@@ -110,15 +110,17 @@ int32_t Race::winner(std::span<const float> logits, float maximum, float scale,
   for (size_t b = 0; b < s.block_max.size(); ++b) {
     if (s.weight[b] < 0x1p-46f) continue;  // all round to zero
     const double most = static_cast<double>(whole(s.weight[b])) * (1.0 + 0x1p-20) + 1.0;
-    if (!fill(plan, b * ops::kRaceCounters, kTileCounters.of, leader.limit(most), tile)) continue;
+    uint32_t limit = leader.limit(most);
+    if (!fill(plan, b * ops::kRaceCounters, kTileCounters.of, limit, tile)) continue;
     const size_t first = b * kLogitBlock, end = std::min(logits.size(), first + kLogitBlock);
     for (size_t i = first; i < end; ++i) {
       const auto token = static_cast<uint32_t>(i);
       const uint32_t high = tile.word(token % ops::kRaceCounters, ops::race_word(token));
-      if (high > leader.limit(most)) continue;
+      if (high > limit) continue;
       const Weight w = weight_at(i);
-      if (w > 0 && high <= leader.limit(static_cast<double>(w)))
-        leader.enter(static_cast<int32_t>(i), high, w);
+      if (w == 0 || high > leader.limit(static_cast<double>(w))) continue;
+      leader.enter(static_cast<int32_t>(i), high, w);
+      limit = leader.limit(most);
     }
   }
   return leader.id();
