@@ -8,8 +8,8 @@
 #pragma once
 
 #include "backend/cuda/api.h"
-#include "backend/cuda/runtime/host_device.h"
 #include "backend/cuda/runtime/kernel_row.h"
+#include "base/host_device.h"
 
 namespace freshet::cuda {
 
