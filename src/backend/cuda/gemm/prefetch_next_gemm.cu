@@ -5,6 +5,7 @@
 // Gate's and up's blocks ask for their first tiles as soon as they begin, so what lies behind these
 // is brought, and no more of it than finds time and place.
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/swiglu_q_sm90_m1_8.h"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
