@@ -15,6 +15,7 @@ constexpr EnvEntry kTable[] = {
     {EnvVar::kApiKey, "FRESHET_API_KEY", "key that clients of the server must send"},
     {EnvVar::kOpenAiKey, "OPENAI_API_KEY", "key that bench serve sends"},
     {EnvVar::kNoColor, "NO_COLOR", "turns colours off in the terminal"},
+    {EnvVar::kTerm, "TERM", "the kind of terminal; dumb: no colours, plain line input"},
 };
 
 }  // namespace

@@ -11,7 +11,7 @@
 
 namespace freshet {
 
-enum class EnvVar { kCacheDir, kXdgCacheHome, kHome, kApiKey, kOpenAiKey, kNoColor };
+enum class EnvVar { kCacheDir, kXdgCacheHome, kHome, kApiKey, kOpenAiKey, kNoColor, kTerm };
 
 struct EnvEntry {
   EnvVar var;

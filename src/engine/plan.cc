@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/units.h"
 #include "engine/memory.h"
 #include "kv_cache/block_cache.h"
 

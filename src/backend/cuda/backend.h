@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "ops/device.h"
@@ -26,5 +27,20 @@ Result<std::unique_ptr<ops::Device>> open(int index = 0,
 // GPU's have the same effect.
 Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu = false,
                                           std::span<const std::string> force_kernels = {});
+
+// For people: what was found. Neither changes what open() does.
+struct PluginInfo {
+  std::string path;  // as it was loaded; a bare name: from the system's folders
+  int version = 0;   // of the interface between the program and the plug-in
+};
+Result<PluginInfo> find_plugin();
+
+struct GpuInfo {
+  std::string name;
+  int capability = 0;  // 90 for 9.0
+  size_t free_bytes = 0, total_bytes = 0;
+};
+// All GPUs in the driver's order. Opens each of them for a moment.
+Result<std::vector<GpuInfo>> list_gpus();
 
 }  // namespace freshet::cuda
