@@ -77,7 +77,8 @@ struct BlobWriter::Impl {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::string> queue;
-  bool busy = true;  // the thread works on something: at first on what the file holds
+  std::vector<std::string> spare;  // used blocks: allocating a megabyte each time costs page faults
+  bool busy = true;                // the thread works on something: at first on what the file holds
   bool stop = false;
   Status status;
   std::thread thread;
@@ -91,13 +92,15 @@ struct BlobWriter::Impl {
       changed.notify_all();
       changed.wait(lock, [this] { return stop || !queue.empty(); });
       if (queue.empty()) return;
-      const std::string next = std::move(queue.front());
+      std::string next = std::move(queue.front());
       queue.pop_front();
       busy = true;
       const bool failed = !status.ok();
       lock.unlock();
       done = failed ? Status() : write_block(next);
+      next.clear();
       lock.lock();
+      spare.push_back(std::move(next));
     }
   }
 
@@ -119,6 +122,10 @@ struct BlobWriter::Impl {
     if (!status.ok()) return false;
     if (!block.empty()) queue.push_back(std::move(block));
     block.clear();
+    if (block.capacity() < kBlockSize && !spare.empty()) {
+      block = std::move(spare.back());
+      spare.pop_back();
+    }
     changed.notify_all();
     return true;
   }
