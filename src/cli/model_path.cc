@@ -202,7 +202,6 @@ Result<std::string> resolve_model(const std::string& name) {
 
 struct DownloadView::Line {
   ProgressLine line;
-  std::string file;  // the last one shown
 };
 
 namespace {
@@ -240,5 +239,9 @@ DownloadView::DownloadView() : line_(std::make_unique<Line>()) {
 }
 
 DownloadView::~DownloadView() = default;
+
+void DownloadView::clear() const {
+  line_->line.clear();
+}
 
 }  // namespace freshet::cli

@@ -47,6 +47,7 @@ class DownloadView {
   DownloadView();
   ~DownloadView();
   const hub::Observer& observer() const { return observer_; }
+  void clear() const;  // erases the progress line
 
  private:
   struct Line;

@@ -184,6 +184,7 @@ Status pull(const Options& o, Output& out) {
   const auto got = hub::pull(settings, *ref, view.observer());
   if (!got.ok()) return with_other_source(got.status(), o.model);
   const hub::Pulled& pulled = *got;
+  view.clear();
   say(fmt::format("{}: {}, {}{}", ref->text(), amount(pulled.model.selection.bytes()),
                   pulled.downloaded > 0 ? fmt::format("{} downloaded", amount(pulled.downloaded))
                                         : "up to date",

@@ -15,7 +15,7 @@ namespace freshet::hub {
 namespace {
 
 constexpr std::chrono::milliseconds kShowEvery{200};
-constexpr std::chrono::seconds kRateWindow{2};
+constexpr std::chrono::seconds kRateWindow{1};
 
 // "bytes 100-199/300": 100 and 300 (-1 for "*").
 struct ContentRange {
@@ -187,15 +187,15 @@ Status check_hash(const DownloadJob& job, BlobWriter& writer) {
 }  // namespace
 
 void Meter::received(int64_t bytes) {
+  const auto now = Clock::now();
+  if (window_ == Clock::time_point()) window_ = now;  // the first bytes start the clock
   state_.done += bytes;
   window_bytes_ += bytes;
-  const auto now = Clock::now();
   if (now - shown_ < kShowEvery) return;
   shown_ = now;
-  const double seconds = std::chrono::duration<double>(now - window_).count();
-  if (now - window_ >= kRateWindow || state_.bytes_per_second == 0.0) {
-    const double rate = seconds > 0.05 ? static_cast<double>(window_bytes_) / seconds : 0.0;
-    state_.bytes_per_second = rate;
+  if (now - window_ >= kRateWindow) {
+    const double seconds = std::chrono::duration<double>(now - window_).count();
+    state_.bytes_per_second = static_cast<double>(window_bytes_) / seconds;
     window_ = now;
     window_bytes_ = 0;
   }

@@ -39,7 +39,7 @@ class Meter {
   using Clock = std::chrono::steady_clock;
   const Observer& observer_;
   Progress state_;
-  Clock::time_point shown_{}, window_ = Clock::now();
+  Clock::time_point shown_{}, window_{};
   int64_t window_bytes_ = 0;
 };
 

@@ -2,9 +2,12 @@
 
 usage: hub_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
 """
+import contextlib
 import json
 import os
+import pty
 import random
+import re
 import shutil
 import signal
 import socket
@@ -212,6 +215,25 @@ class Pull(Case):
         outputs = [p.communicate(timeout=60) for p in both]
         self.assertEqual([p.returncode for p in both], [0, 0], outputs)
         self.assertEqual(len(self.hub.requests("cdn")), 1)
+
+    def test_progress_on_a_terminal(self):
+        self.hub.repos["org/m"] = Repo({"m.gguf": bytes(30_000_000)})
+        self.hub.cdn_faults += [fake_hub.slow(1_000_000, 0.1)]  # 10 MB/s or less
+        master, slave = pty.openpty()
+        process = subprocess.Popen([FRESHET, "pull", "hf:org/m"], stdout=subprocess.DEVNULL, stderr=slave,
+                                   env=self.environment())
+        os.close(slave)
+        seen = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+            while data := os.read(master, 4096):
+                seen += data
+        os.close(master)
+        self.assertEqual(process.wait(), 0)
+        lines = seen.decode().split("\r")
+        rates = [float(rate) for rate in re.findall(r"([0-9.]+) MB/s", seen.decode())]
+        self.assertTrue(rates and all(0.3 < rate < 15 for rate in rates), lines)
+        self.assertRegex(seen.decode(), r"m\.gguf  \d+ of 30 MB  [0-9.]+ MB/s  0:\d\d left +\d+ %")
+        self.assertTrue(lines[-2].startswith("\x1b[Khf:org/m: 30.0 MB"), lines[-2:])
 
     def test_no_space(self):
         repo = self.hub.repos["org/m"] = Repo({"m.gguf": BYTES})
