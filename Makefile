@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda test check test-asan test-tsan test-arm64 format format-check lint fuzz bench clean help
+.PHONY: run build cuda install package test check test-asan test-tsan test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -24,6 +24,22 @@ cuda:            ## the program and its CUDA plug-in, for machines with nvcc: bu
 	@tools/install_packages build
 	@$(CONFIGURE) cuda -DFRESHET_TESTS=OFF
 	@$(NINJA) --preset cuda -j $(JOBS) --target freshet freshet_cuda
+
+# PREFIX and DESTDIR as usual. A build of `make cuda` is installed with its plug-in.
+PREFIX ?= /usr/local
+install:         ## into PREFIX (/usr/local), below DESTDIR: program, manual pages, completions, service
+	@tools/install_packages build
+	@set -e; preset=release; plugin=; \
+	  if [ -e $(BUILD)/cuda/bin/libfreshet_cuda.so ]; then preset=cuda; plugin=freshet_cuda; fi; \
+	  $(CONFIGURE) $$preset -DFRESHET_TESTS=OFF; \
+	  $(NINJA) --preset $$preset -j $(JOBS) --target freshet freshet_share $$plugin; \
+	  DESTDIR="$(DESTDIR)" cmake --install $(BUILD)/$$preset --prefix "$(abspath $(PREFIX))"
+
+package:         ## a tarball and a .deb, with all libraries but glibc, in build/package/out; CUDA=1: with plug-in
+	@tools/install_packages build
+	@$(CONFIGURE) package -DFRESHET_CUDA=$(if $(CUDA),ON,OFF)
+	@$(NINJA) --preset package -j $(JOBS) --target freshet freshet_share $(if $(CUDA),freshet_cuda)
+	@tools/package $(BUILD)/package $(BUILD)/package/out
 
 test:            ## build and run every test; the published models' are skipped where there is no network
 	@tools/install_packages build test

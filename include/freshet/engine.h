@@ -31,8 +31,8 @@ class ThoughtTokens;
 }  // namespace grammar
 
 // How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
-// then min-p, top-k, top-p, typical-p. Random numbers come from a Philox counter keyed by (seed,
-// position).
+// then min-p, top-k, top-p, typical-p. Random numbers are a function of (seed,
+// sample, position, token id): docs/sampling.md.
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
   int top_k = 0;                    // 0: all
@@ -91,8 +91,18 @@ struct Usage {
   int completion_tokens = 0;
   int preemptions = 0;
   uint64_t seed = 0;  // the request's seed, or the one the engine drew
-  // Seconds spent waiting, by reason: "queued", "seats", "blocks", "token budget", "batch policy",
-  // "preempted". Reasons with no waiting time are left out.
+  // Of speculation, all samples together.
+  struct Speculation {
+    int steps = 0;  // of a sample, with drafts
+    int drafted_tokens = 0;
+    int accepted_tokens = 0;
+    std::vector<int> accepted;  // [i]: how many of the steps accepted i drafts
+    void add(int drafted, int accepted_drafts, int count = 1);
+    void add(const Speculation& other);
+  };
+  Speculation speculation;
+  // Seconds spent waiting, by reason: "queued", "running slots", "blocks", "token budget", "batch
+  // policy", "preempted". Reasons with no waiting time are left out.
   std::vector<std::pair<std::string, double>> waited;
 };
 
@@ -158,6 +168,9 @@ struct EngineOptions {
   int64_t max_tokens_per_batch = 4096;
   std::vector<int> preferred_batch_sizes;
   int instances = 1;
+  // Speculative decoding: a JSON object with the keys of vLLM's --speculative-config; "": off. It
+  // changes no token of any request (docs/speculation.md lists the opt-in exceptions).
+  std::string speculative_config;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -185,6 +198,15 @@ struct EngineStats {
   int64_t recomputed_tokens = 0;  // cached, but the last prompt token must always be computed
   int64_t generated_tokens = 0;
   int64_t preemptions = 0;
+  // Speculative decoding.
+  struct Speculation {
+    int64_t drafts = 0;  // steps of a sequence with drafts
+    int64_t draft_tokens = 0;
+    int64_t accepted_tokens = 0;
+    std::vector<int64_t> accepted_per_position;
+    double draft_seconds = 0.0;  // that the drafter took
+  };
+  Speculation speculation;
   int running = 0;
   int waiting = 0;
   // Waiting requests held back by the batching policy, not by lack of room.
@@ -230,6 +252,7 @@ class Engine {
   bool has_tokenizer() const;
   const Model& model() const;
   int max_model_len() const;
+  int max_drafts() const;  // most drafted tokens of a sequence in a step; 0: no speculation
   CacheInfo cache_info() const;
   std::string device() const;       // "cpu", or the GPU's name
   std::string memory_plan() const;  // human-readable: bytes per use

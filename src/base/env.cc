@@ -26,6 +26,7 @@ constexpr EnvEntry kTable[] = {
     {EnvVar::kHttpsProxy, "HTTPS_PROXY", "proxy for https, e.g. http://proxy:3128", "https_proxy"},
     {EnvVar::kHttpProxy, "http_proxy", "proxy for http"},
     {EnvVar::kNoProxy, "NO_PROXY", "hosts that need no proxy, separated by commas", "no_proxy"},
+    {EnvVar::kTerm, "TERM", "the kind of terminal; dumb: no colours, plain line input"},
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ enum class EnvVar {
   kApiKey,
   kOpenAiKey,
   kNoColor,
+  kTerm,
   kHfHome,
   kHfHubCache,
   kHfEndpoint,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
@@ -61,6 +62,7 @@ struct Plan {
 struct Row {
   std::string model;
   std::string architecture;
+  std::string backend;  // "CPU", or the GPU's name
   size_t model_bytes = 0;
   int64_t parameters = 0;
   int threads = 0;
@@ -112,24 +114,31 @@ Result<std::vector<Plan>> plans_of(const Options& o) {
   return plans;
 }
 
+// Widths of the columns whose texts are known beforehand. The table fits 100 columns.
+struct Columns {
+  size_t model = 5;
+  size_t test = 4;
+};
+
 class Report {
  public:
-  Report(std::string format, Output& out) : format_(std::move(format)), out_(out) {}
+  Report(std::string format, const Columns& columns, Output& out)
+      : format_(std::move(format)), columns_(columns), out_(out) {}
   Status add(const Row& row);
   Status end();
 
  private:
   Status begin();
+  void add_md(const Row& row);
+  void legend();
   json::Object to_json(const Row& row) const;
 
   std::string format_;
+  Columns columns_;
   Output& out_;
   int rows_ = 0;
+  std::vector<std::string> limits_;  // lines of the legend, one for each setting
 };
-
-std::string percent(double part, double whole) {
-  return whole > 0.0 ? fmt::format("{:.1f} %", 100.0 * part / whole) : "-";
-}
 
 std::string file_name(const std::string& path) {
   if (path.empty()) return "default";
@@ -138,12 +147,35 @@ std::string file_name(const std::string& path) {
   return path.substr(slash + 1, end - slash);
 }
 
+// Shortens a name in the middle: its beginning and its end tell models apart.
+std::string shortened(const std::string& name, size_t most) {
+  if (name.size() <= most) return name;
+  const size_t front = (most - 3) / 2;
+  return name.substr(0, front) + "..." + name.substr(name.size() - (most - 3 - front));
+}
+
+Columns columns_of(const std::vector<Plan>& plans) {
+  constexpr size_t kOthers = 73;  // everything but model and test: size, threads, t/s, GB/s, GOP/s
+  Columns columns;
+  for (const Plan& plan : plans) {
+    columns.model = std::max(columns.model, file_name(plan.model).size());
+    for (const eval::BenchTest& t : plan.tests)
+      columns.test = std::max(columns.test, t.name().size());
+  }
+  constexpr size_t kLeast = 8;
+  const size_t room = 100 - kOthers - std::min<size_t>(columns.test, 100 - kOthers - kLeast);
+  columns.model = std::min(columns.model, std::max(kLeast, room));
+  return columns;
+}
+
 Status Report::begin() {
   if (format_ == "md") {
-    out_.write(
-        "| model | size | params | backend | threads | test | t/s | read | of read | ops | of ops "
-        "|\n"
-        "| --- | ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n");
+    out_.print("| {:{}} | {:>8} | {:>3} | {:{}} | {:>15} | {:>12} | {:>13} |\n", "model",
+               columns_.model, "size", "thr", "test", columns_.test, "tokens/s", "GB/s", "GOP/s");
+    out_.print(
+        "| {:-<{}} | -------: | --: | {:-<{}} | --------------: | -----------: | "
+        "------------: |\n",
+        "", columns_.model, "", columns_.test);
   }
   if (format_ == "csv") {
     out_.write(
@@ -164,7 +196,7 @@ json::Object Report::to_json(const Row& row) const {
   j["model_type"] = row.architecture;
   j["model_size"] = row.model_bytes;
   j["model_n_params"] = row.parameters;
-  j["backend"] = "CPU";
+  j["backend"] = row.backend;
   j["n_threads"] = row.threads;
   j["n_batch"] = row.batch;
   j["n_prompt"] = r.test.prompt;
@@ -204,20 +236,12 @@ Status Report::add(const Row& row) {
   const eval::BenchResult& r = row.result;
   const double s = r.median_s();
   const double read = r.work.bytes / s, operations = r.work.operations / s;
-  if (format_ == "md") {
-    out_.print(
-        "| {} | {:.2f} MiB | {:.2f} M | CPU | {} | {} | {:.2f} ± {:.2f} | {:.1f} GB/s | {} | "
-        "{:.1f} GOP/s | {} |\n",
-        file_name(row.model), static_cast<double>(row.model_bytes) / 1048576.0,
-        static_cast<double>(row.parameters) / 1e6, row.threads, r.test.name(), r.tokens_per_s(),
-        r.spread(), read / 1e9, percent(read, row.ceilings.read), operations / 1e9,
-        percent(operations, row.ceilings.operations));
-  }
+  if (format_ == "md") add_md(row);
   if (format_ == "csv") {
     out_.print(
-        "\"{}\",{},{},{},CPU,{},{},{},{},{},{},{},{:.4f},{:.4f},{:.3f},{:.4f},{:.3f},{:.4f}\n",
-        row.model, row.architecture, row.model_bytes, row.parameters, row.threads, row.batch,
-        r.test.prompt, r.test.generate, r.test.depth, r.test.sequences, r.test.name(),
+        "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{:.4f},{:.4f},{:.3f},{:.4f},{:.3f},{:.4f}\n",
+        row.model, row.architecture, row.model_bytes, row.parameters, row.backend, row.threads,
+        row.batch, r.test.prompt, r.test.generate, r.test.depth, r.test.sequences, r.test.name(),
         r.tokens_per_s(), r.spread(), read / 1e9,
         row.ceilings.read > 0.0 ? read / row.ceilings.read : 0.0, operations / 1e9,
         row.ceilings.operations > 0.0 ? operations / row.ceilings.operations : 0.0);
@@ -230,7 +254,38 @@ Status Report::add(const Row& row) {
   return out_.flush();
 }
 
+void Report::add_md(const Row& row) {
+  const eval::BenchResult& r = row.result;
+  const double read = r.work.bytes / r.median_s(), operations = r.work.operations / r.median_s();
+  const double rate = r.tokens_per_s();
+  const int digits = rate < 1e3 ? 2 : rate < 1e4 ? 1 : 0;
+  const auto share = [](double value, double limit) {
+    return limit > 0.0 ? fmt::format("{:.1f} ({:.0f} %)", value / 1e9, 100.0 * value / limit)
+                       : fmt::format("{:.1f}", value / 1e9);
+  };
+  out_.print("| {:{}} | {:>8} | {:>3} | {:{}} | {:>15} | {:>12} | {:>13} |\n",
+             shortened(file_name(row.model), columns_.model), columns_.model,
+             format_bytes(row.model_bytes), row.threads, r.test.name(), columns_.test,
+             fmt::format("{:.{}f} ± {:.{}f}", r.tokens_per_s(), digits, r.spread(), digits),
+             share(read, row.ceilings.read), share(operations, row.ceilings.operations));
+  std::string line = fmt::format("{} thread{} on {}: {:.1f} GB/s", row.threads,
+                                 row.threads == 1 ? "" : "s", row.backend, row.ceilings.read / 1e9);
+  if (row.ceilings.operations > 0.0)
+    line += fmt::format(", {:.1f} GOP/s ({})", row.ceilings.operations / 1e9,
+                        row.ceilings.operations_name);
+  if (std::find(limits_.begin(), limits_.end(), line) == limits_.end()) limits_.push_back(line);
+}
+
+void Report::legend() {
+  out_.write(
+      "\nthr: threads. GB/s: weights and KV cache read. GOP/s: multiplications and additions of "
+      "GEMMs.\n"
+      "In brackets: the share of what was measured on this machine just now:\n");
+  for (const std::string& line : limits_) out_.print("- {}\n", line);
+}
+
 Status Report::end() {
+  if (format_ == "md" && rows_ > 0) legend();
   if (format_ == "json") out_.write("\n]\n");
   return out_.flush();
 }
@@ -263,6 +318,7 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   Row row;
   row.model = plan.model;
   row.architecture = session->model().spec().architecture;
+  row.backend = session->device() == "cpu" ? "CPU" : session->device();
   row.model_bytes = session->weight_bytes();
   row.parameters = eval::model_work(session->model()).parameters;
   row.threads = session->threads();
@@ -270,11 +326,15 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
   progress.update("measuring the machine's limits", 0.0);
   row.ceilings = eval::measure_ceilings(session->model(), session->threads());
   for (size_t i = 0; i < plan.tests.size(); ++i) {
-    progress.update(plan.tests[i].name(),
-                    static_cast<double>(i) / static_cast<double>(plan.tests.size()));
+    int runs = 0;
+    const auto goes_on = [&] {
+      const double part = std::min(1.0, runs++ / (o.repetitions + 1.0));
+      progress.update(plan.tests[i].name(),
+                      (static_cast<double>(i) + part) / static_cast<double>(plan.tests.size()));
+      return !context.interrupts.requested();
+    };
     FRESHET_ASSIGN_OR_RETURN(row.result,
-                             eval::run_bench(*session, plan.tests[i], o.repetitions,
-                                             [&] { return !context.interrupts.requested(); }));
+                             eval::run_bench(*session, plan.tests[i], o.repetitions, goes_on));
     progress.clear();
     FRESHET_RETURN_IF_ERROR(report.add(row));
   }
@@ -285,7 +345,7 @@ Status bench(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto plans, plans_of(o));
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
-  Report report(o.json ? "json" : o.format, context.out);
+  Report report(o.json ? "json" : o.format, columns_of(plans), context.out);
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(run_plan(o, plan, report, context));
   return report.end();
 }
@@ -296,8 +356,9 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<bench_command::Options>();
   CLI::App* c = program.add_subcommand(
       "bench", "Measure speed and compare it with the limits of the machine");
-  c->add_option("-m,--model", o->models, "Model folder, .gguf file or name (may be repeated)")
-      ->allow_extra_args(false);
+  c->add_option("MODEL,-m,--model", o->models,
+                "Model folder, .gguf file or name; several are measured one after the other "
+                "(default: the embedded model)");
   const auto list = [&](const char* name, std::string& value, const char* about) {
     c->add_option(name, value, about)->capture_default_str();
   };
@@ -322,9 +383,9 @@ void add_bench(CLI::App& program, Context& context, Action& action) {
                 "auto, or dummy:FORMAT: random weights with the shapes of MODEL/config.json")
       ->capture_default_str();
   add_examples(*c,
-               "  freshet bench -m smollm2 -p 512,2048 -n 128 -pg 512,128\n"
-               "  freshet bench -m model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"
-               "  freshet bench -m model.gguf -p 0 -n 64 --sequences 1,8,32");
+               "  freshet bench smollm2 -p 512,2048 -n 128 -pg 512,128\n"
+               "  freshet bench model.gguf -p 0 -n 64 -d 0,4096 -t 1,2 -o json\n"
+               "  freshet bench model.gguf -p 0 -n 64 --sequences 1,8,32");
   add_bench_ceilings(*c, context, action);
   add_bench_serve(*c, context, action);
   add_bench_throughput(*c, context, action);

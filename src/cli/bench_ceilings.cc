@@ -30,7 +30,8 @@ Status bench_ceilings(const Options& o, Context& context) {
     return {};
   }
   for (const eval::Ceiling& c : all)
-    context.out.print("{:<20} {:>9.1f} G{}\n", c.name, c.rate / 1e9, c.unit);
+    context.out.print("{:<20} {:>9.1f} {}\n", c.name, c.rate / 1e9,
+                      c.unit == "B/s" ? "GB/s" : "GOP/s");
   return {};
 }
 
@@ -45,6 +46,10 @@ void add_bench_ceilings(CLI::App& bench, Context& context, Action& action) {
       ->check(CLI::Range(1, 4096));
   c->add_option("--cpu-isa", o->cpu_isa, "Highest instruction set to measure");
   c->add_flag("--json", o->json, "Print a JSON list of name, unit and rate");
+  add_examples(*c,
+               "  freshet bench ceilings\n"
+               "  freshet bench ceilings -t 1 --cpu-isa avx2\n"
+               "  freshet bench ceilings --json | jq '.[] | select(.name == \"read\").rate'");
   c->callback(
       [o, &context, &action] { action = [o, &context] { return bench_ceilings(*o, context); }; });
 }

@@ -78,7 +78,8 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
   auto o = std::make_shared<bench_throughput_command::Options>();
   CLI::App* c = bench.add_subcommand(
       "throughput", "Measure the engine's throughput on many requests, without a server");
-  c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");
+  c->add_option("MODEL,-m,--model", o->model,
+                "Model folder, .gguf file or name (default: the embedded model)");
   c->add_option("--n", o->samples, "Number of answers per prompt")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -98,9 +99,9 @@ void add_bench_throughput(CLI::App& bench, Context& context, Action& action) {
   add_engine_options(*c, o->run);
   add_workload_options(*c, o->workload);
   add_examples(*c,
-               "  freshet bench throughput -m smollm2 --num-prompts 64 --input-len 128 "
+               "  freshet bench throughput smollm2 --num-prompts 64 --input-len 128 "
                "--output-len 64\n"
-               "  freshet bench throughput -m model.gguf --dataset-name sharegpt \\\n"
+               "  freshet bench throughput model.gguf --dataset-name sharegpt \\\n"
                "      --dataset-path sharegpt.json --num-prompts 100 --output-json numbers.json");
   c->callback(
       [o, &context, &action] { action = [o, &context] { return bench_throughput(*o, context); }; });

@@ -35,6 +35,12 @@ void add_pull(CLI::App& program, Context& context, Action& action);
 void add_list(CLI::App& program, Context& context, Action& action);
 void add_show(CLI::App& program, Context& context, Action& action);
 void add_rm(CLI::App& program, Context& context, Action& action);
+void add_devices(CLI::App& program, Context& context, Action& action);
+// For packages, not in --help: a completion script; the manual pages.
+void add_completion(CLI::App& program, Context& context, Action& action);
+void add_man(CLI::App& program, Context& context, Action& action);
+// Adds --config to every command in --help. Called when all other options are declared.
+void add_config_options(CLI::App& program);
 // Subcommands of bench.
 void add_bench_serve(CLI::App& bench, Context& context, Action& action);
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action);

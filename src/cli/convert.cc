@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "base/units.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "loader/checkpoint.h"
@@ -40,6 +41,9 @@ Status convert(const Options& o, Context& context) {
     e.metadata.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
   }
   std::error_code error;
+  if (std::filesystem::is_directory(o.output, error))
+    return invalid_argument("{} is a folder: -o takes the file to write, e.g. {}", o.output,
+                            (std::filesystem::path(o.output) / "model.gguf").string());
   if (std::filesystem::exists(o.output, error) && !o.force)
     return invalid_argument("{} exists already: --force replaces it", o.output);
   FRESHET_ASSIGN_OR_RETURN(const std::string input, resolve_model(o.input));
@@ -59,7 +63,7 @@ Status convert(const Options& o, Context& context) {
   progress.clear();
   for (const std::string& line : warnings) log_warning("{}", line);
   const auto bytes = std::filesystem::file_size(o.output, error);
-  context.out.print("{}: {} MB, {}\n", o.output, bytes / 1000000, e.recipe.name());
+  context.out.print("{}: {}, {}\n", o.output, format_bytes(bytes), e.recipe.name());
   return {};
 }
 

@@ -70,13 +70,18 @@ Status eval_logits(const Options& o, Context& context) {
       open(o, {.sequences = 1, .context = longest, .batch = kRows, .logit_rows = kRows}));
   FRESHET_ASSIGN_OR_RETURN(auto writer, eval::SafetensorsWriter::create(o.output, entries));
   const Interrupts::Handler on_interrupt(context.interrupts, [] {});
+  ProgressLine progress;
+  int64_t done = 0;
   for (const auto& ids : lists) {
     FRESHET_RETURN_IF_ERROR(
         eval::each_logits(*session, ids, [&](int64_t, std::span<const float> row) -> Status {
           if (context.interrupts.requested()) return cancelled("interrupted");
+          progress.update("computing logits",
+                          static_cast<double>(++done) / static_cast<double>(tokens));
           return writer.write(row);
         }));
   }
+  progress.clear();
   FRESHET_RETURN_IF_ERROR(writer.close());
   if (o.json) {
     json::Object result;
@@ -118,6 +123,7 @@ Status eval_perplexity(const Options& o, Context& context) {
                              progress.update("scoring", fraction);
                              return !context.interrupts.requested();
                            }));
+  progress.clear();
   if (!o.json) {
     context.out.print(
         "{:.4f} +- {:.4f} nats per token (perplexity {:.3f}) over {} tokens in {} windows of {}\n",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
@@ -13,6 +14,7 @@
 #include "layers/model.h"
 #include "loader/checkpoint.h"
 #include "models/quantization_config.h"
+#include "models/registry.h"
 #include "runtime/loaded_model.h"
 
 namespace freshet::cli {
@@ -27,6 +29,7 @@ struct Options {
   bool kernels = false;
   bool tensors = false;
   bool metadata = false;
+  bool architectures = false;
   RunOptions run;
   ops::KvType kv_type = ops::KvType::kF16;  // parsed from run.kv_cache_dtype
 };
@@ -99,13 +102,6 @@ size_t kv_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
   return bytes;
 }
 
-std::string size_text(size_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
-  if (b >= 1e6) return fmt::format("{:.1f} MB", b / 1e6);
-  return fmt::format("{:.1f} kB", b / 1e3);
-}
-
 int64_t numbers_of(const Checkpoint& checkpoint) {
   int64_t n = 0;
   for (const auto& [name, f] : formats_of(checkpoint)) n += f.numbers;
@@ -118,20 +114,78 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+// Weights that differ only in their layer: one line of --kernels.
+struct KernelGroup {
+  const Model::WeightInfo* first = nullptr;
+  std::string before, after;  // of the layer's number in the name; `after` is empty if it has none
+  std::vector<int> layers;
+  size_t count = 0;
+};
+
+// Splits "blk.7.attn_q" at the first number between dots or at the end. Returns the number, or -1.
+int split_layer(const std::string& name, KernelGroup& group) {
+  for (size_t at = name.find('.'); at != std::string::npos; at = name.find('.', at + 1)) {
+    const size_t end = std::min(name.find_first_not_of("0123456789", at + 1), name.size());
+    if (end == at + 1 || end - at > 7 || (end < name.size() && name[end] != '.')) continue;
+    group.before = name.substr(0, at + 1);
+    group.after = name.substr(end);
+    return std::stoi(name.substr(at + 1, end - at - 1));
+  }
+  group.before = name;
+  return -1;
+}
+
+std::vector<KernelGroup> group_kernels(const std::vector<Model::WeightInfo>& weights) {
+  std::vector<KernelGroup> groups;
+  for (const Model::WeightInfo& w : weights) {
+    KernelGroup one;
+    one.first = &w;
+    const int layer = split_layer(w.name, one);
+    const auto same = [&](const KernelGroup& g) {
+      return g.before == one.before && g.after == one.after && g.layers.empty() == (layer < 0) &&
+             g.first->format == w.format && g.first->rows == w.rows && g.first->cols == w.cols &&
+             g.first->bytes == w.bytes && g.first->kernel == w.kernel;
+    };
+    auto found = std::find_if(groups.begin(), groups.end(), same);
+    if (found == groups.end()) found = groups.insert(groups.end(), one);
+    ++found->count;
+    if (layer >= 0 && (found->layers.empty() || found->layers.back() != layer))
+      found->layers.push_back(layer);
+  }
+  return groups;
+}
+
+void print_kernels(const std::vector<Model::WeightInfo>& weights, Output& out) {
+  out.print("kernels\n");
+  for (const KernelGroup& g : group_kernels(weights)) {
+    std::string name = g.before;
+    if (!g.layers.empty()) name += ranges(g.layers) + g.after;
+    const Model::WeightInfo& w = *g.first;
+    out.print("  {:40} {:8} {:16} {:>9}  {}{}\n", name, quant::info(w.format).name,
+              shape_text({w.rows, w.cols}), format_bytes(w.bytes), w.kernel,
+              g.count > 1 ? fmt::format("  x {}", g.count) : "");
+  }
+}
+
+// What the user calls the model.
+std::string model_title(const Options& o, const Checkpoint& c) {
+  return o.model.empty() || o.model == "default" ? "default (embedded)" : c.path();
+}
+
 void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
                 const std::vector<Model::WeightInfo>& weights, Output& out) {
   const int64_t numbers = numbers_of(c);
-  out.print("model         {}\n", c.path());
+  out.print("model         {}\n", model_title(o, c));
   out.print("container     {}\n",
             c.kind() == Checkpoint::Kind::kGguf ? "GGUF" : "Hugging Face folder, safetensors");
   out.print("architecture  {}\n", spec.architecture);
   out.print("parameters    {:.2f} M in {} ({:.2f} bits each)\n", static_cast<double>(numbers) / 1e6,
-            size_text(c.total_bytes()),
+            format_bytes(c.total_bytes()),
             8.0 * static_cast<double>(c.total_bytes()) /
                 static_cast<double>(std::max<int64_t>(1, numbers)));
   out.print("vocabulary    {}, hidden size {}, context {}{}\n", spec.vocab_size, spec.hidden_size,
             spec.max_context, spec.tied_embeddings ? ", tied embeddings" : "");
-  out.print("cache         {} per token in {}\n", size_text(kv_bytes_per_token(spec, o.kv_type)),
+  out.print("cache         {} per token in {}\n", format_bytes(kv_bytes_per_token(spec, o.kv_type)),
             ops::name_of(o.kv_type));
   out.print("layers        {}\n", spec.layers.size());
   for (const auto& [text, layers] : layer_kinds(spec))
@@ -139,19 +193,14 @@ void print_text(const Options& o, const Checkpoint& c, const ModelSpec& spec,
   out.print("formats\n");
   for (const auto& [name, f] : formats_of(c))
     out.print("  {:11} {:5} tensors, {:10.2f} M numbers, {}\n", name, f.tensors,
-              static_cast<double>(f.numbers) / 1e6, size_text(f.bytes));
+              static_cast<double>(f.numbers) / 1e6, format_bytes(f.bytes));
   if (o.tensors) {
     out.print("tensors\n");
     for (const TensorSource& t : c.tensors())
       out.print("  {:48} {:8} {:20} {}\n", t.name, t.dtype, shape_text(t.shape),
-                size_text(t.bytes));
+                format_bytes(t.bytes));
   }
-  if (o.kernels) {
-    out.print("kernels\n");
-    for (const Model::WeightInfo& w : weights)
-      out.print("  {:48} {:8} {:20} {:>10}  {}\n", w.name, quant::info(w.format).name,
-                shape_text({w.rows, w.cols}), size_text(w.bytes), w.kernel);
-  }
+  if (o.kernels) print_kernels(weights, out);
 }
 
 // The fields of all branches; if two branches have the same field, the first one wins.
@@ -253,7 +302,22 @@ Result<std::unique_ptr<runtime::LoadedModel>> load(const runtime::LoadOptions& o
   return loaded;
 }
 
+void print_architectures(const Options& o, Output& out) {
+  const std::vector<std::string> names = models::architecture_names();
+  if (o.json) {
+    json::Array list;
+    for (const std::string& name : names) list.emplace_back(name);
+    out.write(json::write(list) + "\n");
+    return;
+  }
+  for (const std::string& name : names) out.write(name + "\n");
+}
+
 Status inspect(Options o, Output& out) {
+  if (o.architectures) {
+    print_architectures(o, out);
+    return {};
+  }
   if (o.run.kv_cache_dtype != "auto") {
     FRESHET_ASSIGN_OR_RETURN(o.kv_type, ops::kv_type_by_name(o.run.kv_cache_dtype));
   }
@@ -264,6 +328,7 @@ Status inspect(Options o, Output& out) {
     return {};
   }
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_RETURN_IF_ERROR(models::check_weights_present(checkpoint).with_context(o.model));
   std::vector<Model::WeightInfo> weights;
   if (o.kernels) {
     ProgressLine progress;
@@ -298,9 +363,11 @@ void add_inspect(CLI::App& program, Context& context, Action& action) {
   c->add_flag("--metadata", o->metadata,
               "Print the configuration (GGUF metadata or config.json) as JSON");
   c->add_flag("--kernels", o->kernels, "Load the model and list the kernel chosen for each weight");
+  c->add_flag("--architectures", o->architectures, "List the architectures that can be run");
   add_compute_options(*c, o->run);
   add_examples(*c,
                "  freshet inspect smollm2\n"
+               "  freshet inspect --architectures\n"
                "  freshet inspect model.gguf --kernels --cpu-isa avx2\n"
                "  freshet inspect model/ --json | jq .formats");
   c->callback(

@@ -8,6 +8,10 @@
 
 #include "base/env.h"
 #include "cli/command.h"
+#include "cli/foreign_options.h"
+#include "cli/help.h"
+#include "cli/usage_error.h"
+#include "cli/version.h"
 
 namespace freshet::cli {
 
@@ -69,15 +73,6 @@ std::string one_line(std::string_view text) {
   return out;
 }
 
-// The error for a word in place of a command; "" if there is no such word.
-std::string unknown_command(const CLI::App& program) {
-  const CLI::App* command = &program;
-  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-  const std::vector<std::string> words = command->remaining();
-  if (command->get_require_subcommand_min() == 0 || words.empty()) return {};
-  return fmt::format("there is no command '{}'", words.front());
-}
-
 int run(int argc, char** argv) {
   Interrupts interrupts;
   Output out;
@@ -85,33 +80,34 @@ int run(int argc, char** argv) {
   Action action;
 
   CLI::App program(kAbout, "freshet");
-  program.set_version_flag("--version", std::string("freshet ") + FRESHET_VERSION);
+  program.formatter(help_formatter());
+  program.set_help_flag("-h,--help", "Explain the usual options");
+  program.set_help_all_flag("--help-all", "Explain all options");
+  program.set_version_flag("--version", version_text,
+                           "Print version, commit, compiler and devices");
   program.require_subcommand(1);
   program.footer(footer());
-  for (const auto add :
-       {add_run, add_chat, add_tokenize, add_apply_template, add_inspect, add_convert, add_eval,
-        add_bench, add_serve, add_pull, add_list, add_show, add_rm})
+  for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
+                         add_convert, add_eval, add_bench, add_serve, add_devices, add_pull,
+                         add_list, add_show, add_rm, add_completion, add_man})
     add(program, context, action);
-  // CLI11 reads a single dash as a one-letter option, but users know llama-bench's -pg.
+  add_config_options(program);
   std::vector<std::string> arguments(argv + 1, argv + argc);
-  for (std::string& a : arguments) {
-    if (a == "-pg") a = "--pg";
-  }
   accept_hub_option(program, arguments);
+  translate_words(arguments);
+  auto translated = translate_options(program, arguments);
+  if (!translated.ok()) {
+    say("freshet: " + one_line(translated.status().message()) + " (--help shows how)");
+    return 2;
+  }
+  arguments = std::move(translated).value();
   std::reverse(arguments.begin(), arguments.end());
   try {
     program.parse(std::move(arguments));
   } catch (const CLI::Success& e) {  // --help, --version
     return program.exit(e);
-  } catch (const CLI::ConversionError& e) {
-    constexpr std::string_view kPrefix = "Could not convert: ";  // and then: --option = value
-    std::string_view what = e.what();
-    if (what.starts_with(kPrefix)) what.remove_prefix(kPrefix.size());
-    say(fmt::format("freshet: {}: not a number, or too large (--help shows how)", one_line(what)));
-    return 2;
   } catch (const CLI::ParseError& e) {
-    const std::string unknown = unknown_command(program);
-    say("freshet: " + one_line(unknown.empty() ? e.what() : unknown) + " (--help shows how)");
+    say("freshet: " + one_line(usage_error(program, e)) + " (--help shows how)");
     return 2;
   }
   log_to_stderr(LogLevel::kWarning);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "hub/catalogue.h"
@@ -34,10 +35,7 @@ struct Local {
 };
 
 std::string amount(int64_t bytes) {
-  const auto b = static_cast<double>(bytes);
-  if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
-  if (b >= 1e6) return fmt::format("{:.1f} MB", b / 1e6);
-  return fmt::format("{:.1f} kB", b / 1e3);
+  return format_bytes(static_cast<size_t>(bytes));
 }
 
 int64_t bytes_at(const fs::path& path) {

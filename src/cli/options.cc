@@ -2,7 +2,9 @@
 
 #include <cctype>
 #include <charconv>
+#include <limits>
 
+#include "cli/help.h"
 #include "cli/model_path.h"
 #include "cli/output.h"
 #include "server/sampling_defaults.h"
@@ -17,25 +19,30 @@ void add_compute_options(CLI::App& c, RunOptions& o) {
   c.add_option("--device", o.device, "auto (a GPU if one is found), cpu, cuda or cuda:N (GPU N)")
       ->capture_default_str()
       ->group(group);
+  c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and the chosen device and kernels")
+      ->group(group);
+  c.add_option("--log-level", o.log_level,
+               "Print messages of this level and above: debug, info (the same as -v), warning, "
+               "error, off (default: warning)")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}))
+      ->group(kRareGroup);
   c.add_option("--cpu-isa", o.cpu_isa,
                "Highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512vnni, amx; "
                "on 64-bit ARM: scalar, neon, neondot")
-      ->group(group);
+      ->group(kRareGroup);
   c.add_flag("--reference", o.reference, "Compute in plain F32, without tuned kernels")
-      ->group(group);
+      ->group(kRareGroup);
   c.add_option("--force-kernel", o.force_kernels,
-               "Use this kernel wherever it applies, e.g. matmul=q4_0.avx2 or, on a "
-               "GPU,\nmatmul=q_sm90_m1_8 (may be repeated)")
-      ->group(group);
+               "Use this kernel wherever it applies, e.g. matmul=q4_0.avx2 or, on a GPU, "
+               "matmul=q_sm90_m1_8 (may be repeated)")
+      ->group(kRareGroup);
   c.add_option("--kv-cache-dtype", o.kv_cache_dtype,
                "Type of keys and values: auto, f32, f16, bf16, fp8, int8")
       ->capture_default_str()
-      ->group(group);
+      ->group(kRareGroup);
   c.add_option("--weight-cache-dir", o.weight_cache_dir,
                "Folder for packed weights, which later starts map into memory (default: none)")
-      ->group(group);
-  c.add_flag("-v,--verbose", o.verbose, "Print the memory plan and the chosen device and kernels")
-      ->group(group);
+      ->group(kRareGroup);
 }
 
 void add_engine_options(CLI::App& c, RunOptions& o) {
@@ -53,6 +60,7 @@ void add_engine_options(CLI::App& c, RunOptions& o) {
                "Longest sequence in tokens (default: what the model allows and memory can hold)")
       ->check(CLI::Range(1, 1 << 30))
       ->group(group);
+  add_speculative_options(c, o.speculation);
 }
 
 CLI::Validator above_zero() {
@@ -71,6 +79,16 @@ CLI::Validator not_negative() {
     return fmt::format("must be a number of at least 0, not {}", text);
   };
   return {[check](std::string& text) { return check(text); }, "FROM 0"};
+}
+
+CLI::Validator from_minus_one() {
+  const auto check = [](const std::string& text) -> std::string {
+    int number = 0;
+    // What is not a number gets the message of all conversions.
+    if (!CLI::detail::lexical_cast(text, number) || number >= -1) return "";
+    return fmt::format("must be at least 0, or -1 for no limit, not {}", text);
+  };
+  return {[check](std::string& text) { return check(text); }, "FROM -1"};
 }
 
 Result<size_t> parse_bytes(const std::string& text) {
@@ -98,10 +116,18 @@ std::string weight_cache_of(const RunOptions& o, const std::string& path) {
 }
 
 void print_remarks(const RunOptions& o) {
-  if (o.verbose) log_to_stderr(LogLevel::kInfo);
+  log_to_stderr(log_level_of(o));
 }
 
 }  // namespace
+
+LogLevel log_level_of(const RunOptions& o) {
+  for (const LogLevel level :
+       {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError, LogLevel::kOff}) {
+    if (o.log_level == freshet::name_of(level)) return level;
+  }
+  return o.verbose ? LogLevel::kInfo : LogLevel::kWarning;
+}
 
 eval::SessionOptions session_options(const RunOptions& o, const std::string& path) {
   print_remarks(o);
@@ -133,6 +159,7 @@ Result<EngineOptions> engine_options(const RunOptions& o, const std::string& pat
   if (!o.kv_cache_memory.empty()) {
     FRESHET_ASSIGN_OR_RETURN(e.kv_cache_memory, parse_bytes(o.kv_cache_memory));
   }
+  FRESHET_ASSIGN_OR_RETURN(e.speculative_config, speculative_config(o.speculation));
   return e;
 }
 
@@ -169,14 +196,13 @@ CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
 
 namespace {
 
-// Sets parameters that were not given to the values that the model's authors recommend. If they
-// recommend any, all others are off, as in the server: our defaults were not tested with theirs.
+// Sets parameters that were not given to the values that the model's authors recommend.
 Status take_recommended(const SamplingOptions& o, const std::string& model_path,
                         SamplingParams& p) {
   FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
                            server::read_sampling_defaults(o.generation_config, model_path));
   if (defaults.empty() || p.beam_width > 0) return {};
-  const SamplingParams recommended = server::params_of(defaults);
+  const SamplingParams recommended = server::chat_params_of(defaults);
   const auto take = [&](const char* option, auto member) {
     if (o.command->count(option) == 0) p.*member = recommended.*member;
   };
@@ -191,20 +217,35 @@ Status take_recommended(const SamplingOptions& o, const std::string& model_path,
 
 }  // namespace
 
+namespace {
+
+std::string seed_error(std::string& text) {
+  int64_t number = 0;
+  if (CLI::detail::lexical_cast(text, number) && number >= -1) return {};
+  return fmt::format("must be a number of at least 0, or -1 for a random one, not {}", text);
+}
+
+}  // namespace
+
 void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   o.command = &c;
   SamplingParams& p = o.params;
   p.max_tokens = max_tokens;
-  p.temperature = 0.7f;
-  p.top_p = 0.95f;
+  p.temperature = server::kChatTemperature;
+  p.top_p = server::kChatTopP;
+  p.min_p = server::kChatMinP;
   const std::string group = "Sampling";
   c.add_option_function<int>(
        "-n,--max-tokens",
        [&o](const int& n) {
-         o.params.max_tokens = n;
+         // Whatever is left of the context is less than this.
+         o.params.max_tokens = n == -1 ? std::numeric_limits<int>::max() : n;
          o.max_tokens_given = true;
        },
-       fmt::format("Maximum number of tokens to generate (default: {})", max_tokens))
+       fmt::format("Maximum number of tokens to generate; -1: no limit, 0: only compute the prompt "
+                   "(default: {})",
+                   max_tokens))
+      ->check(from_minus_one())
       ->group(group);
   const auto add = [&](const char* name, auto& value, const char* about) {
     return c.add_option(name, value, about)->capture_default_str()->group(group);
@@ -225,7 +266,7 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   c.add_option("--logit-bias", o.logit_bias, "ID=VALUE, added to a token's logit (may be repeated)")
       ->group(group);
   c.add_option("--seed", o.seed, "Makes the output repeatable (default: random)")
-      ->check(not_negative())
+      ->check(CLI::Validator(seed_error, ""))
       ->group(group);
   c.add_option("--stop", p.stop, "Stop before this text (may be repeated)")
       ->allow_extra_args(false)

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "cli/output.h"
+#include "cli/speculative_options.h"
 #include "eval/session.h"
 #include "freshet/engine.h"
 
@@ -26,18 +27,23 @@ struct RunOptions {
   std::string kv_cache_dtype = "auto";
   std::string kv_cache_memory;  // "512M"
   int max_model_len = 0;
+  SpeculativeOptions speculation;
   bool verbose = false;
+  std::string log_level;  // of log_level_of(); "": not given
 };
-// Threads, device, instruction set, kernels, KV cache type; --verbose.
+// Threads, device, instruction set, kernels, KV cache type; --verbose, --log-level.
 void add_compute_options(CLI::App& command, RunOptions& options);
-// The same, and the limits of the KV cache.
+// The same, the limits of the KV cache, and speculation.
 void add_engine_options(CLI::App& command, RunOptions& options);
 
-// "1536", "512M", "2GiB" -> bytes.
+// "1536", "512M", "2GiB" -> bytes. Every unit is a power of 1,024.
 Result<size_t> parse_bytes(const std::string& text);
 
-// `path`: as returned by resolve_model(). With --verbose, the library's messages are printed from
-// here on.
+// The least severe messages to print: --log-level, or with --verbose info, otherwise warnings.
+LogLevel log_level_of(const RunOptions& options);
+
+// `path`: as returned by resolve_model(). From here on, messages of log_level_of() are
+// printed.
 Result<EngineOptions> engine_options(const RunOptions& options, const std::string& path);
 eval::SessionOptions session_options(const RunOptions& options, const std::string& path);
 
@@ -68,6 +74,7 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std
 // Checks of numbers with short messages: those of CLI11 include the largest double.
 CLI::Validator above_zero();
 CLI::Validator not_negative();
+CLI::Validator from_minus_one();
 
 // --generation-config, the source of sampling parameters that are not given: see
 // server/sampling_defaults.h.

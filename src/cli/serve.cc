@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <fstream>
 #include <memory>
@@ -8,11 +9,15 @@
 #include <vector>
 
 #include "base/env.h"
+#include "base/utc_time.h"
 #include "cli/command.h"
+#include "cli/help.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "server/app.h"
 #include "server/sampling_defaults.h"
+#include "server/start_gate.h"
+#include "server/throughput_log.h"
 
 namespace freshet::cli {
 namespace serve_command {
@@ -29,6 +34,7 @@ struct Options {
   bool prefix_caching = true;
   bool kv_cache_metrics = false;
   bool no_access_log = false;
+  double log_stats_interval_s = 10.0;  // 0: no throughput lines
   bool no_web_page = false;
   std::string generation_config = "auto";
 };
@@ -73,9 +79,14 @@ class Shutdown {
     requested_ = true;
     changed_.notify_all();
   }
-  void wait() {
+  // Waits for a request, at most `seconds` (0: without limit). Returns whether there was one.
+  bool wait(double seconds) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return requested_; });
+    const auto requested = [this] { return requested_; };
+    if (seconds > 0.0)
+      return changed_.wait_for(lock, std::chrono::duration<double>(seconds), requested);
+    changed_.wait(lock, requested);
+    return true;
   }
 
  private:
@@ -118,41 +129,94 @@ Result<EngineOptions> serving_options(const Options& o, const std::string& path)
   return e;
 }
 
-Status serve(Options& o, Context& context) {
+// Whether --log-level leaves out the server's own lines: address, throughput, access log.
+bool is_quiet(const Options& o) {
+  return !o.run.log_level.empty() && log_level_of(o.run) > LogLevel::kInfo;
+}
+
+std::string address_of(const Options& o, const server::HttpServer& http) {
+  return fmt::format("{}://{}", o.http.tls_certificate.empty() ? "http" : "https",
+                     server::host_and_port(o.http.host, http.port()));
+}
+
+// Fills o.app from the other options.
+Status complete_app_options(Options& o, const std::string& path) {
   FRESHET_RETURN_IF_ERROR(collect_keys(o));
   if (!o.chat_template_file.empty()) {
     FRESHET_ASSIGN_OR_RETURN(o.app.chat_template, read_text(o.chat_template_file));
   }
   if (o.app.served_model_names.empty()) o.app.served_model_names.push_back(name_of_model(o.model));
   o.app.web_page = !o.no_web_page;
-  AccessLog log;
-  if (!o.no_access_log) o.app.access_log = [&log](const std::string& line) { log.write(line); };
-  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(o.app.sampling_defaults,
                            server::read_sampling_defaults(o.generation_config, path));
+  return {};
+}
+
+// Waits for a signal, and prints throughput meanwhile.
+void run_until_signal(const Options& o, Shutdown& shutdown, const Engine& engine, AccessLog& log) {
+  using Clock = std::chrono::steady_clock;
+  const double interval = is_quiet(o) ? 0.0 : o.log_stats_interval_s;
+  server::ThroughputLog throughput;
+  Clock::time_point last = Clock::now();
+  while (!shutdown.wait(interval)) {
+    const Clock::time_point now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - last).count();
+    last = now;
+    if (const auto line = throughput.line(engine.stats(), seconds))
+      log.write(fmt::format("{} {}", utc_now(), *line));
+  }
+}
+
+Status serve(Options& o, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
+  FRESHET_RETURN_IF_ERROR(complete_app_options(o, path));
   FRESHET_ASSIGN_OR_RETURN(EngineOptions options, serving_options(o, path));
-  ProgressLine progress;
-  options.on_progress = [&](const std::string& stage, double f) { progress.update(stage, f); };
-  FRESHET_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                           open_on_device(o.run, progress, options, Engine::load));
+  const bool quiet = is_quiet(o);
+  // In the order in which they must outlive each other: the HTTP server goes first.
+  AccessLog log;
+  server::StartGate gate;
+  std::unique_ptr<server::App> app;
+  std::unique_ptr<Engine> engine;
+  if (!o.no_access_log && !quiet)
+    o.app.access_log = [&log](const std::string& line) { log.write(line); };
+  // Bound before the model is loaded: a busy port is an error at once.
+  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
+                           server::HttpServer::listen(o.http));
+  if (o.app.api_keys.empty() && !http->is_loopback()) {
+    log_warning(
+        "everyone who can reach {} can use this server: set --api-key or FRESHET_API_KEY, or "
+        "--host "
+        "127.0.0.1",
+        address_of(o, *http));
+  }
+  http->serve([&gate](std::shared_ptr<server::Exchange> x) { gate.handle(std::move(x)); });
+  if (!quiet)
+    say(fmt::format("freshet: loading {}; until then, {} answers 503",
+                    o.app.served_model_names.front(), address_of(o, *http)));
+  {
+    ProgressLine progress;
+    options.on_progress = [&](const std::string& stage, double f) {
+      progress.update(stage, f);
+      gate.progress(stage, f);
+    };
+    FRESHET_ASSIGN_OR_RETURN(engine, open_on_device(o.run, progress, options, Engine::load));
+  }
   if (o.run.verbose) say(engine->memory_plan());
   Shutdown shutdown;
   const Interrupts::Handler handler(context.interrupts, [&] { shutdown.request(); });
-  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::HttpServer> http,
-                           server::HttpServer::listen(o.http));
   const auto post = [&http](std::function<void()> task) { http->post(std::move(task)); };
-  FRESHET_ASSIGN_OR_RETURN(const std::unique_ptr<server::App> app,
-                           server::App::create(*engine, o.app, post));
-  http->serve([&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); });
-  if (!o.app.sampling_defaults.empty()) {
+  FRESHET_ASSIGN_OR_RETURN(app, server::App::create(*engine, o.app, post));
+  gate.open([&app](std::shared_ptr<server::Exchange> x) { app->handle(std::move(x)); });
+  if (!o.app.sampling_defaults.empty() && !quiet) {
     say(fmt::format("freshet: default sampling parameters: {}",
                     json::write(json::Value(o.app.sampling_defaults))));
   }
-  say(fmt::format("freshet: serving {} at {}://{}", app->model_name(),
-                  o.http.tls_certificate.empty() ? "http" : "https",
-                  server::host_and_port(o.http.host, http->port())));
-  shutdown.wait();
-  say_unless_it_blocks("freshet: waiting for running requests; press Ctrl-C again to stop at once");
+  if (!quiet)
+    say(fmt::format("freshet: serving {} at {}", app->model_name(), address_of(o, *http)));
+  run_until_signal(o, shutdown, *engine, log);
+  if (!quiet)
+    say_unless_it_blocks(
+        "freshet: waiting for running requests; press Ctrl-C again to stop at once");
   app->drain();
   const bool finished = http->stop(o.shutdown_timeout_s);
   engine.reset();  // before anything that its callbacks use is destroyed
@@ -213,6 +277,16 @@ void add_http_options(CLI::App& command, Options& o) {
       .add_flag("--disable-access-log", o.no_access_log,
                 "Turn off the access log (one JSON line per request on standard error)")
       ->group("Server");
+  command
+      .add_flag("--access-log-polls", o.app.log_polls,
+                "Log the requests of probes, too: /health, /ping, /ready, /metrics")
+      ->group("Server");
+  command
+      .add_option("--log-stats-interval", o.log_stats_interval_s,
+                  "Seconds between lines of throughput, printed while there is work; 0: none")
+      ->capture_default_str()
+      ->check(not_negative())
+      ->group("Server");
   command.add_flag("--no-webui", o.no_web_page, "Turn off the chat page at /")->group("Server");
 }
 
@@ -221,39 +295,39 @@ void add_limit_options(CLI::App& command, Options& o) {
       .add_option("--max-connections", o.http.max_connections, "Maximum number of open connections")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Server");
+      ->group(kRareGroup);
   command.add_option("--max-body-bytes", o.http.max_body_bytes, "Maximum size of a request body")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
-      ->group("Server");
+      ->group(kRareGroup);
   command
       .add_option("--max-header-bytes", o.http.max_header_bytes, "Maximum size of a request header")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20))  // sizes each connection's buffer
-      ->group("Server");
+      ->group(kRareGroup);
   command
       .add_option("--header-timeout", o.http.header_timeout_s,
                   "Seconds from a request's first byte to the end of its header")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Server");
+      ->group(kRareGroup);
   command.add_option("--body-timeout", o.http.body_timeout_s, "Seconds to receive a request body")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Server");
+      ->group(kRareGroup);
   command
       .add_option(
           "--write-timeout", o.http.write_timeout_s,
           "Seconds without write progress before a client that does not read is disconnected")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Server");
+      ->group(kRareGroup);
   command
       .add_option("--shutdown-timeout", o.shutdown_timeout_s,
                   "Seconds that running requests may take to finish after SIGTERM")
       ->capture_default_str()
       ->check(not_negative())
-      ->group("Server");
+      ->group(kRareGroup);
 }
 
 void add_scheduler_options(CLI::App& command, Options& o) {
@@ -289,43 +363,43 @@ void add_scheduler_options(CLI::App& command, Options& o) {
   command.add_option("--batching", e.batching, "continuous, static or dynamic")
       ->capture_default_str()
       ->check(CLI::IsMember({"continuous", "static", "dynamic"}))
-      ->group("Scheduler");
+      ->group(kRareGroup);
   command
       .add_option("--max-batch-size", e.max_batch_size,
                   "Static and dynamic batching: maximum number of requests in a batch")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Scheduler");
+      ->group(kRareGroup);
   command
       .add_option("--max-wait-time-ms", e.max_wait_time_ms,
                   "Static and dynamic batching: longest wait for a full batch, in ms")
       ->capture_default_str()
       ->check(not_negative())
-      ->group("Scheduler");
+      ->group(kRareGroup);
   command
       .add_option("--max-tokens-per-batch", e.max_tokens_per_batch,
                   "Static and dynamic batching: maximum number of tokens in a batch")
       ->capture_default_str()
       ->check(above_zero())
-      ->group("Scheduler");
+      ->group(kRareGroup);
   command
       .add_option("--preferred-batch-sizes", e.preferred_batch_sizes,
                   "Dynamic batching: start a batch at once when it has one of these sizes")
-      ->group("Scheduler");
+      ->group(kRareGroup);
 }
 
 void add_metrics_options(CLI::App& command, Options& o) {
   command
       .add_flag("--kv-cache-metrics", o.kv_cache_metrics,
                 "Add lifetime, idle time and reuse gap of cached blocks to /metrics")
-      ->group("Metrics");
+      ->group(kRareGroup);
   o.engine.kv_cache_metrics_sample = 0.01;
   command
       .add_option("--kv-cache-metrics-sample", o.engine.kv_cache_metrics_sample,
                   "Fraction of blocks to sample for these metrics")
       ->capture_default_str()
       ->check(CLI::Range(1e-6, 1.0))
-      ->group("Metrics");
+      ->group(kRareGroup);
 }
 
 }  // namespace serve_command

@@ -1,9 +1,11 @@
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/prompts.h"
@@ -17,6 +19,7 @@ using tokenizer::Tokenizer;
 struct Options {
   std::string model;
   std::string text;
+  bool text_given = false;  // else it is read from standard input
   bool jsonl = false;
   bool decode = false;
   bool no_special = false;
@@ -61,6 +64,23 @@ Status convert_lines(const Tokenizer& tokenizer, const Options& o, Output& out) 
   return out.flush();
 }
 
+// A token's bytes as text: a JSON string, in which bytes that are no character stand as <E4>.
+std::string readable(std::string_view bytes) {
+  std::string text;
+  for (size_t at = 0; at < bytes.size();) {
+    const Utf8Char character = decode_utf8(bytes.substr(at));
+    const std::string_view piece = bytes.substr(at, character.size);
+    if (character.valid) {
+      const std::string quoted = json::write(json::Value(piece));
+      text += quoted.substr(1, quoted.size() - 2);
+    } else {
+      for (const char c : piece) text += fmt::format("<{:02X}>", static_cast<unsigned char>(c));
+    }
+    at += character.size;
+  }
+  return "\"" + text + "\"";
+}
+
 // Readable output: the id and text of each token.
 Status show(const Tokenizer& tokenizer, const Options& o, Output& out) {
   const auto ids = tokenizer.encode(o.text, {.add_special = !o.no_special});
@@ -68,13 +88,17 @@ Status show(const Tokenizer& tokenizer, const Options& o, Output& out) {
     out.write(json::write(json::Value(ids_to_json(ids))) + "\n");
     return {};
   }
-  for (const int32_t id : ids)
-    out.print("{:>8}  {}\n", id, json::write(json::Value(tokenizer.token_bytes(id))));
-  out.print("{} tokens\n", ids.size());
+  for (const int32_t id : ids) out.print("{:>8}  {}\n", id, readable(tokenizer.token_bytes(id)));
+  out.print("{} token{}\n", ids.size(), ids.size() == 1 ? "" : "s");
   return {};
 }
 
-Status tokenize(const Options& o, Output& out) {
+Status tokenize(Options o, Output& out) {
+  if (!o.jsonl && !o.text_given) {
+    if (stdin_is_terminal())
+      return invalid_argument("no text: write it after MODEL, or pipe it into standard input");
+    o.text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(o.model));
   FRESHET_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::load(path));
   if (o.jsonl) return convert_lines(tokenizer, o, out);
@@ -91,7 +115,8 @@ void add_tokenize(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<tokenize_command::Options>();
   CLI::App* c = program.add_subcommand("tokenize", "Convert text to token ids and back");
   c->add_option("model", o->model, "Model folder, .gguf file, name, or tokenizer file")->required();
-  auto* text = c->add_option("text", o->text, "The text (with --decode: a JSON array of ids)");
+  auto* text = c->add_option(
+      "text", o->text, "The text (with --decode: a JSON array of ids; default: standard input)");
   auto* jsonl = c->add_flag(
       "--jsonl", o->jsonl,
       "Read one JSON string per line from standard input; print one JSON array of ids per line");
@@ -102,10 +127,11 @@ void add_tokenize(CLI::App& program, Context& context, Action& action) {
   text->excludes(jsonl);
   add_examples(*c,
                "  freshet tokenize smollm2 \"Hello, world\"\n"
+               "  freshet tokenize smollm2 --json < book.txt\n"
                "  echo '\"Hello\"' | freshet tokenize smollm2 --jsonl --no-special\n"
                "  echo '[9906, 11]' | freshet tokenize tokenizer.json --jsonl --decode");
-  c->callback([o, text, jsonl, &context, &action] {
-    if (text->count() + jsonl->count() == 0) throw CLI::RequiredError("a text or --jsonl");
+  c->callback([o, text, &context, &action] {
+    o->text_given = text->count() > 0;
     action = [o, &context] { return tokenize(*o, context.out); };
   });
 }

@@ -11,6 +11,7 @@
 #include "engine/plan.h"
 #include "engine/step_loop.h"
 #include "runtime/loaded_model.h"
+#include "speculative/registry.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
 
@@ -23,6 +24,8 @@ struct Engine::Impl {
   bool has_tokenizer = false;
   engine::MemoryPlan plan;
   CacheInfo cache;
+  std::optional<speculative::Config> speculation;
+  std::unique_ptr<speculative::Drafter> drafter;
   std::unique_ptr<engine::StepLoop> loop;
 };
 
@@ -113,9 +116,19 @@ size_t packed_bytes(const Checkpoint& checkpoint, const ModelSpec& spec,
 }
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& checkpoint,
-                               const ModelSpec& spec, runtime::Compute& compute) {
+                               const ModelSpec& spec, const speculative::Config* speculation,
+                               runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
+  if (speculation != nullptr) {
+    const auto cost = speculative::find_method(speculation->method)->cost;
+    if (cost != nullptr) {
+      FRESHET_ASSIGN_OR_RETURN(const speculative::DrafterCost drafter,
+                               cost({*speculation, spec, checkpoint, compute, type}));
+      r.drafter_weights = drafter.weights;
+      r.drafter_bytes_per_token = drafter.bytes_per_token;
+    }
+  }
   r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
   if (spec.learned_positions > 0) {
@@ -146,7 +159,7 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   auto plan = engine::make_plan(r);
   if (plan.ok() || compute.device() == nullptr) return plan;
   const Status& why = plan.status();
-  return Status(why.code(), fmt::format("{}: {}; --device cpu uses the processor",
+  return Status(why.code(), fmt::format("{}: {}; use --device cpu to run on the CPU",
                                         compute.device_name(), why.message()));
 }
 
@@ -205,6 +218,22 @@ void EngineStats::Durations::add(double seconds) {
   sum += seconds;
 }
 
+void Usage::Speculation::add(int drafted, int accepted_drafts, int count) {
+  steps += count;
+  drafted_tokens += drafted;
+  accepted_tokens += accepted_drafts * count;
+  const auto bin = static_cast<size_t>(accepted_drafts);
+  if (accepted.size() <= bin) accepted.resize(bin + 1);
+  accepted[bin] += count;
+}
+
+void Usage::Speculation::add(const Speculation& other) {
+  for (size_t i = 0; i < other.accepted.size(); ++i) {
+    if (other.accepted[i] > 0) add(0, static_cast<int>(i), other.accepted[i]);
+  }
+  drafted_tokens += other.drafted_tokens;
+}
+
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 
@@ -219,13 +248,30 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   const runtime::LoadOptions loading = load_options(options);
   FRESHET_ASSIGN_OR_RETURN(const auto compute, runtime::Compute::open(loading));
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute->kv_type(options.kv_cache_dtype));
-  FRESHET_ASSIGN_OR_RETURN(impl->plan, plan_memory(options, checkpoint, spec, *compute));
+  if (!options.speculative_config.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(impl->speculation,
+                             speculative::parse_config(options.speculative_config));
+  }
+  const speculative::Config* const speculation = impl->speculation ? &*impl->speculation : nullptr;
+  FRESHET_ASSIGN_OR_RETURN(impl->plan,
+                           plan_memory(options, checkpoint, spec, speculation, *compute));
   const MemoryPlan& plan = impl->plan;
   FRESHET_ASSIGN_OR_RETURN(engine::StepLoopOptions l, loop_options(options, plan));
   impl->cache = describe_cache(options, plan);
 
   auto vocabulary = std::async(std::launch::async, [&] { return load_vocabulary(options.model); });
   FRESHET_ASSIGN_OR_RETURN(impl->loaded, runtime::LoadedModel::load(compute, checkpoint, loading));
+  if (speculation != nullptr) {
+    progress("loading the drafter", 0.0);
+    FRESHET_ASSIGN_OR_RETURN(
+        impl->drafter, speculative::find_method(speculation->method)
+                           ->make({*speculation, loading, checkpoint, *impl->loaded, compute, type,
+                                   plan.max_model_len, plan.max_num_seqs,
+                                   plan.max_num_batched_tokens, plan.cache_tokens()}));
+    FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
+    l.drafter = impl->drafter.get();
+    l.max_drafts = speculation->limit();
+  }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
@@ -290,6 +336,9 @@ const Model& Engine::model() const {
 }
 int Engine::max_model_len() const {
   return impl_->plan.max_model_len;
+}
+int Engine::max_drafts() const {
+  return impl_->speculation ? impl_->speculation->limit() : 0;
 }
 CacheInfo Engine::cache_info() const {
   return impl_->cache;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -101,14 +102,6 @@ size_t available_memory() {
     left = std::min(left, here);
   }
   return left == SIZE_MAX ? 0 : left;
-}
-
-std::string format_bytes(size_t bytes) {
-  const double b = static_cast<double>(bytes);
-  if (bytes >= size_t{1} << 30) return fmt::format("{:.1f} GiB", b / (1 << 30));
-  if (bytes >= size_t{10} << 20) return fmt::format("{:.0f} MiB", b / (1 << 20));
-  if (bytes >= size_t{1} << 20) return fmt::format("{:.1f} MiB", b / (1 << 20));
-  return fmt::format("{:.0f} KiB", b / 1024);
 }
 
 }  // namespace freshet::engine

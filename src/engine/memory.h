@@ -1,9 +1,7 @@
-// The memory that this process may still take, and sizes as text. Reads the system's files on each
-// call; thread-safe.
+// The memory that this process may still take. Reads the system's files on each call; thread-safe.
 #pragma once
 
 #include <cstddef>
-#include <string>
 #include <string_view>
 
 namespace freshet::engine {
@@ -17,7 +15,5 @@ size_t mem_available_of(std::string_view meminfo);
 // The room in a control group of `limit` ("max" or bytes) that uses `used` bytes. Pages of files
 // that can be dropped (`inactive_file` of memory.stat) do not count as used. SIZE_MAX: no limit.
 size_t left_in_group(std::string_view limit, std::string_view used, std::string_view stat);
-
-std::string format_bytes(size_t bytes);  // "9.1 GiB", "512 MiB"
 
 }  // namespace freshet::engine

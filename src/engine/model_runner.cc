@@ -13,7 +13,7 @@ using scheduler::Step;
 using scheduler::StepItem;
 
 Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_tokens,
-                                        int max_logit_rows, Memory* host_memory) {
+                                        int max_logit_rows, int boundaries, Memory* host_memory) {
   if (model.spec().vocab_size > kMostVocab) {
     return unsupported("a vocabulary of {}: at most {} can be sampled from",
                        model.spec().vocab_size, kMostVocab);
@@ -27,19 +27,25 @@ Result<ModelRunner> ModelRunner::create(Model& model, KvStorage cache, int max_t
   const auto state_bytes = static_cast<size_t>(max_tokens) *
                            static_cast<size_t>(model.spec().hidden_size) * sizeof(float);
   FRESHET_ASSIGN_OR_RETURN(Buffer states, Buffer::allocate(state_bytes));
+  std::vector<Buffer> inner(static_cast<size_t>(boundaries));
+  for (Buffer& buffer : inner) {
+    FRESHET_ASSIGN_OR_RETURN(buffer, Buffer::allocate(state_bytes, host_memory));
+  }
   return ModelRunner(model, std::move(cache), std::move(logits), std::move(sampled),
-                     std::move(states));
+                     std::move(states), std::move(inner));
 }
 
 ModelRunner::ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled,
-                         Buffer states)
+                         Buffer states, std::vector<Buffer> boundaries)
     : model_(&model),
       cache_(std::move(cache)),
       logits_(std::move(logits)),
       sampled_(std::move(sampled)),
       states_(std::move(states)),
+      boundaries_(std::move(boundaries)),
       vocab_(model.spec().vocab_size) {
   for (Turn& turn : turns_) turn.batch.tables.resize(cache_.spec().groups.size());
+  for (Buffer& buffer : boundaries_) boundary_data_.push_back(buffer.as<float>());
 }
 
 void ModelRunner::clear(Turn& turn, const Step& step) {
@@ -148,7 +154,8 @@ void ModelRunner::start(const Step& step, const scheduler::Scheduler& scheduler,
   FRESHET_CHECK(std::ssize(b.logit_rows) * vocab_ * 4 <= static_cast<int64_t>(logits_.size()),
                 "{} rows of logits", b.logit_rows.size());
   auto* sampled = sampled_.as<int32_t>() + static_cast<size_t>(started_) * sampled_.size() / 8;
-  turn.results = {logits_.as<float>(), states ? states_.as<float>() : nullptr, sampled};
+  turn.results = {logits_.as<float>(), states ? states_.as<float>() : nullptr, sampled,
+                  boundary_data_};
   model_->start(b, cache_, turn.results, started_);
 }
 
@@ -177,6 +184,12 @@ std::span<const float> ModelRunner::state(size_t item, int32_t i) const {
   const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
   const auto token = static_cast<size_t>(turns_[finished_].first_token[item] + i);
   return {states_.as<float>() + token * hidden, hidden};
+}
+
+const float* ModelRunner::boundary(size_t which, size_t item, int32_t i) const {
+  const auto hidden = static_cast<size_t>(model_->spec().hidden_size);
+  const auto token = static_cast<size_t>(turns_[finished_].first_token[item] + i);
+  return boundary_data_[which] + token * hidden;
 }
 
 }  // namespace freshet::engine

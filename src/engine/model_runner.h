@@ -24,8 +24,10 @@ class ModelRunner {
  public:
   // `model` must outlive the runner and have reserved what such steps need. host_memory: where
   // results are written; nullptr for the heap.
+  // `boundaries`: how many inner states each token has (Model::capture()).
   static Result<ModelRunner> create(Model& model, KvStorage cache, int max_tokens,
-                                    int max_logit_rows, Memory* host_memory = nullptr);
+                                    int max_logit_rows, int boundaries,
+                                    Memory* host_memory = nullptr);
 
   // The sampling descriptor (ops/sample.h) of an item's row of logits; its lists are appended to
   // the words. Asked for the last row of each item that has logits, and the row of each draft.
@@ -47,8 +49,11 @@ class ModelRunner {
   std::span<float> row(size_t item, int32_t row);
   // The sampled token, if the model sampled it: the logits are not there then. Or kSeeLogits.
   int32_t sampled(size_t item, int32_t row) const;
-  // The state of token `i` of step.items[item], if the step was started with states.
+  // The state of token `i` of step.items[item], if the step was started with states; the states of
+  // the tokens behind it follow.
   std::span<const float> state(size_t item, int32_t i) const;
+  // The same for the residual stream at a captured boundary.
+  const float* boundary(size_t which, size_t item, int32_t i) const;
   int64_t vocab() const { return vocab_; }
   const KvStorage& cache() const { return cache_; }
 
@@ -62,7 +67,8 @@ class ModelRunner {
     StepResults results;
   };
 
-  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled, Buffer states);
+  ModelRunner(Model& model, KvStorage cache, Buffer logits, Buffer sampled, Buffer states,
+              std::vector<Buffer> boundaries);
   void clear(Turn& turn, const scheduler::Step& step);
   void add(Turn& turn, size_t item, const scheduler::StepItem& part,
            const scheduler::Sequence& sequence);
@@ -74,9 +80,11 @@ class ModelRunner {
 
   Model* model_;
   KvStorage cache_;
-  Buffer logits_;   // [max_logit_rows, vocab]
-  Buffer sampled_;  // [2, max_logit_rows]
-  Buffer states_;   // [max_tokens, hidden]; its pages are taken when first used
+  Buffer logits_;                   // [max_logit_rows, vocab]
+  Buffer sampled_;                  // [2, max_logit_rows]
+  Buffer states_;                   // [max_tokens, hidden]; its pages are taken when first used
+  std::vector<Buffer> boundaries_;  // the same for each captured boundary
+  std::vector<float*> boundary_data_;
   int64_t vocab_;
   Turn turns_[2];
   int started_ = 0, finished_ = 0;  // indices of the turns last started and finished

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/units.h"
 #include "engine/memory.h"
 #include "kv_cache/block_cache.h"
 
@@ -25,10 +26,17 @@ constexpr int kMinLogitRows = 16;
 constexpr int kStepSeqs = 256, kStepTokens = 2048, kShortStepTokens = 512;
 constexpr int kLargeStepSeqs = 1024, kLargeStepTokens = 8192;
 
-size_t bytes_of(const KvCacheSpec& kv, const std::vector<int32_t>& blocks) {
-  size_t bytes = 0;
+size_t drafter_cache(const PlanRequest& r, const std::vector<int32_t>& blocks) {
+  if (blocks.empty()) return 0;
+  const auto most = static_cast<size_t>(*std::ranges::max_element(blocks));
+  return most * kBlockTokens * r.drafter_bytes_per_token;
+}
+
+// The cache with these pools, and a drafter's.
+size_t bytes_of(const PlanRequest& r, const std::vector<int32_t>& blocks) {
+  size_t bytes = drafter_cache(r, blocks);
   for (size_t g = 0; g < blocks.size(); ++g) {
-    bytes += kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks[g]);
+    bytes += r.kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(blocks[g]);
   }
   return bytes;
 }
@@ -50,12 +58,12 @@ std::vector<int32_t> blocks_for(const PlanRequest& r, int64_t sequences, int len
 // The largest pools within `budget` bytes; nullopt when not even one sequence fits.
 std::optional<std::vector<int32_t>> largest_pools(const PlanRequest& r, size_t budget, int length,
                                                   int chunk) {
-  if (bytes_of(r.kv, blocks_for(r, 0, length, chunk)) > budget) return std::nullopt;
+  if (bytes_of(r, blocks_for(r, 0, length, chunk)) > budget) return std::nullopt;
   int64_t low = 0;
   int64_t high = int64_t{r.max_num_seqs} * (length / std::min(length, kUsualLength) + 1);
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
-    if (bytes_of(r.kv, blocks_for(r, middle, length, chunk)) <= budget) {
+    if (bytes_of(r, blocks_for(r, middle, length, chunk)) <= budget) {
       low = middle;
     } else {
       high = middle - 1;
@@ -70,14 +78,14 @@ int longest_that_fits(const PlanRequest& r, size_t budget, int most, int chunk) 
   int high = most / kBlockTokens;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (bytes_of(r.kv, blocks_for(r, 0, middle * kBlockTokens, chunk)) <= budget) {
+    if (bytes_of(r, blocks_for(r, 0, middle * kBlockTokens, chunk)) <= budget) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
   // A limit that is not a multiple of the block size uses its last block in part.
-  return bytes_of(r.kv, blocks_for(r, 0, most, chunk)) <= budget ? most : low * kBlockTokens;
+  return bytes_of(r, blocks_for(r, 0, most, chunk)) <= budget ? most : low * kBlockTokens;
 }
 
 void size_step(const PlanRequest& r, MemoryPlan& plan) {
@@ -100,7 +108,7 @@ int shorter_steps(PlanRequest r, MemoryPlan plan, size_t room, size_t least) {
   while (r.max_num_batched_tokens > 2 * kBlockTokens) {
     r.max_num_batched_tokens /= 2;
     size_step(r, plan);
-    if (plan.weights + plan.workspace + plan.logits + plan.fixed + least <= room)
+    if (plan.weights + plan.workspace + plan.logits + plan.fixed + plan.drafter + least <= room)
       return r.max_num_batched_tokens;
   }
   return 0;
@@ -111,7 +119,7 @@ std::string advice(const PlanRequest& r, const MemoryPlan& plan, size_t room, in
                    std::vector<std::string> ways) {
   const ops::KvType type = r.kv.layers.empty() ? ops::KvType::kFP8 : r.kv.layers.front().type;
   const bool one_byte = ops::element_bytes(type) == 1;
-  const size_t needs = bytes_of(r.kv, blocks_for(r, 0, length, plan.max_num_batched_tokens));
+  const size_t needs = bytes_of(r, blocks_for(r, 0, length, plan.max_num_batched_tokens));
   if (!one_byte && needs / 2 <= room) {
     ways.emplace_back(type == ops::KvType::kF32 ? "--kv-cache-dtype f16" : "--kv-cache-dtype fp8");
   }
@@ -131,7 +139,11 @@ size_t MemoryPlan::kv_bytes() const {
 }
 
 size_t MemoryPlan::total() const {
-  return weights + kv_bytes() + workspace + logits + fixed;
+  return weights + kv_bytes() + workspace + logits + drafter + fixed;
+}
+
+int64_t MemoryPlan::cache_tokens() const {
+  return blocks.empty() ? 0 : int64_t{*std::ranges::max_element(blocks)} * kBlockTokens;
 }
 
 std::string MemoryPlan::describe() const {
@@ -147,6 +159,7 @@ std::string MemoryPlan::describe() const {
   text += fmt::format("\n  workspace  {:>9}  steps of {} tokens", format_bytes(workspace),
                       max_num_batched_tokens);
   text += fmt::format("\n  logits     {:>9}  {} rows", format_bytes(logits), max_logit_rows);
+  if (drafter > 0) text += fmt::format("\n  drafter    {:>9}", format_bytes(drafter));
   text += fmt::format("\n  program    {:>9}", format_bytes(fixed));
   text += fmt::format("\n  sequences of up to {} tokens, {} at once", max_model_len, max_num_seqs);
   return text;
@@ -166,6 +179,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   }
   MemoryPlan plan;
   plan.weights = r.weights;
+  plan.drafter = r.drafter_weights;
   plan.fixed = kFixed;
   plan.available = r.available;
   plan.kv_type = r.kv.layers.empty() ? "" : std::string(ops::name_of(r.kv.layers.front().type));
@@ -175,7 +189,9 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
 
   const size_t room =
       r.available == 0 ? SIZE_MAX / 4 : r.available - std::min(r.available, kReserve);
-  const auto rest = [&] { return plan.weights + plan.workspace + plan.logits + plan.fixed; };
+  const auto rest = [&] {
+    return plan.weights + plan.workspace + plan.logits + plan.fixed + r.drafter_weights;
+  };
   const auto left = [&] { return room - std::min(room, rest()); };
   const auto budget = [&] {
     if (r.kv_cache_memory > 0) return r.kv_cache_memory;
@@ -189,14 +205,14 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
     size_step(r, plan);
   }
   const int chunk = plan.max_num_batched_tokens;
-  const size_t least = bytes_of(r.kv, blocks_for(r, 0, plan.max_model_len, chunk));
+  const size_t least = bytes_of(r, blocks_for(r, 0, plan.max_model_len, chunk));
   constexpr size_t kMiB = size_t{1} << 20;
   std::vector<std::string> ways;
   if (r.kv_cache_memory > 0 && least > r.kv_cache_memory) {
     const size_t offer = (least + kMiB - 1) / kMiB;
     if (rest() + offer * kMiB <= room) ways.push_back(fmt::format("--kv-cache-memory {}M", offer));
     return resource_exhausted(
-        "a sequence of {} tokens needs {} of cache, --kv-cache-memory is {}: {}",
+        "a sequence of {} tokens needs {} of cache, but --kv-cache-memory is {}: {}",
         plan.max_model_len, format_bytes(least), format_bytes(r.kv_cache_memory),
         advice(r, plan, r.kv_cache_memory, plan.max_model_len, std::move(ways)));
   }
@@ -215,6 +231,7 @@ Result<MemoryPlan> plan_with_steps(const PlanRequest& r, bool by_user) {
   for (size_t g = 0; g < plan.blocks.size(); ++g) {
     plan.kv.push_back(r.kv.block_bytes(static_cast<int>(g)) * static_cast<size_t>(plan.blocks[g]));
   }
+  plan.drafter += drafter_cache(r, plan.blocks);
   return plan;
 }
 

@@ -29,7 +29,9 @@ struct PlanRequest {
   int vocab_size = 0;
   int hidden_size = 0;
   KvCacheSpec kv;
-  size_t available = 0;  // 0: unknown, everything fits
+  size_t drafter_weights = 0;          // bytes
+  size_t drafter_bytes_per_token = 0;  // of a drafter's cache, for each token that the cache holds
+  size_t available = 0;                // 0: unknown, everything fits
   // The default share of the cache in the memory that weights and workspaces leave: a quarter on a
   // host, so that its first model does not fill it; all of a GPU.
   double kv_share = 0.25;
@@ -54,11 +56,13 @@ struct MemoryPlan {
   std::string kv_type;
   size_t weights = 0;
   size_t workspace = 0;
-  size_t logits = 0;  // and states, for embeddings
+  size_t logits = 0;   // and states, for embeddings
+  size_t drafter = 0;  // its weights and its cache
   size_t fixed = 0;
   size_t available = 0;
 
   size_t kv_bytes() const;
+  int64_t cache_tokens() const;  // that the largest group holds
   size_t total() const;
   std::string describe() const;  // readable text: one line per part
 };

@@ -201,12 +201,5 @@ TEST(Memory, ReadsTheSystemsFiles) {
   EXPECT_GT(available_memory(), 0u);
 }
 
-TEST(Memory, WritesSizes) {
-  EXPECT_EQ(format_bytes(512), "0 KiB");
-  EXPECT_EQ(format_bytes(size_t{9} << 30), "9.0 GiB");
-  EXPECT_EQ(format_bytes(41 * kMiB), "41 MiB");
-  EXPECT_EQ(format_bytes(kMiB * 3 / 2), "1.5 MiB");
-}
-
 }  // namespace
 }  // namespace freshet::engine

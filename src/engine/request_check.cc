@@ -14,7 +14,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
   if (length >= limits.max_model_len) {
     return wrong(
         "prompt",
-        "the prompt has {} tokens; at most {} fit with a token to follow (max_model_len {})",
+        "the prompt has {} tokens; at most {} leave room for a new token (max_model_len {})",
         length, limits.max_model_len - 1, limits.max_model_len);
   }
   for (const int32_t id : r.prompt) {
@@ -24,11 +24,16 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
     }
   }
   if (r.params.grammar && r.params.beam_width > 0) {
-    return wrong("grammar", "structured output and beam search do not go together");
+    return wrong("grammar", "structured output and beam search cannot be combined");
   }
   if (r.params.grammar && (r.params.grammar->trie().vocab_size() > limits.vocab ||
                            (r.params.thought && r.params.thought->vocab_size() > limits.vocab))) {
     return wrong("grammar", "the grammar was compiled for another vocabulary");
+  }
+  if (limits.speculates && r.params.beam_width > 0) {
+    return wrong("beam_width",
+                 "beam search does not go with speculative decoding; use n samples, or run without "
+                 "--speculative-config");
   }
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > limits.max_num_seqs) {
@@ -36,7 +41,7 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                  sequences, limits.max_num_seqs);
   }
   if (!limits.has_tokenizer && !r.params.stop.empty()) {
-    return wrong("stop", "stop strings need a vocabulary, and this model came without one");
+    return wrong("stop", "stop strings need a vocabulary, and this model has none");
   }
   if (!(r.deadline_s >= 0.0) || r.deadline_s > 1e9) {
     return wrong("deadline_s", "deadline_s must be between 0 and 1e9, not {}", r.deadline_s);

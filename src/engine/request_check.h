@@ -13,6 +13,7 @@ struct RequestLimits {
   int max_model_len = 0;
   int max_num_seqs = 0;
   bool has_tokenizer = false;
+  bool speculates = false;
 };
 
 // The first thing that is wrong with `request`.

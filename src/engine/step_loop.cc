@@ -14,6 +14,11 @@ int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(t).count();
 }
 
+// Whose text a sequence is: one tenant's, under one salt of the cache.
+uint64_t owner_of(const scheduler::Sequence& s) {
+  return s.request->tenant * 0x9E3779B97F4A7C15 ^ std::hash<std::string>()(s.request->salt);
+}
+
 }  // namespace
 
 StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
@@ -25,7 +30,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
       runner_(std::move(runner)),
-      services_{*scheduler_, tokenizer, runner_.vocab(), counted_.generated_tokens} {
+      services_{*scheduler_, tokenizer, runner_.vocab(), counted_} {
+  if (options_.drafter != nullptr) needs_ = options_.drafter->needs();
   for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }
 
@@ -40,10 +46,13 @@ Result<std::unique_ptr<StepLoop>> StepLoop::start(const StepLoopOptions& options
   cache_options.hash_seed = options.seed;
   cache_options.timed_share = options.timed_share;
   auto blocks = std::make_unique<kv_cache::BlockCache>(std::move(cache_options));
+  const size_t boundaries =
+      options.drafter != nullptr ? options.drafter->needs().boundaries.size() : 0;
   FRESHET_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(model, std::move(cache), options.scheduler.max_num_batched_tokens,
-                          options.scheduler.max_logit_rows, host_memory));
+                          options.scheduler.max_logit_rows, static_cast<int>(boundaries),
+                          host_memory));
   FRESHET_ASSIGN_OR_RETURN(auto scheduler,
                            scheduler::Scheduler::create(options.scheduler, *blocks));
   std::unique_ptr<StepLoop> loop(new StepLoop(options, tokenizer, pool, std::move(blocks),
@@ -65,8 +74,9 @@ StepLoop::~StepLoop() {
 // ---- from any thread -------------------------------------------------------------------------
 
 std::optional<RequestError> StepLoop::check(const Request& request) const {
-  return find_error(request, {runner_.vocab(), options_.scheduler.max_model_len,
-                              options_.scheduler.max_num_seqs, has_tokenizer_});
+  return find_error(
+      request, {runner_.vocab(), options_.scheduler.max_model_len, options_.scheduler.max_num_seqs,
+                has_tokenizer_, options_.drafter != nullptr});
 }
 
 Result<uint64_t> StepLoop::submit(Request request) {
@@ -76,11 +86,12 @@ Result<uint64_t> StepLoop::submit(Request request) {
   {
     const std::lock_guard lock(mutex_);
     if (options_.max_queued_requests > 0 && queued_requests_ >= options_.max_queued_requests) {
-      return resource_exhausted("the queue is full: {} requests wait", queued_requests_);
+      return resource_exhausted("the queue is full: {} requests are waiting", queued_requests_);
     }
     if (options_.max_queued_tokens > 0 && queued_tokens_ + tokens > options_.max_queued_tokens) {
-      return resource_exhausted("the queue is full: {} prompt tokens wait, {} may", queued_tokens_,
-                                options_.max_queued_tokens);
+      return resource_exhausted(
+          "the queue is full: {} prompt tokens are waiting, and at most {} may", queued_tokens_,
+          options_.max_queued_tokens);
     }
     ++queued_requests_;
     queued_tokens_ += tokens;
@@ -122,18 +133,31 @@ bool StepLoop::step() {
 void StepLoop::draft() {
   if (options_.drafter == nullptr) return;
   drafts_.clear();
+  drafted_.clear();
   for (const scheduler::SequenceId id : scheduler_->decoding()) {
     const scheduler::Sequence& s = scheduler_->sequence(id);
-    const auto& outputs = live_.at(s.request->id)->outputs;
-    if (!std::ranges::any_of(outputs, [](const auto& o) { return o->takes_drafts(); })) continue;
     // The step adds one token more than there are drafts.
-    const int32_t limit = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
-    if (limit > 0) drafts_.push_back({id, s.tokens, limit, {}});
+    const int32_t left = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
+    speculative::DraftRequest request{.sequence = id,
+                                      .tokens = s.tokens,
+                                      .limit = std::min(left, options_.max_drafts),
+                                      .owner = owner_of(s)};
+    if (request.limit <= 0) continue;
+    for (const auto& output : live_.at(s.request->id)->outputs) {
+      if (!output->asks_drafts(s, request)) continue;
+      drafts_.push_back(std::move(request));
+      drafted_.push_back(output.get());
+      break;
+    }
   }
   if (drafts_.empty()) return;
+  const int64_t from = now_us();
   options_.drafter->propose(drafts_);
-  for (speculative::DraftRequest& d : drafts_) {
+  counted_.speculation.draft_seconds += static_cast<double>(now_us() - from) * 1e-6;
+  for (size_t i = 0; i < drafts_.size(); ++i) {
+    speculative::DraftRequest& d = drafts_[i];
     if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
+    drafted_[i]->check_draft(d);
     scheduler_->set_draft(d.sequence, std::move(d.draft));
   }
 }
@@ -152,9 +176,11 @@ bool StepLoop::schedule() {
   for (const scheduler::StepItem& item : step.plan.items) {
     LiveRequest& live = *live_.at(scheduler_->sequence(item.sequence).request->id);
     step.requests.push_back(&live);
+    step.request_ids.push_back(live.id);
     if (std::exchange(live.started, true)) continue;
     for (const auto& output : live.outputs) output->start(item.sequence);
   }
+  step.next_sequence = scheduler_->next_sequence();
   in_flight_.push_back(std::move(step));
   return true;
 }
@@ -212,11 +238,42 @@ void StepLoop::commit(StepInFlight& step) {
     task.output->commit(task);
     if (live->second->over) retire(task.request);
   }
+  if (options_.drafter != nullptr) show_rows(step);
+  for (const scheduler::SequenceId id : scheduler_->take_ended()) {
+    if (options_.drafter != nullptr) options_.drafter->forget(id);
+  }
   in_flight_.pop_front();
   if (!in_flight_.empty()) list_rows(in_flight_.front());
 }
 
 // ---- what the verbs use ----------------------------------------------------------------------
+
+// Shows the drafter what the target computed. The samples of a request part with their first
+// tokens: each of them has the rows of the prompt.
+void StepLoop::show_rows(const StepInFlight& step) {
+  rows_.clear();
+  const auto show = [&](size_t item, const scheduler::Sequence& s) {
+    const int32_t first = step.plan.items[item].first;
+    const int32_t count = std::min(step.plan.items[item].count, s.computed - first);
+    if (count <= 0 || s.size() <= first + count) return;
+    speculative::TargetRows rows{s.id, s.tokens, first, count, nullptr, {}};
+    if (needs_.last) rows.last = runner_.state(item, 0).data();
+    for (size_t b = 0; b < needs_.boundaries.size(); ++b) {
+      rows.boundaries.push_back(runner_.boundary(b, item, 0));
+    }
+    rows_.push_back(std::move(rows));
+  };
+  for (size_t i = 0; i < step.plan.items.size(); ++i) {
+    const scheduler::SequenceId id = step.plan.items[i].sequence;
+    if (scheduler_->has(id)) show(i, scheduler_->sequence(id));
+    const scheduler::Request* const request = scheduler_->request(step.request_ids[i]);
+    if (request == nullptr) continue;
+    for (const scheduler::SequenceId other : request->sequences) {
+      if (other >= step.next_sequence) show(i, scheduler_->sequence(other));
+    }
+  }
+  options_.drafter->observe(rows_);
+}
 
 // Whether the oldest step's tokens are to be taken now: another step runs behind it, or none can
 // be scheduled until they are known.
@@ -239,6 +296,7 @@ void StepLoop::fill_masks(const StepInFlight& step) {
 }
 
 bool StepLoop::wants_states(const StepInFlight& step) const {
+  if (needs_.last) return true;
   for (size_t i = 0; i < step.requests.size(); ++i) {
     const scheduler::StepItem& item = step.plan.items[i];
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
@@ -325,7 +383,7 @@ void StepLoop::loop() {
   }
   std::ranges::sort(ids);
   for (const uint64_t id : ids)
-    end_request(id, FinishReason::kCancelled, cancelled("the engine shuts down"));
+    end_request(id, FinishReason::kCancelled, cancelled("the engine is shutting down"));
 }
 
 void StepLoop::empty_inbox() {

@@ -46,7 +46,9 @@ struct StepLoopOptions {
   uint64_t seed = 0;            // requests without a seed draw theirs from this
   int max_queued_requests = 0;  // 0: no limit
   int64_t max_queued_tokens = 0;
-  speculative::Drafter* drafter = nullptr;  // no steps run ahead with one. Must outlive the loop
+  // Must outlive the loop. No steps run ahead with one. The model must capture what it needs.
+  speculative::Drafter* drafter = nullptr;
+  int max_drafts = 15;  // of a sequence in a step
 };
 
 class StepLoop {
@@ -68,10 +70,12 @@ class StepLoop {
   // A step between schedule() and commit().
   struct StepInFlight {
     scheduler::Step plan;
-    std::vector<LiveRequest*> requests;  // [plan.items] valid while the item's sequence exists
-    std::vector<RowTask> tasks;          // whose rows verify() reads
-    int64_t prompt_tokens = 0;           // computed
-    bool runs_ahead = false;             // the next step may start before its tokens are known
+    std::vector<LiveRequest*> requests;       // [plan.items] valid while the item's sequence exists
+    std::vector<RowTask> tasks;               // whose rows verify() reads
+    std::vector<uint64_t> request_ids;        // [plan.items]
+    scheduler::SequenceId next_sequence = 0;  // those from here on came with the step's tokens
+    int64_t prompt_tokens = 0;                // computed
+    bool runs_ahead = false;                  // the next step may start before its tokens are known
   };
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
@@ -89,6 +93,7 @@ class StepLoop {
   void verify(StepInFlight& step);
   void commit(StepInFlight& step);
 
+  void show_rows(const StepInFlight& step);
   bool tokens_due(bool scheduled) const;
   void fill_masks(const StepInFlight& step);
   bool wants_states(const StepInFlight& step) const;
@@ -116,7 +121,10 @@ class StepLoop {
   std::unordered_map<uint64_t, std::unique_ptr<LiveRequest>> live_;
   std::deque<StepInFlight> in_flight_;  // at most two, oldest first
   std::vector<MaskTask> masks_;
+  speculative::StateNeeds needs_;  // of the drafter
   std::vector<speculative::DraftRequest> drafts_;
+  std::vector<RequestOutput*> drafted_;  // [drafts_] whose sequence it is
+  std::vector<speculative::TargetRows> rows_;
   int64_t wake_at_ = 0;
 
   mutable std::mutex mutex_;

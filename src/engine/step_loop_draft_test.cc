@@ -14,13 +14,13 @@ namespace {
 
 constexpr int32_t kEos = 11;
 
-// All kinds of request; some end by tokens of their own before their last draft.
+// All kinds of request but beams; some end by tokens of their own before their last draft.
 Request drafted_request(int which, bool logprobs) {
   Request r = request_of(which);
+  r.params.beam_width = 0;
   if (which % 3 == 0) r.params.stop_token_ids = {which % FakeModel::kVocab, 40};
   if (which % 7 == 2) r.params.max_tokens = 1 + which % 3;
-  if (which % 4 == 1 && r.params.beam_width == 0)
-    r.params.min_tokens = std::min(9, r.params.max_tokens);
+  if (which % 4 == 1) r.params.min_tokens = std::min(9, r.params.max_tokens);
   if (!logprobs) r.params.logprobs = -1;
   return r;
 }
@@ -48,7 +48,7 @@ TEST_P(LawOfDrafts, DraftsChangeNothing) {
     for (int i = 0; i < kRequests; ++i) {
       const Request r = drafted_request(i, !setup.draws);
       want.push_back(alone.run(r));
-      if (r.params.beam_width == 0) drafter.learn(r, want.back());
+      drafter.learn(r, want.back());
     }
     setup.drafter = &drafter;
     Rig rig(setup);
@@ -67,6 +67,46 @@ TEST_P(LawOfDrafts, DraftsChangeNothing) {
     EXPECT_EQ(stats.kv_cache_usage, 0.0);
     rig.stop();
     EXPECT_GT(drafter.proposed(), kRequests * 5);
+  }
+}
+
+// Proposes anything: random ids, the same id again and again, ends of texts, ids out of range, more
+// than it was asked for.
+class HostileDrafter final : public speculative::Drafter {
+ public:
+  void propose(std::span<speculative::DraftRequest> requests) override {
+    for (speculative::DraftRequest& r : requests) {
+      const auto kind = philox_uniform(r.sequence, r.tokens.size(), 1) * 5;
+      for (int i = 0; i < r.limit + 3; ++i) {
+        const auto random = static_cast<uint32_t>(i + 2);
+        const auto id = static_cast<int32_t>(philox_uniform(r.sequence, r.tokens.size(), random) *
+                                             FakeModel::kVocab);
+        r.draft.push_back(kind < 1   ? id
+                          : kind < 2 ? kEos
+                          : kind < 3 ? -id
+                          : kind < 4 ? FakeModel::kVocab + id * 100000
+                                     : r.tokens.back());
+      }
+    }
+  }
+};
+
+TEST(StepLoop, HostileDraftsChangeNothing) {
+  for (const bool draws : {false, true}) {
+    RigOptions plain;
+    plain.eos = {kEos};
+    Rig alone(plain);
+    HostileDrafter drafter;
+    RigOptions setup{.draws = draws};
+    setup.eos = {kEos};
+    setup.drafter = &drafter;
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(drafted_request(i, !draws)));
+    for (int i = 0; i < kRequests; ++i) {
+      expect_same(alone.run(drafted_request(i, !draws)), Rig::wait(*sent[static_cast<size_t>(i)]),
+                  i);
+    }
   }
 }
 
@@ -97,10 +137,20 @@ TEST(StepLoop, AcceptedDraftsSaveSteps) {
   }
 }
 
+TEST(StepLoop, BeamsAreRefusedWithADrafter) {
+  OracleDrafter drafter(3, 0.2);
+  RigOptions setup;
+  setup.drafter = &drafter;
+  Rig rig(setup);
+  const auto error = rig.loop().check(request_of(4));
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->field, "beam_width");
+  EXPECT_FALSE(rig.loop().check(request_of(3)).has_value());
+}
+
 // Whatever has no drafts of its own runs beside sequences that have some.
 TEST(StepLoop, OutputsWithoutDraftsRunBesideThem) {
   Request drafted = request_of(1);
-  Request beams = request_of(4);
   Request scored = request_of(2);
   scored.params.prompt_logprobs = 2;
   Request embedded;
@@ -111,7 +161,6 @@ TEST(StepLoop, OutputsWithoutDraftsRunBesideThem) {
 
   Rig plain({});
   const Outcome want_drafted = plain.run(drafted);
-  const Outcome want_beams = plain.run(beams);
   const Outcome want_scored = plain.run(scored);
   plain.run(embedded);
   const std::vector<float> want_embedding = std::exchange(embedding, {});
@@ -123,11 +172,9 @@ TEST(StepLoop, OutputsWithoutDraftsRunBesideThem) {
   setup.drafter = &drafter;
   Rig rig(setup);
   Pending& a = rig.send(drafted);
-  Pending& b = rig.send(beams);
   Pending& c = rig.send(scored);
   Pending& d = rig.send(embedded);
   expect_same(want_drafted, Rig::wait(a), 1);
-  expect_same(want_beams, Rig::wait(b), 4);
   const Outcome& got = Rig::wait(c);
   expect_same(want_scored, got, 2);
   ASSERT_EQ(got.prompt_logprobs.size(), want_scored.prompt_logprobs.size());

@@ -364,7 +364,7 @@ class Determinizer {
         return resource_exhausted("the grammar is too large: more than {} states", limits_.states);
       if (work_ > limits_.work)
         return resource_exhausted(
-            "the grammar is too ambiguous: too many of its places are reached by the same text");
+            "the grammar is too ambiguous: one text leads to too many positions in it");
       const auto [id, set] = std::move(pending_.back());
       pending_.pop_back();
       expand(id, set);

@@ -36,12 +36,13 @@ class EbnfParser {
       if (!in_.take_word("::=")) return error("expected '::='");
       const int rule = rule_named(name, begin);
       if (rules_.defined(rule))
-        return error_at(begin, fmt::format("a second definition of rule '{}'", name));
+        return error_at(begin, fmt::format("rule '{}' is defined twice", name));
       FRESHET_ASSIGN_OR_RETURN(Expression body, alternatives(0));
       rules_.define(rule, std::move(body));
       space();
       if (!in_.at_end() && !is_name_char(in_.peek()))
-        return error(in_.peek() == ')' ? "a ')' without its '('" : "expected the name of a rule");
+        return error(in_.peek() == ')' ? "a ')' without a matching '('"
+                                       : "expected the name of a rule");
     }
     if (!rules_.defined(0)) return invalid_argument("rule 'root' is missing");
     for (int rule = 0; rule < rules_.size(); ++rule) {

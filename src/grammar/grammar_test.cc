@@ -152,13 +152,13 @@ TEST(Ebnf, SaysWhereItIsWrong) {
   const auto trie = make_trie(1, 0);
   for (const auto& [grammar, says] : std::vector<std::pair<const char*, const char*>>{
            {"root ::= \"a\"\nb ::= [a", "line 2, column 7: missing ']'"},
-           {"root ::= \"\xc3\xa9\" )", "line 1, column 14: a ')' without its '('"},
+           {"root ::= \"\xc3\xa9\" )", "line 1, column 14: a ')' without a matching '('"},
            {"root ::= \"a\"{,3}", "line 1, column 14: expected a number"},
            {"root ::= \"a\"{3,2}", "line 1, column 14: repetition bounds out of order"},
            {"root ::= \"a\"{1000000}", "line 1, column 14: a repetition of more than 10000"},
            {"root ::= (\"a\"", "line 1, column 14: missing ')'"},
            {"root ::= \n  other", "line 2, column 3: rule 'other' is used but not defined"},
-           {"root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: a second definition"},
+           {"root ::= \"a\"\nroot ::= \"b\"", "line 2, column 1: rule 'root' is defined twice"},
            {"root ::= * \"a\"", "line 1, column 10: nothing to repeat"},
            {"root ::= <think>", "line 1, column 10: references to tokens are not supported"},
            {"root ::= !<[12]>", "line 1, column 10: references to tokens are not supported"},

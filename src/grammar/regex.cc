@@ -49,12 +49,12 @@ class RegexParser {
         continue;
       }
       if (in_.take('^')) {
-        if (!at_start) return in_.not_supported("'^' elsewhere than at the beginning is");
+        if (!at_start) return in_.not_supported("'^' that is not at the beginning is");
         continue;
       }
       if (in_.take('$')) {
         if (!in_.at_end() && in_.peek() != '|' && in_.peek() != ')')
-          return in_.not_supported("'$' elsewhere than at the end is");
+          return in_.not_supported("'$' that is not at the end is");
         continue;
       }
       FRESHET_ASSIGN_OR_RETURN(Expression e, atom(depth));

@@ -235,7 +235,7 @@ Result<SchemaBranches::Alternatives> SchemaBranches::one_of(int id) {
         if (!possible.ok()) {
           return document_.unsupported_keyword(
               id, "oneOf",
-              fmt::format("parts {} and {} may hold together ('anyOf' would allow that)", i, j));
+              fmt::format("parts {} and {} can match the same value ('anyOf' allows that)", i, j));
         }
       }
       out[i].push_back(document_.negation(parts[j]));

@@ -257,7 +257,7 @@ Result<int> SchemaDocument::resolve(int id, std::string_view keyword) {
   }
   const auto place = places_.find(target);
   if (place == places_.end() || (!target->is_object() && !target->is_bool()))
-    return error(id, keyword, "'" + text + "' points to what is no schema");
+    return error(id, keyword, "'" + text + "' points to something that is not a schema");
   return add(*target, place->second.first, place->second.second, false);
 }
 

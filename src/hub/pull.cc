@@ -22,10 +22,6 @@ int64_t size_or_zero(const std::string& path) {
   return error ? 0 : static_cast<int64_t>(size);
 }
 
-std::string gigabytes(int64_t bytes) {
-  return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
-}
-
 std::string resolve_url(const Settings& s, const ModelRef& ref, const std::string& commit,
                         const std::string& path) {
   return fmt::format("{}/{}/resolve/{}/{}", s.endpoint, ref.repo, commit, http::escape_path(path));
@@ -206,7 +202,8 @@ Status check_space(const std::string& folder, int64_t bytes) {
   return resource_exhausted(
       "needs {} but {} has {} free: make room, or set HF_HUB_CACHE to a "
       "folder on another disk",
-      gigabytes(bytes), folder, gigabytes(static_cast<int64_t>(space.available)));
+      format_bytes(static_cast<size_t>(bytes)), folder,
+      format_bytes(static_cast<size_t>(static_cast<int64_t>(space.available))));
 }
 
 }  // namespace freshet::hub

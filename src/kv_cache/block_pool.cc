@@ -30,7 +30,7 @@ void BlockPool::ref(int32_t id) {
 
 int32_t BlockPool::unref(int32_t id) {
   int32_t& refs = refs_[index(id)];
-  FRESHET_CHECK(refs > 0, "block {} is free already", id);
+  FRESHET_CHECK(refs > 0, "block {} is already free", id);
   if (--refs == 0) free_.push_back(id);
   return refs;
 }
@@ -38,7 +38,7 @@ int32_t BlockPool::unref(int32_t id) {
 Status BlockPool::check_conserved() const {
   std::vector<bool> listed(refs_.size(), false);
   for (const int32_t id : free_) {
-    if (listed[index(id)]) return internal_error("block {} is twice in the free list", id);
+    if (listed[index(id)]) return internal_error("block {} is in the free list twice", id);
     if (refs(id) != 0) return internal_error("block {} is free with {} references", id, refs(id));
     listed[index(id)] = true;
   }

@@ -24,7 +24,7 @@ TEST(BlockPool, HandsOutAndTakesBack) {
 TEST(BlockPoolDeathTest, MisuseIsFatal) {
   BlockPool pool(2);
   EXPECT_DEATH(pool.ref(0), "free");
-  EXPECT_DEATH(pool.unref(0), "free already");
+  EXPECT_DEATH(pool.unref(0), "already free");
   EXPECT_DEATH((void)pool.refs(2), "block 2 of 2");
 }
 

@@ -36,6 +36,10 @@ struct ForwardBatch {
   std::vector<uint8_t> best_only;  // empty, or [logit_rows]; 1: only the argmax of the row is used
   // Empty, or the sampling descriptors of ops/sample.h: how to sample from each row of logits.
   std::vector<int32_t> samples;
+  // For draft heads (FeatureSpec): [tokens, features], the target's features of each token, or
+  // states that the head gave before. In host memory that a device reads (Ops::host_memory()).
+  const float* features = nullptr;
+  bool own_states = false;
 
   int64_t tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int sequences() const { return static_cast<int>(context_len.size()); }
@@ -65,6 +69,8 @@ struct StepResults {
   // Or [logit_rows]: the token that ops::Ops::argmax() or sample() returns, in which case the row
   // of logits is not written; or kSeeLogits, always if the batch asks for the logits themselves.
   int32_t* best = nullptr;
+  // Empty, or [Model::capture()] of [tokens, hidden]: the residual stream at those boundaries.
+  std::span<float* const> boundaries;
 };
 
 }  // namespace freshet

@@ -8,8 +8,15 @@
 namespace freshet {
 
 Decoder::Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops)
+    : Decoder(std::move(spec), std::make_shared<const ModelWeights>(std::move(weights)), nullptr,
+              std::move(infos), ops) {}
+
+Decoder::Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
+                 std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos,
+                 ops::Ops& ops)
     : spec_(std::move(spec)),
       weights_(std::move(weights)),
+      ends_(ends != nullptr ? std::move(ends) : weights_),
       infos_(std::move(infos)),
       ops_(ops),
       last_stored_(last_stored(spec_)) {
@@ -37,24 +44,95 @@ Matrix Decoder::embed(Step& step) {
   const Matrix x = arena_.matrix(tokens, spec_.hidden_size);
   const Scratch scratch(arena_);
   if (spec_.embedding_size == spec_.hidden_size) {
-    ops_.embed(x, weights_.embedding, batch.token_ids, spec_.embedding_scale);
+    ops_.embed(x, embedding(), batch.token_ids, spec_.embedding_scale);
   } else {
     const Matrix narrow = arena_.matrix(tokens, spec_.embedding_size);
-    ops_.embed(narrow, weights_.embedding, batch.token_ids, spec_.embedding_scale);
-    const ops::Product products[] = {product_of(weights_.embedding_in, x)};
+    ops_.embed(narrow, embedding(), batch.token_ids, spec_.embedding_scale);
+    const ops::Product products[] = {product_of(ends_->embedding_in, x)};
     ops_.matmul(narrow, products);
   }
   if (spec_.learned_positions > 0) {
     const Matrix positions = arena_.matrix(tokens, spec_.hidden_size);
-    ops_.embed(positions, weights_.positions, batch.positions, 1.0f, spec_.position_offset);
+    ops_.embed(positions, ends_->positions, batch.positions, 1.0f, spec_.position_offset);
     ops_.add(x, positions, 1.0f);
   }
   return x;
 }
 
+ops::Product Decoder::head(const Matrix& logits) const {
+  const Linear& own = weights_->head.weight.empty() ? ends_->head : weights_->head;
+  ops::Product head = product_of(own, logits);
+  if (own.weight.empty()) head.weight = &embedding();
+  head.scale = spec_.logits_scale;
+  return head;
+}
+
+// The residual stream of a draft head (FeatureSpec).
+Matrix Decoder::feature_stream(const ForwardBatch& batch, const Matrix& embedded) {
+  const FeatureSpec& f = *spec_.features;
+  const int64_t tokens = batch.tokens(), hidden = spec_.hidden_size;
+  const bool joins = f.use == FeatureSpec::Use::kJoined;
+  const int64_t width = batch.own_states ? hidden : f.width;
+  const std::span<const int32_t> rows = std::span(every_).first(static_cast<size_t>(tokens));
+  const Matrix given{const_cast<float*>(batch.features), tokens, width, width};
+  const auto norm = [](const std::optional<NormSpec>& spec, const NormWeights& w) {
+    return norm_of(*spec, w);
+  };
+  const Matrix x = arena_.matrix(tokens, hidden);
+  if (joins) {
+    const Scratch scratch(arena_);
+    const Matrix joined = arena_.matrix(tokens, hidden + width);
+    const Matrix e = joined.slice_cols(f.features_first ? width : 0, hidden);
+    const Matrix own = joined.slice_cols(f.features_first ? 0 : hidden, width);
+    ops_.gather_rows(e, embedded, rows);
+    ops_.gather_rows(own, given, rows);
+    if (f.embedding_norm) ops_.norm(e, e, norm(f.embedding_norm, weights_->embedding_norm));
+    if (f.feature_norm) ops_.norm(own, own, norm(f.feature_norm, weights_->feature_norm));
+    const ops::Product products[] = {product_of(weights_->features, x)};
+    ops_.matmul(joined, products);
+    return x;
+  }
+  if (batch.own_states) {
+    ops_.gather_rows(x, given, rows);
+  } else {
+    const Scratch scratch(arena_);
+    const Matrix features = arena_.matrix(tokens, width);
+    ops_.gather_rows(features, given, rows);
+    if (f.input_norm) ops_.norm(features, features, norm(f.input_norm, weights_->input_norm));
+    const ops::Product products[] = {product_of(weights_->features, x)};
+    ops_.matmul(features, products);
+  }
+  if (f.normed_residual) ops_.norm(x, x, norm(f.feature_norm, weights_->feature_norm));
+  return x;
+}
+
+// What the first branch of an EAGLE-3 head reads: [norm(e); norm(x)].
+ops::Input Decoder::paired_input(const Matrix& stream) {
+  const FeatureSpec& f = *spec_.features;
+  const int64_t hidden = spec_.hidden_size;
+  const Matrix pair = arena_.matrix(stream.rows, 2 * hidden);
+  const Matrix e = pair.slice_cols(0, hidden), x = pair.slice_cols(hidden, hidden);
+  const auto rows = std::span(every_).first(static_cast<size_t>(stream.rows));
+  if (f.embedding_norm) {
+    ops_.norm(e, embedded_, norm_of(*f.embedding_norm, weights_->embedding_norm));
+  } else {
+    ops_.gather_rows(e, embedded_, rows);
+  }
+  if (f.feature_norm && !f.normed_residual) {
+    ops_.norm(x, stream, norm_of(*f.feature_norm, weights_->feature_norm));
+  } else {
+    ops_.gather_rows(x, stream, rows);
+  }
+  return {pair};
+}
+
 // The input of a branch: the stream, with a norm if the spec says so. `norm` must outlive the
 // result.
 ops::Input Decoder::branch_input(int layer, int branch, const Matrix& stream, ops::Norm& norm) {
+  if (layer == 0 && branch == 0 && spec_.features &&
+      spec_.features->use == FeatureSpec::Use::kPaired) {
+    return paired_input(stream);
+  }
   const std::optional<NormSpec>& spec = branch_of(layer, branch).norms.in;
   ops::Input in{stream};
   if (!spec) return in;
@@ -184,13 +262,11 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
                            const Matrix& hidden) {
   const auto rows = static_cast<int64_t>(step.batch.logit_rows.size());
   const ops::Norm final_norm =
-      spec_.final_norm ? norm_of(*spec_.final_norm, weights_.final_norm) : ops::Norm{};
+      spec_.final_norm ? norm_of(*spec_.final_norm, weights_->final_norm) : ops::Norm{};
   const bool narrows = spec_.embedding_size != spec_.hidden_size;
-  ops::Product head = product_of(weights_.head, logits);
-  if (weights_.head.weight.empty()) head.weight = &weights_.embedding;
-  head.scale = spec_.logits_scale;
+  const ops::Product head = this->head(logits);
   if (hidden.data != nullptr) {
-    if (spec_.final_norm) {
+    if (spec_.final_norm && !(spec_.features && spec_.features->raw_states)) {
       ops_.norm(hidden, x, final_norm);
     } else {
       ops_.gather_rows(hidden, x, std::span(every_).first(static_cast<size_t>(x.rows)));
@@ -210,7 +286,7 @@ void Decoder::write_logits(Step& step, const Matrix& x, const Matrix& logits,
   }
   if (narrows) {
     const Matrix narrow = arena_.matrix(rows, spec_.embedding_size);
-    const ops::Product products[] = {product_of(weights_.embedding_out, narrow)};
+    const ops::Product products[] = {product_of(ends_->embedding_out, narrow)};
     ops_.project(in, products);
     in = {narrow};
   }
@@ -230,18 +306,32 @@ void Decoder::rope_tables(const std::vector<int32_t>& positions,
   }
 }
 
-void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden) {
+void Decoder::copy_boundary(int boundary, const Matrix& x, std::span<const Matrix> boundaries) {
+  for (size_t i = 0; i < boundaries.size(); ++i) {
+    if (captures_[i] != boundary) continue;
+    ops_.gather_rows(boundaries[i], x, std::span(every_).first(static_cast<size_t>(x.rows)));
+  }
+}
+
+void Decoder::run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
+                  std::span<const Matrix> boundaries) {
   rope_tables(step.batch.positions, step.cos_sin);
   if (last != nullptr) rope_tables(last->batch.positions, last->cos_sin);
   Matrix x = embed(step);
+  if (spec_.features) {
+    embedded_ = x;
+    x = feature_stream(step.batch, embedded_);
+  }
   Step* on = &step;
   const auto layers = static_cast<int>(spec_.layers.size());
   for (int layer = 0; layer < layers; ++layer) {
     const bool ends = last != nullptr && layer == last_stored_.layer;
+    copy_boundary(layer, x, boundaries);
     x = run_layer(*on, layer, x, ends ? last : nullptr);
     if (x.rows == 0) break;
     if (ends) on = last;
   }
+  copy_boundary(layers, x, boundaries);
   write_logits(step, x, logits, hidden);
 }
 

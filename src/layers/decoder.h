@@ -22,6 +22,10 @@ class Decoder final : public Model {
  public:
   // `infos` lists the weights for inspection. `ops` must outlive the decoder.
   Decoder(ModelSpec spec, ModelWeights weights, std::vector<WeightInfo> infos, ops::Ops& ops);
+  // Weights of another decoder: a spec with fewer layers runs the first ones. `ends`: whose
+  // embedding and head are used where `weights` has none.
+  Decoder(ModelSpec spec, std::shared_ptr<const ModelWeights> weights,
+          std::shared_ptr<const ModelWeights> ends, std::vector<WeightInfo> infos, ops::Ops& ops);
 
   const ModelSpec& spec() const override { return spec_; }
   // Bytes of a workspace. Models that share their Ops share all but `own`.
@@ -36,6 +40,7 @@ class Decoder final : public Model {
     return w.own + w.scratch + w.inputs;
   }
   Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) override;
+  Status capture(const std::vector<int>& boundaries) override;
   bool samples() const override { return ops_.samples(spec_.vocab_size); }
   void forward(const ForwardBatch& batch, const KvStorage& cache,
                const StepResults& results) override;
@@ -43,18 +48,25 @@ class Decoder final : public Model {
              int turn) override;
   void finish(const ForwardBatch& batch, const StepResults& results, int turn) override;
   std::vector<WeightInfo> weights() const override { return infos_; }
+  std::shared_ptr<const ModelWeights> share() const override { return weights_; }
 
  private:
   size_t arena_bytes(int64_t tokens, int64_t logit_rows) const;
   size_t input_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const;
   ops::Ops::ShapeLimits limits(int64_t tokens, int64_t context) const;
+  const ops::Weight& embedding() const {
+    return weights_->embedding.empty() ? ends_->embedding : weights_->embedding;
+  }
+  ops::Product head(const Matrix& logits) const;
   Matrix embed(Step& step);
+  Matrix feature_stream(const ForwardBatch& batch, const Matrix& embedded);
+  ops::Input paired_input(const Matrix& stream);
   void rope_tables(const std::vector<int32_t>& positions, std::vector<const float*>& tables);
   const BranchSpec& branch_of(int layer, int branch) const {
     return spec_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
   }
   const BranchWeights& weights_of(int layer, int branch) const {
-    return weights_.layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
+    return weights_->layers[static_cast<size_t>(layer)].branches[static_cast<size_t>(branch)];
   }
   // -1: the branch stores nothing.
   int cache_layer_of(int layer, int branch) const {
@@ -66,7 +78,9 @@ class Decoder final : public Model {
   void branch(Step& step, int layer, int branch, const ops::Input& in, const Matrix& x);
   void store(Step& step, int layer, int branch, const ops::Input& in);
   Matrix logit_rows(const Step& step, const Step& last, const Matrix& x);
-  void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden);
+  void run(Step& step, Step* last, const Matrix& logits, const Matrix& hidden,
+           std::span<const Matrix> boundaries);
+  void copy_boundary(int boundary, const Matrix& x, std::span<const Matrix> boundaries);
   bool take_last_rows(const ForwardBatch& batch, const KvStorage& cache);
   void describe_step(const ForwardBatch& batch, const KvStorage& cache, const Matrix& logits,
                      bool narrows, std::span<const int64_t> how);
@@ -75,12 +89,15 @@ class Decoder final : public Model {
   void write_logits(Step& step, const Matrix& x, const Matrix& logits, const Matrix& hidden);
 
   ModelSpec spec_;
-  ModelWeights weights_;
+  std::shared_ptr<const ModelWeights> weights_, ends_;
   std::vector<WeightInfo> infos_;
   ops::Ops& ops_;
   BranchPlace last_stored_;
   std::vector<std::vector<int>> cache_layers_;  // [layers][branches]: -1: stores nothing
   std::vector<int> last_cache_layers_;          // of the branches that run for logit rows alone
+  Matrix embedded_;                 // of a draft head's step: what its first branch reads
+  std::vector<int> captures_;       // the boundaries that results may have
+  std::vector<Matrix> boundaries_;  // of the step
   Arena arena_;
   int64_t max_tokens_ = 0;
   int64_t max_logit_rows_ = 0;

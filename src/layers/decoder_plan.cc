@@ -26,6 +26,11 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
   for (const RopeSpec& rope : spec_.ropes) {
     fixed += matrix_bytes(tokens, rope.rotary_dim) + matrix_bytes(logit_rows, rope.rotary_dim);
   }
+  if (spec_.features) {
+    // The stream beside the embeddings, and a pair as the first branch's input.
+    const int64_t widest = std::max<int64_t>(spec_.features->width, hidden) + hidden;
+    fixed += matrix_bytes(tokens, hidden) + matrix_bytes(tokens, std::max(widest, 2 * hidden));
+  }
   // The most that the embedding, a layer or the head takes on top of that.
   size_t peak = matrix_bytes(tokens, spec_.embedding_size) + matrix_bytes(tokens, 1) +
                 matrix_bytes(tokens, hidden);
@@ -41,7 +46,8 @@ size_t Decoder::arena_bytes(int64_t tokens, int64_t logit_rows) const {
     peak = std::max(peak, (inputs + 1) * matrix_bytes(tokens, hidden) + most);
   }
   if (ops_.device() != nullptr) {  // results wait there for the host
-    fixed += matrix_bytes(logit_rows, spec_.vocab_size) + matrix_bytes(tokens, hidden);
+    fixed += matrix_bytes(logit_rows, spec_.vocab_size);
+    fixed += (1 + captures_.size()) * matrix_bytes(tokens, hidden);
   }
   return fixed + peak;
 }
@@ -51,6 +57,9 @@ ops::Ops::ShapeLimits Decoder::limits(int64_t tokens, int64_t context) const {
   l.tokens = tokens;
   l.max_context = context;
   l.max_cols = std::max(spec_.hidden_size, spec_.embedding_size);
+  if (spec_.features) {
+    l.max_cols = std::max<int64_t>(l.max_cols, spec_.features->width + spec_.hidden_size);
+  }
   l.max_rows = std::max(spec_.vocab_size, spec_.hidden_size);
   for (const LayerSpec& layer : spec_.layers) {
     for (const BranchSpec& branch : layer.branches) {
@@ -79,6 +88,19 @@ Decoder::Workspace Decoder::workspace(int64_t tokens, int64_t logit_rows, int64_
   w.scratch = ops_.scratch_bytes(limits(tokens, context));
   if (ops_.device() != nullptr) w.inputs = input_bytes(tokens, logit_rows, context);
   return w;
+}
+
+Status Decoder::capture(const std::vector<int>& boundaries) {
+  const auto layers = static_cast<int>(spec_.layers.size());
+  for (size_t i = 0; i < boundaries.size(); ++i) {
+    const int before = i == 0 ? -1 : boundaries[i - 1];
+    if (boundaries[i] <= before || boundaries[i] > layers) {
+      return invalid_argument("states behind layer {}: the model has {} layers", boundaries[i],
+                              layers);
+    }
+  }
+  captures_ = boundaries;
+  return {};
 }
 
 Status Decoder::reserve(int64_t tokens, int64_t logit_rows, int64_t context) {

@@ -7,6 +7,13 @@
 #include "ops/device.h"
 
 namespace freshet {
+namespace {
+
+// Steps of several rows a sequence are replayed up to this size: their shapes recur with a few
+// sequences only.
+constexpr int64_t kMostReplayedRows = 64;
+
+}  // namespace
 
 // Copies to the host: logits of the rows that have no sampled token, and all sampled tokens.
 void Decoder::fetch(const ForwardBatch& batch, const Matrix& logits, const int32_t* best,
@@ -31,7 +38,7 @@ void Decoder::finish(const ForwardBatch& batch, const StepResults& results, int 
     if (results.best != nullptr) std::fill_n(results.best, rows, StepResults::kSeeLogits);
     return;
   }
-  if (rows > 0 || results.hidden != nullptr) ops_.await(turn);
+  if (rows > 0 || results.hidden != nullptr || !results.boundaries.empty()) ops_.await(turn);
   for (size_t row = 0; results.best != nullptr && row < rows; ++row) {
     if (!batch.names_token(row)) results.best[row] = StepResults::kSeeLogits;
   }
@@ -96,6 +103,7 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
                 max_logit_rows_);
   FRESHET_CHECK(static_cast<int64_t>(batch.positions.size()) == tokens,
                 "{} positions for {} tokens", batch.positions.size(), tokens);
+  FRESHET_CHECK(!spec_.features || batch.features != nullptr, "a draft head without features");
   arena_.reset();
   const bool on_device = ops_.device() != nullptr;
   const bool wants_states = results.hidden != nullptr;
@@ -112,26 +120,39 @@ void Decoder::start(const ForwardBatch& batch, const KvStorage& cache, const Ste
   }
   const bool takes = on_device && !batch.ids_from.empty();
   const bool draws = best != nullptr && !batch.samples.empty();
-  const bool narrows = !wants_states && take_last_rows(batch, cache);
-  describe_step(batch, cache, logits, narrows,
-                std::array<int64_t, 4>{wants_states, best != nullptr, draws, takes});
+  boundaries_.clear();
+  for (float* const to : results.boundaries) {
+    boundaries_.push_back(on_device ? arena_.matrix(tokens, spec_.hidden_size)
+                                    : Matrix{to, tokens, spec_.hidden_size, spec_.hidden_size});
+  }
+  // Behind the last branch that stores, only some rows go on.
+  const bool all_rows = wants_states || spec_.features.has_value() ||
+                        (!boundaries_.empty() && captures_.back() > last_stored_.layer);
+  const bool narrows = !all_rows && take_last_rows(batch, cache);
+  describe_step(
+      batch, cache, logits, narrows,
+      std::array<int64_t, 7>{wants_states, best != nullptr, draws, takes, std::ssize(boundaries_),
+                             batch.own_states, reinterpret_cast<int64_t>(batch.features)});
   Step step{ops_, spec_, batch, cache, arena_, cos_sin_};
   Step last{ops_, spec_, last_, cache, arena_, last_cos_sin_, true};
-  const bool decode = tokens == batch.sequences() && rows == tokens && !wants_states;
+  // A decode step, or one that verifies drafts.
+  const bool decode =
+      rows == tokens && (tokens == batch.sequences() || tokens <= kMostReplayedRows);
   ops_.step({step_arrays_, step_key_, decode}, [&] {
     if (takes) ops_.take_ids(batch.token_ids, batch.ids_from, named_.as<int32_t>());
-    run(step, narrows ? &last : nullptr, logits, states);
+    run(step, narrows ? &last : nullptr, logits, states, boundaries_);
     if (best == nullptr || rows == 0) return;
     if (draws) return ops_.sample(logits, batch.samples, batch.token_ids, best);
     ops_.argmax(logits, best);
   });
   if (!on_device) return;
-  if (wants_states) {
-    ops_.fetch(results.hidden, states.data,
-               static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float));
+  const auto state_bytes = static_cast<size_t>(tokens * spec_.hidden_size) * sizeof(float);
+  if (wants_states) ops_.fetch(results.hidden, states.data, state_bytes);
+  for (size_t i = 0; i < boundaries_.size(); ++i) {
+    ops_.fetch(results.boundaries[i], boundaries_[i].data, state_bytes);
   }
   if (rows > 0) fetch(batch, logits, best, results);
-  if (rows > 0 || wants_states) ops_.note(turn);
+  if (rows > 0 || wants_states || !boundaries_.empty()) ops_.note(turn);
 }
 
 }  // namespace freshet

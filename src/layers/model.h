@@ -20,6 +20,8 @@
 
 namespace freshet {
 
+struct ModelWeights;
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -29,6 +31,11 @@ class Model {
   // at most `context` tokens. Must be called before forward().
   virtual size_t workspace_bytes(int64_t tokens, int64_t logit_rows, int64_t context) const = 0;
   virtual Status reserve(int64_t tokens, int64_t logit_rows, int64_t context) = 0;
+  // From the next reserve() on, steps may be asked for the residual stream behind given layers
+  // (StepResults::boundaries). Ascending, from 0 to the number of layers.
+  virtual Status capture(const std::vector<int>& boundaries) {
+    return boundaries.empty() ? Status() : unsupported("this model shows no inner states");
+  }
 
   virtual void forward(const ForwardBatch& batch, const KvStorage& cache,
                        const StepResults& results) = 0;
@@ -43,6 +50,9 @@ class Model {
   }
   virtual void finish(const ForwardBatch& /*batch*/, const StepResults& /*results*/, int /*turn*/) {
   }
+
+  // For models that share weights with this one, such as its draft heads; nullptr: it shows none.
+  virtual std::shared_ptr<const ModelWeights> share() const { return nullptr; }
 
   // Every weight: name, format, shape, bytes, kernel; for `inspect`.
   struct WeightInfo {

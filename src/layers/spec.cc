@@ -87,6 +87,16 @@ Status validate(const ModelSpec& spec) {
   }
   if (spec.layers.empty()) return invalid_argument("a model without layers");
   if (spec.max_context <= 0) return invalid_argument("a context of {} tokens", spec.max_context);
+  if (spec.features) {
+    if (!sane(spec.features->width)) {
+      return invalid_argument("features of {} numbers", spec.features->width);
+    }
+    const AttentionSpec* const first = spec.layers.front().find<AttentionSpec>();
+    const bool paired = spec.features->use == FeatureSpec::Use::kPaired;
+    if (paired && (first == nullptr || first->input_size != 2 * spec.hidden_size)) {
+      return invalid_argument("a draft head without attention over pairs");
+    }
+  }
   for (const RopeSpec& rope : spec.ropes) FRESHET_RETURN_IF_ERROR(validate_rope(rope));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     FRESHET_RETURN_IF_ERROR(validate_layer(spec, i));

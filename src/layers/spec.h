@@ -74,6 +74,7 @@ struct AttentionSpec {
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
   NormSpec qk_norm_spec;
+  int input_size = 0;  // features that queries, keys and values are projected from; 0: hidden_size
 };
 
 // Multi-head latent attention (MLA, arXiv:2405.04434).
@@ -160,6 +161,24 @@ struct LayerSpec {
   }
 };
 
+// How a draft head (EAGLE, an MTP layer) makes its residual stream from the embedding e of a token
+// and the target's features f of the token before it.
+struct FeatureSpec {
+  int width = 0;  // of the target's features
+  enum class Use {
+    kJoined,  // x = W [e; f]: EAGLE-1 (arXiv:2401.15077), MTP (arXiv:2412.19437)
+    kPaired,  // x = W f; the first branch reads [norm(e); norm(x)]: EAGLE-3 (arXiv:2503.01840)
+  };
+  Use use = Use::kJoined;
+  bool features_first = false;  // kJoined: [f; e]
+  bool bias = false;
+  std::optional<NormSpec> input_norm;  // kPaired: on the target's features, before W
+  std::optional<NormSpec> embedding_norm, feature_norm;
+  bool normed_residual = false;  // kPaired: x itself is normalised
+  // The states that the head gives for its own next step are those before the final norm.
+  bool raw_states = false;
+};
+
 struct ModelSpec {
   std::string architecture;  // for people
   int vocab_size = 0;
@@ -174,6 +193,8 @@ struct ModelSpec {
   int position_offset = 0;        // added to a position before it is looked up
   bool tied_embeddings = false;
   bool logits_bias = false;
+
+  std::optional<FeatureSpec> features;  // of a draft head
 
   float residual_scale = 1.0f;  // of each branch before it is added
   std::optional<NormSpec> final_norm;

@@ -79,6 +79,8 @@ struct ModelWeights {
   ops::Weight positions;  // [learned_positions, hidden]
   Linear embedding_in;    // [hidden, embedding_size], if the two differ
   Linear embedding_out;   // [embedding_size, hidden]
+  Linear features;        // of a draft head: [hidden, joined or target's width]
+  NormWeights input_norm, embedding_norm, feature_norm;
   std::vector<LayerWeights> layers;
   NormWeights final_norm;
   Linear head;  // [vocab, embedding_size]; empty weight: the embedding

@@ -120,6 +120,13 @@ std::vector<std::string> files_of_index(const json::Value& index) {
 
 }  // namespace
 
+Result<Checkpoint> Checkpoint::open_bare(const std::string& path) {
+  Checkpoint c;
+  c.path_ = path;
+  FRESHET_RETURN_IF_ERROR(c.open_files({path}));
+  return c;
+}
+
 Result<Checkpoint> Checkpoint::open(const std::string& path) {
   Checkpoint c;
   c.path_ = path;
@@ -145,7 +152,7 @@ Status Checkpoint::open_hugging_face(const std::string& directory) {
   kind_ = Kind::kHuggingFace;
   const std::string config = directory + "/config.json";
   if (!exists(config)) {
-    return not_found("{} holds safetensors but no config.json, which tells the architecture",
+    return not_found("{} holds safetensors but no config.json, which names the architecture",
                      directory);
   }
   FRESHET_ASSIGN_OR_RETURN(config_, json::parse_file(config));
@@ -186,8 +193,9 @@ Status Checkpoint::open_weights(const std::string& directory) {
     return open_files({single});
   }
   if (!named.empty() && !complete && !numbered.empty()) {
-    log_warning("{} is ignored: it names files that are not there; {} and its set are read", index,
-                fs::path(numbered.front()).filename().string());
+    log_warning(
+        "{} is ignored: it names files that do not exist; {} and the rest of its set are read",
+        index, fs::path(numbered.front()).filename().string());
     return open_files(numbered);
   }
   if (!parsed.ok()) return parsed.status();
@@ -209,8 +217,8 @@ Status Checkpoint::open_index(const std::string& directory, const json::Value& i
   std::map<std::string, size_t> shards;  // file name -> position in safetensors_
   for (const auto& [tensor, value] : map->as_object()) {
     if (!value.is_string() || !is_plain_name(value.as_string())) {
-      return invalid_argument("tensor '{}' is mapped to something that is not a file name here",
-                              tensor);
+      return invalid_argument(
+          "tensor '{}' is mapped to something other than a file name in this folder", tensor);
     }
     const std::string& name = value.as_string();
     auto shard = shards.find(name);
@@ -246,7 +254,7 @@ Status Checkpoint::open_gguf(const std::string& path) {
     const int64_t said = file.get_int("split.count").value_or(0);
     if (said > 1 && said != parts) {
       return invalid_argument(
-          "{}: it says that it is one of {} parts; their names must end in "
+          "{}: the file says that it is one of {} parts; their names must end in "
           "-00001-of-{:05}.gguf and so on",
           part, said, said);
     }
@@ -255,7 +263,7 @@ Status Checkpoint::open_gguf(const std::string& path) {
   }
   const auto expected = gguf_.front().get_int("split.tensors.count");
   if (split && expected && *expected != static_cast<int64_t>(tensors_.size())) {
-    return invalid_argument("{}: the parts hold {} tensors of {}", path, tensors_.size(),
+    return invalid_argument("{}: the parts hold {} of {} tensors", path, tensors_.size(),
                             *expected);
   }
   return {};

@@ -26,6 +26,8 @@ class Checkpoint {
   enum class Kind { kHuggingFace, kGguf };
 
   static Result<Checkpoint> open(const std::string& path);
+  // A .safetensors file without a configuration, e.g. of a draft head.
+  static Result<Checkpoint> open_bare(const std::string& path);
 
   Kind kind() const { return kind_; }
   const std::string& path() const { return path_; }      // as given to open()

@@ -192,7 +192,8 @@ class GgufFile::Parser {
   }
 
   Status too_many(std::string_view what, uint64_t n) const {
-    return invalid_argument("{} {} do not fit in the {} bytes left of the file", n, what, left());
+    return invalid_argument("{} {} do not fit in the remaining {} bytes of the file", n, what,
+                            left());
   }
 
   Status header(uint64_t& tensors, uint64_t& keys) {
@@ -234,7 +235,7 @@ class GgufFile::Parser {
     value.type = static_cast<GgufType>(type);
     FRESHET_RETURN_IF_ERROR(payload(key, value));
     if (!out_.keys_.emplace(key, out_.metadata_.size()).second) {
-      return invalid_argument("metadata key '{}' stands twice", key);
+      return invalid_argument("metadata key '{}' occurs twice", key);
     }
     out_.metadata_.emplace_back(key, std::move(value));
     return {};
@@ -244,7 +245,7 @@ class GgufFile::Parser {
     const size_t size = value.type == GgufType::kString ? sizeof(uint64_t) : size_of(value.type);
     if (value.count > left() / size) {
       return invalid_argument(
-          "metadata key '{}' claims {} values of type {} and the file is too short", key,
+          "metadata key '{}' claims {} values of type {}, but the file is too short", key,
           value.count, name_of(value.type));
     }
     if (value.type != GgufType::kString) {
@@ -255,7 +256,8 @@ class GgufFile::Parser {
     value.strings.resize(value.count);
     for (std::string_view& s : value.strings) {
       if (!read_string(s, left())) {
-        return invalid_argument("metadata key '{}' holds a string that runs out of the file", key);
+        return invalid_argument(
+            "metadata key '{}' holds a string that goes beyond the end of the file", key);
       }
     }
     return {};

@@ -144,7 +144,7 @@ TEST(Gguf, NamesTheKeyThatIsWrong) {
   EXPECT_THAT(Bytes(0, 1).str("k").num(9u).num(9u).num(uint64_t{1}).data(64).error(),
               HasSubstr("'k' is an array of arrays"));
   EXPECT_THAT(Bytes(0, 2).str("k").num(4u).num(1u).str("k").num(4u).num(1u).error(),
-              HasSubstr("'k' stands twice"));
+              HasSubstr("'k' occurs twice"));
   for (const uint32_t alignment : {0u, 3u, 48u, 0x80000000u}) {
     EXPECT_THAT(Bytes(0, 1).str("general.alignment").num(4u).num(alignment).error(),
                 HasSubstr("general.alignment"));

@@ -186,7 +186,7 @@ Status GgufWriter::open(const std::string& path) {
   FRESHET_CHECK(fd_ < 0 && path_.empty(), "a GgufWriter writes one file");
   struct stat there{};
   if (::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
-    return io_error("{} is not a file: it is not replaced", path);
+    return io_error("{} is not a regular file, so it is not replaced", path);
   }
   path_ = path;
   partial_path_ = fmt::format("{}.{}.partial", path, ::getpid());

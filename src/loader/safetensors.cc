@@ -114,7 +114,7 @@ Result<TensorSource> tensor_of(const std::string& name, const json::Value& entry
     if (__builtin_mul_overflow(*elements, int64_t{info->bits}, &bits) || bits % 8 != 0 ||
         static_cast<uint64_t>(bits / 8) != t.bytes) {
       return invalid_argument(
-          "tensor '{}' has {} bytes, which its shape and dtype {} do not explain", name, t.bytes,
+          "tensor '{}' has {} bytes, which does not match its shape and dtype {}", name, t.bytes,
           t.dtype);
     }
     t.format = info->format;
@@ -133,7 +133,8 @@ Status check_tiling(const std::vector<TensorSource>& tensors, std::span<const ui
   const uint8_t* at = data.data();
   for (const TensorSource* t : sorted) {
     if (t->data < at) return invalid_argument("tensor '{}' overlaps another", t->name);
-    if (t->data > at) return invalid_argument("bytes before tensor '{}' belong to none", t->name);
+    if (t->data > at)
+      return invalid_argument("bytes before tensor '{}' belong to no tensor", t->name);
     at += t->bytes;
   }
   if (at != data.data() + data.size()) {

@@ -59,9 +59,9 @@ TEST(Safetensors, NamesWhatIsWrong) {
   EXPECT_EQ(error_of(entry("F32", "[2]", "[0,8]"), 8), "");
   EXPECT_THAT(error_of(entry("F32", "[2]", "[0,8]"), 7), HasSubstr("x: tensor 'w' ends at byte 8"));
   EXPECT_THAT(error_of(entry("F32", "[2]", "[0,8]"), 9), HasSubstr("1 bytes at the end"));
-  EXPECT_THAT(error_of(entry("F32", "[2]", "[1,9]"), 9), HasSubstr("belong to none"));
-  EXPECT_THAT(error_of(entry("F32", "[3]", "[0,8]"), 8), HasSubstr("do not explain"));
-  EXPECT_THAT(error_of(entry("F4", "[3]", "[0,1]"), 1), HasSubstr("do not explain"));
+  EXPECT_THAT(error_of(entry("F32", "[2]", "[1,9]"), 9), HasSubstr("belong to no tensor"));
+  EXPECT_THAT(error_of(entry("F32", "[3]", "[0,8]"), 8), HasSubstr("does not match its shape"));
+  EXPECT_THAT(error_of(entry("F4", "[3]", "[0,1]"), 1), HasSubstr("does not match its shape"));
   EXPECT_THAT(error_of(entry("F32", "[2]", "[8,0]"), 8), HasSubstr("data_offsets"));
   EXPECT_THAT(error_of(entry("F32", "[2]", "[0,8,9]"), 8), HasSubstr("data_offsets"));
   EXPECT_THAT(error_of(entry("F32", "[2]", "[-8,0]"), 8), HasSubstr("data_offsets"));
@@ -75,7 +75,7 @@ TEST(Safetensors, NamesWhatIsWrong) {
   EXPECT_THAT(error_of(entry("F32", "[0,4294967296,4294967296]", "[0,0]"), 0), HasSubstr("shape"));
   // 2^62 numbers of 32 bits wrap to 0 bytes.
   EXPECT_THAT(error_of(entry("F32", "[4611686018427387904]", "[0,0]"), 0),
-              HasSubstr("do not explain"));
+              HasSubstr("does not match its shape"));
   EXPECT_THAT(error_of(R"({"w":{"shape":[1],"data_offsets":[0,4]}})", 4), HasSubstr("no dtype"));
   EXPECT_THAT(error_of(R"({"w":[]})", 0), HasSubstr("no dtype"));
   EXPECT_THAT(error_of("[]", 0), HasSubstr("not a JSON object"));

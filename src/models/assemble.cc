@@ -60,19 +60,25 @@ Status assemble_ends(WeightReader& reader, const ModelSpec& spec, ModelWeights& 
 
 }  // namespace
 
+Status assemble_layer(WeightReader& reader, const LayerSpec& spec, int64_t hidden, int layer,
+                      LayerWeights& out) {
+  for (const BranchSpec& branch : spec.branches) {
+    const BranchLoading& loading = loading_of(branch);
+    BranchWeights& w = out.branches.emplace_back();
+    FRESHET_RETURN_IF_ERROR(
+        assemble_norms(reader, branch.norms, loading.norms, hidden, layer, w.norms));
+    FRESHET_RETURN_IF_ERROR(loading.assemble(reader, branch, hidden, layer, w));
+  }
+  return {};
+}
+
 Result<ModelWeights> assemble(WeightReader& reader, const ModelSpec& spec) {
   ModelWeights out;
   FRESHET_RETURN_IF_ERROR(assemble_ends(reader, spec, out));
   out.layers.resize(spec.layers.size());
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const int layer = static_cast<int>(i);
-    for (const BranchSpec& branch : spec.layers[i].branches) {
-      const BranchLoading& loading = loading_of(branch);
-      BranchWeights& w = out.layers[i].branches.emplace_back();
-      FRESHET_RETURN_IF_ERROR(
-          assemble_norms(reader, branch.norms, loading.norms, spec.hidden_size, layer, w.norms));
-      FRESHET_RETURN_IF_ERROR(loading.assemble(reader, branch, spec.hidden_size, layer, w));
-    }
+    FRESHET_RETURN_IF_ERROR(assemble_layer(reader, spec.layers[i], spec.hidden_size,
+                                           static_cast<int>(i), out.layers[i]));
   }
   return out;
 }

@@ -112,7 +112,8 @@ Status assemble_qk_norm(WeightReader& reader, const AttentionSpec& a, Role role,
 
 Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, int layer,
                 AttentionWeights& out) {
-  FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, hidden, layer, out));
+  const int64_t input = a.input_size > 0 ? a.input_size : hidden;
+  FRESHET_RETURN_IF_ERROR(assemble_qkv(reader, a, input, layer, out));
   FRESHET_RETURN_IF_ERROR(
       assemble_qk_norm(reader, a, Role::kQueryNorm, layer, a.heads, out.q_norm));
   FRESHET_RETURN_IF_ERROR(
@@ -123,10 +124,11 @@ Status assemble(WeightReader& reader, const AttentionSpec& a, int64_t hidden, in
 Status make(DummyMaker& maker, const AttentionSpec& a, int64_t hidden, AttentionWeights& out) {
   const int64_t q = int64_t{a.heads} * a.head_dim;
   const int64_t k = int64_t{a.kv_heads} * a.head_dim;
-  FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, hidden, a.qkv_bias));
-  FRESHET_RETURN_IF_ERROR(maker.linear(out.k, "attention.k", Role::kKey, k, hidden, a.qkv_bias));
+  const int64_t input = a.input_size > 0 ? a.input_size : hidden;
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.q, "attention.q", Role::kQuery, q, input, a.qkv_bias));
+  FRESHET_RETURN_IF_ERROR(maker.linear(out.k, "attention.k", Role::kKey, k, input, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.v, "attention.v", Role::kValue,
-                                       int64_t{a.kv_heads} * a.value_dim, hidden, a.qkv_bias));
+                                       int64_t{a.kv_heads} * a.value_dim, input, a.qkv_bias));
   FRESHET_RETURN_IF_ERROR(maker.linear(out.out, "attention.out", Role::kOutput, hidden,
                                        int64_t{a.heads} * a.value_dim, a.out_bias));
   if (a.qk_norm != QkNorm::kNone) {

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/ranges.h>
+
 #include "base/log.h"
 #include "layers/decoder.h"
 #include "models/architectures.h"
@@ -25,6 +27,13 @@ std::span<const Architecture> architectures() {
       cohere(),    glm4(),    deepseek_v2(), deepseek_v3(), gpt_oss(),
   };
   return list;
+}
+
+std::vector<std::string> architecture_names() {
+  std::vector<std::string> names;
+  for (const Architecture& a : architectures()) names.emplace_back(a.type);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 namespace {
@@ -62,7 +71,8 @@ Result<const Architecture*> find_architecture(const json::Value& config) {
   if (const Architecture* found = by_type(type)) return found;
   if (const Architecture* found = type.empty() ? by_class(config) : nullptr) return found;
   if (type.empty()) return invalid_argument("the configuration has no 'model_type'");
-  return unsupported("unsupported architecture '{}'", type);
+  return unsupported("unsupported architecture '{}'; supported: {}", type,
+                     fmt::join(architecture_names(), ", "));
 }
 
 Result<ModelSpec> read_spec(const json::Value& config) {
@@ -202,6 +212,30 @@ Result<std::unique_ptr<Model>> load_cached(const Loading& l, const std::string& 
 }
 
 }  // namespace
+
+Status check_weights_present(const loader::Checkpoint& checkpoint) {
+  FRESHET_ASSIGN_OR_RETURN(const json::Value config, config_of(checkpoint));
+  FRESHET_ASSIGN_OR_RETURN(const Architecture* architecture, find_architecture(config));
+  std::string warning;  // which load_model() gives
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_settled(checkpoint, config, warning));
+  const bool gguf = checkpoint.kind() == loader::Checkpoint::Kind::kGguf;
+  const WeightNames names = gguf ? WeightNames::gguf(architecture->gguf_names)
+                                 : WeightNames::safetensors(architecture->names);
+  const auto has = [&](const std::string& stem) {
+    return stem.empty() || find_weight(checkpoint, stem) != nullptr;
+  };
+  const std::string embedding = names.stem(Role::kEmbedding);
+  if (!has(embedding) && (gguf || !has(names.stem(Role::kHead))))
+    return invalid_argument("lacks the weight {}.weight: are all files there?", embedding);
+  const int last = static_cast<int>(spec.layers.size()) - 1;
+  for (const int layer : {0, last}) {
+    const std::string output = names.stem(Role::kOutput, layer);
+    if (!has(output))
+      return invalid_argument("lacks the weight {}.weight: are all files there?", output);
+  }
+  return {};
+}
+
 }  // namespace models
 
 Result<ModelSpec> read_spec(const loader::Checkpoint& checkpoint) {

@@ -62,6 +62,11 @@ enum class Role {
   kSharedUp,
   kSharedDown,
   kSharedScale,
+  // Draft heads
+  kFeatures,
+  kFeatureNorm,
+  kFeatureEmbeddingNorm,
+  kFeatureInputNorm,
   kCount,
 };
 

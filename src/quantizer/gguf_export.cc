@@ -148,7 +148,7 @@ void add_sampling(const json::Value& recommended, GgufWriter& out) {
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
                    const ExportOptions& options) {
   if (checkpoint.kind() != loader::Checkpoint::Kind::kHuggingFace)
-    return unsupported("{} is no Hugging Face folder: only those can be converted",
+    return unsupported("{} is not a Hugging Face folder; only those can be converted",
                        checkpoint.path());
   const json::Value& config = text_config(checkpoint.config());
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));

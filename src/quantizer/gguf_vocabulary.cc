@@ -223,7 +223,7 @@ Status add_vocabulary(const std::string& folder, int vocab_size, GgufWriter& out
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     FRESHET_RETURN_IF_ERROR(check_for_others(folder));
-    warn(fmt::format("{} has no vocabulary, so that the file has none", folder));
+    warn(fmt::format("{} has no vocabulary, so the GGUF file has none", folder));
     out.add_string("tokenizer.ggml.model", "none");
     return {};
   }

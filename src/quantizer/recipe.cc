@@ -68,7 +68,7 @@ Result<Recipe> Recipe::by_name(std::string_view name) {
     r.mixed_ = row.mixed;
     return r;
   }
-  return invalid_argument("no type '{}'; there are {}", name, names());
+  return invalid_argument("unknown type '{}'; the types are {}", name, names());
 }
 
 std::string Recipe::names() {

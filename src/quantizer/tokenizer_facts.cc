@@ -70,7 +70,7 @@ Result<Splitting> read_splitting(const Steps& steps) {
   bool byte_level = false;
   for (const json::Value* step : steps) {
     const std::string type = type_of(*step);
-    if (byte_level) return foreign(type + " behind ByteLevel");
+    if (byte_level) return foreign(type + " after ByteLevel");
     if (type == "Split") {
       const auto pattern = pattern_of(*step, "Regex");
       const std::string behavior = step->get_string("behavior", "");
@@ -214,7 +214,7 @@ Status read_byte_level(const json::Value& root, const json::Value& model, Tokeni
   add_added_token_rules(root, !normalizers.empty(), facts.unsaid);
   const Steps decoders = steps_of(root, "decoder", "decoders");
   if (decoders.size() != 1 || type_of(*decoders[0]) != "ByteLevel") {
-    if (decoders.empty()) facts.unsaid.emplace_back("that there is no decoder");
+    if (decoders.empty()) facts.unsaid.emplace_back("a missing decoder");
     add_steps(decoders, "decoder", facts.unsaid);
   }
   return {};

@@ -88,7 +88,8 @@ Result<BatchingKind> batching_by_name(std::string_view name) {
   if (name == "continuous") return BatchingKind::kContinuous;
   if (name == "static") return BatchingKind::kStatic;
   if (name == "dynamic") return BatchingKind::kDynamic;
-  return invalid_argument("batching policy '{}': continuous, static and dynamic exist", name);
+  return invalid_argument("unknown batching policy '{}'; there are continuous, static and dynamic",
+                          name);
 }
 
 }  // namespace freshet::scheduler

@@ -1,6 +1,7 @@
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace freshet::scheduler {
 
@@ -11,7 +12,7 @@ const char* name_of(WaitReason reason) {
     case WaitReason::kQueued:
       return "queued";
     case WaitReason::kSlots:
-      return "seats";
+      return "running slots";
     case WaitReason::kBlocks:
       return "blocks";
     case WaitReason::kTokenBudget:
@@ -59,7 +60,7 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& opt
     const int32_t most =
         cache.most_blocks(cache.window(g), options.max_model_len, scheduler->chunk());
     if (most > cache.pool(g).size()) {
-      return invalid_argument("a sequence of {} tokens needs {} cache blocks, {} exist",
+      return invalid_argument("a sequence of {} tokens needs {} cache blocks; there are {}",
                               options.max_model_len, most, cache.pool(g).size());
     }
   }
@@ -80,18 +81,18 @@ Result<SequenceId> Scheduler::submit(NewRequest request, int64_t now) {
                             prompt_tokens, request.max_tokens, options_.max_model_len);
   }
   if (request.samples < 1 || request.samples > options_.max_num_seqs) {
-    return invalid_argument("{} sequences a request: 1 to max_num_seqs ({}) are possible",
+    return invalid_argument("{} sequences per request: must be 1 to max_num_seqs ({})",
                             request.samples, options_.max_num_seqs);
   }
   if (options_.max_queued_requests > 0 && queue_.size() >= options_.max_queued_requests) {
-    return resource_exhausted("the queue is full: {} requests wait", queue_.size());
+    return resource_exhausted("the queue is full: {} requests are waiting", queue_.size());
   }
   if (options_.max_queued_tokens > 0 &&
       queue_.prompt_tokens() + prompt_tokens > options_.max_queued_tokens) {
-    return resource_exhausted("the queue is full: {} prompt tokens wait, {} may",
+    return resource_exhausted("the queue is full: {} prompt tokens are waiting, and at most {} may",
                               queue_.prompt_tokens(), options_.max_queued_tokens);
   }
-  FRESHET_CHECK(!requests_.contains(request.id), "request {} twice", request.id);
+  FRESHET_CHECK(!requests_.contains(request.id), "request {} was added twice", request.id);
   auto& r = requests_[request.id];
   r = std::make_unique<Request>();
   r->id = request.id;
@@ -156,7 +157,8 @@ void Scheduler::drop(Sequence& s) {
   if (s.started && --batches_[r.batch] == 0) batches_.erase(r.batch);
   std::erase(r.sequences, s.id);
   const bool last = r.sequences.empty();
-  sequences_.erase(s.id);
+  gone_.push_back(s.id);
+  sequences_.erase(SequenceId{s.id});
   if (!last) return;
   queue_.leave(r);
   if (r.deadline > 0) deadlines_.erase({r.deadline, r.id});
@@ -178,6 +180,10 @@ bool Scheduler::cancel(RequestId request) {
   const std::vector<SequenceId> sequences = it->second->sequences;
   for (const SequenceId id : sequences) drop(at(id));
   return true;
+}
+
+std::vector<SequenceId> Scheduler::take_ended() {
+  return std::exchange(gone_, {});
 }
 
 const Request* Scheduler::request(RequestId request) const {
@@ -247,7 +253,7 @@ void Scheduler::unpin_all() {
 void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   Sequence& s = at(sequence);
   FRESHET_CHECK(!tokens.empty() && (s.awaits_token() || s.state == State::kSuspended),
-                "sequence {} awaits no token", sequence);
+                "sequence {} is not waiting for a token", sequence);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   s.draft.clear();
   if (s.state == State::kSuspended) {

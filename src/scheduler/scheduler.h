@@ -94,6 +94,9 @@ class Scheduler {
   void unpin_all();                  // pinned prefixes may be evicted again
   void finish(SequenceId sequence);  // the request ends with its last sequence
   bool cancel(RequestId request);    // false: unknown (ended already)
+  SequenceId next_sequence() const { return next_sequence_; }  // numbers only grow
+  // The sequences that ended since the last call.
+  std::vector<SequenceId> take_ended();
 
   bool has(SequenceId sequence) const { return sequences_.contains(sequence); }
   const Sequence& sequence(SequenceId sequence) const { return *sequences_.at(sequence); }
@@ -172,6 +175,7 @@ class Scheduler {
   int64_t now_ = 0;  // never goes back
   uint64_t steps_ = 0;
   SequenceId next_sequence_ = 1;
+  std::vector<SequenceId> gone_;  // for take_ended()
   SchedulerStats stats_;
 };
 

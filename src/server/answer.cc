@@ -196,6 +196,7 @@ void Answer::handle_done(const Event& event) {
   state_.usage.prompt_tokens += event.usage.prompt_tokens;
   state_.usage.cached_tokens += event.usage.cached_tokens;
   state_.usage.completion_tokens += event.usage.completion_tokens;
+  state_.usage.speculation.add(event.usage.speculation);
   metrics_.finished(record);
 }
 

@@ -11,6 +11,7 @@
 #include <openssl/rand.h>
 
 #include "base/json.h"
+#include "base/utc_time.h"
 #include "layers/model.h"
 
 namespace freshet::server {
@@ -54,6 +55,14 @@ bool same_secret(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
+// Routes that monitoring and the chat page ask again and again.
+bool is_poll(std::string_view path) {
+  for (const char* poll : {"/health", "/ping", "/ready", "/metrics", "/v1/metrics"}) {
+    if (path == poll) return true;
+  }
+  return false;
+}
+
 // For metric labels: clients must not be able to create new ones.
 std::string known_method(const std::string& method) {
   for (const char* known : {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"}) {
@@ -77,8 +86,8 @@ void send_error(const App::Exchanges& exchange, const ApiError& error) {
 App::App(Engine& engine, AppOptions options, Answer::Post post)
     : engine_(engine), options_(std::move(options)), post_(std::move(post)) {
   if (options_.served_model_names.empty()) options_.served_model_names.emplace_back("default");
-  metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.cache_info(),
-                                       [this] { return engine_.stats(); });
+  metrics_ = std::make_unique<Metrics>(model_name(), engine_.max_model_len(), engine_.max_drafts(),
+                                       engine_.cache_info(), [this] { return engine_.stats(); });
   secret_ = random_hex(32);
   boot_id_ = random_hex(6);
   started_at_ = std::chrono::duration_cast<std::chrono::seconds>(
@@ -166,6 +175,7 @@ std::string App::request_id(const HttpRequest& r) const {
 void App::log_when_done(const Exchanges& exchange) {
   const HttpRequest& r = exchange->request();
   json::Object line;
+  line["time"] = utc_now();
   line["id"] = request_id(r);
   line["remote"] = r.remote;
   line["method"] = r.method.substr(0, 32);
@@ -182,6 +192,7 @@ void App::log_when_done(const Exchanges& exchange) {
     const double seconds = seconds_between(begin, Clock::now());
     metrics_->http_request(handler, method, status, seconds);
     if (!options_.access_log) return;
+    if (!options_.log_polls && status < 400 && is_poll(handler)) return;
     line["status"] = status;
     line["bytes_out"] = static_cast<int64_t>(bytes);
     line["ms"] = static_cast<double>(static_cast<int64_t>(seconds * 1e6)) / 1e3;

@@ -35,6 +35,9 @@ struct AppOptions {
   Pooling pooling = Pooling::kLast;  // of embeddings
   RequestLimits limits;
   json::Object sampling_defaults;  // sampling_defaults.h
+  // Whether the access log has the requests of probes, too: /health, /metrics and others, if
+  // answered with success.
+  bool log_polls = false;
   // Receives one JSON line per request; called from any thread. Empty: no access log.
   std::function<void(const std::string& line)> access_log;
 };

@@ -62,8 +62,9 @@ struct HttpServer::Impl {
     if (!ec) acceptor.bind(endpoint, ec);
     if (!ec) acceptor.listen(4096, ec);
     if (ec) {
-      return io_error("cannot listen on {}: {}",
-                      host_and_port(shared.options.host, shared.options.port), ec.message());
+      return io_error("cannot listen on {}: {}{}",
+                      host_and_port(shared.options.host, shared.options.port), ec.message(),
+                      ec == asio::error::address_in_use ? "; choose another --port" : "");
     }
     return {};
   }
@@ -158,6 +159,9 @@ HttpServer::~HttpServer() {
 }
 uint16_t HttpServer::port() const {
   return impl_->acceptor.local_endpoint().port();
+}
+bool HttpServer::is_loopback() const {
+  return impl_->acceptor.local_endpoint().address().is_loopback();
 }
 void HttpServer::post(std::function<void()> task) {
   asio::post(impl_->posted, std::move(task));

@@ -93,6 +93,8 @@ class HttpServer {
   ~HttpServer();  // stop(0)
 
   uint16_t port() const;
+  // Whether only this machine can connect.
+  bool is_loopback() const;
   int connections() const;
   // Runs a task on a thread that handlers do not block. REQUIRES: not after stop().
   void post(std::function<void()> task);

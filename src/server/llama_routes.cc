@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "server/fields.h"
 #include "server/infill.h"
 #include "server/llama_request.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::server {
 namespace {
@@ -116,6 +118,10 @@ class LlamaFormat final : public AnswerFormat {
         seconds_between(begin_, first));
     add("predicted", written, seconds_between(first, now));
     o["total_ms"] = seconds_between(begin_, now) * 1e3;
+    if (const Usage::Speculation& s = state.usage.speculation; s.steps > 0) {
+      o["draft_n"] = s.drafted_tokens;
+      o["draft_n_accepted"] = s.accepted_tokens;
+    }
     return o;
   }
   const std::string model_;
@@ -187,6 +193,21 @@ void infill(App& app, App::Exchanges exchange, const json::Value& body) {
   complete(app, std::move(exchange), std::move(request));
 }
 
+// The sampling of requests that do not set it, under llama-server's names.
+json::Object default_sampling(const json::Object& defaults) {
+  json::Object params;
+  for (const auto& [name, shown, off] : {std::tuple{"temperature", "temperature", 1},
+                                         {"top_k", "top_k", 0},
+                                         {"top_p", "top_p", 1},
+                                         {"min_p", "min_p", 0},
+                                         {"typical_p", "typical_p", 1},
+                                         {"repetition_penalty", "repeat_penalty", 1}}) {
+    const json::Value* value = defaults.find(name);
+    params[shown] = value != nullptr ? *value : json::Value(off);
+  }
+  return params;
+}
+
 void props(App& app, const App::Exchanges& exchange) {
   const Tokenizer& tokenizer = app.engine().tokenizer();
   const auto text_of = [&](std::optional<int32_t> id) {
@@ -194,8 +215,10 @@ void props(App& app, const App::Exchanges& exchange) {
   };
   json::Object settings;
   settings["n_ctx"] = app.engine().max_model_len();
+  settings["params"] = default_sampling(app.options().sampling_defaults);
   json::Object o;
   o["default_generation_settings"] = std::move(settings);
+  o["chat_sampling"] = chat_sampling(app.options().sampling_defaults);
   o["total_slots"] = 1;
   o["model_alias"] = app.model_name();
   o["chat_template"] = app.renderer().source(false);

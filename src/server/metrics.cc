@@ -44,8 +44,8 @@ const char* name_of(FinishReason reason) {
 
 }  // namespace
 
-Metrics::Metrics(const std::string& model_name, int max_model_len, const CacheInfo& cache,
-                 std::function<EngineStats()> stats)
+Metrics::Metrics(const std::string& model_name, int max_model_len, int max_drafts,
+                 const CacheInfo& cache, std::function<EngineStats()> stats)
     : tokens_bounds_(one_two_five(max_model_len)),
       stats_(std::move(stats)),
       registry_({{"model_name", model_name}, {"engine", "0"}}),
@@ -86,6 +86,7 @@ Metrics::Metrics(const std::string& model_name, int max_model_len, const CacheIn
                                  "Requests refused because a queue was full.")) {
   add_gauges(cache);
   add_counters();
+  if (max_drafts > 0) add_speculation(max_drafts);
   add_histograms(cache);
 }
 
@@ -164,6 +165,31 @@ void Metrics::add_counters() {
                          "Prompt tokens found in the prefix cache.",
                          of(&EngineStats::cached_tokens));
   registry_.counter_from("freshet:steps_total", "Engine steps.", of(&EngineStats::steps));
+}
+
+void Metrics::add_speculation(int max_drafts) {
+  const auto count = [this](auto member) {
+    return [this, member] { return static_cast<double>(stats_().speculation.*member); };
+  };
+  using S = EngineStats::Speculation;
+  registry_.counter_from("vllm:spec_decode_num_drafts_total", "Steps of a sequence with drafts.",
+                         count(&S::drafts));
+  registry_.counter_from("vllm:spec_decode_num_draft_tokens_total", "Drafted tokens.",
+                         count(&S::draft_tokens));
+  registry_.counter_from("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.",
+                         count(&S::accepted_tokens));
+  registry_.counter_from("freshet:spec_decode_draft_seconds_total", "Time spent on drafting.",
+                         count(&S::draft_seconds));
+  for (int i = 0; i < max_drafts; ++i) {
+    registry_.counter_from("vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                           "Accepted draft tokens by their place in the draft.",
+                           [this, i] {
+                             const auto accepted = stats_().speculation.accepted_per_position;
+                             const auto at = static_cast<size_t>(i);
+                             return at < accepted.size() ? static_cast<double>(accepted[at]) : 0.0;
+                           },
+                           {{"position", std::to_string(i)}});
+  }
 }
 
 void Metrics::add_histograms(const CacheInfo& cache) {

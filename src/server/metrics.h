@@ -35,7 +35,8 @@ struct RequestRecord {
 
 class Metrics {
  public:
-  Metrics(const std::string& model_name, int max_model_len, const CacheInfo& cache,
+  // max_drafts: as Engine::max_drafts().
+  Metrics(const std::string& model_name, int max_model_len, int max_drafts, const CacheInfo& cache,
           std::function<EngineStats()> stats);
 
   void time_to_first_token(double seconds) { ttft_.observe(seconds); }
@@ -52,6 +53,7 @@ class Metrics {
  private:
   void add_gauges(const CacheInfo& cache);
   void add_counters();
+  void add_speculation(int max_drafts);
   void add_histograms(const CacheInfo& cache);
   std::function<double()> of(auto member) const;
 

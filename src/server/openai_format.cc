@@ -107,6 +107,7 @@ class OpenAiFormat : public AnswerFormat {
       json::Object o = head(chunk_object_);
       o["choices"] = json::Array();
       o["usage"] = usage_json(final_usage(state));
+      add_metrics(state, o);
       append_event(std::move(o), out);
     }
     out += "data: [DONE]\n\n";
@@ -114,6 +115,15 @@ class OpenAiFormat : public AnswerFormat {
 
  protected:
   virtual Usage final_usage(const AnswerState& state) const { return state.usage; }
+  // vLLM's field: null where several samples were drafted for.
+  static void add_metrics(const AnswerState& state, json::Object& o) {
+    const Usage::Speculation& s = state.usage.speculation;
+    if (s.steps == 0) return;
+    json::Object metrics;
+    metrics["speculative_decoding"] =
+        state.choices.size() == 1 ? speculation_json(s) : json::Value();
+    o["metrics"] = std::move(metrics);
+  }
   json::Object head(const char* object) const {
     json::Object o;
     o["id"] = context_.id;
@@ -168,6 +178,7 @@ class CompletionFormat final : public OpenAiFormat {
     for (size_t i = 0; i < state.choices.size(); ++i) choices.emplace_back(whole_choice(state, i));
     o["choices"] = std::move(choices);
     o["usage"] = usage_json(final_usage(state));
+    add_metrics(state, o);
     return o;
   }
 
@@ -348,6 +359,7 @@ class ChatFormat final : public OpenAiFormat {
       choices.emplace_back(whole_choice(state.choices[i], i));
     o["choices"] = std::move(choices);
     o["usage"] = usage_json(state.usage);
+    add_metrics(state, o);
     if (!state.prompt_logprobs[0].empty()) {
       o["prompt_logprobs"] = prompt_logprobs_json(state.prompt_logprobs[0], context_.token_bytes);
     }
@@ -512,6 +524,20 @@ json::Value usage_json(const Usage& usage) {
   json::Object details;
   details["cached_tokens"] = usage.cached_tokens;
   o["prompt_tokens_details"] = std::move(details);
+  return o;
+}
+
+json::Value speculation_json(const Usage::Speculation& s) {
+  json::Object o;
+  o["mean_acceptance_length"] = 1.0 + static_cast<double>(s.accepted_tokens) / s.steps;
+  o["draft_acceptance_rate"] =
+      s.drafted_tokens > 0 ? static_cast<double>(s.accepted_tokens) / s.drafted_tokens : 0.0;
+  json::Array histogram;
+  for (const int count : s.accepted) histogram.emplace_back(count);
+  o["acceptance_histogram"] = std::move(histogram);
+  o["num_spec_steps"] = s.steps;
+  o["num_accepted_draft_tokens"] = s.accepted_tokens;
+  o["num_draft_tokens"] = s.drafted_tokens;
   return o;
 }
 

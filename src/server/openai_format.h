@@ -38,6 +38,7 @@ std::unique_ptr<AnswerFormat> make_chat_format(FormatContext context, const Chat
 json::Array logprob_entries(const std::vector<std::vector<TokenLogprob>>& logprobs,
                             const TokenBytes& bytes, bool tokens_as_ids = false);
 json::Value usage_json(const Usage& usage);
+json::Value speculation_json(const Usage::Speculation& speculation);
 json::Value finish_reason_json(FinishReason reason);  // null, "stop", "length", "abort", "error"
 
 }  // namespace freshet::server

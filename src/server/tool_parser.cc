@@ -18,12 +18,12 @@ constexpr std::string_view kPythonTag = "<|python_tag|>";
 constexpr std::string_view kMistralTag = "[TOOL_CALLS]";
 constexpr std::string_view kMistralArgs = "[ARGS]";
 
-constexpr std::string_view kSpace = " \t\r\n";
+constexpr std::string_view kBlanks = " \t\r\n";
 
-std::string_view trim(std::string_view s) {
-  const size_t first = s.find_first_not_of(kSpace);
+std::string_view strip(std::string_view s) {
+  const size_t first = s.find_first_not_of(kBlanks);
   if (first == std::string_view::npos) return {};
-  return s.substr(first, s.find_last_not_of(kSpace) - first + 1);
+  return s.substr(first, s.find_last_not_of(kBlanks) - first + 1);
 }
 
 // Length of the longest suffix of `text` that is a prefix of `tag`.
@@ -119,7 +119,7 @@ void ToolParser::add_call(std::string name, std::string arguments, Step& step) {
 
 // Parses one call object or an array of them, all or nothing.
 bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_key, Step& step) {
-  auto parsed = json::parse(trim(text));
+  auto parsed = json::parse(strip(text));
   if (!parsed.ok()) return false;
   json::Array calls;
   if (parsed->is_array()) calls = parsed->as_array();
@@ -143,7 +143,7 @@ bool ToolParser::parse_calls(std::string_view text, std::string_view arguments_k
 // tag within a JSON string of the call is text. Each byte is scanned once.
 size_t ToolParser::find_close() {
   if (!body_) {  // JSON, or anything else up to the first tag?
-    const size_t first = held_.find_first_not_of(kSpace);
+    const size_t first = held_.find_first_not_of(kBlanks);
     if (first == std::string::npos) return first;
     const bool json = held_[first] == '{' || held_[first] == '[';
     body_ = json && !plain_tags_ ? Body::kJson : Body::kText;
@@ -178,14 +178,14 @@ ToolParser::Step ToolParser::feed_hermes() {
     if (inside_) {
       if (!parse_calls(before, "arguments", step))
         step.content += fmt::format("{}{}{}", kOpen, before, kClose);
-    } else if (calls_found_ == 0 || !trim(before).empty()) {
+    } else if (calls_found_ == 0 || !strip(before).empty()) {
       step.content += before;  // except white space between two calls
     }
     enter(!inside_);
   }
   if (inside_) return step;
   const size_t keep = partial_tag(held_, kOpen);
-  if (calls_found_ > 0 && trim(std::string_view(held_).substr(0, held_.size() - keep)).empty())
+  if (calls_found_ > 0 && strip(std::string_view(held_).substr(0, held_.size() - keep)).empty())
     return step;
   step.content += held_.substr(0, held_.size() - keep);
   held_.erase(0, held_.size() - keep);
@@ -211,7 +211,7 @@ ToolParser::Step ToolParser::finish_hermes() {
     step.content += more.content;
     std::move(more.calls.begin(), more.calls.end(), std::back_inserter(step.calls));
   }
-  if (calls_found_ == 0 || !trim(held_).empty()) step.content += held_;
+  if (calls_found_ == 0 || !strip(held_).empty()) step.content += held_;
   held_.clear();
   return step;
 }
@@ -231,7 +231,7 @@ ToolParser::Step ToolParser::feed(std::string_view text) {
     return step;
   }
   if (!decided_) {
-    const std::string_view seen = trim(held_);
+    const std::string_view seen = strip(held_);
     if (seen.empty() || (seen.size() < kPythonTag.size() && kPythonTag.starts_with(seen)))
       return step;
     decided_ = true;
@@ -243,22 +243,22 @@ ToolParser::Step ToolParser::feed(std::string_view text) {
 }
 
 bool ToolParser::parse_mistral(std::string_view text, Step& step) {
-  text = trim(text);
+  text = strip(text);
   if (text.starts_with('[')) return parse_calls(text, "arguments", step);
   std::vector<std::pair<std::string, std::string>> calls;
   while (!text.empty()) {
-    if (text.starts_with(kMistralTag)) text = trim(text.substr(kMistralTag.size()));
+    if (text.starts_with(kMistralTag)) text = strip(text.substr(kMistralTag.size()));
     const size_t open = text.find('{');
     if (open == std::string_view::npos) return false;
-    std::string_view name = trim(text.substr(0, open));
+    std::string_view name = strip(text.substr(0, open));
     if (name.ends_with(kMistralArgs))
-      name = trim(name.substr(0, name.size() - kMistralArgs.size()));
+      name = strip(name.substr(0, name.size() - kMistralArgs.size()));
     const size_t length = json_value_end(text.substr(open));
     if (name.empty() || length == std::string_view::npos) return false;
     const std::string_view arguments = text.substr(open, length);
     if (!json::parse(arguments).ok()) return false;
     calls.emplace_back(name, arguments);
-    text = trim(text.substr(open + length));
+    text = strip(text.substr(open + length));
   }
   for (auto& [name, arguments] : calls) add_call(std::move(name), std::move(arguments), step);
   return !calls.empty();
@@ -272,20 +272,20 @@ ToolParser::Step ToolParser::finish() {
     step.content = rest;
     return step;
   }
-  std::string_view text = trim(rest);
+  std::string_view text = strip(rest);
   if (dialect_ == ToolDialect::kMistral) {
     if (!parse_mistral(text.substr(kMistralTag.size()), step)) step = {rest, {}};
     return step;
   }
   if (text.starts_with(kPythonTag)) text.remove_prefix(kPythonTag.size());
-  while (!trim(text).empty()) {
-    text = trim(text);
+  while (!strip(text).empty()) {
+    text = strip(text);
     const size_t end = json_value_end(text);
     if (end == std::string_view::npos || !parse_calls(text.substr(0, end), "parameters", step)) {
       calls_found_ -= static_cast<int>(step.calls.size());
       return {rest, {}};
     }
-    text = trim(text.substr(end));
+    text = strip(text.substr(end));
     if (text.starts_with(';')) text.remove_prefix(1);
   }
   return step;

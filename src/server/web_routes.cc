@@ -10,57 +10,27 @@
 
 #include "server/app.h"
 
-extern "C" {
-extern const char freshet_web_index_begin[], freshet_web_index_end[];
-extern const char freshet_web_style_begin[], freshet_web_style_end[];
-extern const char freshet_web_icon_begin[], freshet_web_icon_end[];
-extern const char freshet_web_app_begin[], freshet_web_app_end[];
-extern const char freshet_web_api_begin[], freshet_web_api_end[];
-extern const char freshet_web_chart_begin[], freshet_web_chart_end[];
-extern const char freshet_web_dashboard_begin[], freshet_web_dashboard_end[];
-extern const char freshet_web_markdown_begin[], freshet_web_markdown_end[];
-extern const char freshet_web_message_begin[], freshet_web_message_end[];
-extern const char freshet_web_prometheus_begin[], freshet_web_prometheus_end[];
-extern const char freshet_web_settings_begin[], freshet_web_settings_end[];
-extern const char freshet_web_tokens_begin[], freshet_web_tokens_end[];
-}
-
 namespace freshet::server {
-namespace {
 
-constexpr char kHtml[] = "text/html; charset=utf-8";
-constexpr char kCss[] = "text/css; charset=utf-8";
-constexpr char kScript[] = "text/javascript; charset=utf-8";
-constexpr char kSvg[] = "image/svg+xml";
+struct WebAsset {
+  const char* path;
+  const char* begin;
+  const char* end;
+};
+extern "C" const WebAsset freshet_web_assets[];  // the last one has no path
+
+namespace {
 
 constexpr char kPolicy[] =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-struct Asset {
-  const char* path;
-  const char* type;
-  const char* begin;
-  const char* end;
-};
-
-#define FRESHET_ASSET_ROW(path, type, name) \
-  {path, type, freshet_web_##name##_begin, freshet_web_##name##_end}
-
-const Asset kAssets[] = {
-    FRESHET_ASSET_ROW("/", kHtml, index),
-    FRESHET_ASSET_ROW("/web/style.css", kCss, style),
-    FRESHET_ASSET_ROW("/web/icon.svg", kSvg, icon),
-    FRESHET_ASSET_ROW("/web/app.js", kScript, app),
-    FRESHET_ASSET_ROW("/web/api.js", kScript, api),
-    FRESHET_ASSET_ROW("/web/chart.js", kScript, chart),
-    FRESHET_ASSET_ROW("/web/dashboard.js", kScript, dashboard),
-    FRESHET_ASSET_ROW("/web/markdown.js", kScript, markdown),
-    FRESHET_ASSET_ROW("/web/message.js", kScript, message),
-    FRESHET_ASSET_ROW("/web/prometheus.js", kScript, prometheus),
-    FRESHET_ASSET_ROW("/web/settings.js", kScript, settings),
-    FRESHET_ASSET_ROW("/web/tokens.js", kScript, tokens),
-};
+const char* content_type(std::string_view path) {
+  if (path.ends_with(".js")) return "text/javascript; charset=utf-8";
+  if (path.ends_with(".css")) return "text/css; charset=utf-8";
+  if (path.ends_with(".svg")) return "image/svg+xml";
+  return "text/html; charset=utf-8";
+}
 
 std::string entity_tag(std::string_view content) {
   unsigned char digest[EVP_MAX_MD_SIZE];
@@ -77,7 +47,7 @@ bool has_tag(std::string_view list, std::string_view tag) {
   return list == "*" || list.find(tag) != std::string_view::npos;
 }
 
-void serve(const App::Exchanges& exchange, const Asset& asset, const std::string& tag) {
+void serve(const App::Exchanges& exchange, const WebAsset& asset, const std::string& tag) {
   HttpResponse response;
   // Browsers revalidate each time and get 304 until the program changes.
   response.headers = {{"ETag", tag},
@@ -87,7 +57,7 @@ void serve(const App::Exchanges& exchange, const Asset& asset, const std::string
                       {"Referrer-Policy", "no-referrer"},
                       {"Cross-Origin-Opener-Policy", "same-origin"},
                       {"Cross-Origin-Resource-Policy", "same-origin"}};
-  response.content_type = asset.type;
+  response.content_type = content_type(asset.path);
   if (has_tag(exchange->request().header("if-none-match"), tag)) {
     response.status = 304;
   } else {
@@ -100,7 +70,8 @@ void serve(const App::Exchanges& exchange, const Asset& asset, const std::string
 
 void add_web_routes(App& app, std::vector<App::Route>& routes) {
   if (!app.options().web_page) return;
-  for (const Asset& asset : kAssets) {
+  for (const WebAsset* next = freshet_web_assets; next->path != nullptr; ++next) {
+    const WebAsset& asset = *next;
     std::string tag = entity_tag({asset.begin, static_cast<size_t>(asset.end - asset.begin)});
     routes.push_back({"GET", asset.path, true,
                       [&asset, tag = std::move(tag)](App::Exchanges exchange, const json::Value&) {

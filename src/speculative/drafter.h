@@ -2,28 +2,67 @@
 //
 // The step loop asks for drafts before it schedules a step, for all sequences at once, so that a
 // draft model can run them as one batch. A wrong proposal costs time, never a result: every token
-// is the sequence's own draw, and a draft is kept only while it equals that draw. Used by the step
-// thread alone.
+// is the sequence's own draw, and a draft is kept only while it equals that draw. After each step
+// the drafter sees the rows that the target computed. All calls come from the step thread, in this
+// order: propose(), a step of the target, observe(), forget() of the sequences that ended.
+//
+// A drafter is one source file and a line in registry.cc. What it may rely on: the tokens of a
+// sequence only ever grow, and a sequence number is never used twice. A sequence that was preempted
+// is observed again from its first token. A sequence may start with tokens that were never
+// observed, because the target found them in its prefix cache.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "freshet/engine.h"
+
 namespace freshet::speculative {
+
+// The states of the target that a drafter reads, beside the tokens.
+struct StateNeeds {
+  bool last = false;            // states after the final norm
+  std::vector<int> boundaries;  // residual streams behind this many layers (0: the embeddings)
+
+  bool any() const { return last || !boundaries.empty(); }
+};
+
+// Rows of a step of the target, of one sequence.
+struct TargetRows {
+  uint64_t sequence = 0;
+  std::span<const int32_t> tokens;  // of the sequence, all known; more than first + count
+  int32_t first = 0;                // position of the first row
+  int32_t count = 0;
+  const float* last = nullptr;  // [count, hidden]; nullptr unless needed
+  // [boundaries] of [count, hidden]; empty unless needed
+  std::vector<const float*> boundaries;
+};
 
 // A sequence that waits for its next decode step.
 struct DraftRequest {
   uint64_t sequence = 0;            // the same number for all of its steps
   std::span<const int32_t> tokens;  // prompt and output, all known
   int32_t limit = 0;                // more drafts are never used
-  std::vector<int32_t> draft;       // result: ids of the model's vocabulary; may stay empty
+  // How the sequence draws its tokens, for drafters that draw with the same noise.
+  const SamplingParams* params = nullptr;
+  uint64_t seed = 0;
+  uint32_t sample = 0;  // which of the request's n samples
+  // Whose text it is: what one owner wrote is never proposed to another.
+  uint64_t owner = 0;
+  std::vector<int32_t> draft;  // result: ids of the model's vocabulary; may stay empty
 };
 
 class Drafter {
  public:
   virtual ~Drafter() = default;
+
   virtual void propose(std::span<DraftRequest> requests) = 0;
+
+  virtual StateNeeds needs() const { return {}; }
+  // The rows of a step, but those of rejected drafts. Pointers are valid during the call.
+  virtual void observe(std::span<const TargetRows> /*rows*/) {}
+  virtual void forget(uint64_t /*sequence*/) {}
 };
 
 }  // namespace freshet::speculative

@@ -137,7 +137,7 @@ Status cut_at_marker(std::string& text) {
   const size_t at = text.rfind(bare);
   if (at == std::string::npos) {
     return invalid_argument(
-        "the template leaves the last message's content out: it cannot be continued");
+        "the template omits the last message's content, so it cannot be continued");
   }
   const bool trims = text.compare(at, kMarker.size(), kMarker) != 0;
   text.resize(at);

@@ -200,7 +200,7 @@ Status set_special_ids(const GgufVocab& vocab, bool add_bos, bool add_eos, Token
   if (bert && sep) parts.suffix = {*sep};
   if (!bert && add_eos && parts.eos) parts.suffix = {*parts.eos};
   if ((add_bos && !parts.bos) || (!bert && add_eos && !parts.eos)) {
-    return invalid_argument("the vocabulary asks for a {} token that it does not name",
+    return invalid_argument("the vocabulary needs a {} token but does not name one",
                             parts.bos ? "final" : "first");
   }
   parts.sep = sep;

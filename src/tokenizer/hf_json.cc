@@ -23,7 +23,7 @@ Status parse_vocab(const json::Value& model, TokenizerParts& parts, size_t& coun
   for (const auto& [text, value] : vocab->as_object()) {
     const auto id = value.is_number() ? value.as_int64() : std::nullopt;
     if (!id || *id < 0 || *id > largest_id(count)) {
-      return invalid_argument("model: the id of token \"{}\" is no integer from 0 to {}", text,
+      return invalid_argument("model: the id of token \"{}\" is not an integer from 0 to {}", text,
                               largest_id(count));
     }
     parts.vocab.set(static_cast<int32_t>(*id), text);
@@ -223,7 +223,7 @@ const json::Value& member(const json::Value& root, std::string_view key) {
 }
 
 Status parse_root(const json::Value& root, TokenizerParts& parts) {
-  if (!root.is_object()) return invalid_argument("an object was expected");
+  if (!root.is_object()) return invalid_argument("expected an object");
   const json::Value& model = member(root, "model");
   if (!model.is_object()) return invalid_argument("the object \"model\" is missing");
   FRESHET_RETURN_IF_ERROR(parse_hf_normalizer(member(root, "normalizer"), parts));

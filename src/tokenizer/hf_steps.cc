@@ -40,7 +40,7 @@ Status for_each_step(const json::Value& value, std::string_view list, F&& f) {
     const json::Value& step = *open.back();
     open.pop_back();
     if (step.is_null()) continue;
-    if (!step.is_object()) return invalid_argument("\"{}\": an object was expected", list);
+    if (!step.is_object()) return invalid_argument("\"{}\": expected an object", list);
     if (++count > kMaxSteps) {
       return invalid_argument("\"{}\" has more than {} steps", list, kMaxSteps);
     }

@@ -136,7 +136,8 @@ Status parse_trainer(std::string_view bytes, SentencePieceModel& model, SpecialN
     switch (reader.field()) {
       case 3:
         if (reader.integer() != 1 && reader.integer() != 2) {
-          return unsupported("model type {} (only unigram and BPE are known)", reader.integer());
+          return unsupported("model type {} is not supported (only unigram and BPE are)",
+                             reader.integer());
         }
         model.unigram = reader.integer() == 1;
         break;

@@ -96,7 +96,7 @@ Status parse_line(std::string_view line, size_t number, size_t max_count, Tokeni
     if (error != std::errc() || end != digits.data() + digits.size()) rank = -1;
   }
   if (rank < 0 || rank > largest_id(max_count)) {
-    return invalid_argument("line {} is not a token in Base64 and its rank", number);
+    return invalid_argument("line {} is not a Base64 token followed by its rank", number);
   }
   if (parts.vocab.has(static_cast<int32_t>(rank)) || parts.vocab.find(*bytes) >= 0) {
     return invalid_argument("line {} repeats a token or the rank {}", number, rank);

@@ -1,8 +1,10 @@
 // A plug-in with two GPUs that can be opened and have memory, but compute nothing: tests the
 // decisions that the program makes before it computes. FAKE_GPU_VERSION: the API version that it
-// reports.
+// reports. FAKE_GPU_DELAY_MS in the environment: how long opening a GPU takes.
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "backend/cuda/api.h"
 
@@ -29,6 +31,8 @@ const Api kApi = {
     .devices = [] { return 2; },
     .open =
         [](int device, Context**, DeviceInfo* info) {
+          if (const char* ms = std::getenv("FAKE_GPU_DELAY_MS"))
+            std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(ms)));
           std::strncpy(info->name, device == 0 ? "Fake GPU" : "Another fake", sizeof info->name);
           info->limits = {90, 132};
           info->free_bytes = info->total_bytes = int64_t{1} << 32;

@@ -508,6 +508,9 @@ class Routes(Case):
     def test_llama_others(self):
         props = self.server.get("/props")[1]
         self.assertEqual(props["default_generation_settings"]["n_ctx"], 2048)
+        self.assertEqual(props["chat_sampling"], {
+            "temperature": 0.7, "top_k": 0, "top_p": 0.95, "min_p": 0.05, "typical_p": 1,
+            "repetition_penalty": 1})
         with open(TEMPLATE, encoding="utf-8") as f:
             self.assertEqual(props["chat_template"].strip(), f.read().strip())
         self.assertEqual(self.server.get("/slots"), (200, []))
@@ -671,7 +674,7 @@ class Examples(Case):
         """Every documented flag exists, with the documented default."""
         with open(os.path.join(SOURCE, "docs/serving.md"), encoding="utf-8") as f:
             named = set(re.findall(r"`(--[a-z-]+)", f.read()))
-        usage = subprocess.run([FRESHET, "serve", "--help"], capture_output=True, text=True,
+        usage = subprocess.run([FRESHET, "serve", "--help-all"], capture_output=True, text=True,
                                check=True).stdout
         for flag in named:
             self.assertIn(flag + " ", usage.replace(",", " "), flag)
@@ -705,10 +708,15 @@ class SamplingDefaults(unittest.TestCase):
         server = Server(model=self.model, template=None)
         self.addCleanup(server.stop)
         self.assertIn('{"temperature":0.8,"top_k":1,"repetition_penalty":1.1}', server.log())
+        params = server.get("/props")[1]["default_generation_settings"]["params"]
+        self.assertEqual(params, {"temperature": 0.8, "top_k": 1, "top_p": 1, "min_p": 0, "typical_p": 1,
+                                  "repeat_penalty": 1.1})
         self.assertEqual(self.answers(server), 1)
         self.assertEqual(self.answers(server, top_k=None), 1)
         self.assertEqual(self.answers(server, top_k=0), 6)
         self.assertEqual(self.answers(server, use_beam_search=True), 1)
+        chat = server.get("/props")[1]["chat_sampling"]  # what the model leaves out is off
+        self.assertEqual((chat["temperature"], chat["top_k"], chat["min_p"]), (0.8, 1, 0))
         self.other_routes("--generation-config", self.model, differ=1)
         self.other_routes(differ=6)
         off = Server("--generation-config", "none", model=self.model, template=None)
@@ -1067,9 +1075,10 @@ class Drain(unittest.TestCase):
 
     def test_log_that_nobody_reads(self):
         """The server continues, later reports the number of lost lines, and exits when told to."""
-        command = [FRESHET, "serve", "--port", "0"]
+        command = [FRESHET, "serve", "--port", "0", "--access-log-polls"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as process:
             self.addCleanup(process.kill)
+            self.assertIn(b"loading", process.stderr.readline())
             port = int(re.search(rb":(\d+)\n", process.stderr.readline()).group(1))
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             self.addCleanup(connection.close)

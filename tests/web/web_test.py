@@ -1,140 +1,17 @@
-"""Drives the web page with headless Chromium against `freshet serve`.
+"""Drives the web page with headless Chromium against `freshet serve`: asking, answers, tokens, the live view.
 
 usage: web_test.py [Class[.test] ...]    needs FRESHET (the program) and FRESHET_SOURCE_DIR
 
-Playwright comes from PyPI into FRESHET_TEST_OUTPUT/venv, once; Chromium is Debian's. Without either the
-tests are skipped (exit code 77). Screenshots stay in FRESHET_TEST_OUTPUT.
+The other suites (conversations, Markdown, frame) are in the modules that are imported at the end.
 """
 import json
-import os
-import re
-import subprocess
-import sys
-import tempfile
 import threading
 import unittest
 import urllib.request
+import re
 from contextlib import contextmanager
-from pathlib import Path
 
-FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
-SOURCE = Path(os.environ.get("FRESHET_SOURCE_DIR", "."))
-OUTPUT = Path(os.environ.get("FRESHET_TEST_OUTPUT", "build/web_test")).absolute()
-MODEL = str(SOURCE / "models/default.gguf")
-CHROMIUM = "/usr/bin/chromium"
-SKIPPED = 77
-# A chat template for models without one, to test the chat.
-TEMPLATE = ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-            "{% if add_generation_prompt %}assistant:{% endif %}")
-
-
-def skip(why):
-    print(f"skipped: {why}")
-    sys.exit(SKIPPED)
-
-
-def get_playwright():
-    """Imports playwright; installs it and starts over if it is missing."""
-    try:
-        from playwright.sync_api import sync_playwright
-        return sync_playwright
-    except ImportError:
-        pass
-    venv = OUTPUT / "venv"
-    python = venv / "bin/python3"
-    if os.environ.get("FRESHET_WEB_VENV") or not Path(CHROMIUM).exists():
-        skip("playwright cannot be loaded" if Path(CHROMIUM).exists() else f"there is no {CHROMIUM}")
-    try:
-        if not (venv / "ready").exists():
-            subprocess.run([sys.executable, "-m", "venv", venv], check=True, capture_output=True, timeout=120)
-            subprocess.run([python, "-m", "pip", "install", "-q", "playwright==1.55.0"], check=True,
-                           capture_output=True, timeout=300)
-            (venv / "ready").touch()
-    except (subprocess.SubprocessError, OSError) as error:
-        skip(f"playwright cannot be installed ({error})")
-    os.environ["FRESHET_WEB_VENV"] = "1"
-    os.execv(python, [str(python), *sys.argv])
-
-
-class Server:
-    """`freshet serve` of the small model that comes with the sources, on a free port."""
-
-    def __init__(self, *arguments):
-        self.process = subprocess.Popen([FRESHET, "serve", MODEL, "--port", "0", "--disable-access-log", *arguments],
-                                        stderr=subprocess.PIPE, text=True)
-        lines = []
-        for line in self.process.stderr:
-            lines.append(line)
-            address = re.search(r"serving .* at (http://\S+)", line)
-            if address:
-                self.url = address[1]
-                return
-        self.close()
-        raise AssertionError("the server did not start: " + "".join(lines))
-
-    def get(self, path, **headers):
-        request = urllib.request.Request(self.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, dict(answer.headers), answer.read().decode()
-
-    def metric(self, name):
-        _, _, text = self.get("/metrics")
-        return float(re.search(rf"^{name}\S* (\S+)$", text, re.M)[1])
-
-    def close(self):
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        said = self.process.stderr.read()
-        self.process.stderr.close()
-        if self.process.returncode == 99:  # sanitizer exit code, set in CMakePresets.json
-            raise AssertionError(said)
-
-
-class Case(unittest.TestCase):
-    arguments = ()
-
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server(*cls.arguments)
-        cls.addClassCleanup(cls.server.close)
-        playwright = sync_playwright().start()
-        cls.addClassCleanup(playwright.stop)
-        cls.browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        cls.addClassCleanup(cls.browser.close)
-
-    def open(self, width=1440, height=900, **options):
-        context = self.browser.new_context(viewport={"width": width, "height": height}, **options)
-        self.addCleanup(context.close)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        self.problems = []
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda m: self.problems.append(m.text) if m.type == "error" else None)
-        page.on("request", lambda r: self.assertTrue(r.url.startswith(self.server.url), r.url))
-        page.goto(self.server.url + "/")
-        page.wait_for_selector("#dot.up")
-        return page
-
-    @staticmethod
-    def message(page):
-        return page.get_by_role("textbox", name="Message", exact=True)
-
-    @staticmethod
-    def set_tokens(page, count, temperature="0"):
-        page.get_by_label("Max tokens").fill(str(count))
-        page.get_by_label("Temperature, exactly").fill(temperature)
-
-    def answered(self, page, count):
-        page.wait_for_function("n => document.querySelectorAll('.assistant:not(.streaming) .numbers')"
-                               ".length === n", arg=count)
-
-    def keep(self, page, name):
-        OUTPUT.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=OUTPUT / f"{name}.png")
+from web_rig import SOURCE, Case, ChatCase
 
 
 class Thought(Case):
@@ -144,58 +21,47 @@ class Thought(Case):
     def test_stands_apart(self):
         page = self.open()
         self.set_tokens(page, 20)
-        sent = []
-        page.on("request", lambda r: sent.append(r) if r.method == "POST" else None)
         self.message(page).fill("Tell me about rivers.")
         page.keyboard.press("Enter")
         self.answered(page, 1)
         thought = page.locator(".assistant .thought")
-        self.assertGreater(len(thought.inner_text()), 20)
+        self.assertFalse(thought.evaluate("e => e.open"), "thoughts are not folded")
+        thought.locator("summary").click()
+        self.assertTrue(thought.evaluate("e => e.open"))
+        self.assertGreater(len(thought.locator("p").inner_text()), 20)
         self.assertEqual(page.locator(".assistant .body").inner_text().strip(), "")
         self.assertTrue(page.locator(".user .thought").is_hidden())
-        thought.locator("summary").click()
-        self.assertFalse(thought.evaluate("e => e.open"))
         self.message(page).fill("Go on.")
         page.keyboard.press("Enter")
         self.answered(page, 2)
-        self.assertEqual([m["content"] for m in sent[-1].post_data_json["messages"]],
+        self.assertEqual([m["content"] for m in self.sent[-1]["messages"]],
                          ["Tell me about rivers.", "Go on."])
         self.assertEqual(self.problems, [])
 
 
-class Chat(Case):
-    @classmethod
-    def setUpClass(cls):
-        with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
-            file.write(TEMPLATE)
-        cls.addClassCleanup(os.unlink, file.name)
-        cls.arguments = ("--chat-template", file.name)
-        super().setUpClass()
-
+class Chat(ChatCase):
     def test_streams_and_shows_probabilities(self):
         page = self.open()
         self.set_tokens(page, 60)
-        sent = []
-        page.on("request", lambda r: sent.append(r) if r.method == "POST" else None)
+        page.get_by_label("Token probabilities").check()
         page.evaluate("""() => { window.lengths = new Set(); new MutationObserver(() => {
             const body = document.querySelector('.assistant .body');
             if (body) lengths.add(body.textContent.length);
         }).observe(document.getElementById('log'), {subtree: true, childList: true, characterData: true}); }""")
         # About 25 kB of answer, slow enough to arrive in pieces on any machine.
-        page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", {
-            "offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1})
+        self.throttle(page, 20_000)
         self.message(page).fill("Tell me about rivers.\nPlease.")
         page.keyboard.press("Enter")
         self.answered(page, 1)
         self.assertGreater(page.evaluate("lengths.size"), 8, "the answer came at once, not as a stream")
-        body = sent[0].post_data_json
+        body = self.sent[0]
         self.assertEqual(body["messages"], [{"role": "user", "content": "Tell me about rivers.\nPlease."}])
         self.assertEqual((body["max_tokens"], body["temperature"]), (60, 0))
         self.assertRegex(page.locator(".numbers").inner_text(), r"60 tokens · [\d.]+ tok/s · first after \d+ ms")
         tokens = page.locator(".assistant .tok")
         self.assertGreater(tokens.count(), 40)
         text = page.locator(".assistant .body").inner_text()
-        self.assertEqual("".join(tokens.all_inner_texts()).split(), text.split())
+        self.assertEqual("".join("".join(tokens.all_inner_texts()).split()), "".join(text.split()))
         tokens.nth(5).hover()
         card = page.locator("#popover")
         self.assertRegex(card.inner_text(), r"%")
@@ -218,10 +84,10 @@ class Chat(Case):
         before = self.server.metric("vllm:generation_tokens_total")
         self.message(page).fill("Go on and on.")
         page.get_by_role("button", name="Send").click()
-        page.wait_for_selector(".streaming .tok", state="attached")
+        page.wait_for_selector(".streaming .body p", state="attached")
         page.keyboard.press("Escape")
         self.answered(page, 1)
-        self.assertIn("stopped", page.locator(".numbers").inner_text())
+        self.assertRegex(page.locator(".numbers").inner_text(), r"^[1-9]\d* tokens? .*stopped")
         for _ in range(50):
             if self.server.metric("vllm:num_requests_running") == 0:
                 break
@@ -231,6 +97,7 @@ class Chat(Case):
         self.set_tokens(page, 8)
         page.get_by_role("button", name="Retry").click()
         self.answered(page, 1)
+        self.assertEqual(page.locator(".branches span").last.inner_text(), "2/2")
         first = page.locator(".assistant .body").inner_text()
         page.get_by_role("button", name="Retry").click()
         self.answered(page, 1)
@@ -253,8 +120,6 @@ class Chat(Case):
         self.set_tokens(page, 12, "1.5")
         page.get_by_label("Seed").fill("42")
         page.get_by_label("System prompt").fill("Be brief.")
-        sent = []
-        page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
         texts = []
         for _ in range(2):
             self.message(page).focus()
@@ -266,38 +131,20 @@ class Chat(Case):
             texts.append(page.locator(".assistant .body").inner_text())
             page.get_by_role("button", name="New chat").press("Enter")
         self.assertEqual(texts[0], texts[1], "the seed does not repeat the answer")
-        self.assertEqual(sent[0]["messages"][0], {"role": "system", "content": "Be brief."})
-        self.assertEqual(sent[0]["messages"][1]["content"], "One\nTwo")
-        self.assertEqual(sent[0]["seed"], 42)
+        self.assertEqual(self.sent[0]["messages"][0], {"role": "system", "content": "Be brief."})
+        self.assertEqual(self.sent[0]["messages"][1]["content"], "One\nTwo")
+        self.assertEqual(self.sent[0]["seed"], 42)
         # Every control can be reached by keyboard and has a name.
         page.evaluate("document.activeElement.blur()")
         names = []
-        for _ in range(30):
+        for _ in range(40):
             page.keyboard.press("Tab")
             names.append(page.evaluate("""() => { const e = document.activeElement;
                 return e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.id; }"""))
-        for wanted in ("Skip to the message field", "Settings", "Live", "Temperature", "Seed", "Message"):
+        for wanted in ("Skip to the message field", "Conversations", "Settings", "Live", "Search conversations",
+                       "Add text files", "Message", "Temperature", "Seed"):
             self.assertIn(wanted, [name.strip() for name in names])
         self.assertEqual(self.problems, [])
-
-    def test_text_stays_text(self):
-        page = self.open()
-        self.set_tokens(page, 1)
-        self.message(page).fill("<img src=x onerror=alert(1)> `code`")
-        page.keyboard.press("Enter")
-        self.answered(page, 1)
-        self.assertEqual(page.locator(".user .body").inner_text(), "<img src=x onerror=alert(1)> `code`")
-        # Model output, sent to the page as the server would.
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(
-            content_type="text/event-stream", body="".join(
-                f"data: {json.dumps({'choices': [{'delta': {'content': piece}}]})}\n\n"
-                for piece in ("<script>alert(1)</script> a ``b`` `c<b>`\n\n``", "`py\nx = '<i>'\n", "```\nend"))))
-        page.get_by_role("button", name="Retry").click()
-        self.answered(page, 1)
-        self.assertEqual(page.locator(".assistant .body script, .assistant .body b, .assistant .body i").count(), 0)
-        self.assertEqual(page.locator(".assistant p code").all_inner_texts(), ["b", "c<b>"])
-        self.assertEqual(page.locator(".assistant pre").inner_text(), "x = '<i>'")
-        self.assertEqual(page.locator(".assistant .body p").last.inner_text(), "end")
 
     def test_errors_are_shown(self):
         page = self.open()
@@ -318,22 +165,25 @@ class Plain(Case):
     def test_continues_a_text(self):
         page = self.open()
         self.set_tokens(page, 20)
-        sent = []
-        page.on("request", lambda r: sent.append(r) if r.method == "POST" else None)
         page.get_by_role("textbox", name="Message").fill("Once upon a time")
         page.keyboard.press("Enter")
         self.answered(page, 1)
-        self.assertTrue(sent[0].url.endswith("/v1/completions"))
-        self.assertEqual(sent[0].post_data_json["prompt"], "Once upon a time")
+        self.assertEqual(self.sent[0]["prompt"], "Once upon a time")
         first = page.locator(".assistant .body").inner_text()
         self.assertNotEqual(first.strip(), "")
         page.get_by_role("textbox", name="Message").fill(" The end.")
         page.keyboard.press("Enter")
         self.answered(page, 2)
-        self.assertTrue(sent[1].post_data_json["prompt"].startswith("Once upon a time"))
-        self.assertTrue(sent[1].post_data_json["prompt"].endswith(" The end."))
-        self.assertGreater(page.locator(".assistant .tok").count(), 20)
+        self.assertTrue(self.sent[1]["prompt"].startswith("Once upon a time"))
+        self.assertTrue(self.sent[1]["prompt"].endswith(" The end."))
         self.keep(page, "plain")
+        text = "    x = 1\n\n# no heading\n**stars**  <b>"
+        page.route("**/v1/completions", lambda route: route.fulfill(
+            content_type="text/event-stream", body="data: " + json.dumps({"choices": [{"text": text}]}) + "\n\n"))
+        page.get_by_role("textbox", name="Message").fill("More")
+        page.keyboard.press("Enter")
+        self.answered(page, 3)
+        self.assertEqual(page.locator(".assistant .body").last.text_content(), text, "not shown as it is")
         self.assertEqual(self.problems, [])
 
     def test_files_are_cached_and_confined(self):
@@ -406,7 +256,9 @@ class Live(Case):
 
     def test_dashboard_moves(self):
         page = self.open()
-        page.wait_for_function("document.querySelector('canvas').getAttribute('aria-label')?.includes('generated')")
+        self.assertTrue(page.locator("#live").is_hidden(), "the live view is open on a first visit")
+        page.get_by_role("button", name="Live").click()
+        page.wait_for_function("() => document.querySelector('canvas').getAttribute('aria-label')?.includes('generated')")
         still = page.locator("canvas").first.evaluate("c => c.toDataURL()")
         with self.busy():
             page.wait_for_function("""() => /running [1-9]/.test(
@@ -425,7 +277,8 @@ class Live(Case):
 
     def test_closed_panel_asks_nothing(self):
         page = self.open()
-        page.get_by_role("button", name="Live").click()
+        for _ in range(2):
+            page.get_by_role("button", name="Live").click()
         page.wait_for_timeout(500)
         asked = []
         page.on("request", lambda r: asked.append(r.url))
@@ -436,7 +289,6 @@ class Live(Case):
         page = self.open(390, 844, is_mobile=True, has_touch=True, color_scheme="dark")
         self.assertFalse(page.locator("#settings").is_visible())
         self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), 390)
-        page.locator("#toggle-settings").tap()
         self.set_tokens(page, 10)
         page.get_by_role("button", name="Close settings").tap()
         page.locator("#prompt").fill("A phone")
@@ -451,7 +303,7 @@ class Live(Case):
 
 
 if __name__ == "__main__":
-    if not Path(CHROMIUM).exists():
-        skip(f"there is no {CHROMIUM}")
-    sync_playwright = get_playwright()
+    from conversation_cases import Branches, History, Transfer  # noqa: F401
+    from frame_cases import Access, Copying, Frame, Weight  # noqa: F401
+    from markdown_cases import Markdown  # noqa: F401
     unittest.main(verbosity=2)

@@ -1,21 +1,22 @@
-// What the CUDA plug-in offers: tables of functions over plain data, one for each family.
+// The interface of the CUDA plug-in: tables of functions over plain data, one per operation family.
 //
-// The program knows no CUDA: it loads the plug-in with dlopen, asks freshet_cuda() for this table
-// and checks its version. open() gives a context for one device, which every function takes.
-// Functions enqueue on the context's stream, in order, and return 0 or an error that error_text()
-// names. Pointers are to device memory except where `host` is said. A context is used by one thread
-// at a time. Plain types only, so that both sides may be built by different compilers.
+// The program contains no CUDA: it loads the plug-in with dlopen, calls freshet_cuda() for this
+// table and checks its version. open() creates a context for one device; every function takes a
+// context. Functions enqueue work on the context's stream, in order, and return 0 or an error that
+// error_text() explains. Pointers are device pointers unless marked `host`. A context is used by
+// one thread at a time. Only plain types cross this boundary, so the two sides may be built by
+// different compilers.
 //
-// Two layouts are the plug-in's own:
+// Two layouts belong to the plug-in:
 //   weights: tiles of 16 rows by `unit` columns, [row tile][column unit], see formats.cuh;
-//   activations: BF16, columns padded to 64 with zeros. For few tokens in the order of lanes, so
-//   that an operand of mma.m16n8k16 is one load of 16 bytes: [tile of 8 rows][32 columns][lane][8].
-//   For many as core matrices, which ldmatrix and wgmma read from shared memory, so that tokens
-//   that stand together are one copy: [64 columns][tile of 8 rows][8 columns][row][8].
-//   FP8 weights on Hopper want them in E4M3, with an F32 scale for 128 columns of a row:
-//   [128 columns][tile of 8 rows], a tile [16 columns][row][16], then [row] scales.
-//   INT8 weights want them in INT8, with an F32 scale for a row: tiles of the same order without
-//   scales, which stand behind all of them, [row].
+//   activations: BF16, columns padded to 64 with zeros. For few tokens in fragment order (kLanes),
+//   so that an operand of mma.m16n8k16 is one 16-byte load: [tile of 8 rows][32 columns][lane][8].
+//   For many tokens as core matrices (kCores), which ldmatrix and wgmma read from shared memory;
+//   adjacent tokens are then one bulk copy: [64 columns][tile of 8 rows][8 columns][row][8].
+//   FP8 weights on Hopper need E4M3 activations with an F32 scale per 128 columns of a row:
+//   [128 columns][tile of 8 rows], where a tile is [16 columns][row][16], then [row] scales.
+//   INT8 weights need INT8 activations with an F32 scale per row: the same tiles without scales;
+//   the scales of all rows follow the last tile, [row].
 #pragma once
 
 #include <cstddef>
@@ -24,11 +25,11 @@
 namespace freshet::cuda {
 
 inline constexpr int kApiVersion = 24;
-inline constexpr int kTokenTile = 8;   // rows of a tile of activations
-inline constexpr int kPadCols = 64;    // columns of activations are padded to it
+inline constexpr int kTokenTile = 8;   // rows of an activation tile
+inline constexpr int kPadCols = 64;    // activations are padded to a multiple of this many columns
 inline constexpr int kE4M3Cols = 128;  // columns that share a scale
 inline constexpr int kE4M3TileBytes = kTokenTile * (kE4M3Cols + 4);
-inline constexpr int kInt8Cols = 128;  // columns of a tile of INT8
+inline constexpr int kInt8Cols = 128;  // columns of an INT8 tile
 inline constexpr int kInt8TileBytes = kTokenTile * kInt8Cols;
 inline constexpr int kNotes = 4;
 inline constexpr int kUploadSlots = 2;  // staging buffers of upload_ahead()
@@ -41,15 +42,16 @@ inline constexpr int kMaxRouterTokens = 512;
 enum class Code : int32_t {
   kF32, kF16, kBF16, kFP8, kQ8_0, kQ4_0, kQ4_K, kQ6_K, kMXFP4,
   kQ4_1, kQ5_0, kQ5_1, kIQ4_NL, kIQ4_XS, kQ2_K, kQ3_K, kQ5_K, kInt8, kInt4G128, kInt4G32, kCount,
-  // How weights are packed that products alone take, or that look-ups do:
-  kExactF32,  // F32 whose numbers BF16 holds, beside kF32
-  kFP8Panels,  // FP8 in the order that products want; there it is kFP8
-  kHeads = 64  // and a code: see heads_of()
+  // Packings for GEMMs only, or for look-ups only:
+  kExactF32,  // F32 weights that are exact in BF16, packed in addition to kF32
+  kFP8Panels,  // FP8 in the panel layout of Hopper's GEMMs; replaces kFP8 there
+  kHeads = 64  // plus a code: see heads_of()
 };
 // clang-format on
 
-// Formats whose scales are packed as they are used keep those that are stored beside tables, for
-// numbers that are looked up are not rounded: in which form, or the code itself.
+// Formats whose scales are converted when they are packed also keep the stored scales of embedding
+// tables, because look-ups must be exact. Returns the code of that extra section, or `code` if
+// there is none.
 constexpr Code heads_of(Code code) {
   switch (code) {
     case Code::kQ8_0:
@@ -69,7 +71,7 @@ constexpr Code heads_of(Code code) {
   }
 }
 
-// Orders of activations.
+// Layouts of activations: fragments for mma, core matrices, and those of E4M3 and INT8.
 enum class Order : int32_t { kLanes, kCores, kE4M3, kInt8 };
 
 struct Rows {
@@ -77,13 +79,13 @@ struct Rows {
   int64_t rows, cols, stride;
 };
 
-// Where a result goes as activations too; nullptr: nowhere.
+// An additional encoded form of a result; data is nullptr if there is none.
 struct Activations {
   uint8_t* data;
-  int64_t core_tiles;  // of rows, if as core matrices (or of bytes); 0: in the order of lanes
+  int64_t core_tiles;  // row tiles, for core matrices, E4M3 and INT8; 0: fragment order
   int32_t e4m3;
-  // A row's scale is that of all its numbers: encode() knows it, and without `out` glu() and norm()
-  // of RMS with weights alone.
+  // A row's scale covers the whole row. encode() can compute it; so can glu() and an RMS norm()
+  // that has weights only, if they write no `out`.
   int32_t int8;
 };
 
@@ -95,9 +97,9 @@ struct WeightView {
 
 struct ProductArgs {
   WeightView weight;
-  const uint8_t* act;  // in the order that order_for() names
-  int64_t act_chunks;  // in the order of lanes: of 32 columns, from one tile of rows to the next
-  const float* x;      // the same numbers as they are, for weights in F32
+  const uint8_t* act;  // in the layout that order_for() returns
+  int64_t act_chunks;  // fragment order: chunks of 32 columns from one row tile to the next
+  const float* x;      // the same values in F32, for F32 weights
   int64_t x_stride;
   float* out;
   int64_t out_stride;
@@ -106,7 +108,7 @@ struct ProductArgs {
   int32_t add;
 };
 
-// The products that come behind others, of which two are told.
+// The GEMMs that follow a list; at most two are named.
 struct NextProducts {
   WeightView of[2];
   int32_t count;
@@ -123,13 +125,14 @@ struct GluArgs {
   float limit, alpha;
 };
 
-// Blocks of 16 slots: keys [kv_heads][8 slots][features of 16 bytes][slot][feature], then values
-// alike; of types of a byte a head's values follow its keys, so that a copy brings both. In INT8
-// codes have 128 added; behind a head's come its scales in F16, one for 32 features: of keys (and
-// values that are keys) [slot][32 features], of values [32 features][slot].
+// Blocks of 16 slots: keys [kv_heads][8 slots][16-byte group of features][slot][feature], then
+// values in the same layout. In one-byte types a head's values follow its keys, so that one copy
+// fetches both. INT8 codes are stored plus 128; behind a head's codes come its F16 scales, one per
+// 32 features: of keys (and of values that are keys) [slot][32 features], of values [32
+// features][slot].
 enum class CacheType : int32_t { kF16, kE4M3, kBF16, kInt8 };
 struct CacheArgs {
-  uint8_t* data;  // all numbers finite, also those that were never stored
+  uint8_t* data;  // every number is finite, even where nothing was stored yet
   int64_t block_bytes;
   int32_t kv_heads, key_dim, value_dim, shared;  // shared: values are the first features of keys
   CacheType type;
@@ -141,8 +144,8 @@ struct BatchArgs {
   int32_t sequences, tokens;
 };
 
-// Heads of queries, keys and values of the same tokens: each part is normalised, then rotated, in
-// place, and put into the cache, as far as it says.
+// Query, key and value heads of the same tokens. Each part is normalised, then rotated, in place,
+// and stored in the cache, as its fields say.
 struct HeadsArgs {
   enum Store : int32_t { kNowhere, kKeys, kValues };
   struct Part {
@@ -156,7 +159,7 @@ struct HeadsArgs {
   } of[3];
   int32_t count;
   int64_t tokens;
-  const float* cos_sin;  // [tokens, rotary_dim] of all parts
+  const float* cos_sin;  // [tokens, rotary_dim], for all parts
   CacheArgs cache;
   BatchArgs batch;
 };
@@ -171,14 +174,14 @@ struct AttentionArgs {
   const float* sinks;
   float scale, softcap;
   int32_t heads, window;
-  int32_t max_context;  // of the batch, or more
-  int32_t max_queries;  // of a sequence
-  int32_t single;       // so many sequences in front have one query each
-  float* partial;       // room for partial results of these, or nullptr: a block walks a context
+  int32_t max_context;  // an upper bound on the batch's context lengths
+  int32_t max_queries;  // an upper bound on the queries of a sequence
+  int32_t single;       // the first `single` sequences have one query each
+  float* partial;       // scratch for their KV splits; nullptr: one block walks each context
   Activations act;
-  int32_t only_act;  // the result is wanted as activations alone: `out` may stay as it is
-  // nullptr, or (host) what heads() is to do first, with parts q, the keys and the values: their
-  // rows may stay as they are.
+  int32_t only_act;  // only `act` is read: `out` may stay unwritten
+  // nullptr, or (host) what heads() would do first, with the parts q, keys and values. The rows of
+  // these parts may stay unwritten.
   const HeadsArgs* before;
 };
 
@@ -188,35 +191,36 @@ struct RoutingArgs {
   float renormalize_eps, scale;
 };
 
-// Tokens by expert. A slot is a tile of `slot_tokens` places of one expert; slots ascend by expert.
+// Tokens grouped by expert. A slot is a tile of `slot_tokens` places of one expert; slots are
+// sorted by expert.
 struct GroupArgs {
   const int32_t* ids;    // [tokens, top_k]
   const float* weights;  // [tokens, top_k]
   int32_t tokens, top_k, experts, slot_tokens, slots;
   int32_t *token, *place;  // [slots * slot_tokens] (-1: none), [tokens, top_k]
   int32_t* slot_expert;    // [slots]; -1: none
-  int32_t* used;           // [1]: how many slots have an expert
+  int32_t* used;           // [1]: the number of slots that have an expert
   float* place_weight;     // [slots * slot_tokens]
-  int32_t whole;           // 1: every slot has a place for every token, in their order
+  int32_t whole;           // 1: every slot has a place for every token, in token order
 };
 
 struct ExpertArgs {
   const uint8_t* const* weights;  // [experts], device
   int64_t rows, cols;
   Code code;
-  const uint8_t* act;  // in the order of lanes, one tile after the other as slots have them
+  const uint8_t* act;  // in fragment order, one tile after the other in slot order
   float* out;          // [slots * slot_tokens, rows]
   const float* bias;   // [experts, rows] or nullptr
   const int32_t* slot_expert;
   int32_t slots, slot_tokens;
 };
 
-// The norm of a few tokens, a router's product with what it gives, and the routes.
+// The norm of a few tokens, the router's GEMM on the result, and the routes.
 struct RouteOneArgs {
   Rows x, normed;
   NormArgs norm;
   Activations act;
-  ProductArgs product;  // of `normed`
+  ProductArgs product;  // its input is `normed`
   RoutingArgs routing;
   int32_t* ids;    // [tokens, top_k]
   float* weights;  // [tokens, top_k]
@@ -231,27 +235,27 @@ struct ExpertsArgs {
   GluArgs glu;
   GroupArgs groups;
   Rows x;
-  int32_t weight_before;  // 1: x by a token's weight
-  Activations in;         // as core matrices: if groups.whole, x; or else room for x by place
-  Activations act;        // room for the gated, by place
+  int32_t weight_before;  // 1: x is scaled by a token's weight
+  Activations in;         // core matrices: x if groups.whole, otherwise scratch for x by place
+  Activations act;        // scratch for the outputs of the GLU, by place
   void* y;                // [slots * slot_tokens, hidden]: see given_bf16() in moe.h
 };
 
-// The same of few tokens, from the router's logits to the sums.
+// The same for few tokens, from the router's logits to the weighted sums.
 struct FewExpertsArgs {
   Code gate_up_code, down_code;
   const uint8_t *const *gate_up, *const *down;  // [experts], device
   const float *gate_up_bias, *down_bias;        // [experts, 2 * ff], [experts, hidden] or nullptr
   int64_t hidden, ff;
   GluArgs glu;
-  const float* logits;  // nullptr: ids and weights are given, or else they are written
+  const float* logits;  // nullptr: ids and weights are inputs; otherwise they are written
   int64_t logits_stride;
   RoutingArgs routing;
   int32_t* ids;    // [tokens, top_k]
   float* weights;  // [tokens, top_k]
   int32_t tokens;
-  const uint8_t* in;  // x in the order of lanes
-  uint8_t* act;       // room for the gated: a tile of tokens for each expert in use
+  const uint8_t* in;  // x in fragment order
+  uint8_t* act;       // scratch for the outputs of the GLU: a tile of tokens per expert in use
   Rows out;
   int32_t add;
 };
@@ -259,18 +263,19 @@ struct FewExpertsArgs {
 // An open GPU, see runtime/context.cuh.
 struct Context;
 
-// No kernel runs a problem; Api::problem_text() says which.
+// No kernel supports a problem; Api::problem_text() describes it.
 inline constexpr int kNoKernel = -1;
 // Operations whose kernel can be forced (Api::force).
 enum ForcedOp : int32_t { kForcedMatmul, kForcedSwiglu, kForcedAttention, kForcedMoe, kForcedOps };
 
-// What the choice of kernels knows of a device.
+// The properties of a device that kernel choice depends on.
 struct DeviceLimits {
   int32_t capability = 0;  // 90 for compute capability 9.0
   int32_t multiprocessors = 0;
 };
 
-// Every function takes the context first, and returns 0 or an error where nothing else is said.
+// Every function takes the context first, and returns 0 or an error unless its comment says
+// otherwise.
 
 struct MemoryApi {
   int (*allocate)(Context*, void** to, int64_t bytes);
@@ -281,23 +286,22 @@ struct MemoryApi {
   int (*download)(Context*, void* host, const void* from, int64_t bytes);
   int (*copy)(Context*, void* to, const void* from, int64_t bytes);
   int (*clear)(Context*, void* to, int64_t bytes);
-  // Uploads on a stream of their own, through kUploadSlots staging buffers. upload_ahead() starts
-  // when the work before the last upload_used() of its slot has ended; what is enqueued after it
+  // Uploads on a separate stream, through kUploadSlots staging buffers. upload_ahead() starts once
+  // the work enqueued before the last upload_used() of its slot has ended; work enqueued after it
   // sees the bytes. upload_await() waits until the slot's host memory may be written again.
   int (*upload_ahead)(Context*, int slot, void* to, const void* host, int64_t bytes);
   int (*upload_used)(Context*, int slot);
   int (*upload_await)(Context*, int slot);
-  // Reads `bytes` once, to measure the memory's bandwidth.
+  // Reads `bytes` once, to measure memory bandwidth.
   int (*read)(Context*, const void* memory, int64_t bytes, float* sink);
 };
 
 struct StreamApi {
   int (*sync)(Context*);
-  // note() records an event, one of kNotes, behind everything enqueued so far; await() waits for
-  // it.
+  // note() records one of kNotes events after everything enqueued so far; await() waits for it.
   int (*note)(Context*, int which);
   int (*await)(Context*, int which);
-  // Everything enqueued between begin and end becomes a graph that can be launched again.
+  // Captures everything enqueued between begin and end as a graph that can be launched repeatedly.
   int (*graph_begin)(Context*);
   int (*graph_end)(Context*, void** graph);
   int (*graph_play)(Context*, void* graph);
@@ -308,24 +312,25 @@ struct StreamApi {
 };
 
 struct GemmApi {
-  int64_t (*packed_bytes)(Context*, Code code, int64_t rows, int64_t cols);  // 0: no such format
-  // Packs row tiles [first, first + count / 16) from `raw`: rows as stored, one after the other.
+  int64_t (*packed_bytes)(Context*, Code code, int64_t rows, int64_t cols);  // 0: unknown format
+  // Packs row tiles [first, first + count / 16) from `raw`, which holds consecutive rows as stored.
   int (*pack)(Context*, Code code, uint8_t* packed, const uint8_t* raw, int64_t first,
               int64_t count, int64_t rows, int64_t cols);
   int64_t (*fragment_bytes)(Context*, int64_t rows, int64_t cols);
-  // The layout in which GEMMs of so many tokens read activations.
+  // The layout in which GEMMs with this number of tokens read activations.
   Order (*order_for)(Context*, Code code, int64_t tokens);
-  // index: nullptr, or the row of x for each row (-1: zeros); weights: nullptr, or a factor each.
+  // index: nullptr, or for each row the row of x (-1: zeros); weights: nullptr, or a factor per
+  // row.
   int (*encode)(Context*, const Activations* act, const Rows* x, const int32_t* index,
                 const float* weights, int64_t rows);
   // next: nullptr, or the GEMMs that are likely to come next: their weights may be prefetched.
   int (*products)(Context*, const ProductArgs* products, int count, int64_t tokens,
                   const NextProducts* next);
-  // Whether gated_products() takes weights of this format and so many rows with so many tokens.
+  // Whether gated_products() supports a weight of this format and size with this number of tokens.
   int (*gated_fits)(Context*, Code code, int64_t rows, int64_t cols, int64_t tokens);
   // GEMMs of gate and up (in this order, of one format and size, add 0) with a SwiGLU epilogue:
-  // `act`, in the layout for weights of their format, gets what glu() makes of their results with
-  // SiLU and no limit; the results themselves are not stored (INT8 uses their memory).
+  // `act`, in the layout for weights of their format, receives what glu() would compute from their
+  // results with SiLU and no limit. The results themselves are not stored (INT8 uses their memory).
   int (*gated_products)(Context*, const ProductArgs* gate_and_up, int64_t tokens,
                         const Activations* act);
 };
@@ -342,19 +347,19 @@ struct MoeApi {
   int (*route)(Context*, const Rows* logits, const RoutingArgs* routing, int32_t* ids,
                float* weights);
   int (*group)(Context*, const GroupArgs* args);
-  // A GEMM in F32 of at most kMaxRouterTokens tokens, rows of whole fours at multiples of 16 bytes;
-  // then route and group.
+  // An F32 GEMM of at most kMaxRouterTokens tokens whose rows are multiples of four numbers,
+  // aligned to 16 bytes; then route and group.
   int (*router)(Context*, const ProductArgs* product, int64_t tokens, const RoutingArgs* routing,
                 int32_t* ids, float* weights, const GroupArgs* groups);
-  // Whether route_one() takes these.
+  // Whether route_one() supports these.
   int (*route_one_fits)(Context*, const RouteOneArgs* args);
   int (*route_one)(Context*, const RouteOneArgs* args);
   int (*expert_products)(Context*, const ExpertArgs* args);
-  // The smallest slot that experts() takes, of which formats, sizes, the GLU and how many tokens
-  // and experts there are is looked at; 0: expert_products() is to be used.
+  // The smallest slot that experts() supports; 0: use expert_products(). Only formats, sizes, the
+  // GLU and the numbers of tokens and experts are looked at.
   int (*experts_fused)(Context*, const ExpertsArgs* args);
   int (*experts)(Context*, const ExpertsArgs* args);
-  // Whether few_experts() takes these (of which codes, sizes, tokens and routing are looked at).
+  // Whether few_experts() supports these; only codes, sizes, tokens and routing are looked at.
   int (*few_experts_fit)(Context*, const FewExpertsArgs* args);
   int (*few_experts)(Context*, const FewExpertsArgs* args);
   // out[t] = [out[t] +] sum over k of weight * y[place[t, k]], in order of place.
@@ -380,15 +385,16 @@ struct RowApi {
 
 struct SamplingApi {
   int (*argmax)(Context*, const Rows* x, int32_t* ids);
-  // Whether sample() can take rows of so many logits; `words` as in ops/sample.h.
+  // Whether sample() supports rows of `cols` logits; `words` are sampling descriptors
+  // (ops/sample.h).
   int (*samples)(Context*, int64_t cols);
   int (*sample)(Context*, const Rows* logits, const int32_t* words, const int32_t* tokens,
                 int32_t* ids);
-  // ids[i] = named[from[i]] where from[i] >= 0.
+  // ids[i] = named[from[i]] (a sampled token) where from[i] >= 0.
   int (*take_ids)(Context*, int32_t* ids, const int32_t* from, int64_t count, const int32_t* named);
 };
 
-// What open() tells of a device.
+// What open() reports about a device.
 struct DeviceInfo {
   char name[256];
   DeviceLimits limits;
@@ -398,13 +404,13 @@ struct DeviceInfo {
 struct Api {
   int32_t version;
   const char* (*error_text)(int error);
-  // How many devices there are; 0 where there are none or the driver is missing.
+  // The number of devices; 0 if there is none or the driver is missing.
   int (*devices)();
   int (*open)(int device, Context** context, DeviceInfo* info);
-  // Takes a kernel, by its index in the operation's table, wherever it fits; -1: the best one.
+  // Forces a kernel, by its index in the operation's table, wherever it fits; -1: choose the best.
   int (*force)(Context* context, int op, int row);
   const char* (*problem_text)(const Context* context);
-  // Frees what the context holds; memory that was allocated with it is released before.
+  // Frees the context. Memory allocated with it must be released first.
   int (*close)(Context* context);
   MemoryApi memory;
   StreamApi stream;

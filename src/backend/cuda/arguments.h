@@ -1,4 +1,4 @@
-// From the arguments of ops to those of the plug-in's table. Pure.
+// Converts arguments of ops to arguments of the plug-in's table. Pure functions.
 #pragma once
 
 #include "backend/cuda/api.h"
@@ -6,7 +6,7 @@
 
 namespace freshet::cuda {
 
-// kCount: the plug-in does not multiply with it.
+// kCount: the plug-in has no GEMM for this format.
 inline Code code_of(quant::Format format) {
   switch (format) {
     case quant::Format::kF32:
@@ -96,7 +96,7 @@ inline RoutingArgs args_of(const ops::Routing& r) {
           r.scale};
 }
 
-// Chunks of 32 columns that a row of fragments has.
+// The number of 32-column chunks in a row of fragments.
 inline int64_t chunks_of(int64_t cols) {
   return (cols + kPadCols - 1) / kPadCols * (kPadCols / 32);
 }

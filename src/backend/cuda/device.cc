@@ -8,8 +8,8 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr size_t kLeastStage = size_t{8} << 20;  // ids and tables of a step
-constexpr size_t kRaw = size_t{32} << 20;        // rows being packed, of each upload slot
+constexpr size_t kLeastStage = size_t{8} << 20;  // ids and block tables of a step
+constexpr size_t kRaw = size_t{32} << 20;        // rows being packed, per upload slot
 constexpr size_t kTables = size_t{4} << 20;      // pointers to experts
 constexpr size_t kMostPartial = size_t{128} << 20;
 constexpr size_t kMostGraphs = 96;
@@ -20,7 +20,7 @@ size_t aligned(size_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
-// Names only: the device multiplies by itself.
+// Only for the names: the device runs its own GEMMs.
 constexpr ops::MatmulKernel row_of(const char* name, quant::Format format) {
   return {name,    format, ops::CpuIsa::kScalar, ops::ActKind::kF32, nullptr, nullptr,
           nullptr, nullptr};
@@ -116,7 +116,7 @@ Result<void*> CudaDevice::take(size_t bytes) {
 }
 void CudaDevice::give_back(void* memory) {
   api_.stream.sync(ctx_);
-  forget_steps();  // they and the tables may hold its address, which others will get
+  forget_steps();  // steps and tables may hold its address, which will be reused
   known_tables_.clear();
   tables_at_ = 0;
   api_.memory.release(ctx_, memory);
@@ -216,15 +216,15 @@ const int32_t* CudaDevice::ints(std::span<const int32_t> host) {
 }
 
 void CudaDevice::step(const ops::StepInputs& inputs, FunctionRef<void()> body) {
-  // The step before may still read its half; the one before that is over, or is waited for.
+  // The previous step may still read the other half; the step before that has ended, or is awaited.
   const auto stage_note = [](int turn) { return 2 + turn; };
   stage_turn_ ^= 1;
   bool& used = stage_used_[static_cast<size_t>(stage_turn_)];
   if (used) check(api_.stream.await(ctx_, stage_note(stage_turn_)), "step");
   used = true;
   stage_at_ = 0;
-  // From the beginning of scratch memory, so that a repeated step gets the same addresses; encoded
-  // forms of the step before are too old from here on.
+  // Starts at the beginning of scratch memory, so that a repeated step gets the same addresses.
+  // Encoded activations of the previous step become invalid here.
   if (scratch_.size() > 0) scratch_at_ = (scratch_at_ / scratch_.size() + 2) * scratch_.size();
   registered_.clear();
   loose_ = false;
@@ -282,7 +282,7 @@ Activations CudaDevice::new_form(const Matrix& of, Order order, Forms& forms) {
   return {data, order == Order::kLanes ? 0 : tiles, order == Order::kE4M3, order == Order::kInt8};
 }
 
-// A router reads the numbers as they are, and its experts take few tokens encoded.
+// The router reads F32; the experts of few tokens read encoded activations.
 Activations CudaDevice::new_form_for_experts(const Matrix& of, Forms& forms) {
   if (of.rows > kWholeTokens) return {};
   return new_form(of, of.rows <= kTokenTile ? Order::kLanes : Order::kCores, forms);
@@ -293,7 +293,7 @@ CudaDevice::Output CudaDevice::output_for(const Matrix& out, Readers readers, bo
   Output result{rows_of(out), {}};
   const auto encodes = [](const ops::Weight* w) { return code_of(w->format) != Code::kF32; };
   const auto first = std::ranges::find_if(readers, encodes);
-  if (first == readers.end()) return result;  // GEMMs in F32 read the numbers
+  if (first == readers.end()) return result;  // F32 GEMMs read the numbers themselves
   const Order order = api_.gemm.order_for(ctx_, code_of((*first)->format), out.rows);
   const bool alone = !keep && std::ranges::all_of(readers, [&](const ops::Weight* w) {
     return encodes(w) && api_.gemm.order_for(ctx_, code_of(w->format), out.rows) == order;
@@ -338,8 +338,8 @@ size_t CudaDevice::scratch_bytes(const ops::Ops::ShapeLimits& l) const {
   if (l.top_k > 0) {
     for (const int64_t tokens : {l.tokens, std::min<int64_t>(l.tokens, 512)}) {
       const int64_t pairs = tokens * l.top_k;
-      // Tiles are 32 tokens or fewer, or at most twice as many as an expert has on average: both
-      // bounds. A few tokens may go to every expert in use.
+      // Tiles have at most 32 tokens, or at most twice the average per expert: both bounds hold. A
+      // few tokens may go to every expert in use.
       const int64_t places = std::max(pairs + 32 * std::min<int64_t>(pairs, kMaxExperts) + 32,
                                       pairs + 2 * pairs + 128);
       most = std::max(most, floats(places * 3 * l.max_expert_ff) + floats(places * l.max_cols) +
@@ -385,7 +385,7 @@ std::string CudaDevice::kernel_names(const ops::Weight& w) const {
   return gemm_names(forced_, limits_, product_view(w).code, w.rows, w.cols);
 }
 
-// Whether BF16 holds all numbers of rows in F32.
+// Whether all F32 rows are exact in BF16.
 static bool bf16_holds(std::span<const uint8_t* const> rows, int64_t cols) {
   return std::ranges::all_of(rows, [&](const uint8_t* row) {
     uint32_t low = 0;
@@ -417,7 +417,7 @@ int64_t CudaDevice::packed_bytes(quant::Format format, int64_t rows, int64_t col
   return p.bytes + p.bytes_beside;
 }
 
-// A router's rows are packed once more where BF16 holds them: see product_view().
+// A router's rows are packed a second time if they are exact in BF16: see product_view().
 Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
                                 std::span<const uint8_t* const> rows, int64_t cols, ops::Use use) {
   const auto count = static_cast<int64_t>(rows.size());
@@ -453,7 +453,7 @@ Result<Buffer> CudaDevice::pack(ThreadPool& pool, quant::Format format,
   return packed;
 }
 
-// Copies rows to the slot's pinned memory and uploads them on the copy stream, while rows of the
+// Copies rows to the slot's pinned memory and uploads them on the copy stream while rows of the
 // other slot are packed; then packs them.
 int CudaDevice::pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows, size_t row_bytes,
                           int slot, FunctionRef<int(const uint8_t* raw)> pack) {
@@ -473,7 +473,7 @@ int CudaDevice::pack_rows(ThreadPool& pool, std::span<const uint8_t* const> rows
   return error == 0 ? api_.memory.upload_used(ctx_, slot) : error;
 }
 
-// A weight as products take it.
+// The view of a weight that GEMMs read.
 WeightView CudaDevice::product_view(const ops::Weight& w) const {
   WeightView view = view_of(w);
   if (view.code != Code::kF32) return view;

@@ -1,12 +1,12 @@
 // A GPU behind the plug-in's table: the part of the CUDA backend that needs no CUDA.
 //
-// Memory: weights, cache and the model's arena are buffers of their own; scratch is one ring, whose
-// size scratch_bytes() plans, and a small staging area takes ids, positions and block tables, once
-// a step. GEMMs read their input in BF16 (or E4M3, INT8) in an order of their own: an operation
-// whose result only GEMMs read writes it in that form alone, to scratch. Which ones these are is
-// said by fused operations (ops/fused.h, docs/fusion.md); forms live as long as the operation, or
-// with its Input::shared. Every operation is enqueued when it is called. Steps that repeat are
-// recorded as graphs and played back. Used by one thread.
+// Memory: weights, the cache and the model's arena have their own buffers. Scratch is one circular
+// buffer, whose size scratch_bytes() plans. A small staging area uploads ids, positions and block
+// tables once per step. GEMMs read their input in BF16 (or E4M3, INT8) in a layout of their own; an
+// operation whose result only GEMMs read writes just that encoded form, to scratch. Fused
+// operations (ops/fused.h, docs/fusion.md) say which results these are; an encoded form lives as
+// long as its operation, or as long as its Input::shared. Every operation is enqueued when it is
+// called. Repeated steps are recorded as graphs and replayed. Used by one thread.
 #pragma once
 
 #include <array>
@@ -116,8 +116,8 @@ class CudaDevice final : public ops::Device {
     const Api* api;
     void operator()(Context* context) const { api->close(context); }
   };
-  // How rows are packed: as products take them and, if `beside` is another code, behind that as
-  // look-ups or exact products do.
+  // How rows are packed: for GEMMs and, if `beside` is another code, followed by a section for
+  // look-ups or exact GEMMs.
   struct Packing {
     Code code, beside;
     int64_t bytes = 0, bytes_beside = 0;
@@ -131,8 +131,8 @@ class CudaDevice final : public ops::Device {
     size_t size;
     const int32_t* device;
   };
-  // What of a router is still to be run when its experts are: its GEMM and its routes, and before
-  // these the norm. Kernels take them together where they fit.
+  // The part of a router that runs together with its experts: its GEMM and routes, and before these
+  // the norm. One kernel runs them together if one supports it.
   struct Pending {
     const ops::MoeBlock& block;
     bool norm = false, router = false;
@@ -157,16 +157,16 @@ class CudaDevice final : public ops::Device {
   }
   // How an operation writes its result.
   struct Output {
-    Rows rows;        // without data where nobody reads the numbers as they are
-    Activations act;  // without where no GEMM reads them
+    Rows rows;        // no data if nobody reads the F32 numbers
+    Activations act;  // no data if no GEMM reads them
   };
-  // For GEMMs with these weights. keep: others read the numbers, too. whole_rows: the kernels of
-  // the operation see whole rows at once.
+  // For GEMMs with these weights. keep: others read the F32 numbers, too. whole_rows: the
+  // operation's kernels see whole rows at once.
   Output output_for(const Matrix& out, Readers readers, bool keep, bool whole_rows, Forms& forms);
   void normalise(const ops::Input& in, Readers readers, Forms& forms);
   Activations new_form(const Matrix& of, Order order, Forms& forms);
   Activations new_form_for_experts(const Matrix& of, Forms& forms);
-  // x in the form, which is made if it is not there.
+  // x in the encoded form, which is computed if it does not exist yet.
   const uint8_t* form_of(const Matrix& x, Order order, Forms& forms);
   const int32_t* ints(std::span<const int32_t> host);
   const int32_t* stage(std::span<const int32_t> host);
@@ -204,7 +204,7 @@ class CudaDevice final : public ops::Device {
                     Forms& forms);
   float* run_experts_singly(const Matrix& x, const ops::Experts& experts, const GroupArgs& groups,
                             ops::ProjectionHooks* hooks);
-  // Places of an expert's tokens.
+  // The places of an expert's tokens.
   struct ExpertPlaces {
     size_t expert;
     int64_t first;
@@ -215,28 +215,28 @@ class CudaDevice final : public ops::Device {
                   float* out, const float* bias, const GroupArgs& groups);
 
   const Api& api_;
-  std::unique_ptr<Context, Close> context_;  // declared first: buffers are given back before
+  std::unique_ptr<Context, Close> context_;  // declared first: buffers are released before it
   Context* ctx_;
   Pinned pinned_;
   std::string name_;
   DeviceLimits limits_;
   ForcedRows forced_ = kNoForcedRows;
   size_t free_ = 0, total_ = 0;
-  // What holds addresses of buffers; declared before these, since one given back clears it.
+  // What holds addresses of buffers. Declared before them, since releasing a buffer clears it.
   std::map<std::vector<int64_t>, Played> steps_;
   std::map<std::pair<const void*, const void*>, const uint8_t* const*> known_tables_;
   size_t tables_at_ = 0;
   Buffer scratch_;
-  uint64_t scratch_at_ = 0;  // ever growing; the ring's size divides out
+  uint64_t scratch_at_ = 0;  // only grows; the offset is modulo the buffer's size
   Buffer stage_, host_stage_;
   size_t stage_at_ = 0;
-  int stage_turn_ = 0;  // which half of the host's this step has
+  int stage_turn_ = 0;  // the half of the host staging memory that this step uses
   std::array<bool, 2> stage_used_{};
   bool loose_ = false;
   bool recording_ = false;
   std::vector<Registered> registered_;
   Buffer tables_;
-  Buffer raw_, host_raw_;  // rows on their way to being packed
+  Buffer raw_, host_raw_;  // rows being uploaded and packed
 };
 
 }  // namespace freshet::cuda

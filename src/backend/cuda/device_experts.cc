@@ -1,4 +1,4 @@
-// The ops of a CudaDevice for experts.
+// CudaDevice: operations of experts.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace freshet::cuda {
 namespace {
 
-// Tiles of tokens of one expert, and the most of them there can be.
+// The tile size (tokens of one expert), and the largest possible number of tiles.
 struct Slots {
   int tokens;
   int count;
@@ -17,8 +17,8 @@ struct Slots {
 Slots slots_of(int tokens, int64_t pairs, int64_t experts) {
   return {tokens, static_cast<int>(std::min(pairs, experts) + pairs / tokens)};
 }
-// With wgmma: twice what an expert has on average, and at most kWideSlot, or kManySlot if that is
-// known.
+// With wgmma: up to twice the average per expert, at most kWideSlot; kManySlot if `many` allows it
+// and the average is high enough.
 Slots wide_slots(int least, int64_t pairs, int64_t experts, bool many) {
   if (many && 2 * pairs >= kManySlot * experts) return slots_of(kManySlot, pairs, experts);
   int tokens = least;
@@ -32,7 +32,7 @@ Slots whole_slots(int least, int64_t tokens, int64_t pairs, int64_t experts) {
 
 }  // namespace
 
-// Whether kernels take this GEMM together with routes.
+// Whether a kernel runs this GEMM together with the routes.
 bool CudaDevice::is_router(const ops::Product& p, const Matrix& x) {
   const bool aligned =
       x.cols % 4 == 0 && x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
@@ -46,7 +46,8 @@ void CudaDevice::route(const Matrix& logits, const ops::Routing& routing, int32_
   check(api_.moe.route(ctx_, &rows, &args, ids, weights), "route");
 }
 
-// Norm, router and routes, all pending, in one kernel if there is one; or else the norm alone.
+// Runs the pending norm, router and routes in one kernel if one supports them; otherwise only the
+// norm.
 bool CudaDevice::route_one(Pending& p, Forms& forms) {
   if (!std::exchange(p.norm, false)) return false;
   const ops::Input& in = p.block.in;
@@ -60,7 +61,7 @@ bool CudaDevice::route_one(Pending& p, Forms& forms) {
   return fits;
 }
 
-// Tokens by expert, after the router if it is pending.
+// Groups tokens by expert, after running the router if it is pending.
 void CudaDevice::run_groups(const GroupArgs& g, Pending* p, Forms& forms) {
   if (p == nullptr || !std::exchange(p->router, false) || route_one(*p, forms)) {
     check(api_.moe.group(ctx_, &g), "group");
@@ -121,7 +122,7 @@ GroupArgs CudaDevice::new_groups(const int32_t* ids, const float* weights, int64
   return g;
 }
 
-// The formats, sizes and unit of experts.
+// The formats, sizes and tile unit of experts.
 ExpertsArgs CudaDevice::experts_args(const ops::Experts& e) {
   ExpertsArgs args{};
   args.gate_up_code = code_of(e.gate_up[0].format);
@@ -132,7 +133,7 @@ ExpertsArgs CudaDevice::experts_args(const ops::Experts& e) {
   return args;
 }
 
-// Gate, up and down in two kernels. Few tokens go to every expert in use as they are.
+// Gate, up and down in two kernels. Few tokens are passed, ungrouped, to every expert in use.
 void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const GroupArgs& g,
                               Forms& forms) {
   const int64_t places = int64_t{g.slot_tokens} * g.slots;
@@ -162,7 +163,7 @@ void* CudaDevice::run_experts(const Matrix& x, const ops::Experts& e, const Grou
   return args.y;
 }
 
-// Experts with tokens, from the device's groups. Waits for it.
+// The experts that have tokens, read back from the device's groups. Synchronises.
 std::vector<CudaDevice::ExpertPlaces> CudaDevice::places_of(const GroupArgs& g) {
   std::vector<int32_t> expert(static_cast<size_t>(g.slots));
   std::vector<int32_t> token(expert.size() * static_cast<size_t>(g.slot_tokens));
@@ -183,7 +184,8 @@ std::vector<CudaDevice::ExpertPlaces> CudaDevice::places_of(const GroupArgs& g) 
   return all;
 }
 
-// Gate and up, gating, and down, each by itself; with hooks around each expert's projections.
+// Gate and up, the activation, and down as separate operations, with hooks around each expert's
+// projections.
 float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, const GroupArgs& g,
                                       ops::ProjectionHooks* hooks) {
   const int64_t ff = e.down[0].cols;
@@ -191,7 +193,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   const Activations act{
       scratch(static_cast<size_t>(api_.gemm.fragment_bytes(ctx_, places, x.cols))), 0};
   const Rows in = rows_of(x);
-  // Tiles of `act` from a place on.
+  // The tiles of `act` from a given place on.
   const auto behind = [&](const Activations& a, int64_t place, int64_t cols) {
     return Activations{a.data + place * chunks_of(cols) * 64, 0};
   };
@@ -225,7 +227,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
       if (after) hooks->after(product, its);
     }
   };
-  for (const ExpertPlaces& p : own) {  // their inputs, where results come later
+  for (const ExpertPlaces& p : own) {  // inputs, in the memory of later results
     gather_rows(y.slice_rows(p.first, std::ssize(p.tokens)), x, p.tokens);
   }
   around(e.gate_up, y, gate_up, e.gate_up_bias, false);
@@ -247,7 +249,7 @@ float* CudaDevice::run_experts_singly(const Matrix& x, const ops::Experts& e, co
   return y.data;
 }
 
-// Few tokens: from the router's logits to the sums without groups.
+// Few tokens: from the router's logits to the weighted sums without grouping.
 bool CudaDevice::run_few_experts(const Matrix& out, const Matrix& x, const int32_t* ids,
                                  const float* weights, int top_k, const ops::Experts& e, bool add,
                                  Pending* p, Forms& forms) {
@@ -318,7 +320,8 @@ void CudaDevice::moe(const Matrix& out, const Matrix& x, const int32_t* ids, con
   run_moe(out, x, ids, weights, top_k, experts, add, nullptr, forms, hooks);
 }
 
-// A norm of few tokens joins the router, and the router the routes, if kernels take them together.
+// The norm of few tokens is fused with the router, and the router with the routes, if a kernel
+// supports it.
 bool CudaDevice::moe_block(const ops::MoeBlock& b) {
   Forms own;
   Forms& forms = b.in.shared != nullptr ? *b.in.shared : own;

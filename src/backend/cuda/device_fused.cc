@@ -1,4 +1,4 @@
-// The fused operations of a CudaDevice (ops/fused.h) but for those of experts.
+// CudaDevice: fused operations (ops/fused.h), except those of experts.
 #include <array>
 
 #include "backend/cuda/arguments.h"
@@ -6,7 +6,7 @@
 
 namespace freshet::cuda {
 
-// in.normed = norm(in.x), for GEMMs with these weights and for whoever shares it.
+// in.normed = norm(in.x), encoded for GEMMs with these weights and for other readers that share it.
 void CudaDevice::normalise(const ops::Input& in, Readers readers, Forms& forms) {
   forms = {};
   const ops::Norm& norm = *in.norm;
@@ -37,7 +37,7 @@ bool CudaDevice::prepare(const ops::Input& in, Readers readers) {
   return true;
 }
 
-// Norms over all heads run by themselves; what is left goes to one kernel.
+// Norms over all heads are separate operations; everything else goes to one kernel.
 HeadsArgs CudaDevice::heads_args(const ops::Heads& h) {
   HeadsArgs args{};
   const auto add = [&](const ops::Heads::Part& p, HeadsArgs::Store store) {
@@ -74,8 +74,8 @@ bool CudaDevice::heads(const ops::Heads& h) {
   return true;
 }
 
-// before: nullptr, or the heads that go into the same kernel. reader: nullptr, or the weight of the
-// GEMM that reads the result; keep: others do, too.
+// before: nullptr, or the heads that the same kernel processes. reader: nullptr, or the weight of
+// the GEMM that reads the result; keep: others read it, too.
 void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::KvView& cache,
                                const ops::AttentionBatch& batch, const ops::AttentionParams& params,
                                const HeadsArgs* before, const ops::Weight* reader, bool keep,
@@ -93,7 +93,7 @@ void CudaDevice::run_attention(const Matrix& out, const Matrix& q, const ops::Kv
   a.softcap = params.softcap;
   a.heads = params.heads;
   a.window = params.window;
-  // What the table holds rather than what the batch does, so that recorded steps stay right.
+  // Uses the table's capacity, not the batch's lengths, so that recorded steps stay valid.
   a.max_context = static_cast<int32_t>(batch.table_stride * ops::kBlockTokens);
   for (int s = 0; s < batch.sequences(); ++s) {
     const auto i = static_cast<size_t>(s);
@@ -181,7 +181,7 @@ bool CudaDevice::gated(const ops::GatedMlp& m) {
   const bool alike = m.up.weight->format == m.gate.weight->format &&
                      m.up.weight->rows == m.gate.weight->rows && !m.gate.add && !m.up.add;
   const bool silu = m.glu.activation == ops::Activation::kSilu && m.glu.limit <= 0.0f;
-  // The GEMM's epilogue writes the form that its own format reads.
+  // The GEMM's epilogue writes the layout that a GEMM in its own format reads.
   const bool fused =
       alike && silu && code != Code::kF32 && down != Code::kF32 &&
       api_.gemm.order_for(ctx_, down, x.rows) == api_.gemm.order_for(ctx_, code, x.rows) &&

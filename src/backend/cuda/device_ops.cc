@@ -1,4 +1,4 @@
-// The ops of a CudaDevice: each translates its arguments and enqueues.
+// CudaDevice: single operations. Each translates its arguments and enqueues.
 #include <algorithm>
 #include <utility>
 
@@ -43,11 +43,11 @@ void CudaDevice::matmul(const Matrix& x, std::span<const ops::Product> products)
   run_products(x, products, forms);
 }
 
-// Heads of whole units of columns are slices of one encoded matrix.
+// Heads whose columns are whole units are slices of one encoded matrix.
 bool CudaDevice::slices_heads(const ops::Weight& first, int64_t tokens) const {
   const Order order = api_.gemm.order_for(ctx_, code_of(first.format), tokens);
   const int64_t unit = order == Order::kE4M3 ? kE4M3Cols : kPadCols;
-  return first.cols % unit == 0 && order != Order::kInt8;  // whose scales are of rows
+  return first.cols % unit == 0 && order != Order::kInt8;  // INT8 has one scale per row
 }
 
 void CudaDevice::matmul_heads(const Matrix& x, std::span<const ops::Weight> weights,
@@ -64,7 +64,7 @@ void CudaDevice::run_products_of_heads(const Matrix& x, std::span<const ops::Wei
   const bool whole = slices_heads(weights.front(), x.rows);
   const uint8_t* all = whole ? form_of(x, order, forms) : nullptr;
   const int64_t tiles = (x.rows + kTokenTile - 1) / kTokenTile;
-  // Bytes of a unit of columns, of a tile of rows or of all.
+  // Bytes of a unit of columns, for one tile of rows or for all rows.
   const int64_t step = order == Order::kLanes   ? 1024
                        : order == Order::kCores ? 1024 * tiles
                                                 : kE4M3TileBytes * tiles;
@@ -121,7 +121,7 @@ void CudaDevice::rope_table(float* cos_sin, std::span<const int32_t> positions,
         "rope_table");
 }
 
-// ---- Heads, one operation of one part at a time. heads_args() has them together.
+// ---- Operations on heads, one part at a time. heads_args() fuses them.
 
 void CudaDevice::norm_heads(const Matrix& x, int heads, int head_dim, const ops::Norm& norm,
                             bool weight_per_head) {
@@ -217,7 +217,7 @@ void CudaDevice::sample(const Matrix& logits, std::span<const int32_t> words,
 
 void CudaDevice::take_ids(std::span<const int32_t> ids, std::span<const int32_t> from,
                           const int32_t* named) {
-  auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, the step's own
+  auto* to = const_cast<int32_t*>(ints(ids));  // the device's copy, owned by the step
   check(api_.sampling.take_ids(ctx_, to, ints(from), std::ssize(ids), named), "take_ids");
 }
 

@@ -12,7 +12,7 @@
 namespace freshet::cuda {
 namespace {
 
-// The last of a row of the table below: kernels do not change with more tokens.
+// The largest M of a row of the table below: the choice of kernels does not change beyond it.
 constexpr int64_t kManyTokens = 16384;
 constexpr int64_t kTokens[] = {1, 8, 16, 32, 64, 128, kManyTokens};
 

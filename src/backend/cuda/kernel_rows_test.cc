@@ -1,5 +1,5 @@
-// The tables of GPU kernels, without a GPU: every problem has a row, every row is chosen for some
-// problem, and published shapes keep the rows that were measured for them.
+// Tests the tables of GPU kernels without a GPU: every problem has a row, every row is chosen for
+// some problem, and published shapes keep the rows that were measured to be best for them.
 #include <set>
 #include <string>
 #include <vector>
@@ -100,7 +100,7 @@ TEST(KernelRows, NamesAreUniqueAndSayTheTokens) {
   check(kMoeRows);
 }
 
-// Llama-3.1-8B on an H100: what docs/performance.md was measured with.
+// Llama-3.1-8B on an H100, the measurements of docs/performance.md.
 TEST(KernelRows, PublishedShapesKeepTheirRows) {
   const auto qkv = [](Code code, Code v) {
     return std::vector<GemmWeight>{{code, 4096, 4096}, {code, 1024, 4096}, {v, 1024, 4096}};
@@ -131,8 +131,8 @@ TEST(KernelRows, PublishedShapesKeepTheirRows) {
   EXPECT_EQ(swiglu(Code::kFP8, 14336, 4096, 1), "swiglu_fp8_sm90_m1_64");
 }
 
-// Models with other K than 4,096 have the same rows, as far as shared memory has room for the tiles
-// of small_n: QKV has two tiles a block there, and o one.
+// Models whose K is not 4,096 use the same rows, if shared memory has room for small_n's tiles: two
+// tiles for QKV, one for o.
 TEST(KernelRows, AnyKHasTheRowsOfPublishedShapes) {
   const auto q4 = Code::kQ4_K, q6 = Code::kQ6_K;
   for (int64_t k = 2048; k <= 8192; k += 256) {
@@ -155,7 +155,7 @@ TEST(KernelRows, AnyKHasTheRowsOfPublishedShapes) {
   EXPECT_EQ(swiglu(q4, 14336, 1792, 8), "swiglu_q_sm90_m1_8");
 }
 
-// The rows of a SwiGLU tile that balance multiprocessors best.
+// The SwiGLU row that balances the SMs best.
 TEST(KernelRows, SwigluTilesByRows) {
   const auto q4 = Code::kQ4_K;
   EXPECT_EQ(swiglu(q4, 14336, 3584, 32), "swiglu_q_sm90_m17_64_large_n");
@@ -189,7 +189,7 @@ TEST(KernelRows, ForcedRowsThatCannotRunSayWhy) {
   EXPECT_NE(runs_on(*forced, {80, 108}, "A100").message().find("compute capability 9.0"),
             std::string::npos);
   EXPECT_TRUE(takes_weight(*forced, kHopper, Code::kQ4_0, 4096, 4096).ok());
-  EXPECT_TRUE(takes_weight(*forced, kHopper, Code::kBF16, 4096, 100).ok());  // not for this row
+  EXPECT_TRUE(takes_weight(*forced, kHopper, Code::kBF16, 4096, 100).ok());  // another format
   const Status refused = takes_weight(*forced, kHopper, Code::kQ4_0, 4096, 14336);
   EXPECT_NE(refused.message().find("q_sm90_m1_8_small_n"), std::string::npos);
   EXPECT_NE(refused.message().find("K from 2,048 to 8,192"), std::string::npos);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kFile = "libfreshet_cuda.so";
 
-// Beside the program, in its bin and lib, and then wherever the system looks.
+// Beside the program, in its bin and lib, and then on the system's search path.
 std::vector<std::string> places() {
   std::vector<std::string> all;
   std::error_code error;
@@ -33,7 +33,12 @@ std::vector<std::string> places() {
   return all;
 }
 
-Result<const Api*> load() {
+struct Plugin {
+  std::string path;
+  const Api* api = nullptr;
+};
+
+Result<Plugin> load() {
   std::string why;
   for (const std::string& place : places()) {
     // Never closed: the driver's threads outlive the engine.
@@ -48,7 +53,7 @@ Result<const Api*> load() {
       return unsupported("{} belongs to another version of this program: build both together",
                          place);
     }
-    return api;
+    return Plugin{place, api};
   }
   return not_found("no CUDA plug-in ({}): build it with `make cuda`, or use --device cpu", why);
 }
@@ -69,8 +74,29 @@ int index_of(std::string_view choice) {
 
 Result<std::unique_ptr<ops::Device>> open(int index, std::span<const std::string> force_kernels) {
   FRESHET_ASSIGN_OR_RETURN(const ForcedRows forced, forced_rows(force_kernels));
-  FRESHET_ASSIGN_OR_RETURN(const Api* api, load());
-  return CudaDevice::open(*api, index, forced);
+  FRESHET_ASSIGN_OR_RETURN(const Plugin plugin, load());
+  return CudaDevice::open(*plugin.api, index, forced);
+}
+
+Result<PluginInfo> find_plugin() {
+  FRESHET_ASSIGN_OR_RETURN(const Plugin plugin, load());
+  return PluginInfo{plugin.path, plugin.api->version};
+}
+
+Result<std::vector<GpuInfo>> list_gpus() {
+  FRESHET_ASSIGN_OR_RETURN(const Plugin plugin, load());
+  std::vector<GpuInfo> gpus;
+  const int count = plugin.api->devices();
+  for (int i = 0; i < count; ++i) {
+    Context* context = nullptr;
+    DeviceInfo info = {};
+    if (const int error = plugin.api->open(i, &context, &info); error != 0)
+      return io_error("GPU {} cannot be opened: {}", i, plugin.api->error_text(error));
+    (void)plugin.api->close(context);
+    gpus.push_back({info.name, info.limits.capability, static_cast<size_t>(info.free_bytes),
+                    static_cast<size_t>(info.total_bytes)});
+  }
+  return gpus;
 }
 
 Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_cpu,
@@ -87,7 +113,7 @@ Result<std::unique_ptr<ops::Device>> open(const std::string& choice, bool needs_
   if (needs_cpu || !forced_rows(force_kernels).ok()) return std::unique_ptr<ops::Device>();
   auto device = open(0, force_kernels);
   if (device.ok() || !force_kernels.empty()) return device;
-  // A missing plug-in or GPU is normal: no warning.
+  // A missing plug-in or GPU is normal, so there is no warning.
   if (device.status().code() != StatusCode::kNotFound)
     log_warning("no GPU is used: {}", device.status().message());
   return std::unique_ptr<ops::Device>();

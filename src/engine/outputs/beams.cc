@@ -120,7 +120,7 @@ Delta Beams::text_of(const BeamHypothesis& hypothesis, int index) {
   }
   delta.text += text.finish();
   live_.usage.completion_tokens += static_cast<int>(delta.ids.size());
-  services_.generated_tokens += std::ssize(delta.ids);
+  services_.counted.generated_tokens += std::ssize(delta.ids);
   return delta;
 }
 
@@ -135,8 +135,7 @@ void Beams::end() {
     Delta& delta = deltas.emplace_back();
     delta.index = static_cast<int>(deltas.size()) - 1;
     delta.finish = FinishReason::kError;
-    delta.error =
-        internal_error("no token can follow: every logit is minus infinity or not a number");
+    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
   }
   close();
   services_.scheduler.cancel(live_.id);

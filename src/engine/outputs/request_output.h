@@ -6,14 +6,13 @@
 //
 //   announce()      once, before the scheduler gets the request
 //   start()         once, when the request's first step is scheduled
-//   takes_drafts()  draft: may tokens be proposed for the sequence?
-//   list_masks(), fill_mask()     run: grammar masks, before the model starts
-//   descriptor(), wants_states()  run: what the model is told about a row, and asked for
-//   list_rows()     run: the rows of results that the output will read
-//   may_run_ahead(), expect()     run: whether the next step may start before tokens are known
-//   verify()        rows become accepted tokens
-//   commit()        tokens go to the scheduler and to the client
-//   cancel()        instead of the rest, if the request ends early
+//   asks_drafts(), check_draft()  draft: for which draws tokens are proposed, and which can be
+//   right list_masks(), fill_mask()     run: grammar masks, before the model starts descriptor(),
+//   wants_states()  run: what the model is told about a row, and asked for list_rows()     run: the
+//   rows of results that the output will read may_run_ahead(), expect()     run: whether the next
+//   step may start before tokens are known verify()        rows become accepted tokens commit()
+//   tokens go to the scheduler and to the client cancel()        instead of the rest, if the
+//   request ends early
 //
 // fill_mask() and verify() are called from the thread pool: for different samples and row tasks at
 // once, while nothing else touches the output or the scheduler. All else runs on the step thread.
@@ -27,6 +26,7 @@
 #include "ops/sample.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
+#include "speculative/drafter.h"
 
 namespace freshet::engine {
 
@@ -39,7 +39,7 @@ struct OutputServices {
   scheduler::Scheduler& scheduler;
   const Tokenizer* tokenizer;  // nullptr: the model came without a vocabulary
   int64_t vocab = 0;
-  int64_t& generated_tokens;  // of EngineStats
+  EngineStats& counted;  // of which the outputs count the tokens
 };
 
 // Rows of one item of a step that an output reads together. For sampled tokens, row `row + i` gives
@@ -81,7 +81,13 @@ class RequestOutput {
   // Memory that only a running request needs is taken here: many requests may wait.
   virtual void start(scheduler::SequenceId /*first*/) {}
 
-  virtual bool takes_drafts() const { return false; }
+  // Whether tokens may be proposed for the sequence. Fills in how it draws its tokens.
+  virtual bool asks_drafts(const scheduler::Sequence& /*s*/,
+                           speculative::DraftRequest& /*draft*/) const {
+    return false;
+  }
+  // Cuts off what cannot be accepted, and may add tokens of which it is sure.
+  virtual void check_draft(speculative::DraftRequest& /*draft*/) {}
 
   virtual void list_masks(const scheduler::StepItem& /*item*/, const scheduler::Sequence& /*s*/,
                           std::vector<MaskTask>& /*tasks*/) {}

@@ -1,6 +1,7 @@
 // Sampled texts: the n samples of a request, each a sequence with its own sampler, grammar matcher
 // and text. They share one sequence until their first token.
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string>
 #include <utility>
@@ -40,13 +41,25 @@ struct Sample {
   Accepted accepted;
 };
 
+// The token of a mask that allows one token only; -1: it allows none or several.
+int32_t only_token(std::span<const uint32_t> mask) {
+  int32_t found = -1;
+  for (size_t w = 0; w < mask.size(); ++w) {
+    if (mask[w] == 0) continue;
+    if (found >= 0 || !std::has_single_bit(mask[w])) return -1;
+    found = static_cast<int32_t>(w * 32) + std::countr_zero(mask[w]);
+  }
+  return found;
+}
+
 class Sampled final : public RequestOutput {
  public:
   using RequestOutput::RequestOutput;
 
   void announce(scheduler::NewRequest& order) const override { order.samples = params().n; }
   void start(scheduler::SequenceId first) override;
-  bool takes_drafts() const override { return forked_; }
+  bool asks_drafts(const scheduler::Sequence& s, speculative::DraftRequest& draft) const override;
+  void check_draft(speculative::DraftRequest& draft) override;
   void list_masks(const scheduler::StepItem& item, const scheduler::Sequence& s,
                   std::vector<MaskTask>& tasks) override;
   void fill_mask(int32_t member) override { fill_mask(at(member)); }
@@ -76,6 +89,7 @@ class Sampled final : public RequestOutput {
                  std::vector<TokenLogprob>& logprobs);
   bool accept(Sample& sample, int32_t token);
   void fork_samples();
+  void count_drafts(const RowTask& task, const Sample& sample);
   Delta take_accepted(Sample& sample);
   void add_token(Sample& sample, int32_t token, Delta& delta);
 
@@ -96,6 +110,55 @@ void Sampled::start(scheduler::SequenceId first) {
     if (p.grammar) samples_.back().matcher.emplace(p.grammar, p.thought, p.in_thought);
   }
   samples_.front().sequence = first;
+}
+
+// ---- draft -----------------------------------------------------------------------------------
+
+bool Sampled::asks_drafts(const scheduler::Sequence& s, speculative::DraftRequest& draft) const {
+  if (!forked_) return false;
+  const auto sample = std::ranges::find_if(samples_, [&](const Sample& x) { return reads(x, s); });
+  if (sample == samples_.end() || sample->ended) return false;
+  draft.params = &params();
+  draft.seed = live_.seed;
+  draft.sample = static_cast<uint32_t>(sample->index);
+  return true;
+}
+
+// A draft is cut off behind its first token that cannot be right: an id out of range, one that the
+// grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
+// that token is the draft.
+void Sampled::check_draft(speculative::DraftRequest& r) {
+  const auto sample =
+      std::ranges::find_if(samples_, [&](const Sample& x) { return x.sequence == r.sequence; });
+  const auto known = [&](int32_t id) { return id >= 0 && id < services_.vocab; };
+  if (!sample->matcher) {
+    const auto end =
+        std::ranges::find_if(r.draft, [&](int32_t id) { return !known(id) || ends_text(id); });
+    const bool keeps = end != r.draft.end() && known(*end);
+    r.draft.erase(keeps ? end + 1 : end, r.draft.end());
+    return;
+  }
+  const auto limit = static_cast<size_t>(std::min(r.limit, grammar::LateMatcher::kMostRollback));
+  std::vector<uint32_t> mask((static_cast<size_t>(services_.vocab) + 31) / 32);
+  size_t at = 0;
+  for (; at < limit; ++at) {
+    if (!sample->matcher->fill_mask(mask)) {  // a thought: any token may come
+      if (at == r.draft.size() || !known(r.draft[at]) || ends_text(r.draft[at])) break;
+      sample->matcher->accept(r.draft[at]);
+      continue;
+    }
+    const int32_t forced = sample->matcher->can_end() ? -1 : only_token(mask);
+    if (forced >= 0 && (at == r.draft.size() || r.draft[at] != forced)) {
+      r.draft.resize(at);
+      r.draft.push_back(forced);
+    }
+    if (at == r.draft.size()) break;
+    const int32_t id = r.draft[at];
+    if (!known(id) || (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) break;
+    sample->matcher->accept(id);
+  }
+  r.draft.resize(at);
+  sample->matcher->rollback(static_cast<int>(at));
 }
 
 // ---- run -------------------------------------------------------------------------------------
@@ -232,7 +295,7 @@ void Sampled::fork_samples() {
 void Sampled::add_token(Sample& sample, int32_t token, Delta& delta) {
   const SamplingParams& p = params();
   ++sample.outputs;
-  ++services_.generated_tokens;
+  ++services_.counted.generated_tokens;
   ++live_.usage.completion_tokens;
   delta.ids.push_back(token);
   const bool ends = ends_text(token);
@@ -266,15 +329,32 @@ Delta Sampled::take_accepted(Sample& sample) {
     delta.finish = FinishReason::kStop;
   } else {
     delta.finish = FinishReason::kError;
-    delta.error =
-        internal_error("no token can follow: every logit is minus infinity or not a number");
+    delta.error = internal_error("no token can be chosen: every logit is minus infinity or NaN");
   }
   return delta;
+}
+
+// Counts the drafts of a step that equal the sample's own tokens.
+void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
+  if (task.rows < 2) return;
+  const std::vector<int32_t>& draft = services_.scheduler.sequence(sample.sequence).draft;
+  const std::vector<int32_t>& tokens = sample.accepted.tokens;
+  const auto drafted = static_cast<size_t>(task.rows) - 1;
+  size_t equal = 0;
+  while (equal < std::min(drafted, tokens.size()) && draft[equal] == tokens[equal]) ++equal;
+  EngineStats::Speculation& all = services_.counted.speculation;
+  ++all.drafts;
+  all.draft_tokens += static_cast<int64_t>(drafted);
+  all.accepted_tokens += static_cast<int64_t>(equal);
+  if (all.accepted_per_position.size() < drafted) all.accepted_per_position.resize(drafted);
+  for (size_t i = 0; i < equal; ++i) ++all.accepted_per_position[i];
+  live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(equal));
 }
 
 void Sampled::commit(const RowTask& task) {
   Sample& sample = at(task.member);
   if (!forked_) fork_samples();
+  count_drafts(task, sample);
   Delta delta = take_accepted(sample);
   if (delta.finish != FinishReason::kNone) {
     delta.text += sample.text.finish();

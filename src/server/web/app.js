@@ -1,178 +1,55 @@
-// The page: a conversation over /v1/chat/completions, or plain continuation over /v1/completions for
-// models without a chat template. Conversations live in this tab's memory only.
+// The page: connects the parts and the server. Chats use /v1/chat/completions; models without a chat
+// template continue a text over /v1/completions.
 
 import { Api } from './api.js';
+import { Chat } from './chat.js';
+import { splitThought } from './conversation.js';
 import { Dashboard } from './dashboard.js';
-import { MessageView } from './message.js';
+import { $, copyText } from './dom.js';
+import { Attachments } from './files.js';
+import { History } from './history.js';
+import { Panels } from './panels.js';
 import { Settings } from './settings.js';
-import { TokenCard, TokenTrack } from './tokens.js';
+import { Shortcuts } from './shortcuts.js';
+import { Store } from './store.js';
+import { TokenCard } from './tokens.js';
 
-const $ = (id) => document.getElementById(id);
-const TOP_LOGPROBS = 5;
 const IDEAS = {
   chat: ['Explain how a KV cache works', 'Write a haiku about meltwater', 'Sort a list in Python, with comments'],
   plain: ['Once upon a time', 'The three laws of thermodynamics are', 'def fibonacci(n):'],
 };
 
 const api = new Api();
+const store = new Store();
 const settings = new Settings($('settings-form'), $('sampling'));
 const card = new TokenCard($('popover'));
-const wide = matchMedia('(min-width: 1121px)');
-
-let mode = 'chat'; // or 'plain'
-let maxModelLen = 0;
-let messages = []; // {role, content, track, streaming, error, stats, view}
-let running = null; // AbortController of the answer being written
-
-// --- the conversation
-
-const actions = {
-  copy: (message) => navigator.clipboard?.writeText(message.content),
-  retry: (message) => {
-    const at = messages.indexOf(message);
-    if (running || at < 0) return;
-    truncate(at);
-    answer();
+const dashboard = new Dashboard(api, $('charts'), (text, up) => {
+  $('live-state').textContent = text;
+  setStatus(up, up ? 'connected' : 'not connected');
+});
+const panels = new Panels((name, on) => {
+  if (name === 'live') dashboard.open = on;
+});
+const attachments = new Attachments(enableSend);
+const history_ = new History(store, (id) => open(id));
+const chat = new Chat({
+  api, store, settings, card, explain, busy,
+  model: () => $('model').value,
+  noTemplate: () => setMode('plain'),
+  changed: () => history_.refresh(),
+  shown: (id, title) => {
+    history_.current = id;
+    document.title = title ? `${title} · Freshet` : `${$('model').value || 'Freshet'} · Freshet`;
+    const wanted = id ? `#${id}` : '';
+    if (location.hash !== wanted) history.pushState(null, '', wanted || location.pathname);
   },
-  edit: (message, text) => {
-    const at = messages.indexOf(message);
-    if (running || at < 0) return;
-    message.content = text;
-    if (message.role === 'user') {
-      truncate(at + 1);
-      message.view.update();
-      answer();
-    } else {
-      message.track = null; // the tokens are not those of the text any more
-      message.stats = 'edited';
-      message.view.update();
-    }
-  },
-};
+});
+history_.onRename = (id, title) => chat.renamed(id, title);
 
-function truncate(length) {
-  for (const gone of messages.splice(length)) gone.view.root.remove();
-}
-
-function add(role, content) {
-  const message = { role, content, thought: '', track: null, streaming: false, error: null, stats: null };
-  message.view = new MessageView(message, actions, card);
-  messages.push(message);
-  $('log').append(message.view.root);
-  $('welcome').hidden = true;
-  return message;
-}
-
-function body() {
-  const fields = settings.sampling();
-  if (maxModelLen > 0 && fields.max_tokens > maxModelLen / 2) fields.max_tokens = Math.floor(maxModelLen / 2);
-  const request = { model: $('model').value, stream: true, stream_options: { include_usage: true }, ...fields };
-  const spoken = messages.filter((m) => m.content !== '');
-  if (mode === 'plain') {
-    if (settings.logprobs.checked) request.logprobs = TOP_LOGPROBS;
-    request.prompt = spoken.map((m) => m.content).join('');
-    return request;
-  }
-  if (settings.logprobs.checked) {
-    request.logprobs = true;
-    request.top_logprobs = TOP_LOGPROBS;
-  }
-  const system = settings.system.value.trim();
-  request.messages = spoken.map(({ role, content }) => ({ role, content }));
-  if (system !== '') request.messages.unshift({ role: 'system', content: system });
-  return request;
-}
-
-// Reads out whole sentences as they are written; word by word nobody could follow.
-class Announcer {
-  #said = 0;
-  say(content, last) {
-    const fresh = content.slice(this.#said);
-    const end = last ? fresh.length : fresh.search(/[.!?:]\s[^]*$|\n/) + 1;
-    if (end <= 0) return;
-    $('announce').textContent = fresh.slice(0, end);
-    this.#said += end;
-  }
-}
-
-function describe(begin, first, last, usage, finish) {
-  const parts = [];
-  const tokens = usage?.completion_tokens;
-  if (tokens) parts.push(`${tokens} tokens`);
-  if (tokens > 1 && last > first) parts.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tok/s`);
-  if (first) parts.push(`first after ${(first - begin).toFixed(0)} ms`);
-  const cached = usage?.prompt_tokens_details?.cached_tokens;
-  if (cached) parts.push(`${cached} of ${usage.prompt_tokens} prompt tokens cached`);
-  if (finish === 'length') parts.push('cut at max tokens');
-  if (finish === 'stopped') parts.push('stopped');
-  return parts.join(' · ');
-}
-
-async function answer() {
-  const request = body();
-  const message = add('assistant', '');
-  message.streaming = true;
-  message.track = settings.logprobs.checked ? new TokenTrack() : null;
-  const controller = new AbortController();
-  running = controller;
-  busy(true);
-  const announcer = new Announcer();
-  const begin = performance.now();
-  let first = 0;
-  let last = 0;
-  let usage = null;
-  let finish = null;
-  let frame = 0;
-  const paint = () => {
-    frame = 0;
-    const stuck = atEnd();
-    message.view.update();
-    if (stuck) toEnd();
-  };
-  paint();
-  toEnd();
-  try {
-    const path = mode === 'chat' ? '/v1/chat/completions' : '/v1/completions';
-    for await (const event of api.stream(path, request, controller.signal)) {
-      usage = event.usage ?? usage;
-      const choice = event.choices?.[0];
-      if (!choice) continue;
-      finish = choice.finish_reason ?? finish;
-      const text = (mode === 'chat' ? choice.delta?.content : choice.text) ?? '';
-      const thought = choice.delta?.reasoning ?? '';
-      if (text !== '' || thought !== '') {
-        last = performance.now();
-        first ||= last;
-      }
-      message.content += text;
-      message.thought += thought;
-      const thinking = message.thought !== '' && message.content === '';
-      if (choice.logprobs && message.track && !thinking) {
-        if (mode === 'chat') message.track.addChat(choice.logprobs.content ?? []);
-        else message.track.addCompletion(choice.logprobs);
-      }
-      announcer.say(message.content, false);
-      frame ||= requestAnimationFrame(paint);
-    }
-  } catch (error) {
-    if (controller.signal.aborted) finish = 'stopped';
-    else if (error.status === 400 && mode === 'chat' && /no chat template/.test(error.message)) finish = 'no template';
-    else message.error = explain(error);
-  }
-  cancelAnimationFrame(frame);
-  if (running === controller) {
-    running = null;
-    busy(false);
-  }
-  if (finish === 'no template') {
-    truncate(messages.length - 1);
-    setMode('plain');
-    return answer();
-  }
-  message.streaming = false;
-  message.stats = describe(begin, first, last, usage, finish);
-  announcer.say(message.content, true);
-  paint();
+function open(id) {
+  if (!panels.wide) panels.open('history', false);
+  $('prompt').focus();
+  return chat.show(id);
 }
 
 function explain(error) {
@@ -185,8 +62,6 @@ function explain(error) {
   return 'The connection to the server was lost. Retry when it is back.';
 }
 
-// --- the frame around it
-
 function busy(on) {
   $('stop').hidden = !on;
   $('send').hidden = on;
@@ -195,7 +70,7 @@ function busy(on) {
 }
 
 function enableSend() {
-  $('send').disabled = $('prompt').value.trim() === '';
+  $('send').disabled = $('prompt').value.trim() === '' && attachments.empty;
 }
 
 function grow() {
@@ -205,47 +80,36 @@ function grow() {
 }
 
 function send() {
-  const text = mode === 'chat' ? $('prompt').value.trim() : $('prompt').value;
-  if (running || text.trim() === '') return;
+  if (chat.running || $('send').disabled) return;
+  const text = chat.mode === 'chat' ? $('prompt').value.trim() : $('prompt').value;
   $('prompt').value = '';
   grow();
-  add('user', text);
-  answer();
+  chat.send(text, attachments.take());
 }
 
-const atEnd = () => $('scroll').scrollHeight - $('scroll').scrollTop - $('scroll').clientHeight < 60;
-const toEnd = () => ($('scroll').scrollTop = $('scroll').scrollHeight);
-
 function stop() {
-  running?.abort();
+  chat.stop();
   $('prompt').focus();
 }
 
-function setMode(next) {
-  mode = next;
+function setMode(mode) {
+  chat.mode = mode;
   const plain = mode === 'plain';
   $('lead').textContent = plain ? 'Begin a text.' : 'Ask something.';
   $('mode-hint').textContent = plain ? 'This model has no chat template: it continues what you write, as it is.' : '';
   $('prompt').placeholder = plain ? 'Text to continue' : 'Message';
   $('system-field').hidden = plain;
-  $('ideas').replaceChildren(
-    ...IDEAS[mode].map((idea) => {
-      const button = document.createElement('button');
-      button.type = 'button';
-      button.textContent = idea;
-      button.addEventListener('click', () => {
-        $('prompt').value = idea;
-        send();
-      });
-      return button;
-    }),
-  );
+  chat.showIdeas(IDEAS[mode], (idea) => {
+    $('prompt').value = idea;
+    enableSend();
+    send();
+  });
 }
 
 function wantKey() {
   $('key-field').classList.add('wanted');
   $('key-field').hidden = false;
-  open('settings', true);
+  panels.open('settings');
   $('key').focus();
 }
 
@@ -254,14 +118,20 @@ function setStatus(up, text) {
   if ($('status').textContent !== text) $('status').textContent = text;
 }
 
+function showModels(models) {
+  const before = $('model').value || read('localStorage', 'freshet.model');
+  $('model').replaceChildren(...models.map((m) => new Option(m.id, m.id)));
+  if (models.some((m) => m.id === before)) $('model').value = before;
+  $('model').hidden = models.length < 2;
+  $('model-name').hidden = models.length > 1;
+  $('model-name').textContent = models[0]?.id ?? 'no model';
+  if (!chat.id) document.title = `${$('model').value || 'Freshet'} · Freshet`;
+}
+
 // What is served, and whether it can chat.
 async function connect() {
   try {
-    const models = (await api.json('/v1/models')).data;
-    $('model').replaceChildren(...models.map((m) => new Option(m.id, m.id)));
-    $('model').disabled = models.length < 2;
-    maxModelLen = models[0]?.max_model_len ?? 0;
-    document.title = `${models[0]?.id ?? 'Freshet'} · Freshet`;
+    showModels((await api.json('/v1/models')).data);
     setStatus(true, 'connected');
     $('key-field').classList.remove('wanted');
   } catch (error) {
@@ -273,30 +143,38 @@ async function connect() {
   try {
     const props = await api.json('/props');
     setMode(props.chat_template ? 'chat' : 'plain');
+    settings.showDefaults(props.default_generation_settings?.params ?? {});
   } catch {
     setMode('chat'); // the first answer will tell
   }
   return undefined;
 }
 
-const panels = {
-  settings: { button: $('toggle-settings'), root: $('settings') },
-  live: { button: $('toggle-live'), root: $('live') },
-};
-const dashboard = new Dashboard(api, $('charts'), (text, up) => {
-  $('live-state').textContent = text;
-  setStatus(up, up ? 'connected' : 'not connected');
-});
-
-function open(name, on) {
-  panels[name].root.hidden = !on;
-  panels[name].button.setAttribute('aria-expanded', String(on));
-  if (name === 'live') dashboard.open = on;
-  // Where panels lie over the chat there is room for one.
-  if (on && !wide.matches) open(name === 'live' ? 'settings' : 'live', false);
+// Storage may be blocked: then what is kept there lasts as long as the page.
+function read(area, name) {
+  try {
+    return window[area].getItem(name) ?? '';
+  } catch {
+    return '';
+  }
 }
 
-function listen() {
+function keep(area, name, value) {
+  try {
+    window[area].setItem(name, value);
+  } catch {
+    // See read().
+  }
+}
+
+function nameTheme() {
+  const label = `Colours: ${window.freshetTheme.choice}`;
+  $('theme').setAttribute('aria-label', label);
+  $('theme').title = label;
+  $('theme').querySelector('use').setAttribute('href', `#i-theme-${window.freshetTheme.choice}`);
+}
+
+function listenToComposer() {
   $('composer').addEventListener('submit', (e) => {
     e.preventDefault();
     send();
@@ -306,69 +184,76 @@ function listen() {
     enableSend();
   });
   $('prompt').addEventListener('keydown', (e) => {
-    if (e.key !== 'Enter' || e.shiftKey || e.isComposing) return;
+    if (e.key === 'ArrowUp' && $('prompt').value === '' && !chat.running && chat.lastUser) {
+      e.preventDefault();
+      chat.lastUser.edit();
+    }
+    if (e.key !== 'Enter' || e.shiftKey || e.ctrlKey || e.metaKey || e.isComposing) return;
     e.preventDefault();
     send();
   });
   $('stop').addEventListener('click', stop);
+}
+
+function listen() {
+  listenToComposer();
   addEventListener('keydown', (e) => {
-    if (e.key !== 'Escape') return;
-    const shown = Object.keys(panels).find((name) => !wide.matches && !panels[name].root.hidden);
-    if (running) stop();
-    else if (shown) closePanel(shown);
-    else card.hide();
+    if (e.key !== 'Escape' || e.defaultPrevented || $('help').open || $('menu').matches(':popover-open')) return;
+    if (chat.running) stop();
+    else if (!panels.closeOne()) card.hide();
   });
-  $('new-chat').addEventListener('click', () => {
-    running?.abort();
-    truncate(0);
-    $('welcome').hidden = false;
-    $('prompt').focus();
+  $('new-chat').addEventListener('click', () => open(null));
+  $('theme').addEventListener('click', () => window.freshetTheme.next());
+  document.addEventListener('themechange', nameTheme);
+  $('scroll').addEventListener('scroll', () => ($('latest').hidden = chat.atEnd()));
+  $('latest').addEventListener('click', chat.toEnd);
+  $('model').addEventListener('change', () => {
+    keep('localStorage', 'freshet.model', $('model').value);
+    setMode('chat'); // the first answer will tell
   });
-  for (const name of Object.keys(panels)) {
-    panels[name].button.addEventListener('click', () => open(name, panels[name].root.hidden));
-  }
-  for (const button of document.querySelectorAll('[data-closes]')) {
-    button.addEventListener('click', () => closePanel(button.dataset.closes));
-  }
-  $('scroll').addEventListener('scroll', () => ($('latest').hidden = atEnd()));
-  $('latest').addEventListener('click', toEnd);
   settings.onChange(() => $('log').classList.toggle('heat', settings.heat.checked));
   $('key').addEventListener('change', () => {
     api.key = $('key').value.trim();
-    try {
-      sessionStorage.setItem('freshet.key', api.key);
-    } catch {
-      // Then it lasts as long as the page.
-    }
+    keep('sessionStorage', 'freshet.key', api.key);
     connect();
   });
-  wide.addEventListener('change', arrange);
+  addEventListener('popstate', () => {
+    if (location.hash.slice(1) !== chat.id) chat.show(location.hash.slice(1) || null);
+  });
 }
 
-function closePanel(name) {
-  open(name, false);
-  panels[name].button.focus();
-}
+const shortcuts = new Shortcuts({
+  focus: () => $('prompt').focus(),
+  newChat: () => open(null),
+  search: () => {
+    panels.open('history');
+    $('search').select();
+  },
+  history: () => panels.toggle('history'),
+  settings: () => panels.toggle('settings'),
+  theme: () => window.freshetTheme.next(),
+  retry: () => chat.retryLast(),
+  copy: () => {
+    if (chat.lastAnswer) copyText(splitThought(chat.lastAnswer).answer);
+  },
+});
 
-function arrange() {
-  for (const name of Object.keys(panels)) open(name, wide.matches);
-}
-
-function begin() {
-  try {
-    api.key = sessionStorage.getItem('freshet.key') ?? '';
-  } catch {
-    api.key = '';
-  }
+async function begin() {
+  api.key = read('sessionStorage', 'freshet.key');
   $('key').value = api.key;
   $('key-field').hidden = api.key === '';
   $('log').classList.toggle('heat', settings.heat.checked);
+  $('open-help').addEventListener('click', () => shortcuts.show());
   listen();
+  nameTheme();
   setMode('chat');
-  arrange();
+  panels.arrange();
   enableSend();
   connect();
-  if (wide.matches) $('prompt').focus();
+  if (panels.wide) $('prompt').focus();
+  await store.open(() => history_.refresh());
+  await history_.refresh();
+  if (location.hash.length > 1) await chat.show(location.hash.slice(1));
 }
 
 begin();

@@ -1,5 +1,7 @@
 // A line chart over the last minute, drawn on a canvas in the page's colours.
 
+import { element } from './dom.js';
+
 const WINDOW_MS = 60_000;
 
 // The next of 1, 2, 2.5, 5 times a power of ten.
@@ -10,13 +12,6 @@ function niceCeiling(value) {
     if (value <= step * power * 1.0001) return step * power;
   }
   return 10 * power;
-}
-
-function element(tag, className, text) {
-  const e = document.createElement(tag);
-  if (className) e.className = className;
-  if (text !== undefined) e.textContent = text;
-  return e;
 }
 
 export class LineChart {
@@ -52,7 +47,7 @@ export class LineChart {
 
   #listen() {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
-    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.draw());
+    document.addEventListener('themechange', () => this.draw());
     const move = (x) => {
       this.#pointer = x === null ? null : Math.min(1, Math.max(0, x));
       this.draw();

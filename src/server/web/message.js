@@ -1,39 +1,32 @@
-// One message on the page: its text in blocks, its tokens, its buttons.
+// One message on the page: its thoughts, its text in blocks, its tokens, its buttons.
 
-import { parseBlocks } from './markdown.js';
-
-function element(tag, className, text) {
-  const e = document.createElement(tag);
-  if (className) e.className = className;
-  if (text !== undefined) e.textContent = text;
-  return e;
-}
-
-export function icon(name) {
-  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
-  svg.setAttribute('class', 'icon');
-  svg.setAttribute('aria-hidden', 'true');
-  const use = document.createElementNS('http://www.w3.org/2000/svg', 'use');
-  use.setAttribute('href', `#i-${name}`);
-  svg.append(use);
-  return svg;
-}
+import { spokenText, splitThought } from './conversation.js';
+import { copyText, element, icon, iconButton } from './dom.js';
+import { fileChip } from './files.js';
+import { blocksOf } from './markdown.js';
+import { markTokens } from './tokens.js';
 
 export class MessageView {
-  #blocks = []; // {source, start, tokens, node}: what is on the page now
+  #blocks = []; // {key, waits, node}: what is on the page now
   #at = -1; // the token that the arrow keys chose
+  #touched = false; // the reader has opened or closed the thoughts
 
-  // `actions`: {edit, retry, copy} functions; `card`: the page's TokenCard.
+  // `actions`: {edit, retry, goOn, choose, branch, last} of the chat; `card`: the page's TokenCard.
   constructor(message, actions, card) {
     this.message = message;
     this.actions = actions;
     this.card = card;
     const assistant = message.role === 'assistant';
     this.root = element('li', `message ${message.role}`);
-    this.root.append(element('div', assistant ? 'who' : 'hidden', assistant ? 'Freshet' : 'You'));
+    this.who = element('div', assistant ? 'who' : 'hidden', assistant ? message.model || 'Answer' : 'You');
+    this.files = element('div', 'chips');
+    this.files.append(...message.files.map(fileChip));
+    this.files.hidden = message.files.length === 0;
     this.thought = element('details', 'thought');
-    this.thought.open = true;
-    this.thought.append(element('summary', '', 'Thought'), element('p'));
+    this.thoughtTitle = element('summary');
+    this.thoughtText = element('p');
+    this.thoughtTitle.addEventListener('click', () => (this.#touched = true));
+    this.thought.append(this.thoughtTitle, this.thoughtText);
     this.body = element('div', 'body');
     this.problem = element('p', 'error');
     this.problem.setAttribute('role', 'alert');
@@ -41,25 +34,37 @@ export class MessageView {
     this.meta = element('div', 'meta');
     this.numbers = element('p', 'numbers');
     this.#buttons(assistant);
-    this.root.append(this.thought, this.body, this.problem, this.meta);
+    this.root.append(this.who, this.files, this.thought, this.body, this.problem, this.meta);
     if (assistant) this.#watchTokens();
     this.update();
   }
 
   #buttons(assistant) {
-    const add = (name, label, run) => {
-      const button = element('button', 'act');
-      button.type = 'button';
-      button.title = label;
-      button.setAttribute('aria-label', label);
-      button.append(icon(name));
-      button.addEventListener('click', run);
+    const add = (name, label, run, className = 'act idle') => {
+      const button = iconButton(className, name, label, run);
       this.meta.append(button);
+      return button;
     };
-    add('copy', 'Copy', () => this.actions.copy(this.message));
+    this.branches = element('div', 'branches');
+    this.branches.setAttribute('role', 'group');
+    this.branches.setAttribute('aria-label', 'Versions');
+    this.earlier = iconButton('act idle', 'left', 'Earlier version', () => this.actions.choose(this.message, -1));
+    this.later = iconButton('act idle', 'right', 'Later version', () => this.actions.choose(this.message, 1));
+    this.which = element('span');
+    this.branches.append(this.earlier, this.which, this.later);
+    this.meta.append(this.branches);
+    const copy = add('copy', 'Copy', () => {
+      const text = assistant ? splitThought(this.message).answer || this.message.content : spokenText(this.message);
+      copyText(text, copy);
+    }, 'act');
     add('edit', 'Edit', () => this.edit());
-    if (assistant) add('retry', 'Retry', () => this.actions.retry(this.message));
-    if (assistant) this.meta.append(this.numbers);
+    if (!assistant) return;
+    add('retry', 'Retry', () => this.actions.retry(this.message));
+    this.more = element('button', 'plain idle', 'Continue');
+    this.more.type = 'button';
+    this.more.prepend(icon('continue'));
+    this.more.addEventListener('click', () => this.actions.goOn(this.message));
+    this.meta.append(this.more, this.numbers);
   }
 
   #tokenOf(target) {
@@ -77,7 +82,7 @@ export class MessageView {
     this.body.addEventListener('pointerleave', () => this.card.hide());
     this.body.addEventListener('keydown', (e) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
-      if (!step || e.ctrlKey || e.metaKey || e.altKey) return;
+      if (!step || e.ctrlKey || e.metaKey || e.altKey || e.target !== this.body) return;
       const spans = [...this.body.querySelectorAll('.tok')];
       if (spans.length === 0) return;
       e.preventDefault();
@@ -95,82 +100,55 @@ export class MessageView {
     });
   }
 
-  // Puts source[start, end) under `parent`, a span a token where there are tokens.
-  #fill(parent, start, end) {
-    const { content, track } = this.message;
-    const count = track?.placed ?? 0;
-    let low = 0;
-    let high = count;
-    while (low < high) {
-      const mid = (low + high) >> 1;
-      if (track.tokens[mid].end <= start) low = mid + 1;
-      else high = mid;
-    }
-    let at = start;
-    for (let i = low; i < count && at < end; i++) {
-      const token = track.tokens[i];
-      const from = Math.max(at, token.start);
-      const to = Math.min(end, token.end);
-      if (to <= from) continue;
-      if (from > at) parent.append(content.slice(at, from));
-      const span = element('span', 'tok', content.slice(from, to));
-      if (token.logprob < Math.log(0.05)) span.classList.add('verylow');
-      else if (token.logprob < Math.log(0.3)) span.classList.add('low');
-      span.dataset.i = String(i);
-      parent.append(span);
-      at = to;
-    }
-    if (at < end) parent.append(content.slice(at, end));
-  }
-
-  #blockNode(block) {
-    if (block.kind === 'code') {
-      const box = element('div', 'codeblock');
-      if (block.language) box.append(element('header', '', block.language));
-      const pre = element('pre');
-      pre.tabIndex = 0;
-      const code = element('code');
-      for (const span of block.spans) this.#fill(code, span.start, span.end);
-      pre.append(code);
-      box.append(pre);
-      return box;
-    }
-    const p = element('p');
-    for (const span of block.spans) {
-      const target = span.code ? element('code') : p;
-      this.#fill(target, span.start, span.end);
-      if (span.code) p.append(target);
-    }
-    return p;
-  }
-
-  // Brings the page in line with the message. Blocks before the last are done and left alone.
-  update() {
-    const { content, thought, track, role, streaming, error, stats } = this.message;
+  #showThought(thought, answer) {
+    const { streaming } = this.message;
     this.thought.hidden = thought === '';
-    this.thought.lastChild.textContent = thought;
-    track?.place(content, !streaming);
-    const tokens = track !== null && track.placed > 0;
-    const plain = [{ kind: 'text', start: 0, end: content.length, spans: [{ start: 0, end: content.length, code: false }] }];
-    const blocks = role === 'assistant' ? parseBlocks(content) : plain;
+    if (thought === '') return;
+    const thinking = streaming && answer.trim() === '';
+    this.thoughtTitle.textContent = thinking ? 'Thinking…' : 'Thoughts';
+    if (this.thoughtText.textContent !== thought) this.thoughtText.textContent = thought;
+    if (!this.#touched) this.thought.open = thinking;
+  }
+
+  #plainBlocks(text) {
+    return text === '' ? [] : [{ start: 0, end: text.length, context: '', draw: () => ({ node: element('p', 'plaintext', text) }) }];
+  }
+
+  // Blocks that have not changed since they were drawn are left alone.
+  #showBlocks(answer, offset) {
+    const { content, track, role, plain } = this.message;
+    const blocks = role === 'assistant' && !plain ? blocksOf(answer) : this.#plainBlocks(answer);
+    const marked = (block) => Boolean(track && track.placed > 0 && track.end > offset + block.start);
+    const keyOf = (block) => {
+      const state = !marked(block) ? 'plain' : track.end >= offset + block.end ? 'marked' : `to ${track.end}`;
+      return [block.start, state, block.context, answer.slice(block.start, block.end)].join('\0');
+    };
+    const keys = blocks.map(keyOf);
     let keep = 0;
-    while (keep < this.#blocks.length - 1 && keep < blocks.length - 1) {
-      const old = this.#blocks[keep];
-      const { start, end } = blocks[keep];
-      if (old.start !== start || old.tokens !== tokens || old.source !== content.slice(start, end)) break;
+    while (keep < this.#blocks.length && keep < blocks.length) {
+      if (this.#blocks[keep].key !== keys[keep] || this.#blocks[keep].waits) break;
       keep++;
     }
     for (const old of this.#blocks.splice(keep)) old.node.remove();
-    for (const block of blocks.slice(keep)) {
-      const node = this.#blockNode(block);
-      this.#blocks.push({ node, tokens, start: block.start, source: content.slice(block.start, block.end) });
+    for (let i = keep; i < blocks.length; i++) {
+      const { node, waits } = blocks[i].draw();
+      if (marked(blocks[i])) markTokens(node, content, track, offset + blocks[i].start, offset + blocks[i].end);
+      this.#blocks.push({ key: keys[i], waits, node });
+      this.body.append(node);
     }
-    if (blocks.length === 0) this.#blocks.push({ node: element('p'), start: -1, source: '', tokens });
-    this.body.append(...this.#blocks.slice(keep).map((b) => b.node));
+  }
+
+  // Brings the page in line with the message.
+  update() {
+    const { content, track, streaming, error, stats } = this.message;
+    const { thought, answer, offset } = splitThought(this.message);
+    track?.place(content, !streaming);
+    this.#showThought(thought, answer);
+    this.#showBlocks(answer, offset);
     this.root.classList.toggle('streaming', Boolean(streaming));
+    this.root.classList.toggle('waiting', Boolean(streaming) && this.#blocks.length === 0);
     this.root.setAttribute('aria-busy', String(Boolean(streaming)));
-    this.meta.hidden = Boolean(streaming);
-    if (tokens) {
+    if (track && track.placed > 0) {
       this.body.tabIndex = 0;
       this.body.setAttribute('role', 'group');
       this.body.setAttribute('aria-label', 'Answer; the arrow keys walk through its tokens');
@@ -178,6 +156,21 @@ export class MessageView {
     this.problem.hidden = !error;
     this.problem.textContent = error ?? '';
     this.numbers.textContent = stats ?? '';
+    this.updateFrame();
+  }
+
+  // What depends on the messages around this one.
+  updateFrame() {
+    const { message, actions } = this;
+    const [which, count] = actions.branch(message);
+    this.branches.hidden = count < 2;
+    this.which.textContent = `${which}/${count}`;
+    this.earlier.disabled = which <= 1;
+    this.later.disabled = which >= count;
+    if (!this.more) return;
+    this.who.textContent = message.model || 'Answer';
+    const cut = message.error || ['length', 'stopped', 'interrupted', 'abort'].includes(message.finish);
+    this.more.hidden = !cut || message.streaming || message.content === '' || !actions.last(message);
   }
 
   edit() {

@@ -1,21 +1,24 @@
-// The settings: a table of sampling controls, what they mean, and where they are kept.
+// The settings: a table of sampling controls, what they mean, and where they are kept. A request holds only
+// what the user has set; for the rest the server's defaults apply, which are shown where it tells them.
 
-const KEPT = 'freshet.settings';
+import { element } from './dom.js';
 
-// `blank`: what an empty field means; such a control is sent only when it holds something.
+const KEPT = 'freshet.options';
+
+// `unset`: where the slider stands as long as nothing is known; `told`: the server's name of the default.
 export const CONTROLS = [
-  { name: 'temperature', label: 'Temperature', min: 0, max: 2, step: 0.05, value: 0.7, hint: '0 always takes the likeliest token.' },
-  { name: 'top_p', label: 'Top-p', min: 0.01, max: 1, step: 0.01, value: 1 },
-  { name: 'top_k', label: 'Top-k', min: 0, max: 200, step: 1, value: 0, hint: '0: all tokens.' },
-  { name: 'min_p', label: 'Min-p', min: 0, max: 1, step: 0.01, value: 0 },
-  { name: 'max_tokens', label: 'Max tokens', min: 1, step: 1, value: 1024, number: true, blank: 'no limit' },
-  { name: 'seed', label: 'Seed', step: 1, value: '', number: true, blank: 'random' },
+  { name: 'temperature', label: 'Temperature', min: 0, max: 2, step: 0.05, unset: 1, hint: '0 always takes the likeliest token.' },
+  { name: 'top_p', label: 'Top-p', min: 0.01, max: 1, step: 0.01, unset: 1 },
+  { name: 'top_k', label: 'Top-k', min: 0, max: 200, step: 1, unset: 0, hint: '0: all tokens.' },
+  { name: 'min_p', label: 'Min-p', min: 0, max: 1, step: 0.01, unset: 0 },
+  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.8, max: 1.5, step: 0.01, unset: 1, told: 'repeat_penalty' },
+  { name: 'max_tokens', label: 'Max tokens', min: 1, step: 1, number: true, blank: 'no limit' },
+  { name: 'seed', label: 'Seed', step: 1, number: true, blank: 'random' },
 ];
 
-function element(tag, attributes, text) {
-  const e = document.createElement(tag);
+function field(tag, className, attributes) {
+  const e = element(tag, className);
   for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
-  if (text !== undefined) e.textContent = text;
   return e;
 }
 
@@ -27,8 +30,11 @@ function read() {
   }
 }
 
+const shown = (value) => String(+Number(value).toFixed(4));
+
 export class Settings {
-  #inputs = new Map(); // name -> [input, ...], all showing one value
+  #inputs = new Map(); // name -> {exact, range}; an empty `exact` is not set
+  #defaults = {};
   #form;
 
   constructor(form, parent) {
@@ -36,7 +42,7 @@ export class Settings {
     let pair = null;
     for (const control of CONTROLS) {
       if (control.number) {
-        pair ??= parent.appendChild(element('div', { class: 'pair' }));
+        pair ??= parent.appendChild(element('div', 'pair'));
         pair.append(this.#number(control));
       } else {
         parent.append(this.#slider(control));
@@ -56,42 +62,69 @@ export class Settings {
   }
 
   #slider(c) {
-    const field = element('div', { class: 'field slider' });
-    const range = element('input', { id: c.name, type: 'range', min: c.min, max: c.max, step: c.step });
-    const exact = element('input', { type: 'number', min: c.min, max: c.max, step: 'any', 'aria-label': `${c.label}, exactly` });
-    field.append(element('label', { for: c.name }, c.label), range, exact);
+    const box = element('div', 'field slider');
+    const range = field('input', '', { id: c.name, type: 'range', min: c.min, max: c.max, step: c.step });
+    const exact = field('input', '', { type: 'number', min: c.min, max: c.max, step: 'any', 'aria-label': `${c.label}, exactly`, placeholder: 'default' });
+    const label = element('label', '', c.label);
+    label.htmlFor = c.name;
+    box.append(label, range, exact);
     if (c.hint) {
-      const hint = element('p', { class: 'hint', id: `${c.name}-hint` }, c.hint);
+      const hint = element('p', 'hint', c.hint);
+      hint.id = `${c.name}-hint`;
       range.setAttribute('aria-describedby', hint.id);
-      field.append(hint);
+      box.append(hint);
     }
-    range.addEventListener('input', () => (exact.value = range.value));
-    exact.addEventListener('input', () => (range.value = exact.value));
-    this.#inputs.set(c.name, [exact, range]);
-    return field;
+    range.addEventListener('input', () => {
+      exact.value = range.value;
+      this.#mark(c);
+    });
+    exact.addEventListener('input', () => this.#mark(c));
+    this.#inputs.set(c.name, { exact, range, box });
+    return box;
   }
 
   #number(c) {
-    const field = element('div', { class: 'field' });
-    const input = element('input', { id: c.name, type: 'number', step: c.step, placeholder: c.blank, inputmode: 'numeric' });
-    if (c.min !== undefined) input.min = c.min;
-    field.append(element('label', { for: c.name }, c.label), input);
-    this.#inputs.set(c.name, [input]);
-    return field;
+    const box = element('div', 'field');
+    const exact = field('input', '', { id: c.name, type: 'number', step: c.step, placeholder: c.blank, inputmode: 'numeric' });
+    if (c.min !== undefined) exact.min = c.min;
+    const label = element('label', '', c.label);
+    label.htmlFor = c.name;
+    box.append(label, exact);
+    this.#inputs.set(c.name, { exact, range: null, box });
+    return box;
+  }
+
+  // Where nothing is set the slider stands at the default.
+  #mark(c) {
+    const { exact, range, box } = this.#inputs.get(c.name);
+    box.classList.toggle('set', exact.value !== '');
+    if (range) range.value = exact.value !== '' ? exact.value : this.#defaults[c.name] ?? c.unset;
+  }
+
+  // `params`: default_generation_settings.params of /props.
+  showDefaults(params) {
+    for (const c of CONTROLS) {
+      const value = params[c.told ?? c.name];
+      if (c.number || !Number.isFinite(value)) continue;
+      this.#defaults[c.name] = value;
+      this.#inputs.get(c.name).exact.placeholder = shown(value);
+      this.#mark(c);
+    }
   }
 
   #show(values) {
     for (const c of CONTROLS) {
-      for (const input of this.#inputs.get(c.name)) input.value = values[c.name] ?? c.value;
+      this.#inputs.get(c.name).exact.value = values[c.name] ?? '';
+      this.#mark(c);
     }
     this.system.value = values.system ?? '';
-    this.logprobs.checked = values.logprobs ?? true;
-    this.heat.checked = values.heat ?? false;
+    this.logprobs.checked = values.logprobs === true;
+    this.heat.checked = values.heat === true;
   }
 
   #keep() {
     const values = { system: this.system.value, logprobs: this.logprobs.checked, heat: this.heat.checked };
-    for (const c of CONTROLS) values[c.name] = this.#inputs.get(c.name)[0].value;
+    for (const c of CONTROLS) values[c.name] = this.#inputs.get(c.name).exact.value;
     try {
       localStorage.setItem(KEPT, JSON.stringify(values));
     } catch {
@@ -108,10 +141,9 @@ export class Settings {
   sampling() {
     const fields = {};
     for (const c of CONTROLS) {
-      const text = this.#inputs.get(c.name)[0].value.trim();
+      const text = this.#inputs.get(c.name).exact.value.trim();
       const value = Number(text);
       if (text !== '' && Number.isFinite(value)) fields[c.name] = c.step === 1 ? Math.trunc(value) : value;
-      else if (!c.blank) fields[c.name] = c.value;
     }
     return fields;
   }

@@ -18,7 +18,18 @@ export class TokenTrack {
   placed = 0; // so many of them have their place
   #pieces = []; // what each adds to the text
   #decoder = new TextDecoder();
-  #at = 0; // where the next token begins
+  #begin; // where the first token begins: an answer that is continued has text before it
+  #at; // where the next token begins
+
+  constructor(begin = 0) {
+    this.#begin = begin;
+    this.#at = begin;
+  }
+
+  // The tokens so far lie before this place.
+  get end() {
+    return this.#at;
+  }
 
   // Entries as /v1/chat/completions gives them in logprobs.content.
   addChat(entries) {
@@ -48,13 +59,71 @@ export class TokenTrack {
       let piece = this.#pieces[this.placed];
       const rest = content.slice(this.#at, this.#at + piece.length);
       if (rest !== piece && piece.startsWith(rest) && !complete) return;
-      if (rest !== piece && this.#at === 0) piece = piece.trimStart();
+      if (rest !== piece && this.#at === this.#begin) piece = piece.trimStart();
       const near = content.slice(this.#at, this.#at + piece.length + RESYNC);
       const found = piece === '' ? -1 : near.indexOf(piece);
       token.start = this.#at + Math.max(0, found);
       token.end = found < 0 ? this.#at : token.start + piece.length;
       this.#at = token.end;
     }
+  }
+}
+
+function spanOf(token, index, text) {
+  const span = document.createElement('span');
+  span.className = token.logprob < Math.log(0.05) ? 'tok verylow' : token.logprob < Math.log(0.3) ? 'tok low' : 'tok';
+  span.dataset.i = String(index);
+  span.textContent = text;
+  return span;
+}
+
+// The pieces of content[start, end), one span per token where there are tokens.
+function pieces(content, track, start, end) {
+  const out = [];
+  let low = 0;
+  let high = track.placed;
+  while (low < high) {
+    const mid = (low + high) >> 1;
+    if (track.tokens[mid].end <= start) low = mid + 1;
+    else high = mid;
+  }
+  let at = start;
+  for (let i = low; i < track.placed && at < end; i++) {
+    const token = track.tokens[i];
+    const from = Math.max(at, token.start);
+    const to = Math.min(end, token.end);
+    if (to <= from) continue;
+    if (from > at) out.push(content.slice(at, from));
+    out.push(spanOf(token, i, content.slice(from, to)));
+    at = to;
+  }
+  if (at < end) out.push(content.slice(at, end));
+  return out;
+}
+
+const NEAR = 300; // markup that may lie between two pieces of shown text
+
+// Marks the tokens in `root`, which shows the Markdown content[start, end). What is shown comes in the order of
+// its source; a line that is not found there (an entity, maths) stays without tokens.
+export function markTokens(root, content, track, start, end) {
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT, (n) =>
+    n.parentElement?.closest('.codehead, .math') ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+  const texts = [];
+  while (walker.nextNode()) texts.push(walker.currentNode);
+  let at = start;
+  for (const text of texts) {
+    const out = [];
+    for (const line of text.data.split(/(?<=\n)/)) {
+      const found = content.slice(at, Math.min(end, at + NEAR + line.length)).indexOf(line);
+      if (found < 0) {
+        out.push(line);
+        continue;
+      }
+      at += found;
+      out.push(...pieces(content, track, at, at + line.length));
+      at += line.length;
+    }
+    text.replaceWith(...out);
   }
 }
 

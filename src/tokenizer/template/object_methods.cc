@@ -12,7 +12,7 @@ namespace freshet::jinja {
 namespace {
 
 Value refuse(Runtime&, const Value& v, Args&) {
-  fail("this method would change a '{}' object, which a template may not do", type_name(v));
+  fail("this method would change a '{}' object, which templates may not do", type_name(v));
 }
 
 Value do_get(Runtime& rt, const Value& v, const Bound& a) {

@@ -137,7 +137,7 @@ class TextWrap {
 };
 
 Value do_wordwrap(Runtime& rt, const Value& v, const Bound& a) {
-  const std::string& s = need_string(v, "what is wrapped");
+  const std::string& s = need_string(v, "wordwrap's text");
   const int64_t width = a.integer(0, 79, "wordwrap's width");
   if (width <= 0) fail("invalid width {} (must be > 0)", width);
   const bool break_long = !a.has(1) || truth(*a[1]);

@@ -59,7 +59,7 @@ Value do_title(Runtime& rt, const Value& v, const Bound&) {
 }
 
 Value do_indent(Runtime& rt, const Value& v, const Bound& a) {
-  const std::string& s = need_string(v, "what is indented");
+  const std::string& s = need_string(v, "indent's text");
   std::string indention = "    ";
   if (a.has(0) && a[0]->is_string()) {
     indention = a[0]->text();
@@ -90,7 +90,7 @@ Value do_truncate(Runtime& rt, const Value& v, const Bound& a) {
   if (room < 0) fail("expected length >= {}, got {}", count_chars(end), size);
   if (leeway < 0) fail("expected leeway >= 0, got {}", leeway);
   if (length(rt, v) - leeway <= size) return v;
-  const std::string& s = need_string(v, "what is truncated");
+  const std::string& s = need_string(v, "truncate's text");
   std::string head = s.substr(0, offset_of(s, static_cast<size_t>(room)));
   if (!a.flag(1)) head = head.substr(0, head.rfind(' '));
   return like(rt, v, head + end);

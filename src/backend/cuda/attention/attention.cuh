@@ -1,16 +1,16 @@
-// What the kernels of attention share: the cache's places, operands, and the order of sums.
+// Shared by the attention kernels: the cache's layout, operands, and the order of sums.
 //
-// A row is a query's head. Its result is defined as follows, whatever else is in the batch: the
-// context is cut into pieces at multiples of kPieceTokens keys, and pieces into tiles of
-// kTileTokens. A piece has a softmax of its own: weights are powers of two of scores less a
-// reference, which is the largest score of its first tile that is seen. Where the weights of a
-// later tile sum to more than kMostWeight in one of the four lanes that share a row, the reference
-// becomes the largest score so far, and what was summed is scaled. Weighted values are
-// summed in order of keys; pieces are merged from left to right. Keys that a row does not see weigh
-// nothing, and change no bit: a kernel may leave them out, half tiles and tiles of them too. So a
-// block may walk the whole context (prompts), or blocks may take pieces of it, which one of them
-// merges (single queries). Rows are the 16-row side of mma, or the 64-row side of wgmma: the heads
-// that share a key head, and neighbouring queries.
+// A row is one head of one query. Its result depends only on its own context. The context is cut
+// into KV splits ("pieces") at multiples of kPieceTokens keys, and splits into tiles of
+// kTileTokens. Each split has its own softmax: weights are powers of two of the scores minus a
+// reference. The reference is the largest unmasked score of the split's first tile that has one. If
+// the weights of a later tile sum to more than kMostWeight in one of the four lanes that share a
+// row, the largest score so far becomes the reference, and the sums so far are rescaled. Weighted
+// values are added in order of keys; splits are merged from left to right. Masked keys have weight
+// zero and change no bit, so a kernel may skip them, also half tiles and tiles of them. A block may
+// walk the whole context (prompts), or several blocks may take splits of it, which one of them
+// merges (single queries). Rows are on the 16-row side of mma, or the 64-row side of wgmma: the
+// heads that share a key head, of adjacent queries.
 #pragma once
 
 #include "backend/cuda/attention/attention_rows.h"
@@ -19,17 +19,17 @@
 namespace freshet::cuda {
 
 inline constexpr int kBlockTokens = 16;
-inline constexpr int kPieceTokens = 512;                   // keys that have one softmax
-inline constexpr int kTileTokens = 128;                    // keys that are weighed together
-inline constexpr int kTiles = kPieceTokens / kTileTokens;  // of a piece
+inline constexpr int kPieceTokens = 512;                   // keys of a KV split, with one softmax
+inline constexpr int kTileTokens = 128;                    // keys weighted together
+inline constexpr int kTiles = kPieceTokens / kTileTokens;  // tiles per KV split
 inline constexpr int kChunk = 64;                          // keys that single queries load at once
-inline constexpr int kChunks = kTileTokens / kChunk;       // of a tile
+inline constexpr int kChunks = kTileTokens / kChunk;       // chunks per tile
 inline constexpr int kChunksOfPiece = kTiles * kChunks;
-inline constexpr int kKeyTiles = kTileTokens / 8;  // columns of mma, of a tile
-inline constexpr float kMostWeight = 16384.0f;     // F16 ends at 65504
+inline constexpr int kKeyTiles = kTileTokens / 8;  // mma column tiles per tile
+inline constexpr float kMostWeight = 16384.0f;     // the largest F16 is 65504
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// A value beyond F16 is kept at its edge: an infinity would turn masked terms into NaN.
+// Values beyond F16's range are clamped: an infinity would turn masked terms into NaN.
 __device__ __forceinline__ __half to_half(float v) {
   return __float2half_rn(fminf(fmaxf(v, -65504.0f), 65504.0f));
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   const __half2 v = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(v);
 }
-// Two numbers as products take them: in BF16 for a cache in BF16, or else in F16.
+// Two numbers as an mma operand: in BF16 for a BF16 cache, otherwise in F16.
 template <bool kBF16>
 __device__ __forceinline__ uint32_t pack_weights(float low, float high) {
   return kBF16 ? pack_bf16(low, high) : pack_half(low, high);
@@ -69,16 +69,16 @@ __device__ __forceinline__ void mma_numbers(float (&d)[4], const uint4& a, uint3
   }
 }
 
-// A block's keys or values of a head are core matrices of 8 slots by 16 bytes, so that ldmatrix and
-// wgmma read them from shared memory as one bulk copy leaves them. Every number there is finite,
-// also where nothing was stored yet.
+// A block's keys or values of one head are core matrices of 8 slots by 16 bytes, so that ldmatrix
+// and wgmma read them from shared memory in the layout of a bulk copy. Every number in a block is
+// finite, even where nothing was stored yet.
 __host__ __device__ constexpr bool in_bytes(CacheType type) {
   return type == CacheType::kE4M3 || type == CacheType::kInt8;
 }
 __host__ __device__ constexpr int scales_of(int dim) {
   return (dim + 31) / 32;
 }
-// Of a head's keys or values in a block: its numbers, and with its scales.
+// Bytes of a head's keys or values in a block: its numbers, and including its scales.
 __host__ __device__ constexpr int numbers_bytes(CacheType type, int dim) {
   return kBlockTokens * dim * (in_bytes(type) ? 1 : 2);
 }
@@ -87,7 +87,7 @@ __host__ __device__ constexpr int head_bytes(CacheType type, int dim) {
          (type == CacheType::kInt8 ? kBlockTokens * scales_of(dim) * 2 : 0);
 }
 __device__ __forceinline__ uint8_t* keys_at(const CacheArgs& c, int64_t block, int head) {
-  const bool both = in_bytes(c.type) && c.shared == 0;  // values follow
+  const bool both = in_bytes(c.type) && c.shared == 0;  // values follow the keys
   const int bytes = head_bytes(c.type, c.key_dim) + (both ? head_bytes(c.type, c.value_dim) : 0);
   return c.data + block * c.block_bytes + static_cast<int64_t>(head) * bytes;
 }
@@ -97,19 +97,20 @@ __device__ __forceinline__ uint8_t* values_at(const CacheArgs& c, int64_t block,
   return keys_at(c, block, c.kv_heads) +
          static_cast<int64_t>(head) * head_bytes(c.type, c.value_dim);
 }
-// The byte of a number in there, for heads of `dim` features: its slot's part,
-// and its feature's.
+// The byte offset of a number, for heads of `dim` features: the part of its slot, and that of its
+// feature.
 __device__ __forceinline__ int slot_at(CacheType type, int slot, int dim) {
   return slot / 8 * 8 * dim * (in_bytes(type) ? 1 : 2) + slot % 8 * 16;
 }
 __device__ __forceinline__ int feature_at(CacheType type, int f) {
   return in_bytes(type) ? f / 16 * 128 + f % 16 : f / 8 * 128 + f % 8 * 2;
 }
-// Codes of keys that are values, too: only attention_sm80.cu knows these.
+// INT8 codes of keys that are values, too, are supported by attention_sm80.cu only.
 inline bool shares_codes(const CacheArgs& c) {
   return in_bytes(c.type) && c.shared != 0;
 }
-// Where a slot's scales are, from its head's numbers on: the first one, and the next.
+// Where a slot's scales are, relative to its head's numbers: the first scale, and the distance to
+// the next.
 struct ScalesAt {
   int first, apart;
 };
@@ -118,14 +119,14 @@ __device__ __forceinline__ ScalesAt scales_at(int slot, int dim, bool by_slot) {
   return by_slot ? ScalesAt{all + slot * scales_of(dim) * 2, 2}
                  : ScalesAt{all + slot * 2, kBlockTokens * 2};
 }
-// Two codes of E4M3 in F16, of which a cache has no NaN.
+// Two E4M3 codes in F16. A cache has no NaN.
 __device__ __forceinline__ uint32_t e4m3_to_half(uint32_t codes) {
 #if __CUDA_ARCH__ >= 890
   uint32_t v;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(v) : "h"(static_cast<uint16_t>(codes)));
   return v;
 #else
-  // Exponents begin 8 lower in F16.
+  // F16's exponent bias is 8 larger.
   const uint32_t apart = __byte_perm(codes, 0, 0x1404);
   const uint32_t low = (apart & 0x80008000) | (apart >> 1 & 0x3f803f80);
   const __half2 v = __hmul2(reinterpret_cast<const __half2&>(low), __float2half2_rn(256.0f));
@@ -139,8 +140,9 @@ __device__ __forceinline__ void e4m3_to_half(uint4* first, uint4* second, const 
   *second = make_uint4(e4m3_to_half(v.z), e4m3_to_half(v.z >> 16), e4m3_to_half(v.w),
                        e4m3_to_half(v.w >> 16));
 }
-// Two codes of INT8, chosen by `which` as bytes 0 and 2 of it (4 and the like in 1 and 3), times
-// their scales, in F16. The sum is exact, and fma twice as fast as a plain sum.
+// Two INT8 codes times their scales, in F16. `which` selects the codes as bytes 0 and 2 (bytes 1
+// and 3 are constants, selected by 4 and up). The addition is exact, and fma is twice as fast as a
+// plain addition.
 template <int kWhich>
 __device__ __forceinline__ uint32_t scaled_codes(uint32_t codes, __half2 scales) {
   const uint32_t raised = __byte_perm(codes, 0x68686868, kWhich);  // 2048 + 2 (128 + code)
@@ -149,7 +151,7 @@ __device__ __forceinline__ uint32_t scaled_codes(uint32_t codes, __half2 scales)
   const __half2 scaled = __hmul2_rn(v, scales);
   return reinterpret_cast<const uint32_t&>(scaled);
 }
-inline constexpr int kLowCodes = 0x4140, kHighCodes = 0x4342;  // neighbours
+inline constexpr int kLowCodes = 0x4140, kHighCodes = 0x4342;  // adjacent codes
 inline constexpr int kEvenCodes = 0x4240, kOddCodes = 0x4341;
 // 16 features of a slot: the first eight, and the others.
 __device__ __forceinline__ void int8_to_half(uint4* first, uint4* second, const uint4& v,
@@ -166,7 +168,7 @@ __device__ __forceinline__ float power_of_two(float v) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
   return power;
 }
-// A score before the softmax's factor: a product, or the hyperbolic tangent that caps it.
+// A score before the softmax scale: the dot product, or its soft cap by the hyperbolic tangent.
 __device__ __forceinline__ float capped(float sum, float steep) {
   const float power = power_of_two(__fmul_rn(fabsf(sum), steep));
   return copysignf(__fdividef(__fsub_rn(1.0f, power), __fadd_rn(1.0f, power)), sum);
@@ -177,29 +179,30 @@ __device__ __forceinline__ float cap_steepness(const AttentionArgs& a) {
 __device__ __forceinline__ float score_of(const AttentionArgs& a, float sum) {
   return a.softcap > 0.0f ? capped(sum, cap_steepness(a)) : sum;
 }
-// The factor that makes powers of two of scores.
+// The softmax scale for powers of two.
 __device__ __forceinline__ float steepness(const AttentionArgs& a) {
   return __fmul_rn(a.softcap > 0.0f ? a.softcap : a.scale, kLog2E);
 }
-// What weigh() takes from scores: that of the largest, or nothing where no key is seen.
+// The offset that weigh() subtracts: the scaled largest score, or zero if no key is visible.
 __device__ __forceinline__ float offset_of(float most, float steep) {
   return most == -INFINITY ? 0.0f : __fmul_rn(most, steep);
 }
 __device__ __forceinline__ float weight_of(float score, float steep, float offset) {
   return power_of_two(__fmaf_rn(score, steep, -offset));
 }
-// The factor that takes sums with maximum m to maximum `to`; 1 where both are empty.
+// The factor that rescales sums with reference m to reference `to`; 1 if both are empty.
 __device__ __forceinline__ float shrink(float m, float to, float steep) {
   return m == to ? 1.0f : power_of_two(__fmul_rn(__fsub_rn(m, to), steep));
 }
 
-// Of a piece so far, or of some: the reference and the sum of weights (of a piece: a lane's).
+// The reference and the sum of weights of a KV split so far (a lane's part of the sum), or of
+// several splits.
 template <int kRows>
 struct Softmax {
   float m[kRows], l[kRows];
 };
 
-// Sums of rows g and g + 8 of a lane (kRows 1: of row g alone), over VT tiles of 8 features.
+// A lane's sums of rows g and g + 8 (kRows 1: of row g only), over VT tiles of 8 features.
 template <int VT, int kRows = 2>
 struct Sums : Softmax<kRows> {
   float acc[VT][4];
@@ -220,7 +223,7 @@ struct Sums : Softmax<kRows> {
       for (int i = 0; i < 2 * kRows; ++i) acc[j][i] = __fmul_rn(acc[j][i], factor[i / 2]);
     }
   }
-  // This, then `next`, which stands to the right of it.
+  // Merges `next`, which is to the right of this.
   __device__ __forceinline__ void merge(const Sums& next, float steep) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -238,15 +241,15 @@ struct Sums : Softmax<kRows> {
   }
 };
 
-// Weights are summed by quarters of a tile, which are the keys that a warp of single queries
-// scores: eights 2 q, 2 q + 1, and those half a tile behind.
+// Weights are summed by quarters of a tile. A quarter has the keys that a warp scores for single
+// queries: groups of eight 2 q, 2 q + 1, and those half a tile later.
 inline constexpr int kQuarters = 4, kEightsOfQuarter = kKeyTiles / kQuarters;
 __device__ __forceinline__ constexpr int eight_of(int quarter, int i) {
   return i / 2 * (kKeyTiles / 2) + quarter * 2 + i % 2;
 }
 
-// A lane's weights of a quarter in pairs, and their sum. score(r, i): of row r, of its eight i the
-// keys 2 (lane % 4) and the next; put(r, i, low, high) takes them.
+// Computes a lane's weights of a quarter in pairs, and their sum. score(r, i) returns the scores of
+// row r for keys 2 (lane % 4) and the next of group i; put(r, i, low, high) takes the weights.
 template <int kRows, class Score, class Put>
 __device__ __forceinline__ void weigh_quarter(float (&sum)[kRows], const Score& score, float steep,
                                               const float (&offset)[kRows], const Put& put) {
@@ -262,7 +265,7 @@ __device__ __forceinline__ void weigh_quarter(float (&sum)[kRows], const Score& 
   }
 }
 
-// The same of a tile, with eights in place of i, and packed.
+// The same for a tile, indexed by groups of eight keys, with packed weights.
 template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, float steep,
                                       const float (&offset)[kRows], const Put& put) {
@@ -279,7 +282,7 @@ __device__ __forceinline__ void weigh(float (&sum)[kRows], const Score& score, f
   }
 }
 
-// The largest of a row's scores of a tile, or of so many eights of it.
+// A row's largest score in a tile, or in kEights groups of eight keys of it.
 template <int kEights = kKeyTiles, class Score>
 __device__ __forceinline__ float largest_of(const Score& score, int r) {
   float most = -INFINITY;
@@ -292,7 +295,7 @@ __device__ __forceinline__ float largest_of(const Score& score, int r) {
   return most;
 }
 
-// Whether a row's weights, of which this lane has `sum`, ask for another reference.
+// Whether a row's weights, of which this lane has `sum`, require another reference.
 template <int kRows>
 __device__ __forceinline__ bool some_beyond(const float (&sum)[kRows]) {
   bool beyond = false;
@@ -301,8 +304,9 @@ __device__ __forceinline__ bool some_beyond(const float (&sum)[kRows]) {
   return __any_sync(0xffffffff, beyond);
 }
 
-// The largest score so far becomes the reference where a piece begins, or where weights ask for
-// it: factors of what was summed, and offsets. largest(r) is the largest of a row's of this tile.
+// Where a KV split begins, or where weights require it, the largest score so far becomes the
+// reference. Computes the factors that rescale the sums so far, and the new offsets. largest(r) is
+// row r's largest score in this tile.
 template <int kRows, class Largest>
 __device__ __forceinline__ void take_reference(Softmax<kRows>& s, bool begins,
                                                const float (&sum)[kRows], float steep,
@@ -323,7 +327,7 @@ __device__ __forceinline__ void take_reference(Softmax<kRows>& s, bool begins,
     offset[r] = offset_of(s.m[r], steep);
   }
 }
-// Nothing seen so far: an offset of infinity, and no sum within the bound.
+// If no key was visible so far, the offset is infinite and no sum is within the bound.
 template <int kRows>
 __device__ __forceinline__ void offsets_of(float (&offset)[kRows], const Softmax<kRows>& s,
                                            float steep) {
@@ -339,9 +343,9 @@ __device__ __forceinline__ void add_sums(Softmax<kRows>& s, bool begins, const f
   }
 }
 
-// Takes a tile's scores into the piece. weigh(sum, offset) weighs them, largest(r) is the largest
-// of a row's once look() was called. Returns whether some row's reference was raised; `factor` is
-// what its sums so far are worth. A score of -infinity: not seen.
+// Adds a tile's scores to the KV split. weigh(sum, offset) computes the weights; largest(r) is a
+// row's largest score, after look() was called. Returns whether some row's reference was raised;
+// `factor` rescales its sums so far. A score of -infinity is masked.
 template <int kRows, class Weigh, class Look, class Largest>
 __device__ __forceinline__ bool take_tile_of(Softmax<kRows>& s, bool begins, float steep,
                                              float (&factor)[kRows], const Weigh& weigh,
@@ -364,7 +368,7 @@ __device__ __forceinline__ bool take_tile_of(Softmax<kRows>& s, bool begins, flo
   return again && !begins;
 }
 
-// The same with one place for weigh(), where code is cold.
+// The same with a single inlined copy of weigh(), for code that runs cold.
 template <int kRows, class Weigh, class Look, class Largest>
 __device__ __forceinline__ bool take_tile_in_turn(Softmax<kRows>& s, bool begins, float steep,
                                                   float (&factor)[kRows], const Weigh& weigh,
@@ -388,7 +392,7 @@ __device__ __forceinline__ bool take_tile_in_turn(Softmax<kRows>& s, bool begins
   return again && !begins;
 }
 
-// The same by a warp that has all scores: those and put() as in weigh().
+// The same for a warp that has all scores, with score() and put() as in weigh().
 template <int kRows, bool kBF16 = false, class Score, class Put>
 __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, const Score& score,
                                             float steep, float (&factor)[kRows], const Put& put) {
@@ -400,7 +404,7 @@ __device__ __forceinline__ bool take_scores(Softmax<kRows>& s, bool begins, cons
       [] {}, [&](int r) { return largest_of(score, r); });
 }
 
-// The sums of lanes become the row's.
+// Adds the sums of the four lanes of each row.
 template <int kRows>
 __device__ __forceinline__ void add_lanes(float (&l)[kRows]) {
 #pragma unroll
@@ -410,7 +414,7 @@ __device__ __forceinline__ void add_lanes(float (&l)[kRows]) {
   }
 }
 
-// The factor that makes a row's result of its sums; a sink joins the softmax and adds nothing.
+// The factor from a row's sums to its result. A sink takes part in the softmax and adds no value.
 __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a, int head) {
   if (a.sinks == nullptr) return __fdiv_rn(1.0f, l);
   const float sink = __fmul_rn(a.sinks[head], kLog2E);
@@ -420,7 +424,7 @@ __device__ __forceinline__ float ending(float m, float l, const AttentionArgs& a
   return __fdiv_rn(factor, sum);
 }
 
-// Two neighbouring numbers of the result, and of its form as activations.
+// Two adjacent numbers of the result, and of its encoded form.
 __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, int64_t col,
                                            float low, float high) {
   if (a.only_act == 0) {
@@ -432,8 +436,8 @@ __device__ __forceinline__ void put_result(const AttentionArgs& a, int64_t row, 
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 890
-// The same in E4M3 as encode() has it, of heads that are whole groups of 128 features: pairs of a
-// group of a row, apart(j) features behind the first. `most` is the largest number of the group.
+// The same in E4M3, with encode()'s bits, for heads whose features are whole groups of 128: pairs
+// of a group of a row, apart(j) features after the first. `most` is the group's largest magnitude.
 template <class Apart, int N>
 __device__ __forceinline__ void put_e4m3_pairs(const Activations& act, int64_t row, int64_t group,
                                                int first, const Apart& apart, const float2 (&v)[N],
@@ -466,8 +470,8 @@ __device__ __forceinline__ void put_row(const AttentionArgs& a, int64_t row, int
     *reinterpret_cast<float2*>(a.out + row * a.out_stride + col + apart(j)) = v[j];
   }
 }
-// Zeros for the rows from `first` on that fill up the last tile, in so many groups of features, by
-// so many threads.
+// Zeros for rows `first` and up, which fill the last tile, in `groups` groups of features, by
+// `threads` threads.
 __device__ __forceinline__ void pad_e4m3(const Activations& act, int first, int64_t group,
                                          int groups, int thread, int threads) {
   const int rows = (kTokenTile - first % kTokenTile) % kTokenTile;
@@ -481,7 +485,7 @@ __device__ __forceinline__ void pad_e4m3(const Activations& act, int first, int6
 }
 #endif
 
-// partial: [sequence, head, piece][value_dim sums, maximum, sum of weights, two of padding].
+// partial: [sequence, head, KV split][value_dim sums, maximum, sum of weights, two of padding].
 inline constexpr int kPartialEnd = 4;
 __device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequence, int head,
                                              int piece, int pieces) {
@@ -489,13 +493,14 @@ __device__ __forceinline__ float* partial_at(const AttentionArgs& a, int sequenc
                          (a.cache.value_dim + kPartialEnd);
 }
 
-// What a block works on.
+// The rows that a block computes.
 struct Tile {
   int sequence, first_row, rows;  // rows are [query, head of the group]
   int queries, context, query_start;
 };
 
-// The tile of a walking block: sequences' tiles stand one after the other. Warp-wide.
+// The tile of a block that walks contexts; the tiles of all sequences are numbered consecutively.
+// All lanes of a warp call this.
 __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int rows_per_block,
                                           int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -527,15 +532,15 @@ __device__ __forceinline__ Tile find_tile(const BatchArgs& b, int group, int row
   return {-1, 0, 0, 0, 0, 0};
 }
 
-// The kernel that runs these: attention_rows.h.
+// The kernel that runs these arguments: attention_rows.h.
 AttentionKernel attention_kernel_of(const Context& ctx, const AttentionArgs& a);
 
-// prefill_sm90.cu; whether it also normalises and rotates the queries of a batch, or of what
-// follows its single queries.
+// prefill_sm90.cu. Returns whether it also normalises and rotates the queries of a batch, or of the
+// sequences after its single queries.
 int attention_prompt(const Context& ctx, const AttentionArgs& a);
 bool prefill_rotates(const Context& ctx, const AttentionArgs& a);
 
-// decode_sm90.cu, or decode_cluster_sm90.cu; whether it does all that stands in `before`.
+// decode_sm90.cu, or decode_cluster_sm90.cu. Returns whether it does everything in `before`.
 int attention_single(const Context& ctx, const AttentionArgs& a, bool cluster);
 bool takes_heads(const Context& ctx, const AttentionArgs& a);
 

@@ -1,5 +1,5 @@
 // Which kernel runs attention (see runtime/kernel_row.h). Every kernel sums a query's keys in the
-// same order, so the choice changes speed and no bit.
+// same order, so the choice affects speed only.
 #pragma once
 
 #include "backend/cuda/api.h"
@@ -10,19 +10,30 @@ namespace freshet::cuda {
 // A batch of sequences that all have one query, or of which some have more.
 struct AttentionProblem {
   int format = 0;      // CacheType
-  int64_t tokens = 1;  // queries of a sequence, at most
+  int64_t tokens = 1;  // an upper bound on the queries of a sequence
   int key_dim = 0, value_dim = 0, heads = 0, kv_heads = 0;
   int sequences = 0;
-  bool single = false;         // all sequences have one query
+  bool single = false;         // every sequence has one query
   bool shared_values = false;  // values are the first features of keys
-  bool partial = false;        // there is room for partial results
+  bool partial = false;        // there is scratch for KV splits
   int window = 0;
   int64_t max_context = 0;
-  bool decode_aligned = true;   // q in whole fours, rows of the result in pairs
-  bool prefill_aligned = true;  // both in whole fours, the result at a multiple of 16 bytes
+  bool decode_aligned = true;   // q in multiples of four, rows of the result in pairs
+  bool prefill_aligned = true;  // both in multiples of four, the result 16-byte aligned
 };
 
 using AttentionRow = KernelRow<AttentionProblem>;
+
+constexpr uint64_t bit(CacheType type) {
+  return uint64_t{1} << static_cast<int>(type);
+}
+// Whether the cache holds codes of a byte.
+inline bool stores_bytes(const AttentionProblem& p) {
+  return ((bit(CacheType::kE4M3) | bit(CacheType::kInt8)) >> p.format & 1) != 0;
+}
+inline bool shares_codes(const AttentionProblem& p) {
+  return stores_bytes(p) && p.shared_values;
+}
 
 enum AttentionKernel : int {
   kDecodeClusterSm90,

@@ -1,5 +1,5 @@
-// Attention over the paged cache, with mma.m16n8k16 in F16 (of a cache in BF16: in that) and sums
-// in F32: prompts and single queries of unusual heads. attention.cuh has the order of sums.
+// Attention over the paged cache with mma.m16n8k16 in F16 (in BF16 for a BF16 cache) and F32 sums:
+// prompts, and single queries of unusual head sizes. attention.cuh documents the order of sums.
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -14,7 +14,7 @@ struct AttentionPlan {
   size_t shared;
 };
 
-// The tile of a block when every sequence has one query.
+// A block's tile when every sequence has one query.
 __device__ __forceinline__ Tile single_tile(const BatchArgs& b, int group, int rows_per_block,
                                             int index) {
   const int tiles = (group + rows_per_block - 1) / rows_per_block;
@@ -24,8 +24,8 @@ __device__ __forceinline__ Tile single_tile(const BatchArgs& b, int group, int r
           sequence};
 }
 
-// The ids of a chunk's blocks, one a lane: a look-up for each vector would wait for memory each
-// time.
+// The ids of a chunk's blocks, one per lane. Looking them up for each vector would wait for memory
+// every time.
 __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, int chunk,
                                          int high) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -33,7 +33,7 @@ __device__ __forceinline__ int chunk_ids(const AttentionArgs& a, int sequence, i
   return a.batch.tables[sequence * a.batch.table_stride + chunk * (kChunk / kBlockTokens) + lane];
 }
 
-// 16 bytes of the cache into shared memory as products take them.
+// Stores 16 bytes of the cache in shared memory in operand form.
 template <CacheType kType>
 __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, const uint8_t* scale,
                                              bool valid) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void put_features(__half* to, const uint8_t* from, co
   }
 }
 
-// Keys or values of a chunk into shared memory, zeros where nobody looks.
+// Copies keys or values of a chunk to shared memory; zeros where they are masked for every row.
 template <CacheType kType>
 __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, int first,
                                            const AttentionArgs& a, int id, int head, int chunk,
@@ -76,8 +76,8 @@ __device__ __forceinline__ void load_chunk(__half* to, int pad, int features, in
   }
 }
 
-// Scores of a warp's 16 rows with a chunk's keys. `limit`: first and last position that rows g and
-// g + 8 see.
+// Scores of a warp's 16 rows with a chunk's keys. `limit`: first and last visible position of rows
+// g and g + 8.
 template <bool kBF16>
 __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionArgs& a,
                                             const __half* q, const __half* keys, int pad, int chunk,
@@ -108,7 +108,7 @@ __device__ __forceinline__ void score_chunk(float (*score)[4], const AttentionAr
   }
 }
 
-// Adds a chunk's values, weighted.
+// Adds a chunk's weighted values.
 template <bool kBF16, int VT>
 __device__ __forceinline__ void add_values(Sums<VT>& sums, const uint32_t (*weights)[4],
                                            const __half* values, int pad) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void write_rows(const Sums<VT>& sums, const Attention
   }
 }
 
-// grid: tiles, key heads, slices of values x pieces of the context (pieces only if `split`).
+// grid: tiles, key heads, slices of values x KV splits (KV splits only if `split`).
 template <CacheType kType, int VT>
 __global__ void __launch_bounds__(256)
     attention_kernel(const __grid_constant__ AttentionArgs a,
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(256)
   auto* buffers = q + rows_per_block * plan.key_pad;
   const int slot_size = kChunk * max(plan.key_pad, plan.value_pad);
   const int features = min(kSlice, a.cache.value_dim - slice * kSlice);
-  // Halves of tiles pass through two slots: keys of both halves, then values of both.
+  // Half tiles pass through two buffers: the keys of both halves, then the values of both.
   int next_chunk = first_chunk, fetched = 0;
   bool next_keys = true;
   const auto fetch = [&] {
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(256)
     cp_async_commit();
   };
   int taken = 0;
-  const auto take = [&] {  // the next slot, filled; asks for the one after it
-    __syncthreads();       // all are done with what that overwrites
+  const auto take = [&] {  // waits for the next buffer and requests the one after it
+    __syncthreads();       // all threads are done with what that overwrites
     fetch();
     cp_async_wait<1>();
     __syncthreads();
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(256)
   };
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   fetch();
-  // Queries, four rows of a warp at a time so that their loads fly together.
+  // Queries, four rows of a warp at a time so that their loads overlap.
   const int warps = static_cast<int>(blockDim.x / 32);
   for (int base = warp; base < rows_per_block; base += 4 * warps) {
     for (int d = lane; d < plan.key_pad - 8; d += 32) {
@@ -314,7 +314,7 @@ __device__ __forceinline__ void put_one(const Activations& act, int64_t row, int
       __float2bfloat16_rn(v);
 }
 
-// Merges the pieces of single queries. Blocks: [rows of activations, heads].
+// Merges the KV splits of single queries. Blocks: [rows of activations, heads].
 __global__ void merge_kernel(const __grid_constant__ AttentionArgs a, int splits) {
   let_next_start();
   wait();
@@ -383,8 +383,8 @@ int run(const Context& ctx, const AttentionArgs& a, const AttentionPlan& plan, d
 
 int attend(const Context& ctx, const AttentionArgs& args);
 
-// Sequences with one query stand in front and take the kernel for these, which knows no order of
-// sums of its own: what is cut like this is speed alone.
+// Sequences with one query come first and use the kernel for single queries. All kernels have the
+// same order of sums, so this split affects speed only.
 int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   AttentionArgs ones = a, rest = a;
   ones.batch.sequences = ones.batch.tokens = a.single;
@@ -411,7 +411,8 @@ int attention_of_both(const Context& ctx, const AttentionArgs& a) {
   return encode(ctx, &a.act, &out, nullptr, nullptr, out.rows);
 }
 
-// What is to be done before, except for queries that a prompt's kernel turns as it takes them.
+// Runs the operations in `before`, except for queries that a prompt kernel rotates when it loads
+// them.
 int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
   const auto some = [&](int from, int upto, int64_t tokens) {
     HeadsArgs some = before;
@@ -424,12 +425,12 @@ int do_before(const Context& ctx, const HeadsArgs& before, int64_t queries) {
   return error != 0 ? error : some(1, before.count, before.tokens);
 }
 
-// attention(); a.before: what its kernel does itself.
+// attention(); a.before lists what its kernel does itself.
 int attend(const Context& ctx, const AttentionArgs& args) {
   AttentionArgs a = args;
   if (a.single > 0 && a.single < a.batch.sequences) return attention_of_both(ctx, a);
   const AttentionKernel row = attention_kernel_of(ctx, a);
-  // Only heads of whole groups end in E4M3.
+  // E4M3 results need heads whose features are whole groups of 128.
   if (a.act.e4m3 != 0 && (a.cache.value_dim % kE4M3Cols != 0 || row == kAttentionSm80)) {
     a.act = {};
     a.only_act = 0;
@@ -450,7 +451,7 @@ int attend(const Context& ctx, const AttentionArgs& args) {
                                       : a.batch.tokens * group / rows + a.batch.sequences;
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.cache.kv_heads),
                   static_cast<unsigned>(plan.slices * (split ? plan.splits : 1)));
-  const int warps = plan.warps <= 4 ? 4 : 8;  // those without rows help to load
+  const int warps = plan.warps <= 4 ? 4 : 8;  // warps without rows help to load
   const dim3 block(static_cast<unsigned>(warps * 32));
   const bool narrow = plan.value_pad == 64 + 8;
   const auto of = [&](auto kernel, auto wide) {

@@ -1,12 +1,13 @@
-// Attention of few single queries over short contexts: a cluster of blocks for each piece, or for
-// two of them.
+// Decode attention of few queries over short contexts: a cluster of blocks for each KV split, or
+// for two of them.
 //
-// A block has some keys of the piece, and a share of the features of all its values: the scores go
-// to all blocks of the cluster, and each takes all weights of the piece. So four times as many
-// multiprocessors read, and a piece's sums need no memory but their own.
+// A block holds some keys of the split and a share of the features of all its values: the scores go
+// to all blocks of the cluster, and each computes all softmax weights of the split. So four times
+// as many SMs read memory, and the sums of a split never leave shared memory.
 //
-// What a block has of the piece, and how it comes there: decode_cluster_sm90.cuh.
+// decode_cluster_sm90.cuh has what a block holds of the split, and how it gets there.
 #include "backend/cuda/attention/decode_cluster_sm90.cuh"
+#include "backend/cuda/attention/decode_cluster_sm90.h"
 #include "backend/cuda/runtime/cluster.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -406,8 +407,8 @@ __global__ void __launch_bounds__(kThreads)
   if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
-    barrier_init(&s.full[0], 1);
-    barrier_init(&s.full[1], 1);
+    barrier_init(&s.full[kKeyCopies], 1);
+    barrier_init(&s.full[kValueCopies], 1);
     barrier_init(&s.scored, 1);
     barrier_init(&s.measured, 1);
     barrier_init(&s.joined, 1);
@@ -437,11 +438,11 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   uint4 q[T::D / 16];
   load_operands<T>(q, s);
-  barrier_wait(&s.full[0], 0);
+  copies_of(s).wait({kKeyCopies, 0});
   score_tile(s, a, w, p, q);
   weigh_piece(s, p, steepness(a));
   sync_summing();
-  barrier_wait(&s.full[1], 0);
+  copies_of(s).wait({kValueCopies, 0});
   const bool join = w.pieces == 2 && pieces_of_cluster(plan.pieces) == 2;
   const bool all = w.pieces == 1 || join;
   if (Piece<T>::kSummers == kWarps || threadIdx.x < Piece<T>::kSummers * 32) {
@@ -483,7 +484,8 @@ int run_result(const Context& ctx, const AttentionArgs& a, const Plan& plan, con
 
 }  // namespace
 
-static_assert(kPieceTokens == 512 && kRanks == 4 && kRowsOfTile == 16);  // attention_rows.cc
+static_assert(kPieceTokens == kClusterPieceTokens && kRanks == kClusterRanks &&
+              kRowsOfTile == kDecodeTileHeads);
 
 int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;

@@ -1,11 +1,12 @@
-// What a block of decode_cluster_sm90.cu has of a piece, and how it comes there: copies of the
-// cache, and, where norms, rotation and storing of the new heads are left to attention, those
-// heads: every block takes the queries and what it needs of the new key and value, and puts them
-// where the copies left their place free.
+// What a block of decode_cluster_sm90.cu holds of a KV split, and how it gets there: copies of the
+// cache, and, if attention also normalises, rotates and stores the new heads, those heads: every
+// block takes the queries and what it needs of the new key and value, and puts them in the place
+// that the copies left free.
 #pragma once
 
 #include "backend/cuda/attention/decode_split_kv.cuh"
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::single {
 
@@ -38,7 +39,7 @@ struct Piece {
   __half queries[8 * T::kRows][T::D + 8];          // as they are multiplied
   float most[kRanks * kSummers][8 * T::kRows];     // of each warp's features
   float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two pieces
-  uint64_t full[2], scored, measured, joined;
+  uint64_t full[2], scored, measured, joined;      // of kKeyCopies, kValueCopies
   int last, beyond;
 };
 
@@ -49,6 +50,13 @@ __host__ __device__ inline int pieces_of_cluster(int pieces) {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kRankBlocks = kRankTokens / kBlockTokens;
+
+// The copies of a piece: a pipeline of two stages and one round.
+inline constexpr int kKeyCopies = 0, kValueCopies = 1;
+template <class T>
+__device__ __forceinline__ Pipeline copies_of(Piece<T>& s) {
+  return {s.full};
+}
 
 // The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
@@ -79,6 +87,7 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   using Stored = typename T::Stored;
   constexpr int kKeyBytes = Stored::kKeyBytes, kGroupBytes = Piece<T>::kGroupBytes;
   constexpr int kScaleBytes = Piece<T>::kScaleBytes;
+  const Pipeline copies = copies_of(s);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool seen = lane >= p.first_block && lane <= p.last_block;
   const bool mine = seen && lane / kRankBlocks == p.rank;
@@ -87,22 +96,23 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   const int keys = __popc(__ballot_sync(0xffffffff, mine));
   const int values = __popc(__ballot_sync(0xffffffff, seen));
   if (lane == 0) {
-    barrier_expect(&s.full[0], keys * kKeyBytes);
-    barrier_expect(&s.full[1], values * (2 * kGroupBytes + kScaleBytes));
+    copies.expect(kKeyCopies, keys * kKeyBytes);
+    copies.expect(kValueCopies, values * (2 * kGroupBytes + kScaleBytes));
   }
   __syncwarp();
   const auto copy = [&] {
     if (mine) {
-      bulk_copy(s.keys[lane % kRankBlocks], keys_at(a.cache, id, w.kv_head), kKeyBytes, &s.full[0]);
+      bulk_copy(s.keys[lane % kRankBlocks], keys_at(a.cache, id, w.kv_head), kKeyBytes,
+                copies.filled(kKeyCopies));
     }
     const uint8_t* from = values_at(a.cache, id, w.kv_head);
     for (int i = 0; i < 2; ++i) {
       bulk_copy(s.values[lane * 2 + i], from + (i * kRanks + p.rank) * kGroupBytes, kGroupBytes,
-                &s.full[1]);
+                copies.filled(kValueCopies));
     }
     if constexpr (Stored::kScaled) {
       bulk_copy(s.scales[lane], from + Stored::kNumbers + p.rank * kScaleBytes, kScaleBytes,
-                &s.full[1]);
+                copies.filled(kValueCopies));
     }
   };
   const bool late = stored && block == w.position / kBlockTokens;
@@ -226,7 +236,7 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
     const float4 key = finished(head, of.of[1]);
     const Form form = form_of_four(kType, c, T::D, key);
     const ScalesAt scales = scales_from(slot, true);
-    barrier_wait(&s.full[0], 0);
+    copies_of(s).wait({kKeyCopies, 0});
     put_four(kType, s.keys[block % kRankBlocks] + slot, c, form, scales);
     put_four(kType, keys_at(a.cache, id, w.kv_head) + slot, c, form, scales);
   }
@@ -235,7 +245,7 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
   if (c / kShare == p.rank) {
     uint8_t* values = s.values[block * 2 + at % kBlockTokens / 8] + slot_at(kType, at % 8, kShare);
     uint8_t* its_scale = s.scales[T::Stored::kScaled ? block : 0] + at % kBlockTokens * 2;
-    barrier_wait(&s.full[1], 0);
+    copies_of(s).wait({kValueCopies, 0});
     put_four(kType, values, c % kShare, form, {static_cast<int>(its_scale - values), 0});
     put_four(kType, values_at(a.cache, id, w.kv_head) + slot, c, form, scales_from(slot, false));
   }

@@ -1,23 +1,23 @@
-// How numbers of the cache become operands of single queries, from blocks of it in shared memory.
+// How single-query attention turns cached numbers, from blocks in shared memory, into mma operands.
 #pragma once
 
 #include "backend/cuda/attention/attention.cuh"
 
 namespace freshet::cuda::single {
 
-// A cache in F16: what a block of it has of a head, and operands of mma from half a tile. kFours:
-// of 16 features a lane of keys has four neighbours, and tiles of values take turns at features.
-// kTogether: a slot has keys and values, each block's as one copy, of half a tile, or else one of
-// them.
+// An F16 cache: the part of a block that belongs to a head, and mma operands from half a tile.
+// kFours: of 16 features, a lane of keys has four adjacent ones, and tiles of values interleave
+// features. kTogether: a pipeline stage holds the keys and values of half a tile, one copy per
+// block; otherwise it holds one of them.
 template <int D>
 struct HalfStored {
   static constexpr bool kBF16 = false, kFours = false, kTogether = false, kScaled = false;
   static constexpr CacheType kType = CacheType::kF16;
   static constexpr int kKeyBytes = head_bytes(kType, D), kBlockBytes = kKeyBytes, kResident = 2;
   static constexpr int kLeastSlots = 6;
-  // What a lane loads of a block's 16 keys, features [16 k, 16 k + 32), and their operands: of 16
-  // features, two columns of 8 keys. kAsRows: both are rows of mma, whose operand takes them in
-  // turn.
+  // What a lane loads of a block's 16 keys, features [16 k, 16 k + 32), and the operands: per 16
+  // features, two columns of 8 keys. kAsRows: both columns are rows of mma, whose A operand
+  // interleaves them.
   static constexpr int kKeyWords = 8;
   template <bool kAsRows>
   static __device__ __forceinline__ void load_keys(uint32_t (&v)[kKeyWords], const uint8_t* block,
@@ -36,8 +36,8 @@ struct HalfStored {
 #pragma unroll
     for (int i = 0; i < kKeyWords; ++i) b[i / 4][place<kAsRows>(i % 4)] = v[i];
   }
-  // The same of values of a slot's keys [16 k, 16 k + 16): kPairs times two columns of 8 features,
-  // the first one `column`.
+  // The same for values of a stage's keys [16 k, 16 k + 16): kPairs times two columns of 8
+  // features, starting at `column`.
   static constexpr int kPairWords = 4;
   template <int kPairs, bool kAsRows>
   static __device__ __forceinline__ void load_values(uint32_t (&v)[kPairs * kPairWords],
@@ -61,7 +61,7 @@ struct HalfStored {
   }
 
  private:
-  // Where word i of four goes.
+  // The operand register of word i of four.
   template <bool kAsRows>
   static constexpr __device__ __forceinline__ int place(int i) {
     return kAsRows ? i % 2 * 2 + i / 2 : i;
@@ -75,7 +75,7 @@ struct BF16Stored : HalfStored<D> {
   static constexpr CacheType kType = CacheType::kBF16;
 };
 
-// Codes of a byte: E4M3, or INT8 with scales.
+// One-byte codes: E4M3, or INT8 with scales.
 template <int D, CacheType kCodes>
 struct CodesStored {
   static constexpr CacheType kType = kCodes;
@@ -118,8 +118,8 @@ struct CodesStored {
       }
     }
   }
-  // Two neighbouring features of keys 8 i + 2 (lane % 4) and the next, of 32 features whose scales
-  // in the block are these.
+  // Two adjacent features of keys 8 i + 2 (lane % 4) and the next, from 32 features whose scales in
+  // the block are given.
   static __device__ __forceinline__ void two(uint32_t& even, uint32_t& odd, uint32_t codes,
                                              const uint8_t* scales, int i) {
     if constexpr (kScaled) {

@@ -1,5 +1,4 @@
-// Attention with one query a sequence, for the usual sizes of heads: blocks of
-// decode_sm90.cuh.
+// Launches attention with one query per sequence for the usual head sizes (decode_sm90.cuh).
 #include "backend/cuda/attention/decode_sm90.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -8,11 +7,11 @@ namespace {
 
 using namespace single;
 
-// Blocks that have written their pieces, by tile.
+// The number of blocks that have written their KV splits, by tile.
 [[maybe_unused]] __device__ unsigned arrived[kMostCounters];
 [[maybe_unused]] __device__ Counters counters;
 
-// Blocks: as many as find room at once, or a task each.
+// Blocks: as many as are resident at once, at most one per task.
 template <class T>
 __global__ void __launch_bounds__(kThreads, T::kResident)
     single_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Plan plan,
@@ -20,10 +19,10 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t memory[];
   auto& s = *reinterpret_cast<Shared<T>*>(memory);
-  // Otherwise when tasks run out: the next kernel's copies would delay this one's.
+  // Otherwise when tasks run out: the next kernel's copies would slow this one's.
   if (plan.tasks <= static_cast<int>(gridDim.x)) let_next_start();
-  // Lengths and tables came by a copy before the step's first kernel, and of the cache the step
-  // writes the query's own place only.
+  // Lengths and tables were copied before the step's first kernel, and the step writes only the
+  // query's own slot of the cache.
   if (threadIdx.x >= kSumming) {
     produce(s, a, plan, of, counters);
     return;
@@ -34,9 +33,9 @@ __global__ void __launch_bounds__(kThreads, T::kResident)
 #endif
 }
 
-// Blocks of a multiprocessor with so many slots each.
+// Blocks that an SM holds, by pipeline stages per block.
 struct Resident {
-  int few, many;  // with the least and the most
+  int few, many;  // with the fewest and with the most stages
 };
 
 Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& resident,
@@ -52,8 +51,9 @@ Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& res
     const auto seen = static_cast<int>(ceil_div(a.window, kPieceTokens)) + 1;
     p.pieces = p.pieces < seen ? p.pieces : seen;
   }
-  // As many pieces a task as make them end soonest: blocks share what can be read, but few of them
-  // take as long as each needs by itself. A task's beginning and end cost about a tile.
+  // Chooses the number of KV splits per task that finishes soonest. Blocks share memory bandwidth,
+  // but a few blocks alone take as long as each needs by itself. Starting and ending a task costs
+  // about a tile.
   const int64_t tiles = int64_t{a.batch.sequences} * p.tiles.by * a.cache.kv_heads;
   const auto tasks = [&](int run) { return tiles * ceil_div(p.pieces, run); };
   int64_t least = INT64_MAX;
@@ -69,12 +69,12 @@ Plan plan_single(const Context& ctx, const AttentionArgs& a, const Resident& res
       p.slots = slots;
     }
   };
-  // Deep rings hide more than another block does.
+  // Deep pipelines hide more latency than another block does.
   p.run = p.pieces;
   weigh_runs(resident.many, kMostSlots);
   if (resident.few > resident.many) weigh_runs(resident.few, least_slots);
   p.tasks = static_cast<int>(tasks(p.run.by));
-  // Where blocks run for long, full rings of codes ask for more than memory serves well.
+  // In long runs, full pipelines of codes request more than memory can serve well.
   const int64_t keys = int64_t{p.run.by} * kPieceTokens;
   if (resident.few > resident.many && p.slots == kMostSlots &&
       (keys < a.max_context ? keys : a.max_context) >= 2 * kPieceTokens) {
@@ -113,7 +113,7 @@ int run_rows(const Context& ctx, const AttentionArgs& a, bool cluster) {
   return a.heads / a.cache.kv_heads <= 8 ? run<Kind<D, 1, Stored, kE4M3>>(ctx, a, cluster)
                                          : run<Kind<D, 2, Stored, kE4M3>>(ctx, a, cluster);
 }
-// attention() asks for E4M3 only where heads are whole groups.
+// attention() requests E4M3 only if heads are whole groups.
 template <int D, template <int> class Stored>
 int run_result(const Context& ctx, const AttentionArgs& a, bool cluster) {
   if constexpr (D % kE4M3Cols == 0) {

@@ -1,26 +1,27 @@
-// Attention with one query a sequence: memory decides its speed, so keys and values stream.
+// Decode attention, with one query per sequence: bandwidth limits it, so keys and values stream.
 //
-// A task is a run of pieces of one sequence's context, for all heads of one key head. As many
-// blocks as find room at once take one each, and then what a counter hands out. One warp finds
-// tasks and keeps a ring in shared memory filled by the bulk copy engine, half a tile's keys or
-// values at a time, a copy for each block of the cache: a task's first halves are on their way
-// while the task before is worked on, and those of the first one that no kernel of this step writes
-// before the kernel in front has ended. Four warps share a tile: by keys for scores and weights,
-// which they leave to each other in shared memory as operands, and by features for the values. A
-// block that has the whole context writes the result; of several, the one that ends last merges all
-// pieces from left to right. So neither the cut into runs nor the order of blocks touches a bit.
+// A task is a run of KV splits of one sequence's context, for all heads of a key head. The grid has
+// as many blocks as run at once; each takes one task, and further ones from a counter. One warp
+// finds tasks and keeps a pipeline in shared memory filled by TMA bulk copies, half a tile's keys
+// or values at a time, with a copy for each block of the cache: the first halves of a task are
+// copied while the previous task is worked on, and those of the first task, except what kernels of
+// this step write, before the previous kernel ends. Four warps share a tile: by keys for scores and
+// softmax weights, which they exchange through shared memory as operands, and by features for the
+// values. A block that has the whole context writes the result; of several blocks, the one that
+// ends last merges all splits from left to right. So neither the cut into runs nor the order of
+// blocks changes a bit.
 //
-// Usual heads may be normalised, rotated and stored on the way (decode_sm90_qkv.cuh).
-//
-// How numbers of the cache become operands is a Stored's business (decode_kv_operands.cuh).
+// Heads of the usual sizes may be normalised, rotated and stored on the way (decode_sm90_qkv.cuh).
+// A Stored type says how numbers of the cache become operands (decode_kv_operands.cuh).
 #pragma once
 
 #include "backend/cuda/attention/decode_sm90_qkv.cuh"
 #include "backend/cuda/attention/decode_split_kv.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::single {
 
-// A ring of kMostSlots, or of fewer for a block more a multiprocessor.
+// A pipeline of kMostSlots, or of fewer for a block more a multiprocessor.
 inline constexpr int kMostSlots = 6;
 template <class T>
 struct Shared {
@@ -46,20 +47,28 @@ struct Shared {
   }
 };
 
-// A place in the ring.
-struct Place {
-  int slot = 0, round = 0;
-  __device__ __forceinline__ void next(int slots) {
-    if (++slot == slots) slot = 0, ++round;
-  }
-};
-
 // Tasks handed out beyond the first of each block, and blocks that are done.
 struct Counters {
   unsigned handed_out, done;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The pipeline of slots, with keys or values; that of tasks; and that of the next task's queries,
+// which come with the task and are released before its end.
+template <class T>
+__device__ __forceinline__ Pipeline slots_of(Shared<T>& s) {
+  return {s.full, s.empty};
+}
+template <class T>
+__device__ __forceinline__ Pipeline tasks_of(Shared<T>& s) {
+  return {s.told, s.done};
+}
+template <class T>
+__device__ __forceinline__ Pipeline queries_of(Shared<T>& s) {
+  return {nullptr, &s.read};
+}
+using TaskCount = PipelineCount<2>;
+
 // The block's threads, wherever they are.
 __device__ __forceinline__ void sync_block() {
   asm volatile("bar.sync 0;" ::: "memory");
@@ -73,9 +82,9 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// One warp: finds tasks, tells them to those who sum, and fills the ring: a tile's keys, then its
-// values, or both together. Blocks of which nothing is seen are replaced by others. In a step this
-// code is cold, so each of its parts is there once.
+// One warp: finds tasks, tells them to those who sum, and fills the pipeline: a tile's keys, then
+// its values, or both together. Blocks of which nothing is seen are replaced by others. In a step
+// this code is cold, so each of its parts is there once.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                         const HeadsArgs& of, Counters& counters) {
@@ -94,8 +103,9 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     claimed = plan.tasks;
     if (counts) claimed = static_cast<int>(gridDim.x + atomicAdd(&counters.handed_out, 1u));
   };
-  Place at;
-  int told = 0;
+  const Pipeline slots = slots_of(s), tasks = tasks_of(s);
+  PipelineRound at;
+  uint32_t told = 0;
   for (bool begun = false;; begun = true) {
     const int task = __shfl_sync(0xffffffff, claimed, 0);
     if (task >= plan.tasks) break;
@@ -110,14 +120,8 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     const int context = a.batch.context_len[sequence];
     if (!begun) {
       if (lane == 0) {
-        for (int i = 0; i < plan.slots; ++i) {
-          barrier_init(&s.full[i], 1);
-          barrier_init(&s.empty[i], kWarps);
-        }
-        for (int i = 0; i < 2; ++i) {
-          barrier_init(&s.told[i], 1);
-          barrier_init(&s.done[i], kWarps);
-        }
+        for (int i = 0; i < plan.slots; ++i) slots.init_stage(i, kWarps);
+        for (int i = 0; i < 2; ++i) tasks.init_stage(i, kWarps);
         barrier_init(&s.read, kWarps);
         barriers_ready();
       }
@@ -152,41 +156,42 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
               stores = false;
             }
           }
-          const int slot = at.slot;
-          if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
+          const int slot = at.stage;
+          if (at.round > 0) slots.acquire(at);
           const int64_t id =
               __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
-          if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
+          if (lane == 0) slots.expect(slot, kBlocks * kBlockBytes);
           __syncwarp();
           if (lane < kBlocks) {
             bulk_copy(
                 s.slots[slot] + lane * kBlockBytes,
                 part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
-                kBlockBytes, &s.full[slot]);
+                kBlockBytes, slots.filled(slot));
           }
           if (said) continue;
           // Behind the first copies, since a task in front may not have begun.
           said = true;
-          const int turn = told % 2;
+          const TaskCount task_at{told};
+          const int turn = task_at.stage();
           const bool copies = T::kAhead && told > 0;
-          if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
-          if (copies) barrier_wait(&s.read, (told - 1) & 1);
+          if (told > 1) tasks.acquire(task_at);
+          if (copies) queries_of(s).acquire({0, static_cast<int>(told & 1)});
           const bool turns = kTakesHeads<T> && copies && of.count > 0 && of.of[0].rotary_dim != 0;
           if (lane == 0) {
             s.ranges[turn] = w;
             if (copies) {
-              barrier_expect(&s.told[turn], (w.rows + (turns ? 1 : 0)) * T::D * sizeof(float));
+              tasks.expect(turn, (w.rows + (turns ? 1 : 0)) * T::D * sizeof(float));
             } else {
-              barrier_arrive(&s.told[turn]);
+              tasks.arrive(turn);
             }
           }
           __syncwarp();
           if (copies && lane < w.rows) {
             bulk_copy(s.queries[lane], a.q + sequence * a.q_stride + (w.first_head + lane) * T::D,
-                      T::D * sizeof(float), &s.told[turn]);
+                      T::D * sizeof(float), tasks.filled(turn));
           }
           if (turns && lane == 31) {
-            bulk_copy(s.turn, of.cos_sin + sequence * T::D, sizeof(s.turn), &s.told[turn]);
+            bulk_copy(s.turn, of.cos_sin + sequence * T::D, sizeof(s.turn), tasks.filled(turn));
           }
           ++told;
         }
@@ -195,10 +200,11 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     if (!waited) wait_and_claim();
   }
   if (counts) let_next_start();
-  if (told > 1) barrier_wait(&s.done[told % 2], (told / 2 - 1) & 1);
+  const TaskCount end{told};
+  if (told > 1) tasks.acquire(end);
   if (lane == 0) {
-    s.ranges[told % 2].sequence = -1;
-    barrier_arrive(&s.told[told % 2]);
+    s.ranges[end.stage()].sequence = -1;
+    tasks.arrive(end.stage());
     if (counts && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) counters = {0, 0};
   }
 }
@@ -244,7 +250,7 @@ __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], 
     mma_numbers<T::Stored::kBF16>(second, rows, b[2], b[3]);
   }
 }
-// What multiply() leaves of 8 rows becomes what it leaves of 16: a lane's neighbours of row
+// The result of multiply() for 8 rows takes the layout of that for 16: a lane's neighbours of row
 // lane / 4.
 __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
@@ -567,21 +573,23 @@ template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                           const HeadsArgs& of, unsigned* arrived) {
   const float steep = steepness(a);
-  Place at;  // what has not been left yet
+  const Pipeline slots_pipe = slots_of(s), tasks = tasks_of(s);
+  PipelineState at;  // the first slot that is not released yet
   const auto take = [&] {
-    barrier_wait(&s.full[at.slot], at.round & 1);
-    return at.slot;
+    slots_pipe.wait(at);
+    return at.stage;
   };
   const auto leave = [&] {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.slot]);
+    slots_pipe.release(at.stage);
     at.next(plan.slots);
   };
   int turn = 1;
 #pragma unroll 1
-  for (int task = 0;; ++task) {
-    barrier_wait(&s.told[task % 2], task / 2 & 1);
-    const Range& w = s.ranges[task % 2];
+  for (uint32_t task = 0;; ++task) {
+    const TaskCount task_at{task};
+    tasks.wait(task_at);
+    const Range& w = s.ranges[task_at.stage()];
     if (w.sequence < 0) return;
     uint4 q[T::D / 16];
     bool ahead = T::kAhead && task > 0;
@@ -595,7 +603,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
                     ahead ? s.kQueryStride : T::D, w.rows);
     if constexpr (T::kAhead) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(&s.read);
+      queries_of(s).release(0);
     }
     Sums<T::D / 32, T::kRows> total, sums;
     total.clear();
@@ -613,10 +621,10 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       const auto take_halves = [&] {
         slots[0] = slots[1] = take();
         if (!both) return;
-        Place second = at;
+        PipelineState second = at;
         second.next(plan.slots);
-        slots[1] = second.slot;
-        barrier_wait(&s.full[second.slot], second.round & 1);
+        slots[1] = second.stage;
+        slots_pipe.wait(second);
       };
       Scores score;
       take_halves();
@@ -659,7 +667,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
     }
     if (ends) pad_rows<T>(a, w);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.done[task % 2]);
+    tasks.release(task_at.stage());
   }
 }
 #endif

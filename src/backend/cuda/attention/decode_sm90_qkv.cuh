@@ -1,8 +1,8 @@
-// Usual heads (qk_norm_rope_store.cuh) within the attention of single queries: normalised, rotated
-// and stored as a task's numbers come, with the bits of the kernel of their own.
+// Usual heads (qk_norm_rope_store.cuh) inside single-query attention: normalised, rotated and
+// stored when a task's numbers are loaded; bit-identical to the separate kernel.
 //
-// The queries are finished by the warps that sum, the new key and value by the warp that copies,
-// before it takes the block of the cache they lie in.
+// The consumer warps finish the queries; the producer warp finishes the new key and value before it
+// copies the cache block that holds them.
 #pragma once
 
 #include "backend/cuda/attention/decode_split_kv.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ Newest load_newest(const HeadsArgs& of, const Range& 
   if (key.rotary_dim != 0) n.turn = usual_turn(of.cos_sin, w.sequence, c);
   return n;
 }
-// Puts them into their block of the cache, which copies read from then on.
+// Stores them in their cache block, which later copies read.
 template <class T>
 __device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, const CacheArgs& cache,
                                              const Range& w, int64_t block) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void store_newest(Newest& n, const HeadsArgs& of, con
   memory_for_copies();
 }
 
-// Normalises and rotates a task's queries, which are there (`ahead`) or come from memory.
+// Normalises and rotates a task's queries, which are in shared memory (`ahead`) or come from global
+// memory.
 template <class T>
 __device__ __forceinline__ void finish_queries(Shared<T>& s, const AttentionArgs& a,
                                                const HeadsArgs& of, const Range& w, bool ahead) {

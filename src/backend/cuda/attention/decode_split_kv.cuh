@@ -1,4 +1,4 @@
-// What the kernels of single queries share: what they work on, and how pieces become the result.
+// Shared by the single-query kernels: their tasks, and how KV splits are merged.
 #pragma once
 
 #include "backend/cuda/attention/decode_kv_operands.cuh"
@@ -7,11 +7,10 @@ namespace freshet::cuda::single {
 
 inline constexpr int kWarps = 4, kSumming = kWarps * 32, kThreads = kSumming + 32;
 inline constexpr int kRowsOfTile = 16;
-inline constexpr int kMostRun = 32;            // pieces of a task
-inline constexpr int kMostCounters = 1 << 16;  // tiles of rows of a batch
+inline constexpr int kMostRun = 32;            // KV splits per task
+inline constexpr int kMostCounters = 1 << 16;  // row tiles per batch
 
-// Division by a number that is known when the kernel is launched, of less than 2^24 by less than
-// 2^16.
+// Division by a number known at launch, of numbers below 2^24 by numbers below 2^16.
 struct Divisor {
   int by;
   uint64_t times;
@@ -24,39 +23,39 @@ struct Divisor {
 };
 
 struct Plan {
-  Divisor tiles;      // of rows, for a key head
+  Divisor tiles;      // row tiles per key head
   Divisor all_tiles;  // of all sequences
-  Divisor heads;      // of keys
-  Divisor run;        // pieces of a task
-  int group;          // heads that share one of keys
-  int pieces;         // most pieces a row sees
+  Divisor heads;      // key heads
+  Divisor run;        // KV splits per task
+  int group;          // query heads per key head
+  int pieces;         // the most KV splits that a row sees
   int tasks;
-  int slots;  // of a block's ring
+  int slots;  // pipeline stages per block
 };
 
-// Heads of kDim features, 8 * kRowsOfLane rows, stored as Stored_ says; kE4M3: the result goes to
-// activations in E4M3.
+// Heads of kDim features, 8 * kRowsOfLane rows, a cache in the format Stored_; kE4M3Result: the
+// result is encoded in E4M3.
 template <int kDim, int kRowsOfLane, template <int> class Stored_, bool kE4M3Result = false>
 struct Kind {
   static constexpr int D = kDim, kRows = kRowsOfLane;
   static constexpr bool kE4M3 = kE4M3Result;
   using Stored = Stored_<kDim>;
   static constexpr bool kAsRows = kRows == 1;  // keys and features are rows of mma
-  // Whether there is room for the next task's queries.
+  // Whether there is room to prefetch the next task's queries.
   static constexpr bool kAhead = kRows == 1 && D <= 128 && !Stored::kScaled;
-  // Blocks of a multiprocessor whose registers are to fit.
+  // Blocks per SM that the register limit must allow.
   static constexpr int kResident = kRows == 1 && D < 256 ? Stored::kResident : 1;
 };
 
-// A task: a run of pieces of a tile.
+// A task: a run of KV splits of a tile.
 struct Range {
   int tile, sequence, kv_head, first_head, rows;
-  int low, position;                  // keys that the query sees
-  int first_piece, pieces;            // that they touch
-  int runs, first_chunk, last_chunk;  // last < first: nothing
+  int low, position;                  // visible keys: first and last
+  int first_piece, pieces;            // the KV splits that contain them
+  int runs, first_chunk, last_chunk;  // last < first: empty
 };
 
-// Of [sequence and tile of rows, key head, run of pieces], of the sequence's context.
+// The task of a [sequence and row tile, key head, run of KV splits], given the sequence's context.
 __device__ __forceinline__ Range find_range(const AttentionArgs& a, const Plan& plan, int x, int y,
                                             int z, int sequence, int context) {
   Range w;
@@ -82,7 +81,7 @@ __device__ __forceinline__ void sync_summing() {
   asm volatile("bar.sync 1, %0;" ::"n"(kSumming) : "memory");
 }
 
-// A lane's neighbours j of its row r + 8 g, and how many features they are behind the first.
+// A lane's adjacent pair j of row r + 8 g, and its distance in features from the first pair.
 template <class T, int kTilesOfWarp>
 __device__ __forceinline__ float2 pair_of(const Sums<kTilesOfWarp, T::kRows>& sums, int r, int j) {
   const auto& acc = sums.acc;
@@ -100,7 +99,8 @@ __device__ __forceinline__ int first_of_lane() {
   return static_cast<int>(threadIdx.x % 4) * (T::Stored::kFours ? 4 : 2);
 }
 
-// Merges the pieces of all rows: a warp a row, a lane pairs of features, so many pieces at once.
+// Merges the KV splits of all rows: one warp per row, pairs of features per lane, kAtOnce splits at
+// a time.
 template <class T>
 __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range& w, int pieces) {
   constexpr int D = T::D, kAtOnce = 8;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void merge_pieces(const AttentionArgs& a, const Range
           v[i][j] = __ldcg(reinterpret_cast<const float2*>(at) + j * 32 + lane);
         }
       }
-      // Factors of these pieces, a lane a piece: a running maximum rounds nothing.
+      // Factors of these splits, one lane per split. A running maximum does not round.
       float2 its_end = make_float2(-INFINITY, 0.0f);
       const float* ends = from + lane * (D + kPartialEnd) + D;
       if (lane < count) its_end = __ldcg(reinterpret_cast<const float2*>(ends));

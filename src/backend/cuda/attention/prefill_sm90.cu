@@ -1,14 +1,16 @@
-// Attention of prompts on Hopper, for the usual sizes of heads: wgmma, rows on its 64-row side.
+// Prefill attention for the usual head sizes (Hopper), by wgmma, with queries on its 64-row side.
 //
-// A block takes tiles of 128 rows of a key head, one after the other, as they come: who is free
-// asks for the next. Of each it walks the steps, of kTileTokens keys, that some row sees. Four
-// warps keep a ring in shared memory filled by the bulk copy engine: a tile's queries as they are,
-// then each step's keys and its values, a copy for each block of the cache. Two warpgroups have 64
-// rows each. While a step's weights are taken, the tensor cores add the values of the step before
-// it. The warpgroups take turns at them. Sums of the pieces before stand in shared memory. Of a
-// cache in E4M3 or INT8 two warps ask for codes, which six more convert in the ring. Heads of 256
-// features are two slices of values, each with the scores of all features.
+// A block takes tiles of 128 rows of a key head, one after the other, from a counter. For each tile
+// it walks the steps, of kTileTokens keys, that some row sees. Four warps keep a pipeline in shared
+// memory filled by TMA bulk copies: the queries of a tile in F32, then the keys and values of each
+// step, with a copy for each block of the cache. Each of two warpgroups has 64 rows. While it
+// computes the softmax weights of a step, the tensor cores add the values of the previous step; the
+// warpgroups take turns at the tensor cores. Sums of earlier KV splits are in shared memory. If the
+// cache is in E4M3 or INT8, two warps copy codes and six more convert them within the pipeline.
+// Heads of 256 features are cut into two slices of values, each of which computes the scores of all
+// features.
 #include "backend/cuda/attention/prefill_sm90.cuh"
+#include "backend/cuda/attention/prefill_sm90.h"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -257,13 +259,13 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
 template <bool kBF16, int D>
 __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights, Ring<D>& ring,
                                            float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
   multiply_values<kBF16>(n, weights, ring.slot());
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(ring.slot());
-  ++ring.at;
+  ring.at.next();
   merge_piece<true>(n, n.piece, ring.s, steep);
 }
 
@@ -272,7 +274,7 @@ template <bool kBF16, int D>
 __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
   wait_turn();
   multiply_keys<kBF16>(n, ring.slot());
@@ -282,7 +284,7 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   wgmma_wait<0>();
   pin(n.score);
   ring.leave(ring.slot());
-  ++ring.at;
+  ring.at.next();
   if (masked) mask_scores(n, a, step, limit);
   float sum[2] = {}, offset[2], factor[2];
   take_reference(n.piece, true, sum, steep, factor, offset,
@@ -297,13 +299,14 @@ template <bool kBF16, int D>
 __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
-  const int values = ring.slot(), round = ring.round();
-  ++ring.at;
+  const auto before = ring.at;
+  const int values = before.stage();
+  ring.at.next();
   ring.wait_full();
   const int keys = ring.slot();
-  ++ring.at;
+  ring.at.next();
   wait_turn();
   multiply_keys<kBF16>(n, keys);
   multiply_values<kBF16>(n, weights, values);
@@ -323,7 +326,8 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   // Weights stay in the scores' place until the values before have been added: what is in flight
   // keeps its registers, and there are none for both.
   weigh_quarters<0, 1>(n, sum, steep, offset);
-  barrier_wait(&ring.s.full[values], round);  // it is: ptxas moves the next wait up to a branch
+  // It is full already: ptxas would move the next wait up to a branch.
+  ring.pipe().wait(before);
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(values);
@@ -420,7 +424,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) 
   }
 }
 
-// All steps that a warpgroup's rows see; the ring has those of the block.
+// All steps that a warpgroup's rows see; the pipeline has those of the block.
 template <bool kBF16, bool kE4M3, int D>
 __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   const int group = static_cast<int>(threadIdx.x / 128), lane = static_cast<int>(threadIdx.x % 32);
@@ -428,7 +432,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   const int rows = min(kGroupRows, w.tile.rows - first_row);
   const Steps all = steps_of(a, w, 0, w.tile.rows);
   const auto skip = [&](int steps) {
-    for (int i = 0; i < 2 * steps; ++i, ++ring.at) {
+    for (int i = 0; i < 2 * steps; ++i, ring.at.next()) {
       ring.wait_full();
       ring.leave(ring.slot());
       if (i % 2 != 0) continue;
@@ -480,7 +484,7 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
   w.group = a.heads / a.cache.kv_heads;
   if (group == 1) pass_turn();
   for (int t = 0;; ++t) {
-    for (int g = 0; g < kGroups; ++g, ++ring.at) {
+    for (int g = 0; g < kGroups; ++g, ring.at.next()) {
       ring.wait_full();
       w.tile = s.tiles[t % kInfos];
       if (w.tile.sequence < 0) return;
@@ -520,9 +524,8 @@ __global__ void __launch_bounds__(kThreads<kType>, 1)
   let_next_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared<D>::kSlots; ++i) {
-      barrier_init(&s.full[i], 1);
+      Pipeline{s.full, s.empty}.init_stage(i, kConsumers / 32);
       barrier_init(&s.raw[i], 1);
-      barrier_init(&s.empty[i], kConsumers / 32);
     }
     barriers_ready();
   }
@@ -577,7 +580,7 @@ int run_type(const Context& ctx, const AttentionArgs& a) {
 
 }  // namespace
 
-static_assert(kGroupRows == 64);  // takes_prefill() of attention_rows.cc
+static_assert(kGroupRows == kPrefillGroupRows);
 
 // Of a batch that begins with single queries, the rest.
 bool prefill_rotates(const Context& ctx, const AttentionArgs& a) {

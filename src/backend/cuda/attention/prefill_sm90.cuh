@@ -1,8 +1,9 @@
-// What warps of prompts' attention give to those that sum: tiles, copies of queries, keys and
-// values, and operands of what came as F32 or codes.
+// What the producer warps of prefill attention give to its consumers: tiles, copies of queries,
+// keys and values, and operands converted from F32 or from codes.
 #pragma once
 
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::prompt {
 
@@ -21,7 +22,7 @@ inline constexpr int kThreads =
 template <CacheType kType>
 inline constexpr int kMostRegisters = in_bytes(kType) ? 216 : 232;
 inline constexpr int kFewRegisters = 40;
-inline constexpr int kInfos = 4;  // tiles that the ring may hold parts of, and one
+inline constexpr int kInfos = 4;  // tiles that the pipeline may hold parts of, and one
 
 // Features of values that a block sums: of larger heads a slice. Each slice's block makes the
 // scores for itself.
@@ -30,7 +31,7 @@ inline constexpr int kSlice = D < kUsualDim ? D : kUsualDim;
 template <int D>
 inline constexpr int kSlices = D / kSlice<D>;
 
-// Tiles handed out, and blocks that will ask for no more; the last one leaves zeros.
+// Tiles handed out, and blocks that will ask for no more; the last one resets both to zero.
 struct Counters {
   unsigned handed_out, done;
 };
@@ -90,18 +91,21 @@ __device__ __forceinline__ Steps steps_of(const AttentionArgs& a, const Walk& w,
 template <int D>
 struct Ring {
   Shared<D>& s;
-  uint32_t at = 0;  // slots filled or taken so far
-  __device__ __forceinline__ int slot() const { return static_cast<int>(at % Shared<D>::kSlots); }
-  __device__ __forceinline__ int round() const {
-    return static_cast<int>(at / Shared<D>::kSlots & 1);
+  PipelineCount<Shared<D>::kSlots> at;
+  __device__ __forceinline__ int slot() const { return at.stage(); }
+  __device__ __forceinline__ Pipeline pipe() const { return {s.full, s.empty}; }
+  // What the copies report to: codes are full when they are converted.
+  template <bool kCodes>
+  __device__ __forceinline__ Pipeline copies() const {
+    return {kCodes ? s.raw : s.full, s.empty};
   }
   __device__ __forceinline__ void wait_empty() const {
-    if (at >= Shared<D>::kSlots) barrier_wait(&s.empty[slot()], round() ^ 1);
+    if (at.count >= Shared<D>::kSlots) pipe().acquire(at);
   }
-  __device__ __forceinline__ void wait_full() const { barrier_wait(&s.full[slot()], round()); }
+  __device__ __forceinline__ void wait_full() const { pipe().wait(at); }
   __device__ __forceinline__ void leave(int which) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[which]);
+    pipe().release(which);
   }
 };
 
@@ -127,10 +131,10 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int rows = kSlices<D> > 1 ? 0 : max(0, min(kGroupRows, w.tile.rows - first_row));
   ring.wait_empty();
-  uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+  const Pipeline copies = ring.template copies<kCodes>();
   if (lane == 0) {
     ring.s.what[ring.slot()] = w.tile.sequence < 0 ? Raw::kEnd : Raw::kQueries;
-    barrier_expect(full, rows * D * 4);
+    copies.expect(ring.slot(), rows * D * 4);
   }
   __syncwarp();
   auto* to = reinterpret_cast<float*>(ring.s.slot(ring.slot()));
@@ -141,9 +145,9 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
     bulk_copy(to + (from - begin) * D,
               a.q + (w.tile.query_start + query) * a.q_stride +
                   (w.kv_head * w.group + from % w.group) * D,
-              (upto - from) * D * 4, full);
+              (upto - from) * D * 4, copies.filled(ring.slot()));
   }
-  ++ring.at;
+  ring.at.next();
 }
 
 // Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
@@ -161,14 +165,15 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   for (int step = steps.first; step <= steps.last; ++step) {
     const int64_t id = next_id;
     next_id = table[min(max((step + 1) * kBlocks + mine, low), high)];
-    for (int part = 0; part < 2; ++part, ++ring.at) {
+    for (int part = 0; part < 2; ++part, ring.at.next()) {
       ring.wait_empty();
-      uint64_t* full = in_bytes(kType) ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+      const Pipeline copies = ring.template copies<in_bytes(kType)>();
+      uint64_t* full = copies.filled(ring.slot());
       // Copies of other warps may be counted before.
       const bool slice = kSlices<D> > 1 && part == 1;
       if (warp == 0 && lane == 0) {
         ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
-        barrier_expect(full, kBlocks * kBlockBytes / (slice ? kSlices<D> : 1));
+        copies.expect(ring.slot(), kBlocks * kBlockBytes / (slice ? kSlices<D> : 1));
       }
       __syncwarp();
       if (slice) {
@@ -189,7 +194,7 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   }
 }
 
-// The first producer asks for tiles, and all fill the ring with what they need. A tile of no
+// The first producer asks for tiles, and all fill the pipeline with what they need. A tile of no
 // sequence ends it.
 template <CacheType kType, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles,
@@ -228,7 +233,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
     } else {
       // With two slots each is left once while others fill it: who waited for it later would take
       // the time before for it.
-      for (int g = 0; g < kGroups; ++g, ++ring.at) {
+      for (int g = 0; g < kGroups; ++g, ring.at.next()) {
         if (kSlices<D> > 1) ring.wait_empty();
       }
     }
@@ -240,8 +245,8 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// A group's share of codes into F16, in the order of the ring: every other slot. A core matrix of
-// codes becomes two, which lie where codes were that all have read: of INT8 with their scales 17
+// A group's share of codes into F16, in the order of the pipeline: every other slot. A core matrix
+// of codes becomes two, which lie where codes were that all have read: of INT8 with their scales 17
 // bytes become 32. A thread takes 32 features of a slot at once, and so one scale.
 template <CacheType kType, int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
@@ -252,10 +257,10 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
   const auto sync = [&] {
     asm volatile("bar.sync %0, %1;" ::"r"(6 + group), "n"(kConverters) : "memory");
   };
-  Ring<D> ring{s, group};
-  for (Raw what = Raw::kQueries; what != Raw::kEnd; ring.at += 2) {
+  Ring<D> ring{s, {group}};
+  for (Raw what = Raw::kQueries; what != Raw::kEnd; ring.at.count += 2) {
     const int slot = ring.slot();
-    barrier_wait(&s.raw[slot], ring.round());
+    ring.template copies<true>().wait(ring.at);
     what = s.what[slot];
     if (what == Raw::kKeys || what == Raw::kValues) {
       const uint8_t* from = blocks_at<kType>(s, slot);
@@ -298,7 +303,7 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     sync();
-    if (thread == 0) barrier_arrive(&s.full[slot]);
+    if (thread == 0) ring.pipe().arrive(slot);
   }
 }
 

@@ -1,6 +1,6 @@
-// What lies between the products of queries, keys and values and attention: norms of heads,
-// rotation, and storing, in one pass. A warp takes one head of one token; the sums of its norm run
-// in an order that the head's size fixes.
+// What lies between the QKV GEMM and attention: norms of heads, rotary embedding and storing to the
+// cache, in one pass. A warp processes one head of one token. The head's size fixes the order of
+// sums of its norm.
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -14,7 +14,7 @@ struct HeadPlace {
 };
 
 __device__ __forceinline__ HeadPlace place_of(const BatchArgs& b, int token) {
-  if (token < b.sequences) {  // of sequences with one token each, all three are read at once
+  if (token < b.sequences) {  // one token per sequence: all three are loaded at once
     const int begin = b.query_start[token], end = b.query_start[token + 1];
     const int context = b.context_len[token];
     if (begin == token && end == token + 1) return {token, context - 1};
@@ -31,7 +31,7 @@ __device__ __forceinline__ HeadPlace place_of(const BatchArgs& b, int token) {
   return {low, b.context_len[low] - (b.query_start[low + 1] - token)};
 }
 
-// Where a token goes in the cache.
+// A token's position in the cache.
 struct Slot {
   int64_t block;
   int at;
@@ -41,10 +41,10 @@ __device__ __forceinline__ Slot slot_of(const BatchArgs& b, int token) {
   return {b.tables[place.sequence * b.table_stride + place.position / kBlockTokens],
           place.position % kBlockTokens};
 }
-// Where a head that is kept goes.
+// Where a stored head goes.
 struct Kept {
   uint8_t* to = nullptr;
-  ScalesAt scales;  // from there on
+  ScalesAt scales;  // of the head's numbers from there on
 };
 __device__ __forceinline__ Kept place_in_cache(const HeadsArgs& a, HeadsArgs::Store store, int head,
                                                const Slot& slot) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   while (p < a.count && h >= a.of[p].heads) h -= a.of[p++].heads;
   if (p == a.count) return;
   const HeadsArgs::Part& part = a.of[p];
-  // Tables came by a copy before the step's first kernel.
+  // Tables were copied before the step's first kernel.
   Kept kept;
   if (part.store != HeadsArgs::kNowhere) {
     kept = place_in_cache(a, part.store, h, slot_of(a.batch, token));
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   float* head = rooms + warp * room;
   const float* table = a.cos_sin + static_cast<int64_t>(token) * part.rotary_dim;
   wait();
-  Turn turn = turn_at(part, table, lane * 4);  // on its way while the head is
+  Turn turn = turn_at(part, table, lane * 4);  // loads overlap those of the head
   for (int c = lane * 4; c < dim; c += 128) {
     *reinterpret_cast<float4*>(head + c) = load_four(x, c, dim, whole);
   }
@@ -98,14 +98,14 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
         for (int i = 0; i < 4 && c + i < dim; ++i) x[c + i] = values[i];
       }
     }
-    if (kept.to != nullptr) {  // heads there are multiples of 8
+    if (kept.to != nullptr) {  // such heads are multiples of 8
       store_four(a.cache.type, kept.to, c, dim, v, kept.scales);
     }
   }
 }
 
-// A warp takes several usual heads of a token, in prompts all of them, since where the token goes
-// takes some looking up.
+// A warp processes several usual heads of a token, in prompts all of them, because finding a
+// token's slot is not free.
 constexpr int kAtOnce = 4;
 
 bool usual(const HeadsArgs& a) {
@@ -161,9 +161,9 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
   }
 }
 
-// Usual heads that are wanted in the cache and nowhere else, of many tokens: a warp takes a head of
-// eight tokens, so that it has much on its way, and neighbours' numbers are written together.
-// Blocks: [kTokensOfWarp tokens, kHeadWarps heads].
+// Usual heads of many tokens that only the cache needs: a warp processes one head of eight tokens,
+// so that many loads overlap, and adjacent numbers are written together. Blocks: [kTokensOfWarp
+// tokens, kHeadWarps heads].
 constexpr int kTokensOfWarp = 8;
 
 template <CacheType kType>
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
     v[i] = *reinterpret_cast<const float4*>(of.x + min(first + i, last) * of.stride +
                                             h * kUsualDim + c);
   }
-  // Lane i, i + 8, ... knows where token i goes.
+  // Lane i, i + 8, ... knows the slot of token i.
   const Kept kept =
       place_in_cache(a, of.store, h, slot_of(a.batch, min(first + lane % kTokensOfWarp, last)));
   const auto its_place = [&](int i) {
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kHeadWarps * 32)
       rotate_usual(v[i], usual_turn(a.cos_sin, min(first + i, last), c));
     }
   }
-  // As many lanes as have 16 bytes of a token swap them for a token each.
+  // As many lanes as hold 16 bytes of a token exchange them, so that each has a token.
   if constexpr (in_bytes(kType)) {
 #pragma unroll
     for (int from = 0; from < kTokensOfWarp; from += 4) {

@@ -1,14 +1,14 @@
-// A head's norm, its rotation and its form in the cache, by one warp: what qk_norm_rope_store.cu
-// does by itself and attention of single queries before it begins. The sums of a norm run in an
-// order that the head's size fixes.
+// A head's norm, its rotation and its form in the cache, by one warp. Used by
+// qk_norm_rope_store.cu, and by single-query attention before it begins. The head's size fixes the
+// order of sums of the norm.
 #pragma once
 
 #include "backend/cuda/attention/attention.cuh"
 
 namespace freshet::cuda {
 
-// Codes of INT8 and their scale, as ops::int8_scale() has it, but that codes times scale are in
-// F16's range: four neighbours of 32, by their (at most) eight lanes.
+// INT8 codes and their scale, as ops::int8_scale() defines them, except that codes times scale are
+// in F16's range: four adjacent numbers of 32, by their (at most) eight lanes.
 __device__ __forceinline__ uint32_t int8_codes(const float4& v, int lanes, uint16_t* scale) {
   const auto lane = static_cast<int>(threadIdx.x % 32);
   float most = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
@@ -27,12 +27,12 @@ __device__ __forceinline__ uint32_t int8_codes(const float4& v, int lanes, uint1
 }
 
 __device__ __forceinline__ uint32_t e4m3_codes(const float4& v) {
-  const auto most = [](float x) { return fminf(fmaxf(x, -448.0f), 448.0f); };  // no NaN
+  const auto most = [](float x) { return fminf(fmaxf(x, -448.0f), 448.0f); };  // no NaN remains
   return two_e4m3(most(v.x), most(v.y)) | two_e4m3(most(v.z), most(v.w)) << 16;
 }
 
-// Four neighbours of a head, from feature c on, as a cache has them; in INT8 by the lanes of every
-// 32 features together.
+// Four adjacent numbers of a head, from feature c on, as a cache stores them; in INT8 the lanes of
+// 32 features must call this together.
 struct Form {
   uint2 numbers;
   uint16_t scale;
@@ -50,7 +50,7 @@ __device__ __forceinline__ Form form_of_four(CacheType type, int c, int dim, con
   }
   return s;
 }
-// `scales` is from `to` on.
+// `scales` is relative to `to`.
 __device__ __forceinline__ void put_four(CacheType type, uint8_t* to, int c, const Form& s,
                                          const ScalesAt& scales) {
   if (type == CacheType::kInt8 && c % 32 == 0) {
@@ -75,14 +75,14 @@ __device__ __forceinline__ float sum_of_warp(float v) {
   return v;
 }
 
-// Four neighbours of a row of `n`.
+// Four adjacent numbers of a row of `n`.
 __device__ __forceinline__ float4 load_four(const float* p, int c, int n, bool whole) {
   if (whole) return *reinterpret_cast<const float4*>(p + c);
   const auto at = [&](int i) { return c + i < n ? p[c + i] : 0.0f; };
   return make_float4(at(0), at(1), at(2), at(3));
 }
 
-// The head in shared memory, normalised. (Calls keep the code short of those that need none.)
+// Normalises the head in shared memory. (Calls keep the code short for heads that need no norm.)
 static __device__ __noinline__ void norm_head(float* head, int dim, const NormArgs& norm,
                                               int64_t offset) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -112,8 +112,8 @@ static __device__ __noinline__ void norm_head(float* head, int dim, const NormAr
   });
 }
 
-// The usual heads: 128 numbers that are rotated from end to end, or not at all, with an RMS norm or
-// none. A lane has four neighbours of one.
+// The usual heads: 128 features, rotated completely or not at all, with an RMS norm or none. A lane
+// has four adjacent features.
 inline constexpr int kUsualDim = 128;
 
 inline bool usual(const HeadsArgs::Part& p) {
@@ -126,12 +126,12 @@ inline bool usual(const HeadsArgs::Part& p) {
          (p.rotary_dim == 0 || turns);
 }
 
-// Of a usual head's norm.
+// The norm's weights of a usual head.
 __device__ __forceinline__ float4 weight_at(const HeadsArgs::Part& part, int head, int c) {
   return *reinterpret_cast<const float4*>(part.norm.weight +
                                           (part.norm_per_head != 0 ? head * kUsualDim : 0) + c);
 }
-// norm_head() of a usual head, of which a lane has v.
+// norm_head() for a usual head, of which a lane has v.
 __device__ __forceinline__ float norm_scale(const float4& v, float eps) {
   float sum = __fmaf_rn(v.x, v.x, 0.0f);
   sum = __fmaf_rn(v.y, v.y, sum);
@@ -147,17 +147,19 @@ __device__ __forceinline__ void norm_four(float4& v, const float4& weight, float
   v.w = __fmul_rn(__fmul_rn(v.w, scale), weight.w);
 }
 
-// Number c of a head, rotated: `partner` is the other of its pair, and `second` says which it is.
+// Number c of a head, rotated: `partner` is the other one of its pair; `second` says which one this
+// is.
 __device__ __forceinline__ float rotated(float v, float partner, float cos, float sin,
                                          bool second) {
   return __fmaf_rn(v, cos, second ? __fmul_rn(partner, sin) : -__fmul_rn(partner, sin));
 }
 
-// How four neighbours from c on are rotated, where pairs are half of the rotated part apart.
+// The angles of four adjacent features from c on, where the two numbers of a pair are half of the
+// rotated part apart.
 struct Turn {
   float4 cos, sin;
 };
-// Of a usual head.
+// For a usual head.
 __device__ __forceinline__ Turn usual_turn(const float* table, int64_t token, int c) {
   const float* from = table + token * kUsualDim + c % (kUsualDim / 2);
   return {*reinterpret_cast<const float4*>(from),
@@ -181,7 +183,7 @@ __device__ __forceinline__ Turn turn_at(const HeadsArgs::Part& part, const float
   return {*reinterpret_cast<const float4*>(from), *reinterpret_cast<const float4*>(from + half)};
 }
 
-// Four neighbours of the head in shared memory, from c on, rotated one by one.
+// Four adjacent features of the head in shared memory, from c on, rotated one by one.
 static __device__ __noinline__ float4 rotate_each(const float* head, int c, int dim,
                                                   const HeadsArgs::Part& part, const float* table) {
   const float4 v = *reinterpret_cast<const float4*>(head + c);
@@ -197,7 +199,7 @@ static __device__ __noinline__ float4 rotate_each(const float* head, int c, int 
   return make_float4(one(v.x, 0), one(v.y, 1), one(v.z, 2), one(v.w, 3));
 }
 
-// Four neighbours of the head in shared memory, from c on, rotated.
+// Four adjacent features of the head in shared memory, from c on, rotated.
 __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
                                               const HeadsArgs::Part& part, const float* table,
                                               const Turn& turn) {
@@ -218,7 +220,7 @@ __device__ __forceinline__ float4 rotate_four(const float* head, int c, int dim,
   return rotate_each(head, c, dim, part, table);
 }
 
-// heads() of what attention alone reads: parts that are stored may stay as they are.
+// heads() for results that only attention reads: stored parts may stay as they are.
 int heads_to_cache(const Context& ctx, const HeadsArgs& args);
 
 }  // namespace freshet::cuda

@@ -8,7 +8,7 @@ namespace freshet::cuda {
 template <class F>
 inline constexpr bool kHasHeads = heads_of(F::kCode) != F::kCode;
 template <class F>
-struct Heads {  // what is stored of scales, [16 rows][blocks][bytes]
+struct Heads {  // the stored scales, [16 rows][blocks][bytes]
   static constexpr int kHead = 0, kUnit = F::kUnit, kBlock = F::kBlock, kBytes = F::kBytes;
   static constexpr int kRowBytes = kUnit / kBlock * F::kHeadBytes, kTileBytes = 16 * kRowBytes;
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
@@ -36,7 +36,7 @@ struct Q8_0 : Whole {
     p.s.x = s.x;
     p.s.y = s.y;
   }
-  // Bytes first and first + 1 of w.
+  // Bytes `first` and `first` + 1 of w.
   static __device__ uint32_t two(uint32_t w, int first) {
     return __byte_perm(w, 0, 0x4140 + first * 0x0101);
   }
@@ -56,7 +56,7 @@ struct Q8_0 : Whole {
     }
     pack_used<Scales>(tile + 1024, rows, left, thread, 34);
   }
-  // Scales as they are used: [8 (g)][block] of rows g, g + 8.
+  // Converted scales: [8 (g)][block] of rows g, g + 8.
   template <class Its>
   static __device__ void pack_used(uint8_t* to, const uint8_t* const* rows, int64_t left, int i,
                                    int block_bytes) {
@@ -93,7 +93,7 @@ struct Q4_0 : Whole {
                         h(next & 0x00f000f0));
     }
   }
-  static __device__ int stored(const uint8_t* block, int col) {  // of 32
+  static __device__ int stored(const uint8_t* block, int col) {  // col: 0 to 31
     return (block[2 + col % 16] >> (col / 16 * 4)) & 15;
   }
   static __device__ void pack(uint8_t* tile, const uint8_t* const* rows, int64_t left, int thread) {
@@ -131,7 +131,7 @@ struct MXFP4 : Plain {
     p.q[0] = From::get(reinterpret_cast<const uint4*>(tile) + lane);
     p.s.x = From::get(reinterpret_cast<const uint32_t*>(tile + 512) + lane / 4);
   }
-  // The code's value doubled, times half a power of two.
+  // The doubled value of the code, times half a power of two.
   static __device__ float value(uint32_t code, float d) {
     const uint32_t m = code & 7;
     const float v = static_cast<float>(m < 4 ? m : m < 6 ? m * 2 - 4 : m * 4 - 16);
@@ -140,17 +140,17 @@ struct MXFP4 : Plain {
   static __device__ float scale(uint32_t e) {
     return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
   }
-  // Values are kept 2^-kDown times as large, so that a scale and what two() leaves to it are one
-  // factor. Scales beyond 2^65 or below 2^-62 no weight has.
+  // Values are stored times 2^-kDown, so that a scale and the power of two that two() leaves out
+  // are one factor. No weight has scales beyond 2^65 or below 2^-62.
   static constexpr int kDown = 64;
   static constexpr float kUp = 0x1p64f;
-  // Exponents are packed as those of the factors.
+  // Packs the exponents of these factors.
   static constexpr uint32_t kMore = 126 - kDown, kMost = 254 - kMore;
-  // Bits of a half where register j's code has its sign, and the others, which are exponent and
-  // mantissa, begin: as two() needs the fewest shifts.
+  // The bits of a half in which register j's code has its sign and its other bits (exponent and
+  // mantissa), chosen so that two() needs the fewest shifts.
   static __device__ int sign_of(int j) { return j == 0 ? 10 : j == 1 ? 12 : j == 2 ? 9 : 11; }
   static __device__ int rest_of(int j) { return j == 0 ? 6 : j == 1 ? 3 : j == 2 ? 0 : 13; }
-  // Register j's two codes with all in their places: 2^-126 times the value.
+  // Register j's two codes, all bits in place: 2^-126 times the value.
   template <int j>
   static __device__ uint32_t two(uint32_t w) {
     constexpr uint32_t kSign = 0x80008000, kRest = 0x01c001c0;

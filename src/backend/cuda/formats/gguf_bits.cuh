@@ -1,9 +1,10 @@
-// GGUF's formats with fields of few bits: Q5_0, IQ4_NL, Q4_1, Q5_1; Q5_K, IQ4_XS, Q3_K, Q2_K.
+// GGUF formats with fields of odd widths: Q5_0, IQ4_NL, Q4_1, Q5_1; Q5_K, IQ4_XS, Q3_K, Q2_K.
 //
-// Of a lane's numbers those of operand k (of a piece's four), register j and half n lie at bit
-// 16 n + x of a word, so that two neighbours come out together: four bits at x = 4 j, a word an
-// operand; two bits at 8 (k % 2) + 2 j, two words. Numbers of three and five bits lie so that the
-// fewest instructions cut them out (Threes, Fives), codes of levels so that few look them up.
+// A lane's number of operand k (0 to 3 of a piece), register j and half n starts at bit 16 n + x of
+// a word, so that two adjacent numbers are extracted together. Four-bit numbers: x = 4 j, one word
+// per operand. Two-bit numbers: x = 8 (k % 2) + 2 j, two words. Three- and five-bit numbers are
+// arranged so that the fewest instructions extract them (Threes, Fives), and codes of table
+// look-ups so that the fewest instructions look them up.
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"
@@ -11,11 +12,11 @@
 
 namespace freshet::cuda {
 
-// Words of a unit's fields of kBits: [pieces][32 lanes][kBits].
+// The words of a unit's fields of kBits: [pieces][32 lanes][kBits].
 template <int kBits>
 struct Fields {
-  static constexpr int kOperands = 4 / kBits;  // of a word
-  // Word i; stored(row, col) is what a row has there.
+  static constexpr int kOperands = 4 / kBits;  // per word
+  // Word i; stored(row, col) returns what a row has there.
   template <class Stored>
   static __device__ uint32_t word(const uint8_t* const* rows, int64_t left, int i,
                                   const Stored& stored) {
@@ -47,7 +48,7 @@ struct Fields {
     const int bit = col % 2 * 16 + (k % kOperands * 4 + j) * kBits;
     return reinterpret_cast<const uint32_t*>(from)[i] >> bit & ((1u << kBits) - 1);
   }
-  // Both numbers of register j of operand k, at bits 0 and 16, and others beside them.
+  // Both numbers of register j of operand k, at bits 0 and 16, with other bits beside them.
   static __device__ __forceinline__ uint32_t two(const uint32_t (&words)[kBits], int k, int j) {
     return words[k / kOperands] >> (k % kOperands * 4 + j) * kBits;
   }
@@ -55,7 +56,7 @@ struct Fields {
 using Nibbles = Fields<4>;
 using Pairs = Fields<2>;
 
-// Halves of blocks of 32 numbers in 16 bytes.
+// The 16-byte encoding of halves of blocks of 32 numbers.
 __device__ __forceinline__ uint32_t nibble_of(const uint8_t* bytes, int col) {
   return (bytes[col % 16] >> (col % 32 / 16 * 4)) & 15;
 }
@@ -63,12 +64,12 @@ __device__ __forceinline__ uint32_t bit_of(const uint8_t* bytes, int col) {
   return (bytes[col / 8] >> (col % 8)) & 1;
 }
 
-// Numbers whose bits have places of their own (Its::part) in a lane's kWords words of a piece:
-// [pieces][32 lanes][words but the last], and behind these the last ones. Cut out, those of rows g
-// begin at bit 0, those of rows g + 8 at bit kAtH.
+// Numbers whose bits have individual positions (Its::part) in a lane's kWords words of a piece:
+// [pieces][32 lanes][all words but the last], followed by the last words. After extraction numbers
+// of rows g begin at bit 0, those of rows g + 8 at bit kAtH.
 template <class Its>
 struct Packed {
-  // Where number j of operand k is: bits of half a word, in up to three parts.
+  // The positions of number j of operand k: bits of half a word, in up to three parts.
   struct Part {
     int word, bit, from, count;
   };
@@ -90,7 +91,7 @@ struct Packed {
     }
     return bits;
   }
-  // Of all pieces, by the 256 threads of a block: first words, then those of the last.
+  // Of all pieces, by the 256 threads of a block: first words, then the last ones.
   template <class Stored>
   static __device__ void pack(uint8_t* to, const uint8_t* const* rows, int64_t left, int pieces,
                               int thread, const Stored& stored) {
@@ -116,8 +117,8 @@ struct Packed {
   }
 };
 
-// Words 0 to 3: of operand k registers 0, 1 and 2 at bits 0, 5 and 10, and register 3's highest
-// bit; word 4: its others, at bit 4 k.
+// Words 0 to 3: registers 0, 1 and 2 of operand k at bits 0, 5 and 10, and the highest bit of
+// register 3. Word 4: the other bits of register 3, at bit 4 k.
 struct Fives : Packed<Fives> {
   static constexpr int kWords = 5, kParts = 2, kAtH = 1;
   static __host__ __device__ Part part(int k, int j, int i) {
@@ -140,8 +141,8 @@ struct Fives : Packed<Fives> {
   }
 };
 
-// Of operands 0 to 2 a word each has registers 0 to 3 at bits 0, 3, 6 and 9. Of operand 3 words 0
-// to 2 have registers 0 to 2, and a bit each of register 3.
+// For each of operands 0 to 2 a word has registers 0 to 3 at bits 0, 3, 6 and 9. For operand 3,
+// words 0 to 2 have registers 0 to 2, and one bit each of register 3.
 struct Threes : Packed<Threes> {
   static constexpr int kWords = 3, kParts = 3, kAtH = 3;
   static __host__ __device__ Part part(int k, int j, int i) {
@@ -149,7 +150,7 @@ struct Threes : Packed<Threes> {
     if (j < 3) return {j, j == 1 ? 13 : 12, 0, i == 0 ? 3 : 0};
     return {i, i == 1 ? 12 : 15, i, 1};
   }
-  // As Fives'.
+  // As in Fives.
   template <class Operand>
   static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4],
                                                 const Operand& operand) {
@@ -167,7 +168,7 @@ struct Threes : Packed<Threes> {
   }
 };
 
-// Fives, scales as Q8_0's.
+// Fives, with Q8_0's scales.
 struct Q5_0 : Whole {
   static constexpr Code kCode = Code::kQ5_0;
   static constexpr int kUnit = 64, kVectors = 2, kTileBytes = 512 + 128 + 64;
@@ -201,20 +202,20 @@ struct Q5_0 : Whole {
   }
 };
 
-// Codes of four bits for uneven levels, which are kept plus 128.
+// Four-bit codes of non-uniform levels, which are stored plus 128.
 constexpr uint32_t four_bytes(int a, int b, int c, int d) {
   return (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24;
 }
-// A table of eight bytes is looked up by a code's lower three bits; where the highest is set, what
-// comes out is the byte's own highest bit eight times. So two tables, the second looked up by what
-// a code lacks of 15, have a level between them: one gives it, or its inverse, and the other no
-// bits or all, and they are joined by an exclusive or. For this codes are numbered so that levels
-// of i and 8 + i have the same highest bit.
+// prmt looks up a table of eight bytes by the lower three bits of a code; if the highest bit is
+// set, it replicates the sign bit of that byte instead. Two tables, the second one indexed by 15 -
+// code, together give the level: one returns the level or its inverse, the other one all zeros or
+// all ones, and an exclusive or joins them. This requires a numbering of codes in which levels i
+// and 8 + i have the same highest bit.
 struct Levels {
   static constexpr uint32_t k0 = four_bytes(1, 24, 45, 63), k4 = four_bytes(129, 141, 153, 166);
   static constexpr uint32_t k8 = four_bytes(79, 93, 106, 118);
   static constexpr uint32_t k12 = four_bytes(181, 197, 217, 241);
-  // Of the second table, which begins with code 15.
+  // The second table, which begins with code 15.
   static constexpr uint32_t k15 = ~four_bytes(241, 217, 197, 181);
   static constexpr uint32_t k11 = four_bytes(118, 106, 93, 79);
   static __device__ __forceinline__ uint32_t looked_up(uint32_t low, uint32_t high,
@@ -223,7 +224,7 @@ struct Levels {
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(codes));
     return bytes;
   }
-  // Our number of a stored code.
+  // Our numbering of a stored code.
   static __device__ __forceinline__ uint32_t ours(uint32_t code) {
     return code - 4 < 8 ? code ^ 12 : code;
   }
@@ -231,7 +232,7 @@ struct Levels {
     const uint32_t four = ours < 8 ? ours < 4 ? k0 : k4 : ours < 12 ? k8 : k12;
     return static_cast<float>(static_cast<int>(four >> ours % 4 * 8 & 255) - 128);
   }
-  // A word an operand: registers 0 and 1 of halves 0 and 1 at bits 0, 4, 8 and 12, and then 2
+  // One word per operand: registers 0 and 1 of halves 0 and 1 at bits 0, 4, 8 and 12, and then 2
   // and 3.
   static __device__ int bit(int row, int col) {
     return col % 16 / 8 * 16 + col % 2 * 8 + row / 8 * 4;
@@ -258,7 +259,8 @@ struct Levels {
         reinterpret_cast<const uint32_t*>(from)[col / 64 * 128 + lane * 4 + col % 64 / 16];
     return at(w >> bit(row, col) & 15);
   }
-  // ~v, with a number that is -1, and v >> 16: not by the pipe of shifts and logic, which binds.
+  // ~v (using a number that is -1) and v >> 16, computed without the shift and logic pipe, which is
+  // the bottleneck.
   static __device__ __forceinline__ uint32_t inverse(uint32_t v, uint32_t minus) {
     uint32_t of;
     asm("mad.lo.u32 %0, %1, %2, %2;" : "=r"(of) : "r"(v), "r"(minus));
@@ -269,10 +271,10 @@ struct Levels {
     asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(of) : "r"(v), "r"(0x0100), "r"(0));
     return of;
   }
-  template <class Of>  // of(k): the lines of an operand's rows
+  template <class Of>  // of(k): the row words of an operand
   static __device__ __forceinline__ void decode(const uint4& q, uint4 (&a)[4], const Of& of) {
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-    // Zero, which the compiler does not know: tables stay in registers.
+    // A zero that the compiler does not know of, so that tables stay in registers.
     const uint32_t zero = threadIdx.z, first = k0 + zero, second = k15 + zero, minus = zero - 1;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -288,7 +290,7 @@ struct Levels {
   }
 };
 
-// Scales as Q8_0's.
+// Q8_0's scales.
 struct IQ4_NL : Whole {
   static constexpr Code kCode = Code::kIQ4_NL;
   static constexpr int kUnit = 64, kVectors = 1, kTileBytes = 512 + 64, kBlock = 32, kBytes = 18;
@@ -312,7 +314,7 @@ struct IQ4_NL : Whole {
   }
 };
 
-// Scales and least values of blocks of 32 as they are used, in the order of a piece of KGroups.
+// Converted scales and minima of blocks of 32, in the order of KGroups for a piece.
 template <class Groups>
 __device__ __forceinline__ void pack_affine(uint8_t* to, const uint8_t* const* rows, int64_t left,
                                             int i, int block_bytes) {
@@ -352,7 +354,7 @@ struct Q4_1 : Whole {
   }
 };
 
-// Fives and groups of formats with least values.
+// Fives, and groups of formats with minima.
 struct AffineFives : Whole {
   using Groups = KGroups<4>;
   static __device__ void decode(const Piece& p, int, int, uint4 (&a)[4]) {
@@ -413,7 +415,7 @@ struct Q5_K : AffineFives {
   }
 };
 
-// Levels, and then scales as they are used: [4 pieces][8 (g)][group] of rows g, g + 8.
+// Levels, followed by converted scales: [4 pieces][8 (g)][group] of rows g, g + 8.
 struct IQ4_XS : Whole {
   static constexpr Code kCode = Code::kIQ4_XS;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 4 * 512 + 256;
@@ -429,8 +431,8 @@ struct IQ4_XS : Whole {
   static __device__ void decode(const Piece& p, int piece, int lane, uint4 (&a)[4]) {
     IQ4_NL::decode(p, piece, lane, a);
   }
-  // Of one of eight groups of a row, whose block begins with d, the groups' upper pairs of bits and
-  // their lower fours.
+  // The scale of one of eight groups of a row; the block begins with d, the upper two bits of all
+  // groups and their lower four.
   static __device__ float scale(const uint8_t* head, int group) {
     const uint32_t s = (head[4 + group / 2] >> (group % 2 * 4) & 15) |
                        (head[2 + group / 4] >> (group % 4 * 2) & 3) << 4;
@@ -452,7 +454,7 @@ struct IQ4_XS : Whole {
   }
 };
 
-// Threes, [4 pieces][32 lanes] words 0 and 1 and then word 2; scales as Q6_K's.
+// Threes, [4 pieces][32 lanes] words 0 and 1 and then word 2; Q6_K's scales.
 struct Q3_K : Whole {
   static constexpr Code kCode = Code::kQ3_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 512 + 512;
@@ -473,7 +475,7 @@ struct Q3_K : Whole {
       return make_uint4(g(n.x), h(n.y), g(n.z), h(n.w));
     });
   }
-  // Of one of 16 groups.
+  // One of 16 groups.
   static __device__ float scale(const uint8_t* head, int group) {
     const uint32_t s = (head[group % 8] >> (group / 8 * 4) & 15) |
                        (head[8 + group % 4] >> (group / 4 * 2) & 3) << 4;
@@ -497,8 +499,8 @@ struct Q3_K : Whole {
   }
 };
 
-// Two bits; [16 rows][16 groups] scale and least value, four bits each; [16 rows] their factors.
-// Numbers of a row's group have one of four values, which are looked up.
+// Two bits; [16 rows][16 groups] scale and minimum, four bits each; [16 rows] their factors. The
+// numbers of a row's group have one of four values, which are looked up.
 struct Q2_K : Plain {
   static constexpr Code kCode = Code::kQ2_K;
   static constexpr int kUnit = 256, kVectors = 1, kTileBytes = 1024 + 256 + 64;

@@ -1,13 +1,13 @@
-// INT8 and groups of INT4 with zero points, as tiles (formats.cuh).
+// INT8, and groups of INT4 with zero points, as tiles (formats.cuh).
 #pragma once
 
 #include "backend/cuda/formats/gguf_bits.cuh"
 
 namespace freshet::cuda {
 
-// Core matrices of 8 rows by 16 columns, 128 bytes each: [row / 8][col / 16][row % 8][col % 16], as
-// tokens have them (api.h). A row's scale is not in its tiles: see int8_scales(). Dense products
-// multiply bytes (gemm_int8.cuh); experts' are values in BF16 that are scaled at the end.
+// Core matrices of 8 rows by 16 columns, 128 bytes each: [row / 8][col / 16][row % 8][col % 16],
+// the layout of tokens, too (api.h). A row's scale is not in its tiles: see int8_scales(). Dense
+// GEMMs multiply bytes (gemm_int8.cuh); GEMMs of experts multiply BF16 values and scale the sums.
 struct INT8 : Plain {
   static constexpr Code kCode = Code::kInt8;
   static constexpr int kUnit = kInt8Cols, kVectors = 4, kTileBytes = 2 * kInt8TileBytes;
@@ -46,8 +46,8 @@ struct INT8 : Plain {
   }
 };
 
-// Numbers d (q - z). The difference is a number that BF16 holds; it is made with the middle's fma
-// of Centred, and its product with the scale is rounded.
+// Numbers d (q - z). The difference is exact in BF16; it is computed with Centred's fma for the
+// middle, and its product with the scale is rounded.
 struct FromZero {
   uint32_t scale, zero;
   template <int kAt>
@@ -56,14 +56,14 @@ struct FromZero {
   }
   static constexpr int kLow = 16;
 };
-// Of rows g and g + 8, as a group's words have both: see Int4.
+// Rows g and g + 8, whose scales share a group's words: see Int4.
 struct FromZeroRows {
   FromZero g, h;
   __device__ __forceinline__ FromZeroRows(uint32_t word_g, uint32_t word_h) {
     constexpr int kLow = FromZero::kLow;
     const auto d = [](uint32_t word) { return __uint_as_float(word & 0xfffff000); };
     const uint32_t scale = mul2(pack_bf16(d(word_g), d(word_h)), power2(kLow - Whole::kDown));
-    // Read as BF16, zero points are 2^-133 times as large.
+    // Zero points read as BF16 are 2^-133 times their value.
     const uint32_t zeros = __byte_perm(word_g, word_h, 0x5410) & 0x000f000f;
     const uint32_t zero = mul2(zeros, power2(133 - kLow) | kMinus);
     g = {low2(scale), low2(zero)};
@@ -71,7 +71,7 @@ struct FromZeroRows {
   }
 };
 
-// Four bits as Q4_0's, [pieces][32 lanes][16 bytes], then [8 (g)][group][row half] words: the
+// Four bits as in Q4_0, [pieces][32 lanes][16 bytes], then [8 (g)][group][row half] words: the
 // scale's upper 20 bits, and the zero point in the lowest four.
 template <Code kOf, int kSize>
 struct Int4 : Whole {

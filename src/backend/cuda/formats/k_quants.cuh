@@ -1,20 +1,20 @@
-// Formats in blocks of 256 numbers with scales of parts of them, as tiles (formats.cuh).
+// Formats in blocks of 256 numbers with scales of sub-blocks, as tiles (formats.cuh).
 #pragma once
 
 #include "backend/cuda/formats/blocks32.cuh"
 
 namespace freshet::cuda {
 
-// Scale and least value of group g (of 8) in the 16 bytes that begin a stored block.
+// Scale and minimum of group g (of 8) in the first 16 bytes of a stored block.
 __device__ __forceinline__ uint2 scale_min(const uint8_t* head, int g) {
   const auto byte = [&](int i) { return uint32_t{head[4 + i]}; };
   if (g < 4) return {byte(g) & 63, byte(g + 4) & 63};
   return {(byte(g + 4) & 15) | (byte(g - 4) >> 6 << 4), (byte(g + 4) >> 4) | (byte(g) >> 6 << 4)};
 }
 
-// What groups of 32 numbers are made of, as they are used: a number is its distance from 2^kMiddle
-// times the scale, plus the value there, both in BF16. To unpack them from six bits for every tile
-// and token would be half of all instructions.
+// The converted parameters of groups of 32 numbers: a value is the number's distance from 2^kMiddle
+// times the scale, plus the value at 2^kMiddle, both in BF16. Unpacking them from six bits for
+// every tile and token would be half of all instructions.
 // [4 pieces][8 (g)][group][row half] (scale, value), of 16 rows by 256 columns.
 template <int kMiddle>
 struct KGroups {
@@ -44,7 +44,7 @@ struct KGroups {
     }
     reinterpret_cast<uint32_t*>(groups)[thread] = word;
   }
-  // The word of a group whose numbers are times d, less the least.
+  // The word of a group whose values are number * d - minimum.
   static __device__ uint32_t used(float d, float least) {
     using Rows = CentredRows<kMiddle>;
     const Centred<kMiddle> g = Rows(d * Rows::kScaleBy, least * Rows::kLeastBy, 0.0f, 0.0f).g;
@@ -52,7 +52,7 @@ struct KGroups {
   }
 };
 
-// Four bits as Q4_0's, [4 pieces][32 lanes][16 bytes], and the groups.
+// Four bits as in Q4_0, [4 pieces][32 lanes][16 bytes], and the groups.
 struct Q4_K : Whole {
   static constexpr Code kCode = Code::kQ4_K;
   using Groups = KGroups<3>;
@@ -68,7 +68,7 @@ struct Q4_K : Whole {
     Groups::decode(p.s, a,
                    [&](int k, const auto& g, const auto& h) { return nibbles(q[k], g, h); });
   }
-  // The operand whose numbers a word of four bits each has.
+  // The operand whose numbers have four bits of a word each.
   static __device__ uint4 nibbles(uint32_t w, const Centred<3>& g, const Centred<3>& h) {
     const uint32_t next = w >> 8;
     return make_uint4(g.of<0>(w & 0x000f000f), h.of<4>(w & 0x00f000f0), g.of<0>(next & 0x000f000f),
@@ -94,7 +94,7 @@ struct Q4_K : Whole {
     return affine(head + row * kHeadBytes, col,
                   static_cast<uint32_t>(Q4_0::quant(tile + col / 64 * 512, row, col % 64)));
   }
-  // The number that q stands for in column col of a row with that head.
+  // The value of number q in column col of a row with that header.
   static __device__ float affine(const uint8_t* head, int col, uint32_t q) {
     const uint2 s = scale_min(head, col / 32);
     return __fsub_rn(static_cast<float>(q) * (half_at(head) * static_cast<float>(s.x)),
@@ -102,11 +102,11 @@ struct Q4_K : Whole {
   }
 };
 
-// Of operand k of a lane's four: [4 pieces][32 lanes][k] words of the numbers of registers 0 and 1,
-// at bits 0 and 6 (and 16 further), and the lower four bits of register 3's; [4 pieces][32 lanes]
-// [k / 2] words of register 2's, and the upper bits of register 3's, at bits 8 (k % 2) and 6
-// further; and then scales as they are used, 2^kUp times as large: [4 pieces][8 (g)][k] BF16 of
-// rows g, g + 8.
+// Operand k (of a lane's four): [4 pieces][32 lanes][k] words with the numbers of registers 0 and
+// 1, at bits 0 and 6 (and 16 higher), and the lower four bits of register 3's; [4 pieces][32
+// lanes][k / 2] words with register 2's numbers, and the upper bits of register 3's, at bits 8 (k %
+// 2) and 6 higher; and then converted scales, times 2^kUp: [4 pieces][8 (g)][k] BF16 of rows g, g +
+// 8.
 struct Q6_K : Whole {
   static constexpr Code kCode = Code::kQ6_K;
   static constexpr int kUnit = 256, kVectors = 2, kScales = 2048 + 1024, kTileBytes = kScales + 512;

@@ -1,4 +1,5 @@
-// What storage formats share: a lane's places in a tile (formats.cuh), and bits made numbers.
+// Shared by the storage formats: a lane's positions in a tile (formats.cuh), and conversion of bits
+// to numbers.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
@@ -20,7 +21,7 @@ __host__ __device__ __forceinline__ int operand_col(int lane, int i) {
   return lane % 4 * 2 + (i / 4) * 8 + i % 2;
 }
 
-// How a lane fetches: weights from memory are read once and never change.
+// How a lane loads. Weights in global memory are read once and never change.
 struct FromMemory {
   static constexpr bool kShared = false;
   template <class T>
@@ -36,7 +37,7 @@ struct FromShared {
   }
 };
 
-struct Piece {  // what a lane holds of 64 columns, before decoding
+struct Piece {  // a lane's share of 64 columns, before decoding
   uint4 q[4];   // as many as the format has
   uint4 s;      // scales
 };
@@ -58,7 +59,7 @@ __device__ __forceinline__ uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                                    reinterpret_cast<const __nv_bfloat162&>(c));
   return reinterpret_cast<const uint32_t&>(v);
 }
-// One half of a register, twice: an operand of fma2 and mul2 that costs nothing.
+// One half of a register, duplicated: an operand of fma2 and mul2 that costs no instruction.
 __device__ __forceinline__ uint32_t low2(uint32_t v) {
   const __nv_bfloat162 of = __low2bfloat162(reinterpret_cast<const __nv_bfloat162&>(v));
   return reinterpret_cast<const uint32_t&>(of);
@@ -75,15 +76,15 @@ constexpr uint32_t kMinus = 0x80008000;
 
 struct Plain {
   static constexpr int kGroup = 0;
-  static constexpr int kHead = 0;  // bytes in front of a stored row
+  static constexpr int kHead = 0;  // bytes at the start of a stored row
   static constexpr float kUp = 1.0f;
   static __device__ Scales scales(const Piece&, int, int) { return {}; }
 };
 
-// Formats of whole numbers with scales. The lowest eight bits of a half of a register, read as
-// BF16, are the number that they hold times 2^-133; so one fma turns two numbers into values, and
-// the only other rounding is that of the scale. Values are kept 2^-kDown times as large, for the
-// largest scale to have room; sums are brought back with kUp. Both change no bit.
+// Formats of integers with scales. The lowest eight bits of a half register, read as BF16, are
+// 2^-133 times the integer that they hold, so one fma turns two integers into values; the only
+// other rounding is that of the scale. Values are stored times 2^-kDown to leave room for the
+// largest scale; kUp restores sums. Both are exact.
 struct Whole : Plain {
   static constexpr int kDown = 29;
   static constexpr float kUp = 536870912.0f;
@@ -96,13 +97,13 @@ struct Line {
     return fma2(numbers, scale, add);
   }
 };
-// Of rows g and g + 8, which share registers.
+// Rows g and g + 8, which share registers.
 struct Lines {
   Line g, h;
   __device__ __forceinline__ const Line& of(int j) const { return j % 2 == 0 ? g : h; }
 };
-// (number - 2^kMiddle) d, for numbers that begin at bit kAt, row g + 8's at kAtH, and scales that
-// are packed as they are used: BF16 of both rows, times what numbers lack.
+// (number - 2^kMiddle) d, for numbers that begin at bit kAt, those of row g + 8 at kAtH. Scales are
+// converted at packing: BF16 of both rows, including the missing power of two.
 template <int kMiddle, int kAt = 0, int kAtH = kAt>
 struct Scaled {
   static constexpr int kUp = 133 - Whole::kDown;
@@ -118,8 +119,8 @@ struct Scaled {
   }
 };
 
-// number d - least, by way of (number - 2^kMiddle) d plus what is in the middle, which is rounded
-// by less.
+// number * d - minimum, computed as (number - 2^kMiddle) d plus the value at the middle, which has
+// a smaller rounding error.
 template <int kMiddle>
 struct Centred {
   uint32_t scale, add;
@@ -128,9 +129,9 @@ struct Centred {
     return fma2(fma2(numbers, power2(133 - kLow - kAt), power2(kMiddle - kLow) | kMinus), scale,
                 add);
   }
-  static constexpr int kLow = 16;  // powers of two that have room
+  static constexpr int kLow = 16;  // powers of two that fit
 };
-// Of rows g and g + 8; scales come times kScaleBy (2^kScaleBits), least values times kLeastBy.
+// Rows g and g + 8. Scales are multiplied by kScaleBy (2^kScaleBits), minima by kLeastBy.
 template <int kMiddle>
 struct CentredRows {
   static constexpr int kScaleBits = -13, kLeastBits = -29;
@@ -146,15 +147,15 @@ struct CentredRows {
   }
 };
 
-// The byte of number (row, col) of a 64-column piece whose lanes hold a byte a number.
+// The byte of number (row, col) of a 64-column piece whose lanes hold one byte per number.
 __host__ __device__ __forceinline__ int byte_place(int row, int col) {
   const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
   const int n = (col % 16 / 8) * 4 + (row / 8) * 2 + col % 2;
   return (k / 2) * 512 + lane * 16 + (k % 2) * 8 + n;
 }
-// The same for 4 bits a number: byte and half. A lane's 32 bits are eight numbers of 16 columns;
-// number n stands at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are neighbours,
-// and bits 4..7 of a half are row g + 8's where bits 0..3 are row g's.
+// The same for four bits per number: byte and half. A lane's 32 bits are eight numbers of 16
+// columns; number n is at bit 16 (n % 2) + 4 (n / 2), so that (bits >> 4 j) & 0x000f000f are
+// adjacent columns, and bits 4..7 of a half belong to row g + 8 if bits 0..3 belong to row g.
 __host__ __device__ __forceinline__ int nibble_bit(int row, int col) {
   const int k = col / 16, lane = row % 8 * 4 + col % 8 / 2;
   const int j = (col % 16 / 8) * 2 + row / 8;

@@ -1,4 +1,4 @@
-// Packing of stored rows into tiles, and look-ups of single rows.
+// Packs stored rows into tiles, and looks up single rows.
 #include <type_traits>
 
 #include "backend/cuda/formats/formats.cuh"
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// What the scales of a panel have in common.
+// What the scales of a panel have in common (FP8Panels::Scaled).
 __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t rows, int64_t cols) {
   wait();
   using F = FP8Panels;
@@ -77,13 +77,13 @@ __global__ void __launch_bounds__(256) scaled_kernel(uint8_t* packed, int64_t ro
   }
 }
 
-// Scales of rows of INT8, from the heads of `count` of them.
+// Scales of INT8 rows, from the headers of `count` rows.
 __global__ void __launch_bounds__(256)
     row_scales_kernel(float* to, const uint8_t* raw, int64_t count, int64_t row_bytes) {
   wait();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
   if (row >= count) return;
-  const uint8_t* p = raw + row * row_bytes;  // at any address
+  const uint8_t* p = raw + row * row_bytes;  // not aligned
   to[row] =
       __uint_as_float(p[0] | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24);
 }
@@ -123,7 +123,7 @@ int64_t packed_bytes(const Context& ctx, Code code, int64_t rows, int64_t cols) 
   if (code == Code::kFP8Panels) {
     bytes += ceil_div(rows, FP8Panels::kRows) * static_cast<int64_t>(sizeof(int32_t));
   }
-  // As many as the tiles have rows, so that nobody needs to ask.
+  // As many as the tiles have rows, so that no kernel needs a bounds check.
   if (code == Code::kInt8) bytes += ceil_div(rows, 128) * 128 * static_cast<int64_t>(sizeof(float));
   return bytes;
 }

@@ -3,9 +3,10 @@
 // them read memory until the end. (With more tokens and rows reading tokens again decides.)
 //
 // A block passes over its rows, all tokens at once: up to 64 rows, of which each of two warpgroups
-// takes half of the tokens, or up to 128, of which each takes half, or, of the gated unit, one
+// takes half of the tokens, or up to 128, of which each takes half, or, with a SwiGLU epilogue, one
 // takes gate's and the other up's. wgmma has 64 rows; what stands behind the last of a pass is
 // multiplied and not written. The bits are those of gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm_bf16_sm90_m33_128_balanced.h"
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
@@ -15,7 +16,7 @@ namespace {
 enum class Split { kTokens, kRows, kGate };
 
 constexpr int kTileBytes = BF16::kTileBytes;
-constexpr int kShareRound = 4;  // tiles of tokens that a gated unit exchanges at once
+constexpr int kShareRound = 4;  // tiles of tokens that a GLU exchanges at once
 
 // NT: tiles of 8 tokens.
 template <int NT, Split split>
@@ -76,7 +77,7 @@ struct SharePasses {
 };
 #endif
 
-// share: tiles of 16 rows of a block. Of the gated unit list has gate, and up beside it.
+// share: tiles of 16 rows of a block. With a SwiGLU epilogue list has gate, and up beside it.
 template <int NT, Split split>
 __global__ void __launch_bounds__(kThreads, 1)
     share_kernel(const __grid_constant__ ProductList list, int tokens, int share,
@@ -148,8 +149,7 @@ int launch_share(const Context& ctx, const ProductList& list, int64_t tokens, in
 
 }  // namespace
 
-static_assert(BalancedShare<16, Split::kTokens>::kTiles ==
-              4);  // bf16_takes_balanced() of gemm_rows.cc
+static_assert(BalancedShare<16, Split::kTokens>::kTiles == kBalancedTiles);
 
 int run_share(const Context& ctx, const ProductList& given, int64_t tokens) {
   ProductList list = given;

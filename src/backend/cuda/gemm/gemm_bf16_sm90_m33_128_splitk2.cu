@@ -1,27 +1,27 @@
-// Products of BF16 weights of few rows with 33 to 128 tokens on Hopper: two blocks of a cluster
-// share rows, and each takes half of the leaves of K.
+// GEMM of BF16 weights of few rows with 33 to 128 tokens on Hopper: two blocks of a cluster share
+// rows, and each processes half of the split-K slices.
 //
-// Tokens are on the 64-row side of wgmma, and any number of tiles of 8 rows on the other, so that
-// every pair has as many rows as any other, of whatever product. Two warpgroups take 64 tokens
-// each, or of up to 64 tokens half of the rows each. The first block adds its leaves up; the second
-// keeps its own apart, and sends those of the rows that the first ends as soon as they are there:
-// four sums for each, where it gets one, but only the last one's way takes time. Leaves are added
-// from left to right, and the bits are those of gemm_sm80_small_m.cu.
+// Tokens are on the 64-row side of wgmma, and any number of 8-row tiles on the other, so that every
+// pair of blocks has the same number of rows, of whichever GEMM. Two warpgroups have 64 tokens
+// each, or, with up to 64 tokens, half of the rows each. The first block adds its slices; the
+// second keeps its slices separate and sends those of the first block's rows as soon as they are
+// ready: four sums sent for each one received, but only the latency of the last slice is exposed.
+// Slices are added from left to right; bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/runtime/cluster.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kLeaves = kWarps / 2;  // of a block
+constexpr int kLeaves = kWarps / 2;  // per block
 constexpr int kSharedBytes = 222 << 10;
 
 // G: tiles of 64 tokens; NT: tiles of 8 rows.
 template <int G_, int NT_>
 struct Bf16SplitK {
   static constexpr int G = G_, NT = NT_;
-  static constexpr int kTiles = NT * G / 2;      // of a warpgroup
-  static constexpr int kFirst = G == 2 ? 3 : 2;  // of these the first block ends
+  static constexpr int kTiles = NT * G / 2;      // per warpgroup
+  static constexpr int kFirst = G == 2 ? 3 : 2;  // of which the first block writes these
   static constexpr int kProducers = 4;
   static constexpr bool kTokensLead = true;
   static constexpr int kGroupRows = G == 1 ? kTiles * kTokenBytes : 0;
@@ -36,7 +36,7 @@ struct Bf16SplitK {
 constexpr int kThreads = kConsumers + kProducerWarps * 32;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A pair's tiles of 16 rows, of all products.
+// A pair's 16-row tiles, of all GEMMs.
 struct PairTiles {
   int first, count;
 };
@@ -46,7 +46,7 @@ __device__ __forceinline__ int product_of(const ProductList& list, int tile) {
   return i;
 }
 
-// They lie in so many runs of memory.
+// The number of contiguous runs in memory.
 struct Run {
   const uint8_t* from;
   uint32_t to, bytes;
@@ -94,9 +94,9 @@ __device__ __forceinline__ SharedRuns<N> find_runs(Runs<N>& runs, const ProductL
   return {runs, to, runs.of[0], runs.of[N > 1 ? 1 : 0], runs.count};
 }
 
-// Where the sums of a tile of 16 rows go.
+// Where the sums of a 16-row tile go.
 struct alignas(16) Place {
-  float* out;  // null: nowhere
+  float* out;  // nullptr: nowhere
   int stride;
   float scale;
 };
@@ -104,12 +104,12 @@ template <class S>
 struct Places {
   static constexpr int kTiles = S::NT / 2;
   Place of[kTiles];
-  alignas(16) float bias[kTiles * 16];  // or what adds nothing
+  alignas(16) float bias[kTiles * 16];  // -0.0f if there is none
   int rows[kTiles];
   bool adds[kTiles];
-  bool plain, adds_any;  // all of them: whole tiles at places for four rows at once
+  bool plain, adds_any;  // all tiles: whole, 16-byte aligned; some tile adds
 
-  // By the first warp.
+  // Called by the first warp.
   __device__ __forceinline__ void look_up(const ProductList& list, const PairTiles& tiles) {
     const int in = static_cast<int>(threadIdx.x);
     bool fits = true, adding = false;
@@ -140,15 +140,14 @@ __device__ __forceinline__ int first_token() {
   return (S::G == 2 ? warp : warp % 4) * 16;
 }
 
-// What a warp ends: 16 tokens, of its warpgroup's tiles of 8 rows the kOwn from From on that are
-// its block's. This runs once, as long as its code takes to be read: so it is little, and what all
-// numbers have in common is asked once. Sums go through shared memory, so that neighbours write
-// what lies side by side: pairs of rows a lane would be requests of 32 bytes, of which a
-// multiprocessor makes few.
+// The epilogue of a warp: 16 tokens by the kOwn 8-row tiles, from From on, of its warpgroup that
+// its block writes. It runs once and is bound by instruction fetch, so the code is small and common
+// conditions are tested once. Sums go through shared memory, so that adjacent lanes write adjacent
+// addresses: pairs of rows per lane would be 32-byte requests, whose rate per SM is low.
 template <class S, int From, int To>
 struct SplitKEnd {
-  static constexpr int kOwn = To - From, kQuads = kOwn * 2;          // fours of rows
-  static constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // of a token, for all banks
+  static constexpr int kOwn = To - From, kQuads = kOwn * 2;          // groups of four rows
+  static constexpr int kWidth = kOwn * 8 + (kOwn % 2 == 0 ? 8 : 0);  // per token, no bank conflicts
   static constexpr int kSums = kConsumers / 32 * 16 * kWidth;
   static_assert((kSums + kOwn * kConsumers * 4) * 4 <= S::kRoom);
 
@@ -164,8 +163,8 @@ struct SplitKEnd {
 
   // Four rows of a token.
   struct Four {
-    int token, quad;  // of the warp's and of these
-    int all;          // the block's quads in front
+    int token, quad;  // within the warp and the epilogue
+    int all;          // within the block
     float* at;
     float scale;
     bool real;
@@ -182,7 +181,7 @@ struct SplitKEnd {
     f.real = place.out != nullptr && token < tokens;
     return f;
   }
-  // What is added to sums, on its way to shared memory.
+  // Loads the old values, for the addition, into shared memory.
   __device__ __forceinline__ void ask() const {
     if (!places.plain || !places.adds_any) return;
 #pragma unroll 3
@@ -244,7 +243,7 @@ __device__ __forceinline__ void add(float (&to)[4], const float4& v) {
   add(to, four);
 }
 
-// The first block adds its leaves up.
+// The first block adds its slices.
 template <class S>
 __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], uint8_t* stages,
                                           uint64_t* there, const Places<S>& places, int tokens) {
@@ -271,7 +270,7 @@ __device__ __forceinline__ void end_first(float (&leaf)[kLeaves][S::kTiles][4], 
   }
   end.put();
 }
-// The second keeps them apart, and sends a leaf's as soon as they are there.
+// The second block keeps slices separate and sends each one as soon as it is ready.
 template <class S>
 __device__ __forceinline__ void send_leaf(const float (&sum)[S::kTiles][4], int leaf,
                                           uint8_t* stages, uint64_t* there) {
@@ -302,7 +301,7 @@ __device__ __forceinline__ void end_second(const float (&leaf)[kLeaves][S::kTile
 }
 #endif
 
-// share: tiles of 16 rows of a pair.
+// share: 16-row tiles per pair.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
     halves_kernel(const __grid_constant__ ProductList list, int tokens, int share) {
@@ -317,14 +316,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const PairTiles tiles{first, min(share, list.first_block[list.count] - first)};
   const int64_t cols = list.of[0].weight.cols;
   const int first_leaf = rank * kLeaves;
-  if (threadIdx.x == 0) {  // what comes is of warps with tokens
+  if (threadIdx.x == 0) {  // only warps with tokens send
     barrier_init(&there, 1);
     const int warps = (tokens + 15) / 16 * (2 / S::G);
     barrier_expect(&there, static_cast<uint32_t>(warps * 32 * 16) *
                                (rank == 0 ? kLeaves * S::kFirst : S::kTiles - S::kFirst));
   }
   GemmStages<S> ring = start_ring<S>(stages, full, empty, kConsumers / 32);
-  cluster_begun();  // nobody sends to a block that has not
+  cluster_begun();  // the other block has started
   if (warp_index() >= kConsumers / 32) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x % 32 == 0) {
@@ -351,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum_pieces<S, S::kTiles>(reader, sum[l], leaf_of(cols, first_leaf + l).count);
       if (rank == 1 && ends) send_leaf<S>(sum[l], l, stages, &there);
     }
-    sync_consumers();  // stages become the place of sums
+    sync_consumers();  // stages are reused for sums
     if (!ends) return;
     if (rank == 0) {
       end_first<S>(sum, stages, &there, places, tokens);

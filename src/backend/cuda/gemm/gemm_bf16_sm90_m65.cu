@@ -1,12 +1,12 @@
-// Products of BF16 weights with many tokens on Hopper: wgmma, weights on its 64-row side.
+// GEMM of BF16 weights with many tokens on Hopper: wgmma, weights on its 64-row side.
 //
-// A block takes 128 rows, of a gated unit 64 of gate and 64 of up, and 192 tokens, or 128 where
-// that fills the multiprocessors better. One thread keeps a ring of stages filled by the bulk copy
-// engine, 64 columns of weights and of tokens each, a copy apiece: with copies of 1 or 2 KiB the
-// engine is far slower than the tensor cores, and with four threads all of it is 2 % slower. Two
-// warpgroups multiply. Blocks stay and walk through tiles of the product, all leaves of K from left
-// to right with a second set of sums, of which a tile's are written while the next one's first leaf
-// is multiplied. The bits are those of gemm_sm80_small_m.cu.
+// A block has 128 rows (with SwiGLU 64 of gate and 64 of up) and 192 tokens, or 128 tokens if that
+// balances the SMs better. One producer thread fills the pipeline with bulk copies of 64 columns,
+// one copy each for weights and tokens: with copies of 1 or 2 KiB the copy engine is far slower
+// than the tensor cores, and four producer threads are 2 % slower than one. Two warpgroups
+// multiply. Blocks are persistent and walk output tiles, adding all split-K slices from left to
+// right in a second set of sums. The sums of a tile are written while the first slice of the next
+// tile is multiplied. Bit-identical to gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRowTiles = kPanelTiles<BF16>;  // of 16 rows
 
-constexpr int kRoomRows = 64 + 4;  // of a warpgroup in what sums go through, for all banks
+constexpr int kRoomRows = 64 + 4;  // of a warpgroup's epilogue buffer, without bank conflicts
 template <int NT>
 inline constexpr int kRoomFloats = NT * 2 * kRoomRows;
 
@@ -31,10 +31,10 @@ struct Walk {
   static constexpr int kBytes = kRoom + 2 * kRoomFloats<NT> * 4;
   static_assert(kBytes <= kSharedOfSm - 1024);
 };
-// Registers change hands between whole warpgroups only.
+// setmaxnreg works on whole warpgroups.
 constexpr int kWalkThreads = kConsumers + kProducerWarps * 32;
-constexpr int kNarrow = 16, kWide = 24;  // tiles of tokens of a block that walks
-constexpr int kRound = 2;                // tiles of tokens that a gated unit exchanges at once
+constexpr int kNarrow = 16, kWide = 24;  // token tiles of a persistent block
+constexpr int kRound = 2;                // token tiles that a SwiGLU epilogue exchanges at once
 template <int NT>
 struct GatedWalk : Walk<NT> {
   static constexpr int kStages = (kRingBytes - 2 * kExchangeBytes<kRound>) / Walk<NT>::kStageBytes;
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t token_bytes(const ProductTile& tile, int64_t
   return static_cast<uint32_t>(min(NT, left) * kTokenBytes);
 }
 
-// Rows of a tile: of the gated unit half of gate's and half of up's.
+// Row units of a tile: with SwiGLU, half of them gate's and half of them up's.
 template <class S>
 inline constexpr bool kIsGate = false;
 template <int NT>
@@ -57,23 +57,23 @@ inline constexpr bool kIsGate<GatedWalk<NT>> = true;
 template <class S>
 inline constexpr int kTileUnits = kIsGate<S> ? kRowTiles / 2 : kRowTiles;
 
-// A tile's end, in kParts, each between two pieces of the next tile's first leaf: what it costs is
-// hidden behind the tensor cores. A part is the first tiles of the sums, which move up then, so
-// that it is a loop: code that runs once a tile is bound by fetching it. Sums go through `room`, of
-// which there are two so that a warpgroup meets once a part; neighbours write what lies side by
-// side, as stores of sums where they are would be requests of 32 bytes, of which a multiprocessor
-// makes few.
+// The epilogue of a tile, in kParts, each between two pieces of the next tile's first slice, so
+// that the tensor cores hide its cost. A part writes the first tiles of the sums, and the others
+// move up, so that it is a loop: code that runs once per tile is bound by instruction fetch. Sums
+// go through `room`, which is double-buffered so that a warpgroup synchronises once per part, and
+// adjacent lanes write adjacent addresses. Direct stores of sums would be 32-byte requests, whose
+// rate per SM is low.
 template <int NT>
 struct PlainEnd {
   static constexpr int kParts = 8, kTiles = NT / kParts;  // of 8 tokens
   float* out = nullptr;                                   // a thread's first four rows
-  int next;                                               // 8 tokens on
+  int next;                                               // 8 tokens further
   int left;                                               // tokens, from the thread's first on
   float scale;
   bool add;
   float4 before[kTiles];
 
-  // Whether it takes the tile; if not, finish() does.
+  // Whether it supports the tile; if not, finish() does.
   __device__ __forceinline__ bool hold(const ProductArgs& p, const ProductTile& tile,
                                        int64_t tokens) {
     if (p.bias != nullptr || (tile.unit + kRowTiles) * 16 > p.weight.rows ||
@@ -128,13 +128,13 @@ struct PlainEnd {
   }
 };
 
-// The same of a gated unit: one warpgroup has gate's sums, the other up's, and they exchange halves
-// of the tokens.
+// The same for SwiGLU: one warpgroup has gate's sums, the other up's, and they exchange halves of
+// the tokens.
 template <int NT>
 struct GatedEnd {
   static constexpr int kParts = NT / 2 / kRound, kTiles = kRound;
   uint8_t* to = nullptr;
-  int left;  // tiles of tokens
+  int left;  // token tiles
   float bias[2], scale;
 
   __device__ __forceinline__ bool hold(const Activations& act, const ProductArgs& p,
@@ -149,7 +149,7 @@ struct GatedEnd {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool is = p.bias != nullptr && row + r * 8 < p.weight.rows;
-      bias[r] = is ? p.bias[row + r * 8] : -0.0f;  // which adds nothing
+      bias[r] = is ? p.bias[row + r * 8] : -0.0f;  // -0.0f: the identity of addition
     }
     scale = p.scale;
     return true;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void produce(GemmStages<S> ring, const ProductList& l
 template <class S, int NT>
 using EndOf = std::conditional_t<kIsGate<S>, GatedEnd<NT>, PlainEnd<NT>>;
 
-// A tile's end that PlainEnd does not take.
+// The epilogue of a tile that PlainEnd does not support.
 template <int NT>
 __device__ __forceinline__ void finish_any(const ProductList& list, int64_t tokens, int index,
                                            const float (&sum)[NT][4]) {
@@ -226,11 +226,11 @@ __device__ __forceinline__ void finish_any(const ProductList& list, int64_t toke
                       tile.token_tile, static_cast<int>(threadIdx.x % 32));
 }
 
-// Two warpgroups: every tile's leaves from left to right.
+// Two warpgroups: every tile's slices from left to right.
 template <class S, int NT>
 __device__ __forceinline__ void walk(GemmStages<S> ring, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act) {
-  const int64_t cols = list.of[0].weight.cols;  // and all others', of which the tokens are the same
+  const int64_t cols = list.of[0].weight.cols;  // all weights have the same K, and the same tokens
   const int parts = leaves(cols), count = leaf_of(cols, 0).count;
   uint8_t* room = ring.stages + S::kRoom;
   float sum[NT][4] = {}, total[NT][4] = {};
@@ -239,7 +239,7 @@ __device__ __forceinline__ void walk(GemmStages<S> ring, const ProductList& list
   End held;
   bool holds = false;
   auto index = static_cast<int>(blockIdx.x);
-  // A part of what is held; the next one's sums take its place.
+  // Writes one part of the held sums; the next tile's sums take its place.
   const auto put = [&](int part) {
     held.put(total, part, room);
 #pragma unroll
@@ -334,7 +334,7 @@ int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
   return launch(ctx, kernel, dim3(blocks), dim3(kWalkThreads), S::kBytes, list, tokens, tiles, act);
 }
 
-// Wide tiles are faster, if they fill the multiprocessors as well.
+// Wide tiles are faster if they balance the SMs as well.
 template <template <int> class Stage>
 int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
                 const Activations& act) {
@@ -352,7 +352,7 @@ int launch_walk(const Context& ctx, const ProductList& list, int64_t tokens,
 int run_wgmma_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                     const Activations& act) {
   ProductList list = with_blocks(gate_and_up, 16 * kRowTiles / 2);
-  list.count = 1;  // the other one's rows stand beside it
+  list.count = 1;  // only gate is counted; up's rows go with it
   return launch_walk<GatedWalk>(ctx, list, tokens, act);
 }
 

@@ -1,5 +1,5 @@
-// The one place that chooses and launches GEMMs: lists are cut into problems, the tables of
-// gemm_rows.h name a row for each, and here is how each row runs.
+// The only place that chooses and launches GEMMs: cuts lists into problems, looks up a row for each
+// in the tables of gemm_rows.h, and launches it.
 #include <cstdio>
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -15,7 +15,7 @@ using Launch = int (*)(const Context& ctx, const ProductList& list, int64_t toke
 using LaunchGated = int (*)(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                             const Activations& act);
 
-// body(format) where the mask has the code. The tables name no other.
+// body(format) if the mask has the code. The tables allow no other.
 template <uint64_t kFormats, class Body>
 int with_formats(Code code, const Body& body) {
   int error = static_cast<int>(cudaErrorInvalidValue);
@@ -25,7 +25,7 @@ int with_formats(Code code, const Body& body) {
   return error;
 }
 
-// A launcher that is a template of the format, as a function of lists.
+// Turns a launcher that is a template of the format into a function of lists.
 #define FRESHET_RUN(name, formats, launcher)                              \
   int name(const Context& ctx, const ProductList& list, int64_t tokens) { \
     return with_formats<formats>(list.of[0].weight.code, [&](auto f) {    \
@@ -159,7 +159,7 @@ int no_row(const Context& ctx, const char* op, const GemmProblem& p) {
   return kNoKernel;
 }
 
-// The first `count` products, as far as they are of one format, and behind these of `other`.
+// The first `count` GEMMs while they have the same format, followed by those in format `other`.
 ProductList list_of(const ProductArgs* products, int count, Code other) {
   ProductList list = {};
   Code code = products[0].weight.code;
@@ -176,8 +176,8 @@ ProductList list_of(const ProductArgs* products, int count, Code other) {
   return list;
 }
 
-// The first products of a list that one launch takes: FP8 on Hopper takes those whose K is cut into
-// as many slices.
+// How many GEMMs at the front of a list one launch runs: FP8 on Hopper needs the same number of
+// split-K slices for all.
 int launched_together(const Context& ctx, const ProductList& list) {
   const WeightView& first = list.of[0].weight;
   if (first.code != Code::kFP8 || ctx.capability != 90) return list.count;
@@ -207,7 +207,7 @@ int run_list(const Context& ctx, ProductList list, int64_t tokens) {
   return 0;
 }
 
-// The row for a list of two formats; -1: there is none.
+// The row for a list of two formats; -1 if there is none.
 int pair_row(const Context& ctx, const ProductList& list, int64_t tokens) {
   if ((kPairs & bit(list.of[0].weight.code)) == 0) return -1;
   const GemmProblem p = problem_of(list, tokens);

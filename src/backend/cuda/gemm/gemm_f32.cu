@@ -1,5 +1,5 @@
-// Products in F32: for few tokens a warp a row, for more a warp 4 rows by 4 tokens; for many, tiles
-// that pass through shared memory.
+// F32 GEMM: for few tokens one warp per row, for more tokens 4 rows by 4 tokens per warp, and for
+// many tokens tiles in shared memory.
 #include "backend/cuda/gemm/gemm_f32.cuh"
 
 namespace freshet::cuda {
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(256)
 constexpr int kRowsOfWarp = 16, kTokensOfWarp = 8, kBlockSide = 32, kStages = 4;
 constexpr int kStageFloats = 2 * kBlockSide * 128;
 
-// f32_lanes() of 32 sums, of which lane l gets the l-th: each step leaves half of them to a lane.
+// f32_lanes() for 32 sums, of which lane l receives the l-th: each step halves the sums per lane.
 template <int kStep = 16>
 __device__ __forceinline__ float f32_lanes(float (&sum)[32]) {
   const bool upper = (threadIdx.x & kStep) != 0;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(256, 1)
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128, rows = p.weight.rows;
   const int64_t first_row = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * kBlockSide;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * kBlockSide;
-  // A warp brings four neighbouring rows, which stand 64 numbers apart, and as many tokens.
+  // A warp loads four adjacent rows, which are 64 numbers apart, and as many tokens.
   constexpr int kBrings = kBlockSide / kWarps;
   const int at = warp * kBrings;
   const F32Row w_rows(p.weight, first_row + at < rows ? first_row + at : at % 16);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(256, 1)
     if (piece + kStages - 1 < pieces) fetch(piece + kStages - 1);
     cp_async_commit();
     const float* stage = stages + piece % kStages * kStageFloats + lane * 4;
-    float4 x[kTokensOfWarp];  // fewer than rows, so that the first products wait for little
+    float4 x[kTokensOfWarp];  // fewer than rows, so that the first FMAs wait less
 #pragma unroll
     for (int t = 0; t < kTokensOfWarp; ++t) {
       x[t] = *reinterpret_cast<const float4*>(stage + (kBlockSide + token + t) * 128);

@@ -1,13 +1,13 @@
-// Products in F32, of routers: a warp sums a row of weights for a token. Lane l has columns 4 l to
-// 4 l + 3 of every 128 in ascending order, and the lanes add up by halves: the same bits for every
-// number of tokens.
+// F32 GEMM, used for routers: a warp computes one row of the weights for one token. Lane l sums
+// columns 4 l to 4 l + 3 of every 128 in ascending order, and a butterfly adds the lanes: the same
+// bits for every number of tokens.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
 
 namespace freshet::cuda {
 
-// A row of weights by pieces of 128 columns: this lane's four.
+// A row of weights in pieces of 128 columns: this lane's four numbers.
 struct F32Row {
   const float* data;
   int64_t cols, padded;
@@ -22,12 +22,12 @@ struct F32Row {
     return __ldg(reinterpret_cast<const float4*>(data + col / 64 * 1024 + col % 64));
   }
 };
-// Whether rows of tokens are whole fours.
+// Whether rows of tokens are multiples of four.
 __host__ __device__ inline bool f32_aligned(const ProductArgs& p) {
   return p.weight.cols % 4 == 0 && p.x_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
 }
-// A token's four numbers from a column on.
+// Four numbers of a token, starting at a column.
 template <bool kAligned>
 __device__ __forceinline__ float4 f32_four(const float* x, int64_t cols, int64_t col) {
   float4 v = {};
@@ -58,7 +58,7 @@ __device__ __forceinline__ float f32_lanes(float sum) {
   }
   return sum;
 }
-// A row's sum as it ends.
+// Finishes and writes a row's sum.
 __device__ __forceinline__ float f32_ended(const ProductArgs& p, int64_t row, float v) {
   if (p.bias != nullptr) v = __fadd_rn(v, p.bias[row]);
   return __fmul_rn(v, p.scale);
@@ -69,8 +69,8 @@ __device__ __forceinline__ void f32_put(const ProductArgs& p, int64_t token, int
   *to = p.add != 0 ? __fadd_rn(*to, v) : v;
 }
 
-// A warp's row for a token; its weights are asked for before the kernel in front ends. Every warp
-// of a block comes here.
+// A warp's row for a token. Loads its first weights before it waits for the previous kernel. Every
+// warp of a block must call this.
 template <bool kAligned>
 __device__ __forceinline__ void f32_row(const ProductArgs& p, int64_t row, int64_t token) {
   constexpr int kHeld = 16;
@@ -98,15 +98,15 @@ __device__ __forceinline__ void f32_row(const ProductArgs& p, int64_t row, int64
   if (threadIdx.x % 32 == 0) f32_put(p, token, row, sum);
 }
 
-// A warp's kF32Side rows for as many tokens, whose rows are whole fours; three pieces are on their
-// way while one is added.
+// A warp's kF32Side rows by as many tokens, with rows that are multiples of four. Three pieces are
+// in flight while one is added.
 inline constexpr int kF32Side = 4;
 __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, int64_t token,
                                            int64_t tokens) {
   constexpr int kSide = kF32Side, kHeld = 4;
   const int64_t cols = p.weight.cols, pieces = (cols + 127) / 128;
   const bool works = row < p.weight.rows && token < tokens;
-  const F32Row rows(p.weight, works ? row : 0);  // of a tile of 16 they stand 64 numbers apart
+  const F32Row rows(p.weight, works ? row : 0);  // rows of a tile of 16 are 64 numbers apart
   float4 w[kHeld][kSide], x[kHeld][kSide];
   const auto load_w = [&](float4(&to)[kSide], int64_t piece) {
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
 #pragma unroll 1
   for (int64_t first = 0; first < pieces; first += kHeld) {
 #pragma unroll
-    for (int n = 0; n < kHeld; ++n) {  // beyond the last piece are zeros
+    for (int n = 0; n < kHeld; ++n) {  // zeros beyond the last piece
       load_w(w[(n + kHeld - 1) % kHeld], first + n + kHeld - 1);
       load_x(x[(n + kHeld - 1) % kHeld], first + n + kHeld - 1);
 #pragma unroll
@@ -154,8 +154,8 @@ __device__ __forceinline__ void f32_square(const ProductArgs& p, int64_t row, in
     }
   }
 }
-// gemm_f32.cu: a warp a row and token, for few tokens or rows that are not aligned; squares of rows
-// and tokens; tiles in shared memory. The latter two take aligned rows only.
+// gemm_f32.cu: one warp per row and token, for few tokens or unaligned rows; squares of rows and
+// tokens; tiles in shared memory. The latter two support aligned rows only.
 int run_f32(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_f32_squares(const Context& ctx, const ProductList& list, int64_t tokens);
 int run_f32_many(const Context& ctx, const ProductList& list, int64_t tokens);

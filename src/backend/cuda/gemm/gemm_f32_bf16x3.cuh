@@ -1,17 +1,17 @@
-// Products in F32 of weights that BF16 holds exactly, as routers are published: x is the sum of
-// three numbers of BF16, so three products of tensor cores are the product in F32.
+// F32 GEMM of weights that are exact in BF16, as published routers are. x is the sum of three BF16
+// numbers, so three tensor-core multiplications give the F32 product.
 //
-// Columns go by chunks of 64. A chunk's sum is one chain of the tensor cores', of the least parts
-// of x first, and chunks are added in their order: the same bits for every number of tokens, and no
-// farther from the exact sum than gemm_f32.cuh's.
+// K is processed in chunks of 64 columns. A chunk's sum is one tensor-core accumulation chain that
+// starts with the least significant parts of x, and chunks are added in order: the same bits for
+// every number of tokens, and no farther from the exact sum than gemm_f32.cuh.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_f32.cuh"
 
 namespace freshet::cuda {
 
-// In tiles of 16 rows as BF16's, whose columns stand so that what a lane takes of 16 for an operand
-// of mma.m16n8k16 are four neighbours.
+// Tiles of 16 rows as in BF16, with columns permuted so that a lane's operand of mma.m16n8k16 has
+// four adjacent columns of 16.
 struct ExactF32 : BF16 {
   static constexpr Code kCode = Code::kExactF32;
   static constexpr int kBytes = 4;
@@ -28,7 +28,7 @@ struct ExactF32 : BF16 {
 };
 inline constexpr int kParts = 3, kChunk = 64, kSteps = kChunk / 16;
 
-// Two neighbours' parts, in BF16, the least ones first.
+// The parts of two adjacent numbers, in BF16, least significant first.
 __device__ __forceinline__ void split(float low, float high, uint32_t (&to)[kParts]) {
 #pragma unroll
   for (int part = kParts - 1; part >= 0; --part) {
@@ -43,8 +43,8 @@ __device__ __forceinline__ void split(float low, float high, uint32_t (&to)[kPar
 constexpr int kChunksAtOnce = 32;
 using ChunkSums = float[kChunksAtOnce][16 * kTokenTile];  // of a block, in shared memory
 
-// A block's 16 rows for 8 tokens, a warp kEach chunks at a time; the first weights are asked for
-// before the kernel in front ends.
+// A block's 16 rows for 8 tokens, kEach chunks per warp at a time. The first weights are loaded
+// before the previous kernel ends.
 template <bool kAligned, int kEach = kChunksAtOnce / kWarps>
 __device__ __forceinline__ void exact_tile(const ProductArgs& p, int64_t tile, int64_t first_token,
                                            int64_t tokens, ChunkSums& sums) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void exact_tile(const ProductArgs& p, int64_t tile, i
   wait();
   const bool real = first_token + lane / 4 < tokens;
   const float* x = p.x + (first_token + lane / 4) * p.x_stride;
-  float total = -0.0f;  // adds nothing, not even a sign
+  float total = -0.0f;  // the identity of addition
   for (int64_t base = 0; base < chunks; base += kChunksAtOnce) {
     float4 v[kEach][kSteps];
 #pragma unroll

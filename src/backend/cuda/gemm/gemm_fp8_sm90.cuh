@@ -11,7 +11,7 @@ inline constexpr int kPanelRows = FP8Panels::kRows;
 inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
 inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
 
-static_assert(kPanelRows == 64 && kPanelBytes == 8448);  // gemm_rows.cc
+static_assert(kPanelRows == 64 && kPanelBytes == 8448);  // gemm_fp8_sm90_m1_64.h
 __host__ __device__ inline int leaves8(const WeightView& w) {
   return fp8_leaves(w.rows, w.cols);
 }
@@ -45,8 +45,8 @@ struct Tour {
 __device__ __forceinline__ uint32_t kept_place(const void* shared) {
   return kept(static_cast<uint32_t>(operand_at(shared)));
 }
-// sum = 128 columns of 64 rows and some tiles of 8, both at such places and with tiles so many
-// bytes apart, once wgmma_wait() says so.
+// sum = 128 columns of 64 rows and NT tiles of 8 rows, complete after wgmma_wait(). kApart,
+// kTilesApart: bytes from one tile of either operand to the next.
 template <int kApart, int kTilesApart, int NT>
 __device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, uint32_t b) {
   const auto at = [](uint64_t apart, uint32_t low, int k) {

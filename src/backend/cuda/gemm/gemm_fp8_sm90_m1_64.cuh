@@ -1,17 +1,18 @@
-// What products of few tokens in FP8 share (Hopper): rings of panels, and a step's sums.
+// What products of few tokens in FP8 share (Hopper): pipelines of panels, and a step's sums.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_fp8_sm90.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 
 inline constexpr int kFp8SharedBytes = 225 << 10;
-// In flight to a multiprocessor before the kernel in front has ended: enough for memory's rate, and
+// In flight to a multiprocessor before the previous kernel has ended: enough for memory's rate, and
 // a norm's loads wait for no more.
 inline constexpr int kFp8AheadBytes = 24 << 10;
 
-// Steps of a leaf, at most.
+// Steps of a slice of K, at most.
 __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
@@ -25,16 +26,12 @@ constexpr int kStepCols = kE4M3Cols;
 template <int kStageBytes>
 struct PanelRing {
   uint8_t* stages;
-  uint64_t *full, *empty;
+  Pipeline pipe;
   int count;  // of stages
-  int stage = 0, round = 0;
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
-  __device__ __forceinline__ void next() {
-    if (++stage == count) {
-      stage = 0;
-      round ^= 1;
-    }
-  }
+  PipelineState at;
+  __device__ __forceinline__ uint8_t* data() const { return stages + at.stage * kStageBytes; }
+  __device__ __forceinline__ uint64_t* filled() const { return pipe.filled(at.stage); }
+  __device__ __forceinline__ void next() { at.next(count); }
 };
 
 __device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t panel, int step) {
@@ -76,9 +73,9 @@ __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   return how;
 }
 
-// What follows a full ring comes near, to L2, until the kernel in front has ended: memory has time.
-// A step at a time, since other kernels' loads are on their way. These are copies to a place that
-// nobody reads: what prefetches bring is read hardly faster than from memory.
+// What follows a full pipeline is prefetched to L2 until the previous kernel has ended: memory has
+// time. A step at a time, since other kernels' loads are on their way. These are copies to a place
+// that nobody reads: what prefetches bring is read hardly faster than from memory.
 struct Near {
   uint8_t* place;
   uint64_t* barrier;
@@ -103,7 +100,7 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
   for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
 }
 
-// leaf += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
+// slice += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
 template <int NT>
 __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
                                          const float2& w, const uint8_t* tokens) {
@@ -144,7 +141,7 @@ __device__ __forceinline__ float2 step_scales(const uint8_t* panel, int scaled) 
   const auto* scales = reinterpret_cast<const float*>(panel + kPanelCodes);
   return make_float2(scales[row], scales[row + apart]);
 }
-// Where that of a row lies whose panel has one a row.
+// The scale of a row whose panel has one scale per row.
 __device__ __forceinline__ const float* row_scale(const WeightView& w, int64_t row) {
   const uint8_t* step = panel_at(w, row / kPanelRows, 0);
   return reinterpret_cast<const float*>(step + kPanelCodes) + row % kPanelRows;

@@ -1,9 +1,9 @@
-// What the kernels of FP8 products with many tokens share: the sums of a tile, and how these are
-// written. The order of a sum is that of gemm_fp8_sm90_m1_64.cu, and its bits.
+// What the kernels of FP8 GEMMs for many tokens share: the sums of a tile, and the epilogue. The
+// order of a sum, and so its bits, are those of gemm_fp8_sm90_m1_64.cu.
 //
-// A block takes 64 G tokens (a lane has two of their scales to look up, rather than 32) and NT
-// tiles of 8 rows, of which it walks leaves; G warpgroups multiply what the ring brings. Rows of
-// tokens that are not there are multiplied as whatever lies in shared memory, and left out.
+// A block takes 64 G tokens (so that a lane reads the scales of two of them instead of 32) and NT
+// tiles of 8 rows; G warpgroups multiply the stages of the pipeline. Rows of tokens that do not
+// exist are computed from whatever lies in shared memory, and not written.
 #pragma once
 
 #include <type_traits>
@@ -81,7 +81,7 @@ __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], u
   fp8_add<NT, kHow>(sum, part, scales, ring.scales(), of_rows);
   if (last) end(ring.scales());
   pin(sum);
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
     fp8_ask(part[i], ring.tokens_at + places, ring.rows_at + places);
     scales[i] = token_scales(ring);
     rows[i] = ring.scales();
-    stage[i] = ring.stage;
+    stage[i] = ring.at.stage;
     ring.next();
   };
   ask(0);
@@ -246,12 +246,12 @@ __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
   }
 }
 
-// Leaves of a tile that a block takes.
+// Slices of a tile that a block takes.
 struct Fp8Leaves {
   int first, end;
 };
 
-// total = the sums of leaves from left to right, or of the first one only unless `adds`; `sum` is
+// total = the sums of slices from left to right, or of the first one only unless `adds`; `sum` is
 // that of the last one. After the first, first(); at the end of the last, last(the scales of its
 // last step's rows).
 template <int NT, Fp8Scaled::How kHow, class First, class Last>
@@ -259,7 +259,7 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const First& first, const Last& last) {
-  // (A leaf may be of eight steps: of eight at once half are run while they are fetched.)
+  // (A slice of K may be of eight steps: of eight at once half are run while they are fetched.)
   constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 4 : 1;
   const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
@@ -295,7 +295,7 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
 
 // Of the tile whose first step is there.
 __device__ __forceinline__ Fp8Facts facts_at(const Fp8Facts* of, const Fp8Reader& ring) {
-  const int4 facts = *reinterpret_cast<const int4*>(of + ring.stage);
+  const int4 facts = *reinterpret_cast<const int4*>(of + ring.at.stage);
   const auto same = [](int v) { return __shfl_sync(0xffffffff, v, 0); };
   return {{same(facts.x), same(facts.y), same(facts.z), same(facts.w)}};
 }
@@ -312,7 +312,7 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
   }
 }
 
-// total = the sums of all leaves, from left to right. Between the products of two steps stand the
+// total = the sums of all slices, from left to right. Between the products of two steps stand the
 // scaled sums alone: what the next one needs is found while a step is multiplied, and where its
 // rows' scales are not wanted it is left before it is scaled, so that others fill it.
 template <int NT, Fp8Scaled::How kHow>
@@ -354,7 +354,7 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
     for (int left = cut.leaf(leaf).count - (last ? 1 : 0); left > 0; --left) {
       const float2 scales = token_scales(ring);
       const uint8_t* rows = ring.scales();
-      const int its = ring.stage;
+      const int its = ring.at.stage;
       ring.next();
       const bool there = ring.is_full();
       wgmma_wait<0>();
@@ -374,7 +374,7 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   end_leaf();
   if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, ring.scales(), of_rows);
   pin(total);
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 

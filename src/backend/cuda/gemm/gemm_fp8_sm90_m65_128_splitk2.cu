@@ -1,10 +1,11 @@
-// Products of FP8 weights of few rows with 65 to 128 tokens on Hopper: a tile for every cluster of
-// two blocks, each of which walks half of the leaves, so that all multiprocessors read memory.
+// GEMM with FP8 weights and few rows for 65 to 128 tokens (Hopper): a cluster of two blocks takes a
+// tile, and each block half of the split-K slices, so that all SMs read memory.
 //
-// The first block adds its leaves up; the second keeps its own apart. Each finishes half of the
-// tile's rows: it gets what the other has of them, and adds on from left to right. The bits are
-// those of gemm_fp8_sm90_m1_64.cu.
+// The first block adds its slices; the second keeps its own apart. Each finishes half of the tile's
+// rows: it receives the other block's sums of them, and goes on adding from left to right. The bits
+// are those of gemm_fp8_sm90_m1_64.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
+#include "backend/cuda/gemm/gemm_fp8_sm90_m65_128_splitk2.h"
 #include "backend/cuda/runtime/cluster.cuh"
 
 namespace freshet::cuda {
@@ -21,14 +22,14 @@ struct Fp8SplitK : Fp8Shape<G, NT> {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block has: its leaves' sum or the first one, and the last one; scales of its half's rows.
+// What a block has: its slices' sum or the first one, and the last one; scales of its half's rows.
 template <int NT>
 struct Fp8Half {
   float total[NT][4], last[NT][4];
   float2 scales[NT / 2];
 };
 
-// The leaves of a block; of rows that have one scale from end to end `scales` are it, or else 1.
+// The slices of a block; of rows that have one scale from end to end `scales` are it, or else 1.
 template <int NT, class First>
 __device__ __forceinline__ void take_half(Fp8Reader& ring, Fp8Half<NT>& half, const ProductArgs& p,
                                           int rank, const Fp8Scaled& scaled,
@@ -64,7 +65,7 @@ __device__ __forceinline__ void send_half(const float (&sum)[NT][4], float4* roo
   }
 }
 
-// sum = all leaves of this block's half kMine; `room` has the other one's, of two leaves if `two`.
+// sum = all slices of this block's half kMine; `room` has the other one's, of two slices if `two`.
 template <int NT, int kMine>
 __device__ __forceinline__ void add_half(float (&sum)[NT / 2][4], const Fp8Half<NT>& half,
                                          const float4* room, bool two) {
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there;
   let_next_start();
-  const bool two = leaves8(list.of[0].weight) > 2;  // leaves of the second block, in all products
+  const bool two = leaves8(list.of[0].weight) > 2;  // slices of the second block, in all products
   if (threadIdx.x == S::kConsumers) {
     barrier_init(&there, 1);
     barrier_expect(&there, (two && blockIdx.x % 2 == 0 ? 2 : 1) * S::kHalf * S::kConsumers * 16);
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(Fp8SplitK<NT>::kThreads, 1)
     wait();
     Fp8Half<NT> half;
     Fp8Reader reader = fp8_reader(ring, NT);
-    // A second block's first leaf goes while its last one is multiplied.
+    // A second block's first slice goes while its last one is multiplied.
     take_half<NT>(reader, half, p, rank, noted.scaled(), [&] {
       if (!two) return;
       __syncwarp();

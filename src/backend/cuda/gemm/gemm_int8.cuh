@@ -1,9 +1,9 @@
-// What the products of INT8 weights share. Weights and activations are tiles of 8 rows by 128
-// columns alike (api.h, int.cuh); 128 columns of a tile are a step of K.
+// Shared by the GEMMs of INT8 weights. Weights and activations are both tiles of 8 rows by 128
+// columns (api.h, int.cuh); 128 columns of a tile are one step of K.
 //
-// Sums of whole numbers are exact, so that it does not matter how K is cut, nor who adds what: all
-// kernels have the bits of this end, (sum as F32) * (scale of the row * scale of the token), and
-// then bias, scale and what is added. REQUIRES: at most 2^17 columns, which the loader sees to.
+// Integer sums are exact, so the split of K and the order of additions do not matter: every kernel
+// has the same bits as this epilogue, (sum as F32) * (scale of the row * scale of the token), then
+// bias, scale and addition. REQUIRES: at most 2^17 columns, which the loader checks.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -18,7 +18,7 @@ __host__ __device__ inline int int8_steps(int64_t cols) {
   return static_cast<int>((cols + kInt8Cols - 1) / kInt8Cols);
 }
 
-// Scales of tokens, behind their tiles.
+// Scales of tokens, after their tiles.
 __device__ __forceinline__ const float* token_scales(const ProductArgs& p, int64_t tokens) {
   const int64_t tiles = (tokens + 7) / 8;
   return reinterpret_cast<const float*>(p.act + int8_steps(p.weight.cols) * tiles * kInt8TileBytes);
@@ -35,7 +35,7 @@ __device__ __forceinline__ Work work_of_int8(const ProductArgs& p, int64_t token
           p.out,         p.out_stride,  tokens,        p.bias, p.scale, p.add != 0};
 }
 
-// d += a b of 32 columns; lanes hold rows and tokens as those of mma.m16n8k16 do.
+// d += a b for 32 columns; lanes hold rows and tokens as in mma.m16n8k16.
 __device__ __forceinline__ void mma_int8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   asm volatile(

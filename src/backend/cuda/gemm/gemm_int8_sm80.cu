@@ -1,4 +1,4 @@
-// Products of INT8 weights and activations on any GPU, and which kernel takes what on Hopper.
+// GEMM of INT8 weights and activations on any GPU since Ampere.
 #include "backend/cuda/gemm/gemm_int8.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kTokens = 4;  // tiles of 8
 
-// A block takes 16 rows of up to 32 tokens, its warps every eighth step of K each.
+// A block computes 16 rows by up to 32 tokens; each warp takes every eighth step of K.
 __global__ void __launch_bounds__(256)
     int8_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
   __shared__ int sums[kTokens * 4][32];

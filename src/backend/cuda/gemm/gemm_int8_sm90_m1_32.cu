@@ -1,11 +1,12 @@
-// Products of INT8 weights with at most 32 tokens on Hopper.
+// GEMM with INT8 weights for at most 32 tokens (Hopper).
 //
-// Memory decides: every multiprocessor gets one block, and every block the same number of tiles of
-// 16 rows, with all of K. Its eight warps take an eighth of the steps each, and stream it through
-// rings of their own, several tiles of weights and the tokens of the step at a time. What the rings
-// hold of weights is asked for before the kernel in front has ended.
+// Bandwidth limits it: every SM runs one block, and all blocks take the same number of tiles of 16
+// rows, with all of K. Each of a block's eight warps takes an eighth of the steps and streams it
+// through a pipeline of its own, several tiles of weights and the tokens of the step at a time. The
+// weights that fit the pipelines are copied before the previous kernel ends.
 #include "backend/cuda/gemm/gemm_int8.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -20,7 +21,7 @@ struct Int8FewShape {
   static constexpr int kItems = R * kTogether, kRounds = NT / kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  // Stages asked for before the kernel in front has ended: more would slow it down.
+  // Stages asked for before the previous kernel has ended: more would slow it down.
   static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
   static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -40,7 +41,7 @@ struct Int8Stream {
   uint32_t token_bytes;
   int64_t token_step;
   uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   uint64_t policy;
   int group = 0, step = 0, stage = 0;  // to be asked for next
 
@@ -53,8 +54,8 @@ struct Int8Stream {
     const int here = min(count, kPanelTiles<INT8> - static_cast<int>(tile % kPanelTiles<INT8>));
     const int64_t at = (begin + step) * int64_t{kInt8PanelBytes};
     uint8_t* to = ring + stage * S::kStageBytes;
-    uint64_t* barrier = full + stage;
-    barrier_expect(barrier, static_cast<uint32_t>(count * INT8::kTileBytes) + token_bytes);
+    uint64_t* barrier = pipe.filled(stage);
+    pipe.expect(stage, static_cast<uint32_t>(count * INT8::kTileBytes) + token_bytes);
     const auto copy = [&](uint8_t* where, int64_t from, int n) {
       copy_weights(shared_address(where), p.weight.data + tile_at<INT8>(from, p.weight.cols) + at,
                    static_cast<uint32_t>(n * INT8::kTileBytes), shared_address(barrier), policy);
@@ -64,7 +65,7 @@ struct Int8Stream {
   }
   __device__ __forceinline__ void ask_tokens(int of_step, int to_stage) {
     bulk_copy(ring + to_stage * S::kStageBytes + S::kRowBytes,
-              p.act + (begin + of_step) * token_step, token_bytes, full + to_stage);
+              p.act + (begin + of_step) * token_step, token_bytes, pipe.filled(to_stage));
   }
   __device__ __forceinline__ void next() {
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
@@ -149,11 +150,10 @@ __global__ void __launch_bounds__(256, 1)
                            static_cast<uint32_t>(act_tiles * kInt8TileBytes),
                            act_tiles * kInt8TileBytes,
                            ring,
-                           full[warp],
+                           {full[warp]},
                            read_once()};
   if (lane == 0) {
-    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
-    barriers_ready();
+    stream.pipe.init_own(S::kStages);
     int asked = 0;
     for (; asked < S::kEarly && stream.more(); ++asked, stream.next()) stream.ask_rows();
     wait();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(256, 1)
       of_tokens[n][k] = token + k < tokens ? token_scales(p, tokens)[token + k] : 0.0f;
     }
   }
-  int stage = 0, round = 0;
+  PipelineState at;
   const int groups = stream.groups();
   for (int group = 0; group < groups; ++group) {
     const int count = stream.tiles_of(group);
@@ -192,21 +192,21 @@ __global__ void __launch_bounds__(256, 1)
     }
     int sum[R][NT][4] = {};
     for (int k = 0; k < stream.steps; ++k) {
-      barrier_wait(&full[warp][stage], round);
-      add_step<NT, R>(sum, ring + stage * S::kStageBytes, count);
+      stream.pipe.wait(at);
+      add_step<NT, R>(sum, ring + at.stage * S::kStageBytes, count);
       __syncwarp();
       if (lane == 0 && stream.more()) {
         stream.ask_rows();
         stream.ask_tokens(stream.step, stream.stage);
         stream.next();
       }
-      if (++stage == S::kStages) stage = 0, round ^= 1;
+      at.next(S::kStages);
     }
-    add_warps<NT, R>(sum, shared, count, [&](const int(&all)[4], int t, int j, int at) {
+    add_warps<NT, R>(sum, shared, count, [&](const int(&all)[4], int t, int j, int turn) {
       float v[1][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        v[0][n] = int8_value(all[n], of_rows[n / 2], of_tokens[at][n % 2]);
+        v[0][n] = int8_value(all[n], of_rows[n / 2], of_tokens[turn][n % 2]);
       }
       finish<1>(w, v, tile + t, j, lane, S::kRounds == 1 && w.add ? before.v : nullptr);
     });

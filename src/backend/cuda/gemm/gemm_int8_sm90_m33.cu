@@ -1,14 +1,13 @@
-// Products of INT8 weights with more than 32 tokens on Hopper, by wgmma.
+// GEMM with INT8 weights for more than 32 tokens (Hopper), by wgmma.
 //
 // A block takes 64 G tokens, on the 64-row side of wgmma, and NT tiles of 8 rows. Four threads keep
-// a ring of stages of 128 columns filled by the bulk copy engine; G warpgroups multiply, and their
-// sums stay in registers from one end of K to the other. Blocks stay and go from tile to tile.
-// Where tiles are fewer than multiprocessors, the blocks of a cluster take a part of K each, and
-// add their sums up through each other's shared memory. Rows of tokens that are not there are
-// multiplied as whatever lies in shared memory, and left out.
+// a pipeline of stages of 128 columns filled by TMA bulk copies; G warpgroups multiply and keep
+// their accumulators for all of K. Blocks are persistent. If there are fewer tiles than SMs, the
+// blocks of a cluster split K and add their sums through each other's shared memory. Rows of tokens
+// that do not exist are computed from whatever lies in shared memory, and not written.
 //
-// Gate and up may end in the gated unit: a block's tiles are then the same rows of both, whose sums
-// a lane has side by side. What comes out is encoded when its rows are whole, by another kernel.
+// Gate and up may have a SwiGLU epilogue: a block's tiles are then the same rows of both, so that a
+// lane has both sums of a feature. Another kernel encodes the result when its rows are complete.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_int8.cuh"
@@ -22,8 +21,8 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kRingBytes = 222 << 10, kMostStages = 16;
-// Warps of which one thread each fills the ring, a stage in turn: one alone would take longer for a
-// stage than its bytes. (Registers change hands between whole warpgroups only.)
+// Warps of which one thread each fills the pipeline, a stage in turn: one alone would take longer
+// for a stage than its bytes. (Registers change hands between whole warpgroups only.)
 constexpr int kProducers = 4;
 
 // kGate: half of the tiles of rows are gate's, half up's.
@@ -37,8 +36,8 @@ struct Int8Shape {
   static_assert((kTokenTiles + NT) * kInt8TileBytes * kProducers <= kRingBytes);
 };
 
-// How a product is cut: stages in the ring, tiles of tokens of a stage, tiles of the product, and
-// blocks that share one.
+// How a product is cut: stages in the pipeline, tiles of tokens of a stage, tiles of the product,
+// and blocks that share one.
 struct Int8Plan {
   int stages, width, tiles, parts;
   __host__ __device__ int stage_bytes(int row_tiles) const {
@@ -152,7 +151,7 @@ __device__ __forceinline__ void sum_steps(Int8Stages& ring, int (&sum)[NT][4], i
     wgmma_wait<1>();
     if (before >= 0) ring.pipe.release(before);
     before = ring.at.stage;
-    ring.at.advance(ring.count);
+    ring.at.next(ring.count);
   }
   wgmma_wait<0>();
   if (before >= 0) ring.pipe.release(before);
@@ -254,7 +253,7 @@ __device__ __forceinline__ void finish_tile(const Int8End& end, const int (&sum)
   }
 }
 
-// The gated unit, where gate's product would be.
+// SwiGLU, where gate's product would be.
 template <class S>
 __device__ __forceinline__ void finish_gate(const Int8End& gate, const Int8End& up,
                                             const int (&sum)[S::NT][4]) {
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     consume<S>({stages, pipe, plan.stages, plan.stage_bytes(S::NT), plan.width}, list, tokens,
                plan);
   }
-  if (plan.parts > 1) cluster_sync();  // nobody leaves while others read here
+  if (plan.parts > 1) cluster_sync();  // no block exits while others read here
 #endif
 }
 
@@ -401,8 +400,8 @@ constexpr Int8Way kGateWays[] = {
     {2, 32, launch_many<Int8Shape<2, 32, true>>},
 };
 
-// How many clusters of so many blocks run together: not all multiprocessors have room for pairs and
-// fours.
+// How many clusters of the given number of blocks run together: not all multiprocessors have room
+// for pairs and fours.
 int clusters_at_once(const Context& ctx, int parts) {
   if (parts != 4) return ctx.multiprocessors / parts;
   const auto kernel = many_kernel<Int8Shape<1, 16>>;

@@ -1,4 +1,4 @@
-// gemm_q_sm90_m17_64.cuh of the formats that are most used.
+// gemm_q_sm90_m17_64.cuh for the most common formats.
 #include "backend/cuda/gemm/gemm_q_sm90_m17_64.cuh"
 
 namespace freshet::cuda {

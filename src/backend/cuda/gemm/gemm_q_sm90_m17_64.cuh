@@ -1,10 +1,10 @@
 // GEMM of quantised weights with more than kQuantFew and up to kQuantMiddle tokens on Hopper: which
-// shape of the kernel in gemm_q_sm90_wgmma.cuh takes a list.
+// shape of the kernel in gemm_q_sm90_wgmma.cuh runs a list.
 //
-// What a warp has to issue for a piece decides, more than what it reads: with so few tokens there
-// are the registers for four warpgroups, which hide each other's latencies, or for the sums of
-// twice as many rows (of gate and up: of both) in each of two, which issue what a piece of tokens
-// takes once for both (gemm_q_sm90_wgmma.cuh).
+// The instructions that a warp issues per piece decide, more than the bytes that it reads. With so
+// few tokens registers suffice for four warpgroups, which hide each other's latency; or for two
+// warpgroups with sums of twice as many rows each (with SwiGLU: of gate and up), which load a piece
+// of tokens once for both (gemm_q_sm90_wgmma.cuh).
 #pragma once
 
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
@@ -21,20 +21,20 @@ int run_slices(const Context& ctx, const ProductList& list, int64_t tokens) {
                                                                                   tokens);
 }
 
-// NT: tiles of tokens of a block. K in so many slices that run at once, in clusters of two blocks.
+// NT: token tiles per block. kSlices of K run at once, in clusters of two blocks.
 template <class F, int NT, int kSlices>
 int run_middle(const Context& ctx, const ProductList& list, int64_t tokens) {
   if constexpr (kSlices > 1) {
-    const bool even = slices_are_even(F::kCode, list.of[0].weight.cols);  // all have as many
+    const bool even = slices_are_even(F::kCode, list.of[0].weight.cols);  // K is the same for all
     return even ? run_slices<F, NT, kSlices, false>(ctx, list, tokens)
                 : run_slices<F, NT, kSlices, true>(ctx, list, tokens);
   } else {
-    // There are no registers for the sums of more tokens in four warpgroups.
+    // Four warpgroups lack registers for the sums of more tokens.
     return launch_decode<Shape<F, NT, Split::kRows, NT == 4 ? 4 : 2>>(ctx, list, tokens);
   }
 }
 
-// kRows: of gate, and as many of up, a tile.
+// kRows: rows of gate in a tile, and as many of up.
 template <class F, int NT, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate, int64_t tokens,
                      const Activations& act) {
@@ -62,7 +62,7 @@ int run_middle_deep(const Context& ctx, const ProductList& list, int64_t tokens)
     }
     return launch_decode<decode::Shape<F, 4, Split::kRows, 2, 1, 2>>(ctx, list, tokens);
   } else {
-    return static_cast<int>(cudaErrorInvalidValue);  // the table does not name the format
+    return static_cast<int>(cudaErrorInvalidValue);  // the table does not allow the format
   }
 }
 
@@ -75,8 +75,8 @@ template <class F, int kRows>
 int run_middle_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {
   ProductList gate = gate_and_up;
-  gate.count = 1;  // up's rows stand beside gate's
-  // There are no registers for the sums of more tokens in an odd number of warpgroups.
+  gate.count = 1;  // only gate is counted; up's rows go with it
+  // An odd number of warpgroups lacks registers for the sums of more tokens.
   if constexpr (kRows % 64 == 0) {
     if (tokens > 32) return decode::run_middle_gated<F, 8, kRows>(ctx, gate, tokens, act);
   }

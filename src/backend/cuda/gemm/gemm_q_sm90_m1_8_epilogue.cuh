@@ -1,5 +1,5 @@
 // Shared by the GEMMs of quantised weights with up to eight tokens: how a warp walks its split-K
-// slice (leaf), and the epilogue of a tile, whose addresses are computed before the sums are ready.
+// slice, and the epilogue of a tile, whose addresses are computed before the sums are ready.
 #pragma once
 
 #include <utility>
@@ -9,11 +9,11 @@
 
 namespace freshet::cuda {
 
-// Slice sizes, in pieces of 64 columns, that have unrolled code where all slices are of one size:
-// K of 4,096, 2,560, 3,072, 3,584 and 5,120.
+// Slice sizes in pieces of 64 columns for which the code is unrolled, if all slices have the same
+// size: K of 4,096, 2,560, 3,072, 3,584 and 5,120.
 using UsualLeaves = std::integer_sequence<int, 8, 5, 6, 7, 10>;
 
-// Pieces of a pipeline stage, at most.
+// The most pieces of a pipeline stage.
 inline constexpr int kStagePieces = 4;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -23,7 +23,7 @@ __device__ __forceinline__ int product_of(const ProductList& list, int index) {
   return i;
 }
 
-// An address that is known from here on, and not found where it is used.
+// Forces an address to be computed here, not where it is used.
 template <class T>
 __device__ __forceinline__ T* known(T* p) {
   size_t at = __cvta_generic_to_global(p);
@@ -31,13 +31,14 @@ __device__ __forceinline__ T* known(T* p) {
   return static_cast<T*>(__cvta_global_to_generic(at));
 }
 
-// A value that is there from here on, and not made where it is used.
+// Forces a value to be computed here, not where it is used.
 __device__ __forceinline__ void keep(uint4& v) {
   asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
 }
 
-// A warp's slice for any number of columns, in units of the format, taken in pipeline stages of two
-// to kStagePieces pieces. If stages cannot all be of one size the first ones are a unit longer.
+// A warp's slice for any number of columns, in units of the format, processed in pipeline stages of
+// two to kStagePieces pieces. If stages cannot all be of one size, the first ones are a unit
+// longer.
 template <class F>
 struct LeafWalk {
   static constexpr int kPieces = F::kUnit / 64, kMost = kStagePieces / kPieces;
@@ -55,9 +56,10 @@ struct LeafWalk {
   __device__ __forceinline__ int count(int stage) const { return each + (stage < longer ? 1 : 0); }
 };
 
-// A lane's activations of the next two pieces; after the last piece of a slice, of its first again.
+// A lane's activations of the next two pieces; after the last piece of a slice, of its first two
+// again.
 struct TokenPair {
-  const uint4* act;  // of the leaf
+  const uint4* act;  // at the slice's beginning
   uint4 b[2][1][2];
   __device__ __forceinline__ void load(int i, int piece) {
     const uint4* at = act + piece * 64;
@@ -104,7 +106,7 @@ __device__ __forceinline__ void add_stage(float (&sum)[1][4], TokenPair& tokens,
   if constexpr (kPieces < kStagePieces) take_all(std::integral_constant<int, 2>{});
 }
 
-// The sum of eight leaves, from left to right.
+// The sum of eight slices, from left to right.
 __device__ __forceinline__ void add_leaves(float (&all)[4], const float4 (&sums)[kWarps][32]) {
 #pragma unroll
   for (int l = 0; l < kWarps; ++l) {
@@ -115,13 +117,13 @@ __device__ __forceinline__ void add_leaves(float (&all)[4], const float4 (&sums)
   }
 }
 
-// Where a lane's sums of a tile go: all that is to be known of it before they are there.
+// Where a lane's sums of a tile go, computed before the sums are ready.
 struct End {
   float* to;
   const float* bias;
   int64_t stride;
   float scale;
-  uint32_t real;  // bit n: number n is there; bit 4: it is added
+  uint32_t real;  // bit n: number n is in bounds; bit 4: add to the old value
 
   __device__ __forceinline__ End(const ProductList& list, int i, int64_t row_tile, int lane,
                                  int64_t tokens) {
@@ -146,7 +148,7 @@ struct End {
       if ((real >> n & 1) != 0) before[n] = *at(n);
     }
   }
-  // As finish().
+  // Same result as finish().
   __device__ __forceinline__ void put(const float (&sum)[4], const float (&before)[4],
                                       float up) const {
 #pragma unroll

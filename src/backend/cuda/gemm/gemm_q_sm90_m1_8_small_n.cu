@@ -9,28 +9,29 @@
 // one warp per tile; the bits are those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
+#include "backend/cuda/gemm/gemm_q_sm90_m1_8_small_n.h"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kEarly = 2;       // pieces of the first leaf, ahead
-constexpr int kLeafPieces = 8;  // tokens of so many are in registers
+constexpr int kEarly = 2;       // pieces of the first slice, ahead
+constexpr int kLeafPieces = 8;  // of which a lane has the tokens in registers
 constexpr int kMost = 2;        // tiles of a block, where there is room for them
 
-// kLeaf: pieces of a leaf.
+// kLeaf: pieces of a slice of K.
 template <class F, int kLeaf = kLeafPieces>
 struct Once {
   static constexpr int kPieces = F::kUnit / 64;  // of a unit
   static constexpr int kLeafBytes = kLeaf / kPieces * F::kTileBytes;
   static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
-  static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // leaves in flight
+  static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // slices in flight
   static constexpr bool kWhole = kLeaf % kPieces == 0 && (kPieces == 1 || kLeaf == kLeafPieces);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Brings what comes next near, to L2, until the kernel in front has ended: memory has time. A part
+// Prefetches what comes next to L2 until the previous kernel has ended: memory has time. A part
 // of both matrices at a time, `step` apart, since other kernels' loads are on their way. These are
 // copies to a place that nobody reads, as what prefetches bring is read hardly faster than from
 // memory. How many times; the barrier knows when the last are there. One thread.
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps], near[kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(256, 2)
       for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
     }
   };
-  // Warp 0 waits for the kernel in front.
+  // Warp 0 waits for the previous kernel.
   const bool early = warp > 0 && __all_sync(0xffffffff, landed(&full[0][warp], ended));
   if (early) decode_first();
   int brought = 0;
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// The same of any number of columns, whose leaves may be of two sizes.
+// The same of any number of columns, whose slices may be of two sizes.
 template <class F, class G>
 __global__ void __launch_bounds__(256, 2)
     any_once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t tiles[];
   __shared__ uint64_t full[kMost][kWarps], near[kWarps];
   __shared__ float4 sums[kMost][kWarps][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);

@@ -1,5 +1,5 @@
-// GEMM of quantised weights with more than kQuantMiddle tokens on Hopper: two warpgroups, for whose
-// sums there are the registers (gemm_q_sm90_wgmma.cuh).
+// GEMM of quantised weights with more than kQuantMiddle tokens on Hopper: two warpgroups, the most
+// for whose sums there are registers (gemm_q_sm90_wgmma.cuh).
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
 namespace freshet::cuda {
@@ -29,7 +29,7 @@ template <class F>
 int run_decode_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                      const Activations& act) {
   ProductList gate = gate_and_up;
-  gate.count = 1;  // up's rows stand beside gate's
+  gate.count = 1;  // only gate is counted; up's rows go with it
   return decode::launch_decode<Shape<F, decode::Split::kGate>>(ctx, gate, tokens, act);
 }
 

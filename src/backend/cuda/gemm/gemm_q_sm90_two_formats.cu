@@ -1,5 +1,6 @@
 // GEMMs in Q4_K or Q5_K and, behind them, in Q6_K as one launch on Hopper: queries, keys and values
 // of models that keep some layers' values in more bits. The bits are those of each alone.
+#include "backend/cuda/gemm/gemm_q_sm90_two_formats.h"
 #include "backend/cuda/gemm/gemm_q_sm90_wgmma.cuh"
 
 namespace freshet::cuda {

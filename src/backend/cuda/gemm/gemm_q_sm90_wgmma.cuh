@@ -1,9 +1,9 @@
-// The kernel of gemm_q_sm90_pipeline.cuh: how sums end, and its launch.
+// The kernel around gemm_q_sm90_pipeline.cuh: its epilogues and its launch.
 //
-// Either blocks stay and walk through tiles of the product, all leaves of K from left to right with
-// a second set of sums; or, where that makes too few tiles, the two blocks of a cluster share K,
-// and their warpgroups rows or leaves: they add up through each other's shared memory, from left
-// to right too. (Larger clusters don't find room on all multiprocessors.) The bits are those of
+// Either blocks are persistent and walk output tiles, adding all split-K slices from left to right
+// in a second set of sums. Or, if that makes too few tiles, the two blocks of a cluster share K,
+// and their warpgroups share rows or slices; they add sums through distributed shared memory, also
+// from left to right. (Larger clusters do not fit on all SMs.) Bit-identical to
 // gemm_sm80_small_m.cu.
 #pragma once
 
@@ -19,12 +19,12 @@ __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
           p.scale,          p.add != 0,    F::kUp};
 }
 
-// Every token is somebody's.
+// Every token is in bounds.
 struct AllTokens {
   __device__ __forceinline__ bool operator()(int64_t) const { return true; }
 };
 
-// What finish does with four rows of a token.
+// The operations of finish() for four rows of a token.
 __device__ __forceinline__ float4 bias_of(const Work& w, int64_t row) {
   if (w.bias == nullptr) return {};
   return {w.bias[row], w.bias[row + 1], w.bias[row + 2], w.bias[row + 3]};
@@ -44,8 +44,8 @@ __device__ __forceinline__ float4 ended(const Work& w, const float4& sum, const 
           __fadd_rn(before.w, v.w)};
 }
 
-// What finish does, for a warpgroup's 64 rows: sums pass through shared memory, so that a token's
-// rows are written 16 bytes a thread; those of tokens that are not there(token) are not.
+// The operations of finish() for a warpgroup's 64 rows. Sums pass through shared memory, so that
+// each thread writes 16 bytes of a token's rows; tokens that are not there(token) are not written.
 template <int NT, class There = AllTokens>
 __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT][4],
                                             int64_t row_tile, int64_t token_tile, float* room,
@@ -79,8 +79,8 @@ __device__ __forceinline__ void finish_rows(const Work& w, const float (&sum)[NT
   }
 }
 
-// The gated unit of a warpgroup that has both products' sums of two tiles of rows; `product`: the
-// warp's.
+// SwiGLU in a warpgroup that has both matrices' sums of two row tiles; `product`: the warp's
+// matrix.
 template <int NT, class F, class Unit = SiluUnit>
 __device__ __forceinline__ void finish_mixed(const Activations& act, const ProductArgs& product,
                                              float (&sum)[NT][4], float* room, int64_t row_tile,
@@ -115,7 +115,7 @@ __device__ __forceinline__ void finish_mixed(const Activations& act, const Produ
   together();
 }
 
-// The gated unit where a thread has the same rows of both products.
+// SwiGLU where a thread has the same rows of both matrices.
 template <int NT, class F>
 __device__ __forceinline__ void finish_both(const Activations& act, const ProductList& list,
                                             float (&gate)[NT][4], float (&up)[NT][4],
@@ -133,7 +133,7 @@ __device__ __forceinline__ void finish_both(const Activations& act, const Produc
   }
 }
 
-// total = the next tile's leaves, from left to right.
+// total = the next tile's slices, from left to right.
 template <class S>
 __device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves, Sums<S>& total) {
   constexpr int kAll = S::kDeep * S::NT;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves, S
 #pragma unroll
   for (int j = 0; j < kAll; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // the identity of addition
   }
   way.enter();
   way.decode(way.a[0], 0);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void sum_tile(Way<S>& way, const Leaves<S>& leaves, S
   }
 }
 
-// Warpgroups: tile after tile.
+// Consumer warpgroups: tile after tile.
 template <class S>
 __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& list, int64_t tokens,
                                      int tiles, const Activations& act, float* room) {
@@ -196,7 +196,7 @@ __device__ __forceinline__ void walk(const Rings<S>& rings, const ProductList& l
   });
 }
 
-// Warpgroups: their leaves, whose sums take the place of stages.
+// Consumer warpgroups: their slices, whose sums replace the stages.
 template <class S>
 __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductList& list,
                                            float4* shared) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
     const int chunks = (count + kChunkPieces - 1) / kChunkPieces;
     sum_leaf<S>(way, sum[l], count, leaf + 1 == leaves.last, leaves.chunks(leaf) - chunks);
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");  // nobody reads stages any more
+  asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");  // all reads of stages are done
 #pragma unroll
   for (int l = 0; l < S::kLeaves; ++l) {
     if (leaves.first + l >= leaves.last) break;
@@ -232,8 +232,8 @@ __device__ __forceinline__ void leave_sums(const Rings<S>& rings, const ProductL
   }
 }
 
-// A block's half of a tile's tokens, whose sums pass through shared memory on their way out: of
-// what a thread writes four rows lie side by side.
+// A block's half of a tile's tokens. Sums pass through shared memory, so that a thread writes four
+// adjacent rows.
 template <class S>
 struct Half {
   static constexpr int kTokens = S::NT * 8 / kPair, kRows = S::kRowTiles * 16, kQuads = kRows / 4;
@@ -245,7 +245,7 @@ struct Half {
 
   __device__ __forceinline__ Half(const Work& work, const ProductTile& tile)
       : w(work), row(tile.unit * 16), token(tile.token_tile * 8 + blockIdx.z * kTokens) {}
-  // body(number, quad, where it is in shared memory, where it goes).
+  // body(number, quad, its address in shared memory, its destination).
   template <class Body>
   __device__ __forceinline__ void each(const Body& body) {
 #pragma unroll
@@ -272,8 +272,8 @@ struct Half {
   }
 };
 
-// A warp adds 16 rows of 8 tokens at a time, leaves from left to right, once both blocks have
-// theirs. What it reads for some of these is on its way before the first is added up.
+// A warp adds 16 rows of 8 tokens at a time, slices from left to right, once both blocks have
+// written theirs. Loads for several of these are in flight before the first one is added.
 template <class S>
 __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t tokens,
                                            const ProductTile& tile, const float4* shared,
@@ -283,7 +283,7 @@ __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t toke
   constexpr int kAtOnce = kAll / kStep < 1 ? 1 : kAll / kStep < kMost ? kAll / kStep : kMost;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const Leaves<S> leaves(list);
-  const int each = leaves.last - leaves.first;  // of a warpgroup
+  const int each = leaves.last - leaves.first;  // per warpgroup
   const Work w = work_of<typename S::F>(list.of[tile.product], tokens);
   const bool whole = w.rows % 4 == 0 && whole_rows(w.out, w.out_stride);
   Half<S> half(w, tile);
@@ -335,7 +335,7 @@ __device__ __forceinline__ void add_leaves(const ProductList& list, int64_t toke
     asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");
     half.store(room);
   }
-  cluster_wait();  // nobody leaves while others read here
+  cluster_wait();  // a block must not exit while others read its memory
 }
 #endif
 
@@ -357,7 +357,7 @@ __device__ __forceinline__ void decode_block(const ProductList& list, int64_t to
       cluster_sync();
     }
   } else {
-    // The first weights are decoded while the kernel in front still runs.
+    // The first weights are decoded while the previous kernel still runs.
     take_registers<S>();
     if constexpr (S::kSplit) {
       auto* sums = reinterpret_cast<float4*>(shared);
@@ -372,8 +372,8 @@ __device__ __forceinline__ void decode_block(const ProductList& list, int64_t to
 }
 #endif
 
-// Blocks: [as many as stay], or [tiles, 1, 2] if kSplit. Where a block has one tile, this may be in
-// T's format.
+// Blocks: persistent, or [tiles, 1, 2] if kSplit. If every block has one tile, that may be in T's
+// format.
 template <class S, class T = S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     decode_kernel(const __grid_constant__ ProductList list, int64_t tokens, int tiles,

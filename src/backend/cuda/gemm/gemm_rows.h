@@ -8,8 +8,8 @@
 #pragma once
 
 #include "backend/cuda/api.h"
-#include "backend/cuda/runtime/host_device.h"
 #include "backend/cuda/runtime/kernel_row.h"
+#include "base/host_device.h"
 
 namespace freshet::cuda {
 
@@ -100,8 +100,6 @@ extern const GemmRow kSwigluRows[kSwigluKernels];
 // The layout in which GEMMs with weights in a format read their tokens.
 Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
 
-// The pieces that conditions are made of; kernels assert that theirs are the same.
-
 // The number of slices that K is cut into: eight, as long as a slice has 256 columns, so that a
 // block of eight warps reads one tile of rows from end to end.
 FRESHET_HOST_DEVICE inline int leaves(int64_t cols) {
@@ -120,10 +118,42 @@ FRESHET_HOST_DEVICE inline int fp8_leaves(int64_t rows, int64_t cols) {
   return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
 }
 
+// What several kernels ask of a problem.
+inline constexpr int kRowWarps = 8, kClusterPair = 2;  // warps of a block; blocks that share K
+inline constexpr int kKSlices = 8;                     // the most slices of K
+
+inline int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+inline int64_t first_cols(const GemmProblem& p) {
+  return p.of[0].cols;
+}
+inline bool eight_slices(const GemmProblem& p) {
+  return leaves(first_cols(p)) == kKSlices;
+}
 // The number of blocks with `rows` rows each.
 int64_t blocks_of(const GemmProblem& p, int64_t rows);
 // The fewest tiles of 16 rows that a block takes when every multiprocessor has at most one block.
 int even_share(const DeviceLimits& limits, const GemmProblem& p);
+// Where the weights in Q6_K begin; 0: the list is of one format.
+inline int second_format(const GemmProblem& p) {
+  int i = 1;
+  while (i < p.count && p.of[i].code == p.of[0].code) ++i;
+  return i < p.count && p.of[i].code == Code::kQ6_K ? i : 0;
+}
+// Clusters of two blocks split K; each cluster has `rows` rows.
+inline int64_t split_blocks(const GemmProblem& p, int64_t rows) {
+  return blocks_of(p, rows) * kClusterPair;
+}
+inline GemmProblem only_gate(const GemmProblem& p, int64_t rows_to) {
+  GemmProblem gate = p;
+  gate.count = 1;
+  gate.of[0].rows = div_up(p.of[0].rows, rows_to) * rows_to;
+  return gate;
+}
+inline bool whole_lines(const GemmProblem& p) {
+  return p.of[0].rows % kPadCols == 0;
+}
 
 // Block formats on Hopper, as their kernels are laid out.
 constexpr uint64_t bit(Code code) {
@@ -188,21 +218,5 @@ inline constexpr uint64_t kManyWarps =
 // gemm_q_sm90_m17_64.cuh: two warpgroups with 128 rows each are faster than four with 64.
 inline constexpr uint64_t kDeepGroups =
     bit(Code::kQ4_0) | bit(Code::kQ4_K) | bit(Code::kQ8_0) | bit(Code::kQ4_1);
-
-// gemm_q_sm90_m1_8_small_n.cu, whose blocks request all of their weights at once: bytes of shared
-// memory of a multiprocessor, what a block needs beside weights (sums, barriers, its own), and what
-// it prefetches of the next GEMM at a time.
-inline constexpr int kOneShotShared = 227 << 10, kOneShotBeside = 9 * 1024 + 512;
-inline constexpr int kOneShotNext = 1024;
-// gemm_q_sm90_two_formats.cu: clusters of two blocks, which take a tile each, fill at most a wave.
-bool pair_fits_one_wave(const DeviceLimits& limits, const GemmProblem& p, int64_t rows_of_q6_k);
-// prefetch_next_gemm.cu asks, too.
-bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols);
-
-// gemm_fp8_sm90_m1_64.cu: blocks claim panels, where there are many that keep K whole.
-inline constexpr int kFp8ClaimRoom = (225 << 10) - 2048, kFp8ClaimStages = kFp8ClaimRoom / 8448;
-bool fp8_claims(const DeviceLimits& limits, const GemmProblem& p);
-// gemm_fp8_sm90_m65_128_splitk2.cu: tiles of 8 rows of a pair of blocks; 0: it takes none of these.
-int fp8_splitk_tiles(const DeviceLimits& limits, const GemmProblem& p);
 
 }  // namespace freshet::cuda

@@ -1,11 +1,11 @@
-// Products of many tokens: a block takes 128 rows and 128 (or 32) tokens. Either it walks all
-// leaves of K from left to right, with a second set of sums; or, where that makes too few blocks,
-// the blocks of a cluster take a leaf each and add up through each other's shared memory, from left
-// to right too. The bits are those of gemm_sm80_small_m.cu.
+// GEMM with many tokens: a block computes 128 rows by 128 (or 32) tokens. Either it walks all
+// split-K slices from left to right, with a second set of sums; or, if that makes too few blocks,
+// the blocks of a cluster take one slice each and add sums through distributed shared memory, also
+// from left to right. Bit-identical to gemm_sm80_small_m.cu.
 //
-// Eight warps stand 4 by 2: each has two tiles of rows, whose operands it fetches for itself, a
-// piece ahead, and eight tiles of tokens, which pass through kStages stages of shared memory for
-// all.
+// Eight warps are arranged 4 by 2. Each has two row tiles, whose operands it loads itself, one
+// piece ahead, and eight token tiles, which pass through kStages shared-memory stages used by all
+// warps.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/runtime/cluster.cuh"
 
@@ -13,13 +13,12 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kRowTiles = 8, kStages = 4;
-constexpr int kMine = 2;  // tiles of rows of a warp
+constexpr int kMine = 2;  // row tiles per warp
 
-template <int kMyTokens>  // tiles of tokens of a warp
+template <int kMyTokens>  // token tiles per warp
 constexpr int kStageBytesOf = 2 * kMyTokens * 1024;
 
-// Adds the leaves' sums, which stand in the blocks' shared memory, and writes what falls to this
-// block.
+// Adds the slices' sums, which are in the blocks' shared memory, and writes this block's share.
 template <int kMyTokens>
 __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[kMine][kMyTokens][4],
                                            float* shared, int rank, int parts, int64_t first_row,
@@ -46,7 +45,7 @@ __device__ __forceinline__ void add_leaves(const Work& w, const float (&sum)[kMi
     }
     finish<1>(w, all, first_row + at / kMyTokens, first_token + at % kMyTokens, thread % 32);
   }
-  cluster_sync();  // nobody leaves while others read here
+  cluster_sync();  // a block must not exit while others read its memory
 }
 
 template <class F, int kMyTokens, bool kSplit>
@@ -154,7 +153,7 @@ __device__ __forceinline__ void tile_block(const ProductList& list, int64_t toke
   const int64_t my_row = first_row, my_token = first_token + warp % 2 * kMyTokens;
   if constexpr (kSplit) {
     cp_async_wait<0>();
-    __syncthreads();  // the stages become the place of sums
+    __syncthreads();  // the stages are reused for sums
     add_leaves<kMyTokens>(w, sum, reinterpret_cast<float*>(stages), leaf, parts, my_row, my_token);
   } else {
 #pragma unroll
@@ -162,7 +161,7 @@ __device__ __forceinline__ void tile_block(const ProductList& list, int64_t toke
   }
 }
 
-// Blocks: [tiles of tokens, tiles of 128 rows of one product after the other, leaves if kSplit].
+// Blocks: [token tiles, tiles of 128 rows of all GEMMs, slices if kSplit].
 template <class F, int kMyTokens, bool kSplit>
 __global__ void __launch_bounds__(256, 1)
     tile_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -185,9 +184,9 @@ int launch_tiles(const Context& ctx, const ProductList& list, int64_t tokens, in
 
 template <class F>
 int run_tiles(const Context& ctx, const ProductList& given, int64_t tokens) {
-  constexpr int64_t kEnoughBlocks = 64;  // more walk faster than eight times as many add up
+  constexpr int64_t kEnoughBlocks = 64;  // with more, splitting K no longer pays
   const ProductList list = with_blocks(given, 16 * kRowTiles);
-  const int parts = leaves(list.of[0].weight.cols);  // all have as many columns
+  const int parts = leaves(list.of[0].weight.cols);  // all weights have the same K
   const int64_t blocks = list.first_block[list.count] * ceil_div(tokens, 128);
   const bool split = ctx.capability >= 90 && parts > 1 && blocks < kEnoughBlocks;
   if (split) return launch_tiles<F, 8, true>(ctx, list, tokens, parts);

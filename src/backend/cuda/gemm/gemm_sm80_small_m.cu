@@ -1,18 +1,20 @@
-// Products with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
+// GEMM with packed weights: out = W x, with weights on the 16-row side of mma and tokens on the
+// other. Its order of sums is the one that the other GEMM kernels keep.
 //
-// A weight's columns alone decide how K is cut: into leaves(...) ranges, one a warp, whose sums are
-// added from left to right. Neither the number of tokens nor their places touch a sum, so a row has
-// the same bits in every batch. Each warp streams its weights through a ring in shared memory, and
-// asks for the first of them before the previous kernel ends.
+// The number of columns alone decides how K is cut into slices, one per warp, whose sums are added
+// from left to right. Neither the number of tokens nor their places change a sum, so a row has the
+// same bits in every batch. On Hopper each warp streams its weights through a pipeline of its own,
+// whose first copies are issued before the previous kernel ends.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// A warp's own ring of kStages pieces of its weights in shared memory, filled by the bulk copy
-// engine: what is on its way takes no registers, and a block's first pieces are asked for before
-// the kernel in front of it ends.
+// A warp's own pipeline of kStages pieces of its weights in shared memory, filled by TMA bulk
+// copies: what is on its way takes no registers, and a block's first pieces are asked for before
+// the previous kernel ends.
 template <class F>
 struct WarpStages {
   static constexpr int kStages = 4;
@@ -24,8 +26,8 @@ struct WarpStages {
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
 
-// The sum of a warp's leaf, pieces [first, last) of `panel`. `tokens` gives the activations, once
-// the kernel in front has ended.
+// The sum of a warp's slice, pieces [first, last) of `panel`. `tokens` gives the activations, once
+// the previous kernel has ended.
 template <class F, int NT, class Tokens>
 __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
                                          int last, const Tokens& tokens) {
@@ -41,17 +43,17 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
   const int units = (last - first) / kPieces;
   const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * kUnitStep<F>;
+  const Pipeline pipe{full[warp]};
   const auto issue = [&](int chunk) {
-    const int count = min(R::kUnits, units - chunk * R::kUnits);
-    uint64_t* barrier = &full[warp][chunk % R::kStages];
+    const int count = min(R::kUnits, units - chunk * R::kUnits), stage = chunk % R::kStages;
     const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
-    barrier_expect(barrier, bytes);
-    bulk_copy(ring + chunk % R::kStages * R::kStageBytes,
-              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes, barrier);
+    pipe.expect(stage, bytes);
+    bulk_copy(ring + stage * R::kStageBytes,
+              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes,
+              pipe.filled(stage));
   };
   if (lane == 0) {
-    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], 1);
-    barriers_ready();
+    pipe.init_own(R::kStages);
     for (int s = 0; s < R::kStages; ++s) {
       if (s * R::kUnits < units) issue(s);
     }
@@ -66,7 +68,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   for (int i = first; i < last; ++i) {
     const int at = i - first, chunk = at / kStagePieces;
     if (at % kStagePieces == 0) {
-      barrier_wait(&full[warp][chunk % R::kStages], chunk / R::kStages & 1);
+      pipe.wait({chunk % R::kStages, chunk / R::kStages & 1});
     }
     if (i + 1 < last) load_tokens(next, act, i + 1);
     const uint8_t* tile =

@@ -1,7 +1,6 @@
-// What products of few tokens share, whatever the weights' format (Hopper): a block takes an even
-// share of a product's tiles of 16 rows; kPair of its warps sum a leaf of K, R tiles at once each
-// from a ring of its own, and leaves are added from left to right in shared memory, behind the
-// rings.
+// Shared by the GEMMs with few tokens on Hopper, whatever the weight format. A block gets an even
+// share of the 16-row tiles. kPair of its warps sum a split-K slice, R tiles at once, each from its
+// own pipeline; slices are added from left to right in shared memory, which follows the pipelines.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -9,25 +8,25 @@
 
 namespace freshet::cuda {
 
-// A block's tiles of rows.
+// A block's row tiles.
 struct Share {
   int64_t first;
   int count;
 };
 
-// NT: tiles of 8 tokens; R: tiles of rows of a warp at once; kPair: warps of a leaf.
+// NT: tiles of 8 tokens; R: row tiles of a warp at once; kPair: warps per slice.
 template <int NT_, int R_, int kPair_ = 1>
 struct FewSums {
   static constexpr int NT = NT_, R = R_, kPair = kPair_;
   static constexpr int kTiles = R * kPair, kAllWarps = kWarps * kPair;
-  static constexpr int kTogether =  // tiles of tokens added up at once
+  static constexpr int kTogether =  // token tiles added at once
       kTiles * NT <= kAllWarps ? NT : kAllWarps / kTiles;
   static constexpr int kItems = kTiles * kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static_assert(NT % kTogether == 0 && kItems <= kAllWarps);
 };
 
-// Rings in what the sums leave of the shared memory, of at most kMost stages.
+// Pipelines of at most kMost stages, in the shared memory that the sums leave free.
 template <class Sums, int kStageBytes_, int kMost = 1 << 10>
 struct FewRings {
   static constexpr int kStageBytes = kStageBytes_;
@@ -39,8 +38,8 @@ struct FewRings {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Adds the leaves of a group's sums: a warp has all of an item's, and calls end(sum, tile, token
-// tile, round); of each round an item is the same warp's.
+// Adds the slices of a group's sums. A warp has all sums of an item and calls end(sum, tile, token
+// tile, round); the same warp has an item in every round.
 template <class S, class End>
 __device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], float4* shared,
                                            int tiles, const End& end) {
@@ -48,7 +47,7 @@ __device__ __forceinline__ void add_leaves(const float (&sum)[S::R][S::NT][4], f
   const int first = warp / S::kPair * S::kItems + warp % S::kPair * S::R;
 #pragma unroll
   for (int j = 0; j < S::NT; j += S::kTogether) {
-    __syncthreads();  // the sums before have been read
+    __syncthreads();  // the previous sums have been read
 #pragma unroll
     for (int i = 0; i < S::R * S::kTogether; ++i) {
       const float(&v)[4] = sum[i % S::R][j + i / S::R];

@@ -1,12 +1,12 @@
-// Activations of gated units, for every kernel that ends in one: the same bits everywhere.
+// Activations of GLU epilogues, shared by all kernels, so that they have the same bits everywhere.
 #pragma once
 
 #include "backend/cuda/runtime/common.cuh"
 
 namespace freshet::cuda {
 
-// To some 22 bits, without a branch: exact division's, one a number, would keep the units of a tile
-// from overlapping.
+// Accurate to about 22 bits, without a branch: the branches of exact division would keep the
+// numbers of a tile from overlapping.
 __device__ __forceinline__ float sigmoid(float x) {
   float e, s;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(x, -1.4426950408889634f)));
@@ -14,7 +14,7 @@ __device__ __forceinline__ float sigmoid(float x) {
   return s;
 }
 
-__device__ __forceinline__ float activate(float x, int kind) {  // the order of ops::Activation
+__device__ __forceinline__ float activate(float x, int kind) {  // in the order of ops::Activation
   switch (kind) {
     case 1:
       return x * sigmoid(x);

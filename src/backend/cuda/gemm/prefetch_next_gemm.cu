@@ -1,16 +1,17 @@
-// What a product brings near of those that come next while it waits: with up to eight tokens o
-// waits for attention, which over short contexts leaves memory time, and gate and up, which come
-// next, read more than any other product.
+// L2 prefetch of the next GEMMs' weights while this GEMM waits for its input. With up to eight
+// tokens, o waits for attention, which leaves memory bandwidth free over short contexts; gate and
+// up come next and read more than any other GEMM.
 //
-// Gate's and up's blocks ask for their first tiles as soon as they begin, so what lies behind these
-// is brought, and no more of it than finds time and place.
+// The blocks of gate and up request their first tiles as soon as they begin, so the prefetch covers
+// what follows these tiles, as far as time and L2 capacity allow.
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/swiglu_q_sm90_m1_8.h"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int64_t kMostBytes = 7 << 20;  // of each matrix
+constexpr int64_t kMostBytes = 7 << 20;  // per matrix
 
 template <class F>
 NextWeights behind_first_tiles(const Context& ctx, const WeightView& gate, const WeightView& up) {

@@ -1,13 +1,14 @@
-// Gate and up of BF16 weights that end in the gated unit, with 17 to 32 tokens on Hopper.
+// Gate and up GEMMs with BF16 weights and a SwiGLU epilogue for 17 to 32 tokens (Hopper).
 //
-// Every multiprocessor has as many rows of both as any other, and takes up to kMost tiles of 16 of
-// each at once, so that it reads tokens once: each of two warpgroups half of them, gate's and up's
-// of the same rows, so that a lane has both sums of a unit. wgmma has 64 rows; what stands behind a
-// warpgroup's is multiplied and not written. The bits are those of gemm_sm80_small_m.cu.
+// All SMs get the same number of rows of gate and up. A block takes up to kMost tiles of 16 rows of
+// each at once, so that it reads the tokens once: each of its two warpgroups takes half of them,
+// the same rows of gate and up, so that a lane has both sums of a feature. wgmma computes 64 rows;
+// rows beyond those of a warpgroup are computed and not written. The bits are those of
+// gemm_sm80_small_m.cu.
 //
-// Weights and tokens have rings of their own. Weights are what is asked for before the kernel in
-// front has ended, and take most of the room. Tokens come in the order of lanes, as the products
-// around this one read and write them, and two warps make core matrices of them.
+// Weights and tokens have separate pipelines. Weights are copied before the previous kernel ends,
+// and take most of the room. Tokens come in the layout of mma fragments, which the neighbouring
+// GEMMs read and write, and two warps convert them to core matrices.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -30,7 +31,7 @@ static_assert(kBytes <= kSharedOfSm - 1024);
 constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former a thread
 constexpr int kAhead = 1;  // pieces of tokens that one of the latter has in registers
 constexpr int kThreads = kConsumers + (kRowFillers + kTokenFillers) * 32;
-// Few registers leave room for a norm's block beside this one: as if it had so many threads.
+// Leaves registers for a norm's block beside this one: as if this one had this many threads.
 constexpr int kBoundThreads = 576;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -38,30 +39,14 @@ struct Rings {
   uint64_t full_tokens[kTokenStages], empty_tokens[kTokenStages];
   uint64_t full_rows[kRowStages], empty_rows[kRowStages];
 
+  __device__ __forceinline__ Pipeline tokens() { return {full_tokens, empty_tokens}; }
+  __device__ __forceinline__ Pipeline rows() { return {full_rows, empty_rows}; }
   __device__ __forceinline__ void start() {
     const auto thread = static_cast<int>(threadIdx.x);
-    if (thread < kTokenStages) {
-      barrier_init(&full_tokens[thread], 1);
-      barrier_init(&empty_tokens[thread], kConsumers / 32);
-    }
-    if (thread < kRowStages) {
-      barrier_init(&full_rows[thread], 1);
-      barrier_init(&empty_rows[thread], kConsumers / 32);
-    }
+    if (thread < kTokenStages) tokens().init_stage(thread, kConsumers / 32);
+    if (thread < kRowStages) rows().init_stage(thread, kConsumers / 32);
     barriers_ready();
     __syncthreads();
-  }
-};
-
-// Where one of them has come to in a ring.
-template <int kStages>
-struct StagePlace {
-  int next, stage, round = 0;
-  __device__ __forceinline__ explicit StagePlace(int first) : next(first), stage(first) {}
-  __device__ __forceinline__ void advance(int by) {
-    next += by;
-    stage += by;
-    if (stage >= kStages) stage -= kStages, round ^= 1;
   }
 };
 
@@ -106,28 +91,29 @@ struct FewPasses {
   }
 };
 
-// A thread's share of filling the ring of rows. Until the kernel in front has `ended` little is in
-// flight (prefetch_weights.cuh).
+// A thread's share of filling the pipeline of rows. Until the previous kernel has `ended` little is
+// in flight (prefetch_weights.cuh).
 __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
                                           const FewPasses& passes, int index,
                                           const volatile int& ended) {
   constexpr int kInFlight = kAheadBytes / kRowBytes;
   const uint64_t policy = read_once();
-  StagePlace<kRowStages> at(index);
+  const Pipeline pipe = rings.rows();
+  PipelineState at{index};
+  int next = index;  // the piece that it fills next, of all
   for (int pass = 0; pass < passes.passes(); ++pass) {
     const FewTiles tiles(list, passes.begin(pass), passes.tiles(pass));
     const int before = pass * passes.units;
 #pragma unroll 1
-    for (; at.next < before + passes.units; at.advance(kRowFillers)) {
-      if (at.next >= kRowStages) {
-        barrier_wait(&rings.empty_rows[at.stage], at.round ^ 1);
-      } else if (at.next >= kInFlight) {
-        landed(&rings.full_rows[at.next - kInFlight], ended);
+    for (; next < before + passes.units; next += kRowFillers, at.advance(kRowStages, kRowFillers)) {
+      if (next >= kRowStages) {
+        pipe.acquire(at);
+      } else if (next >= kInFlight) {
+        landed(pipe.filled(next - kInFlight), ended);
       }
-      uint64_t* barrier = &rings.full_rows[at.stage];
-      barrier_expect(barrier, tiles.bytes());
-      tiles.copy(shared_address(rows + at.stage * kRowBytes), (at.next - before) * kUnitStep<BF16>,
-                 shared_address(barrier), policy);
+      pipe.expect(at.stage, tiles.bytes());
+      tiles.copy(shared_address(rows + at.stage * kRowBytes), (next - before) * kUnitStep<BF16>,
+                 shared_address(pipe.filled(at.stage)), policy);
     }
   }
 }
@@ -153,13 +139,15 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   };
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) load(v[d]);
-  StagePlace<kTokenStages> at(index);
+  const Pipeline pipe = rings.tokens();
+  PipelineState at{index};
+  int next = index;  // as in fill_rows()
 #pragma unroll 1
-  while (at.next < end) {
+  while (next < end) {
 #pragma unroll
     for (int d = 0; d < kAhead; ++d) {
-      if (at.next >= end) break;
-      barrier_wait(&rings.empty_tokens[at.stage], at.round ^ 1);  // in the first round it is
+      if (next >= end) break;
+      pipe.acquire(at);
       auto* to = reinterpret_cast<uint32_t*>(stages + at.stage * kPieceBytes) + lane;
 #pragma unroll
       for (int n = 0; n < kTokenTiles * 2; ++n) {
@@ -170,8 +158,9 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
       load(v[d]);
       shared_for_copies();
       __syncwarp();
-      if (lane == 0) barrier_arrive(&rings.full_tokens[at.stage]);
-      at.advance(kTokenFillers);
+      if (lane == 0) pipe.arrive(at.stage);
+      at.advance(kTokenStages, kTokenFillers);
+      next += kTokenFillers;
     }
   }
 }
@@ -180,8 +169,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
 struct FewReader {
   uint32_t tokens, rows;  // operands of the first stages
   Rings& rings;
-  StagePlace<kTokenStages> token{0};
-  StagePlace<kRowStages> row{0};
+  PipelineState token, row;
 
   __device__ __forceinline__ FewReader(Rings& all, const uint8_t* its_tokens,
                                        const uint8_t* its_rows)
@@ -195,18 +183,17 @@ struct FewReader {
     return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
   }
   __device__ __forceinline__ void leave(int token_stage, int row_stage) const {
-    if (threadIdx.x % 32 != 0) return;
-    barrier_arrive(&rings.empty_tokens[token_stage]);
-    barrier_arrive(&rings.empty_rows[row_stage]);
+    rings.tokens().release(token_stage);
+    rings.rows().release(row_stage);
   }
-  // The sums of a leaf's `count` pieces.
+  // The sums of a slice's `count` pieces.
   __device__ __forceinline__ void take(float (&gate)[kTokenTiles][4], float (&up)[kTokenTiles][4],
                                        int count) {
     int token_before = -1, row_before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, token.advance(1), row.advance(1)) {
-      barrier_wait(&rings.full_tokens[token.stage], token.round);
-      barrier_wait(&rings.full_rows[row.stage], row.round);
+    for (int n = 0; n < count; ++n, token.next(kTokenStages), row.next(kRowStages)) {
+      rings.tokens().wait(token);
+      rings.rows().wait(row);
       const uint32_t a = rows + row.stage * (kRowBytes >> 4);
       const uint32_t b = tokens + token.stage * (kPieceBytes >> 4);
       wgmma_begin();
@@ -233,7 +220,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ Rings rings;
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   if (threadIdx.x == 0) ended = 0;
   rings.start();

@@ -1,11 +1,12 @@
-// Gate and up of BF16 weights that end in the gated unit, with 65 to 128 tokens on Hopper.
+// Gate and up of BF16 weights that have a SwiGLU epilogue, with 65 to 128 tokens on Hopper.
 //
 // Every multiprocessor has as many rows of both as any other, and takes all of them at once, so
 // that it reads tokens once. Tokens are on the 64-row side of wgmma: two warpgroups have 64 each,
-// and a lane has gate's and up's sums of the same row. Of the sums of leaves so far, which are as
+// and a lane has gate's and up's sums of the same row. Of the sums of slices so far, which are as
 // many, registers have no room for all: those of the last tiles are in shared memory. The bits are
 // those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
+#include "backend/cuda/gemm/swiglu_bf16_sm90_m65_128.h"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
 namespace freshet::cuda {
@@ -73,7 +74,7 @@ struct GatePasses {
   }
 };
 
-// Sums of leaves, from left to right.
+// Sums of slices, from left to right.
 struct Total {
   float kept[kKept][4];
   float4* room;  // this thread's
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                static_cast<int>(passes.begin(pass + 1) - tile));
       shared_for_copies();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(&ring.pipe.empty[last]);
+      ring.pipe.release(last);
     }
   }
 #endif
@@ -224,7 +225,7 @@ int share_of(const Context& ctx, ProductList& list) {
 
 }  // namespace
 
-static_assert(kMost == 7);  // swiglu_bf16_m65_128() of gemm_rows.cc
+static_assert(kMost == kPassTiles);
 
 int run_gate(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
              const Activations& act) {

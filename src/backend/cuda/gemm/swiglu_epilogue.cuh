@@ -1,9 +1,9 @@
-// The ends of a gated unit's products.
+// SwiGLU epilogues.
 //
-// With few tokens a warp has gate's and up's sums of the same rows, and writes activations in the
-// order of lanes. With many one warpgroup has gate's sums of 64 rows, another
-// up's for the same rows and tokens, both as mma has them. They exchange halves, so that each
-// thread has both numbers, and what comes out is written once, as core matrices.
+// With few tokens a warp has gate's and up's sums of the same rows, and writes activations in
+// fragment order. With many tokens one warpgroup has gate's sums of 64 rows, another one up's for
+// the same rows and tokens, both in mma's accumulator layout. They exchange halves, so that each
+// thread has both numbers, and the result is written once, as core matrices.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -12,7 +12,8 @@
 
 namespace freshet::cuda {
 
-// Of ops::Activation. To choose for each number would cost as much as its unit.
+// The activation is a template argument, since a choice per number would cost as much as the GLU
+// itself.
 inline constexpr int kSilu = 1;
 struct SiluUnit {
   __device__ __forceinline__ float operator()(float gate, float up) const {
@@ -27,16 +28,16 @@ struct LimitedUnit {
 };
 inline constexpr int kTokenTileBytes = kTokenTile * 64 * 2;
 
-// Bytes of shared memory that Round tiles of tokens at once take.
+// Shared memory, in bytes, for Round token tiles at once.
 template <int Round>
 inline constexpr int kExchangeBytes = 2 * Round * 128 * 16;
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void sync_pair() {  // of warpgroups
+__device__ __forceinline__ void sync_pair() {  // two warpgroups
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// What finish() does with each number of a sum.
+// The operations of finish() for one number.
 template <int NT, class F = BF16>
 __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][4], int64_t row) {
   if constexpr (F::kUp != 1.0f) {
@@ -65,8 +66,8 @@ __device__ __forceinline__ void end_sums(const ProductArgs& p, float (&sum)[NT][
   }
 }
 
-// A warp's 16 rows and 8 tokens, transposed: neighbours of a token side by side, of the first 8
-// rows and of the others.
+// A warp's 16 rows by 8 tokens, transposed: adjacent rows of a token side by side, for the first 8
+// rows and for the others.
 template <class Unit = SiluUnit>
 __device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float (&up)[4],
                                              const Unit& unit = {}) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ uint2 gated_pairs(const float (&gate)[4], const float
   for (int i = 0; i < 4; ++i) v[i] = unit(gate[i], up[i]);
   return make_uint2(transposed(pack_bf16(v[0], v[1])), transposed(pack_bf16(v[2], v[3])));
 }
-// The same rows and tokens in the order of lanes; `cols`: of the activations.
+// The same rows and tokens in fragment order; `cols`: of the activations.
 __device__ __forceinline__ void put_gated_lanes(const Activations& act, int64_t cols,
                                                 const float (&gate)[4], const float (&up)[4],
                                                 int64_t row_tile, int64_t token_tile) {
@@ -93,8 +94,8 @@ __device__ __forceinline__ void put_gated(uint8_t* to, const float (&gate)[4], c
   *reinterpret_cast<uint32_t*>(to + 128) = v.y;
 }
 
-// Threads 0 to 127 have gate's sums, 128 to 255 up's, of 64 rows from row_tile on, of which those
-// from end_tile on are nobody's; `room` is for both, and may be written again afterwards.
+// Threads 0 to 127 have gate's sums, 128 to 255 up's, of 64 rows from row_tile on; rows from
+// end_tile on are out of bounds. Both warpgroups share `room`, which may be overwritten afterwards.
 template <int NT, int Round, class F = BF16, class Unit = SiluUnit>
 __device__ __forceinline__ void finish_gated(const Activations& act, const ProductArgs& product,
                                              float (&sum)[NT][4], float4* room, int64_t row_tile,
@@ -133,7 +134,7 @@ __device__ __forceinline__ void finish_gated(const Activations& act, const Produ
     }
     sync_pair();
   };
-  if (__shfl_sync(0xffffffff, threadIdx.x, 0) < 128) {  // which all lanes agree on
+  if (__shfl_sync(0xffffffff, threadIdx.x, 0) < 128) {  // uniform within a warp
     exchange(std::integral_constant<int, 0>{});
   } else {
     exchange(std::integral_constant<int, 1>{});

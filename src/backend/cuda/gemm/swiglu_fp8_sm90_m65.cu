@@ -1,14 +1,16 @@
-// Gate and up in FP8 with more than 64 tokens, and the gated unit of their sums in E4M3.
+// Gate and up GEMMs with FP8 weights and a SwiGLU epilogue in E4M3 for more than 64 tokens
+// (Hopper).
 //
-// A tile has 128 rows of gate and the same of up, so that a lane has both numbers of its features,
-// and four lanes all that share a scale. A warpgroup multiplies its 64 tokens with gate's rows,
-// then with up's: what it adds to are 128 numbers a thread, and sums of 128 columns another 64.
-// That is room for weights whose K is not cut only. The bits are those of gemm_fp8_sm90_m1_64.cu,
-// of glu() and of put_e4m3().
+// A tile has 128 rows of gate and the same rows of up, so that a lane has both sums of its
+// features, and four lanes have all features that share a scale. A warpgroup multiplies its 64
+// tokens by gate's rows, then by up's: accumulators take 128 registers per thread, and sums of 128
+// columns another 64. This leaves room only for weights whose K is a single slice. The bits are
+// those of gemm_fp8_sm90_m1_64.cu, of glu() and of put_e4m3().
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
+#include "backend/cuda/gemm/swiglu_fp8_sm90.h"
 
 namespace freshet::cuda {
 namespace {
@@ -39,7 +41,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   Fp8Filling filling{producer, 0, false};
-  ring.stage = producer;
+  ring.at.stage = producer;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
@@ -82,7 +84,7 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
     const auto tokens_end = static_cast<uint32_t>(ring.of.width * kE4M3TileBytes);
-    asking.fill(ring, facts, steps,
+    asking.fill(facts, steps,
                 {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
                  kPanelCodes, tokens_end + tour.rank * at * kPanelCodes,
                  tokens_end + 2 * kPanels * kPanelCodes + tour.rank * at * kScaleBytes,
@@ -142,7 +144,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
       pin(sum[h]);
     }
     if (n == steps) break;
-    ring.release(ring.stage);
+    ring.release(ring.at.stage);
     ring.next();
   }
   // Out of the loop: code that steps jump over costs them, too.
@@ -150,7 +152,7 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
 #pragma unroll
     for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], scales_of_half(h), of_half(h));
   }
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 
@@ -166,7 +168,7 @@ __device__ __forceinline__ void move_up(float (&v)[N][4]) {
   }
 }
 
-// Gate's sums become the gated unit's numbers; the largest of a lane's two tokens.
+// Gate's sums become the outputs of SwiGLU; the largest of a lane's two tokens.
 template <bool kBias, int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -432,7 +434,7 @@ int launch_gated(const Context& ctx, const ProductList& list, int64_t tokens,
 
 int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act) {
-  static_assert(kGateRows == 128);  // swiglu_fp8() of gemm_rows.cc
+  static_assert(kGateRows == kFp8GateRows);
   ProductList list = with_blocks(gate_and_up, kGateRows);
   list.count = 1;  // up's rows stand beside gate's
   const int64_t rows = list.of[0].weight.rows;

@@ -1,5 +1,5 @@
-// wgmma.m64nNk16 in BF16 whose 64-row operand stands in registers, where it was decoded: a warp of
-// the warpgroup holds 16 rows as mma.m16n8k16 has them. The other operand as in wgmma_bf16.cuh.
+// wgmma.m64nNk16 in BF16 with the 64-row operand in registers, where it was decoded: each warp of
+// the warpgroup holds 16 rows in mma.m16n8k16's layout. The other operand is as in wgmma_bf16.cuh.
 #pragma once
 
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -23,7 +23,8 @@ namespace freshet::cuda {
 #define FRESHET_R2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define FRESHET_R3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d = a b, or d += a b if `adds`, for 4, 8 or 16 tiles of tokens; d[j] is as mma has it.
+// d = a b, or d += a b if `adds`, for 4, 8 or 16 tiles of tokens; d[j] has mma's accumulator
+// layout.
 __device__ __forceinline__ void wgmma(float (&d)[4][4], const uint4& a, uint64_t b, int adds) {
   FRESHET_WGMMA("32", FRESHET_R0, "%16, %17, %18, %19", "%20", "%21", FRESHET_SUMS4(0));
 }
@@ -45,7 +46,7 @@ __device__ __forceinline__ void wgmma(float (&d)[16][4], const uint4& a, uint64_
 #undef FRESHET_SUMS4
 // clang-format on
 
-// What an earlier wgmma writes is read after this only.
+// A compiler fence: results of earlier wgmmas are read only after it.
 template <int NT>
 __device__ __forceinline__ void written(float (&d)[NT][4]) {
 #pragma unroll

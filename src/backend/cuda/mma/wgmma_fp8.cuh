@@ -1,5 +1,5 @@
-// wgmma.m64nNk32 in E4M3 with sums in F32: operands lie as in wgmma_bf16.cuh, byte for byte, 128
-// columns of a byte where BF16 has 64 of two. The bits of a sum are the same for every N.
+// wgmma.m64nNk32 in E4M3 with F32 sums. Operands have the byte layout of wgmma_bf16.cuh: 128
+// one-byte columns instead of 64 two-byte ones. A sum has the same bits for every N.
 #pragma once
 
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -25,7 +25,7 @@ namespace freshet::cuda {
                                "%44, %45, %46, %47"
 #define FRESHET_N14 FRESHET_N12 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define FRESHET_N16 FRESHET_N14 ", %56, %57, %58, %59, %60, %61, %62, %63"
-// d = a b, or d += a b if `adds`, for some tiles of b's; d[j] is as mma has it.
+// d = a b, or d += a b if `adds`, for some tiles of b; d[j] has mma's accumulator layout.
 #define FRESHET_WGMMA8(tiles, n, a_and_b, add) \
   __device__ __forceinline__ void wgmma8(float (&d)[tiles][4], uint64_t a, uint64_t b, int adds) { \
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " add ", 0;\n" \

@@ -1,5 +1,5 @@
-// wgmma.m64nNk32 of signed bytes with sums of 32 bits; operands lie as in wgmma_bf16.cuh, byte for
-// byte, 128 columns of a byte where BF16 has 64 of two.
+// wgmma.m64nNk32 of signed bytes with 32-bit sums. Operands have the byte layout of wgmma_bf16.cuh:
+// 128 one-byte columns instead of 64 two-byte ones.
 #pragma once
 
 #include "backend/cuda/mma/wgmma_bf16.cuh"
@@ -27,7 +27,7 @@ namespace freshet::cuda {
                     "%105, %106, %107, %108, %109, %110, %111"
 #define FRESHET_M32 FRESHET_M28 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
                     "%122, %123, %124, %125, %126, %127"
-// d = a b, or d += a b if `adds`, for some tiles of b's; d[j] is as mma has it.
+// d = a b, or d += a b if `adds`, for some tiles of b; d[j] has mma's accumulator layout.
 #define FRESHET_WGMMA_INT8(tiles, n, a_and_b, add) \
   __device__ __forceinline__ void wgmma_int8(int (&d)[tiles][4], uint64_t a, uint64_t b, \
                                              int adds) { \

@@ -1,20 +1,21 @@
-// What the sources of experts share.
+// Shared by the sources of the MoE kernels.
 #pragma once
 
 #include "backend/cuda/api.h"
 
 namespace freshet::cuda {
 
-inline constexpr int kManySlot = 192;  // tokens of a slot where experts in BF16 have many
-inline constexpr int kWideSlot = 128;  // the same in other formats
+inline constexpr int kManySlot = 192;  // tokens per slot if BF16 experts have many
+inline constexpr int kWideSlot = 128;  // the same for other formats
 
-// Whether experts() stores what they give in BF16, or else in F32.
+// Whether experts() stores the outputs of experts in BF16; otherwise in F32.
 inline bool given_bf16(Code code, int slot_tokens) {
   return slot_tokens == (code == Code::kBF16 ? kManySlot : kWideSlot);
 }
 
-// moe_gather.cu: x by place as core matrices, which the products of experts read. With slots of
-// kManySlot [64 columns][place][16 bytes], of which place p has the i-th 16 bytes at i ^ (p % 8).
+// moe_gather.cu: x by place as core matrices, the layout that experts' GEMMs read. With slots of
+// kManySlot the layout is [64 columns][place][16 bytes], and the i-th 16 bytes of place p are at i
+// ^ (p % 8).
 int gather_places(const Context& ctx, const ExpertsArgs& e);
 
 // moe_bf16_sm90_wgmma.cu: gate, up and down in BF16, with slots of 8 to 128.
@@ -28,7 +29,7 @@ int run_experts_down(const Context& ctx, const ExpertsArgs& e);
 // moe_bf16_sm90_large_m.cu: gate, up and down in BF16, with slots of kManySlot.
 int run_many_experts(const Context& ctx, const ExpertsArgs& e);
 
-// moe_down_sm90_m1_8.cu: down of few tokens, and the sums.
+// moe_down_sm90_m1_8.cu: down for few tokens, and the weighted sums.
 int run_few_down(const Context& ctx, const FewExpertsArgs& e);
 
 }  // namespace freshet::cuda

@@ -1,4 +1,4 @@
-// Experts in BF16 with many tokens each on Hopper: gate and up, which end in the gated unit, and
+// Experts in BF16 with many tokens each on Hopper: gate and up, which have a SwiGLU epilogue, and
 // down, each a walk of blocks over (slot, rows).
 //
 // Here tokens are wgmma's 64-row side and weights the other. So a thread has gate and up of the
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint64_t swapped_rows_at(const void* shared) {
 }
 inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
 
-// total = the sum of all leaves, from left to right.
+// total = the sum of all slices, from left to right.
 template <bool kGate>
 __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&total)[kTiles][4],
                                            int64_t cols) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&
     const int count = leaf_of(cols, leaf).count;
     int before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, ring.at.advance(ManyStage::kStages)) {
+    for (int n = 0; n < count; ++n, ring.at.next(ManyStage::kStages)) {
       ring.pipe.wait(ring.at);
       const uint8_t* tokens = ring.data() + group * kGroupBytes;
       const uint64_t a = kGate ? swapped_rows_at(tokens) : operand_at(tokens);
@@ -145,7 +145,7 @@ __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const Expert
       waited = true;
       ring.at.advance(ManyStage::kStages, n);
     }
-    for (; n < pieces; ++n, ring.at.advance(ManyStage::kStages)) {
+    for (; n < pieces; ++n, ring.at.next(ManyStage::kStages)) {
       ring.pipe.acquire(ring.at);
       copy_rows(n, ring.at.stage);
       copy_tokens(n, ring.at.stage);
@@ -240,7 +240,7 @@ __device__ __forceinline__ void consume(GemmStages<ManyStage> ring, const Expert
       for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n) {
         ring.pipe.wait(ring.at);
         ring.pipe.release(ring.at.stage);
-        ring.at.advance(ManyStage::kStages);
+        ring.at.next(ManyStage::kStages);
       }
       continue;
     }

@@ -3,7 +3,7 @@
 //
 // Gate and up in one: a warpgroup sums 64 rows of gates, another the same rows of ups; they swap
 // halves, and each gates 8 of every 16 rows and leaves them as activations of the second product.
-// One thread keeps a ring of stages of 64 columns filled by the bulk copy engine. The second
+// One thread keeps a pipeline of stages of 64 columns filled by TMA bulk copies. The second
 // product's first weights are asked for while the first still runs. K is cut and added up as in
 // gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
 }
 
 // One thread. Where it is settled whose weights they are, it asks for the first ones before the
-// kernel in front has ended. The first product's then lets the second start.
+// previous kernel has ended. The first product's then lets the second start.
 template <int NT, bool kGate>
 __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs
       waited = true;
       ring.at.advance(S::kStages, n);
     }
-    for (; n < pieces; ++n, ring.at.advance(S::kStages)) {
+    for (; n < pieces; ++n, ring.at.next(S::kStages)) {
       ring.pipe.acquire(ring.at);
       copy_rows(n, ring.at.stage);
       copy_tokens(n, ring.at.stage);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[
   const int group = static_cast<int>(threadIdx.x / 128);
   int before = -1;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n, ring.at.advance(ExpertShape<NT>::kStages)) {
+  for (int n = 0; n < count; ++n, ring.at.next(ExpertShape<NT>::kStages)) {
     ring.pipe.wait(ring.at);
     const uint64_t a = operand_at(ring.data() + group * kHalfBytes);
     const uint64_t b = operand_at(ring.data() + 2 * kHalfBytes);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[
   if (before >= 0) ring.pipe.release(before);
 }
 
-// total = the leaves from left to right.
+// total = the slices from left to right.
 template <int NT>
 __device__ __forceinline__ void sum_leaves(ExpertStages<NT>& ring, float (&total)[NT][4],
                                            int64_t cols) {

@@ -20,7 +20,7 @@ struct Down {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What a warp reads: a leaf of every so manieth expert.
+// What a warp reads: a slice of K of one of every few experts.
 template <class F>
 struct DownLeaf {
   int leaves, apart, leaf, phase;  // experts side by side; this warp's
@@ -35,7 +35,7 @@ struct DownLeaf {
   }
 };
 
-// A warp's leaves, a unit of columns a stage. Lanes copy: the bulk copy engine is slow with so
+// A warp's slices, a unit of columns a stage. Lanes copy: the copy engine is slow with so
 // little at once. Tokens that an expert did not get are zeros: of few tokens most are.
 template <class F>
 struct DownStream {
@@ -43,7 +43,7 @@ struct DownStream {
   const FewExpertsArgs& e;
   const Chosen& chosen;
   const DownLeaf<F>& l;
-  int64_t first;  // bytes from an expert's beginning to the leaf's
+  int64_t first;  // bytes from an expert's beginning to the slice's
   uint8_t* ring;
   int lane;
   int slot, unit, stage;  // to be asked for next
@@ -129,7 +129,7 @@ struct Result {
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's leaves.
+// A warp's slices.
 template <class F>
 __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const Chosen& chosen,
                                                 const DownLeaf<F>& l, uint8_t* rings,
@@ -180,7 +180,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   }
 }
 
-// Leaves and experts added up, by a warp.
+// Slices and experts added up, by a warp.
 template <class F>
 __device__ __forceinline__ void add_experts(const FewExpertsArgs& e, const Chosen& chosen,
                                             const DownLeaf<F>& l, Handover<kSums>& sums) {
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ uint64_t sums_full[kSets], sums_empty[kSets];
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  Handover<kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), sums_full, sums_empty};
+  Handover<kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), {sums_full, sums_empty}};
   if (thread == 0) sums.start(1);
   choose<true>(e, chosen, reinterpret_cast<float*>(sums.sums),
                thread < e.routing.experts ? e.down[thread] : nullptr);

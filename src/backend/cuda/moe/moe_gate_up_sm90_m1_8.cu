@@ -1,30 +1,30 @@
-// Experts with at most 8 tokens on Hopper, in two kernels: gate and up, and down with the sums of
-// what experts gave (moe_down_sm90_m1_8.cu).
+// Experts with at most 8 tokens (Hopper), in two kernels: gate and up, and down with the weighted
+// sums of the experts' outputs (moe_down_sm90_m1_8.cu).
 //
-// Nobody groups tokens: every block routes them all from the router's logits, one a warp, and lists
-// the experts in use in the order of their ids. That costs less than a kernel that tells the
-// others. A block of the first kernel has an even share of all chosen experts' tiles of 16 rows of
-// gate and up, a leaf of K a warp, as in gemm_bf16_sm90_m1_32.cu. A block of the second has a tile
-// of rows of all of them, so that it can add up what they gave; its warps take leaves, and experts
-// side by side. It routes and asks for its first weights while the first kernel runs: both fit a
-// multiprocessor together. A ninth warp only adds what the others multiply, so that these wait for
-// nothing but their weights. The bits are those of the kernels for more tokens.
+// No kernel groups tokens: every block routes them all from the router's logits, one token per
+// warp, and lists the experts in use in ascending order. That costs less than a kernel that does it
+// once. A block of the first kernel has an even share of the tiles of 16 rows of gate and up of all
+// chosen experts, with a split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the
+// second kernel has a tile of rows of all chosen experts, so that it can add their outputs; its
+// warps take slices, and experts side by side. It routes and copies its first weights while the
+// first kernel runs: both fit an SM together. A ninth warp only adds what the others multiply, so
+// that these wait for nothing but their weights. The bits are those of the kernels for more tokens.
 #include "backend/cuda/gemm/glu_activation.cuh"
-#include "backend/cuda/moe/moe_rows.h"
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
+#include "backend/cuda/moe/moe_sm90_m1_8.h"
 #include "backend/cuda/runtime/register_transpose.cuh"
 
 namespace freshet::cuda {
 namespace few {
 namespace {
 
-// Pieces of 64 columns of a leaf, at least: there are as many leaves as warps.
+// Pieces of 64 columns of a slice of K, at least: there are as many slices as warps.
 constexpr int kLeast = 4;
 
 constexpr int kGateSums = kWarps * 2 * 32;  // float4
 
-// A stage of a warp's ring: some columns of a tile of gate's rows and of up's, some 4 KB of weights
-// with which copies are efficient.
+// A stage of a warp's pipeline: some columns of a tile of gate's rows and of up's, some 4 KB of
+// weights with which copies are efficient.
 template <class F>
 struct Gate {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces
@@ -46,11 +46,6 @@ struct Gate {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 using Sums = Handover<kGateSums>;
 
-__device__ __forceinline__ void start_barriers(uint64_t* full, int stages) {
-  for (int s = 0; s < stages; ++s) barrier_init(&full[s], 1);
-  barriers_ready();
-}
-
 // A block's share of the tiles of gate's rows of all chosen experts, one after the other; up's go
 // with them.
 struct GateShare {
@@ -62,16 +57,16 @@ struct GateShare {
   }
 };
 
-// A warp's leaf of the share: of tile after tile. One lane asks.
+// A warp's slice of the share: of tile after tile. One lane asks.
 template <class F>
 struct GateStream {
   using S = Gate<F>;
   const Chosen& chosen;
   GateShare share;
   int64_t cols;
-  int first, units;  // of the leaf
+  int first, units;  // of the slice
   const uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   int at, unit = 0, stage = 0;  // to be asked for next
   const uint8_t *gate = nullptr, *up = nullptr;
 
@@ -86,8 +81,8 @@ struct GateStream {
     const int count = S::kUnits > 1 ? min(S::kUnits, units - unit) : 1;
     const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
     const uint32_t to = shared_address(ring) + static_cast<uint32_t>(stage * S::kStageBytes);
-    const uint32_t barrier = shared_address(&full[stage]);
-    barrier_expect(&full[stage], 2 * bytes);
+    const uint32_t barrier = shared_address(pipe.filled(stage));
+    pipe.expect(stage, 2 * bytes);
     copy_weights(to, gate, bytes, barrier, policy);
     copy_weights(to + S::kHalfBytes, up, bytes, barrier, policy);
     gate += S::kUnits * kUnitStep<F>;
@@ -122,7 +117,7 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
-// The sums of a warp's leaf of the share. b: a lane's activations of its `pieces`, which are kHeld
+// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, which are kHeld
 // unless that is the greatest.
 template <class F, int kHeld>
 __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums,
@@ -130,20 +125,20 @@ __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums
                                                uint64_t policy) {
   using S = Gate<F>;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  int stage = 0, round = 0;
+  PipelineState ring_at;
   for (int at = stream.share.begin; at < stream.share.end; ++at) {
     float sum[2][4] = {};
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       if (kHeld > kLeast && k >= pieces) break;
-      if (k % S::kPieces == 0) barrier_wait(&stream.full[stage], round);
-      const uint8_t* rows =
-          stream.ring + stage * S::kStageBytes + k % S::kPieces / S::kOfUnit * F::kTileBytes;
+      if (k % S::kPieces == 0) stream.pipe.wait(ring_at);
+      const uint8_t* rows = stream.ring + ring_at.stage * S::kStageBytes +
+                            k % S::kPieces / S::kOfUnit * F::kTileBytes;
       add_pieces<F>(sum, rows, S::kHalfBytes, k % S::kOfUnit, b[k]);
       if ((k + 1) % S::kPieces != 0 && k + 1 < pieces) continue;
       __syncwarp();
       if (lane == 0 && stream.more()) stream.ask_next(policy);
-      if (++stage == S::kStages) stage = 0, round ^= 1;
+      ring_at.next(S::kStages);
     }
     float4* to = sums.to_write() + warp * 32 + lane;
 #pragma unroll
@@ -181,7 +176,7 @@ __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen
 }
 #endif
 
-// kHeld: pieces of 64 columns of a leaf, at most; their activations stay in registers.
+// kHeld: pieces of 64 columns of a slice of K, at most; their activations stay in registers.
 template <class F, int kHeld>
 __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsArgs e) {
 #if __CUDA_ARCH__ >= 900
@@ -191,10 +186,10 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   __shared__ Chosen chosen;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   __shared__ uint64_t sums_full[kSets], sums_empty[kSets];
-  Sums sums{reinterpret_cast<float4*>(rings + kWarps * S::kRing), sums_full, sums_empty};
+  Sums sums{reinterpret_cast<float4*>(rings + kWarps * S::kRing), {sums_full, sums_empty}};
   if (lane == 0) {
     if (warp < kWarps) {
-      start_barriers(full[warp], S::kStages);
+      Pipeline{full[warp]}.init_own(S::kStages);
     } else {
       sums.start(1);
     }
@@ -218,7 +213,7 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   const GateShare share(e, chosen.count);
   if (warp == kWarps) return gate_share<F>(e, chosen, share, sums);
   const uint8_t* ring = rings + warp * S::kRing;
-  GateStream<F> stream{chosen, share, e.hidden, first, units, ring, full[warp], share.begin};
+  GateStream<F> stream{chosen, share, e.hidden, first, units, ring, {full[warp]}, share.begin};
   const uint64_t policy = read_once();
   if (lane == 0 && stream.more()) {
     stream.find();
@@ -236,8 +231,8 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
 }  // namespace
 }  // namespace few
 
-static_assert(few::kTokens == 8 && few::kMostChosen == 64 && kFewExperts == 128 &&
-              2 * few::kLeast * kWarps * 64 == 4096);  // takes_few() of moe_rows.cc
+static_assert(few::kMostChosen == kFewMostChosen && kFewExperts == kFewMostExperts &&
+              2 * few::kLeast * kWarps * 64 == kFewMostHidden && few::kTokens == 8);
 
 int few_experts_fit(const Context& ctx, const FewExpertsArgs* e) {
   MoeProblem p;

@@ -1,4 +1,4 @@
-// Tokens of experts by place.
+// Gathers tokens of experts by place.
 #include "backend/cuda/moe/moe.h"
 #include "backend/cuda/runtime/common.cuh"
 
@@ -14,8 +14,9 @@ __device__ __forceinline__ uint4 packed(const float (&v)[kUnit], float factor) {
   return make_uint4(two[0], two[1], two[2], two[3]);
 }
 
-// x by place: a block takes a tile of 8 places, a thread 8 columns at a time. Few registers leave
-// room for blocks of the next kernel, which relies on the groups when it starts.
+// x by place: a block processes a tile of 8 places, a thread 8 columns at a time. It uses few
+// registers, so that blocks of the next kernel fit beside it; that kernel relies on the groups when
+// it starts.
 __global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ ExpertsArgs e) {
   wait();
   let_next_start();
@@ -43,9 +44,9 @@ __global__ void __launch_bounds__(256, 6) gather_kernel(const __grid_constant__ 
   }
 }
 
-// The same for tokens of which blocks are few: a block takes a token, and writes it to all of its
-// places. kMany: in the order of moe_bf16_sm90_large_m.cu, [64 columns][place][128 bytes].
-// Otherwise the next kernel relies on the groups when it starts, as above.
+// The same if there are few tokens: a block reads one token and writes it to all of its places.
+// kMany: in the layout of moe_bf16_sm90_large_m.cu, [64 columns][place][128 bytes]. Otherwise the
+// next kernel relies on the groups when it starts, as above.
 template <bool kMany>
 __global__ void __launch_bounds__(256, 6) spread_kernel(const __grid_constant__ ExpertsArgs e) {
   if (kMany) let_next_start();
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(256, 6) spread_kernel(const __grid_constant__ 
 }  // namespace
 
 int gather_places(const Context& ctx, const ExpertsArgs& e) {
-  constexpr int64_t kSpread = 128;  // tokens; of more, what is written side by side decides
+  constexpr int64_t kSpread = 128;  // tokens; with more, contiguous writes matter more
   const auto run = [&](auto kernel, int64_t blocks) {
     if (const int error = leave_shared(kernel); error != 0) return error;
     return launch(ctx, kernel, dim3(static_cast<unsigned>(blocks)), dim3(256), 0, e);

@@ -1,5 +1,6 @@
-// Experts in block formats on Hopper: the rings and warpgroups of gemm_q_sm90_wgmma.cuh, whose
-// tiles are rows of an expert by the tokens of one of its slots. Gate and up end in the gated unit.
+// Experts in block formats on Hopper: the pipelines and warpgroups of gemm_q_sm90_wgmma.cuh, whose
+// tiles are rows of an expert by the tokens of one of its slots. Gate and up have a SwiGLU
+// epilogue.
 //
 // One kernel a product. The second one's first weights are asked for while the first still runs:
 // whose they are was settled before that began. K is cut and added up as in gemm_sm80_small_m.cu.
@@ -45,7 +46,7 @@ __device__ __forceinline__ void copy_expert_rows(const Rings<S>& rings, const Ex
   constexpr int kSide = kPanelTiles<F>;  // tiles of rows of a panel
   const int64_t step = tile_at<F>(kSide, tiles.cols());
   const Leaves<S> leaves(tiles.cols());
-  Turn<S::kChunks> turn;
+  PipelineState turn;
   tiles.each([&](int slot, int unit) {
     const uint8_t* expert = (S::kGate ? e.gate_up : e.down)[tiles.expert(slot)];
     const uint8_t* panel = expert + unit / kSide * step;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void copy_expert_tokens(const Rings<S>& rings,
   const ExpertsArgs& e = tiles.e;
   const Activations& act = S::kGate ? e.in : e.act;
   const Leaves<S> leaves(tiles.cols());
-  Turn<S::kTokens> turn;
+  PipelineState turn;
   wait();
   tiles.each([&](int slot, int) {
     const int64_t first = S::kGate && e.groups.whole != 0 ? 0 : int64_t{slot} * S::NT;
@@ -72,7 +73,7 @@ __device__ __forceinline__ void copy_expert_tokens(const Rings<S>& rings,
   });
 }
 
-// Gated units of a slot's tokens, 64 rows or more.
+// SwiGLU outputs of a slot's tokens, 64 rows or more.
 template <class S, class Unit>
 __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, float (&total)[S::NT][4],
                                             float* room, int expert, int slot, int unit,

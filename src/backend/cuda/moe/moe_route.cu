@@ -1,4 +1,4 @@
-// Routing of tokens to experts, their order by expert, and the sums of what experts gave.
+// Routes tokens to experts, groups them by expert, and adds the outputs of experts.
 #include "backend/cuda/formats/formats.cuh"
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/moe/moe.h"
@@ -9,7 +9,7 @@
 namespace freshet::cuda {
 namespace {
 
-// A warp a token.
+// One warp per token.
 template <int kMine>
 __global__ void __launch_bounds__(256)
     route_kernel(Rows logits, RoutingArgs r, int32_t* ids, float* weights) {
@@ -27,7 +27,7 @@ struct Grouping {  // of one block, in shared memory
   int32_t count[kMaxExperts], first[kMaxExperts], of_warp[32];
 };
 
-// slot numbers of experts, and how many there are in all, from their counts. All threads.
+// Computes the experts' slot numbers, and the number of slots, from the counts. All threads.
 template <int Threads>
 __device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -56,10 +56,11 @@ __device__ __forceinline__ int number_slots(const GroupArgs& a, Grouping& g) {
   return before;
 }
 
-// One block. Which place a token gets among its expert's is chance, and touches no sum.
+// One block. The place of a token among its expert's tokens is not deterministic, and affects no
+// sum.
 template <int Threads>
 __device__ __forceinline__ void group_tokens(const GroupArgs& a, Grouping& g) {
-  constexpr int kHeld = 4;  // of a thread's pairs in registers: few tokens have no more
+  constexpr int kHeld = 4;  // a thread's pairs that are in registers: few tokens have no more
   const int thread = static_cast<int>(threadIdx.x);
   const int pairs = a.tokens * a.top_k;
   int id[kHeld], in[kHeld] = {};
@@ -109,10 +110,11 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(GroupArgs a) {
 }
 
 constexpr int kRoutedByBlock = 16;  // tokens, at most
-// How many blocks have come this far: zero between launches.
+// The number of blocks that have arrived; zero between launches.
 __device__ int32_t arrived[kMaxRouterTokens / kWarps + 1];
 
-// Whether this block is the last of so many to come here. What the others wrote before is there.
+// Whether this block is the last of `blocks` to arrive. The last one sees what the others wrote
+// before.
 __device__ __forceinline__ bool last_of(int32_t* counter, int blocks) {
   __shared__ int last;
   __syncthreads();
@@ -129,8 +131,8 @@ __device__ __forceinline__ bool last_of(int32_t* counter, int blocks) {
   return last != 0;
 }
 
-// Many pairs: blocks count some each, and the last of them numbers the slots; then each block takes
-// as many places of an expert as it has tokens for.
+// Many pairs: each block counts some, and the last block numbers the slots. Then each block
+// reserves as many places of an expert as it has tokens for.
 constexpr int kManyThreads = 512, kPairsOfThread = 8, kPairsOfBlock = kManyThreads * kPairsOfThread;
 __device__ int32_t total[kMaxExperts];  // zero between launches
 __device__ int32_t next_place[kMaxExperts];
@@ -199,9 +201,9 @@ __global__ void __launch_bounds__(kManyThreads) place_kernel(GroupArgs a) {
   }
 }
 
-// The router's product, then routes, then groups: of the blocks with some tokens that which ends
-// last routes them, and of those again the last groups all. Blocks: [experts, tokens]; of rows that
-// are exact in BF16 16 by 8, or else a warp has an expert and a token, or squares of them.
+// The router's GEMM, then routes, then groups. The last block to finish some tokens routes them,
+// and the last one of those blocks groups all tokens. Blocks: [experts, tokens]; 16 by 8 for
+// weights that are exact in BF16; otherwise one expert and token per warp, or squares of them.
 enum class RouterCut { kRows, kSquares, kExact };
 template <RouterCut kCut>
 inline constexpr int kTokensOfCut = kCut == RouterCut::kRows      ? 1
@@ -246,12 +248,12 @@ __global__ void __launch_bounds__(256)
   group_tokens<256>(g, grouping);
 }
 
-// A thread's columns: numbers of 16 bytes of what experts gave, which counts as BF16.
+// A thread's columns: 16 bytes of the experts' outputs, which are used as BF16.
 template <bool kBF16>
 struct Columns {
   static constexpr int kCount = kBF16 ? 8 : 4;
   uint4 bits;
-  // From column c of a row, of which `left` are there; all if they are `whole`.
+  // From column c of a row, of which `left` columns exist; all of them if `whole`.
   __device__ __forceinline__ void load(const void* y, int64_t at, int64_t left, bool whole) {
     using Stored = std::conditional_t<kBF16, uint16_t, uint32_t>;
     const auto* from = static_cast<const Stored*>(y) + at;
@@ -274,7 +276,7 @@ struct Columns {
   }
 };
 
-// A block a token and some columns: what its experts gave is on its way together.
+// One block per token and column range; the loads of all of its experts overlap.
 template <bool kBF16>
 __global__ void __launch_bounds__(512)
     combine_kernel(Rows out, const void* y, GroupArgs a, int weighted, int add) {
@@ -303,7 +305,7 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
     for (int k = i; k < i + 4; ++k) before[k] = k < left ? to[k] : 0.0f;
   }
-  int order = 0;  // places ascend, hence in order of expert
+  int order = 0;  // places ascend, hence experts do
   for (int k = 0; k < a.top_k; ++k) order += __shfl_sync(0xffffffff, place, k) < place;
   for (int base = 0; base < a.top_k; base += kAtOnce) {
     Of v[kAtOnce];
@@ -381,7 +383,7 @@ int group(const Context& ctx, const GroupArgs* args) {
   return launch(ctx, group_kernel, dim3(1), dim3(kGroupThreads), 0, *args);
 }
 
-// Where moe_sm90_m1_8 did not fit.
+// For sizes that moe_sm90_m1_8 does not support.
 int experts_fused(const Context& ctx, const ExpertsArgs* e) {
   MoeProblem p;
   p.format = static_cast<int>(e->gate_up_code);

@@ -1,11 +1,12 @@
-// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): who gets
-// which token, and how a piece of weights is added.
+// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): the
+// routing of tokens, and the sum of a piece of weights.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/moe/moe.h"
 #include "backend/cuda/moe/route_topk.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::few {
 
@@ -81,30 +82,27 @@ __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float
 template <int kSize>
 struct Handover {
   float4* sums;  // kSets of kSize
-  uint64_t *full, *empty;
-  int set = 0, round = 0;
+  Pipeline pipe;
+  PipelineState at;
 
-  __device__ __forceinline__ void start(int readers) const {
-    for (int s = 0; s < kSets; ++s) {
-      barrier_init(&full[s], kWarps);
-      barrier_init(&empty[s], readers);
-    }
-    barriers_ready();
-  }
+  __device__ __forceinline__ void start(int readers) const { pipe.init(kSets, readers, kWarps); }
   __device__ __forceinline__ float4* to_write() const {
-    barrier_wait(&empty[set], round ^ 1);
-    return sums + set * kSize;
+    pipe.acquire(at);
+    return sums + at.stage * kSize;
   }
   __device__ __forceinline__ const float4* to_read() const {
-    barrier_wait(&full[set], round);
-    return sums + set * kSize;
+    pipe.wait(at);
+    return sums + at.stage * kSize;
   }
-  __device__ __forceinline__ void written() { pass(full); }
-  __device__ __forceinline__ void read() { pass(empty); }
-  __device__ __forceinline__ void pass(uint64_t* barriers) {
+  __device__ __forceinline__ void written() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[set]);
-    if (++set == kSets) set = 0, round ^= 1;
+    if (threadIdx.x % 32 == 0) pipe.arrive(at.stage);
+    at.next(kSets);
+  }
+  __device__ __forceinline__ void read() {
+    __syncwarp();
+    pipe.release(at.stage);
+    at.next(kSets);
   }
 };
 

@@ -1,13 +1,14 @@
-// A token's way to its experts on Hopper, of few tokens: the norm, the router's product and the
-// routes, by a cluster of blocks a token in place of kernels that wait for each other.
+// The norm, the router's GEMM and the routes of few tokens on Hopper: one cluster of blocks per
+// token, instead of kernels that wait for each other.
 //
-// Every block norms the row for itself and multiplies it with 16 of the router's rows, which are in
-// registers before the kernel in front has ended. A warp's threads norm the very columns that it
-// multiplies. The first block gets all logits, and routes. The bits are those of norm.cu,
+// Every block norms the row for itself and multiplies it by 16 of the router's rows, which are in
+// registers before the previous kernel has ended. A warp's threads norm exactly the columns that
+// they multiply. The first block receives all logits and routes. Bit-identical to norm.cu,
 // gemm_f32_bf16x3.cu and moe_route.cu.
 //
-// For one token all of it is done twice, first with whatever is there: fetching code takes as long
-// as running it, and is over when the row comes. More tokens' blocks begin too late for that.
+// For one token everything is done twice, first with arbitrary data: fetching code takes as long as
+// running it, and is finished when the row is ready. With more tokens blocks start too late for
+// that.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
@@ -20,11 +21,11 @@ namespace {
 
 constexpr int kMostCols = kWarps * 32 * kUnit;
 constexpr int kOfWarp = kMostCols / kWarps / kChunk;  // chunks
-constexpr int kRows = 16;                             // of the router, of a block
-constexpr int64_t kMostRouted = 32;                   // tokens: clusters of more would take turns
+constexpr int kRows = 16;                             // of the router, per block
+constexpr int64_t kMostRouted = 32;                   // tokens: more clusters would not run at once
 
 struct Shared {
-  uint4 parts[kWarps][kParts][kOfWarp][4][kSteps / 2];  // of the row, as four lanes want them
+  uint4 parts[kWarps][kParts][kOfWarp][4][kSteps / 2];  // of the row, in the layout of four lanes
   float4 sums[kRows][kWarps + 1];                       // of chunks
   uint64_t keys[kFewExperts];
   float logits[kFewExperts];
@@ -32,7 +33,7 @@ struct Shared {
   float squares[kWarps];
   float chosen[kMaxTopK];
   int32_t ids[kMaxTopK];
-  uint64_t there;  // all logits
+  uint64_t there;  // all logits have arrived
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -40,7 +41,7 @@ __device__ __forceinline__ int token() {
   return static_cast<int>(blockIdx.y);
 }
 
-// A lane's operands of a tile's 16 rows, of chunks from `first` on; zeros behind the last of all.
+// A lane's operands of a tile's 16 rows, for chunks from `first` on; zeros after the last chunk.
 // weights: the lane's first.
 template <int kEach>
 __device__ __forceinline__ void load_weights(uint4 (&w)[kEach][kSteps], const uint32_t* weights,
@@ -59,14 +60,15 @@ __device__ __forceinline__ void load_weights(uint4 (&w)[kEach][kSteps], const ui
   }
 }
 
-// v = a thread's columns of the cluster's row, normed as in norm.cu, whose other warps have zeros.
+// v = a thread's columns of the cluster's row, normed as in norm.cu, whose other warps would have
+// zeros.
 __device__ __forceinline__ void norm_row(Shared& s, const RouteOneArgs& a, int first,
                                          const float (&weight)[kUnit], float (&v)[kUnit]) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const auto n = static_cast<int>(a.x.cols);
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kUnit; i += 4) {  // not of the L1 cache, which has what was there before
+  for (int i = 0; i < kUnit; i += 4) {  // bypasses L1, which may hold stale data
     const auto* four = reinterpret_cast<const float4*>(a.x.data + token() * a.x.stride + first + i);
     *reinterpret_cast<float4*>(v + i) = first < n ? __ldcg(four) : float4{};
   }
@@ -87,7 +89,8 @@ __device__ __forceinline__ void norm_row(Shared& s, const RouteOneArgs& a, int f
   }
 }
 
-// The sums of a warp's chunks, as exact_tile() has them for one token: lanes of others have zeros.
+// The sums of a warp's chunks, with the bits of exact_tile() for one token; lanes of other tokens
+// have zeros.
 __device__ __forceinline__ void multiply_chunks(Shared& s, const uint4 (&w)[kOfWarp][kSteps],
                                                 const float (&v)[kUnit]) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -114,7 +117,7 @@ __device__ __forceinline__ void multiply_chunks(Shared& s, const uint4 (&w)[kOfW
       for (int c = 0; c < kOfWarp; ++c) {
         if (lane < 4) b[c] = s.parts[warp][part][c][lane][k / 2];
       }
-      // Chains side by side.
+      // Independent accumulation chains.
 #pragma unroll
       for (int c = 0; c < kOfWarp; ++c) mma(sum[c], w[c][k], b[c].x, b[c].y);
 #pragma unroll
@@ -130,7 +133,7 @@ __device__ __forceinline__ void multiply_chunks(Shared& s, const uint4 (&w)[kOfW
 // The logit of row `lane` of the block.
 __device__ __forceinline__ float add_chunks(const Shared& s, const ProductArgs& p, int lane) {
   const auto chunks = static_cast<int>(ceil_div(p.weight.cols, kChunk));
-  float total = -0.0f;  // adds nothing, not even a sign
+  float total = -0.0f;  // the identity of addition
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) {
     const float4 v = s.sums[lane % kRows][i];
@@ -143,9 +146,9 @@ __device__ __forceinline__ float add_chunks(const Shared& s, const ProductArgs& 
   return total;
 }
 
-// From the logits to the chosen experts and their weights as route_token() has them, by a block:
-// the threads of an expert count, half each, who is better. A warp would take three times as long
-// to choose one after the other.
+// From the logits to the chosen experts and their weights, with route_token()'s result, by one
+// block: two threads per expert count how many experts are better, half of them each. Choosing one
+// after the other in a warp would take three times as long.
 __device__ __forceinline__ void route_logits(Shared& s, const RouteOneArgs& a, bool counts) {
   constexpr int kHalf = kFewExperts / 2, kMine = kFewExperts / 32;
   const RoutingArgs& r = a.routing;
@@ -173,13 +176,13 @@ __device__ __forceinline__ void route_logits(Shared& s, const RouteOneArgs& a, b
     score = __fdiv_rn(1.0f, 1.0f + expf(-score));
   }
   const float choice = r.correction != nullptr && real ? score + r.correction[expert] : score;
-  // Nobody chooses minus infinity or what is no number; of equals the lower id goes first.
+  // Minus infinity and NaN are never chosen; ties go to the lower id.
   const bool chosen = real && choice > -INFINITY;
   const uint64_t key =
       chosen ? static_cast<uint64_t>(key_of(choice)) << 32 | (kHalf * 2 - expert) : 0;
   if (half == 0) s.keys[expert] = key;
   if (expert == 0) {
-    for (int k = half; k < r.top_k; k += 2) {  // for want of others
+    for (int k = half; k < r.top_k; k += 2) {  // if there are no others
       s.ids[k] = 0;
       s.chosen[k] = score;
     }
@@ -221,8 +224,8 @@ __device__ __forceinline__ void route_logits(Shared& s, const RouteOneArgs& a, b
   a.weights[token() * r.top_k + lane] = mine * factor;
 }
 
-// What the norm gives is also wanted as it is, and by the experts: the rows behind the last token's
-// are padding, which the first token's blocks write.
+// Writes the norm's result in F32, and encoded for the experts. The first token's blocks write the
+// padding rows after the last token.
 __device__ __forceinline__ void put_normed(const RouteOneArgs& a, int first,
                                            const float (&v)[kUnit]) {
   const int64_t n = a.x.cols;
@@ -263,7 +266,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
   const int first = thread * kUnit;
   float weight[kUnit];
   load_unit(weight, a.norm.weight, first, a.x.cols, true);
-  cluster_wait();  // all blocks have begun
+  cluster_wait();  // all blocks have started
 #pragma unroll 1
   for (int turn = gridDim.y == 1 ? 0 : 1; turn < 2; ++turn) {
     const bool counts = turn == 1;
@@ -301,7 +304,7 @@ int route_one_fits(const Context& ctx, const RouteOneArgs* a) {
 }
 
 int route_one(const Context& ctx, const RouteOneArgs* a) {
-  // A block that is alone is no cluster, and its sends are refused: one more has no rows.
+  // A cluster of one block cannot send, so it gets a second block without rows.
   const auto blocks = std::max(2U, static_cast<unsigned>(ceil_div(a->product.weight.rows, kRows)));
   return launch_cluster(ctx, route_one_kernel, dim3(blocks, static_cast<unsigned>(a->x.rows)),
                         dim3(kWarps * 32), 0, dim3(blocks), *a);

@@ -5,19 +5,19 @@
 
 namespace freshet::cuda {
 
-inline constexpr int kFewExperts = 128;  // four a lane
+inline constexpr int kFewExperts = 128;  // four per lane
 
-// What an expert gives counts as BF16, as which it is stored where there is much of it.
+// Experts' outputs are rounded to BF16, because many of them are stored in BF16.
 __device__ __forceinline__ float given(float v) {
   return __bfloat162float(__float2bfloat16_rn(v));
 }
 
-// Ascends with the value.
+// Monotonic in the value.
 __device__ __forceinline__ uint32_t key_of(float v) {
-  const auto bits = __float_as_uint(v + 0.0f);  // zeros are equal
+  const auto bits = __float_as_uint(v + 0.0f);  // makes -0 equal to 0
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
-// The greatest value of a warp, or rather the lowest index that has it.
+// The lowest index that has a warp's largest value.
 __device__ __forceinline__ int best_of_warp(float v, int index) {
   const uint32_t key = key_of(v);
   const uint32_t best = __reduce_max_sync(0xffffffff, key);
@@ -31,7 +31,7 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
-// Takes the experts of all but the best groups out of the choice. One lane.
+// Excludes the experts of all but the best groups. One lane.
 __device__ inline void limit_groups(const RoutingArgs& r, float* choice, float* group_scores) {
   const int n = r.experts / r.groups;
   for (int g = 0; g < r.groups; ++g) {
@@ -47,7 +47,7 @@ __device__ inline void limit_groups(const RoutingArgs& r, float* choice, float* 
     group_scores[g] = r.group_score_top == 2 && n > 1 ? first + second : first;
   }
   for (int dropped = 0; dropped < r.groups - r.top_groups; ++dropped) {
-    int worst = -1;  // of equals the higher id goes first
+    int worst = -1;  // ties: drop the higher id
     for (int g = 0; g < r.groups; ++g) {
       if (isnan(group_scores[g])) continue;
       if (worst < 0 || group_scores[g] <= group_scores[worst]) worst = g;
@@ -58,7 +58,7 @@ __device__ inline void limit_groups(const RoutingArgs& r, float* choice, float* 
   }
 }
 
-// Floats of shared memory of a warp that routes.
+// Floats of shared memory per warp that routes.
 __host__ __device__ inline int routing_room(const RoutingArgs& r) {
   return r.groups > 1 ? r.experts + r.groups : 0;
 }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void route_token(const float* x, const RoutingArgs& r
       }
     }
     best = best_of_warp(v, best);
-    if (best >= r.experts) best = 0;  // all are taken or not numbers
+    if (best >= r.experts) best = 0;  // all are taken or NaN
     float its = 0.0f;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {

@@ -1,4 +1,4 @@
-// Ops on numbers one by one: encoding, gating and other activations, sums of matrices.
+// Elementwise operations: encoding, GLU and other activations, sums of matrices.
 #include <climits>
 
 #include "backend/cuda/gemm/glu_activation.cuh"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Blocks of 256 threads, a unit of eight neighbours each: rows padded to 8 and columns to 64 (in
-// E4M3: 128) with zeros, as activations are.
+// Blocks of 256 threads, eight adjacent numbers each: rows padded to 8 and columns to 64 (in E4M3:
+// 128) with zeros, as in all activations.
 __global__ void encode_kernel(Activations act, Rows x, const int32_t* index, const float* weights,
                               int64_t rows) {
   let_next_start();
@@ -101,7 +101,8 @@ __global__ void sigmoid_gate_kernel(Rows x, Rows gate) {
   });
 }
 
-// A block a row. Larger numbers come first, then lower columns: no order of threads matters.
+// One block per row. Larger numbers come first, then lower columns, so that the order of threads
+// does not matter.
 constexpr int kArgmaxThreads = 1024;
 
 struct Best {
@@ -144,8 +145,8 @@ __global__ void __launch_bounds__(kArgmaxThreads) argmax_kernel(Rows x, int32_t*
   if (threadIdx.x == 0) ids[blockIdx.x] = best.value > -INFINITY ? best.column : -1;
 }
 
-// The same of rows of whole units of 16 bytes, each of which a cluster has: all loads of 128,256
-// columns are in flight at once. The last reader is the first block.
+// The same for rows in whole 16-byte units, one cluster per row: all loads of 128,256 columns are
+// in flight at once. The first block combines the results.
 constexpr int kArgmaxBlocks = 8, kArgmaxOfBlock = 512;
 
 __global__ void __launch_bounds__(kArgmaxOfBlock) argmax_cluster_kernel(Rows x, int32_t* ids) {

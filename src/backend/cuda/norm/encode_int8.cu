@@ -1,6 +1,6 @@
-// Activations in INT8: a row is numbers in [-127, 127] times the scale that takes its largest
-// magnitude to 127. The bits are those of the CPU's encoder: each step is exact or rounds once. A
-// row with a NaN or an infinity has zeros and a scale of NaN.
+// Encodes activations in INT8: a row is numbers in [-127, 127] times the scale that maps its
+// largest magnitude to 127. Bit-identical to the CPU's encoder: each step is exact or rounds once.
+// A row with a NaN or an infinity becomes zeros with a NaN scale.
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/runtime/common.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -11,9 +11,9 @@ namespace {
 constexpr int kMostHeld = 4;  // units of a thread that stay in registers
 
 struct Int8Scale {
-  float down, up;  // up 0: all numbers are 0
+  float down, up;  // up is 0 if all numbers are 0
 };
-// `top`: the bits of the largest magnitude, compared as whole numbers: a NaN is the largest.
+// `top`: the bits of the largest magnitude, compared as integers: a NaN is the largest.
 __device__ __forceinline__ Int8Scale int8_scale(uint32_t top) {
   constexpr float kSmallest = 1e-30f;
   if (top >= 0x7f800000) return {__uint_as_float(0x7fc00000), 0.0f};
@@ -41,7 +41,7 @@ struct Plainly {
   __device__ __forceinline__ void load_weight(float (&)[kUnit], int64_t) const {}
   __device__ __forceinline__ void end(float (&)[kUnit], const float (&)[kUnit], float) const {}
 };
-// What glu() makes of gate and up.
+// The output of glu() for gate and up.
 struct Gated {
   static constexpr bool kNorms = false;
   Rows gate, up;
@@ -56,7 +56,7 @@ struct Gated {
   __device__ __forceinline__ void load_weight(float (&)[kUnit], int64_t) const {}
   __device__ __forceinline__ void end(float (&)[kUnit], const float (&)[kUnit], float) const {}
 };
-// What norm() makes of rows that have weights and no mean or bias, in its order of sums.
+// The output of norm() for rows with weights and no mean or bias, in its order of sums.
 struct Normed {
   static constexpr bool kNorms = true;
   Rows x;
@@ -73,13 +73,13 @@ struct Normed {
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], scale), w[i]);
   }
-  // Of what the squares of a row add up to.
+  // From the sum of a row's squares.
   __device__ __forceinline__ float scale(float sum) const {
     return rsqrtf(sum / static_cast<float>(x.cols) + eps);
   }
 };
 
-// A thread's part of a row: the first units in registers, others read again.
+// A thread's part of a row: the first units in registers; others are read again.
 template <class From, int kThreads>
 struct Units {
   static constexpr int64_t kRound = int64_t{kThreads} * kUnit;
@@ -90,7 +90,7 @@ struct Units {
   __device__ __forceinline__ static int64_t column(int n) {
     return threadIdx.x * int64_t{kUnit} + n * kRound;
   }
-  // Of the norm, on their way before the row is there.
+  // The norm's weights, loaded before the row is ready.
   __device__ __forceinline__ void load_weights() {
 #pragma unroll
     for (int n = 0; From::kNorms && n < kMostHeld; ++n) {
@@ -109,7 +109,7 @@ struct Units {
       if (column(n) < cols) from.end(held[n], weights[From::kNorms ? n : 0], scale);
     }
   }
-  // body(unit, its column), from left to right; `ended` with that scale, if they are to be.
+  // body(unit, its column), from left to right. ended: units that are read again need end(), too.
   template <class Body>
   __device__ __forceinline__ void each(bool ended, float scale, const Body& body) const {
 #pragma unroll
@@ -128,7 +128,7 @@ struct Units {
   }
 };
 
-// The sum of all threads' numbers, in one tree.
+// The sum over all threads, in one tree.
 template <int kWarpsOfRow>
 __device__ __forceinline__ float add_up(float sum, float* shared) {
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ __forceinline__ float add_up(float sum, float* shared) {
   return sum;
 }
 
-// A block a row. Columns that fill the last tile up stay as they are: weights have zeros there.
+// One block per row. Columns that fill the last tile are not written: weights have zeros there.
 template <class From, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     int8_rows_kernel(const __grid_constant__ From from, Activations act, int64_t cols) {
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<float*>(act.data + steps * act.core_tiles * kInt8TileBytes)[row] = scale.down;
 }
 
-// Rows alone are latency: more threads; of many each has more to do.
+// With few rows latency dominates: use more threads. With many rows each thread has more work.
 template <class From>
 int launch_rows(const Context& ctx, const From& from, const Activations& act, int64_t rows,
                 int64_t cols) {
@@ -214,7 +214,7 @@ int glu_int8(const Context& ctx, const Rows& gate, const Rows& up, const GluArgs
 }
 
 int norm_int8(const Context& ctx, const Rows& x, const NormArgs& norm, const Activations& act) {
-  // The order of a sum goes by the threads.
+  // The order of a sum depends on the number of threads.
   return launch(ctx, int8_rows_kernel<Normed, 512>, dim3(static_cast<unsigned>(x.rows)), dim3(512),
                 0, Normed{x, norm.weight, norm.eps}, act, x.cols);
 }

@@ -1,7 +1,7 @@
-// Norms of rows. A row's length alone gives the order of its sums: lane v of 512 takes units of
-// eight numbers v, v + 512, ... from left to right, and the lanes' sums meet in one tree. A thread
-// is one lane where there are few rows, and four where there are many: then a block has four rows,
-// so that what it writes of core matrices are runs of 64 bytes.
+// Norms of rows. The row length alone determines the order of its sums: lane v of 512 takes units
+// of eight numbers v, v + 512, ... from left to right, and one tree adds the lanes' sums. A thread
+// is one lane if there are few rows, and four lanes if there are many: then a block has four rows,
+// so that it writes core matrices in runs of 64 bytes.
 #include "backend/cuda/runtime/cluster.cuh"
 #include "backend/cuda/runtime/common.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
@@ -10,9 +10,10 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kLanes = 512, kWarpsOfRow = kLanes / 32;
-constexpr int kFewRows = 264;  // two for each multiprocessor
+constexpr int kFewRows = 264;  // two per SM of an H100
 
-// A thread's part of a row: the first unit of each of its lanes in registers, others read again.
+// A thread's part of a row: the first unit of each of its lanes in registers; others are read
+// again.
 // kAlone: the block has no other row.
 template <int kThreads, bool kAlone = true>
 struct RowNorm {
@@ -32,7 +33,7 @@ struct RowNorm {
 #pragma unroll
     for (int l = 0; l < kEach; ++l) load_unit(held[l], x, column(l), n, whole);
   }
-  // Sums f(v, column) over the row; the same number in every thread.
+  // Sums f(v, column) over the row; returns the same number in every thread.
   template <class F>
   __device__ __forceinline__ float sum(float* shared, const F& f) const {
     float sums[kEach] = {};
@@ -84,8 +85,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kLanes ? 2 : 5)
   const int64_t end = act.data != nullptr ? padded_cols(act, n) : n;
   const bool whole_out = whole_rows(out.data, out.stride);
   const bool whole_weight = whole_rows(a.weight, 0) && whole_rows(a.bias, 0);
-  // Where there is one row only, memory's latency is most of the time: weights are on their way
-  // before the row is there.
+  // With a single row memory latency dominates, so weights are loaded before the row is ready.
   typename Norm::Unit weight[Norm::kEach];
   const auto load_weight = [&] {
 #pragma unroll
@@ -157,9 +157,9 @@ __device__ __forceinline__ void load_whole(float (&v)[kUnit], const float* from)
   load_unit(v, from, 0, kUnit, true);
 }
 
-// Both kernels of usual norms take a row's sum of squares in this order, so that a row has the same
-// bits in either. v: a lane's first unit of the row `from`, at column `first`; rows that are not
-// real are zeros.
+// Both kernels of usual norms compute a row's sum of squares in this order, so that a row has the
+// same bits in either. v: a lane's first unit of the row `from`, at column `first`; rows that are
+// not real are zeros.
 constexpr int kRound = kLanes * kUnit;
 
 __device__ __forceinline__ float squares_of_warp(const float (&v)[kUnit], const float* from,
@@ -192,7 +192,7 @@ __device__ __forceinline__ float sum_of_warps(const float (&of_warps)[kWarpsOfRo
   return sum;
 }
 
-// Of one row or a few it is little more than latency, so there is little code.
+// For one row or a few: latency dominates, so there is little code.
 __global__ void __launch_bounds__(kLanes, 3)
     plain_norm_kernel(Rows x, NormArgs a, Activations act) {
   __shared__ float shared[kWarpsOfRow];
@@ -225,13 +225,12 @@ __global__ void __launch_bounds__(kLanes, 3)
   }
 }
 
-// The same of some dozens of rows as core matrices: a cluster has the eight rows of a tile, and
-// each of its blocks an eighth of the lanes of all of them, so that lines are written whole. Where
-// a row was a block's, each of its units was a request of its own, of which a multiprocessor makes
-// one in some five cycles: half of the time. Sums have plain_norm_kernel's order,
-// and so its bits.
+// The same for some dozens of rows as core matrices: a cluster has the eight rows of a tile, and
+// each of its blocks an eighth of the lanes of all of them, so that whole lines are written. With
+// one row per block each unit was a request of its own, of which an SM makes one in about five
+// cycles: half of the time. The order of sums, and so every bit, is plain_norm_kernel's.
 constexpr int kClusterBlocks = 8, kLanesOfBlock = kLanes / kClusterBlocks;
-constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, for all banks
+constexpr int kTileUnit = kTokenTile * 16 + 16;  // of all rows, no bank conflicts
 constexpr int kLeastOfClusters = 17;             // rows
 
 __global__ void __launch_bounds__(kLanes, 3)
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(kLanes, 3)
   cluster_arrive_relaxed();
   float weight[kUnit] = {}, v[kUnit] = {};
   if (first < n) load_whole(weight, a.weight + first);
-  cluster_wait();  // nobody sends to a block that has not begun
+  cluster_wait();  // the other blocks have started
   wait();
   const bool real = row < x.rows;  // or padding of the activations
   const float* from = x.data + row * x.stride;
@@ -271,7 +270,7 @@ __global__ void __launch_bounds__(kLanes, 3)
 #pragma unroll 1
   for (int c = first, base = rank * kLanesOfBlock * kUnit; base < n; c += kRound, base += kRound) {
     if (c > first) {
-      __syncthreads();  // the round before has been written
+      __syncthreads();  // the previous round has been written
       if (real && c < n) load_whole(v, from + c);
       if (c < n) load_whole(weight, a.weight + c);
     }
@@ -292,8 +291,8 @@ __global__ void __launch_bounds__(kLanes, 3)
 #endif
 }
 
-// Of many rows that are wanted as they are: a thread has kEach of its lanes' units, all that there
-// are, and little else, so that many rows are on their way.
+// For many rows whose F32 result is needed: a thread keeps all units of its lanes, kEach of them,
+// and little else, so that many rows are in flight.
 template <int kEach>
 __global__ void __launch_bounds__(kLanes / 4, 24 / kEach)
     plain_rows_kernel(Rows out, Rows x, NormArgs a) {
@@ -348,9 +347,9 @@ int launch_plain_rows(const Context& ctx, const Rows& out, const Rows& x, const 
                 norm);
 }
 
-// Many rows, of which products read core matrices and nobody anything else.
+// For many rows whose result only GEMMs read, as core matrices.
 constexpr int kTileRows = 4, kTileThreads = kLanes / 4;
-constexpr int kStagedUnit = kTileRows * 16 + 16;  // no bank has two of a quarter warp's
+constexpr int kStagedUnit = kTileRows * 16 + 16;  // no bank conflicts within a quarter warp
 constexpr int64_t kMostStaged = 8192;             // columns
 
 __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
@@ -412,8 +411,8 @@ __global__ void __launch_bounds__(kTileRows* kTileThreads, 2)
   }
 }
 
-// The same of a layer's usual norm, for products in BF16 or E4M3: its weight is in shared memory
-// before the rows are there, and a half warp's four scales are divided for by four of its lanes.
+// The same for a layer's usual norm, for GEMMs in BF16 or E4M3: its weight is in shared memory
+// before the rows are ready, and four lanes of a half warp compute its four scales.
 template <bool kE4M3>
 struct Staged {  // units of a row; 16 bytes of each row, one after the other
   static constexpr int kUnits = kE4M3 ? 2 : 1;
@@ -424,7 +423,7 @@ struct Staged {  // units of a row; 16 bytes of each row, one after the other
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A row's part of the tile, of a thread's four lanes from column c on, each 4 lanes' units apart.
+// A row's part of the tile: a thread's four lanes from column c on, each 4 lanes' units apart.
 template <bool kE4M3>
 __device__ __forceinline__ void stage(uint8_t* staged, float* scales, int row, int c, int n,
                                       const float (&v)[4][kUnit]) {

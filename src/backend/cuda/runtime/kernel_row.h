@@ -1,6 +1,6 @@
-// Tables of GPU kernels. A row says on which GPUs, formats and token counts a kernel runs, and
-// which problems it supports; rows stand best first, and choose() takes the first one that fits.
-// Plain C++: the plug-in launches what the tables say, and the program prints them without a GPU.
+// Tables of GPU kernels. A row says which GPUs, formats and token counts a kernel supports, and
+// which problems. Rows are sorted best first, and choose() takes the first one that fits. Plain
+// C++: the plug-in launches what the tables say, and the program prints them without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ struct KernelRow {
   int capability;         // 90: compute capability 9.0 only (sm_90a); 80: 8.0 and all above
   uint64_t formats;       // bits of Code (or CacheType)
   int64_t m_min, m_max;   // tokens
-  const char* condition;  // for people: what supports() asks for; "" for nothing
+  const char* condition;  // in words, what supports() requires; "" for nothing
   bool (*supports)(const DeviceLimits& limits, const Problem& problem);
 };
 
-// A problem offers `format` (a bit), `tokens` and whatever supports() reads.
+// A problem has `format` (a bit), `tokens` and whatever supports() reads.
 template <class Problem>
 bool fits(const KernelRow<Problem>& row, const DeviceLimits& limits, const Problem& problem) {
   const bool runs =
@@ -30,8 +30,8 @@ bool fits(const KernelRow<Problem>& row, const DeviceLimits& limits, const Probl
          problem.tokens <= row.m_max && row.supports(limits, problem);
 }
 
-// The index of the row that runs the problem: `forced` if it fits, or else the first that does; -1:
-// there is none.
+// The index of the row that runs the problem: `forced` if it fits, otherwise the first one that
+// does; -1 if there is none.
 template <class Problem, int N>
 int choose(const KernelRow<Problem> (&rows)[N], const DeviceLimits& limits, const Problem& problem,
            int forced = -1) {

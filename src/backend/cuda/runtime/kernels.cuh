@@ -1,4 +1,5 @@
-// The plug-in's functions, by source; plugin.cu puts them into the table (api.h says what they do).
+// The plug-in's functions, by source file; plugin.cu puts them into the table (api.h documents
+// them).
 #pragma once
 
 #include "backend/cuda/api.h"

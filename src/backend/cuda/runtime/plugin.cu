@@ -1,4 +1,4 @@
-// The plug-in's door: contexts, memory, graphs, and the tables of functions.
+// The entry point of the plug-in: contexts, memory, graphs, and the tables of functions.
 #include <cstdio>
 #include <memory>
 
@@ -16,8 +16,8 @@ const char* error_text(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-// Makes a device the thread's current one. Only the plug-in's functions call CUDA in this process,
-// so what a thread has set stays set.
+// Makes a device the thread's current one. Only the plug-in calls CUDA in this process, so the
+// setting of a thread stays valid.
 int make_current(int device) {
   thread_local int current = -1;
   if (device == current) return 0;
@@ -26,7 +26,7 @@ int make_current(int device) {
   return code(error);
 }
 
-// A table's entry for a function that may call CUDA, and for one that only computes a number.
+// Table entries for a function that may call CUDA, and for one that only computes a number.
 template <auto kFunction>
 struct Entry;
 template <class... A, int (*kFunction)(const Context&, A...)>
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(512) read_kernel(const uint4* memory, int64_t 
            (d.x ^ d.y ^ d.z ^ d.w);
   }
   for (; i < n; i += step) sum += memory[i].x;
-  if (sum == 0x12345678) *sink = 1.0f;  // keeps the loads
+  if (sum == 0x12345678) *sink = 1.0f;  // keeps the loads from being optimised away
 }
 
 int read(const Context& ctx, const void* memory, int64_t bytes, float* sink) {

@@ -1,4 +1,4 @@
-// Matrices of a warp's registers, transposed.
+// Transposes matrices held in a warp's registers.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace freshet::cuda {
 
-// A 4 by 4 matrix of words, a row a lane of four, transposed.
+// Transposes a 4 by 4 matrix of words; each of four lanes has a row.
 __device__ __forceinline__ uint4 transposed(const uint32_t (&row)[4]) {
   uint32_t v[4] = {row[0], row[1], row[2], row[3]};
 #pragma unroll
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint4 transposed(const uint32_t (&row)[4]) {
   return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-// An 8 by 8 matrix, two neighbours of a row in BF16 a lane, transposed.
+// Transposes an 8 by 8 BF16 matrix; each lane has two adjacent numbers of a row.
 __device__ __forceinline__ uint32_t transposed(uint32_t two) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
   return two;

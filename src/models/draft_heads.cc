@@ -1,0 +1,428 @@
+#include "models/draft_heads.h"
+
+#include <algorithm>
+
+#include "layers/decoder.h"
+#include "models/assemble.h"
+#include "models/decoder_config.h"
+#include "models/registry.h"
+
+namespace freshet::models {
+namespace {
+
+using loader::Checkpoint;
+using loader::TensorSource;
+
+// The reference family's file of bare tensors.
+constexpr NameRule kBareEagle[] = {
+    {Role::kFeatures, "fc"},
+    {Role::kAttentionIn, "layer.input_layernorm"},
+    {Role::kMlpIn, "layer.post_attention_layernorm"},
+    {Role::kQuery, "layer.self_attn.q_proj"},
+    {Role::kKey, "layer.self_attn.k_proj"},
+    {Role::kValue, "layer.self_attn.v_proj"},
+    {Role::kOutput, "layer.self_attn.o_proj"},
+    {Role::kGate, "layer.mlp.gate_proj"},
+    {Role::kUp, "layer.mlp.up_proj"},
+    {Role::kDown, "layer.mlp.down_proj"},
+};
+constexpr NameRule kEagle[] = {
+    {Role::kFeatures, "model.fc"},
+};
+// The first layer's norm is that of the embeddings in EAGLE-3.
+constexpr NameRule kMidlayerEagle3[] = {
+    {Role::kFeatures, "model.fc"},
+    {Role::kFeatureInputNorm, "model.input_norm"},
+    {Role::kFeatureNorm, "model.midlayer.hidden_norm"},
+    {Role::kFeatureEmbeddingNorm, "model.midlayer.input_layernorm"},
+    {Role::kMlpIn, "model.midlayer.post_attention_layernorm"},
+    {Role::kQuery, "model.midlayer.self_attn.q_proj"},
+    {Role::kKey, "model.midlayer.self_attn.k_proj"},
+    {Role::kValue, "model.midlayer.self_attn.v_proj"},
+    {Role::kOutput, "model.midlayer.self_attn.o_proj"},
+    {Role::kGate, "model.midlayer.mlp.gate_proj"},
+    {Role::kUp, "model.midlayer.mlp.up_proj"},
+    {Role::kDown, "model.midlayer.mlp.down_proj"},
+};
+constexpr NameRule kLayersEagle3[] = {
+    {Role::kFeatures, "model.fc"},
+    {Role::kFeatureInputNorm, "model.input_norm"},
+    {Role::kFeatureNorm, "model.layers.{}.hidden_norm"},
+    {Role::kFeatureEmbeddingNorm, "model.layers.{}.input_layernorm"},
+};
+constexpr NameRule kDeepSeekMtp[] = {
+    {Role::kFeatures, "model.layers.{}.eh_proj"},
+    {Role::kFeatureNorm, "model.layers.{}.hnorm"},
+    {Role::kFeatureEmbeddingNorm, "model.layers.{}.enorm"},
+    {Role::kFinalNorm, "model.layers.{}.shared_head.norm"},
+    {Role::kHead, "model.layers.{}.shared_head.head"},
+    {Role::kEmbedding, "model.layers.{}.embed_tokens"},
+};
+constexpr NameRule kMimoMtp[] = {
+    {Role::kFeatures, "model.mtp_layers.{}.input_proj"},
+    {Role::kFeatureNorm, "model.mtp_layers.{}.hidden_layernorm"},
+    {Role::kFeatureEmbeddingNorm, "model.mtp_layers.{}.token_layernorm"},
+    {Role::kFinalNorm, "model.mtp_layers.{}.final_layernorm"},
+    {Role::kAttentionIn, "model.mtp_layers.{}.input_layernorm"},
+    {Role::kMlpIn, "model.mtp_layers.{}.post_attention_layernorm"},
+    {Role::kQuery, "model.mtp_layers.{}.self_attn.q_proj"},
+    {Role::kKey, "model.mtp_layers.{}.self_attn.k_proj"},
+    {Role::kValue, "model.mtp_layers.{}.self_attn.v_proj"},
+    {Role::kOutput, "model.mtp_layers.{}.self_attn.o_proj"},
+    {Role::kGate, "model.mtp_layers.{}.mlp.gate_proj"},
+    {Role::kUp, "model.mtp_layers.{}.mlp.up_proj"},
+    {Role::kDown, "model.mtp_layers.{}.mlp.down_proj"},
+};
+
+// Where a head's weights are and how it is built.
+struct Head {
+  HeadPlan plan;
+  std::vector<NameRule> names;
+  Architecture architecture;
+  int layer = 0;  // its number in the names
+};
+
+class HeadFile {
+ public:
+  HeadFile(const Checkpoint& checkpoint, std::span<const NameRule> names)
+      : checkpoint_(checkpoint), names_(WeightNames::safetensors(names)) {}
+
+  const TensorSource* find(Role role, std::string_view suffix, int layer = 0) const {
+    const std::string stem = names_.stem(role, layer);
+    if (stem.empty()) return nullptr;
+    return suffix == ".weight" ? find_weight(checkpoint_, stem)
+                               : find_tensor(checkpoint_, stem + std::string(suffix));
+  }
+  bool has(Role role, std::string_view suffix = ".weight", int layer = 0) const {
+    return find(role, suffix, layer) != nullptr;
+  }
+  Result<const TensorSource*> matrix(Role role, int layer = 0) const {
+    const TensorSource* const found = find(role, ".weight", layer);
+    if (found == nullptr || found->shape.size() != 2) {
+      return invalid_argument("{}: tensor '{}.weight' is missing: this is not such a draft head",
+                              checkpoint_.path(), names_.stem(role, layer));
+    }
+    return found;
+  }
+
+ private:
+  const Checkpoint& checkpoint_;
+  WeightNames names_;
+};
+
+NormSpec norm_of_target(const ModelSpec& target) {
+  NormSpec norm = target.final_norm.value_or(NormSpec());
+  norm.bias = false;
+  return norm;
+}
+
+// What every head takes from its target.
+void take_ends(ModelSpec& spec, const ModelSpec& target) {
+  spec.vocab_size = target.vocab_size;
+  spec.embedding_size = target.embedding_size;
+  spec.embedding_scale = target.embedding_scale;
+  spec.tied_embeddings = target.tied_embeddings;
+  spec.logits_scale = target.logits_scale;
+  spec.logits_softcap = target.logits_softcap;
+}
+
+Status check_width(const Checkpoint& checkpoint, const ModelSpec& head, const ModelSpec& target) {
+  if (head.hidden_size == target.hidden_size && target.embedding_size == target.hidden_size) {
+    return {};
+  }
+  return invalid_argument("{} has states of {} numbers, the target of {}: it is for another model",
+                          checkpoint.path(), head.hidden_size, target.hidden_size);
+}
+
+// A Llama layer from a configuration, or, without one, of the target's shape.
+Result<ModelSpec> head_spec(const Checkpoint& checkpoint, const ModelSpec& target,
+                            std::string_view name) {
+  ModelSpec spec;
+  if (checkpoint.config().is_object()) {
+    Config config(checkpoint.config());
+    spec = decoder_spec(config, name, {});
+    FRESHET_RETURN_IF_ERROR(config.status());
+  } else {
+    if (target.layers.front().find<AttentionSpec>() == nullptr ||
+        target.layers.front().find<MlpSpec>() == nullptr) {
+      return unsupported("{}: a bare head needs a target of Llama's kind", checkpoint.path());
+    }
+    spec.architecture = name;
+    spec.hidden_size = target.hidden_size;
+    spec.ropes = target.ropes;
+    spec.max_context = target.max_context;
+    AttentionSpec a = target.layers.front().attention();
+    a.window = 0;
+    spec.layers = {{{{{.in = norm_of_target(target)}, a},
+                     {{.in = norm_of_target(target)}, target.layers.front().mlp()}}}};
+  }
+  spec.layers.resize(1);
+  return spec;
+}
+
+// Sizes and biases that the tensors tell.
+Status read_layer(const HeadFile& file, ModelSpec& spec) {
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* gate, file.matrix(Role::kGate));
+  spec.layers[0].mlp().ff = static_cast<int>(std::min<int64_t>(gate->shape[0], 1 << 24));
+  spec.layers[0].attention().qkv_bias = file.has(Role::kQuery, ".bias");
+  spec.layers[0].attention().out_bias = file.has(Role::kOutput, ".bias");
+  spec.layers[0].mlp().bias = file.has(Role::kGate, ".bias");
+  return {};
+}
+
+Result<Head> plan_eagle(const Checkpoint& checkpoint, const ModelSpec& target) {
+  Head head;
+  const bool bare = find_weight(checkpoint, "layer.self_attn.q_proj") != nullptr;
+  if (bare) {
+    head.names.assign(std::begin(kBareEagle), std::end(kBareEagle));
+  } else {
+    head.names.assign(std::begin(kEagle), std::end(kEagle));
+  }
+  const HeadFile file(checkpoint, head.names);
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* fc, file.matrix(Role::kFeatures));
+  ModelSpec& spec = head.plan.spec;
+  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, target, "eagle"));
+  FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
+  take_ends(spec, target);
+  FRESHET_RETURN_IF_ERROR(read_layer(file, spec));
+  if (!file.has(Role::kAttentionIn)) spec.layers[0].branches[0].norms.in.reset();
+  spec.final_norm.reset();
+  FeatureSpec f;
+  f.width = target.hidden_size;
+  f.bias = file.has(Role::kFeatures, ".bias");
+  if (fc->shape[1] != 2 * int64_t{f.width}) {
+    return invalid_argument("{}: tensor '{}' has {} columns; an EAGLE head for this target has {}",
+                            checkpoint.path(), fc->name, fc->shape[1], 2 * f.width);
+  }
+  spec.features = f;
+  head.plan.reads_last = true;
+  return head;
+}
+
+// The boundaries that a configuration names; by default those of EAGLE's code.
+std::vector<int> boundaries_of(const json::Value& config, int layers) {
+  const json::Value* ids = config.find("eagle_aux_hidden_state_layer_ids");
+  if (const json::Value* eagle = config.find("eagle_config"); eagle != nullptr && ids == nullptr) {
+    ids = eagle->find("eagle_aux_hidden_state_layer_ids");
+  }
+  if (ids == nullptr || !ids->is_array()) return {2, layers / 2, layers - 3};
+  std::vector<int> boundaries;
+  for (const json::Value& id : ids->as_array()) {
+    const auto number = id.is_number() ? id.as_int64() : std::nullopt;
+    boundaries.push_back(number && *number >= 0 && *number <= layers ? static_cast<int>(*number)
+                                                                     : -1);
+  }
+  return boundaries;
+}
+
+bool flag_of(const json::Value& config, std::string_view key) {
+  const json::Value* const eagle = config.find("eagle_config");
+  return config.get_bool(key, eagle != nullptr && eagle->get_bool(key, false));
+}
+
+Result<Head> plan_eagle3(const Checkpoint& checkpoint, const ModelSpec& target) {
+  Head head;
+  const json::Value& config = checkpoint.config();
+  if (!config.is_object()) {
+    return invalid_argument("{}: an EAGLE-3 head is a folder with config.json", checkpoint.path());
+  }
+  const bool midlayer = find_weight(checkpoint, "model.midlayer.self_attn.q_proj") != nullptr;
+  if (midlayer) {
+    head.names.assign(std::begin(kMidlayerEagle3), std::end(kMidlayerEagle3));
+  } else {
+    head.names.assign(std::begin(kLayersEagle3), std::end(kLayersEagle3));
+  }
+  const HeadFile file(checkpoint, head.names);
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* fc, file.matrix(Role::kFeatures));
+  ModelSpec& spec = head.plan.spec;
+  FRESHET_ASSIGN_OR_RETURN(spec, head_spec(checkpoint, target, "eagle3"));
+  const NormSpec norm = *spec.final_norm;
+  FRESHET_RETURN_IF_ERROR(check_width(checkpoint, spec, target));
+  take_ends(spec, target);
+  FRESHET_RETURN_IF_ERROR(read_layer(file, spec));
+  spec.layers[0].branches[0].norms.in.reset();
+  spec.layers[0].attention().input_size = 2 * spec.hidden_size;
+  if (!file.has(Role::kFinalNorm)) spec.final_norm.reset();
+  if (const TensorSource* own = file.find(Role::kHead, ".weight")) {
+    spec.tied_embeddings = false;
+    spec.vocab_size = static_cast<int>(std::min<int64_t>(own->shape.front(), 1 << 24));
+  }
+  head.plan.boundaries = boundaries_of(config, static_cast<int>(target.layers.size()));
+  const auto& boundaries = head.plan.boundaries;
+  const bool ascending =
+      std::ranges::adjacent_find(boundaries, std::greater_equal()) == boundaries.end() &&
+      !boundaries.empty() && boundaries.front() >= 0;
+  const int64_t width = int64_t{target.hidden_size} * std::ssize(boundaries);
+  if (!ascending || fc->shape[1] != width) {
+    return invalid_argument(
+        "{}: tensor '{}' has {} columns, which {} layers of this target ({} layers of {} numbers) "
+        "do not give: the head is for another model",
+        checkpoint.path(), fc->name, fc->shape[1], boundaries.size(), target.layers.size(),
+        target.hidden_size);
+  }
+  FeatureSpec f;
+  f.use = FeatureSpec::Use::kPaired;
+  f.width = static_cast<int>(width);
+  f.bias = file.has(Role::kFeatures, ".bias");
+  if (file.has(Role::kFeatureInputNorm)) f.input_norm = norm;
+  if (file.has(Role::kFeatureNorm)) f.feature_norm = norm;
+  if (file.has(Role::kFeatureEmbeddingNorm)) f.embedding_norm = norm;
+  f.normed_residual = flag_of(config, "norm_before_residual") && f.feature_norm.has_value();
+  f.raw_states = !flag_of(config, "norm_output");
+  spec.features = f;
+  return head;
+}
+
+Result<Head> plan_mtp(const Checkpoint& checkpoint, const ModelSpec& target) {
+  Head head;
+  const int layers = static_cast<int>(target.layers.size());
+  const bool mimo = find_weight(checkpoint, "model.mtp_layers.0.input_proj") != nullptr;
+  ModelSpec& spec = head.plan.spec;
+  spec = target;
+  spec.architecture = "mtp";
+  spec.layers = {target.layers.back()};
+  const NormSpec norm = norm_of_target(target);
+  spec.final_norm = norm;
+  if (mimo) {
+    head.names.assign(std::begin(kMimoMtp), std::end(kMimoMtp));
+  } else {
+    FRESHET_ASSIGN_OR_RETURN(const Architecture* base, find_architecture(checkpoint.config()));
+    head.architecture = *base;
+    head.names.assign(base->names.begin(), base->names.end());
+    head.names.insert(head.names.end(), std::begin(kDeepSeekMtp), std::end(kDeepSeekMtp));
+    head.layer = layers;
+  }
+  const HeadFile file(checkpoint, head.names);
+  const TensorSource* const fc = file.find(Role::kFeatures, ".weight", head.layer);
+  if (fc == nullptr) {
+    return invalid_argument(
+        "{} has no MTP layer: neither model.layers.{}.eh_proj nor model.mtp_layers.0.input_proj",
+        checkpoint.path(), layers);
+  }
+  FeatureSpec f;
+  f.width = target.hidden_size;
+  f.features_first = mimo;
+  f.embedding_norm = f.feature_norm = norm;
+  spec.features = f;
+  head.plan.reads_last = true;
+  return head;
+}
+
+Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target) {
+  if (checkpoint.kind() == Checkpoint::Kind::kGguf) {
+    return unsupported("{}: draft heads are read from safetensors", checkpoint.path());
+  }
+  const auto planned = [&] {
+    switch (kind) {
+      case HeadKind::kEagle:
+        return plan_eagle(checkpoint, target);
+      case HeadKind::kEagle3:
+        return plan_eagle3(checkpoint, target);
+      case HeadKind::kMtp:
+        break;
+    }
+    return plan_mtp(checkpoint, target);
+  };
+  FRESHET_ASSIGN_OR_RETURN(Head head, planned());
+  head.plan.kind = kind;
+  if (kind != HeadKind::kMtp) head.plan.weight_bytes = checkpoint.total_bytes();
+  FRESHET_RETURN_IF_ERROR(validate(head.plan.spec).with_context(checkpoint.path()));
+  return head;
+}
+
+// The target's ids of the rows of a short list: row i stands for i + d2t[i].
+Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const ModelSpec& head,
+                                             const ModelSpec& target) {
+  std::vector<int32_t> ids;
+  const TensorSource* const d2t = find_tensor(checkpoint, "d2t");
+  if (d2t == nullptr) {
+    if (head.vocab_size == target.vocab_size) return ids;
+    return invalid_argument("{}: the head knows {} of {} tokens, and tensor 'd2t' is missing",
+                            checkpoint.path(), head.vocab_size, target.vocab_size);
+  }
+  if (d2t->dtype != "I64" || d2t->shape != std::vector<int64_t>{head.vocab_size}) {
+    return invalid_argument("{}: tensor 'd2t' must be I64 of {} numbers", checkpoint.path(),
+                            head.vocab_size);
+  }
+  for (int64_t i = 0; i < head.vocab_size; ++i) {
+    int64_t offset = 0;
+    std::memcpy(&offset, d2t->data + static_cast<size_t>(i) * sizeof offset, sizeof offset);
+    const bool sane = offset >= 0 && offset < target.vocab_size && i + offset < target.vocab_size;
+    if (!sane) {
+      return invalid_argument("{}: d2t[{}] is {}: not an offset in a vocabulary of {}",
+                              checkpoint.path(), i, offset, target.vocab_size);
+    }
+    ids.push_back(static_cast<int32_t>(i + offset));
+  }
+  return ids;
+}
+
+Status read_features(WeightReader& reader, const Head& head, ModelWeights& out) {
+  const ModelSpec& spec = head.plan.spec;
+  const FeatureSpec& f = *spec.features;
+  const bool joined = f.use == FeatureSpec::Use::kJoined;
+  const int64_t cols = joined ? int64_t{spec.hidden_size} + f.width : f.width;
+  FRESHET_RETURN_IF_ERROR(
+      reader.linear(out.features, Role::kFeatures, head.layer, spec.hidden_size, cols, f.bias));
+  const auto norm = [&](const std::optional<NormSpec>& wanted, Role role, int64_t size,
+                        NormWeights& to) {
+    return wanted ? reader.norm(to, role, *wanted, head.layer, size) : Status();
+  };
+  FRESHET_RETURN_IF_ERROR(norm(f.input_norm, Role::kFeatureInputNorm, f.width, out.input_norm));
+  FRESHET_RETURN_IF_ERROR(
+      norm(f.feature_norm, Role::kFeatureNorm, spec.hidden_size, out.feature_norm));
+  FRESHET_RETURN_IF_ERROR(
+      norm(f.embedding_norm, Role::kFeatureEmbeddingNorm, spec.hidden_size, out.embedding_norm));
+  return norm(spec.final_norm, Role::kFinalNorm, spec.hidden_size, out.final_norm);
+}
+
+// The embedding and the head that the file brings; those of an MTP layer are copies of the
+// target's.
+Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target,
+                 ModelWeights& out) {
+  if (head.plan.kind != HeadKind::kEagle3) return {};
+  const ModelSpec& spec = head.plan.spec;
+  if (const TensorSource* own = reader.find(Role::kHead, ".weight"); own != nullptr) {
+    FRESHET_RETURN_IF_ERROR(
+        reader.linear(out.head, Role::kHead, -1, spec.vocab_size, spec.hidden_size, false));
+  }
+  const TensorSource* const table = reader.find_name("model.embed_tokens.weight");
+  if (table == nullptr) return {};
+  FRESHET_ASSIGN_OR_RETURN(const Rows rows,
+                           reader.rows(*table, target.vocab_size, spec.hidden_size));
+  return reader.pack(out.embedding, table->name, rows, {}, ops::Use::kTable);
+}
+
+}  // namespace
+
+Result<HeadPlan> plan_head(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target) {
+  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target));
+  return std::move(head.plan);
+}
+
+Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const Model& target,
+                            ops::Ops& ops) {
+  const auto ends = target.share();
+  if (ends == nullptr) return unsupported("this model shares no embedding with a draft head");
+  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target.spec()));
+  head.architecture.type = head.plan.spec.architecture;
+  head.architecture.names = head.names;
+  const Progress none;
+  WeightReader reader(checkpoint, head.architecture, ops, none);
+  ModelWeights weights;
+  FRESHET_RETURN_IF_ERROR(read_features(reader, head, weights));
+  weights.layers.resize(1);
+  FRESHET_RETURN_IF_ERROR(assemble_layer(
+      reader, head.plan.spec.layers[0], head.plan.spec.hidden_size, head.layer, weights.layers[0]));
+  FRESHET_RETURN_IF_ERROR(read_ends(reader, head, target.spec(), weights));
+  DraftHead out;
+  FRESHET_ASSIGN_OR_RETURN(out.target_ids,
+                           read_target_ids(checkpoint, head.plan.spec, target.spec()));
+  out.model = std::make_unique<Decoder>(head.plan.spec,
+                                        std::make_shared<const ModelWeights>(std::move(weights)),
+                                        ends, reader.take_infos(), ops);
+  out.plan = std::move(head.plan);
+  return out;
+}
+
+}  // namespace freshet::models

@@ -1,0 +1,44 @@
+// Draft heads of a target: EAGLE (arXiv:2401.15077), EAGLE-3 (arXiv:2503.01840) and MTP layers
+// (arXiv:2412.19437), which read the target's states and share its embedding and head.
+//
+// A head is a model of its own kind of ModelSpec (FeatureSpec). Published files differ in names and
+// in details that no configuration tells, so tensors decide where they can: a norm, a bias or an
+// embedding that the file has is used. Errors name the tensor or the key that does not fit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "layers/model.h"
+#include "loader/checkpoint.h"
+
+namespace freshet::models {
+
+enum class HeadKind { kEagle, kEagle3, kMtp };
+
+// A head before its weights are read.
+struct HeadPlan {
+  HeadKind kind = HeadKind::kEagle;
+  ModelSpec spec;
+  // Which states of the target are its features, in order: those after the final norm, or the
+  // residual stream behind that number of layers.
+  bool reads_last = false;
+  std::vector<int> boundaries;
+  size_t weight_bytes = 0;
+};
+
+struct DraftHead {
+  HeadPlan plan;
+  std::unique_ptr<Model> model;
+  std::vector<int32_t> target_ids;  // the target's ids of the head's logits; empty: the same
+};
+
+// `checkpoint`: the head's own file or folder, or the target's for an MTP layer.
+Result<HeadPlan> plan_head(HeadKind kind, const loader::Checkpoint& checkpoint,
+                           const ModelSpec& target);
+// `target`: the loaded target, whose embedding and head are shared.
+Result<DraftHead> load_head(HeadKind kind, const loader::Checkpoint& checkpoint,
+                            const Model& target, ops::Ops& ops);
+
+}  // namespace freshet::models

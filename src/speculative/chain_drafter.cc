@@ -1,0 +1,216 @@
+#include "speculative/chain_drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace freshet::speculative {
+namespace {
+
+// A head runs the rows of a prompt as they come, in pieces of this size, so that their features
+// need not be kept.
+constexpr size_t kPendingRows = 256;
+
+}  // namespace
+
+ChainDrafter::ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options)
+    : runner_(std::move(runner)), options_(std::move(options)), scratch_(options_.vocab) {
+  if (heads()) width_ = static_cast<size_t>(runner_->spec().features->width);
+}
+
+void ChainDrafter::forget(uint64_t sequence) {
+  const auto at = states_.find(sequence);
+  if (at == states_.end()) return;
+  runner_->release(at->second.cache);
+  states_.erase(at);
+}
+
+// ---- heads: the target's rows ----------------------------------------------------------------
+
+// Position p of a head holds the token at p + 1.
+void ChainDrafter::start_head(State& s, const TargetRows& rows) {
+  s.base = rows.first;
+  if (rows.first == 0) return;
+  const auto before = static_cast<size_t>(rows.first);
+  runner_->begin(s.cache, rows.tokens.subspan(1, before));
+  if (std::ssize(s.cache.ids) == rows.first) {
+    s.base = 0;
+    return;
+  }
+  runner_->release(s.cache);
+  s.cache.salt =
+      fmt::format("part {}", next_salt_++);  // what it computes is not the whole prefix's
+}
+
+void ChainDrafter::append(State& s, const TargetRows& rows) {
+  const int32_t skip = s.seen() - rows.first;
+  const auto hidden = width_ / (options_.needs.boundaries.size() + (options_.needs.last ? 1 : 0));
+  for (int32_t i = std::max(0, skip); i < rows.count; ++i) {
+    s.pending.push_back(rows.tokens[static_cast<size_t>(rows.first + i) + 1]);
+    const auto add = [&](const float* states) {
+      const float* const from = states + static_cast<size_t>(i) * hidden;
+      s.features.insert(s.features.end(), from, from + hidden);
+    };
+    if (options_.needs.last) add(rows.last);
+    for (const float* boundary : rows.boundaries) add(boundary);
+  }
+}
+
+// Runs the pending rows but the last `keep` ones.
+void ChainDrafter::run_pending(State& s, size_t keep) {
+  const size_t most = static_cast<size_t>(runner_->max_tokens());
+  while (s.pending.size() > keep) {
+    const size_t count = std::min(most, s.pending.size() - keep);
+    Work work{.sequence = &s.cache,
+              .ids = std::span(s.pending).first(count),
+              .features = s.features.data()};
+    runner_->run({&work, 1}, false);
+    if (work.failed) return;
+    runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
+    s.pending.erase(s.pending.begin(), s.pending.begin() + static_cast<std::ptrdiff_t>(count));
+    s.features.erase(s.features.begin(),
+                     s.features.begin() + static_cast<std::ptrdiff_t>(count * width_));
+  }
+}
+
+void ChainDrafter::observe(std::span<const TargetRows> rows) {
+  if (!heads()) return;
+  for (const TargetRows& r : rows) {
+    const bool fresh = !states_.contains(r.sequence);
+    State& s = state_of(r.sequence);
+    if (!fresh && r.first > s.seen()) {  // rows between were lost
+      runner_->release(s.cache);
+      s = State();
+    }
+    if (s.seen() == 0) start_head(s, r);
+    append(s, r);
+    if (s.pending.size() > kPendingRows) run_pending(s, 1);
+  }
+}
+
+// ---- proposals -------------------------------------------------------------------------------
+
+// Brings a language model's cache up to the last token but one step. False: it has no room.
+bool ChainDrafter::catch_up(State& s, const DraftRequest& r) {
+  const auto size = static_cast<int32_t>(r.tokens.size());
+  if (s.cache.ids.empty()) runner_->begin(s.cache, r.tokens.first(r.tokens.size() - 1));
+  const auto differ = std::ranges::mismatch(s.cache.ids, r.tokens).in1 - s.cache.ids.begin();
+  runner_->cut(s.cache,
+               std::max(s.cache.confirmed, std::min(static_cast<int32_t>(differ), size - 1)));
+  const auto most = static_cast<size_t>(std::min(runner_->max_tokens(), 512));
+  while (r.tokens.size() - s.cache.ids.size() > most) {
+    Work work{.sequence = &s.cache, .ids = r.tokens.subspan(s.cache.ids.size(), most)};
+    runner_->run({&work, 1}, false);
+    if (work.failed) return false;
+    runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
+  }
+  return true;
+}
+
+// Takes the drafted token of a work.
+void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
+  const int64_t position = std::ssize(r.tokens) + std::ssize(r.draft);
+  int32_t token = work.token;
+  if (s.sampler.draws()) {
+    token = s.sampler.draw(work.logits, options_.target_ids, position, scratch_, row_);
+  } else if (token >= 0 && !options_.target_ids.empty()) {
+    token = options_.target_ids[static_cast<size_t>(token)];
+  }
+  if (heads()) s.state.assign(work.state.begin(), work.state.end());
+  s.token = token;
+  if (token < 0 || token >= options_.vocab) return;
+  r.draft.push_back(token);
+  s.drafting = true;
+}
+
+void ChainDrafter::first_step(std::span<DraftRequest> requests) {
+  work_.clear();
+  owner_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    DraftRequest& r = requests[i];
+    if (heads() && !states_.contains(r.sequence)) continue;
+    State& s = state_of(r.sequence);
+    s.drafting = false;
+    if (!std::exchange(s.sampled, true)) {
+      s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
+    }
+    Work work{.sequence = &s.cache, .wants_token = true, .wants_logits = s.sampler.draws()};
+    if (heads()) {
+      if (s.seen() + 1 != std::ssize(r.tokens)) continue;
+      if (s.pending.empty()) {  // proposed before, and not verified
+        if (s.token >= 0) r.draft.push_back(s.token), s.drafting = true;
+        continue;
+      }
+      work.ids = s.pending;
+      work.features = s.features.data();
+    } else {
+      if (!catch_up(s, r)) continue;
+      work.ids = r.tokens.subspan(s.cache.ids.size());
+      if (work.ids.empty()) continue;
+    }
+    work_.push_back(work);
+    owner_.push_back(i);
+  }
+  runner_->run(work_, false);
+  for (size_t k = 0; k < work_.size(); ++k) {
+    if (work_[k].failed) continue;
+    DraftRequest& r = requests[owner_[k]];
+    State& s = state_of(r.sequence);
+    runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
+    s.pending.clear();
+    s.features.clear();
+    take(s, r, work_[k]);
+  }
+}
+
+void ChainDrafter::next_step(std::span<DraftRequest> requests) {
+  work_.clear();
+  owner_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    DraftRequest& r = requests[i];
+    const auto at = states_.find(r.sequence);
+    if (at == states_.end() || !at->second.drafting || std::ssize(r.draft) >= r.limit) continue;
+    State& s = at->second;
+    work_.push_back({.sequence = &s.cache,
+                     .ids = std::span(r.draft).last(1),
+                     .features = heads() ? s.state.data() : nullptr,
+                     .wants_token = true,
+                     .wants_logits = s.sampler.draws()});
+    owner_.push_back(i);
+  }
+  runner_->run(work_, true);
+  for (size_t k = 0; k < work_.size(); ++k) {
+    DraftRequest& r = requests[owner_[k]];
+    State& s = state_of(r.sequence);
+    s.drafting = false;
+    if (!work_[k].failed) take(s, r, work_[k]);
+  }
+}
+
+void ChainDrafter::propose(std::span<DraftRequest> requests) {
+  first_step(requests);
+  // The first step's token and state are kept: next_step() overwrites them.
+  std::vector<std::pair<int32_t, std::vector<float>>> first;
+  if (heads()) {
+    for (const DraftRequest& r : requests) {
+      const auto at = states_.find(r.sequence);
+      first.emplace_back(at == states_.end() ? -1 : at->second.token,
+                         at == states_.end() ? std::vector<float>() : at->second.state);
+    }
+  }
+  do {
+    next_step(requests);
+  } while (!work_.empty());
+  if (!heads()) return;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto at = states_.find(requests[i].sequence);
+    if (at == states_.end()) continue;
+    State& s = at->second;
+    runner_->cut(s.cache, s.cache.confirmed);
+    s.token = first[i].first;
+    s.state = std::move(first[i].second);
+  }
+}
+
+}  // namespace freshet::speculative

@@ -1,0 +1,76 @@
+// Drafts one token after the other with a model of its own: a small language model, the first
+// layers of the target, or a head that reads the target's states (EAGLE, MTP).
+//
+// A language model is given the sequence's tokens. At position p a head is given the token at p + 1
+// and the target's features at p, and proposes the token at p + 2; for its own drafts it is given
+// its own states instead of features, and forgets them when the target's features arrive. A head
+// whose history is not in its cache, because the target found the prefix in its own, starts with
+// what it has seen: the hit is never shortened for the drafter.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "speculative/draft_runner.h"
+#include "speculative/draft_sampler.h"
+#include "speculative/drafter.h"
+
+namespace freshet::speculative {
+
+struct ChainOptions {
+  StateNeeds needs;                 // of a head: its features, side by side
+  std::vector<int32_t> target_ids;  // the target's ids of the drafter's columns; empty: the same
+  int64_t vocab = 0;                // of the target
+  bool greedy = false;              // draw the argmax at any temperature
+};
+
+class ChainDrafter final : public Drafter {
+ public:
+  ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options);
+
+  void propose(std::span<DraftRequest> requests) override;
+  StateNeeds needs() const override { return options_.needs; }
+  void observe(std::span<const TargetRows> rows) override;
+  void forget(uint64_t sequence) override;
+
+ private:
+  struct State {
+    DraftSequence cache;
+    int32_t base = 0;  // the sequence's position that the cache begins with
+    // Of heads: the ids and the features that the cache does not hold yet.
+    std::vector<int32_t> pending;
+    std::vector<float> features;
+    // The last proposal's first step, for a sequence whose step was put off.
+    int32_t token = -1;
+    std::vector<float> state;
+    DraftSampler sampler;
+    bool sampled = false;  // the sampler was made
+    bool drafting = false;
+
+    int32_t seen() const { return base + cache.confirmed + static_cast<int32_t>(pending.size()); }
+  };
+  using Work = DraftRunner::Work;
+
+  bool heads() const { return runner_->spec().features.has_value(); }
+  State& state_of(uint64_t sequence) { return states_[sequence]; }
+  void start_head(State& s, const TargetRows& rows);
+  void append(State& s, const TargetRows& rows);
+  void run_pending(State& s, size_t keep);
+  bool catch_up(State& s, const DraftRequest& r);
+  void first_step(std::span<DraftRequest> requests);
+  void next_step(std::span<DraftRequest> requests);
+  void take(State& s, DraftRequest& r, Work& work);
+
+  std::unique_ptr<DraftRunner> runner_;
+  ChainOptions options_;
+  size_t width_ = 0;  // of a head's features
+  std::unordered_map<uint64_t, State> states_;
+  uint64_t next_salt_ = 0;
+  SamplerScratch scratch_;
+  std::vector<float> row_;
+  std::vector<Work> work_;
+  std::vector<size_t> owner_;  // [work_] index of the request
+};
+
+}  // namespace freshet::speculative

@@ -1,0 +1,227 @@
+#include "speculative/config.h"
+
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "base/json.h"
+#include "speculative/registry.h"
+
+namespace freshet::speculative {
+namespace {
+
+constexpr int kMostDrafts = 15;  // without num_speculative_tokens
+constexpr int kMostFixedDrafts = 63;
+
+Status wrong_type(std::string_view key, std::string_view wanted) {
+  return invalid_argument("speculative config: \"{}\" must be {}", key, wanted);
+}
+
+Status read(const json::Value& v, std::string_view key, std::string& to) {
+  if (!v.is_string()) return wrong_type(key, "a string");
+  to = v.as_string();
+  return {};
+}
+
+Status read(const json::Value& v, std::string_view key, bool& to) {
+  if (!v.is_bool()) return wrong_type(key, "true or false");
+  to = v.as_bool();
+  return {};
+}
+
+Status read_int(const json::Value& v, std::string_view key, int low, int high, int& to) {
+  const auto number = v.is_number() ? v.as_int64() : std::nullopt;
+  if (!number || *number < low || *number > high) {
+    return wrong_type(key, fmt::format("a whole number from {} to {}", low, high));
+  }
+  to = static_cast<int>(*number);
+  return {};
+}
+
+Status read_share(const json::Value& v, std::string_view key, double high, double& to) {
+  if (!v.is_number() || !(v.as_double() >= 0.0) || v.as_double() > high) {
+    return wrong_type(key, fmt::format("a number from 0 to {}", high));
+  }
+  to = v.as_double();
+  return {};
+}
+
+Status read_rates(const json::Value& v, std::string_view key, Config& c) {
+  const std::string wanted = "a list of 1 to 63 numbers from 0 to 1 that do not grow";
+  if (!v.is_array() || v.as_array().empty() || v.as_array().size() > kMostFixedDrafts)
+    return wrong_type(key, wanted);
+  double before = 1.0;
+  for (const json::Value& rate : v.as_array()) {
+    double share = 0.0;
+    if (!read_share(rate, key, before, share).ok()) return wrong_type(key, wanted);
+    c.synthetic_acceptance_rates.push_back(share);
+    before = share;
+  }
+  return {};
+}
+
+Status read_acceptance(const json::Value& v, std::string_view key, Config& c) {
+  constexpr std::pair<std::string_view, Acceptance> kNames[] = {
+      {"match", Acceptance::kMatch},        {"rejection", Acceptance::kRejection},
+      {"standard", Acceptance::kRejection}, {"block", Acceptance::kBlock},
+      {"typical", Acceptance::kTypical},    {"synthetic", Acceptance::kSynthetic},
+  };
+  for (const auto& [name, acceptance] : kNames) {
+    if (!v.is_string() || v.as_string() != name) continue;
+    c.acceptance = acceptance;
+    return {};
+  }
+  return wrong_type(key, "match, rejection (or standard), block, typical or synthetic");
+}
+
+Status read_draft_sampling(const json::Value& v, std::string_view key, Config& c) {
+  if (!v.is_string() || (v.as_string() != "greedy" && v.as_string() != "probabilistic"))
+    return wrong_type(key, "greedy or probabilistic");
+  c.greedy_drafts = v.as_string() == "greedy";
+  return {};
+}
+
+struct Key {
+  std::string_view name;
+  Status (*read)(const json::Value& value, std::string_view key, Config& c);
+};
+
+template <auto Member>
+Status read_member(const json::Value& v, std::string_view key, Config& c) {
+  return read(v, key, c.*Member);
+}
+template <auto Member, int kLow, int kHigh>
+Status read_number(const json::Value& v, std::string_view key, Config& c) {
+  return read_int(v, key, kLow, kHigh, c.*Member);
+}
+
+Status read_synthetic_length(const json::Value& v, std::string_view key, Config& c);
+
+constexpr Key kKeys[] = {
+    {"method", read_member<&Config::method>},
+    {"model", read_member<&Config::model>},
+    {"num_speculative_tokens", read_number<&Config::num_speculative_tokens, 1, kMostFixedDrafts>},
+    {"rejection_sample_method", read_acceptance},
+    {"synthetic_acceptance_rates", read_rates},
+    {"synthetic_acceptance_length", read_synthetic_length},
+    {"draft_sample_method", read_draft_sampling},
+    {"prompt_lookup_min", read_number<&Config::prompt_lookup_min, 1, 1024>},
+    {"prompt_lookup_max", read_number<&Config::prompt_lookup_max, 1, 1024>},
+    {"suffix_decoding_max_tree_depth",
+     read_number<&Config::suffix_decoding_max_tree_depth, 1, 1024>},
+    {"suffix_decoding_max_cached_requests",
+     read_number<&Config::suffix_decoding_max_cached_requests, 0, 1 << 24>},
+    {"suffix_decoding_max_spec_factor",
+     [](const json::Value& v, std::string_view key, Config& c) {
+       return read_share(v, key, 64.0, c.suffix_decoding_max_spec_factor);
+     }},
+    {"suffix_decoding_min_token_prob",
+     [](const json::Value& v, std::string_view key, Config& c) {
+       return read_share(v, key, 1.0, c.suffix_decoding_min_token_prob);
+     }},
+    {"use_heterogeneous_vocab", read_member<&Config::use_heterogeneous_vocab>},
+    {"exit_layer", read_number<&Config::exit_layer, 1, 4096>},
+};
+
+// The rates of a chain in which every draft is accepted with the same probability, so that a step
+// gives `length` tokens on average.
+Status read_synthetic_length(const json::Value& v, std::string_view key, Config& c) {
+  double length = 0.0;
+  if (!read_share(v, key, 64.0, length).ok() || length < 1.0)
+    return wrong_type(key, "a number from 1 to 64");
+  c.synthetic_acceptance_rates.clear();
+  double low = 0.0, high = 1.0;
+  const auto drafts =
+      static_cast<size_t>(c.num_speculative_tokens > 0 ? c.num_speculative_tokens : kMostDrafts);
+  const auto rates = [&](double share) {
+    std::vector<double> r(drafts);
+    double all = 1.0;
+    for (double& rate : r) rate = all *= share;
+    return r;
+  };
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    double sum = 1.0;
+    for (const double rate : rates(middle)) sum += rate;
+    (sum < length ? low : high) = middle;
+  }
+  c.synthetic_acceptance_rates = rates(high);
+  return {};
+}
+
+Status unknown_key(std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const Key& key : kKeys) known.push_back(key.name);
+  return invalid_argument("speculative config: unknown key \"{}\"; known are {}", name,
+                          fmt::join(known, ", "));
+}
+
+// Rules between keys.
+Status complete(Config& c) {
+  if (c.method == "[ngram]") c.method = "ngram";
+  if (c.method.empty() && c.prompt_lookup_max > 0) c.method = "ngram";
+  const Method* const method = find_method(c.method);
+  if (method == nullptr) {
+    std::vector<std::string_view> names;
+    for (const Method& m : methods()) names.push_back(m.name);
+    return c.method.empty()
+               ? invalid_argument("speculative config: \"method\" is missing; write one of {}",
+                                  fmt::join(names, ", "))
+               : invalid_argument("speculative config: unknown method \"{}\"; known are {}",
+                                  c.method, fmt::join(names, ", "));
+  }
+  if (method->model == Method::Model::kNeeded && c.model.empty()) {
+    return invalid_argument(
+        "speculative config: method {} needs \"model\", the drafter's folder "
+        "or file",
+        c.method);
+  }
+  if (method->model == Method::Model::kNone && !c.model.empty()) {
+    return invalid_argument("speculative config: method {} takes no \"model\"", c.method);
+  }
+  if (c.prompt_lookup_max == 0) {
+    c.prompt_lookup_max = c.prompt_lookup_min > 0 ? std::max(c.prompt_lookup_min, 5) : 5;
+  }
+  if (c.prompt_lookup_min == 0) c.prompt_lookup_min = std::min(2, c.prompt_lookup_max);
+  if (c.prompt_lookup_min > c.prompt_lookup_max) {
+    return invalid_argument(
+        "speculative config: prompt_lookup_min {} is above prompt_lookup_max {}",
+        c.prompt_lookup_min, c.prompt_lookup_max);
+  }
+  if ((c.acceptance == Acceptance::kSynthetic) != !c.synthetic_acceptance_rates.empty()) {
+    return invalid_argument(
+        "speculative config: rejection_sample_method synthetic goes with "
+        "synthetic_acceptance_rates or synthetic_acceptance_length");
+  }
+  return {};
+}
+
+}  // namespace
+
+int Config::limit() const {
+  return num_speculative_tokens > 0 ? num_speculative_tokens : kMostDrafts;
+}
+
+Result<Config> parse_config(std::string_view text) {
+  auto value = json::parse(text);
+  if (!value.ok() || !value->is_object()) {
+    return invalid_argument(
+        "speculative config: not a JSON object{}; write e.g. {{\"method\": \"ngram\"}}",
+        value.ok() ? "" : fmt::format(" ({})", value.status().message()));
+  }
+  Config config;
+  // In the order of the table: later keys may look at earlier ones.
+  for (const auto& [name, member] : value->as_object()) {
+    if (std::ranges::none_of(kKeys, [&](const Key& k) { return k.name == name; }))
+      return unknown_key(name);
+  }
+  for (const Key& key : kKeys) {
+    const json::Value* const member = value->find(key.name);
+    if (member == nullptr || member->is_null()) continue;
+    FRESHET_RETURN_IF_ERROR(key.read(*member, key.name, config));
+  }
+  FRESHET_RETURN_IF_ERROR(complete(config));
+  return config;
+}
+
+}  // namespace freshet::speculative

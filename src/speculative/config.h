@@ -1,0 +1,55 @@
+// --speculative-config: which drafter proposes tokens, and how they are accepted.
+//
+// The keys are vLLM's (SpeculativeConfig) where it has them, with its defaults; `exit_layer` and
+// `tree` are ours. A key that is not known here is an error that lists the known ones: nothing is
+// ignored. Plain data.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace freshet::speculative {
+
+enum class Acceptance {
+  kMatch,      // keep a draft where it equals the sequence's own draw: the tokens never change
+  kRejection,  // rejection sampling (arXiv:2211.17192): the law is right, the tokens may differ
+  kBlock,      // block verification (arXiv:2403.10444): the same, longer blocks
+  kTypical,    // typical acceptance (arXiv:2401.10774): lossy
+  kSynthetic,  // a given share of drafts, for measurements: the text is meaningless
+};
+
+struct Config {
+  std::string method;  // a name of registry.h
+  std::string model;   // folder or file; empty where the method needs none
+  // Most drafts of a sequence in a step; 0: chosen from step to step by the cost model.
+  int num_speculative_tokens = 0;
+  Acceptance acceptance = Acceptance::kMatch;
+  // kSynthetic: the share of steps in which the first i + 1 drafts are all accepted.
+  std::vector<double> synthetic_acceptance_rates;
+
+  // ngram
+  int prompt_lookup_min = 0;  // 0: not given; parse_config() sets both
+  int prompt_lookup_max = 0;
+  // suffix
+  int suffix_decoding_max_tree_depth = 24;
+  int suffix_decoding_max_cached_requests = 10000;
+  double suffix_decoding_max_spec_factor = 1.0;
+  double suffix_decoding_min_token_prob = 0.1;
+  // draft_model
+  bool use_heterogeneous_vocab = false;
+  bool greedy_drafts = false;  // draft_sample_method: "greedy" instead of "probabilistic"
+  // early_exit
+  int exit_layer = 0;  // 0: measured at load
+
+  int limit() const;  // most drafts of a sequence in a step, whichever way it is chosen
+};
+
+// `text`: a JSON object. The method may be left out where the model or the other keys imply it.
+Result<Config> parse_config(std::string_view text);
+
+}  // namespace freshet::speculative

@@ -1,0 +1,101 @@
+// Draft models: a small language model of the same vocabulary, or the first layers of the target.
+#include <algorithm>
+
+#include "layers/decoder.h"
+#include "speculative/chain_drafter.h"
+#include "speculative/registry.h"
+
+namespace freshet::speculative {
+namespace {
+
+DraftRunnerLimits limits_of(const MakeContext& c, const ModelSpec& spec) {
+  DraftRunnerLimits l;
+  l.max_model_len = static_cast<int>(std::min<int64_t>(c.max_model_len, spec.max_context));
+  if (spec.learned_positions > 0) {
+    l.max_model_len = static_cast<int>(
+        std::min<int64_t>(l.max_model_len, spec.learned_positions - spec.position_offset));
+  }
+  l.max_tokens = c.max_num_batched_tokens;
+  l.max_rows = std::min(c.max_num_seqs, c.max_num_batched_tokens);
+  l.cache_tokens = c.cache_tokens;
+  l.kv_type = c.kv_type;
+  return l;
+}
+
+Result<std::unique_ptr<Drafter>> chain(const MakeContext& c,
+                                       std::unique_ptr<runtime::LoadedModel> model) {
+  const DraftRunnerLimits limits = limits_of(c, model->spec());
+  FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::move(model), limits));
+  ChainOptions options;
+  options.vocab = c.target.spec().vocab_size;
+  options.greedy = c.config.greedy_drafts;
+  return std::unique_ptr<Drafter>(
+      std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
+}
+
+// Checkpoints may pad their vocabularies to different sizes.
+constexpr int kMostPadding = 1024;
+
+Status same_vocabulary(const std::string& path, const ModelSpec& draft, const ModelSpec& target) {
+  if (std::abs(draft.vocab_size - target.vocab_size) < kMostPadding) return {};
+  return invalid_argument(
+      "{} has a vocabulary of {} tokens, the target {}: method draft_model needs the same one",
+      path, draft.vocab_size, target.vocab_size);
+}
+
+}  // namespace
+
+Result<DrafterCost> draft_model_cost(const PlanContext& c) {
+  FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(c.config.model));
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
+  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config.model, spec, c.target));
+  return DrafterCost{checkpoint.total_bytes(), cache_bytes_per_token(spec, c.kv_type)};
+}
+
+Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
+  runtime::LoadOptions options = c.loading;
+  options.model = c.config.model;
+  options.on_progress = {};
+  FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, options));
+  FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config.model, model->spec(), c.target.spec()));
+  return chain(c, std::move(model));
+}
+
+// ---- early exit ------------------------------------------------------------------------------
+
+namespace {
+
+Result<ModelSpec> first_layers(const ModelSpec& target, int layers) {
+  if (layers >= static_cast<int>(target.layers.size())) {
+    return invalid_argument("exit_layer {}: the model has {} layers", layers, target.layers.size());
+  }
+  ModelSpec spec = target;
+  spec.layers.resize(static_cast<size_t>(layers));
+  return spec;
+}
+
+// Without a measurement: a quarter of the layers.
+int exit_of(const Config& config, const ModelSpec& target) {
+  return config.exit_layer > 0 ? config.exit_layer
+                               : std::max(1, static_cast<int>(target.layers.size()) / 4);
+}
+
+}  // namespace
+
+Result<DrafterCost> early_exit_cost(const PlanContext& c) {
+  FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec,
+                           first_layers(c.target, exit_of(c.config, c.target)));
+  return DrafterCost{0, cache_bytes_per_token(spec, c.kv_type)};
+}
+
+Result<std::unique_ptr<Drafter>> make_early_exit(const MakeContext& c) {
+  const ModelSpec& target = c.target.spec();
+  FRESHET_ASSIGN_OR_RETURN(ModelSpec spec, first_layers(target, exit_of(c.config, target)));
+  const auto weights = c.target.model().share();
+  if (weights == nullptr) return unsupported("this model cannot share its layers with a drafter");
+  auto model = std::make_unique<Decoder>(std::move(spec), weights, nullptr,
+                                         std::vector<Model::WeightInfo>(), c.compute->ops());
+  return chain(c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(model)));
+}
+
+}  // namespace freshet::speculative

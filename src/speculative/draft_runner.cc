@@ -1,0 +1,197 @@
+#include "speculative/draft_runner.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace freshet::speculative {
+
+using kv_cache::kBlockTokens;
+
+size_t cache_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
+  const KvCacheSpec cache = kv_cache_spec(spec, type);
+  size_t bytes = 0;
+  for (size_t g = 0; g < cache.groups.size(); ++g) bytes += cache.block_bytes(static_cast<int>(g));
+  return bytes / kBlockTokens;
+}
+
+DraftRunner::DraftRunner(std::unique_ptr<runtime::LoadedModel> model,
+                         const DraftRunnerLimits& limits, KvStorage cache,
+                         std::unique_ptr<kv_cache::BlockCache> blocks)
+    : model_(std::move(model)),
+      limits_(limits),
+      cache_(std::move(cache)),
+      blocks_(std::move(blocks)) {
+  batch_.tables.resize(cache_.spec().groups.size());
+}
+
+Result<std::unique_ptr<DraftRunner>> DraftRunner::create(
+    std::unique_ptr<runtime::LoadedModel> model, const DraftRunnerLimits& limits) {
+  FRESHET_RETURN_IF_ERROR(
+      model->reserve({limits.max_tokens, limits.max_rows, limits.max_model_len}));
+  const KvCacheSpec spec = kv_cache_spec(model->spec(), limits.kv_type);
+  // A block more for each sequence: drafts run ahead of the target's tokens.
+  const int64_t blocks = limits.cache_tokens / kBlockTokens + 2 * int64_t{limits.max_rows};
+  const std::vector<int32_t> pools(spec.groups.size(),
+                                   static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX)));
+  FRESHET_ASSIGN_OR_RETURN(KvStorage cache, model->make_cache(limits.kv_type, pools));
+  kv_cache::BlockCache::Options options;
+  for (size_t g = 0; g < spec.groups.size(); ++g) {
+    options.groups.push_back({spec.groups[g].window, pools[g]});
+  }
+  auto block_cache = std::make_unique<kv_cache::BlockCache>(std::move(options));
+  std::unique_ptr<DraftRunner> runner(
+      new DraftRunner(std::move(model), limits, std::move(cache), std::move(block_cache)));
+  FRESHET_RETURN_IF_ERROR(runner->allocate());
+  return runner;
+}
+
+Status DraftRunner::allocate() {
+  Memory* const memory = model_->ops().host_memory();
+  const auto rows = static_cast<size_t>(limits_.max_rows);
+  const auto tokens = static_cast<size_t>(limits_.max_tokens);
+  const ModelSpec& spec = model_->spec();
+  FRESHET_ASSIGN_OR_RETURN(logits_, model_->make_logits(limits_.max_rows));
+  FRESHET_ASSIGN_OR_RETURN(best_, Buffer::allocate(rows * sizeof(int32_t), memory));
+  if (!spec.features) return {};
+  const auto hidden = static_cast<size_t>(spec.hidden_size);
+  last_states_.resize(rows * hidden);
+  const size_t width = std::max(hidden, static_cast<size_t>(spec.features->width));
+  FRESHET_ASSIGN_OR_RETURN(states_, Buffer::allocate(tokens * hidden * sizeof(float), memory));
+  FRESHET_ASSIGN_OR_RETURN(features_, Buffer::allocate(tokens * width * sizeof(float), memory));
+  return {};
+}
+
+void DraftRunner::begin(DraftSequence& s, std::span<const int32_t> ids) {
+  copies_.clear();
+  const int32_t found = blocks_->begin(s.blocks, s.salt, ids, copies_);
+  for (const kv_cache::BlockCopy& copy : copies_) cache_.copy_block(copy.group, copy.from, copy.to);
+  s.ids.assign(ids.begin(), ids.begin() + found);
+  s.confirmed = found;
+}
+
+void DraftRunner::cut(DraftSequence& s, int32_t count) {
+  FRESHET_CHECK(count >= s.confirmed, "{} ids are confirmed, {} would be kept", s.confirmed, count);
+  if (count < std::ssize(s.ids)) s.ids.resize(static_cast<size_t>(count));
+}
+
+void DraftRunner::confirm(DraftSequence& s, int32_t count) {
+  if (count <= s.confirmed) return;
+  blocks_->computed(s.blocks, s.ids, count);
+  s.confirmed = count;
+}
+
+void DraftRunner::release(DraftSequence& s) {
+  blocks_->release(s.blocks);
+  s.ids.clear();
+  s.confirmed = 0;
+}
+
+bool DraftRunner::reserve(Work& work) {
+  DraftSequence& s = *work.sequence;
+  const auto computed = static_cast<int32_t>(s.ids.size());
+  const int32_t end = computed + static_cast<int32_t>(work.ids.size());
+  if (end > limits_.max_model_len) return false;
+  if (s.blocks.empty()) {  // a table without a prefix
+    copies_.clear();
+    blocks_->begin(s.blocks, s.salt, {}, copies_);
+  }
+  copies_.clear();
+  if (!blocks_->reserve(s.blocks, computed, end, copies_)) return false;
+  for (const kv_cache::BlockCopy& copy : copies_) cache_.copy_block(copy.group, copy.from, copy.to);
+  return true;
+}
+
+// Steps of at most max_tokens ids and max_rows sequences. REQUIRES: no work is larger than a step.
+void DraftRunner::run(std::span<Work> work, bool own_states) {
+  std::vector<Work*> step;
+  int64_t tokens = 0;
+  size_t rows = 0;
+  const auto flush = [&] {
+    if (!step.empty()) run_batch(step, own_states, rows);
+    step.clear();
+    tokens = 0;
+  };
+  for (Work& w : work) {
+    const auto count = std::ssize(w.ids);
+    if (tokens + count > limits_.max_tokens || std::ssize(step) == limits_.max_rows) flush();
+    w.failed = !reserve(w);
+    if (w.failed) continue;
+    step.push_back(&w);
+    tokens += count;
+  }
+  flush();
+}
+
+void DraftRunner::add(Work& work, size_t row) {
+  DraftSequence& s = *work.sequence;
+  const size_t first = batch_.token_ids.size();
+  for (const int32_t id : work.ids) {
+    batch_.positions.push_back(static_cast<int32_t>(s.ids.size()));
+    batch_.token_ids.push_back(id);
+    s.ids.push_back(id);
+  }
+  const auto end = static_cast<int32_t>(batch_.token_ids.size());
+  batch_.query_start.push_back(end);
+  batch_.context_len.push_back(static_cast<int32_t>(s.ids.size()));
+  if (work.wants_token) {
+    batch_.logit_rows.push_back(end - 1);
+    batch_.best_only.push_back(work.wants_logits ? 0 : 1);
+  }
+  for (size_t g = 0; g < batch_.tables.size(); ++g) {
+    BlockTables& t = batch_.tables[g];
+    std::ranges::copy(s.blocks.ids[g], t.ids.begin() + static_cast<std::ptrdiff_t>(row) * t.stride);
+  }
+  if (work.features == nullptr) return;
+  const FeatureSpec& f = *spec().features;
+  const auto width = static_cast<size_t>(batch_.own_states ? spec().hidden_size : f.width);
+  std::memcpy(features_.as<float>() + first * width, work.features,
+              work.ids.size() * width * sizeof(float));
+}
+
+void DraftRunner::run_batch(std::span<Work* const> work, bool own_states, size_t& rows) {
+  order_.assign(work.begin(), work.end());
+  std::ranges::stable_partition(order_, [](const Work* w) { return w->ids.size() == 1; });
+  ForwardBatch& b = batch_;
+  b.token_ids.clear();
+  b.positions.clear();
+  b.query_start.assign(1, 0);
+  b.context_len.clear();
+  b.logit_rows.clear();
+  b.best_only.clear();
+  b.own_states = own_states;
+  b.features = spec().features ? features_.as<float>() : nullptr;
+  for (size_t g = 0; g < b.tables.size(); ++g) {
+    size_t longest = 0;
+    for (const Work* w : order_) longest = std::max(longest, w->sequence->blocks.ids[g].size());
+    const auto stride = static_cast<int64_t>(longest);
+    b.tables[g].stride = (stride + kTablePiece - 1) / kTablePiece * kTablePiece;
+    b.tables[g].ids.assign(order_.size() * static_cast<size_t>(b.tables[g].stride),
+                           kv_cache::kNoBlock);
+  }
+  for (size_t i = 0; i < order_.size(); ++i) add(*order_[i], i);
+  const auto vocab = static_cast<size_t>(spec().vocab_size);
+  const auto hidden = static_cast<size_t>(spec().hidden_size);
+  const bool heads = spec().features.has_value();
+  const StepResults results{logits_.as<float>() + rows * vocab,
+                            heads ? states_.as<float>() : nullptr, best_.as<int32_t>() + rows};
+  model_->model().forward(b, cache_, results);
+  for (size_t i = 0; i < order_.size(); ++i) {
+    Work& w = *order_[i];
+    if (!w.wants_token) continue;
+    if (heads) {
+      const auto last = static_cast<size_t>(b.query_start[i + 1]) - 1;
+      float* const kept = last_states_.data() + rows * hidden;
+      std::copy_n(states_.as<float>() + last * hidden, hidden, kept);
+      w.state = {kept, hidden};
+    }
+    w.token = best_.as<int32_t>()[rows];
+    const std::span<float> logits(logits_.as<float>() + rows * vocab, vocab);
+    ++rows;
+    if (w.token != StepResults::kSeeLogits) continue;
+    w.logits = logits;
+    if (w.wants_logits) continue;
+    w.token = static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+  }
+}
+
+}  // namespace freshet::speculative

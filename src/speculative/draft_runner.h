@@ -1,0 +1,95 @@
+// A small model beside the target: its own cache of keys and values, and batches of its own.
+//
+// A sequence of the drafter is a table of blocks and the ids whose keys and values they hold.
+// Blocks are shared by prefix, as the target's are, and evicted when they run out. Ids that may be
+// taken back (drafts) are run, but confirm() alone offers them to other sequences. Used by one
+// thread. Nothing is allocated after the vectors have grown to the largest step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kv_cache/block_cache.h"
+#include "kv_cache/kv_storage.h"
+#include "layers/model.h"
+#include "runtime/loaded_model.h"
+
+namespace freshet::speculative {
+
+struct DraftRunnerLimits {
+  int max_model_len = 0;  // positions of a sequence
+  int max_tokens = 0;     // of a step
+  int max_rows = 0;       // of logits in a step
+  int64_t cache_tokens = 0;
+  ops::KvType kv_type = ops::KvType::kF16;
+};
+
+// A sequence's part of the drafter's cache. Only DraftRunner changes it.
+struct DraftSequence {
+  kv_cache::BlockTable blocks;
+  std::vector<int32_t> ids;  // in the cache: position i holds ids[i]
+  int32_t confirmed = 0;     // of them, those that will never be taken back
+  std::string salt;
+};
+
+class DraftRunner {
+ public:
+  static Result<std::unique_ptr<DraftRunner>> create(std::unique_ptr<runtime::LoadedModel> model,
+                                                     const DraftRunnerLimits& limits);
+
+  // Ids to run behind those of a sequence: at most max_tokens, and at most max_rows sequences that
+  // want a token. Results are valid until the next run().
+  struct Work {
+    DraftSequence* sequence = nullptr;
+    std::span<const int32_t> ids;
+    // For draft heads: [ids] rows of features, of the width that FeatureSpec says or, with
+    // own_states, of states.
+    const float* features = nullptr;
+    bool wants_token = false;      // of the last id
+    bool wants_logits = false;     // rather than the token alone
+    bool failed = false;           // result: the cache had no room
+    int32_t token = -1;            // result: the argmax of the last row; -1 unless wanted
+    std::span<float> logits;       // result: of the last row; empty unless wanted
+    std::span<const float> state;  // result, for draft heads: of the last row
+  };
+  void run(std::span<Work> work, bool own_states);
+
+  // The longest prefix of `ids` that the cache knows. REQUIRES: the sequence is empty.
+  void begin(DraftSequence& s, std::span<const int32_t> ids);
+  // Takes back all ids behind the first `count`. REQUIRES: count >= s.confirmed.
+  void cut(DraftSequence& s, int32_t count);
+  // The first `count` ids stay, and may be shared.
+  void confirm(DraftSequence& s, int32_t count);
+  void release(DraftSequence& s);
+
+  const ModelSpec& spec() const { return model_->spec(); }
+  int max_tokens() const { return limits_.max_tokens; }
+  int max_model_len() const { return limits_.max_model_len; }
+
+ private:
+  DraftRunner(std::unique_ptr<runtime::LoadedModel> model, const DraftRunnerLimits& limits,
+              KvStorage cache, std::unique_ptr<kv_cache::BlockCache> blocks);
+  Status allocate();
+  // rows: how many rows of logits the run has given before.
+  void run_batch(std::span<Work* const> work, bool own_states, size_t& rows);
+  void add(Work& work, size_t row);
+  bool reserve(Work& work);
+
+  std::unique_ptr<runtime::LoadedModel> model_;
+  DraftRunnerLimits limits_;
+  KvStorage cache_;
+  std::unique_ptr<kv_cache::BlockCache> blocks_;
+  ForwardBatch batch_;
+  Buffer logits_, states_, features_, best_;
+  std::vector<float> last_states_;  // [max_rows, hidden]
+  std::vector<Work*> order_;
+  std::vector<kv_cache::BlockCopy> copies_;
+};
+
+// Bytes of a drafter's cache for each token.
+size_t cache_bytes_per_token(const ModelSpec& spec, ops::KvType type);
+
+}  // namespace freshet::speculative

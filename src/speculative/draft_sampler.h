@@ -1,0 +1,36 @@
+// How a draft model draws: as the sequence itself does, over the drafter's own logits.
+//
+// The sampler's noise depends on the request's seed, the sample, the position and the token alone,
+// so a drafter that draws with it agrees with the target more often than by an independent draw.
+// Penalties and grammars are left out. One per sequence; not synchronised.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sampling/sampler.h"
+#include "speculative/drafter.h"
+
+namespace freshet::speculative {
+
+class DraftSampler {
+ public:
+  DraftSampler() = default;
+  // `greedy`: the argmax, whatever the request asks for.
+  DraftSampler(const DraftRequest& request, int64_t vocab, bool greedy);
+
+  // Whether it needs logits rather than their argmax.
+  bool draws() const { return sampler_.has_value(); }
+  // The token for `position` of the sequence. `ids`: the target's ids of the logits' columns;
+  // empty: they are the columns. Changes `logits`. -1: none is possible.
+  int32_t draw(std::span<float> logits, std::span<const int32_t> ids, int64_t position,
+               SamplerScratch& scratch, std::vector<float>& row);
+
+ private:
+  int64_t vocab_ = 0;
+  std::optional<Sampler> sampler_;
+};
+
+}  // namespace freshet::speculative

@@ -1,0 +1,77 @@
+// The methods of speculation: one line for each in registry.cc, which names the drafter's factory.
+//
+// A drafter is loaded in two steps, because memory is planned before any weight is read: cost()
+// reads only its configuration, make() its weights. Errors name the drafter's file and what does
+// not fit the target.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "base/status.h"
+#include "loader/checkpoint.h"
+#include "runtime/loaded_model.h"
+#include "speculative/config.h"
+#include "speculative/drafter.h"
+
+namespace freshet::speculative {
+
+// The memory of a drafter, for the memory plan.
+struct DrafterCost {
+  size_t weights = 0;          // bytes
+  size_t bytes_per_token = 0;  // of its own cache, for each token of the target's
+};
+
+// What a drafter is planned for.
+struct PlanContext {
+  const Config& config;
+  const ModelSpec& target;
+  const loader::Checkpoint& target_checkpoint;
+  runtime::Compute& compute;
+  ops::KvType kv_type;
+};
+
+// What a drafter is made from. All references outlive it.
+struct MakeContext {
+  const Config& config;
+  const runtime::LoadOptions& loading;          // of the target
+  const loader::Checkpoint& target_checkpoint;  // open during make() only
+  runtime::LoadedModel& target;
+  std::shared_ptr<runtime::Compute> compute;
+  ops::KvType kv_type;
+  int max_model_len = 0;
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
+  int64_t cache_tokens = 0;  // of the target's cache
+};
+
+// Drafters that need nothing but the configuration.
+std::unique_ptr<Drafter> ngram_drafter(const Config& config);
+std::unique_ptr<Drafter> suffix_drafter(const Config& config);
+
+struct Method {
+  enum class Model { kNone, kOptional, kNeeded };
+
+  std::string_view name;
+  Model model = Model::kNone;  // the config's "model"
+  // nullptr: nothing to plan for.
+  Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
+  Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;
+};
+
+std::span<const Method> methods();
+const Method* find_method(std::string_view name);  // nullptr: unknown
+
+// The factories, each in the source file of its drafter.
+Result<DrafterCost> draft_model_cost(const PlanContext& context);
+Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& context);
+Result<DrafterCost> early_exit_cost(const PlanContext& context);
+Result<std::unique_ptr<Drafter>> make_early_exit(const MakeContext& context);
+Result<DrafterCost> medusa_cost(const PlanContext& context);
+Result<std::unique_ptr<Drafter>> make_medusa(const MakeContext& context);
+Result<DrafterCost> draft_head_cost(const PlanContext& context);
+Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& context);
+
+}  // namespace freshet::speculative

@@ -1,0 +1,78 @@
+"""README.md tells the truth: its commands run, and its table of architectures is the registry's.
+
+usage: readme_test.py     needs FRESHET (the program) and FRESHET_SOURCE_DIR
+"""
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
+SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+# These wait for a person or a network: --help shows whether their options exist.
+INTERACTIVE = {"chat", "serve", "pull"}
+
+
+def readme():
+    with open(os.path.join(SOURCE, "README.md"), encoding="utf-8") as f:
+        return f.read()
+
+
+class Readme(unittest.TestCase):
+    def commands(self):
+        """The commands in indented blocks, without comments."""
+        found = []
+        for line in re.findall(r"^    (.*\bfreshet .*)$", readme(), re.M):
+            for part in line.split("&&"):
+                words = shlex.split(part, comments=True)
+                if words[:1] == ["freshet"]:
+                    found.append(words[1:])
+        self.assertGreater(len(found), 8)
+        return found
+
+    def test_commands_run_as_printed(self):
+        known = subprocess.run([FRESHET, "--help"], capture_output=True, text=True, check=True).stdout
+        with tempfile.TemporaryDirectory() as folder:
+            model = os.path.join(SOURCE, "models/default.gguf")
+            os.makedirs(os.path.join(folder, "cache/models"))
+            for name in ("model.gguf", "cache/models/smollm2.gguf"):
+                shutil.copy(model, os.path.join(folder, name))
+            os.symlink(os.path.join(SOURCE, "tests/data/golden/llama"), os.path.join(folder, "model"))
+            for name in ("prompts.txt", "text.txt"):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+                    f.write("Once upon a time there was a river.\nIt ran down to the sea.\n" * (1 if name == "prompts.txt" else 99))
+            environment = {**os.environ, "FRESHET_CACHE_DIR": os.path.join(folder, "cache")}
+            for words in self.commands():
+                if words[0] in INTERACTIVE:
+                    words = [words[0], "--help"]
+                if words[0] == "pull" and not re.search(r"^  pull ", known, re.M):
+                    continue
+                if words[0] in ("tokenize", "eval"):  # the folder has no vocabulary
+                    words = ["model.gguf" if w == "model/" else w for w in words]
+                if words[0] == "convert":
+                    words = ["other.gguf" if w == "model.gguf" else "q8_0" if w == "q4_k" else w
+                             for w in words]
+                result = subprocess.run([FRESHET, *words], cwd=folder, env=environment, timeout=300,
+                                        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+                self.assertEqual(result.returncode, 0, f"{words}: {result.stderr}")
+                self.assertNotEqual(result.stdout + result.stderr, "", words)
+
+    def test_architectures(self):
+        table = readme().split("| Family | `model_type` |")[1].split("\n\n")[0]
+        listed = re.findall(r"`(\w+)`", table)
+        folder = os.path.join(SOURCE, "src/models")
+        with open(os.path.join(folder, "registry.cc"), encoding="utf-8") as f:
+            functions = re.findall(r"(\w+)\(\)", f.read().split("list[] = {")[1].split("};")[0])
+        types = []
+        for function in functions:
+            with open(os.path.join(folder, function + ".cc"), encoding="utf-8") as f:
+                types.append(re.search(r"\{\s*\.type = \"(\w+)\"", f.read()).group(1))
+        self.assertGreater(len(types), 20)
+        self.assertEqual(sorted(listed), sorted(types))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,267 @@
+"""The same tokens and log-probabilities with every drafter as without one, to the bit.
+
+usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRESHET_SOURCE_DIR
+
+The golden models are tiny and random, so heads of random weights are made here: what they propose is
+wrong nearly always. A model that drafts for itself is right whenever it is greedy. FRESHET_SPECULATION_FULL=1
+runs every model with every setting instead of a sample.
+"""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
+SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+FULL = os.environ.get("FRESHET_SPECULATION_FULL") == "1"
+GOLDEN = os.path.join(SOURCE, "tests/data/golden")
+MODELS = sorted(os.listdir(GOLDEN))
+GREEDY = ["--temp", "0", "--logprobs", "2"]
+SAMPLED = ["--temp", "0.9", "--top-p", "0.95", "--seed", "7", "--logprobs", "1"]
+PENALISED = ["--temp", "1.3", "--seed", "3", "--repetition-penalty", "1.3", "--frequency-penalty", "0.4",
+             "--min-tokens", "5"]
+
+
+def config_of(model):
+    with open(os.path.join(GOLDEN, model, "config.json"), encoding="utf8") as f:
+        return json.load(f)
+
+
+def size_of(config, *keys, default=None):
+    for key in keys:
+        if config.get(key) is not None:
+            return config[key]
+    return default
+
+
+def write_safetensors(path, tensors, seed):
+    """tensors: name -> shape; BF16 of small random numbers."""
+    rng = random.Random(seed)
+    header, at = {}, 0
+    blobs = []
+    for name, shape in tensors.items():
+        count = 1
+        for n in shape:
+            count *= n
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + 2 * count]}
+        at += 2 * count
+        norm = "norm" in name
+        blobs.append(b"".join(
+            struct.pack("<f", 1.0 if norm else rng.uniform(-0.1, 0.1))[2:] for _ in range(count)))
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+class Shape:
+    """What a head of a golden model has to fit."""
+
+    def __init__(self, model):
+        c = config_of(model)
+        self.hidden = size_of(c, "n_embd", "hidden_size")
+        self.heads = size_of(c, "n_head", "num_attention_heads")
+        self.kv_heads = size_of(c, "num_key_value_heads", default=self.heads)
+        self.head_dim = size_of(c, "head_dim", default=self.hidden // self.heads)
+        self.layers = size_of(c, "n_layer", "num_hidden_layers")
+        self.vocab = c["vocab_size"]
+        self.ff = 2 * self.hidden
+
+    def layer(self, prefix, width):
+        q, k = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {prefix + "self_attn.q_proj.weight": [q, width], prefix + "self_attn.k_proj.weight": [k, width],
+                prefix + "self_attn.v_proj.weight": [k, width], prefix + "self_attn.o_proj.weight": [self.hidden, q],
+                prefix + "mlp.gate_proj.weight": [self.ff, self.hidden],
+                prefix + "mlp.up_proj.weight": [self.ff, self.hidden],
+                prefix + "mlp.down_proj.weight": [self.hidden, self.ff],
+                prefix + "post_attention_layernorm.weight": [self.hidden]}
+
+    def config(self, **more):
+        return {"model_type": "llama", "hidden_size": self.hidden, "intermediate_size": self.ff,
+                "num_hidden_layers": 1, "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+                "vocab_size": self.vocab, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, **more}
+
+
+def save_folder(folder, config, tensors, seed):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf8") as f:
+        json.dump(config, f)
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors, seed)
+    return folder
+
+
+def eagle(folder, s):
+    return save_folder(os.path.join(folder, "eagle"), s.config(),
+                       {"fc.weight": [s.hidden, 2 * s.hidden], **s.layer("layers.0.", s.hidden)}, 1)
+
+
+def eagle3(folder, s, boundaries=(0, 1)):
+    h = s.hidden
+    tensors = {"fc.weight": [h, len(boundaries) * h], "midlayer.hidden_norm.weight": [h],
+               "midlayer.input_layernorm.weight": [h], "norm.weight": [h], "lm_head.weight": [s.vocab, h],
+               **s.layer("midlayer.", 2 * h)}
+    config = s.config(eagle_config={"eagle_aux_hidden_state_layer_ids": list(boundaries)})
+    return save_folder(os.path.join(folder, "eagle3"), config, tensors, 2)
+
+
+def medusa(folder, s):
+    path = os.path.join(folder, "medusa.safetensors")
+    tensors = {}
+    for i in range(3):
+        tensors[f"blocks.{i}.weight"] = [s.hidden, s.hidden]
+        tensors[f"blocks.{i}.bias"] = [s.hidden]
+    write_safetensors(path, tensors, 3)
+    return path
+
+
+def prompts_of(vocab, seed=5):
+    rng = random.Random(seed)
+    lists = [[rng.randrange(3, vocab) for _ in range(n)] for n in (3, 21, 50)]
+    lists.append(lists[1][:10] * 4)  # repeats itself: n-grams are found
+    lists.append(list(lists[1]))     # its prefix is in the cache
+    return lists
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def run_program(self, *arguments):
+        return subprocess.run([FRESHET, *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+    def outputs(self, model, lists, options, config=None):
+        ids = self.path("ids.json")
+        with open(ids, "w", encoding="utf8") as f:
+            json.dump(lists, f)
+        arguments = ["run", os.path.join(GOLDEN, model), "--ids", ids, "-n", "20", "--json", "-t", "2",
+                     *options]
+        if config:
+            arguments += ["--speculative-config", json.dumps(config)]
+        done = self.run_program(*arguments)
+        self.assertEqual(done.returncode, 0, f"{model} {config}: {done.stderr}")
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        lines.sort(key=lambda line: (line["prompt_index"], line["sample"]))
+        drafted = sum(line.pop("drafted_tokens", 0) for line in lines)
+        accepted = sum(line.pop("accepted_tokens", 0) for line in lines)
+        return lines, drafted, accepted
+
+    def check(self, model, options, configs, lists=None):
+        lists = lists or prompts_of(Shape(model).vocab)
+        want, _, _ = self.outputs(model, lists, options)
+        counts = []
+        for config in configs:
+            got, drafted, accepted = self.outputs(model, lists, options, config)
+            self.assertEqual(got, want, f"{model} {options} {config}")
+            counts.append((drafted, accepted))
+        return counts
+
+
+class Equality(Case):
+    def test_every_model_drafts_by_itself(self):
+        """n-grams, the first layer, and the model as its own draft model."""
+        for number, model in enumerate(MODELS):
+            settings = [GREEDY, SAMPLED, PENALISED] if FULL else [(GREEDY, SAMPLED, PENALISED)[number % 3]]
+            own = os.path.join(GOLDEN, model)
+            for options in settings:
+                with self.subTest(model=model, options=options):
+                    counts = self.check(model, options, [
+                        {"method": "ngram", "num_speculative_tokens": 5},
+                        {"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 4},
+                        {"method": "draft_model", "model": own, "num_speculative_tokens": 4}])
+                    drafted, accepted = counts[2]
+                    self.assertGreater(drafted, 0)
+                    if options is GREEDY:
+                        self.assertEqual(accepted, drafted, "a model agrees with itself")
+
+    def test_settings(self):
+        model = "llama"
+        s = Shape(model)
+        configs = [{"method": "draft_model", "model": os.path.join(GOLDEN, model), "num_speculative_tokens": 7},
+                   {"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 2},
+                   {"method": "ngram"}]
+        for options in (["--temp", "1", "--seed", "1", "--samples", "3", "--logprobs", "0"],
+                        ["--temp", "0", "--kv-cache-dtype", "int8"], ["--temp", "0", "--kv-cache-dtype", "fp8"],
+                        ["--temp", "0", "--reference"], ["--temp", "0.7", "--seed", "4", "--cpu-isa", "avx2"],
+                        ["--temp", "0.7", "--seed", "4", "--cpu-isa", "scalar"],
+                        ["--temp", "0", "--max-model-len", "64"],
+                        ["--temp", "0", "--kv-cache-memory", "256K", "--max-model-len", "128"]):
+            with self.subTest(options=options):
+                self.check(model, options, configs)
+
+
+class Heads(Case):
+    def test_random_heads_change_nothing(self):
+        for number, model in enumerate(MODELS):
+            s = Shape(model)
+            if s.layers < 2:
+                continue
+            settings = [GREEDY, SAMPLED] if FULL else [(SAMPLED, GREEDY)[number % 2]]
+            configs = [{"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "eagle3", "model": eagle3(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "medusa", "model": medusa(self.folder, s), "num_speculative_tokens": 3}]
+            for options in settings:
+                with self.subTest(model=model, options=options):
+                    for drafted, _ in self.check(model, options, configs):
+                        self.assertGreater(drafted, 0)
+
+
+class WrongInput(Case):
+    def refused(self, config, *parts, model="llama"):
+        text = config if isinstance(config, str) else json.dumps(config)
+        done = self.run_program("run", os.path.join(GOLDEN, model), "--ids", self.ids, "-n", "2",
+                                "--speculative-config", text)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for part in parts:
+            self.assertIn(part, done.stderr)
+
+    def setUp(self):
+        super().setUp()
+        self.ids = self.path("ids.json")
+        with open(self.ids, "w", encoding="utf8") as f:
+            json.dump([[3, 4, 5]], f)
+
+    def test_configurations(self):
+        self.refused("{", "not a JSON object")
+        self.refused({"method": "telepathy"}, "telepathy", "ngram")
+        self.refused({"method": "ngram", "speed": 9}, '"speed"', "num_speculative_tokens")
+        self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
+        self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")
+        self.refused({"method": "draft_model"}, "needs")
+        self.refused({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min")
+
+    def test_drafters_of_other_models(self):
+        s = Shape("llama")
+        other = Shape("llama")
+        other.hidden *= 2
+        self.refused({"method": "eagle", "model": eagle(self.folder, other)}, "another model")
+        self.refused({"method": "eagle3", "model": eagle3(self.folder, s, (0, 1, 99))}, "another model")
+        self.refused({"method": "medusa", "model": medusa(self.folder, other)}, "blocks.0.weight")
+        self.refused({"method": "eagle", "model": medusa(self.folder, s)}, "fc")
+        self.refused({"method": "mtp"}, "no MTP layer")
+        self.refused({"method": "early_exit", "exit_layer": 50}, "exit_layer 50")
+        self.refused({"method": "draft_model", "model": self.path("nowhere")}, "nowhere")
+
+    def test_missing_tensors(self):
+        s = Shape("llama")
+        folder = eagle(self.folder, s)
+        tensors = {"fc.weight": [s.hidden, 2 * s.hidden], **s.layer("layers.0.", s.hidden)}
+        del tensors["layers.0.self_attn.k_proj.weight"]
+        save_folder(folder, s.config(), tensors, 1)
+        self.refused({"method": "eagle", "model": folder}, "k_proj")
+        with open(os.path.join(folder, "model.safetensors"), "r+b") as f:
+            f.truncate(3000)
+        self.refused({"method": "eagle", "model": folder}, "model.safetensors")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + ["-v"] + sys.argv[1:])

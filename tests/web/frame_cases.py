@@ -1,0 +1,282 @@
+"""What is around the conversation: settings, models, colours, keys, copying, phones, access, weight."""
+import gzip
+import json
+import re
+from pathlib import Path
+
+import axe_playwright_python
+
+from web_rig import SOURCE, ChatCase
+
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed", "logprobs"}
+LONG = ("## A heading\n\nSome *text* with `code` and a [link](https://a.example/).\n\n```python\nx = 1  # note\n"
+        "def f(): return 'text'\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n> quote\n\n- item\n\n$$x^2$$\n")
+
+
+class Frame(ChatCase):
+    def test_first_visit(self):
+        page = self.open(1280, 800)
+        self.assertTrue(page.locator("#settings").is_hidden())
+        self.assertTrue(page.locator("#live").is_hidden())
+        self.script(page, "Yes.")
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        self.assertEqual(SAMPLING & set(self.sent[-1]), set(), "sampling fields that nobody set")
+        self.assertEqual(page.locator(".assistant .who").inner_text(), page.locator("#model-name").inner_text())
+        self.open_panel(page, "settings")
+        self.assertFalse(page.get_by_label("Token probabilities").is_checked())
+        page.get_by_label("Top-p, exactly").fill("0.8")
+        self.ask(page, "Hello")
+        self.answered(page, 2)
+        self.assertEqual({k: self.sent[-1][k] for k in SAMPLING & set(self.sent[-1])}, {"top_p": 0.8})
+        page.reload()
+        page.wait_for_selector("#dot.up")
+        self.assertTrue(page.locator("#settings").is_visible(), "an open panel is not remembered")
+        self.assertEqual(page.get_by_label("Top-p, exactly").input_value(), "0.8")
+        page.get_by_role("button", name="Reset to defaults").click()
+        self.assertEqual(page.get_by_label("Top-p, exactly").input_value(), "")
+        self.assertEqual(self.problems, [])
+
+    def test_the_servers_defaults_are_shown(self):
+        params = json.loads(self.server.get("/props")[2])["default_generation_settings"]["params"]
+        self.assertEqual(params, {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1,
+                                  "repeat_penalty": 1})
+        page = self.open()
+        page.route("**/props", lambda route: route.fulfill(json={"chat_template": "x", "default_generation_settings": {
+            "params": {"temperature": 0.35, "top_k": 20, "repeat_penalty": 1.1}}}))
+        page.reload()
+        page.wait_for_selector("#dot.up")
+        self.open_panel(page, "settings")
+        page.wait_for_function("() => document.getElementById('temperature').value === '0.35'")
+        self.assertEqual(page.get_by_label("Temperature, exactly").get_attribute("placeholder"), "0.35")
+        self.assertEqual(page.get_by_label("Top-k, exactly").get_attribute("placeholder"), "20")
+        self.assertEqual(page.get_by_label("Repetition penalty, exactly").get_attribute("placeholder"), "1.1")
+
+    def test_several_models(self):
+        page = self.open()
+        self.assertTrue(page.locator("#model").is_hidden(), "a list of one model")
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "small"}, {"id": "large"}]}))
+        page.reload()
+        page.wait_for_selector("#dot.up")
+        page.get_by_label("Model").select_option("large")
+        self.script(page, "Yes.")
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        self.assertEqual(self.sent[-1]["model"], "large")
+        self.assertEqual(page.locator(".assistant .who").inner_text(), "large")
+        page.reload()
+        page.wait_for_selector("#dot.up")
+        self.assertEqual(page.get_by_label("Model").input_value(), "large")
+
+    def test_theme(self):
+        page = self.open(1280, 800, color_scheme="dark")
+        colour = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")
+        dark = colour()
+        page.emulate_media(color_scheme="light")
+        light = colour()
+        self.assertNotEqual(dark, light)
+        toggle = page.locator("#theme")
+        self.assertEqual(toggle.get_attribute("aria-label"), "Colours: system")
+        toggle.click()
+        toggle.click()
+        self.assertEqual((toggle.get_attribute("aria-label"), colour()), ("Colours: dark", dark))
+        page.reload()
+        self.assertEqual(colour(), dark, "the choice is forgotten")
+        page.locator("#theme").click()
+        self.assertEqual(colour(), light)
+        self.assertEqual(self.problems, [])
+
+    def test_shortcuts(self):
+        page = self.open(1280, 800)
+        self.script(page, "One.", "Two.")
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        page.keyboard.press("Control+Shift+Enter")
+        page.wait_for_function("() => document.querySelector('.assistant .body').textContent === 'Two.'")
+        page.locator("#prompt").focus()
+        page.keyboard.press("ArrowUp")
+        self.assertEqual(page.get_by_label("Edit message").input_value(), "Hello")
+        page.keyboard.press("Escape")
+        page.keyboard.press("Control+k")
+        self.assertEqual(page.evaluate("document.activeElement.id"), "search")
+        page.keyboard.type("a/?")
+        self.assertEqual(page.locator("#search").input_value(), "a/?")
+        page.locator("#search").fill("")
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("/")
+        self.assertEqual(page.evaluate("document.activeElement.id"), "prompt")
+        for panel, key in (("history", "b"), ("settings", ",")):
+            before = page.locator(f"#{panel}").is_visible()
+            page.keyboard.press(f"Control+{key}")
+            self.assertNotEqual(page.locator(f"#{panel}").is_visible(), before)
+        page.keyboard.press("Control+Shift+l")
+        self.assertEqual(page.locator("#theme").get_attribute("aria-label"), "Colours: light")
+        page.keyboard.press("Control+Shift+o")
+        self.assertEqual(page.locator(".message").count(), 0)
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("?")
+        sheet = page.get_by_role("dialog", name="Keyboard shortcuts")
+        self.assertIn("Search the conversations", sheet.inner_text())
+        self.keep(page, "shortcuts")
+        page.keyboard.press("Escape")
+        self.assertTrue(sheet.is_hidden())
+        self.assertEqual(self.problems, [])
+
+    def test_phones(self):
+        for width, height in ((390, 844), (844, 390)):
+            page = self.open(width, height, is_mobile=True, has_touch=True)
+            fits = lambda: self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
+            ideas, composer = page.locator("#ideas button").last.bounding_box(), page.locator("#composer").bounding_box()
+            self.assertLessEqual(ideas["y"] + ideas["height"], composer["y"], "a suggestion lies under the input")
+            self.assertLessEqual(composer["y"] + composer["height"], height)
+            self.script(page, LONG + "\n\n" + "w" * 300 + "\n\n```\n" + "c" * 300 + "\n```")
+            page.locator("#prompt").fill("A phone")
+            page.get_by_role("button", name="Send").tap()
+            self.answered(page, 1)
+            fits()
+            page.wait_for_selector("math")
+            self.keep(page, f"phone-{width}")
+            for panel in ("history", "settings", "live"):
+                page.locator(f"#toggle-{panel}").tap()
+                box = page.locator(f"#{panel}").bounding_box()
+                self.assertLessEqual(box["x"] + box["width"], width)
+                fits()
+                self.keep(page, f"phone-{width}-{panel}")
+                page.locator(f"#{panel} .close").tap()
+                self.assertTrue(page.locator(f"#{panel}").is_hidden())
+            page.locator("#toggle-history").tap()
+            page.locator(".entry .open").tap()
+            self.assertTrue(page.locator("#history").is_hidden())
+            self.assertTrue(page.locator(".message").first.is_visible())
+            for button in page.locator(".bar .tool:visible").all():
+                box = button.bounding_box()
+                self.assertGreaterEqual(min(box["width"], box["height"]), 32)
+            self.assertEqual(self.problems, [])
+
+
+class Copying(ChatCase):
+    @classmethod
+    def start_browser(cls):
+        # A name that is not of this machine is not trusted without TLS.
+        super().start_browser("--host-resolver-rules=MAP freshet.test 127.0.0.1")
+
+    def pasted(self, page):
+        page.locator("#prompt").fill("")
+        page.locator("#prompt").focus()
+        page.keyboard.press("Control+v")
+        return page.locator("#prompt").input_value()
+
+    def test_without_tls(self):
+        page = self.open(1280, 800, self.server.url.replace("127.0.0.1", "freshet.test"))
+        self.assertFalse(page.evaluate("isSecureContext"))
+        self.assertEqual(page.evaluate("typeof navigator.clipboard"), "undefined")
+        self.script(page, "The **answer**.\n\n```python\nx = 1\ny = 2\n```\n")
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        page.get_by_role("button", name="Copy code").click()
+        page.get_by_text("Copied", exact=True).wait_for()
+        self.assertEqual(self.pasted(page), "x = 1\ny = 2")
+        page.locator(".assistant .meta").get_by_role("button", name="Copy").click()
+        self.assertEqual(self.pasted(page), "The **answer**.\n\n```python\nx = 1\ny = 2\n```\n")
+        page.locator(".user").get_by_role("button", name="Copy").click()
+        self.assertEqual(self.pasted(page), "Hello")
+        page.keyboard.press("Control+Shift+y")
+        page.get_by_text("Copied", exact=True).wait_for()
+        page.wait_for_selector(".entry")
+        page.reload()
+        page.wait_for_selector(".message")  # kept here too
+
+
+class Access(ChatCase):
+    def check(self, page, where):
+        if not page.evaluate("typeof axe !== 'undefined'"):
+            page.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations', 'incomplete']})")
+        self.assertGreater(len(found["passes"]), 10)
+        serious = [f"{v['id']}: {n['html'][:120]} {n.get('failureSummary', '')[:200]}" for v in found["violations"]
+                   if v["impact"] in ("serious", "critical") for n in v["nodes"]]
+        self.assertEqual(serious, [], where)
+
+    def test_axe_finds_nothing_serious(self):
+        for scheme in ("light", "dark"):
+            page = self.open(1280, 800, color_scheme=scheme)
+            self.check(page, f"{scheme}, welcome")
+            self.script(page, "<think>Hm.</think>" + LONG, finish="length")
+            self.set_tokens(page, 50)
+            self.ask(page, "Hello")
+            self.answered(page, 1)
+            page.wait_for_selector("math")
+            page.wait_for_selector(".hljs-keyword")
+            page.get_by_role("button", name="Retry").click()
+            self.answered(page, 1)
+            page.wait_for_selector(".entry")
+            page.locator("#search").fill("quote")
+            page.wait_for_selector(".excerpt")
+            self.check(page, f"{scheme}, an answer, settings")
+            self.keep(page, f"page-{scheme}")
+            page.locator("#toggle-live").click()
+            page.wait_for_function("() => document.querySelector('canvas').getAttribute('aria-label')")
+            self.check(page, f"{scheme}, live")
+            page.locator(".entry .more").click()
+            self.check(page, f"{scheme}, menu")
+            page.keyboard.press("Escape")
+            page.locator("#open-help").click()
+            self.check(page, f"{scheme}, keys")
+            page.keyboard.press("Escape")
+            page.route("**/v1/chat/completions", lambda route: route.fulfill(
+                status=429, json={"error": {"message": "queue full"}}))
+            self.ask(page, "Hello")
+            page.get_by_role("alert").last.wait_for()
+            self.check(page, f"{scheme}, error")
+
+    def test_on_a_phone(self):
+        for width, height in ((390, 844), (844, 390)):
+            page = self.open(width, height, is_mobile=True, has_touch=True)
+            self.check(page, f"{width}, welcome")
+            self.script(page, LONG)
+            self.ask(page, "Hello")
+            self.answered(page, 1)
+            self.check(page, f"{width}, answer")
+            for panel in ("history", "settings", "live"):
+                page.locator(f"#toggle-{panel}").tap()
+                self.check(page, f"{width}, {panel}")
+                page.locator(f"#{panel} .close").tap()
+
+
+class Weight(ChatCase):
+    def test_everything_is_served_and_small(self):
+        folder = SOURCE / "src/server/web"
+        files = [f for f in folder.rglob("*") if f.suffix in (".js", ".css", ".svg", ".html")]
+        self.assertGreater(len(files), 20)
+        total = 0
+        for file in files:
+            name = file.relative_to(folder).as_posix()
+            path = "/" if name == "index.html" else f"/web/{name}"
+            status, headers, text = self.server.get(path)
+            self.assertEqual((status, text), (200, file.read_text(encoding="utf8")), path)
+            kind = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
+            self.assertTrue(headers["Content-Type"].startswith(kind[file.suffix]), path)
+            self.assertIn("default-src 'none'", headers["Content-Security-Policy"])
+            self.assertNotIn("unsafe", headers["Content-Security-Policy"])
+            total += len(gzip.compress(file.read_bytes(), 9))
+            if "vendor" not in name:
+                self.assertLessEqual(text.count("\n"), 600, name)
+        self.assertLess(total, 250_000, "the page weighs more than 250 kB when compressed")
+
+    def test_libraries_have_their_licences(self):
+        vendor = SOURCE / "src/server/web/vendor"
+        notice = (vendor / "NOTICE.md").read_text(encoding="utf8")
+        for file in vendor.glob("*.js"):
+            self.assertIn(f"| {file.name} |", notice)
+            self.assertRegex(file.read_text(encoding="utf8")[:200], r"^/\*! .*\(c\)")
+        for licence in set(re.findall(r"\| (MIT|BSD[^ ]*) \|", notice)):
+            self.assertIn(f"## {licence}", notice)
+
+    def test_most_answers_need_no_library(self):
+        page = self.open()
+        self.script(page, "Plain *text*.")
+        loaded = []
+        page.on("request", lambda r: loaded.append(r.url))
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        self.assertFalse([u for u in loaded if "katex" in u or "highlight" in u])
