@@ -4,6 +4,7 @@
 #include <charconv>
 #include <filesystem>
 
+#include "base/units.h"
 #include "hub/blob_writer.h"
 
 namespace freshet::hub {
@@ -203,7 +204,7 @@ Status check_space(const std::string& folder, int64_t bytes) {
       "needs {} but {} has {} free: make room, or set HF_HUB_CACHE to a "
       "folder on another disk",
       format_bytes(static_cast<size_t>(bytes)), folder,
-      format_bytes(static_cast<size_t>(static_cast<int64_t>(space.available))));
+      format_bytes(static_cast<size_t>(space.available)));
 }
 
 }  // namespace freshet::hub
