@@ -162,7 +162,7 @@ class WrongInput(Case):
             self.fails(2, *arguments, says="missing")
 
     def test_published_model_that_was_not_fetched(self):
-        environment = dict(os.environ, FRESHET_CACHE_DIR=self.folder)
+        environment = dict(os.environ, FRESHET_CACHE_DIR=self.folder, HF_HOME=self.folder, HF_HUB_OFFLINE="1")
         self.fails(2, "run", "smollm2", "x", says="tools/get_model", env=environment)
 
     def test_damaged_gguf(self):
