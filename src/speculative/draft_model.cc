@@ -65,8 +65,8 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
   std::shared_ptr<const VocabularyMap> map;
   if (c.config.use_heterogeneous_vocab) {
-    FRESHET_ASSIGN_OR_RETURN(const Tokenizer target, Tokenizer::load(c.loading.model));
-    FRESHET_ASSIGN_OR_RETURN(const Tokenizer draft, Tokenizer::load(c.config.model));
+    FRESHET_ASSIGN_OR_RETURN(const auto target, tokenizer::Tokenizer::load(c.loading.model));
+    FRESHET_ASSIGN_OR_RETURN(const auto draft, tokenizer::Tokenizer::load(c.config.model));
     FRESHET_ASSIGN_OR_RETURN(auto made, VocabularyMap::make(target, c.target.spec().vocab_size,
                                                             draft, model->spec().vocab_size));
     map = std::make_shared<const VocabularyMap>(std::move(made));

@@ -11,8 +11,8 @@ constexpr double kLeastShared = 0.1;
 
 }  // namespace
 
-Result<VocabularyMap> VocabularyMap::make(const Tokenizer& target, int target_vocab,
-                                          const Tokenizer& draft, int draft_vocab) {
+Result<VocabularyMap> VocabularyMap::make(const tokenizer::Tokenizer& target, int target_vocab,
+                                          const tokenizer::Tokenizer& draft, int draft_vocab) {
   VocabularyMap map;
   std::unordered_map<std::string_view, int32_t> by_bytes;
   const int known = std::min(draft_vocab, draft.vocab_size());
@@ -44,9 +44,9 @@ Result<VocabularyMap> VocabularyMap::make(const Tokenizer& target, int target_vo
     }
     map.first_.push_back(static_cast<uint32_t>(map.parts_.size()));
   }
-  if (shared < kLeastShared * known) {
+  if (shared < kLeastShared * static_cast<double>(by_bytes.size())) {
     return invalid_argument("the vocabularies of target and draft model share {} of {} tokens",
-                            shared, known);
+                            shared, by_bytes.size());
   }
   return map;
 }

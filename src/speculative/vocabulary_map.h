@@ -17,8 +17,8 @@ namespace freshet::speculative {
 class VocabularyMap {
  public:
   // Errors: the vocabularies share too little to be of use.
-  static Result<VocabularyMap> make(const Tokenizer& target, int target_vocab,
-                                    const Tokenizer& draft, int draft_vocab);
+  static Result<VocabularyMap> make(const tokenizer::Tokenizer& target, int target_vocab,
+                                    const tokenizer::Tokenizer& draft, int draft_vocab);
 
   // Appends the draft model's ids of a token of the target.
   void translate(int32_t target_id, std::vector<int32_t>& ids) const;
