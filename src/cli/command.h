@@ -31,6 +31,7 @@ void add_convert(CLI::App& program, Context& context, Action& action);
 void add_eval(CLI::App& program, Context& context, Action& action);
 void add_bench(CLI::App& program, Context& context, Action& action);
 void add_serve(CLI::App& program, Context& context, Action& action);
+void add_eval_speculation(CLI::App& eval, Context& context, Action& action);
 // Subcommands of bench.
 void add_bench_serve(CLI::App& bench, Context& context, Action& action);
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action);

@@ -12,7 +12,7 @@ constexpr double kTurnOn = 1.03;        // a gain that is worth turning on for
 constexpr double kStayOn = 0.985;       // one that is near enough to 1 to stay on
 constexpr double kProbeShare = 0.005;   // of the time
 constexpr int kProbeDrafts = 2;
-constexpr double kProbeRefund = 0.7;  // of a plain token's time, for a draft that was right
+constexpr double kProbeRefund = 0.7;   // of a plain token's time, for a draft that was right
 constexpr double kPilotDrafts = 10.0;  // until this many were tried, few sequences draft
 constexpr int kPilots = 2;
 constexpr double kControlInterval = 64.0;
@@ -45,12 +45,10 @@ void LengthController::learn(const DraftRequest& r) {
   int right = 0;
   const auto drafted = static_cast<int>(s.draft.size());
   while (right < drafted && s.draft_at + static_cast<size_t>(right) < r.tokens.size() &&
-         s.draft[static_cast<size_t>(right)] ==
-             r.tokens[s.draft_at + static_cast<size_t>(right)]) {
+         s.draft[static_cast<size_t>(right)] == r.tokens[s.draft_at + static_cast<size_t>(right)]) {
     ++right;
   }
-  const bool known =
-      right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
+  const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
   rates_.add(s.own, right, drafted, s.probe);
   // A draft that was right has earned its time.
@@ -87,8 +85,8 @@ double LengthController::correction() const {
 // ---- plans -----------------------------------------------------------------------------------
 
 LengthController::Plan LengthController::best_plan(std::span<const DraftRequest> requests,
-                                                   const std::vector<int>& most,
-                                                   double least, bool drafting) const {
+                                                   const std::vector<int>& most, double least,
+                                                   bool drafting) const {
   std::vector<Slot> slots;
   std::array<double, AcceptanceRates::kPositions> survival;
   int deepest = 0;

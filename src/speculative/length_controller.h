@@ -78,8 +78,8 @@ class LengthController final : public DraftLengths {
   int64_t missed_tokens(const DraftRequest& r) const;
   // The best lengths of at most `most`, if their gain is above `least`; with `drafting`, the
   // drafter's time counts.
-  Plan best_plan(std::span<const DraftRequest> requests, const std::vector<int>& most,
-                 double least, bool drafting) const;
+  Plan best_plan(std::span<const DraftRequest> requests, const std::vector<int>& most, double least,
+                 bool drafting) const;
   Plan plan_of(std::span<const DraftRequest> requests, const std::vector<int>& lengths,
                double draft_seconds) const;
   void choose_paid(std::span<DraftRequest> requests, std::vector<int>& lengths);
@@ -102,8 +102,8 @@ class LengthController final : public DraftLengths {
   bool on_ = true;
   bool probing_ = false;
   double plain_token_ = 0.0;  // seconds of a token in the last plain step
-  double budget_ = 0.0;      // seconds that single drafts may take while it is off
-  int64_t since_plain_ = 0;  // steps with drafts
+  double budget_ = 0.0;       // seconds that single drafts may take while it is off
+  int64_t since_plain_ = 0;   // steps with drafts
   int64_t prompt_tokens_ = 0;
   int64_t controls_ = 0;
   double measured_steps_ = 0.0;  // recent ones with drafts

@@ -15,11 +15,11 @@ namespace {
 constexpr int kMost = 15;
 
 struct World {
-  double round = 0.1;     // drafting, for a round of one sequence
-  double row = 0.03;      // a step: 1 + row * (rows - 1) ...
-  double knee = 16.0;     // ... and steeper behind this number of rows
-  double alpha = 0.7;     // acceptance
-  double noise = 0.0;     // of times, as a factor
+  double round = 0.1;  // drafting, for a round of one sequence
+  double row = 0.03;   // a step: 1 + row * (rows - 1) ...
+  double knee = 16.0;  // ... and steeper behind this number of rows
+  double alpha = 0.7;  // acceptance
+  double noise = 0.0;  // of times, as a factor
   int sequences = 1;
   int prompt = 100;
 

@@ -57,10 +57,9 @@ double StepCosts::seconds(const StepShape& s) const {
   const double at = 2.0 * std::log2(static_cast<double>(rows));
   const auto low = static_cast<size_t>(at);
   const double share = at - static_cast<double>(low);
-  const double entry = low + 1 < corrections_.size()
-                           ? corrections_[low].factor * (1.0 - share) +
-                                 corrections_[low + 1].factor * share
-                           : corrections_.back().factor;
+  const double entry = low + 1 < corrections_.size() ? corrections_[low].factor * (1.0 - share) +
+                                                           corrections_[low + 1].factor * share
+                                                     : corrections_.back().factor;
   return raw * std::exp(level_ + entry);
 }
 
@@ -74,8 +73,8 @@ void StepCosts::correct(const StepShape& s, double seconds) {
   level_ += rate * seen;
   const size_t at = std::min(entry_of(s.rows), corrections_.size() - 1);
   Correction& entry = corrections_[at];
-  entry.factor += std::max(kEntryRate, 0.5 / static_cast<double>(1 + entry.seen)) *
-                  (1.0 - rate) * seen;
+  entry.factor +=
+      std::max(kEntryRate, 0.5 / static_cast<double>(1 + entry.seen)) * (1.0 - rate) * seen;
   ++entry.seen;
 }
 
