@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "speculative/draft_head.h"
@@ -15,8 +16,8 @@ using models::HeadKind;
 using models::HeadOverrides;
 using models::HeadPlan;
 
-constexpr int64_t kPiece = 128;    // rows of a step
-constexpr size_t kLongest = 512;   // tokens of a text
+constexpr int64_t kPiece = 128;        // rows of a step
+constexpr size_t kLongest = 512;       // tokens of a text
 constexpr double kBeyondChance = 2.5;  // standard errors
 
 // A model with room for one sequence, which is run from its start.
@@ -25,8 +26,7 @@ class SingleRun {
   static Result<SingleRun> create(std::unique_ptr<runtime::LoadedModel> model, ops::KvType type,
                                   size_t boundaries) {
     SingleRun run;
-    FRESHET_RETURN_IF_ERROR(
-        model->reserve({kPiece, kPiece, static_cast<int64_t>(kLongest)}));
+    FRESHET_RETURN_IF_ERROR(model->reserve({kPiece, kPiece, static_cast<int64_t>(kLongest)}));
     const size_t groups = kv_cache_spec(model->spec(), type).groups.size();
     const std::vector<int32_t> blocks(groups, static_cast<int32_t>(kLongest / ops::kBlockTokens));
     FRESHET_ASSIGN_OR_RETURN(run.cache_, model->make_cache(type, blocks));
@@ -52,8 +52,7 @@ class SingleRun {
 
   // Rows [first, first + ids.size()) of the sequence. Returns their best tokens; states() has what
   // the target shows. `features`: [ids, width] of a head.
-  std::span<const int32_t> run(std::span<const int32_t> ids, int64_t first,
-                               const float* features) {
+  std::span<const int32_t> run(std::span<const int32_t> ids, int64_t first, const float* features) {
     const auto count = static_cast<int32_t>(ids.size());
     ForwardBatch b;
     b.token_ids.assign(ids.begin(), ids.end());
@@ -181,12 +180,11 @@ class Diagnosis {
                              SingleRun::create(std::move(target), type_, captured_.size()));
     for (const std::vector<int32_t>& text : texts) {
       Seen seen;
-      seen.ids.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(
-                                                       std::min(text.size(), kLongest)));
+      const std::span ids = std::span(text).first(std::min(text.size(), kLongest));
+      seen.ids.assign(ids.begin(), ids.end());
       seen.boundaries.resize(captured_.size());
-      each_piece(seen.ids.size(), [&](size_t first, size_t count) {
-        const auto best =
-            run.run(std::span(seen.ids).subspan(first, count), static_cast<int64_t>(first), nullptr);
+      each_piece(ids.size(), [&](size_t first, size_t count) {
+        const auto best = run.run(ids.subspan(first, count), static_cast<int64_t>(first), nullptr);
         seen.best.insert(seen.best.end(), best.begin(), best.end());
         const size_t numbers = count * run.hidden();
         seen.last.insert(seen.last.end(), run.last(0), run.last(0) + numbers);
@@ -204,9 +202,8 @@ class Diagnosis {
   // Whether each first draft of the variant is right.
   Result<std::vector<bool>> right(const HeadOverrides& overrides) {
     runtime::LoadedModel& target = target_->model();
-    FRESHET_ASSIGN_OR_RETURN(
-        models::DraftHead head,
-        models::load_head(kind_, head_, target.model(), target.ops(), overrides));
+    FRESHET_ASSIGN_OR_RETURN(models::DraftHead head, models::load_head(kind_, head_, target.model(),
+                                                                       target.ops(), overrides));
     FRESHET_ASSIGN_OR_RETURN(
         SingleRun run,
         SingleRun::create(std::make_unique<runtime::LoadedModel>(compute_, std::move(head.model)),
@@ -273,8 +270,8 @@ Result<Wiring> diagnose_wiring(const speculative::Config& config, const WiringOp
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   FRESHET_RETURN_IF_ERROR(diagnosis.plan(spec));
   diagnosis.set_compute(compute);
-  FRESHET_ASSIGN_OR_RETURN(
-      auto target, runtime::LoadedModel::load(compute, checkpoint, options.loading));
+  FRESHET_ASSIGN_OR_RETURN(auto target,
+                           runtime::LoadedModel::load(compute, checkpoint, options.loading));
   FRESHET_RETURN_IF_ERROR(diagnosis.read(std::move(target), options.texts));
   std::vector<WiringVariant>& variants = diagnosis.result.variants;
   std::vector<std::vector<bool>> right(variants.size());

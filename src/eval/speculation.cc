@@ -146,8 +146,8 @@ Result<EngineOptions> engine_for(const SpeculationOptions& o, bool drafts) {
   const KvCacheSpec cache = kv_cache_spec(spec, ops::KvType::kF32);  // the largest
   const auto blocks = static_cast<size_t>(e.max_model_len / ops::kBlockTokens + 4);
   for (size_t g = 0; g < cache.groups.size(); ++g) {
-    e.kv_cache_memory += cache.block_bytes(static_cast<int>(g)) * blocks *
-                         static_cast<size_t>(o.clients + 1);
+    e.kv_cache_memory +=
+        cache.block_bytes(static_cast<int>(g)) * blocks * static_cast<size_t>(o.clients + 1);
   }
   return e;
 }
@@ -306,10 +306,10 @@ std::string speculation_text(const SpeculationResult& r) {
   const auto line = [&](std::string_view name, const std::string& value) {
     text += fmt::format("{:<24}{}\n", name, value);
   };
-  line("tokens", r.equal ? "equal to plain decoding"
-                         : fmt::format("DIFFER from plain decoding, first in prompt {}{}",
-                                       r.first_different,
-                                       r.may_differ ? " (this way of acceptance may)" : ""));
+  line("tokens",
+       r.equal ? "equal to plain decoding"
+               : fmt::format("DIFFER from plain decoding, first in prompt {}{}", r.first_different,
+                             r.may_differ ? " (this way of acceptance may)" : ""));
   line("speed-up", fmt::format("{:.2f} ({:.1f} tokens/s, plain {:.1f}; median of {} turns)",
                                r.speedup, r.tokens_per_s, r.plain_tokens_per_s, r.turns));
   line("predicted speed-up", r.predicted_speedup > 0.0 ? fmt::format("{:.2f}", r.predicted_speedup)
@@ -322,14 +322,14 @@ std::string speculation_text(const SpeculationResult& r) {
   line("drafts", fmt::format("{} steps with {} tokens, {} accepted", r.drafts, r.draft_tokens,
                              r.accepted_tokens));
   if (!r.wiring) return text;
-  text += fmt::format("\nwiring of the head (first drafts that are right, of {})\n",
-                      r.wiring->drafts);
+  text +=
+      fmt::format("\nwiring of the head (first drafts that are right, of {})\n", r.wiring->drafts);
   for (size_t v = 0; v < r.wiring->variants.size(); ++v) {
     const WiringVariant& variant = r.wiring->variants[v];
-    text += fmt::format("  {:<30}{}{}\n", variant.name,
-                        variant.error.empty() ? fmt::format("{:.3f}", variant.acceptance)
-                                              : variant.error,
-                        v == r.wiring->best && v > 0 ? "  fits best" : "");
+    text += fmt::format(
+        "  {:<30}{}{}\n", variant.name,
+        variant.error.empty() ? fmt::format("{:.3f}", variant.acceptance) : variant.error,
+        v == r.wiring->best && v > 0 ? "  fits best" : "");
   }
   text += r.wiring->best == 0
               ? "The configured wiring fits best.\n"

@@ -32,14 +32,14 @@ struct SpeculationOptions {
   const std::atomic<bool>* stop = nullptr;
   // Engine::load, or what chooses a device before.
   std::function<Result<std::unique_ptr<Engine>>(const EngineOptions&)> load = Engine::load;
-  std::function<void(const std::string& stage, double fraction)> progress =
-      [](const std::string&, double) {};
+  std::function<void(const std::string& stage, double fraction)> progress = [](const std::string&,
+                                                                               double) {};
 };
 
 struct SpeculationResult {
-  bool equal = false;           // the same tokens in every request of every turn
-  int first_different = -1;     // prompt
-  int64_t drafts = 0;           // steps of a sequence with drafts
+  bool equal = false;        // the same tokens in every request of every turn
+  int first_different = -1;  // prompt
+  int64_t drafts = 0;        // steps of a sequence with drafts
   int64_t draft_tokens = 0;
   int64_t accepted_tokens = 0;
   std::vector<double> acceptance_by_position;  // share of the steps that accept so far

@@ -145,7 +145,13 @@ Result<StepCosts> measure_steps(Model& model, const KvStorage& cache, const Meas
   // Once to prepare each shape (pages, graphs), then the least of several: others run as well.
   for (const int64_t rows : kRows) {
     if (rows > max_rows || context + rows > max_context) continue;
-    if (!points.empty() && seconds_now() > until) break;
+    // Assuming the worst, that each row takes as long as in a smaller step.
+    double expected = 0.0;
+    for (const StepCosts::Point& p : points) {
+      const double as_before = p.seconds * static_cast<double>(rows) / static_cast<double>(p.rows);
+      if (p.rows <= rows && (expected == 0.0 || as_before < expected)) expected = as_before;
+    }
+    if (seconds_now() + 2.0 * expected > until && !points.empty()) continue;
     if (rows > 1) timer.run(rows, context);
     points.push_back({rows, timer.run(rows, context)});
   }
