@@ -55,9 +55,8 @@ std::vector<int32_t> ids_of(const std::vector<int64_t>& wide) {
 }
 
 std::string config_of(const Family& f) {
-  return fmt::format(
-      R"({{"method": "{}", "model": "{}", "num_speculative_tokens": {}}})", f.method,
-      extra(std::string("models/") + f.model), f.drafts);
+  return fmt::format(R"({{"method": "{}", "model": "{}", "num_speculative_tokens": {}}})", f.method,
+                     extra(std::string("models/") + f.model), f.drafts);
 }
 
 class GoldenSpec : public ::testing::TestWithParam<Family> {
@@ -137,10 +136,9 @@ struct ShownTarget {
     FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(loading.model));
     FRESHET_ASSIGN_OR_RETURN(model, runtime::LoadedModel::load(compute, checkpoint, loading));
     FRESHET_ASSIGN_OR_RETURN(const auto config, speculative::parse_config(config_text));
-    FRESHET_ASSIGN_OR_RETURN(
-        drafter, speculative::find_method(config.method)
-                     ->make({config, loading, checkpoint, *model, compute, ops::KvType::kF32, 256,
-                             4, 256, 1024}));
+    FRESHET_ASSIGN_OR_RETURN(drafter, speculative::find_method(config.method)
+                                          ->make({config, loading, checkpoint, *model, compute,
+                                                  ops::KvType::kF32, 256, 4, 256, 1024}));
     FRESHET_RETURN_IF_ERROR(model->model().capture(drafter->needs().boundaries));
     FRESHET_RETURN_IF_ERROR(model->reserve({256, 16, 256}));
     FRESHET_ASSIGN_OR_RETURN(cache, model->make_cache(ops::KvType::kF32, {16}));

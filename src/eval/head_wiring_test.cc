@@ -1,5 +1,5 @@
-// The diagnosis finds out how the trained EAGLE-3 head of FRESHET_EXTRA_DATA was wired, whatever its
-// configuration says. Skipped without that folder.
+// The diagnosis finds out how the trained EAGLE-3 head of FRESHET_EXTRA_DATA was wired, whatever
+// its configuration says. Skipped without that folder.
 #include "eval/head_wiring.h"
 
 #include <cstring>

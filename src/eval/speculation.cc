@@ -250,6 +250,8 @@ class Comparison {
     const double taken = s.predicted_step_seconds - before_.predicted_step_seconds;
     const double plain = s.predicted_plain_seconds - before_.predicted_plain_seconds;
     if (taken > 0.0) result_.predicted_speedup = plain / taken;
+    const double seconds = s.step_seconds - before_.step_seconds;
+    if (seconds > 0.0) result_.gauge = (s.plain_seconds - before_.plain_seconds) / seconds;
   }
 
   const SpeculationOptions& o_;
@@ -314,6 +316,7 @@ std::string speculation_text(const SpeculationResult& r) {
                                r.speedup, r.tokens_per_s, r.plain_tokens_per_s, r.turns));
   line("predicted speed-up", r.predicted_speedup > 0.0 ? fmt::format("{:.2f}", r.predicted_speedup)
                                                        : std::string("not known"));
+  line("the engine's own gauge", fmt::format("{:.2f}", r.gauge));
   line("acceptance length", fmt::format("{:.2f} tokens a step with drafts", r.acceptance_length));
   std::string positions;
   for (const double share : r.acceptance_by_position)
@@ -347,6 +350,7 @@ json::Object speculation_json(const SpeculationResult& r) {
   o["acceptance_by_position"] = std::move(positions);
   o["speedup"] = r.speedup;
   o["predicted_speedup"] = r.predicted_speedup;
+  o["gauge"] = r.gauge;
   o["tokens_per_s"] = r.tokens_per_s;
   o["plain_tokens_per_s"] = r.plain_tokens_per_s;
   o["drafts"] = r.drafts;

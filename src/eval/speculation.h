@@ -46,6 +46,7 @@ struct SpeculationResult {
   double acceptance_length = 1.0;              // tokens of a step with drafts
   double speedup = 0.0;                        // median over turns
   double predicted_speedup = 0.0;              // by the engine's cost model
+  double gauge = 0.0;                          // what the engine itself measures (EngineStats)
   double tokens_per_s = 0.0;                   // of a request, medians
   double plain_tokens_per_s = 0.0;
   int turns = 0;
