@@ -205,6 +205,20 @@ struct EngineStats {
     int64_t accepted_tokens = 0;
     std::vector<int64_t> accepted_per_position;
     double draft_seconds = 0.0;  // that the drafter took
+    // Decode steps while a drafter is loaded: what they took, drafting included, and what plain
+    // steps would have taken for the tokens that they gave, from steps that were run plain.
+    double step_seconds = 0.0;
+    double plain_seconds = 0.0;
+    // The same as the cost model expected it before each step.
+    double predicted_step_seconds = 0.0;
+    double predicted_plain_seconds = 0.0;
+    int64_t control_steps = 0;  // steps run plain to measure this, although drafts would have paid
+
+    // Speed compared with plain steps; 0: not known yet.
+    double gain() const { return step_seconds > 0.0 ? plain_seconds / step_seconds : 0.0; }
+    double predicted_gain() const {
+      return predicted_step_seconds > 0.0 ? predicted_plain_seconds / predicted_step_seconds : 0.0;
+    }
   };
   Speculation speculation;
   int running = 0;

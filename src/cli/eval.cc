@@ -145,7 +145,7 @@ Status eval_perplexity(const Options& o, Context& context) {
 }  // namespace eval_command
 
 void add_eval(CLI::App& program, Context& context, Action& action) {
-  CLI::App* c = program.add_subcommand("eval", "Evaluate a model: logits, perplexity");
+  CLI::App* c = program.add_subcommand("eval", "Evaluate a model: logits, perplexity, speculation");
   c->require_subcommand(1);
 
   auto l = std::make_shared<eval_command::Options>();
@@ -184,6 +184,7 @@ void add_eval(CLI::App& program, Context& context, Action& action) {
                "  freshet eval perplexity smollm2 book.txt --window 512 --max-chars 60000 --json");
   perplexity->callback(
       [p, &context, &action] { action = [p, &context] { return eval_perplexity(*p, context); }; });
+  add_eval_speculation(*c, context, action);
 }
 
 }  // namespace freshet::cli

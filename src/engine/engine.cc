@@ -11,6 +11,7 @@
 #include "engine/plan.h"
 #include "engine/step_loop.h"
 #include "runtime/loaded_model.h"
+#include "speculative/length_controller.h"
 #include "speculative/registry.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/tokenizer_parts.h"
@@ -26,6 +27,7 @@ struct Engine::Impl {
   CacheInfo cache;
   std::optional<speculative::Config> speculation;
   std::unique_ptr<speculative::Drafter> drafter;
+  std::unique_ptr<speculative::LengthController> lengths;
   std::unique_ptr<engine::StepLoop> loop;
 };
 
@@ -191,6 +193,23 @@ Result<engine::StepLoopOptions> loop_options(const EngineOptions& o, const Memor
   return l;
 }
 
+// The controller of draft lengths, which measures the model's steps.
+Result<std::unique_ptr<speculative::LengthController>> make_lengths(
+    const speculative::Config& config, const MemoryPlan& plan, const runtime::LoadedModel& loaded,
+    const KvStorage& cache) {
+  constexpr int kMeasuredRows = 128;
+  speculative::MeasuredSteps steps;
+  steps.max_rows = std::min({plan.max_logit_rows, plan.max_num_batched_tokens, kMeasuredRows});
+  steps.max_context = plan.max_model_len;
+  steps.budget = 0.7;
+  FRESHET_ASSIGN_OR_RETURN(
+      speculative::StepCosts costs,
+      speculative::measure_steps(loaded.model(), cache, steps, loaded.ops().host_memory()));
+  return std::make_unique<speculative::LengthController>(
+      std::move(costs), speculative::LengthOptions{.max_drafts = config.limit(),
+                                                   .fixed = config.num_speculative_tokens > 0});
+}
+
 CacheInfo describe_cache(const EngineOptions& o, const MemoryPlan& plan) {
   CacheInfo info;
   info.block_tokens = ops::kBlockTokens;
@@ -275,6 +294,11 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));
   FRESHET_ASSIGN_OR_RETURN(KvStorage cache, impl->loaded->make_cache(type, plan.blocks));
+  if (speculation != nullptr) {
+    progress("measuring the model's steps", 0.0);
+    FRESHET_ASSIGN_OR_RETURN(impl->lengths, make_lengths(*speculation, plan, *impl->loaded, cache));
+    l.lengths = impl->lengths.get();
+  }
   progress("loading the vocabulary", 0.0);
   FRESHET_ASSIGN_OR_RETURN(Vocabulary words, vocabulary.get());
 

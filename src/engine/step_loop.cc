@@ -136,12 +136,8 @@ void StepLoop::draft() {
   drafted_.clear();
   for (const scheduler::SequenceId id : scheduler_->decoding()) {
     const scheduler::Sequence& s = scheduler_->sequence(id);
-    // The step adds one token more than there are drafts.
-    const int32_t left = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
-    speculative::DraftRequest request{.sequence = id,
-                                      .tokens = s.tokens,
-                                      .limit = std::min(left, options_.max_drafts),
-                                      .owner = owner_of(s)};
+    speculative::DraftRequest request{
+        .sequence = id, .tokens = s.tokens, .limit = drafts_left(s), .owner = owner_of(s)};
     if (request.limit <= 0) continue;
     for (const auto& output : live_.at(s.request->id)->outputs) {
       if (!output->asks_drafts(s, request)) continue;
@@ -151,12 +147,13 @@ void StepLoop::draft() {
     }
   }
   if (drafts_.empty()) return;
-  const int64_t from = now_us();
-  options_.drafter->propose(drafts_);
-  counted_.speculation.draft_seconds += static_cast<double>(now_us() - from) * 1e-6;
+  propose();
   for (size_t i = 0; i < drafts_.size(); ++i) {
     speculative::DraftRequest& d = drafts_[i];
     if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
+    // Where nothing was asked for, a grammar may still force tokens.
+    if (d.limit == 0)
+      d.limit = std::min(drafts_left(scheduler_->sequence(d.sequence)), options_.max_drafts);
     drafted_[i]->check_draft(d);
     scheduler_->set_draft(d.sequence, std::move(d.draft));
   }
@@ -166,6 +163,7 @@ bool StepLoop::schedule() {
   const int64_t now = now_us();
   blocks_->lives().set_time(now);
   StepInFlight step;
+  step.started_at = now;
   step.plan = scheduler_->schedule(now);
   count_evicted_blocks();
   wake_at_ = step.plan.wake_at;
@@ -238,15 +236,56 @@ void StepLoop::commit(StepInFlight& step) {
     task.output->commit(task);
     if (live->second->over) retire(task.request);
   }
-  if (options_.drafter != nullptr) show_rows(step);
+  time_step(step, tokens - step.prompt_tokens);
+  if (options_.drafter != nullptr && !step.runs_ahead) show_rows(step);
   for (const scheduler::SequenceId id : scheduler_->take_ended()) {
     if (options_.drafter != nullptr) options_.drafter->forget(id);
+    if (options_.lengths != nullptr) options_.lengths->forget(id);
   }
   in_flight_.pop_front();
   if (!in_flight_.empty()) list_rows(in_flight_.front());
 }
 
 // ---- what the verbs use ----------------------------------------------------------------------
+
+// A step adds one token more than there are drafts.
+int32_t StepLoop::drafts_left(const scheduler::Sequence& s) const {
+  const int32_t left = s.max_tokens - (s.size() - s.prompt_tokens) - 1;
+  return options_.lengths != nullptr ? left : std::min(left, options_.max_drafts);
+}
+
+void StepLoop::propose() {
+  size_t asked = drafts_.size();
+  if (options_.lengths != nullptr) {
+    options_.lengths->choose(drafts_);
+    asked = 0;
+    for (size_t i = 0; i < drafts_.size(); ++i) {
+      if (drafts_[i].limit <= 0) continue;
+      std::swap(drafts_[i], drafts_[asked]);
+      std::swap(drafted_[i], drafted_[asked]);
+      ++asked;
+    }
+  }
+  const int64_t from = now_us();
+  if (asked > 0) options_.drafter->propose(std::span(drafts_).first(asked));
+  const double seconds = asked > 0 ? static_cast<double>(now_us() - from) * 1e-6 : 0.0;
+  counted_.speculation.draft_seconds += seconds;
+  if (options_.lengths != nullptr) options_.lengths->drafted(drafts_, seconds);
+}
+
+// Tells what the step cost. With a step in front, it counts from the end of that one.
+void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
+  const int64_t now = now_us();
+  const int64_t from = std::max(step.started_at, std::exchange(committed_at_, now));
+  if (options_.lengths == nullptr) return;
+  speculative::StepDone done{.tokens = tokens, .seconds = static_cast<double>(now - from) * 1e-6};
+  for (const scheduler::StepItem& item : step.plan.items) {
+    done.shape.add(item.count, item.first + item.count);
+    done.drafted += item.draft;
+    if (item.count > 1 + item.draft) done.prompt_tokens += item.count;
+  }
+  options_.lengths->stepped(done);
+}
 
 // Shows the drafter what the target computed. The samples of a request part with their first
 // tokens: each of them has the rows of the prompt.
@@ -323,9 +362,11 @@ void StepLoop::list_rows(StepInFlight& step) {
   for (const RowTask& task : step.tasks) task.output->expect(task);
 }
 
-// A drafter has to see every token before the next step.
+// A drafter has to see every token before the next step, unless it is not asked.
 bool StepLoop::may_run_ahead(const StepInFlight& step) const {
-  return runner_.overlaps() && options_.drafter == nullptr &&
+  const bool drafts = options_.drafter != nullptr &&
+                      (needs_.any() || options_.lengths == nullptr || !options_.lengths->resting());
+  return runner_.overlaps() && !drafts &&
          std::ranges::all_of(step.tasks, [this](const RowTask& task) {
            return task.output->may_run_ahead(task, runner_);
          });
@@ -437,6 +478,7 @@ void StepLoop::publish_stats() {
   counted_.cached_tokens = s.cached_tokens;
   counted_.recomputed_tokens = s.recomputed_tokens;
   counted_.deferred = s.deferred;
+  if (options_.lengths != nullptr) options_.lengths->publish(counted_.speculation);
   counted_.kv_cache_usage = 0.0;
   for (int g = 0; g < blocks_->groups(); ++g) {
     const double used = 1.0 - static_cast<double>(blocks_->available(g)) / blocks_->pool(g).size();

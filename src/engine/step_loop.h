@@ -33,6 +33,7 @@
 #include "engine/model_runner.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
+#include "speculative/draft_lengths.h"
 #include "speculative/drafter.h"
 
 namespace freshet::engine {
@@ -49,6 +50,8 @@ struct StepLoopOptions {
   // Must outlive the loop. No steps run ahead with one. The model must capture what it needs.
   speculative::Drafter* drafter = nullptr;
   int max_drafts = 15;  // of a sequence in a step
+  // How many drafts are asked for; must outlive the loop. nullptr: always max_drafts.
+  speculative::DraftLengths* lengths = nullptr;
 };
 
 class StepLoop {
@@ -76,6 +79,7 @@ class StepLoop {
     scheduler::SequenceId next_sequence = 0;  // those from here on came with the step's tokens
     int64_t prompt_tokens = 0;                // computed
     bool runs_ahead = false;                  // the next step may start before its tokens are known
+    int64_t started_at = 0;                   // in microseconds
   };
 
   StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, ThreadPool& pool,
@@ -93,6 +97,9 @@ class StepLoop {
   void verify(StepInFlight& step);
   void commit(StepInFlight& step);
 
+  int32_t drafts_left(const scheduler::Sequence& s) const;
+  void propose();
+  void time_step(const StepInFlight& step, int64_t tokens);
   void show_rows(const StepInFlight& step);
   bool tokens_due(bool scheduled) const;
   void fill_masks(const StepInFlight& step);
@@ -126,6 +133,7 @@ class StepLoop {
   std::vector<RequestOutput*> drafted_;  // [drafts_] whose sequence it is
   std::vector<speculative::TargetRows> rows_;
   int64_t wake_at_ = 0;
+  int64_t committed_at_ = 0;  // the step before
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

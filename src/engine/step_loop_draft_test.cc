@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/philox.h"
 #include "engine/oracle_drafter_test.h"
 #include "engine/step_loop_rig_test.h"
 
@@ -107,6 +108,74 @@ TEST(StepLoop, HostileDraftsChangeNothing) {
       expect_same(alone.run(drafted_request(i, !draws)), Rig::wait(*sent[static_cast<size_t>(i)]),
                   i);
     }
+  }
+}
+
+// Changes lengths at random, as a controller does that follows the time, and rests now and then.
+class RandomLengths final : public speculative::DraftLengths {
+ public:
+  void choose(std::span<speculative::DraftRequest> requests) override {
+    for (speculative::DraftRequest& r : requests)
+      r.limit = resting() ? 0 : std::min<int32_t>(r.limit, static_cast<int32_t>(random(6)) - 1);
+  }
+  void drafted(std::span<speculative::DraftRequest> requests, double /*seconds*/) override {
+    for (speculative::DraftRequest& r : requests) {
+      if (r.limit <= 0) {
+        EXPECT_TRUE(r.draft.empty());
+        r.limit = 0;
+      }
+      if (!r.draft.empty() && random(4) == 0) r.draft.pop_back();
+    }
+  }
+  void stepped(const speculative::StepDone& step) override {
+    EXPECT_GT(step.shape.sequences, 0);
+    EXPECT_LE(step.drafted + step.prompt_tokens, step.shape.rows);
+    EXPECT_GE(step.seconds, 0.0);
+    drafted_ += step.drafted;
+    ++stepped_;
+  }
+  void forget(uint64_t /*sequence*/) override { ++forgotten_; }
+  bool resting() const override { return stepped_ % 8 >= 5; }
+
+  int64_t drafts() const { return drafted_; }
+  uint64_t steps() const { return stepped_; }
+  int forgotten() const { return forgotten_; }
+
+ private:
+  uint64_t random(uint64_t below) { return philox_bits(8, draws_++, 0) % below; }
+
+  uint64_t draws_ = 0, stepped_ = 0;
+  int64_t drafted_ = 0;
+  int forgotten_ = 0;
+};
+
+TEST(StepLoop, LengthsChangeNothing) {
+  for (const bool draws : {false, true}) {
+    OracleDrafter drafter(5, 0.4);
+    Rig alone({.share = false});
+    std::vector<Outcome> want;
+    for (int i = 0; i < kRequests; ++i) {
+      const Request r = drafted_request(i, !draws);
+      want.push_back(alone.run(r));
+      drafter.learn(r, want.back());
+    }
+    RandomLengths lengths;
+    RigOptions setup{.tokens = 90, .draws = draws};
+    setup.drafter = &drafter;
+    setup.lengths = &lengths;
+    Rig rig(setup);
+    std::vector<Pending*> sent;
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(drafted_request(i, !draws)));
+    for (size_t i = 0; i < sent.size(); ++i)
+      expect_same(want[i], Rig::wait(*sent[i]), static_cast<int>(i));
+    const EngineStats stats = rig.loop().stats();
+    rig.stop();
+    EXPECT_GT(lengths.drafts(), kRequests);
+    EXPECT_EQ(lengths.drafts(), stats.speculation.draft_tokens);
+    EXPECT_EQ(lengths.steps(), static_cast<uint64_t>(stats.steps));
+    EXPECT_GE(lengths.forgotten(), kRequests);
+    // A device's steps may run ahead while nothing is drafted.
+    EXPECT_EQ(rig.model().ahead() > 0, draws);
   }
 }
 

@@ -308,7 +308,27 @@ Result<Head> plan_mtp(const Checkpoint& checkpoint, const ModelSpec& target) {
   return head;
 }
 
-Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target) {
+Status override_plan(const HeadOverrides& o, const ModelSpec& target, HeadPlan& plan) {
+  const int layers = static_cast<int>(target.layers.size());
+  if (o.before_norm && plan.reads_last) {
+    plan.reads_last = false;
+    plan.boundaries = {layers};
+  }
+  for (int& boundary : plan.boundaries) {
+    boundary += o.shift_layers;
+    if (boundary < 0 || boundary > layers)
+      return invalid_argument("the target has no state behind {} layers", boundary);
+  }
+  if (o.reverse_layers) std::ranges::reverse(plan.boundaries);
+  FeatureSpec& f = *plan.spec.features;
+  if (o.swap_inputs) f.features_first = !f.features_first;
+  if (o.flip_residual_norm) f.normed_residual = !f.normed_residual && f.feature_norm.has_value();
+  if (o.drop_bias) f.bias = false;
+  return {};
+}
+
+Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target,
+                  const HeadOverrides& overrides) {
   if (checkpoint.kind() == Checkpoint::Kind::kGguf) {
     return unsupported("{}: draft heads are read from safetensors", checkpoint.path());
   }
@@ -324,15 +344,17 @@ Result<Head> plan(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& 
     return plan_mtp(checkpoint, target);
   };
   FRESHET_ASSIGN_OR_RETURN(Head head, planned());
+  FRESHET_RETURN_IF_ERROR(override_plan(overrides, target, head.plan));
   head.plan.kind = kind;
   if (kind != HeadKind::kMtp) head.plan.weight_bytes = checkpoint.total_bytes();
   FRESHET_RETURN_IF_ERROR(validate(head.plan.spec).with_context(checkpoint.path()));
   return head;
 }
 
-// The target's ids of the rows of a short list: row i stands for i + d2t[i].
+// The target's ids of the rows of a short list: row i stands for i + d2t[i], or, if `absolute`, for
+// d2t[i].
 Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const ModelSpec& head,
-                                             const ModelSpec& target) {
+                                             const ModelSpec& target, bool absolute) {
   std::vector<int32_t> ids;
   const TensorSource* const d2t = find_tensor(checkpoint, "d2t");
   if (d2t == nullptr) {
@@ -347,12 +369,13 @@ Result<std::vector<int32_t>> read_target_ids(const Checkpoint& checkpoint, const
   for (int64_t i = 0; i < head.vocab_size; ++i) {
     int64_t offset = 0;
     std::memcpy(&offset, d2t->data + static_cast<size_t>(i) * sizeof offset, sizeof offset);
-    const bool sane = offset >= 0 && offset < target.vocab_size && i + offset < target.vocab_size;
-    if (!sane) {
-      return invalid_argument("{}: d2t[{}] is {}: not an offset in a vocabulary of {}",
-                              checkpoint.path(), i, offset, target.vocab_size);
+    const int64_t first = absolute ? 0 : i;
+    if (offset < 0 || offset >= target.vocab_size - first) {
+      return invalid_argument("{}: d2t[{}] is {}: not an {} in a vocabulary of {}",
+                              checkpoint.path(), i, offset, absolute ? "id" : "offset",
+                              target.vocab_size);
     }
-    ids.push_back(static_cast<int32_t>(i + offset));
+    ids.push_back(static_cast<int32_t>(first + offset));
   }
   return ids;
 }
@@ -395,16 +418,17 @@ Status read_ends(WeightReader& reader, const Head& head, const ModelSpec& target
 
 }  // namespace
 
-Result<HeadPlan> plan_head(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target) {
-  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target));
+Result<HeadPlan> plan_head(HeadKind kind, const Checkpoint& checkpoint, const ModelSpec& target,
+                           const HeadOverrides& overrides) {
+  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target, overrides));
   return std::move(head.plan);
 }
 
 Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const Model& target,
-                            ops::Ops& ops) {
+                            ops::Ops& ops, const HeadOverrides& overrides) {
   const auto ends = target.share();
   if (ends == nullptr) return unsupported("this model shares no embedding with a draft head");
-  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target.spec()));
+  FRESHET_ASSIGN_OR_RETURN(Head head, plan(kind, checkpoint, target.spec(), overrides));
   head.architecture.type = head.plan.spec.architecture;
   head.architecture.names = head.names;
   const Progress none;
@@ -416,8 +440,8 @@ Result<DraftHead> load_head(HeadKind kind, const Checkpoint& checkpoint, const M
       reader, head.plan.spec.layers[0], head.plan.spec.hidden_size, head.layer, weights.layers[0]));
   FRESHET_RETURN_IF_ERROR(read_ends(reader, head, target.spec(), weights));
   DraftHead out;
-  FRESHET_ASSIGN_OR_RETURN(out.target_ids,
-                           read_target_ids(checkpoint, head.plan.spec, target.spec()));
+  FRESHET_ASSIGN_OR_RETURN(out.target_ids, read_target_ids(checkpoint, head.plan.spec,
+                                                           target.spec(), overrides.absolute_ids));
   out.model = std::make_unique<Decoder>(head.plan.spec,
                                         std::make_shared<const ModelWeights>(std::move(weights)),
                                         ends, reader.take_infos(), ops);

@@ -22,7 +22,7 @@ struct HeadPlan {
   HeadKind kind = HeadKind::kEagle;
   ModelSpec spec;
   // Which states of the target are its features, in order: those after the final norm, or the
-  // residual stream behind that number of layers.
+  // residual stream behind that number of layers (ascending, unless overrides say otherwise).
   bool reads_last = false;
   std::vector<int> boundaries;
   size_t weight_bytes = 0;
@@ -34,11 +34,23 @@ struct DraftHead {
   std::vector<int32_t> target_ids;  // the target's ids of the head's logits; empty: the same
 };
 
+// Departures from what a head's files say, to find out how it was trained.
+struct HeadOverrides {
+  int shift_layers = 0;             // added to the numbers of layers that are read
+  bool reverse_layers = false;      // the last of them first
+  bool before_norm = false;         // states before the target's final norm instead of after it
+  bool swap_inputs = false;         // the features before the embedding, or the other way round
+  bool flip_residual_norm = false;  // norm_before_residual
+  bool drop_bias = false;           // of the features' projection
+  bool absolute_ids = false;        // d2t holds ids instead of offsets
+};
+
 // `checkpoint`: the head's own file or folder, or the target's for an MTP layer.
 Result<HeadPlan> plan_head(HeadKind kind, const loader::Checkpoint& checkpoint,
-                           const ModelSpec& target);
+                           const ModelSpec& target, const HeadOverrides& overrides = {});
 // `target`: the loaded target, whose embedding and head are shared.
 Result<DraftHead> load_head(HeadKind kind, const loader::Checkpoint& checkpoint,
-                            const Model& target, ops::Ops& ops);
+                            const Model& target, ops::Ops& ops,
+                            const HeadOverrides& overrides = {});
 
 }  // namespace freshet::models

@@ -1,54 +1,45 @@
-// Draft heads: EAGLE, EAGLE-3 and MTP layers (models/draft_heads.h).
+#include "speculative/draft_head.h"
+
 #include <algorithm>
 
-#include "models/draft_heads.h"
 #include "speculative/chain_drafter.h"
 #include "speculative/registry.h"
 
 namespace freshet::speculative {
-namespace {
 
 using loader::Checkpoint;
 using models::HeadKind;
 
-Result<Checkpoint> open_head(const std::string& path) {
-  if (path.ends_with(".safetensors")) return Checkpoint::open_bare(path);
-  return Checkpoint::open(path);
-}
-
-// An MTP layer is a part of the target's checkpoint, unless its own is named.
-template <class Use>
-auto with_checkpoint(const Config& config, const Checkpoint& target, const Use& use)
-    -> decltype(use(target)) {
-  if (config.model.empty()) return use(target);
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint own, open_head(config.model));
-  return use(own);
-}
-
-HeadKind kind_of_method(std::string_view method) {
+std::optional<HeadKind> head_kind(std::string_view method) {
   if (method == "eagle") return HeadKind::kEagle;
-  return method == "eagle3" ? HeadKind::kEagle3 : HeadKind::kMtp;
+  if (method == "eagle3") return HeadKind::kEagle3;
+  if (method == "mtp") return HeadKind::kMtp;
+  return std::nullopt;
 }
 
-}  // namespace
+Result<std::optional<Checkpoint>> open_head(const Config& config) {
+  const std::string& path = config.model;
+  if (path.empty()) return std::optional<Checkpoint>();
+  FRESHET_ASSIGN_OR_RETURN(Checkpoint own, path.ends_with(".safetensors")
+                                               ? Checkpoint::open_bare(path)
+                                               : Checkpoint::open(path));
+  return std::optional<Checkpoint>(std::move(own));
+}
 
 Result<DrafterCost> draft_head_cost(const PlanContext& c) {
-  return with_checkpoint(
-      c.config, c.target_checkpoint, [&](const Checkpoint& from) -> Result<DrafterCost> {
-        FRESHET_ASSIGN_OR_RETURN(
-            const models::HeadPlan plan,
-            models::plan_head(kind_of_method(c.config.method), from, c.target));
-        return DrafterCost{plan.weight_bytes, cache_bytes_per_token(plan.spec, c.kv_type)};
-      });
+  FRESHET_ASSIGN_OR_RETURN(const auto own, open_head(c.config));
+  FRESHET_ASSIGN_OR_RETURN(
+      const models::HeadPlan plan,
+      models::plan_head(*head_kind(c.config.method), own ? *own : c.target_checkpoint, c.target));
+  return DrafterCost{plan.weight_bytes, cache_bytes_per_token(plan.spec, c.kv_type)};
 }
 
 Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
-  const HeadKind kind = kind_of_method(c.config.method);
+  FRESHET_ASSIGN_OR_RETURN(const auto own, open_head(c.config));
   FRESHET_ASSIGN_OR_RETURN(
       models::DraftHead head,
-      with_checkpoint(c.config, c.target_checkpoint, [&](const Checkpoint& from) {
-        return models::load_head(kind, from, c.target.model(), c.compute->ops());
-      }));
+      models::load_head(*head_kind(c.config.method), own ? *own : c.target_checkpoint,
+                        c.target.model(), c.compute->ops()));
   DraftRunnerLimits limits;
   limits.max_model_len = c.max_model_len;
   limits.max_tokens = c.max_num_batched_tokens;

@@ -4,7 +4,8 @@
 // draft model can run them as one batch. A wrong proposal costs time, never a result: every token
 // is the sequence's own draw, and a draft is kept only while it equals that draw. After each step
 // the drafter sees the rows that the target computed. All calls come from the step thread, in this
-// order: propose(), a step of the target, observe(), forget() of the sequences that ended.
+// order: propose(), a step of the target, observe(), forget() of the sequences that ended. A
+// drafter that needs no states is not shown all steps in which nothing was drafted.
 //
 // A drafter is one source file and a line in registry.cc. What it may rely on: the tokens of a
 // sequence only ever grow, and a sequence number is never used twice. A sequence that was preempted

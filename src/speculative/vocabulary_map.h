@@ -2,7 +2,8 @@
 // intersection, arXiv:2502.05202).
 //
 // A token of the target is the draft model's token with the same bytes, or else those that its
-// tokenizer makes of the bytes. The draft model may propose only tokens that both have. Immutable.
+// tokenizer makes of the bytes, if these are whole characters. The draft model may propose only
+// tokens that both have. Immutable.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/utf8.h"
+
 namespace freshet::speculative {
 namespace {
 
@@ -25,6 +27,10 @@ TEST(VocabularyMap, KeepsTheBytesOfEveryToken) {
     if (target.is_special(id)) continue;
     std::vector<int32_t> ids;
     map->translate(id, ids);
+    if (find_invalid_utf8(target.token_bytes(id)) != target.token_bytes(id).size()) {
+      ASSERT_LE(ids.size(), 1u);  // a part of a character: one token or none
+      continue;
+    }
     std::string bytes;
     for (const int32_t part : ids) bytes += draft.token_bytes(part);
     ASSERT_EQ(bytes, target.token_bytes(id)) << id;

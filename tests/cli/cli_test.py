@@ -134,7 +134,7 @@ class Usage(Case):
             self.assertIn("--help", own)
             if command != "eval":
                 self.assertIn("Examples:", own)
-        for deeper in ("logits", "perplexity"):
+        for deeper in ("logits", "perplexity", "speculation"):
             self.assertIn("Examples:", self.succeeds("eval", deeper, "--help"))
 
     def test_version(self):
@@ -790,6 +790,32 @@ class Eval(Case):
                                            "--max-chars", "600", "--json"))
         self.assertLess(shorter["tokens"], about["tokens"])
         self.fails(2, "eval", "perplexity", "default", text, "--max-chars", "5", says="window")
+
+    def test_speculation(self):
+        text = self.write("t.txt", "The sea was calm and the ship lay still. " * 40)
+        flags = ["eval", "speculation", "default", "--text", text, "--prompts", "2", "--turns", "2",
+                 "--prompt-tokens", "40", "--max-tokens", "40", "--speculative-config"]
+        for config, more in (({"method": "ngram", "num_speculative_tokens": 3}, []),
+                             ({"method": "ngram"}, ["--clients", "2"]),
+                             ({"method": "early_exit", "num_speculative_tokens": 2},
+                              ["--temp", "0.8", "--seed", "7"])):
+            about = json.loads(self.succeeds(*flags, json.dumps(config), "--json", *more))
+            self.assertIs(about["equal"], True)
+            self.assertGreaterEqual(about["acceptance_length"], 1.0)
+            positions = about["acceptance_by_position"]
+            self.assertEqual(positions, sorted(positions, reverse=True))
+            self.assertAlmostEqual(about["acceptance_length"], 1.0 + sum(positions))
+            self.assertGreater(about["speedup"], 0.0)
+            self.assertGreater(about["predicted_speedup"], 0.0)
+            self.assertNotIn("wiring", about)
+            if "num_speculative_tokens" in config:
+                self.assertGreater(about["drafts"], 0)
+                self.assertLessEqual(len(positions), config["num_speculative_tokens"])
+        out = self.succeeds(*flags, '{"method": "ngram"}')
+        self.assertIn("equal to plain decoding", out)
+        self.fails(2, *flags[:-1], says="--speculative-config")
+        self.fails(2, *flags, '{"method": "x"}', says="unknown method")
+        self.fails(2, *flags, '{"method": "ngram"}', "--prompt-tokens", "4000", says="tokens")
 
     def test_batches_do_not_change_perplexity(self):
         text = self.write("t.txt", "She had never seen the town before, and it pleased her. " * 40)

@@ -1,0 +1,309 @@
+#include "speculative/length_controller.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace freshet::speculative {
+namespace {
+
+constexpr double kUnknownRound = 0.12;  // of a plain step's time
+constexpr double kFreeRound = 0.003;    // below this share of it a round costs nothing
+constexpr double kTurnOn = 1.03;        // a gain that is worth turning on for
+constexpr double kStayOn = 0.985;       // one that is near enough to 1 to stay on
+constexpr double kProbeShare = 0.005;   // of the time
+constexpr int kProbeDrafts = 2;
+constexpr double kProbeRefund = 0.7;   // of a plain token's time, for a draft that was right
+constexpr double kPilotDrafts = 10.0;  // until this many were tried, few sequences draft
+constexpr int kPilots = 2;
+constexpr double kControlInterval = 64.0;
+constexpr double kRecent = 0.97;       // memory of recent gains, for each step with drafts
+constexpr double kTrusted = 12.0;      // steps with drafts before their gain corrects plans
+constexpr double kForgetGain = 0.995;  // for each step without
+constexpr double kForgetOwn = 0.02;    // the same for a sequence's own rates
+constexpr double kLongStep = 1.5;      // longer than expected by this factor: others run as well
+constexpr double kLeastSurvival = 0.01;
+constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
+
+}  // namespace
+
+LengthController::LengthController(StepCosts costs, const LengthOptions& options)
+    : costs_(std::move(costs)),
+      drafting_(kUnknownRound * costs_.seconds({.rows = 1, .sequences = 1})),
+      options_(options) {}
+
+double LengthController::Plan::gain() const {
+  const auto sequences = static_cast<double>(lengths.size());
+  return seconds > 0.0 ? tokens / sequences * plain_seconds / seconds : 1.0;
+}
+
+// ---- what is known ---------------------------------------------------------------------------
+
+// Compares the sequence's last draft with the tokens that came.
+void LengthController::learn(const DraftRequest& r) {
+  Sequence& s = sequences_[r.sequence];
+  if (s.draft.empty()) return s.own.forget(kForgetOwn);
+  int right = 0;
+  const auto drafted = static_cast<int>(s.draft.size());
+  while (right < drafted && s.draft_at + static_cast<size_t>(right) < r.tokens.size() &&
+         s.draft[static_cast<size_t>(right)] == r.tokens[s.draft_at + static_cast<size_t>(right)]) {
+    ++right;
+  }
+  const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
+  if (!known) return;
+  rates_.add(s.own, right, drafted, s.probe);
+  // A draft that was right has earned its time.
+  if (s.probe) budget_ += kProbeRefund * right * plain_token_;
+  s.draft.clear();
+  s.probe = false;
+}
+
+bool LengthController::drafts_free(size_t sequences) const {
+  const auto n = static_cast<int64_t>(sequences);
+  return drafting_.known() && drafting_.round(static_cast<int>(sequences)) <
+                                  kFreeRound * costs_.seconds({.rows = n, .sequences = n});
+}
+
+StepShape LengthController::plain_shape(std::span<const DraftRequest> requests) const {
+  StepShape shape;
+  for (const DraftRequest& r : requests) shape.add(1, std::ssize(r.tokens));
+  return shape;
+}
+
+int64_t LengthController::missed_tokens(const DraftRequest& r) const {
+  const auto at = sequences_.find(r.sequence);
+  const int64_t missed =
+      std::ssize(r.tokens) - (at == sequences_.end() ? 0 : at->second.drafter_at);
+  return missed > kMissedTokens ? missed : 0;
+}
+
+// What the steps gave, compared with what was expected of them.
+double LengthController::correction() const {
+  if (measured_steps_ < kTrusted || expected_.ratio() <= 0.0) return 1.0;
+  return std::clamp(measured_.ratio() / expected_.ratio(), 0.5, 1.25);
+}
+
+// ---- plans -----------------------------------------------------------------------------------
+
+LengthController::Plan LengthController::best_plan(std::span<const DraftRequest> requests,
+                                                   const std::vector<int>& most, double least,
+                                                   bool drafting) const {
+  std::vector<Slot> slots;
+  std::array<double, AcceptanceRates::kPositions> survival;
+  int deepest = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto at = sequences_.find(requests[i].sequence);
+    const auto depth = static_cast<size_t>(std::clamp(most[i], 0, AcceptanceRates::kPositions));
+    rates_.survival(at == sequences_.end() ? AcceptanceRates::Own() : at->second.own,
+                    std::span(survival).first(depth));
+    for (size_t d = 0; d < depth && survival[d] >= kLeastSurvival; ++d) {
+      slots.push_back({survival[d], static_cast<int>(i), static_cast<int>(d)});
+      deepest = std::max(deepest, static_cast<int>(d) + 1);
+    }
+  }
+  std::ranges::stable_sort(slots, std::greater(), &Slot::survival);
+  Plan plan;
+  plan.lengths.assign(requests.size(), 0);
+  StepShape shape = plain_shape(requests);
+  plan.plain_seconds = plan.seconds = costs_.seconds(shape);
+  plan.tokens = static_cast<double>(requests.size());
+  // Rows of prompts make a step longer, and rows of drafts dearer.
+  shape.rows += prompt_tokens_;
+  const double prompts = costs_.seconds(shape) - plan.plain_seconds;
+  std::vector<int> width(static_cast<size_t>(deepest), 0);
+  double tokens = plan.tokens, drafts = 0.0, best = least * tokens / plan.seconds;
+  size_t taken = 0;
+  for (size_t j = 0; j < slots.size(); ++j) {
+    const auto& [s, request, depth] = slots[j];
+    const DraftRequest& r = requests[static_cast<size_t>(request)];
+    tokens += s;
+    ++shape.rows;
+    shape.row_context += std::ssize(r.tokens);
+    if (drafting) {
+      int& n = width[static_cast<size_t>(depth)];
+      drafts += drafting_.round(n + 1) - (n > 0 ? drafting_.round(n) : 0.0);
+      ++n;
+      const double steps = std::clamp(static_cast<double>(r.limit) / 2.0, 1.0, 64.0);
+      if (depth == 0)
+        drafts += drafting_.missed_token() * static_cast<double>(missed_tokens(r)) / steps;
+    }
+    const double seconds = costs_.seconds(shape) - prompts + drafts;
+    if (tokens / seconds <= best) continue;
+    best = tokens / seconds;
+    plan.tokens = tokens;
+    plan.seconds = seconds;
+    taken = j + 1;
+  }
+  for (size_t j = 0; j < taken; ++j) ++plan.lengths[static_cast<size_t>(slots[j].request)];
+  return plan;
+}
+
+// What lengths are expected to give, whoever chose them.
+LengthController::Plan LengthController::plan_of(std::span<const DraftRequest> requests,
+                                                 const std::vector<int>& lengths,
+                                                 double draft_seconds) const {
+  Plan plan;
+  plan.lengths = lengths;
+  StepShape shape = plain_shape(requests);
+  plan.plain_seconds = costs_.seconds(shape);
+  plan.tokens = static_cast<double>(requests.size());
+  std::array<double, AcceptanceRates::kPositions> survival;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (lengths[i] == 0) continue;
+    shape.rows += lengths[i];
+    shape.row_context += lengths[i] * std::ssize(requests[i].tokens);
+    const auto at = sequences_.find(requests[i].sequence);
+    const auto known = std::span(survival).first(
+        static_cast<size_t>(std::min(lengths[i], AcceptanceRates::kPositions)));
+    rates_.survival(at == sequences_.end() ? AcceptanceRates::Own() : at->second.own, known);
+    for (const double s : known) plan.tokens += s;
+  }
+  plan.seconds = costs_.seconds(shape) + draft_seconds;
+  return plan;
+}
+
+// ---- before a step ---------------------------------------------------------------------------
+
+bool LengthController::control_due(double gain) {
+  if (static_cast<double>(since_plain_) < kControlInterval * std::max(1.0, gain)) return false;
+  ++controls_;
+  return true;
+}
+
+// One sequence drafts, if single drafts have not used up their share of the time.
+void LengthController::probe(std::span<const DraftRequest> requests, std::vector<int>& lengths) {
+  if (budget_ < 0.0) return;
+  // That which the drafter knows best.
+  size_t at = 0;
+  for (size_t i = 1; i < requests.size(); ++i) {
+    if (missed_tokens(requests[i]) < missed_tokens(requests[at])) at = i;
+  }
+  lengths[at] = std::min({requests[at].limit, options_.max_drafts, kProbeDrafts});
+  probing_ = lengths[at] > 0;
+}
+
+void LengthController::keep_pilots(std::span<const DraftRequest> requests,
+                                   std::vector<int>& lengths) const {
+  std::vector<size_t> order(requests.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::ranges::stable_sort(order, {}, [&](size_t i) { return missed_tokens(requests[i]); });
+  for (size_t k = kPilots; k < order.size(); ++k) lengths[order[k]] = 0;
+}
+
+void LengthController::choose_paid(std::span<DraftRequest> requests, std::vector<int>& lengths) {
+  const double least = on_ ? kStayOn : kTurnOn;
+  const Plan best = best_plan(requests, lengths, least, true);
+  const double gain = best.gain() * correction();
+  on_ = best.drafts() && gain > least;
+  lengths.assign(requests.size(), 0);
+  if (!on_) return probe(requests, lengths);
+  if (control_due(gain)) return;
+  lengths = best.lengths;
+  if (rates_.known() < kPilotDrafts) keep_pilots(requests, lengths);
+}
+
+void LengthController::choose(std::span<DraftRequest> requests) {
+  probing_ = false;
+  for (const DraftRequest& r : requests) learn(r);
+  std::vector<int> lengths;
+  for (const DraftRequest& r : requests) lengths.push_back(std::min(r.limit, options_.max_drafts));
+  if (!options_.fixed && !drafts_free(requests.size())) choose_paid(requests, lengths);
+  for (size_t i = 0; i < requests.size(); ++i) requests[i].limit = lengths[i];
+}
+
+void LengthController::drafted(std::span<DraftRequest> requests, double seconds) {
+  int rounds = 0, rows = 0;
+  int64_t missed = 0;
+  std::vector<int> lengths;
+  for (DraftRequest& r : requests) {
+    const auto size = static_cast<int>(r.draft.size());
+    lengths.push_back(size);
+    rounds = std::max(rounds, size);
+    rows += size;
+    if (r.limit <= 0) continue;
+    missed += missed_tokens(r);
+    Sequence& s = sequences_[r.sequence];
+    s.drafter_at = static_cast<int32_t>(r.tokens.size());
+    if (!s.draft.empty()) {  // right so far, as far as tokens came
+      const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
+      rates_.add(s.own, right, right, s.probe);
+    }
+    s.draft.assign(r.draft.begin(), r.draft.end());
+    s.draft_at = r.tokens.size();
+    s.probe = probing_;
+  }
+  draft_seconds_ = seconds;
+  if (seconds > 0.0) drafting_.add(rounds, rows, missed, seconds);
+  if (!options_.fixed && rows > 0 && drafts_free(requests.size())) {
+    const Plan best = best_plan(requests, lengths, 1.0, false);
+    const double gain = best.gain() * correction();
+    on_ = best.drafts() && gain > 1.0;
+    lengths = best.lengths;
+    if (!on_ || control_due(gain)) lengths.assign(requests.size(), 0);
+    for (size_t i = 0; i < requests.size(); ++i) {
+      if (std::ssize(requests[i].draft) > lengths[i])
+        requests[i].draft.resize(static_cast<size_t>(lengths[i]));
+    }
+  }
+  // The drafter's time is known by now; what is expected of it is what it usually takes.
+  double usual = 0.0;
+  for (int d = 0; d < rounds; ++d) {
+    usual += drafting_.round(static_cast<int>(
+        std::ranges::count_if(requests, [&](const auto& r) { return std::ssize(r.draft) > d; })));
+  }
+  plan_ = plan_of(requests, lengths, usual);
+  planned_ = true;
+}
+
+bool LengthController::resting() const {
+  return !options_.fixed && !on_ && budget_ < 0.0 && !drafts_free(1);
+}
+
+// ---- after a step ----------------------------------------------------------------------------
+
+void LengthController::stepped(const StepDone& step) {
+  prompt_tokens_ = step.prompt_tokens;
+  if (step.drafted == 0 && step.prompt_tokens == 0 && step.tokens > 0)
+    plain_token_ = step.seconds / static_cast<double>(step.tokens);
+  const bool planned = std::exchange(planned_, false);
+  const double drafting = std::exchange(draft_seconds_, 0.0);
+  since_plain_ = step.drafted > 0 ? since_plain_ + 1 : 0;
+  StepShape plain = step.shape;
+  plain.rows -= step.drafted;
+  plain.row_context -=
+      step.drafted * step.shape.row_context / std::max<int64_t>(1, step.shape.rows);
+  if (probing_) {
+    budget_ -= drafting + costs_.seconds(step.shape) - costs_.seconds(plain);
+  } else if (!on_) {
+    budget_ = std::min(budget_ + kProbeShare * step.seconds, step.seconds);
+  }
+  if (step.prompt_tokens > 0 || step.shape.sequences == 0) return;
+  costs_.correct(step.shape, step.seconds);
+  if (!planned) return;
+  const double usual = costs_.seconds(step.shape);
+  const double took = std::clamp(step.seconds, usual / kLongStep, usual * kLongStep) + drafting;
+  const auto sequences = static_cast<double>(step.shape.sequences);
+  const double would = costs_.seconds(plain) * static_cast<double>(step.tokens) / sequences;
+  const double expected =
+      plan_.plain_seconds * plan_.tokens / static_cast<double>(plan_.lengths.size());
+  if (step.drafted == 0) {
+    all_measured_.add(took - drafting, took, 1.0);
+    all_expected_.add(plan_.plain_seconds, plan_.seconds, 1.0);
+    measured_steps_ *= kForgetGain;
+    return;
+  }
+  all_measured_.add(would, took, 1.0);
+  all_expected_.add(expected, plan_.seconds, 1.0);
+  measured_.add(would, took, kRecent);
+  expected_.add(expected, plan_.seconds, kRecent);
+  measured_steps_ = measured_steps_ * kRecent + 1.0;
+}
+
+void LengthController::publish(EngineStats::Speculation& s) const {
+  s.plain_seconds = all_measured_.plain;
+  s.step_seconds = all_measured_.taken;
+  s.predicted_plain_seconds = all_expected_.plain;
+  s.predicted_step_seconds = all_expected_.taken;
+  s.control_steps = controls_;
+}
+
+}  // namespace freshet::speculative

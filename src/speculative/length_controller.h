@@ -1,0 +1,114 @@
+// Chooses how many tokens are drafted, by what they cost and what they give.
+//
+// A step that verifies drafts takes longer, drafting takes time too, and a draft counts only if all
+// before it are accepted. The controller knows the time of a step by its rows (step_costs.h), of a
+// round of drafting (drafting_costs.h) and the probability that each draft survives
+// (acceptance_rates.h). It takes the drafts of all sequences in order of survival, and as many of
+// them as give the most tokens per second. If no drafts are better than any, it is off, and spends
+// a small share of the time on single drafts to notice when they would pay again. Of a drafter that
+// costs nothing it sees the proposals in any case, and compares them with what comes.
+//
+// Now and then a step runs plain for comparison. The gain that was measured corrects what is
+// expected of the next steps. Used by one thread; it reads no clock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "speculative/acceptance_rates.h"
+#include "speculative/draft_lengths.h"
+#include "speculative/drafting_costs.h"
+#include "speculative/step_costs.h"
+
+namespace freshet::speculative {
+
+struct LengthOptions {
+  int max_drafts = 15;  // of a sequence in a step
+  bool fixed = false;   // always max_drafts: the gain is measured and nothing else
+};
+
+class LengthController final : public DraftLengths {
+ public:
+  LengthController(StepCosts costs, const LengthOptions& options);
+
+  void choose(std::span<DraftRequest> requests) override;
+  void drafted(std::span<DraftRequest> requests, double seconds) override;
+  void stepped(const StepDone& step) override;
+  void forget(uint64_t sequence) override { sequences_.erase(sequence); }
+  bool resting() const override;
+  void publish(EngineStats::Speculation& stats) const override;
+
+ private:
+  struct Sequence {
+    AcceptanceRates::Own own;
+    std::vector<int32_t> draft;  // the last that was proposed, until it is known what is right
+    size_t draft_at = 0;         // the length of the sequence then
+    int32_t drafter_at = 0;      // what the drafter has read
+    bool probe = false;
+  };
+  struct Plan {
+    std::vector<int> lengths;    // [requests]
+    double tokens = 0.0;         // expected
+    double seconds = 0.0;        // of the step and the drafting
+    double plain_seconds = 0.0;  // of the step without drafts, which gives [requests] tokens
+    double gain() const;
+    bool drafts() const { return tokens > static_cast<double>(lengths.size()); }
+  };
+  struct Slot {
+    double survival;
+    int request;
+    int depth;
+  };
+  // Sums over recent or all steps.
+  struct Gain {
+    double plain = 0.0, taken = 0.0;
+    double ratio() const { return taken > 0.0 ? plain / taken : 0.0; }
+    void add(double plain_seconds, double seconds, double memory) {
+      plain = plain * memory + plain_seconds;
+      taken = taken * memory + seconds;
+    }
+  };
+
+  void learn(const DraftRequest& r);
+  bool drafts_free(size_t sequences) const;
+  StepShape plain_shape(std::span<const DraftRequest> requests) const;
+  int64_t missed_tokens(const DraftRequest& r) const;
+  // The best lengths of at most `most`, if their gain is above `least`; with `drafting`, the
+  // drafter's time counts.
+  Plan best_plan(std::span<const DraftRequest> requests, const std::vector<int>& most, double least,
+                 bool drafting) const;
+  Plan plan_of(std::span<const DraftRequest> requests, const std::vector<int>& lengths,
+               double draft_seconds) const;
+  void choose_paid(std::span<DraftRequest> requests, std::vector<int>& lengths);
+  void probe(std::span<const DraftRequest> requests, std::vector<int>& lengths);
+  void keep_pilots(std::span<const DraftRequest> requests, std::vector<int>& lengths) const;
+  bool control_due(double gain);
+  double correction() const;  // of an expected gain
+
+  StepCosts costs_;
+  DraftingCosts drafting_;
+  AcceptanceRates rates_;
+  const LengthOptions options_;
+  std::unordered_map<uint64_t, Sequence> sequences_;
+
+  // Of the step in preparation.
+  Plan plan_;
+  bool planned_ = false;
+  double draft_seconds_ = 0.0;
+
+  bool on_ = true;
+  bool probing_ = false;
+  double plain_token_ = 0.0;  // seconds of a token in the last plain step
+  double budget_ = 0.0;       // seconds that single drafts may take while it is off
+  int64_t since_plain_ = 0;   // steps with drafts
+  int64_t prompt_tokens_ = 0;
+  int64_t controls_ = 0;
+  double measured_steps_ = 0.0;  // recent ones with drafts
+  Gain measured_, expected_;     // of recent steps with drafts
+  Gain all_measured_, all_expected_;
+};
+
+}  // namespace freshet::speculative
