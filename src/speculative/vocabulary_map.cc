@@ -38,7 +38,7 @@ Result<VocabularyMap> VocabularyMap::make(const tokenizer::Tokenizer& target, in
       map.parts_.push_back(*same);
       int32_t& back = map.target_ids_[static_cast<size_t>(*same)];
       if (back < 0) back = id, ++shared;
-    } else if (!bytes.empty() && find_invalid_utf8(bytes) == bytes.size()) {
+    } else if (!bytes.empty() && find_invalid_utf8(bytes) == std::string_view::npos) {
       for (const int32_t part :
            draft.encode(bytes, {.add_special = false, .parse_special = false})) {
         if (part < draft_vocab) map.parts_.push_back(part);
