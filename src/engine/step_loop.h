@@ -33,6 +33,7 @@
 #include "engine/model_runner.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
+#include "speculative/acceptance.h"
 #include "speculative/drafter.h"
 
 namespace freshet::engine {
@@ -49,6 +50,7 @@ struct StepLoopOptions {
   // Must outlive the loop. No steps run ahead with one. The model must capture what it needs.
   speculative::Drafter* drafter = nullptr;
   int max_drafts = 15;  // of a sequence in a step
+  speculative::AcceptanceOptions acceptance;
 };
 
 class StepLoop {

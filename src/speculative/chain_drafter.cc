@@ -110,16 +110,16 @@ bool ChainDrafter::catch_up(State& s, const DraftRequest& r) {
 
 // Takes the drafted token of a work.
 void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
-  const int64_t position = std::ssize(r.tokens) + std::ssize(r.draft);
   int32_t token = work.token;
   if (s.sampler.draws()) {
-    token = s.sampler.draw(work.logits, options_.target_ids, position, scratch_, row_);
+    token = s.sampler.draw(r, work.logits, options_.target_ids, scratch_, row_);
   } else if (token >= 0 && !options_.target_ids.empty()) {
     token = options_.target_ids[static_cast<size_t>(token)];
   }
   if (heads()) s.state.assign(work.state.begin(), work.state.end());
   s.token = token;
   if (token < 0 || token >= options_.vocab) return;
+  if (heads() && r.draft.empty()) s.drawn_from = r.drawn_from;
   r.draft.push_back(token);
   s.drafting = true;
 }
@@ -139,7 +139,10 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
     if (heads()) {
       if (s.seen() + 1 != std::ssize(r.tokens)) continue;
       if (s.pending.empty()) {  // proposed before, and not verified
-        if (s.token >= 0) r.draft.push_back(s.token), s.drafting = true;
+        if (s.token < 0) continue;
+        r.draft.push_back(s.token);
+        r.drawn_from = s.drawn_from;
+        s.drafting = true;
         continue;
       }
       work.ids = s.pending;

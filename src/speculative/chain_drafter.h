@@ -44,6 +44,7 @@ class ChainDrafter final : public Drafter {
     // The last proposal's first step, for a sequence whose step was put off.
     int32_t token = -1;
     std::vector<float> state;
+    std::vector<std::vector<Candidate>> drawn_from;  // of that step's token alone
     DraftSampler sampler;
     bool sampled = false;  // the sampler was made
     bool drafting = false;
