@@ -295,6 +295,67 @@ TEST(StepLoopAccept, SyntheticRates) {
   }
 }
 
+// Wrong drafts with wrong distributions: without the draft, with ids out of range, more or fewer
+// entries than drafts.
+class LyingDrafter final : public speculative::Drafter {
+ public:
+  void propose(std::span<speculative::DraftRequest> requests) override {
+    for (speculative::DraftRequest& r : requests) {
+      const auto random = [&](int what) {
+        return static_cast<int32_t>(
+            philox_bits(r.sequence, r.tokens.size(), static_cast<uint32_t>(what)) % 1000);
+      };
+      for (int i = 0; i < r.limit + 2; ++i)
+        r.draft.push_back(random(i) < 30 ? random(i) * 7 - 50 : random(i) % kVocab);
+      for (int i = 0; i < random(99) % 25; ++i) {
+        std::vector<Candidate>& list = r.drawn_from.emplace_back();
+        for (int32_t id = random(i + 100) % 3; id < kVocab + 20; id += 1 + random(id + 200) % 9)
+          list.push_back({id, 0.0f, static_cast<Weight>(random(id + 300) % 5)});
+      }
+    }
+  }
+};
+
+// Preemption, steps without room for all drafts, and lying drafters cost time alone: every request
+// comes to its end, and no block is lost.
+TEST_P(OptInRules, RequestsEndInNarrowSteps) {
+  LyingDrafter liar;
+  DrawingDrafter honest(5);
+  for (speculative::Drafter* drafter :
+       {static_cast<speculative::Drafter*>(&liar), static_cast<speculative::Drafter*>(&honest)}) {
+    RigOptions narrow{.max_model_len = 160, .tokens = 64};
+    narrow.blocks = {kv_cache::BlockCache::most_blocks(0, 160, 64) + 3};
+    for (RigOptions setup : {narrow, RigOptions{.tokens = 7, .rows = 5}}) {
+      for (const bool draws : {false, true}) {
+        setup.draws = draws;
+        setup.eos = {kEos};
+        setup.drafter = drafter;
+        setup.acceptance.method = GetParam();
+        setup.acceptance.count_rejections = true;
+        Rig rig(setup);
+        std::vector<Pending*> sent;
+        for (int i = 0; i < kRequests; ++i)
+          sent.push_back(&rig.send(accept_request(i, {}, !draws)));
+        for (int i = 0; i < kRequests; ++i) {
+          const Outcome& got = Rig::wait(*sent[static_cast<size_t>(i)]);
+          for (size_t k = 0; k < got.ids.size(); ++k) {
+            EXPECT_TRUE(got.finish[k] == FinishReason::kStop ||
+                        got.finish[k] == FinishReason::kLength);
+            if (got.finish[k] == FinishReason::kLength) {
+              EXPECT_EQ(got.ids[k].size(), static_cast<size_t>(24 + i % 5));
+            }
+          }
+        }
+        const EngineStats stats = rig.loop().stats();
+        EXPECT_EQ(stats.kv_cache_usage, 0.0);
+        if (!setup.blocks.empty()) {
+          EXPECT_GT(stats.preemptions, 0);
+        }
+      }
+    }
+  }
+}
+
 TEST(StepLoopAccept, WrongRequests) {
   Rig plain({});
   Request r = request_of(1);
