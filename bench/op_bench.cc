@@ -212,7 +212,10 @@ void bench_sampling(const Options& o) {
   const std::pair<const char*, SamplingParams> cases[] = {
       {"greedy", {.temperature = 0.0f}},
       {"drawn", {}},
+      {"drawn, T 0.3", {.temperature = 0.3f}},  // most shares round to zero
+      {"drawn, T 5", {.temperature = 5.0f}},
       {"top-k 20", {.top_k = 20}},
+      {"top-k 20000", {.top_k = 20000}},
       {"top-p 0.95", {.temperature = 0.8f, .top_p = 0.95f}},
       {"top-k 20, top-p 0.95", {.temperature = 0.6f, .top_k = 20, .top_p = 0.95f}},
       {"min-p 0.05", {.min_p = 0.05f}},

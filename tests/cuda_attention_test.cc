@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "backend/cuda/arguments.h"
+#include "backend/cuda/attention/attention_rows.h"
 #include "tests/cuda_fixture.h"
 #include "tests/op_cases.h"
 
@@ -216,6 +218,65 @@ TEST_F(CudaAttention, IsNearTheReferenceAndKeepsItsBits) {
             << c.name() << ": queries from " << q << " of sequence " << s;
       }
     }
+  }
+}
+
+// A case whose sequences all have one query, or all have more, as the device describes it to the
+// table of kernels.
+cuda::AttentionProblem kernel_problem(const cases::AttentionCase& c) {
+  cuda::AttentionProblem p;
+  p.format = static_cast<int>(cuda::type_of(c.shape.type));
+  p.key_dim = c.shape.key_dim, p.value_dim = c.shape.value_dim;
+  p.heads = c.heads, p.kv_heads = c.shape.kv_heads;
+  p.sequences = static_cast<int>(c.sequences.size());
+  p.window = c.window;
+  for (const auto& s : c.sequences) {
+    p.tokens = std::max<int64_t>(p.tokens, s.queries);
+    p.max_context = std::max<int64_t>(p.max_context,
+                                      (s.context + kBlockTokens - 1) / kBlockTokens * kBlockTokens);
+  }
+  p.single = p.partial = p.tokens == 1;
+  return p;
+}
+
+// Every row of the table of kernels, forced by name, on cases that it supports: the same bits as
+// attention_sm80, which supports them all, and as the row chosen by default.
+TEST_F(CudaAttention, EveryForcedRowHasTheSameBits) {
+  using ops::KvType;
+  std::vector<cases::AttentionCase> all = {
+      {{KvType::kF16, 1, 96, 96, false}, 4, 0.0f, 0, false, {{300, 1}, {40, 1}}},
+      {{KvType::kF16, 1, 96, 96, false}, 2, 0.0f, 0, false, {{300, 70}}}};
+  for (const KvType type : {KvType::kF16, KvType::kBF16, KvType::kFP8, KvType::kInt8}) {
+    for (const int dim : {64, 128, 256}) {
+      all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, false, {{513, 1}, {40, 1}}});
+      all.push_back({{type, 1, dim, dim, false}, 16, 30.0f, 200, true, {{700, 1}}});
+      all.push_back({{type, 2, dim, dim, false}, 8, 0.0f, 0, true, {{600, 90}, {130, 130}}});
+    }
+  }
+  const auto plain = open("cuda", {"attention=attention_sm80"});
+  ASSERT_NE(plain, nullptr);
+  for (const cuda::AttentionRow& row : cuda::kAttentionRows) {
+    if (row.capability == 90 && limits().capability != 90) continue;
+    const auto forced = open("cuda", {fmt::format("attention={}", row.name)});
+    ASSERT_NE(forced, nullptr);
+    uint32_t seed = 23000;
+    int runs = 0;
+    for (const cases::AttentionCase& c : all) {
+      if (!cuda::fits(row, limits(), kernel_problem(c))) continue;
+      SCOPED_TRACE(fmt::format("{}: {}", row.name, c.name()));
+      ++runs, seed += 50;
+      std::vector<AttentionProblem::Part> whole;
+      for (size_t s = 0; s < c.sequences.size(); ++s) {
+        whole.push_back({s, 0, c.sequences[s].queries});
+      }
+      AttentionProblem p(c, *forced, *cpu, seed), usual(c, *gpu, *cpu, seed);
+      AttentionProblem on_sm80(c, *plain, *cpu, seed);
+      const std::vector<float> got = p.attend(true, whole), want = p.attend(false, whole);
+      EXPECT_EQ(got, on_sm80.attend(true, whole));
+      EXPECT_EQ(got, usual.attend(true, whole));
+      expect_near(got, want, tolerance(p.c.shape) * std::max(1.0f, largest(want)), c.name());
+    }
+    EXPECT_GT(runs, 0) << row.name << " was never run";
   }
 }
 

@@ -5,6 +5,8 @@
 #include <optional>
 #include <tuple>
 
+#include "backend/cuda/arguments.h"
+#include "backend/cuda/moe/moe_rows.h"
 #include "tests/cuda_fixture.h"
 #include "tests/op_cases.h"
 
@@ -155,6 +157,84 @@ TEST_P(CudaExperts, AndTheirRoutesAreNearTheReference) {
       ASSERT_EQ(std::memcmp(one.get().data(), all.data() + t * hidden, size_t(hidden) * 4), 0)
           << "experts of token " << t << " alone, of " << tokens;
     }
+  }
+}
+
+// Every row of the table of kernels, forced by name, on problems that it supports: the same bits as
+// moe_sm80, which supports them all, and as the row chosen by default.
+TEST_F(CudaMoe, EveryForcedRowHasTheSameBits) {
+  constexpr int kTopK = 4;
+  struct Case {
+    Of gate_up, down;
+    int64_t hidden, ff, experts, tokens;
+  };
+  const auto plain = open("cuda", {"moe=moe_sm80"});
+  ASSERT_NE(plain, nullptr);
+  std::vector<std::unique_ptr<ops::Ops>> forced;
+  for (const cuda::MoeRow& row : cuda::kMoeRows) {
+    const bool runs = row.capability != 90 || limits().capability == 90;
+    forced.push_back(runs ? open("cuda", {fmt::format("moe={}", row.name)}) : nullptr);
+  }
+  std::vector<int> runs(forced.size());
+  uint32_t seed = 900;
+  for (const Case& c :
+       {Case{Of::kBF16, Of::kBF16, 2048, 192, 8, 8}, Case{Of::kBF16, Of::kBF16, 544, 192, 16, 1},
+        Case{Of::kBF16, Of::kBF16, 544, 192, 16, 20}, Case{Of::kBF16, Of::kBF16, 576, 128, 8, 600},
+        Case{Of::kQ4_K, Of::kQ6_K, 2048, 256, 16, 8}, Case{Of::kQ4_K, Of::kQ6_K, 1280, 256, 16, 20},
+        Case{Of::kQ8_0, Of::kQ8_0, 320, 192, 16, 600},
+        Case{Of::kMXFP4, Of::kMXFP4, 576, 128, 16, 70}, Case{Of::kFP8, Of::kFP8, 2048, 256, 8, 3},
+        Case{Of::kFP8, Of::kFP8, 512, 256, 16, 20}, Case{Of::kINT8, Of::kINT8, 200, 96, 16, 12}}) {
+    const WeightsOfExperts weights_of(*gpu, *cpu, c.experts, c.hidden, c.ff, seed += 100, c.gate_up,
+                                      c.down);
+    cuda::MoeProblem problem;
+    problem.format = static_cast<int>(cuda::code_of(c.gate_up));
+    problem.down = cuda::code_of(c.down);
+    problem.tokens = c.tokens, problem.hidden = c.hidden, problem.ff = c.ff;
+    problem.top_k = kTopK, problem.experts = static_cast<int>(c.experts);
+    problem.silu = true;
+    std::vector<int32_t> ids;
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      for (int64_t k = 0; k < kTopK; ++k) {  // four different ones
+        ids.push_back(static_cast<int32_t>((t + k * (1 + t % 3)) % c.experts));
+      }
+    }
+    std::vector<float> id_bits(ids.size());
+    std::memcpy(id_bits.data(), ids.data(), ids.size() * sizeof(int32_t));
+    const auto numbers = static_cast<size_t>(c.tokens * c.hidden);
+    std::vector<float> x = rounded(random_floats(numbers, ++seed)), want(numbers);
+    const std::vector<float> weights = random_floats(ids.size(), ++seed);
+    DeviceFloats dx(*gpu, x), di(*gpu, id_bits), dw(*gpu, weights);
+    const auto run = [&](ops::Ops& o) {
+      ops::Experts e;
+      e.gate_up = weights_of.up_on;
+      e.down = weights_of.down_on;
+      DeviceFloats out(o, numbers);
+      o.moe(out.matrix(c.tokens, c.hidden), dx.matrix(c.tokens, c.hidden),
+            reinterpret_cast<int32_t*>(di.data()), dw.data(), kTopK, e, false);
+      return out.get();
+    };
+    ops::Experts host;
+    host.gate_up = weights_of.up_host;
+    host.down = weights_of.down_host;
+    cpu->moe({want.data(), c.tokens, c.hidden, c.hidden}, {x.data(), c.tokens, c.hidden, c.hidden},
+             ids.data(), weights.data(), kTopK, host, false);
+    const std::vector<float> on_sm80 = run(*plain);
+    for (size_t i = 0; i < forced.size(); ++i) {
+      const cuda::MoeRow& row = cuda::kMoeRows[i];
+      if (forced[i] == nullptr || !cuda::fits(row, limits(), problem)) continue;
+      SCOPED_TRACE(fmt::format("{}: {} and {}, {} x {}, {} tokens", row.name,
+                               quant::info(c.gate_up).name, quant::info(c.down).name, c.hidden,
+                               c.ff, c.tokens));
+      ++runs[i];
+      const std::vector<float> got = run(*forced[i]);
+      EXPECT_EQ(got, on_sm80);
+      EXPECT_EQ(got, run(*gpu));
+      expect_near(got, want, 1e-2f * largest(want), "moe");
+    }
+  }
+  for (size_t i = 0; i < forced.size(); ++i) {
+    if (forced[i] == nullptr) continue;
+    EXPECT_GT(runs[i], 0) << cuda::kMoeRows[i].name << " was never run";
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/cuda/backend.h"
+#include "backend/cuda/device.h"
 #include "tensor/dtype.h"
 #include "tests/op_test_util.h"
 
@@ -72,6 +73,21 @@ class CudaTest : public testing::Test {
     options.reference = true;
     cpu = std::move(ops::Ops::create(pool, ops::reference_kernels(), {}, options)).value();
     ASSERT_TRUE(cpu->set_scratch(size_t{256} << 20).ok());
+  }
+
+  const cuda::DeviceLimits& limits() const {
+    return static_cast<const cuda::CudaDevice&>(*gpu->device()).limits();
+  }
+
+  // Another device, which may be the same GPU, with kernels forced by name.
+  std::unique_ptr<ops::Ops> open(const std::string& device,
+                                 const std::vector<std::string>& forced) {
+    auto opened = cuda::open(device, false, forced);
+    EXPECT_TRUE(opened.ok()) << opened.status().message();
+    if (!opened.ok()) return nullptr;
+    auto o = ops::Ops::create(pool, std::move(*opened));
+    EXPECT_TRUE(o->set_scratch(size_t{512} << 20).ok());
+    return o;
   }
 
   // Computes x times a weight, nothing else.

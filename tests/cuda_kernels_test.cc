@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "backend/cuda/arguments.h"
-#include "backend/cuda/device.h"
 #include "backend/cuda/gemm/gemm_rows.h"
 #include "tests/cuda_fixture.h"
 
@@ -18,20 +17,6 @@ using cuda::GemmRow;
 
 class CudaKernels : public CudaTest {
  protected:
-  const cuda::DeviceLimits& limits() const {
-    return static_cast<const cuda::CudaDevice&>(*gpu->device()).limits();
-  }
-
-  static std::unique_ptr<ops::Ops> open(ThreadPool& pool, const std::string& device,
-                                        const std::vector<std::string>& forced) {
-    auto opened = cuda::open(device, false, forced);
-    EXPECT_TRUE(opened.ok()) << opened.status().message();
-    if (!opened.ok()) return nullptr;
-    auto o = ops::Ops::create(pool, std::move(*opened));
-    EXPECT_TRUE(o->set_scratch(size_t{512} << 20).ok());
-    return o;
-  }
-
   static quant::Format format_of(Code code) {
     if (code == Code::kExactF32) return quant::Format::kF32;
     const auto all = quant::all_formats();
@@ -111,7 +96,7 @@ TEST_F(CudaKernels, EveryGemmRowHasTheBitsOfEachTokenAlone) {
     if (row.capability == 90 && limits().capability != 90) continue;
     const auto found = problems_for(row, i <= cuda::kGemmPairM65 ? pairs : single);
     EXPECT_FALSE(found.empty()) << row.name << " was never run";
-    const auto forced = open(pool, "cuda", {fmt::format("matmul={}", row.name)});
+    const auto forced = open("cuda", {fmt::format("matmul={}", row.name)});
     ASSERT_NE(forced, nullptr);
     for (const GemmProblem& p : found) {
       SCOPED_TRACE(text(row, p));
@@ -143,7 +128,7 @@ TEST_F(CudaKernels, EverySwigluRowHasTheBitsOfEachTokenAlone) {
     if (row.capability == 90 && limits().capability != 90) continue;
     const auto found = problems_for(row, both);
     EXPECT_FALSE(found.empty()) << row.name << " was never run";
-    const auto forced = open(pool, "cuda", {fmt::format("swiglu={}", row.name)});
+    const auto forced = open("cuda", {fmt::format("swiglu={}", row.name)});
     ASSERT_NE(forced, nullptr);
     for (const GemmProblem& p : found) {
       SCOPED_TRACE(text(row, p));
@@ -173,7 +158,7 @@ TEST_F(CudaKernels, EverySwigluRowHasTheBitsOfEachTokenAlone) {
 // A second device (or the same one again) next to the first: each has its own stream and graphs.
 TEST_F(CudaKernels, SeveralDevicesInOneProcess) {
   const auto second = cuda::open("cuda:1");
-  const auto other = open(pool, second.ok() ? "cuda:1" : "cuda:0", {});
+  const auto other = open(second.ok() ? "cuda:1" : "cuda:0", {});
   ASSERT_NE(other, nullptr);
   constexpr int64_t kTokens = 8, kRows = 4096, kCols = 4096;
   const Stored s = stored(quant::Format::kQ4_0, kRows, kCols, 1);
@@ -193,7 +178,7 @@ TEST_F(CudaKernels, SeveralDevicesInOneProcess) {
 
 TEST_F(CudaKernels, AForcedRowThatCannotTakeAWeightFailsAtLoad) {
   if (limits().capability != 90) GTEST_SKIP() << "the rows are Hopper's";
-  const auto forced = open(pool, "cuda", {"matmul=q_sm90_m1_8_small_n"});
+  const auto forced = open("cuda", {"matmul=q_sm90_m1_8_small_n"});
   ASSERT_NE(forced, nullptr);
   const Stored s = stored(quant::Format::kQ4_0, 64, 256, 1);
   const auto packed = forced->pack(quant::Format::kQ4_0, s.rows, 256);

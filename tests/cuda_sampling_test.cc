@@ -96,6 +96,36 @@ TEST_F(CudaSampling, TokensAreTheHostsSamplers) {
   EXPECT_GT(drawn, 600);
 }
 
+// Draws only: from rows in which all tokens are about as likely to rows in which nearly all weights
+// round to zero or to few units, at many seeds and positions.
+TEST_F(CudaSampling, ManyDrawsAreTheHosts) {
+  constexpr int64_t kRows = 64, kLaunches = 8;
+  for (const int64_t vocab : {int64_t{129}, int64_t{4000}, int64_t{151936}}) {
+    SamplerScratch scratch(vocab);
+    for (const float spread : {0.01f, 1.0f, 3.0f, 8.0f, 30.0f}) {
+      const std::vector<float> row = test::random_floats(static_cast<size_t>(vocab), 5, spread);
+      std::vector<float> all;
+      for (int64_t r = 0; r < kRows; ++r) all.insert(all.end(), row.begin(), row.end());
+      DeviceFloats logits(*gpu, all);
+      std::mt19937_64 gen(static_cast<uint64_t>(vocab));
+      for (int64_t l = 0; l < kLaunches; ++l) {
+        std::vector<int32_t> words(kRows * ops::kSampleRowWords), want;
+        for (size_t r = 0; r < kRows; ++r) {
+          SamplingParams params;
+          params.temperature = r % 3 == 0 ? 1.0f : 0.1f + 0.05f * static_cast<float>(r);
+          if (r % 8 == 7) params.top_p = 0.9f;
+          Sampler sampler(params, vocab, gen(), static_cast<uint32_t>(r % 5), {}, 1, {});
+          const auto position = static_cast<int64_t>(gen() >> (20 + gen() % 40));
+          describe(sampler, position, {}, false, r, words);
+          std::vector<float> copy = row;  // sampling changes it
+          want.push_back(sampler.sample(copy, position, scratch));
+        }
+        ASSERT_EQ(draw(logits, kRows, vocab, words), want) << vocab << " " << spread;
+      }
+    }
+  }
+}
+
 // Chi-square test against probabilities in double precision. A correct sampler fails for one seed
 // in a million; seeds are fixed.
 TEST_F(CudaSampling, TokensAreDrawnAsOftenAsTheyShould) {

@@ -15,9 +15,9 @@ TABLES = (("gemm", "kGemmRows", "`matmul`: out = W x"),
           ("gemm", "kSwigluRows", "`swiglu`: gate and up with a SwiGLU epilogue"),
           ("attention", "kAttentionRows", "`attention`; tokens are queries of a sequence"),
           ("moe", "kMoeRows", "`moe`: experts"))
-ROW = re.compile(r'\{"(\w+)",\s*(\d+),\s*([^"]+?),\s*([^,"]+),\s*([^,"]+),\s*"([^"]*)",\s*\w+\}')
+ROW = re.compile(r'\{"(\w+)",\s*(\d+),\s*([^"]+?),\s*([^,"]+),\s*([^,"]+),\s*"([^"]*)",\s*\w+(?:<\d+>)?\}')
 MASK = re.compile(r"constexpr uint64_t (k\w+) =\s*([^;]+);")
-NUMBERS = {"kWarps": 8, "kMaxRouterTokens": 512}
+NUMBERS = {"kRowWarps": 8, "kMaxRouterTokens": 512}
 NAMES = {"kExactF32": "F32 that BF16 holds", "kInt4G128": "INT4 groups of 128",
          "kInt4G32": "INT4 groups of 32", "kInt8": "INT8", "kE4M3": "FP8"}
 
@@ -47,7 +47,7 @@ def table():
     lines, common = [], masks((CUDA / "gemm/gemm_rows.h").read_text(), {})
     for folder, name, title in TABLES:
         text = (CUDA / folder / f"{folder}_rows.cc").read_text()
-        known = masks(text, dict(common))
+        known = masks((CUDA / folder / f"{folder}_rows.h").read_text() + text, dict(common))
         body = re.search(rf"\b{name}\[\w+\] = \{{(.*?)\n\}};", text, re.S).group(1)
         rows = ROW.findall(body)
         if len(rows) != body.count('{"'):

@@ -40,8 +40,8 @@ enum class Acceptance {
 };
 
 // How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
-// then min-p, top-k, top-p, typical-p. Random numbers come from a Philox counter keyed by (seed,
-// position).
+// then min-p, top-k, top-p, typical-p. Random numbers are a function of (seed,
+// sample, position, token id): docs/sampling.md.
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
   int top_k = 0;                    // 0: all

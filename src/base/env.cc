@@ -15,6 +15,18 @@ constexpr EnvEntry kTable[] = {
     {EnvVar::kApiKey, "FRESHET_API_KEY", "key that clients of the server must send"},
     {EnvVar::kOpenAiKey, "OPENAI_API_KEY", "key that bench serve sends"},
     {EnvVar::kNoColor, "NO_COLOR", "turns colours off in the terminal"},
+    {EnvVar::kHfHome, "HF_HOME", "the model hub's folder (default: ~/.cache/huggingface)"},
+    {EnvVar::kHfHubCache, "HF_HUB_CACHE", "folder of models from the hub (default: $HF_HOME/hub)",
+     "HUGGINGFACE_HUB_CACHE"},
+    {EnvVar::kHfEndpoint, "HF_ENDPOINT", "a mirror of the hub (default: https://huggingface.co)"},
+    {EnvVar::kHfToken, "HF_TOKEN", "the hub's access token, for gated and private models"},
+    {EnvVar::kHfTokenPath, "HF_TOKEN_PATH", "file with the token (default: $HF_HOME/token)"},
+    {EnvVar::kHfOffline, "HF_HUB_OFFLINE", "1: use downloaded models only, never the network"},
+    {EnvVar::kHfTimeout, "HF_HUB_DOWNLOAD_TIMEOUT", "seconds without a byte until a retry"},
+    {EnvVar::kHttpsProxy, "HTTPS_PROXY", "proxy for https, e.g. http://proxy:3128", "https_proxy"},
+    {EnvVar::kHttpProxy, "http_proxy", "proxy for http"},
+    {EnvVar::kNoProxy, "NO_PROXY", "hosts that need no proxy, separated by commas", "no_proxy"},
+    {EnvVar::kTerm, "TERM", "the kind of terminal; dumb: no colours, plain line input"},
 };
 
 }  // namespace
@@ -27,6 +39,8 @@ std::optional<std::string> env(EnvVar var) {
   const EnvEntry& entry = kTable[static_cast<size_t>(var)];
   FRESHET_CHECK(entry.var == var);
   const char* value = std::getenv(entry.name);
+  if ((value == nullptr || *value == '\0') && entry.other != nullptr)
+    value = std::getenv(entry.other);
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
 }

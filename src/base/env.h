@@ -11,12 +11,31 @@
 
 namespace freshet {
 
-enum class EnvVar { kCacheDir, kXdgCacheHome, kHome, kApiKey, kOpenAiKey, kNoColor };
+enum class EnvVar {
+  kCacheDir,
+  kXdgCacheHome,
+  kHome,
+  kApiKey,
+  kOpenAiKey,
+  kNoColor,
+  kTerm,
+  kHfHome,
+  kHfHubCache,
+  kHfEndpoint,
+  kHfToken,
+  kHfTokenPath,
+  kHfOffline,
+  kHfTimeout,
+  kHttpsProxy,
+  kHttpProxy,
+  kNoProxy,
+};
 
 struct EnvEntry {
   EnvVar var;
   const char* name;
-  std::string_view meaning;  // for --help
+  std::string_view meaning;     // for --help
+  const char* other = nullptr;  // another name of the same variable, read if `name` is unset
 };
 
 std::span<const EnvEntry> env_table();

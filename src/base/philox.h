@@ -6,19 +6,30 @@
 #include <array>
 #include <cstdint>
 
+#include "base/host_device.h"
+
 namespace freshet {
 
-constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
-                                             std::array<uint32_t, 2> key) {
+// The ten rounds, in place, for GPU kernels too.
+FRESHET_HOST_DEVICE constexpr void philox_rounds(uint32_t (&counter)[4], uint32_t key0,
+                                                 uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53} * counter[0];
     const uint64_t p1 = uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(p1),
-               static_cast<uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(p0)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
+    counter[0] = static_cast<uint32_t>(p1 >> 32) ^ counter[1] ^ key0;
+    counter[2] = static_cast<uint32_t>(p0 >> 32) ^ counter[3] ^ key1;
+    counter[1] = static_cast<uint32_t>(p1);
+    counter[3] = static_cast<uint32_t>(p0);
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
   }
-  return counter;
+}
+
+constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
+                                             std::array<uint32_t, 2> key) {
+  uint32_t words[] = {counter[0], counter[1], counter[2], counter[3]};
+  philox_rounds(words, key[0], key[1]);
+  return {words[0], words[1], words[2], words[3]};
 }
 
 // 64 random bits for draw `stream` at `position` of the request with `seed`.

@@ -6,6 +6,11 @@
 // whole build).
 #pragma once
 
+#include <cstdint>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #define FRESHET_INLINE_BODY inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
@@ -25,6 +30,17 @@ template <class Floats, class Doubles>
 FRESHET_INLINE_BODY void widen(const Floats& from, Doubles& to) {
   asm("vcvtps2pd %1, %0" : "=v"(to) : "v"(from));
 }
+// Multiplies the low halves of 64-bit lanes; the high halves may hold anything. Registers of 32 and
+// 64 bytes in a function marked AVX2 or AVX512 only. GCC 12 would multiply whole lanes.
+template <class Lanes>
+FRESHET_INLINE_BODY void multiply_low_halves(const Lanes& a, const Lanes& b, Lanes& product) {
+  if constexpr (sizeof(Lanes) == 16) {
+    product = a;
+    asm("pmuludq %1, %0" : "+x"(product) : "x"(b));
+  } else {
+    asm("vpmuludq %2, %1, %0" : "=v"(product) : "v"(a), "v"(b));
+  }
+}
 }  // namespace freshet
 #else
 #define FRESHET_TARGET_AVX2
@@ -39,6 +55,17 @@ inline bool cpu_has_avx512() {
 template <class Floats, class Doubles>
 FRESHET_INLINE_BODY void widen(const Floats& from, Doubles& to) {
   to = __builtin_convertvector(from, Doubles);
+}
+template <class Lanes>
+FRESHET_INLINE_BODY void multiply_low_halves(const Lanes& a, const Lanes& b, Lanes& product) {
+#if defined(__aarch64__)
+  if constexpr (sizeof(Lanes) == 16) {
+    product = Lanes(vmull_u32(vmovn_u64(uint64x2_t(a)), vmovn_u64(uint64x2_t(b))));
+    return;
+  }
+#endif
+  constexpr uint64_t kLow = 0xffffffff;
+  product = (a & kLow) * (b & kLow);
 }
 }  // namespace freshet
 #endif

@@ -8,8 +8,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
-#include "bench_client/http_client.h"
 #include "bench_client/server_vocabulary.h"
+#include "http/client.h"
 
 namespace freshet::bench_client {
 namespace {
@@ -34,8 +34,8 @@ struct ModelInfo {
   int vocab_size = 0;
 };
 
-Result<ModelInfo> first_model(HttpClient& client) {
-  FRESHET_ASSIGN_OR_RETURN(const Reply reply, client.request_now("/v1/models"));
+Result<ModelInfo> first_model(http::Client& client) {
+  FRESHET_ASSIGN_OR_RETURN(const http::Reply reply, client.request_now("/v1/models"));
   if (reply.status == 401 || reply.status == 403)
     return invalid_argument("the server asks for an API key: set OPENAI_API_KEY");
   if (reply.status != 200)
@@ -59,7 +59,7 @@ Result<ModelInfo> first_model(HttpClient& client) {
 class Runner {
  public:
   Runner(const ServeOptions& options, const ServeHooks& hooks, const std::string& model,
-         const std::vector<Sample>& samples, asio::io_context& io, HttpClient& client)
+         const std::vector<Sample>& samples, asio::io_context& io, http::Client& client)
       : o_(options), hooks_(hooks), io_(io), client_(client), samples_(samples) {
     endpoint_ = !o_.endpoint.empty() ? o_.endpoint
                 : o_.chat            ? "/v1/chat/completions"
@@ -82,7 +82,7 @@ class Runner {
   const ServeOptions& o_;
   const ServeHooks& hooks_;
   asio::io_context& io_;
-  HttpClient& client_;
+  http::Client& client_;
   const std::vector<Sample>& samples_;
   std::string endpoint_;
   std::vector<std::string> bodies_;
@@ -100,7 +100,7 @@ awaitable<void> Runner::one(size_t index, Outcome& outcome) {
   outcome.start = now();
   outcome.input_tokens = samples_[index].input_tokens;
   AnswerReader reader(o_.chat, outcome);
-  const HttpClient::Sink sink = [&](std::string_view bytes) { reader.push(bytes, now()); };
+  const http::Client::Sink sink = [&](std::string_view bytes) { reader.push(bytes, now()); };
   auto reply = co_await client_.request(endpoint_, bodies_[index], sink);
   if (!reply.ok()) {
     outcome.error = reply.status().message();
@@ -201,7 +201,7 @@ Status Runner::run(const std::vector<double>& times, BenchRun& result) {
 }
 
 // Polls until the server answers or the time is up.
-Status wait_until_ready(HttpClient& client, const ServeOptions& o, const ServeHooks& hooks) {
+Status wait_until_ready(http::Client& client, const ServeOptions& o, const ServeHooks& hooks) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(o.ready_timeout_s);
   for (;;) {
     const auto reply = client.request_now("/v1/models");
@@ -216,7 +216,7 @@ Status wait_until_ready(HttpClient& client, const ServeOptions& o, const ServeHo
   }
 }
 
-std::optional<SpecDecode> spec_decode_now(HttpClient& client) {
+std::optional<SpecDecode> spec_decode_now(http::Client& client) {
   const auto reply = client.request_now("/metrics");
   if (!reply.ok() || reply->status != 200) return std::nullopt;
   return parse_spec_decode(reply->body);
@@ -276,12 +276,13 @@ Result<ServeResult> bench_serve(const ServeOptions& options, Vocabulary* vocabul
   o.dataset.as_text = o.dataset.as_text || o.chat;
   FRESHET_RETURN_IF_ERROR(check(o));
   asio::io_context io(1);
-  ClientOptions client_options;
-  FRESHET_ASSIGN_OR_RETURN(client_options.url, parse_url(o.base_url));
+  http::ClientOptions client_options;
+  FRESHET_ASSIGN_OR_RETURN(client_options.url, http::parse_url(o.base_url));
+  client_options.user_agent = "freshet-bench/" FRESHET_VERSION;
   client_options.bearer = o.api_key;
   client_options.headers = o.headers;
   client_options.verify_tls = !o.insecure;
-  FRESHET_ASSIGN_OR_RETURN(const auto client, HttpClient::create(io, client_options));
+  FRESHET_ASSIGN_OR_RETURN(const auto client, http::Client::create(io, client_options));
   if (o.ready_timeout_s > 0.0) FRESHET_RETURN_IF_ERROR(wait_until_ready(*client, o, hooks));
   auto info = first_model(*client);
   if (!info.ok() && (o.model.empty() || info.status().code() == StatusCode::kInvalidArgument))

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "bench_client/sse.h"
-#include "bench_client/url.h"
+#include "http/url.h"
 #include "server/http_server.h"
 
 namespace freshet::bench_client {
@@ -18,23 +18,23 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(Url, TakesAddressesApart) {
-  const Url a = parse_url("http://127.0.0.1:8000").value();
+  const http::Url a = http::parse_url("http://127.0.0.1:8000").value();
   EXPECT_FALSE(a.tls);
   EXPECT_EQ(a.host, "127.0.0.1");
   EXPECT_EQ(a.port, 8000);
   EXPECT_EQ(a.prefix, "");
-  const Url b = parse_url("https://api.example.com/some/path/").value();
+  const http::Url b = http::parse_url("https://api.example.com/some/path/").value();
   EXPECT_TRUE(b.tls);
   EXPECT_EQ(b.port, 443);
   EXPECT_EQ(b.prefix, "/some/path");
   EXPECT_EQ(b.host_header(), "api.example.com");
-  const Url c = parse_url("http://[::1]:81/").value();
+  const http::Url c = http::parse_url("http://[::1]:81/").value();
   EXPECT_EQ(c.host, "::1");
   EXPECT_EQ(c.host_header(), "[::1]:81");
   for (const char* bad : {"", "localhost:8000", "ftp://a", "http://", "http://:80", "http://a:0",
                           "http://a:65536", "http://a:x", "http://u@a", "http://a?b", "http://[::1",
                           "http://[::1]x", "http://a b", "http://a\r\nX: y"}) {
-    EXPECT_FALSE(parse_url(bad).ok()) << bad;
+    EXPECT_FALSE(http::parse_url(bad).ok()) << bad;
   }
 }
 

@@ -31,7 +31,8 @@ Result<Ids> ServerVocabulary::encode(const std::string& text) {
   body["model"] = model_;
   body["prompt"] = text;
   body["add_special_tokens"] = false;
-  FRESHET_ASSIGN_OR_RETURN(const Reply reply, client_.request_now("/tokenize", json::write(body)));
+  FRESHET_ASSIGN_OR_RETURN(const http::Reply reply,
+                           client_.request_now("/tokenize", json::write(body)));
   if (reply.status != 200) {
     return unsupported(
         "the server's /tokenize answers {}: give the model's tokenizer with --tokenizer",
@@ -57,7 +58,7 @@ Result<std::string> ServerVocabulary::decode(const Ids& ids) {
   json::Object body;
   body["model"] = model_;
   body["tokens"] = std::move(tokens);
-  FRESHET_ASSIGN_OR_RETURN(const Reply reply,
+  FRESHET_ASSIGN_OR_RETURN(const http::Reply reply,
                            client_.request_now("/detokenize", json::write(body)));
   if (reply.status != 200) {
     return unsupported(

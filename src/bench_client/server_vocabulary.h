@@ -5,14 +5,14 @@
 #include <string>
 
 #include "bench_client/dataset.h"
-#include "bench_client/http_client.h"
+#include "http/client.h"
 
 namespace freshet::bench_client {
 
 class ServerVocabulary final : public Vocabulary {
  public:
   // `size`: ids are below it; 0: unknown. Keeps a reference to `client`.
-  ServerVocabulary(HttpClient& client, std::string model, int size)
+  ServerVocabulary(http::Client& client, std::string model, int size)
       : client_(client), model_(std::move(model)), size_(size) {}
 
   Result<Ids> encode(const std::string& text) override;
@@ -20,7 +20,7 @@ class ServerVocabulary final : public Vocabulary {
   Result<Ids> usable_ids() override;
 
  private:
-  HttpClient& client_;
+  http::Client& client_;
   const std::string model_;
   const int size_;
 };

@@ -26,17 +26,25 @@ json::Value message(std::string_view role, std::string_view content) {
   return m;
 }
 
-Result<ChatPrompt> ChatPrompt::make(const tokenizer::Tokenizer& tokenizer,
-                                    const std::string& template_file) {
+Result<std::optional<ChatPrompt>> ChatPrompt::find(const tokenizer::Tokenizer& tokenizer,
+                                                   const std::string& template_file) {
   FRESHET_ASSIGN_OR_RETURN(const std::string source, read_template(template_file));
   auto renderer = tokenizer::ChatRenderer::make(tokenizer, source);
   if (!renderer.ok()) return renderer.status().with_context("chat template");
-  if (renderer->empty()) {
+  std::optional<ChatPrompt> prompt;
+  if (!renderer->empty()) prompt = ChatPrompt(tokenizer, std::move(renderer).value());
+  return prompt;
+}
+
+Result<ChatPrompt> ChatPrompt::make(const tokenizer::Tokenizer& tokenizer,
+                                    const std::string& template_file) {
+  FRESHET_ASSIGN_OR_RETURN(std::optional<ChatPrompt> prompt, find(tokenizer, template_file));
+  if (!prompt) {
     return invalid_argument(
         "this model has no chat template: it continues text (freshet run), or give "
         "--chat-template FILE");
   }
-  return ChatPrompt(tokenizer, std::move(renderer).value());
+  return *std::move(prompt);
 }
 
 Result<std::string> ChatPrompt::render(const json::Array& messages,
@@ -48,6 +56,10 @@ Result<std::string> ChatPrompt::render(const json::Array& messages,
 
 Result<std::vector<int32_t>> ChatPrompt::encode(const json::Array& messages) const {
   FRESHET_ASSIGN_OR_RETURN(const std::string text, render(messages));
+  return encode_text(text);
+}
+
+std::vector<int32_t> ChatPrompt::encode_text(const std::string& text) const {
   // The template itself writes the special tokens.
   return tokenizer_->encode(text, {.add_special = false});
 }

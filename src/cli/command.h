@@ -31,6 +31,10 @@ void add_convert(CLI::App& program, Context& context, Action& action);
 void add_eval(CLI::App& program, Context& context, Action& action);
 void add_bench(CLI::App& program, Context& context, Action& action);
 void add_serve(CLI::App& program, Context& context, Action& action);
+void add_pull(CLI::App& program, Context& context, Action& action);
+void add_list(CLI::App& program, Context& context, Action& action);
+void add_show(CLI::App& program, Context& context, Action& action);
+void add_rm(CLI::App& program, Context& context, Action& action);
 void add_devices(CLI::App& program, Context& context, Action& action);
 // For packages, not in --help: a completion script; the manual pages.
 void add_completion(CLI::App& program, Context& context, Action& action);
@@ -41,6 +45,10 @@ void add_config_options(CLI::App& program);
 void add_bench_serve(CLI::App& bench, Context& context, Action& action);
 void add_bench_ceilings(CLI::App& bench, Context& context, Action& action);
 void add_bench_throughput(CLI::App& bench, Context& context, Action& action);
+
+// Turns llama.cpp's "-hf ORG/REPO[:QUANT]" (also -hfr, --hf-repo) into this program's spelling:
+// "--model=hf:ORG/REPO" if the command has that option, else the word "hf:ORG/REPO".
+void accept_hub_option(const CLI::App& program, std::vector<std::string>& arguments);
 
 // 0 success, 1 runtime failure, 2 bad input or usage, 130 interrupted.
 int exit_code(const Status& status);

@@ -14,6 +14,7 @@
 #define TOML_ENABLE_FORMATTERS 0
 #include <toml++/toml.h>
 
+#include "base/nearest.h"
 #include "cli/command.h"
 
 namespace freshet::cli {
@@ -28,33 +29,10 @@ std::string place(const std::string& file, const toml::source_region& source) {
   return fmt::format("{}:{}: ", file, source.begin.line);
 }
 
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j < row.size(); ++j) row[j] = j;
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back();
-}
-
 // "; did you mean 'port'?", or "" if no word is near.
 std::string suggestion(const std::string& word, const std::vector<std::string>& known) {
-  const std::string* best = nullptr;
-  size_t least = std::max<size_t>(2, word.size() / 3) + 1;
-  for (const std::string& k : known) {
-    const size_t distance = edit_distance(word, k);
-    if (distance < least) {
-      least = distance;
-      best = &k;
-    }
-  }
-  return best == nullptr ? "" : fmt::format("; did you mean '{}'?", *best);
+  const std::string best = nearest(word, known);
+  return best.empty() ? "" : fmt::format("; did you mean '{}'?", best);
 }
 
 std::string full_name(const CLI::App& command) {

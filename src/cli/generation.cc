@@ -1,9 +1,15 @@
 #include "cli/generation.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 namespace freshet::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kIdle{200}, kShownAfter{500};
+
+}  // namespace
 
 Result<std::unique_ptr<Generation>> Generation::start(Engine& engine, Request request) {
   using Clock = std::chrono::steady_clock;
@@ -39,8 +45,17 @@ Generation::~Generation() {
 }
 
 std::optional<Delta> Generation::next() {
+  return next([] {});
+}
+
+std::optional<Delta> Generation::next(const std::function<void()>& idle) {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->done || !state_->deltas.empty(); });
+  const auto ready = [&] { return state_->done || !state_->deltas.empty(); };
+  while (!state_->changed.wait_for(lock, kIdle, ready)) {
+    lock.unlock();
+    idle();
+    lock.lock();
+  }
   if (state_->deltas.empty()) return std::nullopt;
   Delta delta = std::move(state_->deltas.front());
   state_->deltas.pop_front();
@@ -50,6 +65,29 @@ std::optional<Delta> Generation::next() {
 
 void Generation::cancel() {
   engine_.cancel(*id_);
+}
+
+PromptProgress::PromptProgress(const Engine& engine, size_t prompt_tokens)
+    : engine_(engine),
+      tokens_(static_cast<double>(prompt_tokens)),
+      began_(std::chrono::steady_clock::now()) {
+  const EngineStats stats = engine.stats();
+  computed_before_ = stats.step_tokens;
+  cached_before_ = stats.cached_tokens;
+}
+
+void PromptProgress::update() {
+  if (std::chrono::steady_clock::now() - began_ < kShownAfter) return;
+  const EngineStats stats = engine_.stats();
+  const int64_t done = stats.step_tokens - computed_before_ + stats.cached_tokens - cached_before_;
+  line_.update("prompt", std::min(1.0, static_cast<double>(done) / tokens_));
+}
+
+std::string why_cut(FinishReason finish, const Usage& usage, int max_model_len) {
+  if (finish != FinishReason::kLength) return {};
+  if (usage.prompt_tokens + usage.completion_tokens >= max_model_len)
+    return fmt::format("the context is full ({} tokens)", max_model_len);
+  return fmt::format("stopped after {} tokens (-n)", usage.completion_tokens);
 }
 
 std::string speed_line(const Generation& g) {

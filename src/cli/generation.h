@@ -4,14 +4,18 @@
 // Generation cancels a running request and waits for its end. cancel() is thread-safe.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "base/status.h"
+#include "cli/output.h"
 #include "freshet/engine.h"
 
 namespace freshet::cli {
@@ -25,6 +29,8 @@ class Generation {
   Generation& operator=(const Generation&) = delete;
 
   std::optional<Delta> next();  // nullopt: the request is done
+  // The same; calls `idle` a few times a second while it waits.
+  std::optional<Delta> next(const std::function<void()>& idle);
   void cancel();
 
   // After the end:
@@ -52,6 +58,26 @@ class Generation {
   std::shared_ptr<State> state_;
   Status error_;
 };
+
+// Shows how much of a prompt is computed, once it takes longer than half a second. For a request
+// that runs alone. Used by one thread.
+class PromptProgress {
+ public:
+  // Made before the request is submitted.
+  PromptProgress(const Engine& engine, size_t prompt_tokens);
+  void update();
+  void done() { line_.clear(); }
+
+ private:
+  const Engine& engine_;
+  double tokens_;
+  int64_t computed_before_, cached_before_;
+  std::chrono::steady_clock::time_point began_;
+  ProgressLine line_;
+};
+
+// "the context is full (8192 tokens)" or "stopped after 256 tokens (-n)" if that ended the text.
+std::string why_cut(FinishReason finish, const Usage& usage, int max_model_len);
 
 // "24 tokens of prompt in 0.10 s (240.0/s), 128 tokens in 2.00 s (64.0/s)"
 std::string speed_line(const Generation& generation);

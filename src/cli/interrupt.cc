@@ -17,9 +17,9 @@ constexpr int kInterrupted = 130;
 // Written to by the signal handler; -1 while there is no Interrupts.
 volatile int wake_fd = -1;
 
-void on_signal(int) {
+void on_signal(int number) {
   const int saved = errno;
-  const char byte = 1;
+  const char byte = static_cast<char>(number);
   if (wake_fd >= 0) (void)!::write(wake_fd, &byte, 1);
   errno = saved;
 }
@@ -64,17 +64,23 @@ void Interrupts::loop() {
     const ssize_t n = ::read(pipe_ends[0], &byte, 1);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0 || stop_) return;
+    if (byte == SIGTERM) terminated_ = true;
     const auto now = std::chrono::steady_clock::now();
     const bool again = requested_.exchange(true);
     if (!again || now - last >= kEcho) {
       const std::lock_guard lock(mutex_);
-      if (top_ == nullptr || again) ::_exit(kInterrupted);
+      if (top_ == nullptr || again) exit_now();
       top_->call_();
       patience = top_->patience_;
       last = now;
     }
-    if (patience.count() > 0 && out_of_patience(patience)) ::_exit(kInterrupted);
+    if (patience.count() > 0 && out_of_patience(patience)) exit_now();
   }
+}
+
+void Interrupts::exit_now() {
+  if (const auto hook = exit_hook_.load()) hook();
+  ::_exit(kInterrupted);
 }
 
 bool Interrupts::out_of_patience(std::chrono::milliseconds patience) {

@@ -6,10 +6,9 @@
 // - there is no Handler;
 // - a second signal comes before clear() has acknowledged the first;
 // - the handler has a patience, and the command still runs that long after the signal: a step of
-// the
-//   model cannot be aborted and may take a minute.
-// A signal within kEcho of the previous one is ignored as a duplicate: timeout(1) and others signal
-// the program and then its process group.
+//   the model cannot be aborted and may take a minute.
+// Before that it calls the exit hook. A signal within kEcho of the previous one is ignored as a
+// duplicate: timeout(1) and others signal the program and then its process group.
 #pragma once
 
 #include <atomic>
@@ -49,17 +48,24 @@ class Interrupts {
 
   // A flag that the signal sets, for loops to poll.
   const std::atomic<bool>& requested() const { return requested_; }
+  // Whether SIGTERM came, which ends commands that only stop an answer at Ctrl-C.
+  bool terminated() const { return terminated_; }
+  // `hook` puts back what must not be left behind, such as modes of the terminal. nullptr: none.
+  void set_exit_hook(void (*hook)()) { exit_hook_ = hook; }
   void clear() { requested_ = false; }
 
  private:
   void loop();
+  [[noreturn]] void exit_now();
   // Waits; returns whether the patience of the newest handler ran out before another signal came.
   bool out_of_patience(std::chrono::milliseconds patience);
 
   std::mutex mutex_;
   Handler* top_ = nullptr;
   std::atomic<bool> requested_ = false;
+  std::atomic<bool> terminated_ = false;
   std::atomic<bool> stop_ = false;
+  std::atomic<void (*)()> exit_hook_ = nullptr;
   std::thread thread_;
 };
 

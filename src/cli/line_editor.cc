@@ -1,163 +1,380 @@
 #include "cli/line_editor.h"
 
-#include <cerrno>
-#include <cstdio>
+#include <algorithm>
+#include <csignal>
 #include <iostream>
+#include <optional>
+#include <string_view>
+#include <utility>
 
-#include <histedit.h>
-#include <poll.h>
-#include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/env.h"
 #include "base/utf8.h"
+#include "cli/edit_buffer.h"
+#include "cli/input_history.h"
+#include "cli/keys.h"
 #include "cli/output.h"
+#include "cli/terminal_mode.h"
+#include "cli/text_width.h"
 
 namespace freshet::cli {
 namespace {
 
-// State for libedit's callbacks.
-struct Terminal {
-  std::string prompt;
-  int wake = -1;  // readable after cancel()
-  bool cancelled = false;
-};
+constexpr std::string_view kQuotes = "\"\"\"";
+constexpr char kLeaveHint[] = "(Ctrl-C again or Ctrl-D leaves)";
 
-Terminal& terminal_of(EditLine* edit) {
-  void* data = nullptr;
-  el_get(edit, EL_CLIENTDATA, &data);
-  return *static_cast<Terminal*>(data);
+// Whether more lines belong to the message: after a backslash, or inside quotes.
+bool wants_more(const std::string& message) {
+  if (message.ends_with('\\')) return true;
+  if (!message.starts_with(kQuotes)) return false;
+  return message.size() < 2 * kQuotes.size() || !message.ends_with(kQuotes);
 }
 
-char* prompt_of(EditLine* edit) {
-  return terminal_of(edit).prompt.data();
-}
-
-void take_wake(const Terminal& terminal) {
-  uint64_t count;
-  (void)!::read(terminal.wake, &count, sizeof count);
-}
-
-// Reads a character for libedit; cancel() ends the wait. Returns 1 for a character, 0 at the end.
-int get_character(EditLine* edit, wchar_t* out) {
-  Terminal& terminal = terminal_of(edit);
-  std::string bytes;
-  for (;;) {
-    pollfd fds[2] = {{0, POLLIN, 0}, {terminal.wake, POLLIN, 0}};
-    if (::poll(fds, 2, -1) < 0) {
-      if (errno == EINTR) continue;
-      return -1;
-    }
-    if (fds[1].revents != 0) {
-      take_wake(terminal);
-      terminal.cancelled = true;
-      return 0;
-    }
-    char byte;
-    if (::read(0, &byte, 1) != 1) return 0;
-    // A Ctrl-D typed before the editor owned the terminal: the kernel delivers it as NUL.
-    if (byte == '\0') byte = '\x04';
-    bytes += byte;
-    const auto first = static_cast<unsigned char>(bytes.front());
-    const size_t needed = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    if (bytes.size() < needed) continue;
-    *out = static_cast<wchar_t>(decode_utf8(bytes).code);
-    return 1;
+// Without the marks of a message of several lines.
+std::string without_marks(std::string message) {
+  if (message.starts_with(kQuotes) && message.size() >= 2 * kQuotes.size() &&
+      message.ends_with(kQuotes)) {
+    message = message.substr(kQuotes.size(), message.size() - 2 * kQuotes.size());
+    if (message.starts_with('\n')) message.erase(0, 1);
   }
+  while (message.ends_with('\n')) message.pop_back();
+  return message;
+}
+
+// Ends the line of a message that goes on.
+void continue_message(std::string& message) {
+  if (message.ends_with('\\')) message.pop_back();
+  message += '\n';
+}
+
+std::string history_entry(const std::string& message, bool typed) {
+  // Recalled from the history it would be typed text, and a command.
+  return !typed && message.starts_with('/') ? " " + message : message;
 }
 
 }  // namespace
 
 struct LineEditor::Impl {
-  Terminal terminal;
-  std::string history_file;
-  EditLine* edit = nullptr;
-  History* history = nullptr;
+  enum class Kind { kPlain, kLines, kKeys };
 
-  Event read_terminal(std::string& line);
-  void remember(const std::string& line);
+  Impl(std::string shown, std::string history_file)
+      : prompt(std::move(shown)), history(std::move(history_file)) {}
+
+  Event read_keys(std::string& message);
+  Event read_lines(std::string& message);
+  Event read_plain(std::string& message);
+  // Handles a key; an event if the message ends.
+  std::optional<Event> take(const Key& key);
+  std::optional<Event> interrupt();
+  bool edit(KeyKind key);
+  void recall(const std::string* entry);
+  void search();
+  void suspend();
+  void redraw();
+  void leave_rows();
+  void show(std::string_view text) { (void)!::write(screen, text.data(), text.size()); }
+  winsize size() const;
+
+  std::string prompt;
+  InputHistory history;
+  Kind kind = Kind::kPlain;
+  int screen = 1;
+  Keys keys;
+  EditBuffer buffer;
+  size_t cursor_row = 0;  // on the screen, below the first row drawn
+  std::optional<std::string> searched;
+  bool hinted = false;  // the last key was a Ctrl-C at an empty prompt
+  bool typed = true;
+  std::string left_over;  // lines read ahead
 };
 
-LineEditor::LineEditor(std::string prompt, std::string history) : impl_(std::make_unique<Impl>()) {
-  impl_->terminal.prompt = std::move(prompt);
-  impl_->history_file = std::move(history);
-  if (!stdin_is_terminal()) return;
-  impl_->terminal.wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  impl_->edit = el_init("freshet", stdin, stdout, stderr);
-  if (impl_->edit == nullptr) return;
-  el_set(impl_->edit, EL_CLIENTDATA, &impl_->terminal);
-  el_set(impl_->edit, EL_PROMPT, prompt_of);
-  el_set(impl_->edit, EL_EDITOR, "emacs");
-  el_set(impl_->edit, EL_SIGNAL, 0);
-  el_set(impl_->edit, EL_GETCFN, get_character);
-  impl_->history = history_init();
-  HistEvent event;
-  ::history(impl_->history, &event, H_SETSIZE, 500);
-  ::history(impl_->history, &event, H_SETUNIQUE, 1);
-  if (!impl_->history_file.empty())
-    ::history(impl_->history, &event, H_LOAD, impl_->history_file.c_str());
-  el_set(impl_->edit, EL_HIST, ::history, impl_->history);
+LineEditor::LineEditor(std::string prompt, std::string history) {
+  const bool input = stdin_is_terminal();
+  impl_ = std::make_unique<Impl>(std::move(prompt), input ? std::move(history) : "");
+  impl_->screen = ::isatty(1) == 1 ? 1 : 2;
+  if (!input || ::isatty(impl_->screen) != 1 || !terminal_mode::save(impl_->screen)) return;
+  const bool dumb = env(EnvVar::kTerm).value_or("") == "dumb";
+  impl_->kind = dumb ? Impl::Kind::kLines : Impl::Kind::kKeys;
+  if (dumb) {
+    terminal_mode::lines();
+  } else {
+    terminal_mode::wait();
+  }
 }
 
 LineEditor::~LineEditor() {
-  if (impl_->history != nullptr) history_end(impl_->history);
-  if (impl_->edit != nullptr) el_end(impl_->edit);
-  if (impl_->terminal.wake >= 0) ::close(impl_->terminal.wake);
+  terminal_mode::restore();
 }
 
 bool LineEditor::is_terminal() const {
-  return impl_->edit != nullptr;
+  return impl_->kind != Impl::Kind::kPlain;
+}
+
+bool LineEditor::typed() const {
+  return impl_->typed;
 }
 
 void LineEditor::cancel() {
-  const uint64_t one = 1;
-  if (impl_->terminal.wake >= 0) (void)!::write(impl_->terminal.wake, &one, sizeof one);
+  impl_->keys.wake();
 }
 
 void LineEditor::forget_cancel() {
-  if (impl_->terminal.wake >= 0) take_wake(impl_->terminal);
+  impl_->keys.forget_wake();
 }
 
-void LineEditor::Impl::remember(const std::string& line) {
-  HistEvent event;
-  ::history(history, &event, H_ENTER, line.c_str());
-  if (!history_file.empty()) ::history(history, &event, H_SAVE, history_file.c_str());
+winsize LineEditor::Impl::size() const {
+  winsize s{};
+  (void)::ioctl(screen, TIOCGWINSZ, &s);
+  if (s.ws_col == 0) s.ws_col = 80;
+  if (s.ws_row == 0) s.ws_row = 24;
+  return s;
 }
 
-LineEditor::Event LineEditor::Impl::read_terminal(std::string& line) {
-  int count = 0;
-  terminal.cancelled = false;
-  // Prepare the terminal before the prompt appears: el_gets would print the prompt first, and the
-  // user may type as soon as it is visible.
-  el_set(edit, EL_PREP_TERM, 1);
-  const char* text = el_gets(edit, &count);
-  if (terminal.cancelled) {
-    el_reset(edit);
-    (void)!::write(1, "\n", 1);
-    return Event::kCancelled;
+// Draws the rows around the cursor, as many as the screen holds.
+void LineEditor::Impl::redraw() {
+  const winsize s = size();
+  const EditBuffer::Layout l = buffer.layout(s.ws_col, prompt);
+  const size_t most = std::max<size_t>(s.ws_row, 2) - 1;
+  const size_t first = l.cursor_row >= most ? l.cursor_row - most + 1 : 0;
+  const size_t end = std::min(l.rows.size(), first + most);
+  std::string text;
+  if (cursor_row > 0) text += fmt::format("\x1b[{}A", cursor_row);
+  text += "\r\x1b[J";
+  for (size_t i = first; i < end; ++i) text += (i > first ? "\r\n" : "") + l.rows[i];
+  if (end - 1 > l.cursor_row) text += fmt::format("\x1b[{}A", end - 1 - l.cursor_row);
+  text += '\r';
+  if (l.cursor_column > 0) text += fmt::format("\x1b[{}C", l.cursor_column);
+  cursor_row = l.cursor_row - first;
+  show(text);
+}
+
+// Moves below what is drawn.
+void LineEditor::Impl::leave_rows() {
+  buffer.to_end();
+  redraw();
+  show("\r\n");
+  cursor_row = 0;
+}
+
+void LineEditor::Impl::recall(const std::string* entry) {
+  if (entry != nullptr) buffer.set(*entry);
+}
+
+void LineEditor::Impl::search() {
+  if (!searched) searched = buffer.text();
+  const std::string* found = history.find_older(buffer.text(), *searched);
+  if (found == nullptr) {
+    show("\a");
+  } else {
+    recall(found);
   }
-  if (text == nullptr || count <= 0) return Event::kEnd;
-  line.assign(text, static_cast<size_t>(count));
-  if (line.ends_with('\n')) line.pop_back();
-  if (!line.empty()) remember(line);
+}
+
+void LineEditor::Impl::suspend() {
+  leave_rows();
+  terminal_mode::restore();
+  (void)::raise(SIGTSTP);
+  terminal_mode::edit();
+}
+
+std::optional<LineEditor::Event> LineEditor::Impl::interrupt() {
+  const bool empty = buffer.empty();
+  leave_rows();
+  buffer.clear();
+  history.rewind();
+  if (!empty) return Event::kCancelled;
+  if (hinted) return Event::kEnd;
+  hinted = true;
+  show(std::string(kLeaveHint) + "\r\n");
+  return std::nullopt;
+}
+
+// Handles keys that only move or erase.
+bool LineEditor::Impl::edit(KeyKind key) {
+  switch (key) {
+    case KeyKind::kBackspace:
+      buffer.erase_left();
+      return true;
+    case KeyKind::kDelete:
+      buffer.erase_right();
+      return true;
+    case KeyKind::kLeft:
+      buffer.left();
+      return true;
+    case KeyKind::kRight:
+      buffer.right();
+      return true;
+    case KeyKind::kHome:
+      buffer.line_begin();
+      return true;
+    case KeyKind::kEnd:
+      buffer.line_end();
+      return true;
+    case KeyKind::kWordLeft:
+      buffer.word_left();
+      return true;
+    case KeyKind::kWordRight:
+      buffer.word_right();
+      return true;
+    case KeyKind::kEraseWordLeft:
+      buffer.erase_word_left();
+      return true;
+    case KeyKind::kEraseWordRight:
+      buffer.erase_word_right();
+      return true;
+    case KeyKind::kEraseLineBegin:
+      buffer.erase_to_line_begin();
+      return true;
+    case KeyKind::kEraseLineEnd:
+      buffer.erase_to_line_end();
+      return true;
+    case KeyKind::kYank:
+      buffer.yank();
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::optional<LineEditor::Event> LineEditor::Impl::take(const Key& key) {
+  if (key.kind == KeyKind::kInterrupt) return interrupt();
+  hinted = false;
+  if (key.kind != KeyKind::kSearch) searched.reset();
+  if (edit(key.kind)) return std::nullopt;
+  switch (key.kind) {
+    case KeyKind::kText:
+    case KeyKind::kPaste:
+      buffer.insert(key.text, key.kind == KeyKind::kPaste);
+      break;
+    case KeyKind::kTab:
+      buffer.insert("\t");
+      break;
+    case KeyKind::kNewline:
+      buffer.insert("\n");
+      break;
+    case KeyKind::kEnter:
+      if (buffer.at_end() && wants_more(buffer.text())) {
+        if (buffer.text().ends_with('\\')) buffer.erase_left();
+        buffer.insert("\n");
+        break;
+      }
+      leave_rows();
+      return Event::kLine;
+    case KeyKind::kUp:
+      if (!buffer.up()) recall(history.older(buffer.text()));
+      break;
+    case KeyKind::kDown:
+      if (!buffer.down()) recall(history.newer());
+      break;
+    case KeyKind::kSearch:
+      search();
+      break;
+    case KeyKind::kClearScreen:
+      show("\x1b[H\x1b[2J");
+      cursor_row = 0;
+      break;
+    case KeyKind::kSuspend:
+      suspend();
+      break;
+    case KeyKind::kEndOfInput:
+      if (buffer.empty()) {
+        leave_rows();
+        return Event::kEnd;
+      }
+      buffer.erase_right();
+      break;
+    case KeyKind::kClosed:
+      return Event::kEnd;
+    case KeyKind::kWoken:
+      leave_rows();
+      buffer.clear();
+      return Event::kCancelled;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+LineEditor::Event LineEditor::Impl::read_keys(std::string& message) {
+  terminal_mode::edit();
+  buffer.clear();
+  history.rewind();
+  searched.reset();
+  hinted = false;
+  cursor_row = 0;
+  redraw();
+  std::optional<Event> event;
+  while (!event) {
+    event = take(keys.next());
+    if (!event && !keys.pending()) redraw();
+  }
+  terminal_mode::wait();
+  if (*event != Event::kLine) return *event;
+  message = without_marks(buffer.text());
+  typed = !buffer.begins_pasted() && !buffer.text().starts_with(kQuotes);
+  history.add(history_entry(message, typed));
+  return *event;
+}
+
+// The terminal edits lines and sends whole ones.
+LineEditor::Event LineEditor::Impl::read_lines(std::string& message) {
+  show(prompt);
+  for (;;) {
+    const size_t end = left_over.find('\n');
+    if (end == std::string::npos) {
+      const auto bytes = keys.next_bytes();
+      if (!bytes) {
+        left_over.clear();
+        show("\n");
+        if (std::exchange(hinted, true)) return Event::kEnd;
+        show(std::string(kLeaveHint) + "\n");
+        return Event::kCancelled;
+      }
+      if (bytes->empty()) return Event::kEnd;
+      left_over += *bytes;
+      continue;
+    }
+    message += left_over.substr(0, end);
+    left_over.erase(0, end + 1);
+    hinted = false;
+    if (!wants_more(message)) break;
+    continue_message(message);
+  }
+  typed = !message.starts_with(kQuotes);
+  message = without_marks(without_controls(message));
   return Event::kLine;
 }
 
-LineEditor::Event LineEditor::read(std::string& line) {
-  line.clear();
+LineEditor::Event LineEditor::Impl::read_plain(std::string& message) {
+  std::string line;
   for (;;) {
-    std::string piece;
-    Event event = Event::kEnd;
-    if (is_terminal()) {
-      event = impl_->read_terminal(piece);
-    } else if (std::getline(std::cin, piece)) {
-      event = Event::kLine;
+    if (!std::getline(std::cin, line)) {
+      if (message.empty()) return Event::kEnd;
+      break;
     }
-    if (event != Event::kLine) return event;
-    const bool more = piece.ends_with('\\');
-    if (more) piece.back() = '\n';
-    line += piece;
-    if (!more) return Event::kLine;
+    if (line.ends_with('\r')) line.pop_back();
+    message += line;
+    if (!wants_more(message)) break;
+    continue_message(message);
   }
+  typed = !message.starts_with(kQuotes);
+  message = without_marks(std::move(message));
+  return Event::kLine;
+}
+
+LineEditor::Event LineEditor::read(std::string& message) {
+  message.clear();
+  switch (impl_->kind) {
+    case Impl::Kind::kKeys:
+      return impl_->read_keys(message);
+    case Impl::Kind::kLines:
+      return impl_->read_lines(message);
+    case Impl::Kind::kPlain:
+      break;
+  }
+  return impl_->read_plain(message);
 }
 
 }  // namespace freshet::cli

@@ -41,15 +41,15 @@ namespace {
 
 constexpr char kAbout[] =
     "freshet runs large language models from their published weights.\n"
-    "MODEL is a Hugging Face folder, a .gguf file, or the name of a model in the cache folder\n"
-    "(smollm2, after tools/get_model smollm2). If it is optional, the default is the embedded "
-    "model.";
+    "MODEL is a .gguf file, a folder with config.json and safetensors, a name (freshet list\n"
+    "--catalogue), hf:ORG/REPO[:QUANT] or a URL; what is not on this machine is downloaded once.\n"
+    "-hf ORG/REPO works as in llama.cpp. If MODEL is optional, the default is the embedded model.";
 
 std::string footer() {
   std::string text =
       "Exit codes: 0 success, 1 runtime failure, 2 bad input or usage, 130 interrupted.\n"
       "Environment:\n";
-  for (const EnvEntry& e : env_table()) text += fmt::format("  {:18} {}\n", e.name, e.meaning);
+  for (const EnvEntry& e : env_table()) text += fmt::format("  {:24} {}\n", e.name, e.meaning);
   return text + "Run freshet COMMAND --help for the options of a command.";
 }
 
@@ -88,11 +88,12 @@ int run(int argc, char** argv) {
   program.require_subcommand(1);
   program.footer(footer());
   for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
-                         add_convert, add_eval, add_bench, add_serve, add_devices, add_completion,
-                         add_man})
+                         add_convert, add_eval, add_bench, add_serve, add_devices, add_pull,
+                         add_list, add_show, add_rm, add_completion, add_man})
     add(program, context, action);
   add_config_options(program);
   std::vector<std::string> arguments(argv + 1, argv + argc);
+  accept_hub_option(program, arguments);
   translate_words(arguments);
   auto translated = translate_options(program, arguments);
   if (!translated.ok()) {

@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <charconv>
+#include <limits>
 
 #include "cli/help.h"
 #include "cli/model_path.h"
@@ -78,6 +79,16 @@ CLI::Validator not_negative() {
     return fmt::format("must be a number of at least 0, not {}", text);
   };
   return {[check](std::string& text) { return check(text); }, "FROM 0"};
+}
+
+CLI::Validator from_minus_one() {
+  const auto check = [](const std::string& text) -> std::string {
+    int number = 0;
+    // What is not a number gets the message of all conversions.
+    if (!CLI::detail::lexical_cast(text, number) || number >= -1) return "";
+    return fmt::format("must be at least 0, or -1 for no limit, not {}", text);
+  };
+  return {[check](std::string& text) { return check(text); }, "FROM -1"};
 }
 
 Result<size_t> parse_bytes(const std::string& text) {
@@ -185,14 +196,13 @@ CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
 
 namespace {
 
-// Sets parameters that were not given to the values that the model's authors recommend. If they
-// recommend any, all others are off, as in the server: our defaults were not tested with theirs.
+// Sets parameters that were not given to the values that the model's authors recommend.
 Status take_recommended(const SamplingOptions& o, const std::string& model_path,
                         SamplingParams& p) {
   FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
                            server::read_sampling_defaults(o.generation_config, model_path));
   if (defaults.empty() || p.beam_width > 0) return {};
-  const SamplingParams recommended = server::params_of(defaults);
+  const SamplingParams recommended = server::chat_params_of(defaults);
   const auto take = [&](const char* option, auto member) {
     if (o.command->count(option) == 0) p.*member = recommended.*member;
   };
@@ -209,15 +219,6 @@ Status take_recommended(const SamplingOptions& o, const std::string& model_path,
 
 namespace {
 
-constexpr int kNoLimit = 1 << 30;  // the engine stops where the context is full
-
-std::string max_tokens_error(std::string& text) {
-  int number = 0;
-  if (!CLI::detail::lexical_cast(text, number)) return {};  // the conversion reports it
-  if (number >= 1 || number == -1) return {};
-  return fmt::format("must be at least 1, or -1 for no limit, not {}", text);
-}
-
 std::string seed_error(std::string& text) {
   int64_t number = 0;
   if (CLI::detail::lexical_cast(text, number) && number >= -1) return {};
@@ -230,19 +231,21 @@ void add_sampling_options(CLI::App& c, SamplingOptions& o, int max_tokens) {
   o.command = &c;
   SamplingParams& p = o.params;
   p.max_tokens = max_tokens;
-  p.temperature = 0.7f;
-  p.top_p = 0.95f;
+  p.temperature = server::kChatTemperature;
+  p.top_p = server::kChatTopP;
+  p.min_p = server::kChatMinP;
   const std::string group = "Sampling";
   c.add_option_function<int>(
        "-n,--max-tokens",
        [&o](const int& n) {
-         o.params.max_tokens = n == -1 ? kNoLimit : n;
+         // Whatever is left of the context is less than this.
+         o.params.max_tokens = n == -1 ? std::numeric_limits<int>::max() : n;
          o.max_tokens_given = true;
        },
-       fmt::format(
-           "Maximum number of tokens to generate; -1: no limit but the context (default: {})",
-           max_tokens))
-      ->check(CLI::Validator(max_tokens_error, ""))
+       fmt::format("Maximum number of tokens to generate; -1: no limit, 0: only compute the prompt "
+                   "(default: {})",
+                   max_tokens))
+      ->check(from_minus_one())
       ->group(group);
   const auto add = [&](const char* name, auto& value, const char* about) {
     return c.add_option(name, value, about)->capture_default_str()->group(group);

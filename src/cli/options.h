@@ -74,6 +74,7 @@ Result<std::unique_ptr<Engine>> load_engine(const RunOptions& options, const std
 // Checks of numbers with short messages: those of CLI11 include the largest double.
 CLI::Validator above_zero();
 CLI::Validator not_negative();
+CLI::Validator from_minus_one();
 
 // --generation-config, the source of sampling parameters that are not given: see
 // server/sampling_defaults.h.

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,18 @@ int write_all(int fd, std::string_view text) {
     text.remove_prefix(static_cast<size_t>(n));
   }
   return 0;
+}
+
+// Serialises lines on standard error.
+std::mutex& error_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+const ProgressLine* progress_shown = nullptr;  // the line on the screen; guarded by error_mutex()
+
+void erase_progress() {
+  if (progress_shown != nullptr) (void)write_all(2, "\r\x1b[K");
+  progress_shown = nullptr;
 }
 
 }  // namespace
@@ -71,6 +84,14 @@ Status write_text_file(const std::string& path, const std::string& text, bool ap
 bool Output::is_terminal() const {
   return ::isatty(fd_) == 1;
 }
+int Output::columns() const {
+  winsize size{};
+  return ::ioctl(fd_, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+TerminalLook look_of(bool is_terminal) {
+  const bool terminal = is_terminal && env(EnvVar::kTerm).value_or("") != "dumb";
+  return {terminal, terminal && !env(EnvVar::kNoColor)};
+}
 bool stderr_is_terminal() {
   return ::isatty(2) == 1;
 }
@@ -78,34 +99,17 @@ bool stdin_is_terminal() {
   return ::isatty(0) == 1;
 }
 
-namespace {
-
-// Standard error of the process, which progress lines and messages share.
-struct ErrorStream {
-  std::mutex mutex;
-  const ProgressLine* shown = nullptr;  // the line on the screen; guarded by mutex
-};
-
-ErrorStream& error_stream() {
-  static ErrorStream stream;
-  return stream;
-}
-
-// REQUIRES: the mutex of `stream` is held.
-void erase_progress(ErrorStream& stream) {
-  if (stream.shown != nullptr) (void)write_all(2, "\r\x1b[K");
-  stream.shown = nullptr;
-}
-
-}  // namespace
-
 void say(std::string_view line) {
   std::string text(line);
   text += '\n';
-  ErrorStream& stream = error_stream();
-  const std::scoped_lock lock(stream.mutex);
-  erase_progress(stream);
+  const std::lock_guard lock(error_mutex());
+  erase_progress();
   (void)write_all(2, text);
+}
+
+void say_dimmed(std::string_view line) {
+  const TerminalLook look = look_of(stderr_is_terminal());
+  say(fmt::format("{}{}{}", look.dim(), line, look.plain()));
 }
 
 bool say_unless_it_blocks(std::string_view line) {
@@ -116,38 +120,36 @@ bool say_unless_it_blocks(std::string_view line) {
 }
 
 void log_to_stderr(LogLevel minimum) {
-  LogSink plain = stderr_log_sink(stderr_is_terminal() && !env(EnvVar::kNoColor));
-  set_log_sink(minimum, [plain = std::move(plain)](LogLevel level, std::string_view line) {
-    ErrorStream& stream = error_stream();
-    const std::scoped_lock lock(stream.mutex);
-    erase_progress(stream);
-    plain(level, line);
+  const LogSink sink = stderr_log_sink(look_of(stderr_is_terminal()).styles);
+  set_log_sink(minimum, [sink](LogLevel level, std::string_view line) {
+    const std::lock_guard lock(error_mutex());
+    erase_progress();
+    sink(level, line);
   });
 }
 
-ProgressLine::ProgressLine() : enabled_(stderr_is_terminal()) {}
+ProgressLine::ProgressLine() : enabled_(look_of(stderr_is_terminal()).terminal) {}
 
 ProgressLine::~ProgressLine() {
   clear();
 }
 
 void ProgressLine::clear() {
-  if (!enabled_) return;
-  ErrorStream& stream = error_stream();
-  const std::scoped_lock lock(stream.mutex);
-  if (stream.shown == this) erase_progress(stream);
+  const std::lock_guard lock(error_mutex());
+  if (progress_shown == this) erase_progress();
 }
 
 void ProgressLine::update(std::string_view stage, double fraction) {
+  text(fmt::format("{} {:3} %", stage, static_cast<int>(fraction * 100.0)));
+}
+
+void ProgressLine::text(std::string_view text) {
   if (!enabled_) return;
-  const int percent = static_cast<int>(fraction * 100.0);
-  ErrorStream& stream = error_stream();
-  const std::scoped_lock lock(stream.mutex);
-  if (stream.shown == this && percent == percent_ && stage == stage_) return;
-  percent_ = percent;
-  stage_ = stage;
-  stream.shown = this;
-  (void)write_all(2, fmt::format("\r\x1b[K{} {:3} %", stage, percent));
+  const std::lock_guard lock(error_mutex());
+  if (progress_shown == this && text == shown_) return;
+  progress_shown = this;
+  shown_ = text;
+  (void)write_all(2, fmt::format("\r\x1b[K{}", text));
 }
 
 }  // namespace freshet::cli

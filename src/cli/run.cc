@@ -5,12 +5,14 @@
 #include <vector>
 
 #include "base/json.h"
+#include "cli/answer_printer.h"
 #include "cli/chat_prompt.h"
 #include "cli/command.h"
 #include "cli/generation.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
 #include "cli/prompts.h"
+#include "cli/text_width.h"
 
 namespace freshet::cli {
 namespace run_command {
@@ -21,6 +23,8 @@ struct Options {
   std::string file;
   std::string ids_file;
   bool chat = false;
+  bool raw = false;
+  bool plain = false;
   std::string system;
   std::string chat_template;
   int samples = 1;
@@ -34,10 +38,17 @@ struct Options {
   SamplingOptions sampling;
 };
 
+// The embedded model tells the same story each time unless options say otherwise: it is the first
+// thing that a new user sees. Chosen by reading what it writes.
+constexpr int64_t kDefaultModelSeed = 2;
+constexpr float kDefaultModelTemperature = 0.6f;
+constexpr float kDefaultModelPenalty = 1.15f;  // small models repeat themselves
+
 // The model, and the prompt if the command line has one.
 struct What {
   std::string model;
   std::optional<std::string> prompt;
+  bool is_default() const { return model.empty() || model == "default"; }
 };
 
 Result<What> understand(const Options& o) {
@@ -90,7 +101,13 @@ json::Array to_json(const std::vector<std::vector<TokenLogprob>>& logprobs) {
 class Runner {
  public:
   Runner(const Options& options, Context& context, Engine& engine, SamplingParams params)
-      : o_(options), context_(context), engine_(engine), params_(std::move(params)) {}
+      : o_(options),
+        context_(context),
+        engine_(engine),
+        params_(std::move(params)),
+        prompt_only_(params_.max_tokens == 0) {
+    if (prompt_only_) params_.max_tokens = 1;  // computed, and not shown
+  }
 
   Status add_prompts(const What& what);
   Status run();
@@ -102,8 +119,14 @@ class Runner {
     std::vector<std::vector<TokenLogprob>> logprobs;
     FinishReason finish = FinishReason::kNone;
   };
+  Status read_texts(const What& what);
+  Result<std::optional<ChatPrompt>> chosen_template() const;
   Result<std::unique_ptr<Generation>> start(size_t index);
   Status finish(size_t index, Generation& generation);
+  void stream(Generation& generation);
+  void collect(Generation& generation, std::vector<Sample>& samples);
+  // What else there is to say about a single prompt, on standard error.
+  void remark_on(const Generation& generation) const;
   void print(size_t index, const Generation& generation, const std::vector<Sample>& samples);
   bool streams() const {
     return prompts_.size() == 1 && o_.samples == 1 && !o_.json && !o_.print_ids;
@@ -117,14 +140,15 @@ class Runner {
   Engine& engine_;
   SamplingParams params_;
   std::vector<std::string> texts_;  // empty if ids were given
+  bool templated_ = false;          // prompts_ are texts_ in the chat template
+  std::string rendered_;            // the last of them
+  std::optional<Thinking> thinking_;
+  bool prompt_only_ = false;                   // -n 0
+  FinishReason finish_ = FinishReason::kNone;  // of the last sample
   std::vector<std::vector<int32_t>> prompts_;
 };
 
-Status Runner::add_prompts(const What& what) {
-  if (!o_.ids_file.empty()) {
-    FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
-    return {};
-  }
+Status Runner::read_texts(const What& what) {
   if (what.prompt) {
     texts_ = {*what.prompt};
   } else if (!o_.file.empty()) {
@@ -135,21 +159,49 @@ Status Runner::add_prompts(const What& what) {
   }
   if (texts_.empty() || texts_.front().empty())
     return invalid_argument("no prompt: freshet run [MODEL] \"Once upon a time\"");
-  const auto& tokenizer = engine_.tokenizer();
-  if (tokenizer.vocab_size() == 0)
+  if (engine_.tokenizer().vocab_size() == 0)
     return invalid_argument("this model has no vocabulary: give token ids with --ids");
-  if (!o_.chat) {
-    for (const std::string& text : texts_) prompts_.push_back(tokenizer.encode(text));
+  return {};
+}
+
+// The template that prompts are put in; none with --raw, or if the model has none and no option
+// asks for one.
+Result<std::optional<ChatPrompt>> Runner::chosen_template() const {
+  if (o_.raw) return std::optional<ChatPrompt>();
+  if (o_.chat || !o_.system.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(ChatPrompt chat,
+                             ChatPrompt::make(engine_.tokenizer(), o_.chat_template));
+    return std::optional<ChatPrompt>(std::move(chat));
+  }
+  return ChatPrompt::find(engine_.tokenizer(), o_.chat_template);
+}
+
+Status Runner::add_prompts(const What& what) {
+  if (!o_.ids_file.empty()) {
+    FRESHET_ASSIGN_OR_RETURN(prompts_, read_ids(o_.ids_file));
     return {};
   }
-  FRESHET_ASSIGN_OR_RETURN(const ChatPrompt chat, ChatPrompt::make(tokenizer, o_.chat_template));
+  FRESHET_RETURN_IF_ERROR(read_texts(what));
+  FRESHET_ASSIGN_OR_RETURN(const std::optional<ChatPrompt> chat, chosen_template());
+  templated_ = chat.has_value();
+  if (!templated_) {
+    for (const std::string& text : texts_) prompts_.push_back(engine_.tokenizer().encode(text));
+    return {};
+  }
   for (const std::string& text : texts_) {
     json::Array messages;
     if (!o_.system.empty()) messages.push_back(message("system", o_.system));
     messages.push_back(message("user", text));
-    FRESHET_ASSIGN_OR_RETURN(auto ids, chat.encode(messages));
-    prompts_.push_back(std::move(ids));
+    FRESHET_ASSIGN_OR_RETURN(rendered_, chat->render(messages));
+    prompts_.push_back(chat->encode_text(rendered_));
   }
+  // A terminal shows thoughts dimmed; other readers get the text as the model writes it.
+  if (streams() && context_.out.is_terminal())
+    thinking_ = find_thinking(chat->source(), engine_.tokenizer());
+  if (thinking_ && thinking_->special) params_.skip_special_tokens = false;
+  if (!o_.chat && o_.system.empty() && o_.chat_template.empty())
+    say_dimmed(
+        "freshet: answering as a chat, with the model's template (--raw: continue the text)");
   return {};
 }
 
@@ -163,29 +215,61 @@ Result<std::unique_ptr<Generation>> Runner::start(size_t index) {
   return Generation::start(engine_, std::move(request));
 }
 
+// Prints deltas as they arrive.
+void Runner::stream(Generation& generation) {
+  const TerminalLook look = look_of(context_.out.is_terminal() && !o_.plain);
+  PromptProgress progress(engine_, prompts_.front().size());
+  // On a terminal the text that is continued stands before its continuation.
+  if (look.terminal && !templated_ && !texts_.empty()) {
+    context_.out.print("{}{}{}", look.dim(), without_controls(texts_.front()), look.plain());
+    (void)context_.out.flush();
+  }
+  // Text that continues a prompt is not an answer: it is not taken for Markdown.
+  AnswerPrinter printer(context_.out, templated_ ? look : TerminalLook{},
+                        {.show_thoughts = true,
+                         .thinking = look.terminal ? thinking_ : std::nullopt,
+                         .prompt = rendered_});
+  while (auto delta = generation.next([&progress] { progress.update(); })) {
+    progress.done();
+    if (!prompt_only_) printer.feed(delta->text);
+    finish_ = delta->finish;
+    if (!context_.out.flush().ok()) generation.cancel();
+  }
+  progress.done();
+  printer.finish();
+}
+
+void Runner::collect(Generation& generation, std::vector<Sample>& samples) {
+  while (auto delta = generation.next()) {
+    Sample& s = samples[static_cast<size_t>(delta->index)];
+    s.finish = finish_ = delta->finish;
+    if (prompt_only_) continue;
+    s.text += delta->text;
+    s.ids.insert(s.ids.end(), delta->ids.begin(), delta->ids.end());
+    s.logprobs.insert(s.logprobs.end(), delta->logprobs.begin(), delta->logprobs.end());
+  }
+}
+
 // Reads deltas until the request is done; prints them as they arrive or at the end.
 Status Runner::finish(size_t index, Generation& generation) {
   std::vector<Sample> samples(static_cast<size_t>(o_.samples));
-  while (auto delta = generation.next()) {
-    Sample& s = samples[static_cast<size_t>(delta->index)];
-    if (streams()) {
-      context_.out.write(delta->text);
-      if (!context_.out.flush().ok()) generation.cancel();
-    } else {
-      s.text += delta->text;
-      s.ids.insert(s.ids.end(), delta->ids.begin(), delta->ids.end());
-      s.logprobs.insert(s.logprobs.end(), delta->logprobs.begin(), delta->logprobs.end());
-    }
-    s.finish = delta->finish;
+  if (streams()) {
+    stream(generation);
+  } else {
+    collect(generation, samples);
   }
   FRESHET_RETURN_IF_ERROR(context_.out.status());
   FRESHET_RETURN_IF_ERROR(generation.status());
-  if (streams()) {
-    context_.out.write("\n");
-  } else if (!context_.interrupts.requested()) {
-    print(index, generation, samples);
-  }
+  if (!streams() && !context_.interrupts.requested()) print(index, generation, samples);
   return context_.out.flush();
+}
+
+void Runner::remark_on(const Generation& generation) const {
+  const std::string cut = why_cut(finish_, generation.usage(), engine_.max_model_len());
+  const bool full = cut.find("full") != std::string::npos;
+  if (!prompt_only_ && (full || (!cut.empty() && templated_ && stderr_is_terminal())))
+    say_dimmed(fmt::format("freshet: {}", cut));
+  if (o_.stats || stderr_is_terminal()) say_dimmed(speed_line(generation));
 }
 
 void Runner::print(size_t index, const Generation& generation, const std::vector<Sample>& samples) {
@@ -234,8 +318,7 @@ Status Runner::run() {
     }
     FRESHET_RETURN_IF_ERROR(finish(index, *running.front()));
     if (context_.interrupts.requested()) return cancelled("interrupted");
-    if ((o_.stats || stderr_is_terminal()) && prompts_.size() == 1)
-      say(speed_line(*running.front()));
+    if (prompts_.size() == 1) remark_on(*running.front());
     std::unique_ptr<Generation> over;  // outlives the lock
     const std::lock_guard lock(mutex);
     over = std::move(running.front());
@@ -244,11 +327,19 @@ Status Runner::run() {
   return {};
 }
 
-Result<SamplingParams> params_of(const Options& o, const std::string& model_path) {
+Result<SamplingParams> params_of(const Options& o, const What& what,
+                                 const std::string& model_path) {
   SamplingOptions sampling = o.sampling;
   const bool ids = !o.ids_file.empty();  // then only options that were given count
   if (ids && sampling.command->count("--generation-config") == 0)
     sampling.generation_config = "none";
+  if (what.is_default() && !ids) {
+    if (sampling.seed < 0) sampling.seed = kDefaultModelSeed;
+    const auto missing = [&](const char* name) { return sampling.command->count(name) == 0; };
+    SamplingParams& p = sampling.params;
+    if (missing("--temperature")) p.temperature = kDefaultModelTemperature;
+    if (missing("--repetition-penalty")) p.repetition_penalty = kDefaultModelPenalty;
+  }
   FRESHET_ASSIGN_OR_RETURN(SamplingParams p, sampling_params(sampling, model_path));
   p.n = o.samples;
   p.logprobs = o.logprobs;
@@ -259,15 +350,24 @@ Result<SamplingParams> params_of(const Options& o, const std::string& model_path
 Status run(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const What what, understand(o));
   if (o.logprobs >= 0 && !o.json) return invalid_argument("--logprobs needs --json");
-  if (!o.chat && !o.system.empty()) return invalid_argument("--system needs --chat");
-  if (!o.chat && !o.chat_template.empty()) return invalid_argument("--chat-template needs --chat");
+  const bool asks_for_chat = o.chat || !o.system.empty() || !o.chat_template.empty();
+  if (o.raw && asks_for_chat) {
+    return invalid_argument(
+        "--raw continues the text as it is: leave out --chat, --system and --chat-template");
+  }
+  if (!o.ids_file.empty() && asks_for_chat) {
+    return invalid_argument(
+        "--ids are taken as they are: leave out --chat, --system and --chat-template");
+  }
   FRESHET_ASSIGN_OR_RETURN(const std::string path, resolve_model(what.model));
-  FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, path));
+  FRESHET_ASSIGN_OR_RETURN(SamplingParams params, params_of(o, what, path));
   FRESHET_ASSIGN_OR_RETURN(const auto engine, load_engine(o.run, what.model));
   Runner runner(o, context, *engine, std::move(params));
   FRESHET_RETURN_IF_ERROR(runner.add_prompts(what));
   if (what.model.empty())
-    say("No model given: running the embedded default (21.5M parameters; it continues text).");
+    say_dimmed(
+        "freshet: no model given; the embedded one (21.5M parameters) continues the text, the same "
+        "way each time (--seed changes it)");
   return runner.run();
 }
 
@@ -275,7 +375,7 @@ Status run(const Options& o, Context& context) {
 
 void add_run(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<run_command::Options>();
-  CLI::App* c = program.add_subcommand("run", "Continue one or more texts");
+  CLI::App* c = program.add_subcommand("run", "Answer a prompt, or continue a text");
   c->add_option("words", o->words,
                 "[MODEL] [PROMPT] (default: the embedded model; the prompt from standard input)")
       ->option_text("[MODEL] [PROMPT]")
@@ -287,11 +387,14 @@ void add_run(CLI::App& program, Context& context, Action& action) {
                 "A JSON file with prompts as a list of lists of token ids (implies --ignore-eos)");
   c->add_flag("--stop-at-eos", o->stop_at_eos,
               "With --ids: stop at an end-of-text token (default: ignore it)");
-  c->add_flag("--chat", o->chat, "Wrap the prompt in the model's chat template, as a user message");
-  c->add_option("--system", o->system, "With --chat: the system message");
+  c->add_flag("--raw", o->raw,
+              "Continue the prompt as it is (default: only if the model has no chat template)");
+  c->add_flag("--chat", o->chat,
+              "Fail if the model has no chat template, instead of continuing the prompt");
+  c->add_option("--system", o->system, "The system message, for a model with a chat template");
   c->add_option("--chat-template", o->chat_template,
-                "With --chat: a Jinja file to use instead of the model's template");
-  c->add_option("--samples", o->samples, "Number of continuations per prompt")
+                "A Jinja file to use instead of the model's template");
+  c->add_option("--samples", o->samples, "Number of answers per prompt")
       ->check(CLI::Range(1, 1024));
   c->add_option("--parallel", o->parallel, "Number of prompts that run at the same time")
       ->check(CLI::Range(1, 4096))
@@ -301,12 +404,14 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   c->add_option("--logprobs", o->logprobs,
                 "With --json: log-probabilities of this many most likely tokens")
       ->check(CLI::Range(0, 1024));
+  c->add_flag("--plain", o->plain,
+              "On a terminal: print the answer as it is, without wrapped lines and Markdown");
   c->add_flag("--stats", o->stats, "Print the speed to standard error (default on a terminal)");
   add_sampling_options(*c, o->sampling, 256);
   add_engine_options(*c, o->run);
   add_examples(*c,
                "  freshet run \"Once upon a time\"\n"
-               "  freshet run smollm2 --chat \"What is the capital of France?\"\n"
+               "  freshet run smollm2 \"What is the capital of France?\"\n"
                "  freshet run model.gguf -f prompts.txt -n 64 --json > answers.jsonl\n"
                "  freshet run model/ --ids ids.json -n 24 --temp 0 --print-ids");
   c->callback([o, &context, &action] { action = [o, &context] { return run(*o, context); }; });

@@ -103,7 +103,7 @@ size_t gqa_attention_bytes(const AttentionSpec& spec, int64_t tokens) {
 
 namespace {
 
-struct Kind {
+struct GqaKind {
   using Spec = AttentionSpec;
   using Weights = AttentionWeights;
   static constexpr std::string_view kName = "gqa";
@@ -157,6 +157,6 @@ struct Kind {
 
 }  // namespace
 
-constinit const BranchKind kAttentionKind = branch_kind<Kind>();
+constinit const BranchKind kAttentionKind = branch_kind<GqaKind>();
 
 }  // namespace freshet

@@ -75,7 +75,7 @@ size_t mla_attention_bytes(const MlaSpec& spec, int64_t tokens) {
 
 namespace {
 
-struct Kind {
+struct MlaKind {
   using Spec = MlaSpec;
   using Weights = MlaWeights;
   static constexpr std::string_view kName = "mla";
@@ -134,6 +134,6 @@ struct Kind {
 
 }  // namespace
 
-constinit const BranchKind kMlaKind = branch_kind<Kind>();
+constinit const BranchKind kMlaKind = branch_kind<MlaKind>();
 
 }  // namespace freshet

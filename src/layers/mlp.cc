@@ -30,7 +30,7 @@ size_t mlp_bytes(const MlpSpec& spec, int64_t tokens) {
 
 namespace {
 
-struct Kind {
+struct MlpKind {
   using Spec = MlpSpec;
   using Weights = MlpWeights;
   static constexpr std::string_view kName = "mlp";
@@ -62,6 +62,6 @@ struct Kind {
 
 }  // namespace
 
-constinit const BranchKind kMlpKind = branch_kind<Kind>();
+constinit const BranchKind kMlpKind = branch_kind<MlpKind>();
 
 }  // namespace freshet

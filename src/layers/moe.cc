@@ -63,7 +63,7 @@ size_t moe_bytes(const MoeSpec& spec, int64_t hidden, int64_t tokens) {
 
 namespace {
 
-struct Kind {
+struct MoeKind {
   using Spec = MoeSpec;
   using Weights = MoeWeights;
   static constexpr std::string_view kName = "moe";
@@ -123,6 +123,6 @@ struct Kind {
 
 }  // namespace
 
-constinit const BranchKind kMoeKind = branch_kind<Kind>();
+constinit const BranchKind kMoeKind = branch_kind<MoeKind>();
 
 }  // namespace freshet

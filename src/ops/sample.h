@@ -4,12 +4,15 @@
 //
 // A step has one array of 32-bit words: one SampleRow per row of logits, then their lists, to which
 // the rows refer by the index of the first word. The rule is that of Sampler (sampling/sampler.h),
-// bit for bit: lists change the logits, then temperature, min-p, top-k and top-p apply; the shares
-// of tokens are the integers of sampling/logits.h. Plain types only, because the CUDA plug-in reads
+// bit for bit: lists change the logits, then temperature, min-p, top-k and top-p apply; a race
+// (ops/race.h) over the tokens that are left draws one, by the integer weights of
+// sampling/logits.h. Plain types only, because the CUDA plug-in reads
 // these words.
 #pragma once
 
 #include <cstdint>
+
+#include "ops/race.h"
 
 namespace freshet::ops {
 
@@ -37,7 +40,7 @@ struct SampleRow {
   float min_p_cut;         // logits below the maximum plus this are dropped; -inf keeps all
   int32_t top_k = 0;       // 0: all
   float top_p = 1.0f;
-  uint32_t bits_low = 0, bits_high = 0;  // random bits that select a share
+  RaceStream race;  // the noise of the draw
   float repetition = 1.0f, frequency = 0.0f, presence = 0.0f;
   // >= 0: `seen` lacks the last sampled token, which is the batch's token with this index.
   int32_t last = -1;

@@ -241,6 +241,10 @@ Weight exponentials(std::span<const float> logits, float maximum, float scale, L
   return exp_row(logits, maximum, scale, s.weight.data(), s);
 }
 
+void exponentials_of_blocks(float maximum, float scale, LogitScratch& s) {
+  exp_row(s.block_max, maximum, scale, s.weight.data(), s);
+}
+
 Weight exponential_sums(std::span<const float> logits, float maximum, float scale,
                         LogitScratch& s) {
   return exp_row(logits, maximum, scale, nullptr, s);

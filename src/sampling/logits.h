@@ -51,6 +51,8 @@ Weight whole(float fraction);
 // s.weight[i] = exp((logits[i] - maximum) * scale), s.block_sum the sums of whole(s.weight) of each
 // block; returns the total.
 Weight exponentials(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
+// s.weight[b] = exp((s.block_max[b] - maximum) * scale). Overwrites s.block_sum.
+void exponentials_of_blocks(float maximum, float scale, LogitScratch& s);
 // Computes the sums only; s.weight is not written.
 Weight exponential_sums(std::span<const float> logits, float maximum, float scale, LogitScratch& s);
 // s.candidates: every token whose logit is at least `threshold` (and above -inf), in order of id.

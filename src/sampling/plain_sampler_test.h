@@ -1,5 +1,6 @@
-// Samples by a sampling descriptor (ops/sample.h) in the simplest way: it sorts whole rows and adds
-// up weights one by one. For tests of samplers, and for fake models that act as a device.
+// Samples by a sampling descriptor (ops/sample.h) in the simplest way: it sorts whole rows, adds
+// up weights one by one and races without any shortcut. For tests of samplers, and for fake models
+// that act as a device.
 #pragma once
 
 #include <algorithm>
@@ -45,16 +46,17 @@ class PlainSampler {
         sum += c[kept++].weight;
       c.resize(kept);
     }
-    std::sort(c.begin(), c.end(),
-              [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    __extension__ using Wide = unsigned __int128;
-    const Wide bits = uint64_t{row_.bits_high} << 32 | row_.bits_low;
-    auto target = static_cast<Weight>(bits * total(c) >> 64);
+    uint64_t first = std::numeric_limits<uint64_t>::max();
+    int32_t winner = -1;
     for (const Candidate& x : c) {
-      if (target < x.weight) return x.id;
-      target -= x.weight;
+      if (x.weight == 0) continue;
+      const uint64_t noise = ops::race_noise(row_.race, static_cast<uint32_t>(x.id));
+      const uint64_t time = ops::race_time(noise, x.weight);
+      if (time > first || (time == first && x.id > winner)) continue;
+      first = time;
+      winner = x.id;
     }
-    return -1;
+    return winner;
   }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "base/status.h"
+#include "sampling/race.h"
 
 namespace freshet {
 namespace {
@@ -97,39 +98,6 @@ Weight keep_typical(std::vector<Candidate>& c, Weight total, float part, float m
   expected /= static_cast<double>(total);
   return keep_mass(c, mass_of(part, total),
                    [&](const Candidate& x) { return std::abs(surprise(x) - expected); });
-}
-
-// Scales random bits to [0, total).
-Weight target_of(uint64_t bits, Weight total) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<Weight>((static_cast<Wide>(bits) * total) >> 64);
-}
-
-// The token at cumulative weight `target`, in order of ids.
-int32_t pick(std::vector<Candidate>& c, Weight target) {
-  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
-  if (!std::is_sorted(c.begin(), c.end(), by_id)) std::sort(c.begin(), c.end(), by_id);
-  Weight sum = 0;
-  for (const Candidate& x : c) {
-    sum += x.weight;
-    if (target < sum) return x.id;
-  }
-  return -1;
-}
-
-// The same for a whole row, block by block: only the block that contains `target` is scanned.
-int32_t pick_from_row(std::span<const float> logits, float maximum, float scale,
-                      const LogitScratch& s, Weight target) {
-  Weight sum = 0;
-  size_t block = 0;
-  while (block + 1 < s.block_sum.size() && target >= sum + s.block_sum[block])
-    sum += s.block_sum[block++];
-  const size_t first = block * kLogitBlock;
-  for (size_t i = first; i < std::min(logits.size(), first + kLogitBlock); ++i) {
-    sum += whole(exp_fraction((logits[i] - maximum) * scale));
-    if (target < sum) return static_cast<int32_t>(i);
-  }
-  return -1;
 }
 
 }  // namespace
@@ -243,16 +211,12 @@ Weight Sampler::filter(std::span<const float> logits, float maximum, SamplerScra
 
 int32_t Sampler::draw(std::span<const float> logits, float maximum, int64_t position,
                       SamplerScratch& s) const {
-  const uint64_t its = bits(position, Purpose::kToken);
+  const Race race(seed_, index_, position);
   const bool filtered =
       params_.top_k > 0 || params_.min_p > 0.0f || params_.top_p < 1.0f || params_.typical_p < 1.0f;
-  if (!filtered) {
-    const float scale = 1.0f / params_.temperature;
-    const Weight total = exponential_sums(logits, maximum, scale, s.row);
-    return pick_from_row(logits, maximum, scale, s.row, target_of(its, total));
-  }
-  const Weight total = filter(logits, maximum, s);
-  return pick(s.row.candidates, target_of(its, total));
+  if (!filtered) return race.winner(logits, maximum, 1.0f / params_.temperature, s.row);
+  filter(logits, maximum, s);
+  return race.winner(s.row.candidates);
 }
 
 int32_t Sampler::sample(std::span<float> logits, int64_t position, SamplerScratch& s,
@@ -300,9 +264,7 @@ bool Sampler::describe(int64_t position, TokenMask mask, int unseen, ops::Sample
     row.min_p_cut = cut();
     row.top_k = params_.top_k;
     row.top_p = params_.top_p;
-    const uint64_t random = bits(position, Purpose::kToken);
-    row.bits_low = static_cast<uint32_t>(random);
-    row.bits_high = static_cast<uint32_t>(random >> 32);
+    row.race = Race(seed_, index_, position).stream();
   }
   row.repetition = params_.repetition_penalty;
   row.frequency = params_.frequency_penalty;

@@ -2,12 +2,11 @@
 //
 // In order: mask, penalties, logit bias, temperature, min-p, top-k, top-p, typical. Each filter
 // works on the tokens that the previous one kept, renormalised. At temperature 0 (or below 1e-5)
-// sampling is greedy. Ties go to the lowest id; top-k keeps exactly k tokens. Random numbers are 64
-// bits of a Philox counter keyed by (seed, position, sample); they are scaled to the total weight
-// (integers, logits.h), and the token is found by its cumulative weight in order of ids. The result
-// is a function of these, of the logits and of the sequence's own tokens, never of a batch or of
-// threads. "Locally typical sampling": Meister et al., 2023; min-p: Nguyen et al., 2024; repetition
-// penalty: Keskar et al., 2019.
+// sampling is greedy. Ties go to the lowest id; top-k keeps exactly k tokens. The token is drawn by
+// an exponential race over the tokens that are left (race.h), whose noise is a function of (seed,
+// sample, position, token id). The result is a function of these, of the logits and of the
+// sequence's own tokens, never of a batch or of threads. "Locally typical sampling": Meister et
+// al., 2023; min-p: Nguyen et al., 2024; repetition penalty: Keskar et al., 2019.
 //
 // One Sampler per sequence, used by one thread at a time. SamplerScratch may be shared by all
 // samplers that one thread runs. Neither allocates after construction, except for the list of
@@ -37,8 +36,8 @@ using TokenMask = std::span<const uint32_t>;
 
 class Sampler {
  public:
-  // Each purpose of a draw has its own random numbers.
-  enum class Purpose : uint32_t { kToken = 0, kAccept = 1, kResample = 2, kDraft = 3 };
+  // Each purpose of a draw has its own random numbers. 0 stands for the race.
+  enum class Purpose : uint32_t { kAccept = 1, kResample = 2, kDraft = 3 };
 
   // REQUIRES: find_error(params, vocab) finds none. `index` is which of the n samples this is.
   // `max_output` bounds the accept() calls. `stop_ids` (end of text and the request's stop tokens)

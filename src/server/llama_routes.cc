@@ -11,6 +11,7 @@
 #include "server/fields.h"
 #include "server/infill.h"
 #include "server/llama_request.h"
+#include "server/sampling_defaults.h"
 
 namespace freshet::server {
 namespace {
@@ -217,6 +218,7 @@ void props(App& app, const App::Exchanges& exchange) {
   settings["params"] = default_sampling(app.options().sampling_defaults);
   json::Object o;
   o["default_generation_settings"] = std::move(settings);
+  o["chat_sampling"] = chat_sampling(app.options().sampling_defaults);
   o["total_slots"] = 1;
   o["model_alias"] = app.model_name();
   o["chat_template"] = app.renderer().source(false);

@@ -64,6 +64,13 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
   if (choice == "auto" && !std::filesystem::exists(path, error)) {
     path = model_path;
     defaults = gguf_defaults(path);
+    auto beside = std::filesystem::path(model_path);
+    beside.replace_extension("generation_config.json");
+    if (defaults.empty() && model_path.ends_with(".gguf") &&
+        std::filesystem::exists(beside, error)) {
+      path = beside.string();
+      FRESHET_ASSIGN_OR_RETURN(defaults, json_defaults(path));
+    }
   } else if (auto read = json_defaults(path); read.ok()) {
     defaults = std::move(read).value();
   } else if (choice != "auto") {
@@ -78,6 +85,28 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
 
 SamplingParams params_of(const json::Object& defaults) {
   return std::get<CompletionRequest>(parsed_with(defaults)).params;
+}
+
+SamplingParams chat_params_of(const json::Object& defaults) {
+  SamplingParams p = params_of(defaults);
+  if (!defaults.empty()) return p;
+  p.temperature = kChatTemperature;
+  p.top_p = kChatTopP;
+  p.min_p = kChatMinP;
+  return p;
+}
+
+json::Object chat_sampling(const json::Object& defaults) {
+  const SamplingParams p = chat_params_of(defaults);
+  const auto number = [](float x) { return json::Value::number_from_text(fmt::format("{}", x)); };
+  json::Object o;
+  o["temperature"] = number(p.temperature);
+  o["top_k"] = p.top_k;
+  o["top_p"] = number(p.top_p);
+  o["min_p"] = number(p.min_p);
+  o["typical_p"] = number(p.typical_p);
+  o["repetition_penalty"] = number(p.repetition_penalty);
+  return o;
 }
 
 }  // namespace freshet::server

@@ -1,5 +1,6 @@
 // The sampling parameters that a model's generation_config.json or GGUF file (general.sampling.*)
-// recommends. They apply to requests that leave them out, as in vLLM, and to run and chat.
+// recommends. For a GGUF file without any, NAME.generation_config.json beside NAME.gguf counts.
+// They apply to requests that leave them out, as in vLLM, and to run and chat.
 #pragma once
 
 #include <string>
@@ -16,5 +17,17 @@ Result<json::Object> read_sampling_defaults(const std::string& choice,
                                             const std::string& model_path);
 // The parameters of a request that gives none itself.
 SamplingParams params_of(const json::Object& defaults);
+
+// What run, chat and the web page use for a model whose authors recommend nothing. Requests to the
+// API that leave a parameter out get OpenAI's values instead, as in vLLM.
+inline constexpr float kChatTemperature = 0.7f;
+inline constexpr float kChatTopP = 0.95f;
+inline constexpr float kChatMinP = 0.05f;
+
+// What run, chat and the web page use for a model with these `defaults`. Any recommendation turns
+// the parameters that it leaves out off: our values were not tested together with the authors'.
+SamplingParams chat_params_of(const json::Object& defaults);
+// The same as JSON: temperature, top_k, top_p, min_p, typical_p, repetition_penalty.
+json::Object chat_sampling(const json::Object& defaults);
 
 }  // namespace freshet::server

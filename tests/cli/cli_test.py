@@ -162,7 +162,7 @@ class WrongInput(Case):
             self.fails(2, *arguments, says="missing")
 
     def test_published_model_that_was_not_fetched(self):
-        environment = dict(os.environ, FRESHET_CACHE_DIR=self.folder)
+        environment = dict(os.environ, FRESHET_CACHE_DIR=self.folder, HF_HOME=self.folder, HF_HUB_OFFLINE="1")
         self.fails(2, "run", "smollm2", "x", says="tools/get_model", env=environment)
 
     def test_damaged_gguf(self):
@@ -211,7 +211,7 @@ class WrongInput(Case):
 
     def test_parameters(self):
         for flags in (["--temp", "-1"], ["--top-p", "0"], ["--top-p", "nan"], ["--top-k", "-1"],
-                      ["--min-p", "2"], ["-n", "0"], ["--beams", "9999"],
+                      ["--min-p", "2"], ["-n", "-2"], ["--beams", "9999"],
                       ["--logit-bias", "x"], ["--logit-bias", "99999999=1"], ["--stop", ""],
                       ["--cpu-isa", "mmx"], ["--kv-cache-dtype", "q1"], ["--kv-cache-memory", "x"],
                       ["--force-kernel", "matmul=none"], ["--samples", "0"], ["--logprobs", "3"]):
@@ -230,9 +230,11 @@ class WrongInput(Case):
         self.fails(2, "run", "default", "x", "-f", __file__)
         self.fails(2, "run", "default", "word " * 5000)
 
-    def test_options_that_need_another(self):
-        for option in ("--system", "--chat-template"):
-            self.fails(2, "run", "default", "Hello", option, "x", says="needs --chat")
+    def test_options_that_exclude_another(self):
+        for options in (["--chat"], ["--system", "x"], ["--chat-template", "x"]):
+            self.fails(2, "run", "default", "Hello", "--raw", *options, says="--raw")
+            self.fails(2, "run", LLAMA, "--ids", "ids.json", *options, says="--ids")
+        self.fails(2, "run", "default", "Hello", "--system", "x", says="no chat template")
         self.fails(2, "run", "default", "Hello", "--logprobs", "1", says="needs --json")
 
     def test_chat_without_a_template(self):
@@ -425,6 +427,79 @@ class Run(Case):
                 self.assertEqual(chosen[0]["id"], id_)
                 self.assertEqual(chosen[1], chosen[0])  # greedy: the chosen token is the best one
                 self.assertLessEqual(chosen[2]["logprob"], chosen[1]["logprob"])
+
+    def test_limits(self):
+        flags = ["run", "Once upon a time", "--json"]
+        ids = json.loads(self.succeeds("tokenize", "default", "Once upon a time", "--json"))
+        nothing = json.loads(self.succeeds(*flags, "-n", "0"))
+        self.assertEqual((nothing["text"], nothing["ids"]), ("", []))
+        self.assertEqual(nothing["prompt_tokens"], len(ids))
+        self.assertEqual(self.succeeds("run", "Once upon a time", "-n", "0"), "\n")
+        result = run(*flags, "-n", "-1", "--ignore-eos", "--max-model-len", "300")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(json.loads(result.stdout)["ids"]), 300 - len(ids))
+        self.assertIn("the context is full (300 tokens)", result.stderr)
+        self.fails(2, *flags, "-n", "-2", says="--max-tokens: must be at least 0, or -1")
+        self.fails(2, "chat", "default", "-n", "0", says="-n 0")
+
+    TEMPLATE = ("{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+                "<assistant>")
+
+    def with_template(self):
+        """A copy of the embedded model that has a chat template."""
+        with open(os.path.join(SOURCE, "models/default.gguf"), "rb") as f:
+            data = f.read()
+        version, tensors, entries = struct.unpack("<IQQ", data[4:24])
+        packed = [x.encode() for x in ("tokenizer.chat_template", self.TEMPLATE)]
+        entry = (struct.pack("<Q", len(packed[0])) + packed[0] + struct.pack("<IQ", 8, len(packed[1])) + packed[1])
+        # Tensors follow at a multiple of the alignment: the entry is padded to one.
+        name = b"x"
+        unused = -(len(entry) + 8 + len(name) + 4 + 8) % 32
+        entry += struct.pack("<Q", len(name)) + name + struct.pack("<IQ", 8, unused) + b" " * unused
+        self.assertEqual(len(entry) % 32, 0)
+        return self.write("chat.gguf", data[:4] + struct.pack("<IQQ", version, tensors, entries + 2)
+                          + entry + data[24:])
+
+    def test_template(self):
+        model = self.with_template()
+        flags = ["-n", "8", "--temp", "0"]
+        rendered = self.succeeds("run", model, "--raw", "<user>Hello<assistant>", *flags)
+        self.assertNotEqual(self.succeeds("run", model, "--raw", "Hello", *flags), rendered)
+        said = run("run", model, "Hello", *flags)
+        self.assertEqual((said.returncode, said.stdout), (0, rendered))
+        self.assertEqual(said.stderr.count("--raw"), 1, said.stderr)
+        asked = run("run", model, "--chat", "Hello", *flags)
+        self.assertEqual((asked.stdout, asked.stderr), (rendered, ""))
+        self.assertEqual(run("run", model, "--raw", "Hello", *flags).stderr, "")
+        prompts = self.write("p.txt", "Hello\nHello\n")
+        lines = self.succeeds("run", model, "-f", prompts, "--json", *flags).splitlines()
+        for line in map(json.loads, lines):
+            self.assertEqual((line["prompt"], line["text"] + "\n"), ("Hello", rendered))
+        self.assertEqual(
+            self.succeeds("run", model, "Hello", "--system", "Be brief.", *flags),
+            self.succeeds("run", model, "--raw", "<system>Be brief.<user>Hello<assistant>", *flags))
+        path = self.write("t.jinja", self.TEMPLATE)
+        self.assertEqual(self.succeeds("run", "default", "Hello", "--chat-template", path,
+                                       "--repetition-penalty", "1", *flags), rendered)
+
+    def test_sampling_beside_a_file(self):
+        model = self.with_template()
+
+        def outputs(*flags):
+            return len({self.succeeds("run", model, "--raw", "Once upon a time", "-n", "8", "--seed", seed, *flags)
+                        for seed in "1234"})
+        self.assertEqual(outputs(), 4)
+        path = self.write("chat.generation_config.json", '{"top_k": 1}')
+        self.assertEqual(outputs(), 1)
+        self.assertEqual(outputs("--generation-config", "none"), 4)
+        self.write("chat.generation_config.json", '{"top_k": -7}')
+        self.fails(2, "run", model, "Hello", says=path)
+
+    def test_the_embedded_model_says_the_same_each_time(self):
+        first = self.succeeds("run", "Once upon a time", "-n", "40")
+        self.assertEqual(self.succeeds("run", "Once upon a time", "-n", "40"), first)
+        self.assertEqual(self.succeeds("run", "default", "Once upon a time", "-n", "40", "--seed",
+                                       "2", "--temp", "0.6", "--repetition-penalty", "1.15"), first)
 
     def test_stop(self):
         flags = ["run", "Once upon a time", "-n", "40", "--temp", "0"]
@@ -796,6 +871,36 @@ class Chat(Case):
         self.assertIn("/retry", text)
         self.assertNotIn("never", text)
 
+    def test_several_lines(self):
+        path = self.write("t.jinja", self.TEMPLATE)
+        script = 'one\\\ntwo\n"""\nthree\n/exit\n"""\n /exit\n/history\n'
+        text = self.succeeds("chat", "default", "--chat-template", path, "-n", "1", stdin=script)
+        for message in ("one\ntwo", "three\n/exit", "/exit"):
+            self.assertIn(f"user: {message}\nassistant:", text)
+
+    def test_thoughts(self):
+        """What the template opens as a thought is not part of the answer."""
+        path = self.write("t.jinja", self.TEMPLATE + "{% if 0 %}</think>{% endif %}\n<think>\n")
+        flags = ["chat", "default", "--chat-template", path, "--temp", "0", "-n", "6"]
+        saved = self.path("chat.json")
+        hidden = self.succeeds(*flags, stdin=f"Hello\n/save {saved}\n")
+        with open(saved, encoding="utf-8") as f:
+            messages = json.load(f)
+        self.assertEqual(messages[1]["content"], "")
+        self.assertTrue(messages[1]["reasoning_content"])
+        self.assertEqual(hidden.strip(), "")
+        shown = self.succeeds(*flags, "--show-thoughts", stdin="Hello\n")
+        self.assertEqual(shown.strip(), messages[1]["reasoning_content"])
+
+    def test_load(self):
+        path = self.write("t.jinja", self.TEMPLATE)
+        flags = ["chat", "default", "--chat-template", path, "-n", "1"]
+        for wrong in ("{}", '[{"role": "king", "content": "x"}]', '[{"role": "user"}]', "[", "[1]"):
+            self.fails(2, *flags, stdin=f"/load {self.write('c.json', wrong)}\n", says="c.json")
+        saved = self.write("c.json", '{"messages": [{"role": "user", "content": "Hi"}]}')
+        self.assertIn("user: Hi\n", self.succeeds(*flags, stdin=f"/load {saved}\n/history\n"))
+        self.fails(2, *flags, stdin=f"/load {self.path('none.json')}\n", says="none.json")
+
     def test_unknown_command(self):
         path = self.write("t.jinja", self.TEMPLATE)
         result = run("chat", "default", "--chat-template", path, stdin="/nonsense\n")
@@ -845,8 +950,9 @@ class Chat(Case):
             with self.subTest(term):
                 terminal = self.on_a_terminal("-n", "1500", "--ignore-eos", term=term)
                 terminal.write("Tell me a story\n")
-                terminal.wait_for("Tell me a story")
+                terminal.wait_for("\n")
                 terminal.wait_for(" ")  # the answer has begun
+                terminal.wait_for(" ")
                 terminal.write("\x03")
                 terminal.wait_for("> ")
                 terminal.write("/history\n")
@@ -855,6 +961,7 @@ class Chat(Case):
                 terminal.write("half a line")
                 terminal.wait_for("half a line")
                 terminal.write("\x03")
+                terminal.wait_for("\n")
                 terminal.wait_for("> ")
                 terminal.write("\x04")
                 self.assertEqual(terminal.exit_code(), 0)
@@ -864,7 +971,9 @@ class Chat(Case):
         terminal = self.on_a_terminal("-n", "1500", "--ignore-eos")
         terminal.write("Tell me a story\n")
         terminal.wait_for("\n")
-        terminal.write("\x03")  # perhaps before the answer has begun
+        terminal.wait_for(" ")
+        terminal.wait_for(" ")
+        terminal.write("\x03")
         terminal.write("/history\n")
         terminal.wait_for("user: Tell me a story")
         terminal.wait_for("> ")

@@ -84,7 +84,7 @@ class SmolLM2(Published, Case):
         self.assertEqual(json.loads(ids), self.about["chat_ids"])
 
     def test_answers(self):
-        answer = self.succeeds("run", self.NAME, "--chat", self.about["chat"][0]["content"],
+        answer = self.succeeds("run", self.NAME, self.about["chat"][0]["content"],
                                "--temp", "0", "-n", "40")
         self.assertIn("Paris", answer)
 

@@ -6,7 +6,7 @@
 
 #include "bench_client/dataset_files.h"
 #include "bench_client/report.h"
-#include "bench_client/url.h"
+#include "http/url.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace freshet;
@@ -26,8 +26,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   (void)parse_lines(text);
   (void)parse_spec_decode(text);
-  if (const auto url = parse_url(text); url.ok()) {
-    const auto again = parse_url(url->text());
+  if (const auto url = http::parse_url(text); url.ok()) {
+    const auto again = http::parse_url(url->text());
     FRESHET_CHECK(again.ok() && again->host == url->host && again->port == url->port);
   }
   return 0;

@@ -336,7 +336,7 @@ class Reasoning(ClientCase):
         "name": "x", "schema": WEATHER["function"]["parameters"]}}}
 
     def test_structure_follows_the_thought(self):
-        for seed in (0, 2, 3):  # seeds that do not end the thought at once
+        for seed in (0, 2, 4):  # seeds that do not end the thought at once
             options = self.ending(seed=seed, logprobs=True, n=2)
             answer = self.chat(**self.JSON, **options)
             thoughts = [c.message.reasoning for c in answer.choices]

@@ -546,6 +546,9 @@ class Routes(Case):
     def test_llama_others(self):
         props = self.server.get("/props")[1]
         self.assertEqual(props["default_generation_settings"]["n_ctx"], 2048)
+        self.assertEqual(props["chat_sampling"], {
+            "temperature": 0.7, "top_k": 0, "top_p": 0.95, "min_p": 0.05, "typical_p": 1,
+            "repetition_penalty": 1})
         with open(TEMPLATE, encoding="utf-8") as f:
             self.assertEqual(props["chat_template"].strip(), f.read().strip())
         self.assertEqual(self.server.get("/slots"), (200, []))
@@ -750,6 +753,8 @@ class SamplingDefaults(unittest.TestCase):
         self.assertEqual(self.answers(server, top_k=None), 1)
         self.assertEqual(self.answers(server, top_k=0), 6)
         self.assertEqual(self.answers(server, use_beam_search=True), 1)
+        chat = server.get("/props")[1]["chat_sampling"]  # what the model leaves out is off
+        self.assertEqual((chat["temperature"], chat["top_k"], chat["min_p"]), (0.8, 1, 0))
         self.other_routes("--generation-config", self.model, differ=1)
         self.other_routes(differ=6)
         off = Server("--generation-config", "none", model=self.model, template=None)

@@ -24,6 +24,17 @@ struct AttentionProblem {
 
 using AttentionRow = KernelRow<AttentionProblem>;
 
+constexpr uint64_t bit(CacheType type) {
+  return uint64_t{1} << static_cast<int>(type);
+}
+// Whether the cache holds codes of a byte.
+inline bool stores_bytes(const AttentionProblem& p) {
+  return ((bit(CacheType::kE4M3) | bit(CacheType::kInt8)) >> p.format & 1) != 0;
+}
+inline bool shares_codes(const AttentionProblem& p) {
+  return stores_bytes(p) && p.shared_values;
+}
+
 enum AttentionKernel : int {
   kDecodeClusterSm90,
   kDecodeSm90,

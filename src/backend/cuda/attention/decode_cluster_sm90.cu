@@ -1,12 +1,13 @@
-// Attention for few single queries over short contexts: a cluster of blocks per KV split, or per
-// two of them.
+// Decode attention of few queries over short contexts: a cluster of blocks for each KV split, or
+// for two of them.
 //
-// A block has some keys of the KV split, and a share of the features of all its values. It sends
-// its scores to all blocks of the cluster, and each block computes all weights of the split. So
-// four times as many SMs read, and a split's sums need no memory but the block's own.
+// A block holds some keys of the split and a share of the features of all its values: the scores go
+// to all blocks of the cluster, and each computes all softmax weights of the split. So four times
+// as many SMs read memory, and the sums of a split never leave shared memory.
 //
-// What a block loads, and how: decode_cluster_sm90.cuh.
+// decode_cluster_sm90.cuh has what a block holds of the split, and how it gets there.
 #include "backend/cuda/attention/decode_cluster_sm90.cuh"
+#include "backend/cuda/attention/decode_cluster_sm90.h"
 #include "backend/cuda/runtime/cluster.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -20,8 +21,8 @@ constexpr int kTileBlocks = kTileTokens / kBlockTokens;
 
 __device__ unsigned arrived[kMostCounters];
 
-// Zeros for the rows that fill the last activation tile, in the block's share of features, by the
-// copying warp.
+// Zeros for the rows that fill up the activations' last tile, in the block's share of features, by
+// the warp that copies.
 template <class T>
 __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w, const Part& p) {
   const int sequences = a.batch.sequences;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void pad_share(const AttentionArgs& a, const Range& w
   }
 }
 
-// Loads the mma operands of the queries.
+// The operands of the queries.
 template <class T>
 __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece<T>& s) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -64,7 +65,7 @@ __device__ __forceinline__ void load_operands(uint4 (&q)[T::D / 16], const Piece
   }
 }
 
-// Scores of a warp's keys, sent to all blocks of the KV split.
+// Scores of a warp's keys of the block, to all blocks of the piece.
 template <class T>
 __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                            const Part& p, const uint4 (&q)[T::D / 16]) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
       }
     }
   }
-  cluster_wait();  // all blocks have started
+  cluster_wait();  // all blocks have begun
 #pragma unroll
   for (int j = 0; j < 2 * kPairs; ++j) {
     const int key = p.rank * kRankTokens + (warp * kPairs * 2 + j) * 8 + lane % 4 * 2;
@@ -109,7 +110,7 @@ __device__ __forceinline__ void score_tile(Piece<T>& s, const AttentionArgs& a, 
   barrier_wait(&s.scored, 0);
 }
 
-// A lane's pair of scores, or of weights, in row lane / 4 + 8 r of a tile.
+// The pair of scores, and of weights, of a lane in row lane / 4 + 8 r of a tile.
 template <class T>
 __device__ __forceinline__ float2 score_at(const Piece<T>& s, int tile, int r, int j) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -122,7 +123,7 @@ __device__ __forceinline__ void put_weights(Piece<T>& s, int tile, int r, int j,
   s.weights[lane / 4 + r * 8][tile * (kTileTokens / 2) + j * 4 + lane % 4] = pair;
 }
 
-// One warp processes all tiles in order. This is rare, so it is kept out of the common code path.
+// One warp takes all tiles in their order. Rare, so it is no part of the code that all go through.
 template <class T>
 __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep,
                                          Softmax<T::kRows>& all) {
@@ -138,8 +139,7 @@ __device__ __noinline__ void weigh_again(Piece<T>& s, const Part& p, float steep
   }
 }
 
-// Weights of the KV split, one tile per warp, with the reference of the first tile unless some
-// weight exceeds the limit.
+// Weights of the piece: a warp a tile, with the reference of the first, unless that is too far off.
 template <class T>
 __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float steep) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void weigh_piece(Piece<T>& s, const Part& p, float st
   }
 }
 
-// Sums of a warp's features over all values of the KV split.
+// Sums of a warp's features, with all values of the piece.
 template <class T>
 __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums, const Piece<T>& s,
                                           const Part& p) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
 #pragma unroll
     for (int k = 0; k < kTileBlocks; k += 2) {
       const int block = t * kTileBlocks + k;
-      // From 16 bytes of 8 keys each.
+      // Of 16 bytes of 8 keys each.
       uint32_t loaded[4];
       ldmatrix4_trans(loaded, s.values[block * 2 + lane / 8] + warp * 128 + lane % 8 * 16);
 #pragma unroll
@@ -234,8 +234,7 @@ __device__ __forceinline__ void add_piece(Sums<Piece<T>::kMine, T::kRows>& sums,
   add_lanes(sums.l);
 }
 
-// If a cluster has two KV splits, the second one's sums go to the blocks of the first, which then
-// has both.
+// Of two pieces of a cluster: the second's sums go to the blocks of the first, which has both then.
 template <class T>
 __device__ __forceinline__ void send_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                           const Part& p) {
@@ -279,8 +278,8 @@ __device__ __forceinline__ int first_of_sums(const Part& p) {
          first_of_lane<T>();
 }
 
-// Writes the sums of all KV splits as an E4M3 result. A head is a group of 128 features, whose
-// largest magnitude the blocks of the cluster exchange.
+// The sums of all pieces as the result in E4M3: a head is a group of 128, whose largest number the
+// blocks of the cluster tell each other.
 template <class T>
 __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, const Part& p) {
@@ -319,7 +318,7 @@ __device__ __forceinline__ void put_sums(Piece<T>& s, const Sums<Piece<T>::kMine
   }
 }
 
-// Writes the split's sums as the result if there is no other split, or as a partial result.
+// The piece's sums as the result if they are all, or as a partial one.
 template <class T>
 __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows>& sums,
                                             const AttentionArgs& a, const Range& w, const Part& p,
@@ -332,7 +331,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
     if (row >= w.rows) continue;
     const int head = w.first_head + row;
     float* to = partial_at(a, w.sequence, head, p.piece - w.first_piece, pieces);
-    // As if merged with empty sums before it.
+    // As if it joined those before it: none.
     const float end = all ? ending(sums.m[r], sums.l[r], a, head) : 1.0f;
 #pragma unroll
     for (int j = 0; j < Piece<T>::kMine; ++j) {
@@ -351,7 +350,7 @@ __device__ __forceinline__ void write_piece(const Sums<Piece<T>::kMine, T::kRows
   }
 }
 
-// Finishes a warp's features.
+// What becomes of a warp's features of the values.
 template <class T>
 __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                           const Part& p, int pieces, bool join, bool all) {
@@ -374,7 +373,7 @@ __device__ __forceinline__ void sum_piece(Piece<T>& s, const AttentionArgs& a, c
   write_piece<T>(sums, a, w, p, pieces, all);
 }
 
-// comes_last() with a single thread's fence.
+// comes_last() with one thread's fence.
 __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blocks) {
   sync_summing();
   if (threadIdx.x == 0) {
@@ -391,7 +390,7 @@ __device__ __forceinline__ bool arrives_last(int& last, unsigned& count, int blo
 }
 #endif
 
-// Blocks: [sequences x row tiles, key heads, KV splits x blocks of a cluster]. of: queries, and
+// Blocks: [sequences x tiles of rows, key heads, pieces x blocks of a cluster]. of: queries, and
 // keys and values if these are not in the cache yet.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
@@ -405,11 +404,11 @@ __global__ void __launch_bounds__(kThreads)
   const int x = static_cast<int>(blockIdx.x), sequence = plan.tiles.quotient(x);
   const Range w = find_range(a, plan, x, static_cast<int>(blockIdx.y), z / kRanks, sequence,
                              a.batch.context_len[sequence]);
-  if (w.last_chunk < w.first_chunk) return;  // true for all blocks of the split
+  if (w.last_chunk < w.first_chunk) return;  // all blocks of the piece
   const Part p = part_of(w, z, plan.pieces);
   if (threadIdx.x == 0) {
-    barrier_init(&s.full[0], 1);
-    barrier_init(&s.full[1], 1);
+    barrier_init(&s.full[kKeyCopies], 1);
+    barrier_init(&s.full[kValueCopies], 1);
     barrier_init(&s.scored, 1);
     barrier_init(&s.measured, 1);
     barrier_init(&s.joined, 1);
@@ -439,11 +438,11 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   uint4 q[T::D / 16];
   load_operands<T>(q, s);
-  barrier_wait(&s.full[0], 0);
+  copies_of(s).wait({kKeyCopies, 0});
   score_tile(s, a, w, p, q);
   weigh_piece(s, p, steepness(a));
   sync_summing();
-  barrier_wait(&s.full[1], 0);
+  copies_of(s).wait({kValueCopies, 0});
   const bool join = w.pieces == 2 && pieces_of_cluster(plan.pieces) == 2;
   const bool all = w.pieces == 1 || join;
   if (Piece<T>::kSummers == kWarps || threadIdx.x < Piece<T>::kSummers * 32) {
@@ -462,7 +461,7 @@ int run(const Context& ctx, const AttentionArgs& a, const Plan& plan, const Head
   constexpr size_t kBytes = sizeof(Piece<T>);
   const auto kernel = cluster_kernel<T>;
   if (const int error = raise_shared(kernel, kBytes); error != 0) return error;
-  // Leaves shared memory to a block of gemm_bf16_sm90_m1_32.cu.
+  // To a block of gemm_bf16_sm90_m1_32.cu.
   if (const int error = leave_shared(kernel); error != 0) return error;
   const dim3 grid(static_cast<unsigned>(a.batch.sequences * plan.tiles.by),
                   static_cast<unsigned>(a.cache.kv_heads),
@@ -485,7 +484,8 @@ int run_result(const Context& ctx, const AttentionArgs& a, const Plan& plan, con
 
 }  // namespace
 
-static_assert(kPieceTokens == 512 && kRanks == 4 && kRowsOfTile == 16);  // attention_rows.cc
+static_assert(kPieceTokens == kClusterPieceTokens && kRanks == kClusterRanks &&
+              kRowsOfTile == kDecodeTileHeads);
 
 int attention_cluster(const Context& ctx, const AttentionArgs& a, single::Plan plan) {
   plan.run = 1;

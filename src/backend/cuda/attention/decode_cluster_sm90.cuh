@@ -1,24 +1,25 @@
-// What a block of decode_cluster_sm90.cu loads of a KV split: copies of the cache and, if the
-// norms, rotation and storing of new heads are fused with attention, those heads. Every block
-// processes the queries and its part of the new key and value, and writes these where the copies
-// left a gap.
+// What a block of decode_cluster_sm90.cu holds of a KV split, and how it gets there: copies of the
+// cache, and, if attention also normalises, rotates and stores the new heads, those heads: every
+// block takes the queries and what it needs of the new key and value, and puts them in the place
+// that the copies left free.
 #pragma once
 
 #include "backend/cuda/attention/decode_split_kv.cuh"
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::single {
 
-inline constexpr int kRanks = 4;                           // blocks per KV split
+inline constexpr int kRanks = 4;                           // blocks of a cluster
 inline constexpr int kRankTokens = kPieceTokens / kRanks;  // whose keys a block has
 inline constexpr int kPieceBlocks = kPieceTokens / kBlockTokens;
-static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane per block, a warp per tile
+static_assert(kPieceBlocks == 32 && kWarps == kTiles);  // a lane a block, a warp a tile
 
 template <class T>
 struct Piece {
   using Stored = typename T::Stored;
   static constexpr int kShare = T::D / kRanks;  // features
-  // Tiles of 8 features of a warp that sums values, and the number of such warps.
+  // Tiles of 8 features of a warp that sums values, and such warps.
   static constexpr int kMine = Stored::kFours ? 2 : 1, kSummers = kShare / (8 * kMine);
   static_assert(kSummers <= kWarps);
   // Values of eight keys; scales of a block's 16.
@@ -27,7 +28,7 @@ struct Piece {
   static_assert(!Stored::kScaled || kShare == 32);
   union {
     alignas(16) uint8_t keys[kRankTokens / kBlockTokens][Stored::kKeyBytes];
-    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // replaces keys after scoring
+    uint32_t weights[8 * T::kRows][kPieceTokens / 2 + 4];  // when all scores are there
   };
   alignas(16) uint8_t values[kPieceTokens / 8][kGroupBytes];
   alignas(16) uint8_t scales[Stored::kScaled ? kPieceBlocks : 1][kBlockTokens * 2];
@@ -35,14 +36,14 @@ struct Piece {
   float sums[kTiles][8 * T::kRows][4], factor[kTiles][8 * T::kRows];
   float2 ends[8 * T::kRows][4];
   float rooms[kWarps + 1][T::D];                   // of a head that is rotated
-  __half queries[8 * T::kRows][T::D + 8];          // as mma operands
+  __half queries[8 * T::kRows][T::D + 8];          // as they are multiplied
   float most[kRanks * kSummers][8 * T::kRows];     // of each warp's features
   float4 second[T::kRows * kMine][kSummers * 32];  // a lane's sums of the second of two pieces
-  uint64_t full[2], scored, measured, joined;
+  uint64_t full[2], scored, measured, joined;      // of kKeyCopies, kValueCopies
   int last, beyond;
 };
 
-// A cluster has two KV splits, which are merged in the blocks of the first, or one.
+// Two pieces are a cluster's, and meet in the blocks of the first; or else a piece is.
 __host__ __device__ inline int pieces_of_cluster(int pieces) {
   return pieces == 2 ? 2 : 1;
 }
@@ -50,11 +51,18 @@ __host__ __device__ inline int pieces_of_cluster(int pieces) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kRankBlocks = kRankTokens / kBlockTokens;
 
+// The copies of a piece: a pipeline of two stages and one round.
+inline constexpr int kKeyCopies = 0, kValueCopies = 1;
+template <class T>
+__device__ __forceinline__ Pipeline copies_of(Piece<T>& s) {
+  return {s.full};
+}
+
 // The piece of a block, and what of it is seen: tiles, blocks of the cache.
 struct Part {
   int rank, piece;
-  int first_rank;                                      // of the split's blocks in the cluster
-  int first_tile, last_tile, first_block, last_block;  // of the split
+  int first_rank;                                      // of the piece's blocks in the cluster
+  int first_tile, last_tile, first_block, last_block;  // of the piece
 };
 
 __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
@@ -71,14 +79,15 @@ __device__ __forceinline__ Part part_of(const Range& w, int z, int pieces) {
   return p;
 }
 
-// One warp, one cache block per lane. If earlier kernels store the query's own slot (`stored`), its
-// block is copied after they have ended. Returns that block if it is in the split.
+// One warp: a lane a block of the cache. The one that holds the query's own place comes when all
+// that was started before has ended, if that fills it. Returns that block, if it is of the piece.
 template <class T>
 __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& a, const Range& w,
                                               const Part& p, bool stored) {
   using Stored = typename T::Stored;
   constexpr int kKeyBytes = Stored::kKeyBytes, kGroupBytes = Piece<T>::kGroupBytes;
   constexpr int kScaleBytes = Piece<T>::kScaleBytes;
+  const Pipeline copies = copies_of(s);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool seen = lane >= p.first_block && lane <= p.last_block;
   const bool mine = seen && lane / kRankBlocks == p.rank;
@@ -87,22 +96,23 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   const int keys = __popc(__ballot_sync(0xffffffff, mine));
   const int values = __popc(__ballot_sync(0xffffffff, seen));
   if (lane == 0) {
-    barrier_expect(&s.full[0], keys * kKeyBytes);
-    barrier_expect(&s.full[1], values * (2 * kGroupBytes + kScaleBytes));
+    copies.expect(kKeyCopies, keys * kKeyBytes);
+    copies.expect(kValueCopies, values * (2 * kGroupBytes + kScaleBytes));
   }
   __syncwarp();
   const auto copy = [&] {
     if (mine) {
-      bulk_copy(s.keys[lane % kRankBlocks], keys_at(a.cache, id, w.kv_head), kKeyBytes, &s.full[0]);
+      bulk_copy(s.keys[lane % kRankBlocks], keys_at(a.cache, id, w.kv_head), kKeyBytes,
+                copies.filled(kKeyCopies));
     }
     const uint8_t* from = values_at(a.cache, id, w.kv_head);
     for (int i = 0; i < 2; ++i) {
       bulk_copy(s.values[lane * 2 + i], from + (i * kRanks + p.rank) * kGroupBytes, kGroupBytes,
-                &s.full[1]);
+                copies.filled(kValueCopies));
     }
     if constexpr (Stored::kScaled) {
       bulk_copy(s.scales[lane], from + Stored::kNumbers + p.rank * kScaleBytes, kScaleBytes,
-                &s.full[1]);
+                copies.filled(kValueCopies));
     }
   };
   const bool late = stored && block == w.position / kBlockTokens;
@@ -112,7 +122,7 @@ __device__ __forceinline__ int64_t copy_piece(Piece<T>& s, const AttentionArgs& 
   return __shfl_sync(0xffffffff, id, w.position / kBlockTokens % kPieceBlocks);
 }
 
-// One warp's head of the query's token, of 128 features: a lane has four adjacent ones.
+// A warp's head of the query's token, of 128 features: a lane's four neighbours.
 inline constexpr int kHeadDim = 128;
 struct Head {
   float4 v, weight;  // weight: of a usual head's norm
@@ -130,20 +140,20 @@ __device__ __forceinline__ Head load_head(const HeadsArgs& of, const HeadsArgs::
           is_usual ? norm_weight(part, head) : float4{},
           turn_at(part, of.cos_sin + int64_t{token} * part.rotary_dim, c)};
 }
-// The same, normalised and rotated, for a usual head (qk_norm_rope_store.cuh) in registers.
+// The same normalised and rotated, of a usual head (qk_norm_rope_store.cuh) in registers.
 __device__ __forceinline__ float4 finish_usual(const Head& h, const HeadsArgs::Part& part) {
   float4 v = h.v;
   if (part.normed != 0) norm_four(v, h.weight, part.norm.eps);
   if (part.rotary_dim != 0) rotate_usual(v, h.turn);
   return v;
 }
-// For any head.
+// Of any head.
 __device__ __forceinline__ float4 finish_head(const Head& h, const HeadsArgs& of,
                                               const HeadsArgs::Part& part, int head, int token,
                                               float* room) {
   if (part.normed == 0 && part.rotary_dim == 0) return h.v;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
-  __syncwarp();  // the previous head has been read
+  __syncwarp();  // the head before has been read
   *reinterpret_cast<float4*>(room + c) = h.v;
   if (part.normed != 0) {
     norm_head(room, kHeadDim, part.norm, part.norm_per_head != 0 ? int64_t{head} * kHeadDim : 0);
@@ -199,14 +209,14 @@ __device__ __forceinline__ void take_queries(Piece<T>& s, const AttentionArgs& a
   }
 }
 
-// The new key and value, by the copying warp: into the copies, and into the cache.
+// The new key and value, by the warp that copies: into the copies, and into the cache.
 template <class T>
 __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
                                             const HeadsArgs& of, const Range& w, const Part& p,
                                             int64_t id, bool are_usual) {
   constexpr CacheType kType = T::Stored::kType;
   constexpr int kShare = Piece<T>::kShare;
-  const int at = w.position - p.piece * kPieceTokens;  // within the split
+  const int at = w.position - p.piece * kPieceTokens;  // in the piece
   if (at >= kPieceTokens) return;
   const bool mine = at / kRankTokens == p.rank;
   const int c = static_cast<int>(threadIdx.x % 32) * 4;
@@ -226,7 +236,7 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
     const float4 key = finished(head, of.of[1]);
     const Form form = form_of_four(kType, c, T::D, key);
     const ScalesAt scales = scales_from(slot, true);
-    barrier_wait(&s.full[0], 0);
+    copies_of(s).wait({kKeyCopies, 0});
     put_four(kType, s.keys[block % kRankBlocks] + slot, c, form, scales);
     put_four(kType, keys_at(a.cache, id, w.kv_head) + slot, c, form, scales);
   }
@@ -235,7 +245,7 @@ __device__ __forceinline__ void take_newest(Piece<T>& s, const AttentionArgs& a,
   if (c / kShare == p.rank) {
     uint8_t* values = s.values[block * 2 + at % kBlockTokens / 8] + slot_at(kType, at % 8, kShare);
     uint8_t* its_scale = s.scales[T::Stored::kScaled ? block : 0] + at % kBlockTokens * 2;
-    barrier_wait(&s.full[1], 0);
+    copies_of(s).wait({kValueCopies, 0});
     put_four(kType, values, c % kShare, form, {static_cast<int>(its_scale - values), 0});
     put_four(kType, values_at(a.cache, id, w.kv_head) + slot, c, form, scales_from(slot, false));
   }

@@ -1,41 +1,42 @@
-// Attention with one query per sequence. It is bound by memory, so keys and values are streamed.
+// Decode attention, with one query per sequence: bandwidth limits it, so keys and values stream.
 //
-// A task is a run of KV splits of one sequence's context, for all heads of one key head. As many
-// blocks as are resident take one task each, and then what a counter hands out. One producer warp
-// finds tasks and fills a pipeline in shared memory with bulk copies, keys or values of half a tile
-// at a time, one copy per cache block. It requests a task's first halves while the consumers work
-// on the previous task; and those of the first task that no kernel of this step writes, before the
-// previous kernel has ended. Four consumer warps share a tile: by keys for scores and weights,
-// which they exchange through shared memory as operands, and by features for the values. A block
-// that has the whole context writes the result; of several blocks, the last one to finish merges
-// all splits from left to right. So neither the runs nor the order of blocks changes a bit.
+// A task is a run of KV splits of one sequence's context, for all heads of a key head. The grid has
+// as many blocks as run at once; each takes one task, and further ones from a counter. One warp
+// finds tasks and keeps a pipeline in shared memory filled by TMA bulk copies, half a tile's keys
+// or values at a time, with a copy for each block of the cache: the first halves of a task are
+// copied while the previous task is worked on, and those of the first task, except what kernels of
+// this step write, before the previous kernel ends. Four warps share a tile: by keys for scores and
+// softmax weights, which they exchange through shared memory as operands, and by features for the
+// values. A block that has the whole context writes the result; of several blocks, the one that
+// ends last merges all splits from left to right. So neither the cut into runs nor the order of
+// blocks changes a bit.
 //
-// Usual heads may be normalised, rotated and stored in the same kernel (decode_sm90_qkv.cuh).
-//
-// A Stored type defines how cached numbers become operands (decode_kv_operands.cuh).
+// Heads of the usual sizes may be normalised, rotated and stored on the way (decode_sm90_qkv.cuh).
+// A Stored type says how numbers of the cache become operands (decode_kv_operands.cuh).
 #pragma once
 
 #include "backend/cuda/attention/decode_sm90_qkv.cuh"
 #include "backend/cuda/attention/decode_split_kv.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::single {
 
-// A pipeline of kMostSlots stages, or of fewer to fit another block on the SM.
+// A pipeline of kMostSlots, or of fewer for a block more a multiprocessor.
 inline constexpr int kMostSlots = 6;
 template <class T>
 struct Shared {
   static constexpr int kBlocks = kChunk / kBlockTokens;
-  // What warps exchange about a tile and the next one: operands of weights, each lane's sums, and
-  // the largest scores.
+  // What warps leave to each other of a tile, and of the next one: operands of weights, sums of a
+  // lane's, and the largest scores.
   struct alignas(16) Tile {
     uint32_t weights[kTileTokens / 16][32][2 * T::kRows];
     float sums[T::kRows][32][kWarps];
     float most[8 * T::kRows][kWarps];
   } tiles[2];
   uint64_t full[kMostSlots], empty[kMostSlots];
-  uint64_t told[2], done[2], read;  // task announced; task done; its queries were read
-  Range ranges[2];                  // this task and the next; sequence < 0: none
-  // The next task's queries, padded against bank conflicts.
+  uint64_t told[2], done[2], read;  // tasks, and that a task's queries were read
+  Range ranges[2];                  // this task and the next one; sequence < 0: there is none
+  // The next task's queries, a gap behind each for the sake of banks.
   static constexpr int kQueryStride = T::D + 16;
   alignas(16) float queries[T::kAhead ? 8 * T::kRows : 1][kQueryStride];
   alignas(16) float turn[kTakesHeads<T> ? T::D : 1];  // cosines and sines of their token
@@ -46,26 +47,34 @@ struct Shared {
   }
 };
 
-// A place in the ring.
-struct Place {
-  int slot = 0, round = 0;
-  __device__ __forceinline__ void next(int slots) {
-    if (++slot == slots) slot = 0, ++round;
-  }
-};
-
 // Tasks handed out beyond the first of each block, and blocks that are done.
 struct Counters {
   unsigned handed_out, done;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The pipeline of slots, with keys or values; that of tasks; and that of the next task's queries,
+// which come with the task and are released before its end.
+template <class T>
+__device__ __forceinline__ Pipeline slots_of(Shared<T>& s) {
+  return {s.full, s.empty};
+}
+template <class T>
+__device__ __forceinline__ Pipeline tasks_of(Shared<T>& s) {
+  return {s.told, s.done};
+}
+template <class T>
+__device__ __forceinline__ Pipeline queries_of(Shared<T>& s) {
+  return {nullptr, &s.read};
+}
+using TaskCount = PipelineCount<2>;
+
 // The block's threads, wherever they are.
 __device__ __forceinline__ void sync_block() {
   asm volatile("bar.sync 0;" ::: "memory");
 }
 
-// The halves of a tile that belong to a run.
+// The halves of a tile that a run has.
 struct Halves {
   int first, last;
 };
@@ -73,9 +82,9 @@ __device__ __forceinline__ Halves halves_of(const Range& w, int tile) {
   return {max(w.first_chunk, tile * kChunks), min(w.last_chunk, tile * kChunks + kChunks - 1)};
 }
 
-// The producer warp: finds tasks, announces them to the consumers, and fills the pipeline with a
-// tile's keys, then its values, or both together. Masked blocks are replaced by visible ones. This
-// code runs cold in every step, so each of its parts exists once.
+// One warp: finds tasks, tells them to those who sum, and fills the pipeline: a tile's keys, then
+// its values, or both together. Blocks of which nothing is seen are replaced by others. In a step
+// this code is cold, so each of its parts is there once.
 template <class T>
 __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                         const HeadsArgs& of, Counters& counters) {
@@ -84,8 +93,8 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
   constexpr int kBlocksOfPiece = kPieceTokens / kBlockTokens;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool counts = plan.tasks > static_cast<int>(gridDim.x);
-  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is processed
-  // Earlier kernels may use the counters until they have ended.
+  int claimed = static_cast<int>(blockIdx.x);  // lane 0: the next task; every claim is looked at
+  // Kernels in front may use the counters until they have ended.
   bool waited = false;
   const auto wait_and_claim = [&] {
     if (!waited) wait();
@@ -94,31 +103,25 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     claimed = plan.tasks;
     if (counts) claimed = static_cast<int>(gridDim.x + atomicAdd(&counters.handed_out, 1u));
   };
-  Place at;
-  int told = 0;
+  const Pipeline slots = slots_of(s), tasks = tasks_of(s);
+  PipelineRound at;
+  uint32_t told = 0;
   for (bool begun = false;; begun = true) {
     const int task = __shfl_sync(0xffffffff, claimed, 0);
     if (task >= plan.tasks) break;
-    // The fastest index is the key head, then the tile, then the run.
+    // Key heads come first, then tiles, then runs.
     const int row = plan.heads.quotient(task), y = task - row * plan.heads.by;
     const int z = plan.all_tiles.quotient(row), x = row - z * plan.all_tiles.by;
     const int sequence = plan.tiles.quotient(x);
     const int32_t* table = a.batch.tables + sequence * a.batch.table_stride;
-    // Loads the first tile's block ids together with the length, unless a window determines the
-    // first tile.
+    // The first tile's blocks come with the length, unless a window says which tile that is.
     const int early_block = z * plan.run.by * kBlocksOfPiece + lane % kBlocksOfTile;
     const int early = table[min(early_block, static_cast<int>(a.batch.table_stride) - 1)];
     const int context = a.batch.context_len[sequence];
     if (!begun) {
       if (lane == 0) {
-        for (int i = 0; i < plan.slots; ++i) {
-          barrier_init(&s.full[i], 1);
-          barrier_init(&s.empty[i], kWarps);
-        }
-        for (int i = 0; i < 2; ++i) {
-          barrier_init(&s.told[i], 1);
-          barrier_init(&s.done[i], kWarps);
-        }
+        for (int i = 0; i < plan.slots; ++i) slots.init_stage(i, kWarps);
+        for (int i = 0; i < 2; ++i) tasks.init_stage(i, kWarps);
         barrier_init(&s.read, kWarps);
         barriers_ready();
       }
@@ -134,7 +137,7 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     int next_ids = __shfl_sync(0xffffffff, early, block_of(first) % kBlocksOfTile);
     if (a.window > 0) next_ids = table[block_of(first)];
     bool said = false;
-    // Whether the run ends with the query's own slot.
+    // A run that ends with the query's place.
     bool stores = kTakesHeads<T> && of.count > 0 && w.last_chunk == w.position / kChunk;
     bool loaded = false;
     Newest newest;
@@ -153,41 +156,42 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
               stores = false;
             }
           }
-          const int slot = at.slot;
-          if (at.round > 0) barrier_wait(&s.empty[slot], (at.round - 1) & 1);
+          const int slot = at.stage;
+          if (at.round > 0) slots.acquire(at);
           const int64_t id =
               __shfl_sync(0xffffffff, ids, chunk % kChunks * kBlocks + lane % kBlocks);
-          if (lane == 0) barrier_expect(&s.full[slot], kBlocks * kBlockBytes);
+          if (lane == 0) slots.expect(slot, kBlocks * kBlockBytes);
           __syncwarp();
           if (lane < kBlocks) {
             bulk_copy(
                 s.slots[slot] + lane * kBlockBytes,
                 part == 0 ? keys_at(a.cache, id, w.kv_head) : values_at(a.cache, id, w.kv_head),
-                kBlockBytes, &s.full[slot]);
+                kBlockBytes, slots.filled(slot));
           }
           if (said) continue;
-          // After the first copies, because an earlier task may still be running.
+          // Behind the first copies, since a task in front may not have begun.
           said = true;
-          const int turn = told % 2;
+          const TaskCount task_at{told};
+          const int turn = task_at.stage();
           const bool copies = T::kAhead && told > 0;
-          if (told > 1) barrier_wait(&s.done[turn], (told / 2 - 1) & 1);
-          if (copies) barrier_wait(&s.read, (told - 1) & 1);
+          if (told > 1) tasks.acquire(task_at);
+          if (copies) queries_of(s).acquire({0, static_cast<int>(told & 1)});
           const bool turns = kTakesHeads<T> && copies && of.count > 0 && of.of[0].rotary_dim != 0;
           if (lane == 0) {
             s.ranges[turn] = w;
             if (copies) {
-              barrier_expect(&s.told[turn], (w.rows + (turns ? 1 : 0)) * T::D * sizeof(float));
+              tasks.expect(turn, (w.rows + (turns ? 1 : 0)) * T::D * sizeof(float));
             } else {
-              barrier_arrive(&s.told[turn]);
+              tasks.arrive(turn);
             }
           }
           __syncwarp();
           if (copies && lane < w.rows) {
             bulk_copy(s.queries[lane], a.q + sequence * a.q_stride + (w.first_head + lane) * T::D,
-                      T::D * sizeof(float), &s.told[turn]);
+                      T::D * sizeof(float), tasks.filled(turn));
           }
           if (turns && lane == 31) {
-            bulk_copy(s.turn, of.cos_sin + sequence * T::D, sizeof(s.turn), &s.told[turn]);
+            bulk_copy(s.turn, of.cos_sin + sequence * T::D, sizeof(s.turn), tasks.filled(turn));
           }
           ++told;
         }
@@ -196,15 +200,16 @@ __device__ __forceinline__ void produce(Shared<T>& s, const AttentionArgs& a, co
     if (!waited) wait_and_claim();
   }
   if (counts) let_next_start();
-  if (told > 1) barrier_wait(&s.done[told % 2], (told / 2 - 1) & 1);
+  const TaskCount end{told};
+  if (told > 1) tasks.acquire(end);
   if (lane == 0) {
-    s.ranges[told % 2].sequence = -1;
-    barrier_arrive(&s.told[told % 2]);
+    s.ranges[end.stage()].sequence = -1;
+    tasks.arrive(end.stage());
     if (counts && atomicAdd(&counters.done, 1u) + 1 == gridDim.x) counters = {0, 0};
   }
 }
 
-// Loads the operands of a task's queries, `stride` apart.
+// The operands of a task's queries, `stride` apart.
 template <class T>
 __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float* queries,
                                              int stride, int rows) {
@@ -233,8 +238,8 @@ __device__ __forceinline__ void load_queries(uint4 (&q)[T::D / 16], const float*
   }
 }
 
-// Multiplies rows by two columns of 8 keys or features. With 8 rows (kRows 1) mma's operands are
-// exchanged, so that no row of mma is empty, and both products are in `first`.
+// The product of rows and two columns of 8 keys or features. Of 8 rows (kRows 1) these are the
+// columns, so that no row of mma is empty, and both products are in `first`.
 template <class T>
 __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], const uint4& rows,
                                          const uint32_t (&b)[4]) {
@@ -245,8 +250,8 @@ __device__ __forceinline__ void multiply(float (&first)[4], float (&second)[4], 
     mma_numbers<T::Stored::kBF16>(second, rows, b[2], b[3]);
   }
 }
-// Converts multiply()'s result for 8 rows to its layout for 16: adjacent numbers of row lane / 4 in
-// a lane.
+// The result of multiply() for 8 rows takes the layout of that for 16: a lane's neighbours of row
+// lane / 4.
 __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
   const bool odd = g % 2 != 0;
@@ -262,18 +267,18 @@ __device__ __forceinline__ void turn_blocks(float (&first)[4], float (&second)[4
   first[0] = v[0], first[1] = v[1], second[0] = v[2], second[1] = v[3];
 }
 
-// Scores of a warp's 16 keys in each half of a tile, rows g and g + 8.
+// Scores of a warp's 16 keys of half a tile, rows g and g + 8, of a tile's halves.
 using Scores = float[kChunks][2][4];
 
-// A warp's 16 keys of each half of a tile against all rows. A fully masked half may use the stage
-// of the other half.
+// A warp's 16 keys of each half of a tile against all rows. Half a tile of which nothing is seen
+// may have the other's slot.
 template <class T>
 __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
                                            const AttentionArgs& a, const Range& w,
                                            const uint4 (&q)[T::D / 16], int tile,
                                            const int (&slots)[kChunks]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  // Loads are two steps ahead of the multiplications.
+  // Loads are two steps ahead of the products.
   constexpr int kAhead = 2, kSteps = T::D / 32;
   uint32_t loaded[kAhead][kChunks][T::Stored::kKeyWords];
   const auto block_of = [&](int n) { return s.slots[slots[n]] + warp * T::Stored::kBlockBytes; };
@@ -311,7 +316,7 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) turn_blocks(score[n][0], score[n][1]);
   }
-  // Calls f(score, key) for each.
+  // f(score, key) for each.
   const auto each = [&](const auto& f) {
     const int from = tile * kTileTokens + warp * 16 + lane % 4 * 2;
 #pragma unroll
@@ -329,15 +334,15 @@ __device__ __forceinline__ void score_keys(Scores& score, const Shared<T>& s,
     const float steep = cap_steepness(a);
     each([&](float& v, int) { v = capped(v, steep); });
   }
-  // Most tiles have no masked keys.
+  // In most tiles nothing is hidden.
   const int low = w.low, position = w.position;
   if (tile * kTileTokens < low || (tile + 1) * kTileTokens > position + 1) {
     each([&](float& v, int key) { v = key >= low && key <= position ? v : -INFINITY; });
   }
 }
 
-// Turns the warp's scores into operands of weights in shared memory, for all warps. `told` is this
-// tile's; it was last used two tiles ago, by warps that have all finished with it.
+// The warp's scores become operands of weights that are there for all. `told` is for this tile, and
+// was for the last but one, which all have left.
 template <class T>
 __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool begins,
                                            typename Shared<T>::Tile& told, const Scores& score,
@@ -388,7 +393,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
         return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
       });
   if (!raised) return;
-  if constexpr (kRows == 1) {  // rows are columns of mma
+  if constexpr (kRows == 1) {  // rows are columns
     const float low = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8);
     const float high = __shfl_sync(0xffffffff, factor[0], lane % 4 * 8 + 4);
 #pragma unroll
@@ -403,7 +408,7 @@ __device__ __forceinline__ void weigh_tile(Sums<T::D / 32, T::kRows>& sums, bool
   }
 }
 
-// Adds a warp's features of the weighted values of half a tile.
+// Adds a warp's features of the values of half a tile.
 template <class T>
 __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, const uint8_t* slot,
                                            const uint32_t (*weights)[32][2 * T::kRows]) {
@@ -449,7 +454,7 @@ __device__ __forceinline__ void add_values(Sums<T::D / 32, T::kRows>& sums, cons
   }
 }
 
-// Writes a KV split's sums as partial results, or (kAll) the sums of all splits as the result.
+// A piece's sums as partial results, or (kAll) the sums of all as the result.
 template <class T, bool kAll>
 __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums,
                                            const AttentionArgs& a, const Range& w, int piece,
@@ -483,9 +488,8 @@ __device__ __forceinline__ void write_sums(const Sums<T::D / 32, T::kRows>& sums
   }
 }
 
-// Writes the sums of all splits as an E4M3 result. The largest-score buffer of the last tile
-// (`turn`) is reused for the largest magnitudes of each warp's features; the next task starts with
-// the other buffer.
+// The sums of all as the result in E4M3. The room of largest scores of the last tile, which was
+// `turn`, takes the largest numbers of each warp's features: the next task begins with the other.
 template <class T>
 __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::kRows>& sums,
                                          const AttentionArgs& a, const Range& w, int turn) {
@@ -494,7 +498,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int head = w.first_head + lane / 4;
   auto& room = s.tiles[turn].most;
-  sync_summing();  // all warps are done with that buffer
+  sync_summing();  // all have left it
   float2 v[T::kRows][kMine];
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -528,7 +532,7 @@ __device__ __forceinline__ void put_sums(Shared<T>& s, const Sums<T::D / 32, T::
   }
 }
 
-// Zeros for the rows that fill the last activation tile.
+// Zeros for the rows that fill up the activations' last tile.
 template <class T>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w) {
   constexpr int D = T::D;
@@ -551,7 +555,7 @@ __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Range& w)
   }
 }
 
-// Whether this block is the last of its tile's to arrive; the last one resets the counter.
+// Whether this block is the last of its tile's to come here; the last one leaves a zero.
 __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int blocks) {
   __threadfence();
   sync_summing();
@@ -564,26 +568,28 @@ __device__ __forceinline__ bool comes_last(int& last, unsigned& count, int block
   return last != 0;
 }
 
-// Four warps: all KV splits of all tasks. `arrived` counts the finished tasks of a tile.
+// Four warps: all pieces of all tasks. `arrived` counts a tile's tasks that have ended.
 template <class T>
 __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, const Plan& plan,
                                           const HeadsArgs& of, unsigned* arrived) {
   const float steep = steepness(a);
-  Place at;  // what has not been left yet
+  const Pipeline slots_pipe = slots_of(s), tasks = tasks_of(s);
+  PipelineState at;  // the first slot that is not released yet
   const auto take = [&] {
-    barrier_wait(&s.full[at.slot], at.round & 1);
-    return at.slot;
+    slots_pipe.wait(at);
+    return at.stage;
   };
   const auto leave = [&] {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[at.slot]);
+    slots_pipe.release(at.stage);
     at.next(plan.slots);
   };
   int turn = 1;
 #pragma unroll 1
-  for (int task = 0;; ++task) {
-    barrier_wait(&s.told[task % 2], task / 2 & 1);
-    const Range& w = s.ranges[task % 2];
+  for (uint32_t task = 0;; ++task) {
+    const TaskCount task_at{task};
+    tasks.wait(task_at);
+    const Range& w = s.ranges[task_at.stage()];
     if (w.sequence < 0) return;
     uint4 q[T::D / 16];
     bool ahead = T::kAhead && task > 0;
@@ -597,7 +603,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
                     ahead ? s.kQueryStride : T::D, w.rows);
     if constexpr (T::kAhead) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(&s.read);
+      queries_of(s).release(0);
     }
     Sums<T::D / 32, T::kRows> total, sums;
     total.clear();
@@ -610,15 +616,15 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
       const bool both = halves.first < halves.last;
       turn ^= 1;
       auto& told = s.tiles[turn];
-      // The stages of both halves, or the same one twice.
+      // Slots of both halves, or of one twice.
       int slots[kChunks];
       const auto take_halves = [&] {
         slots[0] = slots[1] = take();
         if (!both) return;
-        Place second = at;
+        PipelineState second = at;
         second.next(plan.slots);
-        slots[1] = second.slot;
-        barrier_wait(&s.full[second.slot], second.round & 1);
+        slots[1] = second.stage;
+        slots_pipe.wait(second);
       };
       Scores score;
       take_halves();
@@ -661,7 +667,7 @@ __device__ __forceinline__ void sum_tasks(Shared<T>& s, const AttentionArgs& a, 
     }
     if (ends) pad_rows<T>(a, w);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.done[task % 2]);
+    tasks.release(task_at.stage());
   }
 }
 #endif

@@ -1,14 +1,16 @@
-// Attention of prompts on Hopper, for the usual head sizes: wgmma, rows on its 64-row side.
+// Prefill attention for the usual head sizes (Hopper), by wgmma, with queries on its 64-row side.
 //
-// Blocks are persistent and claim tiles of 128 rows of a key head dynamically. A block walks the
-// steps of a tile, kTileTokens keys each, that are visible to some row. Four producer warps fill a
-// pipeline with bulk copies: a tile's queries in F32, then each step's keys and values, one copy
-// per cache block. Two consumer warpgroups have 64 rows each. While a step's weights are computed,
-// the tensor cores add the values of the previous step; the warpgroups take turns at the tensor
-// cores. Sums of earlier KV splits are kept in shared memory. For an E4M3 or INT8 cache, two warps
-// copy codes, which six more warps convert in place. Heads of 256 features are two slices of
-// values, each with the scores of all features.
+// A block takes tiles of 128 rows of a key head, one after the other, from a counter. For each tile
+// it walks the steps, of kTileTokens keys, that some row sees. Four warps keep a pipeline in shared
+// memory filled by TMA bulk copies: the queries of a tile in F32, then the keys and values of each
+// step, with a copy for each block of the cache. Each of two warpgroups has 64 rows. While it
+// computes the softmax weights of a step, the tensor cores add the values of the previous step; the
+// warpgroups take turns at the tensor cores. Sums of earlier KV splits are in shared memory. If the
+// cache is in E4M3 or INT8, two warps copy codes and six more convert them within the pipeline.
+// Heads of 256 features are cut into two slices of values, each of which computes the scores of all
+// features.
 #include "backend/cuda/attention/prefill_sm90.cuh"
+#include "backend/cuda/attention/prefill_sm90.h"
 #include "backend/cuda/mma/wgmma_bf16.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
@@ -20,21 +22,21 @@ using namespace prompt;
 [[maybe_unused]] __device__ Counters counters;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A warpgroup's numbers: a lane has rows g and g + 8, as in mma.
+// A warpgroup's numbers. Rows g and g + 8 of a lane, as mma has them.
 template <int D>
 struct Numbers {
-  uint32_t queries, keys, values;  // addresses of operands in the first stage
-  float acc[kSlice<D> / 8][4];     // of the KV split
+  uint32_t queries, keys, values;  // where operands are, of the first slot
+  float acc[kSlice<D> / 8][4];     // of the piece
   float score[kKeyTiles][4];       // or weights
   Softmax<2> piece, total;
-  bool begins;  // the split's first values come next
-  bool merged;  // there are sums of earlier splits
+  bool begins;  // the piece's first values come next
+  bool merged;  // there are sums of pieces before it
 };
 // A step's weights: operands of its values.
 using Weights = uint32_t[kTileTokens / 16][4];
 
-// d = a b, or d += a b if `adds`, with a in registers in mma's layout, and b transposed: its
-// descriptor's next_in_k and next_rows are those of core matrices whose rows are K.
+// d = a b, or d += a b if `adds`, for a from registers, as mma has it, and b with its columns side
+// by side: its place's next_in_k and next_rows are those of core matrices whose rows are K.
 // clang-format off
 #define FRESHET_SUM(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 #define FRESHET_SUMS(i) FRESHET_SUM(i), FRESHET_SUM(i + 1), FRESHET_SUM(i + 2), FRESHET_SUM(i + 3)
@@ -68,13 +70,13 @@ FRESHET_VALUES(bf16)
 #undef FRESHET_VALUES
 // clang-format on
 
-// A number that is the same in all lanes, and known to be: what depends on it is computed once per
-// warp, and not recomputed where it is used.
+// A number that is the same in all lanes, and known to be: what depends on it is computed once a
+// warp, and not again wherever it is used.
 __device__ __forceinline__ uint32_t kept(uint32_t v) {
   asm volatile("mov.b32 %0, %0;" : "+r"(v));
   return __shfl_sync(0xffffffff, v, 0);
 }
-// The lower half of an operand's descriptor, the only part that differs between stages.
+// The lower half of an operand's place, which is all that differs from slot to slot.
 __device__ __forceinline__ uint32_t kept_place(const void* shared, uint64_t next_in_k,
                                                uint64_t next_rows) {
   return kept(static_cast<uint32_t>(operand_at(shared, next_in_k, next_rows)));
@@ -118,12 +120,12 @@ __device__ __forceinline__ void multiply_values(Numbers<D>& n, const Weights& we
   wgmma_commit();
 }
 
-// Merges a KV split's sums with those of earlier splits; the last merge leaves the result in n.acc.
+// A piece's sums join those of the pieces before it; with the last one, in n.acc.
 template <bool kLast, int D>
 __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Shared<D>& s,
                                             float steep) {
   add_lanes(piece.l);
-  if (!n.merged) {  // as if merged with zeros, which leaves no negative zero
+  if (!n.merged) {  // as if zeros were before it, which leave no negative zero
     n.total = piece;
 #pragma unroll
     for (int j = 0; j < kSlice<D> / 8; ++j) {
@@ -161,7 +163,7 @@ __device__ __forceinline__ void merge_piece(Numbers<D>& n, Softmax<2>& piece, Sh
   }
 }
 
-// Turns quarters of a tile's scores into weights, in place.
+// Quarters of a tile's scores become weights in their place.
 template <int kFrom, int kUpto, int D>
 __device__ __forceinline__ void weigh_quarters(Numbers<D>& n, float (&sum)[2], float steep,
                                                const float (&offset)[2]) {
@@ -200,7 +202,7 @@ __device__ __forceinline__ float largest_score(const Numbers<D>& n, int row) {
       [&](int r, int j) { return make_float2(n.score[j][r * 2], n.score[j][r * 2 + 1]); }, row);
 }
 
-// The scores of multiply_keys(), recomputed by a single warp.
+// Scores as multiply_keys() has them, by a warp alone.
 template <bool kBF16, int D>
 __device__ __forceinline__ void score_again(Numbers<D>& n, const Shared<D>& s, int slot) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -226,7 +228,8 @@ __device__ __forceinline__ void score_again(Numbers<D>& n, const Shared<D>& s, i
   }
 }
 
-// Caps scores and masks keys. limit: first and last position that rows g and g + 8 see.
+// Caps scores and hides those of keys that a row does not see. limit: first and last position that
+// rows g and g + 8 do.
 template <int D>
 __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& a, int step,
                                             const int (&limit)[2][2]) {
@@ -252,17 +255,17 @@ __device__ __forceinline__ void mask_scores(Numbers<D>& n, const AttentionArgs& 
   }
 }
 
-// The last step's values; leaves the sums of all KV splits in n.acc.
+// The last step's values; sums of all pieces are left in n.acc.
 template <bool kBF16, int D>
 __device__ __forceinline__ void add_values(Numbers<D>& n, const Weights& weights, Ring<D>& ring,
                                            float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
   multiply_values<kBF16>(n, weights, ring.slot());
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(ring.slot());
-  ++ring.at;
+  ring.at.next();
   merge_piece<true>(n, n.piece, ring.s, steep);
 }
 
@@ -271,7 +274,7 @@ template <bool kBF16, int D>
 __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
   wait_turn();
   multiply_keys<kBF16>(n, ring.slot());
@@ -281,7 +284,7 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   wgmma_wait<0>();
   pin(n.score);
   ring.leave(ring.slot());
-  ++ring.at;
+  ring.at.next();
   if (masked) mask_scores(n, a, step, limit);
   float sum[2] = {}, offset[2], factor[2];
   take_reference(n.piece, true, sum, steep, factor, offset,
@@ -291,18 +294,19 @@ __device__ __forceinline__ void take_keys(Numbers<D>& n, Weights& weights, Ring<
   add_sums(n.piece, true, sum, factor);
 }
 
-// The values of the previous step, and a step's keys.
+// The values of the step before, and a step's keys.
 template <bool kBF16, int D>
 __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<D>& ring,
                                           const AttentionArgs& a, int step,
                                           const int (&limit)[2][2], bool masked, float steep) {
-  ring.at = kept(ring.at);
+  ring.at.count = kept(ring.at.count);
   ring.wait_full();
-  const int values = ring.slot(), round = ring.round();
-  ++ring.at;
+  const auto before = ring.at;
+  const int values = before.stage();
+  ring.at.next();
   ring.wait_full();
   const int keys = ring.slot();
-  ++ring.at;
+  ring.at.next();
   wait_turn();
   multiply_keys<kBF16>(n, keys);
   multiply_values<kBF16>(n, weights, values);
@@ -319,10 +323,11 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   } else {
     offsets_of(offset, n.piece, steep);
   }
-  // Weights stay in the scores' registers until the previous values have been added: wgmma in
-  // flight keeps its registers, and there are not enough for both.
+  // Weights stay in the scores' place until the values before have been added: what is in flight
+  // keeps its registers, and there are none for both.
   weigh_quarters<0, 1>(n, sum, steep, offset);
-  barrier_wait(&ring.s.full[values], round);  // it is: ptxas moves the next wait up to a branch
+  // It is full already: ptxas would move the next wait up to a branch.
+  ring.pipe().wait(before);
   wgmma_wait<0>();
   pin(n.acc);
   ring.leave(values);
@@ -348,7 +353,7 @@ __device__ __forceinline__ void take_both(Numbers<D>& n, Weights& weights, Ring<
   }
 }
 
-// kE4M3: the result is encoded in E4M3.
+// kE4M3: the activations are in E4M3.
 template <int D, bool kE4M3>
 __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionArgs& a,
                                            const Walk& w) {
@@ -397,7 +402,7 @@ __device__ __forceinline__ void write_rows(const Numbers<D>& n, const AttentionA
   }
 }
 
-// Zeros for the rows that fill the last activation tile, by the owner of the last row.
+// Zeros for the rows that fill up the activations' last tile, by who has the last row.
 template <int D, bool kE4M3>
 __device__ __forceinline__ void pad_rows(const AttentionArgs& a, const Walk& w) {
   const bool ends = w.tile.first_row + w.tile.rows == w.tile.queries * w.group;
@@ -427,7 +432,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   const int rows = min(kGroupRows, w.tile.rows - first_row);
   const Steps all = steps_of(a, w, 0, w.tile.rows);
   const auto skip = [&](int steps) {
-    for (int i = 0; i < 2 * steps; ++i, ++ring.at) {
+    for (int i = 0; i < 2 * steps; ++i, ring.at.next()) {
       ring.wait_full();
       ring.leave(ring.slot());
       if (i % 2 != 0) continue;
@@ -441,7 +446,7 @@ __device__ __forceinline__ void take_tile(Ring<D>& ring, const AttentionArgs& a,
   }
   const Steps mine = steps_of(a, w, first_row, first_row + rows);
   const int first = w.position(first_row), last = w.position(first_row + rows - 1);
-  // In steps [whole, end) no key is masked for any row.
+  // Steps that all rows see whole.
   const int whole = (first_seen(a, last) + kTileTokens - 1) / kTileTokens;
   const int end = a.softcap > 0.0f ? whole : (first + 1) / kTileTokens;
   int limit[2][2];
@@ -479,12 +484,12 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
   w.group = a.heads / a.cache.kv_heads;
   if (group == 1) pass_turn();
   for (int t = 0;; ++t) {
-    for (int g = 0; g < kGroups; ++g, ++ring.at) {
+    for (int g = 0; g < kGroups; ++g, ring.at.next()) {
       ring.wait_full();
       w.tile = s.tiles[t % kInfos];
       if (w.tile.sequence < 0) return;
       if (g == group) {
-        sync_group();  // all warps are done with the previous queries
+        sync_group();  // all have left the queries before
         w.kv_head = s.heads[t % kInfos] / kSlices<D>;
         w.slice = s.heads[t % kInfos] % kSlices<D>;
         if constexpr (kSlices<D> > 1) {
@@ -507,7 +512,7 @@ __device__ __forceinline__ void consume(Shared<D>& s, const AttentionArgs& a,
 }
 #endif
 
-// Persistent blocks.
+// Blocks: as many as stay.
 template <int D, CacheType kType, bool kE4M3>
 __global__ void __launch_bounds__(kThreads<kType>, 1)
     prompt_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ Before before,
@@ -519,15 +524,14 @@ __global__ void __launch_bounds__(kThreads<kType>, 1)
   let_next_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared<D>::kSlots; ++i) {
-      barrier_init(&s.full[i], 1);
+      Pipeline{s.full, s.empty}.init_stage(i, kConsumers / 32);
       barrier_init(&s.raw[i], 1);
-      barrier_init(&s.empty[i], kConsumers / 32);
     }
     barriers_ready();
   }
   __syncthreads();
   if (threadIdx.x >= kConsumers) {
-    // The block's total number of registers stays what it was at launch.
+    // All threads together have what they were started with.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFewRegisters));
     wait();
     if (producer() < kProducers<kType>) {
@@ -576,9 +580,9 @@ int run_type(const Context& ctx, const AttentionArgs& a) {
 
 }  // namespace
 
-static_assert(kGroupRows == 64);  // takes_prefill() of attention_rows.cc
+static_assert(kGroupRows == kPrefillGroupRows);
 
-// The rest of a batch that begins with single queries.
+// Of a batch that begins with single queries, the rest.
 bool prefill_rotates(const Context& ctx, const AttentionArgs& a) {
   AttentionArgs rest = a;
   rest.single = 0;

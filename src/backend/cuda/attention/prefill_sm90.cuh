@@ -1,63 +1,64 @@
-// The producers of prompt attention: tiles, copies of queries, keys and values, and conversion of
-// F32 or codes to operands.
+// What the producer warps of prefill attention give to its consumers: tiles, copies of queries,
+// keys and values, and operands converted from F32 or from codes.
 #pragma once
 
 #include "backend/cuda/attention/qk_norm_rope_store.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::prompt {
 
 inline constexpr int kGroups = 2, kGroupRows = 64, kRows = kGroups * kGroupRows;
 inline constexpr int kConsumers = kGroups * 128;
 
-// Producer warps (the copies of one warp's lanes are issued one after the other, those of several
-// warps are not), and two groups of converter warps, one for keys and one for values.
+// Warps beside these: who asks for copies (an instruction's lanes come one after the other, warps
+// do not), and two groups that convert codes, one keys and one values.
 template <CacheType kType>
 inline constexpr int kProducers = in_bytes(kType) ? 2 : 4;
 inline constexpr int kConverters = 96;
 template <CacheType kType>
 inline constexpr int kThreads =
     kConsumers + kProducers<kType> * 32 + (in_bytes(kType) ? 2 * kConverters : 0);
-// Registers of a consumer thread, and of any other.
+// Registers of a consumer's thread, and of another's.
 template <CacheType kType>
 inline constexpr int kMostRegisters = in_bytes(kType) ? 216 : 232;
 inline constexpr int kFewRegisters = 40;
 inline constexpr int kInfos = 4;  // tiles that the pipeline may hold parts of, and one
 
-// Features of values that a block sums: a slice of larger heads. Each slice's block recomputes the
-// scores.
+// Features of values that a block sums: of larger heads a slice. Each slice's block makes the
+// scores for itself.
 template <int D>
 inline constexpr int kSlice = D < kUsualDim ? D : kUsualDim;
 template <int D>
 inline constexpr int kSlices = D / kSlice<D>;
 
-// Tiles handed out, and blocks that are done; the last block resets both.
+// Tiles handed out, and blocks that will ask for no more; the last one resets both to zero.
 struct Counters {
   unsigned handed_out, done;
 };
 
-// How queries are prepared: heads of 128 features as in HeadsArgs::Part.
+// How queries become what attention takes: heads of 128 features as HeadsArgs::Part has them.
 struct Before {
   const float *cos_sin, *weight;  // nullptr: not rotated, not normalised
   float eps;
   int weight_step;  // from one head's to the next
 };
 
-// What a stage contains.
+// What the copies brought.
 enum class Raw : int { kQueries, kKeys, kValues, kEnd };
 
 template <int D>
 struct Shared {
-  // Larger heads have room for one step's keys and its slice of values.
+  // Of larger heads there is room for a step's keys and its slice of values.
   static constexpr int kSlots = kSlices<D> > 1 ? 2 : 4;
   static constexpr int kRoom = kTileTokens * (kSlices<D> > 1 ? D + kSlice<D> : kSlots * D);
-  __half room[kRoom];  // stages; or a warpgroup's queries, in F32
+  __half room[kRoom];  // slots; or the queries of a warpgroup, in F32
   __half queries[kRows * D];
   float4 totals[kSlice<D> / 8][kConsumers];
   uint64_t full[kSlots], empty[kSlots];
-  uint64_t raw[kSlots];  // codes have arrived; `full` means converted
+  uint64_t raw[kSlots];  // of codes: what came is there, full when it is converted
   Raw what[kSlots];
   Tile tiles[kInfos];
-  int heads[kInfos];  // head and slice; the slices of a head are consecutive
+  int heads[kInfos];  // and slices: a head's stand side by side
   __host__ __device__ __forceinline__ __half* slot(int i) { return room + i * kTileTokens * D; }
   __host__ __device__ __forceinline__ const __half* slot(int i) const {
     return room + i * kTileTokens * D;
@@ -65,7 +66,7 @@ struct Shared {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// What a block computes.
+// What a block works on.
 struct Walk {
   Tile tile;
   int kv_head, slice, group;
@@ -78,7 +79,7 @@ __device__ __forceinline__ int first_seen(const AttentionArgs& a, int position) 
   return a.window > 0 ? max(0, position - a.window + 1) : 0;
 }
 
-// Steps of which rows [first, end) see some key.
+// Steps that rows [first, end) see something of.
 struct Steps {
   int first, last;
 };
@@ -90,47 +91,50 @@ __device__ __forceinline__ Steps steps_of(const AttentionArgs& a, const Walk& w,
 template <int D>
 struct Ring {
   Shared<D>& s;
-  uint32_t at = 0;  // slots filled or taken so far
-  __device__ __forceinline__ int slot() const { return static_cast<int>(at % Shared<D>::kSlots); }
-  __device__ __forceinline__ int round() const {
-    return static_cast<int>(at / Shared<D>::kSlots & 1);
+  PipelineCount<Shared<D>::kSlots> at;
+  __device__ __forceinline__ int slot() const { return at.stage(); }
+  __device__ __forceinline__ Pipeline pipe() const { return {s.full, s.empty}; }
+  // What the copies report to: codes are full when they are converted.
+  template <bool kCodes>
+  __device__ __forceinline__ Pipeline copies() const {
+    return {kCodes ? s.raw : s.full, s.empty};
   }
   __device__ __forceinline__ void wait_empty() const {
-    if (at >= Shared<D>::kSlots) barrier_wait(&s.empty[slot()], round() ^ 1);
+    if (at.count >= Shared<D>::kSlots) pipe().acquire(at);
   }
-  __device__ __forceinline__ void wait_full() const { barrier_wait(&s.full[slot()], round()); }
+  __device__ __forceinline__ void wait_full() const { pipe().wait(at); }
   __device__ __forceinline__ void leave(int which) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&s.empty[which]);
+    pipe().release(which);
   }
 };
 
-inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // per step
+inline constexpr int kBlocks = kTileTokens / kBlockTokens;  // of a step
 
 __device__ __forceinline__ int producer() {
   return static_cast<int>(threadIdx.x - kConsumers) / 32;
 }
 
-// Where a step's cache blocks go: codes to the end of a stage; their conversion fills the whole
-// stage.
+// Where the cache's blocks of a step go: codes to the slot's end, from where they are converted
+// into the whole.
 template <CacheType kType, int D>
 __device__ __forceinline__ uint8_t* blocks_at(Shared<D>& s, int slot) {
   return reinterpret_cast<uint8_t*>(s.slot(slot) + kTileTokens * D) -
          kBlocks * head_bytes(kType, D);
 }
 
-// The queries of a warpgroup's rows in F32, one copy for the adjacent heads of each query. Queries
-// of larger heads do not fit; consumers load them from global memory.
+// The queries of a warpgroup's rows, as they are: a copy for the neighbouring heads of each. Those
+// of larger heads have no room here; who sums them fetches them.
 template <bool kCodes, int D>
 __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs& a, const Walk& w,
                                              int first_row) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int rows = kSlices<D> > 1 ? 0 : max(0, min(kGroupRows, w.tile.rows - first_row));
   ring.wait_empty();
-  uint64_t* full = kCodes ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+  const Pipeline copies = ring.template copies<kCodes>();
   if (lane == 0) {
     ring.s.what[ring.slot()] = w.tile.sequence < 0 ? Raw::kEnd : Raw::kQueries;
-    barrier_expect(full, rows * D * 4);
+    copies.expect(ring.slot(), rows * D * 4);
   }
   __syncwarp();
   auto* to = reinterpret_cast<float*>(ring.s.slot(ring.slot()));
@@ -141,12 +145,13 @@ __device__ __forceinline__ void copy_queries(Ring<D>& ring, const AttentionArgs&
     bulk_copy(to + (from - begin) * D,
               a.q + (w.tile.query_start + query) * a.q_stride +
                   (w.kv_head * w.group + from % w.group) * D,
-              (upto - from) * D * 4, full);
+              (upto - from) * D * 4, copies.filled(ring.slot()));
   }
-  ++ring.at;
+  ring.at.next();
 }
 
-// Keys and values of all steps that a tile sees. Masked blocks are replaced by visible ones.
+// Keys and values of all steps that a tile sees. Blocks of which nothing is seen are replaced by
+// others.
 template <CacheType kType, int D>
 __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a, const Walk& w) {
   constexpr int kBlockBytes = head_bytes(kType, D), kMine = kBlocks / kProducers<kType>;
@@ -160,18 +165,19 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   for (int step = steps.first; step <= steps.last; ++step) {
     const int64_t id = next_id;
     next_id = table[min(max((step + 1) * kBlocks + mine, low), high)];
-    for (int part = 0; part < 2; ++part, ++ring.at) {
+    for (int part = 0; part < 2; ++part, ring.at.next()) {
       ring.wait_empty();
-      uint64_t* full = in_bytes(kType) ? &ring.s.raw[ring.slot()] : &ring.s.full[ring.slot()];
+      const Pipeline copies = ring.template copies<in_bytes(kType)>();
+      uint64_t* full = copies.filled(ring.slot());
       // Copies of other warps may be counted before.
       const bool slice = kSlices<D> > 1 && part == 1;
       if (warp == 0 && lane == 0) {
         ring.s.what[ring.slot()] = part == 0 ? Raw::kKeys : Raw::kValues;
-        barrier_expect(full, kBlocks * kBlockBytes / (slice ? kSlices<D> : 1));
+        copies.expect(ring.slot(), kBlocks * kBlockBytes / (slice ? kSlices<D> : 1));
       }
       __syncwarp();
       if (slice) {
-        // The slice's features of eight tokens' values.
+        // Of eight tokens' values the slice's features.
         constexpr int kBytes = 8 * kSlice<D> * 2;
         auto* to = reinterpret_cast<uint8_t*>(ring.s.slot(ring.slot())) + mine * 2 * kBytes;
         const uint8_t* from = values_at(a.cache, id, w.kv_head) + w.slice * kBytes;
@@ -188,8 +194,8 @@ __device__ __forceinline__ void copy_steps(Ring<D>& ring, const AttentionArgs& a
   }
 }
 
-// The first producer claims tiles, and all producers fill the pipeline. A tile without a sequence
-// ends it.
+// The first producer asks for tiles, and all fill the pipeline with what they need. A tile of no
+// sequence ends it.
 template <CacheType kType, int D>
 __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, int tiles,
                                         Counters& counters) {
@@ -199,7 +205,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   w.group = a.heads / a.cache.kv_heads;
   for (int n = 0;; ++n) {
     if (producer() == 0) {
-      // Starts with the last tiles of a sequence, which see the most keys.
+      // The last tiles of a sequence see most and come first.
       int index = 0;
       do {
         if (lane == 0) index = static_cast<int>(atomicAdd(&counters.handed_out, 1u));
@@ -227,7 +233,7 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
     } else {
       // With two slots each is left once while others fill it: who waited for it later would take
       // the time before for it.
-      for (int g = 0; g < kGroups; ++g, ++ring.at) {
+      for (int g = 0; g < kGroups; ++g, ring.at.next()) {
         if (kSlices<D> > 1) ring.wait_empty();
       }
     }
@@ -239,9 +245,9 @@ __device__ __forceinline__ void produce(Shared<D>& s, const AttentionArgs& a, in
   }
 }
 
-// Converts a group's share of codes to F16, in pipeline order: every other stage. One core matrix
-// of codes becomes two, which overwrite codes that all threads have read: 17 bytes of INT8 with
-// scales become 32. A thread converts 32 features of a slot at once, which share a scale.
+// A group's share of codes into F16, in the order of the pipeline: every other slot. A core matrix
+// of codes becomes two, which lie where codes were that all have read: of INT8 with their scales 17
+// bytes become 32. A thread takes 32 features of a slot at once, and so one scale.
 template <CacheType kType, int D>
 __device__ __forceinline__ void convert(Shared<D>& s) {
   constexpr unsigned kAtOnce = 2;
@@ -251,10 +257,10 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
   const auto sync = [&] {
     asm volatile("bar.sync %0, %1;" ::"r"(6 + group), "n"(kConverters) : "memory");
   };
-  Ring<D> ring{s, group};
-  for (Raw what = Raw::kQueries; what != Raw::kEnd; ring.at += 2) {
+  Ring<D> ring{s, {group}};
+  for (Raw what = Raw::kQueries; what != Raw::kEnd; ring.at.count += 2) {
     const int slot = ring.slot();
-    barrier_wait(&s.raw[slot], ring.round());
+    ring.template copies<true>().wait(ring.at);
     what = s.what[slot];
     if (what == Raw::kKeys || what == Raw::kValues) {
       const uint8_t* from = blocks_at<kType>(s, slot);
@@ -297,11 +303,11 @@ __device__ __forceinline__ void convert(Shared<D>& s) {
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     sync();
-    if (thread == 0) barrier_arrive(&s.full[slot]);
+    if (thread == 0) ring.pipe().arrive(slot);
   }
 }
 
-// Warpgroups alternate at the tensor cores, step by step: one computes weights while the other one
+// Warpgroups take turns at the tensor cores, a step each, so that one weighs while the other
 // multiplies.
 __device__ __forceinline__ void wait_turn() {
   asm volatile("bar.sync %0, %1;" ::"r"(static_cast<int>(threadIdx.x / 128) + 3), "n"(kConsumers)
@@ -316,14 +322,14 @@ __device__ __forceinline__ void sync_group() {
   asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
-// Converts a warpgroup's queries from F32 to core matrices; zeros for rows out of bounds.
+// A warpgroup's queries from F32 into core matrices; zeros for rows that are none.
 template <bool kBF16, int D>
 __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, int rows) {
   const int thread = static_cast<int>(threadIdx.x % 128);
   const int group = static_cast<int>(threadIdx.x / 128);
   __half* to = s.queries + group * kGroupRows * D;
   const int row = thread % 8;
-  // Eight lanes have eight different rows and columns, so there are no bank conflicts.
+  // Eight lanes have as many rows and columns: no two meet in a bank.
   const int swap = row / 4;
 #pragma unroll 4
   for (int i = thread / 8; i < kGroupRows / 8 * (D / 8); i += 16) {
@@ -342,7 +348,7 @@ __device__ __forceinline__ void round_queries(Shared<D>& s, const float* from, i
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for queries in global memory.
+// The same of queries where they are.
 template <bool kBF16, int D>
 __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs& a, const Walk& w) {
   const int thread = static_cast<int>(threadIdx.x % 128);
@@ -367,15 +373,15 @@ __device__ __forceinline__ void fetch_queries(Shared<D>& s, const AttentionArgs&
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for queries that are normalised and rotated first. A warp processes eight rows twice; a
-// lane has two features of each 16 bytes of a row, and those 64 further on, with which they form
-// pairs. Rows start at different bytes, so there are no bank conflicts. The code is short, because
-// the steps between two tiles evict it from the instruction cache.
+// The same of queries that are normalised and rotated first. A warp takes twice eight rows, a lane
+// two features of each sixteen bytes of one, and those 64 behind, which are their pairs; rows begin
+// with bytes of their own, so that no two meet in a bank. It is short: the steps between two tiles
+// leave nothing of it in the instruction cache.
 template <bool kBF16>
 __device__ __forceinline__ void turn_queries(Shared<kUsualDim>& s, const float* from, const Walk& w,
                                              const Before& b) {
   constexpr int kHalf = kUsualDim / 2, kAtOnce = 4;
-  int thread;  // opaque: if known as threadIdx.x, values derived from it would stay in registers
+  int thread;  // where it is known as threadIdx.x, what depends on it stays in registers all along
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   const int lane = thread % 32, group = thread / 128, first = thread % 128 / 32 * 16;
   const int rows = w.tile.rows - group * kGroupRows - first;

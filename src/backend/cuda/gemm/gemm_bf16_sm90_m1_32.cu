@@ -1,46 +1,48 @@
-// Products of BF16 weights with at most 32 tokens on Hopper.
+// GEMM with BF16 weights for at most 32 tokens (Hopper).
 //
-// Memory decides: every multiprocessor gets one block, and every block the same number of tiles of
-// 16 rows, with all of K: nothing meets outside of a block. Its eight warps take a leaf of K each,
-// and stream it through rings of their own, several tiles a copy: the copy engine is too slow with
-// copies of one. What the rings hold is asked for before the kernel in front has ended, a little at
-// a time (prefetch_weights.cuh). Leaves are added from left to right; the bits are those of
-// gemm_sm80_small_m.cu.
+// Bandwidth limits it: every SM runs one block, and all blocks take the same number of tiles of 16
+// rows with all of K, so that no sums are exchanged between blocks. Each of a block's eight warps
+// takes one split-K slice and streams it through a pipeline of its own, several tiles per copy,
+// since copies of single tiles are too slow. The copies that fit the pipelines are issued before
+// the previous kernel ends, a few at a time (prefetch_weights.cuh). Slices are added from left to
+// right; the bits are those of gemm_sm80_small_m.cu.
 //
-// With at most 16 tokens gate and up may end in the gated unit here: groups of gate's tiles and of
-// up's take turns, and the warp that adds up both gates. Code is kept short: a layer's kernels
-// follow each other so fast that fetching it shows.
+// For at most 16 tokens gate and up may have a SwiGLU epilogue here: groups of gate's tiles and of
+// up's take turns, and the warp that adds the slices applies SwiGLU. The code is kept short: the
+// kernels of a layer follow each other so fast that instruction fetches show.
 #include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's ring, few enough for
-// a block beside one of decode_cluster_sm90.cu.
+// NT: tiles of 8 tokens; R: tiles of rows at once; kMost: stages of a warp's pipeline, few enough
+// for a block beside one of decode_cluster_sm90.cu.
 template <int NT, int R, int kMost>
 struct Bf16FewShape : FewSums<NT, R>, FewRings<FewSums<NT, R>, R * BF16::kTileBytes, kMost> {};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What a warp's ring has no room for may come to the L2 cache, as fast as memory gives it.
+// What a warp's pipeline has no room for may come to the L2 cache, as fast as memory gives it.
 constexpr int kNear = 2;        // pieces
 constexpr int kClockBytes = 3;  // of a warp in a clock
 
 template <int NT>
 inline constexpr int kAhead = NT == 2 ? 1 : 2;  // pieces of tokens in registers
 
-// A warp's leaf of a share: R tiles at a time, all units of the leaf, then the next R, or first the
-// same of the other matrix. One lane asks.
+// A warp's slice of a share: R tiles at a time, all units of the slice, then the next R, or first
+// the same of the other matrix. One lane asks.
 template <int NT, int R, int kMatrices, int kMost>
 struct Bf16Stream {
   using S = Bf16FewShape<NT, R, kMost>;
   const uint8_t* weights[kMatrices];
   int64_t cols;
   Share share;
-  int first, units;  // of the leaf
-  uint32_t ring, full;
+  int first, units;  // of the slice
+  uint32_t ring;
+  PipelineAt pipe;
   int group = 0, unit = 0, stage = 0;  // to be asked for next
   const uint8_t* from = nullptr;
   int64_t jump = 0;  // to the rest of it, which belongs to the next panel
@@ -63,10 +65,8 @@ struct Bf16Stream {
   }
   __device__ __forceinline__ void ask(uint64_t policy) {
     const uint32_t to = ring + static_cast<uint32_t>(stage * S::kStageBytes);
-    const uint32_t barrier = full + static_cast<uint32_t>(stage * 8);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
-                 "r"(bytes + rest)
-                 : "memory");
+    const uint32_t barrier = pipe.filled(stage);
+    pipe.expect(stage, bytes + rest);
     copy_weights(to, from, bytes, barrier, policy);
     if (rest != 0) copy_weights(to + bytes, from + jump, rest, barrier, policy);
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
@@ -94,7 +94,7 @@ struct Bf16Stream {
 };
 #endif
 
-// The first asks of all warps: warp 0, which then waits for the kernel in front, does not wait for
+// The first asks of all warps: warp 0, which then waits for the previous kernel, does not wait for
 // any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
 // what lies between them may be in flight.
 template <class S>
@@ -108,7 +108,7 @@ __device__ __forceinline__ uint64_t* asked_before(uint64_t (&full)[kWarps][S::kS
 }
 
 // Few registers leave room for the small kernel in front: the next block starts beside it.
-// kMatrices: 2 for gate and up that end in the gated unit, in `gated`.
+// kMatrices: 2 for gate and up that have a SwiGLU epilogue, in `gated`.
 template <int NT, int R, int kMatrices, int kMost>
 __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     few_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
   using S = Bf16FewShape<NT, R, kMost>;
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][S::kStages];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   int i = 0;
@@ -137,13 +137,13 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
       begin,
       units * (warp + 1) / kWarps - begin,
       shared_address(ring),
-      shared_address(full[warp])};
+      {shared_address(full[warp])}};
   if constexpr (kMatrices == 2) stream.weights[1] = list.of[1].weight.data;
   const uint64_t policy = read_once();
+  const Pipeline pipe{full[warp]};
   if (threadIdx.x == 0) ended = 0;
   if (lane == 0) {
-    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
-    barriers_ready();
+    pipe.init_own(S::kStages);
   }
   __syncthreads();
   if (lane == 0) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     }
   };
   load_first();
-  int stage = 0, round = 0;
+  PipelineState at;
   float gates[NT / S::kTogether][4];
   const int groups = stream.groups();
   for (int group = 0; group < groups; ++group) {
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
 #pragma unroll
       for (int d = 0; d < kAhead<NT>; ++d) {
         if (k + d >= stream.units) break;
-        barrier_wait(&full[warp][stage], round);
-        const uint8_t* rows = ring + stage * S::kStageBytes;
+        pipe.wait(at);
+        const uint8_t* rows = ring + at.stage * S::kStageBytes;
         if constexpr (NT == 1) {
           // Sums of tiles that are nobody's are, too; their chains run side by side.
           Piece piece[R];
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
         if (k + d + kAhead<NT> < stream.units) load_tokens<NT>(b[d], act, k + d + kAhead<NT>);
         __syncwarp();
         if (lane == 0 && stream.more()) stream.ask(policy);
-        if (++stage == S::kStages) stage = 0, round ^= 1;
+        at.next(S::kStages);
       }
     }
     if (group + 1 < groups) load_first();
@@ -245,13 +245,13 @@ __global__ void __launch_bounds__(256, NT <= 2 ? 2 : 1)
     } else if constexpr (kMatrices == 1) {
       add_leaves<S>(w, sum, shared, tile, count);
     } else {
-      add_leaves<S>(sum, shared, count, [&](float(&all)[1][4], int t, int j, int at) {
+      add_leaves<S>(sum, shared, count, [&](float(&all)[1][4], int t, int j, int turn) {
         end_sums<1>(list.of[group % 2], all, (tile + t) * 16 + lane / 4);
         if (group % 2 == 1) {
-          if (j * 8 < tokens) put_gated_lanes(gated, w.rows, gates[at], all[0], tile + t, j);
+          if (j * 8 < tokens) put_gated_lanes(gated, w.rows, gates[turn], all[0], tile + t, j);
         } else {
 #pragma unroll
-          for (int n = 0; n < 4; ++n) gates[at][n] = all[0][n];
+          for (int n = 0; n < 4; ++n) gates[turn][n] = all[0][n];
         }
       });
     }

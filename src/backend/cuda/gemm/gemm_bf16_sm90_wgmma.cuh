@@ -1,11 +1,10 @@
-// What the kernels of BF16 products by wgmma share: a ring of stages in shared memory, 64 columns
-// of weights and of tokens each, the sums that warpgroups make of it, and how
-// they are written.
+// What the kernels of BF16 GEMMs by wgmma share: a pipeline whose stages have 64 columns of weights
+// and of tokens, the sums that warpgroups make of them, and the epilogue.
 //
-// A stage S has kStages, kStageBytes, kRowBytes (its tokens stand behind), the bytes from one
+// A stage S has kStages, kStageBytes, kRowBytes (its tokens lie behind), the bytes from one
 // warpgroup's rows and tokens to the other's, kGroupRows and kGroupTokens, and kTokensLead: whether
-// tokens are on the 64-row side of wgmma. kProducers threads fill its ring, a stage in turn: to ask
-// for a copy takes one some 340 cycles.
+// tokens are on the 64-row side of wgmma. kProducers threads fill its pipeline and take turns by
+// stage: a thread needs about 340 cycles to issue a copy.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -22,7 +21,7 @@ inline constexpr int kTokenBytes = kTokenTile * 64 * 2;                // a tile
 inline constexpr int kRingBytes = 216 << 10;  // or less
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Pieces of 64 columns of a leaf.
+// Pieces of 64 columns of a slice of K.
 struct Bf16Slice {
   int first, count;
 };
@@ -72,8 +71,8 @@ __device__ __forceinline__ bool produces() {
   return threadIdx.x % 32 == 0 && threadIdx.x < kConsumers + S::kProducers * 32;
 }
 
-// A producer's share of copying `count` pieces. Weights are copied before the kernel in front of
-// this one has ended, tokens after.
+// A producer's share of copying `count` pieces. Weights are copied before the previous kernel has
+// ended, tokens after.
 template <class S, class Rows>
 __device__ __forceinline__ void fill(GemmStages<S>& ring, const Rows& rows, const uint8_t* tokens,
                                      int64_t token_step, uint32_t bytes, int count, bool& waited) {
@@ -118,16 +117,17 @@ __device__ __forceinline__ GemmStages<S> start_ring(uint8_t* stages, uint64_t* f
   return {stages, pipe};
 }
 
-// What a warpgroup reads of the ring: of the operands the one with 64 rows, and the other. Places
-// are found once.
+// What a warpgroup reads of the pipeline: of the operands the one with 64 rows, and the other.
+// Places are found once.
 template <class S>
 struct Reader {
   uint32_t lead, other;  // operands of the first stage
-  uint32_t full, empty;  // barriers
-  int stage = 0, round = 0, before = 0;
+  PipelineAt pipe;
+  PipelineState at;
+  int before = 0;
 
   __device__ __forceinline__ explicit Reader(const GemmStages<S>& ring)
-      : full(kept(shared_address(ring.pipe.full))), empty(kept(shared_address(ring.pipe.empty))) {
+      : pipe{kept(shared_address(ring.pipe.full)), kept(shared_address(ring.pipe.empty))} {
     const int group = static_cast<int>(threadIdx.x / 128);
     const uint32_t rows = place(ring.stages + group * S::kGroupRows);
     const uint32_t tokens = place(ring.stages + S::kRowBytes + group * S::kGroupTokens);
@@ -141,34 +141,23 @@ struct Reader {
   __device__ __forceinline__ static uint64_t step(uint32_t low, int k) {
     return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
   }
-  // The stage of the piece before.
-  __device__ __forceinline__ void leave() const {
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty + before * 8) : "memory");
-    }
-  }
+  // Releases the stage of the previous piece.
+  __device__ __forceinline__ void leave() const { pipe.release(before); }
   // Waits for the next piece.
-  __device__ __forceinline__ void wait_full() const {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra AGAIN;\n}" ::"r"(full + stage * 8),
-        "r"(round)
-        : "memory");
-  }
-  // sum += so many of its steps, or is set to them.
+  __device__ __forceinline__ void wait_full() const { pipe.wait(at); }
+  // sum += its steps [begin, end), or is set to them.
   template <int NT>
   __device__ __forceinline__ void multiply(float (&sum)[NT][4], int begin, int end,
                                            bool first) const {
-    const uint32_t at = stage * (S::kStageBytes >> 4), a = lead + at, b = other + at;
+    const uint32_t from = at.stage * (S::kStageBytes >> 4), a = lead + from, b = other + from;
     wgmma_begin();
 #pragma unroll
     for (int k = begin; k < end; ++k) wgmma(sum, step(a, k), step(b, k), !first || k > 0);
     wgmma_commit();
   }
   __device__ __forceinline__ void next() {
-    before = stage;
-    if (++stage == S::kStages) stage = 0, round ^= 1;
+    before = at.stage;
+    at.next(S::kStages);
   }
   // sum += the next piece, or is set to it: half of one is multiplied while the next is waited for.
   template <int NT>
@@ -212,7 +201,7 @@ __device__ __forceinline__ void add_sums(float (&total)[NT][4], const float (&su
   }
 }
 
-// total = the sum of all leaves, from left to right.
+// total = the sum of all slices, from left to right.
 template <class S, int NT>
 __device__ __forceinline__ void sum_leaves(Reader<S>& reader, float (&total)[NT][4], int64_t cols) {
   const int parts = leaves(cols);

@@ -1,12 +1,13 @@
-// F32 GEMM of weights that are exact in BF16 (gemm_f32_bf16x3.cuh): with few tokens in tiles of
-// mma.sync, with many tokens with wgmma.
+// F32 GEMM with weights that BF16 represents exactly (gemm_f32_bf16x3.cuh): with few tokens by
+// mma.sync, with many by wgmma.
 #include "backend/cuda/gemm/gemm_f32_bf16x3.cuh"
 #include "backend/cuda/mma/wgmma_bf16_rs.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// kEach: chunks per warp. One makes short code, whose fetch a tile of tokens would wait for.
+// kEach: chunks of a warp. One makes short code, which a tile of tokens would wait for.
 template <bool kAligned, int kEach>
 __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
     exact_few_kernel(const __grid_constant__ ProductArgs p, int64_t tokens) {
@@ -16,9 +17,9 @@ __global__ void __launch_bounds__(kChunksAtOnce / kEach * 32)
                               sums);
 }
 
-// Blocks of 128 tokens by 128 rows. Tokens are wgmma's 64-row side, in registers, because that is
-// where they are split: a thread loads its own numbers, which are staged in shared memory. A
-// dedicated warp streams the rows' chunks through a pipeline.
+// Blocks of 128 tokens and 128 rows. Tokens are wgmma's 64-row side, in registers, since they are
+// split there: a thread brings its own numbers, through shared memory, where they wait for it. The
+// rows' chunks come in a pipeline that a warp of its own fills.
 constexpr int kGroups = 2, kReaders = kGroups * 128, kManyThreads = kReaders + 128;
 constexpr int kManyTokens = kGroups * 64, kManyRows = 128, kTiles = kManyRows / 8;
 constexpr int kAhead = 4;           // chunks
@@ -28,8 +29,8 @@ constexpr int kWeightStage = kManyRows / 16 * ExactF32::kTileBytes;
 constexpr int kManyBytes = kAhead * (kTokenStage + kWeightStage);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-__device__ __forceinline__ void bring_weights(const ProductArgs& p, uint8_t* ring, uint64_t* full,
-                                              uint64_t* empty) {
+__device__ __forceinline__ void bring_weights(const ProductArgs& p, uint8_t* ring,
+                                              const Pipeline& pipe) {
   const int64_t cols = p.weight.cols, first = static_cast<int64_t>(blockIdx.y) * (kManyRows / 16);
   const auto chunks = static_cast<int>(ceil_div(cols, kChunk));
   const auto lane = static_cast<int>(threadIdx.x % 32);
@@ -38,22 +39,20 @@ __device__ __forceinline__ void bring_weights(const ProductArgs& p, uint8_t* rin
   const uint8_t* from = p.weight.data + tile_at<ExactF32>(first + min(lane, tiles - 1), cols);
   for (int c = 0; c < chunks; ++c) {
     const int stage = c % kAhead;
-    if (c >= kAhead) barrier_wait(&empty[stage], (c / kAhead - 1) & 1);
-    if (lane == 0) {
-      barrier_expect(&full[stage], static_cast<uint32_t>(tiles * ExactF32::kTileBytes));
-    }
+    if (c >= kAhead) pipe.acquire({stage, c / kAhead & 1});
+    if (lane == 0) pipe.expect(stage, static_cast<uint32_t>(tiles * ExactF32::kTileBytes));
     __syncwarp();
     if (lane < tiles) {
       bulk_copy(ring + stage * kWeightStage + lane * ExactF32::kTileBytes,
                 from + static_cast<int64_t>(c) * ExactF32::kTileBytes, ExactF32::kTileBytes,
-                &full[stage]);
+                pipe.filled(stage));
     }
   }
 }
 
 // The sums of a warpgroup's 64 tokens.
 __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens, uint8_t* own,
-                                           const uint8_t* ring, uint64_t* full, uint64_t* empty,
+                                           const uint8_t* ring, const Pipeline& pipe,
                                            float (&total)[kTiles][4]) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int64_t cols = p.weight.cols;
@@ -83,7 +82,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // the identity of addition
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
   }
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
@@ -103,13 +102,13 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
       for (int part = 0; part < kParts; ++part) {
         uint4& its = a[part][k];
         its = make_uint4(of[0][part], of[1][part], of[2][part], of[3][part]);
-        // Loaded into registers before the first multiplication.
+        // In its registers before the first product begins.
         asm volatile("" : "+r"(its.x), "+r"(its.y), "+r"(its.z), "+r"(its.w));
       }
     }
     if (c + kAhead < chunks) bring(c + kAhead);
     cp_async_commit();
-    barrier_wait(&full[c % kAhead], c / kAhead & 1);
+    pipe.wait({c % kAhead, c / kAhead & 1});
     const uint64_t b = operand_at(ring + c % kAhead * kWeightStage);
     wgmma_begin();
 #pragma unroll
@@ -120,7 +119,7 @@ __device__ __forceinline__ void sum_chunks(const ProductArgs& p, int64_t tokens,
     wgmma_commit();
     wgmma_wait<0>();
     written(sum);
-    if (lane == 0) barrier_arrive(&empty[c % kAhead]);
+    pipe.release(c % kAhead);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
@@ -136,24 +135,19 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ uint64_t full[kAhead], empty[kAhead];
   uint8_t* ring = shared + kAhead * kTokenStage;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < kAhead; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kReaders / 32);
-    }
-    barriers_ready();
-  }
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == 0) pipe.init(kAhead, kReaders / 32);
   __syncthreads();
   let_next_start();
   if (threadIdx.x >= kReaders) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
-    if (threadIdx.x < kReaders + 32) bring_weights(p, ring, full, empty);
+    if (threadIdx.x < kReaders + 32) bring_weights(p, ring, pipe);
     return;
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
   wait();
   float total[kTiles][4];
-  sum_chunks(p, tokens, shared, ring, full, empty, total);
+  sum_chunks(p, tokens, shared, ring, pipe, total);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kManyRows + lane % 4 * 2;
   const int64_t token =

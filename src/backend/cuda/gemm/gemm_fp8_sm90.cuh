@@ -1,4 +1,4 @@
-// Shared by the FP8 GEMMs on Hopper: how K is split.
+// What the products of FP8 weights on Hopper share: how K is cut.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
@@ -7,11 +7,11 @@
 namespace freshet::cuda {
 
 inline constexpr int kPanelRows = FP8Panels::kRows;
-// A step of a panel: codes followed by scales; those of 8 rows.
+// A step of a panel: codes, and scales behind them; those of 8 rows.
 inline constexpr int kPanelBytes = FP8Panels::kStepBytes, kPanelCodes = FP8Panels::kCodes;
 inline constexpr int kTileCodes = kTokenTile * kE4M3Cols, kTileScales = kTokenTile * 4;
 
-static_assert(kPanelRows == 64 && kPanelBytes == 8448);  // gemm_rows.cc
+static_assert(kPanelRows == 64 && kPanelBytes == 8448);  // gemm_fp8_sm90_m1_64.h
 __host__ __device__ inline int leaves8(const WeightView& w) {
   return fp8_leaves(w.rows, w.cols);
 }
@@ -20,8 +20,7 @@ __host__ __device__ inline int leaves8(const WeightView& w) {
 struct Fp8Slice {
   int first, count;  // steps of 128 columns
 };
-// How the steps of a weight are split. The number of slices is a power of two, so that no division
-// is needed.
+// How the steps of a weight are cut: leaves are a power of two, so that nothing is divided.
 struct LeafCut {
   int steps, shift;
   __device__ __forceinline__ Fp8Slice leaf(int which) const {
@@ -36,18 +35,18 @@ __device__ __forceinline__ Fp8Slice leaf_of(const WeightView& w, int leaf) {
   return leaf_cut(w).leaf(leaf);
 }
 
-// The tiles of a block, or of a cluster of two blocks that share rows; their tokens are adjacent.
+// The tiles of a block, or of a cluster of two that share rows: the blocks' tokens are neighbours.
 struct Tour {
   int first, step, tiles;
   int blocks = 1, rank = 0;
 };
 
-// The address of a tile operand; only its lower half differs between stages.
+// Where an operand of tiles lies: its lower half, which is all that differs from stage to stage.
 __device__ __forceinline__ uint32_t kept_place(const void* shared) {
   return kept(static_cast<uint32_t>(operand_at(shared)));
 }
-// sum = 128 columns of 64 rows by some tiles of 8, both at the given addresses and with the given
-// distances in bytes between tiles. Valid after wgmma_wait().
+// sum = 128 columns of 64 rows and NT tiles of 8 rows, complete after wgmma_wait(). kApart,
+// kTilesApart: bytes from one tile of either operand to the next.
 template <int kApart, int kTilesApart, int NT>
 __device__ __forceinline__ void fp8_multiply(float (&sum)[NT][4], uint32_t a, uint32_t b) {
   const auto at = [](uint64_t apart, uint32_t low, int k) {

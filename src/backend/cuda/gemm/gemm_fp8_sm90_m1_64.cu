@@ -1,22 +1,23 @@
-// Products of FP8 weights (E4M3) on Hopper, from one token to many: activations in E4M3 too, wgmma.
+// GEMM with FP8 weights (E4M3) and E4M3 activations by wgmma for 1 to 64 tokens (Hopper).
+// gemm_fp8_sm90_m65.cu has the kernels for more tokens.
 //
 // Every 128 columns of a row have a scale, of weights and of activations alike. The tensor cores
-// sum 128 columns; the sum times both scales is added in F32 to that of a leaf, from left to right.
-// K is cut into leaves by the weight's shape alone, and leaves are added from left to right: how
-// many tokens there are touches no bit.
+// sum 128 columns; that sum times both scales is added in F32 to the sum of a split-K slice, from
+// left to right. The shape of the weight alone decides how K is cut into slices, which are added
+// from left to right, so the number of tokens changes no bit.
 //
-// Rows of 64 are a panel. Where every row of it has one scale from end to end (FP8Panels::kOfRows),
-// the sum is multiplied by it once, at its end; where all its rows share theirs
-// (FP8Panels::kOfSteps), it is one number to look up.
+// A panel has 64 rows. If each of its rows has one scale for all columns (FP8Panels::kOfRows), the
+// sum is multiplied by it once, at the end; if all rows share the scale of 128 columns
+// (FP8Panels::kOfSteps), it is a single number.
 //
-// Here: few tokens. A block takes a panel, and its two warpgroups a leaf of it each, weights on the
-// 64-row side of wgmma; the leaves of a cluster of two blocks meet in the shared memory of the one
-// that adds them up. Where shared memory holds half a panel and there are few of them, four
-// warpgroups take all leaves; of many panels that are a leaf each, one. Blocks stay and go from
-// tile to tile, and one thread keeps a ring of stages filled by the bulk copy engine, with copies
-// of 8 KiB and more. gemm_fp8_sm90_m65.cu has the rest.
+// A block takes a panel, with weights on the 64-row side of wgmma, and each of its two warpgroups
+// takes one slice; the slices of a cluster of two blocks are added in the shared memory of one of
+// them. If shared memory holds half a panel and there are few panels, four warpgroups take all
+// slices; if there are many panels with a single slice, one warpgroup takes it. Blocks are
+// persistent, and one thread per pipeline keeps it filled by TMA bulk copies of 8 KiB and more.
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
+#include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.h"
 #include "backend/cuda/runtime/cluster.cuh"
 
 namespace freshet::cuda {
@@ -28,29 +29,28 @@ __device__ __forceinline__ Work work_of(const ProductArgs& p, int64_t tokens) {
           p.out,         p.out_stride,  tokens,        p.bias, p.scale,      p.add != 0};
 }
 
-// Of a leaf's tokens that stay: parts that come one after another, so that the first are multiplied
-// before the last are there.
+// Of a slice's tokens that stay: parts that come one after another, so that the first are
+// multiplied before the last are there.
 template <int NT>
 constexpr int kShares = NT == 1 ? 1 : 4;
 
 #endif
 
-// NT: tiles of 8 tokens; kGroups: warpgroups, which take a leaf each and have a ring of their own.
-// One warpgroup claims its tiles.
-// With few enough tokens, two blocks have room on a multiprocessor: the next kernel's weights come
-// while this one ends. kOwn: tokens are not in the rings, but where they stay; rings take all there
-// is, which is faster still.
+// NT: tiles of 8 tokens; kGroups: warpgroups, which take a slice of K each and have a pipeline of
+// their own. One warpgroup claims its tiles. With few enough tokens, two blocks have room on a
+// multiprocessor: the next kernel's weights come while this one ends. kOwn: tokens are not in the
+// pipelines, but where they stay; pipelines take all there is, which is faster still.
 template <int NT, bool kOwn, int kGroups = 2>
 struct Few {
   static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr bool kClaims = kGroups == 1;
-  static constexpr bool kNear = kGroups == 4;  // what rings have no room for (Near)
+  static constexpr bool kNear = kGroups == 4;  // what pipelines have no room for (Near)
   static constexpr int kBlocks = NT <= 2 && !kOwn ? 2 : 1;
-  // Registers are left for the kernels in between, too: as if a block had so many threads.
+  // Leaves registers for the kernels in between: as if a block had this many threads.
   static constexpr int kBoundThreads = kGroups == 4 ? 768 : NT <= 2 ? 896 : 640;
   static constexpr int kStage = kPanelBytes + (kOwn ? 0 : NT * kE4M3TileBytes);
-  static constexpr int kMeeting = NT * kGroups * 2048;  // where leaves meet
-  static constexpr int kRoom =                          // of rings and tokens
+  static constexpr int kMeeting = NT * kGroups * 2048;  // where slices meet
+  static constexpr int kRoom =                          // of pipelines and tokens
       kFp8SharedBytes / kBlocks - kMeeting - (kNear ? kNearBytes : 0);
   static constexpr int kStages = kRoom / kStage / (kGroups <= 2 && kOwn ? 1 : kGroups);  // at most
   static constexpr int kProducers = kGroups, kFinishers = 4;                             // warps
@@ -58,11 +58,11 @@ struct Few {
 };
 
 // Some multiprocessors read faster than others, so blocks may claim their tiles, but the first.
-// Claims come after the kernel in front has ended, and each launch makes as many as it has tiles,
+// Claims come after the previous kernel has ended, and each launch makes as many as it has tiles,
 // which takes the counter back to zero.
 __device__ unsigned claimed;
-constexpr int kClaimAhead = 8;  // steps before the tile's first
-constexpr int kTold = 8;  // claims that are remembered: of twice the tiles in a ring, at least
+constexpr int kClaimAhead = 8;         // steps before the tile's first
+constexpr int kTold = kFp8ClaimsTold;  // of twice the tiles in a pipeline, at least
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // The tiles of a block: those of its tour, or its first and what the producer claims and tells.
@@ -102,7 +102,7 @@ struct PanelTiles {
   }
 };
 
-// One thread a ring.
+// One thread a pipeline.
 template <int NT>
 __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ring,
                                             const ProductList& list, int64_t tokens,
@@ -118,13 +118,14 @@ __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ri
     const int64_t left = act_tiles - tile.token_tile;
     const auto bytes = static_cast<uint32_t>(left < NT ? left : NT) * kE4M3TileBytes;
     const auto copy_rows = [&](int n, int stage) {
-      barrier_expect(&ring.full[stage], kPanelBytes + bytes);
+      ring.pipe.expect(stage, kPanelBytes + bytes);
       copy_weights(ring.stages + stage * S::kStage, panel_at(p.weight, tile.unit, part.first + n),
-                   kPanelBytes, &ring.full[stage], once);
+                   kPanelBytes, ring.pipe.filled(stage), once);
     };
     const auto copy_tokens = [&](int n, int stage) {
       bulk_copy(ring.stages + stage * S::kStage + kPanelBytes,
-                tokens_at(p, act_tiles, part.first + n, tile.token_tile), bytes, &ring.full[stage]);
+                tokens_at(p, act_tiles, part.first + n, tile.token_tile), bytes,
+                ring.pipe.filled(stage));
     };
     int n = 0;
     if (issued == 0) {
@@ -133,9 +134,9 @@ __device__ __forceinline__ void produce_few(PanelRing<Few<NT, false>::kStage> ri
       for (; issued < n; ++issued, ring.next()) copy_tokens(issued, issued);
     }
     for (; n < part.count; ++n, ++issued, ring.next()) {
-      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-      copy_rows(n, ring.stage);
-      copy_tokens(n, ring.stage);
+      if (issued >= ring.count) ring.pipe.acquire(ring.at);
+      copy_rows(n, ring.at.stage);
+      copy_tokens(n, ring.at.stage);
     }
   }
 }
@@ -147,9 +148,9 @@ __device__ __forceinline__ int scaled_tile(const ProductList& list, int64_t toke
   return scaled(list.of[tile.product].weight, tile.unit);
 }
 
-// The same where all products have the same tile of tokens: a leaf of it comes once. Until the
-// kernel in front has `ended` little is in flight (prefetch_weights.cuh). Who claims tiles has no
-// time to learn what their scales have in common, and copies all.
+// The same where all products have the same tile of tokens: a slice of K of it comes once. Until
+// the previous kernel has `ended` little is in flight (prefetch_weights.cuh). Who claims tiles has
+// no time to learn what their scales have in common, and copies all.
 template <class S, int NT, bool kClaims>
 __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const ProductList& list,
                                              int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
@@ -186,10 +187,10 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
       how = scaled(list.of[tile.product].weight, tile.unit);
       const int first = min(kInFlight, min(part.count, ring.count));
       for (int i = 0; i < first; ++i) {
-        copy_codes(ring.stages + i * S::kStage, from + i * kPanelBytes, &ring.full[i]);
+        copy_codes(ring.stages + i * S::kStage, from + i * kPanelBytes, ring.pipe.filled(i));
       }
       for (; n < first; ++n, ring.next(), from += kPanelBytes) {
-        copy_scales(ring.data(), from, scale_bytes(how), &ring.full[ring.stage]);
+        copy_scales(ring.data(), from, scale_bytes(how), ring.filled());
       }
       issued = n;
     }
@@ -198,7 +199,7 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
     int claim = 0;
     for (; n < part.count; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued >= kInFlight && issued < ring.count) {
-        landed(&ring.full[issued - kInFlight], ended);
+        landed(ring.pipe.filled(issued - kInFlight), ended);
       }
       if (!started && (issued == ring.count || ended != 0)) {
         if constexpr (S::kNear) near.bring(from, part.count - n, ended);
@@ -207,13 +208,13 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
         if constexpr (S::kNear) near.end();
       }
       if (kClaims && started && claim == 0 && n >= part.count - kClaimAhead) claim = tiles.claim();
-      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
+      if (issued >= ring.count) ring.pipe.acquire(ring.at);
       if constexpr (kClaims) {
-        barrier_expect(&ring.full[ring.stage], kPanelBytes);
-        copy_weights(ring.data(), from, kPanelBytes, &ring.full[ring.stage]);
+        ring.pipe.expect(ring.at.stage, kPanelBytes);
+        copy_weights(ring.data(), from, kPanelBytes, ring.filled());
       } else {
-        copy_scales(ring.data(), from, scales, &ring.full[ring.stage]);
-        copy_codes(ring.data(), from, &ring.full[ring.stage]);
+        copy_scales(ring.data(), from, scales, ring.filled());
+        copy_codes(ring.data(), from, ring.filled());
       }
     }
     if constexpr (kClaims) {
@@ -228,15 +229,15 @@ __device__ __forceinline__ void produce_rows(PanelRing<S::kStage> ring, const Pr
   if (!started) start_tokens();
 }
 
-// Where the leaves of a tile meet: each block of the cluster adds up its share of the rows.
+// Where the slices of a tile meet: each block of the cluster adds up its share of the rows.
 struct LeafMeeting {
-  uint8_t* sums;             // [leaf][tile of 16 rows][tile of tokens][lane][4]
-  uint64_t *arrived, *room;  // all sums of a tile; place for the next one's
+  uint8_t* sums;  // [slice][tile of 16 rows][tile of tokens][lane][4]
+  Pipeline pipe;  // of one stage: all sums of a tile
   int blocks, rank, leaves;
 };
 
-// Two warpgroups: a leaf each of every tile, sent to where it is added up. `next`: scaled_tile() of
-// the first.
+// Two warpgroups: a slice of K each of every tile, sent to where it is added up. `next`:
+// scaled_tile() of the first.
 template <class S, int NT, bool kOwn, bool kClaims>
 __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const ProductList& list,
                                             int64_t tokens, PanelTiles<kClaims> tiles, int leaf,
@@ -247,12 +248,12 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
   const int mine = 4 / meeting.blocks, owner = warp / mine;
   const uint32_t to =
       place_in_block(meeting.sums + ((leaf * mine + warp % mine) * NT * 32 + lane) * 16, owner);
-  const uint32_t arrived = place_in_block(meeting.arrived, owner);
+  const uint32_t arrived = place_in_block(meeting.pipe.filled(0), owner);
   constexpr uint32_t kStagePlaces = S::kStage >> 4;
   const int of_step = static_cast<int>((tokens + 7) / 8) * kE4M3TileBytes;  // where they stay
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
-  int parity = 1;
-  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+  int phase = 0;
+  for (; tiles.is_one(); tiles.next(), phase ^= 1) {
     const int index = tiles.index;
     const WeightView& weight =
         list.of[find_product_tile<NT, 1>(list, tokens, index).product].weight;
@@ -271,8 +272,8 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
           barrier_wait(&here[share], 0);
         }
       }
-      barrier_wait(&ring.full[ring.stage], ring.round);
-      const uint32_t at = ring_at + ring.stage * kStagePlaces;
+      ring.pipe.wait(ring.at);
+      const uint32_t at = ring_at + ring.at.stage * kStagePlaces;
       fp8_ask<NT>(sum, at, kOwn ? own_at + (n * of_step >> 4) : at + (kPanelBytes >> 4));
     };
     // A stage goes back as soon as it is multiplied.
@@ -280,7 +281,7 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
       const uint8_t* panel = ring.stages + stage * S::kStage;
       add_step<NT>(leaf_sum, sum, w, kOwn ? own + n * of_step : panel + kPanelBytes);
       __syncwarp();
-      if (lane == 0) barrier_arrive(&ring.empty[stage]);
+      ring.pipe.release(stage);
     };
     const auto scales_of = [&](int stage) {
       return step_scales(ring.stages + stage * S::kStage, how);
@@ -290,36 +291,36 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
       int n = 0;
       for (; n + 1 < count; n += 2) {
         float even[NT][4], odd[NT][4];
-        const int stage = ring.stage;
+        const int stage = ring.at.stage;
         ask(even, n);
         const float2 even_scales = scales_of(stage);
         ring.next();
         ask(odd, n + 1);
-        const float2 odd_scales = scales_of(ring.stage);
+        const float2 odd_scales = scales_of(ring.at.stage);
         wgmma_wait<1>();
         add(even, n, stage, even_scales);
         wgmma_wait<0>();
-        add(odd, n + 1, ring.stage, odd_scales);
+        add(odd, n + 1, ring.at.stage, odd_scales);
         ring.next();
       }
       if (n < count) {
         float sum[NT][4];
         ask(sum, n);
-        const float2 w = scales_of(ring.stage);
+        const float2 w = scales_of(ring.at.stage);
         wgmma_wait<0>();
-        add(sum, n, ring.stage, w);
+        add(sum, n, ring.at.stage, w);
         ring.next();
       }
     } else {
       for (int n = 0; n < count; ++n, ring.next()) {
         float sum[NT][4];
         ask(sum, n);
-        const float2 w = scales_of(ring.stage);
+        const float2 w = scales_of(ring.at.stage);
         wgmma_wait<0>();
-        add(sum, n, ring.stage, w);
+        add(sum, n, ring.at.stage, w);
       }
     }
-    if (!tiles.is_first()) barrier_wait(meeting.room, parity);
+    if (!tiles.is_first()) meeting.pipe.acquire({0, phase});
     if (meeting.blocks > 1) {
 #pragma unroll
       for (int j = 0; j < NT; ++j) send(to + j * 512, leaf_sum[j], arrived);
@@ -331,14 +332,14 @@ __device__ __forceinline__ void take_leaves(PanelRing<S::kStage> ring, const Pro
         own[j * 32] = make_float4(v[0], v[1], v[2], v[3]);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(meeting.arrived);
+      if (lane == 0) meeting.pipe.arrive(0);
     }
   }
 }
 
-// Other warps add up the block's share of the leaves meanwhile: here of more than 8 tokens, kMine
+// Other warps add up the block's share of the slices meanwhile: here of more than 8 tokens, kMine
 // tiles of 16 rows. What is added to is loaded before the leaves are there, and of the weights what
-// the first tile wants before the kernel in front has ended.
+// the first tile wants before the previous kernel has ended.
 template <int NT, int kMine>
 __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t tokens,
                                              PanelTiles<false> tiles, const LeafMeeting& meeting,
@@ -351,8 +352,8 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
   const int lane = static_cast<int>(threadIdx.x % 32), thread = warp * 32 + lane;
   const int in = thread / kQuads, of_rows_at = thread % kQuads * 4;
   const auto sync = [] { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); };
-  int parity = 0;
-  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+  int phase = 0;
+  for (; tiles.is_one(); tiles.next(), phase ^= 1) {
     const ProductTile tile = find_product_tile<NT, 1>(list, tokens, tiles.index);
     const ProductArgs& p = list.of[tile.product];
     const int64_t row = tile.unit * kPanelRows + meeting.rank * kMine * 16 + of_rows_at;
@@ -375,9 +376,9 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
     };
     if (p.add != 0) each([&](int i, const float* from) { before[i] = load_some(from, of); });
     if (meeting.blocks > 1 && thread == 0) {
-      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * kMine * NT * 512));
+      meeting.pipe.expect(0, static_cast<uint32_t>(meeting.leaves * kMine * NT * 512));
     }
-    barrier_wait(meeting.arrived, parity);
+    meeting.pipe.wait({0, phase});
     float4 v[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -413,7 +414,7 @@ __device__ __forceinline__ void finish_lines(const ProductList& list, int64_t to
     });
     __syncwarp();
     if (lane < meeting.blocks && !tiles.is_last()) {
-      arrive_at(place_in_block(meeting.room, lane));
+      arrive_at(place_in_block(meeting.pipe.emptied(0), lane));
     }
   }
 }
@@ -425,8 +426,8 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
                                              int warp) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int mine = 4 / meeting.blocks;  // tiles of 16 rows
-  int parity = 0;
-  for (; tiles.is_one(); tiles.next(), parity ^= 1) {
+  int phase = 0;
+  for (; tiles.is_one(); tiles.next(), phase ^= 1) {
     const ProductTile tile = find_product_tile<1, 1>(list, tokens, tiles.index);
     const ProductArgs& p = list.of[tile.product];
     const Work work = work_of(p, tokens);
@@ -447,9 +448,9 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
       if (work.add) before.load(work, row_tile, tile.token_tile, lane);
     }
     if (meeting.blocks > 1 && warp == 0 && lane == 0) {
-      barrier_expect(meeting.arrived, static_cast<uint32_t>(meeting.leaves * mine * 512));
+      meeting.pipe.expect(0, static_cast<uint32_t>(meeting.leaves * mine * 512));
     }
-    barrier_wait(meeting.arrived, parity);
+    meeting.pipe.wait({0, phase});
     if (warp < mine) {
       const auto* sums = reinterpret_cast<const float4*>(meeting.sums) + warp * 32 + lane;
       float4 v = sums[0];
@@ -468,7 +469,7 @@ __device__ __forceinline__ void finish_tiles(const ProductList& list, int64_t to
     }
     __syncwarp();
     if (lane < meeting.blocks && !tiles.is_last()) {
-      arrive_at(place_in_block(meeting.room, lane));
+      arrive_at(place_in_block(meeting.pipe.emptied(0), lane));
     }
   }
 }
@@ -484,7 +485,7 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   extern __shared__ __align__(1024) uint8_t stages[];
   __shared__ uint64_t full[kGroups][S::kStages], empty[kGroups][S::kStages];
   __shared__ uint64_t arrived, room, here[kGroups][kShares<NT>], near[kGroups];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   __shared__ volatile int told[kTold];
   __shared__ uint64_t known[kTold];
   let_next_start();
@@ -494,15 +495,11 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   if (threadIdx.x == S::kConsumers) {
     ended = 0;
     for (int i = 0; i < kGroups; ++i) {
-      for (int s = 0; s < ring_stages; ++s) {
-        barrier_init(&full[i][s], 1);
-        barrier_init(&empty[i][s], 4);
-      }
+      for (int s = 0; s < ring_stages; ++s) Pipeline{full[i], empty[i]}.init_stage(s, 4);
       for (int s = 0; s < kShares<NT>; ++s) barrier_init(&here[i][s], 1);
       if (S::kNear) barrier_init(&near[i], 1);
     }
-    barrier_init(&arrived, blocks > 1 ? 1 : leaves * 4);
-    barrier_init(&room, S::kFinishers * blocks);
+    Pipeline{&arrived, &room}.init_stage(0, S::kFinishers * blocks, blocks > 1 ? 1 : leaves * 4);
     for (int s = 0; S::kClaims && s < kTold; ++s) barrier_init(&known[s], 1);
     barriers_ready();
   }
@@ -515,10 +512,10 @@ __global__ void __launch_bounds__(Few<NT, kOwn, kGroups>::kBoundThreads, 1)
   const bool produces = warp >= kFirst && warp < kFirst + S::kProducers;
   const int group = produces ? warp - kFirst : warp / 4 % kGroups;
   const int leaf = rank * kGroups + group;
-  const PanelRing<S::kStage> ring{stages + group * ring_stages * S::kStage, full[group],
-                                  empty[group], ring_stages};
+  const PanelRing<S::kStage> ring{
+      stages + group * ring_stages * S::kStage, {full[group], empty[group]}, ring_stages};
   uint8_t* meet = stages + rings * ring_stages * S::kStage;
-  const LeafMeeting meeting{meet, &arrived, &room, blocks, rank, leaves};
+  const LeafMeeting meeting{meet, {&arrived, &room}, blocks, rank, leaves};
   uint8_t* near_at = meet + S::kMeeting;
   uint8_t* own = near_at + (S::kNear ? kNearBytes : 0) +
                  group * most_steps(cols, leaves) * NT * kE4M3TileBytes;
@@ -601,7 +598,7 @@ int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
   // Blocks that share a multiprocessor have half its rate each, and end late where leaves are long.
   if (NT == 2 && of_leaf >= 16) return launch_few<4, false, 2>(ctx, list, tokens);
   if constexpr (NT == 1 || NT == 4) {
-    // Half of the room is for rings.
+    // Half of the room is for pipelines.
     if (same && (leaves > 1 ? 2 : 1) * tokens_of_leaf <= Few<NT, true>::kRoom / 2) {
       return launch_few<NT, true, 2>(ctx, list, tokens);
     }
@@ -613,7 +610,7 @@ int launch_few(const Context& ctx, const ProductList& given, int64_t tokens) {
 
 int run_fp8_few(const Context& ctx, const ProductList& list, int64_t tokens) {
   using Claims = Few<1, true, 1>;
-  static_assert(Claims::kRoom == kFp8ClaimRoom && Claims::kStages == kFp8ClaimStages && kTold == 8);
+  static_assert(Claims::kRoom == kFp8ClaimRoom && Claims::kStages == kFp8ClaimStages);
   if (tokens <= 8) return launch_few<1>(ctx, list, tokens);
   if (tokens <= 16) return launch_few<2>(ctx, list, tokens);
   if (tokens <= 32) return launch_few<4>(ctx, list, tokens);

@@ -1,22 +1,23 @@
-// Shared by the FP8 GEMMs with few tokens on Hopper: pipelines of panels, and the sums of a step.
+// What products of few tokens in FP8 share (Hopper): pipelines of panels, and a step's sums.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_fp8_sm90.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 
 inline constexpr int kFp8SharedBytes = 225 << 10;
-// Bytes in flight per SM before the previous kernel has ended: enough for full memory bandwidth,
-// without slowing a norm's loads.
+// In flight to a multiprocessor before the previous kernel has ended: enough for memory's rate, and
+// a norm's loads wait for no more.
 inline constexpr int kFp8AheadBytes = 24 << 10;
 
-// The most steps of a split-K slice.
+// Steps of a slice of K, at most.
 __host__ __device__ inline int most_steps(int64_t cols, int leaves) {
   return static_cast<int>((ceil_div(cols, kE4M3Cols) + leaves - 1) / leaves);
 }
 
-// The target of L2 prefetches: half of a step's codes.
+// A place for what comes near: half of a step's codes.
 inline constexpr int kNearBytes = kPanelCodes / 2;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -25,16 +26,12 @@ constexpr int kStepCols = kE4M3Cols;
 template <int kStageBytes>
 struct PanelRing {
   uint8_t* stages;
-  uint64_t *full, *empty;
+  Pipeline pipe;
   int count;  // of stages
-  int stage = 0, round = 0;
-  __device__ __forceinline__ uint8_t* data() const { return stages + stage * kStageBytes; }
-  __device__ __forceinline__ void next() {
-    if (++stage == count) {
-      stage = 0;
-      round ^= 1;
-    }
-  }
+  PipelineState at;
+  __device__ __forceinline__ uint8_t* data() const { return stages + at.stage * kStageBytes; }
+  __device__ __forceinline__ uint64_t* filled() const { return pipe.filled(at.stage); }
+  __device__ __forceinline__ void next() { at.next(count); }
 };
 
 __device__ __forceinline__ const uint8_t* panel_at(const WeightView& w, int64_t panel, int step) {
@@ -46,8 +43,7 @@ __device__ __forceinline__ const uint8_t* tokens_at(const ProductArgs& p, int64_
   return p.act + (step * act_tiles + token_tile) * kE4M3TileBytes;
 }
 
-// Touches the pages of tokens and of the output, from `row` on, so that their translations are
-// cached.
+// The pages of tokens and of what is written, from `row` on.
 __device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t tokens, int64_t row,
                                               int lane) {
   const int64_t act_bytes = (tokens + 7) / 8 * most_steps(p.weight.cols, 1) * kE4M3TileBytes;
@@ -56,7 +52,7 @@ __device__ __forceinline__ void look_up_pages(const ProductArgs& p, int64_t toke
   if (lane == 3) look_up_page(p.act + act_bytes - 1);
 }
 
-// sum = one step of a panel by NT token tiles.
+// sum = a step of a panel and NT tiles of tokens.
 template <int NT>
 __device__ __forceinline__ void fp8_ask(float (&sum)[NT][4], uint32_t panel, uint32_t tokens) {
   fp8_multiply<kTileCodes, kE4M3TileBytes>(sum, panel, tokens);
@@ -67,7 +63,7 @@ __device__ __forceinline__ float2 pair_scales(const uint8_t* tile) {
   return *reinterpret_cast<const float2*>(tile + kTileCodes + threadIdx.x % 4 * 8);
 }
 
-// Volatile, so that the look-up for the next tile is not moved to its use.
+// What is looked up a tile ahead stays where it is written.
 __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   const int64_t last = (w.rows - 1) / kPanelRows;
   int how;
@@ -77,14 +73,13 @@ __device__ __forceinline__ int scaled(const WeightView& w, int64_t panel) {
   return how;
 }
 
-// Prefetches to L2 what follows a full pipeline, until the previous kernel has ended: memory is
-// idle then. One step at a time, because other kernels' loads are in flight. These are copies to a
-// buffer that nobody reads, since data fetched by prefetch instructions is read hardly faster than
-// from memory.
+// What follows a full pipeline is prefetched to L2 until the previous kernel has ended: memory has
+// time. A step at a time, since other kernels' loads are on their way. These are copies to a place
+// that nobody reads: what prefetches bring is read hardly faster than from memory.
 struct Near {
   uint8_t* place;
   uint64_t* barrier;
-  int steps = 0;  // steps prefetched
+  int steps = 0;  // that have come
   __device__ __forceinline__ void bring(const uint8_t* from, int most, const volatile int& ended) {
     for (; steps < most && ended == 0; from += kPanelBytes, ++steps) {
       barrier_expect(barrier, kPanelCodes);
@@ -93,7 +88,7 @@ struct Near {
       landed(barrier, ended, steps % 2);
     }
   }
-  // Waits until nothing is in flight.
+  // Nothing is on its way any more.
   __device__ __forceinline__ void end() const {
     if (steps > 0) barrier_wait(barrier, (steps - 1) % 2);
   }
@@ -105,7 +100,7 @@ __device__ __forceinline__ void clear(float (&sum)[NT][4]) {
   for (int j = 0; j < NT; ++j) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
 }
 
-// Adds the scaled sum of 128 columns of a panel by NT token tiles to a split-K slice.
+// slice += a sum of 128 columns of a panel and NT tiles of tokens, scaled.
 template <int NT>
 __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum)[NT][4],
                                          const float2& w, const uint8_t* tokens) {
@@ -119,25 +114,25 @@ __device__ __forceinline__ void add_step(float (&leaf)[NT][4], const float (&sum
   }
 }
 
-// A step of a panel is copied as its codes and as many scales as are needed: none if each row has
-// one scale for all of K, one if all rows share it. Codes are requested first, since the kind of
-// the panel's scales may not be known yet.
+// A step of a panel comes as its codes and as many of its scales as are read: none where each row
+// has one from end to end, one where all rows share it. Codes are asked for first; then it must be
+// known what the panel's scales have in common.
 __device__ __forceinline__ void copy_codes(uint8_t* to, const uint8_t* from, uint64_t* barrier) {
   copy_weights(to, from, kPanelCodes, barrier);
 }
 __device__ __forceinline__ uint32_t scale_bytes(int scaled) {
-  constexpr uint32_t kLeast = 16;  // the minimum of a copy
+  constexpr uint32_t kLeast = 16;  // of a copy
   return scaled == FP8Panels::kOfRows    ? 0
          : scaled == FP8Panels::kOfSteps ? kLeast
                                          : kPanelBytes - kPanelCodes;
 }
-// Sets the byte count of the whole step.
+// Tells the barrier of all of the step.
 __device__ __forceinline__ void copy_scales(uint8_t* to, const uint8_t* from, uint32_t bytes,
                                             uint64_t* barrier) {
   barrier_expect(barrier, kPanelCodes + bytes);
   if (bytes > 0) copy_weights(to + kPanelCodes, from + kPanelCodes, bytes, barrier);
 }
-// The scales of a lane's rows g and g + 8 of its warp's 16.
+// Those of a lane's rows g and g + 8 of its warp's 16.
 __device__ __forceinline__ float2 step_scales(const uint8_t* panel, int scaled) {
   if (scaled == FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
   const auto thread = static_cast<int>(threadIdx.x % 128);
@@ -146,7 +141,7 @@ __device__ __forceinline__ float2 step_scales(const uint8_t* panel, int scaled) 
   const auto* scales = reinterpret_cast<const float*>(panel + kPanelCodes);
   return make_float2(scales[row], scales[row + apart]);
 }
-// The scale of a row in a panel with one scale per row.
+// The scale of a row whose panel has one scale per row.
 __device__ __forceinline__ const float* row_scale(const WeightView& w, int64_t row) {
   const uint8_t* step = panel_at(w, row / kPanelRows, 0);
   return reinterpret_cast<const float*>(step + kPanelCodes) + row % kPanelRows;

@@ -1,5 +1,5 @@
-// Products of FP8 weights (E4M3) with more than 64 tokens on Hopper; the order of a sum is that of
-// gemm_fp8_sm90_m1_64.cu, and its bits. A block goes from tile to tile of the product.
+// GEMM with FP8 weights (E4M3) for more than 64 tokens (Hopper), with persistent blocks. The order
+// of a sum, and so its bits, are those of gemm_fp8_sm90_m1_64.cu.
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_epilogue.cuh"
@@ -24,9 +24,10 @@ struct Many : Fp8Shape<G, NT> {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Where a tile's sums go from the warps that multiply to those that write: a pipeline of one stage.
 struct Desk {
-  float* sums;             // [token][kStride]
-  uint64_t *there, *free;  // a tile's sums
+  float* sums;  // [token][kStride]
+  Pipeline pipe;
 };
 
 template <int NT>
@@ -40,7 +41,7 @@ __device__ __forceinline__ void hand_over(const Desk& desk, const float (&sum)[N
     *reinterpret_cast<float2*>(to + 8 * kStride + j * 8) = make_float2(sum[j][2], sum[j][3]);
   }
   __syncwarp();
-  if (lane == 0) barrier_arrive(desk.there);
+  if (lane == 0) desk.pipe.arrive(0);
 }
 
 // Where a lane writes: four rows of a tile's tokens.
@@ -93,7 +94,7 @@ __device__ __forceinline__ void write_whole(const ProductArgs& p, const Fp8Lines
 // The last tile of a block: warps that multiply hand their sums over and write their share.
 template <int G, int NT>
 __device__ __forceinline__ void end_last(const ProductList& list, int64_t tokens,
-                                         const ProductTile& tile, const Desk& desk, int parity,
+                                         const ProductTile& tile, const Desk& desk, int phase,
                                          const float (&sum)[NT][4]) {
   using S = Many<G, NT>;
   const ProductArgs& p = list.of[tile.product];
@@ -105,7 +106,7 @@ __device__ __forceinline__ void end_last(const ProductList& list, int64_t tokens
   const int first = S::kWriters * S::kOfWriter + warp_index() * S::kOfOther;
   write_whole<S::kOfOther, S::kStride>(p, lines, desk.sums, first, [&] {
     hand_over<NT>(desk, sum);
-    barrier_wait(desk.there, parity);
+    desk.pipe.wait({0, phase});
   });
 }
 
@@ -116,20 +117,20 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
   using S = Many<G, NT>;
   constexpr int kAtOnce = 4, kStep = S::kWriters;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  int parity = 0;
+  int phase = 0;
   wait();
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+  for (int index = tour.first; index < tour.tiles; index += tour.step, phase ^= 1) {
     const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];
     const Fp8Lines lines = lines_of<G, NT>(p, tokens, tile);
     if (lines.whole && index + tour.step >= tour.tiles) {
       write_whole<S::kOfWriter, S::kStride>(p, lines, desk.sums, writer * S::kOfWriter,
-                                            [&] { barrier_wait(desk.there, parity); });
+                                            [&] { desk.pipe.wait({0, phase}); });
       return;
     }
     float* const out = lines.out;
     const Four& of = lines.of;
-    barrier_wait(desk.there, parity);
+    desk.pipe.wait({0, phase});
     for (int t = writer; t < lines.count && of.count > 0; t += kAtOnce * kStep) {
       float4 before[kAtOnce] = {};
 #pragma unroll
@@ -146,7 +147,7 @@ __device__ __forceinline__ void fp8_write(const ProductList& list, int64_t token
       }
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(desk.free);
+    desk.pipe.release(0);
   }
 }
 
@@ -166,8 +167,8 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
   };
   look_up(tour.first);
   wait();
-  int parity = 1;
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+  int phase = 0;
+  for (int index = tour.first; index < tour.tiles; index += tour.step, phase ^= 1) {
     const WeightView& weight = list.of[product].weight;
     const Fp8Scaled scaled = noted.scaled();
     float sum[NT][4];
@@ -187,11 +188,11 @@ __device__ __forceinline__ void fp8_walk(const Fp8Ring& of, const ProductList& l
     });
     look_up(index + tour.step);
     if constexpr (Many<G, NT>::kWriters > 0) {
-      if (index != tour.first) barrier_wait(desk.free, parity);
+      if (index != tour.first) desk.pipe.acquire({0, phase});
       if (index + tour.step < tour.tiles) {
         hand_over<NT>(desk, sum);
       } else {
-        end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, parity ^ 1,
+        end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, phase,
                         sum);
       }
     } else {
@@ -208,8 +209,8 @@ __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts*
                                               const Tour& tour, const Desk& desk) {
   Fp8Reader ring = fp8_reader(of, NT);
   wait();
-  int parity = 1;
-  for (int index = tour.first; index < tour.tiles; index += tour.step, parity ^= 1) {
+  int phase = 0;
+  for (int index = tour.first; index < tour.tiles; index += tour.step, phase ^= 1) {
     ring.wait_full();
     const Fp8Facts facts = facts_at(told, ring);
     const LeafCut cut{facts.of[0], facts.of[1]};
@@ -220,12 +221,11 @@ __device__ __forceinline__ void fp8_walk_pair(const Fp8Ring& of, const Fp8Facts*
       constexpr Fp8Scaled::How kHow = decltype(how)::value;
       fp8_sum_ahead<NT, kHow>(ring, sum, cut, scaled.rows_of<kHow>());
     });
-    if (index != tour.first) barrier_wait(desk.free, parity);
+    if (index != tour.first) desk.pipe.acquire({0, phase});
     if (index + tour.step < tour.tiles) {
       hand_over<NT>(desk, sum);
     } else {
-      end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, parity ^ 1,
-                      sum);
+      end_last<G, NT>(list, tokens, many_tile<G, NT>(list, tokens, tour, index), desk, phase, sum);
     }
   }
 }
@@ -242,13 +242,12 @@ __global__ void __launch_bounds__(Many<G, NT>::kThreads, 1)
   __shared__ uint64_t full[kMostStages], empty[kMostStages], there, free;
   constexpr int blocks = kPair ? 2 : 1;
   let_next_start();
+  const Desk desk{reinterpret_cast<float*>(shared + S::kRingBytes), {&there, &free}};
   if (S::kWriters > 0 && threadIdx.x == S::kConsumers) {
-    barrier_init(&there, S::kConsumers / 32);
-    barrier_init(&free, S::kWriters);
+    desk.pipe.init_stage(0, S::kWriters, S::kConsumers / 32);
   }
   __shared__ Fp8Facts facts[kPair ? kMostStages : 1];
   const Fp8Ring ring = fp8_ring<S>(stages, shared, full, empty, blocks);
-  const Desk desk{reinterpret_cast<float*>(shared + S::kRingBytes), &there, &free};
   const Tour tour = tour_of(tiles, blocks);
   if (blocks > 1) cluster_meet();
   const int other = warp_index() - S::kConsumers / 32;
@@ -292,8 +291,8 @@ int launch_fp8(const Context& ctx, const ProductList& given, int64_t tokens) {
                         dim3(S::kThreads), kManyBytes, dim3(static_cast<unsigned>(blocks)), list,
                         tokens, tiles, fp8_stages<G, NT>(tokens, S::kRingBytes));
 }
-// A way to cut a product: so many warpgroups of tokens and tiles of 8 rows a block, of which so
-// many share the rows.
+// A way to tile a GEMM: warpgroups of tokens and tiles of 8 rows of a block, and the number of
+// blocks that share the rows.
 struct Fp8Way {
   int groups, tiles, blocks;
   int (*launch)(const Context& ctx, const ProductList& list, int64_t tokens);

@@ -1,9 +1,9 @@
-// Shared by the FP8 GEMMs with many tokens: the sums of a tile, and how they are written. The order
-// of sums, and so every bit, is that of gemm_fp8_sm90_m1_64.cu.
+// What the kernels of FP8 GEMMs for many tokens share: the sums of a tile, and the epilogue. The
+// order of a sum, and so its bits, are those of gemm_fp8_sm90_m1_64.cu.
 //
-// A block computes 64 G tokens (a lane looks up two of their scales, instead of 32) by NT tiles of
-// 8 rows, slice by slice; G warpgroups multiply what the pipeline delivers. Rows beyond the last
-// token multiply whatever is in shared memory, and are not written.
+// A block takes 64 G tokens (so that a lane reads the scales of two of them instead of 32) and NT
+// tiles of 8 rows; G warpgroups multiply the stages of the pipeline. Rows of tokens that do not
+// exist are computed from whatever lies in shared memory, and not written.
 #pragma once
 
 #include <type_traits>
@@ -45,7 +45,7 @@ __device__ __forceinline__ void fp8_add(float (&sum)[NT][4], const float (&part)
   }
 }
 
-// sum *= the scales at `rows`, for tiles with one scale per row.
+// sum *= the scales at `rows`, of tiles whose rows have one each.
 template <int NT>
 __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* rows,
                                           uint32_t of_rows) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void fp8_scale(float (&sum)[NT][4], const uint8_t* ro
   }
 }
 
-// Scales of a lane's two tokens of a warpgroup's 64.
+// Scales of a lane's two tokens: of a warpgroup's 64.
 __device__ __forceinline__ float2 token_scales(const Fp8Reader& ring) {
   const uint8_t* own = ring.stages + ring.offset + threadIdx.x / 32 * (2 * kE4M3TileBytes) +
                        kTileCodes + threadIdx.x % 32 / 4 * 4;
@@ -81,11 +81,11 @@ __device__ __forceinline__ void fp8_step(Fp8Reader& ring, float (&sum)[NT][4], u
   fp8_add<NT, kHow>(sum, part, scales, ring.scales(), of_rows);
   if (last) end(ring.scales());
   pin(sum);
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 
-// The same for U steps: the next one is multiplied while a sum is scaled.
+// The same of U steps: the next one is multiplied while a sum is scaled.
 template <int NT, Fp8Scaled::How kHow, int U, class End>
 __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], uint32_t of_rows,
                                           bool last, const End& end) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
     fp8_ask(part[i], ring.tokens_at + places, ring.rows_at + places);
     scales[i] = token_scales(ring);
     rows[i] = ring.scales();
-    stage[i] = ring.stage;
+    stage[i] = ring.at.stage;
     ring.next();
   };
   ask(0);
@@ -118,13 +118,13 @@ __device__ __forceinline__ void fp8_steps(Fp8Reader& ring, float (&sum)[NT][4], 
   }
 }
 
-// For tiles without missing rows and biases: short straight-line code. Code that runs once is
-// fetched from L2 first, and a branch per number cost QKV 4.6 us here.
+// Where all rows of a tile are there and none has a bias: little code, and in a straight line. What
+// runs once is fetched from L2 first, and with a jump a number that took QKV's sums 4.6 us.
 template <int NT>
 struct Fp8Whole {
-  float2* to[2];  // a lane's first pair of rows, for two tokens
+  float2* to[2];  // a lane's first pair of rows, of two tokens
   bool real[2];
-  float2 before[2][NT];  // the old values
+  float2 before[2][NT];  // what is added to
   __device__ __forceinline__ Fp8Whole(const ProductArgs& p, int64_t tokens, int64_t token,
                                       int64_t row) {
 #pragma unroll
@@ -172,7 +172,7 @@ struct Fp8Whole {
   }
 };
 
-// Where a lane writes a tile's sums: two adjacent rows of two tokens.
+// Where a lane writes a tile's sums: two neighbouring rows of two tokens.
 struct Fp8Place {
   int64_t token, row;
   bool pairs, whole;
@@ -185,16 +185,16 @@ __device__ __forceinline__ Fp8Place fp8_place(const ProductArgs& p, const Produc
           pairs && p.bias == nullptr && (tile.unit + NT) * 8 <= p.weight.rows};
 }
 
-// Writes a tile's sums if Fp8Whole does not support it.
+// Writes a tile's sums that are not Fp8Whole.
 template <int NT>
 __device__ __forceinline__ void fp8_finish_some(const ProductArgs& p, int64_t tokens,
                                                 const float (&sum)[NT][4], const Fp8Place& place) {
-  constexpr int kAtOnce = 8;  // loads of old values that overlap
+  constexpr int kAtOnce = 8;  // loads of what is added fly together
   const int64_t token = place.token, first = place.row, end = p.weight.rows;
   const bool pairs = place.pairs;
 #pragma unroll
   for (int from = 0; from < NT; from += kAtOnce) {
-    // Body(number of the pair, its row, its address) for all pairs.
+    // Body(number of the pair, its row, its place) for all pairs.
     const auto each = [&](auto&& body) {
 #pragma unroll
       for (int n = 0; n < kAtOnce * 2; ++n) {
@@ -246,21 +246,20 @@ __device__ __forceinline__ void fp8_finish(const ProductArgs& p, int64_t tokens,
   }
 }
 
-// The slices of a tile that a block sums.
+// Slices of a tile that a block takes.
 struct Fp8Leaves {
   int first, end;
 };
 
 // total = the sums of slices from left to right, or of the first one only unless `adds`; `sum` is
-// that of the last one. Calls first() after the first slice, and last(the scales of its last step's
-// rows) at the end of the last.
+// that of the last one. After the first, first(); at the end of the last, last(the scales of its
+// last step's rows).
 template <int NT, Fp8Scaled::How kHow, class First, class Last>
 __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4],
                                            float (&sum)[NT][4], const WeightView& w,
                                            Fp8Leaves leaves, bool adds, uint32_t of_rows,
                                            const First& first, const Last& last) {
-  // (A slice may have eight steps. Eight unrolled at once are half run by the time they are
-  // fetched.)
+  // (A slice of K may be of eight steps: of eight at once half are run while they are fetched.)
   constexpr int kAtOnce = NT <= 12 && kHow != Fp8Scaled::kMixed ? 4 : 1;
   const LeafCut cut = leaf_cut(w);
   for (int leaf = leaves.first; leaf < leaves.end; ++leaf) {
@@ -294,14 +293,14 @@ __device__ __forceinline__ void fp8_leaves(Fp8Reader& ring, float (&total)[NT][4
   }
 }
 
-// Of the tile whose first step has arrived.
+// Of the tile whose first step is there.
 __device__ __forceinline__ Fp8Facts facts_at(const Fp8Facts* of, const Fp8Reader& ring) {
-  const int4 facts = *reinterpret_cast<const int4*>(of + ring.stage);
+  const int4 facts = *reinterpret_cast<const int4*>(of + ring.at.stage);
   const auto same = [](int v) { return __shfl_sync(0xffffffff, v, 0); };
   return {{same(facts.x), same(facts.y), same(facts.z), same(facts.w)}};
 }
 
-// Calls body with the kind of the rows' scales as a constant.
+// body(what scales of rows have in common) with it as a constant.
 template <class Body>
 __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body) {
   if (scaled.how == Fp8Scaled::kRows) {
@@ -313,10 +312,9 @@ __device__ __forceinline__ void fp8_as(const Fp8Scaled& scaled, const Body& body
   }
 }
 
-// total = the sums of all slices, from left to right. Only the scaled additions stand between the
-// multiplications of two steps: the operands of the next step are found while a step is multiplied.
-// If the rows' scales are not needed, a stage is released before the scaling, so that it is
-// refilled earlier.
+// total = the sums of all slices, from left to right. Between the products of two steps stand the
+// scaled sums alone: what the next one needs is found while a step is multiplied, and where its
+// rows' scales are not wanted it is left before it is scaled, so that others fill it.
 template <int NT, Fp8Scaled::How kHow>
 __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT][4],
                                               const LeafCut& cut, uint32_t of_rows) {
@@ -350,13 +348,13 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   ring.wait_full();
   ask();
 #pragma unroll 1
-  for (;; ++leaf) {  // a loop of steps only: even skipped code costs time
+  for (;; ++leaf) {  // a loop of steps alone: code that these jump over costs them, too
     const bool last = leaf + 1 == 1 << cut.shift;
 #pragma unroll 1
     for (int left = cut.leaf(leaf).count - (last ? 1 : 0); left > 0; --left) {
       const float2 scales = token_scales(ring);
       const uint8_t* rows = ring.scales();
-      const int its = ring.stage;
+      const int its = ring.at.stage;
       ring.next();
       const bool there = ring.is_full();
       wgmma_wait<0>();
@@ -376,7 +374,7 @@ __device__ __forceinline__ void fp8_sum_ahead(Fp8Reader& ring, float (&total)[NT
   end_leaf();
   if (kHow != Fp8Scaled::kSteps) fp8_scale<NT>(total, ring.scales(), of_rows);
   pin(total);
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 

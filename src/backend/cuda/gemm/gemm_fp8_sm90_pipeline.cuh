@@ -1,21 +1,21 @@
-// The ring of stages that kernels of FP8 products with many tokens keep filled: what lies in it,
-// who fills it, and what those who multiply (gemm_fp8_sm90_m65.cuh) know of it.
+// The pipeline of FP8 GEMMs for many tokens: the layout of a stage, its producers, and what the
+// consumers (gemm_fp8_sm90_m65.cuh) know of it.
 //
-// Four threads of a block fill stages of 128 columns by the bulk copy engine: 64 G tokens, on the
-// 64-row side of wgmma, and NT tiles of 8 rows. Two blocks of a cluster may share the rows: each
-// asks for half of them, which come to both.
+// Four threads of a block fill stages of 128 columns by TMA bulk copies: 64 G tokens, on the 64-row
+// side of wgmma, and NT tiles of 8 rows. The two blocks of a cluster may share the rows: each
+// copies half of them to both blocks by multicast.
 #pragma once
 
 #include "backend/cuda/gemm/gemm_fp8_sm90.cuh"
-#include "backend/cuda/runtime/cluster.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 
 inline constexpr int kManyBytes = 222 << 10;  // of shared memory
 inline constexpr int kMostStages = 32;
 
-// Warps of which one thread each fills the ring, a stage in turn: one alone would take longer for a
-// stage than its bytes. (Registers change hands between whole warpgroups only.)
+// Warps of which one thread each fills the pipeline, a stage in turn: one alone would take longer
+// for a stage than its bytes. (Registers change hands between whole warpgroups only.)
 inline constexpr int kProducers = 4;
 
 template <int G, int NT>
@@ -25,8 +25,8 @@ struct Fp8Shape {
   static constexpr int kThreads = kConsumers + kProducers * 32;
 };
 
-// What is in a ring: so many stages, each of `width` tiles of tokens, then the codes of all rows
-// and then their scales.
+// What is in a pipeline: `count` stages, each of `width` tiles of tokens, then the codes of all
+// rows and then their scales.
 struct Fp8Stages {
   int count, bytes, width;
 };
@@ -45,28 +45,20 @@ Fp8Stages fp8_stages(int64_t tokens, int budget) {  // for a stage a producer, a
 struct Fp8Ring {
   Fp8Stages of;
   uint8_t* stages;
-  uint64_t *full, *empty;
-  int blocks;  // that must have done with a stage before it is filled again
-  int stage = 0, round = 0;
-  __device__ __forceinline__ void next(int stages = 1) {
-    stage += stages;
-    if (stage >= of.count) stage -= of.count, round ^= 1;
-  }
+  Pipeline pipe;
+  int blocks;  // that release a stage before it is filled again
+  PipelineState at;
+  __device__ __forceinline__ void next() { at.advance(of.count, kProducers); }
 };
 
 // All threads of a block.
 template <class Shape>
 __device__ __forceinline__ Fp8Ring fp8_ring(const Fp8Stages& of, uint8_t* stages, uint64_t* full,
                                             uint64_t* empty, int blocks = 1) {
-  if (threadIdx.x == Shape::kConsumers) {
-    for (int s = 0; s < of.count; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], Shape::kConsumers / 32 * blocks);
-    }
-    barriers_ready();
-  }
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == Shape::kConsumers) pipe.init(of.count, Shape::kConsumers / 32 * blocks);
   __syncthreads();
-  return {of, stages, full, empty, blocks};
+  return {of, stages, pipe, blocks};
 }
 
 // To the same place of both blocks of a cluster, whose barriers at that place hear of it.
@@ -90,52 +82,30 @@ __device__ __forceinline__ void cluster_meet() {
   cluster_wait();
 }
 
-// What a warp that multiplies knows of the ring. A step is one chain from the barrier to the scaled
-// sums, and its latency is the time that it takes: places are found once, moved from stage to
-// stage, and `kept` from being computed again in each.
+// What a warp that multiplies knows of the pipeline. A step is one chain from the barrier to the
+// scaled sums, and its latency is the time that it takes: places are found once, moved from stage
+// to stage, and `kept` from being computed again in each.
 struct Fp8Reader {
   const uint8_t* stages;
   int bytes, count, scales_at, blocks;
   uint32_t tokens_at, rows_at;  // operands of the first stage
-  uint32_t full, empty;         // barriers
-  int stage = 0, offset = 0, round = 0;
+  PipelineAt pipe;
+  PipelineState at;
+  int offset = 0;                                             // of the stage
   __device__ __forceinline__ const uint8_t* scales() const {  // of a stage's rows
     return stages + offset + scales_at;
   }
-  __device__ __forceinline__ void wait_full() const {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra AGAIN;\n}" ::"r"(full + static_cast<uint32_t>(stage * 8)),
-        "r"(round)
-        : "memory");
-  }
-  __device__ __forceinline__ bool is_full() const {
-    uint32_t is;
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
-        "selp.b32 %0, 1, 0, done;\n}"
-        : "=r"(is)
-        : "r"(full + static_cast<uint32_t>(stage * 8)), "r"(round)
-        : "memory");
-    return is != 0;
-  }
+  __device__ __forceinline__ void wait_full() const { pipe.wait(at); }
+  __device__ __forceinline__ bool is_full() const { return pipe.is_full(at); }
   __device__ __forceinline__ void next() {
     offset += bytes;
-    if (++stage == count) stage = 0, offset = 0, round ^= 1;
+    if (at.next(count)) offset = 0;
   }
-  // The warp has done with a stage: a lane tells each block that fills it.
-  __device__ __forceinline__ void release(int its) const {
-    const auto lane = static_cast<int>(threadIdx.x % 32);
-    const uint32_t own = empty + static_cast<uint32_t>(its * 8);
-    uint32_t at = own;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(lane & 1));
-    __syncwarp();
-    if (lane < blocks) arrive_at(blocks > 1 ? at : own);
+  __device__ __forceinline__ void release(int stage) const {
+    pipe.release_to_blocks(stage, blocks);
   }
 };
-// Of stages with so many tiles of rows.
+// `tiles`: tiles of 8 rows of a stage.
 __device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring, int tiles) {
   const uint8_t* tokens = ring.stages + warp_index() / 4 * (8 * kE4M3TileBytes);
   const uint8_t* rows = ring.stages + ring.of.width * kE4M3TileBytes;
@@ -146,8 +116,7 @@ __device__ __forceinline__ Fp8Reader fp8_reader(const Fp8Ring& ring, int tiles) 
           ring.blocks,
           kept_place(tokens),
           kept_place(rows),
-          kept(shared_address(ring.full)),
-          kept(shared_address(ring.empty))};
+          {kept(shared_address(ring.pipe.full)), kept(shared_address(ring.pipe.empty))}};
 }
 
 // sum = a step of 64 tokens and NT tiles of rows.
@@ -168,36 +137,37 @@ struct Fp8Filling {
   int at, before;  // the stage that it fills next and the first of the tile, counted from the start
   bool waited;
 };
-// The stages of a tile of so many steps, a producer's share. copy_rows(to, step, barrier) asks for
-// row_bytes of weights: at first before the kernel in front of this one has ended, tokens after.
+// A producer's share of the stages of a tile, which has `steps` of them. copy_rows(to, step,
+// barrier) asks for row_bytes of weights: at first before the previous kernel has ended, tokens
+// after.
 template <class CopyRows>
 __device__ __forceinline__ void fp8_fill(Fp8Ring& ring, Fp8Filling& filling, int steps,
                                          uint32_t row_bytes, const CopyRows& copy_rows,
                                          const uint8_t* tokens, int64_t token_step,
                                          uint32_t token_bytes) {
   const auto ask_rows = [&](int n, int stage) {
-    barrier_expect(&ring.full[stage], row_bytes + token_bytes);
+    ring.pipe.expect(stage, row_bytes + token_bytes);
     copy_rows(ring.stages + stage * ring.of.bytes + ring.of.width * kE4M3TileBytes, n,
-              &ring.full[stage]);
+              ring.pipe.filled(stage));
   };
   const auto ask_tokens = [&](int n, int stage) {
     if (token_bytes == 0) return;
     bulk_copy(ring.stages + stage * ring.of.bytes, tokens + n * token_step, token_bytes,
-              &ring.full[stage]);
+              ring.pipe.filled(stage));
   };
   if (!filling.waited) {
     const int most = min(steps, ring.of.count);
     for (int n = filling.at; n < most; n += kProducers) ask_rows(n, n);
     wait();
-    for (; filling.at < most; filling.at += kProducers, ring.next(kProducers)) {
+    for (; filling.at < most; filling.at += kProducers, ring.next()) {
       ask_tokens(filling.at, filling.at);
     }
     filling.waited = true;
   }
-  for (; filling.at < filling.before + steps; filling.at += kProducers, ring.next(kProducers)) {
-    if (filling.at >= ring.of.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-    ask_rows(filling.at - filling.before, ring.stage);
-    ask_tokens(filling.at - filling.before, ring.stage);
+  for (; filling.at < filling.before + steps; filling.at += kProducers, ring.next()) {
+    if (filling.at >= ring.of.count) ring.pipe.acquire(ring.at);
+    ask_rows(filling.at - filling.before, ring.at.stage);
+    ask_tokens(filling.at - filling.before, ring.at.stage);
   }
   filling.before += steps;
 }
@@ -250,17 +220,20 @@ struct alignas(16) Fp8Facts {
   int32_t of[4];
 };
 
-// A producer of a pair of blocks. A stage is asked for as soon as both have done with it: all that
-// stands between keeps warps waiting that multiply, so what is asked is known before.
+// A producer of a pair of blocks. A stage is asked for as soon as both have finished with it: all
+// that stands between keeps warps waiting that multiply, so what is asked is known before.
 template <int kPieces>
 struct Fp8Asking {
-  uint32_t stages, full, empty, bytes, count;  // of the ring
-  uint32_t stage, round;
+  uint32_t stages;
+  PipelineAt pipe;
+  uint32_t bytes;  // of a stage
+  int count;       // of stages
+  PipelineState at;
   int step;  // of the tile: the next one of this producer
   bool waited;
-  // What a stage gets of this block: kPieces pieces of rows, of so many tiles of 8, some bytes
-  // apart there and so many panels here, that go to a place of both blocks, and its tokens. It is
-  // full with so many bytes.
+  // What this block copies into a stage: to both blocks kPieces pieces of rows, of `tiles` tiles of
+  // 8, which lie `apart` bytes apart in memory and `apart_here` panels apart in the stage; and its
+  // own tokens. The stage is full with full_bytes, of both blocks.
   struct Tile {
     const uint8_t* rows;
     int64_t apart;
@@ -271,8 +244,8 @@ struct Fp8Asking {
   };
   // facts_of() is asked by the producer of the first step.
   template <class FactsOf>
-  __device__ __forceinline__ void fill(const Fp8Ring& ring, Fp8Facts* facts, int steps,
-                                       const Tile& tile, const FactsOf& facts_of) {
+  __device__ __forceinline__ void fill(Fp8Facts* facts, int steps, const Tile& tile,
+                                       const FactsOf& facts_of) {
     if (step >= steps) {
       step -= steps;
       return;
@@ -281,21 +254,14 @@ struct Fp8Asking {
     const uint8_t* tokens = tile.tokens + static_cast<int64_t>(step) * tile.token_step;
     if (step == 0) {
       const Fp8Facts its = facts_of();
-      barrier_wait(&ring.empty[stage], static_cast<int>(round ^ 1));
-      facts[stage] = its;
+      pipe.acquire(at);
+      facts[at.stage] = its;
     }
 #pragma unroll 1
     for (; step < steps; step += kProducers) {
-      const uint32_t to = stages + stage * bytes, done = full + stage * 8;
-      asm volatile(
-          "{\n.reg .pred done;\nAGAIN:\n"
-          "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-          "@!done bra AGAIN;\n}" ::"r"(empty + stage * 8),
-          "r"(round ^ 1)
-          : "memory");
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(done),
-                   "r"(tile.full_bytes)
-                   : "memory");
+      const uint32_t to = stages + at.stage * bytes, done = pipe.filled(at.stage);
+      pipe.acquire(at);
+      pipe.expect(at.stage, tile.full_bytes);
       if (tile.tiles != 0) {
 #pragma unroll
         for (uint32_t i = 0; i < kPieces; ++i) {
@@ -319,8 +285,7 @@ struct Fp8Asking {
       }
       rows += kProducers * kPanelBytes;
       tokens += int64_t{tile.token_step} * kProducers;
-      stage += kProducers;
-      if (stage >= count) stage -= count, round ^= 1;
+      at.advance(count, kProducers);
     }
     step -= steps;
   }
@@ -328,12 +293,10 @@ struct Fp8Asking {
 template <int kPieces>
 __device__ __forceinline__ Fp8Asking<kPieces> fp8_asking(const Fp8Ring& ring, int producer) {
   return {shared_address(ring.stages),
-          shared_address(ring.full),
-          shared_address(ring.empty),
+          {shared_address(ring.pipe.full), shared_address(ring.pipe.empty)},
           static_cast<uint32_t>(ring.of.bytes),
-          static_cast<uint32_t>(ring.of.count),
-          static_cast<uint32_t>(producer),
-          0,
+          ring.of.count,
+          {producer},
           producer,
           false};
 }
@@ -348,8 +311,8 @@ __device__ __forceinline__ ProductTile many_tile(const ProductList& list, int64_
   return tile;
 }
 
-// Fills the rings of a pair of blocks: of a tile's rows, which are of two panels at most, one asks
-// for those of the first and the other for the rest (or each for half of one panel's).
+// Fills the pipelines of a pair of blocks: of a tile's rows, which are of two panels at most, one
+// asks for those of the first and the other for the rest (or each for half of one panel's).
 template <int G, int NT>
 __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                                  const ProductList& list, int64_t tokens,
@@ -369,7 +332,7 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
     const auto tokens_end = static_cast<uint32_t>(ring.of.width * kE4M3TileBytes);
     const int in_panel = (unit + from) % 8;
-    asking.fill(ring, facts, steps,
+    asking.fill(facts, steps,
                 {p.weight.data + static_cast<int64_t>((unit + from) / 8) * steps * kPanelBytes +
                      in_panel * kTileCodes,
                  0, static_cast<uint32_t>(kPanelCodes - in_panel * (kTileCodes - kTileScales)),
@@ -387,8 +350,8 @@ __device__ __forceinline__ void fp8_produce_pair(const Fp8Ring& ring, Fp8Facts* 
   }
 }
 
-// Fills the ring with all tiles of a block, or with one of so many parts of their leaves: a thread
-// of each producer.
+// Fills the pipeline with all tiles of a block, or with one of `parts` parts of their slices: a
+// thread of each producer.
 template <int G, int NT>
 __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                             const Tour& tour, int producer, int part = 0,
@@ -396,7 +359,7 @@ __device__ __forceinline__ void fp8_produce(Fp8Ring ring, const ProductList& lis
   const int64_t act_tiles = (tokens + 7) / 8;
   const bool once = act_tiles <= Fp8Shape<G, NT>::kTokenTiles;
   Fp8Filling filling{producer, 0, false};
-  ring.stage = producer;
+  ring.at.stage = producer;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = many_tile<G, NT>(list, tokens, tour, index);
     const ProductArgs& p = list.of[tile.product];

@@ -1,26 +1,27 @@
-// GEMM of INT8 weights with at most 32 tokens on Hopper.
+// GEMM with INT8 weights for at most 32 tokens (Hopper).
 //
-// Bound by memory: every SM gets one block, and every block the same number of 16-row tiles, with
-// all of K. Each of its eight warps processes an eighth of the steps and streams it through its own
-// pipeline, several weight tiles and the tokens of the step at a time. The first stages of weights
-// are requested before the previous kernel has ended.
+// Bandwidth limits it: every SM runs one block, and all blocks take the same number of tiles of 16
+// rows, with all of K. Each of a block's eight warps takes an eighth of the steps and streams it
+// through a pipeline of its own, several tiles of weights and the tokens of the step at a time. The
+// weights that fit the pipelines are copied before the previous kernel ends.
 #include "backend/cuda/gemm/gemm_int8.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// NT: tiles of 8 tokens; R: row tiles of a warp at once.
+// NT: tiles of 8 tokens; R: tiles of rows of a warp at once.
 template <int NT, int R>
 struct Int8FewShape {
   static constexpr int kRowBytes = R * INT8::kTileBytes;
   static constexpr int kStageBytes = kRowBytes + NT * kInt8TileBytes;
-  // Token tiles added at once, one item per warp.
+  // Tiles of tokens added up at once, a warp an item.
   static constexpr int kTogether = R * NT <= kWarps ? NT : NT % 2 == 0 && R * 2 <= kWarps ? 2 : 1;
   static constexpr int kItems = R * kTogether, kRounds = NT / kTogether;
   static constexpr int kSumBytes = kWarps * kItems * 32 * 16;
   static constexpr int kStages = ((224 << 10) - kSumBytes) / (kWarps * kStageBytes);
-  // Stages requested before the previous kernel has ended: more would slow it down.
+  // Stages asked for before the previous kernel has ended: more would slow it down.
   static constexpr int kFew = (64 << 10) / (kWarps * kRowBytes);
   static constexpr int kEarly = kFew < 1 ? 1 : kFew < kStages ? kFew : kStages;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -29,8 +30,8 @@ struct Int8FewShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A warp's steps of the block's tiles: R tiles at a time, all their steps, then the next R. One
-// lane issues the copies.
+// A warp's steps of the block's tiles: R tiles at a time, all its steps, then the next R. One lane
+// asks.
 template <int NT, int R>
 struct Int8Stream {
   using S = Int8FewShape<NT, R>;
@@ -40,9 +41,9 @@ struct Int8Stream {
   uint32_t token_bytes;
   int64_t token_step;
   uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   uint64_t policy;
-  int group = 0, step = 0, stage = 0;  // the next one to request
+  int group = 0, step = 0, stage = 0;  // to be asked for next
 
   __device__ __forceinline__ int groups() const { return (tiles + R - 1) / R; }
   __device__ __forceinline__ int tiles_of(int of) const { return min(R, tiles - of * R); }
@@ -53,8 +54,8 @@ struct Int8Stream {
     const int here = min(count, kPanelTiles<INT8> - static_cast<int>(tile % kPanelTiles<INT8>));
     const int64_t at = (begin + step) * int64_t{kInt8PanelBytes};
     uint8_t* to = ring + stage * S::kStageBytes;
-    uint64_t* barrier = full + stage;
-    barrier_expect(barrier, static_cast<uint32_t>(count * INT8::kTileBytes) + token_bytes);
+    uint64_t* barrier = pipe.filled(stage);
+    pipe.expect(stage, static_cast<uint32_t>(count * INT8::kTileBytes) + token_bytes);
     const auto copy = [&](uint8_t* where, int64_t from, int n) {
       copy_weights(shared_address(where), p.weight.data + tile_at<INT8>(from, p.weight.cols) + at,
                    static_cast<uint32_t>(n * INT8::kTileBytes), shared_address(barrier), policy);
@@ -64,7 +65,7 @@ struct Int8Stream {
   }
   __device__ __forceinline__ void ask_tokens(int of_step, int to_stage) {
     bulk_copy(ring + to_stage * S::kStageBytes + S::kRowBytes,
-              p.act + (begin + of_step) * token_step, token_bytes, full + to_stage);
+              p.act + (begin + of_step) * token_step, token_bytes, pipe.filled(to_stage));
   }
   __device__ __forceinline__ void next() {
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
@@ -97,7 +98,7 @@ __device__ __forceinline__ void add_step(int (&sum)[R][NT][4], const uint8_t* st
   }
 }
 
-// Adds the warps' sums of a group: a warp has all sums of an item and calls end(sum, tile, token
+// Adds the warps' sums of a group: a warp has all of an item's, and calls end(sum, tile, token
 // tile, round).
 template <int NT, int R, class End>
 __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shared, int count,
@@ -106,7 +107,7 @@ __device__ __forceinline__ void add_warps(const int (&sum)[R][NT][4], int4* shar
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int j = 0; j < NT; j += S::kTogether) {
-    __syncthreads();  // the previous sums have been read
+    __syncthreads();  // the sums before have been read
 #pragma unroll
     for (int i = 0; i < S::kItems; ++i) {
       const int(&v)[4] = sum[i % R][j + i / R];
@@ -149,11 +150,10 @@ __global__ void __launch_bounds__(256, 1)
                            static_cast<uint32_t>(act_tiles * kInt8TileBytes),
                            act_tiles * kInt8TileBytes,
                            ring,
-                           full[warp],
+                           {full[warp]},
                            read_once()};
   if (lane == 0) {
-    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], 1);
-    barriers_ready();
+    stream.pipe.init_own(S::kStages);
     int asked = 0;
     for (; asked < S::kEarly && stream.more(); ++asked, stream.next()) stream.ask_rows();
     wait();
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(256, 1)
       of_tokens[n][k] = token + k < tokens ? token_scales(p, tokens)[token + k] : 0.0f;
     }
   }
-  int stage = 0, round = 0;
+  PipelineState at;
   const int groups = stream.groups();
   for (int group = 0; group < groups; ++group) {
     const int count = stream.tiles_of(group);
@@ -192,21 +192,21 @@ __global__ void __launch_bounds__(256, 1)
     }
     int sum[R][NT][4] = {};
     for (int k = 0; k < stream.steps; ++k) {
-      barrier_wait(&full[warp][stage], round);
-      add_step<NT, R>(sum, ring + stage * S::kStageBytes, count);
+      stream.pipe.wait(at);
+      add_step<NT, R>(sum, ring + at.stage * S::kStageBytes, count);
       __syncwarp();
       if (lane == 0 && stream.more()) {
         stream.ask_rows();
         stream.ask_tokens(stream.step, stream.stage);
         stream.next();
       }
-      if (++stage == S::kStages) stage = 0, round ^= 1;
+      at.next(S::kStages);
     }
-    add_warps<NT, R>(sum, shared, count, [&](const int(&all)[4], int t, int j, int at) {
+    add_warps<NT, R>(sum, shared, count, [&](const int(&all)[4], int t, int j, int turn) {
       float v[1][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        v[0][n] = int8_value(all[n], of_rows[n / 2], of_tokens[at][n % 2]);
+        v[0][n] = int8_value(all[n], of_rows[n / 2], of_tokens[turn][n % 2]);
       }
       finish<1>(w, v, tile + t, j, lane, S::kRounds == 1 && w.add ? before.v : nullptr);
     });

@@ -1,16 +1,17 @@
-// Products of quantised weights with up to eight tokens on Hopper.
+// GEMM with quantised weights for up to eight tokens (Hopper).
 //
-// Blocks stay, two a multiprocessor, and walk through tiles of 16 rows, kTiles at once; each of the
-// eight warps takes a leaf of K. What a warp reads next is always on its way into its own ring in
-// shared memory, and its activations into registers, across tiles. The bits are those of
-// gemm_sm80_small_m.cu.
+// Blocks are persistent, two per SM, and walk through tiles of 16 rows, kTiles at once; each of the
+// eight warps takes a split-K slice. The weights that a warp reads next are always on their way
+// into its own pipeline in shared memory, and its activations into registers, across tiles. The
+// bits are those of gemm_sm80_small_m.cu.
 //
-// Gate and up may end in the gated unit: a block's two tiles are then the same rows of both, and
-// the warp that adds up both gates.
+// Gate and up may have a SwiGLU epilogue: a block's two tiles are then the same rows of both, and
+// the warp that adds the slices applies SwiGLU.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -56,7 +57,7 @@ __device__ __forceinline__ End end_of(const ProductList& list, const Leaf& leaf,
   return End(list, i, row_tile_of(list, leaf, index, i), lane, tokens);
 }
 
-// Adds a tile's leaves from left to right.
+// Adds a tile's slices from left to right.
 template <int kTiles>
 __device__ __forceinline__ void add_up(float (&v)[4], const float4 (&sums)[kWarps][kTiles][32],
                                        const Leaf& leaf, int m) {
@@ -93,7 +94,7 @@ template <class F, int kTiles, int kSteps>
 struct Source {
   using R = Ring<F, kTiles, kSteps>;
   uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   int index, step;  // of the block's tile; to its next one
   int second;       // 1: of up, where `index` is gate's
   const uint8_t* from = nullptr;
@@ -114,11 +115,12 @@ struct Source {
     const int count = min(kSteps * R::kUnits, leaf.count - asked);
     if (index < list.first_block[list.count]) {
       const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
-      barrier_expect(full + stage, bytes);
-      copy_weights(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes, full + stage);
+      pipe.expect(stage, bytes);
+      copy_weights(ring + stage * R::kStageBytes + lane * R::kTileBytes, from, bytes,
+                   pipe.filled(stage));
       from += bytes;
     } else {
-      barrier_arrive(full + stage);
+      pipe.arrive(stage);
     }
     stage = stage + 1 == R::kStages ? 0 : stage + 1;
     asked += count;
@@ -129,7 +131,7 @@ struct Source {
   }
 };
 
-// The first asks of all warps: warp 0, which then waits for the kernel in front, does not wait for
+// The first asks of all warps: warp 0, which then waits for the previous kernel, does not wait for
 // any; the others take turns behind it. The barrier of the ask so far before a warp's ask `s` that
 // what lies between them may be in flight.
 template <class R>
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[kWarps][R::kStages];
   __shared__ float4 sums[2][kWarps][kTiles][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int64_t cols = list.of[0].weight.cols;
@@ -166,13 +168,13 @@ __global__ void __launch_bounds__(256, 2)
   const bool gates = kTiles == 2 && gated.data != nullptr;
   const int step = gates ? blocks : kTiles * blocks;  // from a block's tiles to its next ones
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
-  Source<F, kTiles, kSteps> source{ring, full[warp],
+  const Pipeline pipe{full[warp]};
+  Source<F, kTiles, kSteps> source{ring, pipe,
                                    static_cast<int>(blockIdx.x) + (gates ? 0 : lane * blocks), step,
                                    gates ? lane : 0};
   if (threadIdx.x == 0) ended = 0;
   if (lane == 0) {
-    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], kTiles);
-    barriers_ready();
+    pipe.init_own(R::kStages, kTiles);
   }
   __syncthreads();
   if (lane < kTiles) {
@@ -204,7 +206,8 @@ __global__ void __launch_bounds__(256, 2)
     if (i < pieces) load_tokens(i);
   }
   if (threadIdx.x == 0) ended = 1;
-  int stage = 0, parity = 0, round = 0;
+  PipelineState at;
+  int round = 0;
   for (int index = static_cast<int>(blockIdx.x); index < end; index += step, round += kTiles) {
     const bool ends = leaf.index == (round & (parts - 1));  // kTiles == 1: the warp, the tile
     float before[4];
@@ -220,8 +223,8 @@ __global__ void __launch_bounds__(256, 2)
         act = first_act;
       }
       const int step_of = kSteps > 1 ? unit / R::kUnits % kSteps : 0;
-      const uint8_t* tiles = ring + stage * R::kStageBytes + step_of * (R::kTileBytes / kSteps);
-      if (step_of == 0) barrier_wait(&full[warp][stage], parity);
+      const uint8_t* tiles = ring + at.stage * R::kStageBytes + step_of * (R::kTileBytes / kSteps);
+      if (step_of == 0) pipe.wait(at);
       const auto take = [&](int i) {
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
@@ -251,12 +254,9 @@ __global__ void __launch_bounds__(256, 2)
       __syncwarp();
       if (lane < kTiles) source.ask(list, leaf, lane);
       __syncwarp();
-      if (++stage == R::kStages) {
-        stage = 0;
-        parity ^= 1;
-      }
+      at.next(R::kStages);
     }
-    // Leaves are added from left to right, by another warp for each tile.
+    // Slices are added from left to right, by another warp for each tile.
     float4(&shared)[kWarps][kTiles][32] = sums[round / kTiles & 1];
     if (parts > 1) {
 #pragma unroll

@@ -11,6 +11,7 @@
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -24,13 +25,19 @@ struct Long {
   static constexpr int kStageBytes = kAtOnce / kPieces * F::kTileBytes;
   static constexpr int kRoom = static_cast<int>(kSharedOfSm / 2) - 6 * 1024;
   static constexpr int kFit = kRoom / kWarps / kStageBytes;
-  // With more, memory is no better used, and the ring takes the tokens' place in L1.
+  // With more, memory is no better used, and the pipeline takes the tokens' place in L1.
   static constexpr int kStages = kFit < 4 ? kFit : 4;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
   static constexpr int kAhead = kAheadBytes / 2 / kStageBytes;  // stages in flight
 };
 
-// Has all that a warp reads of a token brought into L1 at once: so many pieces from the `first` on.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A warp's pipeline among those of all warps, whose barriers lie stage by stage: landed() looks at
+// them in the order in which copies are issued.
+using WarpPipeline = PipelineOf<uint64_t*, kWarps>;
+#endif
+
+// Loads all that a warp reads of a token into L1 at once: `pieces` pieces from the `first` on.
 inline constexpr int kLines = 4;
 __device__ __forceinline__ void ask_lines(uint32_t (&lines)[kLines], const uint8_t* act, int first,
                                           int pieces, int lane) {
@@ -56,7 +63,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kWarps];
   __shared__ float4 sums[kWarps][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   if (threadIdx.x < R::kStages * kWarps) {
@@ -66,13 +73,13 @@ __global__ void __launch_bounds__(256, 2)
   }
   __syncthreads();
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
-  uint64_t* barrier = &full[0][warp];
+  const WarpPipeline pipe{&full[0][warp]};
   const int tile = static_cast<int>(blockIdx.x);
   const uint8_t* from = list.of[0].weight.data +
                         (static_cast<int64_t>(tile) * kWarps + warp) * (steps * R::kStageBytes);
   const auto ask = [&](int stage) {
-    barrier_expect(barrier + stage * kWarps, R::kStageBytes);
-    copy_weights(ring + stage * R::kStageBytes, from, R::kStageBytes, barrier + stage * kWarps);
+    pipe.expect(stage, R::kStageBytes);
+    copy_weights(ring + stage * R::kStageBytes, from, R::kStageBytes, pipe.filled(stage));
     from += R::kStageBytes;
   };
   if (lane == 0) {
@@ -113,7 +120,8 @@ __global__ void __launch_bounds__(256, 2)
     }
     if (warp == 0 && to.real >= 16) to.load(before);
   };
-  int step = 0, stage = 0, parity = 0;
+  int step = 0;
+  PipelineState at;
   if constexpr (kOneLoop<F>) {
     begin();
   } else {
@@ -127,12 +135,12 @@ __global__ void __launch_bounds__(256, 2)
         for (int k = 0; k < 4; ++k) keep(ahead[i][k]);
       }
     };
-    // Warp 0 waits for the kernel in front.
-    const bool early = warp > 0 && __all_sync(0xffffffff, landed(barrier, ended));
+    // Warp 0 waits for the previous kernel.
+    const bool early = warp > 0 && __all_sync(0xffffffff, landed(pipe.filled(0), ended));
     if (early) decode_first();
     begin();
     if (!early) {
-      barrier_wait(barrier, 0);
+      pipe.wait(at);
       decode_first();
     }
     act += kAtOnce * 64;
@@ -143,28 +151,25 @@ __global__ void __launch_bounds__(256, 2)
     }
     __syncwarp();
     if (--left > 0 && lane == 0) ask(0);
-    step = stage = 1;
+    step = at.stage = 1;
   }
 #pragma unroll 1
   for (; step < steps; ++step) {
-    const uint8_t* at = ring + stage * R::kStageBytes;
-    barrier_wait(barrier + stage * kWarps, parity);
+    const uint8_t* from_stage = ring + at.stage * R::kStageBytes;
+    pipe.wait(at);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       Piece piece;
       uint4 a[4];
-      take(at, i, a, piece);
+      take(from_stage, i, a, piece);
       accumulate<F, 1>(sum, a, b[i % kTokens], piece, i % R::kPieces);
       // Tokens of the step after this one; behind the last the same again.
       if (i + kTokens == kAtOnce && step + 1 < steps) act += kAtOnce * 64;
       load_tokens((i + kTokens) % kAtOnce);
     }
     __syncwarp();
-    if (--left > 0 && lane == 0) ask(stage);
-    if (++stage == R::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    if (--left > 0 && lane == 0) ask(at.stage);
+    at.next(R::kStages);
   }
 #pragma unroll
   for (uint32_t& line : lines) asm volatile("" ::"r"(line));
@@ -177,7 +182,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// The same of leaves of any size, in one loop of stages.
+// The same of slices of any size, in one loop of stages.
 template <class F>
 __global__ void __launch_bounds__(256, 2)
     any_long_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -186,7 +191,7 @@ __global__ void __launch_bounds__(256, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kWarps];
   __shared__ float4 sums[kWarps][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   if (threadIdx.x < R::kStages * kWarps) {
@@ -195,6 +200,7 @@ __global__ void __launch_bounds__(256, 2)
     barriers_ready();
   }
   __syncthreads();
+  const WarpPipeline pipe{&full[0][warp]};
   const auto place = [&](int slot) { return rings + (warp * R::kStages + slot) * R::kStageBytes; };
   const int tile = static_cast<int>(blockIdx.x);
   const WeightView& w = list.of[0].weight;
@@ -205,8 +211,8 @@ __global__ void __launch_bounds__(256, 2)
   int asked = 0;
   const auto ask = [&](int slot) {
     const auto bytes = static_cast<uint32_t>(walk.count(asked) * F::kTileBytes);
-    barrier_expect(&full[slot][warp], bytes);
-    copy_weights(place(slot), from, bytes, &full[slot][warp]);
+    pipe.expect(slot, bytes);
+    copy_weights(place(slot), from, bytes, pipe.filled(slot));
     from += bytes;
     ++asked;
   };
@@ -214,7 +220,7 @@ __global__ void __launch_bounds__(256, 2)
 #pragma unroll 1
     for (int s = 0; s < R::kStages && s < walk.stages; ++s) {
       const int before = s * kWarps + warp - R::kAhead;
-      // Others' leaves may have fewer stages: theirs are not waited for.
+      // Others' slices may have fewer stages: theirs are not waited for.
       if (warp > 0 && before >= 0 && before / kWarps < w.cols / kStepCols) {
         landed(&full[0][0] + before, ended);
       }
@@ -237,20 +243,18 @@ __global__ void __launch_bounds__(256, 2)
   }
   float before[4], sum[1][4] = {};
   if (warp == 0 && to.real >= 16) to.load(before);
-  int at = 0, slot = 0, parity = 0;
+  int at = 0;
+  PipelineState ring_at;
 #pragma unroll 1
   for (int stage = 0; stage < walk.stages; ++stage) {
     const int pieces = walk.count(stage) * R::kPieces;
     const int next = stage + 1 < walk.stages ? at + pieces : 0;
-    barrier_wait(&full[slot][warp], parity);
-    add_stage<F>(sum, b, place(slot), pieces, at, next, lane);
+    pipe.wait(ring_at);
+    add_stage<F>(sum, b, place(ring_at.stage), pieces, at, next, lane);
     at = next;
     __syncwarp();
-    if (lane == 0 && asked < walk.stages) ask(slot);
-    if (++slot == R::kStages) {
-      slot = 0;
-      parity ^= 1;
-    }
+    if (lane == 0 && asked < walk.stages) ask(ring_at.stage);
+    ring_at.next(R::kStages);
   }
 #pragma unroll
   for (uint32_t& line : lines) asm volatile("" ::"r"(line));

@@ -6,35 +6,35 @@
 // sizes are unrolled: their first pieces are decoded into registers before the previous kernel
 // ends. Slices of other sizes are walked in a short loop. While a block waits for the previous
 // kernel it may prefetch the weights of the next GEMM into L2. Slices are added from left to right,
-// one warp per tile; bit-identical to gemm_sm80_small_m.cu.
+// one warp per tile; the bits are those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/gemm_q_sm90_m1_8_epilogue.cuh"
+#include "backend/cuda/gemm/gemm_q_sm90_m1_8_small_n.h"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kEarly = 2;       // pieces of the first slice decoded early
-constexpr int kLeafPieces = 8;  // at most this many pieces of tokens are in registers
-constexpr int kMost = 2;        // tiles per block, if there is room
+constexpr int kEarly = 2;       // pieces of the first slice, ahead
+constexpr int kLeafPieces = 8;  // of which a lane has the tokens in registers
+constexpr int kMost = 2;        // tiles of a block, where there is room for them
 
-// kLeaf: pieces per slice.
+// kLeaf: pieces of a slice of K.
 template <class F, int kLeaf = kLeafPieces>
 struct Once {
-  static constexpr int kPieces = F::kUnit / 64;  // per unit
+  static constexpr int kPieces = F::kUnit / 64;  // of a unit
   static constexpr int kLeafBytes = kLeaf / kPieces * F::kTileBytes;
-  static constexpr int kRowBytes = kWarps * kLeafBytes;        // per tile
+  static constexpr int kRowBytes = kWarps * kLeafBytes;        // of a tile
   static constexpr int kAhead = kAheadBytes / 2 / kLeafBytes;  // slices in flight
   static constexpr bool kWhole = kLeaf % kPieces == 0 && (kPieces == 1 || kLeaf == kLeafPieces);
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Prefetches the next GEMM's weights to L2 until the previous kernel has ended: memory is idle
-// then. A part of both matrices at a time, `step` apart, because other kernels' loads are in
-// flight. These are copies to a buffer that nobody reads, since data fetched by prefetch
-// instructions is read hardly faster than from memory. Returns the number of parts; the barrier
-// signals when the last have arrived. One thread.
+// Prefetches what comes next to L2 until the previous kernel has ended: memory has time. A part
+// of both matrices at a time, `step` apart, since other kernels' loads are on their way. These are
+// copies to a place that nobody reads, as what prefetches bring is read hardly faster than from
+// memory. How many times; the barrier knows when the last are there. One thread.
 __device__ __forceinline__ int bring(const NextWeights& next, int first, int step, uint8_t* place,
                                      uint64_t* barrier, const volatile int& ended) {
   int times = 0;
@@ -48,7 +48,7 @@ __device__ __forceinline__ int bring(const NextWeights& next, int first, int ste
 }
 #endif
 
-// A block's second tile may be in format G.
+// A block's second tile may be in G.
 template <class F, class G, int kLeaf>
 __global__ void __launch_bounds__(256, 2)
     once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(256, 2)
       copy_weights(t == 0 ? mine : second_of(bytes), from, bytes, &full[t][warp]);
     }
   }
-  // Lanes of tokens beyond the last one read another token's numbers.
+  // Lanes of tokens that are not there read another's.
   const auto* act = known(reinterpret_cast<const uint4*>(list.of[0].act) + warp * kLeaf * 64 +
                           (lane / 4 < tokens ? lane : lane % 4));
   const int end_index = first + (warp < count ? warp : 0) * blocks;
@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(256, 2)
     b[i % kKept][0][0] = act[i * 64];
     b[i % kKept][0][1] = act[i * 64 + 32];
   };
-  // Longer slices: the tokens of later pieces replace used ones, and are reloaded for the second
-  // tile.
+  // Longer slices: the tokens of later pieces replace used ones, and are replaced again for the
+  // second tile.
   const auto load_others = [&](int i) {
     if (i + kKept < kLeaf) load_tokens(i + kKept);
     if (i >= kKept) load_tokens(i - kKept);
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// The same for any number of columns, whose slices may have two sizes.
+// The same of any number of columns, whose slices may be of two sizes.
 template <class F, class G>
 __global__ void __launch_bounds__(256, 2)
     any_once_kernel(const __grid_constant__ ProductList list, int64_t tokens) {
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(256, 2)
     barriers_ready();
   }
   __syncthreads();
-  const int64_t cols = list.of[0].weight.cols;  // K is the same for all
+  const int64_t cols = list.of[0].weight.cols;  // all have as many
   const LeafWalk<F> walk(cols, warp);
   const auto row_bytes = static_cast<int>(tile_at<F>(1, cols));
   const auto in_other = [&](int product) { return list.of[product].weight.code == G::kCode; };
@@ -238,14 +238,14 @@ __global__ void __launch_bounds__(256, 2)
       }
     }
   }
-  // Lanes of tokens beyond the last one read another token's numbers.
+  // Lanes of tokens that are not there read another's.
   const auto* act =
       known(reinterpret_cast<const uint4*>(list.of[0].act) + walk.first * Once<F>::kPieces * 64 +
             (lane / 4 < tokens ? lane : lane % 4));
   const int end_index = first + (warp < count ? warp : 0) * blocks;
   const int product = product_of(list, end_index);
   const End to(list, product, end_index - list.first_block[product], lane, tokens);
-  // All tiles share one short loop, because code that runs once is bound by instruction fetch.
+  // All tiles share one short loop: code that runs once has to be fetched first.
   TokenPair b;
   b.act = act;
   const auto add_tile = [&](auto f, int t) {
@@ -293,7 +293,8 @@ __global__ void __launch_bounds__(256, 2)
 #endif
 }
 
-// Blocks: two per SM; if F has fewer tiles, as many as F has, because tiles in G are second tiles.
+// Blocks: two a multiprocessor; as many as F has tiles if these are fewer, as what is in G are
+// second tiles.
 template <class F, class G, int... kLeafs>
 int launch_once(const Context& ctx, std::integer_sequence<int, kLeafs...>, ProductList list,
                 int64_t tokens, int tiles_of_first) {
@@ -301,7 +302,7 @@ int launch_once(const Context& ctx, std::integer_sequence<int, kLeafs...>, Produ
   const int most = min(2 * ctx.multiprocessors, tiles_of_first);
   const int64_t cols = list.of[0].weight.cols, row = tile_at<F>(1, cols);
   const int64_t second = tiles > most ? max(row, tile_at<G>(1, cols)) : 0;
-  if (second > 0) list.next = {};  // the second tile needs its space
+  if (second > 0) list.next = {};  // its place is the second tile's
   const int64_t bytes = row + (list.next.parts > 0 ? kNextPart : second);
   auto kernel = any_once_kernel<F, G>;
   const auto choose = [&](auto leaf) {

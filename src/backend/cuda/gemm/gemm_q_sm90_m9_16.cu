@@ -1,11 +1,13 @@
-// GEMM of quantised weights with 9 to 16 tokens on Hopper: mma.sync, with operands in registers.
+// GEMM with quantised weights for 9 to 16 tokens (Hopper), by mma.sync, whose operands are in
+// registers.
 //
-// Every SM gets one block, and every block the same number of 16-row tiles, with all of K. Two
-// warps share a split-K slice, because latency is the bottleneck. Each streams its weights through
-// its own pipeline, R tiles at once; the first stages are requested before the previous kernel has
-// ended. Slices are added from left to right; bit-identical to gemm_sm80_small_m.cu.
+// Every SM runs one block, and all blocks take the same number of tiles of 16 rows, with all of K.
+// Two warps share a split-K slice, because latency limits this kernel. Each streams its weights
+// through a pipeline of its own, R tiles at once, whose first copies are issued before the previous
+// kernel ends. Slices are added from left to right; the bits are those of gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_sm90_small_m.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -25,8 +27,8 @@ struct FewShape : Stage<F>,
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr int kAhead = 2;  // pieces of tokens in registers
 
-// A warp's slice of a share: its own R of every kTiles tiles, all pieces of the slice. Lane t
-// requests tile t.
+// A warp's slice of a share: of each kTiles tiles its own R, all pieces of the slice. Lane t asks
+// for tile t.
 template <class S>
 struct FewStream {
   using F = typename S::F;
@@ -36,7 +38,7 @@ struct FewStream {
   int units;  // of the slice
   int mine;   // first tile of the first group
   uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   int group = 0, unit = 0, stage = 0;  // to be asked for next
 
   __device__ __forceinline__ int tiles(int of) const {
@@ -47,13 +49,13 @@ struct FewStream {
     constexpr int kUnits = S::kPieces / S::kUnitPieces;
     if (lane < tiles(group)) {
       const auto bytes = static_cast<uint32_t>(min(kUnits, units - unit) * F::kTileBytes);
-      barrier_expect(&full[stage], bytes);
+      pipe.expect(stage, bytes);
       bulk_copy(
           ring + stage * S::kStageBytes + lane * S::kTileBytes,
           weights + (share.first + group * S::kTiles + mine + lane) * step + unit * F::kTileBytes,
-          bytes, &full[stage]);
+          bytes, pipe.filled(stage));
     } else if (lane < S::R) {
-      barrier_arrive(&full[stage]);
+      pipe.arrive(stage);
     }
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
     unit += kUnits;
@@ -61,8 +63,7 @@ struct FewStream {
   }
 };
 
-// sum += a piece. Consecutive instructions have different accumulators, so that none waits for the
-// previous one.
+// sum += a piece. Neighbouring instructions have sums of their own: none waits for the one before.
 template <int NT>
 __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4],
                                          const uint4 (&b)[NT][2]) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint4 (&a)[4
 #endif
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A block's share of GEMM i.
+// A block's share of product i.
 template <class S>
 __device__ __forceinline__ void multiply_share(const ProductList& list, int i, int64_t tokens,
                                                int share) {
@@ -102,10 +103,9 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
                       units * (leaf + 1) / kWarps - begin,
                       warp % S::kPair * R,
                       rings + warp * S::kStages * S::kStageBytes,
-                      full[warp]};
+                      {full[warp]}};
   if (lane == 0) {
-    for (int s = 0; s < S::kStages; ++s) barrier_init(&full[warp][s], R);
-    barriers_ready();
+    stream.pipe.init_own(S::kStages, R);
   }
   __syncwarp();
   for (int s = 0; s < S::kStages && stream.more(); ++s) stream.ask(lane);
@@ -126,13 +126,13 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
     }
   };
   load_first();
-  int stage = 0, round = 0;
+  PipelineState at;
   for (int group = 0; group * S::kTiles < stream.share.count; ++group) {
     const int count = stream.tiles(group);
     float sum[R][NT][4] = {};
     for (int k = 0; count > 0 && k < pieces; k += S::kPieces) {
-      barrier_wait(&full[warp][stage], round);
-      const uint8_t* rows = stream.ring + stage * S::kStageBytes;
+      stream.pipe.wait(at);
+      const uint8_t* rows = stream.ring + at.stage * S::kStageBytes;
 #pragma unroll
       for (int n = 0; n < S::kPieces; ++n) {
         if (k + n >= pieces) break;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
       }
       __syncwarp();
       if (stream.more()) stream.ask(lane);
-      if (++stage == S::kStages) stage = 0, round ^= 1;
+      at.next(S::kStages);
     }
     if ((group + 1) * S::kTiles < stream.share.count) load_first();
     add_leaves<S>(w, sum, reinterpret_cast<float4*>(rings + S::kRings), first + group * S::kTiles,
@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_share(const ProductList& list, int i, i
 }
 #endif
 
-// GEMMs in S's format, or in T's.
+// Products in S's format, or T's.
 template <class S, class T = S>
 __global__ void __launch_bounds__(S::kAllWarps * 32, 1)
     few_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share) {

@@ -1,20 +1,22 @@
-// GEMM of quantised weights with 9 to 16 tokens and many rows on Hopper, and SwiGLU of gate and up
-// with as many.
+// GEMM with quantised weights for 9 to 16 tokens and many rows (Hopper), and gate and up with a
+// SwiGLU epilogue.
 //
-// An SM reads about 25 bytes per cycle from L2, whether weights or tokens. If each warp reads its
-// own tokens (gemm_q_sm90_m9_16.cu), most of this is tokens. Here the warps of a block have
-// different rows, two tiles of 16 each with all of K, and share the tokens, which one more warp
-// copies to a pipeline in shared memory. Weights come through each warp's own pipeline, requested
-// before the previous kernel has ended. With SwiGLU a warp has the same tile of gate and of up, so
-// that a lane has both numbers. Slices are added from left to right; bit-identical to
-// gemm_sm80_small_m.cu.
+// L2 gives an SM about 25 bytes per cycle, of weights and tokens together: if each warp reads its
+// own tokens (gemm_q_sm90_m9_16.cu), they are most of it. Here the warps of a block take different
+// rows, two tiles of 16 each with all of K, and share the tokens, which another warp copies into a
+// pipeline in shared memory. Each warp streams its weights through a pipeline of its own, whose
+// first copies are issued before the previous kernel ends. With a SwiGLU epilogue a warp takes the
+// same tile of gate and of up, so that a lane has both sums of a feature. Slices are added from
+// left to right; the bits are those of gemm_sm80_small_m.cu.
+#include "backend/cuda/gemm/gemm_q_sm90_m9_16_large_n.h"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-constexpr int kTiles = 2;  // of 16 rows, per warp
+constexpr int kTiles = 2;  // of 16 rows, a warp
 constexpr int kThreads = kWarps * 32 + 32;
 constexpr int kStagePieces = 4;  // of 64 columns
 
@@ -39,7 +41,7 @@ struct WideShape {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The steps of K, of up to kStagePieces pieces of a split-K slice. No slice is empty.
+// The steps of K, of up to kStagePieces pieces of a slice of K. No slice is empty.
 template <class S>
 struct Steps {
   int units, leaf = 0, unit = 0, end;  // in units of columns
@@ -62,7 +64,7 @@ struct Steps {
   }
 };
 
-// Row units of a block, in passes of as many as its warps have at once.
+// Units of rows of a block, in passes of as many as its warps have at once.
 template <class S>
 struct WideRows {
   int64_t first;
@@ -80,7 +82,7 @@ struct WideRows {
   }
 };
 
-// A warp's weights: lane t requests tile t.
+// A warp's weights: lane t asks for tile t.
 template <class S>
 struct WideStream {
   using F = typename S::F;
@@ -88,7 +90,7 @@ struct WideStream {
   const uint8_t* weights;  // the lane's tiles of the first pass
   int64_t pass_bytes;
   uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   Steps<S> steps;
   int pass = 0, stage = 0;
 
@@ -98,12 +100,12 @@ struct WideStream {
   __device__ __forceinline__ void ask(int warp, int lane) {
     if (lane < rows.tiles(pass, warp)) {
       const auto bytes = static_cast<uint32_t>(steps.count() * F::kTileBytes);
-      barrier_expect(&full[stage], bytes);
+      pipe.expect(stage, bytes);
       bulk_copy(ring + stage * S::kStageBytes + lane * S::kTileBytes,
                 weights + pass * pass_bytes + static_cast<int64_t>(steps.unit) * F::kTileBytes,
-                bytes, &full[stage]);
+                bytes, pipe.filled(stage));
     } else if (lane < kTiles) {
-      barrier_arrive(&full[stage]);
+      pipe.arrive(stage);
     }
     stage = stage + 1 < S::kStages ? stage + 1 : 0;
     steps.next();
@@ -117,21 +119,20 @@ struct WideStream {
 // One thread: the tokens of all passes.
 template <class S>
 __device__ __forceinline__ void bring_tokens(const WideRows<S>& rows, const ProductArgs& p,
-                                             int64_t tokens, uint8_t* ring, uint64_t* full,
-                                             uint64_t* empty) {
+                                             int64_t tokens, uint8_t* ring, const Pipeline& pipe) {
   const int tiles = static_cast<int>((tokens + 7) / 8);
-  int stage = 0, round = 0;
+  PipelineState at;
   for (int pass = 0; pass < rows.passes(); ++pass) {
     for (Steps<S> steps(p.weight.cols); steps.more(); steps.next()) {
       const auto bytes = static_cast<uint32_t>(steps.count() * S::kUnitPieces * 1024);
-      barrier_wait(&empty[stage], round ^ 1);  // the first round finds all stages empty
-      barrier_expect(&full[stage], tiles * bytes);
+      pipe.acquire(at);
+      pipe.expect(at.stage, tiles * bytes);
       const uint8_t* from = p.act + static_cast<int64_t>(steps.unit) * S::kUnitPieces * 1024;
       for (int j = 0; j < tiles; ++j) {
-        bulk_copy(ring + stage * S::kTokensBytes + j * S::kTokenTileBytes,
-                  from + j * p.act_chunks * 512, bytes, &full[stage]);
+        bulk_copy(ring + at.stage * S::kTokensBytes + j * S::kTokenTileBytes,
+                  from + j * p.act_chunks * 512, bytes, pipe.filled(at.stage));
       }
-      if (++stage == S::kTokenStages) stage = 0, round ^= 1;
+      at.next(S::kTokenStages);
     }
   }
 }
@@ -168,7 +169,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTiles][S::NT][4], const u
   }
 }
 
-// The SwiGLU of a tile's sums as activations in fragment order.
+// SwiGLU of a tile's sums as activations in the order of lanes.
 template <class S>
 __device__ __forceinline__ void put_gated_lanes(const Activations& act, const ProductList& list,
                                                 float (&sum)[kTiles][S::NT][4], int64_t tile,
@@ -187,27 +188,27 @@ __device__ __forceinline__ void put_gated_lanes(const Activations& act, const Pr
 
 template <class S>
 __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& list, int product,
-                                     const uint8_t* ring, uint64_t* full, uint64_t* empty,
-                                     int64_t tokens, const Activations& act) {
+                                     const uint8_t* ring, const Pipeline& pipe, int64_t tokens,
+                                     const Activations& act) {
   using F = typename S::F;
   constexpr int NT = S::NT;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const ProductArgs& p = list.of[product];
-  int stage = 0, round = 0, weights = 0, weights_round = 0;
+  PipelineState at, weights;
   for (int pass = 0; pass < stream.rows.passes(); ++pass) {
     const int count = stream.rows.tiles(pass, warp);
     float total[kTiles][NT][4], sum[kTiles][NT][4] = {};
 #pragma unroll
     for (int i = 0; i < kTiles * NT * 4; ++i) {
-      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // the identity of addition
+      total[i / (NT * 4)][i / 4 % NT][i % 4] = -0.0f;  // adds nothing, not even a sign
     }
     for (Steps<S> steps(p.weight.cols); steps.more(); steps.next()) {
       const int pieces = steps.count() * S::kUnitPieces;
-      barrier_wait(&full[stage], round);
-      const uint8_t* from = ring + stage * S::kTokensBytes;
+      pipe.wait(at);
+      const uint8_t* from = ring + at.stage * S::kTokensBytes;
       if (count > 0) {
-        barrier_wait(&stream.full[weights], weights_round);
-        const uint8_t* rows = stream.ring + weights * S::kStageBytes;
+        stream.pipe.wait(weights);
+        const uint8_t* rows = stream.ring + weights.stage * S::kStageBytes;
         if (pieces == kStagePieces) {
 #pragma unroll
           for (int n = 0; n < kStagePieces; ++n) multiply<S>(sum, rows, from, n, lane);
@@ -215,11 +216,11 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
 #pragma unroll 1
           for (int n = 0; n < pieces; ++n) multiply<S>(sum, rows, from, n, lane);
         }
-        if (++weights == S::kStages) weights = 0, weights_round ^= 1;
+        weights.next(S::kStages);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(&empty[stage]);
-      if (++stage == S::kTokenStages) stage = 0, round ^= 1;
+      pipe.release(at.stage);
+      at.next(S::kTokenStages);
       if (stream.more(warp)) stream.ask(warp, lane);
       if (!steps.ends_leaf()) continue;
 #pragma unroll
@@ -250,7 +251,7 @@ __device__ __forceinline__ void walk(WideStream<S>& stream, const ProductList& l
 }
 #endif
 
-// share: row units per block. With SwiGLU `list` counts gate only; up follows it in list.of.
+// share: units of rows of a block. With a SwiGLU epilogue list has gate, and up beside it.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 1)
     wide_kernel(const __grid_constant__ ProductList list, int64_t tokens, int share,
@@ -268,20 +269,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t all = (w.rows + 15) / 16;
   const int64_t first = static_cast<int64_t>(blockIdx.x - list.first_block[i]) * share;
   const WideRows<S> rows{first, static_cast<int>(min(static_cast<int64_t>(share), all - first))};
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kTokenStages; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], kWarps);
-    }
-  }
-  if (warp < kWarps && lane == 0) {
-    for (int s = 0; s < S::kStages; ++s) barrier_init(&weights_full[warp][s], kTiles);
-  }
-  barriers_ready();
+  const Pipeline pipe{full, empty};
+  if (threadIdx.x == 0) pipe.init(S::kTokenStages, kWarps);
+  if (warp < kWarps && lane == 0) Pipeline{weights_full[warp]}.init_own(S::kStages, kTiles);
   __syncthreads();
   if (warp == kWarps) {
     wait();
-    if (lane == 0) bring_tokens<S>(rows, list.of[i], tokens, rings, full, empty);
+    if (lane == 0) bring_tokens<S>(rows, list.of[i], tokens, rings, pipe);
     return;
   }
   const int64_t step = tile_at<F>(1, w.cols);  // to the next tile
@@ -292,11 +286,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       from + tile * step,
       WideRows<S>::kPass * step,
       rings + S::kTokenStages * S::kTokensBytes + warp * S::kStages * S::kStageBytes,
-      weights_full[warp],
+      {weights_full[warp]},
       Steps<S>(w.cols)};
   for (int s = 0; s < S::kStages && stream.more(warp); ++s) stream.ask(warp, lane);
   wait();
-  walk<S>(stream, list, i, rings, full, empty, tokens, act);
+  walk<S>(stream, list, i, rings, pipe, tokens, act);
 #endif
 }
 
@@ -312,7 +306,7 @@ int launch_wide(const Context& ctx, const ProductList& list, int64_t tokens, int
 
 }  // namespace
 
-static_assert(kTiles == 2);  // fills_warps() of gemm_rows.cc
+static_assert(kTiles == kWideTiles && kWarps == kRowWarps);
 
 template <class F>
 int run_quant_wide(const Context& ctx, const ProductList& given, int64_t tokens) {
@@ -325,7 +319,7 @@ template <class F>
 int run_quant_wide_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                          const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // only gate is counted; up's rows go with it
+  list.count = 1;  // up's rows stand beside gate's
   const int share = even_share(ctx, list);
   return launch_wide<WideShape<F, 2, true>>(ctx, list, tokens, share, act);
 }

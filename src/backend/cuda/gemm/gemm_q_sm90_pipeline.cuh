@@ -1,15 +1,15 @@
-// Products of quantised weights by wgmma, weights decoded into registers as its 64-row operand: who
-// sums what, the rings of weights and tokens in shared memory, and a leaf's sums (Hopper).
+// GEMMs with quantised weights by wgmma, with weights decoded into registers as its 64-row operand:
+// who sums what, the pipelines of weights and tokens, and the sum of a split-K slice (Hopper).
 //
-// Threads keep two rings filled by the bulk copy engine: of weights a copy for each tile of 16 rows
-// and chunk of 256 columns, asked for before the kernel in front ends; of tokens one for each piece
-// of 64 columns. Warpgroups multiply 64 rows each, and decode a piece while the tensor
-// cores work on the one before it. A leaf's last chunk may be shorter.
+// Producer threads keep two pipelines filled by TMA bulk copies: of weights a copy for each tile of
+// 16 rows and chunk of 256 columns, issued before the previous kernel ends; of tokens one for each
+// piece of 64 columns. Each warpgroup multiplies 64 rows, and decodes a piece while the tensor
+// cores work on the previous one. The last chunk of a slice may be shorter.
 #pragma once
 
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/mma/wgmma_bf16_rs.cuh"
-#include "backend/cuda/runtime/cluster.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::decode {
 
@@ -24,9 +24,9 @@ inline constexpr int kGateRound = 4;       // tiles of tokens that gate and up e
 // up's; or the two blocks of a cluster share K.
 enum class Split { kRows, kGate, kLeaves };
 
-// NT: tiles of 8 tokens; kGroups: warpgroups; kParts: into so many parts the warpgroups of a block
+// NT: tiles of 8 tokens; kGroups: warpgroups; kParts: parts into which the warpgroups of a block
 // cut its share of K; kDeep: 2 if a warpgroup has twice 64 rows, which share what it issues for a
-// piece of tokens; of gate and up the same rows of both. kAny: the leaves of a block's parts may be
+// piece of tokens; of gate and up the same rows of both. kAny: the slices of a block's parts may be
 // of two sizes.
 template <class F_, int NT_, Split split, int kGroups_ = 2, int kParts_ = 1, int kDeep_ = 1,
           bool kAny_ = false>
@@ -70,15 +70,15 @@ struct Shape {
   static constexpr int kOperands = kSplit && kGroups > 2 && kLeaves* NT > 8 ? 1 : 2;
   static constexpr int kRound = kGateRound < NT / 2 ? kGateRound : NT / 2;
   static_assert(!kGate || kMixed || kOutBytes >= kExchangeBytes<kRound>);
-  // Leaves' sums, and behind them those that go out, take the rings' place.
+  // Slices' sums, and behind them those that go out, take the pipelines' place.
   static constexpr int kSumsBytes = kLeaves * NT * 16 * kConsumers;
   static_assert(!kSplit || kShared >= kSumsBytes + NT * 4 * (kRowTiles * 16 + 4) * 4);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // How K is cut, in pieces. All products of a list have as many columns, and leaves are a power of
-// two. A block's first part takes leaves [first, last), and each other part the next as many, which
-// lie `apart` if all are of one size. Parts walk their leaves side by side, in as many chunks as
+// two. A block's first part takes slices [first, last), and each other part the next as many, which
+// lie `apart` if all are of one size. Parts walk their slices side by side, in as many chunks as
 // the longest takes.
 struct Chunk {
   int piece, count;  // none: 0
@@ -105,11 +105,11 @@ struct Leaves {
     return (units * leaf >> shift) * S::kPieces;
   }
   __device__ __forceinline__ int count(int leaf) const { return edge(leaf + 1) - edge(leaf); }
-  // The leaf of a part that stands beside a leaf of the first one.
+  // The slice of a part that stands beside a slice of the first one.
   __device__ __forceinline__ int beside(int leaf, int part) const {
     return leaf + part * (last - first);
   }
-  // Chunks of a leaf of the first part, and of those beside it.
+  // Chunks of a slice of the first part, and of those beside it.
   __device__ __forceinline__ int chunks(int leaf) const {
     int most = 0;
 #pragma unroll
@@ -122,23 +122,14 @@ struct Leaves {
   }
 };
 
-// A ring of stages: which is next, and the parity of its round.
-template <int kStages>
-struct Turn {
-  int stage = 0, parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // A stage of tokens has barriers for each piece, or each part's.
 template <class S>
 struct Barriers {
   uint64_t chunk_full[S::kChunks], chunk_empty[S::kChunks];
   uint64_t tokens_full[S::kTokens * S::kStagePieces], tokens_empty[S::kTokens * S::kStagePieces];
+
+  __device__ __forceinline__ Pipeline chunks() { return {chunk_full, chunk_empty}; }
+  __device__ __forceinline__ Pipeline tokens() { return {tokens_full, tokens_empty}; }
 };
 template <class S>
 struct Rings {
@@ -200,7 +191,7 @@ inline constexpr int kRowThreads = 2, kTokenThreads = 2;
 // Of the former, the `thread`-th: a tile's weights, from `panel` on and in `up`; `step`: to the
 // next panel, of which there are `below` more.
 template <class S>
-__device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kChunks>& turn,
+__device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, PipelineState& turn,
                                                const Leaves<S>& leaves, int thread,
                                                const uint8_t* panel, const uint8_t* up,
                                                int64_t step, int below) {
@@ -211,10 +202,10 @@ __device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kC
   each_chunk(leaves, [&](int piece, int count) {
     const uint8_t* from = panel + piece / S::kPieces * kUnitStep<F>;
     const auto bytes = static_cast<uint32_t>(count / S::kPieces * kUnitStep<F>);
-    uint64_t* full = &rings.barriers->chunk_full[turn.stage];
-    // The first round finds all stages empty.
-    barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
-    barrier_expect(full, kMine / kSide * bytes);
+    const Pipeline pipe = rings.barriers->chunks();
+    uint64_t* full = pipe.filled(turn.stage);
+    pipe.acquire(turn);
+    pipe.expect(turn.stage, kMine / kSide * bytes);
     uint8_t* to = rings.chunk(turn.stage) + thread * kMine * S::kTileBytes;
     int part = thread * kMine / S::kRowTiles, first = thread * kMine % S::kRowTiles / kSide;
 #pragma unroll 1
@@ -230,12 +221,12 @@ __device__ __forceinline__ void copy_tile_rows(const Rings<S>& rings, Turn<S::kC
         to += kSide * S::kTileBytes;
       }
     }
-    turn.next();
+    turn.next(S::kChunks);
   });
 }
 
-// The same of parts whose leaves may be of two sizes: body(leaf, number) for each chunk of a leaf
-// of the first part.
+// The same of parts whose slices may be of two sizes: body(slice, number) for each chunk of a
+// slice of the first part.
 template <class S, class Body>
 __device__ __forceinline__ void each_chunk_of_parts(const Leaves<S>& leaves, const Body& body) {
   for (int leaf = leaves.first; leaf < leaves.last; ++leaf) {
@@ -245,22 +236,22 @@ __device__ __forceinline__ void each_chunk_of_parts(const Leaves<S>& leaves, con
 }
 
 template <class S>
-__device__ __forceinline__ void copy_parts_rows(const Rings<S>& rings, Turn<S::kChunks>& turn,
+__device__ __forceinline__ void copy_parts_rows(const Rings<S>& rings, PipelineState& turn,
                                                 const Leaves<S>& leaves, int thread,
                                                 const uint8_t* panel, int64_t step, int below) {
   using F = typename S::F;
   constexpr int kMyParts = S::kParts / kRowThreads, kTiles = S::kRowTiles;
   static_assert(kPanelTiles<F> == 1 && kMyParts > 0);
   each_chunk_of_parts(leaves, [&](int leaf, int number) {
-    uint64_t* full = &rings.barriers->chunk_full[turn.stage];
-    // The first round finds all stages empty.
-    barrier_wait(&rings.barriers->chunk_empty[turn.stage], turn.parity ^ 1);
+    const Pipeline pipe = rings.barriers->chunks();
+    uint64_t* full = pipe.filled(turn.stage);
+    pipe.acquire(turn);
     uint32_t pieces = 0;
 #pragma unroll
     for (int n = 0; n < kMyParts; ++n) {
       pieces += leaves.chunk(leaf, number, thread * kMyParts + n).count;
     }
-    barrier_expect(full, pieces / S::kPieces * kTiles * F::kTileBytes);
+    pipe.expect(turn.stage, pieces / S::kPieces * kTiles * F::kTileBytes);
     uint8_t* to = rings.chunk(turn.stage) + thread * kMyParts * kTiles * S::kTileBytes;
 #pragma unroll 1
     for (int n = 0; n < kMyParts; ++n) {
@@ -274,12 +265,12 @@ __device__ __forceinline__ void copy_parts_rows(const Rings<S>& rings, Turn<S::k
         to += S::kTileBytes;
       }
     }
-    turn.next();
+    turn.next(S::kChunks);
   });
 }
 
 template <class S>
-__device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Turn<S::kTokens>& turn,
+__device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, PipelineState& turn,
                                                   const Leaves<S>& leaves, int thread,
                                                   const uint8_t* act, int64_t token_step,
                                                   uint32_t bytes) {
@@ -295,13 +286,14 @@ __device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Turn<S:
     for (uint32_t n = 0; n < kChunkPieces; ++n) {
       const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
       if (n % kTokenThreads == thread) {
-        uint64_t* full = &rings.barriers->tokens_full[at];
-        barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+        const Pipeline pipe = rings.barriers->tokens();
+        uint64_t* full = pipe.filled(at);
+        pipe.acquire({at, turn.phase});
         uint32_t there = 0;
 #pragma unroll
         for (int part = 0; part < S::kParts; ++part) there += n < (counts >> part * 4 & 15) ? 1 : 0;
         if (there > 0) {
-          barrier_expect(full, there * bytes);
+          pipe.expect(at, there * bytes);
 #pragma unroll
           for (int part = 0; part < S::kParts; ++part) {
             if (n >= (counts >> part * 4 & 15)) continue;
@@ -309,21 +301,21 @@ __device__ __forceinline__ void copy_parts_tokens(const Rings<S>& rings, Turn<S:
                       act + (from[part] + n) * token_step, bytes, full);
           }
         } else {
-          barrier_arrive(full);
+          pipe.arrive(at);
         }
       }
-      if ((n + 1) % S::kStagePieces == 0) turn.next();
+      if ((n + 1) % S::kStagePieces == 0) turn.next(S::kTokens);
     }
   });
 }
 
-// Weights are asked for before the kernel in front of this one has ended.
+// Weights are asked for before the previous kernel has ended.
 template <class S>
 __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductList& list,
                                           int64_t tokens, int tiles, const Leaves<S>& leaves,
                                           int thread) {
   const int64_t step = tile_at<typename S::F>(1, list.of[0].weight.cols);  // to the next 16 rows
-  Turn<S::kChunks> turn;
+  PipelineState turn;
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const WeightView& w = list.of[tile.product].weight;
     const uint8_t* up = S::kGate ? list.of[1].weight.data + tile.unit * step : nullptr;
@@ -340,7 +332,7 @@ __device__ __forceinline__ void copy_rows(const Rings<S>& rings, const ProductLi
 // One of kTokenThreads, which take pieces in turn: `bytes` of a tile's tokens for each piece,
 // `token_step` apart.
 template <class S>
-__device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, Turn<S::kTokens>& turn,
+__device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, PipelineState& turn,
                                                  const Leaves<S>& leaves, int thread,
                                                  const uint8_t* act, int64_t token_step,
                                                  uint32_t bytes) {
@@ -350,20 +342,21 @@ __device__ __forceinline__ void copy_tile_tokens(const Rings<S>& rings, Turn<S::
     for (int n = 0; n < kChunkPieces; ++n) {
       const int at = turn.stage * S::kStagePieces + n % S::kStagePieces;
       if (n % kTokenThreads == thread) {
-        uint64_t* full = &rings.barriers->tokens_full[at];
-        barrier_wait(&rings.barriers->tokens_empty[at], turn.parity ^ 1);
+        const Pipeline pipe = rings.barriers->tokens();
+        uint64_t* full = pipe.filled(at);
+        pipe.acquire({at, turn.phase});
         if (n < count) {
-          barrier_expect(full, S::kParts * bytes);
+          pipe.expect(at, S::kParts * bytes);
           for (int part = 0; part < S::kParts; ++part) {
             bulk_copy(rings.tokens + (at * S::kParts + part) * S::kPieceBytes,
                       from + part * leaves.apart * token_step, bytes, full);
           }
         } else {
-          barrier_arrive(full);
+          pipe.arrive(at);
         }
       }
       from += token_step;
-      if ((n + 1) % S::kStagePieces == 0) turn.next();
+      if ((n + 1) % S::kStagePieces == 0) turn.next(S::kTokens);
     }
   });
 }
@@ -373,7 +366,7 @@ __device__ __forceinline__ void copy_tokens(const Rings<S>& rings, const Product
                                             int64_t tokens, int tiles, const Leaves<S>& leaves,
                                             int thread) {
   const int64_t act_tiles = (tokens + 7) / 8, token_step = act_tiles * kTokenBytes;
-  Turn<S::kTokens> turn;
+  PipelineState turn;
   each_tile<S>(list, tokens, tiles, [&](const ProductTile& tile) {
     const auto bytes =
         static_cast<uint32_t>(min(int64_t{S::NT}, act_tiles - tile.token_tile) * kTokenBytes);
@@ -405,49 +398,27 @@ __device__ __forceinline__ Rings<S> start_rings(uint8_t* shared, Barriers<S>& ba
   if (threadIdx.x < 32) {
     const int s = static_cast<int>(threadIdx.x);
     static_assert(S::kChunks <= 32 && S::kTokens * S::kStagePieces <= 32);
-    if (s < S::kChunks) {
-      barrier_init(&barriers.chunk_full[s], kRowThreads);
-      barrier_init(&barriers.chunk_empty[s], S::kConsumers / 32);
-    }
-    if (s < S::kTokens * S::kStagePieces) {
-      barrier_init(&barriers.tokens_full[s], 1);
-      barrier_init(&barriers.tokens_empty[s], S::kConsumers / 32);
-    }
+    if (s < S::kChunks) barriers.chunks().init_stage(s, S::kConsumers / 32, kRowThreads);
+    if (s < S::kTokens * S::kStagePieces) barriers.tokens().init_stage(s, S::kConsumers / 32);
     barriers_ready();
   }
   __syncthreads();
   return {shared + S::kTokens * S::kTokensBytes, shared, &barriers};
 }
 
-// Barriers by their address, which a warp keeps.
-__device__ __forceinline__ void wait_at(uint32_t barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nAGAIN:\n"
-      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra AGAIN;\n}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-// By the threads of a warp, which have come this far together.
-__device__ __forceinline__ void leave(uint32_t barrier) {
-  if (threadIdx.x % 32 == 0) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-  }
-}
-
-// A warp's way through the rings: 16 rows of weights. A piece is loaded while the one before is
+// A warp's way through the pipelines: 16 rows of weights. A piece is loaded while the one before is
 // multiplied, and then decoded into one of two operands.
 template <class S>
 struct Way {
   using F = typename S::F;
   const Rings<S>& rings;
-  static constexpr uint32_t kChunkFull = 0, kChunkEmpty = S::kChunks * 8;
-  static constexpr uint32_t kTokensFull = 2 * kChunkEmpty;
+  // Where Barriers begin, in bytes.
+  static constexpr uint32_t kChunkEmpty = S::kChunks * 8, kTokensFull = 2 * kChunkEmpty;
   static constexpr uint32_t kTokensEmpty = kTokensFull + S::kTokens * S::kStagePieces * 8;
-  Turn<S::kChunks> chunk;
-  Turn<S::kTokens> tokens;
-  uint32_t ring, stage;  // where the tokens' ring, and its next stage, is as an operand: low bits
-  uint32_t barriers;
+  PipelineState chunk, tokens;
+  uint32_t ring,
+      stage;          // where the tokens' pipeline, and its next stage, is as an operand: low bits
+  uint32_t barriers;  // shared address
   Piece raw;
   uint4 a[S::kOperands][4];
 
@@ -460,7 +431,7 @@ struct Way {
     find_stage();
   }
   __device__ __forceinline__ void enter() {
-    wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
+    chunks().wait(chunk);
     load(0);
   }
   __device__ __forceinline__ void load(int piece, int deep = 0) {
@@ -478,13 +449,13 @@ struct Way {
   __device__ __forceinline__ void load_next(int piece, int count, bool more, int others) {
     if (piece + 1 < count) return load(piece + 1);
     __syncwarp();
-    leave(barriers + kChunkEmpty + chunk.stage * 8);
-    chunk.next();
+    chunks().release(chunk.stage);
+    chunk.next(S::kChunks);
     if constexpr (S::kAny) {
       for (; others > 0; --others) {
-        wait_at(barriers + kChunkFull + chunk.stage * 8, chunk.parity);
-        leave(barriers + kChunkEmpty + chunk.stage * 8);
-        chunk.next();
+        chunks().wait(chunk);
+        chunks().release(chunk.stage);
+        chunk.next(S::kChunks);
       }
     }
     if (more) enter();
@@ -503,11 +474,20 @@ struct Way {
     constexpr uint32_t kStep = S::kTokensBytes >> 4;
     stage = __shfl_sync(0xffffffff, ring + tokens.stage * kStep, 0);
   }
-  // The barrier that hears when a piece's tokens are there.
+  __device__ __forceinline__ PipelineAt chunks() const {
+    return {barriers, barriers + kChunkEmpty};
+  }
+  // A piece's tokens as a pipeline of one stage: each piece of a stage has barriers of its own. Its
+  // `full` alone is kept, since the address of `empty` is a constant behind it.
+  static __device__ __forceinline__ PipelineAt piece_at(uint32_t full) {
+    return {full, full + (kTokensEmpty - kTokensFull)};
+  }
   __device__ __forceinline__ uint32_t of_piece(int piece) const {
     return barriers + kTokensFull + (tokens.stage * S::kStagePieces + piece % S::kStagePieces) * 8;
   }
-  __device__ __forceinline__ void wait_for(int piece) { wait_at(of_piece(piece), tokens.parity); }
+  __device__ __forceinline__ void wait_for(int piece) {
+    piece_at(of_piece(piece)).wait({0, tokens.phase});
+  }
   // sum += a piece whose tokens are there, or sum = it.
   __device__ __forceinline__ void multiply(float (&sum)[S::NT][4], const uint4 (&of)[4], int piece,
                                            bool adds) {
@@ -521,13 +501,10 @@ struct Way {
     }
     wgmma_commit();
   }
-  // This warp has done with the piece of a barrier.
-  static __device__ __forceinline__ void leave_piece(uint32_t full) {
-    leave(full + (kTokensEmpty - kTokensFull));
-  }
+  static __device__ __forceinline__ void leave_piece(uint32_t full) { piece_at(full).release(0); }
   __device__ __forceinline__ void next_piece(int piece) {
     if ((piece + 1) % S::kStagePieces != 0) return;
-    tokens.next();
+    tokens.next(S::kTokens);
     find_stage();
   }
   // Tokens of a chunk that this warp has no weights for.
@@ -558,7 +535,7 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& b
   for (int step = 0; step < kChunkPieces * kDeep; ++step) {
     const int piece = step / kDeep, deep = step % kDeep, next = (step + 1) / kDeep;
     const bool ends = deep + 1 == kDeep;
-    const uint32_t full = way.of_piece(piece);
+    const uint32_t its = way.of_piece(piece);
     if (ends) {
       way.load_next(piece, kChunkPieces, more, others);
     } else {
@@ -569,17 +546,17 @@ __device__ __forceinline__ void sum_chunk(Way<S>& way, Sums<S>& sum, uint32_t& b
     if (ends) way.next_piece(piece);
     wgmma_wait<kOperands - 1>();
     if (kOperands == 1) {
-      way.leave_piece(full);
+      way.leave_piece(its);
     } else if (deep == 0 && (piece > 0 || !first)) {
       way.leave_piece(before);
     }
-    before = full;
+    before = its;
     if (S::kWaitsAhead && ends && (next < kChunkPieces || more)) way.wait_for(next);
     way.decode(way.a[(step + 1) % kOperands], next % kChunkPieces);
   }
 }
 
-// sum = the next `count` pieces, beside which other parts have so many chunks more.
+// sum = the next `count` pieces, while other parts have `others` chunks more.
 template <class S>
 __device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, bool last,
                                          int others = 0) {
@@ -595,7 +572,7 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, b
   const int left = count - n;
   for (int piece = 0; left > 0 && piece < kChunkPieces; ++piece) {
     way.wait_for(piece);
-    const uint32_t full = way.of_piece(piece);
+    const uint32_t its = way.of_piece(piece);
     if (piece < left) {
       if constexpr (S::kDeep > 1) {
         way.load(piece, 1);
@@ -607,7 +584,7 @@ __device__ __forceinline__ void sum_leaf(Way<S>& way, Sums<S>& sum, int count, b
       way.multiply(sums_of<S>(sum, S::kDeep - 1), way.a[0], piece, n > 0 || piece > 0);
     }
     wgmma_wait<0>();
-    way.leave_piece(full);
+    way.leave_piece(its);
     way.next_piece(piece);
     if (piece < left) way.decode(way.a[0], piece + 1 < left ? piece + 1 : 0);
   }

@@ -1,15 +1,15 @@
 // Which kernel runs a GEMM: the tables for out = W x, and for gate and up with a SwiGLU epilogue.
 //
 // Everything here is a function of formats, sizes, tokens and the device's limits, so that the
-// choice can be printed and tested without a GPU. A GEMM problem is a list of weights of one format
-// (or two, for the rows named q_pair) that one launch multiplies by the same number of tokens. All
-// kernels have the same order of sums, so the choice affects speed only (FP8 on Hopper splits K by
-// the weight's size alone).
+// choice can be printed and tested without a GPU. A GEMM's problem is a list of weights of one
+// format (or of two, for the rows named q_pair) that are multiplied by the same number of tokens in
+// one launch. Kernels sum in the same order, so the choice changes speed and no bit (FP8 on Hopper
+// cuts K by the weight's size alone).
 #pragma once
 
 #include "backend/cuda/api.h"
-#include "backend/cuda/runtime/host_device.h"
 #include "backend/cuda/runtime/kernel_row.h"
+#include "base/host_device.h"
 
 namespace freshet::cuda {
 
@@ -24,7 +24,7 @@ struct GemmProblem {
   int count = 0;
   GemmWeight of[kMaxProducts] = {};
   bool same_tokens = true;  // all weights read the same activations
-  bool aligned = true;      // F32: rows of x are multiples of four numbers, 16-byte aligned
+  bool aligned = true;      // F32: rows of x are whole fours at multiples of 16 bytes
 
   void add(const GemmWeight& weight) {
     if (count == 0) format = static_cast<int>(weight.code);
@@ -100,16 +100,14 @@ extern const GemmRow kSwigluRows[kSwigluKernels];
 // The layout in which GEMMs with weights in a format read their tokens.
 Order activation_order(const DeviceLimits& limits, Code code, int64_t tokens);
 
-// Parts of the conditions; kernels assert that their own constants match.
-
-// The number of split-K slices: eight if a slice then has at least 256 columns, so that the eight
-// warps of a block read one row tile from end to end.
+// The number of slices that K is cut into: eight, as long as a slice has 256 columns, so that a
+// block of eight warps reads one tile of rows from end to end.
 FRESHET_HOST_DEVICE inline int leaves(int64_t cols) {
   return cols >= 2048 ? 8 : cols >= 1024 ? 4 : cols >= 512 ? 2 : 1;
 }
-// FP8 on Hopper: whether K is not split. Weights with enough rows keep two thirds of 132 SMs busy
-// until the end with tiles of 128 rows, and a block has room for sums of twice as many rows. This
-// depends on the weight alone, because it determines the order of sums.
+// FP8 on Hopper: whether K stays whole. Weights with enough rows keep two thirds of 132
+// multiprocessors busy until the end with tiles of 128 rows, and a block has room for sums of twice
+// as many rows. It depends on the weight alone, since it decides the order of sums.
 FRESHET_HOST_DEVICE inline bool whole_in_k(int64_t rows) {
   constexpr int64_t kTile = 128, kBlocks = 132;
   const int64_t tiles = (rows + kTile - 1) / kTile, turns = (tiles + kBlocks - 1) / kBlocks;
@@ -120,12 +118,44 @@ FRESHET_HOST_DEVICE inline int fp8_leaves(int64_t rows, int64_t cols) {
   return cols >= 2048 ? 4 : cols >= 1024 ? 2 : 1;
 }
 
+// What several kernels ask of a problem.
+inline constexpr int kRowWarps = 8, kClusterPair = 2;  // warps of a block; blocks that share K
+inline constexpr int kKSlices = 8;                     // the most slices of K
+
+inline int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+inline int64_t first_cols(const GemmProblem& p) {
+  return p.of[0].cols;
+}
+inline bool eight_slices(const GemmProblem& p) {
+  return leaves(first_cols(p)) == kKSlices;
+}
 // The number of blocks with `rows` rows each.
 int64_t blocks_of(const GemmProblem& p, int64_t rows);
-// The minimal number of 16-row tiles per block if every SM has at most one block.
+// The fewest tiles of 16 rows that a block takes when every multiprocessor has at most one block.
 int even_share(const DeviceLimits& limits, const GemmProblem& p);
+// Where the weights in Q6_K begin; 0: the list is of one format.
+inline int second_format(const GemmProblem& p) {
+  int i = 1;
+  while (i < p.count && p.of[i].code == p.of[0].code) ++i;
+  return i < p.count && p.of[i].code == Code::kQ6_K ? i : 0;
+}
+// Clusters of two blocks split K; each cluster has `rows` rows.
+inline int64_t split_blocks(const GemmProblem& p, int64_t rows) {
+  return blocks_of(p, rows) * kClusterPair;
+}
+inline GemmProblem only_gate(const GemmProblem& p, int64_t rows_to) {
+  GemmProblem gate = p;
+  gate.count = 1;
+  gate.of[0].rows = div_up(p.of[0].rows, rows_to) * rows_to;
+  return gate;
+}
+inline bool whole_lines(const GemmProblem& p) {
+  return p.of[0].rows % kPadCols == 0;
+}
 
-// The layout of block formats on Hopper, as the kernels use it.
+// Block formats on Hopper, as their kernels are laid out.
 constexpr uint64_t bit(Code code) {
   return uint64_t{1} << static_cast<int>(code);
 }
@@ -134,7 +164,7 @@ inline constexpr uint64_t kBlockFormats =
     bit(Code::kQ4_1) | bit(Code::kQ5_0) | bit(Code::kQ5_1) | bit(Code::kIQ4_NL) |
     bit(Code::kIQ4_XS) | bit(Code::kQ2_K) | bit(Code::kQ3_K) | bit(Code::kQ5_K) |
     bit(Code::kInt4G128) | bit(Code::kInt4G32);
-// Columns of a 16-row tile; 0: not a block format.
+// Columns of a tile of 16 rows; 0: not a block format.
 constexpr int unit_of(Code code) {
   constexpr uint64_t kUnits256 = bit(Code::kQ4_K) | bit(Code::kQ6_K) | bit(Code::kQ5_K) |
                                  bit(Code::kQ3_K) | bit(Code::kIQ4_XS) | bit(Code::kQ2_K);
@@ -142,7 +172,7 @@ constexpr int unit_of(Code code) {
   if (code == Code::kInt4G128) return 128;
   return (kUnits256 & bit(code)) != 0 ? 256 : 64;
 }
-// Bytes of such a tile; 0: not a block format.
+// The bytes of such a tile; 0: not a block format.
 constexpr int tile_bytes(Code code) {
   switch (code) {
     case Code::kMXFP4:
@@ -176,34 +206,17 @@ constexpr int tile_bytes(Code code) {
       return 0;
   }
 }
-// Whether all split-K slices have the same size; kernels whose warps split K have simpler code for
-// this case.
+// Whether the slices of K are of one size; a block whose warps share K has simpler code for these.
 inline bool slices_are_even(Code code, int64_t cols) {
   return cols % (leaves(cols) * unit_of(code)) == 0;
 }
-// gemm_q_sm90_m1_8.cu: two blocks that share an SM have room for two tiles each.
+// gemm_q_sm90_m1_8.cu: two blocks that share a multiprocessor have room for two tiles each.
 inline constexpr uint64_t kTwoTiles = kBlockFormats & ~(bit(Code::kQ6_K) | bit(Code::kQ5_K));
-// swiglu_q_sm90_m1_8.cu: the pipelines fit, and lanes need few registers.
+// swiglu_q_sm90_m1_8.cu: pipelines find room and lanes need few registers.
 inline constexpr uint64_t kManyWarps =
     kBlockFormats & ~(bit(Code::kQ8_0) | bit(Code::kQ6_K) | bit(Code::kQ2_K));
 // gemm_q_sm90_m17_64.cuh: two warpgroups with 128 rows each are faster than four with 64.
 inline constexpr uint64_t kDeepGroups =
     bit(Code::kQ4_0) | bit(Code::kQ4_K) | bit(Code::kQ8_0) | bit(Code::kQ4_1);
-
-// gemm_q_sm90_m1_8_small_n.cu, whose blocks request all of their weights at once: shared memory of
-// an SM, what a block needs besides weights (sums, barriers, reserved), and the unit in which it
-// prefetches the next GEMM (bytes).
-inline constexpr int kOneShotShared = 227 << 10, kOneShotBeside = 9 * 1024 + 512;
-inline constexpr int kOneShotNext = 1024;
-// gemm_q_sm90_two_formats.cu: clusters of two blocks, with one tile each, fit in one wave.
-bool pair_fits_one_wave(const DeviceLimits& limits, const GemmProblem& p, int64_t rows_of_q6_k);
-// Also used by prefetch_next_gemm.cu.
-bool swiglu_large_n_takes(const DeviceLimits& limits, int64_t rows, int64_t cols);
-
-// gemm_fp8_sm90_m1_64.cu: blocks claim panels dynamically if there are many whose K is not split.
-inline constexpr int kFp8ClaimRoom = (225 << 10) - 2048, kFp8ClaimStages = kFp8ClaimRoom / 8448;
-bool fp8_claims(const DeviceLimits& limits, const GemmProblem& p);
-// gemm_fp8_sm90_m65_128_splitk2.cu: 8-row tiles per pair of blocks; 0: not supported.
-int fp8_splitk_tiles(const DeviceLimits& limits, const GemmProblem& p);
 
 }  // namespace freshet::cuda

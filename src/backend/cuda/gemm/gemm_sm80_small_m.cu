@@ -1,31 +1,33 @@
-// GEMM with packed weights: out = W x, weights on the 16-row side of mma, tokens on the other.
+// GEMM with packed weights: out = W x, with weights on the 16-row side of mma and tokens on the
+// other. Its order of sums is the one that the other GEMM kernels keep.
 //
-// K is split by the weight's columns alone: into leaves(...) slices, one per warp, whose sums are
-// added from left to right. Neither the number of tokens nor their positions affect a sum, so a row
-// has the same bits in every batch. Each warp streams its weights through a pipeline in shared
-// memory, and requests the first of them before the previous kernel ends.
+// The number of columns alone decides how K is cut into slices, one per warp, whose sums are added
+// from left to right. Neither the number of tokens nor their places change a sum, so a row has the
+// same bits in every batch. On Hopper each warp streams its weights through a pipeline of its own,
+// whose first copies are issued before the previous kernel ends.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
 
-// A warp's own pipeline of kStages pieces of weights in shared memory, filled by bulk copies: data
-// in flight takes no registers, and a block's first pieces are requested before the previous kernel
-// ends.
+// A warp's own pipeline of kStages pieces of its weights in shared memory, filled by TMA bulk
+// copies: what is on its way takes no registers, and a block's first pieces are asked for before
+// the previous kernel ends.
 template <class F>
 struct WarpStages {
   static constexpr int kStages = 4;
   static constexpr int kUnits = F::kTileBytes <= 600    ? 4
                                 : F::kTileBytes <= 1100 ? 2
-                                                        : 1;  // per stage
+                                                        : 1;  // a stage
   static_assert(kUnits == 1 || kPanelTiles<F> == 1, "a stage is one copy");
   static constexpr int kStageBytes = kUnits * F::kTileBytes;
   static constexpr int kBytes = kWarps * kStages * kStageBytes;
 };
 
-// The sum of a warp's slice, pieces [first, last) of `panel`. `tokens` returns the activations,
-// once the previous kernel has ended.
+// The sum of a warp's slice, pieces [first, last) of `panel`. `tokens` gives the activations, once
+// the previous kernel has ended.
 template <class F, int NT, class Tokens>
 __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* panel, int first,
                                          int last, const Tokens& tokens) {
@@ -41,17 +43,17 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
   const int units = (last - first) / kPieces;
   const uint8_t* source = panel + static_cast<int64_t>(first / kPieces) * kUnitStep<F>;
+  const Pipeline pipe{full[warp]};
   const auto issue = [&](int chunk) {
-    const int count = min(R::kUnits, units - chunk * R::kUnits);
-    uint64_t* barrier = &full[warp][chunk % R::kStages];
+    const int count = min(R::kUnits, units - chunk * R::kUnits), stage = chunk % R::kStages;
     const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
-    barrier_expect(barrier, bytes);
-    bulk_copy(ring + chunk % R::kStages * R::kStageBytes,
-              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes, barrier);
+    pipe.expect(stage, bytes);
+    bulk_copy(ring + stage * R::kStageBytes,
+              source + static_cast<int64_t>(chunk) * R::kUnits * kUnitStep<F>, bytes,
+              pipe.filled(stage));
   };
   if (lane == 0) {
-    for (int s = 0; s < R::kStages; ++s) barrier_init(&full[warp][s], 1);
-    barriers_ready();
+    pipe.init_own(R::kStages);
     for (int s = 0; s < R::kStages; ++s) {
       if (s * R::kUnits < units) issue(s);
     }
@@ -66,7 +68,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
   for (int i = first; i < last; ++i) {
     const int at = i - first, chunk = at / kStagePieces;
     if (at % kStagePieces == 0) {
-      barrier_wait(&full[warp][chunk % R::kStages], chunk / R::kStages & 1);
+      pipe.wait({chunk % R::kStages, chunk / R::kStages & 1});
     }
     if (i + 1 < last) load_tokens(next, act, i + 1);
     const uint8_t* tile =
@@ -101,7 +103,7 @@ __device__ __forceinline__ void sum_leaf(float (&sum)[NT][4], const uint8_t* pan
 #endif
 }
 
-// Blocks of kWarps warps; block `block` of the GEMM, token tiles from token_tile on.
+// Blocks of kWarps warps; block `block` of the product, tiles of tokens from token_tile on.
 template <class F, int NT>
 __device__ __forceinline__ void multiply(const Work& w, int64_t block, int64_t token_tile) {
   constexpr int kPieces = F::kUnit / 64;
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
 template <class F, int NT>
 __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
     experts_kernel(const __grid_constant__ ExpertArgs e) {
-  // An earlier kernel determines the expert of a slot.
+  // Which expert a slot has is the work of an earlier kernel.
   let_next_start();
   wait();
   const int slot = blockIdx.y;
@@ -189,14 +191,14 @@ __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
   multiply<F, NT>(w, blockIdx.x, 0);
 }
 
-// The attribute is set at every launch: that costs the host little, and needs no state.
+// The attribute is set at every launch: it costs the host little, and nothing is remembered.
 template <class F, class Kernel, class... A>
 int launch_ring(const Context& ctx, Kernel kernel, dim3 grid, const A&... args) {
   if (const int error = raise_shared(kernel, WarpStages<F>::kBytes); error != 0) return error;
   return launch(ctx, kernel, grid, dim3(256), WarpStages<F>::kBytes, args...);
 }
 
-// By tiles of 8 tokens. The kernels with two tiles are used for block formats on Hopper, too.
+// By tiles of 8 tokens. The kernels of two tiles serve block formats on Hopper, too.
 template <class F>
 int run_format(const Context& ctx, const ProductList& list, int64_t tokens) {
   const int64_t tiles = ceil_div(tokens, kTokenTile);

@@ -5,6 +5,7 @@
 // The blocks of gate and up request their first tiles as soon as they begin, so the prefetch covers
 // what follows these tiles, as far as time and L2 capacity allow.
 #include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/swiglu_q_sm90_m1_8.h"
 #include "backend/cuda/runtime/kernels.cuh"
 
 namespace freshet::cuda {

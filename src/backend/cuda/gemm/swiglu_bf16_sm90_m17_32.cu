@@ -1,13 +1,14 @@
-// Gate and up of BF16 weights with a SwiGLU epilogue, with 17 to 32 tokens on Hopper.
+// Gate and up GEMMs with BF16 weights and a SwiGLU epilogue for 17 to 32 tokens (Hopper).
 //
-// Every SM gets the same number of rows of both, and processes up to kMost tiles of 16 of each at
-// once, so that it reads tokens once. Each of two warpgroups has half of them, gate's and up's of
-// the same rows, so that a lane has both sums. wgmma multiplies 64 rows; those beyond a warpgroup's
-// own are multiplied but not written. Bit-identical to gemm_sm80_small_m.cu.
+// All SMs get the same number of rows of gate and up. A block takes up to kMost tiles of 16 rows of
+// each at once, so that it reads the tokens once: each of its two warpgroups takes half of them,
+// the same rows of gate and up, so that a lane has both sums of a feature. wgmma computes 64 rows;
+// rows beyond those of a warpgroup are computed and not written. The bits are those of
+// gemm_sm80_small_m.cu.
 //
-// Weights and tokens have separate pipelines. Weights are requested before the previous kernel has
-// ended, and take most of the room. Tokens arrive in fragment order, as the neighbouring GEMMs read
-// and write them, and two warps convert them to core matrices.
+// Weights and tokens have separate pipelines. Weights are copied before the previous kernel ends,
+// and take most of the room. Tokens come in the layout of mma fragments, which the neighbouring
+// GEMMs read and write, and two warps convert them to core matrices.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
@@ -15,7 +16,7 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kMost = 7;  // 16-row tiles of either per pass
+constexpr int kMost = 7;  // tiles of 16 rows of either in a pass
 constexpr int kTokenTiles = 4, kGroupTiles = 4;
 constexpr int kUp = kMost * BF16::kTileBytes;  // from gate's rows to up's
 constexpr int kGroupRows = kGroupTiles * BF16::kTileBytes;
@@ -27,10 +28,10 @@ constexpr int kBeyond = (2 * kGroupTiles - kMost) * BF16::kTileBytes;
 constexpr int kBytes = kTokenRoom + kRowStages * kRowBytes + kBeyond;
 static_assert(kBytes <= kSharedOfSm - 1024);
 
-constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former, one thread each
-constexpr int kAhead = 1;  // pieces of tokens that a token producer has in registers
+constexpr int kRowFillers = 2, kTokenFillers = 2;  // warps; of the former a thread
+constexpr int kAhead = 1;  // pieces of tokens that one of the latter has in registers
 constexpr int kThreads = kConsumers + (kRowFillers + kTokenFillers) * 32;
-// Limits registers as if a block had this many threads, so that a norm's block fits beside it.
+// Leaves registers for a norm's block beside this one: as if this one had this many threads.
 constexpr int kBoundThreads = 576;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -38,30 +39,14 @@ struct Rings {
   uint64_t full_tokens[kTokenStages], empty_tokens[kTokenStages];
   uint64_t full_rows[kRowStages], empty_rows[kRowStages];
 
+  __device__ __forceinline__ Pipeline tokens() { return {full_tokens, empty_tokens}; }
+  __device__ __forceinline__ Pipeline rows() { return {full_rows, empty_rows}; }
   __device__ __forceinline__ void start() {
     const auto thread = static_cast<int>(threadIdx.x);
-    if (thread < kTokenStages) {
-      barrier_init(&full_tokens[thread], 1);
-      barrier_init(&empty_tokens[thread], kConsumers / 32);
-    }
-    if (thread < kRowStages) {
-      barrier_init(&full_rows[thread], 1);
-      barrier_init(&empty_rows[thread], kConsumers / 32);
-    }
+    if (thread < kTokenStages) tokens().init_stage(thread, kConsumers / 32);
+    if (thread < kRowStages) rows().init_stage(thread, kConsumers / 32);
     barriers_ready();
     __syncthreads();
-  }
-};
-
-// Where one of them has come to in a ring.
-template <int kStages>
-struct StagePlace {
-  int next, stage, round = 0;
-  __device__ __forceinline__ explicit StagePlace(int first) : next(first), stage(first) {}
-  __device__ __forceinline__ void advance(int by) {
-    next += by;
-    stage += by;
-    if (stage >= kStages) stage -= kStages, round ^= 1;
   }
 };
 
@@ -92,7 +77,7 @@ struct FewTiles {
   }
 };
 
-// A block's tiles, pass by pass; passes are as even as possible.
+// A block's tiles, a pass after the other; passes are as even as can be.
 struct FewPasses {
   int64_t first;
   int count, units;  // tiles; pieces of 64 columns
@@ -106,34 +91,35 @@ struct FewPasses {
   }
 };
 
-// A thread's share of filling the row pipeline. Until the previous kernel has `ended`, little is in
-// flight (prefetch_weights.cuh).
+// A thread's share of filling the pipeline of rows. Until the previous kernel has `ended` little is
+// in flight (prefetch_weights.cuh).
 __device__ __forceinline__ void fill_rows(Rings& rings, uint8_t* rows, const ProductList& list,
                                           const FewPasses& passes, int index,
                                           const volatile int& ended) {
   constexpr int kInFlight = kAheadBytes / kRowBytes;
   const uint64_t policy = read_once();
-  StagePlace<kRowStages> at(index);
+  const Pipeline pipe = rings.rows();
+  PipelineState at{index};
+  int next = index;  // the piece that it fills next, of all
   for (int pass = 0; pass < passes.passes(); ++pass) {
     const FewTiles tiles(list, passes.begin(pass), passes.tiles(pass));
     const int before = pass * passes.units;
 #pragma unroll 1
-    for (; at.next < before + passes.units; at.advance(kRowFillers)) {
-      if (at.next >= kRowStages) {
-        barrier_wait(&rings.empty_rows[at.stage], at.round ^ 1);
-      } else if (at.next >= kInFlight) {
-        landed(&rings.full_rows[at.next - kInFlight], ended);
+    for (; next < before + passes.units; next += kRowFillers, at.advance(kRowStages, kRowFillers)) {
+      if (next >= kRowStages) {
+        pipe.acquire(at);
+      } else if (next >= kInFlight) {
+        landed(pipe.filled(next - kInFlight), ended);
       }
-      uint64_t* barrier = &rings.full_rows[at.stage];
-      barrier_expect(barrier, tiles.bytes());
-      tiles.copy(shared_address(rows + at.stage * kRowBytes), (at.next - before) * kUnitStep<BF16>,
-                 shared_address(barrier), policy);
+      pipe.expect(at.stage, tiles.bytes());
+      tiles.copy(shared_address(rows + at.stage * kRowBytes), (next - before) * kUnitStep<BF16>,
+                 shared_address(pipe.filled(at.stage)), policy);
     }
   }
 }
 
-// A warp's share of filling the token pipeline. Its next pieces are loaded before there is room for
-// them, because loads take long beside the copies of weights.
+// A warp's share of filling that of tokens: its next pieces are loaded before there is room for
+// them, as loads take long beside the copies of weights.
 __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const ProductArgs& p,
                                             int tokens, const FewPasses& passes, int index) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -141,7 +127,7 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   const auto next_tile = static_cast<int>(p.act_chunks * 32);
   const auto* act = reinterpret_cast<const uint4*>(p.act) + lane;
   uint4 v[kAhead][kTokenTiles][2];
-  int unit = index;  // the next one to load; beyond the last pass it is not stored
+  int unit = index;  // to be loaded next; those of a pass that there is not are not stored
   const auto load = [&](uint4(&of)[kTokenTiles][2]) {
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j) {
@@ -153,13 +139,15 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
   };
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) load(v[d]);
-  StagePlace<kTokenStages> at(index);
+  const Pipeline pipe = rings.tokens();
+  PipelineState at{index};
+  int next = index;  // as in fill_rows()
 #pragma unroll 1
-  while (at.next < end) {
+  while (next < end) {
 #pragma unroll
     for (int d = 0; d < kAhead; ++d) {
-      if (at.next >= end) break;
-      barrier_wait(&rings.empty_tokens[at.stage], at.round ^ 1);  // in the first round it is
+      if (next >= end) break;
+      pipe.acquire(at);
       auto* to = reinterpret_cast<uint32_t*>(stages + at.stage * kPieceBytes) + lane;
 #pragma unroll
       for (int n = 0; n < kTokenTiles * 2; ++n) {
@@ -170,18 +158,18 @@ __device__ __forceinline__ void fill_tokens(Rings& rings, uint8_t* stages, const
       load(v[d]);
       shared_for_copies();
       __syncwarp();
-      if (lane == 0) barrier_arrive(&rings.full_tokens[at.stage]);
-      at.advance(kTokenFillers);
+      if (lane == 0) pipe.arrive(at.stage);
+      at.advance(kTokenStages, kTokenFillers);
+      next += kTokenFillers;
     }
   }
 }
 
-// A warpgroup's position. Addresses are computed once, and kept in uniform registers if possible.
+// What a warpgroup has come to. Places are found once, and kept where all lanes have the same.
 struct FewReader {
   uint32_t tokens, rows;  // operands of the first stages
   Rings& rings;
-  StagePlace<kTokenStages> token{0};
-  StagePlace<kRowStages> row{0};
+  PipelineState token, row;
 
   __device__ __forceinline__ FewReader(Rings& all, const uint8_t* its_tokens,
                                        const uint8_t* its_rows)
@@ -195,18 +183,17 @@ struct FewReader {
     return operand_at(nullptr) >> 32 << 32 | (low + static_cast<uint32_t>(k * kNextStep));
   }
   __device__ __forceinline__ void leave(int token_stage, int row_stage) const {
-    if (threadIdx.x % 32 != 0) return;
-    barrier_arrive(&rings.empty_tokens[token_stage]);
-    barrier_arrive(&rings.empty_rows[row_stage]);
+    rings.tokens().release(token_stage);
+    rings.rows().release(row_stage);
   }
   // The sums of a slice's `count` pieces.
   __device__ __forceinline__ void take(float (&gate)[kTokenTiles][4], float (&up)[kTokenTiles][4],
                                        int count) {
     int token_before = -1, row_before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, token.advance(1), row.advance(1)) {
-      barrier_wait(&rings.full_tokens[token.stage], token.round);
-      barrier_wait(&rings.full_rows[row.stage], row.round);
+    for (int n = 0; n < count; ++n, token.next(kTokenStages), row.next(kRowStages)) {
+      rings.tokens().wait(token);
+      rings.rows().wait(row);
       const uint32_t a = rows + row.stage * (kRowBytes >> 4);
       const uint32_t b = tokens + token.stage * (kPieceBytes >> 4);
       wgmma_begin();
@@ -226,7 +213,7 @@ struct FewReader {
 };
 #endif
 
-// share: 16-row tiles per block. `list` counts gate only; up follows it in list.of.
+// share: tiles of 16 rows of a block. list has gate, and up beside it.
 __global__ void __launch_bounds__(kBoundThreads, 1)
     gate_few_kernel(const __grid_constant__ ProductList list, int tokens, int share,
                     const __grid_constant__ Activations act) {
@@ -263,7 +250,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
     float gate[kTokenTiles][4], up[kTokenTiles][4];
 #pragma unroll
     for (int n = 0; n < kTokenTiles * 4; ++n) {
-      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // the identity of addition
+      gate[n / 4][n % 4] = up[n / 4][n % 4] = -0.0f;  // adds nothing, not even a sign
     }
     float gate_leaf[kTokenTiles][4], up_leaf[kTokenTiles][4];
 #pragma unroll 1
@@ -289,7 +276,7 @@ __global__ void __launch_bounds__(kBoundThreads, 1)
 int run_gate_few(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                  const Activations& act) {
   ProductList list = gate_and_up;
-  list.count = 1;  // only gate is counted; up's rows go with it
+  list.count = 1;  // the other one's rows stand beside it
   const int share = even_share(ctx, list);
   if (const int error = raise_shared(gate_few_kernel, kBytes); error != 0) return error;
   return launch(ctx, gate_few_kernel, dim3(static_cast<unsigned>(list.first_block[1])),

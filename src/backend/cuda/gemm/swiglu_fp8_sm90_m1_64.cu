@@ -1,10 +1,11 @@
-// FP8 gate and up with at most 64 tokens, and a SwiGLU epilogue with E4M3 results.
+// Gate and up GEMMs with FP8 weights and a SwiGLU epilogue in E4M3 for at most 64 tokens (Hopper).
 //
-// A block has 128 features, which share a scale. Two of its four warpgroups have panels of 64 rows
-// of gate, two the same of up, weights on the 64-row side of wgmma, each with its own pipeline. K
-// is not split (whole_in_k()). Up to 8 tokens are copied once and stay in shared memory; more have
-// a pipeline, too. The first stages of weights are requested before the previous kernel has ended,
-// a little at a time (prefetch_weights.cuh). Bit-identical to swiglu_fp8_sm90_m65.cu.
+// A block takes 128 features, which share a scale: two of its four warpgroups take a panel of 64
+// rows of gate each, the other two the same rows of up, with weights on the 64-row side of wgmma
+// and a pipeline per warpgroup. K is a single slice (whole_in_k()). Up to 8 tokens are copied once
+// and stay in shared memory; more have a pipeline, too. The weights that fit the pipelines are
+// copied before the previous kernel ends, a few at a time (prefetch_weights.cuh). The bits are
+// those of swiglu_fp8_sm90_m65.cu.
 #include "backend/cuda/gemm/gemm_fp8_sm90_m1_64.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 
@@ -12,12 +13,12 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kGroups = 4, kConsumers = kGroups * 128;
-constexpr int kThreads = kConsumers + 32 * kGroups;  // one copying warp per pipeline
+constexpr int kThreads = kConsumers + 32 * kGroups;  // a warp a pipeline copies
 constexpr int kPanels = kE4M3Cols / kPanelRows;      // of gate, and of up
 constexpr int kMostStages = 8;
 
-// Where gate's and up's sums of NT tiles of 8 tokens are exchanged, some at a time. Afterwards
-// codes are staged here.
+// Where gate's and up's sums of NT tiles of 8 tokens meet, some at a time. Then codes wait in their
+// place to be written.
 template <int NT>
 struct Meeting {
   static constexpr int kAtOnce = NT < 4 ? NT : 4;
@@ -30,7 +31,7 @@ static_assert(sizeof(Meeting<8>::up) >= 8 * kE4M3TileBytes);
 int own_bytes(int64_t cols) {
   return most_steps(cols, 1) * kE4M3TileBytes;
 }
-// Shared memory besides the pipelines: the exchange buffer, the prefetch target, and tokens.
+// What stays besides the pipelines: where sums meet, and what comes near, and tokens.
 int rest_bytes(int64_t cols) {
   return static_cast<int>(sizeof(Meeting<1>)) + kNearBytes + own_bytes(cols);
 }
@@ -43,7 +44,7 @@ int stages_for(int64_t cols) {
 template <int NT>
 struct Some {
   static constexpr int kThreads = kConsumers + 32 * (kGroups + 1);
-  // Limits registers as if a block had this many threads, so that a norm's block fits beside it.
+  // Leaves registers for a norm's block: as if this one had this many threads.
   static constexpr int kBoundThreads = NT <= 4 ? 896 : kThreads;
   static constexpr int kTokenBytes = NT * kE4M3TileBytes, kStages = 5;
   static constexpr int kRoom =
@@ -58,12 +59,12 @@ struct Some {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 using Panels = PanelRing<kPanelBytes>;
 
-// One thread of a pipeline requests its panels of all tiles; calls asked(n) before the n-th.
+// Asks for a pipeline's panels of all tiles, a thread of it; after the n-th, asked(n).
 template <class Asked>
 __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list, const Tour& tour,
                                             int group, const volatile int& ended,
                                             const Asked& asked) {
-  // (One, since the first step's scales wait for a look-up anyway.)
+  // (One, so that it is no loss that the first one's scales wait for what is looked up.)
   constexpr int kInFlight = (kFp8AheadBytes / kGroups + kPanelBytes - 1) / kPanelBytes;
   const ProductArgs& p = list.of[group / kPanels];
   const int steps = most_steps(p.weight.cols, 1);
@@ -77,19 +78,19 @@ __device__ __forceinline__ void copy_panels(Panels ring, const ProductList& list
     const int next = tile + tour.step < tour.tiles ? look_up(tile + tour.step) : 0;
     for (int n = 0; n < steps; ++n, ++issued, ring.next(), from += kPanelBytes) {
       if (issued >= kInFlight && issued < ring.count) {
-        landed(&ring.full[issued - kInFlight], ended);
+        landed(ring.pipe.filled(issued - kInFlight), ended);
       }
       asked(issued);
-      if (issued >= ring.count) barrier_wait(&ring.empty[ring.stage], ring.round ^ 1);
-      copy_codes(ring.data(), from, &ring.full[ring.stage]);
-      copy_scales(ring.data(), from, scale_bytes(how), &ring.full[ring.stage]);
+      if (issued >= ring.count) ring.pipe.acquire(ring.at);
+      copy_codes(ring.data(), from, ring.filled());
+      copy_scales(ring.data(), from, scale_bytes(how), ring.filled());
     }
     how = next;
   }
 }
 
 // With up to 8 tokens each pipeline's thread copies its share of these, too: once the previous
-// kernel has ended, and before it requests more weights.
+// kernel has ended, and before more is asked for.
 __device__ __forceinline__ void produce(const Panels& ring, const ProductList& list,
                                         const Tour& tour, int group, uint8_t* own, uint64_t* here,
                                         Near near, const volatile int& ended) {
@@ -117,15 +118,15 @@ __device__ __forceinline__ void produce(const Panels& ring, const ProductList& l
 
 constexpr uint32_t kStagePlaces = kPanelBytes >> 4, kTilePlaces = kE4M3TileBytes >> 4;
 
-// Touches the pages of tokens and of the output, so that their translations are cached.
+// The pages of tokens and of what is written.
 __device__ __forceinline__ void look_up_pages(const ProductArgs& p, const Activations& act,
                                               const Tour& tour) {
   if (threadIdx.x == 0) look_up_page(act.data + tour.first * act.core_tiles * kE4M3TileBytes);
   if (threadIdx.x == 1) look_up_page(p.act);
 }
 
-// The scales of a lane's rows in a panel with one scale per row. Loaded before the sums are ready,
-// so that the epilogue does not wait for them.
+// Scales of a lane's rows of a panel where each has one, which its sums are multiplied by: loaded
+// before these, for at the end they would be waited for.
 __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t panel, int how) {
   if (how != FP8Panels::kOfRows) return make_float2(1.0f, 1.0f);
   const int64_t row = panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -138,7 +139,7 @@ __device__ __forceinline__ float2 whole_scales(const ProductArgs& p, int64_t pan
   return make_float2(times(0), times(8));
 }
 
-// Scales a panel's sums.
+// A panel's sums as products give them.
 template <int NT>
 __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs& p, int64_t panel,
                                           const float2& scales) {
@@ -150,7 +151,7 @@ __device__ __forceinline__ void end_panel(float (&sum)[NT][4], const ProductArgs
   end_sums<NT>(p, sum, panel * kPanelRows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
 }
 
-// A warpgroup's panel, with tokens that stay in shared memory.
+// The sums of a warpgroup's panel and of tokens that stay.
 __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, const ProductArgs& p,
                                           int how, const uint8_t* own, uint64_t* here, bool first) {
   const uint32_t ring_at = kept_place(ring.stages), own_at = kept_place(own);
@@ -161,14 +162,14 @@ __device__ __forceinline__ void sum_panel(float (&sum)[1][4], Panels& ring, cons
     for (; first && share < kGroups && steps * share / kGroups <= n; ++share) {
       barrier_wait(&here[share], 0);
     }
-    barrier_wait(&ring.full[ring.stage], ring.round);
+    ring.pipe.wait(ring.at);
     float part[1][4];
-    fp8_ask<1>(part, ring_at + ring.stage * kStagePlaces, own_at + n * kTilePlaces);
+    fp8_ask<1>(part, ring_at + ring.at.stage * kStagePlaces, own_at + n * kTilePlaces);
     const float2 scales = step_scales(ring.data(), how);
     wgmma_wait<0>();
     add_step<1>(sum, part, scales, own + n * kE4M3TileBytes);
     __syncwarp();
-    if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
+    ring.pipe.release(ring.at.stage);
   }
 }
 
@@ -184,17 +185,17 @@ __device__ __forceinline__ void sum_panel(float (&sum)[NT][4], Panels& ring, Tok
   clear(sum);
 #pragma unroll 1
   for (int n = 0; n < steps; ++n, ring.next(), tokens.next()) {
-    barrier_wait(&tokens.full[tokens.stage], tokens.round);
-    barrier_wait(&ring.full[ring.stage], ring.round);
+    tokens.pipe.wait(tokens.at);
+    ring.pipe.wait(ring.at);
     float part[NT][4];
-    fp8_ask<NT>(part, ring_at + ring.stage * kStagePlaces,
-                tokens_place + tokens.stage * (NT * kTilePlaces));
+    fp8_ask<NT>(part, ring_at + ring.at.stage * kStagePlaces,
+                tokens_place + tokens.at.stage * (NT * kTilePlaces));
     const float2 scales = step_scales(ring.data(), how);
     wgmma_wait<0>();
     add_step<NT>(sum, part, scales, tokens.data());
     __syncwarp();
-    if (lane == 0) barrier_arrive(&ring.empty[ring.stage]);
-    if (lane == 1) barrier_arrive(&tokens.empty[tokens.stage]);
+    ring.pipe.release(ring.at.stage);
+    tokens.pipe.release(tokens.at.stage, 1);
   }
 }
 
@@ -202,7 +203,7 @@ __device__ __forceinline__ void sync_gates() {
   asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
-// Replaces gate's numbers of some token tiles by the SwiGLU, or zeros.
+// Gate's sums of some tiles of tokens become the outputs of SwiGLU, or zeros.
 template <int NT, int kFirst>
 __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>& m, int panel,
                                            int64_t tokens) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void take_units(float (&v)[NT][4], const Meeting<NT>&
   }
 }
 
-// Gate's warpgroups: writes 128 features, with the bits of put_e4m3().
+// Gate's warpgroups: their units of 128 features, as put_e4m3() does with the same.
 template <int NT>
 __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& act,
                                              const float (&v)[NT][4], int64_t tile, int panel) {
@@ -261,15 +262,15 @@ __device__ __forceinline__ void put_features(Meeting<NT>& m, const Activations& 
   }
   sync_gates();
   const int bytes =
-      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // of a step: at most NT tiles
+      static_cast<int>(act.core_tiles) * kE4M3TileBytes;  // of a step: NT tiles at most
   for (int at = (panel * 128 + thread) * 16; at < bytes; at += kPanels * 128 * 16) {
     *reinterpret_cast<uint4*>(act.data + tile * bytes + at) =
         *reinterpret_cast<const uint4*>(m.codes() + at);
   }
 }
 
-// The epilogue of a tile: up's warpgroups hand over their sums; gate's warpgroups compute the
-// SwiGLU and write it. Waits for the exchange buffer to be free only between tiles, if there are
+// The end of a tile: up's warpgroups hand their sums over, gate's make units of both and write
+// them. What waits for the place of the sums to be free does so between tiles only if there are
 // `more`.
 template <int NT>
 __device__ __forceinline__ void meet(Meeting<NT>& m, const Activations& act, float (&sum)[NT][4],
@@ -315,8 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ended = 0;
     for (int g = 0; g < kGroups; ++g) {
       for (int s = 0; s < stages; ++s) {
-        barrier_init(&full[g][s], 1);
-        barrier_init(&empty[g][s], 4);
+        Pipeline{full[g], empty[g]}.init_stage(s, 4);
       }
       barrier_init(&here[g], 1);
       barrier_init(&near[g], 1);
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool produces = warp >= kConsumers / 32;
   const int group = produces ? warp - kConsumers / 32 : warp / 4;
   const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
-  Panels ring{shared + group * stages * kPanelBytes, full[group], empty[group], stages};
+  Panels ring{shared + group * stages * kPanelBytes, {full[group], empty[group]}, stages};
   auto& meeting = *reinterpret_cast<Meeting<1>*>(shared + kGroups * stages * kPanelBytes);
   uint8_t* near_at = reinterpret_cast<uint8_t*>(&meeting + 1);
   uint8_t* own = near_at + kNearBytes;
@@ -374,13 +374,11 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
     ended = 0;
     for (int g = 0; g < kGroups; ++g) {
       for (int s = 0; s < S::kStages; ++s) {
-        barrier_init(&full[g][s], 1);
-        barrier_init(&empty[g][s], 4);
+        Pipeline{full[g], empty[g]}.init_stage(s, 4);
       }
     }
     for (int s = 0; s < S::kTokenStages; ++s) {
-      barrier_init(&tokens_full[s], 1);
-      barrier_init(&tokens_empty[s], kConsumers / 32);
+      Pipeline{tokens_full, tokens_empty}.init_stage(s, kConsumers / 32);
     }
     barriers_ready();
   }
@@ -389,10 +387,11 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
   const int group = producer >= 0 ? producer : warp / 4;
   const Tour tour{static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), tiles};
   uint8_t* rest = shared + kGroups * S::kStages * kPanelBytes;
-  Tokens<NT> of_tokens{rest, tokens_full, tokens_empty, S::kTokenStages};
+  Tokens<NT> of_tokens{rest, {tokens_full, tokens_empty}, S::kTokenStages};
   auto& meeting = *reinterpret_cast<Meeting<NT>*>(rest + S::kTokenStages * S::kTokenBytes);
   const auto panels_of = [&](int which) {
-    return Panels{shared + which * S::kStages * kPanelBytes, full[which], empty[which], S::kStages};
+    return Panels{
+        shared + which * S::kStages * kPanelBytes, {full[which], empty[which]}, S::kStages};
   };
   if (producer == kGroups) {
     if (threadIdx.x % 32 == 0) {
@@ -405,9 +404,9 @@ __global__ void __launch_bounds__(Some<NT>::kBoundThreads, 1)
       int issued = 0;
       for (int tile = tour.first; tile < tour.tiles; tile += tour.step) {
         for (int n = 0; n < steps; ++n, ++issued, of_tokens.next()) {
-          uint64_t* barrier = &of_tokens.full[of_tokens.stage];
+          uint64_t* barrier = of_tokens.filled();
           if (issued >= of_tokens.count) {
-            barrier_wait(&of_tokens.empty[of_tokens.stage], of_tokens.round ^ 1);
+            of_tokens.pipe.acquire(of_tokens.at);
           }
           barrier_expect(barrier, bytes);
           bulk_copy(of_tokens.data(), tokens_at(p, act_tiles, n, 0), bytes, barrier);

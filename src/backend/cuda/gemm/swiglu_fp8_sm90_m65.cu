@@ -1,14 +1,16 @@
-// FP8 gate and up with more than 64 tokens, and a SwiGLU epilogue with E4M3 results.
+// Gate and up GEMMs with FP8 weights and a SwiGLU epilogue in E4M3 for more than 64 tokens
+// (Hopper).
 //
-// A tile has 128 rows of gate and the same rows of up, so that a lane has both numbers of its
-// features, and four lanes all numbers that share a scale. A warpgroup multiplies its 64 tokens by
-// gate's rows, then by up's: accumulators take 128 registers per thread, and sums of 128 columns
-// another 64. There is no room for split-K slices, so K must not be split. Bit-identical to
-// gemm_fp8_sm90_m1_64.cu, followed by glu() and put_e4m3().
+// A tile has 128 rows of gate and the same rows of up, so that a lane has both sums of its
+// features, and four lanes have all features that share a scale. A warpgroup multiplies its 64
+// tokens by gate's rows, then by up's: accumulators take 128 registers per thread, and sums of 128
+// columns another 64. This leaves room only for weights whose K is a single slice. The bits are
+// those of gemm_fp8_sm90_m1_64.cu, of glu() and of put_e4m3().
 #include <algorithm>
 
 #include "backend/cuda/gemm/gemm_fp8_sm90_m65.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
+#include "backend/cuda/gemm/swiglu_fp8_sm90.h"
 
 namespace freshet::cuda {
 namespace {
@@ -19,19 +21,18 @@ constexpr int G = 2;  // warpgroups of 64 tokens each
 using Fp8GateShape = Fp8Shape<G, 2 * kTiles>;
 using Fp8GateSums = float[2][kTiles][4];  // of gate, of up
 
-// Pair tiles that clusters process in turn, followed by halves of pair tiles, at most one per
-// cluster: a block computes 64 tokens of such a half, and each of its warpgroups half of the
-// features.
+// Pair tiles that a cluster takes in turn, and then halves of pair tiles, one a cluster at most: a
+// block takes 64 tokens of such, and each of its warpgroups half of the features.
 struct HalvedTiles {
-  int first, count;  // the pair tile that is cut first; the number of halves
+  int first, count;  // the pair tile that is cut first, and how many halves there are
 };
-constexpr int kMostTurns = 12;  // up to here half a turn is worth a slightly slower kernel
+constexpr int kMostTurns = 12;  // in which half a turn is worth a kernel that is a little slower
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kPanels = kGateRows / kPanelRows;
 constexpr int kScaleBytes = kPanelBytes - kPanelCodes;  // of a panel's step
 
-// One thread of each producer warp.
+// A thread of each producer.
 __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, int64_t tokens,
                                         const Tour& tour, int producer) {
   const WeightView &gate = list.of[0].weight, &up = list.of[1].weight;
@@ -40,7 +41,7 @@ __device__ __forceinline__ void produce(Fp8Ring ring, const ProductList& list, i
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   Fp8Filling filling{producer, 0, false};
-  ring.stage = producer;
+  ring.at.stage = producer;
   for (int index = tour.first; index < tour.tiles; index += tour.step) {
     const ProductTile tile = many_tile<G, 1>(list, tokens, tour, index);
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), ring.of.width), 0);
@@ -67,7 +68,7 @@ __device__ __forceinline__ ProductTile half_tile(const ProductList& list, int64_
   return tile;
 }
 
-// The same for a pair of blocks, of which one requests gate's rows and the other one up's.
+// The same of a pair of blocks, of which one asks for gate's rows and the other for up's.
 template <bool kHalves>
 __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* facts,
                                              const ProductList& list, int64_t tokens,
@@ -78,12 +79,12 @@ __device__ __forceinline__ void produce_pair(const Fp8Ring& ring, Fp8Facts* fact
   const int steps = steps_of(gate);
   const int64_t of_panel = int64_t{steps} * kPanelBytes;
   auto asking = fp8_asking<kPanels>(ring, producer);
-  // Gate's panels and then up's; for half tiles one panel of gate and then the same one of up.
+  // Gate's panels and then up's, or of a half tile each of gate's and then the same of up's.
   const auto ask = [&](const ProductTile& tile, int most, int at, int apart) {
     const int left = max(min(static_cast<int>(act_tiles - tile.token_tile), most), 0);
     const auto token_bytes = static_cast<uint32_t>(left * kE4M3TileBytes);
     const auto tokens_end = static_cast<uint32_t>(ring.of.width * kE4M3TileBytes);
-    asking.fill(ring, facts, steps,
+    asking.fill(facts, steps,
                 {(tour.rank == 0 ? gate : up).data + tile.unit * kPanels * of_panel, of_panel,
                  kPanelCodes, tokens_end + tour.rank * at * kPanelCodes,
                  tokens_end + 2 * kPanels * kPanelCodes + tour.rank * at * kScaleBytes,
@@ -143,20 +144,20 @@ __device__ __forceinline__ void sum_up(Fp8Reader& ring, Fp8GateSums& sum, int st
       pin(sum[h]);
     }
     if (n == steps) break;
-    ring.release(ring.stage);
+    ring.release(ring.at.stage);
     ring.next();
   }
-  // Outside the loop, because even skipped code costs time in it.
+  // Out of the loop: code that steps jump over costs them, too.
   if constexpr (kHow != Fp8Scaled::kSteps) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) fp8_scale<kTiles>(sum[h], scales_of_half(h), of_half(h));
   }
-  ring.release(ring.stage);
+  ring.release(ring.at.stage);
   ring.next();
 }
 
-// Loop over a tile's epilogue. Code that runs once is fetched from L2 or memory first, which took
-// longer than running it. So an iteration processes the first few tiles, and the others move up.
+// Turns of a tile's end. What runs once is fetched from L2 or memory first, and that took longer
+// than to run it: so a turn takes the first few tiles, and the others move up.
 constexpr int kAtOnce = 8;
 template <int N>
 __device__ __forceinline__ void move_up(float (&v)[N][4]) {
@@ -167,7 +168,7 @@ __device__ __forceinline__ void move_up(float (&v)[N][4]) {
   }
 }
 
-// Replaces gate's sums by the SwiGLU; returns the largest magnitudes of a lane's two tokens.
+// Gate's sums become the outputs of SwiGLU; the largest of a lane's two tokens.
 template <bool kBias, int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -207,7 +208,7 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   }
   return make_float2(most[0], most[1]);
 }
-// (Without a bias there is no branch.)
+// (Without a bias it does not jump.)
 template <int N>
 __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][4],
                                             const ProductList& list, int64_t first) {
@@ -217,9 +218,9 @@ __device__ __forceinline__ float2 gate_sums(float (&gate)[N][4], float (&up)[N][
   return gate_sums<true>(gate, up, list, first);
 }
 
-// Writes 8 N of the 128 features of a lane's two tokens, from 8-row tile `first` on, with the bits
-// of put_e4m3(). `at` is the warp's first token tile. share() turns the largest magnitudes of both
-// tokens into those of all 128 features.
+// 8 N of the 128 features of a lane's two tokens, from tile `first` of 8 on, as put_e4m3() does
+// with the same numbers; `at` is the warp's first tile of tokens. share(the largest of either
+// token) makes it that of all 128.
 template <int N, class Share>
 __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4], float2 most,
                                          int64_t unit, int first, int64_t at, int64_t tokens,
@@ -267,7 +268,7 @@ __device__ __forceinline__ void put_tile(const Activations& act, float (&v)[N][4
   }
 }
 
-// The epilogue of a tile.
+// A tile's end.
 __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& list,
                                          const ProductTile& tile, int64_t tokens,
                                          const Activations& act) {
@@ -276,8 +277,8 @@ __device__ __forceinline__ void end_tile(Fp8GateSums& sum, const ProductList& li
            [](float2&) {});
 }
 
-// The last tile of a block is half a tile: both warpgroups have the same tokens, and half of the
-// features each. `most`: two numbers per token.
+// The last tile of a block is half of one: both warpgroups take the same tokens, and half of the
+// features each. `most`: two numbers a token.
 __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens,
                                           const Activations& act, float* most) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ void take_half(const Fp8Reader& of, const Fp8Facts* t
   Fp8Reader ring = of;
   ring.wait_full();
   const Fp8Facts facts = facts_at(told, ring);
-  if (half != 0) {  // the first half's tokens, and the rows after its own
+  if (half != 0) {  // the first one's tokens, and the rows behind its own
     ring.stages -= kTokens * kE4M3TileBytes;
     ring.tokens_at -= kTokens * kE4M3TileBytes >> 4;
     ring.rows_at += kTiles * kTileCodes >> 4;
@@ -351,7 +352,7 @@ __device__ __forceinline__ void walk(const Fp8Ring& of, const ProductList& list,
   }
 }
 
-// The same for a pair of blocks.
+// Those of a pair of blocks.
 template <bool kHalves>
 __device__ __forceinline__ void walk_pair(const Fp8Ring& of, const Fp8Facts* told,
                                           const ProductList& list, int64_t tokens, const Tour& tour,
@@ -433,14 +434,14 @@ int launch_gated(const Context& ctx, const ProductList& list, int64_t tokens,
 
 int run_fp8_gated(const Context& ctx, const ProductList& gate_and_up, int64_t tokens,
                   const Activations& act) {
-  static_assert(kGateRows == 128);  // swiglu_fp8() of gemm_rows.cc
+  static_assert(kGateRows == kFp8GateRows);
   ProductList list = with_blocks(gate_and_up, kGateRows);
-  list.count = 1;  // only gate is counted; up's rows go with it
+  list.count = 1;  // up's rows stand beside gate's
   const int64_t rows = list.of[0].weight.rows;
   const auto tiles = static_cast<int>(tiles_of(rows, tokens));
   if (tokens <= 128) return launch_gated<false, false>(ctx, list, tokens, act, {tiles, 0});
   const auto pairs = static_cast<int>(tiles_of(rows, ceil_div(tokens, 2)));
-  // Tiles of a last turn that would leave half of the clusters idle are cut in two.
+  // Tiles of a last turn that would leave half of the clusters without any are cut in two.
   const int clusters = ctx.multiprocessors / 2, left = pairs % clusters;
   if (left == 0 || left * 2 > clusters || pairs > kMostTurns * clusters) {
     return launch_gated<true, false>(ctx, list, tokens, act, {pairs, 0});

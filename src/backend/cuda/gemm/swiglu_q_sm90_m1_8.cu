@@ -12,6 +12,7 @@
 #include "backend/cuda/gemm/prefetch_weights.cuh"
 #include "backend/cuda/gemm/swiglu_epilogue.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda {
 namespace {
@@ -19,8 +20,8 @@ namespace {
 constexpr int kAllWarps = 2 * kWarps;
 constexpr int kBeside = 18 * 1024;  // of a block's shared memory: sums, barriers, its own
 
-// kLeaf: pieces of a leaf, which has two stages; the first is the longer one. Or those of stages
-// that leaves of any size have.
+// kLeaf: pieces of a slice of K, which has two stages; the first is the longer one. Or those of
+// stages that slices of any size have.
 template <class F, int kLeaf = 2 * kStagePieces>
 struct Gate {
   static constexpr int kPieces = F::kUnit / 64;    // of a unit
@@ -64,7 +65,12 @@ __device__ __forceinline__ void end_tiles(const ProductList& list, const Activat
 }
 #endif
 
-// kGated: gate's and up's tiles, which end in the gated unit; or else pairs of tiles of a product.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A warp's pipeline among those of all warps, as in gemm_q_sm90_m1_8_long_k.cu.
+using GatePipeline = PipelineOf<uint64_t*, kAllWarps>;
+#endif
+
+// kGated: gate's and up's tiles, which have a SwiGLU epilogue; or else pairs of tiles of a product.
 template <class F, bool kGated, int kLeaf>
 __global__ void __launch_bounds__(kAllWarps * 32, 2)
     gate_kernel(const __grid_constant__ ProductList list, Activations gated, int64_t tokens,
@@ -74,7 +80,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   extern __shared__ __align__(128) uint8_t rings[];
   __shared__ uint64_t full[R::kStages][kAllWarps];
   __shared__ float4 sums[2][2][kWarps][32];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int leaf = warp % kWarps, up = warp / kWarps;  // or the second of the pair
@@ -86,18 +92,18 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   __syncthreads();
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
   uint8_t* ring = rings + warp * R::kStages * R::kStageBytes;
-  uint64_t* barrier = &full[0][warp];
+  const GatePipeline pipe{&full[0][warp]};
   const uint8_t* from = list.of[kGated ? up : 0].weight.data +
                         (kGated ? first : 2 * first + up) * R::kRowBytes + leaf * R::kLeafBytes;
   const int64_t step = (kGated ? 1 : 2) * blocks * R::kRowBytes;
   const auto ask = [&](int stage) {
     const auto bytes =
         static_cast<uint32_t>(stage == 0 ? R::kStageBytes : R::kLeafBytes - R::kStageBytes);
-    barrier_expect(barrier + stage * kAllWarps, bytes);
+    pipe.expect(stage, bytes);
     copy_weights(ring + stage * R::kStageBytes, from + stage * R::kStageBytes, bytes,
-                 barrier + stage * kAllWarps);
+                 pipe.filled(stage));
   };
-  // Warp 0, which waits for the kernel in front, does not wait for any other's copies.
+  // Warp 0, which waits for the previous kernel, does not wait for any other's copies.
   if (lane == 0) {
 #pragma unroll 1
     for (int s = 0; s < R::kStages; ++s) {
@@ -122,10 +128,10 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
     float sum[1][4] = {};
 #pragma unroll
     for (int stage = 0; stage < R::kStages; ++stage) {
-      barrier_wait(barrier + stage * kAllWarps, round & 1);
+      pipe.wait({stage, round & 1});
 #pragma unroll
       for (int i = 0; i < R::kAtOnce; ++i) {
-        const int n = stage * R::kAtOnce + i;  // of the leaf
+        const int n = stage * R::kAtOnce + i;  // of the slice
         if (n >= kLeaf) break;
         Piece piece;
         uint4 a[4];
@@ -150,7 +156,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
 // What a warp asks for next.
 struct Asking {
   const uint8_t* from;
-  int64_t step;  // from the end of a tile's leaf to the next tile's
+  int64_t step;  // from the end of a tile's slice to the next tile's
   int stage, tile;
 };
 
@@ -166,7 +172,7 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   __shared__ uint64_t full[R::kStages][kAllWarps];
   __shared__ float4 sums[2][2][kWarps][32];
   __shared__ Asking all_asking[kAllWarps];
-  __shared__ volatile int ended;  // the kernel in front
+  __shared__ volatile int ended;  // the previous kernel
   let_next_start();
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int leaf = warp % kWarps, up = warp / kWarps;  // or the second of the pair
@@ -179,21 +185,22 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   const int blocks = static_cast<int>(gridDim.x), first = static_cast<int>(blockIdx.x);
   const WeightView& w = list.of[kGated ? up : 0].weight;
   const LeafWalk<F> walk(w.cols, leaf);
+  const GatePipeline pipe{&full[0][warp]};
   const auto place = [&](int slot) { return rings + (warp * R::kStages + slot) * R::kStageBytes; };
   // In shared memory, since only the first lane uses it, once a stage: registers are scarce.
   Asking& asking = all_asking[warp];
   const auto ask = [&](int slot) {
     if (asking.tile >= tiles) return;
     const auto bytes = static_cast<uint32_t>(walk.count(asking.stage) * F::kTileBytes);
-    barrier_expect(&full[slot][warp], bytes);
-    copy_weights(place(slot), asking.from, bytes, &full[slot][warp]);
+    pipe.expect(slot, bytes);
+    copy_weights(place(slot), asking.from, bytes, pipe.filled(slot));
     asking.from += bytes;
     if (++asking.stage < walk.stages) return;
     asking.stage = 0;
     asking.from += asking.step;
     asking.tile += blocks;
   };
-  // Warp 0, which waits for the kernel in front, does not wait for any other's copies.
+  // Warp 0, which waits for the previous kernel, does not wait for any other's copies.
   if (lane == 0) {
     const int64_t leaf_at = static_cast<int64_t>(walk.first) * F::kTileBytes;
     asking = {w.data + tile_at<F>(kGated ? first : 2 * first + up, w.cols) + leaf_at,
@@ -216,7 +223,8 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
   if (threadIdx.x == 0) ended = 1;
   b.load(0, 0);
   b.load(1, 1);
-  int round = 0, slot = 0, parity = 0;
+  int round = 0;
+  PipelineState ring_at;
 #pragma unroll 1
   for (int tile = first; tile < tiles; tile += blocks, ++round) {
     float sum[1][4] = {};
@@ -225,13 +233,12 @@ __global__ void __launch_bounds__(kAllWarps * 32, 2)
     for (int stage = 0; stage < walk.stages; ++stage) {
       const int pieces = walk.count(stage) * R::kPieces;
       const int next = stage + 1 < walk.stages ? at + pieces : 0;
-      barrier_wait(&full[slot][warp], parity);
-      add_stage<F>(sum, b, place(slot), pieces, at, next, lane);
+      pipe.wait(ring_at);
+      add_stage<F>(sum, b, place(ring_at.stage), pieces, at, next, lane);
       at = next;
       __syncwarp();
-      if (lane == 0) ask(slot);
-      slot ^= 1;
-      parity ^= slot == 0 ? 1 : 0;
+      if (lane == 0) ask(ring_at.stage);
+      ring_at.next(R::kStages);
     }
     float4(&shared)[2][kWarps][32] = sums[round & 1];
     shared[up][leaf][lane] = make_float4(sum[0][0], sum[0][1], sum[0][2], sum[0][3]);

@@ -1,11 +1,11 @@
-// BF16 experts with many tokens each on Hopper: gate and up with a SwiGLU epilogue, and down. Both
-// kernels are persistent and walk (slot, rows).
+// Experts in BF16 with many tokens each on Hopper: gate and up, which have a SwiGLU epilogue, and
+// down, each a walk of blocks over (slot, rows).
 //
-// Tokens are on wgmma's 64-row side. A thread has gate and up of the same features, and writes the
-// GLU's output from registers, 128 contiguous bytes per warp. Nothing is exchanged: the three
-// warpgroups of a block never synchronise, and one runs its epilogue while the others multiply. A
-// warpgroup without tokens only releases the stages. K is split and added as in
-// gemm_sm80_small_m.cu.
+// Here tokens are wgmma's 64-row side and weights the other. So a thread has gate and up of the
+// same features, and writes what becomes of them from its registers, runs of 128 bytes a warp:
+// nothing is exchanged, the three warpgroups of a block never meet, and one ends its tile while the
+// others multiply. A warpgroup whose tokens are nobody's only lets the stages pass. K is cut and
+// added up as in gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm_bf16_sm90_wgmma.cuh"
 #include "backend/cuda/gemm/glu_activation.cuh"
 #include "backend/cuda/moe/moe.h"
@@ -14,15 +14,15 @@
 namespace freshet::cuda {
 namespace {
 
-constexpr int kGroups = kManySlot / 64;             // consumer warpgroups
-constexpr int kReaders = kGroups * 128;             // their threads
-constexpr int kThreads = kReaders + 128;            // setmaxnreg works on whole warpgroups
-constexpr int kTiles = 16;                          // of 8 rows of weights
-constexpr int kGroupBytes = 8 * kTokenBytes;        // tokens of a warpgroup
-constexpr int kGateRows = 64, kDownRows = 128;      // per block
+constexpr int kGroups = kManySlot / 64;         // warpgroups that multiply
+constexpr int kReaders = kGroups * 128;         // their threads
+constexpr int kThreads = kReaders + 128;        // registers change hands between whole warpgroups
+constexpr int kTiles = 16;                      // of 8 rows of weights
+constexpr int kGroupBytes = 8 * kTokenBytes;    // of tokens of a warpgroup
+constexpr int kGateRows = 64, kDownRows = 128;  // of a block
 constexpr int kWeightBytes = kTiles * kTokenBytes;  // half of them gate's, half up's, or all down's
 
-// Tokens come first: only their operand differs between warpgroups.
+// Tokens stand in front: they are the operand that differs from warpgroup to warpgroup.
 struct ManyStage {
   static constexpr int kRowBytes = kGroups * kGroupBytes;
   static constexpr int kStageBytes = kRowBytes + kWeightBytes;
@@ -31,12 +31,12 @@ struct ManyStage {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A warpgroup's tokens as the first GEMM reads them: 128-byte rows with wgmma's swizzle of 16-byte
-// units, so that a token's 64 columns are contiguous in memory.
+// A warpgroup's tokens as the first product reads them: rows of 128 bytes whose pieces of 16 are
+// swapped as wgmma has it, so that a token's 64 columns are one run of memory.
 __device__ __forceinline__ uint64_t swapped_rows_at(const void* shared) {
   return operand_at(shared, 16, 1024) | uint64_t{1} << 62;
 }
-inline constexpr uint64_t kNextSwapped = 32 >> 4;  // 16 columns
+inline constexpr uint64_t kNextSwapped = 32 >> 4;  // of 16 columns
 
 // total = the sum of all slices, from left to right.
 template <bool kGate>
@@ -48,14 +48,14 @@ __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // the identity of addition
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
     const int count = leaf_of(cols, leaf).count;
     int before = -1;
 #pragma unroll 1
-    for (int n = 0; n < count; ++n, ring.at.advance(ManyStage::kStages)) {
+    for (int n = 0; n < count; ++n, ring.at.next(ManyStage::kStages)) {
       ring.pipe.wait(ring.at);
       const uint8_t* tokens = ring.data() + group * kGroupBytes;
       const uint64_t a = kGate ? swapped_rows_at(tokens) : operand_at(tokens);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void sum_leaves(GemmStages<ManyStage>& ring, float (&
   }
 }
 
-// A work item: a slot's tokens and a block of rows of one of the GEMMs.
+// A walk's items: a slot's tokens and a block of rows of one of the products.
 template <bool kGate>
 struct ManyWalk {
   const ExpertsArgs& e;
@@ -94,15 +94,15 @@ struct ManyWalk {
   __device__ __forceinline__ int expert(int item) const {
     return item < items ? __ldcg(e.groups.slot_expert + slot(item)) : 0;
   }
-  // Whether a warpgroup's part has any tokens: an expert's tokens fill its slots in order.
+  // Whether somebody's tokens stand in a warpgroup's part: an expert's fill its slots in order.
   __device__ __forceinline__ bool real(int item, int group) const {
     return item < items &&
            __ldcg(e.groups.token + int64_t{slot(item)} * kManySlot + group * 64) >= 0;
   }
 };
 
-// One thread. The second GEMM requests weights before the first has ended: the experts were known
-// before that began.
+// One thread. The second product asks for weights before the first has ended: whose they are was
+// settled before that began.
 template <bool kGate>
 __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const Expert
       waited = true;
       ring.at.advance(ManyStage::kStages, n);
     }
-    for (; n < pieces; ++n, ring.at.advance(ManyStage::kStages)) {
+    for (; n < pieces; ++n, ring.at.next(ManyStage::kStages)) {
       ring.pipe.acquire(ring.at);
       copy_rows(n, ring.at.stage);
       copy_tokens(n, ring.at.stage);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void produce(GemmStages<ManyStage> ring, const Expert
   }
 }
 
-// A thread's two token rows, the first one in place tile `tile`, and 64 features.
+// A thread's two rows of tokens, the first of them in tile `tile` of places, and 64 features.
 template <class Gated>
 __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&total)[kTiles][4],
                                           int expert, int64_t tile, int block,
@@ -181,8 +181,8 @@ __device__ __forceinline__ void put_gated(const ExpertsArgs& e, const float (&to
   }
 }
 
-// The same for 128 features of the second GEMM, in BF16: each of four lanes receives one of four
-// adjacent tiles and writes its 8 features at once.
+// The same of 128 features of the second product, in BF16: a lane of four gets one of four
+// neighbouring tiles, whose 8 features it writes at once.
 __device__ __forceinline__ void put_down(const ExpertsArgs& e, const float (&total)[kTiles][4],
                                          int expert, int64_t tile, int block) {
   const int lane = static_cast<int>(threadIdx.x % 32), mine = lane % 4;
@@ -240,7 +240,7 @@ __device__ __forceinline__ void consume(GemmStages<ManyStage> ring, const Expert
       for (auto n = static_cast<int>((cols + 63) / 64); n > 0; --n) {
         ring.pipe.wait(ring.at);
         ring.pipe.release(ring.at.stage);
-        ring.at.advance(ManyStage::kStages);
+        ring.at.next(ManyStage::kStages);
       }
       continue;
     }
@@ -251,7 +251,7 @@ __device__ __forceinline__ void consume(GemmStages<ManyStage> ring, const Expert
     const int64_t tile = int64_t{slot} * (kManySlot / kTokenTile) + threadIdx.x / 32 * 2;
     if constexpr (!kGate) {
       put_down(e, total, expert, tile, block);
-    } else if (silu) {  // chosen per tile: a choice per number would cost as much as the GLU
+    } else if (silu) {  // to choose for each number would cost as much as its unit
       put_gated(e, total, expert, tile, block,
                 [](float gate, float up) { return activate(gate, 1) * up; });
     } else {
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, 1) many_kernel(const __grid_constant
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
   const GemmStages<ManyStage> ring = start_ring<ManyStage>(stages, full, empty, kReaders / 32);
-  // Kernels that start after the first GEMM may rely on what existed before it.
+  // Who starts after the first product may rely on what was there before it.
   if (kGate) wait();
   let_next_start();
   if (threadIdx.x >= kReaders) {

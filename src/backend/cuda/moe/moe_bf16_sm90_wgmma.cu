@@ -1,10 +1,10 @@
-// BF16 experts on Hopper: two GEMMs, each by persistent blocks that walk (slot, rows), where a slot
-// is a tile of one expert's tokens. wgmma has weights on its 64-row side, tokens on the other.
+// Experts in BF16 on Hopper: two products, each a walk of blocks over (slot, rows), where a slot is
+// a tile of one expert's tokens. wgmma has weights on its 64-row side, tokens on the other.
 //
-// Gate and up are fused: one warpgroup sums 64 rows of gate, another one the same rows of up; they
-// exchange halves, and each computes the GLU of 8 of every 16 rows and writes it as activations of
-// the second GEMM. One thread fills a pipeline with bulk copies of 64-column stages. The second
-// GEMM's first weights are requested while the first GEMM still runs. K is split and added as in
+// Gate and up in one: a warpgroup sums 64 rows of gates, another the same rows of ups; they swap
+// halves, and each gates 8 of every 16 rows and leaves them as activations of the second product.
+// One thread keeps a pipeline of stages of 64 columns filled by TMA bulk copies. The second
+// product's first weights are asked for while the first still runs. K is cut and added up as in
 // gemm_sm80_small_m.cu.
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/gemm/glu_activation.cuh"
@@ -18,26 +18,26 @@ namespace freshet::cuda {
 namespace {
 
 constexpr int kConsumers = 256;
-constexpr int kGroupRows = 64;                   // per warpgroup
-constexpr int kHalfBytes = kGroupRows * 64 * 2;  // weights of a warpgroup
+constexpr int kGroupRows = 64;                   // of a warpgroup
+constexpr int kHalfBytes = kGroupRows * 64 * 2;  // of weights for a warpgroup
 constexpr int kTokenBytes = kTokenTile * 64 * 2;
 
 // NT: tiles of 8 tokens of a slot.
 template <int NT>
 struct ExpertShape {
-  static constexpr bool kWide = NT > 4;  // one block per SM
+  static constexpr bool kWide = NT > 4;  // a block takes a whole multiprocessor
   static constexpr int kStageBytes = 2 * kHalfBytes + NT * kTokenBytes;
-  // The exchange buffer: gate and up of 64 rows, or 128 rows of the second GEMM, per token.
-  static constexpr int kRowFloats = 128 + 4;  // padded against bank conflicts
+  // Where sums meet: gates and ups of 64 rows, or 128 rows of the second product a token.
+  static constexpr int kRowFloats = 128 + 4;  // no two of a warp's lanes in one bank
   static constexpr int kExchange = NT * 8 * kRowFloats * 4;
   static constexpr int kStages = ((kWide ? 216 << 10 : 108 << 10) - kExchange) / kStageBytes;
   static constexpr int kBytes = kStages * kStageBytes + kExchange;
-  // setmaxnreg works on whole warpgroups.
+  // Registers change hands between whole warpgroups only.
   static constexpr int kThreads = kConsumers + (kWide ? 128 : 32);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Stages of weights and tokens, and a thread's position in them.
+// Stages of weights and tokens, and a thread's place in them.
 template <int NT>
 struct ExpertStages {
   uint8_t* stages;
@@ -48,12 +48,12 @@ struct ExpertStages {
   }
 };
 
-// One of the two GEMMs.
+// One of the two products.
 template <bool kGate>
 struct Half {
   const ExpertsArgs& e;
   __device__ __forceinline__ int64_t cols() const { return kGate ? e.hidden : e.ff; }
-  __device__ __forceinline__ int blocks() const {  // row blocks per slot
+  __device__ __forceinline__ int blocks() const {  // of rows, for a slot
     return static_cast<int>(kGate ? e.ff / kGroupRows : (e.hidden + 127) / 128);
   }
   __device__ __forceinline__ int items() const { return __ldcg(e.groups.used) * blocks(); }
@@ -67,13 +67,13 @@ struct Half {
   }
 };
 
-// Whether the groups existed before the first GEMM began; otherwise tokens are gathered in between.
+// Whether the groups were there before the first product began: tokens are gathered in between.
 __device__ __forceinline__ bool grouped_before(const ExpertsArgs& e) {
   return e.groups.whole == 0;
 }
 
-// One thread. If the experts are known, it requests the first weights before the previous kernel
-// has ended. The first GEMM then lets the second one start.
+// One thread. Where it is settled whose weights they are, it asks for the first ones before the
+// previous kernel has ended. The first product's then lets the second start.
 template <int NT, bool kGate>
 __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs& e,
                                         const uint8_t* const* weights) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void produce(ExpertStages<NT> ring, const ExpertsArgs
       waited = true;
       ring.at.advance(S::kStages, n);
     }
-    for (; n < pieces; ++n, ring.at.advance(S::kStages)) {
+    for (; n < pieces; ++n, ring.at.next(S::kStages)) {
       ring.pipe.acquire(ring.at);
       copy_rows(n, ring.at.stage);
       copy_tokens(n, ring.at.stage);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void sum_pieces(ExpertStages<NT>& ring, float (&sum)[
   const int group = static_cast<int>(threadIdx.x / 128);
   int before = -1;
 #pragma unroll 1
-  for (int n = 0; n < count; ++n, ring.at.advance(ExpertShape<NT>::kStages)) {
+  for (int n = 0; n < count; ++n, ring.at.next(ExpertShape<NT>::kStages)) {
     ring.pipe.wait(ring.at);
     const uint64_t a = operand_at(ring.data() + group * kHalfBytes);
     const uint64_t b = operand_at(ring.data() + 2 * kHalfBytes);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void sum_leaves(ExpertStages<NT>& ring, float (&total
 #pragma unroll
   for (int j = 0; j < NT; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // the identity of addition
+    for (int i = 0; i < 4; ++i) total[j][i] = -0.0f;  // adds nothing, not even a sign
   }
 #pragma unroll 1
   for (int leaf = 0; leaf < parts; ++leaf) {
@@ -167,8 +167,8 @@ __device__ __forceinline__ void consumers_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
 }
 
-// The GLU. Of a warp's 16 rows gate's warpgroup finishes the first 8, up's the others. Every sum
-// goes through shared memory, so that the activation's code exists once and not once per register.
+// Gates with ups. Of a warp's 16 rows the gates' warpgroup ends the first 8, the ups' the others.
+// Every sum goes through shared memory, so that gating is there once and not for every register.
 template <int NT>
 __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, const float (&total)[NT][4],
                                             float* exchange, int slot, int block) {
@@ -205,10 +205,10 @@ __device__ __forceinline__ void finish_gate(const ExpertsArgs& e, const float (&
     const int64_t to = activation_at(e.act, place + j * 8, col, e.ff);
     reinterpret_cast<uint32_t*>(e.act.data)[to / 2] = two;
   }
-  consumers_sync();  // all reads are done before the next writes
+  consumers_sync();  // nobody writes while others read
 }
 
-// Writes the second GEMM's sums to their places.
+// The second product's sums go where their places are.
 template <int NT>
 __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&total)[NT][4],
                                             int slot, int block) {
@@ -236,7 +236,7 @@ __device__ __forceinline__ void finish_down(const ExpertsArgs& e, const float (&
   }
 }
 
-// The same for many tokens: a token's 128 rows are one bulk copy, which overlaps the next sums.
+// The same for many tokens: a token's 128 rows are one copy, which runs while the next sums begin.
 template <int NT>
 __device__ __forceinline__ void finish_down_copied(const ExpertsArgs& e,
                                                    const float (&total)[NT][4], float* exchange,
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(ExpertShape<NT>::kThreads, ExpertShape<NT>::kW
     weights[i] = (kGate ? e.gate_up : e.down)[i];
   }
   __syncthreads();
-  // Kernels that start after the first GEMM may rely on what existed before it.
+  // Who starts after the first product may rely on what was there before it.
   const bool asks = kGate && grouped_before(e) && threadIdx.x == kConsumers;
   if (kGate && !asks) wait();
   if (!asks) let_next_start();

@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kSums = kWarps * 32;  // float4
 
-// A stage has one column unit of a row tile, and its tokens.
+// A stage has a unit of columns of a tile of rows, and its tokens.
 template <class F>
 struct Down {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces
   static constexpr int kStageBytes = F::kTileBytes + kOfUnit * 1024;
-  // With more stages the first kernel's blocks would not fit on the same SM.
+  // With more of them the first kernel's blocks would not fit beside.
   static constexpr int kMost = 12480 / kStageBytes;
   static constexpr int kStages = kMost < 2 ? 2 : kMost > 8 ? 8 : kMost;
   static constexpr int kRings = kWarps * kStages * kStageBytes;
@@ -20,10 +20,10 @@ struct Down {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What a warp reads: one split-K slice of every apart-th expert.
+// What a warp reads: a slice of K of one of every few experts.
 template <class F>
 struct DownLeaf {
-  int leaves, apart, leaf, phase;  // apart: experts in parallel
+  int leaves, apart, leaf, phase;  // experts side by side; this warp's
   int first, units;
   __device__ DownLeaf(int64_t ff, int warp) : leaves(cuda::leaves(ff)) {
     apart = kWarps / leaves;
@@ -35,19 +35,18 @@ struct DownLeaf {
   }
 };
 
-// A warp's slices, one column unit per stage. Lanes copy with cp.async: the bulk copy engine is
-// slow for such small copies. Tokens that an expert did not get are zeros, which most are if there
-// are few tokens.
+// A warp's slices, a unit of columns a stage. Lanes copy: the copy engine is slow with so
+// little at once. Tokens that an expert did not get are zeros: of few tokens most are.
 template <class F>
 struct DownStream {
   using S = Down<F>;
   const FewExpertsArgs& e;
   const Chosen& chosen;
   const DownLeaf<F>& l;
-  int64_t first;  // bytes from an expert's beginning to the slice
+  int64_t first;  // bytes from an expert's beginning to the slice's
   uint8_t* ring;
   int lane;
-  int slot, unit, stage;  // the next one to request
+  int slot, unit, stage;  // to be asked for next
 
   __device__ __forceinline__ bool more() const { return slot < chosen.count; }
   __device__ __forceinline__ uint8_t* to() const {
@@ -79,7 +78,7 @@ struct DownStream {
   }
 };
 
-// A warp's 16 rows of the result for 8 tokens, in mma's layout; experts are added one by one.
+// A warp's 16 rows of the result for 8 tokens, as mma has them: experts are added one by one.
 struct Result {
   const FewExpertsArgs& e;
   int64_t row;
@@ -140,7 +139,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   uint8_t* ring = rings + warp * S::kStages * S::kStageBytes;
   const int64_t first = tile_at<F>(blockIdx.x, e.ff) + l.first * kUnitStep<F>;
   DownStream<F> stream{e, chosen, l, first, ring, lane, l.phase, 0, 0};
-  // The first kernel's results arrive after the first weights.
+  // The first kernel's results come later than the first weights.
   DownStream<F> tokens = stream;
 #pragma unroll 1
   for (int s = 0; s < S::kStages && stream.more(); ++s, stream.next()) stream.ask_weights();
@@ -171,7 +170,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
           stream.ask_tokens();
           stream.next();
         }
-        cp_async_commit();  // empty groups keep the count right
+        cp_async_commit();  // so that they can be counted
         stage = stage + 1 < S::kStages ? stage + 1 : 0;
       }
     }
@@ -181,7 +180,7 @@ __device__ __forceinline__ void multiply_leaves(const FewExpertsArgs& e, const C
   }
 }
 
-// One warp adds slices and experts.
+// Slices and experts added up, by a warp.
 template <class F>
 __device__ __forceinline__ void add_experts(const FewExpertsArgs& e, const Chosen& chosen,
                                             const DownLeaf<F>& l, Handover<kSums>& sums) {
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ uint64_t sums_full[kSets], sums_empty[kSets];
   let_next_start();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  Handover<kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), sums_full, sums_empty};
+  Handover<kSums> sums{reinterpret_cast<float4*>(rings + S::kRings), {sums_full, sums_empty}};
   if (thread == 0) sums.start(1);
   choose<true>(e, chosen, reinterpret_cast<float*>(sums.sums),
                thread < e.routing.experts ? e.down[thread] : nullptr);
@@ -244,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 int run_few_down(const Context& ctx, const FewExpertsArgs& e) {
   return few::with_taken(e.down_code, [&](auto f) {
     using F = decltype(f);
-    // If there is no room beside the first kernel's blocks, these would take bandwidth from it.
+    // Beside the first kernel's blocks these would take its bytes in flight from it.
     constexpr int kAlone = 120 << 10;
     const int64_t blocks = ceil_div(e.hidden, 16);
     int bytes = few::Down<F>::kBytes;

@@ -1,34 +1,34 @@
-// Experts with at most 8 tokens on Hopper, in two kernels: gate and up, and down with the weighted
+// Experts with at most 8 tokens (Hopper), in two kernels: gate and up, and down with the weighted
 // sums of the experts' outputs (moe_down_sm90_m1_8.cu).
 //
-// Tokens are not grouped: every block routes all of them from the router's logits, one per warp,
-// and lists the experts in use by ascending id. That costs less than a separate kernel. A block of
-// the first kernel has an even share of the 16-row gate and up tiles of all chosen experts, with
-// one split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the second kernel has one
-// row tile of all of them, so that it can add the experts' outputs; its warps take slices, and
-// experts side by side. It routes and requests its first weights while the first kernel runs: both
-// fit on an SM together. A ninth warp only adds what the others multiply, so that these wait for
-// nothing but their weights. Bit-identical to the kernels for more tokens.
+// No kernel groups tokens: every block routes them all from the router's logits, one token per
+// warp, and lists the experts in use in ascending order. That costs less than a kernel that does it
+// once. A block of the first kernel has an even share of the tiles of 16 rows of gate and up of all
+// chosen experts, with a split-K slice per warp, as in gemm_bf16_sm90_m1_32.cu. A block of the
+// second kernel has a tile of rows of all chosen experts, so that it can add their outputs; its
+// warps take slices, and experts side by side. It routes and copies its first weights while the
+// first kernel runs: both fit an SM together. A ninth warp only adds what the others multiply, so
+// that these wait for nothing but their weights. The bits are those of the kernels for more tokens.
 #include "backend/cuda/gemm/glu_activation.cuh"
-#include "backend/cuda/moe/moe_rows.h"
 #include "backend/cuda/moe/moe_sm90_m1_8.cuh"
+#include "backend/cuda/moe/moe_sm90_m1_8.h"
 #include "backend/cuda/runtime/register_transpose.cuh"
 
 namespace freshet::cuda {
 namespace few {
 namespace {
 
-// The fewest pieces of 64 columns in a slice; there are as many slices as warps.
+// Pieces of 64 columns of a slice of K, at least: there are as many slices as warps.
 constexpr int kLeast = 4;
 
 constexpr int kGateSums = kWarps * 2 * 32;  // float4
 
-// A stage of a warp's pipeline: some columns of a tile of gate's rows and of up's, about 4 KB of
-// weights, with which copies are efficient.
+// A stage of a warp's pipeline: some columns of a tile of gate's rows and of up's, some 4 KB of
+// weights with which copies are efficient.
 template <class F>
 struct Gate {
   static constexpr int kOfUnit = F::kUnit / 64;  // pieces
-  // Per tile; in formats with interleaved tiles the next unit is not adjacent.
+  // Of a tile; where tiles lie side by side, its next one is somewhere else.
   static constexpr int kUnits = kPanelTiles<F> > 1                       ? 1
                                 : 8 * F::kTileBytes / kOfUnit <= 5 << 10 ? 4 / kOfUnit
                                 : kOfUnit == 1                           ? 2
@@ -36,33 +36,28 @@ struct Gate {
   static constexpr int kPieces = kUnits * kOfUnit;
   static constexpr int kHalfBytes = kPieces * F::kTileBytes / kOfUnit;
   static constexpr int kStageBytes = 2 * kHalfBytes;
-  static constexpr int kStages = 2;  // more in flight delays everything else
+  static constexpr int kStages = 2;  // with more in flight everything else waits longer
   static constexpr int kRing = kStages * kStageBytes;
   static constexpr int kNeeded = kWarps * kRing + kSets * kGateSums * 16;
-  // Prevents two blocks per SM, which would leave other SMs idle.
+  // No two blocks fit a multiprocessor: they would leave others idle.
   static constexpr int kBytes = kNeeded > 110 << 10 ? kNeeded : 110 << 10;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 using Sums = Handover<kGateSums>;
 
-__device__ __forceinline__ void start_barriers(uint64_t* full, int stages) {
-  for (int s = 0; s < stages; ++s) barrier_init(&full[s], 1);
-  barriers_ready();
-}
-
 // A block's share of the tiles of gate's rows of all chosen experts, one after the other; up's go
 // with them.
 struct GateShare {
-  int tiles, begin, end;  // per expert; of all
+  int tiles, begin, end;  // of an expert; of all
   __device__ GateShare(const FewExpertsArgs& e, int chosen) : tiles(static_cast<int>(e.ff / 16)) {
     const int all = chosen * tiles, blocks = static_cast<int>(gridDim.x);
-    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far below 2^31: a fast division
+    begin = all * static_cast<int>(blockIdx.x) / blocks;  // far from 2^31, and divided in no time
     end = all * static_cast<int>(blockIdx.x + 1) / blocks;
   }
 };
 
-// A warp's slice of the share: tile after tile. One lane issues the copies.
+// A warp's slice of the share: of tile after tile. One lane asks.
 template <class F>
 struct GateStream {
   using S = Gate<F>;
@@ -71,7 +66,7 @@ struct GateStream {
   int64_t cols;
   int first, units;  // of the slice
   const uint8_t* ring;
-  uint64_t* full;
+  Pipeline pipe;
   int at, unit = 0, stage = 0;  // to be asked for next
   const uint8_t *gate = nullptr, *up = nullptr;
 
@@ -86,8 +81,8 @@ struct GateStream {
     const int count = S::kUnits > 1 ? min(S::kUnits, units - unit) : 1;
     const auto bytes = static_cast<uint32_t>(count * F::kTileBytes);
     const uint32_t to = shared_address(ring) + static_cast<uint32_t>(stage * S::kStageBytes);
-    const uint32_t barrier = shared_address(&full[stage]);
-    barrier_expect(&full[stage], 2 * bytes);
+    const uint32_t barrier = shared_address(pipe.filled(stage));
+    pipe.expect(stage, 2 * bytes);
     copy_weights(to, gate, bytes, barrier, policy);
     copy_weights(to + S::kHalfBytes, up, bytes, barrier, policy);
     gate += S::kUnits * kUnitStep<F>;
@@ -100,7 +95,7 @@ struct GateStream {
   }
 };
 
-// Writes a warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
+// A warp's 16 rows of gate and up for 8 tokens, from row `tile` * 16 of an expert on.
 __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen& c, int slot,
                                           int tile, const float (&gate)[4], const float (&up)[4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -122,28 +117,28 @@ __device__ __forceinline__ void put_gated(const FewExpertsArgs& e, const Chosen&
                                    static_cast<int64_t>(tile) * 16 + lane % 4 * 2, e.ff);
   *reinterpret_cast<uint2*>(e.act + to * 2) = two;
 }
-// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, of which there
-// are kHeld, or at most that if kHeld > kLeast.
+// The sums of a warp's slice of the share. b: a lane's activations of its `pieces`, which are kHeld
+// unless that is the greatest.
 template <class F, int kHeld>
 __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums,
                                                const uint4 (&b)[kHeld][2], int pieces,
                                                uint64_t policy) {
   using S = Gate<F>;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-  int stage = 0, round = 0;
+  PipelineState ring_at;
   for (int at = stream.share.begin; at < stream.share.end; ++at) {
     float sum[2][4] = {};
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       if (kHeld > kLeast && k >= pieces) break;
-      if (k % S::kPieces == 0) barrier_wait(&stream.full[stage], round);
-      const uint8_t* rows =
-          stream.ring + stage * S::kStageBytes + k % S::kPieces / S::kOfUnit * F::kTileBytes;
+      if (k % S::kPieces == 0) stream.pipe.wait(ring_at);
+      const uint8_t* rows = stream.ring + ring_at.stage * S::kStageBytes +
+                            k % S::kPieces / S::kOfUnit * F::kTileBytes;
       add_pieces<F>(sum, rows, S::kHalfBytes, k % S::kOfUnit, b[k]);
       if ((k + 1) % S::kPieces != 0 && k + 1 < pieces) continue;
       __syncwarp();
       if (lane == 0 && stream.more()) stream.ask_next(policy);
-      if (++stage == S::kStages) stage = 0, round ^= 1;
+      ring_at.next(S::kStages);
     }
     float4* to = sums.to_write() + warp * 32 + lane;
 #pragma unroll
@@ -155,7 +150,7 @@ __device__ __forceinline__ void multiply_share(GateStream<F>& stream, Sums& sums
   }
 }
 
-// The epilogue, by one warp.
+// What comes of them, by a warp.
 template <class F>
 __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen& chosen,
                                            const GateShare& share, Sums& sums) {
@@ -181,7 +176,7 @@ __device__ __forceinline__ void gate_share(const FewExpertsArgs& e, const Chosen
 }
 #endif
 
-// kHeld: the most pieces of 64 columns in a slice; their activations stay in registers.
+// kHeld: pieces of 64 columns of a slice of K, at most; their activations stay in registers.
 template <class F, int kHeld>
 __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsArgs e) {
 #if __CUDA_ARCH__ >= 900
@@ -191,10 +186,10 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   __shared__ Chosen chosen;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   __shared__ uint64_t sums_full[kSets], sums_empty[kSets];
-  Sums sums{reinterpret_cast<float4*>(rings + kWarps * S::kRing), sums_full, sums_empty};
+  Sums sums{reinterpret_cast<float4*>(rings + kWarps * S::kRing), {sums_full, sums_empty}};
   if (lane == 0) {
     if (warp < kWarps) {
-      start_barriers(full[warp], S::kStages);
+      Pipeline{full[warp]}.init_own(S::kStages);
     } else {
       sums.start(1);
     }
@@ -205,7 +200,7 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   const int units = all_units * (warp + 1) / kWarps - first;
   const int pieces = kHeld == kLeast ? kLeast : units * S::kOfUnit;
   wait();
-  let_next_start();  // the next kernel may rely on the logits
+  let_next_start();  // who starts now may rely on the logits
   uint4 b[kHeld][2] = {};
   const uint4* in = reinterpret_cast<const uint4*>(e.in) + first * S::kOfUnit * 64 + lane;
 #pragma unroll
@@ -218,7 +213,7 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
   const GateShare share(e, chosen.count);
   if (warp == kWarps) return gate_share<F>(e, chosen, share, sums);
   const uint8_t* ring = rings + warp * S::kRing;
-  GateStream<F> stream{chosen, share, e.hidden, first, units, ring, full[warp], share.begin};
+  GateStream<F> stream{chosen, share, e.hidden, first, units, ring, {full[warp]}, share.begin};
   const uint64_t policy = read_once();
   if (lane == 0 && stream.more()) {
     stream.find();
@@ -236,8 +231,8 @@ __global__ void __maxnreg__(112) gate_kernel(const __grid_constant__ FewExpertsA
 }  // namespace
 }  // namespace few
 
-static_assert(few::kTokens == 8 && few::kMostChosen == 64 && kFewExperts == 128 &&
-              2 * few::kLeast * kWarps * 64 == 4096);  // takes_few() of moe_rows.cc
+static_assert(few::kMostChosen == kFewMostChosen && kFewExperts == kFewMostExperts &&
+              2 * few::kLeast * kWarps * 64 == kFewMostHidden && few::kTokens == 8);
 
 int few_experts_fit(const Context& ctx, const FewExpertsArgs* e) {
   MoeProblem p;

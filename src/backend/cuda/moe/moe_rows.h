@@ -1,7 +1,7 @@
 // Which kernels run experts (see runtime/kernel_row.h).
 #pragma once
 
-#include "backend/cuda/api.h"
+#include "backend/cuda/gemm/gemm_rows.h"
 #include "backend/cuda/runtime/kernel_row.h"
 
 namespace freshet::cuda {
@@ -17,6 +17,10 @@ struct MoeProblem {
 };
 
 using MoeRow = KernelRow<MoeProblem>;
+
+// Formats of gate and up, and of down: of fused kernels for many tokens, and for few.
+inline constexpr uint64_t kFusedExpertFormats = kBlockFormats | bit(Code::kFP8);
+inline constexpr uint64_t kFewExpertFormats = kFusedExpertFormats | bit(Code::kBF16);
 
 enum MoeKernel : int { kMoeM1_8, kMoeBf16, kMoeQ, kMoeSm80, kMoeKernels };
 extern const MoeRow kMoeRows[kMoeKernels];

@@ -1,23 +1,24 @@
-// Shared by the two kernels for experts with at most 8 tokens (moe_gate_up_sm90_m1_8.cu): routing,
-// and how a piece of weights is added.
+// What the two kernels of experts with at most 8 tokens share (moe_gate_up_sm90_m1_8.cu): the
+// routing of tokens, and the sum of a piece of weights.
 #pragma once
 
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/moe/moe.h"
 #include "backend/cuda/moe/route_topk.cuh"
 #include "backend/cuda/runtime/kernels.cuh"
+#include "backend/cuda/runtime/pipeline.cuh"
 
 namespace freshet::cuda::few {
 
 inline constexpr int kTokens = 8, kMostChosen = 64;  // pairs of token and expert
-inline constexpr int kThreads = kWarps * 32 + 32;    // one more warp adds
-inline constexpr int kSets = 2;                      // of sums in flight
+inline constexpr int kThreads = kWarps * 32 + 32;    // a warp adds
+inline constexpr int kSets = 2;                      // of sums on their way
 
 // Experts in use, ascending. In shared memory.
 struct Chosen {
   const uint8_t* weights[kMostChosen];
   float weight[kMostChosen][kTokens];
-  uint32_t tokens[kMostChosen];  // one bit each
+  uint32_t tokens[kMostChosen];  // a bit each
   int32_t expert[kMostChosen];
   int32_t slot[kFewExperts];  // of an expert; -1: not in use
   int32_t ids[kMostChosen];
@@ -26,7 +27,7 @@ struct Chosen {
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// All threads; `mine`: the weights of the expert with this thread's number. `room`: see
+// All threads; `mine`: the weights of the expert that has this thread's number. `room`: see
 // routing_room().
 template <bool kWithWeights>
 __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float* room,
@@ -76,40 +77,37 @@ __device__ __forceinline__ void choose(const FewExpertsArgs& e, Chosen& c, float
   }
 }
 
-// Sums on their way from the warps that multiply to the warp that only adds: as much data as the
-// stages' copies allow, so that no warp waits for another.
+// Sums on their way from the warps that multiply to a warp that only adds: theirs are as much as
+// the stages' copies allow, and none of them waits for another.
 template <int kSize>
 struct Handover {
   float4* sums;  // kSets of kSize
-  uint64_t *full, *empty;
-  int set = 0, round = 0;
+  Pipeline pipe;
+  PipelineState at;
 
-  __device__ __forceinline__ void start(int readers) const {
-    for (int s = 0; s < kSets; ++s) {
-      barrier_init(&full[s], kWarps);
-      barrier_init(&empty[s], readers);
-    }
-    barriers_ready();
-  }
+  __device__ __forceinline__ void start(int readers) const { pipe.init(kSets, readers, kWarps); }
   __device__ __forceinline__ float4* to_write() const {
-    barrier_wait(&empty[set], round ^ 1);
-    return sums + set * kSize;
+    pipe.acquire(at);
+    return sums + at.stage * kSize;
   }
   __device__ __forceinline__ const float4* to_read() const {
-    barrier_wait(&full[set], round);
-    return sums + set * kSize;
+    pipe.wait(at);
+    return sums + at.stage * kSize;
   }
-  __device__ __forceinline__ void written() { pass(full); }
-  __device__ __forceinline__ void read() { pass(empty); }
-  __device__ __forceinline__ void pass(uint64_t* barriers) {
+  __device__ __forceinline__ void written() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&barriers[set]);
-    if (++set == kSets) set = 0, round ^= 1;
+    if (threadIdx.x % 32 == 0) pipe.arrive(at.stage);
+    at.next(kSets);
+  }
+  __device__ __forceinline__ void read() {
+    __syncwarp();
+    pipe.release(at.stage);
+    at.next(kSets);
   }
 };
 
-// sums += 16 rows by 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
-// `step` apart. The sums alternate, because each addition waits for the previous one.
+// sums += 16 rows and 64 columns each for 8 tokens: pieces of the units that lie at `tile` and
+// `step` apart. They take turns: a sum's next addend waits for the one before.
 template <class F, int N>
 __device__ __forceinline__ void add_pieces(float (&sums)[N][4], const uint8_t* tile, int step,
                                            int index, const uint4 (&b)[2]) {
@@ -148,7 +146,7 @@ int launch_few(const Context& ctx, Kernel kernel, int64_t blocks, int bytes,
                 static_cast<size_t>(bytes), e);
 }
 
-// Formats that these kernels support: those whose experts have kernels for many tokens as well. FP8
+// Formats that these kernels take: those whose experts have kernels for many tokens as well. FP8
 // counts as FP8Values.
 template <class F>
 inline constexpr bool kTaken = kQuantised<F> || F::kCode == Code::kBF16 || F::kCode == Code::kFP8;

@@ -7,8 +7,11 @@
 // end is looked for in sixteenths of where it may be: a pass adds up what is in each, until all of
 // the one that it must be in is wanted. The first sixteenths are equal steps of logits, the
 // others of its distance from the largest as ordered integers. Once few columns of a block are in
-// question, they are listed. Ties and shares are dealt out in order of columns, by one scan over
-// the cluster.
+// question, they are listed. Ties are dealt out in order of columns, by one scan over the cluster.
+//
+// In the race that draws (ops/race.h) a warp has a tile at a time, and a lane four of its columns.
+// Each lane finds, by fast arithmetic that is never above the true one, the earliest times of its
+// columns; only what may be first in its block is computed exactly.
 #include <cfloat>
 #include <climits>
 
@@ -27,6 +30,9 @@ constexpr int kMostListed = 4096, kFewestListed = 1024;  // columns of a block
 constexpr uint32_t kLeastKey = 0x00800000;               // key_of(-FLT_MAX)
 constexpr unsigned kAll = 0xffffffff;
 constexpr float kNone = -INFINITY;
+// In octaves below the largest logit: from where a weight has less than 2^10 units of 2^-44, and
+// from where it has none.
+constexpr float kRoundedFrom = 34.0f, kNoShareFrom = 46.0f;
 
 // Integers in the order of the numbers.
 __device__ __forceinline__ uint32_t key_of(float v) {
@@ -54,6 +60,13 @@ __device__ __forceinline__ Weight weight_of(float x) {
       __float_as_uint(p) + ((__float_as_uint(shifted) - __float_as_uint(kRound)) << 23);
   // Below -31.5 it is less than half a unit.
   return x > -31.5f ? __float2ull_rn(__uint_as_float(bits) * 0x1p44f) : 0;
+}
+
+// 2^x, wrong by less than 2^-20.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 __device__ __forceinline__ Weight sum_of_warp(Weight v) {
@@ -205,6 +218,132 @@ struct Row {
       left -= __shfl_sync(kAll, sum, 31);
     }
     return -1;
+  }
+  // The share of a logit as 2^-octaves.
+  __device__ __forceinline__ float octaves(float x) const {
+    return __fmul_rn(__fmul_rn(__fsub_rn(most, x), scale), 1.44269504f);
+  }
+  // Below the time of a column, for a share of 1 of the largest logit: E is above the first bits of
+  // its noise. A weight of few units may be twice the exponential, since it is rounded, and one
+  // below half a unit is 0.
+  __device__ __forceinline__ float earliest(uint32_t high, float x) const {
+    float away = octaves(x);
+    if (away > kRoundedFrom) away -= 1.0f;
+    const float v = __fmul_rz(__uint2float_rz(high), 0x1p-32f * 0.99f);
+    return away < kNoShareFrom ? __fmul_rz(v, exp2_fast(away)) : INFINITY;
+  }
+  // Above it.
+  __device__ __forceinline__ float latest(uint32_t high, float x) const {
+    const float away = octaves(x);
+    const float v = __fmul_ru(__uint2float_ru(high), 0x1p-32f) + 0x1p-32f;
+    const float rest = __fmul_rz(__uint2float_rz(~high), 0x1p-32f);  // 1 - v
+    const float e = v < 0.5f ? v + v * v : -__logf(rest);
+    return away < kRoundedFrom ? e * exp2_fast(away) * 1.01f : INFINITY;
+  }
+  // Which of the kept columns wins the race; -1 in all threads of the cluster but one. `best` is
+  // the column of the largest logit, which is kept.
+  __device__ __forceinline__ int winner(const ops::RaceStream& stream, int best) {
+    const auto word = [](const ops::RaceWords& w, int j) {
+      return j == 0 ? w.of[0] : j == 1 ? w.of[1] : j == 2 ? w.of[2] : w.of[3];
+    };
+    const auto high_of = [&](int column) {
+      const auto token = static_cast<uint32_t>(column);
+      return word(ops::race_words(stream, ops::race_counter(token)),
+                  static_cast<int>(ops::race_word(token)));
+    };
+    // This thread's columns: number n is the one in word n % 4 of the warp's tile n / 4.
+    const int tiles = each * kThreads / ops::kRaceTile;
+    const auto column_of = [&](int n) {
+      return (warp() + n / 4 * kWarps) * ops::kRaceTile + n % 4 * 32 + lane();
+    };
+    // No logit below this is kept and has a weight: 46 octaves are a distance of 31.9.
+    const float floor = fmaxf(least, __fsub_rn(most, __fdiv_rn(32.5f, scale)));
+    float soonest = INFINITY, next = INFINITY, bound = latest(high_of(best), most);
+    int its = 0;
+    uint32_t its_high = 0;
+    for (int tile = warp(), n = 0; tile < tiles; tile += kWarps, n += 4) {
+      float x[4];
+      bool any = false;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        x[j] = v[tile * ops::kRaceTile + j * 32 + lane()];
+        any |= x[j] >= floor;
+      }
+      if (!any) continue;
+      const ops::RaceWords high = ops::race_words(
+          stream, static_cast<uint32_t>(first / 4 + tile * ops::kRaceCounters + lane()));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const bool kept = keeps(x[j], tile * ops::kRaceTile + j * 32 + lane());
+        const float time = kept ? earliest(high.of[j], x[j]) : INFINITY;
+        next = fminf(next, fmaxf(time, soonest));
+        if (time < soonest) soonest = time, its = n + j, its_high = high.of[j];
+      }
+    }
+    if (soonest < INFINITY) bound = fminf(bound, latest(its_high, v[column_of(its)]));
+    bound = __uint_as_float(__reduce_min_sync(kAll, __float_as_uint(bound)));
+    if (lane() == 0) box[turn][warp()] = __float_as_uint(bound);
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      bound = fminf(bound, __uint_as_float(static_cast<uint32_t>(box[turn][w])));
+    }
+    // Exactly: what may be first of the block; mostly one column, or one of a few threads.
+    Weight time = ULLONG_MAX;
+    uint32_t id = UINT_MAX;
+    const bool one = next > bound;
+    int n = one ? its : 0;
+    const int end = soonest > bound || soonest == INFINITY ? 0
+                    : one                                  ? its + 1
+                          : (tiles - warp() + kWarps - 1) / kWarps * 4;
+    for (; n < end; ++n) {
+      const int at = column_of(n);
+      const auto token = static_cast<uint32_t>(first + at);
+      const uint32_t high = high_of(first + at);
+      const Weight weight = keeps(v[at], at) ? share(v[at]) : 0;
+      if (weight == 0 || earliest(high, v[at]) > bound) continue;
+      const uint32_t low =
+          word(ops::race_words(stream, ops::race_counter(token) | ops::kRaceLowBits),
+               static_cast<int>(ops::race_word(token)));
+      const Weight exact = ops::race_time(static_cast<Weight>(high) << 32 | low, weight);
+      if (exact < time || (exact == time && token < id)) time = exact, id = token;
+    }
+    return first_of_cluster(time, id);
+  }
+  // The id with the lowest time in one thread of the cluster, -1 in the others. Ties go to the
+  // lowest id.
+  __device__ __forceinline__ int first_of_cluster(Weight time, uint32_t id) {
+    Weight least = time;
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+      least = min(least, __shfl_xor_sync(kAll, least, step));
+    }
+    id = __reduce_min_sync(kAll, time == least ? id : UINT_MAX);
+    if (lane() == 0) {
+      of_warps[warp()] = least;
+      box[turn][kWarps + warp()] = id;
+    }
+    __syncthreads();
+    if (thread() == 0) {
+      for (int w = 1; w < kWarps; ++w) {
+        const auto other = static_cast<uint32_t>(box[turn][kWarps + w]);
+        if (of_warps[w] < least || (of_warps[w] == least && other < id)) {
+          least = of_warps[w], id = other;
+        }
+      }
+      box[turn][0] = least;
+      box[turn][1] = id;
+    }
+    cluster_sync();
+    if (rank == 0 && thread() == 0) {
+      for (int r = 1; r < kBlocks; ++r) {
+        const Weight other = from_block(&box[turn][0], r);
+        const auto its = static_cast<uint32_t>(from_block(&box[turn][1], r));
+        if (other < least || (other == least && its < id)) least = other, id = its;
+      }
+    }
+    turn ^= 1;
+    return rank == 0 && thread() == 0 ? static_cast<int>(id) : -1;
   }
   // How far below the largest; the last step has all beyond.
   __device__ __forceinline__ int step_of(float x) const {
@@ -396,7 +535,7 @@ __device__ __forceinline__ void load(float* v, const float* row, int first, int 
 }
 
 template <int kBlocks>
-__device__ __forceinline__ int draw(Row<kBlocks>& r, const SampleRow& row, int cols) {
+__device__ __forceinline__ int draw(Row<kBlocks>& r, const SampleRow& row, int cols, int best) {
   r.least = kNone;
   r.last_tie = -1;
   if (row.min_p_cut > kNone) {
@@ -416,9 +555,7 @@ __device__ __forceinline__ int draw(Row<kBlocks>& r, const SampleRow& row, int c
       return units > 1 ? units : 1;
     });
   }
-  const Weight bits = static_cast<Weight>(row.bits_high) << 32 | row.bits_low;
-  return r.owner([&](float x, int at) { return r.keeps(x, at); }, share,
-                 [&](Weight all) { return __umul64hi(bits, all); });
+  return r.winner(row.race, best);
 }
 
 template <int kBlocks>
@@ -487,8 +624,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (r.rank == 0 && tid == 0) {
       ids[blockIdx.y] = r.most > kNone ? static_cast<int32_t>(~static_cast<uint32_t>(best)) : -1;
     }
-  } else if (const int id = draw(r, row, cols); id >= 0) {
-    ids[blockIdx.y] = id;
+  } else {
+    const int id = draw(r, row, cols, static_cast<int>(~static_cast<uint32_t>(best)));
+    if (id >= 0) ids[blockIdx.y] = id;
   }
   cluster_sync();  // others may still read from here
 }
