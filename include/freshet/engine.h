@@ -30,6 +30,15 @@ class Grammar;
 class ThoughtTokens;
 }  // namespace grammar
 
+// How drafted tokens are accepted (docs/speculation.md).
+enum class Acceptance {
+  kMatch,      // keep a draft where it equals the sequence's own draw: the tokens never change
+  kRejection,  // rejection sampling (arXiv:2211.17192): same distribution, other tokens
+  kBlock,      // block verification (arXiv:2403.10444): the same, and more drafts are accepted
+  kTypical,    // typical acceptance (arXiv:2401.10774): lossy
+  kSynthetic,  // a given share of the drafts, for measurements: the text is meaningless
+};
+
 // How the next token is chosen. The defaults are vLLM's. Order: penalties, logit bias, temperature,
 // then min-p, top-k, top-p, typical-p. Random numbers are a function of (seed,
 // sample, position, token id): docs/sampling.md.
@@ -64,6 +73,8 @@ struct SamplingParams {
   // grammar applies after the thought. `in_thought`: the prompt already opened the thought.
   std::shared_ptr<const grammar::ThoughtTokens> thought;
   bool in_thought = false;
+  // Absent: the engine's rule. May be given only if the engine has a drafter; never kSynthetic.
+  std::optional<Acceptance> rejection_sample_method;
 };
 
 enum class FinishReason { kNone, kStop, kLength, kCancelled, kError };
@@ -171,6 +182,8 @@ struct EngineOptions {
   // Speculative decoding: a JSON object with the keys of vLLM's --speculative-config; "": off. It
   // changes no token of any request (docs/speculation.md lists the opt-in exceptions).
   std::string speculative_config;
+  // Fills in the rejections of EngineStats::Speculation. Costs a pass over each draft's logits.
+  bool count_rejections = false;
   std::function<void(const std::string& stage, double fraction)> on_progress;
 };
 
@@ -219,6 +232,14 @@ struct EngineStats {
     double predicted_gain() const {
       return predicted_step_seconds > 0.0 ? predicted_plain_seconds / predicted_step_seconds : 0.0;
     }
+    // If EngineOptions::count_rejections is set, of requests with kRejection: drafts rejected, the
+    // number expected (the sum of the total variation distance of the model's and the drafter's
+    // distributions over all drafts that were decided on), and its variance.
+    int64_t rejections = 0;
+    double expected_rejections = 0.0;
+    double rejection_variance = 0.0;
+    // Deviation of `rejections` in standard deviations: normally distributed if all is right.
+    double rejection_z() const;
   };
   Speculation speculation;
   int running = 0;

@@ -1,14 +1,19 @@
 #include "cli/speculative_options.h"
 
 #include "base/json.h"
+#include "base/log.h"
 #include "cli/model_path.h"
+#include "speculative/config.h"
 
 namespace freshet::cli {
 
 void add_speculative_options(CLI::App& c, SpeculativeOptions& o) {
   const std::string group = "Speculative decoding";
-  c.add_option("--speculative-config", o.config,
-               "JSON with vLLM's keys, e.g. '{\"method\": \"ngram\"}' (docs/speculation.md)")
+  c.add_option(
+       "--speculative-config", o.config,
+       "JSON with vLLM's keys, e.g. '{\"method\": \"ngram\"}' (docs/speculation.md). The output "
+       "stays the same, unless rejection_sample_method is rejection or block (same "
+       "distribution), typical (lossy) or synthetic (meaningless)")
       ->group(group);
   c.add_option("--spec-draft-model,--model-draft,--draft-model", o.draft_model,
                "A small model with the same vocabulary that proposes tokens (method draft_model)")
@@ -44,7 +49,14 @@ Result<std::string> speculative_config(const SpeculativeOptions& o) {
   if (const json::Value* model = config.find("model"); model != nullptr && model->is_string()) {
     FRESHET_ASSIGN_OR_RETURN(config["model"], resolve_model(std::string(model->as_string())));
   }
-  return json::write(json::Value(std::move(config)));
+  std::string text = json::write(json::Value(std::move(config)));
+  const auto read = speculative::parse_config(text);
+  if (read.ok() && read->acceptance.method == Acceptance::kSynthetic) {
+    log_warning(
+        "rejection_sample_method synthetic keeps drafts whatever they are: the text is "
+        "meaningless, use it for measurements only");
+  }
+  return text;
 }
 
 }  // namespace freshet::cli

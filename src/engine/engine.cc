@@ -1,6 +1,7 @@
 #include "freshet/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <filesystem>
 #include <future>
@@ -237,6 +238,11 @@ void EngineStats::Durations::add(double seconds) {
   sum += seconds;
 }
 
+double EngineStats::Speculation::rejection_z() const {
+  if (rejection_variance <= 0.0) return 0.0;
+  return (static_cast<double>(rejections) - expected_rejections) / std::sqrt(rejection_variance);
+}
+
 void Usage::Speculation::add(int drafted, int accepted_drafts, int count) {
   steps += count;
   drafted_tokens += drafted;
@@ -290,6 +296,8 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
+    l.acceptance = speculation->acceptance;
+    l.acceptance.count_rejections = options.count_rejections;
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));

@@ -35,6 +35,15 @@ std::optional<RequestError> find_error(const Request& r, const RequestLimits& li
                  "beam search does not go with speculative decoding; use n samples, or run without "
                  "--speculative-config");
   }
+  if (r.params.rejection_sample_method && !limits.speculates) {
+    return wrong("rejection_sample_method",
+                 "rejection_sample_method needs a drafter, and this engine runs without "
+                 "--speculative-config");
+  }
+  if (r.params.rejection_sample_method == Acceptance::kSynthetic) {
+    return wrong("rejection_sample_method",
+                 "synthetic acceptance is chosen in --speculative-config only, for all requests");
+  }
   const int sequences = std::max(r.params.n, r.params.beam_width);
   if (sequences > limits.max_num_seqs) {
     return wrong("n", "{} sequences in one request: at most {} run at once (max_num_seqs)",

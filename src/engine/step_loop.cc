@@ -30,7 +30,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, const Tokenizer* tokenizer, T
       blocks_(std::move(blocks)),
       scheduler_(std::move(scheduler)),
       runner_(std::move(runner)),
-      services_{*scheduler_, tokenizer, runner_.vocab(), counted_} {
+      services_{*scheduler_, tokenizer, runner_.vocab(), counted_, options_.acceptance} {
   if (options_.drafter != nullptr) needs_ = options_.drafter->needs();
   for (int i = 0; i < pool.size(); ++i) scratch_.emplace_back(runner_.vocab());
 }

@@ -33,6 +33,7 @@
 #include "engine/model_runner.h"
 #include "freshet/engine.h"
 #include "scheduler/scheduler.h"
+#include "speculative/acceptance.h"
 #include "speculative/draft_lengths.h"
 #include "speculative/drafter.h"
 
@@ -52,6 +53,7 @@ struct StepLoopOptions {
   int max_drafts = 15;  // of a sequence in a step
   // How many drafts are asked for; must outlive the loop. nullptr: always max_drafts.
   speculative::DraftLengths* lengths = nullptr;
+  speculative::AcceptanceOptions acceptance;
 };
 
 class StepLoop {

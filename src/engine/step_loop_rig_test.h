@@ -48,6 +48,7 @@ struct RigOptions {
   bool draws = false;           // the model samples tokens, as a device does
   speculative::Drafter* drafter = nullptr;
   speculative::DraftLengths* lengths = nullptr;
+  speculative::AcceptanceOptions acceptance = {};
 };
 
 class Rig {
@@ -66,6 +67,7 @@ class Rig {
     o.max_queued_requests = s.max_queued;
     o.drafter = s.drafter;
     o.lengths = s.lengths;
+    o.acceptance = s.acceptance;
     auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
     auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
     EXPECT_TRUE(loop.ok()) << loop.status().message();

@@ -12,6 +12,7 @@
 #include "server/refused_fields.h"
 #include "server/structured_request.h"
 #include "server/tool_request.h"
+#include "speculative/acceptance.h"
 
 namespace freshet::server {
 namespace {
@@ -76,6 +77,17 @@ void read_beam(Fields& fields, SamplingParams& params) {
   fields.read("length_penalty", params.length_penalty, -10, 10);
 }
 
+void read_acceptance(Fields& fields, SamplingParams& params) {
+  std::string name;
+  fields.read("rejection_sample_method", name);
+  if (name.empty()) return;
+  params.rejection_sample_method = speculative::acceptance_by_name(name);
+  if (!params.rejection_sample_method) {
+    fields.fail("rejection_sample_method",
+                "'rejection_sample_method' must be match, rejection, standard, block or typical");
+  }
+}
+
 void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limits) {
   fields.read("temperature", p.temperature, 0, 100);
   fields.read("top_k", p.top_k, -1, kMaxTokens);
@@ -101,6 +113,7 @@ void read_sampling(Fields& fields, SamplingParams& p, const RequestLimits& limit
   read_logit_bias(fields, p, limits);
   read_seed(fields, p);
   read_beam(fields, p);
+  read_acceptance(fields, p);
 }
 
 void read_stream_options(Fields& fields, CommonRequest& r) {

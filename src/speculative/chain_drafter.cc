@@ -136,10 +136,9 @@ bool ChainDrafter::catch_up(State& s, std::span<const int32_t> ids) {
 
 // Takes the drafted token of a work.
 void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
-  const int64_t position = std::ssize(r.tokens) + std::ssize(r.draft);
   int32_t token = work.token;
   if (s.sampler.draws()) {
-    token = s.sampler.draw(work.logits, target_ids(), position, scratch_, row_);
+    token = s.sampler.draw(r, work.logits, target_ids(), scratch_, row_);
   } else if (options_.map != nullptr) {
     token = best_known(work.logits, target_ids());
   } else if (token >= 0 && !options_.target_ids.empty()) {
@@ -148,6 +147,7 @@ void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
   if (heads()) s.state.assign(work.state.begin(), work.state.end());
   s.token = token;
   if (token < 0 || token >= options_.vocab) return;
+  if (heads() && r.draft.empty()) s.drawn_from = r.drawn_from;
   r.draft.push_back(token);
   s.drafting = true;
   if (options_.map == nullptr) return;
@@ -172,7 +172,10 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
     if (heads()) {
       if (s.seen() + 1 != std::ssize(r.tokens)) continue;
       if (s.pending.empty()) {  // proposed before, and not verified
-        if (s.token >= 0) r.draft.push_back(s.token), s.drafting = true;
+        if (s.token < 0) continue;
+        r.draft.push_back(s.token);
+        r.drawn_from = s.drawn_from;
+        s.drafting = true;
         continue;
       }
       work.ids = s.pending;

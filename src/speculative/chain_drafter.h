@@ -50,6 +50,7 @@ class ChainDrafter final : public Drafter {
     std::vector<int32_t> own;
     size_t translated = 0;  // tokens of the sequence
     int32_t own_draft = -1;
+    std::vector<std::vector<Candidate>> drawn_from;  // of that step's token alone
     DraftSampler sampler;
     bool sampled = false;  // the sampler was made
     bool drafting = false;

@@ -1,6 +1,7 @@
 #include "speculative/config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/ranges.h>
 
@@ -54,24 +55,18 @@ Status read_rates(const json::Value& v, std::string_view key, Config& c) {
   for (const json::Value& rate : v.as_array()) {
     double share = 0.0;
     if (!read_share(rate, key, before, share).ok()) return wrong_type(key, wanted);
-    c.synthetic_acceptance_rates.push_back(share);
+    c.acceptance.rates.push_back(share);
     before = share;
   }
   return {};
 }
 
 Status read_acceptance(const json::Value& v, std::string_view key, Config& c) {
-  constexpr std::pair<std::string_view, Acceptance> kNames[] = {
-      {"match", Acceptance::kMatch},        {"rejection", Acceptance::kRejection},
-      {"standard", Acceptance::kRejection}, {"block", Acceptance::kBlock},
-      {"typical", Acceptance::kTypical},    {"synthetic", Acceptance::kSynthetic},
-  };
-  for (const auto& [name, acceptance] : kNames) {
-    if (!v.is_string() || v.as_string() != name) continue;
-    c.acceptance = acceptance;
-    return {};
-  }
-  return wrong_type(key, "match, rejection (or standard), block, typical or synthetic");
+  const auto method = v.is_string() ? acceptance_by_name(v.as_string()) : std::nullopt;
+  if (!method)
+    return wrong_type(key, "match, rejection (or standard), block, typical or synthetic");
+  c.acceptance.method = *method;
+  return {};
 }
 
 Status read_draft_sampling(const json::Value& v, std::string_view key, Config& c) {
@@ -104,6 +99,14 @@ constexpr Key kKeys[] = {
     {"rejection_sample_method", read_acceptance},
     {"synthetic_acceptance_rates", read_rates},
     {"synthetic_acceptance_length", read_synthetic_length},
+    {"posterior_threshold",
+     [](const json::Value& v, std::string_view key, Config& c) {
+       return read_share(v, key, 1.0, c.acceptance.posterior_threshold);
+     }},
+    {"posterior_alpha",
+     [](const json::Value& v, std::string_view key, Config& c) {
+       return read_share(v, key, 1.0, c.acceptance.posterior_alpha);
+     }},
     {"draft_sample_method", read_draft_sampling},
     {"prompt_lookup_min", read_number<&Config::prompt_lookup_min, 1, 1024>},
     {"prompt_lookup_max", read_number<&Config::prompt_lookup_max, 1, 1024>},
@@ -129,10 +132,17 @@ Status read_synthetic_length(const json::Value& v, std::string_view key, Config&
   double length = 0.0;
   if (!read_share(v, key, 64.0, length).ok() || length < 1.0)
     return wrong_type(key, "a number from 1 to 64");
-  c.synthetic_acceptance_rates.clear();
+  if (!c.acceptance.rates.empty()) {
+    return invalid_argument(
+        "speculative config: synthetic_acceptance_rates and synthetic_acceptance_length: give one");
+  }
   double low = 0.0, high = 1.0;
-  const auto drafts =
-      static_cast<size_t>(c.num_speculative_tokens > 0 ? c.num_speculative_tokens : kMostDrafts);
+  const auto drafts = static_cast<size_t>(c.limit());
+  if (length > static_cast<double>(drafts + 1)) {
+    return invalid_argument(
+        "speculative config: {} {} needs num_speculative_tokens of at least {}, not {}", key,
+        length, std::ceil(length) - 1, drafts);
+  }
   const auto rates = [&](double share) {
     std::vector<double> r(drafts);
     double all = 1.0;
@@ -145,7 +155,7 @@ Status read_synthetic_length(const json::Value& v, std::string_view key, Config&
     for (const double rate : rates(middle)) sum += rate;
     (sum < length ? low : high) = middle;
   }
-  c.synthetic_acceptance_rates = rates(high);
+  c.acceptance.rates = rates(high);
   return {};
 }
 
@@ -188,7 +198,7 @@ Status complete(Config& c) {
         "speculative config: prompt_lookup_min {} is above prompt_lookup_max {}",
         c.prompt_lookup_min, c.prompt_lookup_max);
   }
-  if ((c.acceptance == Acceptance::kSynthetic) != !c.synthetic_acceptance_rates.empty()) {
+  if ((c.acceptance.method == Acceptance::kSynthetic) != !c.acceptance.rates.empty()) {
     return invalid_argument(
         "speculative config: rejection_sample_method synthetic goes with "
         "synthetic_acceptance_rates or synthetic_acceptance_length");

@@ -9,28 +9,18 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "base/status.h"
+#include "speculative/acceptance.h"
 
 namespace freshet::speculative {
-
-enum class Acceptance {
-  kMatch,      // keep a draft where it equals the sequence's own draw: the tokens never change
-  kRejection,  // rejection sampling (arXiv:2211.17192): the law is right, the tokens may differ
-  kBlock,      // block verification (arXiv:2403.10444): the same, longer blocks
-  kTypical,    // typical acceptance (arXiv:2401.10774): lossy
-  kSynthetic,  // a given share of drafts, for measurements: the text is meaningless
-};
 
 struct Config {
   std::string method;  // a name of registry.h
   std::string model;   // folder or file; empty where the method needs none
   // Most drafts of a sequence in a step; 0: chosen from step to step by the cost model.
   int num_speculative_tokens = 0;
-  Acceptance acceptance = Acceptance::kMatch;
-  // kSynthetic: the share of steps in which the first i + 1 drafts are all accepted.
-  std::vector<double> synthetic_acceptance_rates;
+  AcceptanceOptions acceptance;
 
   // ngram
   int prompt_lookup_min = 0;  // 0: not given; parse_config() sets both

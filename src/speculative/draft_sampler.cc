@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "speculative/acceptance.h"
 
 namespace freshet::speculative {
 
@@ -19,18 +22,32 @@ DraftSampler::DraftSampler(const DraftRequest& request, int64_t vocab, bool gree
                    std::vector<int32_t>{});
 }
 
-int32_t DraftSampler::draw(std::span<float> logits, std::span<const int32_t> ids, int64_t position,
-                           SamplerScratch& scratch, std::vector<float>& row) {
-  if (ids.empty() && std::ssize(logits) == vocab_) {
-    return sampler_->sample(logits, position, scratch);
-  }
+int32_t DraftSampler::draw(DraftRequest& request, std::span<float> logits,
+                           std::span<const int32_t> ids, SamplerScratch& scratch,
+                           std::vector<float>& row) {
+  if (ids.empty() && std::ssize(logits) == vocab_) return draw_from(request, logits, scratch);
   row.assign(static_cast<size_t>(vocab_), -std::numeric_limits<float>::infinity());
   const size_t columns = std::min(logits.size(), ids.empty() ? row.size() : ids.size());
   for (size_t i = 0; i < columns; ++i) {
     const int32_t id = ids.empty() ? static_cast<int32_t>(i) : ids[i];
     if (id >= 0) row[static_cast<size_t>(id)] = logits[i];
   }
-  return sampler_->sample(row, position, scratch);
+  return draw_from(request, row, scratch);
+}
+
+int32_t DraftSampler::draw_from(DraftRequest& r, std::span<float> row, SamplerScratch& scratch) {
+  const auto first = std::ssize(r.tokens);
+  if (!r.wants_distributions) return sampler_->sample(row, first + std::ssize(r.draft), scratch);
+  const std::span<const Candidate> possible = sampler_->distribution(row, scratch);
+  std::vector<Candidate> d(possible.begin(), possible.end());
+  std::erase_if(d, [](const Candidate& c) { return c.weight == 0; });
+  order_by_id(d);
+  const uint64_t bits =
+      draft_bits(*sampler_, first, static_cast<int>(r.draft.size()), Sampler::Purpose::kDraft);
+  const int32_t token = draw_token(d, bits);
+  r.drawn_from.resize(r.draft.size());
+  if (token >= 0) r.drawn_from.push_back(std::move(d));
+  return token;
 }
 
 }  // namespace freshet::speculative

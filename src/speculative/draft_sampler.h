@@ -2,7 +2,8 @@
 //
 // The sampler's noise depends on the request's seed, the sample, the position and the token alone,
 // so a drafter that draws with it agrees with the target more often than by an independent draw.
-// Penalties and grammars are left out. One per sequence; not synchronised.
+// For rejection sampling it draws independently, and tells from which distribution. Penalties and
+// grammars are left out. One per sequence; not synchronised.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,14 @@ class DraftSampler {
 
   // Whether it needs logits rather than their argmax.
   bool draws() const { return sampler_.has_value(); }
-  // The token for `position` of the sequence. `ids`: the target's ids of the logits' columns;
-  // empty: they are the columns. Changes `logits`. -1: none is possible.
-  int32_t draw(std::span<float> logits, std::span<const int32_t> ids, int64_t position,
+  // The token behind the request's last draft; the caller appends it. `ids`: the target's ids of
+  // the logits' columns; empty: they are the columns. Changes `logits`. -1: none is possible.
+  int32_t draw(DraftRequest& request, std::span<float> logits, std::span<const int32_t> ids,
                SamplerScratch& scratch, std::vector<float>& row);
 
  private:
+  int32_t draw_from(DraftRequest& request, std::span<float> row, SamplerScratch& scratch);
+
   int64_t vocab_ = 0;
   std::optional<Sampler> sampler_;
 };

@@ -2,7 +2,9 @@
 //
 // The step loop asks for drafts before it schedules a step, for all sequences at once, so that a
 // draft model can run them as one batch. A wrong proposal costs time, never a result: every token
-// is the sequence's own draw, and a draft is kept only while it equals that draw. After each step
+// is the sequence's own draw, and a draft is kept only while it equals that draw. Other rules of
+// acceptance are opt-in (acceptance.h); rejection sampling needs drafts that were drawn from the
+// distributions that come with them, and with independent noise. After each step
 // the drafter sees the rows that the target computed. All calls come from the step thread, in this
 // order: propose(), a step of the target, observe(), forget() of the sequences that ended. A
 // drafter that needs no states is not shown all steps in which nothing was drafted.
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "freshet/engine.h"
+#include "sampling/logits.h"
 
 namespace freshet::speculative {
 
@@ -51,7 +54,13 @@ struct DraftRequest {
   uint32_t sample = 0;  // which of the request's n samples
   // Whose text it is: what one owner wrote is never proposed to another.
   uint64_t owner = 0;
+  // Drafts that are drawn must be drawn with noise of their own (acceptance.h, draft_bits), from
+  // distributions that are put into `drawn_from`.
+  bool wants_distributions = false;
   std::vector<int32_t> draft;  // result: ids of the model's vocabulary; may stay empty
+  // Result: what each draft was drawn from, in order of id. No entry, or an empty one: the draft is
+  // a function of the tokens before it.
+  std::vector<std::vector<Candidate>> drawn_from;
 };
 
 class Drafter {

@@ -218,8 +218,7 @@ class Medusa final : public Drafter {
       int32_t token = host_ids_.as<int32_t>()[i];
       if (ready_[i].state->sampler.draws()) {
         const std::span<float> row(host_logits_.as<float>() + i * vocab, vocab);
-        token =
-            ready_[i].state->sampler.draw(row, {}, std::ssize(r.tokens) + index, scratch_, row_);
+        token = ready_[i].state->sampler.draw(r, row, {}, scratch_, row_);
       }
       if (token >= 0) r.draft.push_back(token);
     }

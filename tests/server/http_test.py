@@ -373,6 +373,44 @@ class Refusals(Case):
         self.assertEqual((len(running.ids), len(waiting.ids)), (2000, 2))
 
 
+class Acceptance(Case):
+    """Requests choose how their drafts are accepted, where there is a drafter."""
+    flags = ("--speculative-config", '{"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 3}')
+
+    def ids(self, server, **fields):
+        status, body = server.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 40, "seed": 1,
+                                                       "return_token_ids": True, **fields})
+        self.assertEqual(status, 200, body)
+        return body["choices"][0]["token_ids"]
+
+    def test_rules(self):
+        plain = self.ids(self.server)
+        self.assertEqual(self.ids(self.server, rejection_sample_method="match"), plain)
+        for rule in ("rejection", "standard", "block", "typical"):
+            ids = self.ids(self.server, rejection_sample_method=rule)
+            self.assertNotEqual(ids, plain, rule)
+            self.assertEqual(self.ids(self.server, rejection_sample_method=rule), ids, rule)
+            self.assertEqual(self.ids(self.server, rejection_sample_method=rule, temperature=0),
+                             self.ids(self.server, temperature=0), rule)
+        status, body = self.server.post("/completion", {"prompt": "Once upon", "n_predict": 5,
+                                                        "rejection_sample_method": "block"})
+        self.assertEqual(status, 200, body)
+
+    def test_wrong_rules(self):
+        for rule in ("greedy", "synthetic", 3):
+            answer = self.server.post("/v1/completions", {"prompt": "a", "rejection_sample_method": rule})
+            self.assert_error(answer, 400, "rejection_sample_method")
+            answer = self.server.post("/completion", {"prompt": "a", "rejection_sample_method": rule})
+            self.assertEqual(answer[0], 400)
+
+    def test_without_a_drafter(self):
+        server = Server()
+        self.addCleanup(server.stop)
+        answer = server.post("/v1/completions", {"prompt": "a", "rejection_sample_method": "block"})
+        self.assert_error(answer, 400, "rejection_sample_method")
+        self.assertIn("--speculative-config", answer[1]["error"]["message"])
+
+
 class Routes(Case):
     def test_service(self):
         self.assertEqual(self.server.get("/health"), (200, {"status": "healthy"}))

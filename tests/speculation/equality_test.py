@@ -214,6 +214,55 @@ class Heads(Case):
                         self.assertGreater(drafted, 0)
 
 
+class Rules(Case):
+    """Opt-in rules of acceptance."""
+
+    def configs(self, **rule):
+        s = Shape("llama")
+        own = os.path.join(GOLDEN, "llama")
+        return [{"method": "draft_model", "model": own, "num_speculative_tokens": 4, **rule},
+                {"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 3, **rule},
+                {"method": "eagle3", "model": eagle3(self.folder, s), "num_speculative_tokens": 3, **rule},
+                {"method": "medusa", "model": medusa(self.folder, s), "num_speculative_tokens": 3, **rule},
+                {"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 4, **rule},
+                {"method": "ngram", "num_speculative_tokens": 4, **rule}]
+
+    def test_greedy_tokens_stay(self):
+        for rule in ("rejection", "block", "typical"):
+            self.check("llama", GREEDY, self.configs(rejection_sample_method=rule))
+
+    def test_seeded_tokens_come_again(self):
+        lists = prompts_of(Shape("llama").vocab)
+        plain, _, _ = self.outputs("llama", lists, SAMPLED)
+        for rule in ("rejection", "block", "typical"):
+            for config in self.configs(rejection_sample_method=rule):
+                with self.subTest(config=config):
+                    together, drafted, accepted = self.outputs("llama", lists, SAMPLED, config)
+                    if config["method"] == "ngram" and rule == "rejection":
+                        self.assertEqual(together, plain, "match is rejection sampling for fixed drafts")
+                    alone = []
+                    for i, ids in enumerate(lists):
+                        lines, _, _ = self.outputs("llama", [ids], SAMPLED, config)
+                        alone += [{**line, "prompt_index": i} for line in lines]
+                    self.assertEqual([line["ids"] for line in alone], [line["ids"] for line in together])
+                    if config["method"] == "draft_model" and rule != "typical":
+                        self.assertEqual(accepted, drafted, "a model agrees with itself")
+
+    def test_synthetic_acceptance(self):
+        config = {"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 2,
+                  "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [1, 0.5]}
+        ids = self.path("ids.json")
+        with open(ids, "w", encoding="utf8") as f:
+            json.dump([[3, 4, 5]], f)
+        done = self.run_program("run", os.path.join(GOLDEN, "llama"), "--ids", ids, "-n", "100", "--temp", "0",
+                                "--ignore-eos", "--json", "--speculative-config", json.dumps(config))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr.count("meaningless"), 1, done.stderr)
+        line = json.loads(done.stdout)
+        share = line["accepted_tokens"] / line["drafted_tokens"]
+        self.assertTrue(0.6 < share < 0.9, share)  # about 40 steps, 0.75 expected
+
+
 class WrongInput(Case):
     def refused(self, config, *parts, model="llama"):
         text = config if isinstance(config, str) else json.dumps(config)
@@ -237,6 +286,8 @@ class WrongInput(Case):
         self.refused({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens")
         self.refused({"method": "ngram", "model": os.path.join(GOLDEN, "llama")}, "takes no")
         self.refused({"method": "draft_model"}, "needs")
+        self.refused({"method": "ngram", "rejection_sample_method": "greedy"}, "block", "synthetic")
+        self.refused({"method": "ngram", "rejection_sample_method": "synthetic"}, "synthetic_acceptance_rates")
         self.refused({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min")
 
     def test_drafters_of_other_models(self):

@@ -26,6 +26,7 @@
 #include "ops/sample.h"
 #include "sampling/sampler.h"
 #include "scheduler/scheduler.h"
+#include "speculative/acceptance.h"
 #include "speculative/drafter.h"
 
 namespace freshet::engine {
@@ -40,6 +41,7 @@ struct OutputServices {
   const Tokenizer* tokenizer;  // nullptr: the model came without a vocabulary
   int64_t vocab = 0;
   EngineStats& counted;  // of which the outputs count the tokens
+  const speculative::AcceptanceOptions& acceptance;
 };
 
 // Rows of one item of a step that an output reads together. For sampled tokens, row `row + i` gives

@@ -8,6 +8,7 @@
 
 #include "engine/live_request.h"
 #include "engine/model_runner.h"
+#include "engine/outputs/draft_rules.h"
 #include "engine/outputs/kinds.h"
 #include "engine/text_assembler.h"
 #include "grammar/late_matcher.h"
@@ -25,7 +26,19 @@ struct Accepted {
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>> logprobs;  // one list a token, if wanted
   End end = End::kNone;                             // after `tokens`
+  int drafts = 0;                                   // how many of the tokens were drafted
+  Rejections rejections;
+
+  void clear();
 };
+
+void Accepted::clear() {
+  tokens.clear();
+  logprobs.clear();
+  end = End::kNone;
+  drafts = 0;
+  rejections = {};
+}
 
 struct Sample {
   int index = 0;
@@ -38,6 +51,13 @@ struct Sample {
   bool expected = false;       // the scheduler counts on the token of the step in flight
   bool ended = false;
   int outputs = 0;  // tokens that were committed
+  // What the drafts of the next step were drawn from; fewer entries, or empty ones: no randomness.
+  std::vector<std::vector<Candidate>> drawn_from;
+
+  std::span<const Candidate> drawn(size_t draft) const {
+    if (draft >= drawn_from.size()) return {};
+    return drawn_from[draft];
+  }
   Accepted accepted;
 };
 
@@ -51,6 +71,12 @@ int32_t only_token(std::span<const uint32_t> mask) {
   }
   return found;
 }
+
+// The token of a row, and whether it is the row's draft.
+struct RowToken {
+  int32_t token = -1;
+  bool kept = false;
+};
 
 class Sampled final : public RequestOutput {
  public:
@@ -84,17 +110,27 @@ class Sampled final : public RequestOutput {
   }
   bool ends_text(int32_t id) const { return std::ranges::binary_search(live_.end_ids, id); }
 
+  void take_distributions(Sample& sample, speculative::DraftRequest& draft) const;
   void fill_mask(Sample& sample) const;
-  int32_t choose(Sample& sample, std::span<float> row, int64_t position, VerifyScratch& scratch,
-                 std::vector<TokenLogprob>& logprobs);
+  DraftRow draft_row(const Sample& sample, const RowTask& task, int32_t i,
+                     ModelRunner& runner) const;
+  BlockRuling look_ahead(Sample& sample, const RowTask& task, ModelRunner& runner,
+                         VerifyScratch& scratch);
+  int32_t draw(Sample& sample, const RowTask& task, int32_t i, ModelRunner& runner,
+               VerifyScratch& scratch);
+  RowToken choose(Sample& sample, const RowTask& task, int32_t i, const BlockRuling& block,
+                  ModelRunner& runner, VerifyScratch& scratch);
+  RowToken decide(Sample& sample, const RowTask& task, const DraftRow& row,
+                  const BlockRuling& block, ModelRunner& runner, VerifyScratch& scratch);
   bool accept(Sample& sample, int32_t token);
   void fork_samples();
   void count_drafts(const RowTask& task, const Sample& sample);
   Delta take_accepted(Sample& sample);
   void add_token(Sample& sample, int32_t token, Delta& delta);
 
-  std::vector<Sample> samples_;  // empty before start()
-  bool forked_ = false;          // each sample has its own sequence
+  std::optional<DraftRules> rules_;  // from start() on
+  std::vector<Sample> samples_;      // empty before start()
+  bool forked_ = false;              // each sample has its own sequence
 };
 
 void Sampled::start(scheduler::SequenceId first) {
@@ -110,6 +146,7 @@ void Sampled::start(scheduler::SequenceId first) {
     if (p.grammar) samples_.back().matcher.emplace(p.grammar, p.thought, p.in_thought);
   }
   samples_.front().sequence = first;
+  rules_.emplace(services_.acceptance, p, samples_.front().sampler.greedy());
 }
 
 // ---- draft -----------------------------------------------------------------------------------
@@ -121,15 +158,30 @@ bool Sampled::asks_drafts(const scheduler::Sequence& s, speculative::DraftReques
   draft.params = &params();
   draft.seed = live_.seed;
   draft.sample = static_cast<uint32_t>(sample->index);
+  draft.wants_distributions = rules_->wants_distributions();
   return true;
+}
+
+void Sampled::take_distributions(Sample& sample, speculative::DraftRequest& r) const {
+  sample.drawn_from.clear();
+  if (!rules_->wants_distributions()) return;
+  sample.drawn_from = std::move(r.drawn_from);
+  sample.drawn_from.resize(std::min(sample.drawn_from.size(), r.draft.size()));
+  for (size_t i = 0; i < sample.drawn_from.size(); ++i) {
+    const int32_t id = r.draft[i];
+    const bool known = id >= 0 && id < services_.vocab;
+    if (!known || !speculative::may_be(sample.drawn_from[i], id)) sample.drawn_from[i].clear();
+  }
 }
 
 // A draft is cut off behind its first token that cannot be right: an id out of range, one that the
 // grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
-// that token is the draft.
+// that token is the draft. A draft that was drawn stays although it cannot be right, because only
+// its rejection gives the token the right distribution.
 void Sampled::check_draft(speculative::DraftRequest& r) {
   const auto sample =
       std::ranges::find_if(samples_, [&](const Sample& x) { return x.sequence == r.sequence; });
+  take_distributions(*sample, r);
   const auto known = [&](int32_t id) { return id >= 0 && id < services_.vocab; };
   if (!sample->matcher) {
     const auto end =
@@ -151,14 +203,16 @@ void Sampled::check_draft(speculative::DraftRequest& r) {
     if (forced >= 0 && (at == r.draft.size() || r.draft[at] != forced)) {
       r.draft.resize(at);
       r.draft.push_back(forced);
+      sample->drawn_from.resize(std::min(sample->drawn_from.size(), at));
     }
     if (at == r.draft.size()) break;
     const int32_t id = r.draft[at];
     if (!known(id) || (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) break;
     sample->matcher->accept(id);
   }
-  r.draft.resize(at);
   sample->matcher->rollback(static_cast<int>(at));
+  const bool drawn = at < std::min(limit, r.draft.size()) && !sample->drawn(at).empty();
+  r.draft.resize(drawn ? at + 1 : at);
 }
 
 // ---- run -------------------------------------------------------------------------------------
@@ -195,6 +249,8 @@ ops::SampleRow Sampled::descriptor(const scheduler::StepItem& item, const schedu
   const auto sample = std::ranges::find_if(samples_, [&](const Sample& x) { return reads(x, s); });
   if (sample == samples_.end() || sample->complete) return {};
   if (sample->matcher && drafts > 0) return {};
+  const auto index = static_cast<size_t>(drafts);
+  if (drafts < item.draft && rules_->reads_logits(!sample->drawn(index).empty())) return {};
   ops::SampleRow descriptor;
   sample->sampler.describe(s.size() + drafts, sample->mask, drafts + (s.expects() ? 1 : 0),
                            descriptor, words);
@@ -229,14 +285,86 @@ void Sampled::expect(const RowTask& task) {
 
 // ---- verify ----------------------------------------------------------------------------------
 
-int32_t Sampled::choose(Sample& sample, std::span<float> row, int64_t position,
-                        VerifyScratch& scratch, std::vector<TokenLogprob>& logprobs) {
+DraftRow Sampled::draft_row(const Sample& sample, const RowTask& task, int32_t i,
+                            ModelRunner& runner) const {
+  const auto index = static_cast<size_t>(i);
+  DraftRow row{.first = task.position, .index = i};
+  row.draft = services_.scheduler.sequence(sample.sequence).draft[index];
+  row.drawn_from = sample.drawn(index);
+  if (runner.sampled(task.item, task.row + i) == StepResults::kSeeLogits)
+    row.logits = runner.row(task.item, task.row + i);
+  return row;
+}
+
+// Block verification sees the whole path of drafts before any of them is kept.
+BlockRuling Sampled::look_ahead(Sample& sample, const RowTask& task, ModelRunner& runner,
+                                VerifyScratch& scratch) {
+  const int32_t drafts = task.rows - 1;
+  if (!rules_->walks_block() || drafts == 0)
+    return rules_->decide_ahead(task.position, drafts, sample.sampler);
+  BlockWalk walk;
+  Sampler path = sample.sampler;
+  int matched = 0;
+  for (int32_t i = 0; i < drafts; ++i) {
+    const DraftRow row = draft_row(sample, task, i, runner);
+    const bool last = i + 1 == drafts;
+    if (!walk.step(row, last, path, sample.mask, scratch) || last) break;
+    path.accept(row.draft);
+    if (!sample.matcher) continue;
+    sample.matcher->accept(row.draft);
+    ++matched;
+    fill_mask(sample);
+  }
+  if (matched > 0) {
+    sample.matcher->rollback(matched);
+    fill_mask(sample);
+  }
+  return walk.ruling();
+}
+
+// The row's own token: what the sample would have without drafts.
+int32_t Sampled::draw(Sample& sample, const RowTask& task, int32_t i, ModelRunner& runner,
+                      VerifyScratch& scratch) {
+  const int32_t sampled = runner.sampled(task.item, task.row + i);
+  if (sampled != StepResults::kSeeLogits) return sampled;
+  std::span<float> row = runner.row(task.item, task.row + i);
   if (shares_rows()) {  // sample() changes its row
     std::ranges::copy(row, scratch.row.begin());
     row = scratch.row;
   }
-  return sample.sampler.sample(row, position, scratch.sampler, sample.mask,
-                               params().logprobs >= 0 ? &logprobs : nullptr);
+  std::vector<TokenLogprob> logprobs;
+  const bool wanted = params().logprobs >= 0;
+  const int32_t token = sample.sampler.sample(row, task.position + i, scratch.sampler, sample.mask,
+                                              wanted ? &logprobs : nullptr);
+  if (token >= 0 && wanted) sample.accepted.logprobs.push_back(std::move(logprobs));
+  return token;
+}
+
+RowToken Sampled::choose(Sample& sample, const RowTask& task, int32_t i, const BlockRuling& block,
+                         ModelRunner& runner, VerifyScratch& scratch) {
+  if (i + 1 == task.rows) return {draw(sample, task, i, runner, scratch), false};
+  const DraftRow row = draft_row(sample, task, i, runner);
+  if (!rules_->counts_rejections()) return decide(sample, task, row, block, runner, scratch);
+  const double odds = rules_->rejection_odds(row, sample.sampler, sample.mask, scratch);
+  const RowToken decided = decide(sample, task, row, block, runner, scratch);
+  sample.accepted.rejections.add(odds, decided.kept);
+  return decided;
+}
+
+RowToken Sampled::decide(Sample& sample, const RowTask& task, const DraftRow& row,
+                         const BlockRuling& block, ModelRunner& runner, VerifyScratch& scratch) {
+  using enum Ruling::Token;
+  const Ruling ruling = rules_->judge(row, block, sample.sampler, sample.mask, scratch);
+  if (ruling.token == kOwn || ruling.token == kOwnLast) {
+    const int32_t token = draw(sample, task, row.index, runner, scratch);
+    return {token, ruling.token == kOwn && token == row.draft};
+  }
+  const int32_t token = ruling.token == kDraft ? row.draft : ruling.other;
+  if (params().logprobs >= 0 && token >= 0) {
+    raw_logprobs(row.logits, token, params().logprobs, scratch.sampler,
+                 sample.accepted.logprobs.emplace_back());
+  }
+  return {token, ruling.token == kDraft};
 }
 
 // Makes the token part of what follows. False: it ends the output.
@@ -248,36 +376,28 @@ bool Sampled::accept(Sample& sample, int32_t token) {
   return sample.outputs + std::ssize(sample.accepted.tokens) < live_.max_tokens;
 }
 
-// Each row gives the sample's own token for its position, given the tokens before it. So a row
-// counts as long as the drafts before it equal these tokens, and drafts never change a result.
+// Each row gives the token of its position, given the tokens before it: so a row counts as long as
+// the drafts before it are kept. By the rule "match" it is the sample's own token, a draft is kept
+// where it is equal, and drafts never change a result.
 int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) {
   Sample& sample = at(task.member);
   Accepted& accepted = sample.accepted;
-  accepted.tokens.clear();
-  accepted.logprobs.clear();
-  accepted.end = Accepted::End::kNone;
-  const bool drafted = task.rows > 1;
+  accepted.clear();
+  const BlockRuling block = look_ahead(sample, task, runner, scratch);
   for (int32_t i = 0; i < task.rows; ++i) {
     if (i > 0 && sample.matcher) fill_mask(sample);
-    int32_t token = runner.sampled(task.item, task.row + i);
-    if (token == StepResults::kSeeLogits) {
-      if (sample.complete) {
-        accepted.end = Accepted::End::kSentence;
-        break;
-      }
-      std::vector<TokenLogprob> logprobs;
-      token =
-          choose(sample, runner.row(task.item, task.row + i), task.position + i, scratch, logprobs);
-      if (token >= 0 && params().logprobs >= 0) accepted.logprobs.push_back(std::move(logprobs));
+    if (sample.complete) {
+      accepted.end = Accepted::End::kSentence;
+      break;
     }
-    if (token < 0) {  // before min_tokens the end may be all that the grammar allows
+    const RowToken chosen = choose(sample, task, i, block, runner, scratch);
+    if (chosen.token < 0) {  // before min_tokens the end may be all that the grammar allows
       const bool sentence = sample.matcher && sample.matcher->can_end();
       accepted.end = sentence ? Accepted::End::kSentence : Accepted::End::kNoToken;
       break;
     }
-    if (!accept(sample, token) || !drafted || i + 1 == task.rows) break;
-    const auto& draft = services_.scheduler.sequence(sample.sequence).draft;
-    if (draft[static_cast<size_t>(i)] != token) break;
+    accepted.drafts += chosen.kept ? 1 : 0;
+    if (!accept(sample, chosen.token) || !chosen.kept) break;
   }
   return static_cast<int32_t>(accepted.tokens.size());
 }
@@ -334,21 +454,21 @@ Delta Sampled::take_accepted(Sample& sample) {
   return delta;
 }
 
-// Counts the drafts of a step that equal the sample's own tokens.
+// Counts the drafts of a step, and those that were kept.
 void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
   if (task.rows < 2) return;
-  const std::vector<int32_t>& draft = services_.scheduler.sequence(sample.sequence).draft;
-  const std::vector<int32_t>& tokens = sample.accepted.tokens;
   const auto drafted = static_cast<size_t>(task.rows) - 1;
-  size_t equal = 0;
-  while (equal < std::min(drafted, tokens.size()) && draft[equal] == tokens[equal]) ++equal;
+  const auto kept = static_cast<size_t>(sample.accepted.drafts);
   EngineStats::Speculation& all = services_.counted.speculation;
   ++all.drafts;
   all.draft_tokens += static_cast<int64_t>(drafted);
-  all.accepted_tokens += static_cast<int64_t>(equal);
+  all.accepted_tokens += static_cast<int64_t>(kept);
   if (all.accepted_per_position.size() < drafted) all.accepted_per_position.resize(drafted);
-  for (size_t i = 0; i < equal; ++i) ++all.accepted_per_position[i];
-  live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(equal));
+  for (size_t i = 0; i < kept; ++i) ++all.accepted_per_position[i];
+  live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(kept));
+  all.rejections += sample.accepted.rejections.seen;
+  all.expected_rejections += sample.accepted.rejections.expected;
+  all.rejection_variance += sample.accepted.rejections.variance;
 }
 
 void Sampled::commit(const RowTask& task) {
