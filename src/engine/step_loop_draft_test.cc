@@ -62,7 +62,8 @@ TEST_P(LawOfDrafts, DraftsChangeNothing) {
       EXPECT_EQ(got.usage.completion_tokens, want[i].usage.completion_tokens);
     }
     const EngineStats stats = rig.loop().stats();
-    if (!setup.blocks.empty()) {
+    // With a window alone, sequences hold few blocks: whether they run out depends on the timing.
+    if (!setup.blocks.empty() && std::ranges::count(setup.windows, 0) > 0) {
       EXPECT_GT(stats.preemptions, 0);
     }
     EXPECT_EQ(stats.kv_cache_usage, 0.0);

@@ -137,6 +137,7 @@ class TurnRunner {
 Result<EngineOptions> engine_for(const SpeculationOptions& o, bool drafts) {
   EngineOptions e = o.engine;
   if (!drafts) e.speculative_config.clear();
+  e.count_rejections = drafts;
   e.enable_prefix_caching = false;
   e.max_num_seqs = o.clients;
   if (e.max_model_len == 0) e.max_model_len = o.prompt_tokens + o.max_tokens + 2;
@@ -247,6 +248,11 @@ class Comparison {
             static_cast<double>(s.accepted_per_position[i] - before) / drafts);
       }
     }
+    if (before_.rejection_variance > 0.0) {  // of one turn: every turn has the same draws
+      result_.rejections = before_.rejections;
+      result_.expected_rejections = before_.expected_rejections;
+      result_.z = before_.rejection_z();
+    }
     const double taken = s.predicted_step_seconds - before_.predicted_step_seconds;
     const double plain = s.predicted_plain_seconds - before_.predicted_plain_seconds;
     if (taken > 0.0) result_.predicted_speedup = plain / taken;
@@ -294,7 +300,7 @@ Result<SpeculationResult> evaluate_speculation(const SpeculationOptions& options
   Comparison comparison(options, std::move(prompts));
   FRESHET_RETURN_IF_ERROR(comparison.run());
   SpeculationResult result = comparison.result();
-  result.may_differ = config.acceptance != speculative::Acceptance::kMatch;
+  result.may_differ = config.acceptance.method != Acceptance::kMatch;
   if (speculative::head_kind(config.method)) {
     FRESHET_ASSIGN_OR_RETURN(result.wiring, find_wiring(options, config));
   }
@@ -324,6 +330,10 @@ std::string speculation_text(const SpeculationResult& r) {
   line("acceptance by position", positions.empty() ? "nothing was drafted" : positions);
   line("drafts", fmt::format("{} steps with {} tokens, {} accepted", r.drafts, r.draft_tokens,
                              r.accepted_tokens));
+  if (r.rejections) {
+    line("rejections", fmt::format("{}, {:.1f} expected (z = {:.2f})", *r.rejections,
+                                   r.expected_rejections, r.z));
+  }
   if (!r.wiring) return text;
   text +=
       fmt::format("\nwiring of the head (first drafts that are right, of {})\n", r.wiring->drafts);
@@ -357,6 +367,11 @@ json::Object speculation_json(const SpeculationResult& r) {
   o["draft_tokens"] = r.draft_tokens;
   o["accepted_tokens"] = r.accepted_tokens;
   o["turns"] = r.turns;
+  if (r.rejections) {
+    o["rejections"] = *r.rejections;
+    o["expected_rejections"] = r.expected_rejections;
+    o["z"] = r.z;
+  }
   if (!r.wiring) return o;
   json::Array variants;
   for (const WiringVariant& v : r.wiring->variants) {

@@ -50,6 +50,11 @@ struct SpeculationResult {
   double tokens_per_s = 0.0;                   // of a request, medians
   double plain_tokens_per_s = 0.0;
   int turns = 0;
+  // With rejection sampling: drafts rejected in a turn, the sum of the total variation distances,
+  // and the deviation in standard deviations.
+  std::optional<int64_t> rejections;
+  double expected_rejections = 0.0;
+  double z = 0.0;
   bool may_differ = false;       // a way of acceptance that changes tokens
   std::optional<Wiring> wiring;  // of a draft head
 };
