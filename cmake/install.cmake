@@ -26,6 +26,8 @@ install(FILES ${share}/completions/freshet DESTINATION share/bash-completion/com
 install(FILES ${share}/completions/_freshet DESTINATION share/zsh/site-functions)
 install(FILES ${share}/completions/freshet.fish DESTINATION share/fish/vendor_completions.d)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION share/doc/freshet)
+# The licences of the libraries in the web page.
+install(FILES src/server/web/vendor/NOTICE.md DESTINATION share/doc/freshet RENAME NOTICE.md)
 
 # The prefix is known when installing. A configuration file that is already there is kept. /usr has
 # its configuration in /etc, every other prefix below itself.

@@ -99,14 +99,14 @@ void add_apply_template(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<apply_template_command::Options>();
   CLI::App* c = program.add_subcommand("apply-template",
                                        "Render a chat template: messages as JSON in, text out");
-  c->add_option("template", o->source, "A .jinja file, or a model with a chat template")
+  c->add_option("template", o->source,
+                "A .jinja file, or a model with a chat template. Standard input is a JSON object "
+                "with the template's variables: messages, tools, add_generation_prompt (default: "
+                "true), bos_token ... or just the list of messages. The output has no trailing "
+                "line break.")
       ->required();
   c->add_option("--name", o->name, "One of the model's named templates, e.g. tool_use");
   c->add_option("--now", o->now, "The time that the template sees, e.g. 2024-07-26T12:30:00");
-  c->description(
-      "Render a chat template. Standard input is a JSON object with the template's variables: "
-      "messages, tools, add_generation_prompt (default: true), bos_token ... or just the list of "
-      "messages. The output has no trailing line break.");
   add_examples(*c,
                "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],\n"
                "         \"add_generation_prompt\": true}' | freshet apply-template smollm2");

@@ -88,6 +88,24 @@ constexpr ForeignOption kForeign[] = {
     {"--disable-log-stats", kFlag, "--log-stats-interval=0", ""},
     {"--log-disable", kFlag, "--log-level=off", ""},
     {"-lv,--verbosity,--log-verbosity", kHint, "", "--log-level or -v"},
+    // Speculative decoding
+    {"-md,--draft-model-path,--speculative-model", kSame, "--spec-draft-model", ""},
+    {"--draft,--num-speculative-tokens", kSame, "--spec-draft-n-max", ""},
+    {"-hfd,-hfrd,--hf-repo-draft,--spec-draft-hf", kHint, "",
+     "--spec-draft-model hf:ORG/REPO[:QUANT]"},
+    {"--spec-type", kAlways, "none",
+     "--speculative-config '{\"method\": \"ngram\"}'; docs/speculation.md lists the methods"},
+    {"--draft-min,--draft-n-min,--spec-draft-n-min", kAlways, "0,1",
+     "leave it out: drafts of any length are verified"},
+    {"--draft-p-min,--spec-draft-p-min", kAlways, "0,0.0",
+     "leave it out: drafts of any probability are verified"},
+    {"-ngld,--gpu-layers-draft,--n-gpu-layers-draft,--spec-draft-ngl", kAlways, "99,-1,all,auto",
+     "leave it out: the draft model runs on the device of the model"},
+    {"-devd,--device-draft,--spec-draft-device", kHint, "",
+     "leave it out: the draft model runs on the device of the model"},
+    {"-cd,--ctx-size-draft,--spec-draft-ctx-size,-td,--threads-draft,-tbd,--threads-batch-draft,"
+     "-ctkd,--cache-type-k-draft,-ctvd,--cache-type-v-draft",
+     kHint, "", "leave it out: the draft model has the context, threads and cache of the model"},
     // Benchmarks: CLI11 reads a single dash as a one-letter option
     {"-pg", kSame, "--pg", ""},
 };

@@ -50,7 +50,9 @@ std::string footer() {
       "Exit codes: 0 success, 1 runtime failure, 2 bad input or usage, 130 interrupted.\n"
       "Environment:\n";
   for (const EnvEntry& e : env_table()) text += fmt::format("  {:24} {}\n", e.name, e.meaning);
-  return text + "Run freshet COMMAND --help for the options of a command.";
+  return text +
+         "Run freshet COMMAND --help for the options of a command, freshet man COMMAND for its\n"
+         "manual page, freshet completion SHELL for a completion script.";
 }
 
 // Makes an error message one printable line. Names in a damaged file may be long and contain
@@ -87,9 +89,9 @@ int run(int argc, char** argv) {
                            "Print version, commit, compiler and devices");
   program.require_subcommand(1);
   program.footer(footer());
-  for (const auto add : {add_run, add_chat, add_tokenize, add_apply_template, add_inspect,
-                         add_convert, add_eval, add_bench, add_serve, add_devices, add_pull,
-                         add_list, add_show, add_rm, add_completion, add_man})
+  for (const auto add : {add_run, add_chat, add_serve, add_pull, add_list, add_show, add_rm,
+                         add_devices, add_bench, add_eval, add_inspect, add_convert, add_tokenize,
+                         add_apply_template, add_completion, add_man})
     add(program, context, action);
   add_config_options(program);
   std::vector<std::string> arguments(argv + 1, argv + argc);

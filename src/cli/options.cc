@@ -7,6 +7,7 @@
 #include "cli/help.h"
 #include "cli/model_path.h"
 #include "cli/output.h"
+#include "hub/catalogue.h"
 #include "server/sampling_defaults.h"
 
 namespace freshet::cli {
@@ -194,13 +195,22 @@ CLI::Option* add_generation_config_option(CLI::App& c, std::string& choice) {
       ->capture_default_str();
 }
 
+Result<json::Object> default_sampling(const std::string& choice, const std::string& model_path) {
+  FRESHET_ASSIGN_OR_RETURN(json::Object defaults,
+                           server::read_sampling_defaults(choice, model_path));
+  const std::string_view card = hub::sampling_of_cached(model_path);
+  if (!defaults.empty() || choice != "auto" || card.empty()) return defaults;
+  FRESHET_ASSIGN_OR_RETURN(json::Value parsed, json::parse(card));
+  return std::move(parsed.as_object());
+}
+
 namespace {
 
 // Sets parameters that were not given to the values that the model's authors recommend.
 Status take_recommended(const SamplingOptions& o, const std::string& model_path,
                         SamplingParams& p) {
   FRESHET_ASSIGN_OR_RETURN(const json::Object defaults,
-                           server::read_sampling_defaults(o.generation_config, model_path));
+                           default_sampling(o.generation_config, model_path));
   if (defaults.empty() || p.beam_width > 0) return {};
   const SamplingParams recommended = server::chat_params_of(defaults);
   const auto take = [&](const char* option, auto member) {

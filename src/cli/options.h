@@ -90,7 +90,10 @@ struct SamplingOptions {
 };
 // `max_tokens`: the default of -n.
 void add_sampling_options(CLI::App& command, SamplingOptions& options, int max_tokens);
-// `model_path`: as returned by resolve_model().
+// What --generation-config `choice` selects. With "auto", models of the catalogue whose files
+// recommend nothing get what their publisher's model card uses. `model_path`: as returned by
+// resolve_model().
+Result<json::Object> default_sampling(const std::string& choice, const std::string& model_path);
 Result<SamplingParams> sampling_params(const SamplingOptions& options,
                                        const std::string& model_path);
 

@@ -377,7 +377,7 @@ void add_run(CLI::App& program, Context& context, Action& action) {
   auto o = std::make_shared<run_command::Options>();
   CLI::App* c = program.add_subcommand("run", "Answer a prompt, or continue a text");
   c->add_option("words", o->words,
-                "[MODEL] [PROMPT] (default: the embedded model; the prompt from standard input)")
+                "The model (default: the embedded one) and the text (default: standard input)")
       ->option_text("[MODEL] [PROMPT]")
       ->expected(0, 2);
   c->add_option("-m,--model", o->model, "Model folder, .gguf file or name");

@@ -147,8 +147,7 @@ Status complete_app_options(Options& o, const std::string& path) {
   }
   if (o.app.served_model_names.empty()) o.app.served_model_names.push_back(name_of_model(o.model));
   o.app.web_page = !o.no_web_page;
-  FRESHET_ASSIGN_OR_RETURN(o.app.sampling_defaults,
-                           server::read_sampling_defaults(o.generation_config, path));
+  FRESHET_ASSIGN_OR_RETURN(o.app.sampling_defaults, default_sampling(o.generation_config, path));
   return {};
 }
 

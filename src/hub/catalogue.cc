@@ -4,15 +4,18 @@
 #include <array>
 #include <vector>
 
+#include "hub/names.h"
+
 namespace freshet::hub {
 namespace {
 
 constexpr CatalogueEntry kEntries[] = {
-    {"smollm2", "bartowski/SmolLM2-135M-Instruct-GGUF", "Apache-2.0", "SmolLM2 135M Instruct"},
+    {"smollm2", "bartowski/SmolLM2-135M-Instruct-GGUF", "Apache-2.0", "SmolLM2 135M Instruct",
+     R"({"temperature": 0.2, "top_p": 0.9})"},
     {"smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF", "Apache-2.0",
      "SmolLM2 360M Instruct"},
     {"smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", "Apache-2.0",
-     "SmolLM2 1.7B Instruct"},
+     "SmolLM2 1.7B Instruct", R"({"temperature": 0.2, "top_p": 0.9})"},
     {"qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", "Apache-2.0", "Qwen2.5 0.5B Instruct"},
     {"qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF", "Apache-2.0", "Qwen2.5 1.5B Instruct"},
     {"qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF", "Apache-2.0", "Qwen3 0.6B"},
@@ -89,6 +92,16 @@ const CatalogueEntry* find_in_catalogue(std::string_view name) {
 std::string_view name_of_repo(std::string_view repo) {
   for (const CatalogueEntry& e : kEntries) {
     if (e.repo == repo) return e.name;
+  }
+  return {};
+}
+
+std::string_view sampling_of_cached(std::string_view path) {
+  for (size_t at = 0; at < path.size();) {
+    const size_t end = std::min(path.find('/', at), path.size());
+    const std::string repo = repo_of_folder(path.substr(at, end - at));
+    if (const auto* entry = find_in_catalogue(name_of_repo(repo))) return entry->sampling;
+    at = end + 1;
   }
   return {};
 }

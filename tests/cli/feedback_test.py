@@ -93,6 +93,24 @@ class Options(Case):
                             (["-ctk", "q8_0"], "--kv-cache-dtype"), (["--mirostat", "2"], "--min-p")):
             self.fails(2, *self.HELLO, *flags, says=says)
 
+    def test_speculation(self):
+        """llama.cpp's and vLLM's names. The tokens are those without a draft model, whatever it drafts."""
+        ids = ["run", "default", "Once upon a time", "--temp", "0", "--json", "-n", "6"]
+        want = json.loads(self.succeeds(*ids))
+        self.assertNotIn("drafted_tokens", want)
+        for flags in (["-md", "default", "--draft-max", "3"], ["--model-draft", "default", "--draft", "3"],
+                      ["--speculative-model=default", "--num_speculative_tokens", "3", "-ngld", "99",
+                       "--draft-min", "0", "--draft-p-min", "0.0", "--spec-type", "none"]):
+            got = json.loads(self.succeeds(*ids, *flags))
+            self.assertEqual(got["ids"], want["ids"], flags)
+            self.assertGreater(got["drafted_tokens"], 0, flags)
+        for flags, says in ((["--spec-type", "ngram-simple"], '--speculative-config \'{"method": "ngram"}\''),
+                            (["--draft-min", "5"], "leave it out"), (["-cd", "512"], "leave it out"),
+                            (["-hfd", "a/b"], "--spec-draft-model hf:ORG/REPO"),
+                            (["-md", "smolm2-360m"], "did you mean smollm2-360m?"),
+                            (["--draft-max", "3"], "--spec-draft-n-max needs --spec-draft-model")):
+            self.fails(2, *ids, *flags, says=says)
+
     def test_every_name_is_documented(self):
         with open(os.path.join(SOURCE, "src/cli/foreign_options.cc"), encoding="utf-8") as f:
             source = f.read()
@@ -105,7 +123,9 @@ class Options(Case):
         self.assertEqual(names - documented, set())
 
     def test_number_of_tokens(self):
-        self.fails(2, *self.HELLO, "-n", "0", says="--max-tokens: must be at least 1, or -1 for no limit")
+        self.fails(2, *self.HELLO, "-n", "-2", says="--max-tokens: must be at least 0, or -1 for no limit")
+        nothing = json.loads(self.says("-n", "0", "--json"))
+        self.assertEqual((nothing["ids"], nothing["text"]), ([], ""))
         line = json.loads(self.says("-n", "-1", "--max-model-len", "40", "--ignore-eos", "--json"))
         self.assertEqual(line["prompt_tokens"] + len(line["ids"]), 40)
         self.assertEqual(line["finish_reason"], "length")

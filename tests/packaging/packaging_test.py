@@ -50,9 +50,9 @@ def commands():
 
     def below(path):
         text = output(FRESHET, *path, "--help") + "\n\n"
-        if "Subcommands:\n" not in text:
+        if "\nCommands:\n" not in text:
             return
-        for name in re.findall(r"^  ([a-z-]+) ", text.split("Subcommands:\n")[1].split("\n\n")[0], re.M):
+        for name in re.findall(r"^  ([a-z-]+) ", text.split("\nCommands:\n")[1].split("\n\n")[0], re.M):
             found.append(path + [name])
             below(path + [name])
     below([])
@@ -61,9 +61,9 @@ def commands():
 
 
 def options(command):
-    """The names of a command's options, read from its --help."""
-    lines = re.findall(r"^  (-\S*)", output(FRESHET, *command, "--help"), re.M)
-    names = [re.sub(r"[{=].*", "", n) for line in lines for n in line.split(",") if n.startswith("-")]
+    """The names of a command's options, read from its --help-all."""
+    lines = re.findall(r"^ +((?:-[\w-]+(?:, )?)+)", output(FRESHET, *command, "--help-all"), re.M)
+    names = [n for line in lines for n in line.split(", ") if n]
     assert "--help" in names
     return set(names)
 
@@ -196,7 +196,7 @@ class Installed(Case):
         for name in ("bin/freshet", "share/man/man1/freshet.1.gz", "share/man/man1/freshet-bench-serve.1.gz",
                      "share/bash-completion/completions/freshet", zsh,
                      "share/fish/vendor_completions.d/freshet.fish", "lib/systemd/system/freshet.service",
-                     "share/doc/freshet/README.md"):
+                     "share/doc/freshet/README.md", "share/doc/freshet/NOTICE.md"):
             self.assertTrue(os.path.isfile(os.path.join(prefix, name)), name)
         for page in glob.glob(os.path.join(prefix, "share/man/man1/*")):
             with gzip.open(page, "rt") as f:

@@ -761,6 +761,19 @@ class SamplingDefaults(unittest.TestCase):
         self.addCleanup(off.stop)
         self.assertEqual(self.answers(off), 6)
 
+    def test_models_of_the_catalogue(self):
+        """The cached GGUF file recommends nothing itself; the model card does."""
+        snapshot = os.path.join(os.path.dirname(self.model), "models--bartowski--SmolLM2-135M-Instruct-GGUF/snapshots/a")
+        os.makedirs(snapshot)
+        model = os.path.join(snapshot, "m.gguf")
+        os.symlink(os.path.abspath(os.path.join(SOURCE, "models/default.gguf")), model)
+        for flags, temperature, chat in (((), 0.2, 0.2), (("--generation-config", "none"), 1, 0.7)):
+            server = Server(*flags, model=model)
+            self.addCleanup(server.stop)
+            props = server.get("/props")[1]
+            self.assertEqual(props["default_generation_settings"]["params"]["temperature"], temperature)
+            self.assertEqual(props["chat_sampling"]["temperature"], chat)
+
     def other_routes(self, *flags, differ):
         server = Server(*flags, template=None)
         self.addCleanup(server.stop)

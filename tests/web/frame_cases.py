@@ -8,7 +8,7 @@ import axe_playwright_python
 
 from web_rig import SOURCE, ChatCase
 
-SAMPLING = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed", "logprobs"}
+SAMPLING = {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens", "seed", "logprobs"}
 LONG = ("## A heading\n\nSome *text* with `code` and a [link](https://a.example/).\n\n```python\nx = 1  # note\n"
         "def f(): return 'text'\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |\n\n> quote\n\n- item\n\n$$x^2$$\n")
 
@@ -21,14 +21,15 @@ class Frame(ChatCase):
         self.script(page, "Yes.")
         self.ask(page, "Hello")
         self.answered(page, 1)
-        self.assertEqual(SAMPLING & set(self.sent[-1]), set(), "sampling fields that nobody set")
+        chat = json.loads(self.server.get("/props")[2])["chat_sampling"]  # as run and chat use
+        self.assertEqual({k: v for k, v in self.sent[-1].items() if k in SAMPLING}, chat)
         self.assertEqual(page.locator(".assistant .who").inner_text(), page.locator("#model-name").inner_text())
         self.open_panel(page, "settings")
         self.assertFalse(page.get_by_label("Token probabilities").is_checked())
         page.get_by_label("Top-p, exactly").fill("0.8")
         self.ask(page, "Hello")
         self.answered(page, 2)
-        self.assertEqual({k: self.sent[-1][k] for k in SAMPLING & set(self.sent[-1])}, {"top_p": 0.8})
+        self.assertEqual({k: v for k, v in self.sent[-1].items() if k in SAMPLING}, {**chat, "top_p": 0.8})
         page.reload()
         page.wait_for_selector("#dot.up")
         self.assertTrue(page.locator("#settings").is_visible(), "an open panel is not remembered")
@@ -38,12 +39,12 @@ class Frame(ChatCase):
         self.assertEqual(self.problems, [])
 
     def test_the_servers_defaults_are_shown(self):
-        params = json.loads(self.server.get("/props")[2])["default_generation_settings"]["params"]
-        self.assertEqual(params, {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1,
-                                  "repeat_penalty": 1})
         page = self.open()
-        page.route("**/props", lambda route: route.fulfill(json={"chat_template": "x", "default_generation_settings": {
-            "params": {"temperature": 0.35, "top_k": 20, "repeat_penalty": 1.1}}}))
+        self.open_panel(page, "settings")
+        page.wait_for_function("() => document.getElementById('temperature').value === '0.7'")
+        self.assertEqual(page.get_by_label("Min-p, exactly").get_attribute("placeholder"), "0.05")
+        page.route("**/props", lambda route: route.fulfill(json={"chat_template": "x", "chat_sampling": {
+            "temperature": 0.35, "top_k": 20, "repetition_penalty": 1.1}}))
         page.reload()
         page.wait_for_selector("#dot.up")
         self.open_panel(page, "settings")
@@ -51,6 +52,18 @@ class Frame(ChatCase):
         self.assertEqual(page.get_by_label("Temperature, exactly").get_attribute("placeholder"), "0.35")
         self.assertEqual(page.get_by_label("Top-k, exactly").get_attribute("placeholder"), "20")
         self.assertEqual(page.get_by_label("Repetition penalty, exactly").get_attribute("placeholder"), "1.1")
+
+    def test_drafted_tokens(self):
+        page = self.open()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(
+            content_type="text/event-stream", body="".join(f"data: {json.dumps(e)}\n\n" for e in (
+                {"choices": [{"delta": {"content": "Yes."}, "finish_reason": "stop"}]},
+                {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 9}, "metrics": {
+                    "speculative_decoding": {"num_draft_tokens": 8, "num_accepted_draft_tokens": 6}}}))
+            + "data: [DONE]\n\n"))
+        self.ask(page, "Hello")
+        self.answered(page, 1)
+        self.assertIn("6 of 8 drafted tokens accepted", page.locator(".numbers").inner_text())
 
     def test_several_models(self):
         page = self.open()

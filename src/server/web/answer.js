@@ -41,13 +41,15 @@ class Numbers {
   #first = 0;
   #last = 0;
   #usage = null;
+  #drafts = null; // of speculative decoding
 
   constructor(before) {
     this.before = before; // tokens of the part that is continued
   }
 
-  count(usage) {
+  count({ usage, metrics }) {
     this.#usage = usage ?? this.#usage;
+    this.#drafts = metrics?.speculative_decoding ?? this.#drafts;
   }
 
   tick() {
@@ -68,6 +70,8 @@ class Numbers {
     if (this.#first) parts.push(`first after ${(this.#first - this.#begin).toFixed(0)} ms`);
     const cached = this.#usage?.prompt_tokens_details?.cached_tokens;
     if (cached && finish) parts.push(`${cached} of ${this.#usage.prompt_tokens} prompt tokens cached`);
+    const drafted = this.#drafts?.num_draft_tokens;
+    if (drafted) parts.push(`${this.#drafts.num_accepted_draft_tokens} of ${drafted} drafted tokens accepted`);
     if (finish === 'length') parts.push('cut at the limit of tokens');
     if (finish === 'stopped') parts.push('stopped');
     return parts.join(' · ');
@@ -85,7 +89,7 @@ export async function streamAnswer({ api, request, node, mode, logprobs, signal,
   try {
     const path = mode === 'chat' ? '/v1/chat/completions' : '/v1/completions';
     for await (const event of api.stream(path, request, signal)) {
-      numbers.count(event.usage);
+      numbers.count(event);
       const choice = event.choices?.[0];
       if (!choice) continue;
       finish = choice.finish_reason ?? finish;

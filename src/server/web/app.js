@@ -143,7 +143,7 @@ async function connect() {
   try {
     const props = await api.json('/props');
     setMode(props.chat_template ? 'chat' : 'plain');
-    settings.showDefaults(props.default_generation_settings?.params ?? {});
+    settings.setDefaults(props.chat_sampling ?? {});
   } catch {
     setMode('chat'); // the first answer will tell
   }

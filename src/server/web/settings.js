@@ -1,17 +1,17 @@
-// The settings: a table of sampling controls, what they mean, and where they are kept. A request holds only
-// what the user has set; for the rest the server's defaults apply, which are shown where it tells them.
+// The settings: a table of sampling controls, what they mean, and where they are kept. A request holds what
+// the user has set and, for the rest, the defaults that run and chat use, too: chat_sampling of /props.
 
 import { element } from './dom.js';
 
 const KEPT = 'freshet.options';
 
-// `unset`: where the slider stands as long as nothing is known; `told`: the server's name of the default.
+// `unset`: where the slider stands as long as nothing is known.
 export const CONTROLS = [
   { name: 'temperature', label: 'Temperature', min: 0, max: 2, step: 0.05, unset: 1, hint: '0 always takes the likeliest token.' },
   { name: 'top_p', label: 'Top-p', min: 0.01, max: 1, step: 0.01, unset: 1 },
   { name: 'top_k', label: 'Top-k', min: 0, max: 200, step: 1, unset: 0, hint: '0: all tokens.' },
   { name: 'min_p', label: 'Min-p', min: 0, max: 1, step: 0.01, unset: 0 },
-  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.8, max: 1.5, step: 0.01, unset: 1, told: 'repeat_penalty' },
+  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.8, max: 1.5, step: 0.01, unset: 1 },
   { name: 'max_tokens', label: 'Max tokens', min: 1, step: 1, number: true, blank: 'no limit' },
   { name: 'seed', label: 'Seed', step: 1, number: true, blank: 'random' },
 ];
@@ -34,7 +34,7 @@ const shown = (value) => String(+Number(value).toFixed(4));
 
 export class Settings {
   #inputs = new Map(); // name -> {exact, range}; an empty `exact` is not set
-  #defaults = {};
+  #defaults = {}; // by the names of the API
   #form;
 
   constructor(form, parent) {
@@ -101,12 +101,12 @@ export class Settings {
     if (range) range.value = exact.value !== '' ? exact.value : this.#defaults[c.name] ?? c.unset;
   }
 
-  // `params`: default_generation_settings.params of /props.
-  showDefaults(params) {
+  // `params`: chat_sampling of /props.
+  setDefaults(params) {
+    this.#defaults = params;
     for (const c of CONTROLS) {
-      const value = params[c.told ?? c.name];
+      const value = params[c.name];
       if (c.number || !Number.isFinite(value)) continue;
-      this.#defaults[c.name] = value;
       this.#inputs.get(c.name).exact.placeholder = shown(value);
       this.#mark(c);
     }
@@ -139,7 +139,7 @@ export class Settings {
 
   // The fields of a request.
   sampling() {
-    const fields = {};
+    const fields = { ...this.#defaults };
     for (const c of CONTROLS) {
       const text = this.#inputs.get(c.name).exact.value.trim();
       const value = Number(text);
