@@ -214,13 +214,14 @@ std::string time_left(double seconds) {
 
 std::string download_text(const hub::Progress& p) {
   constexpr size_t kLongest = 32;
-  const double mega = 1e6;
+  constexpr double kMebi = 1 << 20;  // of amounts; rates are decimal (docs/glossary.md)
+  constexpr double kMega = 1e6;
   std::string name = p.file.substr(p.file.rfind('/') + 1);
   if (name.size() > kLongest) name = "..." + name.substr(name.size() - (kLongest - 3));
-  std::string text = fmt::format("{}  {:.0f}", name, static_cast<double>(p.done) / mega);
-  if (p.total > 0) text += fmt::format(" of {:.0f}", static_cast<double>(p.total) / mega);
-  text += " MB";
-  if (p.bytes_per_second > 0.0) text += fmt::format("  {:.1f} MB/s", p.bytes_per_second / mega);
+  std::string text = fmt::format("{}  {:.0f}", name, static_cast<double>(p.done) / kMebi);
+  if (p.total > 0) text += fmt::format(" of {:.0f}", static_cast<double>(p.total) / kMebi);
+  text += " MiB";
+  if (p.bytes_per_second > 0.0) text += fmt::format("  {:.1f} MB/s", p.bytes_per_second / kMega);
   if (p.seconds_left >= 0.0) text += "  " + time_left(p.seconds_left);
   return text + " ";
 }

@@ -62,7 +62,8 @@ def commands():
 
 def options(command):
     """The names of a command's options, read from its --help-all."""
-    lines = re.findall(r"^ +((?:-[\w-]+(?:, )?)+)", output(FRESHET, *command, "--help-all"), re.M)
+    text = output(FRESHET, *command, "--help-all").split("-" * 100)[0]  # commands below it follow
+    lines = re.findall(r"^  (?:    )?((?:-[\w-]+(?:, )?)+)", text, re.M)
     names = [n for line in lines for n in line.split(", ") if n]
     assert "--help" in names
     return set(names)
