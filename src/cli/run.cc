@@ -337,8 +337,10 @@ Result<SamplingParams> params_of(const Options& o, const What& what,
     if (sampling.seed < 0) sampling.seed = kDefaultModelSeed;
     const auto missing = [&](const char* name) { return sampling.command->count(name) == 0; };
     SamplingParams& p = sampling.params;
+    // A temperature or beams of the user's own are meant without our penalty.
+    const bool ours = missing("--temperature") && missing("--beams");
     if (missing("--temperature")) p.temperature = kDefaultModelTemperature;
-    if (missing("--repetition-penalty")) p.repetition_penalty = kDefaultModelPenalty;
+    if (ours && missing("--repetition-penalty")) p.repetition_penalty = kDefaultModelPenalty;
   }
   FRESHET_ASSIGN_OR_RETURN(SamplingParams p, sampling_params(sampling, model_path));
   p.n = o.samples;

@@ -679,7 +679,7 @@ class Convert(Case):
         self.fails(1, "convert", LLAMA, "-o", self.path("no/such/folder/o.gguf"))
         pipe = self.path("pipe")
         os.mkfifo(pipe)  # stands in for a device: only regular files are replaced
-        self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a file")
+        self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a regular file")
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
     def golden_with(self, name, **changes):
@@ -977,8 +977,8 @@ class Chat(Case):
                 terminal = self.on_a_terminal("-n", "1500", "--ignore-eos", term=term)
                 terminal.write("Tell me a story\n")
                 terminal.wait_for("\n")
-                terminal.wait_for(" ")  # the answer has begun
-                terminal.wait_for(" ")
+                for _ in range(40):  # the answer has begun: progress of the prompt has few spaces
+                    terminal.wait_for(" ")
                 terminal.write("\x03")
                 terminal.wait_for("> ")
                 terminal.write("/history\n")
@@ -997,8 +997,8 @@ class Chat(Case):
         terminal = self.on_a_terminal("-n", "1500", "--ignore-eos")
         terminal.write("Tell me a story\n")
         terminal.wait_for("\n")
-        terminal.wait_for(" ")
-        terminal.wait_for(" ")
+        for _ in range(40):  # the answer has begun: progress of the prompt has few spaces
+            terminal.wait_for(" ")
         terminal.write("\x03")
         terminal.write("/history\n")
         terminal.wait_for("user: Tell me a story")
