@@ -151,14 +151,20 @@ void StepLoop::draft() {
     }
   }
   if (drafts_.empty()) return;
+  const bool trees = std::ssize(drafts_) <= options_.tree_max_batch;
+  for (speculative::DraftRequest& d : drafts_) d.tree = trees;
   const int64_t from = now_us();
   options_.drafter->propose(drafts_);
   counted_.speculation.draft_seconds += static_cast<double>(now_us() - from) * 1e-6;
   for (size_t i = 0; i < drafts_.size(); ++i) {
     speculative::DraftRequest& d = drafts_[i];
     if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
+    if (!trees) d.branches.clear();
+    for (std::vector<int32_t>& branch : d.branches) {
+      if (std::ssize(branch) > d.limit) branch.resize(static_cast<size_t>(d.limit));
+    }
     drafted_[i]->check_draft(d);
-    scheduler_->set_draft(d.sequence, std::move(d.draft));
+    scheduler_->set_draft(d.sequence, std::move(d.draft), std::move(d.branches));
   }
 }
 
@@ -248,8 +254,8 @@ void StepLoop::commit(StepInFlight& step) {
 
 // ---- what the verbs use ----------------------------------------------------------------------
 
-// Shows the drafter what the target computed. The samples of a request part with their first
-// tokens: each of them has the rows of the prompt.
+// Shows the drafter what the target computed: of a draft tree, the path that was accepted. The
+// samples of a request part with their first tokens: each of them has the rows of the prompt.
 void StepLoop::show_rows(const StepInFlight& step) {
   rows_.clear();
   const auto show = [&](size_t item, const scheduler::Sequence& s) {
@@ -265,7 +271,10 @@ void StepLoop::show_rows(const StepInFlight& step) {
   };
   for (size_t i = 0; i < step.plan.items.size(); ++i) {
     const scheduler::SequenceId id = step.plan.items[i].sequence;
-    if (scheduler_->has(id)) show(i, scheduler_->sequence(id));
+    const int32_t branch = step.plan.items[i].branch;
+    if (scheduler_->has(id) && scheduler_->sequence(id).won == branch)
+      show(i, scheduler_->sequence(id));
+    if (branch >= 0) continue;
     const scheduler::Request* const request = scheduler_->request(step.request_ids[i]);
     if (request == nullptr) continue;
     for (const scheduler::SequenceId other : request->sequences) {
@@ -286,6 +295,7 @@ void StepLoop::fill_masks(const StepInFlight& step) {
   masks_.clear();
   for (size_t i = 0; i < step.requests.size(); ++i) {
     const scheduler::StepItem& item = step.plan.items[i];
+    if (item.branch >= 0) continue;  // masks are filled for samples, not for items
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     for (const auto& output : step.requests[i]->outputs) output->list_masks(item, s, masks_);
   }
@@ -313,7 +323,8 @@ void StepLoop::list_rows(StepInFlight& step) {
   scheduler_->ran(step.plan);
   for (size_t i = 0; i < step.requests.size(); ++i) {
     const scheduler::StepItem& item = step.plan.items[i];
-    if (!scheduler_->has(item.sequence)) continue;
+    // The output that reads the main path reads its branches too.
+    if (!scheduler_->has(item.sequence) || item.branch >= 0) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     step.prompt_tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
     for (const auto& output : step.requests[i]->outputs) output->list_rows(i, item, s, step.tasks);

@@ -47,6 +47,7 @@ struct RigOptions {
   std::vector<int32_t> blocks;  // empty: plenty
   bool draws = false;           // the model samples tokens, as a device does
   speculative::Drafter* drafter = nullptr;
+  int tree_max_batch = 0;
 };
 
 class Rig {
@@ -64,6 +65,7 @@ class Rig {
     o.seed = 99;
     o.max_queued_requests = s.max_queued;
     o.drafter = s.drafter;
+    o.tree_max_batch = s.tree_max_batch;
     auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
     auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
     EXPECT_TRUE(loop.ok()) << loop.status().message();

@@ -50,7 +50,11 @@ struct DraftRequest {
   uint32_t sample = 0;  // which of the request's n samples
   // Whose text it is: what one owner wrote is never proposed to another.
   uint64_t owner = 0;
+  bool tree = false;           // whether other paths than one are wanted
   std::vector<int32_t> draft;  // result: ids of the model's vocabulary; may stay empty
+  // Result, if `tree`: the other paths of a draft tree, each from the first draft to a leaf. Where
+  // paths begin alike, they share nodes; each path costs a row more than it has drafts.
+  std::vector<std::vector<int32_t>> branches;
 };
 
 class Drafter {

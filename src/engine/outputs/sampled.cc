@@ -85,10 +85,18 @@ class Sampled final : public RequestOutput {
   bool ends_text(int32_t id) const { return std::ranges::binary_search(live_.end_ids, id); }
 
   void fill_mask(Sample& sample) const;
+  void check_path(Sample& sample, int32_t limit, std::vector<int32_t>& path);
+  // A row of the step: index of its item, and of the row among the item's rows of logits.
+  struct RowAt {
+    size_t item = 0;
+    int32_t row = 0;
+  };
+  std::optional<RowAt> next_row(const RowTask& task, std::span<const int32_t> accepted) const;
   int32_t choose(Sample& sample, std::span<float> row, int64_t position, VerifyScratch& scratch,
                  std::vector<TokenLogprob>& logprobs);
   bool accept(Sample& sample, int32_t token);
   void fork_samples();
+  static size_t longest_path(const RowTask& task, const scheduler::Sequence& s);
   void count_drafts(const RowTask& task, const Sample& sample);
   Delta take_accepted(Sample& sample);
   void add_token(Sample& sample, int32_t token, Delta& delta);
@@ -124,41 +132,46 @@ bool Sampled::asks_drafts(const scheduler::Sequence& s, speculative::DraftReques
   return true;
 }
 
-// A draft is cut off behind its first token that cannot be right: an id out of range, one that the
-// grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
-// that token is the draft.
 void Sampled::check_draft(speculative::DraftRequest& r) {
   const auto sample =
       std::ranges::find_if(samples_, [&](const Sample& x) { return x.sequence == r.sequence; });
+  check_path(*sample, r.limit, r.draft);
+  for (std::vector<int32_t>& branch : r.branches) check_path(*sample, r.limit, branch);
+}
+
+// A path is cut off behind its first token that cannot be right: an id out of range, one that the
+// grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
+// that token is the draft.
+void Sampled::check_path(Sample& sample, int32_t most, std::vector<int32_t>& path) {
   const auto known = [&](int32_t id) { return id >= 0 && id < services_.vocab; };
-  if (!sample->matcher) {
+  if (!sample.matcher) {
     const auto end =
-        std::ranges::find_if(r.draft, [&](int32_t id) { return !known(id) || ends_text(id); });
-    const bool keeps = end != r.draft.end() && known(*end);
-    r.draft.erase(keeps ? end + 1 : end, r.draft.end());
+        std::ranges::find_if(path, [&](int32_t id) { return !known(id) || ends_text(id); });
+    const bool keeps = end != path.end() && known(*end);
+    path.erase(keeps ? end + 1 : end, path.end());
     return;
   }
-  const auto limit = static_cast<size_t>(std::min(r.limit, grammar::LateMatcher::kMostRollback));
+  const auto limit = static_cast<size_t>(std::min(most, grammar::LateMatcher::kMostRollback));
   std::vector<uint32_t> mask((static_cast<size_t>(services_.vocab) + 31) / 32);
   size_t at = 0;
   for (; at < limit; ++at) {
-    if (!sample->matcher->fill_mask(mask)) {  // a thought: any token may come
-      if (at == r.draft.size() || !known(r.draft[at]) || ends_text(r.draft[at])) break;
-      sample->matcher->accept(r.draft[at]);
+    if (!sample.matcher->fill_mask(mask)) {  // a thought: any token may come
+      if (at == path.size() || !known(path[at]) || ends_text(path[at])) break;
+      sample.matcher->accept(path[at]);
       continue;
     }
-    const int32_t forced = sample->matcher->can_end() ? -1 : only_token(mask);
-    if (forced >= 0 && (at == r.draft.size() || r.draft[at] != forced)) {
-      r.draft.resize(at);
-      r.draft.push_back(forced);
+    const int32_t forced = sample.matcher->can_end() ? -1 : only_token(mask);
+    if (forced >= 0 && (at == path.size() || path[at] != forced)) {
+      path.resize(at);
+      path.push_back(forced);
     }
-    if (at == r.draft.size()) break;
-    const int32_t id = r.draft[at];
+    if (at == path.size()) break;
+    const int32_t id = path[at];
     if (!known(id) || (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) break;
-    sample->matcher->accept(id);
+    sample.matcher->accept(id);
   }
-  r.draft.resize(at);
-  sample->matcher->rollback(static_cast<int>(at));
+  path.resize(at);
+  sample.matcher->rollback(static_cast<int>(at));
 }
 
 // ---- run -------------------------------------------------------------------------------------
@@ -217,7 +230,9 @@ void Sampled::list_rows(size_t index, const scheduler::StepItem& item, const sch
 }
 
 bool Sampled::may_run_ahead(const RowTask& task, const ModelRunner& runner) const {
-  return task.rows == 1 && !shares_rows() && !at(task.member).matcher &&
+  const Sample& sample = at(task.member);
+  return task.rows == 1 && !shares_rows() && !sample.matcher &&
+         services_.scheduler.sequence(sample.sequence).branches.empty() &&
          runner.will_sample(task.item, task.row);
 }
 
@@ -248,6 +263,23 @@ bool Sampled::accept(Sample& sample, int32_t token) {
   return sample.outputs + std::ssize(sample.accepted.tokens) < live_.max_tokens;
 }
 
+// The row that gives the token behind the accepted ones: of the first path that begins with them.
+std::optional<Sampled::RowAt> Sampled::next_row(const RowTask& task,
+                                                std::span<const int32_t> accepted) const {
+  const auto& s = services_.scheduler.sequence(at(task.member).sequence);
+  const auto begins = [&](std::span<const int32_t> path) {
+    return path.size() >= accepted.size() &&
+           std::ranges::equal(accepted, path.first(accepted.size()));
+  };
+  const auto depth = static_cast<int32_t>(accepted.size());
+  if (depth < task.rows && begins(s.draft)) return RowAt{task.item, task.row + depth};
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0 && begins(b.draft))
+      return RowAt{static_cast<size_t>(b.item), depth - 1 - b.shared};
+  }
+  return std::nullopt;
+}
+
 // Each row gives the sample's own token for its position, given the tokens before it. So a row
 // counts as long as the drafts before it equal these tokens, and drafts never change a result.
 int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) {
@@ -256,18 +288,17 @@ int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch&
   accepted.tokens.clear();
   accepted.logprobs.clear();
   accepted.end = Accepted::End::kNone;
-  const bool drafted = task.rows > 1;
-  for (int32_t i = 0; i < task.rows; ++i) {
+  RowAt at{task.item, task.row};
+  for (int32_t i = 0;; ++i) {
     if (i > 0 && sample.matcher) fill_mask(sample);
-    int32_t token = runner.sampled(task.item, task.row + i);
+    int32_t token = runner.sampled(at.item, at.row);
     if (token == StepResults::kSeeLogits) {
       if (sample.complete) {
         accepted.end = Accepted::End::kSentence;
         break;
       }
       std::vector<TokenLogprob> logprobs;
-      token =
-          choose(sample, runner.row(task.item, task.row + i), task.position + i, scratch, logprobs);
+      token = choose(sample, runner.row(at.item, at.row), task.position + i, scratch, logprobs);
       if (token >= 0 && params().logprobs >= 0) accepted.logprobs.push_back(std::move(logprobs));
     }
     if (token < 0) {  // before min_tokens the end may be all that the grammar allows
@@ -275,9 +306,10 @@ int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch&
       accepted.end = sentence ? Accepted::End::kSentence : Accepted::End::kNoToken;
       break;
     }
-    if (!accept(sample, token) || !drafted || i + 1 == task.rows) break;
-    const auto& draft = services_.scheduler.sequence(sample.sequence).draft;
-    if (draft[static_cast<size_t>(i)] != token) break;
+    if (!accept(sample, token) || shares_rows()) break;
+    const std::optional<RowAt> next = next_row(task, accepted.tokens);
+    if (!next) break;
+    at = *next;
   }
   return static_cast<int32_t>(accepted.tokens.size());
 }
@@ -334,19 +366,31 @@ Delta Sampled::take_accepted(Sample& sample) {
   return delta;
 }
 
-// Counts the drafts of a step that equal the sample's own tokens.
+size_t Sampled::longest_path(const RowTask& task, const scheduler::Sequence& s) {
+  auto longest = static_cast<size_t>(task.rows) - 1;
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0) longest = std::max(longest, b.draft.size());
+  }
+  return longest;
+}
+
+// Counts the drafts of a step, and those that equal the sample's own tokens.
 void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
-  if (task.rows < 2) return;
-  const std::vector<int32_t>& draft = services_.scheduler.sequence(sample.sequence).draft;
-  const std::vector<int32_t>& tokens = sample.accepted.tokens;
-  const auto drafted = static_cast<size_t>(task.rows) - 1;
+  const scheduler::Sequence& s = services_.scheduler.sequence(sample.sequence);
+  auto drafted = static_cast<size_t>(task.rows) - 1;
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0) drafted += b.draft.size() - static_cast<size_t>(b.shared);
+  }
+  if (drafted == 0) return;
+  const std::span<const int32_t> tokens = sample.accepted.tokens;
   size_t equal = 0;
-  while (equal < std::min(drafted, tokens.size()) && draft[equal] == tokens[equal]) ++equal;
+  while (equal < tokens.size() && next_row(task, tokens.first(equal + 1))) ++equal;
   EngineStats::Speculation& all = services_.counted.speculation;
   ++all.drafts;
   all.draft_tokens += static_cast<int64_t>(drafted);
   all.accepted_tokens += static_cast<int64_t>(equal);
-  if (all.accepted_per_position.size() < drafted) all.accepted_per_position.resize(drafted);
+  const size_t longest = longest_path(task, s);
+  if (all.accepted_per_position.size() < longest) all.accepted_per_position.resize(longest);
   for (size_t i = 0; i < equal; ++i) ++all.accepted_per_position[i];
   live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(equal));
 }
