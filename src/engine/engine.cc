@@ -271,6 +271,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     FRESHET_RETURN_IF_ERROR(impl->loaded->model().capture(impl->drafter->needs().boundaries));
     l.drafter = impl->drafter.get();
     l.max_drafts = speculation->limit();
+    if (speculation->tree.wanted()) l.tree_max_batch = speculation->tree.max_batch;
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));

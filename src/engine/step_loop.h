@@ -49,7 +49,7 @@ struct StepLoopOptions {
   // Must outlive the loop. No steps run ahead with one. The model must capture what it needs.
   speculative::Drafter* drafter = nullptr;
   int max_drafts = 15;  // of a sequence in a step
-  // Draft trees are asked for while at most so many sequences draft; beyond, chains.
+  // Draft trees are asked for while at most this many sequences draft; beyond, chains.
   int tree_max_batch = 0;
 };
 

@@ -33,8 +33,9 @@ TEST_P(LawOfTrees, TreesChangeNothing) {
   for (const int window : GetParam()) {
     narrow.blocks.push_back(kv_cache::BlockCache::most_blocks(window, 160, 64) + 3);
   }
-  for (RigOptions setup : {RigOptions{}, RigOptions{.share = false}, RigOptions{.chunk = 16},
-                           RigOptions{.tokens = 40, .rows = 25}, narrow, RigOptions{.draws = true}}) {
+  for (RigOptions setup :
+       {RigOptions{}, RigOptions{.share = false}, RigOptions{.chunk = 16},
+        RigOptions{.tokens = 40, .rows = 25}, narrow, RigOptions{.draws = true}}) {
     setup.windows = GetParam();
     setup.eos = {kEos};
     RigOptions plain{.share = false};
@@ -91,6 +92,7 @@ TEST(StepLoop, ARightBranchSavesSteps) {
         if (place_ > 0) std::swap(r.draft, r.branches[static_cast<size_t>(place_ - 1)]);
       }
     }
+
    private:
     OracleDrafter& oracle_;
     int place_;

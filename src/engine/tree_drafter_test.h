@@ -33,8 +33,9 @@ class TreeDrafter final : public speculative::Drafter {
         std::vector<int32_t> path(r.draft.begin(),
                                   r.draft.begin() + random(static_cast<int32_t>(r.draft.size())));
         for (int n = random(5); n >= 0; --n) {
-          path.push_back(random(20) > 0 ? random(FakeModel::kVocab)
-                                        : random(2) > 0 ? -5 : FakeModel::kVocab + 3);
+          path.push_back(random(20) > 0  ? random(FakeModel::kVocab)
+                         : random(2) > 0 ? -5
+                                         : FakeModel::kVocab + 3);
         }
         r.branches.push_back(std::move(path));
       }

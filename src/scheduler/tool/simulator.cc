@@ -504,9 +504,7 @@ bool Simulation::step() {
   }
   if (!check_step(step)) return false;
   scheduler_->ran(step);
-  for (const StepItem& item : step.items) {
-    if (!advance(item)) return false;
-  }
+  if (!std::ranges::all_of(step.items, [&](const StepItem& i) { return advance(i); })) return false;
   std::vector<const BlockTable*> stolen;
   for (const BlockTable& table : thief_) stolen.push_back(&table);
   if (const Status books = scheduler_->check(stolen); !books.ok()) return fail(books.message());
