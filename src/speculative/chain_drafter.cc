@@ -197,8 +197,9 @@ void ChainDrafter::next_step(std::span<DraftRequest> requests) {
 
 std::vector<DraftChoice> ChainDrafter::choices_of(const DraftRequest& r, const DraftTree& tree,
                                                   int32_t node, std::span<const float> logits) {
-  const float temperature = options_.greedy ? 0.0f : r.params->temperature;
-  return best_choices(logits, options_.target_ids, temperature, tree.choices(node), logits_);
+  const int64_t position = std::ssize(r.tokens) + tree.depth_of(node);
+  return best_choices(logits, options_.target_ids, r, position, options_.greedy, tree.choices(node),
+                      logits_);
 }
 
 // The first level of a tree, from the row that gives a chain its first draft.

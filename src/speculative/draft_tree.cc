@@ -9,6 +9,8 @@
 
 #include <fmt/ranges.h>
 
+#include "sampling/race.h"
+
 namespace freshet::speculative {
 
 // ---- static trees ----------------------------------------------------------------------------
@@ -183,20 +185,67 @@ double accepted_drafts(const TreeShape& shape, std::span<const double> rates) {
 
 // ---- growth ----------------------------------------------------------------------------------
 
+namespace {
+
+// Tokens that take part in a race for choices: a less probable one hardly ever comes first.
+constexpr int kRacers = 128;
+
+// What the request's filters leave of the most probable tokens: min-p, top-k, top-p.
+void filter_choices(const SamplingParams& p, std::vector<DraftChoice>& choices) {
+  const size_t before = choices.size();
+  if (choices.empty()) return;
+  const double best = choices.front().log_probability;
+  std::erase_if(choices, [&](const DraftChoice& c) {
+    return std::exp(c.log_probability - best) < static_cast<double>(p.min_p);
+  });
+  if (p.top_k > 0 && std::ssize(choices) > p.top_k) choices.resize(static_cast<size_t>(p.top_k));
+  double all = 1.0;
+  if (choices.size() < before) {
+    all = 0.0;
+    for (const DraftChoice& c : choices) all += std::exp(static_cast<double>(c.log_probability));
+  }
+  double sum = 0.0;
+  size_t kept = 0;
+  while (kept < choices.size() && sum < all * static_cast<double>(p.top_p))
+    sum += std::exp(static_cast<double>(choices[kept++].log_probability));
+  choices.resize(kept);
+}
+
+void race_choices(const Race& race, std::vector<DraftChoice>& choices) {
+  double sum = 0.0;
+  for (DraftChoice& c : choices) {
+    const double speed = std::exp(static_cast<double>(c.log_probability)) /
+                         ops::race_exponential(race.noise(c.token));
+    sum += speed;
+    c.log_probability = static_cast<float>(std::log(speed));
+  }
+  for (DraftChoice& c : choices) c.log_probability -= static_cast<float>(std::log(sum));
+  std::ranges::stable_sort(choices, std::greater(), &DraftChoice::log_probability);
+}
+
+}  // namespace
+
 std::vector<DraftChoice> best_choices(std::span<const float> logits, std::span<const int32_t> ids,
-                                      float temperature, int count, LogitScratch& scratch) {
+                                      const DraftRequest& request, int64_t position, bool greedy,
+                                      int count, LogitScratch& scratch) {
   if (!ids.empty()) logits = logits.first(std::min(logits.size(), ids.size()));
   const float maximum = find_maxima(logits, scratch);
   std::vector<DraftChoice> choices;
   if (!std::isfinite(maximum)) return choices;
-  const float scale = temperature > 0.0f ? 1.0f / temperature : 1.0f;
+  const bool races = !greedy && request.params->temperature > 0.0f;
+  const float scale = races ? 1.0f / request.params->temperature : 1.0f;
   const auto total = static_cast<double>(exponential_sums(logits, maximum, scale, scratch));
   const auto rest = static_cast<float>(std::log(total) - kWeightBits * std::log(2.0));
-  gather_best(logits, count, scratch);
+  gather_best(logits, races ? std::max(count, kRacers) : count, scratch);
   for (const Candidate& c : scratch.candidates) {
     const int32_t token = ids.empty() ? c.id : ids[static_cast<size_t>(c.id)];
     choices.push_back({token, (c.logit - maximum) * scale - rest});
   }
+  if (races) {
+    filter_choices(*request.params, choices);
+    race_choices(Race(request.seed, request.sample, position), choices);
+  }
+  if (std::ssize(choices) > count) choices.resize(static_cast<size_t>(count));
   return choices;
 }
 

@@ -63,10 +63,14 @@ struct DraftChoice {
   int32_t token = 0;
   float log_probability = 0.0f;
 };
-// The `count` most probable tokens of a row, best first. `ids`: the target's ids of the columns;
-// empty: they are the columns. A temperature of 0 counts as 1.
+// The `count` tokens of a row that are most likely the sequence's own at `position`, best first.
+// Where it draws, these are the first ones of its race (sampling/race.h) over the drafter's own
+// probabilities and filters, and their probabilities are in proportion to 1 / time: the target's
+// race is another one only as far as the two models differ. Otherwise, and if `greedy`: the most
+// probable tokens. `ids`: the target's ids of the columns; empty: they are the columns.
 std::vector<DraftChoice> best_choices(std::span<const float> logits, std::span<const int32_t> ids,
-                                      float temperature, int count, LogitScratch& scratch);
+                                      const DraftRequest& request, int64_t position, bool greedy,
+                                      int count, LogitScratch& scratch);
 
 // A tree that grows depth by depth. Not synchronised.
 class DraftTree {
@@ -84,6 +88,7 @@ class DraftTree {
 
   int32_t token(int32_t node) const { return at(node).token; }
   int32_t parent(int32_t node) const { return at(node).parent; }
+  int32_t depth_of(int32_t node) const { return node == kRoot ? 0 : at(node).depth; }
   // Writes the tree's paths: the one that follows the best child of each node comes first.
   void write(DraftRequest& request) const;
 
@@ -96,7 +101,6 @@ class DraftTree {
     float value = 0.0f;  // logarithm
   };
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
-  int32_t depth_of(int32_t node) const { return node == kRoot ? 0 : at(node).depth; }
   std::vector<int32_t> kept() const;
 
   const TreeOptions* options_;

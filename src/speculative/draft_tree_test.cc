@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "base/philox.h"
+#include "sampling/sampler.h"
 
 namespace freshet::speculative {
 namespace {
@@ -167,14 +168,49 @@ TEST(DraftTree, ChoicesAreTheMostProbableTokens) {
   const std::vector<float> logits = {1.0f, 3.0f, -2.0f, 3.0f, 2.0f, -INFINITY};
   const std::vector<int32_t> ids = {60, 61, 62, 63, 64, 65};
   double sum = 0.0;
-  for (const float x : logits) sum += std::exp(x / 2.0);
-  const auto choices = best_choices(logits, ids, 2.0f, 3, scratch);
+  for (const float x : logits) sum += std::exp(x);
+  SamplingParams params;
+  params.temperature = 0.0f;
+  const DraftRequest r{.params = &params};
+  const auto choices = best_choices(logits, ids, r, 7, false, 3, scratch);
   ASSERT_EQ(choices.size(), 3u);
   EXPECT_EQ(choices[0].token, 61);  // ties go to the lowest id
   EXPECT_EQ(choices[1].token, 63);
   EXPECT_EQ(choices[2].token, 64);
-  EXPECT_NEAR(choices[2].log_probability, 1.0 - std::log(sum), 1e-5);
-  EXPECT_EQ(best_choices(logits, {}, 0.0f, 9, scratch).size(), 5u);
+  EXPECT_NEAR(choices[2].log_probability, 2.0 - std::log(sum), 1e-5);
+  EXPECT_EQ(best_choices(logits, {}, r, 7, false, 9, scratch).size(), 5u);
+}
+
+// Where the sequence draws, the first choice is what its own sampler would draw from this row.
+TEST(DraftTree, ChoicesFollowTheRace) {
+  constexpr int64_t kVocab = 100;
+  LogitScratch scratch(kVocab);
+  SamplerScratch drawing(kVocab);
+  std::vector<float> logits(kVocab);
+  for (uint32_t i = 0; i < kVocab; ++i)
+    logits[i] = static_cast<float>(4.0 * philox_uniform(8, 9, i));
+  for (int which = 0; which < 3; ++which) {
+    SamplingParams params;
+    params.temperature = 1.0f;
+    if (which == 1) params.top_k = 5;
+    if (which == 2) params.top_p = 0.5f, params.min_p = 0.2f, params.temperature = 0.7f;
+    const DraftRequest r{.params = &params, .seed = 12, .sample = 3};
+    Sampler sampler(params, kVocab, r.seed, r.sample, {}, 1, {});
+    std::set<int32_t> seen;
+    for (int64_t position = 0; position < 200; ++position) {
+      std::vector<float> row = logits;
+      const int32_t token = sampler.sample(row, position, drawing);
+      const auto choices = best_choices(logits, {}, r, position, false, 4, scratch);
+      ASSERT_EQ(choices.size(), 4u);
+      EXPECT_EQ(choices[0].token, token) << which << " " << position;
+      EXPECT_GE(choices[0].log_probability, choices[1].log_probability);
+      EXPECT_LE(choices[0].log_probability, 0.0f);
+      seen.insert(token);
+    }
+    EXPECT_GT(seen.size(), 3u);
+    const auto greedy = best_choices(logits, {}, r, 5, true, 1, scratch);
+    EXPECT_EQ(greedy[0].token, std::ranges::max_element(logits) - logits.begin());
+  }
 }
 
 }  // namespace

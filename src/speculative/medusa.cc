@@ -204,8 +204,8 @@ class Medusa final : public Drafter {
     int count = 0;
     for (const int32_t node : nodes) count = std::max(count, r.tree->choices(node));
     if (count == 0) return;
-    const float temperature = greedy_ ? 0.0f : r.request->params->temperature;
-    const auto choices = best_choices(logits, {}, temperature, count, logit_scratch_);
+    const auto choices = best_choices(logits, {}, *r.request, std::ssize(r.request->tokens) + level,
+                                      greedy_, count, logit_scratch_);
     for (const int32_t node : nodes) r.tree->grow(node, choices);
   }
 
