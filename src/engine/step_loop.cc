@@ -152,14 +152,14 @@ void StepLoop::draft() {
   }
   if (drafts_.empty()) return;
   const bool trees = std::ssize(drafts_) <= options_.tree_max_batch;
-  for (speculative::DraftRequest& d : drafts_) d.tree = trees;
+  for (speculative::DraftRequest& d : drafts_) d.tree = d.tree && trees;
   const int64_t from = now_us();
   options_.drafter->propose(drafts_);
   counted_.speculation.draft_seconds += static_cast<double>(now_us() - from) * 1e-6;
   for (size_t i = 0; i < drafts_.size(); ++i) {
     speculative::DraftRequest& d = drafts_[i];
     if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
-    if (!trees) d.branches.clear();
+    if (!d.tree) d.branches.clear();
     for (std::vector<int32_t>& branch : d.branches) {
       if (std::ssize(branch) > d.limit) branch.resize(static_cast<size_t>(d.limit));
     }

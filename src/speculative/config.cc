@@ -203,6 +203,10 @@ Status complete_tree(Config& c, const Method& method) {
     return invalid_argument(
         "speculative config: tree_nodes and speculative_token_tree exclude each other");
   }
+  if (tree.wanted() && c.acceptance != Acceptance::kMatch) {
+    return invalid_argument(
+        "speculative config: draft trees need rejection_sample_method match, the default");
+  }
   if (tree.wanted() && !method.trees) {
     return invalid_argument("speculative config: method {} drafts no trees", c.method);
   }

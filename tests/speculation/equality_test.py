@@ -293,6 +293,7 @@ class WrongInput(Case):
         self.refused({"method": "ngram", "tree_nodes": 8}, "ngram drafts no trees")
         eagle_tree = {"method": "eagle", "model": os.path.join(GOLDEN, "llama")}
         self.refused({**eagle_tree, "tree_nodes": 1000}, "tree_nodes")
+        self.refused({**eagle_tree, "tree_nodes": 8, "rejection_sample_method": "block"}, "match")
         self.refused({**eagle_tree, "tree_nodes": 8, "speculative_token_tree": PAIRS}, "exclude each other")
         self.refused({**eagle_tree, "tree_acceptance_rates": [0.5]}, "tree_nodes")
         self.refused({**eagle_tree, "tree_acceptance_rates": [0.5, 0.6], "tree_nodes": 8}, "sum")

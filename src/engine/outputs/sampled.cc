@@ -25,6 +25,7 @@ struct Accepted {
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>> logprobs;  // one list a token, if wanted
   End end = End::kNone;                             // after `tokens`
+  int drafts = 0;                                   // how many of the tokens were drafted
 };
 
 struct Sample {
@@ -129,6 +130,7 @@ bool Sampled::asks_drafts(const scheduler::Sequence& s, speculative::DraftReques
   draft.params = &params();
   draft.seed = live_.seed;
   draft.sample = static_cast<uint32_t>(sample->index);
+  draft.tree = true;
   return true;
 }
 
@@ -288,6 +290,7 @@ int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch&
   accepted.tokens.clear();
   accepted.logprobs.clear();
   accepted.end = Accepted::End::kNone;
+  accepted.drafts = 0;
   RowAt at{task.item, task.row};
   for (int32_t i = 0;; ++i) {
     if (i > 0 && sample.matcher) fill_mask(sample);
@@ -306,9 +309,11 @@ int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch&
       accepted.end = sentence ? Accepted::End::kSentence : Accepted::End::kNoToken;
       break;
     }
-    if (!accept(sample, token) || shares_rows()) break;
-    const std::optional<RowAt> next = next_row(task, accepted.tokens);
-    if (!next) break;
+    const bool goes_on = accept(sample, token);
+    const std::optional<RowAt> next =
+        shares_rows() ? std::nullopt : next_row(task, accepted.tokens);
+    if (next) ++accepted.drafts;
+    if (!goes_on || !next) break;
     at = *next;
   }
   return static_cast<int32_t>(accepted.tokens.size());
@@ -382,9 +387,7 @@ void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
     if (b.item >= 0) drafted += b.draft.size() - static_cast<size_t>(b.shared);
   }
   if (drafted == 0) return;
-  const std::span<const int32_t> tokens = sample.accepted.tokens;
-  size_t equal = 0;
-  while (equal < tokens.size() && next_row(task, tokens.first(equal + 1))) ++equal;
+  const auto equal = static_cast<size_t>(sample.accepted.drafts);
   EngineStats::Speculation& all = services_.counted.speculation;
   ++all.drafts;
   all.draft_tokens += static_cast<int64_t>(drafted);
