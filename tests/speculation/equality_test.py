@@ -4,7 +4,7 @@ usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRE
 
 The golden models are tiny and random, so heads of random weights are made here: what they propose is
 wrong nearly always. A model that drafts for itself is right whenever it is greedy. FRESHET_SPECULATION_FULL=1
-runs every model with every setting instead of a sample.
+runs every model with every setting instead of a sample; FRESHET_SPECULATION_DEVICE=cuda runs them on a GPU.
 """
 import json
 import os
@@ -17,6 +17,7 @@ import unittest
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+DEVICE = os.environ.get("FRESHET_SPECULATION_DEVICE")
 FULL = os.environ.get("FRESHET_SPECULATION_FULL") == "1"
 GOLDEN = os.path.join(SOURCE, "tests/data/golden")
 MODELS = sorted(os.listdir(GOLDEN))
@@ -144,6 +145,8 @@ class Case(unittest.TestCase):
             json.dump(lists, f)
         arguments = ["run", os.path.join(GOLDEN, model), "--ids", ids, "-n", "20", "--json", "-t", "2",
                      *options]
+        if DEVICE:
+            arguments += ["--device", DEVICE]
         if config:
             arguments += ["--speculative-config", json.dumps(config)]
         done = self.run_program(*arguments)
@@ -256,6 +259,7 @@ class Trees(Case):
         s = Shape(model)
         configs = [{"method": "draft_model", "model": os.path.join(GOLDEN, model), "num_speculative_tokens": 5,
                     "tree_nodes": 16, "tree_max_batch": 64},
+                   {"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 3, "tree_nodes": 8},
                    {"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 3,
                     "tree_acceptance_rates": [0.5, 0.2, 0.1], "tree_nodes": 8}]
         for options in (["--temp", "1", "--seed", "1", "--samples", "3", "--logprobs", "0"],
