@@ -298,6 +298,7 @@ Result<std::unique_ptr<Engine>> Engine::load(const EngineOptions& options) {
     l.max_drafts = speculation->limit();
     l.acceptance = speculation->acceptance;
     l.acceptance.count_rejections = options.count_rejections;
+    if (speculation->tree.wanted()) l.tree_max_batch = speculation->tree.max_batch;
   }
   FRESHET_RETURN_IF_ERROR(impl->loaded->reserve(
       {plan.max_num_batched_tokens, plan.max_logit_rows, plan.max_model_len}));

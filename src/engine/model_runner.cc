@@ -69,11 +69,12 @@ void ModelRunner::clear(Turn& turn, const Step& step) {
 void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Sequence& s) {
   ForwardBatch& b = turn.batch;
   const int32_t known = s.size();
+  const std::vector<int32_t>& drafts = s.draft_of(part);
   turn.first_token[item] = std::ssize(b.token_ids);
   for (int32_t p = part.first; p < part.first + part.count; ++p) {
     const bool draft = p >= known;
     const int32_t id =
-        draft ? s.draft[static_cast<size_t>(p - known)] : s.tokens[static_cast<size_t>(p)];
+        draft ? drafts[static_cast<size_t>(p - known)] : s.tokens[static_cast<size_t>(p)];
     const bool expected = id == scheduler::kExpected;
     b.token_ids.push_back(expected ? 0 : id);
     if (overlaps()) b.ids_from.push_back(expected ? row_before_.at(s.id) : -1);
@@ -84,7 +85,8 @@ void ModelRunner::add(Turn& turn, size_t item, const StepItem& part, const Seque
   b.context_len.push_back(part.first + part.count);
   turn.first_row[item] = std::ssize(b.logit_rows);
   for (int32_t i = tokens - part.logits; i < tokens; ++i) b.logit_rows.push_back(i);
-  if (part.logits > 0) row_of_[s.id] = static_cast<int32_t>(b.logit_rows.size()) - 1;
+  if (part.logits > 0 && part.branch < 0)
+    row_of_[s.id] = static_cast<int32_t>(b.logit_rows.size()) - 1;
 }
 
 // If all described rows are plain greedy, the descriptors are dropped, and the model runs argmax()
@@ -122,15 +124,16 @@ void ModelRunner::fill_tables(Turn& turn, const Step& step, const scheduler::Sch
     BlockTables& tables = turn.batch.tables[g];
     size_t stride = 0;
     for (const StepItem& item : step.items) {
-      stride = std::max(stride, scheduler.sequence(item.sequence).blocks.ids[g].size());
+      stride = std::max(stride, scheduler.sequence(item.sequence).blocks_of(item).ids[g].size());
     }
     constexpr size_t kPiece = kTablePiece;
     stride = (stride + kPiece - 1) / kPiece * kPiece;
     tables.stride = static_cast<int64_t>(stride);
     tables.ids.assign(stride * step.items.size(), kv_cache::kNoBlock);
     auto out = tables.ids.begin();
-    for (const size_t item : turn.order) {
-      std::ranges::copy(scheduler.sequence(step.items[item].sequence).blocks.ids[g], out);
+    for (const size_t i : turn.order) {
+      const StepItem& item = step.items[i];
+      std::ranges::copy(scheduler.sequence(item.sequence).blocks_of(item).ids[g], out);
       out += static_cast<std::ptrdiff_t>(stride);
     }
   }

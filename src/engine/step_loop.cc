@@ -147,15 +147,18 @@ void StepLoop::draft() {
     }
   }
   if (drafts_.empty()) return;
+  const bool trees = std::ssize(drafts_) <= options_.tree_max_batch;
+  for (speculative::DraftRequest& d : drafts_) d.tree = d.tree && trees;
   propose();
   for (size_t i = 0; i < drafts_.size(); ++i) {
     speculative::DraftRequest& d = drafts_[i];
-    if (std::ssize(d.draft) > d.limit) d.draft.resize(static_cast<size_t>(d.limit));
+    if (!d.tree) d.branches.clear();
+    d.shorten(d.limit);
     // Where nothing was asked for, a grammar may still force tokens.
     if (d.limit == 0)
       d.limit = std::min(drafts_left(scheduler_->sequence(d.sequence)), options_.max_drafts);
     drafted_[i]->check_draft(d);
-    scheduler_->set_draft(d.sequence, std::move(d.draft));
+    scheduler_->set_draft(d.sequence, std::move(d.draft), std::move(d.branches));
   }
 }
 
@@ -280,6 +283,11 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
   if (options_.lengths == nullptr) return;
   speculative::StepDone done{.tokens = tokens, .seconds = static_cast<double>(now - from) * 1e-6};
   for (const scheduler::StepItem& item : step.plan.items) {
+    if (item.branch >= 0) {  // all of its rows are there for its drafts
+      done.shape.add_rows(item.count, item.first + item.count);
+      done.drafted += item.count;
+      continue;
+    }
     done.shape.add(item.count, item.first + item.count);
     done.drafted += item.draft;
     if (item.count > 1 + item.draft) done.prompt_tokens += item.count;
@@ -287,8 +295,8 @@ void StepLoop::time_step(const StepInFlight& step, int64_t tokens) {
   options_.lengths->stepped(done);
 }
 
-// Shows the drafter what the target computed. The samples of a request part with their first
-// tokens: each of them has the rows of the prompt.
+// Shows the drafter what the target computed: of a draft tree, the path that was accepted. The
+// samples of a request part with their first tokens: each of them has the rows of the prompt.
 void StepLoop::show_rows(const StepInFlight& step) {
   rows_.clear();
   const auto show = [&](size_t item, const scheduler::Sequence& s) {
@@ -304,7 +312,10 @@ void StepLoop::show_rows(const StepInFlight& step) {
   };
   for (size_t i = 0; i < step.plan.items.size(); ++i) {
     const scheduler::SequenceId id = step.plan.items[i].sequence;
-    if (scheduler_->has(id)) show(i, scheduler_->sequence(id));
+    const int32_t branch = step.plan.items[i].branch;
+    if (scheduler_->has(id) && scheduler_->sequence(id).won == branch)
+      show(i, scheduler_->sequence(id));
+    if (branch >= 0) continue;
     const scheduler::Request* const request = scheduler_->request(step.request_ids[i]);
     if (request == nullptr) continue;
     for (const scheduler::SequenceId other : request->sequences) {
@@ -325,6 +336,7 @@ void StepLoop::fill_masks(const StepInFlight& step) {
   masks_.clear();
   for (size_t i = 0; i < step.requests.size(); ++i) {
     const scheduler::StepItem& item = step.plan.items[i];
+    if (item.branch >= 0) continue;  // masks are filled for samples, not for items
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     for (const auto& output : step.requests[i]->outputs) output->list_masks(item, s, masks_);
   }
@@ -352,7 +364,8 @@ void StepLoop::list_rows(StepInFlight& step) {
   scheduler_->ran(step.plan);
   for (size_t i = 0; i < step.requests.size(); ++i) {
     const scheduler::StepItem& item = step.plan.items[i];
-    if (!scheduler_->has(item.sequence)) continue;
+    // The output that reads the main path reads its branches too.
+    if (!scheduler_->has(item.sequence) || item.branch >= 0) continue;
     const scheduler::Sequence& s = scheduler_->sequence(item.sequence);
     step.prompt_tokens += std::clamp(s.prompt_tokens - item.first, 0, item.count);
     for (const auto& output : step.requests[i]->outputs) output->list_rows(i, item, s, step.tasks);

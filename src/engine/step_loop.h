@@ -54,6 +54,8 @@ struct StepLoopOptions {
   // How many drafts are asked for; must outlive the loop. nullptr: always max_drafts.
   speculative::DraftLengths* lengths = nullptr;
   speculative::AcceptanceOptions acceptance;
+  // Draft trees are asked for while at most this many sequences draft; beyond, chains.
+  int tree_max_batch = 0;
 };
 
 class StepLoop {

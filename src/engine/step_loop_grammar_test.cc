@@ -10,6 +10,7 @@
 
 #include "engine/oracle_drafter_test.h"
 #include "engine/step_loop_rig_test.h"
+#include "engine/tree_drafter_test.h"
 #include "grammar/late_matcher.h"
 
 namespace freshet::engine {
@@ -173,9 +174,11 @@ TEST(StepLoop, ADeviceDrawsThoughtsAlike) {
 
 // The mask of each draft's row is that of the drafts before it.
 TEST(StepLoop, DraftsKeepToTheGrammar) {
-  for (const bool draws : {false, true}) {
+  for (const auto& [draws, trees] : {std::pair(false, false), std::pair(true, false),
+                                     std::pair(false, true), std::pair(true, true)}) {
     Rig plain({});
     OracleDrafter drafter(4, 0.3);
+    TreeDrafter tree(drafter, 3);
     std::vector<Request> requests;
     std::vector<Outcome> want;
     for (int i = 0; i < 30; ++i) {
@@ -186,6 +189,8 @@ TEST(StepLoop, DraftsKeepToTheGrammar) {
     }
     RigOptions setup{.draws = draws};
     setup.drafter = &drafter;
+    if (trees) setup.drafter = &tree;
+    setup.tree_max_batch = 1000;
     Rig rig(setup);
     std::vector<Pending*> sent;
     for (const Request& r : requests) sent.push_back(&rig.send(r));

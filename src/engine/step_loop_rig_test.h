@@ -49,6 +49,7 @@ struct RigOptions {
   speculative::Drafter* drafter = nullptr;
   speculative::DraftLengths* lengths = nullptr;
   speculative::AcceptanceOptions acceptance = {};
+  int tree_max_batch = 0;
 };
 
 class Rig {
@@ -68,6 +69,7 @@ class Rig {
     o.drafter = s.drafter;
     o.lengths = s.lengths;
     o.acceptance = s.acceptance;
+    o.tree_max_batch = s.tree_max_batch;
     auto cache = KvStorage::allocate(model_.kv_spec(), o.blocks);
     auto loop = StepLoop::start(o, model_, std::move(*cache), nullptr, pool_);
     EXPECT_TRUE(loop.ok()) << loop.status().message();

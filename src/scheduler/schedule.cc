@@ -20,6 +20,7 @@ Step Scheduler::schedule(int64_t now) {
   plan_running(step, budget);
   // A sequence preempted for a better one must not come back in the same step.
   if (step.preempted.size() == preempted_for_others) admit(step, budget);
+  plan_branches(step, budget);
   if (step.items.empty()) step.wake_at = break_standstill(step) ? now_ : wake_time();
   return step;
 }
@@ -129,6 +130,7 @@ WaitReason Scheduler::plan(Sequence& s, Step& step, Budget& budget) {
     item.count += item.draft;
   }
   if (!reserve(s, item, step)) return WaitReason::kBlocks;
+  s.draft.resize(static_cast<size_t>(item.draft));
 
   const int32_t end = item.first + item.count;
   if (s.logits_from >= 0) item.logits = std::min(item.count, std::max(0, end - s.logits_from));
@@ -164,6 +166,48 @@ bool Scheduler::reserve(Sequence& s, StepItem& item, Step& step) {
       return false;
     }
   }
+}
+
+// Branches of draft trees get what all sequences together have left.
+void Scheduler::plan_branches(Step& step, Budget& budget) {
+  const size_t items = step.items.size();
+  for (size_t i = 0; i < items; ++i) {
+    Sequence& s = at(step.items[i].sequence);
+    for (size_t b = 0; b < s.branches.size(); ++b) plan_branch(s, b, step, budget);
+  }
+}
+
+// The rows of drafts that a path in front has too run again, because they write to other blocks;
+// their logits are not wanted again.
+void Scheduler::plan_branch(Sequence& s, size_t index, Step& step, Budget& budget) {
+  Branch& branch = s.branches[index];
+  const auto alike = [&](const std::vector<int32_t>& path) {
+    return static_cast<int32_t>(std::ranges::mismatch(path, branch.draft).in1 - path.begin());
+  };
+  branch.shared = alike(s.draft);
+  for (size_t b = 0; b < index; ++b) {
+    if (s.branches[b].item >= 0)
+      branch.shared = std::max(branch.shared, alike(s.branches[b].draft));
+  }
+  const int32_t drafts = std::min(
+      {static_cast<int32_t>(branch.draft.size()), budget.tokens - 1, branch.shared + budget.rows});
+  if (drafts <= branch.shared) return;
+  const StepItem item{
+      s.id, s.computed, 1 + drafts, drafts, drafts - branch.shared, static_cast<int32_t>(index)};
+  branch.blocks = cache_.fork(s.blocks, item.first);
+  if (!cache_.reserve(branch.blocks, item.first, item.first + item.count, step.copies)) {
+    cache_.release(branch.blocks);
+    return;
+  }
+  branch.draft.resize(static_cast<size_t>(drafts));
+  branch.item = static_cast<int32_t>(step.items.size());
+  budget.tokens -= item.count;
+  budget.rows -= item.logits;
+  step.tokens += item.count;
+  step.logit_rows += item.logits;
+  stats_.branch_rows += item.count;
+  stats_.repeated_rows += 1 + branch.shared;
+  step.items.push_back(item);
 }
 
 // The sequence to preempt for `for_whom`: the one with the worst rank that is behind it and not

@@ -148,6 +148,8 @@ void Scheduler::stop_running(Sequence& s) {
   cache_.release(s.blocks);
   s.computed = 0;
   s.draft.clear();
+  s.won = -1;
+  drop_branches(s);
 }
 
 void Scheduler::drop(Sequence& s) {
@@ -196,7 +198,7 @@ const Request* Scheduler::request(RequestId request) const {
 void Scheduler::ran(const Step& step) {
   for (const StepItem& item : step.items) {
     const auto it = sequences_.find(item.sequence);
-    if (it == sequences_.end()) continue;
+    if (it == sequences_.end() || item.branch >= 0) continue;
     Sequence& s = *it->second;
     // The virtual token counter weighs a prompt token half as much as a generated one.
     const int32_t of_prompt = std::clamp(s.prompt_tokens - item.first, 0, item.count);
@@ -254,6 +256,7 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
   Sequence& s = at(sequence);
   FRESHET_CHECK(!tokens.empty() && (s.awaits_token() || s.state == State::kSuspended),
                 "sequence {} is not waiting for a token", sequence);
+  take_branch(s, tokens.first(tokens.size() - 1));
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
   s.draft.clear();
   if (s.state == State::kSuspended) {
@@ -264,6 +267,28 @@ void Scheduler::commit(SequenceId sequence, std::span<const int32_t> tokens) {
     s.computed = s.size() - 1;
     cache_.computed(s.blocks, s.tokens, s.computed);
   }
+}
+
+// Keeps the blocks of the first path that begins with the accepted drafts. Its other drafts are
+// behind the sequence's end, where the next step writes.
+void Scheduler::take_branch(Sequence& s, std::span<const int32_t> accepted) {
+  const auto begins = [&](const std::vector<int32_t>& path) {
+    return path.size() >= accepted.size() &&
+           std::ranges::equal(accepted, std::span(path).first(accepted.size()));
+  };
+  s.won = -1;
+  for (size_t b = 0; b < s.branches.size() && !begins(s.draft) && s.won < 0; ++b) {
+    Branch& branch = s.branches[b];
+    if (branch.item < 0 || !begins(branch.draft)) continue;
+    std::swap(s.blocks, branch.blocks);
+    s.won = static_cast<int32_t>(b);
+  }
+  drop_branches(s);
+}
+
+void Scheduler::drop_branches(Sequence& s) {
+  for (Branch& branch : s.branches) cache_.release(branch.blocks);
+  s.branches.clear();
 }
 
 void Scheduler::expect(SequenceId sequence) {
@@ -307,11 +332,17 @@ SequenceId Scheduler::fork(SequenceId sequence) {
   return c.id;
 }
 
-void Scheduler::set_draft(SequenceId sequence, std::vector<int32_t> draft) {
+void Scheduler::set_draft(SequenceId sequence, std::vector<int32_t> draft,
+                          std::vector<std::vector<int32_t>> branches) {
   Sequence& s = at(sequence);
   const auto room = static_cast<size_t>(std::max(0, options_.max_model_len - s.size()));
   if (draft.size() > room) draft.resize(room);
   s.draft = std::move(draft);
+  drop_branches(s);
+  for (std::vector<int32_t>& branch : branches) {
+    if (branch.size() > room) branch.resize(room);
+    s.branches.push_back({.draft = std::move(branch)});
+  }
 }
 
 std::vector<SequenceId> Scheduler::decoding() const {
@@ -382,6 +413,11 @@ Status Scheduler::check(std::span<const kv_cache::BlockTable* const> others) con
       }
     }
     tables.push_back(&s->blocks);
+    for (const Branch& branch : s->branches) {
+      if (!runs && !branch.blocks.empty())
+        return internal_error("sequence {} has a branch and does not run", id);
+      tables.push_back(&branch.blocks);
+    }
   }
   for (const kv_cache::BlockTable& pinned : pins_) tables.push_back(&pinned);
   if (taken != slots_taken_)

@@ -62,6 +62,8 @@ struct SchedulerStats {
   int64_t prompt_tokens = 0;      // of admitted requests
   int64_t cached_tokens = 0;      // of those, found in the cache at admission
   int64_t recomputed_tokens = 0;  // last tokens of fully cached prompts, which run again
+  int64_t branch_rows = 0;        // rows of branches of draft trees
+  int64_t repeated_rows = 0;      // of those, rows that another path of the tree has too
 };
 
 class Scheduler {
@@ -86,9 +88,12 @@ class Scheduler {
   // Returns a copy of a sequence that awaits a token; it shares its blocks. If no running slot is
   // free, the copy queues for one after its commit(). Slots for NewRequest::samples are reserved.
   SequenceId fork(SequenceId sequence);
-  // Proposes tokens to follow those of the sequence in its next step. They are dropped if the step
-  // has no room for them, or the sequence loses its blocks before.
-  void set_draft(SequenceId sequence, std::vector<int32_t> draft);
+  // Proposes tokens to follow those of the sequence in its next step, and other paths of a draft
+  // tree. They are dropped if the step has no room for them, or the sequence loses its blocks
+  // before. A branch never costs anyone else a block or a place in the step. commit() keeps the
+  // blocks of the path whose drafts were accepted.
+  void set_draft(SequenceId sequence, std::vector<int32_t> draft,
+                 std::vector<std::vector<int32_t>> branches = {});
   // The running sequences that have one token to compute, all of them known: drafts may follow it.
   std::vector<SequenceId> decoding() const;
   void unpin_all();                  // pinned prefixes may be evicted again
@@ -145,6 +150,10 @@ class Scheduler {
   WaitReason start(Sequence& s, Step& step, Budget& budget);
   WaitReason plan(Sequence& s, Step& step, Budget& budget);
   bool reserve(Sequence& s, StepItem& item, Step& step);
+  void plan_branches(Step& step, Budget& budget);
+  void plan_branch(Sequence& s, size_t index, Step& step, Budget& budget);
+  void take_branch(Sequence& s, std::span<const int32_t> accepted);
+  void drop_branches(Sequence& s);
   Sequence* victim(const Sequence& for_whom) const;
   void preempt(Sequence& s, Step& step);
   void stop_running(Sequence& s);

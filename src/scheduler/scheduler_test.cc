@@ -252,6 +252,82 @@ TEST(Scheduler, GrantsDraftsAndKeepsTheRightOnes) {
   EXPECT_EQ(next.items[0].count, 1);
 }
 
+// A tree 7 8 9 | 7 5 | 4: the branch that is accepted becomes the sequence, and no block is lost.
+TEST(Scheduler, ABranchMayWin) {
+  Rig rig({});
+  const SequenceId s = rig.submit(1, 18, 50);
+  rig.step();
+  rig->set_draft(s, {7, 8, 9}, {{7, 5, 6}, {7, 8}, {4}});
+  const Step step = rig->schedule(rig.now);
+  ASSERT_EQ(step.items.size(), 3u);  // 7 8 is a part of the main path
+  const StepItem& branch = step.items[1];
+  EXPECT_EQ(branch.first, step.items[0].first);
+  EXPECT_EQ(branch.count, 4);
+  EXPECT_EQ(branch.draft, 3);
+  EXPECT_EQ(branch.logits, 2);  // the row behind 7 is the main path's
+  EXPECT_EQ(step.items[2].count, 2);
+  EXPECT_EQ(step.tokens, 4 + 4 + 2);
+  EXPECT_EQ(step.logit_rows, 4 + 2 + 1);
+  EXPECT_EQ(rig->stats().branch_rows, 4 + 2);
+  EXPECT_EQ(rig->stats().repeated_rows, 2 + 1);
+  const kv_cache::BlockTable blocks = rig->sequence(s).branches[0].blocks;
+  EXPECT_EQ(blocks.ids[0][0], rig->sequence(s).blocks.ids[0][0]);  // complete: shared
+  EXPECT_NE(blocks.ids[0][1], rig->sequence(s).blocks.ids[0][1]);
+  EXPECT_TRUE(rig->check().ok());
+  rig->ran(step);
+  const int32_t accepted[] = {7, 5, 1};
+  rig->commit(s, accepted);
+  EXPECT_EQ(rig->sequence(s).won, 0);
+  EXPECT_EQ(rig->sequence(s).computed, 21);
+  EXPECT_EQ(rig->sequence(s).blocks.ids, blocks.ids);
+  EXPECT_TRUE(rig->sequence(s).branches.empty());
+  EXPECT_TRUE(rig->check().ok());
+}
+
+// Branches get what is left of tokens, rows and blocks, and are never a reason to preempt.
+TEST(Scheduler, BranchesGoWithoutFirst) {
+  for (const int32_t rows : {3, 4, 5, 6}) {
+    Rig rig({.max_logit_rows = rows});
+    const SequenceId s = rig.submit(1, 10, 50);
+    rig.step();
+    rig->set_draft(s, {7, 8}, {{4, 3}});
+    const Step step = rig->schedule(rig.now);
+    EXPECT_EQ(step.items[0].draft, 2);
+    ASSERT_EQ(step.items.size(), rows == 3 ? 1u : 2u);
+    if (rows > 3) {
+      EXPECT_EQ(step.items[1].draft, std::min(2, rows - 3));
+    }
+  }
+  Rig rig({.max_model_len = 32}, 2);
+  const SequenceId s = rig.submit(1, 18, 10);
+  rig.step();
+  rig->set_draft(s, {7, 8}, {{4, 3}});  // no block is left for a copy
+  const Step step = rig->schedule(rig.now);
+  ASSERT_EQ(step.items.size(), 1u);
+  EXPECT_EQ(step.items[0].draft, 2);
+  EXPECT_TRUE(step.preempted.empty());
+  EXPECT_TRUE(rig->check().ok());
+}
+
+// Whatever ends a sequence with a tree in flight gives its blocks back.
+TEST(Scheduler, BranchesEndWithTheirSequence) {
+  for (const bool cancelled : {false, true}) {
+    Rig rig({});
+    const SequenceId s = rig.submit(1, 18, 50);
+    rig.step();
+    rig->set_draft(s, {7}, {{4, 3}, {5, 6}});
+    const Step step = rig->schedule(rig.now);
+    ASSERT_EQ(step.items.size(), 3u);
+    if (cancelled) {
+      rig->cancel(1);
+    } else {
+      rig->ran(step);
+      rig->finish(s);
+    }
+    EXPECT_TRUE(rig->check().ok());
+  }
+}
+
 TEST(Scheduler, DecodingSequencesAreThoseThatDraftsMayFollow) {
   Rig rig({});
   const SequenceId s = rig.submit(1, 10, 50);

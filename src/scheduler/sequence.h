@@ -62,6 +62,28 @@ enum class State : uint8_t {
 
 struct Request;
 
+// A path of a draft tree beside the main one (Sequence::draft). Both begin behind the sequence's
+// last token and may begin alike. In a step a branch is an item of its own, over blocks of its own:
+// those that are complete before the step are the sequence's, the others are copies. So a row reads
+// the keys of the tokens before it in its path and no others, as in a sequence without drafts.
+struct Branch {
+  std::vector<int32_t> draft;
+  int32_t shared = 0;  // this many drafts begin a path in front, whose rows give the logits
+  int32_t item = -1;   // its index in Step::items; -1: it is not part of the step
+  kv_cache::BlockTable blocks;  // empty unless it is part of the step
+};
+
+// A sequence's part of a step. Tokens [first, first + count) run; the last `draft` of them are
+// drafts, and the last `logits` of them need logits.
+struct StepItem {
+  SequenceId sequence = 0;
+  int32_t first = 0;
+  int32_t count = 0;
+  int32_t draft = 0;
+  int32_t logits = 0;
+  int32_t branch = -1;  // index in Sequence::branches; -1: the main path
+};
+
 constexpr int32_t kExpected = -1;  // stands for a token that is not known yet
 
 struct Sequence {
@@ -73,7 +95,9 @@ struct Sequence {
   int32_t prompt_tokens = 0;
   int32_t max_tokens = 0;  // most tokens that it may add
   int32_t computed = 0;
-  std::vector<int32_t> draft;  // proposed for the next step, not committed
+  std::vector<int32_t> draft;    // proposed for the next step, not committed
+  std::vector<Branch> branches;  // of the draft tree, none of which begins an earlier path
+  int32_t won = -1;              // the branch that the last commit() took over; -1: none
   kv_cache::BlockTable blocks;
   int32_t pending_forks = 0;  // running slots reserved for its samples
   int32_t pin_tokens = 0;     // to pin once they are computed
@@ -88,6 +112,18 @@ struct Sequence {
   bool expects() const { return !tokens.empty() && tokens.back() == kExpected; }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   bool awaits_token() const { return computed == size(); }
+  const Branch* branch_of(const StepItem& item) const {
+    return item.branch < 0 ? nullptr : &branches[static_cast<size_t>(item.branch)];
+  }
+  // What the item's drafts are, and where its keys and values go.
+  const std::vector<int32_t>& draft_of(const StepItem& item) const {
+    const Branch* const branch = branch_of(item);
+    return branch == nullptr ? draft : branch->draft;
+  }
+  const kv_cache::BlockTable& blocks_of(const StepItem& item) const {
+    const Branch* const branch = branch_of(item);
+    return branch == nullptr ? blocks : branch->blocks;
+  }
 };
 
 struct Request {
@@ -104,19 +140,9 @@ struct Request {
   WaitTimes waited{};  // of all its sequences together
 };
 
-// A sequence's part of a step. Tokens [first, first + count) run; the last `draft` of them are
-// drafts, and the last `logits` of them need logits.
-struct StepItem {
-  SequenceId sequence = 0;
-  int32_t first = 0;
-  int32_t count = 0;
-  int32_t draft = 0;
-  int32_t logits = 0;
-};
-
 struct Step {
   uint64_t number = 0;
-  std::vector<StepItem> items;
+  std::vector<StepItem> items;              // branches of draft trees come last
   std::vector<kv_cache::BlockCopy> copies;  // to do in order, before the run
   std::vector<SequenceId> preempted;
   std::vector<RequestId> expired;  // their deadlines passed; the scheduler has dropped them

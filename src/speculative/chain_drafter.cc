@@ -27,7 +27,11 @@ int32_t best_known(std::span<const float> logits, std::span<const int32_t> targe
 }  // namespace
 
 ChainDrafter::ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options)
-    : runner_(std::move(runner)), options_(std::move(options)), scratch_(options_.vocab) {
+    : runner_(std::move(runner)),
+      options_(std::move(options)),
+      scratch_(options_.vocab),
+      logits_(options_.target_ids.empty() ? runner_->spec().vocab_size
+                                          : std::ssize(options_.target_ids)) {
   if (heads()) width_ = static_cast<size_t>(runner_->spec().features->width);
 }
 
@@ -168,7 +172,8 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
     if (!std::exchange(s.sampled, true)) {
       s.sampler = DraftSampler(r, options_.vocab, options_.greedy);
     }
-    Work work{.sequence = &s.cache, .wants_token = true, .wants_logits = wants_logits(s)};
+    Work work{
+        .sequence = &s.cache, .wants_token = true, .wants_logits = wants_logits(s) || grows(r)};
     if (heads()) {
       if (s.seen() + 1 != std::ssize(r.tokens)) continue;
       if (s.pending.empty()) {  // proposed before, and not verified
@@ -197,7 +202,7 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
     runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
     s.pending.clear();
     s.features.clear();
-    take(s, r, work_[k]);
+    grows(r) ? plant(s, r, work_[k]) : take(s, r, work_[k]);
   }
 }
 
@@ -226,8 +231,80 @@ void ChainDrafter::next_step(std::span<DraftRequest> requests) {
   }
 }
 
+// ---- trees -----------------------------------------------------------------------------------
+
+std::vector<DraftChoice> ChainDrafter::choices_of(const DraftRequest& r, const DraftTree& tree,
+                                                  int32_t node, std::span<const float> logits) {
+  const int64_t position = std::ssize(r.tokens) + tree.depth_of(node);
+  return best_choices(logits, options_.target_ids, r, position, options_.greedy, tree.choices(node),
+                      logits_);
+}
+
+// The first level of a tree, from the row that gives a chain its first draft.
+void ChainDrafter::plant(State& s, DraftRequest& r, const Work& work) {
+  Growing& g = trees_.emplace_back(DraftTree(options_.tree, r.limit), &r);
+  const auto choices = choices_of(r, g.tree, DraftTree::kRoot, work.logits);
+  g.tree.grow(DraftTree::kRoot, choices);
+  s.token = choices.empty() ? -1 : choices.front().token;
+  if (heads()) s.state.assign(work.state.begin(), work.state.end());
+}
+
+// Runs the nodes that grow, whose parents are in `level`, and makes them the level.
+void ChainDrafter::next_level(std::vector<Branch>& level) {
+  std::vector<Branch> next;
+  std::vector<int32_t> ids;
+  std::vector<const Branch*> parents;
+  for (size_t t = 0; t < trees_.size(); ++t) {
+    const DraftTree& tree = trees_[t].tree;
+    for (const int32_t node : tree.growing()) {
+      if (std::ssize(next) == std::min(runner_->max_rows(), runner_->max_tokens())) break;
+      const int32_t parent = tree.parent(node);
+      const auto at = std::ranges::find_if(
+          level, [&](const Branch& b) { return b.tree == t && b.node == parent; });
+      const State& root = state_of(trees_[t].request->sequence);
+      if (parent != DraftTree::kRoot && at == level.end()) continue;  // its cache had no room
+      const bool first = parent == DraftTree::kRoot;
+      next.push_back(
+          {t, node, runner_->fork(first ? root.cache : at->cache), first ? root.state : at->state});
+      ids.push_back(tree.token(node));
+    }
+  }
+  for (Branch& b : level) runner_->release(b.cache);
+  work_.clear();
+  for (size_t i = 0; i < next.size(); ++i) {
+    work_.push_back({.sequence = &next[i].cache,
+                     .ids = std::span(ids).subspan(i, 1),
+                     .features = heads() ? next[i].state.data() : nullptr,
+                     .wants_token = true,
+                     .wants_logits = true});
+  }
+  runner_->run(work_, true);
+  level.clear();
+  for (size_t i = 0; i < next.size(); ++i) {
+    Branch& b = next[i];
+    Growing& g = trees_[b.tree];
+    if (work_[i].failed) {
+      runner_->release(b.cache);
+      continue;
+    }
+    if (heads()) b.state.assign(work_[i].state.begin(), work_[i].state.end());
+    g.tree.grow(b.node, choices_of(*g.request, g.tree, b.node, work_[i].logits));
+    level.push_back(std::move(b));
+  }
+}
+
+void ChainDrafter::grow_trees() {
+  std::vector<Branch> level;
+  do {
+    next_level(level);
+  } while (!level.empty());
+  for (const Growing& g : trees_) g.tree.write(*g.request);
+  trees_.clear();
+}
+
 void ChainDrafter::propose(std::span<DraftRequest> requests) {
   first_step(requests);
+  grow_trees();
   // The first step's token and state are kept: next_step() overwrites them.
   std::vector<std::pair<int32_t, std::vector<float>>> first;
   if (heads()) {

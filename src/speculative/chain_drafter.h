@@ -1,5 +1,6 @@
-// Drafts one token after the other with a model of its own: a small language model, the first
-// layers of the target, or a head that reads the target's states (EAGLE, MTP).
+// Drafts with a model of its own: a small language model, the first layers of the target, or a head
+// that reads the target's states (EAGLE, MTP). One token after the other, or a tree depth by depth
+// (draft_tree.h), in which each node that grows has a fork of its parent's cache.
 //
 // A language model is given the sequence's tokens. At position p a head is given the token at p + 1
 // and the target's features at p, and proposes the token at p + 2; for its own drafts it is given
@@ -14,6 +15,7 @@
 
 #include "speculative/draft_runner.h"
 #include "speculative/draft_sampler.h"
+#include "speculative/draft_tree.h"
 #include "speculative/drafter.h"
 #include "speculative/vocabulary_map.h"
 
@@ -25,6 +27,7 @@ struct ChainOptions {
   std::shared_ptr<const VocabularyMap> map;  // of a language model with another vocabulary
   int64_t vocab = 0;                         // of the target
   bool greedy = false;                       // draw the argmax at any temperature
+  TreeOptions tree;                          // with a map, chains are drafted instead
 };
 
 class ChainDrafter final : public Drafter {
@@ -72,6 +75,26 @@ class ChainDrafter final : public Drafter {
   void next_step(std::span<DraftRequest> requests);
   void take(State& s, DraftRequest& r, Work& work);
 
+  // Trees. A branch is a node that grew: its cache and its state.
+  struct Branch {
+    size_t tree = 0;  // index in trees_
+    int32_t node = DraftTree::kRoot;
+    DraftSequence cache;
+    std::vector<float> state;
+  };
+  struct Growing {
+    DraftTree tree;
+    DraftRequest* request;
+  };
+  bool grows(const DraftRequest& r) const {
+    return r.tree && options_.tree.wanted() && options_.map == nullptr;
+  }
+  std::vector<DraftChoice> choices_of(const DraftRequest& r, const DraftTree& tree, int32_t node,
+                                      std::span<const float> logits);
+  void plant(State& s, DraftRequest& r, const Work& work);
+  void next_level(std::vector<Branch>& level);
+  void grow_trees();
+
   std::unique_ptr<DraftRunner> runner_;
   ChainOptions options_;
   size_t width_ = 0;  // of a head's features
@@ -81,6 +104,8 @@ class ChainDrafter final : public Drafter {
   std::vector<float> row_;
   std::vector<Work> work_;
   std::vector<size_t> owner_;  // [work_] index of the request
+  LogitScratch logits_;        // for rows of the drafter
+  std::vector<Growing> trees_;
 };
 
 }  // namespace freshet::speculative

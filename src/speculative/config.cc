@@ -76,6 +76,29 @@ Status read_draft_sampling(const json::Value& v, std::string_view key, Config& c
   return {};
 }
 
+Status read_tree(const json::Value& v, std::string_view key, Config& c) {
+  if (!v.is_string()) return wrong_type(key, "a string such as \"[(0,), (1,), (0, 0)]\"");
+  auto shape = parse_tree(v.as_string());
+  if (!shape.ok()) return invalid_argument("speculative config: {}", shape.status().message());
+  c.tree.shape = std::move(*shape);
+  return {};
+}
+
+Status read_tree_rates(const json::Value& v, std::string_view key, Config& c) {
+  const std::string wanted =
+      fmt::format("a list of 1 to {} numbers from 0 to 1 with a sum of at most 1", kMostTreeRanks);
+  if (!v.is_array() || v.as_array().empty() || v.as_array().size() > kMostTreeRanks)
+    return wrong_type(key, wanted);
+  double left = 1.0 + 1e-6;
+  for (const json::Value& rate : v.as_array()) {
+    double share = 0.0;
+    if (!read_share(rate, key, left, share).ok()) return wrong_type(key, wanted);
+    c.tree_acceptance_rates.push_back(share);
+    left -= share;
+  }
+  return {};
+}
+
 struct Key {
   std::string_view name;
   Status (*read)(const json::Value& value, std::string_view key, Config& c);
@@ -88,6 +111,11 @@ Status read_member(const json::Value& v, std::string_view key, Config& c) {
 template <auto Member, int kLow, int kHigh>
 Status read_number(const json::Value& v, std::string_view key, Config& c) {
   return read_int(v, key, kLow, kHigh, c.*Member);
+}
+
+template <auto Member, int kLow, int kHigh>
+Status read_tree_number(const json::Value& v, std::string_view key, Config& c) {
+  return read_int(v, key, kLow, kHigh, c.tree.*Member);
 }
 
 Status read_synthetic_length(const json::Value& v, std::string_view key, Config& c);
@@ -124,6 +152,11 @@ constexpr Key kKeys[] = {
      }},
     {"use_heterogeneous_vocab", read_member<&Config::use_heterogeneous_vocab>},
     {"exit_layer", read_number<&Config::exit_layer, 1, 4096>},
+    {"speculative_token_tree", read_tree},
+    {"tree_nodes", read_tree_number<&TreeOptions::nodes, 2, kMostTreeNodes>},
+    {"tree_top_k", read_tree_number<&TreeOptions::top_k, 1, kMostTreeRanks>},
+    {"tree_max_batch", read_tree_number<&TreeOptions::max_batch, 0, 4096>},
+    {"tree_acceptance_rates", read_tree_rates},
 };
 
 // The rates of a chain in which every draft is accepted with the same probability, so that a step
@@ -167,6 +200,29 @@ Status unknown_key(std::string_view name) {
 }
 
 // Rules between keys.
+Status complete_tree(Config& c, const Method& method) {
+  TreeOptions& tree = c.tree;
+  if (!c.tree_acceptance_rates.empty()) {
+    if (tree.nodes == 0 || !tree.shape.empty()) {
+      return invalid_argument(
+          "speculative config: tree_acceptance_rates goes with tree_nodes and without "
+          "speculative_token_tree");
+    }
+    tree.shape = tree_from_rates(c.tree_acceptance_rates, tree.nodes, c.limit());
+  } else if (tree.nodes > 0 && !tree.shape.empty()) {
+    return invalid_argument(
+        "speculative config: tree_nodes and speculative_token_tree exclude each other");
+  }
+  if (tree.wanted() && c.acceptance.method != Acceptance::kMatch) {
+    return invalid_argument(
+        "speculative config: draft trees need rejection_sample_method match, the default");
+  }
+  if (tree.wanted() && !method.trees) {
+    return invalid_argument("speculative config: method {} drafts no trees", c.method);
+  }
+  return {};
+}
+
 Status complete(Config& c) {
   if (c.method == "[ngram]") c.method = "ngram";
   if (c.method.empty() && c.prompt_lookup_max > 0) c.method = "ngram";
@@ -198,6 +254,7 @@ Status complete(Config& c) {
         "speculative config: prompt_lookup_min {} is above prompt_lookup_max {}",
         c.prompt_lookup_min, c.prompt_lookup_max);
   }
+  FRESHET_RETURN_IF_ERROR(complete_tree(c, *method));
   if ((c.acceptance.method == Acceptance::kSynthetic) != !c.acceptance.rates.empty()) {
     return invalid_argument(
         "speculative config: rejection_sample_method synthetic goes with "

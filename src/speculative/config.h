@@ -1,7 +1,7 @@
 // --speculative-config: which drafter proposes tokens, and how they are accepted.
 //
 // The keys are vLLM's (SpeculativeConfig) where it has them, with its defaults; `exit_layer` and
-// `tree` are ours. A key that is not known here is an error that lists the known ones: nothing is
+// `tree_*` are ours. A key that is not known here is an error that lists the known ones: nothing is
 // ignored. Plain data.
 #pragma once
 
@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "speculative/acceptance.h"
+#include "speculative/draft_tree.h"
 
 namespace freshet::speculative {
 
@@ -35,6 +36,11 @@ struct Config {
   bool greedy_drafts = false;  // draft_sample_method: "greedy" instead of "probabilistic"
   // early_exit
   int exit_layer = 0;  // 0: measured at load
+
+  // Draft trees: speculative_token_tree, tree_nodes, tree_top_k, tree_max_batch; or a static tree
+  // that is made from tree_acceptance_rates.
+  TreeOptions tree;
+  std::vector<double> tree_acceptance_rates;
 
   int limit() const;  // most drafts of a sequence in a step, whichever way it is chosen
 };

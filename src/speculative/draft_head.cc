@@ -43,7 +43,7 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
   DraftRunnerLimits limits;
   limits.max_model_len = c.max_model_len;
   limits.max_tokens = c.max_num_batched_tokens;
-  limits.max_rows = std::min(c.max_num_seqs, c.max_num_batched_tokens);
+  limits.max_rows = draft_rows(c);
   limits.cache_tokens = c.cache_tokens;
   limits.kv_type = c.kv_type;
   FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::make_unique<runtime::LoadedModel>(
@@ -55,6 +55,7 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
   options.target_ids = std::move(head.target_ids);
   options.vocab = c.target.spec().vocab_size;
   options.greedy = c.config.greedy_drafts;
+  options.tree = c.config.tree;
   return std::unique_ptr<Drafter>(
       std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
 }

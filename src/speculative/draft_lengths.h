@@ -21,16 +21,20 @@ struct StepShape {
   int64_t row_context = 0;  // the sum over rows of the context that each reads
 
   void add(int64_t tokens, int64_t context_of_sequence) {
-    rows += tokens;
     ++sequences;
     context += context_of_sequence;
+    add_rows(tokens, context_of_sequence);
+  }
+  // More rows of a sequence that was added: a branch of a draft tree.
+  void add_rows(int64_t tokens, int64_t context_of_sequence) {
+    rows += tokens;
     row_context += tokens * context_of_sequence;
   }
 };
 
 struct StepDone {
   StepShape shape;
-  int64_t drafted = 0;        // of its rows, those of drafts
+  int64_t drafted = 0;        // of its rows, those that it has because of drafts
   int64_t prompt_tokens = 0;  // of its rows, those of prompts
   int64_t tokens = 0;         // that it gave
   double seconds = 0.0;       // without the drafter's time

@@ -16,7 +16,7 @@ DraftRunnerLimits limits_of(const MakeContext& c, const ModelSpec& spec) {
         std::min<int64_t>(l.max_model_len, spec.learned_positions - spec.position_offset));
   }
   l.max_tokens = c.max_num_batched_tokens;
-  l.max_rows = std::min(c.max_num_seqs, c.max_num_batched_tokens);
+  l.max_rows = draft_rows(c);
   l.cache_tokens = c.cache_tokens;
   l.kv_type = c.kv_type;
   return l;
@@ -31,6 +31,7 @@ Result<std::unique_ptr<Drafter>> chain(const MakeContext& c,
   options.vocab = c.target.spec().vocab_size;
   options.map = std::move(map);
   options.greedy = c.config.greedy_drafts;
+  options.tree = c.config.tree;
   return std::unique_ptr<Drafter>(
       std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
 }

@@ -86,6 +86,15 @@ void DraftRunner::release(DraftSequence& s) {
   s.confirmed = 0;
 }
 
+DraftSequence DraftRunner::fork(const DraftSequence& s) {
+  DraftSequence copy;
+  copy.blocks = blocks_->fork(s.blocks, static_cast<int32_t>(s.ids.size()));
+  copy.ids = s.ids;
+  copy.confirmed = s.confirmed;
+  copy.salt = s.salt;
+  return copy;
+}
+
 bool DraftRunner::reserve(Work& work) {
   DraftSequence& s = *work.sequence;
   const auto computed = static_cast<int32_t>(s.ids.size());

@@ -64,9 +64,12 @@ class DraftRunner {
   // The first `count` ids stay, and may be shared.
   void confirm(DraftSequence& s, int32_t count);
   void release(DraftSequence& s);
+  // A second sequence with the same ids, whose blocks they share until one of them writes.
+  DraftSequence fork(const DraftSequence& s);
 
   const ModelSpec& spec() const { return model_->spec(); }
   int max_tokens() const { return limits_.max_tokens; }
+  int max_rows() const { return limits_.max_rows; }
   int max_model_len() const { return limits_.max_model_len; }
 
  private:

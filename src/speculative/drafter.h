@@ -61,6 +61,14 @@ struct DraftRequest {
   // Result: what each draft was drawn from, in order of id. No entry, or an empty one: the draft is
   // a function of the tokens before it.
   std::vector<std::vector<Candidate>> drawn_from;
+  bool tree = false;  // whether other paths than one are wanted; never with `wants_distributions`
+  // Result, if `tree`: the other paths of a draft tree, each from the first draft to a leaf. Where
+  // paths begin alike, they share nodes; each path costs a row more than it has drafts.
+  std::vector<std::vector<int32_t>> branches;
+
+  int32_t depth() const;                 // of the longest path
+  int32_t rows() const;                  // that the step has more than without drafts
+  void shorten(int32_t most_of_a_path);  // to 0: no drafts are left
 };
 
 class Drafter {

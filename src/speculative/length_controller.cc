@@ -23,6 +23,13 @@ constexpr double kForgetOwn = 0.02;    // the same for a sequence's own rates
 constexpr double kLongStep = 1.5;      // longer than expected by this factor: others run as well
 constexpr double kLeastSurvival = 0.01;
 constexpr int64_t kMissedTokens = 32;  // fewer are part of a round
+constexpr double kRecentTrees = 0.8;   // memory of the rows of trees
+
+// How many tokens from `first` on the path has right.
+int right_tokens(std::span<const int32_t> path, std::span<const int32_t> tokens, size_t first) {
+  const auto came = tokens.subspan(std::min(first, tokens.size()));
+  return static_cast<int>(std::ranges::mismatch(path, came).in1 - path.begin());
+}
 
 }  // namespace
 
@@ -41,19 +48,18 @@ double LengthController::Plan::gain() const {
 // Compares the sequence's last draft with the tokens that came.
 void LengthController::learn(const DraftRequest& r) {
   Sequence& s = sequences_[r.sequence];
-  if (s.draft.empty()) return s.own.forget(kForgetOwn);
-  int right = 0;
-  const auto drafted = static_cast<int>(s.draft.size());
-  while (right < drafted && s.draft_at + static_cast<size_t>(right) < r.tokens.size() &&
-         s.draft[static_cast<size_t>(right)] == r.tokens[s.draft_at + static_cast<size_t>(right)]) {
-    ++right;
+  if (s.paths.empty()) return s.own.forget(kForgetOwn);
+  int right = 0, drafted = 0;
+  for (const std::vector<int32_t>& path : s.paths) {
+    right = std::max(right, right_tokens(path, r.tokens, s.draft_at));
+    drafted = std::max(drafted, static_cast<int>(path.size()));
   }
   const bool known = right == drafted || s.draft_at + static_cast<size_t>(right) < r.tokens.size();
   if (!known) return;
   rates_.add(s.own, right, drafted, s.probe);
   // A draft that was right has earned its time.
   if (s.probe) budget_ += kProbeRefund * right * plain_token_;
-  s.draft.clear();
+  s.paths.clear();
   s.probe = false;
 }
 
@@ -111,13 +117,17 @@ LengthController::Plan LengthController::best_plan(std::span<const DraftRequest>
   const double prompts = costs_.seconds(shape) - plan.plain_seconds;
   std::vector<int> width(static_cast<size_t>(deepest), 0);
   double tokens = plan.tokens, drafts = 0.0, best = least * tokens / plan.seconds;
+  const int64_t rows = shape.rows, row_context = shape.row_context;
+  double more_rows = 0.0, more_context = 0.0;
   size_t taken = 0;
   for (size_t j = 0; j < slots.size(); ++j) {
     const auto& [s, request, depth] = slots[j];
     const DraftRequest& r = requests[static_cast<size_t>(request)];
     tokens += s;
-    ++shape.rows;
-    shape.row_context += std::ssize(r.tokens);
+    more_rows += r.tree ? tree_rows_ : 1.0;
+    more_context += (r.tree ? tree_rows_ : 1.0) * static_cast<double>(r.tokens.size());
+    shape.rows = rows + std::llround(more_rows);
+    shape.row_context = row_context + std::llround(more_context);
     if (drafting) {
       int& n = width[static_cast<size_t>(depth)];
       drafts += drafting_.round(n + 1) - (n > 0 ? drafting_.round(n) : 0.0);
@@ -149,8 +159,7 @@ LengthController::Plan LengthController::plan_of(std::span<const DraftRequest> r
   std::array<double, AcceptanceRates::kPositions> survival;
   for (size_t i = 0; i < requests.size(); ++i) {
     if (lengths[i] == 0) continue;
-    shape.rows += lengths[i];
-    shape.row_context += lengths[i] * std::ssize(requests[i].tokens);
+    shape.add_rows(requests[i].rows(), std::ssize(requests[i].tokens));
     const auto at = sequences_.find(requests[i].sequence);
     const auto known = std::span(survival).first(
         static_cast<size_t>(std::min(lengths[i], AcceptanceRates::kPositions)));
@@ -215,7 +224,7 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
   int64_t missed = 0;
   std::vector<int> lengths;
   for (DraftRequest& r : requests) {
-    const auto size = static_cast<int>(r.draft.size());
+    const int size = r.depth();
     lengths.push_back(size);
     rounds = std::max(rounds, size);
     rows += size;
@@ -223,11 +232,14 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     missed += missed_tokens(r);
     Sequence& s = sequences_[r.sequence];
     s.drafter_at = static_cast<int32_t>(r.tokens.size());
-    if (!s.draft.empty()) {  // right so far, as far as tokens came
+    if (!s.paths.empty()) {  // right so far, as far as tokens came
       const auto right = static_cast<int>(r.tokens.size() - s.draft_at);
       rates_.add(s.own, right, right, s.probe);
     }
-    s.draft.assign(r.draft.begin(), r.draft.end());
+    s.paths = r.branches;
+    if (!r.draft.empty()) s.paths.insert(s.paths.begin(), r.draft);
+    if (r.tree && size > 0)
+      tree_rows_ = kRecentTrees * tree_rows_ + (1.0 - kRecentTrees) * r.rows() / size;
     s.draft_at = r.tokens.size();
     s.probe = probing_;
   }
@@ -239,16 +251,13 @@ void LengthController::drafted(std::span<DraftRequest> requests, double seconds)
     on_ = best.drafts() && gain > 1.0;
     lengths = best.lengths;
     if (!on_ || control_due(gain)) lengths.assign(requests.size(), 0);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (std::ssize(requests[i].draft) > lengths[i])
-        requests[i].draft.resize(static_cast<size_t>(lengths[i]));
-    }
+    for (size_t i = 0; i < requests.size(); ++i) requests[i].shorten(lengths[i]);
   }
   // The drafter's time is known by now; what is expected of it is what it usually takes.
   double usual = 0.0;
   for (int d = 0; d < rounds; ++d) {
     usual += drafting_.round(static_cast<int>(
-        std::ranges::count_if(requests, [&](const auto& r) { return std::ssize(r.draft) > d; })));
+        std::ranges::count_if(requests, [&](const auto& r) { return r.depth() > d; })));
   }
   plan_ = plan_of(requests, lengths, usual);
   planned_ = true;

@@ -44,9 +44,10 @@ class LengthController final : public DraftLengths {
  private:
   struct Sequence {
     AcceptanceRates::Own own;
-    std::vector<int32_t> draft;  // the last that was proposed, until it is known what is right
-    size_t draft_at = 0;         // the length of the sequence then
-    int32_t drafter_at = 0;      // what the drafter has read
+    // The last paths that were proposed, until it is known which tokens are right.
+    std::vector<std::vector<int32_t>> paths;
+    size_t draft_at = 0;     // the length of the sequence then
+    int32_t drafter_at = 0;  // what the drafter has read
     bool probe = false;
   };
   struct Plan {
@@ -98,6 +99,8 @@ class LengthController final : public DraftLengths {
   Plan plan_;
   bool planned_ = false;
   double draft_seconds_ = 0.0;
+
+  double tree_rows_ = 1.0;  // of a tree, for each of its levels; of recent trees
 
   bool on_ = true;
   bool probing_ = false;

@@ -115,6 +115,15 @@ TEST(Config, TakesTheKeysOfVllm) {
   EXPECT_EQ(c.prompt_lookup_max, 7);
   EXPECT_EQ(c.prompt_lookup_min, 3);
   EXPECT_EQ(config_of(R"({"prompt_lookup_max": 3})").method, "ngram");
+  const Config tree = config_of(R"({"method": "medusa", "model": "m", "num_speculative_tokens": 7,
+      "speculative_token_tree": "[(0,), (0, 0), (1,)]", "tree_max_batch": 2})");
+  EXPECT_EQ(tree.tree.shape, *parse_tree("[(0,), (1,), (0, 0)]"));
+  EXPECT_EQ(tree.tree.max_batch, 2);
+  const Config rated = config_of(R"({"method": "medusa", "model": "m", "tree_nodes": 6,
+      "num_speculative_tokens": 2, "tree_acceptance_rates": [0.6, 0.2]})");
+  EXPECT_EQ(rated.tree.shape.nodes.size(), 6u);  // 2 * 2 + 2: full at two levels
+  EXPECT_EQ(rated.tree.shape.depth(), 2);
+  EXPECT_FALSE(c.tree.wanted());
   const auto wrong = parse_config(R"({"method": "ngram", "draft_modle": 1})");
   ASSERT_FALSE(wrong.ok());
   EXPECT_NE(wrong.status().message().find("draft_modle"), std::string::npos);

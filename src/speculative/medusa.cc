@@ -6,12 +6,14 @@
 // vocabulary matrix of its own uses the target's.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
 #include "layers/weights.h"
 #include "models/weight_reader.h"
 #include "speculative/draft_sampler.h"
+#include "speculative/draft_tree.h"
 #include "speculative/registry.h"
 
 namespace freshet::speculative {
@@ -117,7 +119,9 @@ class Medusa final : public Drafter {
         target_(std::move(target)),
         rows_(std::min(c.max_num_seqs, c.max_num_batched_tokens)),
         greedy_(c.config.greedy_drafts),
-        scratch_(spec_.vocab_size) {}
+        tree_(c.config.tree),
+        scratch_(spec_.vocab_size),
+        logit_scratch_(spec_.vocab_size) {}
 
   Status allocate() {
     const auto rows = static_cast<size_t>(rows_), hidden = static_cast<size_t>(spec_.hidden_size);
@@ -162,11 +166,18 @@ class Medusa final : public Drafter {
       if (!std::exchange(s.sampled, true)) s.sampler = DraftSampler(r, spec_.vocab_size, greedy_);
       std::ranges::copy(s.state, given_.as<float>() + std::ssize(ready_) * spec_.hidden_size);
       longest = std::max(longest, r.limit);
-      ready_.push_back({&r, &s});
+      ready_.push_back({&r, &s, {}});
+      if (r.tree && tree_.wanted()) {
+        ready_.back().tree.emplace(tree_,
+                                   std::min<int32_t>(r.limit, static_cast<int32_t>(heads_.size())));
+      }
     }
     if (ready_.empty()) return;
     const auto count = std::min<size_t>(heads_.size(), static_cast<size_t>(longest));
     for (size_t i = 0; i < count; ++i) guess(heads_[i], static_cast<int64_t>(i));
+    for (const Ready& r : ready_) {
+      if (r.tree) r.tree->write(*r.request);
+    }
   }
 
  private:
@@ -179,13 +190,26 @@ class Medusa final : public Drafter {
   struct Ready {
     DraftRequest* request;
     State* state;
+    std::optional<DraftTree> tree;
   };
 
   Matrix view(Buffer& buffer, int64_t cols) const {
     return {buffer.as<float>(), std::ssize(ready_), cols, cols};
   }
 
-  // The next draft of all ready requests.
+  // A head knows no draft: all nodes of a level have the same choices.
+  void grow(Ready& r, std::span<const float> logits, int64_t level) {
+    std::vector<int32_t> nodes = r.tree->growing();
+    if (level == 0) nodes = {DraftTree::kRoot};
+    int count = 0;
+    for (const int32_t node : nodes) count = std::max(count, r.tree->choices(node));
+    if (count == 0) return;
+    const auto choices = best_choices(logits, {}, *r.request, std::ssize(r.request->tokens) + level,
+                                      greedy_, count, logit_scratch_);
+    for (const int32_t node : nodes) r.tree->grow(node, choices);
+  }
+
+  // The next draft of all ready requests, or the next level of their trees.
   void guess(const MedusaHead& head, int64_t index) {
     std::vector<int32_t> every(ready_.size());
     for (size_t i = 0; i < every.size(); ++i) every[i] = static_cast<int32_t>(i);
@@ -207,17 +231,21 @@ class Medusa final : public Drafter {
     ops_.matmul(x, {&product, 1});
     ops_.argmax(logits, ids_.as<int32_t>());
     ops_.fetch(host_ids_.data(), ids_.data(), ready_.size() * sizeof(int32_t));
-    const bool draws =
-        std::ranges::any_of(ready_, [](const Ready& r) { return r.state->sampler.draws(); });
+    const bool draws = std::ranges::any_of(
+        ready_, [](const Ready& r) { return r.tree || r.state->sampler.draws(); });
     const auto vocab = static_cast<size_t>(spec_.vocab_size);
     if (draws) ops_.fetch(host_logits_.data(), logits.data, ready_.size() * vocab * sizeof(float));
     ops_.wait();
     for (size_t i = 0; i < ready_.size(); ++i) {
       DraftRequest& r = *ready_[i].request;
+      const std::span<float> row(host_logits_.as<float>() + i * vocab, vocab);
+      if (ready_[i].tree) {
+        grow(ready_[i], row, index);
+        continue;
+      }
       if (std::ssize(r.draft) != index || std::ssize(r.draft) >= r.limit) continue;
       int32_t token = host_ids_.as<int32_t>()[i];
       if (ready_[i].state->sampler.draws()) {
-        const std::span<float> row(host_logits_.as<float>() + i * vocab, vocab);
         token = ready_[i].state->sampler.draw(r, row, {}, scratch_, row_);
       }
       if (token >= 0) r.draft.push_back(token);
@@ -230,10 +258,12 @@ class Medusa final : public Drafter {
   std::shared_ptr<const ModelWeights> target_;
   int64_t rows_;
   bool greedy_;
+  const TreeOptions tree_;
   Buffer given_, x_, y_, logits_, ids_, host_logits_, host_ids_;
   std::unordered_map<uint64_t, State> states_;
   std::vector<Ready> ready_;
   SamplerScratch scratch_;
+  LogitScratch logit_scratch_;
   std::vector<float> row_;
 };
 

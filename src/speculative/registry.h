@@ -5,6 +5,7 @@
 // not fit the target.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -51,11 +52,19 @@ struct MakeContext {
 std::unique_ptr<Drafter> ngram_drafter(const Config& config);
 std::unique_ptr<Drafter> suffix_drafter(const Config& config);
 
+// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree.
+inline int draft_rows(const MakeContext& c) {
+  const TreeOptions& tree = c.config.tree;
+  const int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  return std::min(std::max(c.max_num_seqs, level), c.max_num_batched_tokens);
+}
+
 struct Method {
   enum class Model { kNone, kOptional, kNeeded };
 
   std::string_view name;
   Model model = Model::kNone;  // the config's "model"
+  bool trees = false;          // whether it can draft trees
   // nullptr: nothing to plan for.
   Result<DrafterCost> (*cost)(const PlanContext& context) = nullptr;
   Result<std::unique_ptr<Drafter>> (*make)(const MakeContext& context) = nullptr;

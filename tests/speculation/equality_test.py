@@ -4,7 +4,7 @@ usage: equality_test.py [Class[.test] ...]   needs FRESHET (the program) and FRE
 
 The golden models are tiny and random, so heads of random weights are made here: what they propose is
 wrong nearly always. A model that drafts for itself is right whenever it is greedy. FRESHET_SPECULATION_FULL=1
-runs every model with every setting instead of a sample.
+runs every model with every setting instead of a sample; FRESHET_SPECULATION_DEVICE=cuda runs them on a GPU.
 """
 import json
 import os
@@ -17,6 +17,7 @@ import unittest
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
+DEVICE = os.environ.get("FRESHET_SPECULATION_DEVICE")
 FULL = os.environ.get("FRESHET_SPECULATION_FULL") == "1"
 GOLDEN = os.path.join(SOURCE, "tests/data/golden")
 MODELS = sorted(os.listdir(GOLDEN))
@@ -144,6 +145,8 @@ class Case(unittest.TestCase):
             json.dump(lists, f)
         arguments = ["run", os.path.join(GOLDEN, model), "--ids", ids, "-n", "20", "--json", "-t", "2",
                      *options]
+        if DEVICE:
+            arguments += ["--device", DEVICE]
         if config:
             arguments += ["--speculative-config", json.dumps(config)]
         done = self.run_program(*arguments)
@@ -262,6 +265,59 @@ class Rules(Case):
         share = line["accepted_tokens"] / line["drafted_tokens"]
         self.assertTrue(0.6 < share < 0.9, share)  # about 40 steps, 0.75 expected
 
+PAIRS = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]"
+
+
+class Trees(Case):
+    """Draft trees: dynamic ones, and static ones that say which ranks branch."""
+
+    def test_trees_change_nothing(self):
+        for number, model in enumerate(MODELS):
+            s = Shape(model)
+            heads = [{"method": "medusa", "model": medusa(self.folder, s)}]
+            if s.layers >= 2:
+                heads += [{"method": "eagle", "model": eagle(self.folder, s)},
+                          {"method": "eagle3", "model": eagle3(self.folder, s)}]
+            trees = [{"tree_nodes": 12, "tree_top_k": 3}, {"speculative_token_tree": PAIRS}]
+            settings = [GREEDY, SAMPLED, PENALISED] if FULL else [(SAMPLED, GREEDY, PENALISED)[number % 3]]
+            configs = [{**head, **tree, "num_speculative_tokens": 4, "tree_max_batch": 64}
+                       for head in heads for tree in (trees if FULL else [trees[number % 2]])]
+            for options in settings:
+                with self.subTest(model=model, options=options):
+                    for drafted, _ in self.check(model, options, configs):
+                        self.assertGreater(drafted, 0)
+
+    def test_a_model_agrees_with_its_own_tree(self):
+        """A tree that has the greedy path accepts as much as the chain; with random draws the other ranks
+        are accepted too."""
+        model = "llama"
+        own = {"method": "draft_model", "model": os.path.join(GOLDEN, model), "num_speculative_tokens": 3}
+        tree = {**own, "tree_nodes": 9, "tree_top_k": 3, "tree_max_batch": 64}
+        static = {**own, "speculative_token_tree": PAIRS, "tree_max_batch": 64}
+        (_, chain), (_, dynamic), (_, ranks) = self.check(model, GREEDY, [own, tree, static])
+        self.assertGreater(dynamic, 0)
+        self.assertEqual(ranks, chain)
+        greedy = {**own, "draft_sample_method": "greedy"}
+        draws = ["--temp", "1", "--top-k", "4", "--seed", "5"]
+        (_, chain), (_, dynamic) = self.check(model, draws, [greedy, {**tree, "tree_nodes": 32}])
+        self.assertGreater(dynamic, 1.3 * chain)
+
+    def test_settings(self):
+        model = "llama"
+        s = Shape(model)
+        configs = [{"method": "draft_model", "model": os.path.join(GOLDEN, model), "num_speculative_tokens": 5,
+                    "tree_nodes": 16, "tree_max_batch": 64},
+                   {"method": "early_exit", "exit_layer": 1, "num_speculative_tokens": 3, "tree_nodes": 8},
+                   {"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 3,
+                    "tree_acceptance_rates": [0.5, 0.2, 0.1], "tree_nodes": 8}]
+        for options in (["--temp", "1", "--seed", "1", "--samples", "3", "--logprobs", "0"],
+                        ["--temp", "0", "--kv-cache-dtype", "int8"], ["--temp", "0.8", "--seed", "2", "--kv-cache-dtype", "fp8"],
+                        ["--temp", "0", "--reference"], ["--temp", "0.7", "--seed", "4", "--cpu-isa", "avx2"],
+                        ["--temp", "0", "--max-model-len", "64"],
+                        ["--temp", "0", "--kv-cache-memory", "256K", "--max-model-len", "128"]):
+            with self.subTest(options=options):
+                self.check(model, options, configs)
+
 
 class WrongInput(Case):
     def refused(self, config, *parts, model="llama"):
@@ -288,6 +344,16 @@ class WrongInput(Case):
         self.refused({"method": "draft_model"}, "needs")
         self.refused({"method": "ngram", "rejection_sample_method": "greedy"}, "block", "synthetic")
         self.refused({"method": "ngram", "rejection_sample_method": "synthetic"}, "synthetic_acceptance_rates")
+        self.refused({"method": "ngram", "tree_nodes": 8}, "ngram drafts no trees")
+        eagle_tree = {"method": "eagle", "model": os.path.join(GOLDEN, "llama")}
+        self.refused({**eagle_tree, "tree_nodes": 1000}, "tree_nodes")
+        self.refused({**eagle_tree, "tree_nodes": 8, "rejection_sample_method": "block"}, "match")
+        self.refused({**eagle_tree, "tree_nodes": 8, "speculative_token_tree": PAIRS}, "exclude each other")
+        self.refused({**eagle_tree, "tree_acceptance_rates": [0.5]}, "tree_nodes")
+        self.refused({**eagle_tree, "tree_acceptance_rates": [0.5, 0.6], "tree_nodes": 8}, "sum")
+        self.refused({**eagle_tree, "speculative_token_tree": "[(0,), (0, 1, 2)]"}, "parent of (0, 1, 2)")
+        self.refused({**eagle_tree, "speculative_token_tree": "[(0,), (x)]"}, "tuple 2")
+        self.refused({**eagle_tree, "speculative_token_tree": "(0,)"}, "list")
         self.refused({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min")
 
     def test_drafters_of_other_models(self):

@@ -52,6 +52,8 @@ class DraftRules {
   // Whether drafts must come with the distributions that they were drawn from. Such a draft must
   // not be dropped because of what it is: that would change the distribution of the output.
   bool wants_distributions() const;
+  // Whether a draft may be one of several for its position.
+  bool allows_trees() const { return method_ == Acceptance::kMatch; }
   // Whether a row with a draft needs logits. `drawn`: the draft comes with a distribution.
   bool reads_logits(bool drawn) const;
   bool walks_block() const { return method_ == Acceptance::kBlock; }

@@ -112,18 +112,26 @@ class Sampled final : public RequestOutput {
 
   void take_distributions(Sample& sample, speculative::DraftRequest& draft) const;
   void fill_mask(Sample& sample) const;
+  void check_path(Sample& sample, int32_t limit, std::vector<int32_t>& path) const;
   DraftRow draft_row(const Sample& sample, const RowTask& task, int32_t i,
                      ModelRunner& runner) const;
   BlockRuling look_ahead(Sample& sample, const RowTask& task, ModelRunner& runner,
                          VerifyScratch& scratch);
-  int32_t draw(Sample& sample, const RowTask& task, int32_t i, ModelRunner& runner,
+  // A row of the step: index of its item, and of the row among the item's rows of logits.
+  struct RowAt {
+    size_t item = 0;
+    int32_t row = 0;
+  };
+  int32_t draw(Sample& sample, RowAt at, int64_t position, ModelRunner& runner,
                VerifyScratch& scratch);
   RowToken choose(Sample& sample, const RowTask& task, int32_t i, const BlockRuling& block,
                   ModelRunner& runner, VerifyScratch& scratch);
   RowToken decide(Sample& sample, const RowTask& task, const DraftRow& row,
                   const BlockRuling& block, ModelRunner& runner, VerifyScratch& scratch);
+  std::optional<RowAt> next_row(const RowTask& task, std::span<const int32_t> accepted) const;
   bool accept(Sample& sample, int32_t token);
   void fork_samples();
+  static size_t longest_path(const RowTask& task, const scheduler::Sequence& s);
   void count_drafts(const RowTask& task, const Sample& sample);
   Delta take_accepted(Sample& sample);
   void add_token(Sample& sample, int32_t token, Delta& delta);
@@ -158,10 +166,12 @@ bool Sampled::asks_drafts(const scheduler::Sequence& s, speculative::DraftReques
   draft.params = &params();
   draft.seed = live_.seed;
   draft.sample = static_cast<uint32_t>(sample->index);
+  draft.tree = rules_->allows_trees();
   draft.wants_distributions = rules_->wants_distributions();
   return true;
 }
 
+// Only of the main path: branches come with no distributions.
 void Sampled::take_distributions(Sample& sample, speculative::DraftRequest& r) const {
   sample.drawn_from.clear();
   if (!rules_->wants_distributions()) return;
@@ -174,45 +184,50 @@ void Sampled::take_distributions(Sample& sample, speculative::DraftRequest& r) c
   }
 }
 
-// A draft is cut off behind its first token that cannot be right: an id out of range, one that the
-// grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
-// that token is the draft. A draft that was drawn stays although it cannot be right, because only
-// its rejection gives the token the right distribution.
 void Sampled::check_draft(speculative::DraftRequest& r) {
   const auto sample =
       std::ranges::find_if(samples_, [&](const Sample& x) { return x.sequence == r.sequence; });
   take_distributions(*sample, r);
+  check_path(*sample, r.limit, r.draft);
+  for (std::vector<int32_t>& branch : r.branches) check_path(*sample, r.limit, branch);
+}
+
+// A path is cut off behind its first token that cannot be right: an id out of range, one that the
+// grammar forbids, or what follows the end of the text. Where the grammar allows a single token,
+// that token is the draft. A draft that was drawn stays although it cannot be right, because only
+// its rejection gives the token the right distribution.
+void Sampled::check_path(Sample& sample, int32_t most, std::vector<int32_t>& path) const {
   const auto known = [&](int32_t id) { return id >= 0 && id < services_.vocab; };
-  if (!sample->matcher) {
+  if (!sample.matcher) {
     const auto end =
-        std::ranges::find_if(r.draft, [&](int32_t id) { return !known(id) || ends_text(id); });
-    const bool keeps = end != r.draft.end() && known(*end);
-    r.draft.erase(keeps ? end + 1 : end, r.draft.end());
+        std::ranges::find_if(path, [&](int32_t id) { return !known(id) || ends_text(id); });
+    const bool keeps = end != path.end() && known(*end);
+    path.erase(keeps ? end + 1 : end, path.end());
     return;
   }
-  const auto limit = static_cast<size_t>(std::min(r.limit, grammar::LateMatcher::kMostRollback));
+  const auto limit = static_cast<size_t>(std::min(most, grammar::LateMatcher::kMostRollback));
   std::vector<uint32_t> mask((static_cast<size_t>(services_.vocab) + 31) / 32);
   size_t at = 0;
   for (; at < limit; ++at) {
-    if (!sample->matcher->fill_mask(mask)) {  // a thought: any token may come
-      if (at == r.draft.size() || !known(r.draft[at]) || ends_text(r.draft[at])) break;
-      sample->matcher->accept(r.draft[at]);
+    if (!sample.matcher->fill_mask(mask)) {  // a thought: any token may come
+      if (at == path.size() || !known(path[at]) || ends_text(path[at])) break;
+      sample.matcher->accept(path[at]);
       continue;
     }
-    const int32_t forced = sample->matcher->can_end() ? -1 : only_token(mask);
-    if (forced >= 0 && (at == r.draft.size() || r.draft[at] != forced)) {
-      r.draft.resize(at);
-      r.draft.push_back(forced);
-      sample->drawn_from.resize(std::min(sample->drawn_from.size(), at));
+    const int32_t forced = sample.matcher->can_end() ? -1 : only_token(mask);
+    if (forced >= 0 && (at == path.size() || path[at] != forced)) {
+      path.resize(at);
+      path.push_back(forced);
+      sample.drawn_from.resize(std::min(sample.drawn_from.size(), at));
     }
-    if (at == r.draft.size()) break;
-    const int32_t id = r.draft[at];
+    if (at == path.size()) break;
+    const int32_t id = path[at];
     if (!known(id) || (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) == 0) break;
-    sample->matcher->accept(id);
+    sample.matcher->accept(id);
   }
-  sample->matcher->rollback(static_cast<int>(at));
-  const bool drawn = at < std::min(limit, r.draft.size()) && !sample->drawn(at).empty();
-  r.draft.resize(drawn ? at + 1 : at);
+  sample.matcher->rollback(static_cast<int>(at));
+  const bool drawn = at < std::min(limit, path.size()) && !sample.drawn(at).empty();
+  path.resize(drawn ? at + 1 : at);
 }
 
 // ---- run -------------------------------------------------------------------------------------
@@ -273,7 +288,9 @@ void Sampled::list_rows(size_t index, const scheduler::StepItem& item, const sch
 }
 
 bool Sampled::may_run_ahead(const RowTask& task, const ModelRunner& runner) const {
-  return task.rows == 1 && !shares_rows() && !at(task.member).matcher &&
+  const Sample& sample = at(task.member);
+  return task.rows == 1 && !shares_rows() && !sample.matcher &&
+         services_.scheduler.sequence(sample.sequence).branches.empty() &&
          runner.will_sample(task.item, task.row);
 }
 
@@ -323,18 +340,18 @@ BlockRuling Sampled::look_ahead(Sample& sample, const RowTask& task, ModelRunner
 }
 
 // The row's own token: what the sample would have without drafts.
-int32_t Sampled::draw(Sample& sample, const RowTask& task, int32_t i, ModelRunner& runner,
+int32_t Sampled::draw(Sample& sample, RowAt at, int64_t position, ModelRunner& runner,
                       VerifyScratch& scratch) {
-  const int32_t sampled = runner.sampled(task.item, task.row + i);
+  const int32_t sampled = runner.sampled(at.item, at.row);
   if (sampled != StepResults::kSeeLogits) return sampled;
-  std::span<float> row = runner.row(task.item, task.row + i);
+  std::span<float> row = runner.row(at.item, at.row);
   if (shares_rows()) {  // sample() changes its row
     std::ranges::copy(row, scratch.row.begin());
     row = scratch.row;
   }
   std::vector<TokenLogprob> logprobs;
   const bool wanted = params().logprobs >= 0;
-  const int32_t token = sample.sampler.sample(row, task.position + i, scratch.sampler, sample.mask,
+  const int32_t token = sample.sampler.sample(row, position, scratch.sampler, sample.mask,
                                               wanted ? &logprobs : nullptr);
   if (token >= 0 && wanted) sample.accepted.logprobs.push_back(std::move(logprobs));
   return token;
@@ -342,7 +359,9 @@ int32_t Sampled::draw(Sample& sample, const RowTask& task, int32_t i, ModelRunne
 
 RowToken Sampled::choose(Sample& sample, const RowTask& task, int32_t i, const BlockRuling& block,
                          ModelRunner& runner, VerifyScratch& scratch) {
-  if (i + 1 == task.rows) return {draw(sample, task, i, runner, scratch), false};
+  if (i + 1 == task.rows) {
+    return {draw(sample, {task.item, task.row + i}, task.position + i, runner, scratch), false};
+  }
   const DraftRow row = draft_row(sample, task, i, runner);
   if (!rules_->counts_rejections()) return decide(sample, task, row, block, runner, scratch);
   const double odds = rules_->rejection_odds(row, sample.sampler, sample.mask, scratch);
@@ -356,7 +375,8 @@ RowToken Sampled::decide(Sample& sample, const RowTask& task, const DraftRow& ro
   using enum Ruling::Token;
   const Ruling ruling = rules_->judge(row, block, sample.sampler, sample.mask, scratch);
   if (ruling.token == kOwn || ruling.token == kOwnLast) {
-    const int32_t token = draw(sample, task, row.index, runner, scratch);
+    const RowAt at{task.item, task.row + row.index};
+    const int32_t token = draw(sample, at, task.position + row.index, runner, scratch);
     return {token, ruling.token == kOwn && token == row.draft};
   }
   const int32_t token = ruling.token == kDraft ? row.draft : ruling.other;
@@ -376,28 +396,55 @@ bool Sampled::accept(Sample& sample, int32_t token) {
   return sample.outputs + std::ssize(sample.accepted.tokens) < live_.max_tokens;
 }
 
+// The row that gives the token behind the accepted ones: of the first path that begins with them.
+std::optional<Sampled::RowAt> Sampled::next_row(const RowTask& task,
+                                                std::span<const int32_t> accepted) const {
+  const auto& s = services_.scheduler.sequence(at(task.member).sequence);
+  const auto begins = [&](std::span<const int32_t> path) {
+    return path.size() >= accepted.size() &&
+           std::ranges::equal(accepted, path.first(accepted.size()));
+  };
+  const auto depth = static_cast<int32_t>(accepted.size());
+  if (depth < task.rows && begins(s.draft)) return RowAt{task.item, task.row + depth};
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0 && begins(b.draft))
+      return RowAt{static_cast<size_t>(b.item), depth - 1 - b.shared};
+  }
+  return std::nullopt;
+}
+
 // Each row gives the token of its position, given the tokens before it: so a row counts as long as
-// the drafts before it are kept. By the rule "match" it is the sample's own token, a draft is kept
-// where it is equal, and drafts never change a result.
+// the drafts before it are kept. By the rule "match", the only one for trees, it is the sample's
+// own token, a draft is kept where it is equal, and drafts never change a result.
 int32_t Sampled::verify(const RowTask& task, ModelRunner& runner, VerifyScratch& scratch) {
   Sample& sample = at(task.member);
   Accepted& accepted = sample.accepted;
   accepted.clear();
+  const bool tree =
+      !shares_rows() && !services_.scheduler.sequence(sample.sequence).branches.empty();
   const BlockRuling block = look_ahead(sample, task, runner, scratch);
-  for (int32_t i = 0; i < task.rows; ++i) {
+  RowAt row{task.item, task.row};  // of a tree
+  for (int32_t i = 0;; ++i) {
     if (i > 0 && sample.matcher) fill_mask(sample);
     if (sample.complete) {
       accepted.end = Accepted::End::kSentence;
       break;
     }
-    const RowToken chosen = choose(sample, task, i, block, runner, scratch);
+    RowToken chosen = tree ? RowToken{draw(sample, row, task.position + i, runner, scratch), false}
+                           : choose(sample, task, i, block, runner, scratch);
     if (chosen.token < 0) {  // before min_tokens the end may be all that the grammar allows
       const bool sentence = sample.matcher && sample.matcher->can_end();
       accepted.end = sentence ? Accepted::End::kSentence : Accepted::End::kNoToken;
       break;
     }
+    const bool goes_on = accept(sample, chosen.token);
+    if (tree) {
+      const std::optional<RowAt> next = next_row(task, accepted.tokens);
+      chosen.kept = next.has_value();
+      row = next.value_or(row);
+    }
     accepted.drafts += chosen.kept ? 1 : 0;
-    if (!accept(sample, chosen.token) || !chosen.kept) break;
+    if (!goes_on || !chosen.kept) break;
   }
   return static_cast<int32_t>(accepted.tokens.size());
 }
@@ -454,16 +501,29 @@ Delta Sampled::take_accepted(Sample& sample) {
   return delta;
 }
 
+size_t Sampled::longest_path(const RowTask& task, const scheduler::Sequence& s) {
+  auto longest = static_cast<size_t>(task.rows) - 1;
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0) longest = std::max(longest, b.draft.size());
+  }
+  return longest;
+}
+
 // Counts the drafts of a step, and those that were kept.
 void Sampled::count_drafts(const RowTask& task, const Sample& sample) {
-  if (task.rows < 2) return;
-  const auto drafted = static_cast<size_t>(task.rows) - 1;
+  const scheduler::Sequence& s = services_.scheduler.sequence(sample.sequence);
+  auto drafted = static_cast<size_t>(task.rows) - 1;
+  for (const scheduler::Branch& b : s.branches) {
+    if (b.item >= 0) drafted += b.draft.size() - static_cast<size_t>(b.shared);
+  }
+  if (drafted == 0) return;
   const auto kept = static_cast<size_t>(sample.accepted.drafts);
   EngineStats::Speculation& all = services_.counted.speculation;
   ++all.drafts;
   all.draft_tokens += static_cast<int64_t>(drafted);
   all.accepted_tokens += static_cast<int64_t>(kept);
-  if (all.accepted_per_position.size() < drafted) all.accepted_per_position.resize(drafted);
+  const size_t longest = longest_path(task, s);
+  if (all.accepted_per_position.size() < longest) all.accepted_per_position.resize(longest);
   for (size_t i = 0; i < kept; ++i) ++all.accepted_per_position[i];
   live_.usage.speculation.add(static_cast<int>(drafted), static_cast<int>(kept));
   all.rejections += sample.accepted.rejections.seen;

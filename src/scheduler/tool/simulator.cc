@@ -76,6 +76,8 @@ class Simulation {
                         const Step& step);
   bool check_step(const Step& step);
   bool run_item(const StepItem& item);
+  std::vector<int32_t> follow(const Sequence& q, const StepItem& item, uint64_t stream,
+                              int32_t room);
   bool advance(const StepItem& item);
   bool advance_beams(Client& client, RequestId id);
   bool end_sequence(SequenceId id, const Client& client);
@@ -210,12 +212,20 @@ void Simulation::meddle() {
     for (const auto& [sequence, stream] : client.stream) {
       const Sequence& s = scheduler_->sequence(sequence);
       if (s.state != State::kRunning || s.size() - s.computed != 1 || random_.chance(40)) continue;
-      std::vector<int32_t> draft;
-      for (int n = random_.in(0, 5); n > 0; --n) {  // right more often than not
-        draft.push_back(random_.chance(80) ? next_token(s, stream, draft)
-                                           : random_.in(0, kVocab - 1));
+      const auto grow = [&](std::vector<int32_t> path, int32_t right) {
+        for (int n = random_.in(0, 5); n > 0; --n) {
+          path.push_back(random_.chance(right) ? next_token(s, stream, path)
+                                               : random_.in(0, kVocab - 1));
+        }
+        return path;
+      };
+      std::vector<int32_t> draft = grow({}, 80);  // right more often than not
+      std::vector<std::vector<int32_t>> branches;
+      for (int b = random_.chance(60) ? random_.in(0, 4) : 0; b > 0; --b) {
+        const int32_t shared = random_.in(0, static_cast<int32_t>(draft.size()));
+        branches.push_back(grow({draft.begin(), draft.begin() + shared}, 70));
       }
-      scheduler_->set_draft(sequence, std::move(draft));
+      scheduler_->set_draft(sequence, std::move(draft), std::move(branches));
     }
   }
 }
@@ -253,7 +263,8 @@ bool Simulation::run_item(const StepItem& item) {
   const Sequence& s = scheduler_->sequence(item.sequence);
   std::vector<int32_t> tokens = s.tokens;
   const auto known = static_cast<int32_t>(tokens.size());
-  tokens.insert(tokens.end(), s.draft.begin(), s.draft.end());
+  const std::vector<int32_t>& draft = s.draft_of(item);
+  tokens.insert(tokens.end(), draft.begin(), draft.end());
   if (item.first != s.computed) return fail("an item does not start where the sequence stands");
   if (item.first + item.count > known + item.draft)
     return fail("an item runs tokens that do not exist");
@@ -262,7 +273,7 @@ bool Simulation::run_item(const StepItem& item) {
   for (const int32_t t : tokens) hashes.push_back(hash = extend(hash, t));
   const int32_t end = item.first + item.count;
   for (int g = 0; g < cache_->groups(); ++g) {
-    const std::vector<int32_t>& ids = s.blocks.ids[static_cast<size_t>(g)];
+    const std::vector<int32_t>& ids = s.blocks_of(item).ids[static_cast<size_t>(g)];
     const int32_t window = cache_->window(g);
     const int32_t from = window == 0 ? 0 : std::max(0, item.first - window + 1);
     for (int32_t p = from; p < end; ++p) {
@@ -283,10 +294,13 @@ bool Simulation::check_step(const Step& step) {
   if (step.logit_rows > options_.max_logit_rows) return fail("too many rows of logits");
   if (scheduler_->stats().running > options_.max_num_seqs) return fail("too many sequences run");
   std::set<SequenceId> seen;
+  std::set<std::pair<SequenceId, int32_t>> paths;
   std::optional<Rank> best;
   for (const StepItem& item : step.items) {
-    if (item.count < 1 || !seen.insert(item.sequence).second)
+    if (item.count < 1 || !paths.emplace(item.sequence, item.branch).second)
       return fail("an empty or doubled item");
+    if (seen.insert(item.sequence).second != (item.branch < 0))
+      return fail("a branch without its main path in front");
     const Rank rank = scheduler_->sequence(item.sequence).rank;
     if (!best || rank < *best) best = rank;
   }
@@ -300,7 +314,8 @@ bool Simulation::check_step(const Step& step) {
   for (const StepItem& item : step.items) {
     const Sequence& s = scheduler_->sequence(item.sequence);
     std::vector<int32_t> tokens = s.tokens;
-    tokens.insert(tokens.end(), s.draft.begin(), s.draft.end());
+    const std::vector<int32_t>& draft = s.draft_of(item);
+    tokens.insert(tokens.end(), draft.begin(), draft.end());
     uint64_t hash = 0;
     for (int32_t p = 0; p < item.first + item.count; ++p) {
       hash = extend(hash, tokens[static_cast<size_t>(p)]);
@@ -308,7 +323,7 @@ bool Simulation::check_step(const Step& step) {
         const int32_t window = cache_->window(g);
         if (window > 0 && p < item.first - window + 1) continue;
         const int32_t block =
-            s.blocks.ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
+            s.blocks_of(item).ids[static_cast<size_t>(g)][static_cast<size_t>(p / kBlockTokens)];
         if (slots(g, block)[p % kBlockTokens] != hash) {
           return fail(fmt::format("sequence {} reads a wrong key at {} in group {} (block {})",
                                   s.id, p, g, block));
@@ -381,7 +396,30 @@ bool Simulation::advance_beams(Client& client, RequestId id) {
   return true;
 }
 
+// The tokens that the paths of a step give.
+std::vector<int32_t> Simulation::follow(const Sequence& q, const StepItem& item, uint64_t stream,
+                                        int32_t room) {
+  std::vector<int32_t> tokens;
+  const auto begins = [&](const std::vector<int32_t>& path) {
+    return path.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), path.begin());
+  };
+  while (static_cast<int32_t>(tokens.size()) < room) {
+    if (!begins(q.draft)) {
+      const auto b = std::ranges::find_if(
+          q.branches, [&](const Branch& x) { return x.item >= 0 && begins(x.draft); });
+      if (b == q.branches.end()) break;
+      if (std::ssize(tokens) <= b->shared) fail("a branch lacks a row of logits");
+      ++report_.branch_tokens;
+    }
+    if (!tokens.empty()) ++report_.accepted_drafts;
+    tokens.push_back(next_token(q, stream, tokens));
+  }
+  if (std::ssize(q.draft) > item.draft) fail("drafts that did not run were kept");
+  return tokens;
+}
+
 bool Simulation::advance(const StepItem& item) {
+  if (item.branch >= 0) return true;
   if (!scheduler_->has(item.sequence)) return true;  // ended with its request in this step
   const Sequence& s = scheduler_->sequence(item.sequence);
   const RequestId id = s.request->id;
@@ -402,16 +440,8 @@ bool Simulation::advance(const StepItem& item) {
   for (const SequenceId sequence : sequences) {
     const Sequence& q = scheduler_->sequence(sequence);
     const uint64_t stream = client.stream.at(sequence);
-    std::vector<int32_t> tokens;
     const int32_t room = client.max_tokens - (q.size() - q.prompt_tokens);
-    const auto wants_more = [&] { return static_cast<int32_t>(tokens.size()) < room; };
-    for (int32_t i = 0; i < item.draft && wants_more(); ++i) {
-      const int32_t right = next_token(q, stream, tokens);
-      if (right != q.draft[static_cast<size_t>(i)]) break;
-      tokens.push_back(right);
-      ++report_.accepted_drafts;
-    }
-    if (wants_more()) tokens.push_back(next_token(q, stream, tokens));
+    const std::vector<int32_t> tokens = follow(q, item, stream, room);
     scheduler_->commit(sequence, tokens);
     if (q.size() - q.prompt_tokens < client.max_tokens) continue;
     if (!end_sequence(sequence, client)) return false;
@@ -474,9 +504,7 @@ bool Simulation::step() {
   }
   if (!check_step(step)) return false;
   scheduler_->ran(step);
-  for (const StepItem& item : step.items) {
-    if (!advance(item)) return false;
-  }
+  if (!std::ranges::all_of(step.items, [&](const StepItem& i) { return advance(i); })) return false;
   std::vector<const BlockTable*> stolen;
   for (const BlockTable& table : thief_) stolen.push_back(&table);
   if (const Status books = scheduler_->check(stolen); !books.ok()) return fail(books.message());
@@ -558,6 +586,7 @@ SimulationReport& SimulationReport::operator+=(const SimulationReport& other) {
   cached_tokens += other.cached_tokens;
   copies += other.copies;
   accepted_drafts += other.accepted_drafts;
+  branch_tokens += other.branch_tokens;
   refused_while_robbed += other.refused_while_robbed;
   return *this;
 }
