@@ -679,7 +679,7 @@ class Convert(Case):
         self.fails(1, "convert", LLAMA, "-o", self.path("no/such/folder/o.gguf"))
         pipe = self.path("pipe")
         os.mkfifo(pipe)  # stands in for a device: only regular files are replaced
-        self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a file")
+        self.fails(1, "convert", LLAMA, "-o", pipe, "--force", says="not a regular file")
         self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
     def golden_with(self, name, **changes):
