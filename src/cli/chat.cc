@@ -24,7 +24,7 @@ struct Options {
 };
 
 constexpr char kWelcome[] =
-    "/help lists the commands; Alt-Enter begins a new line. Ctrl-C stops an answer, Ctrl-D leaves.";
+    "/help: commands; Alt-Enter: new line; Ctrl-C: stop the answer; Ctrl-D: leave";
 
 struct Turn {
   std::string text;

@@ -337,10 +337,11 @@ Result<SamplingParams> params_of(const Options& o, const What& what,
     if (sampling.seed < 0) sampling.seed = kDefaultModelSeed;
     const auto missing = [&](const char* name) { return sampling.command->count(name) == 0; };
     SamplingParams& p = sampling.params;
-    // A temperature or beams of the user's own are meant without our penalty.
-    const bool ours = missing("--temperature") && missing("--beams");
-    if (missing("--temperature")) p.temperature = kDefaultModelTemperature;
-    if (ours && missing("--repetition-penalty")) p.repetition_penalty = kDefaultModelPenalty;
+    // Greedy and beam search stay what they are: the likeliest tokens, without a penalty.
+    if (missing("--temperature") && p.beam_width == 0) {
+      p.temperature = kDefaultModelTemperature;
+      if (missing("--repetition-penalty")) p.repetition_penalty = kDefaultModelPenalty;
+    }
   }
   FRESHET_ASSIGN_OR_RETURN(SamplingParams p, sampling_params(sampling, model_path));
   p.n = o.samples;

@@ -467,7 +467,7 @@ class Showing(Case):
                             for l in t.lines()), t.lines())
 
     def test_run_shows_the_progress_of_a_prompt(self):
-        t = self.start("run", "default", "word " * 500, "-n", "1", "--reference")
+        t = self.start("run", "default", "word " * 1900, "-n", "1", "-t", "1", "--reference")
         t.wait_for("prompt ")
         t.wait_for("%")
         self.assertEqual(t.exit_code(), 0)
