@@ -466,6 +466,21 @@ class Showing(Case):
         self.assertTrue(any(l.startswith("Once upon a time") and len(l.split()) > 5
                             for l in t.lines()), t.lines())
 
+    def test_slow_answers_lose_no_text(self):
+        """The progress of the prompt does not come back between tokens, however long they take."""
+        t = self.start("run", "default", "Once upon a time", "-n", "1500", "--ignore-eos", "-t", "1")
+        t.wait_for("Once upon a time")
+        begun = len(t.raw) + 100  # more than styles and the spaces that wrap lines
+        while len(t.raw) < begun and t.read(30):
+            pass
+        for _ in range(4):
+            os.kill(t.pid, signal.SIGSTOP)
+            time.sleep(0.7)
+            os.kill(t.pid, signal.SIGCONT)
+            t.read(0.05)
+        self.assertEqual(t.exit_code(), 0)
+        self.assertNotRegex(t.raw[begun:], rb"prompt +\d+ %")
+
     def test_run_shows_the_progress_of_a_prompt(self):
         t = self.start("run", "default", "word " * 1900, "-n", "1", "-t", "1", "--reference")
         t.wait_for("prompt ")
