@@ -334,8 +334,8 @@ class Interrupting(Case):
         # The plain reference needs seconds for this prompt.
         for locale in self.LOCALES:
             with self.subTest(locale=locale):
-                t = self.chat("-n", "2", "--reference", **locale)
-                t.write("\x1b[200~" + "word " * 500 + "\x1b[201~\r")
+                t = self.chat("-n", "2", "--reference", "-t", "1", **locale)
+                t.write("\x1b[200~" + "word " * 1900 + "\x1b[201~\r")
                 t.wait_for("prompt ")  # its progress is shown
                 t.write("\x03")
                 t.wait_for("taken back")
