@@ -77,7 +77,7 @@ PromptProgress::PromptProgress(const Engine& engine, size_t prompt_tokens)
 }
 
 void PromptProgress::update() {
-  if (std::chrono::steady_clock::now() - began_ < kShownAfter) return;
+  if (done_ || std::chrono::steady_clock::now() - began_ < kShownAfter) return;
   const EngineStats stats = engine_.stats();
   const int64_t done = stats.step_tokens - computed_before_ + stats.cached_tokens - cached_before_;
   line_.update("prompt", std::min(1.0, static_cast<double>(done) / tokens_));

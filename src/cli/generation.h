@@ -66,13 +66,18 @@ class PromptProgress {
   // Made before the request is submitted.
   PromptProgress(const Engine& engine, size_t prompt_tokens);
   void update();
-  void done() { line_.clear(); }
+  // The answer has begun: from now on nothing is shown, as the line would erase its text.
+  void done() {
+    done_ = true;
+    line_.clear();
+  }
 
  private:
   const Engine& engine_;
   double tokens_;
   int64_t computed_before_, cached_before_;
   std::chrono::steady_clock::time_point began_;
+  bool done_ = false;
   ProgressLine line_;
 };
 

@@ -334,8 +334,8 @@ class Interrupting(Case):
         # The plain reference needs seconds for this prompt.
         for locale in self.LOCALES:
             with self.subTest(locale=locale):
-                t = self.chat("-n", "2", "--reference", **locale)
-                t.write("\x1b[200~" + "word " * 500 + "\x1b[201~\r")
+                t = self.chat("-n", "2", "--reference", "-t", "1", **locale)
+                t.write("\x1b[200~" + "word " * 1900 + "\x1b[201~\r")
                 t.wait_for("prompt ")  # its progress is shown
                 t.write("\x03")
                 t.wait_for("taken back")
@@ -465,6 +465,21 @@ class Showing(Case):
         self.assertEqual(t.exit_code(), 0)
         self.assertTrue(any(l.startswith("Once upon a time") and len(l.split()) > 5
                             for l in t.lines()), t.lines())
+
+    def test_slow_answers_lose_no_text(self):
+        """The progress of the prompt does not come back between tokens, however long they take."""
+        t = self.start("run", "default", "Once upon a time", "-n", "1500", "--ignore-eos", "-t", "1")
+        t.wait_for("Once upon a time")
+        begun = len(t.raw) + 100  # more than styles and the spaces that wrap lines
+        while len(t.raw) < begun and t.read(30):
+            pass
+        for _ in range(4):
+            os.kill(t.pid, signal.SIGSTOP)
+            time.sleep(0.7)
+            os.kill(t.pid, signal.SIGCONT)
+            t.read(0.05)
+        self.assertEqual(t.exit_code(), 0)
+        self.assertNotRegex(t.raw[begun:], rb"prompt +\d+ %")
 
     def test_run_shows_the_progress_of_a_prompt(self):
         t = self.start("run", "default", "word " * 1900, "-n", "1", "-t", "1", "--reference")
