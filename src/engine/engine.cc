@@ -12,6 +12,7 @@
 #include "engine/plan.h"
 #include "engine/step_loop.h"
 #include "runtime/loaded_model.h"
+#include "speculative/draft_runner.h"
 #include "speculative/length_controller.h"
 #include "speculative/registry.h"
 #include "tokenizer/tokenizer.h"
@@ -123,14 +124,15 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
                                runtime::Compute& compute) {
   FRESHET_ASSIGN_OR_RETURN(const ops::KvType type, compute.kv_type(options.kv_cache_dtype));
   PlanRequest r;
+  speculative::DrafterCost drafter;
   if (speculation != nullptr) {
     const auto cost = speculative::find_method(speculation->method)->cost;
     if (cost != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(const speculative::DrafterCost drafter,
-                               cost({*speculation, spec, checkpoint, compute, type}));
-      r.drafter_weights = drafter.weights;
-      r.drafter_bytes_per_token = drafter.bytes_per_token;
+      FRESHET_ASSIGN_OR_RETURN(drafter, cost({*speculation, spec, checkpoint, compute, type}));
     }
+    r.drafter_weights = drafter.weights;
+    if (drafter.model)
+      r.drafter_bytes_per_token = speculative::cache_bytes_per_token(*drafter.model, type);
   }
   r.weights = packed_bytes(checkpoint, spec, compute.device());
   r.model_context = spec.max_context;
@@ -156,8 +158,19 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options, const Checkpoint& c
   r.max_num_seqs = options.max_num_seqs;
   r.max_num_batched_tokens = options.max_num_batched_tokens;
   r.workspace = [&](int64_t tokens, int64_t rows, int64_t context) {
-    const runtime::PlannedModel model{spec, {tokens, rows, context}};
-    return runtime::workspace_bytes(compute, {&model, 1});
+    std::vector<runtime::PlannedModel> models = {{spec, {tokens, rows, context}}};
+    if (speculation == nullptr) return runtime::workspace_bytes(compute, models);
+    const int64_t drafting =
+        speculative::draft_rows(*speculation, static_cast<int>(rows), static_cast<int>(tokens));
+    size_t buffers = drafter.bytes_per_row * static_cast<size_t>(drafting);
+    // States that the drafter reads are on the host, and on a device before.
+    buffers += (compute.device() != nullptr ? 2 : 1) * sizeof(float) *
+               static_cast<size_t>(drafter.boundaries * tokens * spec.hidden_size);
+    if (drafter.model) {
+      models.push_back({*drafter.model, {tokens, drafting, context}});
+      buffers += speculative::DraftRunner::buffer_bytes(*drafter.model, tokens, drafting);
+    }
+    return runtime::workspace_bytes(compute, models) + buffers;
   };
   auto plan = engine::make_plan(r);
   if (plan.ok() || compute.device() == nullptr) return plan;

@@ -167,7 +167,8 @@ struct ShownTarget {
     for (auto& s : states) boundaries.push_back(s.data());
     model->model().forward(b, cache, {logits.data(), last.data(), nullptr, boundaries});
     ids.push_back(next);
-    speculative::TargetRows rows{sequence, ids, 0, count, last.data(), {}};
+    speculative::TargetRows rows{
+        .sequence = sequence, .tokens = ids, .count = count, .last = last.data()};
     for (const auto& s : states) rows.boundaries.push_back(s.data());
     drafter->observe({&rows, 1});
     const SamplingParams greedy{.temperature = 0.0f};

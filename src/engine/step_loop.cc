@@ -303,7 +303,8 @@ void StepLoop::show_rows(const StepInFlight& step) {
     const int32_t first = step.plan.items[item].first;
     const int32_t count = std::min(step.plan.items[item].count, s.computed - first);
     if (count <= 0 || s.size() <= first + count) return;
-    speculative::TargetRows rows{s.id, s.tokens, first, count, nullptr, {}};
+    speculative::TargetRows rows{
+        .sequence = s.id, .tokens = s.tokens, .owner = owner_of(s), .first = first, .count = count};
     if (needs_.last) rows.last = runner_.state(item, 0).data();
     for (size_t b = 0; b < needs_.boundaries.size(); ++b) {
       rows.boundaries.push_back(runner_.boundary(b, item, 0));

@@ -15,17 +15,6 @@ namespace {
 
 constexpr int32_t kEos = 11;
 
-// All kinds of request but beams; some end by tokens of their own before their last draft.
-Request drafted_request(int which, bool logprobs) {
-  Request r = request_of(which);
-  r.params.beam_width = 0;
-  if (which % 3 == 0) r.params.stop_token_ids = {which % FakeModel::kVocab, 40};
-  if (which % 7 == 2) r.params.max_tokens = 1 + which % 3;
-  if (which % 4 == 1) r.params.min_tokens = std::min(9, r.params.max_tokens);
-  if (!logprobs) r.params.logprobs = -1;
-  return r;
-}
-
 class LawOfDrafts : public ::testing::TestWithParam<std::vector<int>> {};
 INSTANTIATE_TEST_SUITE_P(Windows, LawOfDrafts,
                          ::testing::Values(std::vector<int>{0}, std::vector<int>{0, 24},

@@ -155,6 +155,17 @@ inline Request request_of(int which) {
   return r;
 }
 
+// All kinds of request but beams; some end by tokens of their own before their last draft.
+inline Request drafted_request(int which, bool logprobs) {
+  Request r = request_of(which);
+  r.params.beam_width = 0;
+  if (which % 3 == 0) r.params.stop_token_ids = {which % FakeModel::kVocab, 40};
+  if (which % 7 == 2) r.params.max_tokens = 1 + which % 3;
+  if (which % 4 == 1) r.params.min_tokens = std::min(9, r.params.max_tokens);
+  if (!logprobs) r.params.logprobs = -1;
+  return r;
+}
+
 inline void expect_same(const Outcome& a, const Outcome& b, int which) {
   EXPECT_EQ(a.ids, b.ids) << "request " << which;
   EXPECT_EQ(a.finish, b.finish) << "request " << which;

@@ -14,15 +14,6 @@ namespace {
 
 constexpr int32_t kEos = 11;
 
-Request tree_request(int which, bool logprobs) {
-  Request r = request_of(which);
-  r.params.beam_width = 0;
-  if (which % 3 == 0) r.params.stop_token_ids = {which % FakeModel::kVocab, 40};
-  if (which % 4 == 1) r.params.min_tokens = std::min(9, r.params.max_tokens);
-  if (!logprobs) r.params.logprobs = -1;
-  return r;
-}
-
 class LawOfTrees : public ::testing::TestWithParam<std::vector<int>> {};
 INSTANTIATE_TEST_SUITE_P(Windows, LawOfTrees,
                          ::testing::Values(std::vector<int>{0}, std::vector<int>{0, 24},
@@ -45,7 +36,7 @@ TEST_P(LawOfTrees, TreesChangeNothing) {
     OracleDrafter oracle(5, 0.4);
     std::vector<Outcome> want;
     for (int i = 0; i < kRequests; ++i) {
-      const Request r = tree_request(i, !setup.draws);
+      const Request r = drafted_request(i, !setup.draws);
       want.push_back(alone.run(r));
       oracle.learn(r, want.back());
     }
@@ -54,7 +45,7 @@ TEST_P(LawOfTrees, TreesChangeNothing) {
     setup.tree_max_batch = 1000;
     Rig rig(setup);
     std::vector<Pending*> sent;
-    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(tree_request(i, !setup.draws)));
+    for (int i = 0; i < kRequests; ++i) sent.push_back(&rig.send(drafted_request(i, !setup.draws)));
     for (size_t i = 0; i < sent.size(); ++i) {
       const Outcome& got = Rig::wait(*sent[i]);
       expect_same(want[i], got, static_cast<int>(i));
@@ -167,10 +158,10 @@ TEST(StepLoop, ManySequencesGetChains) {
   setup.drafter = &drafter;
   setup.tree_max_batch = 2;
   Rig rig(setup);
-  for (int i = 0; i < 5; ++i) rig.send(tree_request(i, true));
+  for (int i = 0; i < 5; ++i) rig.send(drafted_request(i, true));
   Rig plain({});
-  const Outcome want = plain.run(tree_request(6, true));
-  expect_same(want, rig.run(tree_request(6, true)), 6);
+  const Outcome want = plain.run(drafted_request(6, true));
+  expect_same(want, rig.run(drafted_request(6, true)), 6);
   rig.stop();
   EXPECT_GT(drafter.most_, 2u);
 }

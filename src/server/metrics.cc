@@ -178,6 +178,9 @@ void Metrics::add_speculation(int max_drafts) {
                          count(&S::draft_tokens));
   registry_.counter_from("vllm:spec_decode_num_accepted_tokens_total", "Accepted draft tokens.",
                          count(&S::accepted_tokens));
+  registry_.gauge("freshet:spec_decode_gain",
+                  "Speed of decoding compared with plain steps, as measured; 0: not known yet.",
+                  [this] { return stats_().speculation.gain(); });
   registry_.counter_from("freshet:spec_decode_draft_seconds_total", "Time spent on drafting.",
                          count(&S::draft_seconds));
   for (int i = 0; i < max_drafts; ++i) {

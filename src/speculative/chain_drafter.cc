@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "speculative/registry.h"
+
 namespace freshet::speculative {
 namespace {
 
@@ -47,6 +49,7 @@ void ChainDrafter::forget(uint64_t sequence) {
 // Position p of a head holds the token at p + 1.
 void ChainDrafter::start_head(State& s, const TargetRows& rows) {
   s.base = rows.first;
+  s.cache.salt = fmt::format("{}", rows.owner);
   if (rows.first == 0) return;
   const auto before = static_cast<size_t>(rows.first);
   runner_->begin(s.cache, rows.tokens.subspan(1, before));
@@ -55,8 +58,7 @@ void ChainDrafter::start_head(State& s, const TargetRows& rows) {
     return;
   }
   runner_->release(s.cache);
-  s.cache.salt =
-      fmt::format("part {}", next_salt_++);  // what it computes is not the whole prefix's
+  s.cache.salt = fmt::format("part {}", next_salt_++);  // without its beginning it is another
 }
 
 void ChainDrafter::append(State& s, const TargetRows& rows) {
@@ -73,8 +75,14 @@ void ChainDrafter::append(State& s, const TargetRows& rows) {
   }
 }
 
-// Runs the pending rows but the last `keep` ones.
-void ChainDrafter::run_pending(State& s, size_t keep) {
+// Forgets a head's history; it goes on with the rows that come.
+void ChainDrafter::restart(State& s) {
+  runner_->release(s.cache);
+  s = State();
+}
+
+// Runs the pending rows but the last `keep` ones. False: the cache has no room.
+bool ChainDrafter::run_pending(State& s, size_t keep) {
   const size_t most = static_cast<size_t>(runner_->max_tokens());
   while (s.pending.size() > keep) {
     const size_t count = std::min(most, s.pending.size() - keep);
@@ -82,26 +90,25 @@ void ChainDrafter::run_pending(State& s, size_t keep) {
               .ids = std::span(s.pending).first(count),
               .features = s.features.data()};
     runner_->run({&work, 1}, false);
-    if (work.failed) return;
+    if (work.failed) return false;
     runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
     s.pending.erase(s.pending.begin(), s.pending.begin() + static_cast<std::ptrdiff_t>(count));
     s.features.erase(s.features.begin(),
                      s.features.begin() + static_cast<std::ptrdiff_t>(count * width_));
   }
+  return true;
 }
 
 void ChainDrafter::observe(std::span<const TargetRows> rows) {
   if (!heads()) return;
+  const size_t most = std::min(kPendingRows, static_cast<size_t>(runner_->max_tokens()));
   for (const TargetRows& r : rows) {
     const bool fresh = !states_.contains(r.sequence);
     State& s = state_of(r.sequence);
-    if (!fresh && r.first > s.seen()) {  // rows between were lost
-      runner_->release(s.cache);
-      s = State();
-    }
+    if (!fresh && r.first > s.seen()) restart(s);  // rows between were lost
     if (s.seen() == 0) start_head(s, r);
     append(s, r);
-    if (s.pending.size() > kPendingRows) run_pending(s, 1);
+    if (s.pending.size() > most && !run_pending(s, 1)) restart(s);
   }
 }
 
@@ -164,7 +171,7 @@ void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
 void ChainDrafter::first_step(std::span<DraftRequest> requests) {
   work_.clear();
   owner_.clear();
-  for (size_t i = 0; i < requests.size(); ++i) {
+  for (size_t i = 0; i < requests.size() && std::ssize(work_) < runner_->max_rows(); ++i) {
     DraftRequest& r = requests[i];
     if (heads() && !states_.contains(r.sequence)) continue;
     State& s = state_of(r.sequence);
@@ -186,6 +193,7 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
       work.ids = s.pending;
       work.features = s.features.data();
     } else {
+      if (s.cache.ids.empty()) s.cache.salt = fmt::format("{}", r.owner);
       const std::span<const int32_t> ids = ids_of(s, r);
       if (!catch_up(s, ids)) continue;
       work.ids = ids.subspan(s.cache.ids.size());
@@ -196,9 +204,12 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
   }
   runner_->run(work_, false);
   for (size_t k = 0; k < work_.size(); ++k) {
-    if (work_[k].failed) continue;
     DraftRequest& r = requests[owner_[k]];
     State& s = state_of(r.sequence);
+    if (work_[k].failed) {
+      if (heads()) restart(s);
+      continue;
+    }
     runner_->confirm(s.cache, static_cast<int32_t>(s.cache.ids.size()));
     s.pending.clear();
     s.features.clear();
@@ -326,6 +337,35 @@ void ChainDrafter::propose(std::span<DraftRequest> requests) {
     s.token = first[i].first;
     s.state = std::move(first[i].second);
   }
+}
+
+// ---- making one ------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Drafter>> make_chain_drafter(const MakeContext& c,
+                                                    std::unique_ptr<runtime::LoadedModel> model,
+                                                    ChainOptions options) {
+  const ModelSpec& spec = model->spec();
+  DraftRunnerLimits limits;
+  limits.max_model_len = c.max_model_len;
+  // A head is run beyond the context that it was trained for: its drafts only get worse.
+  if (!spec.features) {
+    limits.max_model_len =
+        static_cast<int>(std::min<int64_t>(limits.max_model_len, spec.max_context));
+  }
+  if (spec.learned_positions > 0) {
+    limits.max_model_len = static_cast<int>(
+        std::min<int64_t>(limits.max_model_len, spec.learned_positions - spec.position_offset));
+  }
+  limits.max_tokens = c.max_num_batched_tokens;
+  limits.max_rows = draft_rows(c.config, c.max_num_seqs, c.max_num_batched_tokens);
+  limits.cache_tokens = c.cache_tokens;
+  limits.kv_type = c.kv_type;
+  FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::move(model), limits));
+  options.vocab = c.target.spec().vocab_size;
+  options.greedy = c.config.greedy_drafts;
+  options.tree = c.config.tree;
+  return std::unique_ptr<Drafter>(
+      std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
 }
 
 }  // namespace freshet::speculative

@@ -21,6 +21,8 @@
 
 namespace freshet::speculative {
 
+struct MakeContext;
+
 struct ChainOptions {
   StateNeeds needs;                 // of a head: its features, side by side
   std::vector<int32_t> target_ids;  // the target's ids of the drafter's columns; empty: the same
@@ -66,7 +68,8 @@ class ChainDrafter final : public Drafter {
   State& state_of(uint64_t sequence) { return states_[sequence]; }
   void start_head(State& s, const TargetRows& rows);
   void append(State& s, const TargetRows& rows);
-  void run_pending(State& s, size_t keep);
+  bool run_pending(State& s, size_t keep);
+  void restart(State& s);
   std::span<const int32_t> ids_of(State& s, const DraftRequest& r) const;
   std::span<const int32_t> target_ids() const;
   bool wants_logits(const State& s) const { return s.sampler.draws() || options_.map != nullptr; }
@@ -107,5 +110,10 @@ class ChainDrafter final : public Drafter {
   LogitScratch logits_;        // for rows of the drafter
   std::vector<Growing> trees_;
 };
+
+// A drafter with this model; what the context tells is filled into the options.
+Result<std::unique_ptr<Drafter>> make_chain_drafter(const MakeContext& context,
+                                                    std::unique_ptr<runtime::LoadedModel> model,
+                                                    ChainOptions options);
 
 }  // namespace freshet::speculative

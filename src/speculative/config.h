@@ -5,7 +5,6 @@
 // ignored. Plain data.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,7 +34,7 @@ struct Config {
   bool use_heterogeneous_vocab = false;
   bool greedy_drafts = false;  // draft_sample_method: "greedy" instead of "probabilistic"
   // early_exit
-  int exit_layer = 0;  // 0: measured at load
+  int exit_layer = 0;  // 0: a quarter of the layers
 
   // Draft trees: speculative_token_tree, tree_nodes, tree_top_k, tree_max_batch; or a static tree
   // that is made from tree_acceptance_rates.

@@ -1,6 +1,6 @@
 #include "speculative/draft_head.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "speculative/chain_drafter.h"
 #include "speculative/registry.h"
@@ -20,18 +20,18 @@ std::optional<HeadKind> head_kind(std::string_view method) {
 Result<std::optional<Checkpoint>> open_head(const Config& config) {
   const std::string& path = config.model;
   if (path.empty()) return std::optional<Checkpoint>();
-  FRESHET_ASSIGN_OR_RETURN(Checkpoint own, path.ends_with(".safetensors")
-                                               ? Checkpoint::open_bare(path)
-                                               : Checkpoint::open(path));
+  FRESHET_ASSIGN_OR_RETURN(Checkpoint own, open_drafter(path));
   return std::optional<Checkpoint>(std::move(own));
 }
 
 Result<DrafterCost> draft_head_cost(const PlanContext& c) {
   FRESHET_ASSIGN_OR_RETURN(const auto own, open_head(c.config));
   FRESHET_ASSIGN_OR_RETURN(
-      const models::HeadPlan plan,
+      models::HeadPlan plan,
       models::plan_head(*head_kind(c.config.method), own ? *own : c.target_checkpoint, c.target));
-  return DrafterCost{plan.weight_bytes, cache_bytes_per_token(plan.spec, c.kv_type)};
+  return DrafterCost{.weights = plan.weight_bytes,
+                     .boundaries = static_cast<int>(std::ssize(plan.boundaries)),
+                     .model = std::move(plan.spec)};
 }
 
 Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
@@ -40,24 +40,13 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
       models::DraftHead head,
       models::load_head(*head_kind(c.config.method), own ? *own : c.target_checkpoint,
                         c.target.model(), c.compute->ops()));
-  DraftRunnerLimits limits;
-  limits.max_model_len = c.max_model_len;
-  limits.max_tokens = c.max_num_batched_tokens;
-  limits.max_rows = draft_rows(c);
-  limits.cache_tokens = c.cache_tokens;
-  limits.kv_type = c.kv_type;
-  FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::make_unique<runtime::LoadedModel>(
-                                                                c.compute, std::move(head.model)),
-                                                            limits));
   ChainOptions options;
   options.needs.last = head.plan.reads_last;
   options.needs.boundaries = head.plan.boundaries;
   options.target_ids = std::move(head.target_ids);
-  options.vocab = c.target.spec().vocab_size;
-  options.greedy = c.config.greedy_drafts;
-  options.tree = c.config.tree;
-  return std::unique_ptr<Drafter>(
-      std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
+  return make_chain_drafter(
+      c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(head.model)),
+      std::move(options));
 }
 
 }  // namespace freshet::speculative

@@ -8,34 +8,6 @@
 namespace freshet::speculative {
 namespace {
 
-DraftRunnerLimits limits_of(const MakeContext& c, const ModelSpec& spec) {
-  DraftRunnerLimits l;
-  l.max_model_len = static_cast<int>(std::min<int64_t>(c.max_model_len, spec.max_context));
-  if (spec.learned_positions > 0) {
-    l.max_model_len = static_cast<int>(
-        std::min<int64_t>(l.max_model_len, spec.learned_positions - spec.position_offset));
-  }
-  l.max_tokens = c.max_num_batched_tokens;
-  l.max_rows = draft_rows(c);
-  l.cache_tokens = c.cache_tokens;
-  l.kv_type = c.kv_type;
-  return l;
-}
-
-Result<std::unique_ptr<Drafter>> chain(const MakeContext& c,
-                                       std::unique_ptr<runtime::LoadedModel> model,
-                                       std::shared_ptr<const VocabularyMap> map = nullptr) {
-  const DraftRunnerLimits limits = limits_of(c, model->spec());
-  FRESHET_ASSIGN_OR_RETURN(auto runner, DraftRunner::create(std::move(model), limits));
-  ChainOptions options;
-  options.vocab = c.target.spec().vocab_size;
-  options.map = std::move(map);
-  options.greedy = c.config.greedy_drafts;
-  options.tree = c.config.tree;
-  return std::unique_ptr<Drafter>(
-      std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
-}
-
 // Checkpoints may pad their vocabularies to different sizes.
 constexpr int kMostPadding = 1024;
 
@@ -55,24 +27,24 @@ Result<DrafterCost> draft_model_cost(const PlanContext& c) {
   FRESHET_ASSIGN_OR_RETURN(const auto checkpoint, loader::Checkpoint::open(c.config.model));
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, read_spec(checkpoint));
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, spec, c.target));
-  return DrafterCost{checkpoint.total_bytes(), cache_bytes_per_token(spec, c.kv_type)};
+  return DrafterCost{.weights = checkpoint.total_bytes(), .model = spec};
 }
 
 Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
-  runtime::LoadOptions options = c.loading;
-  options.model = c.config.model;
-  options.on_progress = {};
-  FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, options));
+  runtime::LoadOptions loading = c.loading;
+  loading.model = c.config.model;
+  loading.on_progress = {};
+  FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, loading));
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
-  std::shared_ptr<const VocabularyMap> map;
+  ChainOptions options;
   if (c.config.use_heterogeneous_vocab) {
     FRESHET_ASSIGN_OR_RETURN(const auto target, tokenizer::Tokenizer::load(c.loading.model));
     FRESHET_ASSIGN_OR_RETURN(const auto draft, tokenizer::Tokenizer::load(c.config.model));
     FRESHET_ASSIGN_OR_RETURN(auto made, VocabularyMap::make(target, c.target.spec().vocab_size,
                                                             draft, model->spec().vocab_size));
-    map = std::make_shared<const VocabularyMap>(std::move(made));
+    options.map = std::make_shared<const VocabularyMap>(std::move(made));
   }
-  return chain(c, std::move(model), std::move(map));
+  return make_chain_drafter(c, std::move(model), std::move(options));
 }
 
 // ---- early exit ------------------------------------------------------------------------------
@@ -99,7 +71,7 @@ int exit_of(const Config& config, const ModelSpec& target) {
 Result<DrafterCost> early_exit_cost(const PlanContext& c) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec,
                            first_layers(c.target, exit_of(c.config, c.target)));
-  return DrafterCost{0, cache_bytes_per_token(spec, c.kv_type)};
+  return DrafterCost{.model = spec};
 }
 
 Result<std::unique_ptr<Drafter>> make_early_exit(const MakeContext& c) {
@@ -109,7 +81,8 @@ Result<std::unique_ptr<Drafter>> make_early_exit(const MakeContext& c) {
   if (weights == nullptr) return unsupported("this model cannot share its layers with a drafter");
   auto model = std::make_unique<Decoder>(std::move(spec), weights, nullptr,
                                          std::vector<Model::WeightInfo>(), c.compute->ops());
-  return chain(c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(model)));
+  return make_chain_drafter(c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(model)),
+                            {});
 }
 
 }  // namespace freshet::speculative

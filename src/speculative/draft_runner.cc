@@ -7,6 +7,15 @@ namespace freshet::speculative {
 
 using kv_cache::kBlockTokens;
 
+size_t DraftRunner::buffer_bytes(const ModelSpec& spec, int64_t tokens, int64_t rows) {
+  int64_t numbers = rows * spec.vocab_size;
+  if (spec.features) {
+    const int64_t width = std::max(spec.hidden_size, spec.features->width);
+    numbers += rows * spec.hidden_size + tokens * (spec.hidden_size + width);
+  }
+  return static_cast<size_t>(numbers) * sizeof(float);
+}
+
 size_t cache_bytes_per_token(const ModelSpec& spec, ops::KvType type) {
   const KvCacheSpec cache = kv_cache_spec(spec, type);
   size_t bytes = 0;
@@ -112,20 +121,20 @@ bool DraftRunner::reserve(Work& work) {
 
 // Steps of at most max_tokens ids and max_rows sequences. REQUIRES: no work is larger than a step.
 void DraftRunner::run(std::span<Work> work, bool own_states) {
-  std::vector<Work*> step;
+  step_.clear();
   int64_t tokens = 0;
   size_t rows = 0;
   const auto flush = [&] {
-    if (!step.empty()) run_batch(step, own_states, rows);
-    step.clear();
+    if (!step_.empty()) run_batch(step_, own_states, rows);
+    step_.clear();
     tokens = 0;
   };
   for (Work& w : work) {
     const auto count = std::ssize(w.ids);
-    if (tokens + count > limits_.max_tokens || std::ssize(step) == limits_.max_rows) flush();
+    if (tokens + count > limits_.max_tokens || std::ssize(step_) == limits_.max_rows) flush();
     w.failed = !reserve(w);
     if (w.failed) continue;
-    step.push_back(&w);
+    step_.push_back(&w);
     tokens += count;
   }
   flush();

@@ -40,6 +40,9 @@ class DraftRunner {
   static Result<std::unique_ptr<DraftRunner>> create(std::unique_ptr<runtime::LoadedModel> model,
                                                      const DraftRunnerLimits& limits);
 
+  // Host memory for inputs and results, beside the model's workspace.
+  static size_t buffer_bytes(const ModelSpec& spec, int64_t tokens, int64_t rows);
+
   // Ids to run behind those of a sequence: at most max_tokens, and at most max_rows sequences that
   // want a token. Results are valid until the next run().
   struct Work {
@@ -88,7 +91,7 @@ class DraftRunner {
   ForwardBatch batch_;
   Buffer logits_, states_, features_, best_;
   std::vector<float> last_states_;  // [max_rows, hidden]
-  std::vector<Work*> order_;
+  std::vector<Work*> step_, order_;
   std::vector<kv_cache::BlockCopy> copies_;
 };
 

@@ -36,6 +36,7 @@ struct StateNeeds {
 struct TargetRows {
   uint64_t sequence = 0;
   std::span<const int32_t> tokens;  // of the sequence, all known; more than first + count
+  uint64_t owner = 0;               // as in DraftRequest
   int32_t first = 0;                // position of the first row
   int32_t count = 0;
   const float* last = nullptr;  // [count, hidden]; nullptr unless needed

@@ -65,11 +65,6 @@ HeadNames names_of(const Checkpoint& c, int i) {
   return names;
 }
 
-Result<Checkpoint> open_heads(const std::string& path) {
-  if (path.ends_with(".safetensors")) return Checkpoint::open_bare(path);
-  return Checkpoint::open(path);
-}
-
 Status read_linear(models::WeightReader& reader, const std::string& weight, int64_t rows,
                    int64_t cols, Linear& out) {
   const TensorSource* const tensor = reader.find_name(weight);
@@ -270,8 +265,11 @@ class Medusa final : public Drafter {
 }  // namespace
 
 Result<DrafterCost> medusa_cost(const PlanContext& c) {
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_heads(c.config.model));
-  return DrafterCost{checkpoint.total_bytes(), 0};
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_drafter(c.config.model));
+  // Logits on the device and on the host, and three states.
+  const auto numbers =
+      2 * static_cast<size_t>(c.target.vocab_size) + 3 * static_cast<size_t>(c.target.hidden_size);
+  return DrafterCost{.weights = checkpoint.total_bytes(), .bytes_per_row = numbers * sizeof(float)};
 }
 
 Result<std::unique_ptr<Drafter>> make_medusa(const MakeContext& c) {
@@ -280,7 +278,7 @@ Result<std::unique_ptr<Drafter>> make_medusa(const MakeContext& c) {
   if (target == nullptr || spec.embedding_size != spec.hidden_size) {
     return unsupported("this model shares no vocabulary matrix with Medusa heads");
   }
-  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_heads(c.config.model));
+  FRESHET_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_drafter(c.config.model));
   FRESHET_ASSIGN_OR_RETURN(auto heads, read_heads(checkpoint, spec, c.compute->ops()));
   auto medusa = std::make_unique<Medusa>(c, std::move(heads), target);
   FRESHET_RETURN_IF_ERROR(medusa->allocate());

@@ -45,6 +45,18 @@ std::span<const Method> methods() {
   return kMethods;
 }
 
+int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens) {
+  constexpr int kMost = 256;
+  const TreeOptions& tree = config.tree;
+  const int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
+  return std::min({std::max(max_num_seqs, level), max_num_batched_tokens, kMost});
+}
+
+Result<loader::Checkpoint> open_drafter(const std::string& path) {
+  if (path.ends_with(".safetensors")) return loader::Checkpoint::open_bare(path);
+  return loader::Checkpoint::open(path);
+}
+
 const Method* find_method(std::string_view name) {
   const auto* const at = std::ranges::find(kMethods, name, &Method::name);
   return at == std::end(kMethods) ? nullptr : at;

@@ -5,10 +5,11 @@
 // not fit the target.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -19,10 +20,12 @@
 
 namespace freshet::speculative {
 
-// The memory of a drafter, for the memory plan.
+// What a drafter takes, for the memory plan.
 struct DrafterCost {
-  size_t weights = 0;          // bytes
-  size_t bytes_per_token = 0;  // of its own cache, for each token of the target's
+  size_t weights = 0;              // bytes
+  size_t bytes_per_row = 0;        // of buffers, for each sequence that it drafts for at once
+  int boundaries = 0;              // inner states of the target that it reads of each token
+  std::optional<ModelSpec> model;  // that runs beside the target, with a cache of its own
 };
 
 // What a drafter is planned for.
@@ -52,12 +55,11 @@ struct MakeContext {
 std::unique_ptr<Drafter> ngram_drafter(const Config& config);
 std::unique_ptr<Drafter> suffix_drafter(const Config& config);
 
-// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree.
-inline int draft_rows(const MakeContext& c) {
-  const TreeOptions& tree = c.config.tree;
-  const int level = tree.wanted() ? tree.width() * tree.max_batch : 0;
-  return std::min(std::max(c.max_num_seqs, level), c.max_num_batched_tokens);
-}
+// Most rows of logits in a step of a drafter: one of each sequence, or a level of each tree. Other
+// sequences get no drafts: with so many of them, drafts would not pay.
+int draft_rows(const Config& config, int max_num_seqs, int max_num_batched_tokens);
+// The drafter's checkpoint; a bare .safetensors file has no configuration.
+Result<loader::Checkpoint> open_drafter(const std::string& path);
 
 struct Method {
   enum class Model { kNone, kOptional, kNeeded };

@@ -9,11 +9,14 @@ runs every model with every setting instead of a sample; FRESHET_SPECULATION_DEV
 import json
 import os
 import random
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import urllib.request
 
 FRESHET = os.environ.get("FRESHET", "build/release/bin/freshet")
 SOURCE = os.environ.get("FRESHET_SOURCE_DIR", ".")
@@ -317,6 +320,56 @@ class Trees(Case):
                         ["--temp", "0", "--kv-cache-memory", "256K", "--max-model-len", "128"]):
             with self.subTest(options=options):
                 self.check(model, options, configs)
+
+
+class Budgets(Case):
+    """Steps of few tokens with more sequences than fit one step, and prompts longer than a step."""
+
+    def answers(self, model, lists, *options):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        command = [FRESHET, "serve", os.path.join(GOLDEN, model), "--port", str(port), "-t", "2",
+                   "--disable-access-log", "--log-level", "error", *options]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as server:
+            try:
+                for _ in range(600):
+                    try:
+                        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                        break
+                    except OSError:
+                        self.assertIsNone(server.poll(), "the server is gone")
+                        time.sleep(0.1)
+                body = {"prompt": lists, "max_tokens": 12, "temperature": 0.8, "seed": 3,
+                        "return_token_ids": True, "ignore_eos": True}
+                request = urllib.request.Request(
+                    f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(),
+                    {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=240) as answer:
+                    choices = json.load(answer)["choices"]
+                return [c["token_ids"] for c in sorted(choices, key=lambda c: c["index"])]
+            finally:
+                server.terminate()
+                server.communicate()
+
+    def test_narrow_steps(self):
+        model = "llama"
+        s = Shape(model)
+        rng = random.Random(2)
+        lists = [[rng.randrange(3, s.vocab) for _ in range(20 + 9 * i % 300)] for i in range(40)]
+        narrow = ["--max-num-batched-tokens", "24"]
+        want = self.answers(model, lists, *narrow)
+        own = os.path.join(GOLDEN, model)
+        for config in ({"method": "draft_model", "model": own, "num_speculative_tokens": 3},
+                       {"method": "eagle", "model": eagle(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "eagle3", "model": eagle3(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "eagle", "model": eagle(self.folder, s), "tree_nodes": 8,
+                        "tree_max_batch": 64},
+                       {"method": "medusa", "model": medusa(self.folder, s), "num_speculative_tokens": 3},
+                       {"method": "ngram"}):
+            with self.subTest(config=config):
+                got = self.answers(model, lists, *narrow, "--speculative-config", json.dumps(config))
+                self.assertEqual(got, want)
 
 
 class WrongInput(Case):

@@ -1,0 +1,69 @@
+// What a drafter keeps of one owner's text is not used for another owner's.
+#include "speculative/chain_drafter.h"
+
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "speculative/registry.h"
+
+namespace freshet::speculative {
+namespace {
+
+// A language model that counts what it is given, and always continues with the token 1.
+class CountingModel final : public Model {
+ public:
+  CountingModel(ModelSpec spec, int64_t& tokens) : spec_(std::move(spec)), tokens_(tokens) {}
+  const ModelSpec& spec() const override { return spec_; }
+  size_t workspace_bytes(int64_t, int64_t, int64_t) const override { return 0; }
+  Status reserve(int64_t, int64_t, int64_t) override { return {}; }
+  std::vector<WeightInfo> weights() const override { return {}; }
+  void forward(const ForwardBatch& batch, const KvStorage&, const StepResults& results) override {
+    tokens_ += batch.tokens();
+    for (size_t row = 0; row < batch.logit_rows.size(); ++row) results.best[row] = 1;
+  }
+
+ private:
+  ModelSpec spec_;
+  int64_t& tokens_;
+};
+
+TEST(ChainDrafter, KeepsEachOwnersCacheApart) {
+  const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
+  const auto checkpoint = loader::Checkpoint::open(path);
+  ASSERT_TRUE(checkpoint.ok());
+  auto spec = read_spec(*checkpoint);
+  ASSERT_TRUE(spec.ok());
+  auto compute = runtime::Compute::open({.threads = 1});
+  ASSERT_TRUE(compute.ok());
+  int64_t run = 0;
+  const DraftRunnerLimits limits{
+      .max_model_len = 128, .max_tokens = 128, .max_rows = 4, .cache_tokens = 1024};
+  const int64_t vocab = spec->vocab_size;
+  auto runner =
+      DraftRunner::create(std::make_unique<runtime::LoadedModel>(
+                              *compute, std::make_unique<CountingModel>(std::move(*spec), run)),
+                          limits);
+  ASSERT_TRUE(runner.ok()) << runner.status().message();
+  ChainOptions options;
+  options.vocab = vocab;
+  ChainDrafter drafter(std::move(*runner), std::move(options));
+
+  const SamplingParams greedy{.temperature = 0.0f};
+  std::vector<int32_t> tokens(64);
+  std::iota(tokens.begin(), tokens.end(), 3);
+  const auto rows_for = [&](uint64_t sequence, uint64_t owner) {
+    DraftRequest r{
+        .sequence = sequence, .tokens = tokens, .limit = 1, .params = &greedy, .owner = owner};
+    run = 0;
+    drafter.propose({&r, 1});
+    EXPECT_EQ(r.draft, std::vector<int32_t>{1});
+    return run;
+  };
+  EXPECT_EQ(rows_for(1, 7), 64);
+  EXPECT_LT(rows_for(2, 7), 17);  // the prefix is in the cache
+  EXPECT_EQ(rows_for(3, 8), 64);
+}
+
+}  // namespace
+}  // namespace freshet::speculative
