@@ -314,7 +314,7 @@ void StepLoop::show_rows(const StepInFlight& step) {
   for (size_t i = 0; i < step.plan.items.size(); ++i) {
     const scheduler::SequenceId id = step.plan.items[i].sequence;
     const int32_t branch = step.plan.items[i].branch;
-    if (scheduler_->has(id) && scheduler_->sequence(id).won == branch)
+    if (scheduler_->has(id) && scheduler_->sequence(id).accepted_branch == branch)
       show(i, scheduler_->sequence(id));
     if (branch >= 0) continue;
     const scheduler::Request* const request = scheduler_->request(step.request_ids[i]);

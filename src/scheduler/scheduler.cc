@@ -148,7 +148,7 @@ void Scheduler::stop_running(Sequence& s) {
   cache_.release(s.blocks);
   s.computed = 0;
   s.draft.clear();
-  s.won = -1;
+  s.accepted_branch = -1;
   drop_branches(s);
 }
 
@@ -276,12 +276,12 @@ void Scheduler::take_branch(Sequence& s, std::span<const int32_t> accepted) {
     return path.size() >= accepted.size() &&
            std::ranges::equal(accepted, std::span(path).first(accepted.size()));
   };
-  s.won = -1;
-  for (size_t b = 0; b < s.branches.size() && !begins(s.draft) && s.won < 0; ++b) {
+  s.accepted_branch = -1;
+  for (size_t b = 0; b < s.branches.size() && !begins(s.draft) && s.accepted_branch < 0; ++b) {
     Branch& branch = s.branches[b];
     if (branch.item < 0 || !begins(branch.draft)) continue;
     std::swap(s.blocks, branch.blocks);
-    s.won = static_cast<int32_t>(b);
+    s.accepted_branch = static_cast<int32_t>(b);
   }
   drop_branches(s);
 }

@@ -277,7 +277,7 @@ TEST(Scheduler, ABranchMayWin) {
   rig->ran(step);
   const int32_t accepted[] = {7, 5, 1};
   rig->commit(s, accepted);
-  EXPECT_EQ(rig->sequence(s).won, 0);
+  EXPECT_EQ(rig->sequence(s).accepted_branch, 0);
   EXPECT_EQ(rig->sequence(s).computed, 21);
   EXPECT_EQ(rig->sequence(s).blocks.ids, blocks.ids);
   EXPECT_TRUE(rig->sequence(s).branches.empty());

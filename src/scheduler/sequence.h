@@ -97,7 +97,7 @@ struct Sequence {
   int32_t computed = 0;
   std::vector<int32_t> draft;    // proposed for the next step, not committed
   std::vector<Branch> branches;  // of the draft tree, none of which begins an earlier path
-  int32_t won = -1;              // the branch that the last commit() took over; -1: none
+  int32_t accepted_branch = -1;  // whose blocks the last commit() took over; -1: none
   kv_cache::BlockTable blocks;
   int32_t pending_forks = 0;  // running slots reserved for its samples
   int32_t pin_tokens = 0;     // to pin once they are computed

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "speculative/chain_drafter.h"
+#include "speculative/model_drafter.h"
 #include "speculative/registry.h"
 
 namespace freshet::speculative {
@@ -40,11 +40,11 @@ Result<std::unique_ptr<Drafter>> make_draft_head(const MakeContext& c) {
       models::DraftHead head,
       models::load_head(*head_kind(c.config.method), own ? *own : c.target_checkpoint,
                         c.target.model(), c.compute->ops()));
-  ChainOptions options;
+  ModelDrafterOptions options;
   options.needs.last = head.plan.reads_last;
   options.needs.boundaries = head.plan.boundaries;
   options.target_ids = std::move(head.target_ids);
-  return make_chain_drafter(
+  return make_model_drafter(
       c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(head.model)),
       std::move(options));
 }

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "layers/decoder.h"
-#include "speculative/chain_drafter.h"
+#include "speculative/model_drafter.h"
 #include "speculative/registry.h"
 
 namespace freshet::speculative {
@@ -36,7 +36,7 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
   loading.on_progress = {};
   FRESHET_ASSIGN_OR_RETURN(auto model, runtime::LoadedModel::load(c.compute, loading));
   FRESHET_RETURN_IF_ERROR(same_vocabulary(c.config, model->spec(), c.target.spec()));
-  ChainOptions options;
+  ModelDrafterOptions options;
   if (c.config.use_heterogeneous_vocab) {
     FRESHET_ASSIGN_OR_RETURN(const auto target, tokenizer::Tokenizer::load(c.loading.model));
     FRESHET_ASSIGN_OR_RETURN(const auto draft, tokenizer::Tokenizer::load(c.config.model));
@@ -44,7 +44,7 @@ Result<std::unique_ptr<Drafter>> make_draft_model(const MakeContext& c) {
                                                             draft, model->spec().vocab_size));
     options.map = std::make_shared<const VocabularyMap>(std::move(made));
   }
-  return make_chain_drafter(c, std::move(model), std::move(options));
+  return make_model_drafter(c, std::move(model), std::move(options));
 }
 
 // ---- early exit ------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ Result<std::unique_ptr<Drafter>> make_early_exit(const MakeContext& c) {
   if (weights == nullptr) return unsupported("this model cannot share its layers with a drafter");
   auto model = std::make_unique<Decoder>(std::move(spec), weights, nullptr,
                                          std::vector<Model::WeightInfo>(), c.compute->ops());
-  return make_chain_drafter(c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(model)),
+  return make_model_drafter(c, std::make_unique<runtime::LoadedModel>(c.compute, std::move(model)),
                             {});
 }
 

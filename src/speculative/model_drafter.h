@@ -23,7 +23,7 @@ namespace freshet::speculative {
 
 struct MakeContext;
 
-struct ChainOptions {
+struct ModelDrafterOptions {
   StateNeeds needs;                 // of a head: its features, side by side
   std::vector<int32_t> target_ids;  // the target's ids of the drafter's columns; empty: the same
   std::shared_ptr<const VocabularyMap> map;  // of a language model with another vocabulary
@@ -32,9 +32,9 @@ struct ChainOptions {
   TreeOptions tree;                          // with a map, chains are drafted instead
 };
 
-class ChainDrafter final : public Drafter {
+class ModelDrafter final : public Drafter {
  public:
-  ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options);
+  ModelDrafter(std::unique_ptr<DraftRunner> runner, ModelDrafterOptions options);
 
   void propose(std::span<DraftRequest> requests) override;
   StateNeeds needs() const override { return options_.needs; }
@@ -99,7 +99,7 @@ class ChainDrafter final : public Drafter {
   void grow_trees();
 
   std::unique_ptr<DraftRunner> runner_;
-  ChainOptions options_;
+  ModelDrafterOptions options_;
   size_t width_ = 0;  // of a head's features
   std::unordered_map<uint64_t, State> states_;
   uint64_t next_salt_ = 0;
@@ -112,8 +112,8 @@ class ChainDrafter final : public Drafter {
 };
 
 // A drafter with this model; what the context tells is filled into the options.
-Result<std::unique_ptr<Drafter>> make_chain_drafter(const MakeContext& context,
+Result<std::unique_ptr<Drafter>> make_model_drafter(const MakeContext& context,
                                                     std::unique_ptr<runtime::LoadedModel> model,
-                                                    ChainOptions options);
+                                                    ModelDrafterOptions options);
 
 }  // namespace freshet::speculative

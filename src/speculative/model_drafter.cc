@@ -1,4 +1,4 @@
-#include "speculative/chain_drafter.h"
+#include "speculative/model_drafter.h"
 
 #include <algorithm>
 #include <utility>
@@ -28,7 +28,7 @@ int32_t best_known(std::span<const float> logits, std::span<const int32_t> targe
 
 }  // namespace
 
-ChainDrafter::ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions options)
+ModelDrafter::ModelDrafter(std::unique_ptr<DraftRunner> runner, ModelDrafterOptions options)
     : runner_(std::move(runner)),
       options_(std::move(options)),
       scratch_(options_.vocab),
@@ -37,7 +37,7 @@ ChainDrafter::ChainDrafter(std::unique_ptr<DraftRunner> runner, ChainOptions opt
   if (heads()) width_ = static_cast<size_t>(runner_->spec().features->width);
 }
 
-void ChainDrafter::forget(uint64_t sequence) {
+void ModelDrafter::forget(uint64_t sequence) {
   const auto at = states_.find(sequence);
   if (at == states_.end()) return;
   runner_->release(at->second.cache);
@@ -47,7 +47,7 @@ void ChainDrafter::forget(uint64_t sequence) {
 // ---- heads: the target's rows ----------------------------------------------------------------
 
 // Position p of a head holds the token at p + 1.
-void ChainDrafter::start_head(State& s, const TargetRows& rows) {
+void ModelDrafter::start_head(State& s, const TargetRows& rows) {
   s.base = rows.first;
   s.cache.salt = fmt::format("{}", rows.owner);
   if (rows.first == 0) return;
@@ -61,7 +61,7 @@ void ChainDrafter::start_head(State& s, const TargetRows& rows) {
   s.cache.salt = fmt::format("part {}", next_salt_++);  // without its beginning it is another
 }
 
-void ChainDrafter::append(State& s, const TargetRows& rows) {
+void ModelDrafter::append(State& s, const TargetRows& rows) {
   const int32_t skip = s.seen() - rows.first;
   const auto hidden = width_ / (options_.needs.boundaries.size() + (options_.needs.last ? 1 : 0));
   for (int32_t i = std::max(0, skip); i < rows.count; ++i) {
@@ -76,13 +76,13 @@ void ChainDrafter::append(State& s, const TargetRows& rows) {
 }
 
 // Forgets a head's history; it goes on with the rows that come.
-void ChainDrafter::restart(State& s) {
+void ModelDrafter::restart(State& s) {
   runner_->release(s.cache);
   s = State();
 }
 
 // Runs the pending rows but the last `keep` ones. False: the cache has no room.
-bool ChainDrafter::run_pending(State& s, size_t keep) {
+bool ModelDrafter::run_pending(State& s, size_t keep) {
   const size_t most = static_cast<size_t>(runner_->max_tokens());
   while (s.pending.size() > keep) {
     const size_t count = std::min(most, s.pending.size() - keep);
@@ -99,7 +99,7 @@ bool ChainDrafter::run_pending(State& s, size_t keep) {
   return true;
 }
 
-void ChainDrafter::observe(std::span<const TargetRows> rows) {
+void ModelDrafter::observe(std::span<const TargetRows> rows) {
   if (!heads()) return;
   const size_t most = std::min(kPendingRows, static_cast<size_t>(runner_->max_tokens()));
   for (const TargetRows& r : rows) {
@@ -115,7 +115,7 @@ void ChainDrafter::observe(std::span<const TargetRows> rows) {
 // ---- proposals -------------------------------------------------------------------------------
 
 // The sequence as ids of a language model.
-std::span<const int32_t> ChainDrafter::ids_of(State& s, const DraftRequest& r) const {
+std::span<const int32_t> ModelDrafter::ids_of(State& s, const DraftRequest& r) const {
   if (options_.map == nullptr) return r.tokens;
   for (; s.translated < r.tokens.size(); ++s.translated) {
     options_.map->translate(r.tokens[s.translated], s.own);
@@ -123,12 +123,12 @@ std::span<const int32_t> ChainDrafter::ids_of(State& s, const DraftRequest& r) c
   return s.own;
 }
 
-std::span<const int32_t> ChainDrafter::target_ids() const {
+std::span<const int32_t> ModelDrafter::target_ids() const {
   return options_.map != nullptr ? options_.map->target_ids() : options_.target_ids;
 }
 
 // Brings a language model's cache up to the last id but one step. False: it has no room.
-bool ChainDrafter::catch_up(State& s, std::span<const int32_t> ids) {
+bool ModelDrafter::catch_up(State& s, std::span<const int32_t> ids) {
   const auto size = static_cast<int32_t>(ids.size());
   if (size == 0) return false;
   if (s.cache.ids.empty()) runner_->begin(s.cache, ids.first(ids.size() - 1));
@@ -146,7 +146,7 @@ bool ChainDrafter::catch_up(State& s, std::span<const int32_t> ids) {
 }
 
 // Takes the drafted token of a work.
-void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
+void ModelDrafter::take(State& s, DraftRequest& r, Work& work) {
   int32_t token = work.token;
   if (s.sampler.draws()) {
     token = s.sampler.draw(r, work.logits, target_ids(), scratch_, row_);
@@ -168,7 +168,7 @@ void ChainDrafter::take(State& s, DraftRequest& r, Work& work) {
   s.own_draft = own.empty() ? -1 : own.front();
 }
 
-void ChainDrafter::first_step(std::span<DraftRequest> requests) {
+void ModelDrafter::first_step(std::span<DraftRequest> requests) {
   work_.clear();
   owner_.clear();
   for (size_t i = 0; i < requests.size() && std::ssize(work_) < runner_->max_rows(); ++i) {
@@ -217,7 +217,7 @@ void ChainDrafter::first_step(std::span<DraftRequest> requests) {
   }
 }
 
-void ChainDrafter::next_step(std::span<DraftRequest> requests) {
+void ModelDrafter::next_step(std::span<DraftRequest> requests) {
   work_.clear();
   owner_.clear();
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -244,7 +244,7 @@ void ChainDrafter::next_step(std::span<DraftRequest> requests) {
 
 // ---- trees -----------------------------------------------------------------------------------
 
-std::vector<DraftChoice> ChainDrafter::choices_of(const DraftRequest& r, const DraftTree& tree,
+std::vector<DraftChoice> ModelDrafter::choices_of(const DraftRequest& r, const DraftTree& tree,
                                                   int32_t node, std::span<const float> logits) {
   const int64_t position = std::ssize(r.tokens) + tree.depth_of(node);
   return best_choices(logits, options_.target_ids, r, position, options_.greedy, tree.choices(node),
@@ -252,7 +252,7 @@ std::vector<DraftChoice> ChainDrafter::choices_of(const DraftRequest& r, const D
 }
 
 // The first level of a tree, from the row that gives a chain its first draft.
-void ChainDrafter::plant(State& s, DraftRequest& r, const Work& work) {
+void ModelDrafter::plant(State& s, DraftRequest& r, const Work& work) {
   Growing& g = trees_.emplace_back(DraftTree(options_.tree, r.limit), &r);
   const auto choices = choices_of(r, g.tree, DraftTree::kRoot, work.logits);
   g.tree.grow(DraftTree::kRoot, choices);
@@ -261,7 +261,7 @@ void ChainDrafter::plant(State& s, DraftRequest& r, const Work& work) {
 }
 
 // Runs the nodes that grow, whose parents are in `level`, and makes them the level.
-void ChainDrafter::next_level(std::vector<Branch>& level) {
+void ModelDrafter::next_level(std::vector<Branch>& level) {
   std::vector<Branch> next;
   std::vector<int32_t> ids;
   std::vector<const Branch*> parents;
@@ -304,7 +304,7 @@ void ChainDrafter::next_level(std::vector<Branch>& level) {
   }
 }
 
-void ChainDrafter::grow_trees() {
+void ModelDrafter::grow_trees() {
   std::vector<Branch> level;
   do {
     next_level(level);
@@ -313,7 +313,7 @@ void ChainDrafter::grow_trees() {
   trees_.clear();
 }
 
-void ChainDrafter::propose(std::span<DraftRequest> requests) {
+void ModelDrafter::propose(std::span<DraftRequest> requests) {
   first_step(requests);
   grow_trees();
   // The first step's token and state are kept: next_step() overwrites them.
@@ -341,9 +341,9 @@ void ChainDrafter::propose(std::span<DraftRequest> requests) {
 
 // ---- making one ------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Drafter>> make_chain_drafter(const MakeContext& c,
+Result<std::unique_ptr<Drafter>> make_model_drafter(const MakeContext& c,
                                                     std::unique_ptr<runtime::LoadedModel> model,
-                                                    ChainOptions options) {
+                                                    ModelDrafterOptions options) {
   const ModelSpec& spec = model->spec();
   DraftRunnerLimits limits;
   limits.max_model_len = c.max_model_len;
@@ -365,7 +365,7 @@ Result<std::unique_ptr<Drafter>> make_chain_drafter(const MakeContext& c,
   options.greedy = c.config.greedy_drafts;
   options.tree = c.config.tree;
   return std::unique_ptr<Drafter>(
-      std::make_unique<ChainDrafter>(std::move(runner), std::move(options)));
+      std::make_unique<ModelDrafter>(std::move(runner), std::move(options)));
 }
 
 }  // namespace freshet::speculative

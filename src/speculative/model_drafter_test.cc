@@ -1,5 +1,5 @@
 // What a drafter keeps of one owner's text is not used for another owner's.
-#include "speculative/chain_drafter.h"
+#include "speculative/model_drafter.h"
 
 #include <numeric>
 
@@ -28,7 +28,7 @@ class CountingModel final : public Model {
   int64_t& tokens_;
 };
 
-TEST(ChainDrafter, KeepsEachOwnersCacheApart) {
+TEST(ModelDrafter, KeepsEachOwnersCacheApart) {
   const std::string path = std::string(FRESHET_SOURCE_DIR) + "/tests/data/golden/llama";
   const auto checkpoint = loader::Checkpoint::open(path);
   ASSERT_TRUE(checkpoint.ok());
@@ -45,9 +45,9 @@ TEST(ChainDrafter, KeepsEachOwnersCacheApart) {
                               *compute, std::make_unique<CountingModel>(std::move(*spec), run)),
                           limits);
   ASSERT_TRUE(runner.ok()) << runner.status().message();
-  ChainOptions options;
+  ModelDrafterOptions options;
   options.vocab = vocab;
-  ChainDrafter drafter(std::move(*runner), std::move(options));
+  ModelDrafter drafter(std::move(*runner), std::move(options));
 
   const SamplingParams greedy{.temperature = 0.0f};
   std::vector<int32_t> tokens(64);
