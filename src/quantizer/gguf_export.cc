@@ -45,28 +45,53 @@ void read_row(const loader::TensorSource& t, int64_t row, int64_t cols, float* o
 // Writes planned tensors one after another.
 class TensorWriter {
  public:
-  TensorWriter(ThreadPool& pool, GgufWriter& out) : pool_(pool), out_(out) {}
+  TensorWriter(ThreadPool& pool, GgufWriter& out, RowSource* source)
+      : pool_(pool), out_(out), source_(source) {}
 
   Status write(const Planned& p) {
-    const int64_t cols = p.cols(), rows = p.rows();
-    const size_t stride = quant::row_bytes(p.format, cols);
-    encoded_.resize(static_cast<size_t>(rows) * stride);
+    encoded_.resize(static_cast<size_t>(p.rows()) * quant::row_bytes(p.format, p.cols()));
+    bool done = false;
+    if (source_ != nullptr) {
+      const auto numbers = [&]() -> Result<std::span<const float>> {
+        FRESHET_RETURN_IF_ERROR(read(p));
+        return std::span<const float>(numbers_);
+      };
+      FRESHET_ASSIGN_OR_RETURN(done, source_->encode(p, numbers, encoded_));
+    }
+    if (!done) {
+      FRESHET_RETURN_IF_ERROR(read(p));
+      encode(p);
+    }
+    return out_.write(encoded_);
+  }
+
+ private:
+  // Fills numbers_, and refuses numbers that no format can hold.
+  Status read(const Planned& p) {
     FRESHET_RETURN_IF_ERROR(gather(p));
-    const quant::FormatInfo& to = quant::info(p.format);
+    const int64_t cols = p.cols();
     std::atomic<bool> finite = true;
-    pool_.parallel_for(rows, [&](int64_t r, int) {
+    pool_.parallel_for(p.rows(), [&](int64_t r, int) {
       float* row = numbers_.data() + r * cols;
       for (int64_t i = 0; i < cols; ++i) {
         row[i] += p.offset;
         if (!std::isfinite(row[i])) finite = false;
       }
-      to.encode(row, encoded_.data() + static_cast<size_t>(r) * stride, cols, nullptr);
     });
     if (!finite) return invalid_argument("tensor '{}' holds a NaN or an infinity", p.name);
-    return out_.write(encoded_);
+    return {};
   }
 
- private:
+  void encode(const Planned& p) {
+    const quant::FormatInfo& to = quant::info(p.format);
+    const int64_t cols = p.cols();
+    const size_t stride = quant::row_bytes(p.format, cols);
+    pool_.parallel_for(p.rows(), [&](int64_t r, int) {
+      to.encode(numbers_.data() + r * cols, encoded_.data() + static_cast<size_t>(r) * stride, cols,
+                nullptr);
+    });
+  }
+
   // All numbers of the tensor, in the order in which they are written.
   Status gather(const Planned& p) {
     const int64_t cols = p.cols();
@@ -112,6 +137,7 @@ class TensorWriter {
 
   ThreadPool& pool_;
   GgufWriter& out_;
+  RowSource* source_;
   std::vector<float> numbers_;
   std::vector<uint8_t> encoded_;
 };
@@ -173,7 +199,7 @@ Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
     FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
   for (const Planned& p : plan) FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));
   FRESHET_RETURN_IF_ERROR(out.open(options.output));
-  TensorWriter writer(pool, out);
+  TensorWriter writer(pool, out, options.rows);
   for (size_t i = 0; i < plan.size(); ++i) {
     FRESHET_RETURN_IF_ERROR(writer.write(plan[i]));
     if (options.progress &&

@@ -6,7 +6,9 @@
 // tensor is held in memory; rows are encoded in parallel.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,9 +16,25 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "loader/checkpoint.h"
+#include "quantizer/export_plan.h"
 #include "quantizer/recipe.h"
 
 namespace freshet::quantizer {
+
+// A method that encodes tensors better than row by row, for instance with error feedback. Called by
+// one thread, in the order of the plan.
+class RowSource {
+ public:
+  // The checkpoint's numbers of the tensor as F32 [rows, cols], in the order in which they are
+  // written. Reads them when called; valid until the next tensor.
+  using Numbers = std::function<Result<std::span<const float>>()>;
+
+  virtual ~RowSource() = default;
+  // Writes all rows of the tensor in p.format to `rows` and returns true; or returns false, and the
+  // checkpoint's numbers are encoded as without a RowSource.
+  virtual Result<bool> encode(const Planned& p, const Numbers& numbers,
+                              std::span<uint8_t> rows) = 0;
+};
 
 struct ExportOptions {
   std::string output;
@@ -24,6 +42,7 @@ struct ExportOptions {
   std::string name;  // general.name
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
+  RowSource* rows = nullptr;                      // optional; must outlive the call
   std::function<bool(double fraction)> progress;  // returns false to stop
   // Gets one line for each feature that other readers of GGUF will miss. Must be set.
   std::function<void(const std::string& line)> warn;
