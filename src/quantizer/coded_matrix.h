@@ -44,6 +44,14 @@ struct Scheme {
   bool double_quantised = false;  // NF4's absmax
 };
 
+// Scales of 4-bit tables in bitsandbytes' second quantisation: scale i is
+// map[codes[i]] * absmax[i / 256] + offset, with its map of 256 numbers (double_quantisation.h).
+struct DoubleScales {
+  std::vector<uint8_t> codes;
+  std::vector<float> absmax;
+  float offset = 0.0f;
+};
+
 struct CodedMatrix {  // one linear layer
   int64_t rows = 0, cols = 0;
   // [rows, cols]. Integers: q + 2^(bits-1) if symmetric, else the unsigned q. Floats and tables:
@@ -56,6 +64,8 @@ struct CodedMatrix {  // one linear layer
   float input_scale = 0.0f;    // static activations: factor; 0: none
   // The group of each column, for an act-order that is not static; empty: column / group.
   std::vector<int32_t> group_of_column;
+  // How `scales` are stored if Scheme::double_quantised; Container::settle sets it.
+  DoubleScales double_scales;
 };
 
 }  // namespace freshet::quantizer
