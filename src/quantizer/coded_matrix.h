@@ -64,7 +64,8 @@ struct CodedMatrix {  // one linear layer
   float input_scale = 0.0f;    // static activations: factor; 0: none
   // The group of each column, for an act-order that is not static; empty: column / group.
   std::vector<int32_t> group_of_column;
-  // How `scales` are stored if Scheme::double_quantised; Container::settle sets it.
+  // How `scales` are stored if Scheme::double_quantised; Container::settle sets it where the
+  // method did not.
   DoubleScales double_scales;
 };
 

@@ -31,8 +31,7 @@ Result<MethodSet> MethodSet::parse(std::string_view text) {
     text.remove_prefix(plus + 1);
   }
   if (out.awq && out.smoothquant)
-    return invalid_argument("--method {}: awq and smoothquant scale the same channels: use one",
-                            all);
+    return invalid_argument("--method {}: awq and smoothquant scale the same channels: use one", all);
   if (plain && (out.gptq || out.imatrix))
     return invalid_argument("--method {}: rtn does not go with {}", all,
                             out.gptq ? "gptq" : "imatrix");
@@ -42,9 +41,7 @@ Result<MethodSet> MethodSet::parse(std::string_view text) {
 std::string MethodSet::name() const {
   std::string name;
   const auto add = [&](bool on, const char* one) {
-    if (!on) return;
-    if (!name.empty()) name += '+';
-    name += one;
+    if (on) name += (name.empty() ? "" : "+") + std::string(one);
   };
   add(awq, "awq");
   add(smoothquant, "smoothquant");

@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "ops/hooks.h"
 #include "ops/ops.h"
-#include "quantizer/input_stats.h"
+#include "quantizer/methods/input_stats.h"
 
 namespace freshet::quantizer {
 

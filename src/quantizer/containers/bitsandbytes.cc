@@ -74,7 +74,7 @@ float scb_of(float scale) {
 Status bnb_settle(CodedMatrix& m, const Scheme& s) {
   if (s.levels == Levels::kInteger) {
     for (float& scale : m.scales) scale = scb_of(scale) / kMostCode;
-  } else if (s.double_quantised) {
+  } else if (s.double_quantised && m.double_scales.codes.empty()) {
     m.double_scales = double_quantise(m.scales);
     m.scales = scales_of(m.double_scales);
   }

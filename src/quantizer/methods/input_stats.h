@@ -1,4 +1,4 @@
-// What calibration knows of the inputs of a linear layer. Plain data; not synchronised.
+// Statistics of the inputs of a linear layer, as calibration collects them. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@ struct InputStats {
   int64_t tokens = 0;
   int64_t cols = 0;
   std::vector<float> mean_abs, max_abs, mean_square;  // [cols]
-  std::vector<float> gram;     // [cols, cols]: the mean of x x^T, symmetric; empty: not collected
+  // [cols, cols]: sum of x x^T over the tokens, divided by their number; both triangles. Empty: not
+  // collected.
+  std::vector<float> gram;
   std::vector<float> samples;  // [some, cols]: inputs as they were; empty: not collected
 };
 

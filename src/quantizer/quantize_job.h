@@ -1,0 +1,95 @@
+// One run of quantize(): its state, for the files that implement it.
+//
+// quantize.cc has the order of the work, quantize_part.cc what happens to the matrices of a part,
+// quantize_output.cc how the results become a checkpoint. One thread.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "quantizer/part_results.h"
+#include "quantizer/quantize.h"
+#include "tokenizer/regex.h"
+
+namespace freshet::quantizer {
+
+// "model.layers.0.mlp.down_proj" of its weight's name.
+std::string module_name(const std::string& tensor);
+
+class QuantizeJob {
+ public:
+  QuantizeJob(WorkingModel& working, const QuantizeOptions& options);
+
+  Status prepare();
+  Status check_shapes() const;
+  Status run_parts();
+  Status write_output();
+  ModelFacts facts() const;
+  QuantizeReport take_report();
+
+ private:
+  // The scales of input channels of the matrices of a part (AWQ, SmoothQuant): columns are
+  // multiplied by them, rows divided. Empty: ones.
+  struct ChannelScales {
+    std::vector<float> columns, rows;
+  };
+  struct Work {  // a matrix on its way
+    models::LinearTensor tensor;
+    std::vector<Target> targets;
+    const InputStats* stats = nullptr;
+    ChannelScales scales;
+  };
+
+  std::string key() const;
+  std::vector<Target> targets(const models::LinearTensor& t) const;
+  ExportOptions export_options() const;
+  bool stopped(double fraction) const;
+  Status run_part(int index, bool streams_needed);
+  Status restore_part(int index, const std::vector<models::LinearTensor>& linears,
+                      bool streams_needed);
+
+  // quantize_part.cc
+  Status quantise_part(int index, const models::Part& part,
+                       const std::vector<models::LinearTensor>& linears);
+  const InputStats* stats_of(const models::LinearTensor& t,
+                             const PartRunner::Collected& collected) const;
+  Status quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
+                       json::Array& records);
+  Status quantise_matrix(const Work& w, const Inputs& inputs, std::vector<StoredTensor>& stored,
+                         json::Array& records);
+  void add_given_statistics(std::vector<Work>& work);
+  Status apply_part(const PartResults::Part& part,
+                    const std::vector<models::LinearTensor>& linears);
+
+  // quantize_output.cc
+  Status write_gguf();
+  Status write_container();
+  json::Object provenance() const;
+
+  WorkingModel& working_;
+  const QuantizeOptions& options_;
+  std::vector<models::Part> parts_;
+  std::map<std::string, std::vector<quant::Format>> formats_;  // GGUF: by source tensor
+  std::map<std::string, std::string> gguf_names_;              // by source tensor
+  std::vector<std::shared_ptr<const tokenizer::Regex>> ignored_;
+  std::optional<PartResults> results_;
+  std::unique_ptr<PartRunner> runner_;
+  std::optional<Importance> given_;       // of options_.imatrix
+  std::vector<InputStats> given_stats_;   // of the part
+  std::vector<std::string> changed_;      // tensors of the part besides its matrices
+  double fraction_ = 0.0;
+  QuantizeReport report_;
+};
+
+// A matrix as a part's file holds it, and back. `name`: of the tensor, with the expert and the
+// format where there are several.
+std::string stored_name(const models::LinearTensor& t, const Target& target);
+void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
+                  std::vector<StoredTensor>& out);
+Result<QuantisedMatrix> load_matrix(const std::string& name, const models::LinearTensor& t,
+                                    const Target& target, const loader::SafetensorsFile& file);
+
+}  // namespace freshet::quantizer

@@ -1,0 +1,245 @@
+// What happens to the matrices of one part of a model that is quantised.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "quantizer/quantize_job.h"
+
+namespace freshet::quantizer {
+namespace {
+
+using models::InputOf;
+using models::LinearTensor;
+
+template <class T>
+StoredTensor stored_array(std::string name, const char* dtype, std::vector<int64_t> shape,
+                          const std::vector<T>& values) {
+  StoredTensor t{std::move(name), dtype, std::move(shape), {}};
+  t.bytes.resize(values.size() * sizeof(T));
+  std::memcpy(t.bytes.data(), values.data(), t.bytes.size());
+  return t;
+}
+
+template <class T>
+std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& name) {
+  std::vector<T> out;
+  const loader::TensorSource* t = file.find(name);
+  if (t == nullptr) return out;
+  out.resize(t->bytes / sizeof(T));
+  std::memcpy(out.data(), t->data, out.size() * sizeof(T));
+  return out;
+}
+
+// Statistics of the inputs after their columns were divided by the scales.
+InputStats scaled_stats(const InputStats& stats, const std::vector<float>& columns) {
+  InputStats out = stats;
+  const auto cols = static_cast<size_t>(stats.cols);
+  for (size_t c = 0; c < cols; ++c) {
+    out.mean_abs[c] /= columns[c];
+    out.max_abs[c] /= columns[c];
+    out.mean_square[c] /= columns[c] * columns[c];
+  }
+  for (size_t r = 0; r < cols && !out.gram.empty(); ++r) {
+    for (size_t c = 0; c < cols; ++c) out.gram[r * cols + c] /= columns[r] * columns[c];
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string stored_name(const LinearTensor& t, const Target& target) {
+  std::string name = t.source->name;
+  if (t.count > 1) name += fmt::format("|{}", t.index);
+  if (const auto* format = std::get_if<quant::Format>(&target))
+    name += fmt::format("|{}", quant::info(*format).name);
+  return name;
+}
+
+void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
+                  std::vector<StoredTensor>& out) {
+  if (const auto* rows = std::get_if<EncodedRows>(&matrix)) {
+    const int64_t stride = rows->rows == 0 ? 0 : std::ssize(rows->bytes) / rows->rows;
+    out.push_back({name + "|rows", "U8", {rows->rows, stride}, rows->bytes});
+    return;
+  }
+  const auto& m = std::get<CodedMatrix>(matrix);
+  const std::vector<float> numbers = {m.global_scale, m.input_scale};
+  out.push_back({name + "|codes", "U8", {m.rows, m.cols}, m.codes});
+  out.push_back(stored_array(name + "|scales", "F32", {std::ssize(m.scales)}, m.scales));
+  out.push_back(stored_array(name + "|numbers", "F32", {2}, numbers));
+  if (!m.zeros.empty()) out.push_back({name + "|zeros", "U8", {std::ssize(m.zeros)}, m.zeros});
+  if (!m.group_of_column.empty()) {
+    out.push_back(stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)},
+                               m.group_of_column));
+  }
+}
+
+Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor& t,
+                                    const Target& target, const loader::SafetensorsFile& file) {
+  if (const auto* format = std::get_if<quant::Format>(&target)) {
+    EncodedRows rows{*format, t.rows, t.cols, array_of<uint8_t>(file, name + "|rows")};
+    if (rows.bytes.size() != static_cast<size_t>(t.rows) * quant::row_bytes(*format, t.cols))
+      return invalid_argument("the finished part lacks '{}'", name);
+    return QuantisedMatrix(std::move(rows));
+  }
+  CodedMatrix m;
+  m.rows = t.rows;
+  m.cols = t.cols;
+  m.codes = array_of<uint8_t>(file, name + "|codes");
+  m.scales = array_of<float>(file, name + "|scales");
+  m.zeros = array_of<uint8_t>(file, name + "|zeros");
+  m.group_of_column = array_of<int32_t>(file, name + "|groups");
+  const auto numbers = array_of<float>(file, name + "|numbers");
+  if (std::ssize(m.codes) != t.rows * t.cols || m.scales.empty() || numbers.size() != 2)
+    return invalid_argument("the finished part lacks '{}'", name);
+  m.global_scale = numbers[0];
+  m.input_scale = numbers[1];
+  return QuantisedMatrix(std::move(m));
+}
+
+// The statistics of a matrix's inputs; nullptr: there are none.
+const InputStats* QuantizeJob::stats_of(const LinearTensor& t,
+                                        const PartRunner::Collected& collected) const {
+  if (t.input == InputOf::kLatent) return nullptr;
+  // A gate and an up projection of an expert are one matrix while a model runs, under one name.
+  std::string name = t.source->name;
+  const int64_t occurrence = t.count > 1 ? t.index : 0;
+  if (const InputStats* found = collected.find(name, occurrence)) return found;
+  const models::Role up = t.role == models::Role::kExpertGate    ? models::Role::kExpertUp
+                          : t.role == models::Role::kExpertsGate ? models::Role::kExpertsUp
+                                                                 : models::Role::kCount;
+  if (up == models::Role::kCount) return nullptr;
+  const auto* other = working_.reader().find(
+      up, ".weight", t.layer, up == models::Role::kExpertUp ? t.expert : -1);
+  return other == nullptr ? nullptr : collected.find(other->name, occurrence);
+}
+
+// Mean squares from an importance matrix, where calibration found nothing.
+void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
+  given_stats_.clear();
+  if (!given_) return;
+  given_stats_.reserve(work.size());
+  for (Work& w : work) {
+    const auto name = gguf_names_.find(w.tensor.source->name);
+    if (w.stats != nullptr || name == gguf_names_.end()) continue;
+    const auto means = given_->of(name->second, std::max(w.tensor.expert, 0), w.tensor.cols);
+    if (means.empty()) continue;
+    InputStats& stats = given_stats_.emplace_back();
+    stats.cols = w.tensor.cols;
+    stats.mean_square.assign(means.begin(), means.end());
+    w.stats = &stats;
+  }
+}
+
+Status QuantizeJob::quantise_part(int index, const models::Part& part,
+                                  const std::vector<LinearTensor>& linears) {
+  std::vector<Work> work;
+  for (const LinearTensor& t : linears) {
+    std::vector<Target> to = targets(t);
+    if (!to.empty()) work.push_back({t, std::move(to), nullptr, {}});
+  }
+  std::vector<StoredTensor> stored;
+  json::Array records;
+  PartRunner::Collected collected;
+  if (!work.empty() && runner_ != nullptr) {
+    const bool products = options_.method.gptq || options_.method.awq;
+    FRESHET_ASSIGN_OR_RETURN(collected, runner_->collect(part, {.gram = products}));
+    for (Work& w : work) w.stats = stats_of(w.tensor, collected);
+  }
+  add_given_statistics(work);
+  FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));
+  json::Object record;
+  record["linears"] = json::Value(std::move(records));
+  return results_->write(index, stored, json::Value(std::move(record)));
+}
+
+// Matrices that read the same inputs come one after the other, so that their moments are prepared
+// once.
+Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
+                                  json::Array& records) {
+  std::vector<bool> done(work.size(), false);
+  ThreadPool& pool = working_.compute()->pool();
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (done[i]) continue;
+    Inputs inputs;
+    if (work[i].stats != nullptr) {
+      const InputStats* stats = work[i].stats;
+      InputStats scaled;
+      if (!work[i].scales.columns.empty()) {
+        scaled = scaled_stats(*stats, work[i].scales.columns);
+        stats = &scaled;
+      }
+      inputs = prepare_inputs(*stats, options_.method.gptq, {}, pool);
+    }
+    for (size_t j = i; j < work.size(); ++j) {
+      const bool same = work[j].stats == work[i].stats &&
+                        work[j].scales.columns == work[i].scales.columns;
+      if (done[j] || !same) continue;
+      done[j] = true;
+      if (stopped(fraction_)) return cancelled("interrupted");
+      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, stored, records));
+      if (work[j].stats == nullptr) break;  // the next one has its own columns
+    }
+  }
+  return {};
+}
+
+Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs,
+                                    std::vector<StoredTensor>& stored, json::Array& records) {
+  ThreadPool& pool = working_.compute()->pool();
+  FRESHET_ASSIGN_OR_RETURN(std::vector<float> numbers, working_.read(w.tensor));
+  const auto cols = static_cast<size_t>(w.tensor.cols);
+  MethodOptions method;
+  method.rounding = options_.method.gptq ? Rounding::kFeedback : Rounding::kNearest;
+  method.weighted = options_.method.imatrix || options_.method.gptq;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (!w.scales.columns.empty()) numbers[i] *= w.scales.columns[i % cols];
+    if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
+  }
+  for (const Target& target : w.targets) {
+    FRESHET_ASSIGN_OR_RETURN(Quantised q,
+                             quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target,
+                                             inputs, method, pool)
+                                 .with_context(w.tensor.source->name));
+    const auto* scheme = std::get_if<Scheme>(&target);
+    if (scheme != nullptr) {
+      FRESHET_RETURN_IF_ERROR(
+          options_.container->settle(std::get<CodedMatrix>(q.matrix), *scheme));
+    }
+    QuantizedLinear line;
+    line.tensor = w.tensor.source->name;
+    line.expert = w.tensor.expert;
+    line.format = scheme != nullptr
+                      ? scheme->name
+                      : std::string(quant::info(std::get<quant::Format>(target)).name);
+    line.rows = w.tensor.rows;
+    line.cols = w.tensor.cols;
+    line.tokens = w.stats == nullptr ? 0 : w.stats->tokens;
+    line.report = q.report;
+    records.push_back(record_of(line));
+    report_.linears.push_back(line);
+    store_matrix(stored_name(w.tensor, target), q.matrix, stored);
+    if (&target == &w.targets.back())
+      FRESHET_RETURN_IF_ERROR(working_.write(w.tensor, dequantise(q.matrix, scheme)));
+  }
+  return {};
+}
+
+// The working model gets the numbers of a part that is finished.
+Status QuantizeJob::apply_part(const PartResults::Part& part,
+                               const std::vector<LinearTensor>& linears) {
+  for (const LinearTensor& t : linears) {
+    const std::vector<Target> to = targets(t);
+    if (to.empty()) continue;
+    FRESHET_ASSIGN_OR_RETURN(const QuantisedMatrix matrix,
+                             load_matrix(stored_name(t, to.back()), t, to.back(), part.file));
+    FRESHET_RETURN_IF_ERROR(
+        working_.write(t, dequantise(matrix, std::get_if<Scheme>(&to.back()))));
+  }
+  return {};
+}
+
+}  // namespace freshet::quantizer
