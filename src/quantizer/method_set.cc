@@ -31,7 +31,8 @@ Result<MethodSet> MethodSet::parse(std::string_view text) {
     text.remove_prefix(plus + 1);
   }
   if (out.awq && out.smoothquant)
-    return invalid_argument("--method {}: awq and smoothquant scale the same channels: use one", all);
+    return invalid_argument("--method {}: awq and smoothquant scale the same channels: use one",
+                            all);
   if (plain && (out.gptq || out.imatrix))
     return invalid_argument("--method {}: rtn does not go with {}", all,
                             out.gptq ? "gptq" : "imatrix");

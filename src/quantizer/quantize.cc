@@ -16,6 +16,8 @@ namespace {
 
 using models::LinearTensor;
 
+}  // namespace
+
 json::Value record_of(const QuantizedLinear& l) {
   json::Object o;
   o["tensor"] = l.tensor;
@@ -30,6 +32,8 @@ json::Value record_of(const QuantizedLinear& l) {
   o["note"] = l.report.note;
   return json::Value(std::move(o));
 }
+
+namespace {
 
 QuantizedLinear linear_of(const json::Value& v) {
   QuantizedLinear l;
@@ -62,8 +66,8 @@ std::string QuantizeJob::key() const {
   key["version"] = 1;
   key["producer"] = options_.producer;
   key["method"] = options_.method.name();
-  key["scheme"] = options_.recipe != nullptr ? std::string(options_.recipe->name())
-                                             : options_.scheme.name;
+  key["scheme"] =
+      options_.recipe != nullptr ? std::string(options_.recipe->name()) : options_.scheme.name;
   key["container"] = options_.container != nullptr ? options_.container->name : "gguf";
   key["group"] = options_.scheme.group;
   key["calibration"] = options_.calibration.hash;
@@ -72,7 +76,8 @@ std::string QuantizeJob::key() const {
   key["ignore"] = json::Value(std::move(ignore));
   json::Array formats;
   for (const auto& [name, of] : formats_) {
-    for (const quant::Format f : of) formats.emplace_back(name + "|" + std::string(quant::info(f).name));
+    for (const quant::Format f : of)
+      formats.emplace_back(name + "|" + std::string(quant::info(f).name));
   }
   key["formats"] = json::Value(std::move(formats));
   json::Array files;
@@ -87,7 +92,9 @@ std::string QuantizeJob::key() const {
 
 Status QuantizeJob::prepare() {
   if (options_.recipe != nullptr) {
-    FRESHET_ASSIGN_OR_RETURN(const auto plan, plan_gguf(working_.checkpoint(), export_options()));
+    FRESHET_ASSIGN_OR_RETURN(
+        const auto plan,
+        plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
     for (const Planned& p : plan) {
       if (quant::info(p.format).plain() || p.shape.size() < 2) continue;
       for (const Planned::Part& part : p.parts) {
@@ -105,6 +112,13 @@ Status QuantizeJob::prepare() {
     }
   }
   parts_ = models::parts_of(working_.model().spec);
+  if (options_.imatrix != nullptr) given_.emplace(*options_.imatrix);
+  for (size_t i = 0; i < parts_.size() && options_.container != nullptr; ++i) {
+    FRESHET_ASSIGN_OR_RETURN(const auto linears, working_.linears(parts_[i]));
+    for (const LinearTensor& t : linears) {
+      if (!targets(t).empty()) places_[t.source->name] = {static_cast<int>(i), t};
+    }
+  }
   return {};
 }
 
@@ -142,7 +156,8 @@ Status QuantizeJob::check_shapes() const {
       const int64_t group = options_.scheme.group;
       if (group > 0 && t.cols % group != 0)
         return unsupported(
-            "tensor '{}' has {} columns, not a multiple of {}: choose another group (--scheme {}_G32) "
+            "tensor '{}' has {} columns, not a multiple of {}: choose another group (--scheme "
+            "{}_G32) "
             "or --ignore it",
             t.source->name, t.cols, group, options_.scheme.name);
     }
@@ -153,13 +168,13 @@ Status QuantizeJob::check_shapes() const {
 
 ModelFacts QuantizeJob::facts() const {
   ModelFacts facts;
-  const json::Value& config = working_.checkpoint().config();
-  facts.dtype = config.get_string("dtype", config.get_string("torch_dtype", "float32"));
+  facts.dtype = working_.dtype();
   for (const models::Part& part : parts_) {
     const auto linears = working_.linears(part);
     if (!linears.ok()) continue;
     for (const LinearTensor& t : *linears) {
-      if (!targets(t).empty()) facts.layers.push_back({module_name(t.source->name), t.rows, t.cols});
+      if (!targets(t).empty())
+        facts.layers.push_back({module_name(t.source->name), t.rows, t.cols});
     }
   }
   return facts;
@@ -221,6 +236,50 @@ Status QuantizeJob::restore_part(int index, const std::vector<LinearTensor>& lin
   for (const json::Value& one : kept->as_array()) report_.linears.push_back(linear_of(one));
   if (!streams_needed) return {};
   return apply_part(part, linears);
+}
+
+Status QuantizeJob::write_output() {
+  double sum = 0.0;
+  for (const QuantizedLinear& l : report_.linears) sum += l.report.relative_error;
+  if (!report_.linears.empty())
+    report_.mean_relative_error = sum / static_cast<double>(report_.linears.size());
+  FRESHET_RETURN_IF_ERROR(read_parts());
+  return options_.recipe != nullptr ? write_gguf() : write_container();
+}
+
+QuantizeReport QuantizeJob::take_report() {
+  std::error_code error;
+  namespace fs = std::filesystem;
+  if (fs::is_directory(options_.output, error)) {
+    for (const auto& entry : fs::directory_iterator(options_.output, error))
+      report_.bytes += static_cast<size_t>(entry.is_regular_file() ? entry.file_size(error) : 0);
+  } else {
+    report_.bytes = static_cast<size_t>(fs::file_size(options_.output, error));
+  }
+  return std::move(report_);
+}
+
+Result<QuantizeReport> quantize(WorkingModel& working, const QuantizeOptions& options) {
+  QuantizeJob job(working, options);
+  FRESHET_RETURN_IF_ERROR(job.prepare());
+  FRESHET_RETURN_IF_ERROR(job.check_shapes());
+  FRESHET_RETURN_IF_ERROR(job.run_parts());
+  FRESHET_RETURN_IF_ERROR(job.write_output());
+  FRESHET_RETURN_IF_ERROR(job.verify());
+  job.remove_partial();
+  return job.take_report();
+}
+
+Result<std::vector<std::string>> loaders_of(WorkingModel& working, const QuantizeOptions& options) {
+  if (options.container == nullptr)
+    return std::vector<std::string>{"llama.cpp: loads", "Freshet: loads"};
+  QuantizeJob job(working, options);
+  FRESHET_RETURN_IF_ERROR(job.prepare());
+  FRESHET_RETURN_IF_ERROR(job.check_shapes());
+  std::vector<std::string> lines;
+  for (const Loader& l : options.container->loaders(options.scheme, job.facts()))
+    lines.push_back(describe(l));
+  return lines;
 }
 
 }  // namespace freshet::quantizer

@@ -36,6 +36,7 @@ struct QuantizeOptions {
   std::string output;
   // One of the two: a GGUF file by its recipe, or a folder of a container.
   const Recipe* recipe = nullptr;
+  const RecipeOverrides* overrides = nullptr;  // with a recipe
   const Container* container = nullptr;
   Scheme scheme;
   std::vector<std::string> ignore;  // regular expressions of modules that stay as they are
@@ -73,7 +74,6 @@ struct QuantizeReport {
 Result<QuantizeReport> quantize(WorkingModel& working, const QuantizeOptions& options);
 
 // Which engines will load the output, one line each. Needs only shapes.
-Result<std::vector<std::string>> loaders_of(const WorkingModel& working,
-                                            const QuantizeOptions& options);
+Result<std::vector<std::string>> loaders_of(WorkingModel& working, const QuantizeOptions& options);
 
 }  // namespace freshet::quantizer

@@ -18,6 +18,7 @@ namespace freshet::quantizer {
 
 // "model.layers.0.mlp.down_proj" of its weight's name.
 std::string module_name(const std::string& tensor);
+json::Value record_of(const QuantizedLinear& linear);
 
 class QuantizeJob {
  public:
@@ -27,6 +28,8 @@ class QuantizeJob {
   Status check_shapes() const;
   Status run_parts();
   Status write_output();
+  Status verify();
+  void remove_partial() { results_->remove(); }
   ModelFacts facts() const;
   QuantizeReport take_report();
 
@@ -64,10 +67,16 @@ class QuantizeJob {
   Status apply_part(const PartResults::Part& part,
                     const std::vector<models::LinearTensor>& linears);
 
+  Status apply_changes(const PartResults::Part& part);
+
   // quantize_output.cc
+  Status read_parts();
   Status write_gguf();
   Status write_container();
+  std::vector<std::string> unquantised() const;
   json::Object provenance() const;
+  Status verify_gguf(const loader::Checkpoint& checkpoint);
+  Status verify_container(const loader::Checkpoint& checkpoint);
 
   WorkingModel& working_;
   const QuantizeOptions& options_;
@@ -75,11 +84,14 @@ class QuantizeJob {
   std::map<std::string, std::vector<quant::Format>> formats_;  // GGUF: by source tensor
   std::map<std::string, std::string> gguf_names_;              // by source tensor
   std::vector<std::shared_ptr<const tokenizer::Regex>> ignored_;
+  // Containers: the part and the matrix by tensor.
+  std::map<std::string, std::pair<int, models::LinearTensor>> places_;
+  std::vector<PartResults::Part> finished_;
   std::optional<PartResults> results_;
   std::unique_ptr<PartRunner> runner_;
-  std::optional<Importance> given_;       // of options_.imatrix
-  std::vector<InputStats> given_stats_;   // of the part
-  std::vector<std::string> changed_;      // tensors of the part besides its matrices
+  std::optional<Importance> given_;      // of options_.imatrix
+  std::vector<InputStats> given_stats_;  // of the part
+  std::vector<std::string> changed_;     // tensors of the part besides its matrices
   double fraction_ = 0.0;
   QuantizeReport report_;
 };

@@ -72,8 +72,8 @@ void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
   out.push_back(stored_array(name + "|numbers", "F32", {2}, numbers));
   if (!m.zeros.empty()) out.push_back({name + "|zeros", "U8", {std::ssize(m.zeros)}, m.zeros});
   if (!m.group_of_column.empty()) {
-    out.push_back(stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)},
-                               m.group_of_column));
+    out.push_back(
+        stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)}, m.group_of_column));
   }
 }
 
@@ -112,8 +112,8 @@ const InputStats* QuantizeJob::stats_of(const LinearTensor& t,
                           : t.role == models::Role::kExpertsGate ? models::Role::kExpertsUp
                                                                  : models::Role::kCount;
   if (up == models::Role::kCount) return nullptr;
-  const auto* other = working_.reader().find(
-      up, ".weight", t.layer, up == models::Role::kExpertUp ? t.expert : -1);
+  const auto* other =
+      working_.reader().find(up, ".weight", t.layer, up == models::Role::kExpertUp ? t.expert : -1);
   return other == nullptr ? nullptr : collected.find(other->name, occurrence);
 }
 
@@ -175,8 +175,8 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
       inputs = prepare_inputs(*stats, options_.method.gptq, {}, pool);
     }
     for (size_t j = i; j < work.size(); ++j) {
-      const bool same = work[j].stats == work[i].stats &&
-                        work[j].scales.columns == work[i].scales.columns;
+      const bool same =
+          work[j].stats == work[i].stats && work[j].scales.columns == work[i].scales.columns;
       if (done[j] || !same) continue;
       done[j] = true;
       if (stopped(fraction_)) return cancelled("interrupted");
@@ -200,14 +200,13 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs,
     if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
   }
   for (const Target& target : w.targets) {
-    FRESHET_ASSIGN_OR_RETURN(Quantised q,
-                             quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target,
-                                             inputs, method, pool)
-                                 .with_context(w.tensor.source->name));
+    auto quantised =
+        quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target, inputs, method, pool);
+    if (!quantised.ok()) return quantised.status().with_context(w.tensor.source->name);
+    Quantised& q = *quantised;
     const auto* scheme = std::get_if<Scheme>(&target);
     if (scheme != nullptr) {
-      FRESHET_RETURN_IF_ERROR(
-          options_.container->settle(std::get<CodedMatrix>(q.matrix), *scheme));
+      FRESHET_RETURN_IF_ERROR(options_.container->settle(std::get<CodedMatrix>(q.matrix), *scheme));
     }
     QuantizedLinear line;
     line.tensor = w.tensor.source->name;
@@ -228,16 +227,31 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs,
   return {};
 }
 
+// The tensors besides its matrices that a part has changed.
+Status QuantizeJob::apply_changes(const PartResults::Part& part) {
+  constexpr std::string_view kChanged = "changed|";
+  for (const loader::TensorSource& t : part.file.tensors()) {
+    if (!t.name.starts_with(kChanged)) continue;
+    const std::string name = t.name.substr(kChanged.size());
+    std::vector<float> values(static_cast<size_t>(t.elements()));
+    FRESHET_ASSIGN_OR_RETURN(const quant::Format format, t.usable_format());
+    quant::info(format).decode(t.data, values.data(), std::ssize(values));
+    FRESHET_RETURN_IF_ERROR(working_.write_all(name, values));
+    changed_.push_back(name);
+  }
+  return {};
+}
+
 // The working model gets the numbers of a part that is finished.
 Status QuantizeJob::apply_part(const PartResults::Part& part,
                                const std::vector<LinearTensor>& linears) {
+  FRESHET_RETURN_IF_ERROR(apply_changes(part));
   for (const LinearTensor& t : linears) {
     const std::vector<Target> to = targets(t);
     if (to.empty()) continue;
     FRESHET_ASSIGN_OR_RETURN(const QuantisedMatrix matrix,
                              load_matrix(stored_name(t, to.back()), t, to.back(), part.file));
-    FRESHET_RETURN_IF_ERROR(
-        working_.write(t, dequantise(matrix, std::get_if<Scheme>(&to.back()))));
+    FRESHET_RETURN_IF_ERROR(working_.write(t, dequantise(matrix, std::get_if<Scheme>(&to.back()))));
   }
   return {};
 }

@@ -47,6 +47,11 @@ Result<std::unique_ptr<WorkingModel>> WorkingModel::open(
   return working;
 }
 
+std::string WorkingModel::dtype() const {
+  const json::Value& config = checkpoint_.config();
+  return config.get_string("dtype", config.get_string("torch_dtype", "float32"));
+}
+
 Result<std::vector<models::LinearTensor>> WorkingModel::linears(const models::Part& part) const {
   return models::linear_tensors(*reader_, model_.spec, part);
 }

@@ -27,6 +27,7 @@ class WorkingModel {
   const models::Description& model() const { return model_; }
   const models::WeightReader& reader() const { return *reader_; }
   const std::shared_ptr<runtime::Compute>& compute() const { return compute_; }
+  std::string dtype() const;  // config.json's: what the model computes in
 
   // The linear layers of a part.
   Result<std::vector<models::LinearTensor>> linears(const models::Part& part) const;

@@ -39,8 +39,8 @@ class PartRunner {
   Status read(int64_t window, float* rows) const { return streams_.read(window, rows); }
   bool on_disk() const { return streams_.on_disk(); }
 
-  // A projection's statistics by the name of its tensor; the parts of a stacked tensor and the
-  // halves of an expert are told apart by their order.
+  // A projection's statistics by the name of its tensor. `occurrence` counts the projections with
+  // one name: the experts of a stacked tensor, in order.
   struct Collected {
     std::unique_ptr<InputCollector> collector;
     std::vector<Model::WeightInfo> weights;  // by Weight::id

@@ -47,7 +47,7 @@ Quantised encode_rows(const std::vector<float>& w, int64_t rows, int64_t cols, q
     quant::info(format).encode(w.data() + r * cols,
                                out.bytes.data() + static_cast<size_t>(r) * bytes, cols, weights);
   });
-  return {std::move(out), std::nullopt, {}};
+  return {std::move(out), {}};
 }
 
 }  // namespace
