@@ -17,6 +17,7 @@
 #include "base/thread_pool.h"
 #include "loader/checkpoint.h"
 #include "quantizer/export_plan.h"
+#include "quantizer/imatrix.h"
 #include "quantizer/recipe.h"
 
 namespace freshet::quantizer {
@@ -39,7 +40,10 @@ class RowSource {
 struct ExportOptions {
   std::string output;
   Recipe recipe;
-  std::string name;  // general.name
+  RecipeOverrides overrides;
+  const Imatrix* imatrix = nullptr;  // optional; must outlive the call
+  std::string imatrix_file;          // its name in the metadata
+  std::string name;                  // general.name
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
   RowSource* rows = nullptr;                      // optional; must outlive the call
@@ -47,6 +51,11 @@ struct ExportOptions {
   // Gets one line for each feature that other readers of GGUF will miss. Must be set.
   std::function<void(const std::string& line)> warn;
 };
+
+// The tensors that export_gguf() will write, in its order, with their formats. Their parts point
+// into the checkpoint. Uses the recipe, the overrides and the importance matrix of the options.
+Result<std::vector<Planned>> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                                       const ExportOptions& options);
 
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
                    const ExportOptions& options);
