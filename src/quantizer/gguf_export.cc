@@ -49,8 +49,8 @@ class TensorWriter {
     encoded_.resize(static_cast<size_t>(p.rows()) * quant::row_bytes(p.format, p.cols()));
     bool done = false;
     if (options_.rows != nullptr) {
-      FRESHET_ASSIGN_OR_RETURN(done,
-                               options_.rows->encode(p, [&] { return reader_.read(p); }, encoded_));
+      const RowSource::Numbers numbers = [&] { return reader_.read(p); };
+      FRESHET_ASSIGN_OR_RETURN(done, options_.rows->encode(p, numbers, encoded_));
     }
     if (!done) {
       FRESHET_ASSIGN_OR_RETURN(const auto numbers, reader_.read(p));
@@ -182,7 +182,7 @@ Result<std::vector<Planned>> plan_from(const Source& source, const loader::Check
   const Progress no_progress;
   const models::WeightReader reader(checkpoint, *source.architecture, *ops, no_progress);
   return ExportPlanner(reader, checkpoint, source.spec, options.recipe, &options.overrides,
-                       options.importance || options.imatrix != nullptr)
+                       options.imatrix != nullptr)
       .plan(options.warn);
 }
 
