@@ -11,9 +11,12 @@ FP8 is compared with ml_dtypes' E4M3: fp8.blocks, fp8.f32 and lines of rmse.txt,
 INT8, a row each, with the rule of compressed-tensors, all that --int8 writes.
 INT4 groups are decoded by numpy, and encoded by the rule of compressed-tensors for asymmetric groups:
 int4_*.blocks and .f32 and lines of rmse.txt, all that --int4 writes.
+The formats of published safetensors files (FP8 and integers in small groups, MXFP8, NVFP4, NF4, FP4) are
+decoded by numpy and ml_dtypes and encoded by the plain rules of compressed-tensors and bitsandbytes: scales
+that just cover a block; all that --published writes.
 
 Needs: pip install gguf ml_dtypes numpy. Usage: tools/golden_quant.py [--out FOLDER]
-       [--ggml libggml-base.so | --fp8 | --int4 | --int8]
+       [--ggml libggml-base.so | --fp8 | --int4 | --int8 | --published]
 """
 import argparse
 import ctypes
@@ -178,6 +181,123 @@ def int8(out):
     (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
 
 
+# As bitsandbytes creates them.
+NF4 = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                0.7229568362236023, 1.0], np.float32)
+FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / np.float32(12)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+EDGE_SCALES = [1, 0, -0.0, 1e-40, 3e35, np.float32(2) ** -126]
+
+
+def nearest(levels, x):
+    return levels[np.abs(x[..., None] - levels).argmin(-1)]
+
+
+def e4m3_codes(rng, shape):
+    codes = rng.integers(0, 256, shape, dtype=np.uint8)
+    codes[(codes & 0x7f) == 0x7f] = 0x80
+    return codes
+
+
+def write_case(out, name, blocks, decoded, encode):
+    """encode: rows of ROWS numbers as others encode and decode them."""
+    (out / f"{name}.blocks").write_bytes(blocks)
+    (out / f"{name}.f32").write_bytes(decoded.astype("<f4").tobytes())
+    rows = np.frombuffer((out / "input.f32").read_bytes(), "<f4").reshape(-1, ROWS)
+    lines = [s for s in (out / "rmse.txt").read_text().splitlines(True) if not s.startswith(name + " ")]
+    for kind, x in zip(inputs(np.random.default_rng(20)), rows):
+        error = np.sqrt(np.mean((x.astype(np.float64) - encode(x).reshape(-1)) ** 2))
+        lines.append(f"{name} {kind} {error:.9e}\n")
+    (out / "rmse.txt").write_text("".join(lines), encoding="ascii")
+
+
+def published_floats(out, rng):
+    import ml_dtypes
+    e4m3 = ml_dtypes.float8_e4m3fn
+    scales = (rng.standard_normal((20, 1)) * 0.05).astype("<f4")
+    scales[:6, 0] = EDGE_SCALES
+
+    codes = e4m3_codes(rng, (20, 32))
+    def in_groups(x):
+        x = x.reshape(-1, 32)
+        s = np.abs(x).max(-1, keepdims=True) / np.float32(448)
+        return (x / np.where(s > 0, s, 1)).astype(e4m3).astype(np.float32) * s
+    write_case(out, "fp8_g32", np.hstack([codes, scales.view(np.uint8)]).tobytes(),
+               codes.view(e4m3).astype("<f4") * scales, in_groups)
+
+    powers = rng.integers(100, 140, (20, 1), dtype=np.uint8)
+    powers[:4, 0] = [0, 1, 127, 245]
+    def in_powers(x):
+        x = x.reshape(-1, 32)
+        most = np.abs(x).max(-1, keepdims=True)
+        s = np.exp2(np.floor(np.log2(np.where(most > 0, most, 1))) - 8).astype(np.float32)
+        return np.clip(x / s, -448, 448).astype(e4m3).astype(np.float32) * s
+    write_case(out, "mxfp8", np.hstack([codes, powers]).tobytes(),
+               codes.view(e4m3).astype("<f4") * np.ldexp(np.float32(1), powers.astype(int) - 127), in_powers)
+
+    whole = np.array([0.0137], "<f4")
+    q = rng.integers(0, 16, (40, 16), dtype=np.uint8)
+    scales = e4m3_codes(rng, (40, 1))
+    level = np.where(q > 8, -E2M1[q & 7], E2M1[q & 7])
+    def in_sixteens(x):
+        whole = np.abs(x).max() / np.float32(448 * 6)
+        x = x.reshape(-1, 16)
+        s = (np.abs(x).max(-1, keepdims=True) / 6 / whole).astype(e4m3).astype(np.float32) * whole
+        y = np.clip(np.abs(x) / np.where(s > 0, s, 1), 0, 6)
+        return np.sign(x) * nearest(E2M1, y) * s
+    blocks = np.hstack([scales, q[:, :8] | q[:, 8:] << 4])
+    write_case(out, "nvfp4", whole.tobytes() + blocks.tobytes(),
+               level * (scales.view(e4m3).astype("<f4") * whole), in_sixteens)
+
+    for name, levels in (("nf4", NF4), ("fp4", FP4)):
+        q = rng.integers(0, 16, (20, 64), dtype=np.uint8)
+        scales = (rng.standard_normal((20, 1)) * 0.05).astype("<f4")
+        scales[:6, 0] = EDGE_SCALES
+        def in_levels(x):
+            x = x.reshape(-1, 64)
+            s = np.abs(x).max(-1, keepdims=True)
+            return nearest(levels, x / np.where(s > 0, s, 1)) * s
+        write_case(out, name, np.hstack([q[:, ::2] | q[:, 1::2] << 4, scales.view(np.uint8)]).tobytes(),
+                   levels[q] * scales, in_levels)
+
+
+def published_integers(out, rng, bits, group):
+    """The upper 24 bits of an F32 above a zero point, after the numbers: low pairs of bits, then high ones."""
+    n, top = 1024 // group, (1 << bits) - 1
+    scales = (rng.standard_normal(n) * 0.05).astype("<f4")
+    scales[:6] = EDGE_SCALES
+    held = scales.view("<u4") & np.uint32(0xFFFFFF00)
+    zeros = rng.integers(0, top + 1, n, dtype=np.uint32)
+    q = rng.integers(0, top + 1, (n, group // 32, 32), dtype=np.uint8)
+    if bits == 8:
+        packed = q
+    else:
+        pairs, high = (q & 3).reshape(n, -1, 4, 8), (q >> 2).reshape(n, -1, 8, 4)
+        packed = sum(pairs[:, :, i] << (2 * i) for i in range(4))
+        if bits == 3:
+            packed = np.concatenate([packed, sum(high[:, :, i] << i for i in range(8))], -1)
+    head = (held | zeros).astype("<u4").view(np.uint8).reshape(n, 4)
+    numbers = q.reshape(n, group).astype(np.int32) - zeros.astype(np.int32)[:, None]
+    def in_range(x):
+        x = x.reshape(-1, group)
+        low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+        scale = np.where(high > low, (high - low) / np.float32(top), np.float32(1))
+        zero = np.clip(np.round(-low / scale), 0, top)
+        return (np.clip(np.round(x / scale) + zero, 0, top) - zero) * scale
+    write_case(out, f"int{bits}_g{group}", np.hstack([packed.reshape(n, -1), head]).tobytes(),
+               numbers.astype("<f4") * held.view("<f4")[:, None], in_range)
+
+
+def published(out):
+    rng = np.random.default_rng(23)
+    published_floats(out, rng)
+    for bits in (2, 3, 8):
+        for group in (128, 32):
+            published_integers(out, rng, bits, group)
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=pathlib.Path, default="tests/data/quant")
@@ -185,6 +305,7 @@ def main():
     args.add_argument("--fp8", action="store_true")
     args.add_argument("--int8", action="store_true")
     args.add_argument("--int4", action="store_true")
+    args.add_argument("--published", action="store_true")
     args = args.parse_args()
     if args.fp8:
         return fp8(args.out)
@@ -192,6 +313,8 @@ def main():
         return [int4(args.out, group) for group in (32, 128)]
     if args.int8:
         return int8(args.out)
+    if args.published:
+        return published(args.out)
     args.out.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(20)
     for kind in [*F16_FIELDS, *OTHERS]:
@@ -206,6 +329,7 @@ def main():
     for group in (32, 128):
         int4(args.out, group)
     int8(args.out)
+    published(args.out)
 
 
 if __name__ == "__main__":

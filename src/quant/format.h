@@ -3,8 +3,8 @@
 // A row of K values is head_bytes (one scale for the row; most formats have none), followed by K /
 // block_size blocks of block_bytes each; K must be a multiple of block_size. Plain types have a
 // block size of one and no head. The quantised formats are those of GGUF (ggml's block layouts,
-// little-endian), FP8, INT8 and INT4 groups. decode() defines the values of a row: every kernel is
-// tested against it. All functions are pure and thread-safe.
+// little-endian), FP8, INT8, groups of integers, MXFP8, NVFP4, NF4 and FP4. decode() defines the
+// values of a row: every kernel is tested against it. All functions are pure and thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,18 @@ enum class Format : uint8_t {
   kMXFP4,
   kInt4G128,
   kInt4G32,
+  // Published in safetensors files only.
+  kMXFP8,
+  kFP8G32,
+  kNF4,
+  kFP4,
+  kNVFP4,
+  kInt2G128,
+  kInt2G32,
+  kInt3G128,
+  kInt3G32,
+  kInt8G128,
+  kInt8G32,
 };
 
 inline constexpr uint32_t kNoGgmlType = ~uint32_t{0};

@@ -7,9 +7,13 @@
 #include "quant/fp8.h"
 #include "quant/int4.h"
 #include "quant/int8.h"
+#include "quant/int_groups.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
+#include "quant/mxfp8.h"
+#include "quant/nf4.h"
+#include "quant/nvfp4.h"
 #include "quant/plain.h"
 #include "quant/q2_k.h"
 #include "quant/q3_k.h"
@@ -86,10 +90,13 @@ constexpr FormatInfo row() {
 
 // In the order of Format.
 constexpr std::array kFormats = {
-    row<F32>(),    row<F16>(),    row<BF16>(),  row<FP8>(),      row<INT8>(),
-    row<Q4_0>(),   row<Q4_1>(),   row<Q5_0>(),  row<Q5_1>(),     row<Q8_0>(),
-    row<Q2_K>(),   row<Q3_K>(),   row<Q4_K>(),  row<Q5_K>(),     row<Q6_K>(),
-    row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(), row<Int4G128>(), row<Int4G32>(),
+    row<F32>(),      row<F16>(),     row<BF16>(),     row<FP8>(),      row<INT8>(),
+    row<Q4_0>(),     row<Q4_1>(),    row<Q5_0>(),     row<Q5_1>(),     row<Q8_0>(),
+    row<Q2_K>(),     row<Q3_K>(),    row<Q4_K>(),     row<Q5_K>(),     row<Q6_K>(),
+    row<IQ4_NL>(),   row<IQ4_XS>(),  row<MXFP4>(),    row<Int4G128>(), row<Int4G32>(),
+    row<MXFP8>(),    row<FP8G32>(),  row<NF4>(),      row<FP4>(),      row<NVFP4>(),
+    row<Int2G128>(), row<Int2G32>(), row<Int3G128>(), row<Int3G32>(),  row<Int8G128>(),
+    row<Int8G32>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {

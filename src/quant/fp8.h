@@ -1,6 +1,8 @@
 // FP8: blocks of 128 8-bit values (E4M3 of the OCP 8-bit Floating Point Specification v1.0: sign, 4
 // exponent bits, 3 mantissa bits, no infinity) times an F32 scale; 8.25 bits per value. Published
-// scales per tensor, per row or per 128 by 128 values become scales of such blocks. No GGUF type.
+// scales per tensor, per row or per 128 by 128 values become scales of such blocks. fp8_g32 has
+// blocks of 32, 9 bits per value, for rows and published blocks that are not multiples of 128. No
+// GGUF type.
 #pragma once
 
 #include <array>
@@ -38,24 +40,26 @@ inline uint8_t f32_to_e4m3(float f) {
   return static_cast<uint8_t>(sign | u);
 }
 
-struct FP8 {
-  static constexpr Format kFormat = Format::kFP8;
-  static constexpr std::string_view kName = "fp8";
-  static constexpr int kBlockSize = 128;
+inline constexpr auto kE4M3Values = [] {
+  std::array<float, 256> v{};
+  for (size_t i = 0; i < v.size(); ++i) v[i] = e4m3_to_f32(static_cast<uint8_t>(i));
+  return v;
+}();
+
+template <Format kOf, int kSize>
+struct Fp8Blocks {
+  static constexpr Format kFormat = kOf;
+  static constexpr std::string_view kName = kSize == 128 ? "fp8" : "fp8_g32";
+  static constexpr int kBlockSize = kSize;
   static constexpr uint32_t kGgmlType = kNoGgmlType;
   struct Block {
-    uint8_t codes[128];
+    uint8_t codes[kSize];
     float scale;
   };
-  static_assert(sizeof(Block) == 132);
+  static_assert(sizeof(Block) == kSize + sizeof(float));
 
   static void decode(const Block& b, float* out) {
-    static constexpr auto kValues = [] {
-      std::array<float, 256> v{};
-      for (size_t i = 0; i < v.size(); ++i) v[i] = e4m3_to_f32(static_cast<uint8_t>(i));
-      return v;
-    }();
-    for (int i = 0; i < kBlockSize; ++i) out[i] = kValues[b.codes[i]] * b.scale;
+    for (int i = 0; i < kBlockSize; ++i) out[i] = kE4M3Values[b.codes[i]] * b.scale;
   }
 
   // Tries the scales that map the largest value to one of the eight highest codes.
@@ -80,5 +84,8 @@ struct FP8 {
     }
   }
 };
+
+using FP8 = Fp8Blocks<Format::kFP8, 128>;
+using FP8G32 = Fp8Blocks<Format::kFP8G32, 32>;
 
 }  // namespace freshet::quant

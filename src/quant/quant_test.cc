@@ -111,7 +111,12 @@ TEST_P(EachBlockFormat, HonoursImportance) {
   for (float& v : w) v = std::exp(static_cast<float>(random() % 1000) / 150.0f);
   const double blind = rmse(x, round_trip(f, x), w.data());
   const double seeing = rmse(x, round_trip(f, x, w.data()), w.data());
-  EXPECT_LT(seeing, blind);
+  // A power of two below levels that are floating-point numbers leaves nothing to choose.
+  if (f.format == Format::kMXFP8) {
+    EXPECT_LE(seeing, blind);
+  } else {
+    EXPECT_LT(seeing, blind);
+  }
   // Only the ratios of weights matter.
   std::vector<float> scaled = w;
   for (float& v : scaled) v *= 1024.0f;

@@ -25,6 +25,10 @@ constexpr ActKind act_kind(Format f) {
     case Format::kF32:
     case Format::kF16:
     case Format::kFP8:
+    case Format::kMXFP8:
+    case Format::kFP8G32:
+    case Format::kNF4:
+    case Format::kFP4:
       return ActKind::kF32;
     case Format::kBF16:
       return ActKind::kBF16;
@@ -36,8 +40,10 @@ constexpr ActKind act_kind(Format f) {
 }
 
 constexpr const char* kNames[kFormats] = {
-    "f32",  "f16",  "bf16", "fp8",  "int8", "q4_0",   "q4_1",   "q5_0",  "q5_1",      "q8_0",
-    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_g128", "int4_g32"};
+    "f32",    "f16",       "bf16",      "fp8",       "int8",     "q4_0",      "q4_1",    "q5_0",
+    "q5_1",   "q8_0",      "q2_k",      "q3_k",      "q4_k",     "q5_k",      "q6_k",    "iq4_nl",
+    "iq4_xs", "mxfp4",     "int4_g128", "int4_g32",  "mxfp8",    "fp8_g32",   "nf4",     "fp4",
+    "nvfp4",  "int2_g128", "int2_g32",  "int3_g128", "int3_g32", "int8_g128", "int8_g32"};
 
 template <const IsaKernels& kernels, Format f>
 void run(const MatmulArgs& args, const uint8_t* act, int64_t act_row_bytes, int64_t first,
@@ -93,7 +99,7 @@ constexpr MatmulKernel row() {
           (kernels.gates >> static_cast<int>(f) & 1) != 0};
 }
 
-constexpr size_t kRows = 112;
+constexpr size_t kRows = 160;
 struct Rows {
   std::array<MatmulKernel, kRows> rows{};
   size_t count = 0;

@@ -9,7 +9,8 @@ namespace freshet::cpu {
 
 // In the order of quant::Format.
 const IsaKernels kAvx512Kernels = {
-    .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>, run_fp8},
+    .run = {run_f32<LinesF32>, run_f32<LinesF16>, run<FamilyBf16, LinesBF16>, run_fp8<LinesFP8>,
+            FRESHET_NO_WHOLE_NUMBER_KERNELS, FRESHET_SMALL_FLOAT_KERNELS},
     .bf16 = encode_bf16,
     .q8x256 = encode_q8x256,
     .int8 = encode_int8,

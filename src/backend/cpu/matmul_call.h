@@ -44,7 +44,7 @@ using MatmulRun = void (*)(const MatmulCall& call, int64_t first, int64_t last);
 using EncodeRow = void (*)(const float* x, int64_t cols, int64_t first, int64_t last, bool fine,
                            uint8_t* out);
 
-inline constexpr int kFormats = 20;
+inline constexpr int kFormats = 31;
 
 // The kernels of one instruction set; nullptr if it has none of its own.
 struct IsaKernels {
@@ -52,7 +52,7 @@ struct IsaKernels {
   EncodeRow bf16;
   EncodeRow q8x256;
   EncodeRow int8;
-  uint32_t gates = 0;  // bit f: whether GEMMs of format f accept MatmulCall::gate
+  uint64_t gates = 0;  // bit f: whether GEMMs of format f accept MatmulCall::gate
 };
 
 extern const IsaKernels kScalarKernels;

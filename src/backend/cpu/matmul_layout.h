@@ -30,6 +30,11 @@
 //   fp8      a block is 128 k: 32 lines, each 16 rows x 2 k, then 16 rows of the next two;
 //            scale[16] f32
 //   int8     a block is 64 k: 16 lines (an AMX tile); after all blocks, a line: scale[16] f32
+//   mxfp8    a block is 32 k: 8 lines as in fp8                          e[16] bytes
+//   fp8_g32  the same, then scale[16] f32
+//   nf4, fp4 a block is 64 k: 8 lines of 8 k each, then scale[16] f32
+//   nvfp4    a block is 16 k: 2 lines; after all blocks: scale[16] f32   scale[16] bytes
+//   int2, int3, int8_g   for every 32 k 2, 3 or 8 lines; then zd[16] u32
 //
 // Rows past the last one are zero bytes, and so are values past the end of a row.
 #pragma once
@@ -92,6 +97,27 @@ constexpr PanelLayout panel_layout(quant::Format f) {
       return {256, 52 * kLine, 32};
     case Format::kIQ4_XS:
       return {256, 34 * kLine, 0};
+    case Format::kMXFP8:
+      return {32, 8 * kLine, 16};
+    case Format::kFP8G32:
+      return {32, 9 * kLine, 0};
+    case Format::kNF4:
+    case Format::kFP4:
+      return {64, 9 * kLine, 0};
+    case Format::kNVFP4:
+      return {16, 2 * kLine, 16, kLine};
+    case Format::kInt2G128:
+      return {128, 9 * kLine, 0};
+    case Format::kInt2G32:
+      return {32, 3 * kLine, 0};
+    case Format::kInt3G128:
+      return {128, 13 * kLine, 0};
+    case Format::kInt3G32:
+      return {32, 4 * kLine, 0};
+    case Format::kInt8G128:
+      return {128, 33 * kLine, 0};
+    case Format::kInt8G32:
+      return {32, 9 * kLine, 0};
   }
   return {};
 }

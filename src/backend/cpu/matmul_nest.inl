@@ -137,6 +137,19 @@ struct FamilyInt4 : FamilyBase {
   }
 };
 
+// NVFP4's levels are doubled, and a row has a scale of its own.
+template <class F, int planes>
+struct FamilyNvfp4 : FamilyInt4<F, planes> {
+  using Source = PackedInt4<F>;
+  explicit FamilyNvfp4(const MatmulCall& c) : FamilyInt4<F, planes>(c) {}
+  FRESHET_INLINE_MEMBER F32 result(const MatmulCall& c, int64_t panel, int64_t, F32 acc) const {
+    constexpr PanelLayout kLayout = Source::kLayout;
+    const Source w(c, panel);
+    const F32 scale = bits_f(load_i(w.tail_part + c.cols / kLayout.block * kLayout.tail));
+    return mul_f(acc, mul_f(scale, set_f(0.5f)));
+  }
+};
+
 // Plain values, used as they are packed, times rows of F32 as they are.
 template <class F, int planes>
 struct FamilyF32 : FamilyBase {
@@ -212,10 +225,11 @@ struct FamilyBf16 : FamilyBase {
   }
 };
 
-// The same for FP8, whose rows are whole blocks.
+// The same for FP8 and for 4-bit levels, whose rows are whole blocks.
+template <class F>
 struct FamilyFp8 : FamilyBase {
-  using Source = Packed<LinesFP8>;
-  static constexpr int kBlock = 128, kTile = kFloatTile;
+  using Source = Packed<F>;
+  static constexpr int kBlock = Source::kLayout.block, kTile = kFloatTile;
   static constexpr int64_t kUnpackedBlock = 0;
   explicit FamilyFp8(const MatmulCall&) {}
 
@@ -223,12 +237,16 @@ struct FamilyFp8 : FamilyBase {
   template <int T>
   void unpacked_tile(const MatmulCall& c, int64_t panel, const uint8_t*,
                      const uint8_t* const (&row)[T], int64_t b0, int64_t b1, F32 (&acc)[T]) const {
-    tile_fp8<T>(Source(c, panel), row, b0, b1, acc);
+    packed_tile<T>(Source(c, panel), row, b0, b1, acc);
   }
   template <int T>
   void packed_tile(const Source& w, const uint8_t* const (&row)[T], int64_t b0, int64_t b1,
                    F32 (&acc)[T]) const {
-    tile_fp8<T>(w, row, b0, b1, acc);
+    if constexpr (kBlock == 64) {
+      tile_levels<F, T>(w, row, b0, b1, acc);
+    } else {
+      tile_fp8<F, T>(w, row, b0, b1, acc);
+    }
   }
 };
 
@@ -409,8 +427,9 @@ void run(const MatmulCall& c, int64_t first, int64_t last) {
     run_family<Family<F, 1>>(c, first, last);
   }
 }
-inline void run_fp8(const MatmulCall& c, int64_t first, int64_t last) {
-  run_family<FamilyFp8>(c, first, last);
+template <class F>
+void run_fp8(const MatmulCall& c, int64_t first, int64_t last) {
+  run_family<FamilyFp8<F>>(c, first, last);
 }
 template <class F>
 void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
@@ -425,6 +444,21 @@ void run_f32(const MatmulCall& c, int64_t first, int64_t last) {
       run<Family256, BlockQ5_K>, run<Family256, BlockQ6_K>, run<Family256, BlockIQ4_NL>,        \
       run<Family256, BlockIQ4_XS>, run<Family256, BlockMXFP4>, run<FamilyInt4, BlockInt4<128>>, \
       run<FamilyInt4, BlockInt4<32>>
+
+// Those of the same formats for an instruction set that has none.
+#define FRESHET_NO_WHOLE_NUMBER_KERNELS                                                     \
+  nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, \
+      nullptr, nullptr, nullptr, nullptr, nullptr, nullptr
+
+// From Format::kMXFP8 on: first the products of F32, then those of integers.
+#define FRESHET_SMALL_FLOAT_KERNELS \
+  run_fp8<LinesMXFP8>, run_fp8<LinesFP8G32>, run_fp8<LinesNF4>, run_fp8<LinesFP4>
+#define FRESHET_NO_SMALL_FLOAT_KERNELS nullptr, nullptr, nullptr, nullptr
+#define FRESHET_GROUP_KERNELS                                              \
+  run<FamilyNvfp4, BlockNVFP4>, run<FamilyInt4, BlockInt<2, 128>>,         \
+      run<FamilyInt4, BlockInt<2, 32>>, run<FamilyInt4, BlockInt<3, 128>>, \
+      run<FamilyInt4, BlockInt<3, 32>>, run<FamilyInt4, BlockInt<8, 128>>, \
+      run<FamilyInt4, BlockInt<8, 32>>
 
 }  // namespace
 }  // namespace freshet::cpu

@@ -72,6 +72,25 @@ constexpr BlockMap block_map(Format f) {
       return {{{0, 4, 16, 0}}, 1};
     case Format::kFP8:
       return {{{0, 2, 64, 0}, {128, 4, 1, 2048}}, 2};
+    case Format::kMXFP8:
+      return {{{0, 2, 16, 0}, {32, 1, 1, 0, true}}, 2};
+    case Format::kFP8G32:
+      return {{{0, 2, 16, 0}, {32, 4, 1, 512}}, 2};
+    case Format::kNVFP4:
+      return {{{1, 4, 2, 0}, {0, 1, 1, 0, true}}, 2};
+    case Format::kNF4:
+    case Format::kFP4:
+    case Format::kInt2G128:
+    case Format::kInt8G32:
+      return {{{0, 4, 9, 0}}, 1};
+    case Format::kInt2G32:
+      return {{{0, 4, 3, 0}}, 1};
+    case Format::kInt3G128:
+      return {{{0, 4, 13, 0}}, 1};
+    case Format::kInt3G32:
+      return {{{0, 4, 4, 0}}, 1};
+    case Format::kInt8G128:
+      return {{{0, 4, 33, 0}}, 1};
   }
   return {};
 }
@@ -92,7 +111,12 @@ static_assert(covers(Format::kIQ4_NL, 18) && covers(Format::kIQ4_XS, 136));
 static_assert(covers(Format::kMXFP4, 17) && covers(Format::kF32, 128));
 static_assert(covers(Format::kF16, 64) && covers(Format::kBF16, 64) && covers(Format::kFP8, 132));
 static_assert(covers(Format::kInt4G128, 67) && covers(Format::kInt4G32, 19));
-static_assert(covers(Format::kINT8, 64));
+static_assert(covers(Format::kINT8, 64) && covers(Format::kMXFP8, 33));
+static_assert(covers(Format::kFP8G32, 36) && covers(Format::kNF4, 36) && covers(Format::kFP4, 36));
+static_assert(covers(Format::kNVFP4, 9) && covers(Format::kInt2G128, 36));
+static_assert(covers(Format::kInt2G32, 12) && covers(Format::kInt3G128, 52));
+static_assert(covers(Format::kInt3G32, 16) && covers(Format::kInt8G128, 132));
+static_assert(covers(Format::kInt8G32, 36));
 
 // Rearranges the 32 high bits of a row of Q5_0 or Q5_1: bit 4 p + j goes to bit p of byte j, so
 // that they line up with quad p of a line.

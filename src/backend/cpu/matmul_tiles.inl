@@ -10,6 +10,7 @@
 #include "backend/cpu/matmul_blocks.inl"
 #include "backend/cpu/matmul_call.h"
 #include "backend/cpu/matmul_layout.h"
+#include "quant/levels4.h"
 
 namespace freshet::cpu {
 namespace {
@@ -443,21 +444,40 @@ FRESHET_INLINE void tile_float(const Packed<F>& w, const uint8_t* const (&x)[T],
   }
 }
 
-// FP8: blocks of 128 k times F32 rows. The sum of a block is scaled.
-struct LinesFP8 {
-  static constexpr Format kFormat = Format::kFP8;
+// FP8: blocks of 128 or 32 k times F32 rows. The sum of a block is scaled. Loaded values are 256
+// times too small.
+template <Format kOf, int kSize>
+struct LinesFp8Blocks {
+  static constexpr Format kFormat = kOf;
+  static constexpr int kBlock = kSize;
+  FRESHET_INLINE F32 scale(const uint8_t* main, const uint8_t*) {
+    return mul_f(bits_f(line_at(main, kSize / 4)), set_f(256));
+  }
+  FRESHET_INLINE F32 whole(F32 sum) { return sum; }
 };
-template <int T>
-FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x)[T], int64_t b0,
+using LinesFP8 = LinesFp8Blocks<Format::kFP8, 128>;
+using LinesFP8G32 = LinesFp8Blocks<Format::kFP8G32, 32>;
+struct LinesMXFP8 {
+  static constexpr Format kFormat = Format::kMXFP8;
+  static constexpr int kBlock = 32;
+  // 2^(e - 127), subnormal for e = 0. 256 times it may be too large for an F32.
+  FRESHET_INLINE F32 scale(const uint8_t*, const uint8_t* tail) {
+    const I32 e = load_u8(tail);
+    return bits_f(or_i(shl(e, 23), and_i(sar(sub_i(e, set_i(1)), 31), set_i(0x00400000))));
+  }
+  FRESHET_INLINE F32 whole(F32 sum) { return mul_f(sum, set_f(256)); }
+};
+template <class F, int T>
+FRESHET_INLINE void tile_fp8(const Packed<F>& w, const uint8_t* const (&x)[T], int64_t b0,
                              int64_t b1, F32 (&acc)[T]) {
-  constexpr int kPairBytes = 2 * kPanelRows, kUnits = 256;  // loaded values times 256
+  constexpr int kPairBytes = 2 * kPanelRows;
   for (int64_t b = b0; b < b1; ++b) {
     const uint8_t* p = w.main(b);
-    prefetch_lines<1>(p + 32 * kLine + kAhead);
+    prefetch_lines<1>(p + F::kBlock / 4 * kLine + kAhead);
     F32 even[T], odd[T];
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) even[t] = odd[t] = zero_f();
-    for (int i = 0; i < 64; i += 4) {
+    for (int i = 0; i < F::kBlock / 2; i += 4) {
       prefetch_lines<2>(p + i * kPairBytes + kAhead);
       FRESHET_UNROLL
       for (int j = i; j < i + 4; ++j) {
@@ -465,13 +485,54 @@ FRESHET_INLINE void tile_fp8(const Packed<LinesFP8>& w, const uint8_t* const (&x
         load_e4m3(p + j * kPairBytes, we, wo);
         FRESHET_UNROLL
         for (int t = 0; t < T; ++t) {
-          const uint8_t* const from = x[t] + b * 512 + 8 * j;
+          const uint8_t* const from = x[t] + b * (F::kBlock * 4) + 8 * j;
           even[t] = fma_f(we, set_f(f32_at(from)), even[t]);
           odd[t] = fma_f(wo, set_f(f32_at(from + 4)), odd[t]);
         }
       }
     }
-    const F32 scale = mul_f(bits_f(line_at(p, 32)), set_f(kUnits));
+    const F32 scale = F::scale(p, w.tail(b));
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) {
+      acc[t] = fma_f(F::whole(add_f(even[t], odd[t])), scale, acc[t]);
+    }
+  }
+}
+
+// Blocks of 64 k of one of 16 levels each, times F32 rows. The sum of a block is scaled.
+struct LinesNF4 {
+  static constexpr Format kFormat = Format::kNF4;
+  static constexpr const float (&kLevels)[16] = quant::kNf4Levels;
+};
+struct LinesFP4 {
+  static constexpr Format kFormat = Format::kFP4;
+  static constexpr const float (&kLevels)[16] = quant::kFp4Levels;
+};
+template <class F, int T>
+FRESHET_INLINE void tile_levels(const Packed<F>& w, const uint8_t* const (&x)[T], int64_t b0,
+                                int64_t b1, F32 (&acc)[T]) {
+  for (int64_t b = b0; b < b1; ++b) {
+    const uint8_t* p = w.main(b);
+    prefetch_lines<1>(p + 8 * kLine + kAhead);
+    F32 even[T], odd[T];
+    FRESHET_UNROLL
+    for (int t = 0; t < T; ++t) even[t] = odd[t] = zero_f();
+    for (int i = 0; i < 8; ++i) {
+      prefetch_lines<1>(p + i * kLine + kAhead);
+      const I32 line = line_at(p, i);
+      FRESHET_UNROLL
+      for (int k = 0; k < 8; k += 2) {
+        const F32 we = level_at(F::kLevels, shr(line, 4 * k));
+        const F32 wo = level_at(F::kLevels, shr(line, 4 * k + 4));
+        FRESHET_UNROLL
+        for (int t = 0; t < T; ++t) {
+          const uint8_t* const from = x[t] + (b * 64 + i * 8 + k) * 4;
+          even[t] = fma_f(we, set_f(f32_at(from)), even[t]);
+          odd[t] = fma_f(wo, set_f(f32_at(from + 4)), odd[t]);
+        }
+      }
+    }
+    const F32 scale = bits_f(line_at(p, 8));
     FRESHET_UNROLL
     for (int t = 0; t < T; ++t) acc[t] = fma_f(add_f(even[t], odd[t]), scale, acc[t]);
   }

@@ -196,6 +196,16 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b)};
 }
+// The fourth bit of an index chooses between two tables of eight.
+FRESHET_INLINE __m256 level_of_eight(__m256 low, __m256 high, __m256i index) {
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, index),
+                          _mm256_permutevar8x32_ps(high, index),
+                          _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
+}
+FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
+  const __m256 low = _mm256_loadu_ps(levels), high = _mm256_loadu_ps(levels + 8);
+  return {level_of_eight(low, high, index.a), level_of_eight(low, high, index.b)};
+}
 FRESHET_INLINE __m256i quad(const int8_t* p) {
   int32_t v;
   std::memcpy(&v, p, 4);

@@ -224,6 +224,16 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   FRESHET_EACH(index.v[i] = vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(index.v[i]))))
   return index;
 }
+FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
+  uint8x16x4_t t;
+  FRESHET_EACH(t.val[i] = vreinterpretq_u8_f32(vld1q_f32(levels + 4 * i)))
+  const uint32x4_t first_byte = vdupq_n_u32(0x03020100);
+  F32 r;
+  FRESHET_EACH(const uint32x4_t at = vandq_u32(vreinterpretq_u32_s32(index.v[i]), vdupq_n_u32(15));
+               const uint32x4_t bytes = vmlaq_n_u32(first_byte, at, 0x04040404);
+               r.v[i] = vreinterpretq_f32_u8(vqtbl4q_u8(t, vreinterpretq_u8_u32(bytes))))
+  return r;
+}
 
 inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = false;

@@ -225,6 +225,10 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   for (uint8_t& x : b) x = static_cast<uint8_t>(table[x]);
   return load_i(b);
 }
+// The level with the index in the low four bits of each lane.
+FRESHET_INLINE F32 level_at(const float (&levels)[16], I32 index) {
+  return each<F32>([&](int i) { return levels[index.v[i] & 15]; });
+}
 
 // Whether dot_group() exists, see dot_quads.inl.
 inline constexpr bool kSumsStart = false;

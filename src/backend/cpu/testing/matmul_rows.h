@@ -44,6 +44,37 @@ inline std::vector<int> scale_offsets(Format f) {
 
 enum class Values { kUsual, kExtreme, kLargest, kBadScale };
 
+inline float some_scale(Values values, std::mt19937& rng) {
+  std::normal_distribution<float> normal;
+  const float extreme[] = {0.0f, -0.0f, 1e-40f, 1e30f};
+  return values == Values::kExtreme ? extreme[rng() % 4] : 0.01f * normal(rng);
+}
+
+// Makes random bytes a block of a format whose scale is an F32 or a power of two.
+inline void published_block(Format f, Values values, bool odd, std::mt19937& rng, uint8_t* block) {
+  const auto size = static_cast<size_t>(quant::info(f).block_bytes);
+  const float d = some_scale(values, rng);
+  uint32_t bits = std::bit_cast<uint32_t>(d);
+  if (f == Format::kMXFP8 || f == Format::kFP8G32) {
+    for (size_t i = 0; i < 32; ++i) {
+      if ((block[i] & 0x7f) == 0x7f) block[i] &= 0xfe;  // no NaN
+    }
+  }
+  if (f == Format::kMXFP8) {
+    const uint8_t extreme[] = {0, 1, 127, 226};
+    block[32] =
+        values == Values::kExtreme ? extreme[rng() % 4] : static_cast<uint8_t>(118 + rng() % 8);
+    return;
+  }
+  const std::string_view name = quant::info(f).name;
+  const int bits_of = name.starts_with("int") ? name[3] - '0' : 0;
+  if (bits_of > 0) {
+    const uint32_t top = (1u << bits_of) - 1;
+    bits = (bits & 0xffffff00) | (values == Values::kLargest ? (odd ? top : 0) : rng() % (top + 1));
+  }
+  std::memcpy(block + size - 4, &bits, 4);
+}
+
 constexpr size_t kBadRow = 3;  // row that has the bad scale of kBadScale
 
 // Rows of random blocks: any bits in the values (for kLargest all set or none set, alternating),
@@ -78,6 +109,21 @@ inline std::vector<std::vector<uint8_t>> random_rows(Format f, int64_t rows, int
         row[at] = static_cast<uint8_t>(bits >> 16);
         row[at + 1] = static_cast<uint8_t>(bits >> 24);
         row[at + 2] = static_cast<uint8_t>((bits >> 8 & 0xf0) | zero);
+      }
+      continue;
+    }
+    if (f == Format::kNVFP4) {
+      for (size_t at = 4; at < bytes; at += 9) {
+        if ((row[at] & 0x7f) == 0x7f) row[at] &= 0xfe;  // no NaN
+      }
+      const float d = some_scale(values, rng) * 0.01f;
+      std::memcpy(row.data(), &d, sizeof d);
+      continue;
+    }
+    if (info.head_bytes == 0 && scale_offsets(f).empty() && info.block_size > 1 &&
+        f != Format::kMXFP4) {
+      for (size_t at = 0; at < bytes; at += static_cast<size_t>(info.block_bytes)) {
+        published_block(f, values, odd, rng, &row[at]);
       }
       continue;
     }
