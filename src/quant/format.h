@@ -36,6 +36,15 @@ enum class Format : uint8_t {
   kMXFP4,
   kInt4G128,
   kInt4G32,
+  kIQ1_S,
+  kIQ1_M,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ3_XXS,
+  kIQ3_S,
+  kTQ1_0,
+  kTQ2_0,
 };
 
 inline constexpr uint32_t kNoGgmlType = ~uint32_t{0};

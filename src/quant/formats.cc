@@ -7,6 +7,13 @@
 #include "quant/fp8.h"
 #include "quant/int4.h"
 #include "quant/int8.h"
+#include "quant/iq1_m.h"
+#include "quant/iq1_s.h"
+#include "quant/iq2_s.h"
+#include "quant/iq2_xs.h"
+#include "quant/iq2_xxs.h"
+#include "quant/iq3_s.h"
+#include "quant/iq3_xxs.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -21,6 +28,8 @@
 #include "quant/q5_k.h"
 #include "quant/q6_k.h"
 #include "quant/q8_0.h"
+#include "quant/tq1_0.h"
+#include "quant/tq2_0.h"
 
 namespace freshet::quant {
 namespace {
@@ -86,10 +95,11 @@ constexpr FormatInfo row() {
 
 // In the order of Format.
 constexpr std::array kFormats = {
-    row<F32>(),    row<F16>(),    row<BF16>(),  row<FP8>(),      row<INT8>(),
-    row<Q4_0>(),   row<Q4_1>(),   row<Q5_0>(),  row<Q5_1>(),     row<Q8_0>(),
-    row<Q2_K>(),   row<Q3_K>(),   row<Q4_K>(),  row<Q5_K>(),     row<Q6_K>(),
-    row<IQ4_NL>(), row<IQ4_XS>(), row<MXFP4>(), row<Int4G128>(), row<Int4G32>(),
+    row<F32>(),      row<F16>(),     row<BF16>(),  row<FP8>(),    row<INT8>(),    row<Q4_0>(),
+    row<Q4_1>(),     row<Q5_0>(),    row<Q5_1>(),  row<Q8_0>(),   row<Q2_K>(),    row<Q3_K>(),
+    row<Q4_K>(),     row<Q5_K>(),    row<Q6_K>(),  row<IQ4_NL>(), row<IQ4_XS>(),  row<MXFP4>(),
+    row<Int4G128>(), row<Int4G32>(), row<IQ1_S>(), row<IQ1_M>(),  row<IQ2_XXS>(), row<IQ2_XS>(),
+    row<IQ2_S>(),    row<IQ3_XXS>(), row<IQ3_S>(), row<TQ1_0>(),  row<TQ2_0>(),
 };
 static_assert([] {
   for (size_t i = 0; i < kFormats.size(); ++i) {

@@ -11,6 +11,7 @@ const IsaKernels kAvx512VnniKernels = {
     .run = {nullptr, nullptr, nullptr, nullptr, FRESHET_WHOLE_NUMBER_KERNELS},
     .bf16 = nullptr,
     .q8x256 = nullptr,
-    .int8 = nullptr};
+    .int8 = nullptr,
+    .grids = kAvx512VnniGrids};
 
 }  // namespace freshet::cpu

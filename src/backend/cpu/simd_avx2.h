@@ -196,6 +196,10 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, index.a), _mm256_shuffle_epi8(t, index.b)};
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  const int* t = reinterpret_cast<const int*>(table);
+  return {_mm256_i32gather_epi32(t, index.a, 4), _mm256_i32gather_epi32(t, index.b, 4)};
+}
 FRESHET_INLINE __m256i quad(const int8_t* p) {
   int32_t v;
   std::memcpy(&v, p, 4);

@@ -177,6 +177,9 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   const __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), index);
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  return _mm512_i32gather_epi32(index, table, 4);
+}
 
 inline constexpr bool kFlipsSigns = false;
 #if defined(__AVX512VNNI__)

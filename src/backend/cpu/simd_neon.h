@@ -224,6 +224,13 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   FRESHET_EACH(index.v[i] = vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(index.v[i]))))
   return index;
 }
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  alignas(64) uint32_t at[16];
+  std::memcpy(at, &index, sizeof at);
+  for (uint32_t& x : at) x = table[x];
+  std::memcpy(&index, at, sizeof at);
+  return index;
+}
 
 inline constexpr bool kFlipsSigns = false;
 inline constexpr bool kPairScales = false;

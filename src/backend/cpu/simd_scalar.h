@@ -225,6 +225,10 @@ FRESHET_INLINE I32 look_up(const int8_t* table, I32 index) {
   for (uint8_t& x : b) x = static_cast<uint8_t>(table[x]);
   return load_i(b);
 }
+// Lane i becomes table[index of lane i].
+FRESHET_INLINE I32 gather(const uint32_t* table, I32 index) {
+  return each<I32>([&](int i) { return static_cast<int32_t>(table[index.v[i]]); });
+}
 
 // Whether dot_group() exists, see dot_quads.inl.
 inline constexpr bool kSumsStart = false;
