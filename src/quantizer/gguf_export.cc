@@ -182,7 +182,7 @@ Result<std::vector<Planned>> plan_from(const Source& source, const loader::Check
   const Progress no_progress;
   const models::WeightReader reader(checkpoint, *source.architecture, *ops, no_progress);
   return ExportPlanner(reader, checkpoint, source.spec, options.recipe, &options.overrides,
-                       options.imatrix != nullptr)
+                       options.importance || options.imatrix != nullptr)
       .plan(options.warn);
 }
 
