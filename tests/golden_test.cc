@@ -176,5 +176,55 @@ TEST(GoldenInt8, FastPathIsNearTransformersAndKeepsTheLawOfTheBatch) {
   expect_batch_changes_no_bit(**runner, cases, "int8");
 }
 
+// The tiny Llama as compressed-tensors 0.20 and bitsandbytes 0.50 write it, with the logits of the
+// dequantised weights. The fast path of int8 rounds activations, too.
+std::string quantised_directory() {
+  return FRESHET_UNPACKED_DATA "/golden-quant/";
+}
+
+class GoldenQuantised : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenQuantised, BothPathsMatchTheDequantisedWeights) {
+  const std::vector<Case> cases = read_cases(GetParam(), quantised_directory());
+  ASSERT_EQ(cases.size(), 2u);
+  for (const bool reference : {true, false}) {
+    auto runner =
+        Runner::open(quantised_directory() + GetParam(), {.reference = reference, .context = 256});
+    ASSERT_TRUE(runner.ok()) << runner.status().message();
+    const float tolerance = reference ? 2e-4f : GetParam() == "int8" ? 6e-2f : 1e-2f;
+    for (const Case& c : cases) {
+      expect_close((*runner)->run({c.ids}, 0)[0], c.logits, tolerance, GetParam());
+      if (!reference) continue;
+      EXPECT_EQ((*runner)->greedy(c.ids, static_cast<int>(c.greedy.size())), c.greedy);
+    }
+    expect_batch_changes_no_bit(**runner, cases, GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenQuantised,
+                         ::testing::ValuesIn(models(quantised_directory())), test_name);
+
+// Weights stay in quantised form; only blocks that straddle rows (down_proj of bitsandbytes) do
+// not.
+TEST(GoldenQuantisedSet, IsStoredAsPublished) {
+  const std::pair<const char*, const char*> stored[] = {
+      {"bnb-fp4", "fp4"},         {"bnb-nf4", "nf4"},           {"bnb-nf4-double", "nf4"},
+      {"fp8-block", "fp8_g32"},   {"fp8-dynamic", "fp8_g32"},   {"fp8-static", "fp8_g32"},
+      {"int8", "int8"},           {"mxfp4", "mxfp4"},           {"mxfp8", "mxfp8"},
+      {"nvfp4", "nvfp4"},         {"w4a16", "int4_g32"},        {"w4a16-actorder", "int4_g32"},
+      {"w4a16-asym", "int4_g32"}, {"w4a16-channel", "int4_g32"}};
+  ASSERT_EQ(models(quantised_directory()).size(), std::size(stored));
+  for (const auto& [name, format] : stored) {
+    auto runner = Runner::open(quantised_directory() + name, {.context = 64});
+    ASSERT_TRUE(runner.ok()) << runner.status().message();
+    const bool straddles = std::string_view(name).starts_with("bnb");
+    int found = 0;
+    for (const Model::WeightInfo& w : (*runner)->model().weights()) {
+      found += quant::info(w.format).name == format;
+    }
+    EXPECT_EQ(found, straddles ? 12 : 14) << name;
+  }
+}
+
 }  // namespace
 }  // namespace freshet::testing

@@ -44,7 +44,7 @@ struct FormatTotal {
 // tensors.
 int64_t packed_numbers(const TensorSource& t, int bits) {
   const bool packed = t.name.ends_with(".qweight") || t.name.ends_with(".weight_packed");
-  return packed && t.dtype == "I32" ? t.elements() * (32 / bits) : 0;
+  return packed && t.dtype == "I32" ? t.elements() * 32 / bits : 0;
 }
 
 std::map<std::string, FormatTotal> formats_of(const Checkpoint& checkpoint) {

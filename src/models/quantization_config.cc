@@ -30,7 +30,8 @@ int quantization_bits(const json::Value& config) {
       if (weights != nullptr && bits == nullptr) bits = weights->find("num_bits");
     }
   }
-  return bits != nullptr && bits->is_number() && bits->as_int64() == 8 ? 8 : 4;
+  const int64_t n = bits != nullptr && bits->is_number() ? bits->as_int64().value_or(4) : 4;
+  return n >= 2 && n <= 8 ? static_cast<int>(n) : 4;
 }
 
 }  // namespace freshet::models

@@ -16,7 +16,11 @@ const json::Value* quantization_config(const json::Value& config);
 std::string quantization_text(const json::Value& quantization, const std::string& key,
                               std::string_view otherwise);
 
-// The bits of integers that are packed into words; 4 if it does not say.
+// The values of "quant_method" whose weights are read, for errors.
+inline constexpr std::string_view kQuantMethods =
+    "gptq, awq, auto-round, compressed-tensors, fp8, modelopt, mxfp4 and bitsandbytes";
+
+// The bits of integers that are packed into words; 4 if it does not say one of 2 to 8.
 int quantization_bits(const json::Value& config);
 
 }  // namespace freshet::models

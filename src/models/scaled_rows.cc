@@ -6,12 +6,15 @@
 #include "models/quantization_config.h"
 #include "quant/fp8.h"
 #include "quant/int8.h"
+#include "quant/int_groups.h"
+#include "quant/mxfp8.h"
+#include "tensor/dtype.h"
 
 namespace freshet::models {
 namespace {
 
 using loader::TensorSource;
-constexpr int64_t kBlock = quant::FP8::kBlockSize;
+using quant::Format;
 
 struct BlockShape {
   int64_t rows = 128, cols = 128;
@@ -38,11 +41,17 @@ BlockShape block_shape(const json::Value& config) {
   return {number(0), number(1)};
 }
 
-// The scale of row r and column block b has the index r / rows * stride + b / cols.
+// The scale of row r and column c has the index r / rows * stride + c / cols.
 struct Picked {
-  int64_t rows = 0, cols = 0, stride = 0;  // of a scale, in rows and blocks of columns
-  int64_t count = 0;                       // of a matrix
+  int64_t rows = 0, cols = 0, stride = 0;
+  int64_t count = 0;  // of a matrix
+  int64_t of(int64_t r, int64_t c) const { return stride == 0 ? 0 : r / rows * stride + c / cols; }
 };
+
+// Whether a tensor holds powers of two.
+bool holds_powers(const TensorSource& t) {
+  return t.dtype == "U8" || t.dtype == "F8_E8M0";
+}
 
 // The shape of one matrix's scales, without a last 1; empty if it is not that of `count` matrices.
 std::vector<int64_t> shape_of(const TensorSource& scales, int64_t count, int64_t rows) {
@@ -61,30 +70,37 @@ Result<Picked> pick(const TensorSource& weight, const TensorSource& scales, Bloc
   if (n == 1) return Picked{rows, cols, 0, 0};
   const std::vector<int64_t> shape = shape_of(scales, count, rows);
   if (shape == std::vector{rows}) return Picked{1, cols, 1, rows};
-  if (block.rows > 0 && block.cols > 0 && block.cols % kBlock == 0) {
+  if (block.rows > 0 && block.cols > 0) {
     const std::vector<int64_t> blocks = {(rows + block.rows - 1) / block.rows,
                                          (cols + block.cols - 1) / block.cols};
-    if (shape == blocks) return Picked{block.rows, block.cols / kBlock, blocks[1], n / count};
-  } else {
-    return unsupported(
-        "tensor '{}' has a scale for {} by {} numbers: columns must be multiples of {}",
-        weight.name, block.rows, block.cols, kBlock);
+    if (shape == blocks) return Picked{block.rows, block.cols, blocks[1], n / count};
+  }
+  if (shape.size() == 2 && shape[0] == rows && shape[1] > 0 && cols % shape[1] == 0) {
+    return Picked{1, cols / shape[1], shape[1], n / count};
   }
   return invalid_argument(
-      "tensor '{}' has shape [{}], which is neither one scale, one a row nor one for {} by {} "
-      "numbers of '{}' [{}]",
+      "tensor '{}' has shape [{}], which is neither one scale, one a row, one a group of columns "
+      "nor one for {} by {} numbers of '{}' [{}]",
       scales.name, fmt::join(scales.shape, ", "), block.rows, block.cols, weight.name,
       fmt::join(weight.shape, ", "));
 }
 
-// FP8's codes and scales, block by block.
+// Codes and scales, block by block.
+template <class F>
 void put_fp8(const uint8_t* from, const float* scales, const Picked& p, int64_t r, int64_t cols,
              uint8_t* to) {
-  for (int64_t b = 0; b < cols / kBlock; ++b, from += kBlock) {
-    const float scale = scales[p.stride == 0 ? 0 : r / p.rows * p.stride + b / p.cols];
+  for (int64_t c = 0; c < cols; c += F::kBlockSize, from += F::kBlockSize) {
+    const float scale = scales[p.of(r, c)];
+    std::memcpy(to, from, F::kBlockSize);
+    std::memcpy(to + F::kBlockSize, &scale, sizeof scale);
+    to += sizeof(typename F::Block);
+  }
+}
+void put_mxfp8(const uint8_t* from, const uint8_t* powers, int64_t cols, uint8_t* to) {
+  constexpr int64_t kBlock = quant::MXFP8::kBlockSize;
+  for (int64_t c = 0; c < cols; c += kBlock, from += kBlock, to += sizeof(quant::MXFP8::Block)) {
     std::memcpy(to, from, kBlock);
-    std::memcpy(to + kBlock, &scale, sizeof scale);
-    to += sizeof(quant::FP8::Block);
+    to[kBlock] = *powers++;
   }
 }
 
@@ -92,11 +108,33 @@ void put_int8(const uint8_t* from, float scale, int64_t cols, uint8_t* to) {
   std::memcpy(to, &scale, sizeof scale);
   std::memcpy(to + sizeof scale, from, static_cast<size_t>(cols));
 }
+// Signed codes with zero points (nullptr: 0) as unsigned ones.
+template <class F>
+void put_int8_groups(const uint8_t* from, const float* scales, const uint8_t* zeros,
+                     const Picked& p, int64_t r, int64_t cols, uint8_t* to) {
+  for (int64_t c = 0; c < cols; c += F::kBlockSize, to += sizeof(typename F::Block)) {
+    typename F::Block b;
+    const int64_t at = p.of(r, c);
+    F::set_scale(b, scales[at], zeros != nullptr ? zeros[at] ^ 0x80 : 0x80);
+    for (int i = 0; i < F::kBlockSize; ++i) b.qs[i] = from[c + i] ^ 0x80;
+    std::memcpy(to, &b, sizeof b);
+  }
+}
+
+void put_q8_0(const uint8_t* from, const float* scales, const Picked& p, int64_t r, int64_t cols,
+              uint8_t* to) {
+  for (int64_t c = 0; c < cols; c += 32, to += 34) {
+    const uint16_t d = f32_to_f16(scales[p.of(r, c)]);
+    std::memcpy(to, &d, sizeof d);
+    std::memcpy(to + 2, from + c, 32);
+  }
+}
 
 Result<const TensorSource*> scales_of(const WeightReader& reader, const TensorSource& weight) {
-  const TensorSource* scales = reader.find_name(weight.name + "_scale_inv");
-  if (scales == nullptr) scales = reader.find_name(weight.name + "_scale");
-  if (scales != nullptr) return scales;
+  for (const char* suffix : {"_scale_inv", "_scale"}) {
+    if (const TensorSource* found = reader.find_name(weight.name + suffix)) return found;
+  }
+  if (const TensorSource* found = reader.find_name(bitsandbytes_scale(weight.name))) return found;
   return invalid_argument(
       "tensor '{}' of type {} has no scale: '{}_scale_inv' and '{}_scale' are "
       "missing",
@@ -119,69 +157,129 @@ bool leaves_activations(const json::Value& config) {
   });
 }
 
-// FP8 has scales of any of the three kinds.
-Result<Picked> pick_fp8(const WeightReader& reader, const TensorSource& weight,
-                        const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
-  return pick(weight, scales, block_shape(reader.config()), count, rows, cols);
+// What a matrix of scaled numbers becomes.
+struct Plan {
+  Format format;
+  Picked picked;
+  const TensorSource* zeros = nullptr;
+};
+
+Result<Plan> plan_fp8(const WeightReader& reader, const TensorSource& weight,
+                      const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
+  const BlockShape block = block_shape(reader.config());
+  FRESHET_ASSIGN_OR_RETURN(const Picked p, pick(weight, scales, block, count, rows, cols));
+  if (cols % 128 == 0 && p.cols % 128 == 0) return Plan{Format::kFP8, p};
+  if (cols % 32 == 0 && p.cols % 32 == 0) {
+    const bool powers = holds_powers(scales) && p.rows == 1 && p.cols == 32;
+    return Plan{powers ? Format::kMXFP8 : Format::kFP8G32, p};
+  }
+  return unsupported(
+      "tensor '{}' has rows of {} numbers with a scale for {} columns: fp8 is read where both are "
+      "multiples of 32",
+      weight.name, cols, p.cols);
 }
 
-// INT8 has one scale for each row: integer sums run over a whole row.
-Result<Picked> pick_int8(const WeightReader& reader, const TensorSource& weight,
-                         const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
-  if (cols > quant::INT8::kMostCols) {
+// The zero points that are not all 0; nullptr: none.
+Result<const TensorSource*> zeros_of(const WeightReader& reader, const TensorSource& weight,
+                                     const TensorSource& scales) {
+  const TensorSource* zero = reader.find_name(weight.name + "_zero_point");
+  if (zero == nullptr) return zero;
+  if (std::all_of(zero->data, zero->data + zero->bytes, [](uint8_t b) { return b == 0; })) {
+    return nullptr;
+  }
+  if (zero->dtype == "I8" && zero->elements() == scales.elements()) return zero;
+  return invalid_argument("tensor '{}' is {} [{}]: zero points are read from I8 [{}]", zero->name,
+                          zero->dtype, fmt::join(zero->shape, ", "), fmt::join(scales.shape, ", "));
+}
+
+// INT8 has one scale for each row, since integer sums run over a whole row, and rounds activations.
+// Groups, zero points, and weights whose activations must stay as they are, become q8_0 or groups.
+Result<Plan> plan_int8(const WeightReader& reader, const TensorSource& weight,
+                       const TensorSource& scales, int64_t count, int64_t rows, int64_t cols) {
+  FRESHET_ASSIGN_OR_RETURN(const Picked p, pick(weight, scales, {0, 0}, count, rows, cols));
+  FRESHET_ASSIGN_OR_RETURN(const TensorSource* zeros, zeros_of(reader, weight, scales));
+  const bool bitsandbytes = scales.name == bitsandbytes_scale(weight.name);
+  const bool keeps = bitsandbytes || leaves_activations(reader.config());
+  if (!keeps && zeros == nullptr && p.cols == cols) {
+    if (cols <= quant::INT8::kMostCols) return Plan{Format::kINT8, p};
     return unsupported("tensor '{}': sums of {} products of int8 may not fit 32 bits: at most {}",
                        weight.name, cols, quant::INT8::kMostCols);
   }
-  if (leaves_activations(reader.config())) {
+  if (cols % 32 != 0 || p.cols % 32 != 0) {
     return unsupported(
-        "tensor '{}': quantization_config leaves activations as they are (W8A16), and products of "
-        "int8 round them: use a W8A8 checkpoint, or the unquantised one",
-        weight.name);
+        "tensor '{}' has rows of {} numbers with a scale for {} columns: int8 without rounded "
+        "activations is read where both are multiples of 32",
+        weight.name, cols, p.cols);
   }
-  const TensorSource* zero = reader.find_name(weight.name + "_zero_point");
-  if (zero != nullptr &&
-      std::any_of(zero->data, zero->data + zero->bytes, [](uint8_t b) { return b != 0; })) {
-    return unsupported("tensor '{}' is not zero: int8 weights are read where they are symmetric",
-                       zero->name);
+  const bool wide = cols % 128 == 0 && p.cols % 128 == 0;
+  return Plan{wide ? Format::kInt8G128 : Format::kInt8G32, p, zeros};
+}
+
+Result<std::vector<float>> scale_values(const WeightReader& reader, const TensorSource& weight,
+                                        const TensorSource& scales) {
+  if (holds_powers(scales)) {
+    std::vector<float> all(scales.bytes);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = quant::e8m0(scales.data[i]);
+    return all;
   }
-  if (scales.elements() == 1) return Picked{rows, cols, 0, 0};
-  if (shape_of(scales, count, rows) == std::vector{rows}) return Picked{1, cols, 1, rows};
-  return invalid_argument(
-      "tensor '{}' has shape [{}], which is neither one scale nor one a row of '{}' [{}] (int8 "
-      "groups of columns are not read)",
-      scales.name, fmt::join(scales.shape, ", "), weight.name, fmt::join(weight.shape, ", "));
+  FRESHET_ASSIGN_OR_RETURN(std::vector<float> all, reader.values(scales, scales.elements()));
+  if (scales.name == bitsandbytes_scale(weight.name)) {
+    for (float& most : all) most /= 127.0f;
+  }
+  return all;
 }
 
 }  // namespace
 
+std::string bitsandbytes_scale(std::string_view weight) {
+  return std::string(weight.substr(0, weight.rfind('.') + 1)) + "SCB";
+}
+
 Result<Rows> scaled_rows(const WeightReader& reader, const TensorSource& weight, int64_t index,
                          int64_t count, int64_t rows, int64_t cols) {
-  const bool whole = weight.dtype == "I8";
-  if (!whole && cols % kBlock != 0) {
-    return unsupported("tensor '{}': rows of {} numbers are not whole blocks of {} of fp8",
-                       weight.name, cols, kBlock);
-  }
   FRESHET_ASSIGN_OR_RETURN(const TensorSource* scales, scales_of(reader, weight));
-  FRESHET_ASSIGN_OR_RETURN(
-      const Picked p, (whole ? pick_int8 : pick_fp8)(reader, weight, *scales, count, rows, cols));
-  const quant::Format format = whole ? quant::Format::kINT8 : quant::Format::kFP8;
-  if (reader.shapes_suffice()) return Rows::shape(format, rows, cols);
-  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> all,
-                           reader.values(*scales, scales->elements()));
+  FRESHET_ASSIGN_OR_RETURN(Plan plan, (weight.dtype == "I8" ? plan_int8 : plan_fp8)(
+                                          reader, weight, *scales, count, rows, cols));
+  FRESHET_ASSIGN_OR_RETURN(const std::vector<float> all, scale_values(reader, weight, *scales));
+  const Picked& p = plan.picked;
+  // GPUs have no kernels of int8 groups, but of blocks with an F16.
+  const bool groups = plan.format == Format::kInt8G128 || plan.format == Format::kInt8G32;
+  const bool halves =
+      std::ranges::all_of(all, [](float v) { return f16_to_f32(f32_to_f16(v)) == v; });
+  if (groups && plan.zeros == nullptr && halves) plan.format = Format::kQ8_0;
+  if (reader.shapes_suffice()) return Rows::shape(plan.format, rows, cols);
   const float* of_matrix = all.data() + index * p.count;
   Rows out;
-  out.format = format;
+  out.format = plan.format;
   out.cols = cols;
   const size_t stride = quant::row_bytes(out.format, cols);
   FRESHET_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(static_cast<size_t>(rows) * stride));
+  const uint8_t* zeros = plan.zeros != nullptr ? plan.zeros->data + index * p.count : nullptr;
   for (int64_t r = 0; r < rows; ++r) {
     const uint8_t* from = weight.data + (index * rows + r) * cols;
     uint8_t* to = buffer.data() + static_cast<size_t>(r) * stride;
     out.rows.push_back(to);
-    if (whole) {
-      put_int8(from, of_matrix[p.stride == 0 ? 0 : r], cols, to);
-    } else {
-      put_fp8(from, of_matrix, p, r, cols, to);
+    switch (plan.format) {
+      case Format::kINT8:
+        put_int8(from, of_matrix[p.of(r, 0)], cols, to);
+        break;
+      case Format::kInt8G128:
+        put_int8_groups<quant::Int8G128>(from, of_matrix, zeros, p, r, cols, to);
+        break;
+      case Format::kInt8G32:
+        put_int8_groups<quant::Int8G32>(from, of_matrix, zeros, p, r, cols, to);
+        break;
+      case Format::kQ8_0:
+        put_q8_0(from, of_matrix, p, r, cols, to);
+        break;
+      case Format::kMXFP8:
+        put_mxfp8(from, scales->data + index * p.count + r * p.stride, cols, to);
+        break;
+      case Format::kFP8:
+        put_fp8<quant::FP8>(from, of_matrix, p, r, cols, to);
+        break;
+      default:
+        put_fp8<quant::FP8G32>(from, of_matrix, p, r, cols, to);
     }
   }
   out.owned.push_back(std::move(buffer));

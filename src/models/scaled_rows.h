@@ -1,11 +1,17 @@
 // Published FP8 and INT8 weights as rows of the storage formats.
 //
 // A tensor of type F8_E4M3 or I8 comes with a tensor of scales, which has its name with
-// "_scale_inv" (quant_method "fp8") or "_scale" (compressed-tensors, FBGEMM) at the end. Numbers
-// are multiplied by their scale. The shape tells what a scale is for: the whole matrix, a row, or
-// for FP8 a block of rows and columns, whose size is in quantization_config (128 by 128 if it is
-// not). Scales of activations are not read: activations are quantised dynamically. Pure.
+// "_scale_inv" (quant_method "fp8") or "_scale" (compressed-tensors, ModelOpt, FBGEMM) at the end,
+// or is X.SCB for X.weight (bitsandbytes: the largest magnitude of each row, 127 times the scale).
+// Numbers are multiplied by their scale; scales of type U8 or F8_E8M0 are powers of two. The shape
+// tells what a scale is for: the whole matrix, a row, a group of a row's columns, or for FP8 a
+// block of rows and columns, whose size is in quantization_config (128 by 128 if it is not). INT8
+// may have zero points. Scales of activations are not read: activations are quantised dynamically
+// or not at all. Pure.
 #pragma once
+
+#include <string>
+#include <string_view>
 
 #include "models/weight_reader.h"
 
@@ -15,6 +21,9 @@ namespace freshet::models {
 inline bool has_scales(std::string_view dtype) {
   return dtype == "F8_E4M3" || dtype == "I8";
 }
+
+// The name of the scales that bitsandbytes writes beside a weight of 8 bits.
+std::string bitsandbytes_scale(std::string_view weight);
 
 // Matrix `index` of `count` matrices [rows, cols], which lie one after the other in `weight`.
 Result<Rows> scaled_rows(const WeightReader& reader, const loader::TensorSource& weight,

@@ -4,8 +4,11 @@
 #include <cstring>
 #include <numeric>
 
+#include "models/bitsandbytes_rows.h"
 #include "models/finite.h"
-#include "models/int4_rows.h"
+#include "models/fp4_rows.h"
+#include "models/integer_rows.h"
+#include "models/quantization_config.h"
 #include "models/scaled_rows.h"
 
 namespace freshet::models {
@@ -27,6 +30,17 @@ Status check_cols(const TensorSource& source, const quant::FormatInfo& info, int
   if (cols % info.block_size == 0) return {};
   return invalid_argument("tensor '{}': rows of {} numbers are not whole blocks of {}", source.name,
                           cols, info.name);
+}
+
+// The error for a matrix of a type that is not read, with the method that may have written it.
+Status unknown_type(const TensorSource& source, const json::Value& config) {
+  const json::Value* q = quantization_config(config);
+  const std::string method = q != nullptr ? quantization_text(*q, "quant_method", "") : "";
+  if (method.empty() || kQuantMethods.find(method) != std::string_view::npos) {
+    return source.usable_format().status();
+  }
+  return unsupported("tensor '{}' has type {} and quant_method is '{}': {} are read", source.name,
+                     source.dtype, method, kQuantMethods);
 }
 
 }  // namespace
@@ -97,8 +111,10 @@ Result<const TensorSource*> WeightReader::require(Role role, std::string_view su
 
 Result<Rows> WeightReader::rows(const TensorSource& source, int64_t rows, int64_t cols,
                                 Layout layout, Inputs inputs) const {
-  if (is_packed(source) && layout == Layout::kRows) {
-    return int4_rows(*this, source, rows, cols, inputs);
+  if (layout == Layout::kRows && !is_gguf_) {
+    if (is_fp4(*this, source)) return fp4_rows(*this, source, rows, cols);
+    if (is_packed(source)) return integer_rows(*this, source, rows, cols, inputs);
+    if (is_bitsandbytes4(*this, source)) return bitsandbytes4_rows(*this, source, rows, cols);
   }
   const std::vector<int64_t> wanted =
       layout == Layout::kRows ? std::vector{rows, cols} : std::vector{cols, rows};
@@ -118,7 +134,8 @@ Result<Rows> WeightReader::rows_of(const TensorSource& source, int64_t index, in
     return scaled_rows(*this, source, index, count, rows, cols);
   }
   Rows out;
-  FRESHET_ASSIGN_OR_RETURN(out.format, source.usable_format());
+  if (!source.format) return unknown_type(source, config());
+  out.format = *source.format;
   const quant::FormatInfo& info = quant::info(out.format);
   out.cols = cols;
   out.rows.resize(static_cast<size_t>(rows));
