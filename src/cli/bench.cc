@@ -344,8 +344,7 @@ Status run_plan(const Options& o, const Plan& plan, Report& report, Context& con
 Status bench(const Options& o, Context& context) {
   FRESHET_ASSIGN_OR_RETURN(const auto plans, plans_of(o));
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(resolve_model(plan.model).status());
-  const Interrupts::Handler on_interrupt(
-      context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   Report report(o.json ? "json" : o.format, columns_of(plans), context.out);
   for (const Plan& plan : plans) FRESHET_RETURN_IF_ERROR(run_plan(o, plan, report, context));
   return report.end();

@@ -58,8 +58,7 @@ Status bench_throughput(const Options& o, Context& context) {
   }
   FRESHET_ASSIGN_OR_RETURN(const auto engine, open_on_device(o.run, progress, e, Engine::load));
   if (o.run.verbose) say(engine->memory_plan());
-  const Interrupts::Handler on_interrupt(
-      context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   options.stop = &context.interrupts.requested();
   FRESHET_ASSIGN_OR_RETURN(const bench_client::ThroughputResult result,
                            bench_client::bench_throughput(*engine, options));

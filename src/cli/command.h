@@ -29,6 +29,7 @@ void add_apply_template(CLI::App& program, Context& context, Action& action);
 void add_inspect(CLI::App& program, Context& context, Action& action);
 void add_convert(CLI::App& program, Context& context, Action& action);
 void add_quantize(CLI::App& program, Context& context, Action& action);
+void add_calibrate(CLI::App& program, Context& context, Action& action);
 void add_eval(CLI::App& program, Context& context, Action& action);
 void add_bench(CLI::App& program, Context& context, Action& action);
 void add_serve(CLI::App& program, Context& context, Action& action);

@@ -39,8 +39,7 @@ Status eval_speculation(const Options& o, Context& context) {
   e.load = [&](const EngineOptions& engine) {
     return open_on_device(o.run, progress, engine, Engine::load);
   };
-  const Interrupts::Handler on_interrupt(
-      context.interrupts, [] {}, Interrupts::kPatience);
+  const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   e.stop = &context.interrupts.requested();
   FRESHET_ASSIGN_OR_RETURN(const eval::SpeculationResult result, eval::evaluate_speculation(e));
   progress.clear();

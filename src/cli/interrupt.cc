@@ -32,7 +32,7 @@ Interrupts::Interrupts() {
   FRESHET_CHECK(wake_fd < 0, "one Interrupts at a time");
   FRESHET_CHECK(::pipe2(pipe_ends, O_CLOEXEC) == 0);
   wake_fd = pipe_ends[1];
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
@@ -44,7 +44,7 @@ Interrupts::Interrupts() {
 }
 
 Interrupts::~Interrupts() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = SIG_DFL;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);

@@ -153,8 +153,7 @@ Status list(const Options& o, Output& out) {
         "(freshet list --catalogue shows more)");
     return {};
   }
-  const size_t width = column_width(
-      models, [](const Local& l) { return l.name; }, 4);
+  const size_t width = column_width(models, [](const Local& l) { return l.name; }, 4);
   out.print("{:{}}  {:>9}  PATH\n", "NAME", width, "SIZE");
   for (const Local& l : models)
     out.print("{:{}}  {:>9}  {}\n", l.name, width, amount(l.bytes), l.path);

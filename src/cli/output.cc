@@ -65,7 +65,7 @@ Status Output::flush() {
 }
 
 Status write_text_file(const std::string& path, const std::string& text, bool append) {
-  struct stat there {};
+  struct stat there{};
   // Pipes, terminals and links are written in place: a rename would replace them.
   const bool exists = ::lstat(path.c_str(), &there) == 0;
   const bool aside = !append && (!exists || S_ISREG(there.st_mode));

@@ -57,8 +57,6 @@ class QuantizeJob {
   // quantize_part.cc
   Status quantise_part(int index, const models::Part& part,
                        const std::vector<models::LinearTensor>& linears);
-  const InputStats* stats_of(const models::LinearTensor& t,
-                             const PartRunner::Collected& collected) const;
   Status quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
                        json::Array& records);
   Status quantise_matrix(const Work& w, const Inputs& inputs, std::vector<StoredTensor>& stored,

@@ -100,23 +100,6 @@ Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor&
   return QuantisedMatrix(std::move(m));
 }
 
-// The statistics of a matrix's inputs; nullptr: there are none.
-const InputStats* QuantizeJob::stats_of(const LinearTensor& t,
-                                        const PartRunner::Collected& collected) const {
-  if (t.input == InputOf::kLatent) return nullptr;
-  // A gate and an up projection of an expert are one matrix while a model runs, under one name.
-  std::string name = t.source->name;
-  const int64_t occurrence = t.count > 1 ? t.index : 0;
-  if (const InputStats* found = collected.find(name, occurrence)) return found;
-  const models::Role up = t.role == models::Role::kExpertGate    ? models::Role::kExpertUp
-                          : t.role == models::Role::kExpertsGate ? models::Role::kExpertsUp
-                                                                 : models::Role::kCount;
-  if (up == models::Role::kCount) return nullptr;
-  const auto* other =
-      working_.reader().find(up, ".weight", t.layer, up == models::Role::kExpertUp ? t.expert : -1);
-  return other == nullptr ? nullptr : collected.find(other->name, occurrence);
-}
-
 // Mean squares from an importance matrix, where calibration found nothing.
 void QuantizeJob::add_given_statistics(std::vector<Work>& work) {
   given_stats_.clear();
@@ -147,7 +130,7 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
   if (!work.empty() && runner_ != nullptr) {
     const bool products = options_.method.gptq || options_.method.awq;
     FRESHET_ASSIGN_OR_RETURN(collected, runner_->collect(part, {.gram = products}));
-    for (Work& w : work) w.stats = stats_of(w.tensor, collected);
+    for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
   }
   add_given_statistics(work);
   FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));

@@ -100,7 +100,7 @@ constexpr MatmulKernel row() {
           (kernels.gates >> static_cast<int>(f) & 1) != 0};
 }
 
-constexpr size_t kRows = 160;
+constexpr size_t kRows = size_t{8} * kFormats;  // every format with every instruction set
 struct Rows {
   std::array<MatmulKernel, kRows> rows{};
   size_t count = 0;

@@ -128,7 +128,8 @@ Status PartRunner::run(Model& part, bool reads_ids, InputCollector* collector, b
 }
 
 Result<PartRunner::Collected> PartRunner::collect(const models::Part& part,
-                                                  const InputCollector::Wants& wants) {
+                                                  const InputCollector::Wants& wants,
+                                                  bool moves_on) {
   FRESHET_ASSIGN_OR_RETURN(const auto model, load(part));
   ops::Ops& ops = compute_->ops();
   Collected out;
@@ -136,7 +137,7 @@ Result<PartRunner::Collected> PartRunner::collect(const models::Part& part,
   out.collector = std::make_unique<InputCollector>(wants, ops, step_tokens_, hidden);
   FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(out.collector.get(), step_tokens_, hidden));
   Status done = model->reserve(step_tokens_, 1, longest_);
-  if (done.ok()) done = run(*model, part.layer < 0, out.collector.get(), false);
+  if (done.ok()) done = run(*model, part.layer < 0, out.collector.get(), moves_on);
   FRESHET_RETURN_IF_ERROR(ops.set_projection_hooks(nullptr));
   FRESHET_RETURN_IF_ERROR(done);
   FRESHET_RETURN_IF_ERROR(out.collector->finish());
@@ -156,6 +157,22 @@ const InputStats* PartRunner::Collected::find(const std::string& tensor, int64_t
       return collector->of(static_cast<int32_t>(id));
   }
   return nullptr;
+}
+
+const InputStats* PartRunner::Collected::of(const models::LinearTensor& t,
+                                            const models::WeightReader& reader) const {
+  using models::Role;
+  if (t.input == models::InputOf::kLatent) return nullptr;
+  const int64_t occurrence = t.count > 1 ? t.index : 0;
+  if (const InputStats* found = find(t.source->name, occurrence)) return found;
+  // While a model runs, the gate and the up projection of an expert are one matrix, under one name.
+  const Role up = t.role == Role::kExpertGate    ? Role::kExpertUp
+                  : t.role == Role::kExpertsGate ? Role::kExpertsUp
+                                                 : Role::kCount;
+  if (up == Role::kCount) return nullptr;
+  const int expert = up == Role::kExpertUp ? t.expert : -1;
+  const auto* other = reader.find(up, ".weight", t.layer, expert);
+  return other == nullptr ? nullptr : find(other->name, occurrence);
 }
 
 }  // namespace freshet::quantizer

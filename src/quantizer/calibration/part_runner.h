@@ -46,9 +46,13 @@ class PartRunner {
     std::vector<Model::WeightInfo> weights;  // by Weight::id
     // nullptr: no token came by.
     const InputStats* find(const std::string& tensor, int64_t occurrence = 0) const;
+    // The same for a matrix as the checkpoint stores it; nullptr also where no projection reads it
+    // as it is.
+    const InputStats* of(const models::LinearTensor& t, const models::WeightReader& reader) const;
   };
-  // Runs the part without moving on.
-  Result<Collected> collect(const models::Part& part, const InputCollector::Wants& wants);
+  // Runs the part. moves_on: the streams are replaced, as by advance().
+  Result<Collected> collect(const models::Part& part, const InputCollector::Wants& wants,
+                            bool moves_on = false);
   // Runs the part and replaces the streams.
   Status advance(const models::Part& part);
 
