@@ -154,8 +154,8 @@ struct BlockIQ3_S {
   FRESHET_INLINE F32 d(const uint8_t*, const uint8_t* tail) { return load_f16(tail); }
 };
 
-// Values of IQ1 in eighths, 16 too high, so up to 25: 8 (g + 1) + 8 + 8 delta. minus: all bits set where delta
-// is negative.
+// Values of IQ1 in eighths, 16 too high (so up to 25): 8 (g + 1) + 8 + 8 delta. minus: all bits set
+// where delta is negative.
 FRESHET_INLINE I32 eighths(I32 entry, I32 minus, int half) {
   const I32 delta = sub_i(bytes_i(9), and_i(minus, bytes_i(2)));
   return add_i(shl(half_entry(quant::kGridIQ1, entry, half), 3), delta);
