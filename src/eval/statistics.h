@@ -50,7 +50,7 @@ double mcnemar_exact(int64_t only_first, int64_t only_second);
 
 // The smallest difference between two accuracies on the same `items` that a two-sided test at 5 %
 // finds with a probability of 80 %: (z_0.975 + z_0.8) * sqrt(share of discordant items / items).
-// With no discordant item the share is taken as one item. REQUIRES: items > 0.
+// Without discordant items, the share counts as one item. REQUIRES: items > 0.
 double minimum_detectable_difference(int64_t discordant, int64_t items);
 
 }  // namespace freshet::eval

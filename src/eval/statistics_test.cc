@@ -81,7 +81,7 @@ TEST(Statistics, BootstrapIsDeterministicAndCoversTheMean) {
   const Interval a = bootstrap_mean(blocks), b = bootstrap_mean(blocks);
   EXPECT_EQ(a.low, b.low);
   EXPECT_EQ(a.high, b.high);
-  // For so many blocks it agrees with the normal interval.
+  // With 200 blocks it agrees with the normal interval.
   EXPECT_NEAR(a.low, m.mean - 1.96 * m.standard_error, 0.1 * m.standard_error);
   EXPECT_NEAR(a.high, m.mean + 1.96 * m.standard_error, 0.1 * m.standard_error);
   EXPECT_NE(bootstrap_mean(blocks, 10000, 1).low, a.low);
