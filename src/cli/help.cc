@@ -18,7 +18,6 @@ constexpr size_t kHelpWidth = 100;
 // By the name of an option or argument that takes a text. The longest ending that fits counts.
 constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"model", "MODEL"},
-    {"base", "BASE"},  // a model, too
     {"words", "WORDS"},
     {"file", "FILE"},
     {"path", "FILE"},
@@ -71,7 +70,8 @@ constexpr std::pair<std::string_view, const char*> kValueNames[] = {
     {"goodput", "NAME:MS"},
     {"tokenizer", "MODEL"},
     {"parser", "NAME"},
-    {"extract", "PATTERN"},
+    {"base", "BASE"},
+    {"extract", "text|number|REGEX"},
 };
 
 std::string own_name(const CLI::Option& o) {
