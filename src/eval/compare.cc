@@ -15,10 +15,17 @@ constexpr int64_t kRowsOfWindow = 128;
 
 // What is kept of the tokens scored so far.
 struct Scores {
-  std::vector<double> base, model, delta, kl;  // [windows] means
+  Blocks base, model, delta, kl;  // windows
   std::vector<double> token_kl;
   double squared_delta_p = 0.0;
   int64_t same_top = 0;
+};
+
+// A window on its way through both models. Token i of `inputs` predicts targets[i].
+struct OpenWindow {
+  std::vector<int32_t> inputs;
+  std::span<const int32_t> targets;
+  std::vector<Divergence> tokens;
 };
 
 // Runs some windows through both models and adds their scores.
@@ -29,46 +36,48 @@ class SideBySide {
 
   Status score(int64_t first, int64_t count) {
     const bool with_bos = windows_.bos >= 0;
-    std::vector<std::vector<int32_t>> inputs, targets;
+    open_.clear();
+    size_t longest = 0;
     for (int64_t w = first; w < first + count; ++w) {
-      const auto* const ids = windows_.ids.data() + w * windows_.window;
-      std::vector<int32_t> input(ids, ids + windows_.window - 1);
-      if (with_bos) input.insert(input.begin(), windows_.bos);
-      inputs.push_back(std::move(input));
-      targets.emplace_back(ids + (with_bos ? 0 : 1), ids + windows_.window);
+      const auto ids = windows_.at(w);
+      OpenWindow& o = open_.emplace_back();
+      if (with_bos) o.inputs.push_back(windows_.bos);
+      o.inputs.insert(o.inputs.end(), ids.begin(), ids.end() - 1);
+      o.targets = ids.subspan(with_bos ? 0 : 1);
+      o.tokens.resize(o.inputs.size());
+      longest = std::max(longest, o.inputs.size());
       base_.reset(static_cast<int>(w - first));
       model_.reset(static_cast<int>(w - first));
     }
-    const auto length = std::ssize(inputs.front());
-    const int64_t step = std::max<int64_t>(1, base_.options().logit_rows / count);
-    rows_.assign(static_cast<size_t>(count * length), {});
-    for (int64_t from = 0; from < length; from += step)
-      run(inputs, targets, from, std::min(step, length - from));
-    for (int64_t w = 0; w < count; ++w)
-      FRESHET_RETURN_IF_ERROR(
-          add(std::span(rows_).subspan(static_cast<size_t>(w * length), inputs.front().size())));
+    const auto step = static_cast<size_t>(std::max<int64_t>(1, base_.options().logit_rows / count));
+    for (size_t from = 0; from < longest; from += step) run(from, step);
+    for (const OpenWindow& o : open_) FRESHET_RETURN_IF_ERROR(add(o.tokens));
     return {};
   }
 
  private:
-  void run(const std::vector<std::vector<int32_t>>& inputs,
-           const std::vector<std::vector<int32_t>>& targets, int64_t from, int64_t n) {
+  // At most `step` tokens of each window.
+  void run(size_t from, size_t step) {
+    struct Row {
+      size_t window, token;
+    };
+    std::vector<Row> rows;
     std::vector<Session::Piece> pieces;
-    for (size_t w = 0; w < inputs.size(); ++w) {
-      pieces.push_back(
-          {static_cast<int>(w),
-           std::span(inputs[w]).subspan(static_cast<size_t>(from), static_cast<size_t>(n)), 0});
+    for (size_t w = 0; w < open_.size(); ++w) {
+      const std::span<const int32_t> inputs(open_[w].inputs);
+      if (from >= inputs.size()) continue;
+      const size_t n = std::min(step, inputs.size() - from);
+      pieces.push_back({static_cast<int>(w), inputs.subspan(from, n), 0});
+      for (size_t i = 0; i < n; ++i) rows.push_back({w, from + i});
     }
     const std::span<const float> p = base_.run(pieces);
     const std::span<const float> q = model_.run(pieces);
     const auto vocab = static_cast<size_t>(base_.model().spec().vocab_size);
-    const auto length = std::ssize(inputs.front());
-    base_.pool().parallel_for(std::ssize(inputs) * n, [&](int64_t row, int) {
-      const int64_t w = row / n, i = row % n;
-      const size_t at = static_cast<size_t>(row) * vocab;
-      rows_[static_cast<size_t>(w * length + from + i)] =
-          divergence(p.subspan(at, vocab), q.subspan(at, vocab),
-                     targets[static_cast<size_t>(w)][static_cast<size_t>(from + i)]);
+    base_.pool().parallel_for(std::ssize(rows), [&](int64_t r, int) {
+      const auto [window, token] = rows[static_cast<size_t>(r)];
+      const size_t at = static_cast<size_t>(r) * vocab;
+      OpenWindow& o = open_[window];
+      o.tokens[token] = divergence(p.subspan(at, vocab), q.subspan(at, vocab), o.targets[token]);
     });
   }
 
@@ -88,10 +97,10 @@ class SideBySide {
     if (!std::isfinite(model) || !std::isfinite(kl))
       return internal_error("the logits of the model that is compared are not finite");
     const auto n = static_cast<double>(tokens.size());
-    scores_.base.push_back(base / n);
-    scores_.model.push_back(model / n);
-    scores_.delta.push_back((model - base) / n);
-    scores_.kl.push_back(kl / n);
+    scores_.base.add(base, n);
+    scores_.model.add(model, n);
+    scores_.delta.add(model - base, n);
+    scores_.kl.add(kl, n);
     return {};
   }
 
@@ -99,7 +108,7 @@ class SideBySide {
   Session& model_;
   const TextWindows& windows_;
   Scores& scores_;
-  std::vector<Divergence> rows_;  // [windows, tokens]
+  std::vector<OpenWindow> open_;
 };
 
 // Both must run in the same arithmetic: otherwise its differences are taken for the model's.
@@ -129,10 +138,18 @@ Status check_context(const ModelSpec& spec, int64_t window, const std::string& n
 
 }  // namespace
 
+std::span<const int32_t> TextWindows::at(int64_t w) const {
+  const auto i = static_cast<size_t>(w);
+  const size_t begin = i == 0 ? 0 : ends[i - 1];
+  return std::span(ids).subspan(begin, ends[i] - begin);
+}
+
 std::string TextWindows::fingerprint() const {
-  const auto* const bytes = reinterpret_cast<const uint8_t*>(ids.data());
-  const auto seed = static_cast<uint64_t>(window) << 32 | static_cast<uint32_t>(bos);
-  return fmt::format("{:016x}", hash_bytes({bytes, ids.size() * sizeof(int32_t)}, seed));
+  const auto hash = [](const auto& values, uint64_t seed) {
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+    return hash_bytes({bytes, values.size() * sizeof values[0]}, seed);
+  };
+  return fmt::format("{:016x}", hash(ends, hash(ids, static_cast<uint32_t>(bos))));
 }
 
 Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std::string> texts,
@@ -140,18 +157,17 @@ Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std:
   TextWindows result;
   result.window = window;
   result.bos = tokenizer.bos().value_or(-1);
-  size_t longest = 0;
+  const size_t fewest = result.bos >= 0 ? 1 : 2;  // so that there is a token to score
   for (const std::string& text : texts) {
     const auto ids = tokenizer.encode(text, {.add_special = false});
-    const auto whole = static_cast<std::ptrdiff_t>(ids.size()) / window * window;
-    result.ids.insert(result.ids.end(), ids.begin(), ids.begin() + whole);
-    result.left_out += std::ssize(ids) - whole;
-    longest = std::max(longest, ids.size());
+    for (size_t at = 0; at + fewest <= ids.size(); at += static_cast<size_t>(window)) {
+      const size_t end = std::min(ids.size(), at + static_cast<size_t>(window));
+      result.ids.insert(result.ids.end(), ids.begin() + static_cast<std::ptrdiff_t>(at),
+                        ids.begin() + static_cast<std::ptrdiff_t>(end));
+      result.ends.push_back(result.ids.size());
+    }
   }
-  if (result.ids.empty()) {
-    return invalid_argument("the text has {} tokens, and a window needs {}: lower --window",
-                            longest, window);
-  }
+  if (result.ends.empty()) return invalid_argument("the text has no token to score");
   return result;
 }
 
@@ -167,13 +183,13 @@ Result<Comparison> compare(Session& base, Session& model, const TextWindows& win
   const int64_t at_once = base.options().sequences;
   for (int64_t w = 0; w < windows.windows(); w += at_once) {
     FRESHET_RETURN_IF_ERROR(both.score(w, std::min(at_once, windows.windows() - w)));
-    if (!progress(static_cast<double>(scores.kl.size()) / static_cast<double>(windows.windows())))
+    if (!progress(static_cast<double>(scores.kl.sums.size()) /
+                  static_cast<double>(windows.windows())))
       return cancelled("interrupted");
   }
   c.window = windows.window;
   c.windows = windows.windows();
   c.tokens = std::ssize(scores.token_kl);
-  c.left_out = windows.left_out;
   c.fingerprint = windows.fingerprint();
   c.base_nats = mean_and_error(scores.base);
   c.model_nats = mean_and_error(scores.model);

@@ -2,9 +2,10 @@
 // quantised from.
 //
 // Both run over the same windows of text, side by side, and every token is scored with both: no
-// logits are kept. The protocol is that of perplexity() in logits.h: each window after a BOS token
-// if the vocabulary has one, all tokens scored, whole windows only. A window never crosses from one
-// text to the next. Differences are paired window by window, and their errors come from the
+// logits are kept. The protocol is that of perplexity() in logits.h, each window after a BOS token
+// if the vocabulary has one, all tokens scored, but the rest of a text behind its last whole window
+// is a shorter window rather than left out. A window never crosses from one text to the next.
+// Differences are paired window by window, and their errors come from the
 // windows, since tokens of one window are correlated. Results do not depend on the number of
 // threads or on the batch. Blocks the calling thread.
 #pragma once
@@ -30,15 +31,16 @@ namespace freshet::eval {
 using tokenizer::Tokenizer;
 
 struct TextWindows {
-  std::vector<int32_t> ids;  // [windows, window]
-  int64_t window = 0;
-  int32_t bos = -1;      // put before each window; < 0: none, and the first token is not scored
-  int64_t left_out = 0;  // tokens behind the last whole window of each text
-  int64_t windows() const { return std::ssize(ids) / window; }
+  std::vector<int32_t> ids;  // of all windows
+  std::vector<size_t> ends;  // [windows] in ids
+  int64_t window = 0;        // most tokens of a window
+  int32_t bos = -1;          // put before each window; < 0: none, and the first token is not scored
+  int64_t windows() const { return std::ssize(ends); }
+  std::span<const int32_t> at(int64_t w) const;
   // Equal for equal windows after the same BOS: results are comparable only where it is.
   std::string fingerprint() const;
 };
-// An error if no text fills a window.
+// An error if there is no token to score.
 Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std::string> texts,
                                 int64_t window);
 
@@ -47,7 +49,6 @@ struct Comparison {
   int64_t tokens = 0;       // scored
   int64_t windows = 0;
   int64_t window = 0;
-  int64_t left_out = 0;
   std::string fingerprint;             // of the windows
   std::string arithmetic;              // what both ran with: device, cache, reference path
   MeanAndError base_nats, model_nats;  // per token

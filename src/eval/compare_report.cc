@@ -40,8 +40,7 @@ std::string comparison_text(const Comparison& c) {
       c.kl.mean, c.kl.standard_error, c.kl_median, c.kl_p99, c.kl_p999);
   text += fmt::format("same top token {:.2f} %; RMS of delta p {:.3f} %\n",
                       100.0 * c.top1_agreement, 100.0 * c.rms_delta_p);
-  text += fmt::format("{} tokens in {} windows of {}; {} tokens at the ends of texts left out\n",
-                      c.tokens, c.windows, c.window, c.left_out);
+  text += fmt::format("{} tokens in {} windows of up to {}\n", c.tokens, c.windows, c.window);
   return text;
 }
 
@@ -74,7 +73,6 @@ json::Object comparison_json(const Comparison& c) {
   o["tokens"] = c.tokens;
   o["windows"] = c.windows;
   o["window"] = c.window;
-  o["tokens_left_out"] = c.left_out;
   o["windows_hash"] = c.fingerprint;
   o["arithmetic"] = c.arithmetic;
   return o;

@@ -14,14 +14,20 @@ constexpr double kNormal80 = 0.8416212335729143;
 
 }  // namespace
 
-MeanAndError mean_and_error(std::span<const double> values) {
-  MeanAndError result;
-  const auto count = static_cast<double>(values.size());
-  for (const double v : values) result.mean += v / count;
-  if (values.size() < 2) return result;
+MeanAndError mean_and_error(const Blocks& blocks) {
+  const auto blocks_count = static_cast<double>(blocks.sums.size());
+  double sum = 0.0, tokens = 0.0;
+  for (const double s : blocks.sums) sum += s;
+  for (const double n : blocks.counts) tokens += n;
+  FRESHET_CHECK(tokens > 0.0);
+  MeanAndError result{sum / tokens, 0.0};
+  if (blocks.sums.size() < 2) return result;
   double squares = 0.0;
-  for (const double v : values) squares += (v - result.mean) * (v - result.mean);
-  result.standard_error = std::sqrt(squares / (count - 1.0) / count);
+  for (size_t b = 0; b < blocks.sums.size(); ++b) {
+    const double residual = blocks.sums[b] - result.mean * blocks.counts[b];
+    squares += residual * residual;
+  }
+  result.standard_error = std::sqrt(squares * blocks_count / (blocks_count - 1.0)) / tokens;
   return result;
 }
 
@@ -33,17 +39,19 @@ double percentile(std::span<const double> sorted, double share) {
   return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
 }
 
-Interval bootstrap_mean(std::span<const double> blocks, int resamples, uint64_t seed) {
-  FRESHET_CHECK(!blocks.empty() && resamples > 0);
-  const uint64_t count = blocks.size();
+Interval bootstrap_mean(const Blocks& blocks, int resamples, uint64_t seed) {
+  FRESHET_CHECK(!blocks.sums.empty() && resamples > 0);
+  const uint64_t count = blocks.sums.size();
   std::vector<double> means(static_cast<size_t>(resamples));
   for (size_t r = 0; r < means.size(); ++r) {
-    double sum = 0.0;
+    double sum = 0.0, tokens = 0.0;
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t bits = philox_bits(seed, r * count + i, 0) >> 32;
-      sum += blocks[bits * count >> 32];
+      const size_t block = bits * count >> 32;
+      sum += blocks.sums[block];
+      tokens += blocks.counts[block];
     }
-    means[r] = sum / static_cast<double>(count);
+    means[r] = sum / tokens;
   }
   std::ranges::sort(means);
   return {percentile(means, 0.025), percentile(means, 0.975)};
