@@ -116,6 +116,7 @@ Result<Rows> WeightReader::rows(const TensorSource& source, int64_t rows, int64_
     if (is_packed(source)) return integer_rows(*this, source, rows, cols, inputs);
     if (is_bitsandbytes4(*this, source)) return bitsandbytes4_rows(*this, source, rows, cols);
   }
+  if (!source.format && !has_scales(source.dtype)) return unknown_type(source, config());
   const std::vector<int64_t> wanted =
       layout == Layout::kRows ? std::vector{rows, cols} : std::vector{cols, rows};
   const bool flat = rows == 1 && source.shape == std::vector{cols};

@@ -1,5 +1,6 @@
-// GPTQ, AWQ and pack-quantized checkpoints mean their numbers: a model of them gives the logits of
-// one of the same numbers in F32, which are computed here from the published definition alone.
+// GPTQ, AWQ and pack-quantized checkpoints of 2 to 8 bits mean their numbers: a model of them gives
+// the logits of one of the same numbers in F32, which are computed here from the published
+// definition alone.
 #include <cmath>
 #include <cstring>
 
@@ -26,6 +27,9 @@ struct Packing {
   int bits = 4;
   float scale_unit = 0.0005f;
   bool act_order = false;
+  bool whole_words = false;  // as compressed-tensors packed until 2025
+  bool one_scale = false;    // for all of a matrix
+  bool other_zeros = false;  // those of the other version of GPTQ's format
 
   bool is(const char* what) const { return std::strcmp(config, what) == 0; }
 };
@@ -52,6 +56,7 @@ struct Matrix4 {
       scale.push_back(std::strcmp(p.scales, "F16") == 0 ? f16_to_f32(f32_to_f16(d))
                                                         : bf16_to_f32(f32_to_bf16(d)));
     }
+    if (p.one_scale) scale.assign(scale.size(), scale[0]);
     for (int64_t c = 0; c < k; ++c) group_of.push_back(c / group);
     for (int64_t c = k - 1; p.act_order && c > 0; --c) {
       std::swap(group_of[static_cast<size_t>(c)],
@@ -78,6 +83,32 @@ Tensor words(int64_t down, int64_t across, int bits, const Number& number) {
   return t;
 }
 
+// `lines` runs of n numbers, each packed into words by itself; number(i, k): number k of run i. The
+// words of a run lie in a row, or (`down`) in a column. Numbers are added, so that -1 borrows.
+template <class Number>
+Tensor runs(int64_t lines, int64_t n, const Packing& p, bool down, const Number& number) {
+  const int64_t per = 32 / p.bits;
+  const int64_t size = p.whole_words ? (n + per - 1) / per : (n * p.bits + 31) / 32;
+  std::vector<uint32_t> all(static_cast<size_t>(lines * size));
+  for (int64_t i = 0; i < lines; ++i) {
+    const auto word = [&](int64_t w) -> uint32_t& {
+      return all[static_cast<size_t>(down ? w * lines + i : i * size + w)];
+    };
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t bit = k * p.bits;
+      const int64_t at = p.whole_words ? k / per : bit / 32;
+      const int64_t shift = p.whole_words ? k % per * p.bits : bit % 32;
+      auto v = static_cast<uint32_t>(number(i, k));
+      if (32 % p.bits != 0) v &= (1u << p.bits) - 1;
+      word(at) += v << shift;
+      if (shift + p.bits > 32) word(at + 1) += v >> (32 - shift);
+    }
+  }
+  Tensor t{"I32", {down ? size : lines, down ? lines : size}, {}};
+  for (const uint32_t w : all) append(t.bytes, w);
+  return t;
+}
+
 void put_scales(Tensor& t, const Matrix4& m, bool by_row) {
   const auto put = [&](float d) {
     if (t.dtype == "F32") return append(t.bytes, d);
@@ -90,18 +121,19 @@ void put_scales(Tensor& t, const Matrix4& m, bool by_row) {
 }
 
 void put_packed(Tensors& t, const std::string& stem, const Matrix4& m, const Packing& p) {
-  const int n = 32 / p.bits;
   Tensor scales{p.scales, {}, {}};
   put_scales(scales, m, p.is(kPack));
+  if (p.one_scale) {
+    scales.shape = {1};
+    scales.bytes.resize(scales.dtype == "F32" ? 4 : 2);
+  }
+  const auto q = [&](int64_t r, int64_t c) { return m.q[m.at(r, c)]; };
+  const auto zero = [&](int64_t g, int64_t r) { return m.zero[m.of(r, g)]; };
   if (p.is(kPack)) {
-    t[stem + ".weight_packed"] = words(
-        m.rows, m.cols / n, p.bits, [&](auto i, auto j, int k) { return m.q[m.at(i, j * n + k)]; });
+    t[stem + ".weight_packed"] = runs(m.rows, m.cols, p, false, q);
     t[stem + ".weight_scale"] = scales;
     t[stem + ".weight_shape"] = {"I64", {2}, std::string(16, '\0')};
-    if (p.symmetric) return;
-    t[stem + ".weight_zero_point"] =
-        words(m.rows / n, m.groups, p.bits,
-              [&](auto i, auto j, int k) { return m.zero[m.of(i * n + k, j)]; });
+    if (!p.symmetric) t[stem + ".weight_zero_point"] = runs(m.groups, m.rows, p, true, zero);
     return;
   }
   t[stem + ".scales"] = scales;
@@ -116,12 +148,10 @@ void put_packed(Tensors& t, const std::string& stem, const Matrix4& m, const Pac
     });
     return;
   }
-  const int less = p.is(kGptq) ? 1 : 0;
-  t[stem + ".qweight"] = words(m.cols / n, m.rows, p.bits,
-                               [&](auto i, auto j, int k) { return m.q[m.at(j, i * n + k)]; });
-  t[stem + ".qzeros"] = words(m.groups, m.rows / n, p.bits, [&](auto i, auto j, int k) {
-    return m.zero[m.of(j * n + k, i)] - less;
-  });
+  const int less = p.is(kGptqV2) == p.other_zeros ? 1 : 0;
+  t[stem + ".qweight"] = runs(m.rows, m.cols, p, true, q);
+  t[stem + ".qzeros"] =
+      runs(m.groups, m.rows, p, false, [&](int64_t g, int64_t r) { return zero(g, r) - less; });
   Tensor index{"I32", {m.cols}, {}};
   for (int64_t c = 0; c < m.cols; ++c) {
     append(index.bytes, static_cast<int32_t>(m.group_of[static_cast<size_t>(c)]));
@@ -144,13 +174,14 @@ void put(Tensors& t, const std::string& stem, int64_t rows, int64_t cols, const 
   t[stem + ".weight"] = plain;
 }
 
-void to_int4_llama(Tensors& t, json::Object& config, const Packing& p, bool packed) {
+void to_integer_llama(Tensors& t, json::Object& config, const Packing& p, bool packed) {
   constexpr int64_t kHidden = 128, kFf = 384;
   config["hidden_size"] = json::Value(kHidden);
   config["intermediate_size"] = json::Value(kFf);
   config["head_dim"] = json::Value(32);
   config["quantization_config"] =
-      *json::parse(fmt::format(R"({{{}, "group_size": {}}})", p.config, p.group));
+      *json::parse(fmt::format(R"({{{}, "group_size": {}, "sym": {}, "num_bits": {}}})", p.config,
+                               p.group, p.symmetric, p.bits));
   for (auto& [name, tensor] : t) {
     if (!name.ends_with("norm.weight")) continue;
     tensor = {"F32", {kHidden}, {}};
@@ -170,9 +201,9 @@ void to_int4_llama(Tensors& t, json::Object& config, const Packing& p, bool pack
   }
 }
 
-using Int4Load = Load;
+using IntegerLoad = Load;
 
-TEST_F(Int4Load, PackedNumbersAreThoseOfTheDefinition) {
+TEST_F(IntegerLoad, PackedNumbersAreThoseOfTheDefinition) {
   using quant::Format;
   const std::pair<Packing, Format> cases[] = {
       {{kGptq}, Format::kInt4G128},
@@ -190,6 +221,28 @@ TEST_F(Int4Load, PackedNumbersAreThoseOfTheDefinition) {
       {{kPack, 32, true, "BF16"}, Format::kInt4G32},
       {{kPack, -1, false, "F32"}, Format::kInt4G128},
       {{kPack, 64, true, "F16", 8}, Format::kQ8_0},
+      // Other widths; whether numbers straddle words or not.
+      {{kGptq, 128, false, "F16", 2}, Format::kInt2G128},
+      {{kGptq, 32, true, "F16", 2}, Format::kInt2G32},
+      {{kGptq, 128, true, "F16", 3}, Format::kInt3G128},
+      {{kGptqV2, 64, false, "F16", 3}, Format::kInt3G32},
+      {{kGptq, 64, false, "F16", 5}, Format::kQ8_0},
+      {{kGptq, 128, true, "F16", 6}, Format::kQ8_0},
+      {{kGptqV2, 128, false, "BF16", 8}, Format::kInt8G128},
+      {{kPack, 128, true, "BF16", 2}, Format::kInt2G128},
+      {{kPack, 128, false, "BF16", 3}, Format::kInt3G128},
+      {{kPack, 32, false, "F16", 3, 0.0005f, false, true}, Format::kInt3G32},
+      {{kPack, 128, true, "F16", 5, 0.0005f, false, true}, Format::kQ8_0},
+      {{kPack, 32, false, "BF16", 6, 1e-9f}, Format::kInt8G32},
+      {{kPack, 128, true, "F16", 7}, Format::kQ8_0},
+      {{kPack, 128, true, "F16", 7, 0.0005f, false, true}, Format::kQ8_0},
+      {{kPack, 64, false, "F16", 8}, Format::kInt8G32},
+      // One scale; groups that no format has.
+      {{kPack, -1, true, "BF16", 4, 0.0005f, false, false, true}, Format::kInt4G128},
+      {{kGptq, 16, false, "F16", 4}, Format::kF32},
+      // Symmetric numbers whose zero points are those of the other version.
+      {{kGptq, 128, true, "F16", 4, 0.0005f, false, false, false, true}, Format::kInt4G128},
+      {{kGptqV2, 128, true, "F16", 3, 0.0005f, false, false, false, true}, Format::kInt3G128},
       // Scales that F16 does not hold.
       {{kPack, 32, true, "BF16", 4, 1e-7f}, Format::kInt4G32},
   };
@@ -198,24 +251,29 @@ TEST_F(Int4Load, PackedNumbersAreThoseOfTheDefinition) {
     std::vector<float> logits[2];
     for (const bool packed : {false, true}) {
       auto model =
-          load("llama", [&](Tensors& t, json::Object& c) { to_int4_llama(t, c, p, packed); });
+          load("llama", [&](Tensors& t, json::Object& c) { to_integer_llama(t, c, p, packed); });
       ASSERT_TRUE(model.ok()) << model.status().message();
       int stored = 0;
       for (const Model::WeightInfo& w : (*model)->weights()) stored += w.format == format;
-      EXPECT_EQ(stored, !packed ? 0 : p.symmetric ? 15 : 14) << p.config << p.group;
+      const int others = format == Format::kF32 ? static_cast<int>((*model)->weights().size()) : 0;
+      EXPECT_EQ(stored, others > 0    ? others
+                        : !packed     ? 0
+                        : p.symmetric ? 15
+                                      : 14)
+          << p.config << p.group << " of " << p.bits;
       logits[packed ? 1 : 0] = first_logits(**model);
     }
-    EXPECT_EQ(logits[0], logits[1]) << p.config << p.group << p.scales;
+    EXPECT_EQ(logits[0], logits[1]) << p.config << p.group << p.scales << p.bits;
   }
 }
 
-TEST_F(Int4Load, GroupsInActOrderAreSorted) {
+TEST_F(IntegerLoad, GroupsInActOrderAreSorted) {
   for (const Packing& p : {Packing{kGptq, 32, false, "F16", 4, 0.0005f, true},
                            Packing{kGptqV2, 128, true, "F16", 4, 0.0005f, true}}) {
     std::vector<float> logits[2];
     for (const bool packed : {false, true}) {
       auto model =
-          load("llama", [&](Tensors& t, json::Object& c) { to_int4_llama(t, c, p, packed); });
+          load("llama", [&](Tensors& t, json::Object& c) { to_integer_llama(t, c, p, packed); });
       ASSERT_TRUE(model.ok()) << model.status().message();
       logits[packed ? 1 : 0] = first_logits(**model);
     }
@@ -225,9 +283,9 @@ TEST_F(Int4Load, GroupsInActOrderAreSorted) {
   }
 }
 
-TEST_F(Int4Load, ModulesMayDifferInBitsAndGroups) {
+TEST_F(IntegerLoad, ModulesMayDifferInBitsAndGroups) {
   const auto model = load("llama", [](Tensors& t, json::Object& c) {
-    to_int4_llama(t, c, {kGptq}, true);
+    to_integer_llama(t, c, {kGptq}, true);
     const Packing finer{kGptq, 32, true, "F16", 8};
     put(t, kGate, 384, 128, finer, true);
     auto& q = c["quantization_config"];
@@ -240,11 +298,11 @@ TEST_F(Int4Load, ModulesMayDifferInBitsAndGroups) {
   EXPECT_EQ(bytes, 1);
 }
 
-TEST_F(Int4Load, WhatHasNoMeaningIsRefused) {
+TEST_F(IntegerLoad, WhatHasNoMeaningIsRefused) {
   using Change = std::function<void(Tensors&, json::Object&)>;
   const auto of = [](const Packing& p, const Change& more) -> Change {
     return [=](Tensors& t, json::Object& c) {
-      to_int4_llama(t, c, p, true);
+      to_integer_llama(t, c, p, true);
       more(t, c);
     };
   };
@@ -282,8 +340,6 @@ TEST_F(Int4Load, WhatHasNoMeaningIsRefused) {
   expect_error("llama", of({kGptq}, shape(".qzeros", {48, 1})), {"qzeros", "[48, 1]", "[1, 48]"});
   expect_error("llama", of({kGptq}, shape(".scales", {384, 1})), {"scales", "384 columns"});
   expect_error("llama", of({kGptq}, shape(".scales", {384})), {"scales", "384 columns"});
-  expect_error("llama", of({kGptq, 128, false, "F16", 8}, [](Tensors&, json::Object&) {}),
-               {"8 bits", "128"});
   const auto type = [&](const char* part, const char* dtype) -> Change {
     return [=](Tensors& t, json::Object&) { t[gate + part].dtype = dtype; };
   };
@@ -303,9 +359,9 @@ TEST_F(Int4Load, WhatHasNoMeaningIsRefused) {
   expect_error("llama", of({kGptq, 64}, first_group(-1)), {"g_idx", "in group"});
 }
 
-TEST_F(Int4Load, AnIndexThatWasNeverWrittenIsNone) {
+TEST_F(IntegerLoad, AnIndexThatWasNeverWrittenIsNone) {
   const auto model = load("llama", [](Tensors& t, json::Object& c) {
-    to_int4_llama(t, c, {kGptq, 64}, true);
+    to_integer_llama(t, c, {kGptq, 64}, true);
     std::string& index = t[std::string(kGate) + ".g_idx"].bytes;
     index.assign(index.size(), '\0');
   });
