@@ -19,7 +19,7 @@ namespace convert_command {
 struct Options {
   std::string input;
   std::string output;
-  std::string type = "q8_0";
+  std::string type;  // empty: q8_0, or what a target chooses
   std::string name;
   std::vector<std::string> metadata;
   RecipeArguments recipe;
@@ -36,7 +36,12 @@ std::string name_of_folder(const std::string& path) {
 
 Status convert(const Options& o, Context& context) {
   quantizer::ExportOptions e;
-  FRESHET_ASSIGN_OR_RETURN(e.recipe, quantizer::Recipe::by_name(o.type));
+  FRESHET_ASSIGN_OR_RETURN(e.target, size_target(o.recipe));
+  if (e.target.given() && (!o.type.empty() || o.recipe.pure))
+    return invalid_argument("{} chooses the types itself: leave out {}",
+                            o.recipe.target_bpw > 0 ? "--target-bpw" : "--target-size",
+                            o.type.empty() ? "--pure" : "--type");
+  FRESHET_ASSIGN_OR_RETURN(e.recipe, quantizer::Recipe::by_name(o.type.empty() ? "q8_0" : o.type));
   FRESHET_ASSIGN_OR_RETURN(e.overrides, recipe_overrides(o.recipe));
   for (const std::string& entry : o.metadata) {
     const size_t equals = entry.find('=');
@@ -72,7 +77,8 @@ Status convert(const Options& o, Context& context) {
   progress.clear();
   for (const std::string& line : warnings) log_warning("{}", line);
   const auto bytes = std::filesystem::file_size(o.output, error);
-  context.out.print("{}: {}, {}\n", o.output, format_bytes(bytes), e.recipe.name());
+  context.out.print("{}: {}, {}\n", o.output, format_bytes(bytes),
+                    e.target.given() ? "chosen by size" : e.recipe.name());
   return {};
 }
 
@@ -83,8 +89,8 @@ void add_convert(CLI::App& program, Context& context, Action& action) {
   CLI::App* c = program.add_subcommand("convert", "Convert a Hugging Face folder to a GGUF file");
   c->add_option("input", o->input, "The Hugging Face folder")->required();
   c->add_option("-o,--output", o->output, "The .gguf file to write")->required();
-  c->add_option("--type", o->type, "Format of the weights: " + quantizer::Recipe::names())
-      ->capture_default_str();
+  c->add_option("--type", o->type,
+                "Format of the weights, by default q8_0: " + quantizer::Recipe::names());
   add_recipe_options(*c, o->recipe);
   c->add_option("--name", o->name, "The model's name in the file (default: the folder's)");
   c->add_option("--set", o->metadata, "KEY=VALUE, metadata to set or replace (may be repeated)")

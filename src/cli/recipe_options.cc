@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "cli/options.h"
+
 namespace freshet::cli {
 
 void add_recipe_options(CLI::App& command, RecipeArguments& arguments) {
@@ -32,6 +34,26 @@ void add_recipe_options(CLI::App& command, RecipeArguments& arguments) {
                   "NAME: do not use the importance matrix for these (may be repeated)")
       ->allow_extra_args(false)
       ->excludes(include);
+  CLI::Option* bpw =
+      command.add_option("--target-bpw", a.target_bpw,
+                         "Bits per weight: formats are chosen for each tensor by measured error");
+  command
+      .add_option("--target-size", a.target_size,
+                  "Size of the file, e.g. 700M or 4GiB: formats are chosen in the same way")
+      ->excludes(bpw);
+}
+
+Result<quantizer::SizeTarget> size_target(const RecipeArguments& a) {
+  quantizer::SizeTarget out;
+  if (a.target_bpw != 0 && !(a.target_bpw > 0 && a.target_bpw <= 32))
+    return invalid_argument("--target-bpw {}: bits per weight between 0 and 32", a.target_bpw);
+  out.bits_per_weight = a.target_bpw;
+  if (a.target_size.empty()) return out;
+  const auto bytes = parse_bytes(a.target_size);
+  if (!bytes.ok() || *bytes == 0)
+    return invalid_argument("--target-size {}: not a size, e.g. 700M or 4GiB", a.target_size);
+  out.file_bytes = static_cast<int64_t>(*bytes);
+  return out;
 }
 
 Result<quantizer::RecipeOverrides> recipe_overrides(const RecipeArguments& a) {

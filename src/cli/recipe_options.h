@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "quantizer/imatrix.h"
 #include "quantizer/recipe.h"
+#include "quantizer/size_target.h"
 
 namespace freshet::cli {
 
@@ -24,10 +25,13 @@ struct RecipeArguments {
   std::vector<std::string> include_weights;
   std::vector<std::string> exclude_weights;
   std::vector<std::string> imatrices;
+  double target_bpw = 0;
+  std::string target_size;
 };
 void add_recipe_options(CLI::App& command, RecipeArguments& arguments);
 
 Result<quantizer::RecipeOverrides> recipe_overrides(const RecipeArguments& arguments);
+Result<quantizer::SizeTarget> size_target(const RecipeArguments& arguments);
 // All files merged; nullopt if none was given.
 Result<std::optional<quantizer::Imatrix>> importance_matrix(const RecipeArguments& arguments);
 

@@ -49,6 +49,7 @@ class ExportPlanner {
 
   // `warn`: as in Recipe::formats().
   Result<std::vector<Planned>> plan(const Warn& warn = {});
+  RecipeModel recipe_model() const;
 
  private:
   Status global();
@@ -66,7 +67,6 @@ class ExportPlanner {
   Status all_used() const;
 
   std::string gguf_name(models::Role role, int layer, const char* suffix) const;
-  RecipeModel recipe_model() const;
   Status choose_formats(const Warn& warn);
   void add(models::Role role, int layer, const char* suffix, const loader::TensorSource& source,
            std::vector<int64_t> order = {});

@@ -109,9 +109,9 @@ void add_sampling(const json::Value& recommended, GgufWriter& out) {
 }
 
 // What the options say about the importance matrix must fit the tensors.
-Status check_importance(const std::vector<Planned>& plan, const ExportOptions& options) {
+Status check_importance(const GgufPlan& plan, const ExportOptions& options) {
   std::vector<Imatrix::Tensor> tensors;
-  for (const Planned& p : plan) {
+  for (const Planned& p : plan.tensors) {
     if (!is_quantised({p.name, p.shape}) || p.name == "token_embd.weight" ||
         p.name == "output.weight" || !options.overrides.uses_importance(p.name))
       continue;
@@ -130,10 +130,10 @@ Status check_importance(const std::vector<Planned>& plan, const ExportOptions& o
                     ", "),
           names.size() > 3 ? " ..." : ""));
   }
-  for (const Planned& p : plan) {
+  for (const Planned& p : plan.tensors) {
     const bool weighted = options.imatrix != nullptr && !missing.contains(p.name) &&
                           options.overrides.uses_importance(p.name);
-    if (!weighted && options.recipe.needs_importance(p.name, p.format))
+    if (!weighted && plan.recipe.needs_importance(p.name, p.format))
       return invalid_argument(
           "tensor '{}' in {} needs an importance matrix{}; give one that covers "
           "it, or another type",
@@ -175,21 +175,71 @@ Result<Source> read_source(const loader::Checkpoint& checkpoint) {
   return s;
 }
 
-Result<std::vector<Planned>> plan_from(const Source& source, const loader::Checkpoint& checkpoint,
-                                       ThreadPool& pool, const ExportOptions& options) {
+Status add_metadata(const Source& source, const loader::Checkpoint& checkpoint,
+                    const ExportOptions& options, const Recipe& recipe,
+                    const std::function<void(const std::string&)>& warn, GgufWriter& out) {
+  const ModelSpec& spec = source.spec;
+  out.add_string("general.architecture", source.gguf_name);
+  out.add_string("general.name", options.name);
+  out.add_u32("general.file_type", recipe.file_type());
+  out.add_u32("general.quantization_version", 2);
+  add_sampling(checkpoint.generation_config(), out);
+  FRESHET_RETURN_IF_ERROR(
+      add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
+  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, warn));
+  add_provenance(options, out);
+  for (const auto& [key, value] : options.metadata)
+    FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
+  return {};
+}
+
+Status declare(const std::vector<Planned>& tensors, GgufWriter& out) {
+  for (const Planned& p : tensors)
+    FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));
+  return {};
+}
+
+// The formats for a size in place of the recipe's.
+Status apply_target(const Source& source, const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                    const ExportOptions& options, const RecipeModel& model, GgufPlan& plan) {
+  GgufWriter trial;  // only to know its size
+  FRESHET_RETURN_IF_ERROR(
+      add_metadata(source, checkpoint, options, plan.recipe, [](const std::string&) {}, trial));
+  FRESHET_RETURN_IF_ERROR(declare(plan.tensors, trial));
+  Importance importance;
+  if (options.imatrix != nullptr) importance = Importance(*options.imatrix);
+  SizeSearch search;
+  search.model = model;
+  search.overrides = &options.overrides;
+  if (options.imatrix != nullptr) search.importance = &importance;
+  search.budget =
+      tensor_budget(options.target, plan.tensors, static_cast<int64_t>(trial.head_bytes()));
+  if (options.progress) search.go_on = [&] { return options.progress(0.0); };
+  FRESHET_ASSIGN_OR_RETURN(plan.recipe, choose_by_size(plan.tensors, search, pool));
+  return {};
+}
+
+Result<GgufPlan> plan_from(const Source& source, const loader::Checkpoint& checkpoint,
+                           ThreadPool& pool, const ExportOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const auto ops,
                            ops::Ops::create(pool, ops::reference_kernels(), {}, {}));
   const Progress no_progress;
   const models::WeightReader reader(checkpoint, *source.architecture, *ops, no_progress);
-  return ExportPlanner(reader, checkpoint, source.spec, options.recipe, &options.overrides,
-                       options.importance || options.imatrix != nullptr)
-      .plan(options.warn);
+  ExportPlanner planner(reader, checkpoint, source.spec, options.recipe, &options.overrides,
+                        options.importance || options.imatrix != nullptr);
+  GgufPlan plan;
+  plan.recipe = options.recipe;
+  FRESHET_ASSIGN_OR_RETURN(plan.tensors, planner.plan(options.warn));
+  if (options.target.given())
+    FRESHET_RETURN_IF_ERROR(
+        apply_target(source, checkpoint, pool, options, planner.recipe_model(), plan));
+  return plan;
 }
 
 }  // namespace
 
-Result<std::vector<Planned>> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
-                                       const ExportOptions& options) {
+Result<GgufPlan> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                           const ExportOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const Source source, read_source(checkpoint));
   return plan_from(source, checkpoint, pool, options);
 }
@@ -197,28 +247,22 @@ Result<std::vector<Planned>> plan_gguf(const loader::Checkpoint& checkpoint, Thr
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
                    const ExportOptions& options) {
   FRESHET_ASSIGN_OR_RETURN(const Source source, read_source(checkpoint));
-  const ModelSpec& spec = source.spec;
-  FRESHET_ASSIGN_OR_RETURN(const auto plan, plan_from(source, checkpoint, pool, options));
+  GgufPlan own;
+  if (options.plan == nullptr) {
+    FRESHET_ASSIGN_OR_RETURN(own, plan_from(source, checkpoint, pool, options));
+  }
+  const GgufPlan& plan = options.plan != nullptr ? *options.plan : own;
   if (options.rows == nullptr) FRESHET_RETURN_IF_ERROR(check_importance(plan, options));
   GgufWriter out;
-  out.add_string("general.architecture", source.gguf_name);
-  out.add_string("general.name", options.name);
-  out.add_u32("general.file_type", options.recipe.file_type());
-  out.add_u32("general.quantization_version", 2);
-  add_sampling(checkpoint.generation_config(), out);
   FRESHET_RETURN_IF_ERROR(
-      add_hyperparameters(text_config(checkpoint.config()), spec, source.gguf_name, out));
-  FRESHET_RETURN_IF_ERROR(add_vocabulary(checkpoint.path(), spec.vocab_size, out, options.warn));
-  add_provenance(options, out);
-  for (const auto& [key, value] : options.metadata)
-    FRESHET_RETURN_IF_ERROR(set_metadata(out, key, value));
-  for (const Planned& p : plan) FRESHET_RETURN_IF_ERROR(out.add_tensor(p.name, p.format, p.shape));
+      add_metadata(source, checkpoint, options, plan.recipe, options.warn, out));
+  FRESHET_RETURN_IF_ERROR(declare(plan.tensors, out));
   FRESHET_RETURN_IF_ERROR(out.open(options.output));
   TensorWriter writer(pool, out, options);
-  for (size_t i = 0; i < plan.size(); ++i) {
-    FRESHET_RETURN_IF_ERROR(writer.write(plan[i]));
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    FRESHET_RETURN_IF_ERROR(writer.write(plan.tensors[i]));
     if (options.progress &&
-        !options.progress(static_cast<double>(i + 1) / static_cast<double>(plan.size())))
+        !options.progress(static_cast<double>(i + 1) / static_cast<double>(plan.tensors.size())))
       return cancelled("interrupted");
   }
   return out.close();

@@ -19,6 +19,7 @@
 #include "quantizer/export_plan.h"
 #include "quantizer/imatrix.h"
 #include "quantizer/recipe.h"
+#include "quantizer/size_target.h"
 
 namespace freshet::quantizer {
 
@@ -37,15 +38,24 @@ class RowSource {
                               std::span<uint8_t> rows) = 0;
 };
 
+// The tensors that a file will hold, in its order, with their formats. Their parts point into the
+// checkpoint.
+struct GgufPlan {
+  std::vector<Planned> tensors;
+  Recipe recipe;  // whose number is general.file_type
+};
+
 struct ExportOptions {
   std::string output;
   Recipe recipe;
   RecipeOverrides overrides;
+  SizeTarget target;                 // if given, it chooses the formats and the recipe
   const Imatrix* imatrix = nullptr;  // optional; must outlive the call
   std::string imatrix_file;          // its name in the metadata
   std::string name;                  // general.name
   // Metadata to set or replace: key, and a value written as JSON.
   std::vector<std::pair<std::string, std::string>> metadata;
+  const GgufPlan* plan = nullptr;  // made by plan_gguf(); optional
   RowSource* rows = nullptr;  // optional; must outlive the call
   bool importance = false;    // `rows` weighs errors by the inputs, as an importance matrix does
   std::function<bool(double fraction)> progress;  // returns false to stop
@@ -53,10 +63,9 @@ struct ExportOptions {
   std::function<void(const std::string& line)> warn;
 };
 
-// The tensors that export_gguf() will write, in its order, with their formats. Their parts point
-// into the checkpoint. Uses the recipe, the overrides and the importance matrix of the options.
-Result<std::vector<Planned>> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
-                                       const ExportOptions& options);
+// What export_gguf() will write with these options.
+Result<GgufPlan> plan_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
+                           const ExportOptions& options);
 
 Status export_gguf(const loader::Checkpoint& checkpoint, ThreadPool& pool,
                    const ExportOptions& options);

@@ -207,12 +207,19 @@ bool is_quantised(const RecipeTensor& tensor) {
   });
 }
 
-Result<Format> writable_type(std::string_view name) {
-  const auto f = quant::format_by_name(name);
-  if (f && can_write(quant::info(*f))) return *f;
-  std::string types;
+std::vector<Format> writable_types() {
+  std::vector<Format> out;
   for (const quant::FormatInfo& i : quant::all_formats()) {
-    if (can_write(i)) types += fmt::format("{}{}", types.empty() ? "" : ", ", i.name);
+    if (can_write(i)) out.push_back(i.format);
+  }
+  return out;
+}
+
+Result<Format> writable_type(std::string_view name) {
+  std::string types;
+  for (const Format f : writable_types()) {
+    if (quant::info(f).name == lower_case(name)) return f;
+    types += fmt::format("{}{}", types.empty() ? "" : ", ", quant::info(f).name);
   }
   return invalid_argument("unknown type '{}'; the types are {}", name, types);
 }
@@ -232,6 +239,14 @@ Status RecipeOverrides::add_tensor_type(std::string_view text) {
   t.regex = *regex;
   tensor_types.push_back(std::move(t));
   return {};
+}
+
+bool RecipeOverrides::fixes(const std::string& name, bool tied) const {
+  const TensorKind kind = kind_of(name);
+  const bool is_embedding = kind == TensorKind::kEmbedding;
+  if (is_embedding && embedding) return true;
+  if ((kind == TensorKind::kOutput || (is_embedding && tied)) && output) return true;
+  return TensorTypes(*this).find(name) != nullptr;
 }
 
 bool RecipeOverrides::uses_importance(std::string_view name) const {
@@ -255,12 +270,19 @@ Result<Recipe> Recipe::by_name(std::string_view name) {
   return invalid_argument("unknown type '{}'; the types are {}", name, names());
 }
 
+std::vector<Recipe> Recipe::all() {
+  std::vector<Recipe> out;
+  for (const RecipeRow& row : recipe_rows()) {
+    if (missing_format(row).empty()) out.push_back(Recipe(&row));
+  }
+  return out;
+}
+
 std::string Recipe::names() {
   std::string text;
-  for (const RecipeRow& row : recipe_rows()) {
-    if (!missing_format(row).empty()) continue;
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", row.name);
-    if (!row.alias.empty()) text += fmt::format(" (or {})", row.alias);
+  for (const Recipe& r : all()) {
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", r.name());
+    if (!r.row_->alias.empty()) text += fmt::format(" (or {})", r.row_->alias);
   }
   return text;
 }

@@ -55,10 +55,14 @@ struct RecipeOverrides {
 
   // PATTERN=TYPE.
   Status add_tensor_type(std::string_view text);
+  // Whether the user gave the tensor's type. `tied`: as in RecipeModel.
+  bool fixes(const std::string& name, bool tied) const;
   bool uses_importance(std::string_view name) const;
 };
 
-// A type of a GGUF file that this build can write; the error lists them.
+// The types of a GGUF file that this build can write.
+std::vector<quant::Format> writable_types();
+// One of them; the error lists them.
 Result<quant::Format> writable_type(std::string_view name);
 
 class Recipe {
@@ -66,7 +70,9 @@ class Recipe {
   Recipe();  // F16
   // Ignores case. Aliases have the name of their recipe: "q4_k" is "q4_k_m".
   static Result<Recipe> by_name(std::string_view name);
-  static std::string names();  // those that this build can write, for --help
+  // The recipes that this build can write, in the order of the table.
+  static std::vector<Recipe> all();
+  static std::string names();  // of all(), for --help
 
   // The format of each tensor. `tensors`: all of the file, in any order. `warn` gets a line if rows
   // do not fill the blocks of their formats and others are used; may be empty.
