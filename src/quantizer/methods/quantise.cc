@@ -7,9 +7,8 @@
 namespace freshet::quantizer {
 namespace {
 
-// A copy of the matrix that holds finite numbers within the limits.
-std::vector<float> usable_weights(const float* w, int64_t rows, int64_t cols,
-                                  const MethodOptions& options, int64_t& non_finite) {
+// A copy of the matrix that holds finite numbers.
+std::vector<float> usable_weights(const float* w, int64_t rows, int64_t cols, int64_t& non_finite) {
   std::vector<float> out(w, w + rows * cols);
   float most = 0.0f;
   for (const float v : out) {
@@ -23,15 +22,6 @@ std::vector<float> usable_weights(const float* w, int64_t rows, int64_t cols,
     for (float& v : out) {
       if (std::isnan(v)) v = 0.0f;
       v = std::clamp(v, -most, most);
-    }
-  }
-  if (options.limits.empty()) return out;
-  const int64_t groups = (cols + options.clip_group - 1) / options.clip_group;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t j = 0; j < cols; ++j) {
-      const float limit = options.limits[static_cast<size_t>(r * groups + j / options.clip_group)];
-      float& v = out[static_cast<size_t>(r * cols + j)];
-      v = std::clamp(v, -limit, limit);
     }
   }
   return out;
@@ -76,10 +66,16 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     return invalid_argument("statistics of {} inputs for a matrix of {} columns", inputs.cols,
                             cols);
   }
+  const int64_t clip_groups = (cols + options.clip_group - 1) / options.clip_group;
+  if (!options.limits.empty() && options.limits.size() != static_cast<size_t>(rows * clip_groups)) {
+    return invalid_argument("{} limits for {} rows of {} groups", options.limits.size(), rows,
+                            clip_groups);
+  }
   FRESHET_ASSIGN_OR_RETURN(
-      auto grid, make_grid(target, rows, cols, {options.search_ranges, options.tensor_max}));
+      auto grid, make_grid(target, rows, cols,
+                           {options.search_ranges && options.limits.empty(), options.tensor_max}));
   LinearReport report;
-  const std::vector<float> usable = usable_weights(w, rows, cols, options, report.non_finite);
+  const std::vector<float> usable = usable_weights(w, rows, cols, report.non_finite);
   const float* const mean_square = inputs.mean_square.empty() ? nullptr : inputs.mean_square.data();
   const float* const weights = options.weighted ? mean_square : nullptr;
   const bool wanted = options.rounding == Rounding::kFeedback;
@@ -107,7 +103,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     const int64_t first = panel * PanelSolver::kRows;
     solver.load(usable.data(), first,
                 static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
-    solver.fit();
+    solver.fit({options.limits, options.clip_group});
     if (wanted && hessian != nullptr) {
       solver.feedback();
       for (int sweep = 0; sweep < options.sweeps; ++sweep) solver.improve();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "quantizer/methods/lanes.h"
 
@@ -14,6 +15,20 @@ float inverse_of(float scale) {
   const float inverse = 1.0f / scale;
   return std::isfinite(inverse) ? inverse : 0.0f;
 }
+
+// A tile of a row-major matrix, copied: rows at the stride of a wide matrix would evict each other
+// from the cache.
+constexpr int64_t kTile = 64;
+class Tile {
+ public:
+  const float* take(const float* from, int64_t stride, int64_t rows, int64_t width) {
+    for (int64_t k = 0; k < rows; ++k) std::copy_n(from + k * stride, width, copy_ + k * kTile);
+    return copy_;
+  }
+
+ private:
+  alignas(64) float copy_[256 * kTile];
+};
 
 template <class F>
 void for_kind(const Alphabet& a, const F& f) {
@@ -28,6 +43,15 @@ void for_kind(const Alphabet& a, const F& f) {
 }
 
 }  // namespace
+
+void Limits::apply(const float* w, int64_t row, int64_t cols, float* out) const {
+  if (largest.empty()) {
+    std::copy_n(w, cols, out);
+    return;
+  }
+  const float* const limit = largest.data() + row * ((cols + group - 1) / group);
+  for (int64_t j = 0; j < cols; ++j) out[j] = std::clamp(w[j], -limit[j / group], limit[j / group]);
+}
 
 PanelSolver::PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights)
     : grid_(grid),
@@ -60,11 +84,13 @@ void PanelSolver::read_units(int r, int64_t block) {
   }
 }
 
-void PanelSolver::fit() {
+void PanelSolver::fit(const Limits& limits) {
+  std::vector<float> x(static_cast<size_t>(cols_));
   for (int r = 0; r < rows_; ++r) {
+    limits.apply(w(r), first_row_ + r, cols_, x.data());
     for (int64_t b = 0; b < blocks_in_row_; ++b) {
       const int64_t column = b * block_;
-      grid_.fit(first_row_ + r, column, w(r) + column,
+      grid_.fit(first_row_ + r, column, x.data() + column,
                 weights_ != nullptr ? weights_ + column : nullptr, std::min(block_, cols_ - column),
                 blocks(r)[b]);
       read_units(r, b);
@@ -102,6 +128,7 @@ void PanelSolver::feedback_as() {
   const float* const factor = hessian_->factor.data();
   std::vector<float> left(static_cast<size_t>(rows_ * cols_));
   std::vector<float> errors(static_cast<size_t>(rows_ * kFeedbackBlock));
+  const auto tile = std::make_unique<Tile>();
   for (int r = 0; r < rows_; ++r) {
     for (int64_t j = 0; j < cols_; ++j) left[static_cast<size_t>(r * cols_ + j)] = w(r)[order[j]];
   }
@@ -123,11 +150,13 @@ void PanelSolver::feedback_as() {
       }
     }
     // Tiles of columns outside, rows inside: a tile of the factor serves the whole panel.
-    for (int64_t tile = end; tile < cols_; tile += 128) {
-      const int64_t width = std::min<int64_t>(128, cols_ - tile);
+    for (int64_t column = end; column < cols_; column += kTile) {
+      const int64_t width = std::min(kTile, cols_ - column);
+      const float* const from =
+          tile->take(factor + first * cols_ + column, cols_, end - first, width);
       for (int r = 0; r < rows_; ++r) {
-        add_products(left.data() + r * cols_ + tile, width, errors.data() + r * kFeedbackBlock,
-                     factor + first * cols_ + tile, cols_, end - first);
+        add_products(left.data() + r * cols_ + column, width, errors.data() + r * kFeedbackBlock,
+                     from, kTile, end - first);
       }
     }
   }
@@ -140,6 +169,7 @@ void PanelSolver::start_descent() {
   gradient_.assign(w_.size(), 0.0f);
   moved_.assign(static_cast<size_t>(kRows * span_), 0.0f);
   std::vector<float> off(w_.size());
+  const auto tile = std::make_unique<Tile>();
   for (int r = 0; r < rows_; ++r) {
     for (int64_t j = 0; j < cols_; ++j) {
       off[static_cast<size_t>(r * cols_ + j)] = w(r)[j] - value(r, j);
@@ -147,11 +177,13 @@ void PanelSolver::start_descent() {
   }
   for (int64_t first = 0; first < cols_; first += kFeedbackBlock) {
     const int64_t count = std::min(kFeedbackBlock, cols_ - first);
-    for (int64_t tile = 0; tile < cols_; tile += 128) {
-      const int64_t width = std::min<int64_t>(128, cols_ - tile);
+    for (int64_t column = 0; column < cols_; column += kTile) {
+      const int64_t width = std::min(kTile, cols_ - column);
+      const float* const from =
+          tile->take(hessian_->moments.data() + first * cols_ + column, cols_, count, width);
       for (int r = 0; r < rows_; ++r) {
-        add_products(gradient(r) + tile, width, off.data() + r * cols_ + first,
-                     hessian_->moments.data() + first * cols_ + tile, cols_, count);
+        add_products(gradient(r) + column, width, off.data() + r * cols_ + first, from, kTile,
+                     count);
       }
     }
   }
@@ -331,16 +363,19 @@ void PanelSolver::spread(int64_t first, int64_t end) {
       const float d = moved(r)[j - first];
       if (d == 0.0f) continue;
       by[static_cast<size_t>(r)].push_back(-d);
-      which[static_cast<size_t>(r)].push_back(static_cast<int32_t>(j));
+      which[static_cast<size_t>(r)].push_back(static_cast<int32_t>(j - first));
     }
   }
+  const auto tile = std::make_unique<Tile>();
   const auto add = [&](int64_t from, int64_t to) {
-    for (int64_t tile = from; tile < to; tile += 128) {
+    for (int64_t column = from; column < to; column += kTile) {
+      const int64_t width = std::min(kTile, to - column);
+      const float* const rows =
+          tile->take(hessian_->moments.data() + first * cols_ + column, cols_, end - first, width);
       for (int r = 0; r < rows_; ++r) {
         const std::vector<float>& b = by[static_cast<size_t>(r)];
-        add_rows(gradient(r) + tile, std::min<int64_t>(128, to - tile), b.data(),
-                 which[static_cast<size_t>(r)].data(), hessian_->moments.data() + tile, cols_,
-                 static_cast<int64_t>(b.size()));
+        add_rows(gradient(r) + column, width, b.data(), which[static_cast<size_t>(r)].data(), rows,
+                 kTile, static_cast<int64_t>(b.size()));
       }
     }
   };
@@ -350,28 +385,15 @@ void PanelSolver::spread(int64_t first, int64_t end) {
 
 QuadraticError PanelSolver::measure(const float* moments, const float* mean_square) const {
   QuadraticError out;
-  std::vector<float> off(static_cast<size_t>(cols_)), sum(static_cast<size_t>(cols_));
-  // x H x^T from the upper triangle: the diagonal once, the rest twice.
   const auto form = [&](const float* x) {
+    if (moments != nullptr) return quadratic_form(moments, x, cols_);
     double total = 0.0;
-    if (moments == nullptr) {
-      for (int64_t j = 0; j < cols_; ++j) {
-        total += double{x[j]} * x[j] * (mean_square != nullptr ? mean_square[j] : 1.0f);
-      }
-      return total;
-    }
-    for (int64_t first = 0; first < cols_; first += 128) {
-      const int64_t end = std::min<int64_t>(cols_, first + 128);
-      std::fill_n(sum.begin(), end - first, 0.0f);
-      add_products(sum.data(), end - first, x, moments + first, cols_, first);
-      for (int64_t j = first; j < end; ++j) {
-        double tail = 2.0 * sum[static_cast<size_t>(j - first)];
-        for (int64_t i = first; i < j; ++i) tail += 2.0 * x[i] * moments[i * cols_ + j];
-        total += x[j] * (tail + double{x[j]} * moments[j * (cols_ + 1)]);
-      }
+    for (int64_t j = 0; j < cols_; ++j) {
+      total += double{x[j]} * x[j] * (mean_square != nullptr ? mean_square[j] : 1.0f);
     }
     return total;
   };
+  std::vector<float> off(static_cast<size_t>(cols_));
   for (int r = 0; r < rows_; ++r) {
     for (int64_t j = 0; j < cols_; ++j) off[static_cast<size_t>(j)] = w(r)[j] - value(r, j);
     out.error += form(off.data());
