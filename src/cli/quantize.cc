@@ -195,6 +195,7 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   q.output = o.output;
   q.recipe = gguf ? &*in.choice.recipe : nullptr;
   q.overrides = &in.overrides;
+  FRESHET_ASSIGN_OR_RETURN(q.target, size_target(o.recipe));
   q.container = in.choice.container;
   q.scheme = in.choice.scheme;
   if (!gguf) q.scheme = q.container->fit(q.scheme, in.working->dtype());

@@ -24,7 +24,7 @@ Result<std::multimap<std::string, GgufPlace>> gguf_places(const WorkingModel& wo
   FRESHET_ASSIGN_OR_RETURN(const auto plan,
                            plan_gguf(working.checkpoint(), working.compute()->pool(), e));
   std::multimap<std::string, GgufPlace> places;
-  for (const Planned& p : plan) {
+  for (const Planned& p : plan.tensors) {
     if (p.shape.size() < 2) continue;
     const int64_t experts = p.shape.size() > 2 ? p.shape[0] : 1;
     std::string last;

@@ -93,9 +93,8 @@ std::string QuantizeJob::key() const {
 Status QuantizeJob::prepare() {
   if (options_.recipe != nullptr) {
     FRESHET_ASSIGN_OR_RETURN(
-        const auto plan,
-        plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
-    for (const Planned& p : plan) {
+        plan_, plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
+    for (const Planned& p : plan_->tensors) {
       if (quant::info(p.format).plain() || p.shape.size() < 2) continue;
       for (const Planned::Part& part : p.parts) {
         auto& formats = formats_[part.source->name];

@@ -37,6 +37,7 @@ struct QuantizeOptions {
   // One of the two: a GGUF file by its recipe, or a folder of a container.
   const Recipe* recipe = nullptr;
   const RecipeOverrides* overrides = nullptr;  // with a recipe
+  SizeTarget target;                           // with a recipe
   const Container* container = nullptr;
   Scheme scheme;
   std::vector<std::string> ignore;  // regular expressions of modules that stay as they are

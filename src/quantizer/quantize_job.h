@@ -1,7 +1,8 @@
 // One run of quantize(): its state, for the files that implement it.
 //
 // quantize.cc has the order of the work, quantize_part.cc what happens to the matrices of a part,
-// quantize_output.cc how the results become a checkpoint. One thread.
+// channel_scales.cc what AWQ and SmoothQuant do to them first, quantize_output.cc how the results
+// become a checkpoint. One thread.
 #pragma once
 
 #include <map>
@@ -44,6 +45,7 @@ class QuantizeJob {
     std::vector<Target> targets;
     const InputStats* stats = nullptr;
     ChannelScales scales;
+    float tensor_max = 0.0f;  // MethodOptions::tensor_max
   };
 
   std::string key() const;
@@ -59,13 +61,30 @@ class QuantizeJob {
                        const std::vector<models::LinearTensor>& linears);
   Status quantise_work(std::vector<Work>& work, std::vector<StoredTensor>& stored,
                        json::Array& records);
-  Status quantise_matrix(const Work& w, const Inputs& inputs, std::vector<StoredTensor>& stored,
-                         json::Array& records);
+  // `stats`: of the inputs, scaled; nullptr: unknown.
+  Status quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
+                         std::vector<StoredTensor>& stored, json::Array& records);
   void add_given_statistics(std::vector<Work>& work);
+  Status share_tensor_scales(std::vector<Work>& work);
   Status apply_part(const PartResults::Part& part,
                     const std::vector<models::LinearTensor>& linears);
 
   Status apply_changes(const PartResults::Part& part);
+
+  // channel_scales.cc
+  Status scale_channels(const models::Part& part, const std::vector<models::LinearTensor>& linears,
+                        std::vector<Work>& work, const PartRunner::Collected& collected,
+                        std::vector<StoredTensor>& stored);
+  Status scale_norm(const models::Part& part, int branch,
+                    const std::vector<models::LinearTensor>& linears, std::vector<Work>& work,
+                    const PartRunner::Collected& collected);
+  Status scale_maker(Work& reader, std::vector<Work>& work);
+  Result<std::vector<float>> search_scales(const std::vector<const Work*>& readers,
+                                           const InputStats& stats);
+  Status divide_norm(const BranchSpec& branch, int layer, std::vector<float>& scales);
+  Status divide_vector(const std::string& name, const std::vector<float>& scales, size_t first);
+  Status multiply_columns(const std::string& name, const std::vector<float>& scales);
+  Status change_tensor(const std::string& name, std::span<const float> values);
 
   // quantize_output.cc
   Status read_parts();
@@ -87,6 +106,7 @@ class QuantizeJob {
   std::vector<PartResults::Part> finished_;
   std::optional<PartResults> results_;
   std::unique_ptr<PartRunner> runner_;
+  std::optional<GgufPlan> plan_;
   std::optional<Importance> given_;      // of options_.imatrix
   std::vector<InputStats> given_stats_;  // of the part
   std::vector<std::string> changed_;     // tensors of the part besides its matrices

@@ -64,6 +64,8 @@ ExportOptions QuantizeJob::export_options() const {
   e.recipe = *options_.recipe;
   e.name = options_.name;
   e.overrides = *options_.overrides;
+  e.target = options_.target;
+  e.plan = plan_ ? &*plan_ : nullptr;
   e.importance = options_.method.needs_text();
   e.imatrix = options_.imatrix;
   e.warn = options_.note;
@@ -174,13 +176,10 @@ Status QuantizeJob::verify() {
 }
 
 Status QuantizeJob::verify_gguf(const loader::Checkpoint& checkpoint) {
-  FRESHET_ASSIGN_OR_RETURN(
-      const auto plan,
-      plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
   FinishedRows rows;
   for (const PartResults::Part& part : finished_) rows.add(part);
   std::vector<uint8_t> expected;
-  for (const Planned& p : plan) {
+  for (const Planned& p : plan_->tensors) {
     const loader::TensorSource* t = checkpoint.find(p.name);
     if (t == nullptr) return internal_error("{} lacks '{}'", options_.output, p.name);
     expected.resize(t->bytes);

@@ -1,11 +1,14 @@
 // What happens to the matrices of one part of a model that is quantised.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "quantizer/containers/scheme.h"
+#include "quantizer/methods/scales.h"
 #include "quantizer/quantize_job.h"
 
 namespace freshet::quantizer {
@@ -33,19 +36,19 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   return out;
 }
 
-// Statistics of the inputs after their columns were divided by the scales.
-InputStats scaled_stats(const InputStats& stats, const std::vector<float>& columns) {
-  InputStats out = stats;
-  const auto cols = static_cast<size_t>(stats.cols);
-  for (size_t c = 0; c < cols; ++c) {
-    out.mean_abs[c] /= columns[c];
-    out.max_abs[c] /= columns[c];
-    out.mean_square[c] /= columns[c] * columns[c];
-  }
-  for (size_t r = 0; r < cols && !out.gram.empty(); ++r) {
-    for (size_t c = 0; c < cols; ++c) out.gram[r * cols + c] /= columns[r] * columns[c];
-  }
-  return out;
+// AWQ leaves queries and keys alone: cutting their weights hurts attention.
+bool clips(models::Role role) {
+  using models::Role;
+  return role != Role::kQuery && role != Role::kKey && role != Role::kQkv;
+}
+
+// The factor of activations that covers all that calibration saw.
+float input_scale(const Scheme& scheme, const InputStats& stats) {
+  const float most = std::ranges::max(stats.max_abs);
+  const float range = scheme.activations == Activations::kNvfp4        ? 448.0f * 6.0f
+                      : scheme.activations == Activations::kInt8Tensor ? 127.0f
+                                                                       : 448.0f;
+  return most > 0.0f ? most / range : 1.0f;
 }
 
 }  // namespace
@@ -129,14 +132,48 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
   PartRunner::Collected collected;
   if (!work.empty() && runner_ != nullptr) {
     const bool products = options_.method.gptq || options_.method.awq;
-    FRESHET_ASSIGN_OR_RETURN(collected, runner_->collect(part, {.gram = products}));
+    // Some hundred inputs are enough to choose the scales of SmoothQuant.
+    const int64_t every =
+        options_.method.smoothquant ? std::max<int64_t>(runner_->tokens() / 512, 1) : 0;
+    FRESHET_ASSIGN_OR_RETURN(
+        collected, runner_->collect(part, {.gram = products, .sample_every = every}));
     for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
+    FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
   add_given_statistics(work);
+  FRESHET_RETURN_IF_ERROR(share_tensor_scales(work));
   FRESHET_RETURN_IF_ERROR(quantise_work(work, stored, records));
   json::Object record;
   record["linears"] = json::Value(std::move(records));
   return results_->write(index, stored, json::Value(std::move(record)));
+}
+
+// Engines fuse queries, keys and values, and gate and up: such matrices share the factor of a
+// format that has one for the tensor.
+Status QuantizeJob::share_tensor_scales(std::vector<Work>& work) {
+  if (options_.container == nullptr || options_.scheme.scale != ScaleType::kE4M3) return {};
+  for (Work& w : work) {
+    if (w.tensor.input != InputOf::kNorm || w.tensor_max > 0.0f) continue;
+    std::vector<Work*> fused;
+    for (Work& other : work) {
+      if (other.tensor.input == InputOf::kNorm && other.tensor.expert == w.tensor.expert &&
+          other.stats == w.stats)
+        fused.push_back(&other);
+    }
+    float most = 0.0f;
+    for (const Work* one : fused) {
+      FRESHET_ASSIGN_OR_RETURN(const std::vector<float> numbers, working_.read(one->tensor));
+      const auto cols = static_cast<size_t>(one->tensor.cols);
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        float v = std::fabs(numbers[i]);
+        if (!one->scales.columns.empty()) v *= one->scales.columns[i % cols];
+        if (!one->scales.rows.empty()) v /= one->scales.rows[i / cols];
+        most = std::max(most, v);
+      }
+    }
+    for (Work* one : fused) one->tensor_max = most;
+  }
+  return {};
 }
 
 // Matrices that read the same inputs come one after the other, so that their moments are prepared
@@ -148,9 +185,9 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
   for (size_t i = 0; i < work.size(); ++i) {
     if (done[i]) continue;
     Inputs inputs;
-    if (work[i].stats != nullptr) {
-      const InputStats* stats = work[i].stats;
-      InputStats scaled;
+    InputStats scaled;
+    const InputStats* stats = work[i].stats;
+    if (stats != nullptr) {
       if (!work[i].scales.columns.empty()) {
         scaled = scaled_stats(*stats, work[i].scales.columns);
         stats = &scaled;
@@ -163,14 +200,14 @@ Status QuantizeJob::quantise_work(std::vector<Work>& work, std::vector<StoredTen
       if (done[j] || !same) continue;
       done[j] = true;
       if (stopped(fraction_)) return cancelled("interrupted");
-      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, stored, records));
+      FRESHET_RETURN_IF_ERROR(quantise_matrix(work[j], inputs, stats, stored, records));
       if (work[j].stats == nullptr) break;  // the next one has its own columns
     }
   }
   return {};
 }
 
-Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs,
+Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const InputStats* stats,
                                     std::vector<StoredTensor>& stored, json::Array& records) {
   ThreadPool& pool = working_.compute()->pool();
   FRESHET_ASSIGN_OR_RETURN(std::vector<float> numbers, working_.read(w.tensor));
@@ -182,6 +219,12 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs,
     if (!w.scales.columns.empty()) numbers[i] *= w.scales.columns[i % cols];
     if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
   }
+  if (options_.method.awq && !options_.method.gptq && stats != nullptr && clips(w.tensor.role)) {
+    FRESHET_ASSIGN_OR_RETURN(
+        method.limits, clip_search({numbers.data(), w.tensor.rows}, w.targets.front(), *stats,
+                                   method.clip_group, pool));
+  }
+  method.tensor_max = w.tensor_max;
   for (const Target& target : w.targets) {
     auto quantised =
         quantise_linear(numbers.data(), w.tensor.rows, w.tensor.cols, target, inputs, method, pool);
