@@ -74,6 +74,12 @@ void store_matrix(const std::string& name, const QuantisedMatrix& matrix,
   out.push_back(stored_array(name + "|scales", "F32", {std::ssize(m.scales)}, m.scales));
   out.push_back(stored_array(name + "|numbers", "F32", {2}, numbers));
   if (!m.zeros.empty()) out.push_back({name + "|zeros", "U8", {std::ssize(m.zeros)}, m.zeros});
+  if (const DoubleScales& d = m.double_scales; !d.codes.empty()) {
+    out.push_back({name + "|scale_codes", "U8", {std::ssize(d.codes)}, d.codes});
+    std::vector<float> rest = d.absmax;
+    rest.push_back(d.offset);
+    out.push_back(stored_array(name + "|scale_numbers", "F32", {std::ssize(rest)}, rest));
+  }
   if (!m.group_of_column.empty()) {
     out.push_back(
         stored_array(name + "|groups", "I32", {std::ssize(m.group_of_column)}, m.group_of_column));
@@ -96,6 +102,12 @@ Result<QuantisedMatrix> load_matrix(const std::string& name, const LinearTensor&
   m.zeros = array_of<uint8_t>(file, name + "|zeros");
   m.group_of_column = array_of<int32_t>(file, name + "|groups");
   const auto numbers = array_of<float>(file, name + "|numbers");
+  m.double_scales.codes = array_of<uint8_t>(file, name + "|scale_codes");
+  m.double_scales.absmax = array_of<float>(file, name + "|scale_numbers");
+  if (!m.double_scales.absmax.empty()) {
+    m.double_scales.offset = m.double_scales.absmax.back();
+    m.double_scales.absmax.pop_back();
+  }
   if (std::ssize(m.codes) != t.rows * t.cols || m.scales.empty() || numbers.size() != 2)
     return invalid_argument("the finished part lacks '{}'", name);
   m.global_scale = numbers[0];

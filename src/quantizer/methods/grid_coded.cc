@@ -123,7 +123,13 @@ class CodedGrid : public Grid {
     }
   }
 
-  QuantisedMatrix take() override { return std::move(out_); }
+  QuantisedMatrix take() override {
+    // A factor that was multiplied in and divided out leaves a scale an ulp off.
+    if (out_.global_scale != 1.0f) {
+      for (float& scale : out_.scales) scale = stored_scale(scheme_.scale, scale);
+    }
+    return std::move(out_);
+  }
 
  private:
   float fit_scale(const Group& group) const {
