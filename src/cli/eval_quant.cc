@@ -139,7 +139,7 @@ Result<std::vector<json::Object>> measure(const Options& o, Context& context,
     model.on_progress = [&](const std::string& stage, double done) {
       progress.update(stage, done);
     };
-    FRESHET_ASSIGN_OR_RETURN(const eval::Comparison c,
+    FRESHET_ASSIGN_OR_RETURN(const eval::ModelComparison c,
                              comparer.compare_with(model, name, [&](double done) {
                                progress.update(name, done);
                                return !context.interrupts.requested();
