@@ -82,8 +82,8 @@ Status check_protocol(const std::string& name, const json::Object& result,
 
 eval::PlotLabels labels_of(const Options& o, const eval::TextWindows& windows) {
   eval::PlotLabels labels;
-  labels.title = fmt::format("{}: {} windows of {} tokens", short_names({o.base}).front(),
-                             windows.windows(), windows.window);
+  labels.title = fmt::format("{}: {} tokens in windows of up to {}", short_names({o.base}).front(),
+                             windows.ids.size(), windows.window);
   labels.size = o.x == "bytes"   ? "MiB"
                 : o.x == "total" ? "bits per weight, all tensors"
                                  : "bits per weight, linear layers";
