@@ -39,7 +39,7 @@ Status eval_compare(const Options& o, Context& context) {
   const Interrupts::Handler on_interrupt(context.interrupts, [] {}, Interrupts::kPatience);
   eval::SessionOptions model = session_options(o.run, path);
   model.on_progress = [&](const std::string& stage, double done) { progress.update(stage, done); };
-  FRESHET_ASSIGN_OR_RETURN(const eval::Comparison c,
+  FRESHET_ASSIGN_OR_RETURN(const eval::ModelComparison c,
                            comparer.compare_with(model, o.model, [&](double done) {
                              progress.update("comparing", done);
                              return !context.interrupts.requested();

@@ -82,8 +82,8 @@ Status check_protocol(const std::string& name, const json::Object& result,
 
 eval::PlotLabels labels_of(const Options& o, const eval::TextWindows& windows) {
   eval::PlotLabels labels;
-  labels.title = fmt::format("{}: {} windows of {} tokens", short_names({o.base}).front(),
-                             windows.windows(), windows.window);
+  labels.title = fmt::format("{}: {} tokens in windows of up to {}", short_names({o.base}).front(),
+                             windows.ids.size(), windows.window);
   labels.size = o.x == "bytes"   ? "MiB"
                 : o.x == "total" ? "bits per weight, all tensors"
                                  : "bits per weight, linear layers";
@@ -139,7 +139,7 @@ Result<std::vector<json::Object>> measure(const Options& o, Context& context,
     model.on_progress = [&](const std::string& stage, double done) {
       progress.update(stage, done);
     };
-    FRESHET_ASSIGN_OR_RETURN(const eval::Comparison c,
+    FRESHET_ASSIGN_OR_RETURN(const eval::ModelComparison c,
                              comparer.compare_with(model, name, [&](double done) {
                                progress.update(name, done);
                                return !context.interrupts.requested();

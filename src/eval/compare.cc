@@ -171,12 +171,12 @@ Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std:
   return result;
 }
 
-Result<Comparison> compare(Session& base, Session& model, const TextWindows& windows,
-                           const CompareProgress& progress) {
+Result<ModelComparison> compare(Session& base, Session& model, const TextWindows& windows,
+                                const CompareProgress& progress) {
   const ModelSpec& spec = base.model().spec();
   FRESHET_RETURN_IF_ERROR(same_size(spec, model.model().spec()));
   FRESHET_RETURN_IF_ERROR(check_ids(windows.ids, spec.vocab_size));
-  Comparison c;
+  ModelComparison c;
   FRESHET_ASSIGN_OR_RETURN(c.arithmetic, same_arithmetic(base, model));
   Scores scores;
   SideBySide both(base, model, windows, scores);
@@ -241,8 +241,8 @@ Result<Comparer> Comparer::make(Options options) {
   return comparer;
 }
 
-Result<Comparison> Comparer::compare_with(const SessionOptions& model, const std::string& name,
-                                          const CompareProgress& progress) {
+Result<ModelComparison> Comparer::compare_with(const SessionOptions& model, const std::string& name,
+                                               const CompareProgress& progress) {
   FRESHET_ASSIGN_OR_RETURN(const ModelSpec spec, Session::read_spec(model.model));
   FRESHET_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(model.model));
   FRESHET_RETURN_IF_ERROR(check_context(spec, options_.window, name));
@@ -267,7 +267,7 @@ Result<Comparison> Comparer::compare_with(const SessionOptions& model, const std
                        opened.status().message());
   }
   FRESHET_ASSIGN_OR_RETURN(const auto session, std::move(opened));
-  FRESHET_ASSIGN_OR_RETURN(Comparison c, eval::compare(*base_, *session, windows_, progress));
+  FRESHET_ASSIGN_OR_RETURN(ModelComparison c, eval::compare(*base_, *session, windows_, progress));
   c.base = options_.base_name;
   c.model = name;
   c.base_size = base_size_;

@@ -44,7 +44,7 @@ struct TextWindows {
 Result<TextWindows> cut_windows(const Tokenizer& tokenizer, std::span<const std::string> texts,
                                 int64_t window);
 
-struct Comparison {
+struct ModelComparison {
   std::string base, model;  // as they were named to Comparer
   int64_t tokens = 0;       // scored
   int64_t windows = 0;
@@ -61,16 +61,16 @@ struct Comparison {
   double rms_delta_p = 0.0;  // of the differences in the probability of the token that came
   ModelSize base_size, model_size;
 };
-std::string comparison_text(const Comparison& c);
-json::Object comparison_json(const Comparison& c);
+std::string comparison_text(const ModelComparison& c);
+json::Object comparison_json(const ModelComparison& c);
 
 // Returns whether to go on.
 using CompareProgress = std::function<bool(double fraction)>;
 
 // Everything but names and sizes. REQUIRES: both sessions have `sequences` of at least 1 and the
 // same `sequences` and `logit_rows`, a `context` above the window, and the same vocabulary.
-Result<Comparison> compare(Session& base, Session& model, const TextWindows& windows,
-                           const CompareProgress& progress);
+Result<ModelComparison> compare(Session& base, Session& model, const TextWindows& windows,
+                                const CompareProgress& progress);
 
 // One line that says how the vocabularies differ, or ok.
 Status same_vocabulary(const Tokenizer& base, const Tokenizer& model);
@@ -91,8 +91,8 @@ class Comparer {
 
   // `model`: its path and `on_progress` count; all else is as with the base. Loads the base at the
   // first call. Errors: another vocabulary, windows beyond a model's context.
-  Result<Comparison> compare_with(const SessionOptions& model, const std::string& name,
-                                  const CompareProgress& progress);
+  Result<ModelComparison> compare_with(const SessionOptions& model, const std::string& name,
+                                       const CompareProgress& progress);
   const TextWindows& windows() const { return windows_; }
 
  private:

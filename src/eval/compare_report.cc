@@ -1,4 +1,4 @@
-// A Comparison for people and for scripts.
+// A ModelComparison for people and for scripts.
 #include <cmath>
 
 #include "base/units.h"
@@ -28,7 +28,7 @@ std::string size_line(const char* label, const std::string& name, const ModelSiz
 
 }  // namespace
 
-std::string comparison_text(const Comparison& c) {
+std::string comparison_text(const ModelComparison& c) {
   std::string text = size_line("base", c.base, c.base_size, c.base_nats) +
                      size_line("model", c.model, c.model_size, c.model_nats);
   text +=
@@ -44,7 +44,7 @@ std::string comparison_text(const Comparison& c) {
   return text;
 }
 
-json::Object comparison_json(const Comparison& c) {
+json::Object comparison_json(const ModelComparison& c) {
   json::Object o;
   o["base"] = c.base;
   o["model"] = c.model;

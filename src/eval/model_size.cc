@@ -40,7 +40,7 @@ struct BranchWeightCount {
 };
 
 // The layer of the decoder that a tensor belongs to; -1: none.
-int layer_of(std::string_view name) {
+int decoder_layer_of(std::string_view name) {
   for (const std::string_view other : {"vision", "visual", "audio"}) {
     if (name.find(other) != std::string_view::npos) return -1;
   }
@@ -123,7 +123,7 @@ ModelSize model_size(const loader::Checkpoint& checkpoint, const ModelSpec& spec
          dot = name.rfind('.', dot - 1))
       part = stems.contains(name.substr(0, dot));
     part = part && !name.ends_with("bias");
-    const int layer = layer_of(name);
+    const int layer = decoder_layer_of(name);
     if (layer >= 0 && layer < std::ssize(spec.layers) && (part || is_matrix(t))) {
       size.linear_bytes += t.bytes;
     } else if (!part || !stem_of_matrix(t).empty()) {

@@ -21,7 +21,8 @@ constexpr const char* kStyle =
     "--other: #6e7781; background: var(--back); font: 12px sans-serif }\n"
     "@media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --faint: #30363d; --back: "
     "#0d1117; --line: #58a6ff; --dot: #58a6ff; --other: #8b949e } }\n"
-    ".back { fill: var(--back) } text { fill: var(--ink) } .grid { stroke: var(--faint) }\n"
+    ".back { fill: var(--back) } text { fill: var(--ink); stroke: var(--back); stroke-width: 3px; "
+    "paint-order: stroke } .grid { stroke: var(--faint) }\n"
     ".front { stroke: var(--line); fill: none; stroke-width: 2 }\n"
     ".best { fill: var(--dot); stroke: var(--dot) } .other { fill: var(--other); stroke: "
     "var(--other) }\n"
@@ -154,10 +155,15 @@ std::string pareto_svg(std::span<const PlotPoint> points, const PlotLabels& labe
       (kTop + kBottom) / 2, escape_html(labels.loss));
   const std::vector<size_t> front = pareto_front(points);
   std::string line;
-  for (const size_t i : front)
+  for (const size_t i : front) {
+    if (points[i].loss <= 0.0) continue;  // infinitely far down
     line +=
         fmt::format("{}{:.1f},{:.1f}", line.empty() ? "" : " ", x_of(points[i]), y_of(points[i]));
+  }
   svg += fmt::format("<polyline class=\"front\" points=\"{}\"/>\n", line);
+  svg += fmt::format("<line class=\"front\" x1=\"{}\" y1=\"24\" x2=\"{}\" y2=\"24\"/>",
+                     kRight - 110, kRight - 85);
+  svg += fmt::format("<text x=\"{}\" y=\"28\">Pareto front</text>\n", kRight - 78);
   std::vector<Box> taken;
   for (const PlotPoint& p : points)
     taken.push_back({x_of(p) - 5, y_of(p) - 5, x_of(p) + 5, y_of(p) + 5});

@@ -72,7 +72,7 @@ std::string task_text(const json::Object& task) {
     if (metric.find("base") != nullptr) {
       text += fmt::format(
           "; base {:.2f} %, difference {:+.2f} +- {:.2f}; {} right only there, {} only here: p = "
-          "{:.3g}; differences below {:.2f} are seldom found",
+          "{:.3g}; minimum detectable difference {:.2f}",
           percent("base"), percent("difference"), percent("standard_error"),
           metric.get_int("only_base", 0), metric.get_int("only_model", 0),
           metric.get_double("mcnemar_p", 1.0), percent("minimum_detectable_difference"));
