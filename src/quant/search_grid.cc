@@ -16,8 +16,8 @@ using namespace fit;
 
 namespace {
 
-// How a format uses its grid. kNone: magnitudes with eight signs per 8 values; kEven: with seven.
-enum class Signs { kNone, kEven, kDeltaOfGroup, kDeltaOfEntry };
+// How a format uses its grid. kAll: eight signs per 8 values; kEven: seven.
+enum class Signs { kAll, kEven, kDeltaOfGroup, kDeltaOfEntry };
 
 template <Format f>
 struct Rules;
@@ -52,7 +52,7 @@ struct Rules<Format::kIQ2_XS> {
 template <>
 struct Rules<Format::kIQ2_S> {
   static constexpr auto& kGrid = kGridIQ2_S;
-  static constexpr Signs kSigns = Signs::kNone;
+  static constexpr Signs kSigns = Signs::kAll;
   static constexpr int kGroup = 16, kScaleTop = 15, kNear = 24;
   static constexpr float kParts = 8;
 };
@@ -66,7 +66,7 @@ struct Rules<Format::kIQ3_XXS> {
 template <>
 struct Rules<Format::kIQ3_S> {
   static constexpr auto& kGrid = kGridIQ3_S;
-  static constexpr Signs kSigns = Signs::kNone;
+  static constexpr Signs kSigns = Signs::kAll;
   static constexpr int kGroup = 32, kScaleTop = 15, kNear = 16;
   static constexpr float kParts = 1;
 };
