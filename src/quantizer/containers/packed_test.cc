@@ -160,6 +160,25 @@ TEST(Packed, ScalesThatAreNotStoredExactlyAreRefused) {
   }
 }
 
+TEST(Packed, GroupsInActOrderAreStoredByGptqAlone) {
+  CodedMatrix m;
+  m.rows = 32, m.cols = 64;
+  m.codes.assign(32 * 64, 3);
+  m.scales.assign(64, 0.5f);
+  for (int32_t c = 0; c < 64; ++c) m.group_of_column.push_back(c % 2);
+  const Scheme scheme = scheme_of("W4A16_G32", "float16");
+  for (const char* name : {"compressed-tensors", "awq"}) {
+    const auto tensors = (*container_by_name(name))->pack("x", m, scheme, {});
+    ASSERT_FALSE(tensors.ok());
+    EXPECT_NE(tensors.status().message().find("gptq"), std::string::npos);
+  }
+  const auto tensors = (*container_by_name("gptq"))->pack("x", m, scheme, {});
+  ASSERT_TRUE(tensors.ok());
+  ASSERT_EQ(tensors->back().name, "x.g_idx");
+  EXPECT_EQ(tensors->back().bytes[4], 1);
+  EXPECT_EQ((*container_for(scheme_of("LLM_INT8", "")))->name, "bitsandbytes");
+}
+
 TEST(Packed, MatricesThatDoNotFitAreOneLine) {
   CodedMatrix m;
   m.rows = 32, m.cols = 160;
