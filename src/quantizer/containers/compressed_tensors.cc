@@ -2,7 +2,7 @@
 //
 //   pack-quantized        X.weight_packed I32 [N, K*b/32] (dense: numbers may lie across words),
 //                         X.weight_scale [N, G], X.weight_shape I64 [2]; zero points:
-//                         X.weight_zero_point I32 [N*b/32, G]; act-order: X.weight_g_idx I32 [K]
+//                         X.weight_zero_point I32 [N*b/32, G]
 //   int-quantized         X.weight I8 [N, K], X.weight_scale [N, G]; static: X.input_scale [1]
 //   float-quantized       X.weight F8_E4M3 [N, K], X.weight_scale [1], [N, 1] or by block;
 //                         static: X.input_scale [1]
@@ -48,7 +48,19 @@ Status compressed_supports(const Scheme& s) {
     return unsupported("compressed-tensors: scheme {} has zero points with quantised activations",
                        s.name);
   }
+  if (s.name == "LLM_INT8") {
+    return unsupported("compressed-tensors has no columns of 16 bits at run time, as scheme {} has",
+                       s.name);
+  }
   return {};
+}
+
+// Release 0.20 refuses configurations with this order.
+Status act_order_refused() {
+  return unsupported(
+      "compressed-tensors dropped groups in act-order (weight_g_idx) with release 0.20: take "
+      "static "
+      "act-order, or --format gptq");
 }
 
 Scheme compressed_fit(Scheme s, std::string_view dtype) {
@@ -100,9 +112,6 @@ Packed pack_integers(const std::string& stem, const CodedMatrix& m, const Scheme
     out.push_back(i32_tensor(stem + ".weight_zero_point", {ceil_div(m.rows * s.bits, 32), groups},
                              packed_zeros(m, s.bits, groups)));
   }
-  if (!m.group_of_column.empty()) {
-    out.push_back({stem + ".weight_g_idx", "I32", {m.cols}, bytes_of(m.group_of_column)});
-  }
   return out;
 }
 
@@ -142,6 +151,7 @@ Packed compressed_pack(const std::string& stem, const CodedMatrix& m, const Sche
                        const ModelFacts&) {
   FRESHET_RETURN_IF_ERROR(compressed_supports(s));
   FRESHET_RETURN_IF_ERROR(check_matrix(stem, m, s));
+  if (!m.group_of_column.empty()) return act_order_refused();
   if (s.levels == Levels::kE2M1) return pack_e2m1(stem, m, s);
   const bool packs = s.levels == Levels::kInteger && s.activations == Activations::kNone;
   return packs ? pack_integers(stem, m, s) : pack_byte_codes(stem, m, s);
@@ -164,7 +174,7 @@ const char* scale_dtype(ScaleType type) {
   return type == ScaleType::kE4M3 ? "torch.float8_e4m3fn" : nullptr;
 }
 
-json::Value weight_arguments(const Scheme& s, bool act_order) {
+json::Value weight_arguments(const Scheme& s) {
   const char* strategy = s.scale == ScaleType::kE4M3 ? "tensor_group"
                          : s.group_rows > 1          ? "block"
                          : s.group > 0               ? "group"
@@ -178,7 +188,6 @@ json::Value weight_arguments(const Scheme& s, bool act_order) {
   } else if (s.group > 0) {
     o["group_size"] = s.group;
   }
-  if (act_order && s.group > 0) o["actorder"] = "group";
   if (const char* dtype = scale_dtype(s.scale)) o["scale_dtype"] = dtype;
   return o;
 }
@@ -216,6 +225,7 @@ json::Value input_arguments(const Scheme& s) {
 
 Result<json::Value> compressed_config(const ConfigRequest& request) {
   FRESHET_CHECK(!request.groups.empty(), "a request has a scheme");
+  if (request.act_order) return act_order_refused();
   json::Object groups;
   std::set<std::string> formats;
   // Readers take the first group that matches, so the default comes last.
@@ -229,7 +239,7 @@ Result<json::Value> compressed_config(const ConfigRequest& request) {
     if (targets.empty()) targets.emplace_back("Linear");
     json::Object o;
     o["targets"] = std::move(targets);
-    o["weights"] = weight_arguments(g->scheme, request.act_order);
+    o["weights"] = weight_arguments(g->scheme);
     o["input_activations"] = input_arguments(g->scheme);
     o["output_activations"] = nullptr;
     o["format"] = compressed_format(g->scheme);

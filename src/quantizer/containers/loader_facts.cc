@@ -48,7 +48,7 @@ Loader freshet_loader(const ModelFacts& facts, int64_t cols) {
 }
 
 Loader llama_cpp_loader() {
-  return not_in("llama.cpp", "it reads GGUF files: take a scheme of --format gguf");
+  return not_in("llama.cpp", "it reads GGUF files: take --format gguf");
 }
 
 }  // namespace freshet::quantizer
