@@ -47,20 +47,17 @@ template <class V, class T, class RowOf>
 
 FRESHET_VECTOR_CLONES void add_products(float* out, int64_t n, const float* a, const float* b,
                                         int64_t stride, int64_t count) {
-  add_all<F16>(
-      out, n, a, [=](int64_t k) { return b + k * stride; }, count);
+  add_all<F16>(out, n, a, [=](int64_t k) { return b + k * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_products(double* out, int64_t n, const double* a, const double* b,
                                         int64_t stride, int64_t count) {
-  add_all<D8>(
-      out, n, a, [=](int64_t k) { return b + k * stride; }, count);
+  add_all<D8>(out, n, a, [=](int64_t k) { return b + k * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_rows(float* out, int64_t n, const float* a, const int32_t* rows,
                                     const float* b, int64_t stride, int64_t count) {
-  add_all<F16>(
-      out, n, a, [=](int64_t k) { return b + rows[k] * stride; }, count);
+  add_all<F16>(out, n, a, [=](int64_t k) { return b + rows[k] * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_multiple(float* out, int64_t n, float by, const float* from) {
