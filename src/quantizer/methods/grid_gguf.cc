@@ -20,17 +20,11 @@ namespace freshet::quantizer {
 namespace {
 
 template <class Fit>
-concept HasMins = requires(Fit f) {
-  f.min[0];
-};
+concept HasMins = requires(Fit f) { f.min[0]; };
 template <class Fit>
-concept HasScales = requires(Fit f) {
-  f.scale[0];
-};
+concept HasScales = requires(Fit f) { f.scale[0]; };
 template <class Fit>
-concept HasMinimum = requires(Fit f) {
-  f.m;
-};
+concept HasMinimum = requires(Fit f) { f.m; };
 
 uint16_t finite_f16(float f) {
   return f32_to_f16(std::clamp(f, -65504.0f, 65504.0f));

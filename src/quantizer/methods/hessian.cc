@@ -11,7 +11,7 @@
 namespace freshet::quantizer {
 namespace {
 
-constexpr int64_t kTile = 64;
+constexpr int64_t kFactorTile = 64;
 constexpr int64_t kMostDouble = 8192;  // columns; wider factors are F32, for their size
 
 // The factor of a tile on the diagonal, in place.
@@ -36,35 +36,37 @@ bool factorise_tile(T* tile, int64_t stride, int64_t width) {
 template <class T>
 bool factorise(std::vector<T>& a, int64_t n, ThreadPool& pool) {
   T* const m = a.data();
-  std::vector<T> across(static_cast<size_t>(kTile * n));  // the row of tiles, transposed, negative
-  std::vector<T> below(static_cast<size_t>(kTile * kTile));  // the tile on the diagonal, transposed
-  for (int64_t j0 = 0; j0 < n; j0 += kTile) {
-    const int64_t width = std::min(kTile, n - j0);
+  std::vector<T> across(
+      static_cast<size_t>(kFactorTile * n));  // the row of tiles, transposed, negative
+  std::vector<T> below(
+      static_cast<size_t>(kFactorTile * kFactorTile));  // the tile on the diagonal, transposed
+  for (int64_t j0 = 0; j0 < n; j0 += kFactorTile) {
+    const int64_t width = std::min(kFactorTile, n - j0);
     for (int64_t j = 0; j < width; ++j) {
       for (int64_t k = 0; k < j0; ++k) {
-        across[static_cast<size_t>(k * kTile + j)] = -m[(j0 + j) * n + k];
+        across[static_cast<size_t>(k * kFactorTile + j)] = -m[(j0 + j) * n + k];
       }
     }
-    const int64_t tiles = (n - j0 + kTile - 1) / kTile;
+    const int64_t tiles = (n - j0 + kFactorTile - 1) / kFactorTile;
     pool.parallel_for(tiles, [&](int64_t t, int) {
-      const int64_t end = std::min(n, j0 + (t + 1) * kTile);
-      for (int64_t i = j0 + t * kTile; i < end; ++i) {
-        add_products(m + i * n + j0, width, m + i * n, across.data(), kTile, j0);
+      const int64_t end = std::min(n, j0 + (t + 1) * kFactorTile);
+      for (int64_t i = j0 + t * kFactorTile; i < end; ++i) {
+        add_products(m + i * n + j0, width, m + i * n, across.data(), kFactorTile, j0);
       }
     });
     if (!factorise_tile(m + j0 * (n + 1), n, width)) return false;
     for (int64_t j = 0; j < width; ++j) {
       for (int64_t k = 0; k < j; ++k) {
-        below[static_cast<size_t>(k * kTile + j)] = m[(j0 + j) * n + j0 + k];
+        below[static_cast<size_t>(k * kFactorTile + j)] = m[(j0 + j) * n + j0 + k];
       }
     }
     pool.parallel_for(tiles - 1, [&](int64_t t, int) {
-      const int64_t end = std::min(n, j0 + (t + 2) * kTile);
-      for (int64_t i = j0 + (t + 1) * kTile; i < end; ++i) {
+      const int64_t end = std::min(n, j0 + (t + 2) * kFactorTile);
+      for (int64_t i = j0 + (t + 1) * kFactorTile; i < end; ++i) {
         T* const row = m + i * n + j0;
         for (int64_t k = 0; k < width; ++k) {
           row[k] /= m[(j0 + k) * (n + 1)];
-          add_multiple(row + k + 1, width - k - 1, -row[k], below.data() + k * kTile + k + 1);
+          add_multiple(row + k + 1, width - k - 1, -row[k], below.data() + k * kFactorTile + k + 1);
         }
       }
     });
@@ -78,9 +80,9 @@ void invert_lower(std::vector<T>& a, int64_t n, ThreadPool& pool) {
   std::vector<T> inverse(a.size(), T{0});
   const T* const m = a.data();
   T* const to = inverse.data();
-  pool.parallel_for((n + kTile - 1) / kTile, [&](int64_t t, int) {
-    const int64_t j0 = t * kTile;
-    const int64_t width = std::min(kTile, n - j0);
+  pool.parallel_for((n + kFactorTile - 1) / kFactorTile, [&](int64_t t, int) {
+    const int64_t j0 = t * kFactorTile;
+    const int64_t width = std::min(kFactorTile, n - j0);
     std::vector<T> left(static_cast<size_t>(n));
     for (int64_t i = j0; i < n; ++i) {
       T* const row = to + i * n + j0;

@@ -16,9 +16,9 @@ using D8 = double __attribute__((vector_size(64), aligned(8), may_alias));
 template <class V, class T, class RowOf>
 [[gnu::always_inline]] inline void add_all(T* out, int64_t n, const T* a, const RowOf& row,
                                            int64_t count) {
-  constexpr int64_t kLanes = sizeof(V) / sizeof(T);
+  constexpr int64_t kWidth = sizeof(V) / sizeof(T);
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+  for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
     auto* const to = reinterpret_cast<V*>(out + i);
     V sum0 = to[0], sum1 = to[1], sum2 = to[2], sum3 = to[3];
     for (int64_t k = 0; k < count; ++k) {
@@ -31,7 +31,7 @@ template <class V, class T, class RowOf>
     }
     to[0] = sum0, to[1] = sum1, to[2] = sum2, to[3] = sum3;
   }
-  for (; i + kLanes <= n; i += kLanes) {
+  for (; i + kWidth <= n; i += kWidth) {
     V sum = *reinterpret_cast<V*>(out + i);
     for (int64_t k = 0; k < count; ++k) sum += a[k] * *reinterpret_cast<const V*>(row(k) + i);
     *reinterpret_cast<V*>(out + i) = sum;
@@ -47,20 +47,17 @@ template <class V, class T, class RowOf>
 
 FRESHET_VECTOR_CLONES void add_products(float* out, int64_t n, const float* a, const float* b,
                                         int64_t stride, int64_t count) {
-  add_all<F16>(
-      out, n, a, [=](int64_t k) { return b + k * stride; }, count);
+  add_all<F16>(out, n, a, [=](int64_t k) { return b + k * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_products(double* out, int64_t n, const double* a, const double* b,
                                         int64_t stride, int64_t count) {
-  add_all<D8>(
-      out, n, a, [=](int64_t k) { return b + k * stride; }, count);
+  add_all<D8>(out, n, a, [=](int64_t k) { return b + k * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_rows(float* out, int64_t n, const float* a, const int32_t* rows,
                                     const float* b, int64_t stride, int64_t count) {
-  add_all<F16>(
-      out, n, a, [=](int64_t k) { return b + rows[k] * stride; }, count);
+  add_all<F16>(out, n, a, [=](int64_t k) { return b + rows[k] * stride; }, count);
 }
 
 FRESHET_VECTOR_CLONES void add_multiple(float* out, int64_t n, float by, const float* from) {

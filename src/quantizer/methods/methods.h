@@ -53,7 +53,7 @@ Inputs prepare_inputs(const InputStats& stats, bool feedback, const HessianOptio
                       ThreadPool& pool);
 
 struct LinearReport {
-  // Error of the output over its energy: tr(dW H dW^T) / tr(W H W^T), with the inputs' moments H
+  // Error of the output over its energy: tr(dW H dW^T) / tr(W H W^T), with the damped moments H
   // where they are known, else with their mean squares, else without weights.
   double relative_error = 0.0;
   double error = 0.0;    // the numerator
