@@ -152,7 +152,8 @@ Status QuantizeJob::scale_norm(const models::Part& part, int branch,
   for (const Work& w : work) {
     if (!reads(w.tensor)) continue;
     readers.push_back(&w);
-    if (w.stats != nullptr && (stats == nullptr || w.stats->tokens > stats->tokens)) stats = w.stats;
+    if (w.stats != nullptr && (stats == nullptr || w.stats->tokens > stats->tokens))
+      stats = w.stats;
   }
   std::vector<std::string> others;
   for (const LinearTensor& t : linears) {
@@ -177,8 +178,7 @@ Status QuantizeJob::scale_norm(const models::Part& part, int branch,
 
 // A matrix whose inputs another matrix makes, row by row.
 Status QuantizeJob::scale_maker(Work& reader, std::vector<Work>& work) {
-  const LayerSpec& layer =
-      working_.model().spec.layers[static_cast<size_t>(reader.tensor.layer)];
+  const LayerSpec& layer = working_.model().spec.layers[static_cast<size_t>(reader.tensor.layer)];
   const Role role = maker_of(reader.tensor.role);
   if (role == Role::kCount || reader.stats == nullptr) return {};
   const bool passes = std::ranges::any_of(layer.branches, [&](const BranchSpec& b) {
@@ -201,14 +201,12 @@ Status QuantizeJob::scale_maker(Work& reader, std::vector<Work>& work) {
   maker->scales.rows.insert(maker->scales.rows.end(), scales.begin(), scales.end());
   const auto* bias = working_.reader().find(maker->tensor.role, ".bias", maker->tensor.layer,
                                             maker->tensor.expert);
-  return bias == nullptr ? Status()
-                         : divide_vector(bias->name, scales, static_cast<size_t>(first));
+  return bias == nullptr ? Status() : divide_vector(bias->name, scales, static_cast<size_t>(first));
 }
 
 Status QuantizeJob::scale_channels(const models::Part& part,
                                    const std::vector<LinearTensor>& linears,
-                                   std::vector<Work>& work,
-                                   const PartRunner::Collected& collected,
+                                   std::vector<Work>& work, const PartRunner::Collected& collected,
                                    std::vector<StoredTensor>& stored) {
   if (!options_.method.scales_channels()) return {};
   for (int b = part.first_branch; b < part.first_branch + part.branches; ++b)

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/hash.h"
+#include "quantizer/containers/scheme.h"
 #include "quantizer/quantize_job.h"
 
 namespace freshet::quantizer {
@@ -187,7 +188,9 @@ Status QuantizeJob::run_parts() {
   FRESHET_ASSIGN_OR_RETURN(PartResults results,
                            PartResults::open(options_.output + ".partial", key()));
   results_.emplace(std::move(results));
-  if (options_.method.needs_text() && !options_.calibration.windows.empty()) {
+  const bool fixed_scale = options_.container != nullptr && needs_input_scale(options_.scheme);
+  const bool reads = options_.method.needs_text() || fixed_scale;
+  if (reads && !options_.calibration.windows.empty()) {
     PartRunner::Options o;
     o.memory = options_.memory;
     o.folder = results_->folder();

@@ -36,12 +36,6 @@ std::vector<T> array_of(const loader::SafetensorsFile& file, const std::string& 
   return out;
 }
 
-// AWQ leaves queries and keys alone: cutting their weights hurts attention.
-bool clips(models::Role role) {
-  using models::Role;
-  return role != Role::kQuery && role != Role::kKey && role != Role::kQkv;
-}
-
 // The factor of activations that covers all that calibration saw.
 float input_scale(const Scheme& scheme, const InputStats& stats) {
   const float most = std::ranges::max(stats.max_abs);
@@ -147,8 +141,8 @@ Status QuantizeJob::quantise_part(int index, const models::Part& part,
     // Some hundred inputs are enough to choose the scales of SmoothQuant.
     const int64_t every =
         options_.method.smoothquant ? std::max<int64_t>(runner_->tokens() / 512, 1) : 0;
-    FRESHET_ASSIGN_OR_RETURN(
-        collected, runner_->collect(part, {.gram = products, .sample_every = every}));
+    FRESHET_ASSIGN_OR_RETURN(collected,
+                             runner_->collect(part, {.gram = products, .sample_every = every}));
     for (Work& w : work) w.stats = collected.of(w.tensor, working_.reader());
     FRESHET_RETURN_IF_ERROR(scale_channels(part, linears, work, collected, stored));
   }
@@ -226,15 +220,11 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
   const auto cols = static_cast<size_t>(w.tensor.cols);
   MethodOptions method;
   method.rounding = options_.method.gptq ? Rounding::kFeedback : Rounding::kNearest;
-  method.weighted = options_.method.imatrix || options_.method.gptq;
+  // Weighing the search of ranges by the inputs is also what AWQ clips by.
+  method.weighted = options_.method.imatrix || options_.method.gptq || options_.method.awq;
   for (size_t i = 0; i < numbers.size(); ++i) {
     if (!w.scales.columns.empty()) numbers[i] *= w.scales.columns[i % cols];
     if (!w.scales.rows.empty()) numbers[i] /= w.scales.rows[i / cols];
-  }
-  if (options_.method.awq && !options_.method.gptq && stats != nullptr && clips(w.tensor.role)) {
-    FRESHET_ASSIGN_OR_RETURN(
-        method.limits, clip_search({numbers.data(), w.tensor.rows}, w.targets.front(), *stats,
-                                   method.clip_group, pool));
   }
   method.tensor_max = w.tensor_max;
   for (const Target& target : w.targets) {
@@ -244,7 +234,10 @@ Status QuantizeJob::quantise_matrix(const Work& w, const Inputs& inputs, const I
     Quantised& q = *quantised;
     const auto* scheme = std::get_if<Scheme>(&target);
     if (scheme != nullptr) {
-      FRESHET_RETURN_IF_ERROR(options_.container->settle(std::get<CodedMatrix>(q.matrix), *scheme));
+      auto& matrix = std::get<CodedMatrix>(q.matrix);
+      if (stats != nullptr && needs_input_scale(*scheme))
+        matrix.input_scale = input_scale(*scheme, *stats);
+      FRESHET_RETURN_IF_ERROR(options_.container->settle(matrix, *scheme));
     }
     QuantizedLinear line;
     line.tensor = w.tensor.source->name;

@@ -69,17 +69,16 @@ FRESHET_VECTOR_CLONES void add_multiple(double* out, int64_t n, double by, const
 }
 
 // From the upper triangle: the diagonal once, the rest twice.
-double quadratic_form(const float* moments, const float* x, int64_t n, int64_t stride) {
+double quadratic_form(const float* moments, const float* x, int64_t n) {
   constexpr int64_t kWidth = 64;
-  if (stride == 0) stride = n;
   double total = 0.0;
   for (int64_t first = 0; first < n; first += kWidth) {
     const int64_t width = std::min(kWidth, n - first);
     float sum[kWidth] = {};
-    add_products(sum, width, x, moments + first, stride, first);
+    add_products(sum, width, x, moments + first, n, first);
     for (int64_t j = first; j < first + width; ++j) {
-      double tail = 2.0 * sum[j - first] + double{x[j]} * moments[j * (stride + 1)];
-      for (int64_t i = first; i < j; ++i) tail += 2.0 * x[i] * moments[i * stride + j];
+      double tail = 2.0 * sum[j - first] + double{x[j]} * moments[j * (n + 1)];
+      for (int64_t i = first; i < j; ++i) tail += 2.0 * x[i] * moments[i * n + j];
       total += x[j] * tail;
     }
   }

@@ -19,7 +19,7 @@ void add_rows(float* out, int64_t n, const float* a, const int32_t* rows, const 
 // out[i] += by * from[i]
 void add_multiple(float* out, int64_t n, float by, const float* from);
 void add_multiple(double* out, int64_t n, double by, const double* from);
-// x M x^T for a symmetric matrix [n, n] with rows `stride` apart (0: n).
-double quadratic_form(const float* moments, const float* x, int64_t n, int64_t stride = 0);
+// x M x^T for a symmetric matrix [n, n].
+double quadratic_form(const float* moments, const float* x, int64_t n);
 
 }  // namespace freshet::quantizer

@@ -35,10 +35,6 @@ struct MethodOptions {
   int sweeps = 4;  // rounds of improvement after feedback; 0: plain GPTQ
   // NVFP4 of fused parts: the largest magnitude of all of them; 0: this matrix's own.
   float tensor_max = 0.0f;
-  // AWQ's clipping: ranges cover the weights cut to these magnitudes, by [row, group of clip_group
-  // columns]; empty: no clipping.
-  std::vector<float> limits;
-  int64_t clip_group = 128;
 };
 
 // What the methods know of the inputs, prepared once for all linears that share them.

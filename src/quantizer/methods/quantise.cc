@@ -66,14 +66,8 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     return invalid_argument("statistics of {} inputs for a matrix of {} columns", inputs.cols,
                             cols);
   }
-  const int64_t clip_groups = (cols + options.clip_group - 1) / options.clip_group;
-  if (!options.limits.empty() && options.limits.size() != static_cast<size_t>(rows * clip_groups)) {
-    return invalid_argument("{} limits for {} rows of {} groups", options.limits.size(), rows,
-                            clip_groups);
-  }
   FRESHET_ASSIGN_OR_RETURN(
-      auto grid, make_grid(target, rows, cols,
-                           {options.search_ranges && options.limits.empty(), options.tensor_max}));
+      auto grid, make_grid(target, rows, cols, {options.search_ranges, options.tensor_max}));
   LinearReport report;
   const std::vector<float> usable = usable_weights(w, rows, cols, report.non_finite);
   const float* const mean_square = inputs.mean_square.empty() ? nullptr : inputs.mean_square.data();
@@ -103,7 +97,7 @@ Result<Quantised> quantise_linear(const float* w, int64_t rows, int64_t cols, co
     const int64_t first = panel * PanelSolver::kRows;
     solver.load(usable.data(), first,
                 static_cast<int>(std::min<int64_t>(PanelSolver::kRows, rows - first)));
-    solver.fit({options.limits, options.clip_group});
+    solver.fit();
     if (wanted && hessian != nullptr) {
       solver.feedback();
       for (int sweep = 0; sweep < options.sweeps; ++sweep) solver.improve();

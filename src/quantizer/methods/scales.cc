@@ -144,51 +144,6 @@ Result<InputScales> awq_search(std::span<const LinearWeights> linears, const Tar
   return best;
 }
 
-Result<std::vector<float>> clip_search(const LinearWeights& linear, const Target& target,
-                                       const InputStats& stats, int64_t group, ThreadPool& pool) {
-  FRESHET_RETURN_IF_ERROR(check_stats(stats, true));
-  const int64_t cols = stats.cols;
-  const int64_t groups = (cols + group - 1) / group;
-  std::vector<float> largest(static_cast<size_t>(linear.rows * groups));
-  for (int64_t r = 0; r < linear.rows; ++r) {
-    for (int64_t j = 0; j < cols; ++j) {
-      float& most = largest[static_cast<size_t>(r * groups + j / group)];
-      const float v = std::abs(linear.w[r * cols + j]);
-      if (std::isfinite(v)) most = std::max(most, v);
-    }
-  }
-  std::vector<float> best = largest;
-  std::vector<double> least(largest.size());
-  MethodOptions options;
-  options.search_ranges = false;
-  options.clip_group = group;
-  for (int step = 0; step < 10; ++step) {
-    options.limits = largest;
-    for (float& v : options.limits) v *= 1.0f - 0.05f * static_cast<float>(step);
-    FRESHET_ASSIGN_OR_RETURN(
-        const Quantised q, quantise_linear(linear.w, linear.rows, cols, target, {}, options, pool));
-    const std::vector<float> decoded = dequantise(q.matrix, std::get_if<Scheme>(&target));
-    pool.parallel_for(linear.rows, [&](int64_t r, int) {
-      std::vector<float> off(static_cast<size_t>(cols));
-      for (int64_t j = 0; j < cols; ++j) {
-        const float d = linear.w[r * cols + j] - decoded[static_cast<size_t>(r * cols + j)];
-        off[static_cast<size_t>(j)] = std::isfinite(d) ? d : 0.0f;
-      }
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t first = g * group;
-        const double error =
-            quadratic_form(stats.gram.data() + first * (cols + 1), off.data() + first,
-                           std::min(group, cols - first), cols);
-        const auto at = static_cast<size_t>(r * groups + g);
-        if (step > 0 && !(error < least[at])) continue;
-        least[at] = error;
-        best[at] = options.limits[at];
-      }
-    });
-  }
-  return best;
-}
-
 namespace {
 
 // Rounds a vector to 255 levels about zero, by its largest magnitude.
@@ -304,14 +259,6 @@ InputStats scaled_stats(const InputStats& stats, std::span<const float> scales) 
     if (!out.mean_square.empty()) out.mean_square[j] /= scales[j] * scales[j];
   }
   for (size_t i = 0; i < out.gram.size(); ++i) out.gram[i] /= scales[i / n] * scales[i % n];
-  return out;
-}
-
-std::vector<int32_t> outlier_columns(const InputStats& stats, float threshold) {
-  std::vector<int32_t> out;
-  for (size_t j = 0; j < stats.max_abs.size(); ++j) {
-    if (stats.max_abs[j] >= threshold) out.push_back(static_cast<int32_t>(j));
-  }
   return out;
 }
 

@@ -31,12 +31,6 @@ struct InputScales {
 Result<InputScales> awq_search(std::span<const LinearWeights> linears, const Target& target,
                                const InputStats& stats, ThreadPool& pool);
 
-// AWQ's clipping, for weights that are scaled already and statistics to match (scaled_stats()): the
-// largest magnitude by [row, group] for MethodOptions::limits, of 10 candidates from the group's
-// own down to 55 % of it, by the error within the group.
-Result<std::vector<float>> clip_search(const LinearWeights& linear, const Target& target,
-                                       const InputStats& stats, int64_t group, ThreadPool& pool);
-
 // SmoothQuant: s = max|x|^alpha / max|w|^(1-alpha). With alpha <= 0 it is searched in steps of .05
 // by the error of the product with INT8 per token and INT8 per row on `samples`, [tokens, cols]
 // inputs; without samples it is .8.
@@ -45,8 +39,5 @@ Result<InputScales> smooth_scales(std::span<const LinearWeights> linears, const 
 
 // The statistics of x / s.
 InputStats scaled_stats(const InputStats& stats, std::span<const float> scales);
-
-// LLM.int8: the columns whose inputs reached the threshold; they are served in 16 bits.
-std::vector<int32_t> outlier_columns(const InputStats& stats, float threshold = 6.0f);
 
 }  // namespace freshet::quantizer

@@ -1,4 +1,4 @@
-// AWQ, SmoothQuant and clipping: the losses that they promise, measured again here in double.
+// AWQ and SmoothQuant: the losses that they promise, measured again here in double.
 #include "quantizer/methods/scales.h"
 
 #include <cmath>
@@ -6,6 +6,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "quantizer/containers/double_quantisation.h"
 
 namespace freshet::quantizer {
 namespace {
@@ -86,26 +88,6 @@ TEST(Awq, LowersTheErrorThatItReports) {
   EXPECT_GT(found->alpha, 0.0f);
 }
 
-TEST(Awq, ClippingLowersTheErrorOfEachGroup) {
-  Layer l;
-  for (size_t i = 3; i < l.w.size(); i += 64) l.w[i] *= 4.0f;  // an outlier in each group
-  const Target target = Scheme{.bits = 3, .group = 64};
-  ThreadPool pool(2, false);
-  const auto limits = clip_search(l.linear(), target, l.stats, 64, pool);
-  ASSERT_TRUE(limits.ok());
-  MethodOptions options;
-  options.search_ranges = false;
-  const std::vector<float> ones(kCols, 1.0f);
-  const double before = output_error(l, target, ones, options);
-  options.limits = *limits;
-  options.clip_group = 64;
-  EXPECT_LT(output_error(l, target, ones, options), 0.9 * before);
-  options.limits.pop_back();
-  EXPECT_EQ(
-      quantise_linear(l.w.data(), l.rows, kCols, target, {}, options, pool).status().message(),
-      "47 limits for 24 rows of 2 groups");
-}
-
 TEST(SmoothQuant, SearchFindsAnAlphaThatHelps) {
   const Layer l;
   ThreadPool pool(2, false);
@@ -147,12 +129,6 @@ TEST(Scales, FollowDeadInputsAndMissingStatistics) {
             "AWQ needs the second moments of the inputs");
 }
 
-TEST(Outliers, AreTheColumnsAtTheThreshold) {
-  InputStats stats;
-  stats.max_abs = {1.0f, 6.0f, 5.99f, 70.0f};
-  EXPECT_EQ(outlier_columns(stats), (std::vector<int32_t>{1, 3}));
-}
-
 // bitsandbytes' map: 0, 1, and the middles of 2^i parts of [.1, 1] times powers of ten.
 TEST(DoubleScales, AreNearTheOriginals) {
   const auto& map = dynamic_map();
@@ -164,8 +140,8 @@ TEST(DoubleScales, AreNearTheOriginals) {
   std::vector<float> scales;
   for (int i = 0; i < 700; ++i) scales.push_back(0.5f + 0.0005f * static_cast<float>(i));
   const DoubleScales d = double_quantise(scales);
-  EXPECT_EQ(d.block_max.size(), 3u);
-  const std::vector<float> back = d.values();
+  EXPECT_EQ(d.absmax.size(), 3u);
+  const std::vector<float> back = scales_of(d);
   for (size_t i = 0; i < scales.size(); ++i) EXPECT_NEAR(back[i], scales[i], 0.0015f);
 }
 

@@ -44,15 +44,6 @@ void for_kind(const Alphabet& a, const F& f) {
 
 }  // namespace
 
-void Limits::apply(const float* w, int64_t row, int64_t cols, float* out) const {
-  if (largest.empty()) {
-    std::copy_n(w, cols, out);
-    return;
-  }
-  const float* const limit = largest.data() + row * ((cols + group - 1) / group);
-  for (int64_t j = 0; j < cols; ++j) out[j] = std::clamp(w[j], -limit[j / group], limit[j / group]);
-}
-
 PanelSolver::PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights)
     : grid_(grid),
       alphabet_(grid.alphabet()),
@@ -84,13 +75,11 @@ void PanelSolver::read_units(int r, int64_t block) {
   }
 }
 
-void PanelSolver::fit(const Limits& limits) {
-  std::vector<float> x(static_cast<size_t>(cols_));
+void PanelSolver::fit() {
   for (int r = 0; r < rows_; ++r) {
-    limits.apply(w(r), first_row_ + r, cols_, x.data());
     for (int64_t b = 0; b < blocks_in_row_; ++b) {
       const int64_t column = b * block_;
-      grid_.fit(first_row_ + r, column, x.data() + column,
+      grid_.fit(first_row_ + r, column, w(r) + column,
                 weights_ != nullptr ? weights_ + column : nullptr, std::min(block_, cols_ - column),
                 blocks(r)[b]);
       read_units(r, b);

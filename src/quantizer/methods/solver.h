@@ -19,13 +19,6 @@ struct QuadraticError {
   double energy = 0.0;  // sum of w H w^T
 };
 
-// The largest magnitudes that fits may see, by [row, group of columns]; empty: any.
-struct Limits {
-  std::span<const float> largest;
-  int64_t group = 128;
-  void apply(const float* w, int64_t row, int64_t cols, float* out) const;
-};
-
 class PanelSolver {
  public:
   static constexpr int kRows = 32;
@@ -35,7 +28,7 @@ class PanelSolver {
   PanelSolver(const Grid& grid, const Hessian* hessian, const float* weights);
 
   void load(const float* w, int64_t first_row, int rows);
-  void fit(const Limits& limits);
+  void fit();
   void round();
   void feedback();
   // One round of descent on the exact error: the parameters of each unit, then its codes, then the
