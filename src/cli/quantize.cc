@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
+#include "cli/quantize_loss.h"
 #include "cli/recipe_options.h"
 #include "quantizer/calibration/windows.h"
 #include "quantizer/containers/scheme.h"
@@ -34,6 +35,8 @@ struct Options {
   std::string name;
   std::string cpu_isa;
   int threads = 0;
+  std::vector<std::string> evaluate;
+  double max_loss = 0.0;  // nats per token; 0: any
   bool force = false;
   bool json = false;
 };
@@ -181,6 +184,8 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   FRESHET_ASSIGN_OR_RETURN(q.method, quantizer::MethodSet::parse(method_of(o)));
   const bool gguf = in.choice.recipe.has_value();
   FRESHET_RETURN_IF_ERROR(check_output(o, gguf));
+  if (o.max_loss > 0.0 && o.evaluate.empty())
+    return invalid_argument("--max-loss needs --evaluate FILE, a text to measure the loss on");
   if (!gguf) FRESHET_RETURN_IF_ERROR(check_container_options(o));
   FRESHET_ASSIGN_OR_RETURN(in.overrides, recipe_overrides(o.recipe));
   FRESHET_ASSIGN_OR_RETURN(in.imatrix, importance_matrix(o.recipe));
@@ -213,6 +218,21 @@ Status read_inputs(const Options& o, Inputs& in, quantizer::QuantizeOptions& q) 
   return {};
 }
 
+// Measures the loss, and takes the output back if there is too much of it.
+Result<eval::ModelComparison> evaluate(const Options& o, const Inputs& in, Context& context) {
+  FRESHET_ASSIGN_OR_RETURN(const eval::ModelComparison loss,
+                           measure_loss(in.path, o.output, o.evaluate, o.threads, context));
+  if (o.max_loss > 0.0 && loss.delta.mean > o.max_loss) {
+    std::error_code error;
+    std::filesystem::remove_all(o.output, error);
+    return resource_exhausted(
+        "the loss is {:.4f} +- {:.4f} nats per token, above --max-loss {}: {} is deleted",
+        loss.delta.mean, loss.delta.standard_error, o.max_loss, o.output);
+  }
+  FRESHET_RETURN_IF_ERROR(record_loss(o.output, in.choice.recipe.has_value(), loss));
+  return loss;
+}
+
 Status quantize(const Options& o, Context& context) {
   Inputs in;
   quantizer::QuantizeOptions q;
@@ -232,6 +252,7 @@ Status quantize(const Options& o, Context& context) {
     progress.update(stage, fraction);
     return !context.interrupts.requested();
   };
+  if (!o.evaluate.empty()) q.metadata = loss_placeholders();
   const auto report = quantizer::quantize(*in.working, q);
   progress.clear();
   if (!report.ok()) {
@@ -241,11 +262,19 @@ Status quantize(const Options& o, Context& context) {
     return report.status();
   }
   for (const std::string& line : warnings) log_warning("{}", line);
-  if (o.json) {
-    context.out.write(json::write(report_json(o, q, *report, loaders)) + "\n");
-  } else {
-    print_report(o, *report, context.out);
+  std::optional<eval::ModelComparison> loss;
+  if (!o.evaluate.empty()) {
+    in.working.reset();
+    FRESHET_ASSIGN_OR_RETURN(loss, evaluate(o, in, context));
   }
+  if (o.json) {
+    json::Value json = report_json(o, q, *report, loaders);
+    if (loss) json.as_object()["loss"] = json::Value(eval::comparison_json(*loss));
+    context.out.write(json::write(json) + "\n");
+    return {};
+  }
+  print_report(o, *report, context.out);
+  if (loss) context.out.write(eval::comparison_text(*loss));
   return {};
 }
 
@@ -279,6 +308,12 @@ void add_quantize(CLI::App& program, Context& context, Action& action) {
               "Special tokens that are spelled out in the calibration text are tokens");
   c->add_option("--memory", o->memory, "Memory for activations; what is beyond goes to disk")
       ->capture_default_str();
+  c->add_option("--evaluate", o->evaluate,
+                "A text, not that of the calibration, to measure the loss on (may be repeated)")
+      ->allow_extra_args(false);
+  c->add_option("--max-loss", o->max_loss,
+                "Fail, and delete the output, if it loses more nats per token than this")
+      ->check(above_zero());
   c->add_option("--ignore", o->ignore,
                 "PATTERN: modules whose name contains the regular expression stay as they are (may "
                 "be repeated)")

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "base/hash.h"
+#include "quantizer/calibrate.h"
 #include "quantizer/containers/scheme.h"
 #include "quantizer/quantize_job.h"
 
@@ -91,8 +92,25 @@ std::string QuantizeJob::key() const {
   return json::write(json::Value(std::move(key)));
 }
 
+// Formats for a size are chosen by what the inputs weigh, so these are measured first.
+Status QuantizeJob::weigh_target() {
+  const CalibrationText& text = options_.calibration;
+  if (!options_.target.given() || options_.imatrix != nullptr || text.windows.empty() ||
+      !options_.method.needs_text())
+    return {};
+  CalibrateOptions c;
+  c.memory = options_.memory;
+  c.folder = std::filesystem::path(options_.output).parent_path().string();
+  if (c.folder.empty()) c.folder = ".";
+  c.dataset = text.name;
+  c.progress = [this](double fraction) { return !stopped(fraction); };
+  FRESHET_ASSIGN_OR_RETURN(measured_, calibrate(working_, text.windows, c));
+  return {};
+}
+
 Status QuantizeJob::prepare() {
   if (options_.recipe != nullptr) {
+    FRESHET_RETURN_IF_ERROR(weigh_target());
     FRESHET_ASSIGN_OR_RETURN(
         plan_, plan_gguf(working_.checkpoint(), working_.compute()->pool(), export_options()));
     for (const Planned& p : plan_->tensors) {

@@ -49,6 +49,8 @@ struct QuantizeOptions {
   bool force = false;                // replaces the output if it exists
   std::string name;                  // of the model, in a GGUF file
   std::string producer;              // "freshet 0.1.0"
+  // Further metadata of a GGUF file: key, and a value written as JSON.
+  std::vector<std::pair<std::string, std::string>> metadata;
   // Returns false to stop. May be empty.
   std::function<bool(const std::string& stage, double fraction)> progress;
   std::function<void(const std::string& line)> note;  // must be set

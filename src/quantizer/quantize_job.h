@@ -49,6 +49,7 @@ class QuantizeJob {
   };
 
   std::string key() const;
+  Status weigh_target();
   std::vector<Target> targets(const models::LinearTensor& t) const;
   ExportOptions export_options() const;
   bool stopped(double fraction) const;
@@ -107,6 +108,7 @@ class QuantizeJob {
   std::optional<PartResults> results_;
   std::unique_ptr<PartRunner> runner_;
   std::optional<GgufPlan> plan_;
+  std::optional<Imatrix> measured_;      // for the choice of formats
   std::optional<Importance> given_;      // of options_.imatrix
   std::vector<InputStats> given_stats_;  // of the part
   std::vector<std::string> changed_;     // tensors of the part besides its matrices

@@ -67,7 +67,8 @@ ExportOptions QuantizeJob::export_options() const {
   e.target = options_.target;
   e.plan = plan_ ? &*plan_ : nullptr;
   e.importance = options_.method.needs_text();
-  e.imatrix = options_.imatrix;
+  e.imatrix = measured_ ? &*measured_ : options_.imatrix;
+  e.metadata = options_.metadata;
   e.warn = options_.note;
   return e;
 }
