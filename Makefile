@@ -7,7 +7,7 @@ FUZZ_SECONDS ?= 60
 CONFIGURE = cmake --preset
 NINJA = cmake --build
 
-.PHONY: run build cuda install package test check test-asan test-tsan test-arm64 format format-check lint fuzz bench clean help
+.PHONY: run build cuda install package test check test-asan test-tsan test-peers test-arm64 format format-check lint fuzz bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -52,6 +52,12 @@ test-asan:       ## the same under AddressSanitizer and UBSan
 test-tsan:       ## the same under ThreadSanitizer
 	@tools/install_packages build test
 	@tools/test tsan -j $(JOBS)
+
+test-peers:      ## load quantised folders in transformers (downloads torch and others from PyPI)
+	@python3 -m venv build/peers_venv
+	@build/peers_venv/bin/pip install -q --disable-pip-version-check torch==2.15.0 \
+	  transformers==5.24.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate safetensors numpy
+	@build/peers_venv/bin/python tests/peers/load_in_peers.py build/release/bin/freshet
 
 # What an instruction set can change; the rest would take hours under emulation.
 ARM64_TESTS = backend_cpu_test op_conformance_test golden_test

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <fstream>
 #include <future>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -37,12 +38,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// The formats that a recipe gives the matrices of a decoder, by role and layer.
+using RoleFormats = std::map<std::pair<models::Role, int>, quant::Format>;
+
 struct Bench {
   std::shared_ptr<runtime::Compute> compute;
   ops::Ops* ops = nullptr;  // belongs to `compute`
   ModelSpec spec;
   quant::Format format = quant::Format::kBF16;
   std::optional<quantizer::Recipe> recipe;  // if it mixes several formats
+  RoleFormats recipe_formats;
   ops::KvType kv_type = ops::KvType::kF16;
   std::unique_ptr<runtime::LoadedModel> model;
   double read_rate = 0.0;
@@ -409,6 +414,42 @@ Status run_samples(Bench& b, const std::string& name, int64_t rows) {
   return {};
 }
 
+Result<RoleFormats> formats_of_recipe(const quantizer::Recipe& recipe, const ModelSpec& spec) {
+  using models::Role;
+  const models::WeightNames names = models::WeightNames::gguf({});
+  std::vector<quantizer::RecipeTensor> tensors;
+  std::vector<std::pair<Role, int>> places;
+  const auto add = [&](Role role, Role named, int layer, int64_t cols) {
+    tensors.push_back({names.stem(named, layer) + ".weight", {cols, cols}});
+    places.emplace_back(role, layer);
+  };
+  quantizer::RecipeModel model;
+  model.layers = static_cast<int>(spec.layers.size());
+  model.tied = spec.tied_embeddings;
+  for (int l = 0; l < model.layers; ++l) {
+    const LayerSpec& layer = spec.layers[static_cast<size_t>(l)];
+    const int64_t hidden = spec.hidden_size;
+    for (const Role role : {Role::kQuery, Role::kKey, Role::kValue, Role::kGate, Role::kUp})
+      add(role, role, l, hidden);
+    if (const auto* a = layer.find<AttentionSpec>()) {
+      model.heads_per_kv_head = a->heads / a->kv_heads;
+      add(Role::kOutput, Role::kOutput, l, int64_t{a->heads} * a->value_dim);
+    }
+    if (const auto* mlp = layer.find<MlpSpec>()) add(Role::kDown, Role::kDown, l, mlp->ff);
+    if (const auto* moe = layer.find<MoeSpec>()) {
+      model.experts = moe->routing.experts;
+      add(Role::kExpertsGateUp, Role::kExpertsGate, l, hidden);
+      add(Role::kExpertsDown, Role::kExpertsDown, l, moe->expert_ff);
+    }
+  }
+  add(Role::kEmbedding, Role::kEmbedding, -1, spec.hidden_size);
+  add(Role::kHead, spec.tied_embeddings ? Role::kEmbedding : Role::kHead, -1, spec.hidden_size);
+  FRESHET_ASSIGN_OR_RETURN(const auto formats, recipe.formats(model, tensors));
+  RoleFormats out;
+  for (size_t i = 0; i < formats.size(); ++i) out[places[i]] = formats[i];
+  return out;
+}
+
 Status load(Bench& b, const char* config, const char* format) {
   std::ifstream file(config);
   std::ostringstream text;
@@ -422,7 +463,8 @@ Status load(Bench& b, const char* config, const char* format) {
     b.format = *known;
   } else if (auto recipe = quantizer::Recipe::by_name(type); recipe.ok()) {
     b.recipe = std::move(*recipe);
-    b.format = b.recipe->format_for(models::Role::kUp, 0, 1, b.spec.hidden_size, false);
+    FRESHET_ASSIGN_OR_RETURN(b.recipe_formats, formats_of_recipe(*b.recipe, b.spec));
+    b.format = b.recipe_formats.at({models::Role::kUp, 0});
   } else {
     return invalid_argument(
         "unknown format {}: write one of weights, e.g. bf16, fp8 or int4_g128, or of GGUF files: "
@@ -442,9 +484,10 @@ Status load(Bench& b, const char* config, const char* format) {
 Status load_model(Bench& b) {
   if (b.model != nullptr) return {};
   const auto begin = Clock::now();
-  const auto layers = static_cast<int>(b.spec.layers.size());
-  const auto format = [&](models::Role role, int layer, int64_t cols, bool head) {
-    return b.recipe ? b.recipe->format_for(role, layer, layers, cols, head) : b.format;
+  const auto format = [&](models::Role role, int layer, int64_t /*cols*/, bool head) {
+    const auto of_head = models::Role::kHead;
+    const auto found = b.recipe_formats.find({head ? of_head : role, head ? -1 : layer});
+    return found == b.recipe_formats.end() ? b.format : found->second;
   };
   FRESHET_ASSIGN_OR_RETURN(auto model, models::dummy_model(b.spec, format, *b.ops));
   b.model = std::make_unique<runtime::LoadedModel>(b.compute, std::move(model));

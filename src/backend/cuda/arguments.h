@@ -49,6 +49,17 @@ inline Code code_of(quant::Format format) {
       return Code::kInt4G128;
     case quant::Format::kInt4G32:
       return Code::kInt4G32;
+    case quant::Format::kMXFP8:
+    case quant::Format::kFP8G32:
+    case quant::Format::kNF4:
+    case quant::Format::kFP4:
+    case quant::Format::kNVFP4:
+    case quant::Format::kInt2G128:
+    case quant::Format::kInt2G32:
+    case quant::Format::kInt3G128:
+    case quant::Format::kInt3G32:
+    case quant::Format::kInt8G128:
+    case quant::Format::kInt8G32:
     case quant::Format::kIQ1_S:
     case quant::Format::kIQ1_M:
     case quant::Format::kIQ2_XXS:
